@@ -49,7 +49,8 @@ impl Lines {
     /// # Errors
     /// The thread cannot be started.
     pub(crate) fn to_stderr() -> io::Result<(Self, Flush)> {
-        let report = |lines| tracing::warn!(lines, "the log was not read: lines of it were dropped");
+        let report =
+            |lines| tracing::warn!(lines, "the log was not read: lines of it were dropped");
         Self::to(io::stderr(), WAITING, report)
     }
 
@@ -59,10 +60,16 @@ impl Lines {
         limit: usize,
         report: impl Fn(u64) + Send + 'static,
     ) -> io::Result<(Self, Flush)> {
-        let shared = Shared { state: Mutex::default(), changed: Condvar::new(), limit };
+        let shared = Shared {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            limit,
+        };
         let lines = Self(Arc::new(shared));
         let writing = lines.clone();
-        thread::Builder::new().name("berth-log".into()).spawn(move || writing.0.write_forever(out, report))?;
+        thread::Builder::new()
+            .name("berth-log".into())
+            .spawn(move || writing.0.write_forever(out, report))?;
         Ok((lines.clone(), Flush(lines)))
     }
 }
@@ -103,7 +110,9 @@ impl Shared {
         loop {
             let lines = {
                 let state = self.lock();
-                let waited = self.changed.wait_while(state, |state| state.waiting.is_empty());
+                let waited = self
+                    .changed
+                    .wait_while(state, |state| state.waiting.is_empty());
                 let mut state = waited.unwrap_or_else(PoisonError::into_inner);
                 let lines = std::mem::take(&mut state.waiting);
                 state.taken = lines.len();
@@ -163,7 +172,9 @@ mod tests {
 
     impl Write for Out {
         fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-            self.0.send(line.to_vec()).map_err(|_| io::ErrorKind::BrokenPipe)?;
+            self.0
+                .send(line.to_vec())
+                .map_err(|_| io::ErrorKind::BrokenPipe)?;
             Ok(line.len())
         }
 
@@ -174,7 +185,8 @@ mod tests {
 
     fn lines(limit: usize) -> (Receiver<Vec<u8>>, Lines, Flush, Receiver<u64>) {
         let ((out, read), (report, reports)) = (mpsc::sync_channel(0), mpsc::channel());
-        let (lines, flush) = Lines::to(Out(out), limit, move |lines| report.send(lines).unwrap()).unwrap();
+        let (lines, flush) =
+            Lines::to(Out(out), limit, move |lines| report.send(lines).unwrap()).unwrap();
         (read, lines, flush, reports)
     }
 
@@ -201,7 +213,10 @@ mod tests {
         assert!(reports.try_recv().is_err());
         assert_eq!(read.recv().unwrap(), b"      100\n");
         let missing = reports.recv().unwrap();
-        assert!((LINES - 20..LINES).contains(&missing) && LOG_LINES_DROPPED.load(Relaxed) >= missing, "{missing}");
+        assert!(
+            (LINES - 20..LINES).contains(&missing) && LOG_LINES_DROPPED.load(Relaxed) >= missing,
+            "{missing}"
+        );
         // Where there is room again.
         let mut rest = Vec::new();
         while !lines.0.lock().waiting.is_empty() {

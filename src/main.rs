@@ -15,5 +15,6 @@ fn main() -> ExitCode {
         }
     };
     // A panic is a bug; sysexits has a status for that. Those of a connection end only that connection.
-    std::panic::catch_unwind(|| berth::commands::dispatch(cli)).unwrap_or_else(|_| berth::commands::Exit::Bug.into())
+    std::panic::catch_unwind(|| berth::commands::dispatch(cli))
+        .unwrap_or_else(|_| berth::commands::Exit::Bug.into())
 }

@@ -55,25 +55,51 @@ fn main() -> ExitCode {
     // These report themselves what they need.
     let checked = |name: &str, script: &'static str, arguments: &'static [&'static str]| {
         Trial::ignorable_test(name, move || {
-            match output(Command::new(root().join(script)).arg("--check").args(arguments).env("BERTH", BERTH)) {
+            match output(
+                Command::new(root().join(script))
+                    .arg("--check")
+                    .args(arguments)
+                    .env("BERTH", BERTH),
+            ) {
                 Err(why) => Ok(Completion::ignored_with(why)),
                 Ok(_) => run(script, arguments).map(|()| Completion::Completed),
             }
         })
     };
-    let rehearsal = real("rehearsal_with_two_real_versions", binaries, |binaries| rehearsal(&binaries));
-    let go = || output(Command::new("go").arg("version")).map_err(|why| format!("it needs go: {why}"));
+    let rehearsal = real("rehearsal_with_two_real_versions", binaries, |binaries| {
+        rehearsal(&binaries)
+    });
+    let go =
+        || output(Command::new("go").arg("version")).map_err(|why| format!("it needs go: {why}"));
     let sources = root().join("crates/cluster/tests/certificates");
-    let mut trials = vec![real("certificates_and_keys_as_in_go", go, move |_| certificates::as_in_go(&sources))];
-    trials.push(checked("failures_of_real_kube_apiservers", "scripts/inject.sh", &["failures"]));
+    let mut trials = vec![real("certificates_and_keys_as_in_go", go, move |_| {
+        certificates::as_in_go(&sources)
+    })];
+    trials.push(checked(
+        "failures_of_real_kube_apiservers",
+        "scripts/inject.sh",
+        &["failures"],
+    ));
     let whole = &["--times", "4", "sources", "upgrade", "failures"];
-    trials.push(checked("sockets_passed_to_real_kube_apiservers", "scripts/inject.sh", whole));
+    trials.push(checked(
+        "sockets_passed_to_real_kube_apiservers",
+        "scripts/inject.sh",
+        whole,
+    ));
     #[cfg(feature = "operate")]
-    trials.push(real("members_of_a_real_etcd", newest, |(_, etcd)| etcd_members::members_of_a_real_etcd(&etcd)));
+    trials.push(real("members_of_a_real_etcd", newest, |(_, etcd)| {
+        etcd_members::members_of_a_real_etcd(&etcd)
+    }));
     #[cfg(feature = "operate")]
-    trials.push(real("rbac_of_a_real_kube_apiserver", newest, |(new, etcd)| grant::grant(&new.path, &etcd)));
+    trials.push(real(
+        "rbac_of_a_real_kube_apiserver",
+        newest,
+        |(new, etcd)| grant::grant(&new.path, &etcd),
+    ));
     #[cfg(feature = "operate")]
-    trials.push(real("lock_of_a_real_cluster", newest, |(new, etcd)| lock::lock_of_a_cluster(&new.path, &etcd)));
+    trials.push(real("lock_of_a_real_cluster", newest, |(new, etcd)| {
+        lock::lock_of_a_cluster(&new.path, &etcd)
+    }));
     #[cfg(feature = "operate")]
     trials.push(real(
         "bridges_of_nodes_of_ipv6",
@@ -81,13 +107,36 @@ fn main() -> ExitCode {
         |(new, etcd)| ipv6::bridges(&new.path, &etcd),
     ));
     if cfg!(feature = "operate") {
-        trials.push(scripted("manifests_for_a_real_kubeadm_and_kube_apiserver", "scripts/manifests.sh", &[]));
-        trials.push(scripted("the_service_kubernetes_never_empties", "scripts/service.sh", &["nft"]));
+        trials.push(scripted(
+            "manifests_for_a_real_kubeadm_and_kube_apiserver",
+            "scripts/manifests.sh",
+            &[],
+        ));
+        trials.push(scripted(
+            "the_service_kubernetes_never_empties",
+            "scripts/service.sh",
+            &["nft"],
+        ));
         // Two clusters at once on two processors: at 20 kube-apiserver itself began to end connections.
         let upgrade = &["--together", "--rate", "8", "--bridge", BERTH, "upgrade"];
-        trials.push(checked("a_real_cluster_is_upgraded_under_a_bridge", "scripts/cluster.sh", upgrade));
-        let interrupted = &["--together", "--rate", "8", "--bridge", BERTH, "interrupted"];
-        trials.push(checked("an_interrupted_upgrade_of_a_real_cluster", "scripts/cluster.sh", interrupted));
+        trials.push(checked(
+            "a_real_cluster_is_upgraded_under_a_bridge",
+            "scripts/cluster.sh",
+            upgrade,
+        ));
+        let interrupted = &[
+            "--together",
+            "--rate",
+            "8",
+            "--bridge",
+            BERTH,
+            "interrupted",
+        ];
+        trials.push(checked(
+            "an_interrupted_upgrade_of_a_real_cluster",
+            "scripts/cluster.sh",
+            interrupted,
+        ));
     }
     if cfg!(feature = "rehearse") {
         trials.push(rehearsal);
@@ -124,12 +173,17 @@ fn run(script: &str, arguments: &[&str]) -> Result<(), Failed> {
         .stdin(Stdio::null())
         .status()
         .map_err(|error| format!("cannot run {script}: {error}"))?;
-    if status.success() { Ok(()) } else { Err(format!("{script}: {status}; what failed is above").into()) }
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("{script}: {status}; what failed is above").into())
+    }
 }
 
 /// Why it cannot be run here.
 fn obstacle(tools: &[&str]) -> Option<String> {
-    let check = || output(Command::new(root().join("scripts/kube-apiserver.sh")).arg("--check")).err();
+    let check =
+        || output(Command::new(root().join("scripts/kube-apiserver.sh")).arg("--check")).err();
     obstacle_of_machine(tools).or_else(check)
 }
 
@@ -140,7 +194,12 @@ fn obstacle_of_machine(tools: &[&str]) -> Option<String> {
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = |tool: &&&str| std::env::split_paths(&path).any(|dir| dir.join(tool).is_file());
-    let missing: Vec<_> = TOOLS.iter().chain(tools).filter(|tool| !found(tool)).copied().collect();
+    let missing: Vec<_> = TOOLS
+        .iter()
+        .chain(tools)
+        .filter(|tool| !found(tool))
+        .copied()
+        .collect();
     if !missing.is_empty() {
         return Some(format!("it needs {}", missing.join(", ")));
     }
@@ -158,15 +217,24 @@ fn obstacle_of_machine(tools: &[&str]) -> Option<String> {
 fn obstacle_to_steering() -> Option<String> {
     obstacle(&["nft", "curl"]).or_else(|| {
         let tested = std::thread::spawn(|| {
-            unshare(CloneFlags::CLONE_NEWNET).map_err(|error| format!("no network namespace can be made: {error}"))?;
+            unshare(CloneFlags::CLONE_NEWNET)
+                .map_err(|error| format!("no network namespace can be made: {error}"))?;
             for command in ["link set lo up", "addr add 192.0.2.2/32 dev lo"] {
                 output(Command::new("ip").args(command.split(' ')))?;
             }
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build();
             let runtime = runtime.map_err(|error| error.to_string())?;
-            runtime.block_on(self_test()).map(drop).map_err(|error| error.to_string())
+            runtime
+                .block_on(self_test())
+                .map(drop)
+                .map_err(|error| error.to_string())
         });
-        tested.join().unwrap_or_else(|_| Err("the self-test panicked".into())).err()
+        tested
+            .join()
+            .unwrap_or_else(|_| Err("the self-test panicked".into()))
+            .err()
     })
 }
 
@@ -186,23 +254,34 @@ struct Binary {
 
 /// The kube-apiservers of the two newest versions that are pinned here.
 fn binaries() -> Result<Binaries, String> {
-    let [.., old, _] = minors()?[..] else { return Err("it needs two versions in tests/kube-apiserver".into()) };
+    let [.., old, _] = minors()?[..] else {
+        return Err("it needs two versions in tests/kube-apiserver".into());
+    };
     let (old, (new, etcd)) = (binary(old)?, newest()?);
     Ok(Binaries { old, new, etcd })
 }
 
 /// The kube-apiserver of the newest one, and its etcd.
 fn newest() -> Result<(Binary, String), String> {
-    let new = binary(minors()?.pop().ok_or("it needs a version in tests/kube-apiserver")?)?;
+    let new = binary(
+        minors()?
+            .pop()
+            .ok_or("it needs a version in tests/kube-apiserver")?,
+    )?;
     let etcd = program(&new.paths, "ETCD")?;
     Ok((new, etcd))
 }
 
 /// The minor versions that are pinned here.
 fn minors() -> Result<Vec<u32>, String> {
-    let pins = std::fs::read_dir(root().join("tests/kube-apiserver")).map_err(|error| error.to_string())?;
-    let names = pins.flatten().map(|pin| pin.file_name().to_string_lossy().into_owned());
-    let mut minors: Vec<u32> = names.filter_map(|name| name.strip_prefix("v1.")?.parse().ok()).collect();
+    let pins = std::fs::read_dir(root().join("tests/kube-apiserver"))
+        .map_err(|error| error.to_string())?;
+    let names = pins
+        .flatten()
+        .map(|pin| pin.file_name().to_string_lossy().into_owned());
+    let mut minors: Vec<u32> = names
+        .filter_map(|name| name.strip_prefix("v1.")?.parse().ok())
+        .collect();
     minors.sort_unstable();
     Ok(minors)
 }
@@ -214,14 +293,25 @@ fn binary(minor: u32) -> Result<Binary, String> {
     let paths = output(&mut script)?;
     let path = program(&paths, "KUBE_APISERVER")?;
     let said = output(Command::new(&path).arg("--version"))?;
-    let version = said.trim().strip_prefix("Kubernetes ").ok_or(format!("{path} --version says {said}"))?.to_owned();
-    Ok(Binary { path, version, paths })
+    let version = said
+        .trim()
+        .strip_prefix("Kubernetes ")
+        .ok_or(format!("{path} --version says {said}"))?
+        .to_owned();
+    Ok(Binary {
+        path,
+        version,
+        paths,
+    })
 }
 
 /// The path of a program, of those that scripts/kube-apiserver.sh prints.
 fn program(paths: &str, name: &str) -> Result<String, String> {
-    let path = paths.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
-    path.map(str::to_owned).ok_or(format!("scripts/kube-apiserver.sh says no {name}"))
+    let path = paths
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    path.map(str::to_owned)
+        .ok_or(format!("scripts/kube-apiserver.sh says no {name}"))
 }
 
 /// The command of a kube-apiserver that ends its watches when it stops.
@@ -234,18 +324,40 @@ fn ends_watches(kube_apiserver: &str) -> String {
 fn rehearsal(binaries: &Binaries) -> Result<(), Failed> {
     let Binaries { old, new, etcd } = binaries;
     let directory = Path::new(etcd).parent().unwrap_or(Path::new("/"));
-    let path = format!("{}:{}", directory.display(), std::env::var("PATH").unwrap_or_default());
+    let path = format!(
+        "{}:{}",
+        directory.display(),
+        std::env::var("PATH").unwrap_or_default()
+    );
     let output = Command::new(env!("CARGO_BIN_EXE_berth"))
-        .args(["rehearse", "--verbose", "--netns", "--rate=100", "--watches=200", "--compare=berth"])
-        .args(["--old", &ends_watches(&old.path), "--new", &ends_watches(&new.path)])
+        .args([
+            "rehearse",
+            "--verbose",
+            "--netns",
+            "--rate=100",
+            "--watches=200",
+            "--compare=berth",
+        ])
+        .args([
+            "--old",
+            &ends_watches(&old.path),
+            "--new",
+            &ends_watches(&new.path),
+        ])
         .env("PATH", path)
         .stdin(Stdio::null())
         .output()
         .map_err(|error| format!("cannot run berth rehearse: {error}"))?;
-    let (table, progress) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (table, progress) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     println!("{progress}{table}");
     let row = |name: &str| {
-        let row = table.lines().find_map(|line| line.strip_prefix(name)).ok_or(format!("the table has no {name:?}"));
+        let row = table
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .ok_or(format!("the table has no {name:?}"));
         row.map(|row| row.split_whitespace().collect::<Vec<_>>())
     };
     if !output.status.success() {
@@ -254,13 +366,21 @@ fn rehearsal(binaries: &Binaries) -> Result<(), Failed> {
     for (name, binary) in [("old", old), ("new", new)] {
         let row = row(&format!("connections on {name} "))?;
         if row[0] == "0" || row.get(1) != Some(&binary.version.as_str()) {
-            return Err(format!("connections on {name}: {row:?}, not some on {}", binary.version).into());
+            return Err(format!(
+                "connections on {name}: {row:?}, not some on {}",
+                binary.version
+            )
+            .into());
         }
     }
     let informers = row("informers ")?;
-    let [whole, "of", all, ..] = informers[..] else { return Err(format!("informers: {informers:?}").into()) };
+    let [whole, "of", all, ..] = informers[..] else {
+        return Err(format!("informers: {informers:?}").into());
+    };
     if whole != all {
-        return Err(format!("not every informer holds exactly what was written: {informers:?}").into());
+        return Err(
+            format!("not every informer holds exactly what was written: {informers:?}").into(),
+        );
     }
     if row("lost ")? != ["0"] || row("Service kubernetes was empty for ").is_err() {
         return Err("something was lost, or the Service kubernetes was not looked at".into());
@@ -270,11 +390,16 @@ fn rehearsal(binaries: &Binaries) -> Result<(), Failed> {
 
 /// Runs a command; its output, or its error messages in one line, if it fails.
 fn output(command: &mut Command) -> Result<String, String> {
-    let output = command.stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| error.to_string())?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    Err(String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; "))
+    Err(String::from_utf8_lossy(&output.stderr)
+        .trim()
+        .replace('\n', "; "))
 }
 
 fn root() -> PathBuf {

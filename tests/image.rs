@@ -47,11 +47,17 @@ fn image_sh(args: &[&str]) -> Command {
 
 /// The output of a command; or its error messages, in one line, if it fails.
 fn output(mut command: impl std::borrow::BorrowMut<Command>) -> Result<String, String> {
-    let output = command.borrow_mut().stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
+    let output = command
+        .borrow_mut()
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| error.to_string())?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    Err(String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; "))
+    Err(String::from_utf8_lossy(&output.stderr)
+        .trim()
+        .replace('\n', "; "))
 }
 
 fn text(command: impl std::borrow::BorrowMut<Command>) -> String {
@@ -65,8 +71,16 @@ fn parsed(path: &Path) -> Value {
 /// Packs the image; where it is, and its digest.
 fn packed(dir: &Path, name: &str) -> (PathBuf, String) {
     let archive = dir.join(name);
-    let said = text(image_sh(&["--tag", "registry.example/berth:v1", "--output", archive.to_str().unwrap()]));
-    let lines: HashMap<_, _> = said.lines().filter_map(|line| line.split_once('=')).collect();
+    let said = text(image_sh(&[
+        "--tag",
+        "registry.example/berth:v1",
+        "--output",
+        archive.to_str().unwrap(),
+    ]));
+    let lines: HashMap<_, _> = said
+        .lines()
+        .filter_map(|line| line.split_once('='))
+        .collect();
     assert_eq!(lines["IMAGE"], "registry.example/berth:v1", "{said}");
     assert_eq!(lines["ARCHIVE"], archive.to_str().unwrap(), "{said}");
     (archive, lines["DIGEST"].to_owned())
@@ -74,29 +88,60 @@ fn packed(dir: &Path, name: &str) -> (PathBuf, String) {
 
 fn two_builds_give_one_digest() {
     let temp = tempfile::tempdir().unwrap();
-    let ((one, digest), (other, again)) = (packed(temp.path(), "one.tar"), packed(temp.path(), "other.tar"));
+    let ((one, digest), (other, again)) = (
+        packed(temp.path(), "one.tar"),
+        packed(temp.path(), "other.tar"),
+    );
     assert_eq!(digest, again);
-    assert!(fs::read(&one).unwrap() == fs::read(other).unwrap(), "the digest is the same, and the archive is not");
+    assert!(
+        fs::read(&one).unwrap() == fs::read(other).unwrap(),
+        "the digest is the same, and the archive is not"
+    );
     let layout = temp.path().join("layout");
     fs::create_dir(&layout).unwrap();
-    text(Command::new("tar").arg("-xf").arg(&one).arg("-C").arg(&layout));
-    let blob = |digest: &Value| layout.join("blobs").join(digest.as_str().unwrap().replace(':', "/"));
+    text(
+        Command::new("tar")
+            .arg("-xf")
+            .arg(&one)
+            .arg("-C")
+            .arg(&layout),
+    );
+    let blob = |digest: &Value| {
+        layout
+            .join("blobs")
+            .join(digest.as_str().unwrap().replace(':', "/"))
+    };
     let index = &parsed(&layout.join("index.json"))["manifests"][0];
     assert_eq!(index["digest"], digest);
-    assert_eq!(index["annotations"]["io.containerd.image.name"], "registry.example/berth:v1");
+    assert_eq!(
+        index["annotations"]["io.containerd.image.name"],
+        "registry.example/berth:v1"
+    );
     let manifest = parsed(&blob(&index["digest"]));
-    let [layer] = &manifest["layers"].as_array().unwrap()[..] else { panic!("{manifest}") };
+    let [layer] = &manifest["layers"].as_array().unwrap()[..] else {
+        panic!("{manifest}")
+    };
     let root = temp.path().join("root");
     fs::create_dir(&root).unwrap();
-    text(Command::new("tar").arg("-xzf").arg(blob(&layer["digest"])).arg("-C").arg(&root));
-    let files: Vec<_> = fs::read_dir(&root).unwrap().map(|file| file.unwrap().file_name()).collect();
+    text(
+        Command::new("tar")
+            .arg("-xzf")
+            .arg(blob(&layer["digest"]))
+            .arg("-C")
+            .arg(&root),
+    );
+    let files: Vec<_> = fs::read_dir(&root)
+        .unwrap()
+        .map(|file| file.unwrap().file_name())
+        .collect();
     assert_eq!(files, ["berth"]);
     let (status, ..) = output_of(Command::new(root.join("berth")).arg("rehearse"));
     assert_eq!(status, Some(64), "the image has berth rehearse");
     let config = parsed(&blob(&manifest["config"]["digest"]));
     assert_eq!(config["config"]["Entrypoint"], json!(["/berth"]));
     assert_eq!(config["config"].get("User"), None);
-    let label = |name: &str| config["config"]["Labels"][format!("org.opencontainers.image.{name}")].clone();
+    let label =
+        |name: &str| config["config"]["Labels"][format!("org.opencontainers.image.{name}")].clone();
     assert_eq!(label("title"), "berth");
     assert_eq!(label("version"), env!("CARGO_PKG_VERSION"));
     assert_eq!(label("description"), env!("CARGO_PKG_DESCRIPTION"));
@@ -107,10 +152,18 @@ fn two_builds_give_one_digest() {
 /// Before anything is built or searched for.
 fn wrong_arguments_exit_with_64() {
     for script in ["image", "release"] {
-        for args in [&["--nonsense"][..], &["--output"], &["--output", ""], &["--check", "--verify"]] {
+        for args in [
+            &["--nonsense"][..],
+            &["--output"],
+            &["--output", ""],
+            &["--check", "--verify"],
+        ] {
             let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("scripts/{script}.sh"));
             let (status, out, errors) = output_of(Command::new(path).args(args));
-            assert!(status == Some(64) && out.is_empty() && errors.starts_with(script), "{script} {args:?}: {errors}");
+            assert!(
+                status == Some(64) && out.is_empty() && errors.starts_with(script),
+                "{script} {args:?}: {errors}"
+            );
         }
     }
 }

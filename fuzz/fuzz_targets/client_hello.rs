@@ -102,7 +102,11 @@ impl Input<'_> {
 
     fn plan(&mut self) -> Plan {
         let end = [End::Fin, End::Reset, End::Answer, End::Break][usize::from(self.byte() % 4)];
-        Plan { end, read: self.number(), answer: self.number() % 20_000 + 1 }
+        Plan {
+            end,
+            read: self.number(),
+            answer: self.number() % 20_000 + 1,
+        }
     }
 }
 
@@ -110,34 +114,57 @@ impl Script {
     fn of(input: &[u8]) -> Self {
         let mut input = Input(input);
         let flags = input.byte();
-        let leave = [Leave::Last, Leave::HalfClosed, Leave::Last, Leave::Reset][usize::from(flags & 3)];
+        let leave =
+            [Leave::Last, Leave::HalfClosed, Leave::Last, Leave::Reset][usize::from(flags & 3)];
         let plans = [(); 2].map(|()| [(); LEGS].map(|()| input.plan()));
         let pieces = [(); PIECES].map(|()| (input.number(), input.byte() % 8));
         let (said, length) = (input.number(), input.number() % (MOST + 1));
         // What follows the input's own bytes has no period, so that what is out of place shows.
-        let text: Vec<u8> = input.0.iter().copied().chain(noise(u32::MAX)).take(length).collect();
+        let text: Vec<u8> = input
+            .0
+            .iter()
+            .copied()
+            .chain(noise(u32::MAX))
+            .take(length)
+            .collect();
         let said = (flags & 16 != 0).then(|| said % (text.len().min(KEPT) + 1));
-        Self { leave, before: flags >> 5, refuses: [flags & 4 != 0, flags & 8 != 0], plans, pieces, said, text }
+        Self {
+            leave,
+            before: flags >> 5,
+            refuses: [flags & 4 != 0, flags & 8 != 0],
+            plans,
+            pieces,
+            said,
+            text,
+        }
     }
 
     /// Whether what a leg got can be replayed, all of it and for as long as it takes.
     fn is_replayable(&self) -> bool {
-        self.text.first().is_none_or(|first| *first == TLS_HANDSHAKE) && self.text.len() <= KEPT
+        self.text
+            .first()
+            .is_none_or(|first| *first == TLS_HANDSHAKE)
+            && self.text.len() <= KEPT
     }
 
     /// The legs that there may be, in their order: the instance and which one of it.
     fn legs(&self) -> impl Iterator<Item = (usize, usize)> {
-        (0..2).filter(|at| !self.refuses[*at]).flat_map(|at| (0..LEGS).map(move |leg| (at, leg)))
+        (0..2)
+            .filter(|at| !self.refuses[*at])
+            .flat_map(|at| (0..LEGS).map(move |leg| (at, leg)))
     }
 
     fn answer(&self, (at, leg): (usize, usize)) -> Vec<u8> {
-        noise((at * LEGS + leg) as u32).take(self.plans[at][leg].answer).collect()
+        noise((at * LEGS + leg) as u32)
+            .take(self.plans[at][leg].answer)
+            .collect()
     }
 }
 
 fn noise(seed: u32) -> impl Iterator<Item = u8> {
     let next = |state: &u32| Some(state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223));
-    std::iter::successors(Some(seed.wrapping_mul(0x9e37_79b9)), next).map(|state| (state >> 24) as u8)
+    std::iter::successors(Some(seed.wrapping_mul(0x9e37_79b9)), next)
+        .map(|state| (state >> 24) as u8)
 }
 
 /// What an instance saw of a connection.
@@ -163,10 +190,19 @@ impl Host {
     fn new(address: [u8; 4]) -> Self {
         let left = TcpListener::bind((Ipv4Addr::from(address), 0)).expect("a free port");
         left.set_nonblocking(true).expect("it is a socket");
-        let listener = left.try_clone().and_then(tokio::net::TcpListener::from_std).expect("a listener");
+        let listener = left
+            .try_clone()
+            .and_then(tokio::net::TcpListener::from_std)
+            .expect("a listener");
         let bound = socket::bind((Ipv4Addr::from(address), 0).into(), false).expect("a free port");
         let refusing = socket::local_address(bound.as_fd()).expect("it is bound");
-        Self { address: left.local_addr().expect("it is bound"), listener, left, refusing, _bound: bound }
+        Self {
+            address: left.local_addr().expect("it is bound"),
+            listener,
+            left,
+            refusing,
+            _bound: bound,
+        }
     }
 
     /// Serves its legs, one after the other as the relay makes them, until there is none and will be none.
@@ -187,7 +223,10 @@ impl Host {
                     Err(error) => panic!("{error}"),
                 },
             };
-            assert!(own < LEGS, "more legs to an instance than one epoch of it has");
+            assert!(
+                own < LEGS,
+                "more legs to an instance than one epoch of it has"
+            );
             let leg = leg(stream, (at, own), script).await;
             own += 1;
             legs.borrow_mut().push(leg);
@@ -197,9 +236,17 @@ impl Host {
 
 async fn leg(mut stream: TcpStream, name: (usize, usize), script: &Script) -> Leg {
     let plan = script.plans[name.0][name.1];
-    let mut leg = Leg { name, got: Vec::new(), answered: 0 };
+    let mut leg = Leg {
+        name,
+        got: Vec::new(),
+        answered: 0,
+    };
     // Who wants more than there is waits for the client's end, and not in vain.
-    let all = if script.leave == Leave::Last { script.text.len() } else { usize::MAX };
+    let all = if script.leave == Leave::Last {
+        script.text.len()
+    } else {
+        usize::MAX
+    };
     hear(&mut stream, &mut leg.got, plan.read.min(all)).await;
     if matches!(plan.end, End::Answer | End::Break) {
         let answer = script.answer(name);
@@ -241,7 +288,9 @@ impl Client {
                 let (length, before) = pieces.next().copied().unwrap_or((usize::MAX, 0));
                 turns(before).await;
                 let rest = &script.text[self.said.get()..];
-                let Ok(said) = writer.write(&rest[..length.clamp(1, rest.len())]).await else { break };
+                let Ok(said) = writer.write(&rest[..length.clamp(1, rest.len())]).await else {
+                    break;
+                };
                 self.said.set(self.said.get() + said);
             }
             if script.leave == Leave::HalfClosed {
@@ -272,7 +321,10 @@ async fn turns(number: u8) {
 }
 
 fn nonblocking(stream: StdTcpStream) -> TcpStream {
-    stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)).expect("a socket")
+    stream
+        .set_nonblocking(true)
+        .and_then(|()| TcpStream::from_std(stream))
+        .expect("a socket")
 }
 
 /// Made once.
@@ -288,7 +340,10 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
         let _entered = runtime.enter();
         let ids: [InstanceId; 2] = ["own", "sibling"].map(|name| name.parse().expect("a name"));
         let metrics = Metrics::new(
@@ -314,8 +369,14 @@ impl Stage {
     fn context(&self, script: &Script) -> (TableWriter, Arc<Context>) {
         let mut writer = TableWriter::new(1, 1);
         for (at, host) in self.hosts.iter().enumerate() {
-            let address = if script.refuses[at] { host.refusing } else { host.address };
-            let epoch = writer.insert(&self.ids[at], address, at == 0, false).expect("it is new");
+            let address = if script.refuses[at] {
+                host.refusing
+            } else {
+                host.address
+            };
+            let epoch = writer
+                .insert(&self.ids[at], address, at == 0, false)
+                .expect("it is new");
             writer.observe(&self.ids[at], epoch, Observation::Pass, "");
         }
         let context = Context {
@@ -349,11 +410,15 @@ impl Stage {
         let peer = (Ipv4Addr::new(10, 64 + b, c, d), 1).into();
         let (_book, context) = self.context(script);
         let to = self.front.local_addr().expect("it is bound");
-        let ours = socket::connect(to, Some(Ipv4Addr::new(127, 128 + b, c, d).into())).expect("it listens");
+        let ours = socket::connect(to, Some(Ipv4Addr::new(127, 128 + b, c, d).into()))
+            .expect("it listens");
         let theirs = self.front.accept().expect("a client is there").0;
         theirs.set_nonblocking(true).expect("a socket");
         let said = script.said.map(|said| script.text[..said].to_vec());
-        let client = Client { said: Cell::new(script.said.unwrap_or_default()), got: RefCell::default() };
+        let client = Client {
+            said: Cell::new(script.said.unwrap_or_default()),
+            got: RefCell::default(),
+        };
         let (legs, over) = (RefCell::new(Vec::new()), [Notify::new(), Notify::new()]);
         self.runtime.block_on(async {
             let ours = TcpStream::from_std(ours).expect("a socket");
@@ -368,11 +433,22 @@ impl Stage {
             let hosts = [0, 1].map(|at| self.hosts[at].run(at, script, &legs, &over[at]));
             let [own, sibling] = hosts;
             let all = async { tokio::join!(relayed, own, sibling) };
-            assert!(timeout(PATIENCE, all).await.is_ok(), "it does not end: {script:?}");
+            assert!(
+                timeout(PATIENCE, all).await.is_ok(),
+                "it does not end: {script:?}"
+            );
         });
-        judge(script, client.said.get(), &client.got.borrow(), &legs.borrow());
+        judge(
+            script,
+            client.said.get(),
+            &client.got.borrow(),
+            &legs.borrow(),
+        );
         assert_eq!(
-            (context.stats.open.load(Relaxed), context.stats.pending.load(Relaxed)),
+            (
+                context.stats.open.load(Relaxed),
+                context.stats.pending.load(Relaxed)
+            ),
             (0, 0),
             "it is not counted out"
         );
@@ -391,12 +467,26 @@ fn judge(script: &Script, said: usize, got: &[u8], legs: &[Leg]) {
         Some((last, earlier)) => (Some(last), earlier),
         None => (None, legs),
     };
-    assert!(earlier.iter().all(|leg| leg.answered == 0), "who answered was left: {script:?}");
-    let speaks_first = script.text.first().is_some_and(|first| *first != TLS_HANDSHAKE);
-    assert!(!speaks_first || earlier.iter().all(|leg| leg.got.is_empty()), "replayed: {script:?}");
-    let answer = last.map(|last| script.answer(last.name)).unwrap_or_default();
+    assert!(
+        earlier.iter().all(|leg| leg.answered == 0),
+        "who answered was left: {script:?}"
+    );
+    let speaks_first = script
+        .text
+        .first()
+        .is_some_and(|first| *first != TLS_HANDSHAKE);
+    assert!(
+        !speaks_first || earlier.iter().all(|leg| leg.got.is_empty()),
+        "replayed: {script:?}"
+    );
+    let answer = last
+        .map(|last| script.answer(last.name))
+        .unwrap_or_default();
     let answered = last.map_or(0, |last| last.answered);
-    assert!(answer[..answered].starts_with(got), "not an answer: {script:?}");
+    assert!(
+        answer[..answered].starts_with(got),
+        "not an answer: {script:?}"
+    );
 
     // Who leaves by a reset is owed nothing.
     if script.leave == Leave::Reset {
@@ -405,23 +495,40 @@ fn judge(script: &Script, said: usize, got: &[u8], legs: &[Leg]) {
     if let Some(last) = last
         && script.plans[last.name.0][last.name.1].end == End::Answer
     {
-        assert!(last.got == script.text && got == answer, "{:?} heard or was heard in part: {script:?}", last.name);
+        assert!(
+            last.got == script.text && got == answer,
+            "{:?} heard or was heard in part: {script:?}",
+            last.name
+        );
     }
     // All legs up to the first that answers, or all. A client that is done may have been done before the first ended.
-    let answers = |(at, leg): &(usize, usize)| matches!(script.plans[*at][*leg].end, End::Answer | End::Break);
+    let answers = |(at, leg): &(usize, usize)| {
+        matches!(script.plans[*at][*leg].end, End::Answer | End::Break)
+    };
     let mut due: Vec<_> = script.legs().collect();
     due.truncate(due.iter().position(answers).map_or(due.len(), |at| at + 1));
     let names: Vec<_> = legs.iter().map(|leg| leg.name).collect();
-    assert!(due.starts_with(&names), "{names:?} and not {due:?}: {script:?}");
+    assert!(
+        due.starts_with(&names),
+        "{names:?} and not {due:?}: {script:?}"
+    );
     let least = if script.is_replayable() && script.leave == Leave::Last {
         // Who said nothing when a leg ended gets no further one, and what was said by then is a matter of moments.
-        let hasty = |(at, leg): &(usize, usize)| script.plans[*at][*leg].read == 0 || script.text.is_empty();
+        let hasty = |(at, leg): &(usize, usize)| {
+            script.plans[*at][*leg].read == 0 || script.text.is_empty()
+        };
         let silent = script.said.unwrap_or_default() == 0;
-        due.iter().position(hasty).filter(|_| silent).map_or(due.len(), |at| at + 1)
+        due.iter()
+            .position(hasty)
+            .filter(|_| silent)
+            .map_or(due.len(), |at| at + 1)
     } else {
         due.len().min(1)
     };
-    assert!(names.len() >= least, "{names:?} and not {due:?}: {script:?}");
+    assert!(
+        names.len() >= least,
+        "{names:?} and not {due:?}: {script:?}"
+    );
 }
 
 thread_local!(static STAGE: RefCell<Option<Stage>> = const { RefCell::new(None) });
@@ -429,7 +536,13 @@ thread_local!(static STAGE: RefCell<Option<Stage>> = const { RefCell::new(None) 
 fuzz_target!(|input: &[u8]| {
     let script = Script::of(input);
     // What is whole stays so, whatever comes next.
-    let (beginning, _) = script.text.split_at(script.pieces[0].0.min(script.text.len()));
-    assert!(!is_whole(beginning) || is_whole(&script.text), "whole after {} bytes, and not after all", beginning.len());
+    let (beginning, _) = script
+        .text
+        .split_at(script.pieces[0].0.min(script.text.len()));
+    assert!(
+        !is_whole(beginning) || is_whole(&script.text),
+        "whole after {} bytes, and not after all",
+        beginning.len()
+    );
     STAGE.with_borrow_mut(|stage| stage.get_or_insert_with(Stage::new).play(&script));
 });

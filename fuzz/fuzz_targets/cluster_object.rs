@@ -8,10 +8,19 @@ use serde_json::Value;
 use std::time::Duration;
 
 fuzz_target!(|bytes: &[u8]| {
-    let Ok(object) = serde_json::from_slice::<Value>(bytes) else { return };
-    let _ = (addresses(&object).count(), ports(&object).count(), Service::parse(&object));
+    let Ok(object) = serde_json::from_slice::<Value>(bytes) else {
+        return;
+    };
+    let _ = (
+        addresses(&object).count(),
+        ports(&object).count(),
+        Service::parse(&object),
+    );
     if let Some(lease) = InstanceLease::parse(&object) {
-        assert_eq!(InstanceLease::parse(&lease.object()).map(|lease| lease.name()), Some(lease.name()));
+        assert_eq!(
+            InstanceLease::parse(&lease.object()).map(|lease| lease.name()),
+            Some(lease.name())
+        );
     }
     Expiry::default().read(Duration::ZERO, Duration::ZERO, [&object]);
 });

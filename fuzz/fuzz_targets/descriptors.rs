@@ -11,7 +11,9 @@ use berth_node::terms::{Cookie, ShimId};
 use berth_os::{self, seqpacket, socket};
 use berth_shim::handover::peers::{Event, Published, exchange_updates};
 use libfuzzer_sys::fuzz_target;
-use nix::sys::socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair};
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair,
+};
 use std::cell::RefCell;
 use std::io::{IoSlice, pipe};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -43,23 +45,32 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let listener = socket::bind("127.0.0.1:0".parse().expect("an address"), false).expect("a free port");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let listener =
+            socket::bind("127.0.0.1:0".parse().expect("an address"), false).expect("a free port");
         let address = socket::local_address(listener.as_fd()).expect("it is bound");
         let cookie = socket::cookie(listener.as_fd()).expect("it is a socket");
         let plain = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let client = TcpStream::connect(plain.local_addr().expect("it is bound")).expect("it listens");
+        let client =
+            TcpStream::connect(plain.local_addr().expect("it is bound")).expect("it listens");
         let (reader, writer) = pipe().expect("a pipe");
         let others = vec![
             client.into(),
             reader.into(),
             writer.into(),
             plain.into(),
-            std::fs::File::open("/dev/null").expect("it is there").into(),
+            std::fs::File::open("/dev/null")
+                .expect("it is there")
+                .into(),
         ];
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("a.sock");
-        let server = runtime.block_on(async { Server::bind(&path) }).expect("a socket in a new directory");
+        let server = runtime
+            .block_on(async { Server::bind(&path) })
+            .expect("a socket in a new directory");
         runtime.spawn(server.serve(|asked| async move {
             for descriptor in &asked.descriptors {
                 let _ = socket::check_connection(descriptor.as_fd());
@@ -67,13 +78,23 @@ impl Stage {
             let reply = Reply::Refused(format!("{:?} with {} bytes", asked.ask, asked.rest.len()));
             asked.reply(&reply).await;
         }));
-        Self { runtime, listener, address, cookie, others, path, _directory: directory }
+        Self {
+            runtime,
+            listener,
+            address,
+            cookie,
+            others,
+            path,
+            _directory: directory,
+        }
     }
 
     /// Sends one message as who does not keep to the rules; false: it could not be sent.
     fn send(&self, to: &OwnedFd, message: &Message<'_>) -> bool {
         let text = String::from_utf8_lossy(message.text);
-        let text = text.replace("@C", &self.cookie.to_string()).replace("@A", &self.address.to_string());
+        let text = text
+            .replace("@C", &self.cookie.to_string())
+            .replace("@A", &self.address.to_string());
         let mut bytes = text.into_bytes();
         if message.too_long {
             bytes.resize(seqpacket::MESSAGE + 1, b' ');
@@ -86,22 +107,36 @@ impl Stage {
             .collect();
         // In two parts, which the kernel puts together.
         let (first, second) = descriptors.split_at(descriptors.len() / 2);
-        let parts: Vec<_> =
-            [first, second].into_iter().filter(|part| !part.is_empty()).map(ControlMessage::ScmRights).collect();
-        sendmsg::<()>(to.as_raw_fd(), &[IoSlice::new(&bytes)], &parts, MsgFlags::MSG_NOSIGNAL, None).is_ok()
+        let parts: Vec<_> = [first, second]
+            .into_iter()
+            .filter(|part| !part.is_empty())
+            .map(ControlMessage::ScmRights)
+            .collect();
+        sendmsg::<()>(
+            to.as_raw_fd(),
+            &[IoSlice::new(&bytes)],
+            &parts,
+            MsgFlags::MSG_NOSIGNAL,
+            None,
+        )
+        .is_ok()
     }
 
     /// To the socket that commands dial: one message, one answer, the end.
     async fn ask(&self, message: &Message<'_>) {
         let client = seqpacket::dial(&self.path).expect("it listens");
-        let client = berth_os::awaitable(client, Interest::READABLE).expect("a socket can be waited for");
+        let client =
+            berth_os::awaitable(client, Interest::READABLE).expect("a socket can be waited for");
         if !self.send(client.get_ref(), message) {
             return;
         }
         let mut buffer = vec![0; seqpacket::MESSAGE];
         loop {
-            let heard =
-                client.async_io(Interest::READABLE, |socket| seqpacket::receive(socket.as_fd(), &mut buffer)).await;
+            let heard = client
+                .async_io(Interest::READABLE, |socket| {
+                    seqpacket::receive(socket.as_fd(), &mut buffer)
+                })
+                .await;
             if !heard.is_ok_and(|received| received.length > 0) {
                 return;
             }
@@ -113,8 +148,14 @@ impl Stage {
         let (ours, theirs) = pair();
         let (events, mut heard) = mpsc::unbounded_channel();
         let desk = Arc::new(Mutex::new(Published::default()));
-        let talk =
-            tokio::spawn(exchange_updates(theirs, ShimId(1), [self.address].into(), desk, Arc::default(), events));
+        let talk = tokio::spawn(exchange_updates(
+            theirs,
+            ShimId(1),
+            [self.address].into(),
+            desk,
+            Arc::default(),
+            events,
+        ));
         for message in messages {
             if !self.send(&ours, message) {
                 break;
@@ -143,7 +184,10 @@ struct Message<'a> {
 /// The first message of an input, and the rest of the input.
 fn message(input: &[u8]) -> Option<(Message<'_>, &[u8])> {
     let ([kinds, descriptors, flags], rest) = input.split_first_chunk()?;
-    let end = rest.iter().position(|byte| *byte == 0).unwrap_or(rest.len());
+    let end = rest
+        .iter()
+        .position(|byte| *byte == 0)
+        .unwrap_or(rest.len());
     let message = Message {
         kinds: *kinds,
         descriptors: usize::from(*descriptors).min(MOST),
@@ -155,13 +199,20 @@ fn message(input: &[u8]) -> Option<(Message<'_>, &[u8])> {
 
 fn pair() -> (OwnedFd, AsyncFd<OwnedFd>) {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).expect("a pair of sockets");
-    (ours, berth_os::awaitable(theirs, Interest::READABLE | Interest::WRITABLE).expect("a socket can be waited for"))
+    let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)
+        .expect("a pair of sockets");
+    (
+        ours,
+        berth_os::awaitable(theirs, Interest::READABLE | Interest::WRITABLE)
+            .expect("a socket can be waited for"),
+    )
 }
 
 /// How many descriptors this process has.
 fn open() -> usize {
-    std::fs::read_dir("/proc/self/fd").expect("/proc is there").count()
+    std::fs::read_dir("/proc/self/fd")
+        .expect("/proc is there")
+        .count()
 }
 
 thread_local!(static STAGE: RefCell<Option<Stage>> = const { RefCell::new(None) });
@@ -169,7 +220,9 @@ thread_local!(static STAGE: RefCell<Option<Stage>> = const { RefCell::new(None) 
 fuzz_target!(|input: &[u8]| {
     STAGE.with_borrow_mut(|stage| {
         let stage = stage.get_or_insert_with(Stage::new);
-        let Some((how, mut rest)) = input.split_first() else { return };
+        let Some((how, mut rest)) = input.split_first() else {
+            return;
+        };
         let mut messages = Vec::new();
         while messages.len() < MESSAGES
             && let Some((message, left)) = message(rest)
@@ -177,7 +230,9 @@ fuzz_target!(|input: &[u8]| {
             messages.push(message);
             rest = left;
         }
-        let Some(first) = messages.first() else { return };
+        let Some(first) = messages.first() else {
+            return;
+        };
         let before = open();
         stage.runtime.block_on(async {
             if how & 1 == 0 {

@@ -8,8 +8,12 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 fuzz_target!(|text: &str| {
-    let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let Some(list) = lines.next().as_ref().and_then(MemberList::parse) else { return };
+    let mut lines = text
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let Some(list) = lines.next().as_ref().and_then(MemberList::parse) else {
+        return;
+    };
     let mut sample = Sample {
         list,
         version: String::new(),
@@ -24,15 +28,41 @@ fuzz_target!(|text: &str| {
         }
         if let Some(status) = Status::parse(&line) {
             sample.leader = status.leader;
-            sample.answers.insert(status.member, Ok(Answer { url: "https://10.0.0.6:2379".into(), status }));
+            sample.answers.insert(
+                status.member,
+                Ok(Answer {
+                    url: "https://10.0.0.6:2379".into(),
+                    status,
+                }),
+            );
         }
     }
-    let voters = sample.list.members.iter().filter(|member| !member.is_learner).count();
+    let voters = sample
+        .list
+        .members
+        .iter()
+        .filter(|member| !member.is_learner)
+        .count();
     match sample.choose() {
-        Ok(Choice::Alone) => assert!(sample.list.members.iter().all(|member| member.id == sample.list.by)),
+        Ok(Choice::Alone) => assert!(
+            sample
+                .list
+                .members
+                .iter()
+                .all(|member| member.id == sample.list.by)
+        ),
         Ok(Choice::Others(others)) => {
-            assert!(sample.leader != 0 && sample.alarms == Ok(Vec::new()) && 2 * others.members.len() > voters);
-            assert!(others.members.iter().all(|(member, _)| member.id != sample.list.by && !member.is_learner));
+            assert!(
+                sample.leader != 0
+                    && sample.alarms == Ok(Vec::new())
+                    && 2 * others.members.len() > voters
+            );
+            assert!(
+                others
+                    .members
+                    .iter()
+                    .all(|(member, _)| member.id != sample.list.by && !member.is_learner)
+            );
         }
         Err(why) => assert!(why.iter().all(|line| !line.contains(char::is_control))),
     }

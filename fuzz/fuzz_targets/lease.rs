@@ -11,7 +11,14 @@ static ID: LazyLock<InstanceId> = LazyLock::new(|| InstanceId::parse("a").expect
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(mut lease) = Lease::parse(bytes, &ID) {
-        assert!(lease.instance == *ID && lease.listen.iter().chain(&lease.backend).all(|address| address.port() != 0));
+        assert!(
+            lease.instance == *ID
+                && lease
+                    .listen
+                    .iter()
+                    .chain(&lease.backend)
+                    .all(|address| address.port() != 0)
+        );
         assert!(!lease.is_live(&lease.boot_id, lease.expires()));
         let _ = lease.is_live(&lease.boot_id, Duration::ZERO);
         lease.renew(Duration::ZERO, SystemTime::now());

@@ -59,19 +59,31 @@ const HARD: [&str; 40] = [
 const KEYS: [&str; 8] = ["name", "args", "spec", "x", "a b", "1", "on", "- k"];
 
 fuzz_target!(|bytes: &[u8]| {
-    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    let Ok(text) = std::str::from_utf8(&bytes[..end]) else { return };
+    let end = bytes
+        .iter()
+        .position(|byte| *byte == 0)
+        .unwrap_or(bytes.len());
+    let Ok(text) = std::str::from_utf8(&bytes[..end]) else {
+        return;
+    };
     let mut choices = Unstructured::new(bytes.get(end + 1..).unwrap_or_default());
-    let Ok(documents) = yaml::parse(text) else { return };
+    let Ok(documents) = yaml::parse(text) else {
+        return;
+    };
     if documents.is_empty() {
         return;
     }
     let document = choices.choose_index(documents.len()).unwrap_or_default();
-    let edits: Vec<_> =
-        (0..choices.int_in_range(1..=3).unwrap_or(1)).map(|_| edit(&documents[document], &mut choices)).collect();
-    let Ok(new) = apply(text, document, &edits) else { return };
+    let edits: Vec<_> = (0..choices.int_in_range(1..=3).unwrap_or(1))
+        .map(|_| edit(&documents[document], &mut choices))
+        .collect();
+    let Ok(new) = apply(text, document, &edits) else {
+        return;
+    };
     // What only one of the two readers takes for YAML says nothing.
-    let Read::Documents(mut wanted) = read(text) else { return };
+    let Read::Documents(mut wanted) = read(text) else {
+        return;
+    };
     if wanted.len() != documents.len() {
         return;
     }
@@ -80,7 +92,9 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let is = match read(&new) {
         Read::Documents(is) => is,
-        Read::Refused => panic!("another reader cannot read\n{new}\nwhich was\n{text}\nby {edits:#?}"),
+        Read::Refused => {
+            panic!("another reader cannot read\n{new}\nwhich was\n{text}\nby {edits:#?}")
+        }
         Read::Broken => return,
     };
     assert!(
@@ -97,7 +111,9 @@ fn edit(root: &YamlNode, choices: &mut Unstructured<'_>) -> Edit {
         let (entries, items) = (node.entries(), node.items());
         if !entries.is_empty() {
             let (key, value) = &entries[choices.choose_index(entries.len()).unwrap_or_default()];
-            let yaml::Data::Scalar { text, .. } = &key.data else { break };
+            let yaml::Data::Scalar { text, .. } = &key.data else {
+                break;
+            };
             path = path.key(text);
             node = value;
         } else if !items.is_empty() {
@@ -115,7 +131,9 @@ fn edit(root: &YamlNode, choices: &mut Unstructured<'_>) -> Edit {
         path = path.key(choices.choose(&KEYS).unwrap_or(&"x"));
     }
     let values = |choices: &mut Unstructured<'_>| {
-        (0..choices.int_in_range(1..=2).unwrap_or(1)).map(|_| value(choices, 2)).collect::<Vec<_>>()
+        (0..choices.int_in_range(1..=2).unwrap_or(1))
+            .map(|_| value(choices, 2))
+            .collect::<Vec<_>>()
     };
     let change = match choices.int_in_range(0..=4).unwrap_or(0) {
         0 | 1 => Change::Set(value(choices, 3)),
@@ -123,27 +141,39 @@ fn edit(root: &YamlNode, choices: &mut Unstructured<'_>) -> Edit {
         3 => Change::Prepend(values(choices)),
         _ => Change::Append(values(choices)),
     };
-    Edit { path, change, reason: "so it is".into(), comment: choices.arbitrary().unwrap_or(false) }
+    Edit {
+        path,
+        change,
+        reason: "so it is".into(),
+        comment: choices.arbitrary().unwrap_or(false),
+    }
 }
 
 fn value(choices: &mut Unstructured<'_>, depth: u32) -> Value {
     let text = |choices: &mut Unstructured<'_>| match choices.arbitrary() {
         Ok(true) => choices.arbitrary::<&str>().unwrap_or_default().to_owned(),
-        _ => choices.choose(&HARD).copied().unwrap_or_default().to_owned(),
+        _ => choices
+            .choose(&HARD)
+            .copied()
+            .unwrap_or_default()
+            .to_owned(),
     };
     match choices.int_in_range(0..=6).unwrap_or(0) {
         0..=2 => text(choices).into(),
         3 => choices.arbitrary::<i32>().unwrap_or(0).into(),
-        4 => {
-            choices.choose(&[Value::Null, true.into(), false.into(), json!([]), json!({})]).cloned().unwrap_or_default()
-        }
+        4 => choices
+            .choose(&[Value::Null, true.into(), false.into(), json!([]), json!({})])
+            .cloned()
+            .unwrap_or_default(),
         _ if depth == 0 => Value::Null,
-        5 => (0..choices.int_in_range(0..=2).unwrap_or(0)).map(|_| value(choices, depth - 1)).collect(),
+        5 => (0..choices.int_in_range(0..=2).unwrap_or(0))
+            .map(|_| value(choices, depth - 1))
+            .collect(),
         _ => {
             // YAML's keys end at 1,024 characters, and none that berth writes comes near.
             let key = |choices: &mut Unstructured<'_>| text(choices).chars().take(100).collect();
-            let entries =
-                (0..choices.int_in_range(0..=2).unwrap_or(0)).map(|_| (key(choices), value(choices, depth - 1)));
+            let entries = (0..choices.int_in_range(0..=2).unwrap_or(0))
+                .map(|_| (key(choices), value(choices, depth - 1)));
             Value::Object(entries.collect())
         }
     }
@@ -165,8 +195,12 @@ fn change(value: &mut Yaml, path: &[Step], change: &Change) {
         match change {
             Change::Set(new) => *value = Yaml::Meant(new.clone()),
             Change::Remove => {}
-            Change::Prepend(values) => *value.bare_mut() = Yaml::Sequence([new(values), there].concat()),
-            Change::Append(values) => *value.bare_mut() = Yaml::Sequence([there, new(values)].concat()),
+            Change::Prepend(values) => {
+                *value.bare_mut() = Yaml::Sequence([new(values), there].concat())
+            }
+            Change::Append(values) => {
+                *value.bare_mut() = Yaml::Sequence([there, new(values)].concat())
+            }
         }
         return;
     };
@@ -177,7 +211,9 @@ fn change(value: &mut Yaml, path: &[Step], change: &Change) {
     }
     match (step, value.bare_mut()) {
         (Step::Key(key), Yaml::Mapping(entries)) => {
-            let at = entries.iter().position(|(name, _)| name.text() == Some(key));
+            let at = entries
+                .iter()
+                .position(|(name, _)| name.text() == Some(key));
             match at {
                 Some(at) if remove => drop(entries.remove(at)),
                 Some(at) => self::change(&mut entries[at].1, rest, change),
@@ -191,9 +227,9 @@ fn change(value: &mut Yaml, path: &[Step], change: &Change) {
         }
         (Step::Index(_) | Step::Name(_), Yaml::Sequence(items)) => {
             let named = |item: &Yaml, wanted: &str| match item.bare() {
-                Yaml::Mapping(entries) => {
-                    entries.iter().any(|(key, value)| key.text() == Some("name") && value.text() == Some(wanted))
-                }
+                Yaml::Mapping(entries) => entries
+                    .iter()
+                    .any(|(key, value)| key.text() == Some("name") && value.text() == Some(wanted)),
                 Yaml::Meant(value) => value["name"] == wanted,
                 _ => false,
             };
@@ -217,9 +253,11 @@ fn open(value: &mut Yaml) {
     let Yaml::Meant(meant) = value else { return };
     *value = match std::mem::take(meant) {
         Value::Array(items) => Yaml::Sequence(items.into_iter().map(Yaml::Meant).collect()),
-        Value::Object(map) => {
-            Yaml::Mapping(map.into_iter().map(|(key, value)| (Yaml::Meant(key.into()), Yaml::Meant(value))).collect())
-        }
+        Value::Object(map) => Yaml::Mapping(
+            map.into_iter()
+                .map(|(key, value)| (Yaml::Meant(key.into()), Yaml::Meant(value)))
+                .collect(),
+        ),
         other => Yaml::Meant(other),
     };
 }

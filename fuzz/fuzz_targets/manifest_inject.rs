@@ -12,8 +12,16 @@ use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
 /// Where nothing and an empty list or mapping are one to Kubernetes, and to `eject`, which takes the whole out.
-const EMPTY: [&str; 8] =
-    ["metadata", "annotations", "initContainers", "volumes", "env", "volumeMounts", "lifecycle", "ports"];
+const EMPTY: [&str; 8] = [
+    "metadata",
+    "annotations",
+    "initContainers",
+    "volumes",
+    "env",
+    "volumeMounts",
+    "lifecycle",
+    "ports",
+];
 
 fuzz_target!(|input: (u8, &str)| {
     let (choice, text) = input;
@@ -29,22 +37,40 @@ fuzz_target!(|input: (u8, &str)| {
             credentials: choice & 4 == 0,
         },
         service: (choice & 8 == 0).then(|| "/etc/kubernetes/berth-cluster/kubeconfig".into()),
-        pass: if choice & 16 == 0 { PassMode::Relay } else { PassMode::Auto },
+        pass: if choice & 16 == 0 {
+            PassMode::Relay
+        } else {
+            PassMode::Auto
+        },
         added: vec![],
     };
-    let Ok(injected) = inject(text, &options) else { return };
+    let Ok(injected) = inject(text, &options) else {
+        return;
+    };
     let values = |text: &str| {
         let documents = yaml::parse(text).unwrap_or_else(|error| panic!("{error}, in\n{text}"));
-        documents.iter().map(|document| without_empty(document.value())).collect::<Vec<_>>()
+        documents
+            .iter()
+            .map(|document| without_empty(document.value()))
+            .collect::<Vec<_>>()
     };
     let new = &injected.text;
     let readable = |text| matches!(read(text), Read::Documents(_));
-    assert!(!readable(text) || !matches!(read(new), Read::Refused), "another reader cannot read\n{new}\nof\n{text}");
+    assert!(
+        !readable(text) || !matches!(read(new), Read::Refused),
+        "another reader cannot read\n{new}\nof\n{text}"
+    );
     let again = inject(new, &options).unwrap_or_else(|why| panic!("not again: {why:?}, in\n{new}"));
     assert_eq!(again.text, *new, "a second time changes it");
     let manifest = Manifest::parse(new).expect("it was injected into");
-    let ejected = undo(&manifest).unwrap_or_else(|why| panic!("{why}, in\n{new}")).text;
-    assert_eq!(values(&ejected), values(&injected.base), "{text}\nbecame\n{new}\nand\n{ejected}");
+    let ejected = undo(&manifest)
+        .unwrap_or_else(|why| panic!("{why}, in\n{new}"))
+        .text;
+    assert_eq!(
+        values(&ejected),
+        values(&injected.base),
+        "{text}\nbecame\n{new}\nand\n{ejected}"
+    );
 });
 
 fn without_empty(value: Value) -> Value {
@@ -57,8 +83,14 @@ fn without_empty(value: Value) -> Value {
     match value {
         Value::Array(items) => items.into_iter().map(without_empty).collect(),
         Value::Object(map) => {
-            let inner = map.into_iter().map(|(key, value)| (key, without_empty(value)));
-            Value::Object(inner.filter(|(key, value)| !(EMPTY.contains(&key.as_str()) && is_empty(value))).collect())
+            let inner = map
+                .into_iter()
+                .map(|(key, value)| (key, without_empty(value)));
+            Value::Object(
+                inner
+                    .filter(|(key, value)| !(EMPTY.contains(&key.as_str()) && is_empty(value)))
+                    .collect(),
+            )
         }
         other => other,
     }

@@ -22,5 +22,10 @@ fuzz_target!(|text: &str| {
     }
     let verdict = judge.verdict();
     assert!(!judge.is_bad(), "{verdict:?}");
-    assert!(verdict.rows.iter().all(|row| row.new.is_finite() && row.limit.is_finite()));
+    assert!(
+        verdict
+            .rows
+            .iter()
+            .all(|row| row.new.is_finite() && row.limit.is_finite())
+    );
 });

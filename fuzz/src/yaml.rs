@@ -72,23 +72,36 @@ impl Yaml {
         match (self, wanted) {
             (Self::Scalar { text, plain }, Self::Meant(value)) => scalar_is(text, *plain, value),
             // Quotes say that it is text; where it is anyway, they say nothing.
-            (Self::Scalar { text, plain }, Self::Scalar { text: wanted, plain: wanted_plain }) => {
-                text == wanted && (plain == wanted_plain || is_text(text))
-            }
+            (
+                Self::Scalar { text, plain },
+                Self::Scalar {
+                    text: wanted,
+                    plain: wanted_plain,
+                },
+            ) => text == wanted && (plain == wanted_plain || is_text(text)),
             (Self::Sequence(items), Self::Meant(Value::Array(values))) => {
                 items.len() == values.len()
-                    && items.iter().zip(values).all(|(item, value)| item.is(&Self::Meant(value.clone())))
+                    && items
+                        .iter()
+                        .zip(values)
+                        .all(|(item, value)| item.is(&Self::Meant(value.clone())))
             }
             (Self::Mapping(entries), Self::Meant(Value::Object(map))) => {
                 entries.len() == map.len()
                     && entries.iter().all(|(key, value)| {
                         let Some(text) = key.text() else { return false };
                         let key = key.is(&Self::Meant(text.into()));
-                        key && map.get(text).is_some_and(|wanted| value.is(&Self::Meant(wanted.clone())))
+                        key && map
+                            .get(text)
+                            .is_some_and(|wanted| value.is(&Self::Meant(wanted.clone())))
                     })
             }
             (Self::Sequence(items), Self::Sequence(wanted)) => {
-                items.len() == wanted.len() && items.iter().zip(wanted).all(|(item, wanted)| item.is(wanted))
+                items.len() == wanted.len()
+                    && items
+                        .iter()
+                        .zip(wanted)
+                        .all(|(item, wanted)| item.is(wanted))
             }
             (Self::Mapping(entries), Self::Mapping(wanted)) => {
                 let mut left: Vec<_> = wanted.iter().collect();
@@ -99,7 +112,11 @@ impl Yaml {
             }
             (
                 Self::Marked { anchor, tag, value },
-                Self::Marked { anchor: wanted_anchor, tag: wanted_tag, value: wanted },
+                Self::Marked {
+                    anchor: wanted_anchor,
+                    tag: wanted_tag,
+                    value: wanted,
+                },
             ) => anchor == wanted_anchor && tag == wanted_tag && value.is(wanted),
             (is, wanted) => is == wanted,
         }
@@ -122,24 +139,36 @@ fn scalar_is(text: &str, plain: bool, wanted: &Value) -> bool {
 
 /// Whether every reader takes a plain scalar for text: those of YAML 1.1, of 1.2, and Go's.
 pub fn is_text(text: &str) -> bool {
-    const WORDS: [&str; 14] =
-        ["y", "n", "yes", "no", "on", "off", "true", "false", ".inf", "+.inf", "-.inf", ".nan", "<<", "null"];
+    const WORDS: [&str; 14] = [
+        "y", "n", "yes", "no", "on", "off", "true", "false", ".inf", "+.inf", "-.inf", ".nan",
+        "<<", "null",
+    ];
     // In lower case, in upper case, or with one capital (NaN has two).
-    let (first, rest) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic()).map_or(0, |at| at + 1));
+    let (first, rest) = text.split_at(
+        text.find(|c: char| c.is_ascii_alphabetic())
+            .map_or(0, |at| at + 1),
+    );
     let cased = rest == rest.to_lowercase() || text == text.to_uppercase() || rest == "aN";
-    if is_null(text) || cased && WORDS.contains(&(first.to_lowercase() + &rest.to_lowercase()).as_str()) {
+    if is_null(text)
+        || cased && WORDS.contains(&(first.to_lowercase() + &rest.to_lowercase()).as_str())
+    {
         return false;
     }
     let digits = text.replace('_', "");
     let digits = digits.strip_prefix(['-', '+']).unwrap_or(&digits);
     let radix = |prefix: &str, radix: u32| {
-        digits.strip_prefix(prefix).is_some_and(|d| !d.is_empty() && d.chars().all(|c| c.is_digit(radix)))
+        digits
+            .strip_prefix(prefix)
+            .is_some_and(|d| !d.is_empty() && d.chars().all(|c| c.is_digit(radix)))
     };
     let based = radix("0x", 16) || radix("0X", 16) || radix("0o", 8) || radix("0b", 2);
-    let number = digits.starts_with(|c: char| c.is_ascii_digit() || c == '.') && digits.parse::<f64>().is_ok();
+    let number = digits.starts_with(|c: char| c.is_ascii_digit() || c == '.')
+        && digits.parse::<f64>().is_ok();
     let sixties = digits.contains(':')
         && digits.starts_with(|c: char| c.is_ascii_digit())
-        && digits.split(':').all(|part| !part.is_empty() && part.chars().all(|c| c.is_ascii_digit() || c == '.'));
+        && digits
+            .split(':')
+            .all(|part| !part.is_empty() && part.chars().all(|c| c.is_ascii_digit() || c == '.'));
     !(based || number || sixties || is_date(text))
 }
 
@@ -148,7 +177,9 @@ fn is_date(text: &str) -> bool {
     let parts: Vec<_> = date.split('-').collect();
     parts.len() == 3
         && parts[0].len() == 4
-        && parts.iter().all(|part| (1..=4).contains(&part.len()) && part.chars().all(|c| c.is_ascii_digit()))
+        && parts
+            .iter()
+            .all(|part| (1..=4).contains(&part.len()) && part.chars().all(|c| c.is_ascii_digit()))
 }
 
 /// What this reader makes of a file.
@@ -200,9 +231,20 @@ fn value(parser: &mut Parser<&mut &[u8]>, event: EventData, depth: usize) -> Opt
     }
     let (anchor, tag, value) = match event {
         EventData::Alias { anchor } => return Some(Yaml::Alias(anchor)),
-        EventData::Scalar { anchor, tag, value, style, .. } => {
-            (anchor, tag, Yaml::Scalar { text: value, plain: style == ScalarStyle::Plain })
-        }
+        EventData::Scalar {
+            anchor,
+            tag,
+            value,
+            style,
+            ..
+        } => (
+            anchor,
+            tag,
+            Yaml::Scalar {
+                text: value,
+                plain: style == ScalarStyle::Plain,
+            },
+        ),
         EventData::SequenceStart { anchor, tag, .. } => {
             let mut items = Vec::new();
             loop {
@@ -232,7 +274,11 @@ fn value(parser: &mut Parser<&mut &[u8]>, event: EventData, depth: usize) -> Opt
     if anchor.is_none() && tag.is_none() {
         return Some(value);
     }
-    Some(Yaml::Marked { anchor, tag, value: Box::new(value) })
+    Some(Yaml::Marked {
+        anchor,
+        tag,
+        value: Box::new(value),
+    })
 }
 
 #[cfg(test)]
@@ -245,16 +291,27 @@ mod tests {
         let read = |text: &str| documents(text).unwrap().remove(0);
         let meant = Yaml::Meant(json!({"a": [1, "1", "x: y", null, {}], "b": true}));
         assert!(read("b: true\na: [1, '1', \"x: y\", ~, {}]\n").is(&meant));
-        for wrong in ["b: yes\na: [1, '1', 'x: y', ~, {}]", "a: [1, 1, 'x: y', ~, {}]\nb: true", "b: true", "[]"] {
+        for wrong in [
+            "b: yes\na: [1, '1', 'x: y', ~, {}]",
+            "a: [1, 1, 'x: y', ~, {}]\nb: true",
+            "b: true",
+            "[]",
+        ] {
             assert!(!read(wrong).is(&meant), "{wrong}");
         }
         assert!(read("{a: 1, b: &x !t 2}").is(&read("b: &x !t 2\na: 1\n")));
-        assert!(!read("{a: 1, b: &x 2}").is(&read("{b: &y 2, a: 1}")) && !read("a: *b").is(&read("a: b")));
+        assert!(
+            !read("{a: 1, b: &x 2}").is(&read("{b: &y 2, a: 1}"))
+                && !read("a: *b").is(&read("a: b"))
+        );
     }
 
     #[test]
     fn text_is_what_nobody_takes_for_anything_else() {
-        for text in ["10.0.0.5", "a", "10m", "v1", "-", "1.2.3", "fd00::1", "2026-01", "a:b", "10:a", "nO", "éa"] {
+        for text in [
+            "10.0.0.5", "a", "10m", "v1", "-", "1.2.3", "fd00::1", "2026-01", "a:b", "10:a", "nO",
+            "éa",
+        ] {
             assert!(is_text(text), "{text}");
         }
         for text in [

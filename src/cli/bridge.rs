@@ -83,7 +83,13 @@ pub struct BridgeStartArgs {
     #[arg(long, default_value = "stay", value_name = "WHAT", value_enum)]
     pub on_failure: OnFailure,
     /// Which etcd the temporary kube-apiserver uses, where one of its members is on this node
-    #[arg(long, env = "BERTH_BRIDGE_ETCD", default_value = "auto", value_name = "WHICH", value_enum)]
+    #[arg(
+        long,
+        env = "BERTH_BRIDGE_ETCD",
+        default_value = "auto",
+        value_name = "WHICH",
+        value_enum
+    )]
     pub etcd: EtcdMode,
     /// Keeps the Service `kubernetes` whole while COMMAND restarts kube-apiserver, as an admin
     /// [default: /etc/kubernetes/admin.conf, if it is there]
@@ -120,7 +126,12 @@ pub struct BridgeStartArgs {
 pub struct Words(pub Vec<OsString>);
 
 fn words(text: &str) -> Result<Words, shell_words::ParseError> {
-    Ok(Words(shell_words::split(text)?.into_iter().map(OsString::from).collect()))
+    Ok(Words(
+        shell_words::split(text)?
+            .into_iter()
+            .map(OsString::from)
+            .collect(),
+    ))
 }
 
 /// The daemon has another working directory.
@@ -129,7 +140,8 @@ fn absolute(path: &str) -> io::Result<PathBuf> {
 }
 
 fn server_name(text: &str) -> Result<ServerName<'static>, String> {
-    ServerName::try_from(text.to_owned()).map_err(|_| "give a DNS name or IP address from the certificate".into())
+    ServerName::try_from(text.to_owned())
+        .map_err(|_| "give a DNS name or IP address from the certificate".into())
 }
 
 /// Options of `berth bridge restore`.

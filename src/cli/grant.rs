@@ -15,7 +15,12 @@ pub struct GrantArgs {
     pub out: Option<PathBuf>,
     /// The node's name in the cluster; with --print or --revoke there may be several, separated by commas [default:
     /// what this machine's kubelet calls it]
-    #[arg(long, env = "BERTH_NODE_NAME", value_name = "NAME", value_delimiter = ',')]
+    #[arg(
+        long,
+        env = "BERTH_NODE_NAME",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
     pub node: Vec<String>,
     /// The manifest with the shim's listen address and uid
     #[arg(

@@ -18,7 +18,10 @@ use berth_options::log::LogArgs;
 #[cfg(feature = "operate")]
 use bridge::BRIDGE_STATUS;
 #[cfg(feature = "operate")]
-pub use bridge::{BridgeAction, BridgeArgs, BridgeDirArgs, BridgeEndArgs, BridgeRestoreArgs, BridgeStartArgs, Words};
+pub use bridge::{
+    BridgeAction, BridgeArgs, BridgeDirArgs, BridgeEndArgs, BridgeRestoreArgs, BridgeStartArgs,
+    Words,
+};
 use clap::{Arg, Parser, Subcommand};
 #[cfg(feature = "operate")]
 pub use grant::GrantArgs;
@@ -56,7 +59,13 @@ pub struct Cli {
 /// At least one second.
 #[cfg(any(feature = "operate", feature = "rehearse"))]
 fn seconds(text: &str) -> Result<Duration, String> {
-    duration(text).and_then(|time| if time.as_secs() > 0 { Ok(time) } else { Err("at least 1s".to_owned()) })
+    duration(text).and_then(|time| {
+        if time.as_secs() > 0 {
+            Ok(time)
+        } else {
+            Err("at least 1s".to_owned())
+        }
+    })
 }
 
 /// Help names an option's environment variable but not its value, which may be secret and differs for each reader.
@@ -65,7 +74,9 @@ fn no_environment_value(option: Arg) -> Arg {
 }
 
 fn no_environment_values(command: clap::Command) -> clap::Command {
-    command.mut_args(no_environment_value).mut_subcommands(no_environment_values)
+    command
+        .mut_args(no_environment_value)
+        .mut_subcommands(no_environment_values)
 }
 
 /// The subcommands.
@@ -121,26 +132,53 @@ mod tests {
     /// One that is left in the environment would write, or wave errors through, at each later run.
     #[test]
     fn what_holds_for_one_run_has_no_environment_variable() {
-        let values =
-            ["accept", "canary", "canary_time", "ignore_errors", "kubeadm_patch", "on_failure", "undecided", "write"];
+        let values = [
+            "accept",
+            "canary",
+            "canary_time",
+            "ignore_errors",
+            "kubeadm_patch",
+            "on_failure",
+            "undecided",
+            "write",
+        ];
         let probe = ["probe_insecure"];
         let of_one_run = |arg: &&Arg| {
             let id = arg.get_id().as_str();
-            !probe.contains(&id) && (matches!(arg.get_action(), ArgAction::SetTrue) || values.contains(&id))
+            !probe.contains(&id)
+                && (matches!(arg.get_action(), ArgAction::SetTrue) || values.contains(&id))
         };
         let mut seen = Vec::new();
         let cli = Cli::command();
-        let operators = ["bridge", "upgrade", "doctor", "inject", "eject", "grant", "status"];
-        for command in cli.get_subcommands().filter(|command| operators.contains(&command.get_name())) {
+        let operators = [
+            "bridge", "upgrade", "doctor", "inject", "eject", "grant", "status",
+        ];
+        for command in cli
+            .get_subcommands()
+            .filter(|command| operators.contains(&command.get_name()))
+        {
             for command in std::iter::once(command).chain(command.get_subcommands()) {
                 for arg in command.get_arguments().filter(of_one_run) {
-                    assert_eq!(arg.get_env(), None, "{} {}", command.get_name(), arg.get_id());
+                    assert_eq!(
+                        arg.get_env(),
+                        None,
+                        "{} {}",
+                        command.get_name(),
+                        arg.get_id()
+                    );
                     seen.push(arg.get_id().to_string());
                 }
             }
         }
-        for known in values.into_iter().chain(["bridge", "break_lock", "diff", "dry_run", "judge", "revoke"]) {
-            assert!(seen.iter().any(|id| id == known), "{known} is not in {seen:?}");
+        for known in
+            values
+                .into_iter()
+                .chain(["bridge", "break_lock", "diff", "dry_run", "judge", "revoke"])
+        {
+            assert!(
+                seen.iter().any(|id| id == known),
+                "{known} is not in {seen:?}"
+            );
         }
     }
 }

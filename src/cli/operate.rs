@@ -30,7 +30,13 @@ pub struct InjectArgs {
     #[arg(long, env = "BERTH_LISTEN", value_delimiter = ' ', value_name = "ADDR:PORT[,freebind]", help_heading = ADDRESSES)]
     pub listen: Vec<String>,
     /// Directory where the shims of a node meet, there and in the containers
-    #[arg(long, env = "BERTH_RUN_DIR", default_value = "/run/berth", value_name = "DIR", hide = true)]
+    #[arg(
+        long,
+        env = "BERTH_RUN_DIR",
+        default_value = "/run/berth",
+        value_name = "DIR",
+        hide = true
+    )]
     pub run_dir: String,
     /// Keep the Service `kubernetes` whole: with this kubeconfig, which `berth grant` wrote on the node [/etc/kubernetes/berth-cluster/kubeconfig if
     /// none is named]; a Deployment or DaemonSet uses its service account
@@ -59,7 +65,12 @@ pub struct KeptArgs {
 #[derive(Debug, Clone, Args)]
 pub struct AdminArgs {
     /// An administrator's kubeconfig for requests to the cluster; shims never see it
-    #[arg(long, env = "BERTH_KUBECONFIG", default_value = "/etc/kubernetes/admin.conf", value_name = "FILE")]
+    #[arg(
+        long,
+        env = "BERTH_KUBECONFIG",
+        default_value = "/etc/kubernetes/admin.conf",
+        value_name = "FILE"
+    )]
     pub kubeconfig: PathBuf,
 }
 
@@ -67,7 +78,12 @@ pub struct AdminArgs {
 #[derive(Debug, Clone, Args)]
 pub struct KubeletArgs {
     /// The kubelet's directory of static pods, with kube-apiserver.yaml in it
-    #[arg(long, env = "BERTH_MANIFESTS_DIR", default_value = "/etc/kubernetes/manifests", value_name = "DIR")]
+    #[arg(
+        long,
+        env = "BERTH_MANIFESTS_DIR",
+        default_value = "/etc/kubernetes/manifests",
+        value_name = "DIR"
+    )]
     pub manifests_dir: PathBuf,
 }
 
@@ -75,7 +91,10 @@ pub struct KubeletArgs {
 #[derive(Debug, Clone, Args)]
 pub struct ManifestArgs {
     /// The manifest; `-` is standard input
-    #[arg(default_value = "/etc/kubernetes/manifests/kube-apiserver.yaml", value_name = "FILE")]
+    #[arg(
+        default_value = "/etc/kubernetes/manifests/kube-apiserver.yaml",
+        value_name = "FILE"
+    )]
     pub path: PathBuf,
     /// Write the result into the file, not to standard output; the kubelet then restarts a static pod, and clients are refused until it
     /// is ready: --bridge prevents that
@@ -106,16 +125,22 @@ pub struct ExcusedArgs {
 }
 
 fn check(id: &str) -> Result<String, String> {
-    let errors = berth_doctor::CHECKS.iter().filter(|check| check.severity == Severity::Error);
+    let errors = berth_doctor::CHECKS
+        .iter()
+        .filter(|check| check.severity == Severity::Error);
     let known: Vec<_> = errors.map(|check| format!("`{}`", check.id)).collect();
     match known.contains(&format!("`{id}`")) {
         true => Ok(id.to_owned()),
-        false => Err(format!("unknown check `{id}`, expected one of {}", known.join(", "))),
+        false => Err(format!(
+            "unknown check `{id}`, expected one of {}",
+            known.join(", ")
+        )),
     }
 }
 
 fn finding(code: &str) -> Result<Signal, String> {
-    code.parse().map_err(|error: String| error.replacen("unknown variant", "unknown finding", 1))
+    code.parse()
+        .map_err(|error: String| error.replacen("unknown variant", "unknown finding", 1))
 }
 
 /// Options of `berth doctor`.
@@ -187,7 +212,13 @@ pub struct UpgradeArgs {
     #[command(flatten)]
     pub kept: KeptArgs,
     /// The kubelet's directory of container logs, of which the last lines are shown when a container fails
-    #[arg(long, env = "BERTH_POD_LOGS_DIR", default_value = "/var/log/pods", value_name = "DIR", hide = true)]
+    #[arg(
+        long,
+        env = "BERTH_POD_LOGS_DIR",
+        default_value = "/var/log/pods",
+        value_name = "DIR",
+        hide = true
+    )]
     pub pod_logs_dir: PathBuf,
 }
 

@@ -107,6 +107,10 @@ fn within(range: RangeInclusive<u32>) -> RangedI64ValueParser<u32> {
 #[derive(Debug, Clone, Args)]
 pub struct StandInArgs {
     /// kube-apiserver's flags
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "FLAGS"
+    )]
     pub flags: Vec<String>,
 }

@@ -25,7 +25,9 @@ const LEAVING: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(50);
 
 pub(super) fn ready(args: &ReadyArgs) -> anyhow::Result<Exit> {
-    let Some(known) = find(&args.ask)? else { return Ok(Exit::No) };
+    let Some(known) = find(&args.ask)? else {
+        return Ok(Exit::No);
+    };
     let patience = args.timeout.timeout.unwrap_or(ipc::PATIENCE);
     let ready = block_on(async {
         match status(&known, patience).await {
@@ -40,25 +42,48 @@ pub(super) fn ready(args: &ReadyArgs) -> anyhow::Result<Exit> {
                 status.ready()
             }
             // It may be behind the node's shim alone.
-            Err(why) => of_node_shim(&args.ask.run_dir, &known, patience).await.unwrap_or(Err(why)),
+            Err(why) => of_node_shim(&args.ask.run_dir, &known, patience)
+                .await
+                .unwrap_or(Err(why)),
         }
     })?;
     answer(ready.map(|()| None))
 }
 
 /// The state of an instance in the status of a node shim, if there is one.
-async fn of_node_shim(run_dir: &RunDirArgs, known: &KnownInstance, patience: Duration) -> Option<Result<(), String>> {
+async fn of_node_shim(
+    run_dir: &RunDirArgs,
+    known: &KnownInstance,
+    patience: Duration,
+) -> Option<Result<(), String>> {
     for other in other_shims(run_dir, known).ok()? {
-        let Ok(shim) = status(&other, patience).await else { continue };
-        let Some(instance) = shim.instances.iter().find(|instance| shim.discover && instance.instance == known.id)
+        let Ok(shim) = status(&other, patience).await else {
+            continue;
+        };
+        let Some(instance) = shim
+            .instances
+            .iter()
+            .find(|instance| shim.discover && instance.instance == known.id)
         else {
             continue;
         };
         return Some(match (instance.health, shim.state) {
-            _ if shim.blocked => Err(format!("a relaying thread of the node's shim {} does not answer", other.id)),
+            _ if shim.blocked => Err(format!(
+                "a relaying thread of the node's shim {} does not answer",
+                other.id
+            )),
             (InstanceHealth::Ready, Phase::Joined) => Ok(()),
-            (InstanceHealth::Ready, state) => Err(format!("the node's shim {} is {}", other.id, state.as_str())),
-            (health, _) => Err(format!("instance {} is {}: {}", known.id, health.as_str(), instance.last_probe)),
+            (InstanceHealth::Ready, state) => Err(format!(
+                "the node's shim {} is {}",
+                other.id,
+                state.as_str()
+            )),
+            (health, _) => Err(format!(
+                "instance {} is {}: {}",
+                known.id,
+                health.as_str(),
+                instance.last_probe
+            )),
         });
     }
     None
@@ -71,32 +96,66 @@ pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
     let patience = args.timeout.timeout;
     let mut config = checks.finish(config).map_err(mistaken)?;
     config.timeout = patience.unwrap_or(config.timeout);
-    let Some(known) = find(&args.ask)? else { return Ok(Exit::No) };
+    let Some(known) = find(&args.ask)? else {
+        return Ok(Exit::No);
+    };
     // The apiserver itself is probed: a hung shim must not make the kubelet restart it.
     let live = block_on(async {
         let address = address(&known).await?;
         let lives = Probe::new(config).lives(address).await;
         lives.map_err(|answer| match patience {
             Some(patience) if answer.result == "timeout" => {
-                format!("no answer in {} (--timeout)", humantime::format_duration(patience))
+                format!(
+                    "no answer in {} (--timeout)",
+                    humantime::format_duration(patience)
+                )
             }
             _ => answer.words,
         })
     })?;
-    answer(live.map(|why| Some(format!("alive, and cannot be asked as the shim asks: {}", why?))))
+    answer(live.map(|why| {
+        Some(format!(
+            "alive, and cannot be asked as the shim asks: {}",
+            why?
+        ))
+    }))
 }
 
 pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
     let streams = args.wait_streams;
-    let Some(known) = find(&args.ask)? else { return Ok(Exit::No) };
+    let Some(known) = find(&args.ask)? else {
+        return Ok(Exit::No);
+    };
     let drained = block_on(async {
-        let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
-        let drain = if args.if_sibling { Ask::DrainIfSibling } else { Ask::Drain };
+        let path = known
+            .berth
+            .socket_path(&known.id)
+            .map_err(|error| error.to_string())?;
+        let drain = if args.if_sibling {
+            Ask::DrainIfSibling
+        } else {
+            Ask::Drain
+        };
         match ipc::ask(&path, drain, LEAVING).await {
             Ok(Reply::Done) => {}
-            Ok(Reply::Alone) => return Ok(Some(format!("not drained: no sibling of {} is joined", known.id))),
-            Ok(reply) => return Err(format!("the shim of instance {} does not drain: {reply:?}", known.id)),
-            Err(error) => return Err(format!("the request to the shim of instance {} failed: {error}", known.id)),
+            Ok(Reply::Alone) => {
+                return Ok(Some(format!(
+                    "not drained: no sibling of {} is joined",
+                    known.id
+                )));
+            }
+            Ok(reply) => {
+                return Err(format!(
+                    "the shim of instance {} does not drain: {reply:?}",
+                    known.id
+                ));
+            }
+            Err(error) => {
+                return Err(format!(
+                    "the request to the shim of instance {} failed: {error}",
+                    known.id
+                ));
+            }
         }
         if args.wait || streams.is_some() {
             return until_left(&known, streams).await;
@@ -108,39 +167,69 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
 
 /// The other shims of the same berth, some of which may be dead.
 fn other_shims(run_dir: &RunDirArgs, known: &KnownInstance) -> Result<Vec<KnownInstance>, String> {
-    let node = RunDirSnapshot::read(run_dir.run_dir.as_deref()).map_err(|error| error.to_string())?;
-    let is_other = |other: &KnownInstance| other.berth.address() == known.berth.address() && other.id != known.id;
-    Ok(node.instances.into_iter().filter(|other| other.socket && is_other(other)).collect())
+    let node =
+        RunDirSnapshot::read(run_dir.run_dir.as_deref()).map_err(|error| error.to_string())?;
+    let is_other = |other: &KnownInstance| {
+        other.berth.address() == known.berth.address() && other.id != known.id
+    };
+    Ok(node
+        .instances
+        .into_iter()
+        .filter(|other| other.socket && is_other(other))
+        .collect())
 }
 
 /// Waits until a shim has left the group and its instance can be stopped ([`unanswered`]), or, with `streams`, until its
 /// connections have ended. Returns what is left then, if anything is.
-async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<Option<String>, String> {
+async fn until_left(
+    known: &KnownInstance,
+    streams: Option<Duration>,
+) -> Result<Option<String>, String> {
     let began = Instant::now();
     let (mut left, mut ending) = (None, None);
-    let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
+    let path = known
+        .berth
+        .socket_path(&known.id)
+        .map_err(|error| error.to_string())?;
     loop {
         let status = match ipc::ask(&path, Ask::Status, LEAVING).await {
             Ok(Reply::Status(status)) => status,
-            Ok(reply) => return Err(format!("the shim of instance {} does not send its status: {reply:?}", known.id)),
+            Ok(reply) => {
+                return Err(format!(
+                    "the shim of instance {} does not send its status: {reply:?}",
+                    known.id
+                ));
+            }
             Err(error) => match error.kind() {
                 // It ended, and its connections with it.
                 io::ErrorKind::ConnectionRefused => return Ok(None),
                 io::ErrorKind::NotFound => {
                     return match lease::read(&known.berth, &known.id) {
                         Ok(None) => Ok(None),
-                        _ => Err(format!("{} was removed: the shim cannot be asked", path.display())),
+                        _ => Err(format!(
+                            "{} was removed: the shim cannot be asked",
+                            path.display()
+                        )),
                     };
                 }
-                io::ErrorKind::TimedOut => return Err(format!("the shim of instance {} does not answer", known.id)),
+                io::ErrorKind::TimedOut => {
+                    return Err(format!("the shim of instance {} does not answer", known.id));
+                }
                 // It ends: the next request is refused.
-                io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof
+                io::ErrorKind::ConnectionReset
+                | io::ErrorKind::BrokenPipe
+                | io::ErrorKind::UnexpectedEof
                     if ending.get_or_insert_with(Instant::now).elapsed() < LEAVING =>
                 {
                     tokio::time::sleep(PAUSE).await;
                     continue;
                 }
-                _ => return Err(format!("the request to the shim of instance {} failed: {error}", known.id)),
+                _ => {
+                    return Err(format!(
+                        "the request to the shim of instance {} failed: {error}",
+                        known.id
+                    ));
+                }
             },
         };
         if status.state == Phase::Left {
@@ -148,17 +237,28 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<
             let open = status.connections_open + status.connections_injected;
             match streams {
                 // The caller stops the apiserver next.
-                None => match unanswered(left, status.connections_pending, status.connections_open) {
+                None => match unanswered(left, status.connections_pending, status.connections_open)
+                {
                     None => {}
                     Some(0) => return Ok(None),
-                    Some(connections) => return Ok(Some(format!("{connections} connections are not answered yet"))),
+                    Some(connections) => {
+                        return Ok(Some(format!(
+                            "{connections} connections are not answered yet"
+                        )));
+                    }
                 },
                 Some(_) if open == 0 => return Ok(None),
-                Some(wait) if began.elapsed() >= wait => return Err(format!("{open} connections are left")),
+                Some(wait) if began.elapsed() >= wait => {
+                    return Err(format!("{open} connections are left"));
+                }
                 Some(_) => {}
             }
         } else if began.elapsed() >= LEAVING {
-            return Err(format!("the shim of instance {} is {} still", known.id, status.state.as_str()));
+            return Err(format!(
+                "the shim of instance {} is {} still",
+                known.id,
+                status.state.as_str()
+            ));
         }
         tokio::time::sleep(PAUSE).await;
     }
@@ -185,7 +285,9 @@ fn find(args: &AskArgs) -> anyhow::Result<Option<KnownInstance>> {
     let asked = |known: &KnownInstance| id.as_ref().is_none_or(|id| known.id == *id);
     let mut known: Vec<_> = node.instances.into_iter().filter(asked).collect();
     // A running instance is preferred to the leftovers of an earlier one.
-    let runs = |known: &KnownInstance| known.socket || known.record.as_ref().is_some_and(|listed| listed.alive);
+    let runs = |known: &KnownInstance| {
+        known.socket || known.record.as_ref().is_some_and(|listed| listed.alive)
+    };
     if known.iter().any(runs) {
         known.retain(runs);
     }
@@ -193,32 +295,61 @@ fn find(args: &AskArgs) -> anyhow::Result<Option<KnownInstance>> {
         (Some(known), true) => Ok(Some(known)),
         (Some(last), false) => {
             known.push(last);
-            let names: Vec<_> =
-                known.iter().map(|known| format!("{} at {}", known.id, known.berth.address())).collect();
-            let fix = if id.is_some() { "give each berth its own --run-dir" } else { "name one with --instance" };
-            Err(mistake(format!("several instances are there ({}): {fix}", names.join(", "))))
+            let names: Vec<_> = known
+                .iter()
+                .map(|known| format!("{} at {}", known.id, known.berth.address()))
+                .collect();
+            let fix = if id.is_some() {
+                "give each berth its own --run-dir"
+            } else {
+                "name one with --instance"
+            };
+            Err(mistake(format!(
+                "several instances are there ({}): {fix}",
+                names.join(", ")
+            )))
         }
         (None, _) => {
-            let what = id.map_or_else(|| "no instance is there".to_owned(), |id| format!("instance {id} is not there"));
-            answer(Err(format!("{what}: no record and no shim in {}", node.path.display()))).map(|_| None)
+            let what = id.map_or_else(
+                || "no instance is there".to_owned(),
+                |id| format!("instance {id} is not there"),
+            );
+            answer(Err(format!(
+                "{what}: no record and no shim in {}",
+                node.path.display()
+            )))
+            .map(|_| None)
         }
     }
 }
 
 async fn status(known: &KnownInstance, patience: Duration) -> Result<Status, String> {
-    let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
+    let path = known
+        .berth
+        .socket_path(&known.id)
+        .map_err(|error| error.to_string())?;
     let status = ipc::status(&path, patience).await;
-    status.map(|status| *status).map_err(|why| format!("the shim of instance {}: {why}", known.id))
+    status
+        .map(|status| *status)
+        .map_err(|why| format!("the shim of instance {}: {why}", known.id))
 }
 
 async fn address(known: &KnownInstance) -> Result<SocketAddr, String> {
     match &known.record {
         Some(listed) if listed.alive => Ok(listed.record.address),
-        Some(_) => Err(format!("instance {} is not running: its process ended", known.id)),
+        Some(_) => Err(format!(
+            "instance {} is not running: its process ended",
+            known.id
+        )),
         // `berth serve --backend`: only the shim has the address.
         None => {
-            let own = status(known, ipc::PATIENCE).await?.instances.into_iter().find(|instance| instance.own);
-            own.map(|own| own.address).ok_or_else(|| format!("instance {} is not running", known.id))
+            let own = status(known, ipc::PATIENCE)
+                .await?
+                .instances
+                .into_iter()
+                .find(|instance| instance.own);
+            own.map(|own| own.address)
+                .ok_or_else(|| format!("instance {} is not running", known.id))
         }
     }
 }
@@ -236,7 +367,15 @@ mod tests {
         let berth = run_dir.berth("10.0.0.5:6443".parse().unwrap()).unwrap();
         let id = InstanceId::parse("a").unwrap();
         let path = berth.socket_path(&id).unwrap();
-        (KnownInstance { berth, id, record: None, socket: true }, path)
+        (
+            KnownInstance {
+                berth,
+                id,
+                record: None,
+                socket: true,
+            },
+            path,
+        )
     }
 
     #[tokio::test]
@@ -259,7 +398,12 @@ mod tests {
         let (known, path) = known(&directory);
         std::os::unix::fs::symlink(&path, &path).unwrap();
         let waited = until_left(&known, None).await;
-        assert!(waited.as_ref().is_err_and(|why| why.contains("the request to the shim")), "{waited:?}");
+        assert!(
+            waited
+                .as_ref()
+                .is_err_and(|why| why.contains("the request to the shim")),
+            "{waited:?}"
+        );
     }
 
     #[tokio::test]

@@ -13,18 +13,27 @@ use std::path::Path;
 pub(super) fn run(args: &CopySelfArgs) -> anyhow::Result<Exit> {
     let made = args.run_dir.as_deref().map_or(Ok(()), |dir| {
         let owner = args.owner.unwrap_or_else(|| geteuid().as_raw());
-        private_directory(dir, owner)
-            .with_context(|| format!("cannot make {} a directory of uid {owner} with mode 0700", dir.display()))
+        private_directory(dir, owner).with_context(|| {
+            format!(
+                "cannot make {} a directory of uid {owner} with mode 0700",
+                dir.display()
+            )
+        })
     });
     let done = made.and_then(|()| {
-        copy(&args.path).with_context(|| format!("cannot copy this program to {}", args.path.display()))
+        copy(&args.path)
+            .with_context(|| format!("cannot copy this program to {}", args.path.display()))
     });
-    done.map(|()| Exit::Ok).map_err(|error| unavailable(format!("{error:#}")))
+    done.map(|()| Exit::Ok)
+        .map_err(|error| unavailable(format!("{error:#}")))
 }
 
 /// Copies the running program atomically: the copy is never incomplete.
 fn copy(to: &Path) -> io::Result<()> {
-    let name = to.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
+    let name = to
+        .file_name()
+        .ok_or(io::ErrorKind::InvalidInput)?
+        .to_string_lossy();
     let temporary = to.with_file_name(format!(".{name}.{}", std::process::id()));
     // In a container the process ID is always 1, so a killed copy may have left this file incomplete: it is replaced.
     replace(to, &temporary, |mut file| {

@@ -17,13 +17,17 @@ use std::path::Path;
 
 pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     let directory = &args.kubelet.manifests_dir;
-    let path = args.manifest.clone().unwrap_or_else(|| directory.join(FILE));
+    let path = args
+        .manifest
+        .clone()
+        .unwrap_or_else(|| directory.join(FILE));
     let name = match path.to_str() {
         Some("-") => "standard input".into(),
         _ => path.display().to_string(),
     };
     let manifest = Manifest::parse(&read(&path).map_err(refused)?);
-    let manifest = manifest.map_err(|problem| mistaken(Mistakes(vec![format!("{name}:{problem}")])))?;
+    let manifest =
+        manifest.map_err(|problem| mistaken(Mistakes(vec![format!("{name}:{problem}")])))?;
     // What cannot be read is reported, and everything else is checked all the same.
     let mut exit = Exit::Ok;
     let mut missing = |error: &dyn std::fmt::Display| {
@@ -33,7 +37,11 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     let is_static = is_in(&path, directory);
     // What is elsewhere is to replace the one that runs.
     let own = path.canonicalize().ok().filter(|_| is_static);
-    let own = directory.join(own.as_deref().and_then(Path::file_name).unwrap_or(FILE.as_ref()));
+    let own = directory.join(
+        own.as_deref()
+            .and_then(Path::file_name)
+            .unwrap_or(FILE.as_ref()),
+    );
     let beside = match args.node && manifest.kind() == "Pod" {
         true => found(beside::gather(&own, &manifest))
             .map_err(|error| missing(&format!("{}: {error}", directory.display())))
@@ -50,16 +58,23 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     let node = args.node.then(|| node::Facts {
         unconnected,
         obstacle,
-        interrupted: interrupted(&args.kept.state_dir).map_err(|error| missing(&error)).ok().flatten(),
+        interrupted: interrupted(&args.kept.state_dir)
+            .map_err(|error| missing(&error))
+            .ok()
+            .flatten(),
         ..node::Facts::gather(Path::new("/"), &manifest)
     });
     let client = args.kubeconfig.as_deref().map(Client::from_kubeconfig);
     let cluster = match client.and_then(|client| client.map_err(|error| missing(&error)).ok()) {
-        Some(client) => block_on(Cluster::ask(&client))?.map_err(|error| missing(&error)).ok(),
+        Some(client) => block_on(Cluster::ask(&client))?
+            .map_err(|error| missing(&error))
+            .ok(),
         None => None,
     };
     // The manifest that this one is to replace, if it is another.
-    let running = (args.node && !is_static).then(|| read(&directory.join(FILE)).ok()).flatten();
+    let running = (args.node && !is_static)
+        .then(|| read(&directory.join(FILE)).ok())
+        .flatten();
     let running = running.and_then(|text| Manifest::parse(&text).ok());
     let case = Case {
         name: &name,
@@ -71,9 +86,16 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     };
     let mut findings = examine(&case);
     excuse(&mut findings, &args.excused.ignore_errors);
-    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let output = if args.json { text::json(&findings) } else { text::text(&name, &findings, color) };
+    let color = std::io::stdout().is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let output = if args.json {
+        text::json(&findings)
+    } else {
+        text::text(&name, &findings, color)
+    };
     print(&output)?;
-    let fails = findings.iter().any(|finding| finding.severity == Severity::Error);
+    let fails = findings
+        .iter()
+        .any(|finding| finding.severity == Severity::Error);
     Ok(if fails { Exit::No } else { exit })
 }

@@ -42,27 +42,56 @@ fn carry_out(place: Place, args: &ExecArgs) -> anyhow::Result<Exit> {
     if args.stay && !matches!(supervising, Some(Ok(_))) {
         go_on_as_child().context("cannot start the process that becomes the apiserver")?;
     }
-    let supervisor = supervising.as_ref().map(|prepared| prepared.as_ref().map(|_| ()).map_err(Clone::clone));
-    let claimant = Claimant { instance: &instance, advertise, supervisor, pid: Some(std::process::id()) };
-    let claim =
-        claim(&berth, &claimant, |previous, taken| Ok(address::choose(port, previous, &[taken, &listen].concat())?))?;
+    let supervisor = supervising
+        .as_ref()
+        .map(|prepared| prepared.as_ref().map(|_| ()).map_err(Clone::clone));
+    let claimant = Claimant {
+        instance: &instance,
+        advertise,
+        supervisor,
+        pid: Some(std::process::id()),
+    };
+    let claim = claim(&berth, &claimant, |previous, taken| {
+        Ok(address::choose(port, previous, &[taken, &listen].concat())?)
+    })?;
 
     let address = claim.record().address;
     // A record's address is always in 127.0.0.0/8; this is for the type.
-    let IpAddr::V4(ip) = address.ip() else { anyhow::bail!("{address} is no IPv4 address") };
-    let wanted = Wanted { address: ip, port, advertise: public, instance: &instance };
+    let IpAddr::V4(ip) = address.ip() else {
+        anyhow::bail!("{address} is no IPv4 address")
+    };
+    let wanted = Wanted {
+        address: ip,
+        port,
+        advertise: public,
+        instance: &instance,
+    };
     let rewritten = args::rewrite(argv, &wanted)?;
     log_changes(&instance, address, advertise, &rewritten);
 
-    let Some((program, arguments)) = rewritten.argv.split_first() else { anyhow::bail!("there is no command") };
+    let Some((program, arguments)) = rewritten.argv.split_first() else {
+        anyhow::bail!("there is no command")
+    };
     let mut command = Command::new(program);
     command.args(arguments);
     // The signal mask and ignored signals pass through unchanged, but for SIGPIPE: Rust's runtime
     // ignores it from the start, and `exec` sets it back to its default.
     let error = match supervising {
         Some(Ok((shims, file))) => {
-            let run = || claim.through_exec(|| command.exec()).unwrap_or_else(io::Error::other);
-            match Supervisor::start(Config { instance, address, shims, once: args.stay }, run) {
+            let run = || {
+                claim
+                    .through_exec(|| command.exec())
+                    .unwrap_or_else(io::Error::other)
+            };
+            match Supervisor::start(
+                Config {
+                    instance,
+                    address,
+                    shims,
+                    once: args.stay,
+                },
+                run,
+            ) {
                 Ok(supervisor) => {
                     let status = supervisor.run()?;
                     drop(file);
@@ -83,22 +112,41 @@ fn carry_out(place: Place, args: &ExecArgs) -> anyhow::Result<Exit> {
 /// What is in the way, and what to do about it.
 fn prepare(berth: &BerthDir, instance: &InstanceId) -> Result<(OwnedFd, SocketFile), String> {
     self_test().map_err(|obstacle| obstacle.to_string())?;
-    let path = berth.supervisor_path(instance).map_err(|error| error.to_string())?;
+    let path = berth
+        .supervisor_path(instance)
+        .map_err(|error| error.to_string())?;
     ipc::listen(&path).map_err(|error| match error.kind() {
-        io::ErrorKind::AddrInUse => format!("instance {instance} runs already ({} answers)", path.display()),
-        _ => format!("cannot listen on {}: {error}: is the file system full or read-only?", path.display()),
+        io::ErrorKind::AddrInUse => format!(
+            "instance {instance} runs already ({} answers)",
+            path.display()
+        ),
+        _ => format!(
+            "cannot listen on {}: {error}: is the file system full or read-only?",
+            path.display()
+        ),
     })
 }
 
-fn log_changes(instance: &InstanceId, address: SocketAddr, advertise: IpAddr, rewritten: &Rewritten) {
+fn log_changes(
+    instance: &InstanceId,
+    address: SocketAddr,
+    advertise: IpAddr,
+    rewritten: &Rewritten,
+) {
     for Replaced { flag, was, now } in &rewritten.replaced {
         tracing::info!(flag, was = %was.display(), now, "argument replaced");
     }
     match &rewritten.kept_advertise {
-        Some(kept) if kept.to_str().is_none_or(|kept| kept.trim().parse::<IpAddr>().is_err()) => tracing::warn!(
-            kept = %kept.display(),
-            "--advertise-address is kept and is no IP address: leave it out and berth sets it"
-        ),
+        Some(kept)
+            if kept
+                .to_str()
+                .is_none_or(|kept| kept.trim().parse::<IpAddr>().is_err()) =>
+        {
+            tracing::warn!(
+                kept = %kept.display(),
+                "--advertise-address is kept and is no IP address: leave it out and berth sets it"
+            )
+        }
         Some(_) => tracing::info!(%advertise, "--advertise-address kept"),
         None => {}
     }
@@ -108,7 +156,9 @@ fn log_changes(instance: &InstanceId, address: SocketAddr, advertise: IpAddr, re
 
 fn fix(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::NotFound => " (is it in this container, and in PATH? Else give its full path after --)",
+        io::ErrorKind::NotFound => {
+            " (is it in this container, and in PATH? Else give its full path after --)"
+        }
         io::ErrorKind::PermissionDenied => {
             " (is it a file that this uid may execute, on a file system not mounted noexec, and may it search all of PATH?)"
         }

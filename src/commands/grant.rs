@@ -25,7 +25,11 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
         checks.finish(Some(())).map_err(mistaken)?;
         return print(&objects_of(&nodes, args.json));
     }
-    let options = if args.revoke { None } else { options(args, &nodes, &mut checks) };
+    let options = if args.revoke {
+        None
+    } else {
+        options(args, &nodes, &mut checks)
+    };
     let access = Access::read(&args.admin.kubeconfig).and_then(|access| {
         let client = Client::new(&access).map_err(|mistake| mistake.of(&args.admin.kubeconfig))?;
         Ok((access, client))
@@ -39,16 +43,29 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
     let (access, client) = access.map_err(unavailable)?;
     match options {
         Some(options) => {
-            let granted = block_on(grant(&access, &client, &options))?.map_err(|error| failed(&error))?;
-            print(&if args.json { json_of(&granted)? } else { text_of(&granted) })
+            let granted =
+                block_on(grant(&access, &client, &options))?.map_err(|error| failed(&error))?;
+            print(&if args.json {
+                json_of(&granted)?
+            } else {
+                text_of(&granted)
+            })
         }
         None => revoke_all(&client, &nodes, args.json),
     }
 }
 
 fn failed(error: &GrantError) -> anyhow::Error {
-    let exit = if matches!(error, GrantError::Refused { .. }) { Exit::No } else { Exit::Unavailable };
-    Refused { exit, why: vec![error.to_string()] }.into()
+    let exit = if matches!(error, GrantError::Refused { .. }) {
+        Exit::No
+    } else {
+        Exit::Unavailable
+    };
+    Refused {
+        exit,
+        why: vec![error.to_string()],
+    }
+    .into()
 }
 
 /// The nodes' names, which become parts of objects' names.
@@ -58,7 +75,9 @@ fn nodes(args: &GrantArgs, checks: &mut Checks) -> Vec<String> {
         given => given.to_vec(),
     };
     for node in nodes.iter().filter(|node| !is_node_name(node)) {
-        checks.wrong(format!("--node {node:?}: give the node's name as kubectl get nodes shows it, such as cp-1"));
+        checks.wrong(format!(
+            "--node {node:?}: give the node's name as kubectl get nodes shows it, such as cp-1"
+        ));
     }
     if nodes.len() > 1 && !args.revoke && !args.print {
         checks.wrong("--node: each node writes its own: give one, on that node");
@@ -67,15 +86,20 @@ fn nodes(args: &GrantArgs, checks: &mut Checks) -> Vec<String> {
 }
 
 fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<GrantOptions> {
-    let shim = read(&args.manifest).map_err(|error| error.to_string()).and_then(|text| {
-        let manifest = Manifest::parse(&text).map_err(|problem| format!("{}:{problem}", args.manifest.display()))?;
-        Ok(shim_of(&manifest))
-    });
+    let shim = read(&args.manifest)
+        .map_err(|error| error.to_string())
+        .and_then(|text| {
+            let manifest = Manifest::parse(&text)
+                .map_err(|problem| format!("{}:{problem}", args.manifest.display()))?;
+            Ok(shim_of(&manifest))
+        });
     if let (Err(why), true) = (&shim, args.listen.is_empty() || args.uid.is_none()) {
         checks.wrong(format!("--manifest: {why}; or give --listen and --uid"));
     }
     let server = match &shim {
-        _ if !args.listen.is_empty() => check::addresses(&args.listen, checks).map(|listen| listen[0].addr),
+        _ if !args.listen.is_empty() => {
+            check::addresses(&args.listen, checks).map(|listen| listen[0].addr)
+        }
         Ok(ShimOf { berth: None, .. }) => {
             let manifest = args.manifest.display();
             checks.wrong(format!(
@@ -86,9 +110,15 @@ fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Gr
         shim => shim.as_ref().ok().and_then(|shim| shim.berth),
     };
     let of_manifest = shim.as_ref().ok().map(|shim| shim.uid);
-    let uid = args.uid.as_ref().map(|uid| checks.number("--uid", uid, 0..=u32::MAX - 1)).or(of_manifest);
+    let uid = args
+        .uid
+        .as_ref()
+        .map(|uid| checks.number("--uid", uid, 0..=u32::MAX - 1))
+        .or(of_manifest);
     if let Some(uid) = uid.filter(|uid| !geteuid().is_root() && *uid != geteuid().as_raw()) {
-        checks.wrong(format!("--uid {uid}: only root can give files to another: run this as root"));
+        checks.wrong(format!(
+            "--uid {uid}: only root can give files to another: run this as root"
+        ));
     }
     let (server_name, ca) = shim.map_or((DEFAULT_NAME.into(), Vec::new()), |shim| {
         let ca = shim.trusted();
@@ -108,7 +138,14 @@ fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Gr
             None
         }
     };
-    Some(GrantOptions { node: nodes.first()?.clone(), server: server?, server_name, ca, uid: uid?, file: file? })
+    Some(GrantOptions {
+        node: nodes.first()?.clone(),
+        server: server?,
+        server_name,
+        ca,
+        uid: uid?,
+        file: file?,
+    })
 }
 
 fn revoke_all(client: &Client, nodes: &[String], as_json: bool) -> anyhow::Result<Exit> {
@@ -117,10 +154,15 @@ fn revoke_all(client: &Client, nodes: &[String], as_json: bool) -> anyhow::Resul
         deleted.extend(block_on(revoke(client, node))?.map_err(|error| failed(&error))?);
     }
     if as_json {
-        return print(&json(&json!({"version": 1, "nodes": nodes, "deleted": deleted}))?);
+        return print(&json(
+            &json!({"version": 1, "nodes": nodes, "deleted": deleted}),
+        )?);
     }
     let nodes = nodes.join(", ");
-    let mut text: String = deleted.iter().map(|object| format!("deleted  {object}\n")).collect();
+    let mut text: String = deleted
+        .iter()
+        .map(|object| format!("deleted  {object}\n"))
+        .collect();
     text += &match deleted.len() {
         0 => format!("{nodes}: there was nothing to delete\n"),
         _ => format!(
@@ -134,12 +176,18 @@ fn revoke_all(client: &Client, nodes: &[String], as_json: bool) -> anyhow::Resul
 /// All objects for the shims of these nodes, to be applied in another way.
 fn objects_of(nodes: &[String], as_json: bool) -> String {
     let shared = objects::shared_role(nodes.iter().map(String::as_str));
-    let all =
-        [objects::namespace(NAMESPACE), shared].into_iter().chain(nodes.iter().flat_map(|node| objects::of_node(node)));
+    let all = [objects::namespace(NAMESPACE), shared]
+        .into_iter()
+        .chain(nodes.iter().flat_map(|node| objects::of_node(node)));
     if as_json {
-        return format!("{:#}\n", json!({"apiVersion": "v1", "kind": "List", "items": all.collect::<Vec<Value>>()}));
+        return format!(
+            "{:#}\n",
+            json!({"apiVersion": "v1", "kind": "List", "items": all.collect::<Vec<Value>>()})
+        );
     }
-    all.map(|object| document(&object)).collect::<Vec<_>>().join("---\n")
+    all.map(|object| document(&object))
+        .collect::<Vec<_>>()
+        .join("---\n")
 }
 
 fn json_of(granted: &Granted) -> anyhow::Result<String> {
@@ -149,8 +197,20 @@ fn json_of(granted: &Granted) -> anyhow::Result<String> {
 }
 
 fn text_of(granted: &Granted) -> String {
-    let Granted { service_account, may, server, kubeconfig, token, uid, expires, seconds } = granted;
-    let mut text: String = may.iter().map(|request| format!("may      {request}\n")).collect();
+    let Granted {
+        service_account,
+        may,
+        server,
+        kubeconfig,
+        token,
+        uid,
+        expires,
+        seconds,
+    } = granted;
+    let mut text: String = may
+        .iter()
+        .map(|request| format!("may      {request}\n"))
+        .collect();
     for path in [kubeconfig, token] {
         text += &format!("written  {}, for uid {uid} alone\n", path.display());
     }

@@ -26,16 +26,24 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
     if let Some(directory) = &args.kubeadm_patch {
         file.check_directory("--kubeadm-patch", directory, &mut checks);
     }
-    let (options, file) = checks.finish(options.map(|options| (options, file))).map_err(mistaken)?;
+    let (options, file) = checks
+        .finish(options.map(|options| (options, file)))
+        .map_err(mistaken)?;
     let text = file.text()?;
     let original = file.backup(&text)?.map(|(_, original)| original);
-    let outcome = inject_over(&text, original, &options).map_err(|problems| file.refusal(&problems))?;
+    let outcome =
+        inject_over(&text, original, &options).map_err(|problems| file.refusal(&problems))?;
     for note in &outcome.notes {
         print_stderr(format_args!("note: {note}"));
     }
     let injected = Some(&outcome.manifest).filter(|manifest| manifest.kind() == "Pod");
-    let found = injected.into_iter().flat_map(|manifest| node::foresee(Path::new("/"), manifest));
-    for Finding { place, cause, fix, .. } in found {
+    let found = injected
+        .into_iter()
+        .flat_map(|manifest| node::foresee(Path::new("/"), manifest));
+    for Finding {
+        place, cause, fix, ..
+    } in found
+    {
         print_stderr(format_args!("note: {place}: {cause}: {fix}"));
     }
     if let Some(directory) = &args.kubeadm_patch {
@@ -52,11 +60,22 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
 fn diagnose(path: &Path, manifest: &Manifest, ignore_errors: &[String]) -> Result<(), Refusal> {
     let name = "the new manifest";
     let gathered = node::Facts::gather(Path::new("/"), manifest);
-    let facts = node::Facts { obstacle: node::obstacle(manifest), ..gathered };
+    let facts = node::Facts {
+        obstacle: node::obstacle(manifest),
+        ..gathered
+    };
     let beside = beside::gather(path, manifest).ok();
-    let mut findings = examine(&Case { node: Some(&facts), beside: beside.as_deref(), ..Case::new(name, manifest) });
+    let mut findings = examine(&Case {
+        node: Some(&facts),
+        beside: beside.as_deref(),
+        ..Case::new(name, manifest)
+    });
     findings.retain(|finding| finding.severity == Severity::Error);
-    if findings.is_empty() { Ok(()) } else { text::gate(name, findings, ignore_errors) }
+    if findings.is_empty() {
+        Ok(())
+    } else {
+        text::gate(name, findings, ignore_errors)
+    }
 }
 
 pub(super) fn eject(args: &ManifestArgs) -> anyhow::Result<Exit> {
@@ -87,7 +106,10 @@ struct Target<'a> {
 
 impl<'a> Target<'a> {
     fn check(args: &'a ManifestArgs, checks: &mut Checks) -> Self {
-        let file = Self { args, backups: Backups::new(&args.kept.state_dir) };
+        let file = Self {
+            args,
+            backups: Backups::new(&args.kept.state_dir),
+        };
         if args.write && file.is_stdin() {
             checks.wrong("--write with -: standard input cannot be written: name the file");
         }
@@ -113,7 +135,11 @@ impl<'a> Target<'a> {
     }
 
     fn name(&self) -> String {
-        if self.is_stdin() { "standard input".into() } else { self.args.path.display().to_string() }
+        if self.is_stdin() {
+            "standard input".into()
+        } else {
+            self.args.path.display().to_string()
+        }
     }
 
     fn text(&self) -> anyhow::Result<String> {
@@ -125,15 +151,28 @@ impl<'a> Target<'a> {
         if self.is_stdin() {
             return Ok(None);
         }
-        self.backups.find(&self.args.path, text).map_err(unavailable)
+        self.backups
+            .find(&self.args.path, text)
+            .map_err(unavailable)
     }
 
     fn refusal(&self, problems: &[Problem]) -> anyhow::Error {
-        mistaken(Mistakes(problems.iter().map(|problem| format!("{}:{problem}", self.name())).collect()))
+        mistaken(Mistakes(
+            problems
+                .iter()
+                .map(|problem| format!("{}:{problem}", self.name()))
+                .collect(),
+        ))
     }
 
     /// Prints or writes the new text, and keeps the original if there is one to be kept.
-    fn write_out(&self, old: &str, new: &str, edits: &[Edit], original: Option<&str>) -> anyhow::Result<Exit> {
+    fn write_out(
+        &self,
+        old: &str,
+        new: &str,
+        edits: &[Edit],
+        original: Option<&str>,
+    ) -> anyhow::Result<Exit> {
         if self.args.diff {
             edits.iter().for_each(print_stderr);
             let name = self.name();
@@ -146,12 +185,18 @@ impl<'a> Target<'a> {
             return print(new);
         }
         if old == new {
-            print_stderr(format_args!("{} is as it should be: not written", self.name()));
+            print_stderr(format_args!(
+                "{} is as it should be: not written",
+                self.name()
+            ));
             return Ok(Exit::Ok);
         }
         leave_alone(self.backups.directory(), &self.args.path).map_err(unavailable)?;
         if self.args.bridge {
-            return around(&["--manifest".as_ref(), self.args.path.as_os_str()], &this_again("--bridge")?);
+            return around(
+                &["--manifest".as_ref(), self.args.path.as_os_str()],
+                &this_again("--bridge")?,
+            );
         }
         if Manifest::parse(new).is_ok_and(|manifest| manifest.kind() == "Pod") && !is_on() {
             print_stderr(
@@ -163,7 +208,10 @@ impl<'a> Target<'a> {
             print_stderr(format_args!("{} changes, see --diff", edits.len()));
         }
         if let Some(original) = original {
-            let path = self.backups.keep(&self.args.path, original, new).map_err(unavailable)?;
+            let path = self
+                .backups
+                .keep(&self.args.path, original, new)
+                .map_err(unavailable)?;
             print_stderr(format_args!("the original is {}", path.display()));
         }
         replace(&self.args.path, new).map_err(unavailable)?;
@@ -172,7 +220,12 @@ impl<'a> Target<'a> {
     }
 }
 
-fn write_patches(file: &Target<'_>, options: &InjectOptions, base: &str, directory: &Path) -> anyhow::Result<Exit> {
+fn write_patches(
+    file: &Target<'_>,
+    options: &InjectOptions,
+    base: &str,
+    directory: &Path,
+) -> anyhow::Result<Exit> {
     let one = |problem| vec![problem];
     let patches = Manifest::parse(base).map_err(one).and_then(|manifest| {
         let (edits, _) = berth_manifest::inject::plan(&manifest, options)?;
@@ -181,7 +234,10 @@ fn write_patches(file: &Target<'_>, options: &InjectOptions, base: &str, directo
     let patches = patches.map_err(|problems| file.refusal(&problems))?;
     std::fs::create_dir_all(directory).map_err(|error| {
         let fix = fix("make", &error);
-        unavailable(format!("cannot make the directory {}: {error}{fix}", directory.display()))
+        unavailable(format!(
+            "cannot make the directory {}: {error}{fix}",
+            directory.display()
+        ))
     })?;
     for patch in patches {
         let path = directory.join(patch.name);
@@ -193,10 +249,16 @@ fn write_patches(file: &Target<'_>, options: &InjectOptions, base: &str, directo
 
 fn check(args: &InjectArgs, checks: &mut Checks) -> Option<InjectOptions> {
     if args.image.is_empty() || args.image.contains(char::is_whitespace) {
-        checks.wrong(format!("--image {:?}: name an image with berth as its entrypoint", args.image));
+        checks.wrong(format!(
+            "--image {:?}: name an image with berth as its entrypoint",
+            args.image
+        ));
     }
     if !args.run_dir.starts_with('/') || args.run_dir.contains("..") || args.run_dir.contains(':') {
-        checks.wrong(format!("--run-dir {:?}: give an absolute path without .. and colons", args.run_dir));
+        checks.wrong(format!(
+            "--run-dir {:?}: give an absolute path without .. and colons",
+            args.run_dir
+        ));
     }
     let addresses = if args.listen.is_empty() {
         Some(Addresses::OfManifest)
@@ -223,8 +285,14 @@ fn check(args: &InjectArgs, checks: &mut Checks) -> Option<InjectOptions> {
 /// The kubeconfig's directory is mounted at the same path, and should have nothing else in it.
 fn service(kubeconfig: Option<&str>, checks: &mut Checks) -> Option<String> {
     let kubeconfig = kubeconfig?;
-    let directory = Path::new(kubeconfig).parent().filter(|directory| directory.components().count() > 2);
-    if !kubeconfig.starts_with('/') || kubeconfig.contains("..") || kubeconfig.contains(':') || directory.is_none() {
+    let directory = Path::new(kubeconfig)
+        .parent()
+        .filter(|directory| directory.components().count() > 2);
+    if !kubeconfig.starts_with('/')
+        || kubeconfig.contains("..")
+        || kubeconfig.contains(':')
+        || directory.is_none()
+    {
         checks.wrong(format!(
             "--service {kubeconfig:?}: give the absolute path of a kubeconfig in a directory of its own, such as \
              /etc/kubernetes/berth-cluster/kubeconfig, which `berth grant` writes"
@@ -239,11 +307,17 @@ fn probing(args: &ProbeArgs, checks: &mut Checks) -> Probing {
         ("--probe-ca", "BERTH_PROBE_CA", &args.probe_ca),
         ("--probe-cert", "BERTH_PROBE_CERT", &args.probe_cert),
         ("--probe-key", "BERTH_PROBE_KEY", &args.probe_key),
-        ("--probe-token-file", "BERTH_PROBE_TOKEN_FILE", &args.probe_token_file),
+        (
+            "--probe-token-file",
+            "BERTH_PROBE_TOKEN_FILE",
+            &args.probe_token_file,
+        ),
     ];
     let mut probing = Probing {
         trusts: args.probe_ca.is_some() || args.probe_insecure || args.probe == ProbeKind::Tcp,
-        credentials: args.probe_cert.is_some() || args.probe_token_file.is_some() || args.probe == ProbeKind::Tcp,
+        credentials: args.probe_cert.is_some()
+            || args.probe_token_file.is_some()
+            || args.probe == ProbeKind::Tcp,
         ..Probing::default()
     };
     for (option, variable, file) in files {
@@ -254,18 +328,30 @@ fn probing(args: &ProbeArgs, checks: &mut Checks) -> Probing {
                 probing.variables.push((variable, file.to_owned()));
             }
             None => {
-                checks
-                    .wrong(format!("{option} {}: give an absolute path in the apiserver's container", file.display()));
+                checks.wrong(format!(
+                    "{option} {}: give an absolute path in the apiserver's container",
+                    file.display()
+                ));
             }
         }
     }
     let others = [
         ("BERTH_PROBE", "tcp", args.probe == ProbeKind::Tcp),
         ("BERTH_PROBE_INSECURE", "true", args.probe_insecure),
-        ("BERTH_PROBE_SERVER_NAME", &args.probe_server_name, args.probe_server_name != DEFAULT_NAME),
-        ("BERTH_PROBE_TIMEOUT", &args.probe_timeout, args.probe_timeout != "2s"),
+        (
+            "BERTH_PROBE_SERVER_NAME",
+            &args.probe_server_name,
+            args.probe_server_name != DEFAULT_NAME,
+        ),
+        (
+            "BERTH_PROBE_TIMEOUT",
+            &args.probe_timeout,
+            args.probe_timeout != "2s",
+        ),
     ];
     let given = others.into_iter().filter(|(.., given)| *given);
-    probing.variables.extend(given.map(|(variable, value, _)| (variable, value.to_owned())));
+    probing
+        .variables
+        .extend(given.map(|(variable, value, _)| (variable, value.to_owned())));
     probing
 }

@@ -96,15 +96,25 @@ fn json(value: &impl Serialize) -> anyhow::Result<String> {
 /// Numbers steps, one a line.
 #[cfg(feature = "operate")]
 fn numbered(steps: &[String]) -> String {
-    steps.iter().enumerate().map(|(at, step)| format!("{}  {step}\n", at + 1)).collect()
+    steps
+        .iter()
+        .enumerate()
+        .map(|(at, step)| format!("{}  {step}\n", at + 1))
+        .collect()
 }
 
 /// A pipe without a reader is no error (`berth status | head`).
 fn printed(result: io::Result<()>) -> anyhow::Result<Exit> {
     match result {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            let why = format!("cannot write to standard output (free space there, or redirect it): {error}");
-            Err(Refused { exit: Exit::Output, why: vec![why] }.into())
+            let why = format!(
+                "cannot write to standard output (free space there, or redirect it): {error}"
+            );
+            Err(Refused {
+                exit: Exit::Output,
+                why: vec![why],
+            }
+            .into())
         }
         _ => Ok(Exit::Ok),
     }
@@ -127,12 +137,20 @@ impl Display for Refused {
 
 /// The command line is wrong.
 fn mistaken(mistakes: Mistakes) -> anyhow::Error {
-    Refused { exit: Exit::Usage, why: mistakes.0 }.into()
+    Refused {
+        exit: Exit::Usage,
+        why: mistakes.0,
+    }
+    .into()
 }
 
 /// Something that is needed is not available.
 fn unavailable(error: impl Display) -> anyhow::Error {
-    Refused { exit: Exit::Unavailable, why: vec![error.to_string()] }.into()
+    Refused {
+        exit: Exit::Unavailable,
+        why: vec![error.to_string()],
+    }
+    .into()
 }
 
 #[cfg(feature = "operate")]
@@ -148,13 +166,19 @@ fn refused(refusal: impl Into<berth_manifest::report::Refusal>) -> anyhow::Error
 
 /// As in a shell: 128 and the signal's number for a child that a signal ended.
 fn exit_code(status: ExitStatus) -> u8 {
-    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(70);
+    let code = status
+        .code()
+        .or_else(|| status.signal().map(|signal| 128 + signal))
+        .unwrap_or(70);
     u8::try_from(code).unwrap_or(u8::MAX)
 }
 
 /// Runs the control plane on this thread: the children of `berth run` get a signal when it ends.
 fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("no runtime")?;
     let result = runtime.block_on(future);
     // A thread that waits for a disk does not keep the process from ending.
     runtime.shutdown_background();
@@ -176,12 +200,16 @@ fn init_log(args: &LogArgs, relays: bool) -> Option<log::Flush> {
         Some(Err(_)) | None => (BoxMakeWriter::new(io::stderr), None),
     };
     // Its message about a line that cannot be written would panic where standard error is closed.
-    let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(writer).log_internal_errors(false);
+    let builder = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(writer)
+        .log_internal_errors(false);
     let _ = match args.log_format {
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
         LogFormat::Text => {
             use std::io::IsTerminal;
-            let color = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+            let color = io::stderr().is_terminal()
+                && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
             builder.with_target(false).with_ansi(color).try_init()
         }
     };
@@ -190,7 +218,13 @@ fn init_log(args: &LogArgs, relays: bool) -> Option<log::Flush> {
 
 /// Runs a subcommand. Errors are printed here, once, with their causes.
 pub fn dispatch(cli: Cli) -> ExitCode {
-    let _flush = init_log(&cli.log, matches!(cli.command, Command::InPod(PodCommand::Serve(_) | PodCommand::Run(_))));
+    let _flush = init_log(
+        &cli.log,
+        matches!(
+            cli.command,
+            Command::InPod(PodCommand::Serve(_) | PodCommand::Run(_))
+        ),
+    );
     let result = match cli.command {
         Command::InPod(PodCommand::Serve(args)) => serve::run(&args),
         Command::InPod(PodCommand::Exec(args)) => exec::run(&args),
@@ -232,15 +266,25 @@ fn completions(shell: clap_complete::Shell) -> anyhow::Result<Exit> {
 pub fn explain(mut error: clap::Error) -> ExitCode {
     if let Some(tip) = tip(&error) {
         // The most similar word of berth's is not the right one.
-        let _ = (error.remove(ContextKind::SuggestedSubcommand), error.remove(ContextKind::SuggestedArg));
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+        let _ = (
+            error.remove(ContextKind::SuggestedSubcommand),
+            error.remove(ContextKind::SuggestedArg),
+        );
+        error.insert(
+            ContextKind::Suggested,
+            ContextValue::StyledStrs(vec![tip.into()]),
+        );
     } else if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
         // No option and no command is meant as a value.
         tips.retain(|tip| !tip.to_string().starts_with("to pass "));
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
     }
     let result = error.print().and_then(|()| io::stdout().flush());
-    if error.use_stderr() { Exit::Usage.into() } else { ended(printed(result)) }
+    if error.use_stderr() {
+        Exit::Usage.into()
+    } else {
+        ended(printed(result))
+    }
 }
 
 /// What other tools call a command or an option, by berth's command, and what it is here.
@@ -248,14 +292,38 @@ pub fn explain(mut error: clap::Error) -> ExitCode {
 const ELSEWHERE: [(&str, &[&str], &str); 11] = [
     ("", &["install"], "berth inject --image IMAGE"),
     ("", &["uninstall", "remove"], "berth eject"),
-    ("", &["rollback"], "berth upgrade FILE, with the manifest of before; of a bridge: berth bridge restore"),
-    ("", &["start", "stop", "end", "restore"], "berth bridge --help"),
+    (
+        "",
+        &["rollback"],
+        "berth upgrade FILE, with the manifest of before; of a bridge: berth bridge restore",
+    ),
+    (
+        "",
+        &["start", "stop", "end", "restore"],
+        "berth bridge --help",
+    ),
     ("", &["check"], "berth doctor"),
-    ("", &["plan"], "berth upgrade FILE --dry-run; of a bridge: berth bridge --dry-run"),
-    ("", &["metrics"], "a shim has them at /metrics of its --admin address (docs/watch.md)"),
+    (
+        "",
+        &["plan"],
+        "berth upgrade FILE --dry-run; of a bridge: berth bridge --dry-run",
+    ),
+    (
+        "",
+        &["metrics"],
+        "a shim has them at /metrics of its --admin address (docs/watch.md)",
+    ),
     ("bridge", &["stop", "off"], "berth bridge end"),
-    ("upgrade", &["--manifest"], "the new manifest is given without an option: berth upgrade FILE"),
-    ("status", &["--all", "-A"], "berth status shows all of this node; of other nodes: docs/watch.md"),
+    (
+        "upgrade",
+        &["--manifest"],
+        "the new manifest is given without an option: berth upgrade FILE",
+    ),
+    (
+        "status",
+        &["--all", "-A"],
+        "berth status shows all of this node; of other nodes: docs/watch.md",
+    ),
     ("status", &["-w", "--watch"], "watch berth status"),
 ];
 
@@ -263,11 +331,20 @@ const ELSEWHERE: [(&str, &[&str], &str); 11] = [
 #[cfg(feature = "operate")]
 fn tip(error: &clap::Error) -> Option<String> {
     let context = |kind| error.get(kind).map(ToString::to_string);
-    let wrong = context(ContextKind::InvalidSubcommand).or_else(|| context(ContextKind::InvalidArg))?;
+    let wrong =
+        context(ContextKind::InvalidSubcommand).or_else(|| context(ContextKind::InvalidArg))?;
     let usage = context(ContextKind::Usage)?;
-    let mut commands = usage.split_whitespace().skip(2).take_while(|word| word.starts_with(char::is_alphabetic));
-    let (command, None) = (commands.next().unwrap_or_default(), commands.next()) else { return None };
-    if let Some((.., right)) = ELSEWHERE.iter().find(|(of, words, _)| *of == command && words.contains(&&*wrong)) {
+    let mut commands = usage
+        .split_whitespace()
+        .skip(2)
+        .take_while(|word| word.starts_with(char::is_alphabetic));
+    let (command, None) = (commands.next().unwrap_or_default(), commands.next()) else {
+        return None;
+    };
+    if let Some((.., right)) = ELSEWHERE
+        .iter()
+        .find(|(of, words, _)| *of == command && words.contains(&&*wrong))
+    {
         return Some((*right).to_owned());
     }
     match command {
@@ -276,9 +353,14 @@ fn tip(error: &clap::Error) -> Option<String> {
         "upgrade" if is_version(&wrong) => Some(upgrade_of(&wrong)),
         _ if wrong.starts_with('-') => None,
         "bridge" if !<crate::cli::BridgeAction as clap::Subcommand>::has_subcommand(&wrong) => {
-            let mut words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+            let mut words: Vec<_> = std::env::args_os()
+                .map(|word| word.to_string_lossy().into_owned())
+                .collect();
             words.insert(words.iter().position(|word| *word == wrong)?, "--".into());
-            Some(format!("COMMAND goes after --: {}", shell_words::join(words)))
+            Some(format!(
+                "COMMAND goes after --: {}",
+                shell_words::join(words)
+            ))
         }
         _ => None,
     }
@@ -291,7 +373,10 @@ fn tip(_: &clap::Error) -> Option<String> {
 
 #[cfg(feature = "operate")]
 fn is_version(word: &str) -> bool {
-    let mut numbers = word.trim_start_matches('v').split('.').map(str::parse::<u32>);
+    let mut numbers = word
+        .trim_start_matches('v')
+        .split('.')
+        .map(str::parse::<u32>);
     matches!((numbers.next(), numbers.next()), (Some(Ok(_)), Some(Ok(_))))
 }
 
@@ -309,7 +394,9 @@ fn ended(result: anyhow::Result<Exit>) -> ExitCode {
             why.iter().for_each(print_stderr);
             return *exit;
         }
-        print_stderr(format_args!("{error:#} (this should not happen: please report it)"));
+        print_stderr(format_args!(
+            "{error:#} (this should not happen: please report it)"
+        ));
         Exit::Bug
     });
     exit.into()

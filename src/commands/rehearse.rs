@@ -36,19 +36,36 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
 
 /// The command that repeats this rehearsal: its environment variables, its options, and the seed.
 fn again(args: &RehearseArgs, plan: &Plan) -> Vec<String> {
-    let set = std::env::vars_os().map(|(name, value)| format!("{}={}", name.display(), value.display()));
-    let mut set: Vec<String> = set.filter(|word| word.starts_with("BERTH_REHEARSE_")).collect();
+    let set =
+        std::env::vars_os().map(|(name, value)| format!("{}={}", name.display(), value.display()));
+    let mut set: Vec<String> = set
+        .filter(|word| word.starts_with("BERTH_REHEARSE_"))
+        .collect();
     set.sort_unstable();
     let env = (!set.is_empty()).then(|| "env".to_owned());
-    let typed = std::env::args_os().skip(1).map(|word| word.display().to_string());
-    let seed = args.seed.is_none().then(|| format!("--seed={}", plan.load.seed));
-    env.into_iter().chain(set).chain(["berth".to_owned()]).chain(typed).chain(seed).collect()
+    let typed = std::env::args_os()
+        .skip(1)
+        .map(|word| word.display().to_string());
+    let seed = args
+        .seed
+        .is_none()
+        .then(|| format!("--seed={}", plan.load.seed));
+    env.into_iter()
+        .chain(set)
+        .chain(["berth".to_owned()])
+        .chain(typed)
+        .chain(seed)
+        .collect()
 }
 
 /// Prints the results of a rehearsal, also of one that was aborted.
 fn finish(plan: &Plan, outcome: &Rehearsed, verbose: bool) -> anyhow::Result<Exit> {
     let mut text = String::new();
-    let runs: Vec<_> = outcome.runs.iter().filter_map(|run| Some((run.via, run.ran()?))).collect();
+    let runs: Vec<_> = outcome
+        .runs
+        .iter()
+        .filter_map(|run| Some((run.via, run.ran()?)))
+        .collect();
     for (via, ran) in &runs {
         if plan.runs.len() > 1 {
             text.push_str(&format!("\n{}\n\n", via.way()));
@@ -69,7 +86,12 @@ fn finish(plan: &Plan, outcome: &Rehearsed, verbose: bool) -> anyhow::Result<Exi
         Some(Aborted::Failed(Error::Instance { .. })) => Exit::No,
         Some(Aborted::Panicked(_)) => Exit::Bug,
         Some(Aborted::Signal(signal)) => Exit::Child(u8::try_from(128 + signal).unwrap_or(1)),
-        None => match outcome.runs.iter().find(|run| run.via == plan.via).and_then(Run::ran) {
+        None => match outcome
+            .runs
+            .iter()
+            .find(|run| run.via == plan.via)
+            .and_then(Run::ran)
+        {
             Some(ran) => match ran.verdict {
                 Verdict::Held => Exit::Ok,
                 Verdict::TooBusy => Exit::Busy,

@@ -30,7 +30,8 @@ pub(super) fn run(args: &RunArgs, log: &LogArgs) -> anyhow::Result<Exit> {
         let mut signals = Signals::new()?;
         let bound = build(config, &mut signals).await?;
         let child = start(&bound, args, log);
-        let mut child = child.map_err(|error| unavailable(format!("cannot start `berth exec`: {error}")))?;
+        let mut child =
+            child.map_err(|error| unavailable(format!("cannot start `berth exec`: {error}")))?;
         let status = supervise(bound, &mut child, &mut signals).await?;
         Ok(Exit::Child(exit_code(status)))
     })?
@@ -44,19 +45,37 @@ fn start(bound: &Bound, args: &RunArgs, log: &LogArgs) -> std::io::Result<Child>
     for listen in &args.place.listen {
         command.arg("--listen").arg(listen);
     }
-    command.arg("--instance").arg(bound.instance().as_str()).arg("--run-dir").arg(bound.run_dir());
-    for (option, value) in
-        [("--log-format", log.log_format.to_possible_value()), ("--log-level", log.log_level.to_possible_value())]
-    {
-        command.args(value.map(|value| [OsStr::new(option).to_owned(), value.get_name().into()]).into_iter().flatten());
+    command
+        .arg("--instance")
+        .arg(bound.instance().as_str())
+        .arg("--run-dir")
+        .arg(bound.run_dir());
+    for (option, value) in [
+        ("--log-format", log.log_format.to_possible_value()),
+        ("--log-level", log.log_level.to_possible_value()),
+    ] {
+        command.args(
+            value
+                .map(|value| [OsStr::new(option).to_owned(), value.get_name().into()])
+                .into_iter()
+                .flatten(),
+        );
     }
-    command.args(["--pass", args.shim.pass.as_str()]).arg("--").args(&args.command).process_group(0);
+    command
+        .args(["--pass", args.shim.pass.as_str()])
+        .arg("--")
+        .args(&args.command)
+        .process_group(0);
     die_with_parent(&mut command, Signal::SIGTERM);
     tokio::process::Command::from(command).spawn()
 }
 
 /// Serves until the child has ended and its connections too.
-async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> anyhow::Result<ExitStatus> {
+async fn supervise(
+    bound: Bound,
+    child: &mut Child,
+    signals: &mut Signals,
+) -> anyhow::Result<ExitStatus> {
     let instance = bound.instance().clone();
     let mut answered = bound.answered();
     let (stop, stopped) = watch::channel(Stop::No);
@@ -106,8 +125,14 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
 
 fn signal_child(child: &Child, signal: Signal) {
     // No ID: it has ended and was waited for.
-    let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) else { return };
-    let sent = if signal == Signal::SIGKILL { KILL_CHILD } else { signal };
+    let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) else {
+        return;
+    };
+    let sent = if signal == Signal::SIGKILL {
+        KILL_CHILD
+    } else {
+        signal
+    };
     match kill(Pid::from_raw(pid), sent) {
         Ok(()) => tracing::info!(%signal, "passed on to the apiserver"),
         Err(error) => tracing::warn!(pid, %signal, %error, "cannot signal the apiserver"),

@@ -46,7 +46,10 @@ pub(super) struct Signals(signals::Signals);
 
 impl Signals {
     pub(super) fn new() -> anyhow::Result<Self> {
-        Ok(Self(signals::Signals::new(&[Signal::SIGTERM, Signal::SIGINT])?))
+        Ok(Self(signals::Signals::new(&[
+            Signal::SIGTERM,
+            Signal::SIGINT,
+        ])?))
     }
 
     /// Waits for the next signal.
@@ -57,6 +60,10 @@ impl Signals {
 
     /// Applies one more signal: the first drains, the second ends the shim.
     pub(super) fn more(stop: &mut Stop) {
-        *stop = if *stop < Stop::Drain { Stop::Drain } else { Stop::Now };
+        *stop = if *stop < Stop::Drain {
+            Stop::Drain
+        } else {
+            Stop::Now
+        };
     }
 }

@@ -34,7 +34,10 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
         false => Exit::Ok,
     };
     print(&match args.json {
-        true => json(&Document { version: VERSION, instances: rows })?,
+        true => json(&Document {
+            version: VERSION,
+            instances: rows,
+        })?,
         false if rows.is_empty() => nothing(&node.path),
         false => table(&rows, SystemTime::now()),
     })?;
@@ -42,8 +45,15 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
 }
 
 fn nothing(run_dir: &Path) -> String {
-    let root = if geteuid().is_root() { "" } else { "run this as root, or " };
-    format!("no berth on this node: none is in {} ({root}--run-dir names another directory)\n", run_dir.display())
+    let root = if geteuid().is_root() {
+        ""
+    } else {
+        "run this as root, or "
+    };
+    format!(
+        "no berth on this node: none is in {} ({root}--run-dir names another directory)\n",
+        run_dir.display()
+    )
 }
 
 /// An instance and its shim's status.
@@ -66,15 +76,20 @@ struct Row {
 }
 
 fn shown<S: Serializer>(shim: &Option<Status>, to: S) -> Result<S::Ok, S::Error> {
-    shim.as_ref().map(Status::shown).transpose().map_err(S::Error::custom)?.serialize(to)
+    shim.as_ref()
+        .map(Status::shown)
+        .transpose()
+        .map_err(S::Error::custom)?
+        .serialize(to)
 }
 
 impl Row {
     async fn ask(known: KnownInstance) -> Self {
         let asked = match known.berth.socket_path(&known.id) {
-            Ok(path) => {
-                ipc::status(&path, ipc::PATIENCE).await.map(|status| *status).map_err(|why| format!("its shim: {why}"))
-            }
+            Ok(path) => ipc::status(&path, ipc::PATIENCE)
+                .await
+                .map(|status| *status)
+                .map_err(|why| format!("its shim: {why}")),
             Err(error) => Err(error.to_string()),
         };
         let (shim, silent) = match asked {
@@ -94,23 +109,40 @@ impl Row {
 
     /// Its shim is there and does not answer: what its instance does is not known.
     fn hangs(&self) -> bool {
-        self.silent.as_ref().is_some_and(|why| why.contains(ipc::HANGS))
+        self.silent
+            .as_ref()
+            .is_some_and(|why| why.contains(ipc::HANGS))
     }
 
     fn own(&self) -> Option<&InstanceStatus> {
-        self.shim.as_ref()?.instances.iter().find(|instance| instance.own)
+        self.shim
+            .as_ref()?
+            .instances
+            .iter()
+            .find(|instance| instance.own)
     }
 
     fn cells(&self, now: SystemTime) -> [String; 10] {
         let none = || "-".to_owned();
         let shim = self.shim.as_ref();
         let own = self.own();
-        let address = own.map(|own| own.address).or(self.record.as_ref().map(|record| record.address));
-        let probe = own.map(|own| own.last_probe.clone()).or_else(|| self.silent.clone());
+        let address = own
+            .map(|own| own.address)
+            .or(self.record.as_ref().map(|record| record.address));
+        let probe = own
+            .map(|own| own.last_probe.clone())
+            .or_else(|| self.silent.clone());
         let discover = shim.is_some_and(|shim| shim.discover);
         let of_node = |shim: &Status| {
-            let ready = shim.instances.iter().filter(|instance| instance.health == InstanceHealth::Ready).count();
-            format!("serves every instance: {ready} of {} ready", shim.instances.len())
+            let ready = shim
+                .instances
+                .iter()
+                .filter(|instance| instance.health == InstanceHealth::Ready)
+                .count();
+            format!(
+                "serves every instance: {ready} of {} ready",
+                shim.instances.len()
+            )
         };
         let last = match (self.running || own.is_some(), probe) {
             _ if discover => shim.map_or_else(none, of_node),
@@ -132,7 +164,8 @@ impl Row {
                 None => "ended".into(),
             },
             address.map_or_else(none, |address| address.to_string()),
-            own.and_then(|own| own.kube_version.clone()).unwrap_or_else(none),
+            own.and_then(|own| own.kube_version.clone())
+                .unwrap_or_else(none),
             shim.map_or_else(none, |shim| shim.connections_open.to_string()),
             shim.map_or_else(none, |shim| shim.connections_total.to_string()),
             shim.map_or_else(none, |shim| age(&shim.since, now)),
@@ -149,11 +182,24 @@ struct Document {
 }
 
 fn table(rows: &[Row], now: SystemTime) -> String {
-    const HEAD: [&str; 10] =
-        ["BERTH", "INSTANCE", "SHIM", "APISERVER", "ADDRESS", "VERSION", "NOW", "TOTAL", "SINCE", "LAST PROBE"];
+    const HEAD: [&str; 10] = [
+        "BERTH",
+        "INSTANCE",
+        "SHIM",
+        "APISERVER",
+        "ADDRESS",
+        "VERSION",
+        "NOW",
+        "TOTAL",
+        "SINCE",
+        "LAST PROBE",
+    ];
     let mut text = align(HEAD, rows.iter().map(|row| row.cells(now)));
     for remark in [fail_open, foreign_listeners, crowd, passing] {
-        for (row, remark) in rows.iter().filter_map(|row| Some((row, remark(row.shim.as_ref()?)?))) {
+        for (row, remark) in rows
+            .iter()
+            .filter_map(|row| Some((row, remark(row.shim.as_ref()?)?)))
+        {
             let _ = writeln!(text, "{} of {}: {remark}", row.instance, row.berth);
         }
     }
@@ -161,8 +207,9 @@ fn table(rows: &[Row], now: SystemTime) -> String {
 }
 
 fn fail_open(shim: &Status) -> Option<String> {
-    (shim.fail_open && shim.state == Phase::Joined)
-        .then(|| "no apiserver passes its probe; connections go to one that did before (fail open)".into())
+    (shim.fail_open && shim.state == Phase::Joined).then(|| {
+        "no apiserver passes its probe; connections go to one that did before (fail open)".into()
+    })
 }
 
 fn foreign_listeners(shim: &Status) -> Option<String> {
@@ -178,8 +225,15 @@ fn foreign_listeners(shim: &Status) -> Option<String> {
 }
 
 fn crowd(shim: &Status) -> Option<String> {
-    let GateStatus { openings, limit, waiting, longest } = shim.gate.as_ref().filter(|gate| gate.waiting > 0)?;
-    let mut text = format!("{waiting} clients wait for their turn, {openings} of {limit} TLS handshakes are in flight");
+    let GateStatus {
+        openings,
+        limit,
+        waiting,
+        longest,
+    } = shim.gate.as_ref().filter(|gate| gate.waiting > 0)?;
+    let mut text = format!(
+        "{waiting} clients wait for their turn, {openings} of {limit} TLS handshakes are in flight"
+    );
     if let Some(LongestQueue { source, clients }) = longest {
         let _ = write!(text, "; most of them came from {source}: {clients}");
     }
@@ -200,7 +254,9 @@ fn passing(shim: &Status) -> Option<String> {
 
 /// Columns, two spaces apart.
 fn align<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
-    let lines: Vec<_> = std::iter::once(head.map(ToOwned::to_owned)).chain(rows).collect();
+    let lines: Vec<_> = std::iter::once(head.map(ToOwned::to_owned))
+        .chain(rows)
+        .collect();
     let mut widths = [0; N];
     for line in &lines {
         for (width, cell) in widths.iter_mut().zip(line) {
@@ -221,7 +277,9 @@ fn align<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]
 
 /// How long ago.
 fn age(since: &str, now: SystemTime) -> String {
-    let age = humantime::parse_rfc3339(since).ok().and_then(|since| now.duration_since(since).ok());
+    let age = humantime::parse_rfc3339(since)
+        .ok()
+        .and_then(|since| now.duration_since(since).ok());
     short(age.unwrap_or_default())
 }
 
@@ -245,7 +303,9 @@ mod tests {
             "instance": instance, "address": "127.14.2.64:6443", "own": true, "standing": "ready",
             "since": "2026-01-03T00:00:00Z", "kube_version": "v1.36.3", "last_probe": "200 in 47 ms",
         });
-        own.as_object_mut().unwrap().extend(passing.as_object().unwrap().clone());
+        own.as_object_mut()
+            .unwrap()
+            .extend(passing.as_object().unwrap().clone());
         let shim = serde_json::json!({
             "version": 1, "berth": "10.0.0.5:6443", "listen": ["10.0.0.5:6443", "[fd00::5]:6443"], "instance": instance,
             "shim_version": "0.1.0", "pid": 1, "state": "joined", "since": "2026-01-03T00:00:00Z", "connections_open": 3,

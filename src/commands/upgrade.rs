@@ -15,7 +15,11 @@ use std::rc::Rc;
 pub(super) fn run(args: &UpgradeArgs) -> anyhow::Result<Exit> {
     let options = options(args);
     let mut mistakes = options.mistakes();
-    let word = args.manifest.as_deref().and_then(Path::to_str).unwrap_or_default();
+    let word = args
+        .manifest
+        .as_deref()
+        .and_then(Path::to_str)
+        .unwrap_or_default();
     if is_version(word) && !Path::new(word).exists() {
         mistakes.push(upgrade_of(word));
     }
@@ -27,7 +31,11 @@ pub(super) fn run(args: &UpgradeArgs) -> anyhow::Result<Exit> {
 
 fn options(args: &UpgradeArgs) -> UpgradeOptions {
     // Absolute, so that an upgrade resumed from another directory uses the same files.
-    let directory = args.kubelet.manifests_dir.canonicalize().unwrap_or_else(|_| args.kubelet.manifests_dir.clone());
+    let directory = args
+        .kubelet
+        .manifests_dir
+        .canonicalize()
+        .unwrap_or_else(|_| args.kubelet.manifests_dir.clone());
     UpgradeOptions {
         manifest: args.manifest.clone(),
         canonical: directory.join(FILE),
@@ -66,17 +74,23 @@ async fn upgrade(options: UpgradeOptions, only_steps: bool) -> anyhow::Result<Ex
         let steps = dry_run(&options, &progress).await.map_err(refused)?;
         return print(&numbered(&steps)).map(|_| Exit::Ok);
     }
-    let Begun { state, store, setting } = begin(&options, &progress).await.map_err(refused)?;
-    Ok(match drive::drive(state, &store, &setting, progress.clone()).await {
-        Ok(Ended::Done) => Exit::Ok,
-        Ok(Ended::RolledBack) => Exit::No,
-        Ok(Ended::Judged) => Exit::Again,
-        Ok(Ended::Halted | Ended::Stopped) => again(&progress, &store),
-        Err(error) => {
-            progress.line(&format!("failed: {error}"));
-            again(&progress, &store)
-        }
-    })
+    let Begun {
+        state,
+        store,
+        setting,
+    } = begin(&options, &progress).await.map_err(refused)?;
+    Ok(
+        match drive::drive(state, &store, &setting, progress.clone()).await {
+            Ok(Ended::Done) => Exit::Ok,
+            Ok(Ended::RolledBack) => Exit::No,
+            Ok(Ended::Judged) => Exit::Again,
+            Ok(Ended::Halted | Ended::Stopped) => again(&progress, &store),
+            Err(error) => {
+                progress.line(&format!("failed: {error}"));
+                again(&progress, &store)
+            }
+        },
+    )
 }
 
 fn again(progress: &Progress, store: &Store) -> Exit {

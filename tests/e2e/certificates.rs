@@ -15,18 +15,33 @@ const TOO_LONG: &str = "rsa-8192";
 pub(crate) fn as_in_go(sources: &Path) -> Result<(), Failed> {
     let temp = tempfile::tempdir()?;
     let program = temp.path().join("program");
-    let built = Command::new("go").args(["build", "-o"]).arg(&program).arg(sources.join("main.go")).status()?;
+    let built = Command::new("go")
+        .args(["build", "-o"])
+        .arg(&program)
+        .arg(sources.join("main.go"))
+        .status()?;
     assert!(built.success(), "go build: {built}");
-    let checked = Command::new(&program).arg("check").arg(sources.join("certificates.txt")).status()?;
+    let checked = Command::new(&program)
+        .arg("check")
+        .arg(sources.join("certificates.txt"))
+        .status()?;
     assert!(checked.success(), "what changed is above");
 
-    let mut serving =
-        Command::new(&program).arg("serve").arg(temp.path()).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut serving = Command::new(&program)
+        .arg("serve")
+        .arg(temp.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let mut probed = 0;
     for line in BufReader::new(serving.stdout.take().unwrap()).lines() {
         let line = line?;
-        let Some((label, address)) = line.split_once(' ') else { break };
+        let Some((label, address)) = line.split_once(' ') else {
+            break;
+        };
         let file = |end: &str| temp.path().join(format!("{label}{end}"));
         let ask = |client| {
             let config = ProbeConfig {
@@ -40,13 +55,33 @@ pub(crate) fn as_in_go(sources: &Path) -> Result<(), Failed> {
             };
             runtime.block_on(Probe::new(config).ready(address.parse().unwrap()))
         };
-        assert_eq!(ask(None).result, "unauthorized", "{line}: {}", ask(None).words);
-        for key in [file(".key"), file(".old.key")].into_iter().filter(|key| key.exists()) {
+        assert_eq!(
+            ask(None).result,
+            "unauthorized",
+            "{line}: {}",
+            ask(None).words
+        );
+        for key in [file(".key"), file(".old.key")]
+            .into_iter()
+            .filter(|key| key.exists())
+        {
             let answer = ask(Some((file(".crt"), key.clone())));
             if label == TOO_LONG {
-                assert!(answer.words.contains("make one of RSA with 2048 to 4096 bits"), "{line}: {}", answer.words);
+                assert!(
+                    answer
+                        .words
+                        .contains("make one of RSA with 2048 to 4096 bits"),
+                    "{line}: {}",
+                    answer.words
+                );
             } else {
-                assert_eq!(answer.result, "ok", "{line}, {}: {}", key.display(), answer.words);
+                assert_eq!(
+                    answer.result,
+                    "ok",
+                    "{line}, {}: {}",
+                    key.display(),
+                    answer.words
+                );
             }
             probed += 1;
         }

@@ -26,7 +26,10 @@ impl Drop for Member {
 
 fn start(etcd: &str, dir: &Path, ip: &str) -> Result<Member, Failed> {
     let (clients, peers) = (format!("https://{ip}:2379"), format!("http://{ip}:2380"));
-    let all: Vec<_> = MEMBERS.iter().map(|ip| format!("{ip}=http://{ip}:2380")).collect();
+    let all: Vec<_> = MEMBERS
+        .iter()
+        .map(|ip| format!("{ip}=http://{ip}:2380"))
+        .collect();
     let file = |name: &str| dir.join(name).display().to_string();
     let mut command = Command::new(etcd);
     // As kubeadm starts it, but that members ask each other without TLS: from loopback their certificates would not do.
@@ -45,8 +48,15 @@ fn start(etcd: &str, dir: &Path, ip: &str) -> Result<Member, Failed> {
     ] {
         command.arg(format!("--{flag}={value}"));
     }
-    let log = File::options().create(true).append(true).open(dir.join(format!("{ip}.log")))?;
-    command.arg("--unsafe-no-fsync").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    let log = File::options()
+        .create(true)
+        .append(true)
+        .open(dir.join(format!("{ip}.log")))?;
+    command
+        .arg("--unsafe-no-fsync")
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log);
     Ok(Member(command.spawn()?))
 }
 
@@ -68,8 +78,13 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
     let mut members = MEMBERS.map(|ip| start(etcd, temp.path(), ip).map(Some));
     let url = |at: usize| format!("https://{}:2379", MEMBERS[at]);
     let read = |name: &str| fs::read(file(name));
-    let gateway = Gateway::new(read("ca.crt")?, Some((read("client.crt")?, read("client.key")?)));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let gateway = Gateway::new(
+        read("ca.crt")?,
+        Some((read("client.crt")?, read("client.key")?)),
+    );
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let leads = |at: usize| {
         let status = runtime.block_on(gateway.status(&url(at))).ok()?;
         Some((status.leader, status.leader == status.member)).filter(|(leader, _)| *leader != 0)
@@ -80,7 +95,9 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
     // This node's is to lead.
     let own = 0;
     let id = runtime.block_on(gateway.status(&url(own)))?.member;
-    let leader = (0..3).find(|at| leads(*at).is_some_and(|(_, leads)| leads)).ok_or("nobody leads")?;
+    let leader = (0..3)
+        .find(|at| leads(*at).is_some_and(|(_, leads)| leads))
+        .ok_or("nobody leads")?;
     if leader != own {
         runtime.block_on(gateway.transfer_leadership(&url(leader), id))?;
     }
@@ -96,37 +113,62 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
     let examined = || {
         let mut report = Report::default();
         let (clusters, _) = runtime.block_on(examine(&command, &[], Path::to_owned, &mut report));
-        (EtcdPlan { clusters, ..EtcdPlan::default() }, report.errors)
+        (
+            EtcdPlan {
+                clusters,
+                ..EtcdPlan::default()
+            },
+            report.errors,
+        )
     };
     let (plan, errors) = examined();
     assert_eq!(errors, Vec::<String>::new());
     let _runs = runtime.enter();
-    let keeping = plan.start(["127.0.0.1:1".parse()?; 2]).ok_or("it has no others")?;
+    let keeping = plan
+        .start(["127.0.0.1:1".parse()?; 2])
+        .ok_or("it has no others")?;
     keeping.prepare();
     let state = eventually("the leadership elsewhere", || {
         runtime.block_on(tokio::time::sleep(std::time::Duration::from_millis(20)));
         Some(keeping.state()).filter(|state| state.prepared)
     });
-    assert_eq!((state.refused, state.notes.len()), (None, 1), "only that there is no lock: {:?}", state.notes);
+    assert_eq!(
+        (state.refused, state.notes.len()),
+        (None, 1),
+        "only that there is no lock: {:?}",
+        state.notes
+    );
     assert_eq!(leads(own).map(|(_, leads)| leads), Some(false));
     // With one of the others stopped there is no majority without this node's.
     let other = (own + 1) % 3;
     drop(members[other].as_mut().map(Option::take));
     let (_, errors) = examined();
     // And maybe, until there is another, without a leader.
-    for part in
-        [format!("member {} (", MEMBERS[other]), "of 3 voters 2 must serve while this node's member is away".into()]
-    {
-        assert!(errors.iter().any(|error| error.contains(&part)), "{part} is not in {errors:?}");
+    for part in [
+        format!("member {} (", MEMBERS[other]),
+        "of 3 voters 2 must serve while this node's member is away".into(),
+    ] {
+        assert!(
+            errors.iter().any(|error| error.contains(&part)),
+            "{part} is not in {errors:?}"
+        );
     }
     members[other] = start(etcd, temp.path(), MEMBERS[other]).map(Some);
-    let (mut plan, _) = eventually("its return", || Some(examined()).filter(|(_, errors)| errors.is_empty()));
+    let (mut plan, _) = eventually("its return", || {
+        Some(examined()).filter(|(_, errors)| errors.is_empty())
+    });
     // It works without this node's, and the node's own kube-apiserver's dials reach another.
     let cluster = plan.clusters[0].clone();
-    cluster.dials.as_ref().ok_or("no certificate is good for 127.0.0.1")?;
+    cluster
+        .dials
+        .as_ref()
+        .ok_or("no certificate is good for 127.0.0.1")?;
     let (_until, dropped) = tokio::sync::oneshot::channel::<()>();
     std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         runtime.block_on(async {
             let mut tasks = tokio::task::JoinSet::new();
             let _answers = cluster.follow(&mut tasks);
@@ -137,15 +179,31 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
         });
     });
     drop(members[own].as_mut().map(Option::take));
-    let answers = || runtime.block_on(gateway.status(&url(own))).ok().map(|status| status.member);
-    eventually("an answer of another member", || answers().filter(|member| *member != id));
+    let answers = || {
+        runtime
+            .block_on(gateway.status(&url(own)))
+            .ok()
+            .map(|status| status.member)
+    };
+    eventually("an answer of another member", || {
+        answers().filter(|member| *member != id)
+    });
     std::mem::take(&mut plan).rewrite(&mut command);
     let servers: Vec<_> = (0..3).filter(|at| *at != own).map(url).collect();
-    let orders =
-        [[0, 1], [1, 0]].map(|order| flag("etcd-servers", order.map(|at: usize| servers[at].clone()).join(",")));
-    assert!(orders.contains(command.last().ok_or("no command")?), "{command:?}");
+    let orders = [[0, 1], [1, 0]].map(|order| {
+        flag(
+            "etcd-servers",
+            order.map(|at: usize| servers[at].clone()).join(","),
+        )
+    });
+    assert!(
+        orders.contains(command.last().ok_or("no command")?),
+        "{command:?}"
+    );
     for at in [1, 2] {
-        eventually("another leader", || leads((own + at) % 3).filter(|(leader, _)| *leader != id));
+        eventually("another leader", || {
+            leads((own + at) % 3).filter(|(leader, _)| *leader != id)
+        });
     }
     members[own] = start(etcd, temp.path(), MEMBERS[own]).map(Some);
     // Its gateway has dialled, too, and keeps that connection for as long as it is asked.

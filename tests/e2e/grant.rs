@@ -34,12 +34,19 @@ const REVOKED: Duration = Duration::from_secs(20);
 pub(crate) fn grant(apiserver: &str, etcd: &str) -> Result<(), Failed> {
     let temp = tempfile::tempdir()?;
     let cluster = Cluster::start(temp.path(), apiserver, etcd)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     runtime.block_on(cluster.ready())?;
     let file = temp.path().join("cluster/kubeconfig");
     // Another node first: its names stay.
     for node in ["cp-2", NODE, NODE] {
-        let (status, out, err) = output_of(cluster.berth(&["grant", "--json", "--node", node]).arg("--out").arg(&file));
+        let (status, out, err) = output_of(
+            cluster
+                .berth(&["grant", "--json", "--node", node])
+                .arg("--out")
+                .arg(&file),
+        );
         if status != Some(0) {
             return Err(format!("grant {node}: {status:?}: {out}{err}").into());
         }
@@ -58,7 +65,10 @@ pub(crate) fn grant(apiserver: &str, etcd: &str) -> Result<(), Failed> {
 }
 
 /// Runs a test on a node of its own, a network namespace with these addresses beside those of loopback.
-pub(crate) fn on_a_node(addresses: &[&str], run: impl FnOnce() -> Result<(), Failed> + Send) -> Result<(), Failed> {
+pub(crate) fn on_a_node(
+    addresses: &[&str],
+    run: impl FnOnce() -> Result<(), Failed> + Send,
+) -> Result<(), Failed> {
     std::thread::scope(|scope| {
         let node = scope.spawn(|| -> Result<(), String> {
             unshare(CloneFlags::CLONE_NEWNET).map_err(|error| error.to_string())?;
@@ -96,7 +106,11 @@ impl Cluster {
         let ip = fresh_ip();
         // It may not be a loopback address; of a net that no node has (RFC 5737).
         let advertise = "--advertise-address=192.0.2.2".into();
-        let flags = [format!("--bind-address={ip}"), advertise, "--service-cluster-ip-range=10.96.0.0/24".into()];
+        let flags = [
+            format!("--bind-address={ip}"),
+            advertise,
+            "--service-cluster-ip-range=10.96.0.0/24".into(),
+        ];
         Self::start_on(dir, apiserver, etcd, ip, &flags)
     }
 
@@ -119,7 +133,10 @@ impl Cluster {
         let ca = file("ca.crt", &issuer.pem())?;
         let issued = |server: &str, name: &str| -> std::io::Result<_> {
             let (certificate, key) = issue(&issuer, &[name]);
-            Ok((file(&format!("{server}.crt"), &certificate)?, file(&format!("{server}.key"), &key)?))
+            Ok((
+                file(&format!("{server}.crt"), &certificate)?,
+                file(&format!("{server}.key"), &key)?,
+            ))
         };
         let (certificate, key) = issued("server", "kubernetes")?;
         let (etcd_certificate, etcd_key) = issued("etcd", &ip.to_string())?;
@@ -150,9 +167,18 @@ impl Cluster {
             flag("cert-dir", &dir.join("certs")),
             flag("tls-cert-file", &certificate),
             flag("tls-private-key-file", &key),
-            flag("token-auth-file", &file("tokens", "admin,admin,admin,\"system:masters\"\n")?),
-            flag("service-account-key-file", &file("sa.pub", &signing.public_key_pem())?),
-            flag("service-account-signing-key-file", &file("sa.key", &signing.serialize_pem())?),
+            flag(
+                "token-auth-file",
+                &file("tokens", "admin,admin,admin,\"system:masters\"\n")?,
+            ),
+            flag(
+                "service-account-key-file",
+                &file("sa.pub", &signing.public_key_pem())?,
+            ),
+            flag(
+                "service-account-signing-key-file",
+                &file("sa.key", &signing.serialize_pem())?,
+            ),
         ];
         let command = [&own[..], flags].concat().join(" ");
         let admin = format!(
@@ -162,7 +188,13 @@ impl Cluster {
             ca.display()
         );
         let admin = file("admin.conf", &admin)?;
-        let mut cluster = Self { address, admin, command, apiserver: None, etcd };
+        let mut cluster = Self {
+            address,
+            admin,
+            command,
+            apiserver: None,
+            etcd,
+        };
         cluster.start_apiserver();
         Ok(cluster)
     }
@@ -174,7 +206,9 @@ impl Cluster {
 
     /// As the kubelet stops it.
     pub(crate) fn stop_apiserver(&mut self) {
-        let Some(mut apiserver) = self.apiserver.take() else { return };
+        let Some(mut apiserver) = self.apiserver.take() else {
+            return;
+        };
         let _ = kill(apiserver.pid(), Signal::SIGTERM);
         apiserver.ended();
     }
@@ -189,7 +223,11 @@ impl Cluster {
                 return Ok(());
             }
             if began.elapsed() > UP {
-                return Err(format!("not ready: {slice:?}\n{:?}", self.apiserver.as_ref().map(Running::log)).into());
+                return Err(format!(
+                    "not ready: {slice:?}\n{:?}",
+                    self.apiserver.as_ref().map(Running::log)
+                )
+                .into());
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
@@ -206,21 +244,43 @@ impl Cluster {
     }
 
     /// What ends a token, and what stays.
-    fn revoke(&self, runtime: &tokio::runtime::Runtime, shim: &Client, admin: &Client) -> Result<(), Failed> {
-        let (status, out, err) = output_of(&mut self.berth(&["grant", "--revoke", "--json", "--node", NODE]));
+    fn revoke(
+        &self,
+        runtime: &tokio::runtime::Runtime,
+        shim: &Client,
+        admin: &Client,
+    ) -> Result<(), Failed> {
+        let (status, out, err) =
+            output_of(&mut self.berth(&["grant", "--revoke", "--json", "--node", NODE]));
         let revoked: Value = serde_json::from_str(&out)?;
-        assert_eq!((status, revoked["deleted"].as_array().map(Vec::len)), (Some(0), Some(4)), "{out}{err}");
+        assert_eq!(
+            (status, revoked["deleted"].as_array().map(Vec::len)),
+            (Some(0), Some(4)),
+            "{out}{err}"
+        );
         let began = Instant::now();
         while status_of(&runtime.block_on(shim.get(LEASES))) != Some(StatusCode::UNAUTHORIZED) {
             assert!(began.elapsed() < REVOKED, "the token is good still");
             std::thread::sleep(Duration::from_millis(200));
         }
-        println!("revoked: the token was refused after {:.1} s", began.elapsed().as_secs_f64());
+        println!(
+            "revoked: the token was refused after {:.1} s",
+            began.elapsed().as_secs_f64()
+        );
         let role = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles/berth";
-        let role = runtime.block_on(admin.get(role)).map_err(|error| error.to_string())?.to_string();
-        assert!(role.contains("berth-cp-1-ipv4") && role.contains("berth-cp-2-ipv6"), "{role}");
+        let role = runtime
+            .block_on(admin.get(role))
+            .map_err(|error| error.to_string())?
+            .to_string();
+        assert!(
+            role.contains("berth-cp-1-ipv4") && role.contains("berth-cp-2-ipv6"),
+            "{role}"
+        );
         let (status, out, _) = output_of(&mut self.berth(&["grant", "--revoke", "--node", NODE]));
-        assert_eq!((status, out.as_str()), (Some(0), "cp-1: there was nothing to delete\n"));
+        assert_eq!(
+            (status, out.as_str()),
+            (Some(0), "cp-1: there was nothing to delete\n")
+        );
         Ok(())
     }
 }
@@ -255,21 +315,50 @@ async fn needed_verbs_work(shim: &Client) -> Result<(), Failed> {
     let steps = [
         ("get the Service", shim.get(SERVICE).await),
         ("get the slice kubernetes", shim.get(RECONCILED).await),
-        ("create its slice", shim.apply(&own, MANAGER, &own_slice(NODE)).await),
-        ("apply its slice again", shim.apply(&own, MANAGER, &own_slice(NODE)).await),
+        (
+            "create its slice",
+            shim.apply(&own, MANAGER, &own_slice(NODE)).await,
+        ),
+        (
+            "apply its slice again",
+            shim.apply(&own, MANAGER, &own_slice(NODE)).await,
+        ),
         ("delete its slice", shim.delete(&own).await),
         // What a node left that is gone.
-        ("create another node's slice", shim.apply(&slice_path("berth-cp-2-ipv4"), MANAGER, &own_slice("cp-2")).await),
-        ("delete another node's slice", shim.delete(&slice_path("berth-cp-2-ipv4")).await),
-        ("create a Lease", shim.apply(&lease, MANAGER, &own_lease("a").object()).await),
-        ("apply a Lease again", shim.apply(&lease, MANAGER, &own_lease("a").object()).await),
+        (
+            "create another node's slice",
+            shim.apply(&slice_path("berth-cp-2-ipv4"), MANAGER, &own_slice("cp-2"))
+                .await,
+        ),
+        (
+            "delete another node's slice",
+            shim.delete(&slice_path("berth-cp-2-ipv4")).await,
+        ),
+        (
+            "create a Lease",
+            shim.apply(&lease, MANAGER, &own_lease("a").object()).await,
+        ),
+        (
+            "apply a Lease again",
+            shim.apply(&lease, MANAGER, &own_lease("a").object()).await,
+        ),
         ("list Leases", shim.get(LEASES).await),
         ("delete a Lease", shim.delete(&lease).await),
-        ("renew its token", shim.post(&token_path(&account_name(NODE)), &token_request()).await),
+        (
+            "renew its token",
+            shim.post(&token_path(&account_name(NODE)), &token_request())
+                .await,
+        ),
     ];
-    let failed: Vec<_> =
-        steps.iter().filter_map(|(what, answer)| Some((what, answer.as_ref().err()?.to_string()))).collect();
-    if failed.is_empty() { Ok(()) } else { Err(format!("{failed:#?}").into()) }
+    let failed: Vec<_> = steps
+        .iter()
+        .filter_map(|(what, answer)| Some((what, answer.as_ref().err()?.to_string())))
+        .collect();
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("{failed:#?}").into())
+    }
 }
 
 /// What RBAC itself lists, without what every service account may do: so that no verb is overlooked.
@@ -278,15 +367,30 @@ async fn rules_are_these_and_no_others(shim: &Client, admin: &Path) -> Result<()
     let mut access = Access::read(admin).map_err(|error| error.to_string())?;
     let admin = Client::new(&access).map_err(|error| error.to_string())?;
     let accounts = "/api/v1/namespaces/kube-system/serviceaccounts";
-    let anybody = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "anybody"}});
+    let anybody =
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "anybody"}});
     admin.post(accounts, &anybody).await.map_err(told)?;
-    let answer = admin.post(&format!("{accounts}/anybody/token"), &token_request()).await.map_err(told)?;
-    access.token = Some(Token::Text(answer["status"]["token"].as_str().ok_or("no token")?.to_owned()));
+    let answer = admin
+        .post(&format!("{accounts}/anybody/token"), &token_request())
+        .await
+        .map_err(told)?;
+    access.token = Some(Token::Text(
+        answer["status"]["token"]
+            .as_str()
+            .ok_or("no token")?
+            .to_owned(),
+    ));
     let anybody = Client::new(&access).map_err(|error| error.to_string())?;
     let mut said = Vec::new();
     for namespace in ["default", "berth-system", lock::NAMESPACE, "kube-system"] {
-        let (own, anybodys) = (rules(shim, namespace).await?, rules(&anybody, namespace).await?);
-        said.extend(own.difference(&anybodys).map(|rule| format!("{namespace}: {rule}")));
+        let (own, anybodys) = (
+            rules(shim, namespace).await?,
+            rules(&anybody, namespace).await?,
+        );
+        said.extend(
+            own.difference(&anybodys)
+                .map(|rule| format!("{namespace}: {rule}")),
+        );
     }
     let expected = [
         "default: create,delete,patch discovery.k8s.io/endpointslices berth-cp-1-ipv4,berth-cp-1-ipv6,berth-cp-2-ipv4,berth-cp-2-ipv6",
@@ -295,22 +399,47 @@ async fn rules_are_these_and_no_others(shim: &Client, admin: &Path) -> Result<()
         "berth-system: create /serviceaccounts/token berth-cp-1",
         "berth-system: create,delete,list,patch coordination.k8s.io/leases ",
     ];
-    if said == expected { Ok(()) } else { Err(format!("{said:#?}").into()) }
+    if said == expected {
+        Ok(())
+    } else {
+        Err(format!("{said:#?}").into())
+    }
 }
 
 async fn rules(client: &Client, namespace: &str) -> Result<BTreeSet<String>, Failed> {
     let review = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview", "spec": {"namespace": namespace}});
     let path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
-    let answer = client.post(path, &review).await.map_err(|error| error.to_string())?;
+    let answer = client
+        .post(path, &review)
+        .await
+        .map_err(|error| error.to_string())?;
     if answer["status"]["incomplete"] == true {
         return Err("the list of rules is incomplete".into());
     }
     let rule = |rule: &Value| {
         let list = |name: &str| {
-            let list = rule[name].as_array().into_iter().flatten().filter_map(Value::as_str);
-            list.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(",")
+            let list = rule[name]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_str);
+            list.collect::<BTreeSet<_>>()
+                .into_iter()
+                .collect::<Vec<_>>()
+                .join(",")
         };
-        format!("{} {}/{} {}", list("verbs"), list("apiGroups"), list("resources"), list("resourceNames"))
+        format!(
+            "{} {}/{} {}",
+            list("verbs"),
+            list("apiGroups"),
+            list("resources"),
+            list("resourceNames")
+        )
     };
-    Ok(answer["status"]["resourceRules"].as_array().ok_or("no rules")?.iter().map(rule).collect())
+    Ok(answer["status"]["resourceRules"]
+        .as_array()
+        .ok_or("no rules")?
+        .iter()
+        .map(rule)
+        .collect())
 }

@@ -37,20 +37,41 @@ pub(crate) fn on_a_node_without_a_compiler(release: &Path) -> Result<(), Failed>
     let root = temp.path().join("root");
     let suite = of_this_machine("VERSION_CODENAME")?;
     let packages = "--include=ca-certificates,containerd,curl,runc";
-    done(Command::new("debootstrap").args(["--variant=minbase", packages, &suite]).arg(&root));
-    std::thread::scope(|scope| scope.spawn(|| installed(release, temp.path(), &root)).join())
-        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    done(
+        Command::new("debootstrap")
+            .args(["--variant=minbase", packages, &suite])
+            .arg(&root),
+    );
+    std::thread::scope(|scope| {
+        scope
+            .spawn(|| installed(release, temp.path(), &root))
+            .join()
+    })
+    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// In namespaces of this thread's.
 fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
     unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)?;
-    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
+    mount(
+        None::<&str>,
+        "/",
+        None::<&str>,
+        MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+        None::<&str>,
+    )?;
     for command in ["link set lo up", "addr add 10.77.0.1/32 dev lo"] {
         done(Command::new("ip").args(command.split(' ')));
     }
-    let bind =
-        |from: &Path, to: &Path| mount(Some(from), to, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>);
+    let bind = |from: &Path, to: &Path| {
+        mount(
+            Some(from),
+            to,
+            None::<&str>,
+            MsFlags::MS_BIND | MsFlags::MS_REC,
+            None::<&str>,
+        )
+    };
     // A mount, as the root of a machine is.
     bind(root, root)?;
     for directory in ["proc", "sys", "dev"] {
@@ -58,7 +79,10 @@ fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
     }
     let host = env!("CARGO_PKG_REPOSITORY").split('/').nth(2).unwrap();
     let hosts = root.join("etc/hosts");
-    fs::write(&hosts, format!("127.0.0.1 localhost {host}\n127.0.0.2 {REGISTRY}\n"))?;
+    fs::write(
+        &hosts,
+        format!("127.0.0.1 localhost {host}\n127.0.0.2 {REGISTRY}\n"),
+    )?;
     bind(&hosts, Path::new("/etc/hosts"))?;
     for compiler in COMPILERS {
         let (code, out, _) = output_of(&mut at(root, &format!("command -v {compiler}")));
@@ -86,24 +110,48 @@ fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
     let _files = files(release, temp, &certificate, &key)?;
     let (_registry, digest) = registry(release, temp, &certificate, &key)?;
     let _containerd = Running::start(&mut at(root, "exec containerd"));
-    eventually("containerd", || root.join("run/containerd/containerd.sock").exists().then_some(()));
+    eventually("containerd", || {
+        root.join("run/containerd/containerd.sock")
+            .exists()
+            .then_some(())
+    });
 
     let (command, _own) = kube_apiserver(root)?;
     // kubeadm's layout is not here, which the README's line is for: it is told what there is.
-    let told = format!("berth bridge --dry-run --command '{command}' --probe-ca /etc/kubernetes/pki/ca.crt");
+    let told = format!(
+        "berth bridge --dry-run --command '{command}' --probe-ca /etc/kubernetes/pki/ca.crt"
+    );
     for document in ["README.md", "docs/get.md"] {
-        let lines = lines(document)?.replace("DIGEST", &digest).replace("berth bridge --dry-run", &told);
-        assert!(lines.contains(&told) && lines.contains("sha256sum --check"), "{document}: {lines}");
-        let (code, out, err) = output_of(&mut at(root, &format!("set -x; cd \"$(mktemp -d)\"; {lines}")));
+        let lines = lines(document)?
+            .replace("DIGEST", &digest)
+            .replace("berth bridge --dry-run", &told);
+        assert!(
+            lines.contains(&told) && lines.contains("sha256sum --check"),
+            "{document}: {lines}"
+        );
+        let (code, out, err) = output_of(&mut at(
+            root,
+            &format!("set -x; cd \"$(mktemp -d)\"; {lines}"),
+        ));
         println!("{err}{out}");
         assert_eq!(code, Some(0), "{document}: {err}{out}");
-        assert!(out.contains("kube-apiserver is ready at 10.77.0.1:6443"), "{document}: {out}");
+        assert!(
+            out.contains("kube-apiserver is ready at 10.77.0.1:6443"),
+            "{document}: {out}"
+        );
         let (code, out, _) = output_of(&mut at(root, "ctr -n k8s.io images ls -q"));
         let pulled = format!("{REGISTRY}/berth@sha256:{digest}");
         let imported = format!("localhost/berth:v{VERSION}");
-        let wanted = if document == "README.md" { vec![&pulled] } else { vec![&pulled, &imported] };
+        let wanted = if document == "README.md" {
+            vec![&pulled]
+        } else {
+            vec![&pulled, &imported]
+        };
         assert!(
-            code == Some(0) && wanted.into_iter().all(|image| out.lines().any(|line| line == image)),
+            code == Some(0)
+                && wanted
+                    .into_iter()
+                    .all(|image| out.lines().any(|line| line == image)),
             "{document}: {out}"
         );
     }
@@ -114,8 +162,14 @@ fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
             fs::write(file.path(), "another")?;
         }
     }
-    let (code, out, err) = output_of(&mut at(root, &format!("cd \"$(mktemp -d)\"; {}", lines("README.md")?)));
-    assert!(code != Some(0) && out.contains("FAILED"), "{code:?}: {out}{err}");
+    let (code, out, err) = output_of(&mut at(
+        root,
+        &format!("cd \"$(mktemp -d)\"; {}", lines("README.md")?),
+    ));
+    assert!(
+        code != Some(0) && out.contains("FAILED"),
+        "{code:?}: {out}{err}"
+    );
     assert!(!root.join("usr/bin/berth").exists(), "{out}{err}");
     Ok(())
 }
@@ -124,24 +178,46 @@ fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
 fn lines(document: &str) -> Result<String, Failed> {
     let text = fs::read_to_string(crate::root().join(document))?;
     let part = match document {
-        "README.md" => text.split("\n## ").find(|part| part.starts_with("Install\n")).ok_or("no part Install")?,
+        "README.md" => text
+            .split("\n## ")
+            .find(|part| part.starts_with("Install\n"))
+            .ok_or("no part Install")?,
         _ => &text,
     };
-    let blocks = part.split("\n```sh\n").skip(1).map(|block| block.split("\n```\n").next().unwrap());
+    let blocks = part
+        .split("\n```sh\n")
+        .skip(1)
+        .map(|block| block.split("\n```\n").next().unwrap());
     Ok(blocks.collect::<Vec<_>>().join("\n"))
 }
 
 /// What the address of the repository leads to, with the release's files.
 fn files(release: &Path, temp: &Path, certificate: &Path, key: &Path) -> Result<Running, Failed> {
     let path = env!("CARGO_PKG_REPOSITORY").splitn(4, '/').last().unwrap();
-    let (base, directory) =
-        (temp.join("www"), temp.join("www").join(path).join(format!("releases/download/v{VERSION}")));
+    let (base, directory) = (
+        temp.join("www"),
+        temp.join("www")
+            .join(path)
+            .join(format!("releases/download/v{VERSION}")),
+    );
     fs::create_dir_all(directory.parent().unwrap())?;
     symlink(temp.join("files"), &directory)?;
-    done(Command::new("cp").arg("-r").arg(release).arg(temp.join("files")));
+    done(
+        Command::new("cp")
+            .arg("-r")
+            .arg(release)
+            .arg(temp.join("files")),
+    );
     let mut server = Command::new("openssl");
     server
-        .args(["s_server", "-quiet", "-accept", "127.0.0.1:443", "-WWW", "-cert"])
+        .args([
+            "s_server",
+            "-quiet",
+            "-accept",
+            "127.0.0.1:443",
+            "-WWW",
+            "-cert",
+        ])
         .arg(certificate)
         .arg("-key")
         .arg(key);
@@ -151,7 +227,12 @@ fn files(release: &Path, temp: &Path, certificate: &Path, key: &Path) -> Result<
 }
 
 /// A registry with the image, pushed as RELEASING.md says, and its digest.
-fn registry(release: &Path, temp: &Path, certificate: &Path, key: &Path) -> Result<(Running, String), Failed> {
+fn registry(
+    release: &Path,
+    temp: &Path,
+    certificate: &Path,
+    key: &Path,
+) -> Result<(Running, String), Failed> {
     let config = temp.join("registry.yml");
     fs::write(
         &config,
@@ -168,16 +249,29 @@ fn registry(release: &Path, temp: &Path, certificate: &Path, key: &Path) -> Resu
     let image = format!("docker://{REGISTRY}/berth:v{VERSION}");
     let skopeo = || {
         let mut skopeo = Command::new("skopeo");
-        skopeo.args(["--insecure-policy"]).env("SSL_CERT_FILE", certificate);
+        skopeo
+            .args(["--insecure-policy"])
+            .env("SSL_CERT_FILE", certificate);
         skopeo
     };
-    let archive =
-        fs::read_dir(release)?.flatten().find(|file| file.file_name().to_string_lossy().ends_with(".oci.tar"));
+    let archive = fs::read_dir(release)?
+        .flatten()
+        .find(|file| file.file_name().to_string_lossy().ends_with(".oci.tar"));
     done(
-        skopeo().args(["copy", "--all"]).arg(format!("oci-archive:{}", archive.unwrap().path().display())).arg(&image),
+        skopeo()
+            .args(["copy", "--all"])
+            .arg(format!("oci-archive:{}", archive.unwrap().path().display()))
+            .arg(&image),
     );
-    let (digest, _) = ends(skopeo().args(["inspect", "--format", "{{.Digest}}", &image]), 0, &[]);
-    Ok((registry, digest.trim().trim_start_matches("sha256:").to_owned()))
+    let (digest, _) = ends(
+        skopeo().args(["inspect", "--format", "{{.Digest}}", &image]),
+        0,
+        &[],
+    );
+    Ok((
+        registry,
+        digest.trim().trim_start_matches("sha256:").to_owned(),
+    ))
 }
 
 /// The node's own, simulated, and its command line.
@@ -190,10 +284,18 @@ fn kube_apiserver(root: &Path) -> Result<(String, Running), Failed> {
     let listener = std::os::unix::net::UnixListener::bind(root.join("store"))?;
     listener.set_nonblocking(true)?;
     std::thread::spawn(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         runtime.block_on(async {
             let listener = tokio::net::UnixListener::from_std(listener).unwrap();
-            store_server::serve(listener, Arc::<Store>::default(), Arc::<Recorder>::default()).await;
+            store_server::serve(
+                listener,
+                Arc::<Store>::default(),
+                Arc::<Recorder>::default(),
+            )
+            .await;
         });
     });
     let command = "/usr/local/bin/kube-apiserver stand-in --bind-address=0.0.0.0 --secure-port=6443 --stand-in-name=own \
@@ -207,21 +309,34 @@ fn kube_apiserver(root: &Path) -> Result<(String, Running), Failed> {
 /// What runs on the node.
 fn at(root: &Path, script: &str) -> Command {
     let mut chroot = Command::new("chroot");
-    chroot.arg(root).args(["/bin/bash", "-euc", script]).env_clear();
-    chroot.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+    chroot
+        .arg(root)
+        .args(["/bin/bash", "-euc", script])
+        .env_clear();
+    chroot.env(
+        "PATH",
+        "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    );
     chroot
 }
 
 #[track_caller]
 fn up(address: &str) {
-    eventually(address, || (!listening(address.parse().unwrap()).is_empty()).then_some(()));
+    eventually(address, || {
+        (!listening(address.parse().unwrap()).is_empty()).then_some(())
+    });
 }
 
 /// A line of /etc/os-release.
 fn of_this_machine(key: &str) -> Result<String, Failed> {
     let text = fs::read_to_string("/etc/os-release")?;
-    let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-    Ok(value.ok_or(format!("/etc/os-release has no {key}"))?.trim_matches('"').to_owned())
+    let value = text
+        .lines()
+        .find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    Ok(value
+        .ok_or(format!("/etc/os-release has no {key}"))?
+        .trim_matches('"')
+        .to_owned())
 }
 
 #[track_caller]

@@ -16,10 +16,20 @@ const OWN: &str = "fd77::1";
 pub(crate) fn bridges(apiserver: &str, etcd: &str) -> Result<(), Failed> {
     let ipv6 = "-6 addr add fd77::1/128 dev lo nodad";
     bridges_of(&[ipv6], apiserver, etcd, "fd99::/112")?;
-    bridges_of(&[ipv6, "addr add 10.77.0.1/32 dev lo"], apiserver, etcd, "fd99::/112,10.99.0.0/24")
+    bridges_of(
+        &[ipv6, "addr add 10.77.0.1/32 dev lo"],
+        apiserver,
+        etcd,
+        "fd99::/112,10.99.0.0/24",
+    )
 }
 
-fn bridges_of(addresses: &[&str], apiserver: &str, etcd: &str, services: &str) -> Result<(), Failed> {
+fn bridges_of(
+    addresses: &[&str],
+    apiserver: &str,
+    etcd: &str,
+    services: &str,
+) -> Result<(), Failed> {
     let bridged = on_a_node(addresses, || bridge(apiserver, etcd, services));
     bridged.map_err(|failed| format!("{services}: {failed:?}").into())
 }
@@ -35,35 +45,76 @@ impl Drop for Ends<'_> {
 
 fn bridge(apiserver: &str, etcd: &str, services: &str) -> Result<(), Failed> {
     let temp = tempfile::tempdir()?;
-    let flags = [format!("--advertise-address={OWN}"), format!("--service-cluster-ip-range={services}")];
-    let mut cluster = Cluster::start_on(temp.path(), apiserver, etcd, [127, 0, 0, 1].into(), &flags)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let flags = [
+        format!("--advertise-address={OWN}"),
+        format!("--service-cluster-ip-range={services}"),
+    ];
+    let mut cluster =
+        Cluster::start_on(temp.path(), apiserver, etcd, [127, 0, 0, 1].into(), &flags)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     runtime.block_on(cluster.ready())?;
     let directory = temp.path().join("bridge");
     let _ends = Ends(&directory);
     let mut start = berth(["bridge", "start", "--settle=1s", "--state-dir"]);
-    start.arg(&directory).args(["--command", &cluster.command]).arg("--kubeconfig").arg(&cluster.admin);
-    ends(start.arg("--probe-ca").arg(temp.path().join("ca.crt")), 0, &[]);
-    let (_, status, _) = output_of(berth(["bridge", "status", "--json", "--state-dir"]).arg(&directory));
+    start
+        .arg(&directory)
+        .args(["--command", &cluster.command])
+        .arg("--kubeconfig")
+        .arg(&cluster.admin);
+    ends(
+        start.arg("--probe-ca").arg(temp.path().join("ca.crt")),
+        0,
+        &[],
+    );
+    let (_, status, _) =
+        output_of(berth(["bridge", "status", "--json", "--state-dir"]).arg(&directory));
     let status: Value = serde_json::from_str(&status)?;
     assert_eq!(status["own"]["address"], format!("[{OWN}]:6443"));
-    assert!(!status["notes"].to_string().contains("the Service kubernetes"), "{status}");
+    assert!(
+        !status["notes"]
+            .to_string()
+            .contains("the Service kubernetes"),
+        "{status}"
+    );
 
     // As clients of the node reach it, also while its own is away.
-    let access = Access { server: format!("https://[{OWN}]:6443"), ..Access::read(&cluster.admin)? };
+    let access = Access {
+        server: format!("https://[{OWN}]:6443"),
+        ..Access::read(&cluster.admin)?
+    };
     let client = Client::new(&access).map_err(|error| error.to_string())?;
     let slices = || -> Result<Vec<Value>, Failed> {
         let list = runtime.block_on(client.get(SLICES))?;
-        let is_bridges =
-            |slice: &&Value| slice["metadata"]["name"].as_str().is_some_and(|name| name.starts_with("berth-bridge-"));
-        Ok(list["items"].as_array().into_iter().flatten().filter(is_bridges).cloned().collect())
+        let is_bridges = |slice: &&Value| {
+            slice["metadata"]["name"]
+                .as_str()
+                .is_some_and(|name| name.starts_with("berth-bridge-"))
+        };
+        Ok(list["items"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter(is_bridges)
+            .cloned()
+            .collect())
     };
     cluster.stop_apiserver();
-    let [slice] = &slices()?[..] else { return Err("the Service is not kept by one slice".into()) };
+    let [slice] = &slices()?[..] else {
+        return Err("the Service is not kept by one slice".into());
+    };
     assert_eq!(slice["addressType"], "IPv6", "{slice}");
-    assert!(addresses(slice).eq([OWN.parse::<IpAddr>().unwrap()]), "{slice}");
+    assert!(
+        addresses(slice).eq([OWN.parse::<IpAddr>().unwrap()]),
+        "{slice}"
+    );
     cluster.start_apiserver();
-    ends(berth(["bridge", "end", "--state-dir"]).arg(&directory), 0, &[]);
+    ends(
+        berth(["bridge", "end", "--state-dir"]).arg(&directory),
+        0,
+        &[],
+    );
     assert_eq!(slices()?.len(), 0);
     Ok(())
 }

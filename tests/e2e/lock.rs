@@ -22,16 +22,34 @@ fn lock(client: &Client, node: &str, break_lock: bool) -> Lock {
 pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Failed> {
     let temp = tempfile::tempdir()?;
     let cluster = Cluster::start(temp.path(), apiserver, etcd)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     runtime.block_on(cluster.ready())?;
     let client = Client::from_kubeconfig(&cluster.admin)?;
-    let (first, second, say) = (lock(&client, "cp-1", false), lock(&client, "cp-2", false), Progress::default());
-    let held = || runtime.block_on(client.get(PATH)).map(|lease| Holder::parse(&lease));
+    let (first, second, say) = (
+        lock(&client, "cp-1", false),
+        lock(&client, "cp-2", false),
+        Progress::default(),
+    );
+    let held = || {
+        runtime
+            .block_on(client.get(PATH))
+            .map(|lease| Holder::parse(&lease))
+    };
 
     // It is made now, and of two that race one has the lock.
-    let (one, other) = runtime.block_on(async { tokio::join!(mark(&first, &say), mark(&second, &say)) });
-    let (has, refused) = if one.is_ok() { ("cp-1", other) } else { ("cp-2", one) };
-    assert!(matches!(&refused, Err(LockError::Busy { holder, .. }) if holder.node == has), "{refused:?}");
+    let (one, other) =
+        runtime.block_on(async { tokio::join!(mark(&first, &say), mark(&second, &say)) });
+    let (has, refused) = if one.is_ok() {
+        ("cp-1", other)
+    } else {
+        ("cp-2", one)
+    };
+    assert!(
+        matches!(&refused, Err(LockError::Busy { holder, .. }) if holder.node == has),
+        "{refused:?}"
+    );
     let holder = held()?;
     assert!(holder.changed && holder.node == has, "{holder:?}");
 

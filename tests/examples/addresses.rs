@@ -28,9 +28,13 @@ pub(crate) fn several_addresses_answer() -> Result<Completion, Failed> {
     // It listens before the address is there, and serves from when it is.
     assert_eq!(listening((VIRTUAL, 6443).into()).len(), 1);
     let address = format!("{VIRTUAL}/32");
-    let added = Command::new("ip").args(["address", "add", &address, "dev", "lo"]).status();
+    let added = Command::new("ip")
+        .args(["address", "add", &address, "dev", "lo"])
+        .status();
     if !added.is_ok_and(|status| status.success()) {
-        return Ok(Completion::ignored_with("it needs ip, for the virtual address; the others answered"));
+        return Ok(Completion::ignored_with(
+            "it needs ip, for the virtual address; the others answered",
+        ));
     }
     pod.answers((VIRTUAL, 6443).into());
     Ok(Completion::Completed)
@@ -47,9 +51,15 @@ impl Pod {
     fn start(manifest: &str, backend: &str) -> Self {
         let text = example(manifest);
         let name = "    - name: BERTH_LISTEN\n      value: ";
-        let listens: Vec<_> = text.match_indices(name).map(|(at, _)| text[at + name.len()..].lines().next()).collect();
+        let listens: Vec<_> = text
+            .match_indices(name)
+            .map(|(at, _)| text[at + name.len()..].lines().next())
+            .collect();
         // The two containers of a pod must agree.
-        assert!(listens.len() == 2 && listens[0] == listens[1], "{listens:?}");
+        assert!(
+            listens.len() == 2 && listens[0] == listens[1],
+            "{listens:?}"
+        );
         let listen = listens[0].unwrap().trim_matches('"');
         let address: SocketAddr = backend.parse().unwrap();
         crate::support::net::Backend::at(address).serve(crate::support::net::echo);
@@ -58,12 +68,20 @@ impl Pod {
         command.arg("--run-dir").arg(dir.path().join("run"));
         let shim = Running::start(command.env("BERTH_LISTEN", listen));
         shim.logs("joined");
-        Self { _shim: shim, _dir: dir }
+        Self {
+            _shim: shim,
+            _dir: dir,
+        }
     }
 
     #[track_caller]
     fn answers(&self, to: SocketAddr) {
-        eventually(&format!("{to} to be there"), || std::net::TcpStream::connect(to).ok());
-        ping(&mut connect_from(Ipv4Addr::new(127, 5, 5, 5).into(), to), &client_hello(64));
+        eventually(&format!("{to} to be there"), || {
+            std::net::TcpStream::connect(to).ok()
+        });
+        ping(
+            &mut connect_from(Ipv4Addr::new(127, 5, 5, 5).into(), to),
+            &client_hello(64),
+        );
     }
 }

@@ -13,10 +13,17 @@ pub(crate) fn the_role_calls_berth() -> Result<Completion, Failed> {
     let tasks = parse(&example(ROLE)).map_err(|problem| format!("{problem:?}"))?;
     let mut steps = Vec::new();
     for task in tasks[0].items() {
-        let argv = task.at(&["ansible.builtin.command", "argv"]).ok_or("a task that runs no command")?;
-        let line: Vec<_> = words(argv).into_iter().skip_while(|word| word != "bridge").collect();
+        let argv = task
+            .at(&["ansible.builtin.command", "argv"])
+            .ok_or("a task that runs no command")?;
+        let line: Vec<_> = words(argv)
+            .into_iter()
+            .skip_while(|word| word != "bridge")
+            .collect();
         let cli = Cli::try_parse_from(std::iter::once("berth".to_owned()).chain(line))?;
-        let Command::Bridge(bridge) = cli.command else { return Err(format!("{:?}", cli.command).into()) };
+        let Command::Bridge(bridge) = cli.command else {
+            return Err(format!("{:?}", cli.command).into());
+        };
         steps.push(match bridge.action {
             Some(BridgeAction::Status(_)) => "status",
             Some(BridgeAction::Start(_)) => "start",
@@ -27,7 +34,11 @@ pub(crate) fn the_role_calls_berth() -> Result<Completion, Failed> {
     assert_eq!(steps, ["status", "start", "end"]);
     // By which the first task tells that there is no bridge.
     let none = tempfile::tempdir()?;
-    ends(berth(["bridge", "status", "--state-dir"]).arg(none.path()), 69, &[]);
+    ends(
+        berth(["bridge", "status", "--state-dir"]).arg(none.path()),
+        69,
+        &[],
+    );
     assert!(example(ROLE).contains("berth_bridge_status.rc not in [0, 69]"));
     Ok(Completion::Completed)
 }
@@ -35,7 +46,17 @@ pub(crate) fn the_role_calls_berth() -> Result<Completion, Failed> {
 /// The words of a list, or of a template that makes one.
 fn words(argv: &YamlNode) -> Vec<String> {
     match argv.text() {
-        Some(template) => template.split('\'').skip(1).step_by(2).map(str::to_owned).collect(),
-        None => argv.items().iter().filter_map(YamlNode::text).map(str::to_owned).collect(),
+        Some(template) => template
+            .split('\'')
+            .skip(1)
+            .step_by(2)
+            .map(str::to_owned)
+            .collect(),
+        None => argv
+            .items()
+            .iter()
+            .filter_map(YamlNode::text)
+            .map(str::to_owned)
+            .collect(),
     }
 }

@@ -13,33 +13,59 @@ const DOCTOR: &str = "berth doctor finds nothing";
 pub(crate) fn made_manifests_are_what_their_command_makes() -> Result<Completion, Failed> {
     for name in examples(".yaml") {
         let text = example(&name);
-        let Some(command) = text.lines().find_map(|line| line.strip_prefix(MADE_BY)) else { continue };
-        let (out, _) = ends(berth(command.split_whitespace()).current_dir(root()), 0, &[]);
-        assert_eq!(body(&out), body(&text), "{name} is not what `berth {command}` makes");
+        let Some(command) = text.lines().find_map(|line| line.strip_prefix(MADE_BY)) else {
+            continue;
+        };
+        let (out, _) = ends(
+            berth(command.split_whitespace()).current_dir(root()),
+            0,
+            &[],
+        );
+        assert_eq!(
+            body(&out),
+            body(&text),
+            "{name} is not what `berth {command}` makes"
+        );
     }
     assert!(
         example("static-pod/after.yaml").contains(MADE_BY),
         "what an example was made by is written in another way"
     );
     let kubeadm = std::fs::read_to_string(root().join("tests/manifest/kubeadm-v1.36.yaml"))?;
-    assert_eq!(body(&example("static-pod/before.yaml")), kubeadm.trim_end(), "kubeadm writes another manifest");
+    assert_eq!(
+        body(&example("static-pod/before.yaml")),
+        kubeadm.trim_end(),
+        "kubeadm writes another manifest"
+    );
     Ok(Completion::Completed)
 }
 
 pub(crate) fn doctor_finds_nothing() -> Result<Completion, Failed> {
     // What a kustomization makes needs kubectl: scripts/manifests.sh checks it.
-    let healthy = |name: &String| !name.ends_with("kustomization.yaml") && example(name).contains(DOCTOR);
+    let healthy =
+        |name: &String| !name.ends_with("kustomization.yaml") && example(name).contains(DOCTOR);
     let healthy: Vec<_> = examples(".yaml").into_iter().filter(healthy).collect();
-    assert!(healthy.contains(&"static-pod/after.yaml".to_owned()), "{healthy:?}");
+    assert!(
+        healthy.contains(&"static-pod/after.yaml".to_owned()),
+        "{healthy:?}"
+    );
     for name in healthy {
-        let (status, out, err) = output_of(berth(["doctor"]).arg(root().join("examples").join(&name)));
-        assert!(status == Some(0) && out.contains("no error and no warning"), "{name}: {out}{err}");
+        let (status, out, err) =
+            output_of(berth(["doctor"]).arg(root().join("examples").join(&name)));
+        assert!(
+            status == Some(0) && out.contains("no error and no warning"),
+            "{name}: {out}{err}"
+        );
     }
     Ok(Completion::Completed)
 }
 
 /// Without the comment at the top, which inject keeps and each file has its own of.
 fn body(text: &str) -> &str {
-    let head: usize = text.split_inclusive('\n').take_while(|line| line.starts_with('#')).map(str::len).sum();
+    let head: usize = text
+        .split_inclusive('\n')
+        .take_while(|line| line.starts_with('#'))
+        .map(str::len)
+        .sum();
     text[head..].trim_end()
 }

@@ -23,21 +23,57 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let trials = vec![
-        trial("every_example_is_in_the_table", table::every_example_is_in_the_table),
-        trial("berth_takes_the_commands_of_units_and_pods", units::berth_takes_the_commands),
-        trial("the_role_for_kubespray_calls_berth", kubespray::the_role_calls_berth),
-        trial("a_reboot_starts_the_new_version", units::a_reboot_starts_the_new_version),
+        trial(
+            "every_example_is_in_the_table",
+            table::every_example_is_in_the_table,
+        ),
+        trial(
+            "berth_takes_the_commands_of_units_and_pods",
+            units::berth_takes_the_commands,
+        ),
+        trial(
+            "the_role_for_kubespray_calls_berth",
+            kubespray::the_role_calls_berth,
+        ),
+        trial(
+            "a_reboot_starts_the_new_version",
+            units::a_reboot_starts_the_new_version,
+        ),
         trial("systemd_takes_the_units", units::systemd_takes_the_units),
-        trial("metrics_that_are_named_exist", monitoring::metrics_that_are_named_exist),
-        trial("metrics_follow_conventions", monitoring::metrics_follow_conventions),
+        trial(
+            "metrics_that_are_named_exist",
+            monitoring::metrics_that_are_named_exist,
+        ),
+        trial(
+            "metrics_follow_conventions",
+            monitoring::metrics_follow_conventions,
+        ),
         trial("the_dashboard_is_whole", monitoring::the_dashboard_is_whole),
-        trial("alerts_fire_when_they_should", monitoring::alerts_fire_when_they_should),
-        trial("several_addresses_answer", addresses::several_addresses_answer),
-        trial("made_manifests_are_what_their_command_makes", made::made_manifests_are_what_their_command_makes),
+        trial(
+            "alerts_fire_when_they_should",
+            monitoring::alerts_fire_when_they_should,
+        ),
+        trial(
+            "several_addresses_answer",
+            addresses::several_addresses_answer,
+        ),
+        trial(
+            "made_manifests_are_what_their_command_makes",
+            made::made_manifests_are_what_their_command_makes,
+        ),
         trial("doctor_finds_nothing", made::doctor_finds_nothing),
-        trial("the_charts_files_are_those_of_the_examples", chart::the_charts_files_are_those_of_the_examples),
-        trial("the_chart_renders_what_kustomize_builds", chart::the_chart_renders_what_kustomize_builds),
-        trial("values_change_what_they_name", chart::values_change_what_they_name),
+        trial(
+            "the_charts_files_are_those_of_the_examples",
+            chart::the_charts_files_are_those_of_the_examples,
+        ),
+        trial(
+            "the_chart_renders_what_kustomize_builds",
+            chart::the_chart_renders_what_kustomize_builds,
+        ),
+        trial(
+            "values_change_what_they_name",
+            chart::values_change_what_they_name,
+        ),
         trial("wrong_values_are_refused", chart::wrong_values_are_refused),
         trial("from_haproxy_to_berth", migration::from_haproxy_to_berth),
         trial("back_to_haproxy", migration::back_to_haproxy),
@@ -48,7 +84,12 @@ fn main() -> ExitCode {
 /// On a thread of its own, since some enter a network namespace, which all that they start shares.
 fn trial(name: &str, test: fn() -> Result<Completion, Failed>) -> Trial {
     let thread = std::thread::Builder::new().name(name.to_owned());
-    Trial::ignorable_test(name, move || thread.spawn(test)?.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    Trial::ignorable_test(name, move || {
+        thread
+            .spawn(test)?
+            .join()
+            .unwrap_or_else(|panic| resume_unwind(panic))
+    })
 }
 
 fn root() -> PathBuf {
@@ -58,7 +99,8 @@ fn root() -> PathBuf {
 /// The text of a file below examples/.
 #[track_caller]
 fn example(name: &str) -> String {
-    std::fs::read_to_string(root().join("examples").join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    std::fs::read_to_string(root().join("examples").join(name))
+        .unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 /// Files below examples/ whose name ends so, but for the programs there.
@@ -70,7 +112,13 @@ fn examples(end: &str) -> Vec<String> {
             if path.is_dir() {
                 directories.push(path);
             } else if path.to_str().is_some_and(|path| path.ends_with(end)) {
-                found.push(path.strip_prefix(root().join("examples")).unwrap().to_str().unwrap().to_owned());
+                found.push(
+                    path.strip_prefix(root().join("examples"))
+                        .unwrap()
+                        .to_str()
+                        .unwrap()
+                        .to_owned(),
+                );
             }
         }
     }
@@ -81,13 +129,16 @@ fn examples(end: &str) -> Vec<String> {
 /// A program in PATH, or the reason to leave the test out.
 fn need(tool: &str) -> Result<PathBuf, Completion> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).map(|dir| dir.join(tool)).find(|file| file.is_file());
+    let found = std::env::split_paths(&path)
+        .map(|dir| dir.join(tool))
+        .find(|file| file.is_file());
     found.ok_or_else(|| Completion::ignored_with(format!("it needs {tool}")))
 }
 
 /// The result of a test that cannot have a network namespace as this user: the test has run where it can, or is skipped.
 fn no_namespace() -> Option<Completion> {
-    let unshared = std::thread::spawn(|| nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)).join();
+    let unshared =
+        std::thread::spawn(|| nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)).join();
     if matches!(unshared, Ok(Ok(()))) {
         return None;
     }

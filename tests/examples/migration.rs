@@ -57,10 +57,14 @@ pub(crate) fn from_haproxy_to_berth() -> Result<Completion, Failed> {
     netns::enter(HOST).map_err(|error| error.to_string())?;
     // For the figures in the documentation.
     let rounds: u32 = match std::env::var("BERTH_MIGRATIONS") {
-        Ok(rounds) => rounds.parse().map_err(|_| format!("BERTH_MIGRATIONS={rounds}"))?,
+        Ok(rounds) => rounds
+            .parse()
+            .map_err(|_| format!("BERTH_MIGRATIONS={rounds}"))?,
         Err(_) => 0,
     };
-    for (way, full) in [Way::Pod, Way::SoftStop, Way::LeavePort].into_iter().flat_map(|way| [(way, false), (way, true)])
+    for (way, full) in [Way::Pod, Way::SoftStop, Way::LeavePort]
+        .into_iter()
+        .flat_map(|way| [(way, false), (way, true)])
     {
         let mut sum = Sum::default();
         (0..rounds).for_each(|_| sum.add(&migrate(way, full)));
@@ -74,7 +78,11 @@ pub(crate) fn from_haproxy_to_berth() -> Result<Completion, Failed> {
     let control = migrate(Way::SoftStop, true);
     println!("control, without leave-port.sh: {control}");
     if control.crowd < CROWD {
-        return Err(format!("the control lost {} of a crowd, so what follows shows nothing", control.crowd).into());
+        return Err(format!(
+            "the control lost {} of a crowd, so what follows shows nothing",
+            control.crowd
+        )
+        .into());
     }
     let record = migrate(Way::LeavePort, true);
     println!("with leave-port.sh: {record}");
@@ -98,7 +106,9 @@ pub(crate) fn back_to_haproxy() -> Result<Completion, Failed> {
     leave_port();
     load.more(100);
     old.haproxy.signal(Signal::SIGTTIN);
-    eventually("HAProxy's listener", || (listening(BERTH).len() == 2).then_some(()));
+    eventually("HAProxy's listener", || {
+        (listening(BERTH).len() == 2).then_some(())
+    });
     load.more(100);
     new.drain(&node);
     assert_eq!(listening(BERTH).len(), 1, "HAProxy alone listens");
@@ -116,9 +126,12 @@ pub(crate) fn back_to_haproxy() -> Result<Completion, Failed> {
 
 /// Why it cannot be run here.
 fn obstacle() -> Option<Completion> {
-    let missing = ["haproxy", "ss", "bash"].into_iter().find_map(|tool| need(tool).err());
+    let missing = ["haproxy", "ss", "bash"]
+        .into_iter()
+        .find_map(|tool| need(tool).err());
     let old = !Path::new("/proc/sys/net/ipv4/tcp_migrate_req").exists();
-    let old = old.then(|| Completion::ignored_with("it needs Linux 5.14, for net.ipv4.tcp_migrate_req"));
+    let old =
+        old.then(|| Completion::ignored_with("it needs Linux 5.14, for net.ipv4.tcp_migrate_req"));
     missing.or_else(no_namespace).or(old)
 }
 
@@ -127,7 +140,10 @@ fn migrate(way: Way, full: bool) -> Sum {
     let node = Node::new();
     let limit: &[&str] = if full { &["-n", FULL] } else { &[] };
     let old = OldPod::start(&node, limit);
-    let mut kept = node.runtime.block_on(node.client.connect(fresh_ip())).unwrap();
+    let mut kept = node
+        .runtime
+        .block_on(node.client.connect(fresh_ip()))
+        .unwrap();
     let load = node.client.load();
     load.more(100);
 
@@ -137,7 +153,9 @@ fn migrate(way: Way, full: bool) -> Sum {
     let silent = if full { SILENT } else { 0 };
     let crowd: Vec<_> = (0..silent).map(|_| begin_to_connect()).collect();
     if full {
-        eventually("a crowd in HAProxy's queue", || (queued_at(old.listener)? >= CROWD as u64).then_some(()));
+        eventually("a crowd in HAProxy's queue", || {
+            (queued_at(old.listener)? >= CROWD as u64).then_some(())
+        });
     }
     match way {
         Way::Pod => {}
@@ -146,14 +164,18 @@ fn migrate(way: Way, full: bool) -> Sum {
     }
     let mut reset = 0;
     if way != Way::Pod {
-        eventually("HAProxy's leave", || queued_at(old.listener).is_none().then_some(()));
+        eventually("HAProxy's leave", || {
+            queued_at(old.listener).is_none().then_some(())
+        });
         reset = crowd.iter().filter(|stream| is_reset(stream)).count();
         load.more(100);
         // Connections that are there go on, through HAProxy.
         node.runtime.block_on(Client::get(&mut kept)).unwrap();
     }
     old.stop();
-    eventually("HAProxy's end", || queued_at(old.listener).is_none().then_some(()));
+    eventually("HAProxy's end", || {
+        queued_at(old.listener).is_none().then_some(())
+    });
     drop((kept, crowd));
     old.ended();
     load.more(200);
@@ -169,7 +191,10 @@ fn runtime() -> Runtime {
 /// `examples/haproxy-migration/leave-port.sh`, as on a node.
 #[track_caller]
 fn leave_port() {
-    let status = Command::new(examples().join("leave-port.sh")).arg(BERTH.to_string()).status().unwrap();
+    let status = Command::new(examples().join("leave-port.sh"))
+        .arg(BERTH.to_string())
+        .status()
+        .unwrap();
     assert!(status.success(), "leave-port.sh: {status}");
 }
 
@@ -180,14 +205,21 @@ fn examples() -> PathBuf {
 /// Not waited for: where a queue overflows the kernel drops what else comes, and clients ask again.
 fn begin_to_connect() -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM.nonblocking(), None).unwrap();
-    socket.bind(&SocketAddr::from((fresh_ip(), 0)).into()).unwrap();
-    let error = socket.connect(&BERTH.into()).err().and_then(|error| error.raw_os_error());
+    socket
+        .bind(&SocketAddr::from((fresh_ip(), 0)).into())
+        .unwrap();
+    let error = socket
+        .connect(&BERTH.into())
+        .err()
+        .and_then(|error| error.raw_os_error());
     assert!(matches!(error, None | Some(libc::EINPROGRESS)), "{error:?}");
     socket.into()
 }
 
 fn is_reset(mut stream: &TcpStream) -> bool {
-    stream.read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)
+    stream
+        .read(&mut [0])
+        .is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)
 }
 
 /// What all pods of a node have in common.
@@ -203,16 +235,27 @@ impl Node {
         std::fs::write("/proc/sys/net/ipv4/tcp_migrate_req", "0").unwrap();
         let dir = tempfile::tempdir().unwrap();
         let certs = certs::make(dir.path(), &[HOST.into()]).unwrap();
-        let (store, recorder) = (Arc::new(Store::with_history(8)), Arc::new(Recorder::default()));
+        let (store, recorder) = (
+            Arc::new(Store::with_history(8)),
+            Arc::new(Recorder::default()),
+        );
         let socket = dir.path().join("store");
         // The simulated apiservers' store; its thread ends with the process.
         std::thread::spawn(move || {
-            runtime()
-                .block_on(async { store_server::serve(UnixListener::bind(socket).unwrap(), store, recorder).await });
+            runtime().block_on(async {
+                store_server::serve(UnixListener::bind(socket).unwrap(), store, recorder).await
+            });
         });
-        eventually("the store", || dir.path().join("store").exists().then_some(()));
+        eventually("the store", || {
+            dir.path().join("store").exists().then_some(())
+        });
         let tls = TlsConnector::from(Arc::new(certs.client_config().unwrap()));
-        Self { dir, certs, runtime: runtime(), client: Client { tls } }
+        Self {
+            dir,
+            certs,
+            runtime: runtime(),
+            client: Client { tls },
+        }
     }
 
     /// A simulated apiserver's flags.
@@ -220,9 +263,15 @@ impl Node {
         self.certs.issue(name).unwrap();
         vec![
             format!("--stand-in-name={name}"),
-            format!("--etcd-servers=unix://{}", self.dir.path().join("store").display()),
+            format!(
+                "--etcd-servers=unix://{}",
+                self.dir.path().join("store").display()
+            ),
             format!("--tls-cert-file={}", self.certs.cert_file(name).display()),
-            format!("--tls-private-key-file={}", self.certs.key_file(name).display()),
+            format!(
+                "--tls-private-key-file={}",
+                self.certs.key_file(name).display()
+            ),
         ]
     }
 }
@@ -243,10 +292,17 @@ impl OldPod {
         let own = SocketAddr::new(address.parse().unwrap(), BERTH.port());
         eventually("the old apiserver", || TcpStream::connect(own).ok());
         let mut command = Command::new("haproxy");
-        command.args(["-db", "-f"]).arg(node.dir.path().join("haproxy.cfg")).args(limit);
+        command
+            .args(["-db", "-f"])
+            .arg(node.dir.path().join("haproxy.cfg"))
+            .args(limit);
         let haproxy = Running::start(&mut command);
         let listener = eventually("HAProxy's listener", || listening(BERTH).first().copied());
-        Self { haproxy, apiserver, listener }
+        Self {
+            haproxy,
+            apiserver,
+            listener,
+        }
     }
 
     /// As the kubelet does it: all containers at once, HAProxy by its image's stop signal.
@@ -266,13 +322,23 @@ impl OldPod {
 fn configure(dir: &Path) -> String {
     let manifest = std::fs::read_to_string(examples().join("1-haproxy.yaml")).unwrap();
     let (_, script) = manifest.split_once("            - |\n").unwrap();
-    let script: String =
-        script.lines().map_while(|line| line.strip_prefix("              ")).flat_map(|line| [line, "\n"]).collect();
+    let script: String = script
+        .lines()
+        .map_while(|line| line.strip_prefix("              "))
+        .flat_map(|line| [line, "\n"])
+        .collect();
     let script = script.replace("/run/address", dir.to_str().unwrap());
     let mut shell = Command::new("sh");
-    let status = shell.args(["-euc", &script]).env("HOST_IP", HOST.to_string()).status().unwrap();
+    let status = shell
+        .args(["-euc", &script])
+        .env("HOST_IP", HOST.to_string())
+        .status()
+        .unwrap();
     assert!(status.success(), "{script}");
-    std::fs::read_to_string(dir.join("address")).unwrap().trim().to_owned()
+    std::fs::read_to_string(dir.join("address"))
+        .unwrap()
+        .trim()
+        .to_owned()
 }
 
 /// A pod behind berth.
@@ -291,7 +357,12 @@ impl NewPod {
         };
         let shim = Running::start(place("serve").arg("--probe-ca").arg(&node.certs.ca_file));
         let simulated = [env!("CARGO_BIN_EXE_berth"), "stand-in"];
-        let apiserver = Running::start(place("exec").arg("--").args(simulated).args(node.flags("new")));
+        let apiserver = Running::start(
+            place("exec")
+                .arg("--")
+                .args(simulated)
+                .args(node.flags("new")),
+        );
         shim.logs("joined");
         Self { apiserver, shim }
     }
@@ -299,7 +370,11 @@ impl NewPod {
     /// Returns when the shim has left the port.
     fn drain(&self, node: &Node) {
         let mut command = berth(["drain", "--wait", "--instance", "new"]);
-        ends(command.arg("--run-dir").arg(node.dir.path().join("run")), 0, &[]);
+        ends(
+            command.arg("--run-dir").arg(node.dir.path().join("run")),
+            0,
+            &[],
+        );
     }
 
     fn delete(mut self) {
@@ -322,7 +397,10 @@ impl Client {
     async fn connect(&self, source: Ipv4Addr) -> Result<Stream, String> {
         let stream = connect(source, BERTH).await?;
         let name = "kubernetes".try_into().map_err(|_| "no name")?;
-        self.tls.connect(name, stream).await.map_err(failed("handshake"))
+        self.tls
+            .connect(name, stream)
+            .await
+            .map_err(failed("handshake"))
     }
 
     /// Clients that connect, ask and close, again and again.
@@ -336,14 +414,23 @@ impl Client {
 
     /// Asks for the version and reads the whole answer.
     async fn get(stream: &mut Stream) -> Result<(), String> {
-        stream.write_all(b"GET /version HTTP/1.1\r\nHost: kubernetes\r\n\r\n").await.map_err(failed("write"))?;
+        stream
+            .write_all(b"GET /version HTTP/1.1\r\nHost: kubernetes\r\n\r\n")
+            .await
+            .map_err(failed("write"))?;
         let mut answer = Vec::new();
         // The version is the last thing of a JSON object.
         while !answer.ends_with(b"}") {
             match stream.read_buf(&mut answer).await.map_err(failed("read"))? {
                 0 => return Err("read: the end".into()),
                 _ if answer.starts_with(b"HTTP/1.1 200 ") => {}
-                _ => return Err(String::from_utf8_lossy(&answer).lines().next().unwrap_or_default().into()),
+                _ => {
+                    return Err(String::from_utf8_lossy(&answer)
+                        .lines()
+                        .next()
+                        .unwrap_or_default()
+                        .into());
+                }
             }
         }
         Ok(())
@@ -362,8 +449,17 @@ struct Sum {
 
 impl Sum {
     fn of(record: Record, crowd: usize) -> Self {
-        let lost = record.lost.into_iter().map(|(kind, when)| (kind, when.len())).collect();
-        Self { served: record.served, lost, crowd, slowest: record.slowest }
+        let lost = record
+            .lost
+            .into_iter()
+            .map(|(kind, when)| (kind, when.len()))
+            .collect();
+        Self {
+            served: record.served,
+            lost,
+            crowd,
+            slowest: record.slowest,
+        }
     }
 
     fn lost(&self) -> usize {
@@ -384,6 +480,10 @@ impl std::fmt::Display for Sum {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (lost, total) = (self.lost(), self.served + self.lost() as u64);
         let slowest = self.slowest.as_millis();
-        write!(f, "{lost} of {total} lost: {} silent, {:?}; slowest {slowest} ms", self.crowd, self.lost)
+        write!(
+            f,
+            "{lost} of {total} lost: {} silent, {:?}; slowest {slowest} ms",
+            self.crowd, self.lost
+        )
     }
 }

@@ -25,31 +25,60 @@ const WHOLE: [&str; 6] = ["outcome", "state", "health", "direction", "kind", "re
 pub(crate) fn metrics_that_are_named_exist() -> Result<Completion, Failed> {
     let page = page();
     let families = families(&page);
-    let all: BTreeSet<_> = families.iter().flat_map(|(name, kind)| samples(name, kind)).collect();
-    let (rules, dashboard) = (example("monitoring/rules.yaml"), example("monitoring/dashboard.json"));
+    let all: BTreeSet<_> = families
+        .iter()
+        .flat_map(|(name, kind)| samples(name, kind))
+        .collect();
+    let (rules, dashboard) = (
+        example("monitoring/rules.yaml"),
+        example("monitoring/dashboard.json"),
+    );
     let mut texts = vec![
         ("rules.yaml".to_owned(), rules.clone()),
-        ("rules.test.yaml".to_owned(), example("monitoring/rules.test.yaml")),
+        (
+            "rules.test.yaml".to_owned(),
+            example("monitoring/rules.test.yaml"),
+        ),
         ("dashboard.json".to_owned(), dashboard.clone()),
     ];
-    for name in ["README.md", "docs/reference.md", "docs/troubleshooting.md", "docs/migrate-from-haproxy.md"] {
+    for name in [
+        "README.md",
+        "docs/reference.md",
+        "docs/troubleshooting.md",
+        "docs/migrate-from-haproxy.md",
+    ] {
         texts.push((name.to_owned(), std::fs::read_to_string(root().join(name))?));
     }
     for (file, text) in &texts {
         let named = named(text);
         // A histogram is documented by the name of its family.
         let is = |name: &&&str| {
-            **name == OF_A_SHARE || all.contains(**name) || families.iter().any(|family| family.0 == **name)
+            **name == OF_A_SHARE
+                || all.contains(**name)
+                || families.iter().any(|family| family.0 == **name)
         };
         let wrong: Vec<_> = named.iter().filter(|name| !is(name)).collect();
-        assert!(wrong.is_empty(), "{file} names {wrong:?}, which a shim does not have:\n{page}");
-        assert!(file.ends_with(".md") || named.len() > 8, "{file} names {named:?} only");
+        assert!(
+            wrong.is_empty(),
+            "{file} names {wrong:?}, which a shim does not have:\n{page}"
+        );
+        assert!(
+            file.ends_with(".md") || named.len() > 8,
+            "{file} names {named:?} only"
+        );
     }
     // And what there is is shown and documented.
-    for (file, text) in [("the dashboard", &dashboard), ("docs/reference.md", &texts[4].1)] {
+    for (file, text) in [
+        ("the dashboard", &dashboard),
+        ("docs/reference.md", &texts[4].1),
+    ] {
         let shown = named(text);
-        for (name, kind) in families.iter().filter(|(name, _)| !LEFT_OUT.contains(&name.as_str())) {
-            let known = shown.contains(name.as_str()) || samples(name, kind).any(|sample| shown.contains(&*sample));
+        for (name, kind) in families
+            .iter()
+            .filter(|(name, _)| !LEFT_OUT.contains(&name.as_str()))
+        {
+            let known = shown.contains(name.as_str())
+                || samples(name, kind).any(|sample| shown.contains(&*sample));
             assert!(known, "{name} is not in {file}");
         }
     }
@@ -57,7 +86,10 @@ pub(crate) fn metrics_that_are_named_exist() -> Result<Completion, Failed> {
         let text = text.replace("\\\"", "\"");
         for label in WHOLE {
             for value in selected(&text, label) {
-                assert!(page.contains(&format!("{label}=\"{value}\"")), "{file} asks for {label}={value:?}");
+                assert!(
+                    page.contains(&format!("{label}=\"{value}\"")),
+                    "{file} asks for {label}={value:?}"
+                );
             }
         }
     }
@@ -68,20 +100,33 @@ pub(crate) fn metrics_follow_conventions() -> Result<Completion, Failed> {
     let page = page();
     follow_conventions(&page);
     let tests = example("monitoring/rules.test.yaml");
-    let wrong: Vec<_> =
-        selected(&tests, "le").into_iter().filter(|le| !page.contains(&format!("le=\"{le}\""))).collect();
-    assert!(wrong.is_empty(), "rules.test.yaml has buckets that a shim does not have: {wrong:?}");
+    let wrong: Vec<_> = selected(&tests, "le")
+        .into_iter()
+        .filter(|le| !page.contains(&format!("le=\"{le}\"")))
+        .collect();
+    assert!(
+        wrong.is_empty(),
+        "rules.test.yaml has buckets that a shim does not have: {wrong:?}"
+    );
     let promtool = match promtool() {
         Ok(path) => path,
         Err(ignored) => return Ok(ignored),
     };
     let mut command = Command::new(promtool);
-    let piped = command.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let piped = command
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = piped.spawn()?;
     child.stdin.take().unwrap().write_all(page.as_bytes())?;
     let output = child.wait_with_output()?;
     // Of what it only advises against it complains with status 3.
-    assert!(output.status.success() && text(&output).is_empty(), "{}\n{page}", text(&output));
+    assert!(
+        output.status.success() && text(&output).is_empty(),
+        "{}\n{page}",
+        text(&output)
+    );
     Ok(Completion::Completed)
 }
 
@@ -97,27 +142,48 @@ fn page() -> String {
                    contexts: [{name: a, context: {cluster: a, user: a}}]\nusers: [{name: a, user: {tokenFile: token}}]\n";
     std::fs::write(&kubeconfig, cluster).unwrap();
     let mut command = berth(["serve", "--probe=tcp", "--instance=a", "--lease=300ms"]);
-    command.args(["--listen", &listen.to_string(), "--backend", &backend.to_string(), "--admin", &admin.to_string()]);
-    command.args(["--node-name", "a", "--cluster"]).arg(kubeconfig);
+    command.args([
+        "--listen",
+        &listen.to_string(),
+        "--backend",
+        &backend.to_string(),
+        "--admin",
+        &admin.to_string(),
+    ]);
+    command
+        .args(["--node-name", "a", "--cluster"])
+        .arg(kubeconfig);
     let shim = Running::start(command.arg("--run-dir").arg(dir.path().join("run")));
     shim.logs("joined");
     ping(&mut connect(listen), &client_hello(64));
     crate::support::eventually("a page with a lease's renewal", || {
         let mut stream = TcpStream::connect(admin).unwrap();
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
+        stream
+            .write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            .unwrap();
         let mut page = String::new();
         stream.read_to_string(&mut page).unwrap();
-        let parts = ["berth_lease_renewals_total{shim=\"a\",result=\"ok\"} 1", "result=\"unreachable\""];
+        let parts = [
+            "berth_lease_renewals_total{shim=\"a\",result=\"ok\"} 1",
+            "result=\"unreachable\"",
+        ];
         let (head, page) = page.split_once("\r\n\r\n").unwrap();
         assert!(head.contains("text/plain; version=0.0.4"), "{head}");
-        parts.iter().all(|part| page.contains(part)).then(|| page.to_owned())
+        parts
+            .iter()
+            .all(|part| page.contains(part))
+            .then(|| page.to_owned())
     })
 }
 
 /// Names and types of the families of a page.
 fn families(page: &str) -> Vec<(String, String)> {
-    let types = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
-    types.map(|(name, kind)| (name.to_owned(), kind.trim().to_owned())).collect()
+    let types = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    types
+        .map(|(name, kind)| (name.to_owned(), kind.trim().to_owned()))
+        .collect()
 }
 
 /// How the samples of a family are called.
@@ -133,7 +199,12 @@ fn samples(name: &str, kind: &str) -> impl Iterator<Item = String> {
 fn named(text: &str) -> BTreeSet<&str> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     // A package's file begins with `berth_`, too, and a version.
-    let name = |word: &str| word.strip_prefix("berth_").or(word.strip_prefix("process_"))?.chars().next();
+    let name = |word: &str| {
+        word.strip_prefix("berth_")
+            .or(word.strip_prefix("process_"))?
+            .chars()
+            .next()
+    };
     let of_shims = |word: &&str| name(word).is_some_and(|c| c.is_ascii_lowercase());
     words.filter(of_shims).collect()
 }
@@ -144,7 +215,13 @@ fn selected<'a>(text: &'a str, label: &str) -> Vec<&'a str> {
     for operator in ["=\"", "=~\"", "!=\""] {
         let key = format!("{label}{operator}");
         for (at, _) in text.match_indices(&key) {
-            values.extend(text[at + key.len()..].split('"').next().unwrap_or_default().split('|'));
+            values.extend(
+                text[at + key.len()..]
+                    .split('"')
+                    .next()
+                    .unwrap_or_default()
+                    .split('|'),
+            );
         }
     }
     values
@@ -164,21 +241,41 @@ pub(crate) fn the_dashboard_is_whole() -> Result<Completion, Failed> {
     // Of Grafana 11 and later, which bring older ones up to date.
     assert!(dashboard["schemaVersion"].as_u64() >= Some(39));
     let variables = dashboard["templating"]["list"].as_array().unwrap();
-    assert!(variables.iter().any(|variable| variable["type"] == "datasource" && variable["name"] == "datasource"));
+    assert!(
+        variables
+            .iter()
+            .any(|variable| variable["type"] == "datasource" && variable["name"] == "datasource")
+    );
     let mut ids = BTreeSet::new();
     let mut cells = BTreeSet::new();
     for panel in dashboard["panels"].as_array().unwrap() {
         let title = &panel["title"];
-        assert!(ids.insert(panel["id"].as_u64().unwrap()), "two panels have the ID of {title}");
+        assert!(
+            ids.insert(panel["id"].as_u64().unwrap()),
+            "two panels have the ID of {title}"
+        );
         let at = |key: &str| panel["gridPos"][key].as_u64().unwrap();
-        for cell in (at("y")..at("y") + at("h")).flat_map(|y| (at("x")..at("x") + at("w")).map(move |x| (x, y))) {
-            assert!(cell.0 < 24 && cells.insert(cell), "{title} lies on another panel at {cell:?}");
+        for cell in (at("y")..at("y") + at("h"))
+            .flat_map(|y| (at("x")..at("x") + at("w")).map(move |x| (x, y)))
+        {
+            assert!(
+                cell.0 < 24 && cells.insert(cell),
+                "{title} lies on another panel at {cell:?}"
+            );
         }
         if panel["type"] == "row" {
             continue;
         }
-        assert!(panel["description"].as_str().is_some_and(|text| text.len() > 20), "{title} is not described");
-        assert!(!panel["targets"].as_array().unwrap().is_empty(), "{title} shows nothing");
+        assert!(
+            panel["description"]
+                .as_str()
+                .is_some_and(|text| text.len() > 20),
+            "{title} is not described"
+        );
+        assert!(
+            !panel["targets"].as_array().unwrap().is_empty(),
+            "{title} shows nothing"
+        );
         for source in panel["targets"].as_array().unwrap().iter().chain([panel]) {
             assert_eq!(source["datasource"]["uid"], "${datasource}", "{title}");
         }
@@ -193,43 +290,78 @@ pub(crate) fn alerts_fire_when_they_should() -> Result<Completion, Failed> {
     };
     let directory = root().join("examples/monitoring");
     let run = |directory: &Path, arguments: &[&str]| -> Result<Output, Failed> {
-        Ok(Command::new(&promtool).args(arguments).current_dir(directory).output()?)
+        Ok(Command::new(&promtool)
+            .args(arguments)
+            .current_dir(directory)
+            .output()?)
     };
-    for arguments in [&["check", "config", "scrape.yaml"][..], &["test", "rules", "rules.test.yaml"]] {
+    for arguments in [
+        &["check", "config", "scrape.yaml"][..],
+        &["test", "rules", "rules.test.yaml"],
+    ] {
         let output = run(&directory, arguments)?;
-        assert!(output.status.success(), "promtool {arguments:?}: {}", text(&output));
+        assert!(
+            output.status.success(),
+            "promtool {arguments:?}: {}",
+            text(&output)
+        );
     }
 
     // Each alert fires in a test of its own, and would be missed.
-    let (rules, tests) = (example("monitoring/rules.yaml"), example("monitoring/rules.test.yaml"));
-    let alerts: Vec<_> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    let (rules, tests) = (
+        example("monitoring/rules.yaml"),
+        example("monitoring/rules.test.yaml"),
+    );
+    let alerts: Vec<_> = rules
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "))
+        .collect();
     assert!(alerts.len() > 8, "{alerts:?}");
     let dir = tempfile::tempdir()?;
     std::fs::write(dir.path().join("rules.test.yaml"), &tests)?;
     let pages = std::fs::read_to_string(root().join("docs/alerts.md"))?;
     for alert in alerts {
         let url = format!("runbook_url: docs/alerts.md#{}\n", alert.to_lowercase());
-        assert!(pages.contains(&format!("\n## {alert}\n")) && rules.contains(&url), "{alert} has no section or no URL");
+        assert!(
+            pages.contains(&format!("\n## {alert}\n")) && rules.contains(&url),
+            "{alert} has no section or no URL"
+        );
         let fires = format!("alertname: {alert}\n        exp_alerts:");
         let silent = format!("alertname: {alert} }}");
-        assert!(tests.contains(&fires) && tests.contains(&silent), "{alert} is not tested both ways");
+        assert!(
+            tests.contains(&fires) && tests.contains(&silent),
+            "{alert} is not tested both ways"
+        );
         // The expression is the line after.
         let (before, after) = rules.split_once(&format!("- alert: {alert}\n")).unwrap();
         let (expression, rest) = after.split_once('\n').unwrap();
         let broken = format!("{before}- alert: {alert}\n{expression} and vector(1) == 2\n{rest}");
         std::fs::write(dir.path().join("rules.yaml"), broken)?;
         let output = run(dir.path(), &["test", "rules", "rules.test.yaml"])?;
-        assert!(!output.status.success() && text(&output).contains(&format!("alertname: {alert}")), "{alert}");
+        assert!(
+            !output.status.success() && text(&output).contains(&format!("alertname: {alert}")),
+            "{alert}"
+        );
     }
 
     // The dashboard's expressions are PromQL.
     let dashboard: Value = serde_json::from_str(&example("monitoring/dashboard.json"))?;
-    let targets = dashboard["panels"].as_array().unwrap().iter().filter_map(|panel| panel["targets"].as_array());
+    let targets = dashboard["panels"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|panel| panel["targets"].as_array());
     let mut asked = "groups:\n- name: dashboard\n  rules:\n".to_owned();
     for (number, target) in targets.flatten().enumerate() {
         let expression = target["expr"].as_str().unwrap();
-        let expression = expression.replace("$__rate_interval", "5m").replace("$__range", "1h").replace("$node", ".*");
-        asked += &format!("  - record: panel{number}\n    expr: {}\n", Value::from(expression));
+        let expression = expression
+            .replace("$__rate_interval", "5m")
+            .replace("$__range", "1h")
+            .replace("$node", ".*");
+        asked += &format!(
+            "  - record: panel{number}\n    expr: {}\n",
+            Value::from(expression)
+        );
     }
     std::fs::write(dir.path().join("dashboard.yaml"), asked)?;
     let output = run(dir.path(), &["check", "rules", "dashboard.yaml"])?;

@@ -77,16 +77,29 @@ fn explain(node: &Path) {
     connections.args(["-c", listed]).arg(node.join("pid"));
     for (what, command) in [("status", &mut status), ("connections", &mut connections)] {
         match command.output() {
-            Ok(output) => eprintln!("{what}:\n{}", String::from_utf8_lossy(&[output.stdout, output.stderr].concat())),
+            Ok(output) => eprintln!(
+                "{what}:\n{}",
+                String::from_utf8_lossy(&[output.stdout, output.stderr].concat())
+            ),
             Err(error) => eprintln!("{what}: {error}"),
         }
     }
-    for log in [bridge.join("bridge.log"), bridge.join("kube-apiserver.log"), node.join("own.log")] {
+    for log in [
+        bridge.join("bridge.log"),
+        bridge.join("kube-apiserver.log"),
+        node.join("own.log"),
+    ] {
         let text = std::fs::read(&log).unwrap_or_else(|error| error.to_string().into());
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<_> = text.lines().collect();
         let last = &lines[lines.len().saturating_sub(SHOWN)..];
-        eprintln!("{}, {} of {} lines:\n{}", log.display(), last.len(), lines.len(), last.join("\n"));
+        eprintln!(
+            "{}, {} of {} lines:\n{}",
+            log.display(),
+            last.len(),
+            lines.len(),
+            last.join("\n")
+        );
     }
 }
 
@@ -114,10 +127,18 @@ struct Kind {
 }
 
 /// One whose kube-apiserver takes clients of IPv4.
-const IPV4: Kind = Kind { has_ipv4: true, flags: "--bind-address=0.0.0.0", at: NODE, called: "berth" };
+const IPV4: Kind = Kind {
+    has_ipv4: true,
+    flags: "--bind-address=0.0.0.0",
+    at: NODE,
+    called: "berth",
+};
 
 /// As Go has it for 0.0.0.0 too: one listener, for clients of both families.
-const DUAL: Kind = Kind { flags: "--bind-address=::", ..IPV4 };
+const DUAL: Kind = Kind {
+    flags: "--bind-address=::",
+    ..IPV4
+};
 
 /// What is etcd to the simulated apiservers: a thread that ends with this.
 struct Hub(Option<tokio::sync::oneshot::Sender<()>>);
@@ -148,7 +169,11 @@ impl Drop for Hub {
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(future)
 }
 
 /// Runs a test on a node; skipped where none can be made, or nothing can be steered.
@@ -180,7 +205,8 @@ fn on(kind: Kind, must_steer: bool, test: impl FnOnce(&Node) + Send + 'static) {
             tempfile::tempdir_in("/").unwrap()
         };
         netdevice::set("lo", InterfaceSetting::Up).unwrap();
-        netdevice::add_ipv6("lo", "fd77::1".parse().unwrap()).map_err(|error| format!("no IPv6: {error}"))?;
+        netdevice::add_ipv6("lo", "fd77::1".parse().unwrap())
+            .map_err(|error| format!("no IPv6: {error}"))?;
         if kind.has_ipv4 {
             netdevice::set("lo:1", InterfaceSetting::Address([10, 77, 0, 1].into())).unwrap();
             netdevice::set("lo:1", InterfaceSetting::Netmask([255; 4].into())).unwrap();
@@ -197,7 +223,9 @@ fn on(kind: Kind, must_steer: bool, test: impl FnOnce(&Node) + Send + 'static) {
         explain_failures();
         TESTED.set(Some(dir.path().to_owned()));
         let steers = match block_on(self_test()) {
-            Err(missing @ (Error::Kernel { .. } | Error::Capabilities { .. } | Error::Forbidden(_))) => {
+            Err(
+                missing @ (Error::Kernel { .. } | Error::Capabilities { .. } | Error::Forbidden(_)),
+            ) => {
                 if must_steer {
                     return Err(missing.to_string());
                 }
@@ -208,11 +236,25 @@ fn on(kind: Kind, must_steer: bool, test: impl FnOnce(&Node) + Send + 'static) {
         let certs = certs::make(dir.path(), &["10.77.0.1".parse().unwrap()]).unwrap();
         certs.issue("own").unwrap();
         let hub = Hub::start(dir.path().join("store"));
-        let node = Node { dir, certs, kind, _hub: hub, steers };
+        let node = Node {
+            dir,
+            certs,
+            kind,
+            _hub: hub,
+            steers,
+        };
         std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_berth"), node.path(kind.called)).unwrap();
         // What COMMAND does: the kube-apiserver ends, and another takes its place.
-        std::fs::write(node.path("stop"), format!("{}\n{}\n", node.quiet(), node.stop())).unwrap();
-        std::fs::write(node.path("restart"), format!(". {}\n{}\n", node.path("stop").display(), node.start())).unwrap();
+        std::fs::write(
+            node.path("stop"),
+            format!("{}\n{}\n", node.quiet(), node.stop()),
+        )
+        .unwrap();
+        std::fs::write(
+            node.path("restart"),
+            format!(". {}\n{}\n", node.path("stop").display(), node.start()),
+        )
+        .unwrap();
         node.start_own();
         node.answers();
         test(&node);
@@ -225,19 +267,39 @@ fn on(kind: Kind, must_steer: bool, test: impl FnOnce(&Node) + Send + 'static) {
 fn own_root() -> Result<(), String> {
     let failed = |error: nix::errno::Errno| format!("no root directory of its own: {error}");
     let is_empty = |at: &Path| std::fs::read_dir(at).is_ok_and(|mut files| files.next().is_none());
-    let at = ["/mnt", "/media", "/srv", "/opt"].map(Path::new).into_iter().find(|at| is_empty(at));
+    let at = ["/mnt", "/media", "/srv", "/opt"]
+        .map(Path::new)
+        .into_iter()
+        .find(|at| is_empty(at));
     let at = at.ok_or("no directory that is empty, for a root directory of its own")?;
     let (none, here) = (None::<&str>, std::env::current_dir().unwrap());
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).map_err(failed)?;
-    let all: Vec<_> = std::fs::read_dir("/").unwrap().map(|entry| entry.unwrap().path()).collect();
-    mount(Some("tmpfs"), at, Some("tmpfs"), MsFlags::empty(), Some("mode=0755")).map_err(failed)?;
+    let all: Vec<_> = std::fs::read_dir("/")
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    mount(
+        Some("tmpfs"),
+        at,
+        Some("tmpfs"),
+        MsFlags::empty(),
+        Some("mode=0755"),
+    )
+    .map_err(failed)?;
     for from in all.iter().filter(|from| *from != at) {
         let to = at.join(from.file_name().unwrap());
         if let Ok(link) = std::fs::read_link(from) {
             std::os::unix::fs::symlink(link, &to).unwrap();
         } else if from.is_dir() {
             std::fs::create_dir(&to).unwrap();
-            mount(Some(from), &to, none, MsFlags::MS_BIND | MsFlags::MS_REC, none).map_err(failed)?;
+            mount(
+                Some(from),
+                &to,
+                none,
+                MsFlags::MS_BIND | MsFlags::MS_REC,
+                none,
+            )
+            .map_err(failed)?;
         }
     }
     chroot(at).map_err(failed)?;
@@ -265,13 +327,18 @@ impl Node {
     /// The command line of its kube-apiserver.
     fn own(&self) -> String {
         let has_etcd = self.kind.flags.contains("--etcd-servers=");
-        let store =
-            if has_etcd { String::new() } else { format!(" --etcd-servers=unix://{}", self.path("store").display()) };
+        let store = if has_etcd {
+            String::new()
+        } else {
+            format!(" --etcd-servers=unix://{}", self.path("store").display())
+        };
         format!(
             "{} stand-in {} --secure-port=6443 --stand-in-name=own{} --tls-cert-file={} --tls-private-key-file={} --client-ca-file={} \
              --audit-log-path={}",
             self.path(self.kind.called).display(),
-            self.kind.flags.replace("DIR", &self.dir.path().display().to_string()),
+            self.kind
+                .flags
+                .replace("DIR", &self.dir.path().display().to_string()),
             store,
             self.certs.cert_file("own").display(),
             self.certs.key_file("own").display(),
@@ -332,15 +399,31 @@ done"#
 
     /// Ends it whatever clients it has.
     fn stop_own(&self) {
-        assert!(Command::new("sh").args(["-c", &self.stop()]).status().unwrap().success());
+        assert!(
+            Command::new("sh")
+                .args(["-c", &self.stop()])
+                .status()
+                .unwrap()
+                .success()
+        );
     }
 
     fn start_own(&self) {
-        assert!(Command::new("sh").args(["-c", &self.start()]).status().unwrap().success());
+        assert!(
+            Command::new("sh")
+                .args(["-c", &self.start()])
+                .status()
+                .unwrap()
+                .success()
+        );
     }
 
     fn own_pid(&self) -> i32 {
-        std::fs::read_to_string(self.path("pid")).unwrap().trim().parse().unwrap()
+        std::fs::read_to_string(self.path("pid"))
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap()
     }
 
     /// `berth bridge`, that steers if it can.
@@ -365,17 +448,29 @@ done"#
     fn bridge_at(&self, speedup: u32, settle: &str, options: &str, run: &[&str]) -> Command {
         let [speedup, settle] = [format!("--speedup={speedup}"), format!("--settle={settle}")];
         // Where many tests share a processor, 2 s are short.
-        let mut command = self.berth_bridge([&settle, &speedup, "--probe-timeout=10s", "--state-dir"]);
-        command.arg(self.path("bridge")).args(["--command", &self.own(), "--probe-ca"]).arg(&self.certs.ca_file);
+        let mut command =
+            self.berth_bridge([&settle, &speedup, "--probe-timeout=10s", "--state-dir"]);
+        command
+            .arg(self.path("bridge"))
+            .args(["--command", &self.own(), "--probe-ca"])
+            .arg(&self.certs.ca_file);
         command.args(options.split_whitespace()).arg("--").args(run);
         command
     }
 
     /// `berth bridge start`, for one without clients that must all be answered.
     fn start_bridge(&self) -> Command {
-        let mut start =
-            self.berth_bridge(["start", "--settle=100ms", "--speedup=20", "--probe-timeout=10s", "--state-dir"]);
-        start.arg(self.path("bridge")).args(["--command", &self.own(), "--probe-ca"]).arg(&self.certs.ca_file);
+        let mut start = self.berth_bridge([
+            "start",
+            "--settle=100ms",
+            "--speedup=20",
+            "--probe-timeout=10s",
+            "--state-dir",
+        ]);
+        start
+            .arg(self.path("bridge"))
+            .args(["--command", &self.own(), "--probe-ca"])
+            .arg(&self.certs.ca_file);
         start
     }
 
@@ -402,7 +497,10 @@ done"#
 
     fn asked_daemon(&self) -> Option<u32> {
         let (_, out, _) = output_of(self.part("status").arg("--json"));
-        serde_json::from_str::<Value>(&out).ok()?["pid"].as_u64()?.try_into().ok()
+        serde_json::from_str::<Value>(&out).ok()?["pid"]
+            .as_u64()?
+            .try_into()
+            .ok()
     }
 
     /// Waits until no process is left that runs with files of the bridge.
@@ -422,7 +520,10 @@ done"#
         self.attempt_at(self.kind.at)
     }
 
-    fn attempt_at(&self, to: &'static str) -> impl Fn(std::net::Ipv4Addr) -> Attempt + Clone + Send + 'static {
+    fn attempt_at(
+        &self,
+        to: &'static str,
+    ) -> impl Fn(std::net::Ipv4Addr) -> Attempt + Clone + Send + 'static {
         let get = self.get(to);
         move |_| {
             let answer = get();
@@ -439,15 +540,22 @@ done"#
                 let failed = |what| crate::support::load::failed(what);
                 let to: SocketAddr = to.parse().unwrap();
                 let tcp = TcpStream::connect(to).await.map_err(failed("connect"))?;
-                let mut stream =
-                    tls.connect("kubernetes".try_into().unwrap(), tcp).await.map_err(failed("handshake"))?;
-                let asked =
-                    stream.write_all(b"GET /version HTTP/1.1\r\nHost: kubernetes\r\nConnection: close\r\n\r\n").await;
+                let mut stream = tls
+                    .connect("kubernetes".try_into().unwrap(), tcp)
+                    .await
+                    .map_err(failed("handshake"))?;
+                let asked = stream
+                    .write_all(
+                        b"GET /version HTTP/1.1\r\nHost: kubernetes\r\nConnection: close\r\n\r\n",
+                    )
+                    .await;
                 asked.map_err(failed("write"))?;
                 let mut answer = Vec::new();
                 let read = stream.read_to_end(&mut answer).await;
                 match String::from_utf8_lossy(&answer).lines().next() {
-                    Some(line) if line.contains(" 200") => Ok(String::from_utf8_lossy(&answer).into_owned()),
+                    Some(line) if line.contains(" 200") => {
+                        Ok(String::from_utf8_lossy(&answer).into_owned())
+                    }
                     Some(line) => Err(line.to_owned()),
                     None => Err(format!("no answer: {read:?}")),
                 }
@@ -459,14 +567,16 @@ done"#
         let mut roots = rustls::RootCertStore::empty();
         roots.add(self.certs.ca.clone()).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config =
-            rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let config = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap();
         Arc::new(config.with_root_certificates(roots).with_no_client_auth())
     }
 
     /// A client that stays: asks, again and again, on one connection.
     fn stays(&self) -> impl FnMut() -> io::Result<String> {
-        let tls = rustls::ClientConnection::new(self.tls(), "kubernetes".try_into().unwrap()).unwrap();
+        let tls =
+            rustls::ClientConnection::new(self.tls(), "kubernetes".try_into().unwrap()).unwrap();
         let tcp = std::net::TcpStream::connect(self.kind.at).unwrap();
         tcp.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut stream = rustls::StreamOwned::new(tls, tcp);
@@ -495,7 +605,9 @@ done"#
     /// Waits until a client is answered.
     fn answers(&self) {
         let attempt = self.attempt();
-        eventually("an answer", || block_on(attempt([127, 0, 0, 1].into())).ok());
+        eventually("an answer", || {
+            block_on(attempt([127, 0, 0, 1].into())).ok()
+        });
     }
 }
 
@@ -550,7 +662,9 @@ fn clients_lose_nothing_while_the_apiserver_is_replaced() {
         let load = node.load();
         load.more(50);
         node.stop_own();
-        eventually("a loss, which this load would see", || (load.so_far().lost() > 0).then_some(()));
+        eventually("a loss, which this load would see", || {
+            (load.so_far().lost() > 0).then_some(())
+        });
         node.start_own();
         node.answers();
         let lost = load.end();
@@ -558,7 +672,11 @@ fn clients_lose_nothing_while_the_apiserver_is_replaced() {
         let before = node.own_pid();
         let load = node.load();
         load.more(50);
-        let run = format!("echo runs; {}; sh {}", node.wait(), node.path("restart").display());
+        let run = format!(
+            "echo runs; {}; sh {}",
+            node.wait(),
+            node.path("restart").display()
+        );
         let mut bridge = Running::start(&mut node.bridge("", &["sh", "-c", &run]));
         bridge.logs("may be replaced now");
         bridge.prints("runs");
@@ -572,7 +690,10 @@ fn clients_lose_nothing_while_the_apiserver_is_replaced() {
         load.more(50);
         let record = none_lost(load);
         assert_ne!(node.own_pid(), before);
-        assert!(steered["connections_steered"].as_u64().unwrap() > 100, "{steered}");
+        assert!(
+            steered["connections_steered"].as_u64().unwrap() > 100,
+            "{steered}"
+        );
         eprintln!(
             "lost: {} of {} without, 0 of {} with, slowest {:?}",
             lost.lost(),
@@ -583,12 +704,18 @@ fn clients_lose_nothing_while_the_apiserver_is_replaced() {
 
         // Nothing is left of it but logs: where it ended before it had relayed all to the node's own, from when it has.
         eventually("only what stays", || {
-            let left = std::fs::read_dir(node.path("bridge")).unwrap().map(|entry| entry.unwrap().file_name());
+            let left = std::fs::read_dir(node.path("bridge"))
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name());
             let mut left: Vec<_> = left.collect();
             left.sort();
-            (left == ["bridge.lock", "bridge.log", "kube-apiserver.log"].map(OsString::from)).then_some(())
+            (left == ["bridge.lock", "bridge.log", "kube-apiserver.log"].map(OsString::from))
+                .then_some(())
         });
-        assert!(node.path("audit-bridge.log").exists(), "its audit log stays in the directory of the other");
+        assert!(
+            node.path("audit-bridge.log").exists(),
+            "its audit log stays in the directory of the other"
+        );
         assert!(!node.is_on());
     });
 }
@@ -607,7 +734,10 @@ fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_aga
         let pid = node.path("pid").display().to_string();
         // What is killed listens until its last thread has ended, and the next one could not.
         let free = "while grep -q ':192B [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.01; done";
-        let stop = format!("\nkill $(cat {pid})\n{wait}\n{}\nkill -9 $pid\n{free}\n", node.quiet());
+        let stop = format!(
+            "\nkill $(cat {pid})\n{wait}\n{}\nkill -9 $pid\n{free}\n",
+            node.quiet()
+        );
         let starts: Vec<_> = versions.iter().map(start).collect();
         let again = format!(". {}\n{}", node.path("stop").display(), starts.join(&stop));
         std::fs::write(node.path("again"), again).unwrap();
@@ -615,15 +745,26 @@ fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_aga
         load.more(50);
         let get = node.get(NODE);
         let answers = |version: &'static str| {
-            eventually(version, || block_on(get()).ok().filter(|answer| answer.contains(version)));
+            eventually(version, || {
+                block_on(get())
+                    .ok()
+                    .filter(|answer| answer.contains(version))
+            });
             load.more(50);
         };
-        let mut bridge = Running::start(&mut node.bridge("", &["sh", &node.path("again").display().to_string()]));
+        let mut bridge = Running::start(
+            &mut node.bridge("", &["sh", &node.path("again").display().to_string()]),
+        );
         for version in versions {
             answers(version);
-            let status =
-                eventually("it says so", || Some(node.status()).filter(|status| status["own"]["preferred"] == true));
-            assert_eq!((&status["command"], &status["steering"]), (&true.into(), &true.into()), "{status}");
+            let status = eventually("it says so", || {
+                Some(node.status()).filter(|status| status["own"]["preferred"] == true)
+            });
+            assert_eq!(
+                (&status["command"], &status["steering"]),
+                (&true.into(), &true.into()),
+                "{status}"
+            );
             if version != versions[2] {
                 node.go();
                 // The temporary one's.
@@ -652,7 +793,10 @@ fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_aga
 #[test]
 fn a_bridge_that_decides_nothing_any_more_steers_no_more() {
     on_a_node(|node| {
-        let mut bridge = Running::start(node.fast_bridge("", &["sh", "-c", "read -r line"]).stdin(Stdio::piped()));
+        let mut bridge = Running::start(
+            node.fast_bridge("", &["sh", "-c", "read -r line"])
+                .stdin(Stdio::piped()),
+        );
         bridge.logs("may be replaced now");
         let daemon = Pid::from_raw(node.daemon().try_into().unwrap());
         node.stop_own();
@@ -660,7 +804,9 @@ fn a_bridge_that_decides_nothing_any_more_steers_no_more() {
         let hangs = Stopped::new(daemon);
         eventually("no connection is steered to it", || {
             let connected = std::net::TcpStream::connect(NODE);
-            connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused).then_some(())
+            connected
+                .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+                .then_some(())
         });
         drop(hangs);
         node.answers();
@@ -677,15 +823,32 @@ fn the_temporary_instance_runs_as_the_running_one() {
         ends(&mut node.start_bridge(), 0, &[]);
         let status = node.status();
         let pid = i32::try_from(status["temporary"]["pid"].as_u64().unwrap()).unwrap();
-        let (own, temporary) = (ProcessAttributes::of(node.own_pid()).unwrap(), ProcessAttributes::of(pid).unwrap());
+        let (own, temporary) = (
+            ProcessAttributes::of(node.own_pid()).unwrap(),
+            ProcessAttributes::of(pid).unwrap(),
+        );
         assert_eq!(
             (own.uid, own.gid, &own.groups, own.oom_score_adj),
-            (temporary.uid, temporary.gid, &temporary.groups, temporary.oom_score_adj)
+            (
+                temporary.uid,
+                temporary.gid,
+                &temporary.groups,
+                temporary.oom_score_adj
+            )
         );
-        let environment = |like: &ProcessAttributes| like.environment.iter().cloned().collect::<BTreeMap<_, _>>();
-        assert!(environment(&own) == environment(&temporary), "another environment");
-        assert_eq!((&own.directory, &own.limits), (&temporary.directory, &temporary.limits));
-        let cmdline = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap().replace('\0', " ");
+        let environment =
+            |like: &ProcessAttributes| like.environment.iter().cloned().collect::<BTreeMap<_, _>>();
+        assert!(
+            environment(&own) == environment(&temporary),
+            "another environment"
+        );
+        assert_eq!(
+            (&own.directory, &own.limits),
+            (&temporary.directory, &temporary.limits)
+        );
+        let cmdline = std::fs::read_to_string(format!("/proc/{pid}/cmdline"))
+            .unwrap()
+            .replace('\0', " ");
         let address = status["temporary"]["address"].as_str().unwrap();
         let (ip, port) = address.split_once(':').unwrap();
         let keys = node.path("bridge/bridge-files");
@@ -698,13 +861,27 @@ fn the_temporary_instance_runs_as_the_running_one() {
         }
         // Another's files are read as the other reads them.
         let copied = format!("--tls-private-key-file={}/", keys.display());
-        assert_eq!(cmdline.contains(&copied), own.uid == 0, "{copied} {cmdline}");
+        assert_eq!(
+            cmdline.contains(&copied),
+            own.uid == 0,
+            "{copied} {cmdline}"
+        );
 
         // One is enough, and COMMAND runs under it too.
-        ends(&mut node.fast_bridge("", &["true"]), 69, &["another bridge is on"]);
+        ends(
+            &mut node.fast_bridge("", &["true"]),
+            69,
+            &["another bridge is on"],
+        );
         let (code, _, err) = output_of(node.part("end").arg("--json"));
-        let told: Vec<Value> = err.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        assert!(code == Some(0) && told.last().unwrap()["outcome"] == "done", "{err}");
+        let told: Vec<Value> = err
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert!(
+            code == Some(0) && told.last().unwrap()["outcome"] == "done",
+            "{err}"
+        );
         gone(pid.try_into().unwrap());
         ends(&mut node.part("end"), 69, &["no bridge is on in"]);
     });
@@ -717,9 +894,16 @@ fn the_kernel_ends_pods_before_the_bridge_where_memory_is_missing() {
         let (status, _, err) = output_of(&mut node.start_bridge());
         assert_eq!(status, Some(0), "{err}");
         let temporary = node.status()["temporary"]["pid"].as_i64().unwrap();
-        let score = |pid: i64| ProcessAttributes::of(pid.try_into().unwrap()).unwrap().oom_score_adj;
+        let score = |pid: i64| {
+            ProcessAttributes::of(pid.try_into().unwrap())
+                .unwrap()
+                .oom_score_adj
+        };
         assert_eq!(score(temporary), score(node.own_pid().into()));
-        let may = Command::new("sh").args(["-c", "echo -998 > /proc/self/oom_score_adj"]).output().unwrap();
+        let may = Command::new("sh")
+            .args(["-c", "echo -998 > /proc/self/oom_score_adj"])
+            .output()
+            .unwrap();
         if may.status.success() {
             assert_eq!(score(node.daemon().into()), -998);
         } else {
@@ -732,15 +916,22 @@ fn the_kernel_ends_pods_before_the_bridge_where_memory_is_missing() {
 #[test]
 fn a_log_is_bounded_and_that_of_the_last_bridge_that_failed_is_kept() {
     on_any_node(|node| {
-        let read = |name: &str| std::fs::read_to_string(node.path("bridge").join(name)).unwrap_or_default();
+        let read = |name: &str| {
+            std::fs::read_to_string(node.path("bridge").join(name)).unwrap_or_default()
+        };
         let names = ["bridge.log", "kube-apiserver.log"];
         let failed = names.map(|name| format!("{name}.failed"));
         ends(&mut node.start_bridge(), 0, &[]);
         let last = "the last line\n";
         for name in names {
-            let mut log = std::fs::OpenOptions::new().append(true).open(node.path("bridge").join(name)).unwrap();
+            let mut log = std::fs::OpenOptions::new()
+                .append(true)
+                .open(node.path("bridge").join(name))
+                .unwrap();
             log.write_all(&vec![b'\n'; 17 << 20]).unwrap();
-            eventually("the log is short again", || (log.metadata().unwrap().len() < 16 << 20).then_some(()));
+            eventually("the log is short again", || {
+                (log.metadata().unwrap().len() < 16 << 20).then_some(())
+            });
             log.write_all(last.as_bytes()).unwrap();
             assert!(read(name).contains(last), "it cannot be added to");
         }
@@ -751,8 +942,14 @@ fn a_log_is_bounded_and_that_of_the_last_bridge_that_failed_is_kept() {
         for _ in 0..2 {
             let mut bridge = Running::start(&mut node.fast_bridge("", &args(&node.restart())));
             bridge.ends(0);
-            assert!(failed.iter().all(|name| read(name).contains(last)), "the failed one's logs are lost");
-            assert!(names.iter().all(|name| !read(name).contains(last)), "they are added to");
+            assert!(
+                failed.iter().all(|name| read(name).contains(last)),
+                "the failed one's logs are lost"
+            );
+            assert!(
+                names.iter().all(|name| !read(name).contains(last)),
+                "they are added to"
+            );
         }
     });
 }
@@ -761,13 +958,23 @@ fn a_log_is_bounded_and_that_of_the_last_bridge_that_failed_is_kept() {
 #[test]
 fn one_that_does_not_get_ready_is_reported_while_command_runs() {
     on_any_node(|node| {
-        let bad = node.start().replacen(" stand-in ", " stand-in --no-such-flag ", 1);
+        let bad = node
+            .start()
+            .replacen(" stand-in ", " stand-in --no-such-flag ", 1);
         let wait = node.wait();
-        let run = format!(". {}\n{bad}\n{wait}\n{}\n", node.path("stop").display(), node.start());
+        let run = format!(
+            ". {}\n{bad}\n{wait}\n{}\n",
+            node.path("stop").display(),
+            node.start()
+        );
         let mut bridge = Running::start(&mut node.fast_bridge("", &["sh", "-c", &run]));
         bridge.logs("the node's own kube-apiserver has not been ready for 1m");
         let status = node.status();
-        assert_eq!((&status["command"], &status["own"]["late"]), (&true.into(), &true.into()), "{status}");
+        assert_eq!(
+            (&status["command"], &status["own"]["late"]),
+            (&true.into(), &true.into()),
+            "{status}"
+        );
         let (_, out, _) = output_of(&mut node.part("status"));
         assert!(out.contains("not ready: "), "{out}");
         node.go();
@@ -778,7 +985,8 @@ fn one_that_does_not_get_ready_is_reported_while_command_runs() {
 #[test]
 fn clients_of_both_families_are_served() {
     on_a_node_of(DUAL, |node| {
-        let loads = [NODE, NODE_IPV6].map(|to| Load::start(CLIENTS, Some(PERIOD), node.attempt_at(to)));
+        let loads =
+            [NODE, NODE_IPV6].map(|to| Load::start(CLIENTS, Some(PERIOD), node.attempt_at(to)));
         loads.iter().for_each(|load| load.more(51));
         let mut bridge = Running::start(&mut node.bridge("", &args(&node.restart())));
         bridge.ends(0);
@@ -792,21 +1000,38 @@ fn clients_of_both_families_are_served() {
 
 #[test]
 fn a_node_of_ipv6_alone_is_bridged() {
-    on_any_node_of(Kind { has_ipv4: false, at: NODE_IPV6, ..DUAL }, bridged_by_ipv6);
+    on_any_node_of(
+        Kind {
+            has_ipv4: false,
+            at: NODE_IPV6,
+            ..DUAL
+        },
+        bridged_by_ipv6,
+    );
 }
 
 #[test]
 fn a_node_that_advertises_ipv6_is_bridged_by_that() {
     // kube-apiserver advertises what is of its bind address's family, unless a flag sets it.
     for flags in ["--bind-address=:: --advertise-address=fd77::1", DUAL.flags] {
-        on_any_node_of(Kind { flags, at: NODE_IPV6, ..DUAL }, bridged_by_ipv6);
+        on_any_node_of(
+            Kind {
+                flags,
+                at: NODE_IPV6,
+                ..DUAL
+            },
+            bridged_by_ipv6,
+        );
     }
 }
 
 /// The node's own is asked at its address of IPv6, and that is the one that the temporary one advertises.
 fn bridged_by_ipv6(node: &Node) {
     let (plan, _) = ends(&mut node.bridge("--dry-run", &["true"]), 0, &[]);
-    for part in ["--advertise-address=fd77::1 ", "kube-apiserver is ready at [fd77::1]:6443 "] {
+    for part in [
+        "--advertise-address=fd77::1 ",
+        "kube-apiserver is ready at [fd77::1]:6443 ",
+    ] {
         assert!(plan.contains(part), "{part} is not in {plan}");
     }
     let load = node.load_throughout();
@@ -829,8 +1054,17 @@ fn a_command_that_fails_leaves_clients_on_the_bridge() {
         assert_eq!(status.code(), Some(7), "{}", bridge.log());
         bridge.logs("clients stay on the bridge");
         let status = node.status();
-        assert_eq!((&status["steering"], &status["step"]), (&true.into(), &"hold".into()));
-        assert!(status["trouble"].as_str().unwrap().contains("exit status: 7"), "{status}");
+        assert_eq!(
+            (&status["steering"], &status["step"]),
+            (&true.into(), &"hold".into())
+        );
+        assert!(
+            status["trouble"]
+                .as_str()
+                .unwrap()
+                .contains("exit status: 7"),
+            "{status}"
+        );
         more(load.as_ref(), 50);
         ends(&mut node.part("end"), 0, &[]);
         more(load.as_ref(), 50);
@@ -846,7 +1080,10 @@ fn what_the_temporary_instance_logs_is_shown_where_it_does_not_start() {
         ends(
             &mut node.fast_bridge("", &["true"]),
             69,
-            &["ended 3 times before it was ready", "last lines of the temporary"],
+            &[
+                "ended 3 times before it was ready",
+                "last lines of the temporary",
+            ],
         );
         assert!(!node.is_on());
     });
@@ -862,7 +1099,8 @@ fn a_command_that_fails_can_end_the_bridge() {
         let (code, _, err) = output_of(node.part("end").arg("--now"));
         assert!(code == Some(0) && !err.contains("clients stay"), "{err}");
         gone(daemon);
-        let mut bridge = Running::start(&mut node.bridge("--on-failure=end", &["sh", "-c", "exit 7"]));
+        let mut bridge =
+            Running::start(&mut node.bridge("--on-failure=end", &["sh", "-c", "exit 7"]));
         bridge.logs("done: ");
         bridge.ends(7);
         assert!(!bridge.log().contains("clients stay"), "{}", bridge.log());
@@ -882,7 +1120,11 @@ fn an_apiserver_that_does_not_come_back_is_reported() {
             let options = format!("--ready-timeout={seconds}s");
             let mut bridge = Running::start(&mut node.bridge(&options, &["sh", &stop]));
             let code = bridge.ended().code();
-            if code == Some(69) && bridge.log().contains("the temporary kube-apiserver is not ready after") {
+            if code == Some(69)
+                && bridge
+                    .log()
+                    .contains("the temporary kube-apiserver is not ready after")
+            {
                 return None;
             }
             assert_eq!(code, Some(75), "{}", bridge.log());
@@ -891,17 +1133,30 @@ fn an_apiserver_that_does_not_come_back_is_reported() {
         let bridge = bridge.expect("a temporary instance that gets ready in 16 s");
         bridge.logs("nothing listens on its port");
         // It may be replaced once, before COMMAND, and not when it has not come back.
-        assert_eq!(bridge.log().matches("may be replaced now").count(), 1, "{}", bridge.log());
+        assert_eq!(
+            bridge.log().matches("may be replaced now").count(),
+            1,
+            "{}",
+            bridge.log()
+        );
         let (_, err) = ends(&mut node.part("end"), 75, &["clients stay on the bridge"]);
-        assert!(!err.contains("may be replaced now") && err.contains("fix it, then `berth bridge end`"), "{err}");
+        assert!(
+            !err.contains("may be replaced now") && err.contains("fix it, then `berth bridge end`"),
+            "{err}"
+        );
         // Fixed by the operator.
         node.start_own();
-        eventually("it is ready", || (node.status()["own"]["ready"] == true).then_some(()));
-        eventually("it stays so for as long as it must, within its time", || {
-            let (code, _, err) = output_of(&mut node.part("end"));
-            assert!(matches!(code, Some(0 | 75)), "{err}");
-            (code == Some(0)).then_some(())
+        eventually("it is ready", || {
+            (node.status()["own"]["ready"] == true).then_some(())
         });
+        eventually(
+            "it stays so for as long as it must, within its time",
+            || {
+                let (code, _, err) = output_of(&mut node.part("end"));
+                assert!(matches!(code, Some(0 | 75)), "{err}");
+                (code == Some(0)).then_some(())
+            },
+        );
         more(load.as_ref(), 50);
         load.map(none_lost);
     });
@@ -912,17 +1167,31 @@ fn the_end_of_the_callers_session_does_not_end_it() {
     on_any_node(|node| {
         let load = node.load();
         // COMMAND goes on until it is killed.
-        let mut command = node.bridge("", &["sh", "-c", "echo runs; while :; do read -r line || sleep 1000; done"]);
+        let mut command = node.bridge(
+            "",
+            &[
+                "sh",
+                "-c",
+                "echo runs; while :; do read -r line || sleep 1000; done",
+            ],
+        );
         let mut bridge = Running::start(command.process_group(0).stdin(Stdio::null()));
         bridge.prints("runs");
         let daemon = Pid::from_raw(node.daemon().try_into().unwrap());
-        assert_eq!(getsid(Some(daemon)).unwrap(), daemon, "it has a session of its own");
+        assert_eq!(
+            getsid(Some(daemon)).unwrap(),
+            daemon,
+            "it has a session of its own"
+        );
         killpg(bridge.pid(), Signal::SIGKILL).unwrap();
         bridge.ended();
         let status = eventually("the end of COMMAND is seen", || {
             Some(node.status()).filter(|status| status["command"] == false)
         });
-        assert!(status["trouble"].as_str().unwrap().contains("went away"), "{status}");
+        assert!(
+            status["trouble"].as_str().unwrap().contains("went away"),
+            "{status}"
+        );
         assert_eq!(status["steering"], true);
         load.more(50);
         ends(&mut node.part("end"), 0, &[]);
@@ -967,7 +1236,9 @@ fn a_temporary_instance_that_is_killed_is_replaced() {
         kill(Pid::from_raw(first.try_into().unwrap()), Signal::SIGKILL).unwrap();
         eventually("another one that is ready", || {
             let now = temporary(node);
-            (now["ready"] == true && now["pid"].as_i64() != Some(first) && node.status()["steering"] == true)
+            (now["ready"] == true
+                && now["pid"].as_i64() != Some(first)
+                && node.status()["steering"] == true)
                 .then_some(())
         });
         load.more(50);
@@ -987,21 +1258,37 @@ fn a_temporary_instance_that_is_killed_is_replaced() {
 #[test]
 fn what_a_daemon_that_was_killed_left_is_removed_by_the_end() {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
-    let root = mounts.lines().find(|line| line.contains(" cgroup2 ")).and_then(|line| line.split(' ').nth(1));
-    let Some(root) = root.map(Path::new) else { return skipped("no cgroups are mounted") };
+    let root = mounts
+        .lines()
+        .find(|line| line.contains(" cgroup2 "))
+        .and_then(|line| line.split(' ').nth(1));
+    let Some(root) = root.map(Path::new) else {
+        return skipped("no cgroups are mounted");
+    };
     // As a container's that ended with its runner: one of another name is another test's.
-    let left = root.join(format!("berth-bridge-kube-apiserver-{}", std::process::id()));
+    let left = root.join(format!(
+        "berth-bridge-kube-apiserver-{}",
+        std::process::id()
+    ));
     if let Err(error) = std::fs::create_dir(&left) {
         return skipped(&format!("no cgroup can be made: {error}"));
     }
     let temp = tempfile::tempdir().unwrap();
-    ends(berth(["bridge", "end", "--state-dir"]).arg(temp.path()), 69, &["no bridge is on in"]);
+    ends(
+        berth(["bridge", "end", "--state-dir"]).arg(temp.path()),
+        69,
+        &["no bridge is on in"],
+    );
     assert!(!left.exists());
 }
 
 #[test]
 fn a_daemon_that_is_killed_before_command_leaves_the_port_as_it_was() {
-    killed_at(&["a temporary kube-apiserver starts", "is watched", "new connections go to it"]);
+    killed_at(&[
+        "a temporary kube-apiserver starts",
+        "is watched",
+        "new connections go to it",
+    ]);
 }
 
 #[test]
@@ -1031,7 +1318,11 @@ fn killed_at(steps: &'static [&'static str]) {
 fn is_killed_at(node: &Node, said_at: &str) -> bool {
     let (ran, restart) = (node.path("ran"), node.path("restart"));
     let _ = std::fs::remove_file(&ran);
-    let run = format!("touch {}; echo runs; sh {}", ran.display(), restart.display());
+    let run = format!(
+        "touch {}; echo runs; sh {}",
+        ran.display(),
+        restart.display()
+    );
     let mut bridge = Running::start(&mut node.fast_bridge("", &["sh", "-c", &run]));
     let daemon = eventually("a bridge, or its end", || {
         let ended = !bridge.is_running();
@@ -1058,7 +1349,12 @@ fn is_killed_at(node: &Node, said_at: &str) -> bool {
         return false;
     }
     // The caller must know whether COMMAND ran.
-    assert_eq!(code, Some(if ran.exists() { 75 } else { 69 }), "{said_at}: {}", bridge.log());
+    assert_eq!(
+        code,
+        Some(if ran.exists() { 75 } else { 69 }),
+        "{said_at}: {}",
+        bridge.log()
+    );
     bridge.logs("has ended unexpectedly");
     node.answers();
     assert!(!node.is_on());
@@ -1069,32 +1365,67 @@ fn is_killed_at(node: &Node, said_at: &str) -> bool {
 fn all_that_is_missing_is_reported_at_once() {
     on_any_node(|node| {
         let elsewhere = std::net::TcpListener::bind("10.77.0.1:7000").unwrap();
-        let mut command = node.berth_bridge(["--command", "kube-apiserver --secure-port=7000", "--state-dir"]);
+        let mut command = node.berth_bridge([
+            "--command",
+            "kube-apiserver --secure-port=7000",
+            "--state-dir",
+        ]);
         command.arg(node.path("bridge")).args(["--", "true"]);
-        let parts = ["10.77.0.1:7000 is listened on by", "bind it to 0.0.0.0", "nothing was changed"];
+        let parts = [
+            "10.77.0.1:7000 is listened on by",
+            "bind it to 0.0.0.0",
+            "nothing was changed",
+        ];
         ends(&mut command, 69, &parts);
         drop(elsewhere);
         ends(&mut command, 69, &["nothing listens on port 7000"]);
         // The probe's CA is tried before.
         std::fs::write(node.path("other-ca"), authority().pem()).unwrap();
         let mut command = node.berth_bridge(["--probe-timeout=10s", "--probe-ca"]);
-        command.arg(node.path("other-ca")).args(["--command", &node.own(), "--state-dir"]).arg(node.path("bridge"));
+        command
+            .arg(node.path("other-ca"))
+            .args(["--command", &node.own(), "--state-dir"])
+            .arg(node.path("bridge"));
         ends(command.args(["--", "true"]), 69, &["--probe-ca must hold"]);
-        let (out, _) = ends(&mut node.bridge("--dry-run", &["sh", "restart", "kube-apiserver"]), 0, &[]);
+        let (out, _) = ends(
+            &mut node.bridge("--dry-run", &["sh", "restart", "kube-apiserver"]),
+            0,
+            &[],
+        );
         assert!(
-            out.contains("run sh restart kube-apiserver") && out.contains("--endpoint-reconciler-type=none"),
+            out.contains("run sh restart kube-apiserver")
+                && out.contains("--endpoint-reconciler-type=none"),
             "{out}"
         );
-        ends(&mut node.bridge("", &["no-such-program"]), 64, &["no program no-such-program"]);
+        ends(
+            &mut node.bridge("", &["no-such-program"]),
+            64,
+            &["no program no-such-program"],
+        );
         // Another's arguments would make another apiserver.
         let mut command = node.berth_bridge(["--probe-timeout=10s", "--probe-ca"]);
-        command.arg(&node.certs.ca_file).args(["--command", &format!("{} --v=2", node.own()), "--state-dir"]);
-        ends(command.arg(node.path("bridge")).args(["--", "true"]), 69, &["other arguments than --command"]);
-        assert!(!Path::new(&node.path("bridge")).exists(), "nothing is changed");
+        command.arg(&node.certs.ca_file).args([
+            "--command",
+            &format!("{} --v=2", node.own()),
+            "--state-dir",
+        ]);
+        ends(
+            command.arg(node.path("bridge")).args(["--", "true"]),
+            69,
+            &["other arguments than --command"],
+        );
+        assert!(
+            !Path::new(&node.path("bridge")).exists(),
+            "nothing is changed"
+        );
         // What is another's is left alone.
         std::fs::create_dir(node.path("bridge")).unwrap();
         std::fs::write(node.path("bridge/lock"), "").unwrap();
-        ends(&mut node.bridge("", &["true"]), 69, &["has other files than a bridge's"]);
+        ends(
+            &mut node.bridge("", &["true"]),
+            69,
+            &["has other files than a bridge's"],
+        );
         assert_eq!(std::fs::read_dir(node.path("bridge")).unwrap().count(), 1);
     });
 }
@@ -1104,14 +1435,20 @@ fn clients_that_dial_localhost_are_named_before() {
     on_any_node(|node| {
         let (code, _, err) = output_of(&mut node.bridge("--dry-run", &["true"]));
         // It is called as this program is.
-        assert!(code == Some(0) && err.contains("localhost is not covered: its process is called berth"), "{err}");
+        assert!(
+            code == Some(0)
+                && err.contains("localhost is not covered: its process is called berth"),
+            "{err}"
+        );
         assert!(!err.contains("reaches kube-apiserver at"), "{err}");
         let _client = std::net::TcpStream::connect("127.0.0.1:6443").unwrap();
         let _steered = std::net::TcpStream::connect(NODE).unwrap();
         let (code, steps, err) = output_of(&mut node.bridge("--dry-run", &[]));
         assert!(steps.contains("\n4  run COMMAND\n"), "{steps}");
-        let named =
-            format!("(pid {}) reaches kube-apiserver at 127.0.0.1:6443: let it dial an address", std::process::id());
+        let named = format!(
+            "(pid {}) reaches kube-apiserver at 127.0.0.1:6443: let it dial an address",
+            std::process::id()
+        );
         assert!(code == Some(0) && err.contains(&named), "{err}");
         assert_eq!(err.matches("reaches kube-apiserver at").count(), 1, "{err}");
         let (_, err) = ends(&mut node.start_bridge(), 0, &[]);
@@ -1124,57 +1461,91 @@ fn clients_that_dial_localhost_are_named_before() {
 /// the node's own by its name.
 #[test]
 fn what_dials_localhost_is_served_too() {
-    on_a_node_of(Kind { called: OWN, ..DUAL }, |node| {
-        let Some(cgroup) = cgroup::root() else { return skipped("no cgroup v2 is mounted") };
-        if let Err(error) = block_on(self_test_of_localhost(&cgroup)) {
-            return skipped(&error.to_string());
-        }
-        let start = || LOCALHOST.map(|to| Load::start(2, Some(PERIOD), node.attempt_at(to)));
-        // Without a bridge.
-        let loads = start();
-        loads.iter().for_each(|load| load.more(10));
-        node.stop_own();
-        for load in &loads {
-            eventually("a loss, which this load would see", || (load.so_far().lost() > 0).then_some(()));
-        }
-        node.start_own();
-        node.answers();
-        loads.into_iter().for_each(|load| drop(load.end()));
-
-        let loads = start();
-        loads.iter().for_each(|load| load.more(10));
-        let wait = node.wait();
-        let run = format!(". {}\necho away\n{wait}\n{}", node.path("stop").display(), node.start());
-        let mut bridge = Running::start(&mut node.bridge("", &["sh", "-c", &run]));
-        bridge.prints("away");
-        loads.iter().for_each(|load| load.more(10));
-        let dial = || LOCALHOST.map(|to| std::net::TcpStream::connect(to).map_err(|error| error.kind()));
-        let named = |name: &str| std::thread::Builder::new().name(name.into()).spawn(dial).unwrap().join().unwrap();
-        assert!(named(TEMPORARY).iter().all(Result::is_ok));
-        let refused = Err(io::ErrorKind::ConnectionRefused);
-        assert_eq!(named(OWN).map(|dialled| dialled.map(drop)), [refused; 3]);
-        let status = node.status();
-        assert!(status.get("notes").is_none(), "{status}");
-        let temporary = status["temporary"]["pid"].as_u64().unwrap().to_string();
-        let read = |file: &str| std::fs::read_to_string(format!("/proc/{temporary}/{file}")).unwrap();
-        assert_eq!(read("comm").trim_end(), TEMPORARY);
-        assert!(read("cmdline").starts_with(&format!("{TEMPORARY}\0")));
-        for tool in [&["pgrep"][..], &["pidof"], &["killall", "-v", "-s0"]] {
-            let finds = |name| {
-                let output = Command::new(tool[0]).args(&tool[1..]).arg(name).output().ok()?;
-                let found = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
-                Some(found.split(|c: char| !c.is_ascii_digit()).any(|number| number == temporary))
+    on_a_node_of(
+        Kind {
+            called: OWN,
+            ..DUAL
+        },
+        |node| {
+            let Some(cgroup) = cgroup::root() else {
+                return skipped("no cgroup v2 is mounted");
             };
-            match [TEMPORARY, OWN].map(finds) {
-                [Some(as_temporary), Some(as_own)] => assert_eq!((as_temporary, as_own), (true, false), "{tool:?}"),
-                _ => skipped(&format!("no {}", tool[0])),
+            if let Err(error) = block_on(self_test_of_localhost(&cgroup)) {
+                return skipped(&error.to_string());
             }
-        }
-        node.go();
-        bridge.ends(0);
-        loads.iter().for_each(|load| load.more(10));
-        loads.into_iter().for_each(|load| drop(none_lost(load)));
-    });
+            let start = || LOCALHOST.map(|to| Load::start(2, Some(PERIOD), node.attempt_at(to)));
+            // Without a bridge.
+            let loads = start();
+            loads.iter().for_each(|load| load.more(10));
+            node.stop_own();
+            for load in &loads {
+                eventually("a loss, which this load would see", || {
+                    (load.so_far().lost() > 0).then_some(())
+                });
+            }
+            node.start_own();
+            node.answers();
+            loads.into_iter().for_each(|load| drop(load.end()));
+
+            let loads = start();
+            loads.iter().for_each(|load| load.more(10));
+            let wait = node.wait();
+            let run = format!(
+                ". {}\necho away\n{wait}\n{}",
+                node.path("stop").display(),
+                node.start()
+            );
+            let mut bridge = Running::start(&mut node.bridge("", &["sh", "-c", &run]));
+            bridge.prints("away");
+            loads.iter().for_each(|load| load.more(10));
+            let dial = || {
+                LOCALHOST.map(|to| std::net::TcpStream::connect(to).map_err(|error| error.kind()))
+            };
+            let named = |name: &str| {
+                std::thread::Builder::new()
+                    .name(name.into())
+                    .spawn(dial)
+                    .unwrap()
+                    .join()
+                    .unwrap()
+            };
+            assert!(named(TEMPORARY).iter().all(Result::is_ok));
+            let refused = Err(io::ErrorKind::ConnectionRefused);
+            assert_eq!(named(OWN).map(|dialled| dialled.map(drop)), [refused; 3]);
+            let status = node.status();
+            assert!(status.get("notes").is_none(), "{status}");
+            let temporary = status["temporary"]["pid"].as_u64().unwrap().to_string();
+            let read =
+                |file: &str| std::fs::read_to_string(format!("/proc/{temporary}/{file}")).unwrap();
+            assert_eq!(read("comm").trim_end(), TEMPORARY);
+            assert!(read("cmdline").starts_with(&format!("{TEMPORARY}\0")));
+            for tool in [&["pgrep"][..], &["pidof"], &["killall", "-v", "-s0"]] {
+                let finds = |name| {
+                    let output = Command::new(tool[0])
+                        .args(&tool[1..])
+                        .arg(name)
+                        .output()
+                        .ok()?;
+                    let found = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+                    Some(
+                        found
+                            .split(|c: char| !c.is_ascii_digit())
+                            .any(|number| number == temporary),
+                    )
+                };
+                match [TEMPORARY, OWN].map(finds) {
+                    [Some(as_temporary), Some(as_own)] => {
+                        assert_eq!((as_temporary, as_own), (true, false), "{tool:?}")
+                    }
+                    _ => skipped(&format!("no {}", tool[0])),
+                }
+            }
+            node.go();
+            bridge.ends(0);
+            loads.iter().for_each(|load| load.more(10));
+            loads.into_iter().for_each(|load| drop(none_lost(load)));
+        },
+    );
 }
 
 #[test]
@@ -1182,17 +1553,29 @@ fn of_two_that_begin_at_once_one_is_refused() {
     on_any_node(|node| {
         let run = node.wait();
         let bridge = |directory: &str| {
-            let mut command =
-                node.berth_bridge(["--settle=50ms", "--speedup=20", "--probe-timeout=10s", "--state-dir"]);
-            command.arg(node.path(directory)).args(["--command", &node.own(), "--probe-ca"]).arg(&node.certs.ca_file);
+            let mut command = node.berth_bridge([
+                "--settle=50ms",
+                "--speedup=20",
+                "--probe-timeout=10s",
+                "--state-dir",
+            ]);
+            command
+                .arg(node.path(directory))
+                .args(["--command", &node.own(), "--probe-ca"])
+                .arg(&node.certs.ca_file);
             Running::start(command.args(["--", "sh", "-c", &run]))
         };
         let mut both = ["bridge", "other"].map(bridge);
-        let refused =
-            eventually("the end of one", || both.iter_mut().position(|it| it.child.try_wait().unwrap().is_some()));
+        let refused = eventually("the end of one", || {
+            both.iter_mut()
+                .position(|it| it.child.try_wait().unwrap().is_some())
+        });
         let status = both[refused].ended();
         let log = both[refused].log();
-        assert!(status.code() == Some(69) && log.contains("another bridge is on"), "{log}");
+        assert!(
+            status.code() == Some(69) && log.contains("another bridge is on"),
+            "{log}"
+        );
         let begun = &mut both[1 - refused];
         begun.logs("may be replaced now");
         node.go();
@@ -1213,8 +1596,8 @@ fn etcd_of(node: &Node) -> Arc<std::sync::Mutex<Members>> {
     let (up, is_up) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         block_on(async {
-            let all =
-                ["127.0.0.1", "127.0.0.2", "127.0.0.3"].map(|ip| (SocketAddr::new(ip.parse().unwrap(), 2379), ip));
+            let all = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+                .map(|ip| (SocketAddr::new(ip.parse().unwrap(), 2379), ip));
             let (members, servers) = etcd::start(&all).await;
             up.send((members, servers[0].access.ca.clone())).unwrap();
             std::future::pending::<()>().await;
@@ -1231,19 +1614,31 @@ fn of_an_etcd_of_several_members_the_temporary_one_uses_the_others() {
         let members = etcd_of(node);
         let load = node.load_throughout();
         more(load.as_ref(), 20);
-        let run = format!("echo runs; {}; sh {}", node.wait(), node.path("restart").display());
+        let run = format!(
+            "echo runs; {}; sh {}",
+            node.wait(),
+            node.path("restart").display()
+        );
         let mut bridge = Running::start(&mut node.bridge("", &["sh", "-c", &run]));
         bridge.logs("the temporary kube-apiserver uses member cp-2 (2) at https://127.0.0.2:2379 and member cp-3");
         bridge.logs("etcd: the cluster's lock is not held without --kubeconfig");
         bridge.prints("runs");
-        assert_eq!(members.lock().unwrap().transfers, ["2"], "the leadership is moved before COMMAND");
+        assert_eq!(
+            members.lock().unwrap().transfers,
+            ["2"],
+            "the leadership is moved before COMMAND"
+        );
         let pid = node.status()["temporary"]["pid"].as_u64().unwrap();
         let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
-        let others = "\0--etcd-servers-overrides=/events#https://127.0.0.2:2379;https://127.0.0.3:2379\0";
+        let others =
+            "\0--etcd-servers-overrides=/events#https://127.0.0.2:2379;https://127.0.0.3:2379\0";
         assert!(command.contains(others), "{command}");
         members.lock().unwrap().stopped = vec![1, 3];
         let (_, status, _) = output_of(&mut node.part("status"));
-        assert!(status.contains("the cluster's lock is not held"), "{status}");
+        assert!(
+            status.contains("the cluster's lock is not held"),
+            "{status}"
+        );
         node.go();
         bridge.ends(0);
         load.map(none_lost);
@@ -1252,17 +1647,27 @@ fn of_an_etcd_of_several_members_the_temporary_one_uses_the_others() {
         ends(
             &mut node.bridge("--dry-run", &["true"]),
             69,
-            &["etcd: member cp-3 (3) cannot be used", "of 3 voters 2 must serve", "--etcd own"],
+            &[
+                "etcd: member cp-3 (3) cannot be used",
+                "of 3 voters 2 must serve",
+                "--etcd own",
+            ],
         );
         let (code, plan, err) = output_of(&mut node.bridge("--dry-run --etcd=own", &["true"]));
-        assert!(code == Some(0) && plan.contains("=/events#https://127.0.0.1:2379 "), "{plan}{err}");
+        assert!(
+            code == Some(0) && plan.contains("=/events#https://127.0.0.1:2379 "),
+            "{plan}{err}"
+        );
     });
 }
 
 /// The same command, started by another.
 fn by(starter: &[&str], command: &Command) -> Command {
     let mut by = Command::new(starter[0]);
-    by.args(&starter[1..]).arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+    by.args(&starter[1..])
+        .arg(command.get_program())
+        .args(command.get_args())
+        .stdin(Stdio::null());
     for (name, value) in command.get_envs() {
         match value {
             Some(value) => by.env(name, value),
@@ -1278,15 +1683,26 @@ fn a_limit_of_open_files_that_is_too_low_is_raised_or_reported() {
         let dry = node.bridge("--dry-run", &["true"]);
         for (files, code) in [(256, 69), (1024, 0)] {
             let limit = format!("--nofile={files}");
-            let (status, _, err) =
-                output_of(&mut by(&["setpriv", "--bounding-set=-sys_resource", "prlimit", &limit], &dry));
+            let (status, _, err) = output_of(&mut by(
+                &["setpriv", "--bounding-set=-sys_resource", "prlimit", &limit],
+                &dry,
+            ));
             assert_eq!(status, Some(code), "{err}");
-            assert!(err.contains(&format!("a limit of {files} open files leaves room for")), "{err}");
+            assert!(
+                err.contains(&format!("a limit of {files} open files leaves room for")),
+                "{err}"
+            );
         }
-        let raises =
-            Command::new("prlimit").args(["--nofile=256", "prlimit", "--nofile=512", "true"]).output().unwrap();
+        let raises = Command::new("prlimit")
+            .args(["--nofile=256", "prlimit", "--nofile=512", "true"])
+            .output()
+            .unwrap();
         // Without CAP_SYS_RESOURCE, the hard limit cannot be raised.
-        let limit = if raises.status.success() { "--nofile=256" } else { "--nofile=256:" };
+        let limit = if raises.status.success() {
+            "--nofile=256"
+        } else {
+            "--nofile=256:"
+        };
         let bridge = node.fast_bridge("", &args(&node.restart()));
         let mut bridge = Running::start(&mut by(&["prlimit", limit], &bridge));
         bridge.ends(0);
@@ -1302,8 +1718,14 @@ fn a_wrong_command_line_is_refused() {
         (&["--command=k", "--manifest=/x"], "cannot be used with"),
         (&["--probe-cert=/x"], "--probe-key"),
         (&[], "nothing to run"),
-        (&["--command=k", "--on-failure=restore", "--", "true"], "give stay or end"),
-        (&["--command", "k --secure-port", "--", "true"], "--secure-port"),
+        (
+            &["--command=k", "--on-failure=restore", "--", "true"],
+            "give stay or end",
+        ),
+        (
+            &["--command", "k --secure-port", "--", "true"],
+            "--secure-port",
+        ),
     ] {
         ends(&mut berth(["bridge"].iter().chain(wrong)), 64, &[part]);
     }

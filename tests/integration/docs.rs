@@ -27,10 +27,17 @@ fn files(directory: &str, ending: &str) -> Vec<PathBuf> {
 }
 
 fn documents() -> BTreeMap<PathBuf, String> {
-    let of_root = fs::read_dir(root()).unwrap().map(|entry| entry.unwrap().path());
+    let of_root = fs::read_dir(root())
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
     let of_root = of_root.filter(|path| path.extension().is_some_and(|ending| ending == "md"));
-    let found = ["docs", "examples", "charts"].iter().flat_map(|directory| files(directory, ".md"));
-    of_root.chain(found).map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
+    let found = ["docs", "examples", "charts"]
+        .iter()
+        .flat_map(|directory| files(directory, ".md"));
+    of_root
+        .chain(found)
+        .map(|path| (path.clone(), fs::read_to_string(path).unwrap()))
+        .collect()
 }
 
 /// Lines that are not in a fenced block.
@@ -48,7 +55,9 @@ fn anchors(text: &str) -> BTreeSet<String> {
     let headings = prose(text).filter(|line| line.starts_with('#'));
     let anchor = |heading: &str| {
         let kept = heading.trim_start_matches('#').trim().to_lowercase();
-        let kept = kept.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+        let kept = kept
+            .chars()
+            .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
         kept.map(|c| if c == ' ' { '-' } else { c }).collect()
     };
     headings.map(anchor).collect()
@@ -72,12 +81,24 @@ fn links_lead_somewhere() {
     let documents = documents();
     let (mut broken, mut seen) = (Vec::new(), 0);
     for (path, text) in &documents {
-        let links = prose(text).flat_map(|line| line.split("](").skip(1)).filter_map(|rest| rest.split(')').next());
+        let links = prose(text)
+            .flat_map(|line| line.split("](").skip(1))
+            .filter_map(|rest| rest.split(')').next());
         for link in links.filter(|link| !link.contains("://")) {
             seen += 1;
-            let (file, anchor) = link.split_once('#').map_or((link, None), |(file, anchor)| (file, Some(anchor)));
-            let target = if file.is_empty() { path.clone() } else { plain(&path.with_file_name("").join(file)) };
-            let known = |anchor: &str| documents.get(&target).is_none_or(|text| anchors(text).contains(anchor));
+            let (file, anchor) = link
+                .split_once('#')
+                .map_or((link, None), |(file, anchor)| (file, Some(anchor)));
+            let target = if file.is_empty() {
+                path.clone()
+            } else {
+                plain(&path.with_file_name("").join(file))
+            };
+            let known = |anchor: &str| {
+                documents
+                    .get(&target)
+                    .is_none_or(|text| anchors(text).contains(anchor))
+            };
             if !target.exists() || !anchor.is_none_or(known) {
                 broken.push(format!("{}: {link}", path.display()));
             }
@@ -94,6 +115,8 @@ fn the_index_has_every_page() {
         let name = path.strip_prefix(root().join("docs")).ok()?;
         Some(name.to_string_lossy().into_owned())
     });
-    let missing: Vec<_> = names.filter(|name| name != "index.md" && !index.contains(&format!("]({name})"))).collect();
+    let missing: Vec<_> = names
+        .filter(|name| name != "index.md" && !index.contains(&format!("]({name})")))
+        .collect();
     assert!(missing.is_empty(), "docs/index.md lacks {missing:?}");
 }

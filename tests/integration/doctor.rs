@@ -18,12 +18,20 @@ struct Done {
 }
 
 fn berth(directory: &Path, args: &[&str], text: &str) -> Done {
-    let (status, out, err) = output_of(process::berth(args).current_dir(directory).stdin(input(text)));
+    let (status, out, err) = output_of(
+        process::berth(args)
+            .current_dir(directory)
+            .stdin(input(text)),
+    );
     Done { status, out, err }
 }
 
 fn injected() -> String {
-    let done = berth(Path::new("."), &["inject", "-", "--image", "registry.example/berth:v0.1.0"], KUBEADM);
+    let done = berth(
+        Path::new("."),
+        &["inject", "-", "--image", "registry.example/berth:v0.1.0"],
+        KUBEADM,
+    );
     assert_eq!(done.status, Some(0), "{}", done.err);
     done.out
 }
@@ -33,13 +41,19 @@ fn ailing() -> String {
     let sound = injected();
     let (before, shim) = sound.split_at(sound.find("    - serve\n").unwrap());
     let shim = shim.replacen("runAsUser: 0", "runAsUser: 1000", 1);
-    format!("{before}{shim}").replace("terminationGracePeriodSeconds: 120", "terminationGracePeriodSeconds: 30")
+    format!("{before}{shim}").replace(
+        "terminationGracePeriodSeconds: 120",
+        "terminationGracePeriodSeconds: 30",
+    )
 }
 
 fn found(json: &str) -> Vec<String> {
     let report: Value = serde_json::from_str(json).unwrap();
     let findings = report["findings"].as_array().unwrap();
-    findings.iter().map(|finding| finding["id"].as_str().unwrap().to_owned()).collect()
+    findings
+        .iter()
+        .map(|finding| finding["id"].as_str().unwrap().to_owned())
+        .collect()
 }
 
 #[test]
@@ -48,34 +62,80 @@ fn the_documentation_shows_what_it_prints() {
     fs::write(temp.path().join("kube-apiserver.yaml"), ailing()).unwrap();
     let text = berth(temp.path(), &["doctor", "kube-apiserver.yaml"], "");
     assert_eq!((text.status, text.err.as_str()), (Some(1), ""));
-    let shown = format!("```text\n$ berth doctor kube-apiserver.yaml\n{}```\n", text.out);
-    assert!(DOCUMENTATION.contains(&shown), "docs/doctor.md lacks:\n{shown}");
-    let json = berth(temp.path(), &["doctor", "kube-apiserver.yaml", "--json"], "");
+    let shown = format!(
+        "```text\n$ berth doctor kube-apiserver.yaml\n{}```\n",
+        text.out
+    );
+    assert!(
+        DOCUMENTATION.contains(&shown),
+        "docs/doctor.md lacks:\n{shown}"
+    );
+    let json = berth(
+        temp.path(),
+        &["doctor", "kube-apiserver.yaml", "--json"],
+        "",
+    );
     assert_eq!(json.status, Some(1));
     let shown = format!("```json\n{}```\n", json.out);
-    assert!(DOCUMENTATION.contains(&shown), "docs/doctor.md lacks:\n{shown}");
+    assert!(
+        DOCUMENTATION.contains(&shown),
+        "docs/doctor.md lacks:\n{shown}"
+    );
 }
 
 #[test]
 fn the_exit_status_distinguishes_errors_warnings_and_bad_input() {
     let here = Path::new(".");
     let sound = berth(here, &["doctor", "-"], &injected());
-    assert_eq!((sound.status, sound.err.as_str()), (Some(0), ""), "{}", sound.out);
-    assert!(sound.out.ends_with("\nstandard input: no error and no warning\n"), "{}", sound.out);
-    let warned = injected().replace("terminationGracePeriodSeconds: 120", "terminationGracePeriodSeconds: 30");
+    assert_eq!(
+        (sound.status, sound.err.as_str()),
+        (Some(0), ""),
+        "{}",
+        sound.out
+    );
+    assert!(
+        sound
+            .out
+            .ends_with("\nstandard input: no error and no warning\n"),
+        "{}",
+        sound.out
+    );
+    let warned = injected().replace(
+        "terminationGracePeriodSeconds: 120",
+        "terminationGracePeriodSeconds: 30",
+    );
     let warned = berth(here, &["doctor", "-"], &warned);
-    assert!(warned.status == Some(0) && warned.out.ends_with(": 1 warning\n"), "{}", warned.out);
+    assert!(
+        warned.status == Some(0) && warned.out.ends_with(": 1 warning\n"),
+        "{}",
+        warned.out
+    );
     let none = berth(here, &["doctor", "-"], "kind: Pod\n");
-    assert!(none.status == Some(64) && none.err.starts_with("berth: standard input:1: there is no"), "{}", none.err);
+    assert!(
+        none.status == Some(64) && none.err.starts_with("berth: standard input:1: there is no"),
+        "{}",
+        none.err
+    );
     let temp = tempfile::tempdir().unwrap();
     fs::write(temp.path().join("latin"), b"kind: Pod # \xe9\n").unwrap();
-    for command in [&["doctor", "latin"][..], &["inject", "latin", "--image", "a"]] {
+    for command in [
+        &["doctor", "latin"][..],
+        &["inject", "latin", "--image", "a"],
+    ] {
         let latin = berth(temp.path(), command, "");
         let told = "berth: cannot read latin: line 1 is not UTF-8: ";
-        assert!(latin.status == Some(64) && latin.err.starts_with(told), "{}", latin.err);
+        assert!(
+            latin.status == Some(64) && latin.err.starts_with(told),
+            "{}",
+            latin.err
+        );
     }
     let absent = berth(here, &["doctor", "/nonexistent"], "");
-    assert!(absent.status == Some(69) && absent.err.contains("cannot read /nonexistent"), "{}", absent.err);
+    assert!(
+        absent.status == Some(69) && absent.err.contains("cannot read /nonexistent"),
+        "{}",
+        absent.err
+    );
 }
 
 #[test]
@@ -88,28 +148,60 @@ fn a_node_is_checked_with_its_directory_and_its_ports() {
     fs::create_dir(&directory).unwrap();
     let text = injected()
         .replace("value: 10.0.0.5:6443", &format!("value: 127.83.7.1:{port}"))
-        .replace("--advertise-address=10.0.0.5", "--advertise-address=127.83.7.1")
+        .replace(
+            "--advertise-address=10.0.0.5",
+            "--advertise-address=127.83.7.1",
+        )
         .replace("path: /run/berth", &format!("path: {}", run_dir.display()));
     let manifest = directory.join("kube-apiserver.yaml");
     fs::write(&manifest, &text).unwrap();
     fs::write(directory.join("kube-apiserver.yaml.bak"), KUBEADM).unwrap();
     fs::write(directory.join(".kube-apiserver.yaml.new"), KUBEADM).unwrap();
     fs::create_dir(&run_dir).unwrap();
-    fs::set_permissions(&run_dir, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    fs::set_permissions(
+        &run_dir,
+        std::os::unix::fs::PermissionsExt::from_mode(0o777),
+    )
+    .unwrap();
     let state = temp.path().join("state");
     fs::create_dir(&state).unwrap();
     fs::write(state.join("upgrade.json"), "torn").unwrap();
     let (directory, manifest) = (directory.to_str().unwrap(), manifest.to_str().unwrap());
-    let options = ["--json", "--node", "--manifests-dir", directory, "--state-dir", state.to_str().unwrap()];
-    let done = berth(temp.path(), &[&["doctor", manifest], &options[..]].concat(), "");
+    let options = [
+        "--json",
+        "--node",
+        "--manifests-dir",
+        directory,
+        "--state-dir",
+        state.to_str().unwrap(),
+    ];
+    let done = berth(
+        temp.path(),
+        &[&["doctor", manifest], &options[..]].concat(),
+        "",
+    );
     let ids = found(&done.out);
     assert_eq!(done.status, Some(1), "{}", done.err);
-    for id in ["port-held", "same-pod-name", "run-dir-owner", "upgrade-interrupted"] {
-        assert_eq!(ids.iter().filter(|found| *found == id).count(), 1, "{id} in {}", done.out);
+    for id in [
+        "port-held",
+        "same-pod-name",
+        "run-dir-owner",
+        "upgrade-interrupted",
+    ] {
+        assert_eq!(
+            ids.iter().filter(|found| *found == id).count(),
+            1,
+            "{id} in {}",
+            done.out
+        );
     }
     // Elsewhere a second file means nothing, and without --node neither does this machine.
     let done = berth(temp.path(), &["doctor", manifest, "--node", "--json"], "");
-    assert!(!found(&done.out).contains(&"same-pod-name".into()), "{}", done.out);
+    assert!(
+        !found(&done.out).contains(&"same-pod-name".into()),
+        "{}",
+        done.out
+    );
     assert_eq!(
         found(&berth(temp.path(), &["doctor", manifest, "--json"], "").out),
         ["loopback-address", "not-checked"]
@@ -134,17 +226,42 @@ fn the_kubelets_directory_is_looked_at_whatever_manifest_is_given() {
     }
     fs::write(temp.path().join("new.yaml"), injected()).unwrap();
     let same = |args: &[&str], text: &str| {
-        let options = ["--node", "--manifests-dir", directory.to_str().unwrap(), "--json"];
+        let options = [
+            "--node",
+            "--manifests-dir",
+            directory.to_str().unwrap(),
+            "--json",
+        ];
         let done = berth(temp.path(), &[&["doctor"], args, &options].concat(), text);
-        let report: Value = serde_json::from_str(&done.out).unwrap_or_else(|_| panic!("{}", done.err));
-        let same = report["findings"].as_array().unwrap().iter().filter(|finding| finding["id"] == "same-pod-name");
-        let places = same.map(|finding| finding["where"].as_str().unwrap().rsplit_once('/').unwrap().1.to_owned());
-        (found(&done.out).contains(&"not-behind-berth".into()), places.collect::<Vec<_>>())
+        let report: Value =
+            serde_json::from_str(&done.out).unwrap_or_else(|_| panic!("{}", done.err));
+        let same = report["findings"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|finding| finding["id"] == "same-pod-name");
+        let places = same.map(|finding| {
+            finding["where"]
+                .as_str()
+                .unwrap()
+                .rsplit_once('/')
+                .unwrap()
+                .1
+                .to_owned()
+        });
+        (
+            found(&done.out).contains(&"not-behind-berth".into()),
+            places.collect::<Vec<_>>(),
+        )
     };
     let both = ["etcd-backup.yaml", "kube-apiserver.yaml.bak"].map(str::to_owned);
     assert_eq!(same(&["-"], &injected()), (false, both.to_vec()));
     assert_eq!(same(&["new.yaml"], ""), (false, both.to_vec()));
-    fs::rename(directory.join("apiserver.yaml"), directory.join("kube-apiserver.yaml")).unwrap();
+    fs::rename(
+        directory.join("apiserver.yaml"),
+        directory.join("kube-apiserver.yaml"),
+    )
+    .unwrap();
     assert_eq!(same(&[], ""), (true, both.to_vec()));
 }
 
@@ -165,26 +282,55 @@ fn clients_that_dial_another_address_are_seen_before_the_switch() {
     };
     let asked = |text: &str| {
         fs::write(&manifest, text).unwrap();
-        berth(temp.path(), &["doctor", "kube-apiserver.yaml", "--node", "--json"], "")
+        berth(
+            temp.path(),
+            &["doctor", "kube-apiserver.yaml", "--node", "--json"],
+            "",
+        )
     };
     let refused = inject(&[&own]);
     let note = format!("reaches kube-apiserver at {dialled}, and the shim does not listen there");
-    assert!(refused.status == Some(0) && refused.err.contains(&note), "{}", refused.err);
+    assert!(
+        refused.status == Some(0) && refused.err.contains(&note),
+        "{}",
+        refused.err
+    );
     let done = asked(&refused.out);
-    assert!(done.status == Some(1) && done.out.contains(&note), "{}", done.out);
-    assert!(found(&done.out).contains(&"client-address".into()), "{}", done.out);
+    assert!(
+        done.status == Some(1) && done.out.contains(&note),
+        "{}",
+        done.out
+    );
+    assert!(
+        found(&done.out).contains(&"client-address".into()),
+        "{}",
+        done.out
+    );
 
     let both = inject(&[&own, &dialled.to_string()]);
     assert!(!both.err.contains("does not listen there"), "{}", both.err);
     assert!(!found(&asked(&both.out).out).contains(&"client-address".into()));
     // Which address it will be only the kubelet knows; 127.x it is not.
-    let from_node =
-        KUBEADM.replace("--advertise-address=10.0.0.5", "--v=1").replace("6443", &dialled.port().to_string());
-    let from_node = berth(temp.path(), &["inject", "-", "--image", "registry.example/berth:v0.1.0"], &from_node);
-    assert!(from_node.status == Some(0) && from_node.err.contains(&note), "{}", from_node.err);
+    let from_node = KUBEADM
+        .replace("--advertise-address=10.0.0.5", "--v=1")
+        .replace("6443", &dialled.port().to_string());
+    let from_node = berth(
+        temp.path(),
+        &["inject", "-", "--image", "registry.example/berth:v0.1.0"],
+        &from_node,
+    );
+    assert!(
+        from_node.status == Some(0) && from_node.err.contains(&note),
+        "{}",
+        from_node.err
+    );
     // For another node's manifest nothing is reported about the clients here.
     let other = inject(&["192.0.2.7:6443"]);
-    assert!(!other.err.contains("does not listen there"), "{}", other.err);
+    assert!(
+        !other.err.contains("does not listen there"),
+        "{}",
+        other.err
+    );
 }
 
 /// Of an admin, in the directory of ca.crt.
@@ -201,28 +347,75 @@ fn kubeconfig(api: &Api) -> String {
 fn the_cluster_has_the_ports_of_the_others() {
     let temp = tempfile::tempdir().unwrap();
     let ca = Ca::new();
-    let slices = r#"{"items":[{"endpoints":[{"addresses":["10.0.0.6"]}],"ports":[{"port":7443}]}]}"#;
+    let slices =
+        r#"{"items":[{"endpoints":[{"addresses":["10.0.0.6"]}],"ports":[{"port":7443}]}]}"#;
     let api = Api::start_with(&ca, slices);
     fs::write(temp.path().join("ca.crt"), ca.pem()).unwrap();
     let kubeconfig = kubeconfig(&api);
     fs::write(temp.path().join("admin.conf"), kubeconfig).unwrap();
-    let done = berth(temp.path(), &["doctor", "-", "--json", "--kubeconfig", "admin.conf"], &injected());
-    assert_eq!((done.status, found(&done.out)), (Some(1), vec!["secure-ports".into()]), "{}", done.err);
+    let done = berth(
+        temp.path(),
+        &["doctor", "-", "--json", "--kubeconfig", "admin.conf"],
+        &injected(),
+    );
+    assert_eq!(
+        (done.status, found(&done.out)),
+        (Some(1), vec!["secure-ports".into()]),
+        "{}",
+        done.err
+    );
     assert!(done.out.contains("10.0.0.6:7443"), "{}", done.out);
-    let options = ["doctor", "-", "--json", "--kubeconfig", "admin.conf", "--ignore-errors", "secure-ports"];
+    let options = [
+        "doctor",
+        "-",
+        "--json",
+        "--kubeconfig",
+        "admin.conf",
+        "--ignore-errors",
+        "secure-ports",
+    ];
     let done = berth(temp.path(), &options, &injected());
     let report: Value = serde_json::from_str(&done.out).unwrap();
-    assert_eq!((done.status, report["findings"][0]["severity"].as_str()), (Some(0), Some("warning")), "{}", done.out);
-    let unknown = berth(temp.path(), &["doctor", "-", "--ignore-errors", "memroy"], &injected());
-    assert!(unknown.status == Some(64) && unknown.err.contains("memroy"), "{}", unknown.err);
+    assert_eq!(
+        (done.status, report["findings"][0]["severity"].as_str()),
+        (Some(0), Some("warning")),
+        "{}",
+        done.out
+    );
+    let unknown = berth(
+        temp.path(),
+        &["doctor", "-", "--ignore-errors", "memroy"],
+        &injected(),
+    );
+    assert!(
+        unknown.status == Some(64) && unknown.err.contains("memroy"),
+        "{}",
+        unknown.err
+    );
 
     // What cannot be asked is reported, and the rest is judged.
     api.answer("403 Forbidden");
-    let done = berth(temp.path(), &["doctor", "-", "--json", "--kubeconfig", "admin.conf"], &injected());
-    assert!(done.status == Some(69) && done.err.contains("403 Forbidden"), "{}", done.err);
+    let done = berth(
+        temp.path(),
+        &["doctor", "-", "--json", "--kubeconfig", "admin.conf"],
+        &injected(),
+    );
+    assert!(
+        done.status == Some(69) && done.err.contains("403 Forbidden"),
+        "{}",
+        done.err
+    );
     assert_eq!(found(&done.out), ["not-checked"]);
-    let done = berth(temp.path(), &["doctor", "-", "--kubeconfig", "none"], &ailing());
-    assert!(done.status == Some(1) && done.err.contains("none"), "{}", done.err);
+    let done = berth(
+        temp.path(),
+        &["doctor", "-", "--kubeconfig", "none"],
+        &ailing(),
+    );
+    assert!(
+        done.status == Some(1) && done.err.contains("none"),
+        "{}",
+        done.err
+    );
 }
 
 /// The kernel has one supervisor for a process, so the self-test fails under another.
@@ -234,29 +427,74 @@ fn what_keeps_an_apiserver_from_getting_sockets_is_found_by_the_self_test() {
     let temp = tempfile::tempdir().unwrap();
     let run_dir = temp.path().join("run").display().to_string();
     let found = |json: &str| -> Vec<(String, String)> {
-        let report: Value = serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}"));
-        let found = report["findings"].as_array().unwrap().iter().filter(|finding| finding["id"] == "pass-obstacle");
-        found.map(|finding| (finding["severity"].to_string(), finding["cause"].to_string())).collect()
+        let report: Value =
+            serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}"));
+        let found = report["findings"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|finding| finding["id"] == "pass-obstacle");
+        found
+            .map(|finding| {
+                (
+                    finding["severity"].to_string(),
+                    finding["cause"].to_string(),
+                )
+            })
+            .collect()
     };
     for (pass, severity, then) in [
         ("relay", "", ""),
-        ("auto", "\"warning\"", "so with --pass auto clients are relayed"),
-        ("inject", "\"error\"", "so with --pass inject kube-apiserver is not started"),
+        (
+            "auto",
+            "\"warning\"",
+            "so with --pass auto clients are relayed",
+        ),
+        (
+            "inject",
+            "\"error\"",
+            "so with --pass inject kube-apiserver is not started",
+        ),
     ] {
-        let inject = ["inject", "-", "--image", "registry.example/berth:v0.1.0", "--pass", pass];
+        let inject = [
+            "inject",
+            "-",
+            "--image",
+            "registry.example/berth:v0.1.0",
+            "--pass",
+            pass,
+        ];
         let injected = berth(temp.path(), &inject, KUBEADM);
         assert_eq!(injected.status, Some(0), "{}", injected.err);
         fs::write(temp.path().join("kube-apiserver.yaml"), injected.out).unwrap();
         let doctor = ["doctor", "kube-apiserver.yaml", "--node", "--json"];
         assert_eq!(found(&berth(temp.path(), &doctor, "").out), [], "{pass}");
-        let exec = ["exec", "--listen", "10.0.0.5:6443", "--run-dir", &run_dir, "--pass", "inject", "--", "sh", "-c"];
+        let exec = [
+            "exec",
+            "--listen",
+            "10.0.0.5:6443",
+            "--run-dir",
+            &run_dir,
+            "--pass",
+            "inject",
+            "--",
+            "sh",
+            "-c",
+        ];
         let under = format!("exec {BERTH} {}", doctor.join(" "));
-        let done = berth(temp.path(), &[&exec[..], &[&under, "kube-apiserver"]].concat(), "");
+        let done = berth(
+            temp.path(),
+            &[&exec[..], &[&under, "kube-apiserver"]].concat(),
+            "",
+        );
         match &found(&done.out)[..] {
             [] => assert_eq!(pass, "relay"),
             [(seen, cause)] => {
                 assert_eq!(seen, severity);
-                assert!(cause.contains("another process listens") && cause.contains(then), "{cause}");
+                assert!(
+                    cause.contains("another process listens") && cause.contains(then),
+                    "{cause}"
+                );
             }
             more => panic!("{more:?}"),
         }

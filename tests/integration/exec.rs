@@ -14,7 +14,8 @@ use std::process::{ChildStdin, Command, ExitStatus, Output, Stdio};
 use tempfile::TempDir;
 
 /// Prints its process ID and the arguments with which it was started, then lives until its input ends.
-const LIVE: &str = r#"echo $$; for arg; do echo "$arg"; done; echo that is all; read -r line; exit 7"#;
+const LIVE: &str =
+    r#"echo $$; for arg; do echo "$arg"; done; echo that is all; read -r line; exit 7"#;
 
 /// A run directory and a berth of its own.
 struct Node {
@@ -29,11 +30,18 @@ impl Node {
         let held = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = held.local_addr().unwrap().port();
         let listen = SocketAddr::from(([10, 0, 0, 5], port));
-        Self { temp: tempfile::tempdir().unwrap(), listen, _port: held }
+        Self {
+            temp: tempfile::tempdir().unwrap(),
+            listen,
+            _port: held,
+        }
     }
 
     fn berth_dir(&self) -> BerthDir {
-        RunDir::open(&self.temp.path().join("run")).unwrap().berth(self.listen).unwrap()
+        RunDir::open(&self.temp.path().join("run"))
+            .unwrap()
+            .berth(self.listen)
+            .unwrap()
     }
 
     fn listed(&self) -> Vec<ListedInstance> {
@@ -44,28 +52,46 @@ impl Node {
 
     fn alive(&self, id: &str) -> Option<bool> {
         let id = InstanceId::parse(id).unwrap();
-        self.listed().iter().find(|listed| listed.record.instance == id).map(|listed| listed.alive)
+        self.listed()
+            .iter()
+            .find(|listed| listed.record.instance == id)
+            .map(|listed| listed.alive)
     }
 
     fn exec(&self, options: &[&str], command: &[&str]) -> Command {
         let mut berth = berth(["exec", "--listen", &self.listen.to_string(), "--run-dir"]);
-        berth.arg(self.temp.path().join("run")).args(options).arg("--").args(command);
+        berth
+            .arg(self.temp.path().join("run"))
+            .args(options)
+            .arg("--")
+            .args(command);
         berth
     }
 
     fn output(&self, options: &[&str], command: &[&str]) -> Output {
-        self.exec(options, command).stdin(Stdio::null()).output().unwrap()
+        self.exec(options, command)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
     }
 
     fn start(&self, id: &str, arguments: &[&str]) -> Live {
         let command = [&["sh", "-c", LIVE, "kube-apiserver"], arguments].concat();
-        let mut running = Running::start(self.exec(&["--instance", id], &command).stdin(Stdio::piped()));
+        let mut running = Running::start(
+            self.exec(&["--instance", id], &command)
+                .stdin(Stdio::piped()),
+        );
         running.prints("that is all");
         let out = running.out();
         let mut said = out.lines().map(str::to_owned);
         let pid = said.next().unwrap().parse().unwrap();
         let arguments = said.take_while(|line| line != "that is all").collect();
-        Live { input: running.child.stdin.take(), running, pid, arguments }
+        Live {
+            input: running.child.stdin.take(),
+            running,
+            pid,
+            arguments,
+        }
     }
 }
 
@@ -81,7 +107,11 @@ struct Live {
 
 impl Live {
     fn value(&self, flag: &str) -> &str {
-        let values: Vec<_> = self.arguments.iter().filter_map(|arg| arg.strip_prefix(flag)).collect();
+        let values: Vec<_> = self
+            .arguments
+            .iter()
+            .filter_map(|arg| arg.strip_prefix(flag))
+            .collect();
         assert_eq!(values.len(), 1, "{flag} in {:?}", self.arguments);
         values[0].strip_prefix('=').unwrap()
     }
@@ -99,9 +129,20 @@ fn stderr(output: &Output) -> String {
 #[test]
 fn becomes_the_apiserver_with_its_address() {
     let node = Node::new();
-    let live = node.start("a", &["--audit-log-path=/var/log/{instance}.log", "--bind-address=0.0.0.0", "--v=2"]);
+    let live = node.start(
+        "a",
+        &[
+            "--audit-log-path=/var/log/{instance}.log",
+            "--bind-address=0.0.0.0",
+            "--v=2",
+        ],
+    );
     let pid = live.running.child.id();
-    assert_eq!(live.pid == pid, !passes_sockets(), "the same process, or a child of the supervisor");
+    assert_eq!(
+        live.pid == pid,
+        !passes_sockets(),
+        "the same process, or a child of the supervisor"
+    );
     let listed = node.listed();
     assert!(listed[0].alive);
     let record = &listed[0].record;
@@ -130,11 +171,19 @@ fn an_apiserver_that_another_program_starts_accepts_by_itself_and_the_log_says_s
     if !can_inject() {
         return;
     }
-    let (node, script) = (Node::new(), format!("trap 'kill $!' TERM; ({STAND_IN}) & wait; wait; exit 7"));
-    let mut exec = node.exec(&["--pass", "inject"], &["sh", "-c", &script, "kube-apiserver"]);
+    let (node, script) = (
+        Node::new(),
+        format!("trap 'kill $!' TERM; ({STAND_IN}) & wait; wait; exit 7"),
+    );
+    let mut exec = node.exec(
+        &["--pass", "inject"],
+        &["sh", "-c", &script, "kube-apiserver"],
+    );
     let mut running = Running::start(exec.env("TEST_BINARY", std::env::current_exe().unwrap()));
     running.prints("listening, pid ");
-    running.logs("the server accepts clients by itself: a process that the server started binds the address");
+    running.logs(
+        "the server accepts clients by itself: a process that the server started binds the address",
+    );
     running.signal(Signal::SIGTERM);
     running.ends(7);
 }
@@ -146,37 +195,80 @@ fn a_supervisor_stays_passes_signals_on_and_ends_as_the_apiserver_does() {
     }
     let node = Node::new();
     let inject = |mode, command: &[&str]| node.output(&["--pass", mode], command);
-    assert_eq!(inject("inject", &["sh", "-c", "exit 7", "kube-apiserver"]).status.code(), Some(7));
+    assert_eq!(
+        inject("inject", &["sh", "-c", "exit 7", "kube-apiserver"])
+            .status
+            .code(),
+        Some(7)
+    );
     let missing = inject("inject", &["/nonexistent/kube-apiserver"]);
     assert_eq!(missing.status.code(), Some(69));
-    assert!(stderr(&missing).contains("cannot run /nonexistent/kube-apiserver"), "{}", stderr(&missing));
+    assert!(
+        stderr(&missing).contains("cannot run /nonexistent/kube-apiserver"),
+        "{}",
+        stderr(&missing)
+    );
 
-    let mut exec = node.exec(&["--instance", "a", "--pass", "auto"], &["sh", "-c", LIVE, "kube-apiserver"]);
+    let mut exec = node.exec(
+        &["--instance", "a", "--pass", "auto"],
+        &["sh", "-c", LIVE, "kube-apiserver"],
+    );
     let mut running = Running::start(exec.stdin(Stdio::piped()));
     running.prints("that is all");
-    assert_ne!(running.out().lines().next(), Some(&*running.child.id().to_string()), "another process");
-    assert!(node.listed().iter().any(|listed| listed.alive && listed.record.supervised));
+    assert_ne!(
+        running.out().lines().next(),
+        Some(&*running.child.id().to_string()),
+        "another process"
+    );
+    assert!(
+        node.listed()
+            .iter()
+            .any(|listed| listed.alive && listed.record.supervised)
+    );
     running.signal(Signal::SIGTERM);
-    assert_eq!(running.ended().signal(), Some(Signal::SIGTERM as i32), "by the same signal");
+    assert_eq!(
+        running.ended().signal(),
+        Some(Signal::SIGTERM as i32),
+        "by the same signal"
+    );
     assert_eq!(node.alive("a"), Some(false));
 
     // Two in a row: the kernel has one supervisor for a process.
-    let (listen, run_dir) = (node.listen.to_string(), node.temp.path().join("run").display().to_string());
+    let (listen, run_dir) = (
+        node.listen.to_string(),
+        node.temp.path().join("run").display().to_string(),
+    );
     let inner = |mode| {
         let place = format!("--listen {listen} --run-dir {run_dir} --instance inner");
-        let exec = format!("exec {BERTH} exec {place} --pass {mode} -- sh -c 'exit 7' kube-apiserver");
+        let exec =
+            format!("exec {BERTH} exec {place} --pass {mode} -- sh -c 'exit 7' kube-apiserver");
         inject("inject", &["sh", "-c", &exec, "kube-apiserver"])
     };
     let (refused, relayed) = (inner("inject"), inner("auto"));
-    assert_eq!((refused.status.code(), relayed.status.code()), (Some(69), Some(7)));
-    for (output, start) in [(refused, "--pass inject: "), (relayed, "--pass auto: clients will be relayed: ")] {
+    assert_eq!(
+        (refused.status.code(), relayed.status.code()),
+        (Some(69), Some(7))
+    );
+    for (output, start) in [
+        (refused, "--pass inject: "),
+        (relayed, "--pass auto: clients will be relayed: "),
+    ] {
         let line = format!("{start}another process listens to this container's system calls");
         assert!(stderr(&output).contains(&line), "{}", stderr(&output));
     }
     let listed = node.listed();
-    let inner = listed.iter().find(|listed| listed.record.instance.as_str() == "inner").unwrap();
+    let inner = listed
+        .iter()
+        .find(|listed| listed.record.instance.as_str() == "inner")
+        .unwrap();
     assert!(!inner.record.supervised);
-    assert!(inner.record.unsupervised.as_ref().is_some_and(|why| why.starts_with("another process")));
+    assert!(
+        inner
+            .record
+            .unsupervised
+            .as_ref()
+            .is_some_and(|why| why.starts_with("another process"))
+    );
 }
 
 #[test]
@@ -198,8 +290,15 @@ fn the_same_address_after_a_restart_and_none_twice() {
 
     let refused = node.output(&["--instance", "a"], &["true"]);
     assert_eq!(refused.status.code(), Some(69));
-    assert!(stderr(&refused).contains("instance a is alive") && stderr(&refused).contains("another --instance"));
-    assert_eq!(node.alive("a"), Some(true), "the refused one took nothing away");
+    assert!(
+        stderr(&refused).contains("instance a is alive")
+            && stderr(&refused).contains("another --instance")
+    );
+    assert_eq!(
+        node.alive("a"),
+        Some(true),
+        "the refused one took nothing away"
+    );
 
     first.end();
     let again = node.start("a", &[]);
@@ -223,17 +322,21 @@ fn signals_reach_it_and_kill_its_record() {
         live.running.signal(signal);
         assert_eq!(live.running.ended().signal(), Some(signal as i32));
         // With a supervisor that was killed, the apiserver ends a moment later.
-        eventually("the end of the record's lock", || (node.alive("a") == Some(false)).then_some(()));
+        eventually("the end of the record's lock", || {
+            (node.alive("a") == Some(false)).then_some(())
+        });
     }
 }
 
 /// kube-apiserver ends at once on a second SIGTERM.
 #[test]
 fn each_signal_reaches_it_as_often_as_it_comes() {
-    let script =
-        "trap 'echo told; told=$told.; [ $told != .. ] || exit 5' TERM; echo begun; while :; do sleep 0.05; done";
+    let script = "trap 'echo told; told=$told.; [ $told != .. ] || exit 5' TERM; echo begun; while :; do sleep 0.05; done";
     let node = Node::new();
-    let mut exec = Running::start(&mut node.exec(&["--instance", "a"], &["sh", "-c", script, "kube-apiserver"]));
+    let mut exec = Running::start(&mut node.exec(
+        &["--instance", "a"],
+        &["sh", "-c", script, "kube-apiserver"],
+    ));
     exec.prints("begun");
     exec.signal(Signal::SIGTERM);
     exec.prints("told");
@@ -246,7 +349,9 @@ fn signal_mask_and_dispositions_are_as_without_berth() {
     let signals = |mut command: Command| {
         let output = command.output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
-        let lines = text.lines().filter(|line| line.starts_with("Sig") && !line.starts_with("SigQ"));
+        let lines = text
+            .lines()
+            .filter(|line| line.starts_with("Sig") && !line.starts_with("SigQ"));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
     // awk, since a shell may change its mask; it does not look at what follows its program.
@@ -262,7 +367,10 @@ fn signal_mask_and_dispositions_are_as_without_berth() {
     assert_eq!(through, signals(direct));
 
     let field = |lines: &[String], name: &str| {
-        let line = lines.iter().find_map(|line| line.strip_prefix(name)).unwrap();
+        let line = lines
+            .iter()
+            .find_map(|line| line.strip_prefix(name))
+            .unwrap();
         u64::from_str_radix(line.trim_start_matches(':').trim(), 16).unwrap()
     };
     let bit = |signal: Signal| 1_u64 << (signal as i32 - 1);
@@ -286,11 +394,22 @@ fn a_program_that_cannot_be_run_leaves_no_record() {
     let node = Node::new();
     let plain = node.temp.path().join("plain");
     fs::write(&plain, "").unwrap();
-    for (program, part) in [("no-such-apiserver", "PATH"), (plain.to_str().unwrap(), "may execute")] {
+    for (program, part) in [
+        ("no-such-apiserver", "PATH"),
+        (plain.to_str().unwrap(), "may execute"),
+    ] {
         // A directory in PATH that may not be searched would make it another error.
-        let output = node.exec(&["--instance", "a"], &[program]).env("PATH", "/usr/bin:/bin").output().unwrap();
+        let output = node
+            .exec(&["--instance", "a"], &[program])
+            .env("PATH", "/usr/bin:/bin")
+            .output()
+            .unwrap();
         assert_eq!(output.status.code(), Some(69));
-        assert!(stderr(&output).contains(program) && stderr(&output).contains(part), "{}", stderr(&output));
+        assert!(
+            stderr(&output).contains(program) && stderr(&output).contains(part),
+            "{}",
+            stderr(&output)
+        );
         assert_eq!(node.listed(), []);
     }
 }
@@ -298,11 +417,27 @@ fn a_program_that_cannot_be_run_leaves_no_record() {
 #[test]
 fn every_mistake_is_reported_at_once() {
     let node = Node::new();
-    let options = ["--listen", "nowhere", "--listen", "10.0.0.5:1,fast", "--instance", "../a"];
+    let options = [
+        "--listen",
+        "nowhere",
+        "--listen",
+        "10.0.0.5:1,fast",
+        "--instance",
+        "../a",
+    ];
     let output = node.output(&options, &["kube-apiserver", "--secure-port"]);
     assert_eq!(output.status.code(), Some(64));
-    for part in ["--listen \"nowhere\"", "\"fast\"", "--instance: ", "--secure-port is the last argument"] {
-        assert!(stderr(&output).contains(part), "{part} in {}", stderr(&output));
+    for part in [
+        "--listen \"nowhere\"",
+        "\"fast\"",
+        "--instance: ",
+        "--secure-port is the last argument",
+    ] {
+        assert!(
+            stderr(&output).contains(part),
+            "{part} in {}",
+            stderr(&output)
+        );
     }
     assert_eq!(stderr(&output).lines().count(), 4);
     assert!(!node.temp.path().join("run").exists(), "nothing was begun");
@@ -314,11 +449,19 @@ fn wildcards_are_refused_with_the_way_out() {
     node.listen = "0.0.0.0:6443".parse().unwrap();
     let output = node.output(&[], &["true"]);
     assert_eq!(output.status.code(), Some(64));
-    assert!(stderr(&output).contains("10.0.0.5:6443"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("10.0.0.5:6443"),
+        "{}",
+        stderr(&output)
+    );
 
     node.listen = "10.0.0.5:6443".parse().unwrap();
     let output = node.output(&["--listen", "0.0.0.0:6443"], &["true"]);
     assert_eq!(output.status.code(), Some(64));
-    assert!(stderr(&output).contains("10.0.0.5:7443"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("10.0.0.5:7443"),
+        "{}",
+        stderr(&output)
+    );
     assert_eq!(node.output(&[], &[]).status.code(), Some(64), "no command");
 }

@@ -30,14 +30,25 @@ fn possible() -> bool {
 /// Starts berth so.
 fn start(args: &[&str]) -> Running {
     let command = berth(args);
-    Running::start(Command::new("unshare").args(UNSHARE).arg(command.get_program()).args(args))
+    Running::start(
+        Command::new("unshare")
+            .args(UNSHARE)
+            .arg(command.get_program())
+            .args(args),
+    )
 }
 
 /// The first process of the namespace.
 #[track_caller]
 fn first(run: &Running) -> Pid {
     let children = format!("/proc/{0}/task/{0}/children", run.pid());
-    let child = || std::fs::read_to_string(&children).unwrap().trim().parse().ok();
+    let child = || {
+        std::fs::read_to_string(&children)
+            .unwrap()
+            .trim()
+            .parse()
+            .ok()
+    };
     Pid::from_raw(eventually("the first process of a namespace", child))
 }
 
@@ -51,7 +62,16 @@ fn sigterm_while_the_port_is_held() {
     let (listen, run_dir) = (listen.to_string(), temp.path().join("run"));
     let run_dir = run_dir.to_str().unwrap();
     for command in [&["serve", "--instance", "a"][..], &["run"]] {
-        let options = ["--listen", &listen, "--run-dir", run_dir, "--probe", "tcp", "--bind-wait", "1h"];
+        let options = [
+            "--listen",
+            &listen,
+            "--run-dir",
+            run_dir,
+            "--probe",
+            "tcp",
+            "--bind-wait",
+            "1h",
+        ];
         let mut args = [command, &options].concat();
         if command == ["run"] {
             args.extend(["--", "kube-apiserver"]);
@@ -73,18 +93,37 @@ fn sigterm_while_another_one_starts() {
     let (temp, listen) = (tempfile::tempdir().unwrap(), free_address());
     let run_dir = temp.path().join("run");
     let instances = run_dir.join(listen.to_string()).join("instances");
-    DirBuilder::new().recursive(true).mode(0o700).create(&instances).unwrap();
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&instances)
+        .unwrap();
     let lock = File::create(instances.join(".lock")).unwrap();
     let lock = Flock::lock(lock, FlockArg::LockExclusive).unwrap();
     let (listen, run_dir) = (listen.to_string(), run_dir.to_str().unwrap().to_owned());
     loop {
-        let args = ["exec", "--listen", &listen, "--instance", "a", "--run-dir", &run_dir, "--", "sleep", "60"];
+        let args = [
+            "exec",
+            "--listen",
+            &listen,
+            "--instance",
+            "a",
+            "--run-dir",
+            &run_dir,
+            "--",
+            "sleep",
+            "60",
+        ];
         let mut exec = start(&args);
         let pid = first(&exec);
         eventually("a process that waits for the lock", || {
-            let open = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+            let open = std::fs::read_dir(format!("/proc/{pid}/fd"))
+                .into_iter()
+                .flatten()
+                .flatten();
             let mut files = open.filter_map(|fd| std::fs::read_link(fd.path()).ok());
-            (files.any(|file| file.ends_with("instances/.lock")) || !exec.is_running()).then_some(())
+            (files.any(|file| file.ends_with("instances/.lock")) || !exec.is_running())
+                .then_some(())
         });
         let _ = kill(pid, Signal::SIGTERM);
         let code = exec.ended().code();

@@ -24,7 +24,9 @@ struct Done {
 
 impl Node {
     fn new() -> Self {
-        let node = Self { temp: tempfile::tempdir().unwrap() };
+        let node = Self {
+            temp: tempfile::tempdir().unwrap(),
+        };
         fs::create_dir(node.directory()).unwrap();
         fs::write(node.manifest(), KUBEADM).unwrap();
         fs::set_permissions(node.manifest(), fs::Permissions::from_mode(0o600)).unwrap();
@@ -48,9 +50,19 @@ impl Node {
     }
 
     fn berth(&self, command: &str, more: &[&str]) -> Done {
-        let image = if command == "inject" { vec!["--image", IMAGE] } else { vec![] };
+        let image = if command == "inject" {
+            vec!["--image", IMAGE]
+        } else {
+            vec![]
+        };
         let mut berth = berth();
-        berth.arg(command).arg(self.manifest()).args(image).args(more).arg("--state-dir").arg(self.backups());
+        berth
+            .arg(command)
+            .arg(self.manifest())
+            .args(image)
+            .args(more)
+            .arg("--state-dir")
+            .arg(self.backups());
         run(&mut berth)
     }
 }
@@ -67,8 +79,10 @@ fn run(command: &mut Command) -> Done {
 }
 
 fn names(directory: &Path) -> Vec<String> {
-    let mut names: Vec<_> =
-        fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<_> = fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }
@@ -78,22 +92,67 @@ fn without_write_nothing_is_written() {
     let node = Node::new();
     let printed = node.berth("inject", &[]);
     assert_eq!(printed.status, Some(0), "{}", printed.err);
-    assert!(printed.out.contains("\n    - /opt/berth/berth\n    - exec\n    - --\n    - kube-apiserver\n"));
-    assert!(printed.err.starts_with("berth: note: kube-apiserver listened on every address"), "{}", printed.err);
+    assert!(
+        printed
+            .out
+            .contains("\n    - /opt/berth/berth\n    - exec\n    - --\n    - kube-apiserver\n")
+    );
+    assert!(
+        printed
+            .err
+            .starts_with("berth: note: kube-apiserver listened on every address"),
+        "{}",
+        printed.err
+    );
     let diff = node.berth("inject", &["--diff"]);
-    assert!(diff.out.starts_with("--- a/") && diff.out.contains("\n+    - /opt/berth/berth\n"), "{}", diff.out);
-    assert!(diff.err.contains("berth: spec.containers[kube-apiserver].ports: with hostNetwork"), "{}", diff.err);
+    assert!(
+        diff.out.starts_with("--- a/") && diff.out.contains("\n+    - /opt/berth/berth\n"),
+        "{}",
+        diff.out
+    );
+    assert!(
+        diff.err
+            .contains("berth: spec.containers[kube-apiserver].ports: with hostNetwork"),
+        "{}",
+        diff.err
+    );
     let passing = node.berth("inject", &["--diff", "--pass", "auto"]);
-    let lines = passing.out.lines().filter(|line| !diff.out.contains(line)).collect::<Vec<_>>();
-    assert_eq!(passing.out.matches("\n+    - name: BERTH_PASS\n+      value: auto\n").count(), 2, "{lines:?}");
+    let lines = passing
+        .out
+        .lines()
+        .filter(|line| !diff.out.contains(line))
+        .collect::<Vec<_>>();
+    assert_eq!(
+        passing
+            .out
+            .matches("\n+    - name: BERTH_PASS\n+      value: auto\n")
+            .count(),
+        2,
+        "{lines:?}"
+    );
     // A preview never writes, and nothing in the environment makes it.
     let both = node.berth("inject", &["--diff", "--write"]);
-    assert!(both.status == Some(64) && both.err.contains("'--diff' cannot be used with '--write'"), "{}", both.err);
+    assert!(
+        both.status == Some(64) && both.err.contains("'--diff' cannot be used with '--write'"),
+        "{}",
+        both.err
+    );
     let mut berth = berth();
-    berth.args(["inject", "--image", IMAGE, "--diff"]).arg(node.manifest()).arg("--state-dir").arg(node.backups());
+    berth
+        .args(["inject", "--image", IMAGE, "--diff"])
+        .arg(node.manifest())
+        .arg("--state-dir")
+        .arg(node.backups());
     let left = run(berth.env("BERTH_WRITE", "true").env("BERTH_BRIDGE", "true"));
-    assert!(left.status == Some(0) && left.out.starts_with("--- a/"), "{}", left.err);
-    assert_eq!((node.text(), names(node.temp.path())), (KUBEADM.into(), vec!["manifests".into()]));
+    assert!(
+        left.status == Some(0) && left.out.starts_with("--- a/"),
+        "{}",
+        left.err
+    );
+    assert_eq!(
+        (node.text(), names(node.temp.path())),
+        (KUBEADM.into(), vec!["manifests".into()])
+    );
 }
 
 #[test]
@@ -101,28 +160,53 @@ fn write_keeps_the_original_elsewhere_and_eject_gives_it_back() {
     let node = Node::new();
     let printed = node.berth("inject", &[]).out;
     let done = node.berth("inject", &["--write"]);
-    assert_eq!((done.status, done.out.as_str()), (Some(0), ""), "{}", done.err);
+    assert_eq!(
+        (done.status, done.out.as_str()),
+        (Some(0), ""),
+        "{}",
+        done.err
+    );
     assert_eq!(node.text(), printed);
-    assert_eq!(fs::metadata(node.manifest()).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(
+        fs::metadata(node.manifest()).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
     // A kubelet would run a second file.
     assert_eq!(names(&node.directory()), ["kube-apiserver.yaml"]);
     let backup = node.backups().join(&names(&node.backups())[0]);
-    assert!(done.err.contains(&format!("the original is {}", backup.display())), "{}", done.err);
+    assert!(
+        done.err
+            .contains(&format!("the original is {}", backup.display())),
+        "{}",
+        done.err
+    );
     // What is to be decided comes first.
-    let printed_in =
-        |part: &str| done.err.lines().position(|line| line.contains(part)).unwrap_or_else(|| panic!("{}", done.err));
-    let refused = printed_in("clients are refused until it is ready: --write --bridge prevents that");
+    let printed_in = |part: &str| {
+        done.err
+            .lines()
+            .position(|line| line.contains(part))
+            .unwrap_or_else(|| panic!("{}", done.err))
+    };
+    let refused =
+        printed_in("clients are refused until it is ready: --write --bridge prevents that");
     assert_eq!(printed_in(" changes, see --diff"), refused + 1);
     assert!(!done.err.contains("spec.containers"), "{}", done.err);
     assert_eq!(fs::read_to_string(backup).unwrap(), KUBEADM);
 
     let again = node.berth("inject", &["--write"]);
-    assert!(again.err.contains("is as it should be: not written"), "{}", again.err);
+    assert!(
+        again.err.contains("is as it should be: not written"),
+        "{}",
+        again.err
+    );
     assert_eq!((node.text(), names(&node.backups()).len()), (printed, 1));
 
     // A comment is lost where edits are undone, and not where the original is there.
     assert_eq!(node.berth("eject", &["--write"]).status, Some(0));
-    assert_eq!((node.text(), names(&node.directory()).len()), (KUBEADM.into(), 1));
+    assert_eq!(
+        (node.text(), names(&node.directory()).len()),
+        (KUBEADM.into(), 1)
+    );
 }
 
 /// As after `berth doctor --node`. Nothing has the address, and nothing serves at the port.
@@ -135,17 +219,48 @@ fn a_bridge_is_not_begun_for_a_manifest_that_does_not_fit_the_node() {
     fs::write(node.directory().join("kube-apiserver.yaml.bak"), KUBEADM).unwrap();
     let refused = node.berth("inject", &options);
     for id in ["address-missing", "same-pod-name"] {
-        assert!(refused.err.contains(&format!("error[{id}]: ")), "{}", refused.err);
+        assert!(
+            refused.err.contains(&format!("error[{id}]: ")),
+            "{}",
+            refused.err
+        );
     }
-    assert!(refused.err.contains("nothing was changed: fix the errors above first"), "{}", refused.err);
-    assert_eq!((refused.status, node.text() == original, names(node.temp.path()).len()), (Some(1), true, 1));
+    assert!(
+        refused
+            .err
+            .contains("nothing was changed: fix the errors above first"),
+        "{}",
+        refused.err
+    );
+    assert_eq!(
+        (
+            refused.status,
+            node.text() == original,
+            names(node.temp.path()).len()
+        ),
+        (Some(1), true, 1)
+    );
     let found = |line: &str| Some(line.strip_prefix("error[")?.split_once(']')?.0.to_owned());
-    let errors = refused.err.lines().filter_map(found).collect::<Vec<_>>().join(",");
+    let errors = refused
+        .err
+        .lines()
+        .filter_map(found)
+        .collect::<Vec<_>>()
+        .join(",");
     let excused = [&options[..], &["--ignore-errors", &errors]].concat();
     let refused = node.berth("inject", &excused);
     // By the bridge.
-    assert!(refused.err.contains("warning[address-missing]: "), "{}", refused.err);
-    assert_eq!((refused.status, node.text() == original), (Some(69), true), "{}", refused.err);
+    assert!(
+        refused.err.contains("warning[address-missing]: "),
+        "{}",
+        refused.err
+    );
+    assert_eq!(
+        (refused.status, node.text() == original),
+        (Some(69), true),
+        "{}",
+        refused.err
+    );
 }
 
 /// The same file by another name is the same file.
@@ -156,7 +271,13 @@ fn an_original_is_found_by_a_link_and_without_it() {
     fs::write(node.manifest(), &original).unwrap();
     let link = node.temp.path().join("link.yaml");
     std::os::unix::fs::symlink(node.manifest(), &link).unwrap();
-    let by_link = |command: &mut Command| run(command.arg(&link).arg("--write").arg("--state-dir").arg(node.backups()));
+    let by_link = |command: &mut Command| {
+        run(command
+            .arg(&link)
+            .arg("--write")
+            .arg("--state-dir")
+            .arg(node.backups()))
+    };
     let done = by_link(berth().args(["inject", "--image", IMAGE]));
     assert_eq!(done.status, Some(0), "{}", done.err);
     assert_eq!(node.berth("eject", &["--write"]).status, Some(0));
@@ -172,7 +293,16 @@ fn other_options_are_made_from_the_original() {
     let original = KUBEADM.replace("    ports:\n", "    ports: # kubeadm's\n");
     fs::write(node.manifest(), &original).unwrap();
     node.berth("inject", &["--write"]);
-    node.berth("inject", &["--write", "--listen", "10.0.0.5:6443", "--listen", "127.0.0.1:6443"]);
+    node.berth(
+        "inject",
+        &[
+            "--write",
+            "--listen",
+            "10.0.0.5:6443",
+            "--listen",
+            "127.0.0.1:6443",
+        ],
+    );
     assert_eq!(names(&node.backups()).len(), 2);
     node.berth("eject", &["--write"]);
     assert_eq!(node.text(), original);
@@ -180,11 +310,19 @@ fn other_options_are_made_from_the_original() {
 
 #[test]
 fn standard_input_works_and_cannot_be_written() {
-    let injected = run(berth().args(["inject", "-", "--image", IMAGE]).stdin(input(KUBEADM)));
+    let injected = run(berth()
+        .args(["inject", "-", "--image", IMAGE])
+        .stdin(input(KUBEADM)));
     let ejected = run(berth().args(["eject", "-"]).stdin(input(&injected.out)));
     assert_eq!(ejected.out, KUBEADM);
-    assert!(ejected.err.contains("no backup is of this text"), "{}", ejected.err);
-    let refused = run(berth().args(["eject", "-", "--write"]).stdin(input(KUBEADM)));
+    assert!(
+        ejected.err.contains("no backup is of this text"),
+        "{}",
+        ejected.err
+    );
+    let refused = run(berth()
+        .args(["eject", "-", "--write"])
+        .stdin(input(KUBEADM)));
     assert_eq!((refused.status, refused.out.as_str()), (Some(64), ""));
     assert!(refused.err.contains("--write with -"), "{}", refused.err);
 }
@@ -192,39 +330,92 @@ fn standard_input_works_and_cannot_be_written() {
 #[test]
 fn what_is_wrong_is_reported_with_file_and_line_and_nothing_is_written() {
     let node = Node::new();
-    fs::write(node.manifest(), KUBEADM.replace("hostNetwork: true", "hostNetwork: false")).unwrap();
+    fs::write(
+        node.manifest(),
+        KUBEADM.replace("hostNetwork: true", "hostNetwork: false"),
+    )
+    .unwrap();
     let refused = node.berth("inject", &["--write"]);
-    let wanted = format!("berth: {}:12: hostNetwork is not true, ", node.manifest().display());
-    assert!(refused.status == Some(64) && refused.err.contains(&wanted), "{}", refused.err);
+    let wanted = format!(
+        "berth: {}:12: hostNetwork is not true, ",
+        node.manifest().display()
+    );
+    assert!(
+        refused.status == Some(64) && refused.err.contains(&wanted),
+        "{}",
+        refused.err
+    );
     fs::write(node.manifest(), "a: [").unwrap();
-    assert!(node.berth("eject", &["--write"]).err.contains(".yaml:2: this is no YAML"), "{}", refused.err);
+    assert!(
+        node.berth("eject", &["--write"])
+            .err
+            .contains(".yaml:2: this is no YAML"),
+        "{}",
+        refused.err
+    );
     assert_eq!(names(node.temp.path()), ["manifests"]);
 
-    let options = ["--run-dir", "run", "--listen", "nowhere", "--probe-key", "key", "--write"];
+    let options = [
+        "--run-dir",
+        "run",
+        "--listen",
+        "nowhere",
+        "--probe-key",
+        "key",
+        "--write",
+    ];
     let refused = node.berth("inject", &options);
     let lines = refused.err.lines().count();
-    for option in
-        ["--run-dir \"run\"", "--listen \"nowhere\"", "--probe-key without", "--probe-key key: give an absolute"]
-    {
+    for option in [
+        "--run-dir \"run\"",
+        "--listen \"nowhere\"",
+        "--probe-key without",
+        "--probe-key key: give an absolute",
+    ] {
         assert!(refused.err.contains(option), "{option} in {}", refused.err);
     }
     assert_eq!((refused.status, lines), (Some(64), 4), "{}", refused.err);
-    for (pass, wanted) in
-        [("direct", "invalid value 'direct' for '--pass <HOW>'"), ("", "a value is required for '--pass <HOW>'")]
-    {
+    for (pass, wanted) in [
+        ("direct", "invalid value 'direct' for '--pass <HOW>'"),
+        ("", "a value is required for '--pass <HOW>'"),
+    ] {
         let refused = node.berth("inject", &["--pass", pass, "--write"]);
-        assert!(refused.status == Some(64) && refused.err.contains(wanted), "{}", refused.err);
-        assert!(refused.err.contains("[possible values: relay, auto, inject]"), "{}", refused.err);
+        assert!(
+            refused.status == Some(64) && refused.err.contains(wanted),
+            "{}",
+            refused.err
+        );
+        assert!(
+            refused
+                .err
+                .contains("[possible values: relay, auto, inject]"),
+            "{}",
+            refused.err
+        );
     }
     let directory = node.directory();
-    let beside = run(berth().arg("eject").arg(node.manifest()).args(["--write", "--state-dir"]).arg(&directory));
+    let beside = run(berth()
+        .arg("eject")
+        .arg(node.manifest())
+        .args(["--write", "--state-dir"])
+        .arg(&directory));
     assert!(
-        beside.status == Some(64) && beside.err.contains("or the manifest's own, and a kubelet reads"),
+        beside.status == Some(64)
+            && beside
+                .err
+                .contains("or the manifest's own, and a kubelet reads"),
         "{}",
         beside.err
     );
-    assert_eq!(run(berth().args(["eject", "/nonexistent"])).status, Some(69));
-    assert_eq!(run(berth().args(["inject", "-"])).status, Some(64), "without an image");
+    assert_eq!(
+        run(berth().args(["eject", "/nonexistent"])).status,
+        Some(69)
+    );
+    assert_eq!(
+        run(berth().args(["inject", "-"])).status,
+        Some(64),
+        "without an image"
+    );
 }
 
 #[test]
@@ -232,12 +423,33 @@ fn patches_are_files_that_kubeadm_knows() {
     let node = Node::new();
     let patches = node.temp.path().join("patches");
     let done = node.berth("inject", &["--kubeadm-patch", patches.to_str().unwrap()]);
-    assert_eq!((done.status, done.out.as_str()), (Some(0), ""), "{}", done.err);
-    assert_eq!(names(&patches), ["kube-apiserver9-berth+json.yaml", "kube-apiserver9-berth+strategic.yaml"]);
+    assert_eq!(
+        (done.status, done.out.as_str()),
+        (Some(0), ""),
+        "{}",
+        done.err
+    );
+    assert_eq!(
+        names(&patches),
+        [
+            "kube-apiserver9-berth+json.yaml",
+            "kube-apiserver9-berth+strategic.yaml"
+        ]
+    );
     // A kubelet would run what is written into its own.
-    let own = node.berth("inject", &["--kubeadm-patch", node.directory().to_str().unwrap()]);
-    assert!(own.status == Some(64) && own.err.contains("berth: --kubeadm-patch /"), "{}", own.err);
-    assert_eq!((node.text(), names(&node.directory()).len()), (KUBEADM.into(), 1));
+    let own = node.berth(
+        "inject",
+        &["--kubeadm-patch", node.directory().to_str().unwrap()],
+    );
+    assert!(
+        own.status == Some(64) && own.err.contains("berth: --kubeadm-patch /"),
+        "{}",
+        own.err
+    );
+    assert_eq!(
+        (node.text(), names(&node.directory()).len()),
+        (KUBEADM.into(), 1)
+    );
 }
 
 #[test]
@@ -245,12 +457,35 @@ fn copy_self_leaves_a_program_that_runs() {
     let temp = tempfile::tempdir().unwrap();
     let (copy, run_dir) = (temp.path().join("berth"), temp.path().join("run/berth"));
     for _ in 0..2 {
-        let done = run(berth().arg("copy-self").arg(&copy).arg("--run-dir").arg(&run_dir));
-        assert_eq!((done.status, names(temp.path())), (Some(0), vec!["berth".into(), "run".into()]), "{}", done.err);
-        assert_eq!(fs::metadata(&copy).unwrap().permissions().mode() & 0o7777, 0o755);
+        let done = run(berth()
+            .arg("copy-self")
+            .arg(&copy)
+            .arg("--run-dir")
+            .arg(&run_dir));
+        assert_eq!(
+            (done.status, names(temp.path())),
+            (Some(0), vec!["berth".into(), "run".into()]),
+            "{}",
+            done.err
+        );
+        assert_eq!(
+            fs::metadata(&copy).unwrap().permissions().mode() & 0o7777,
+            0o755
+        );
     }
-    assert!(run(Command::new(&copy).arg("--version")).out.starts_with("berth "));
-    assert_eq!(fs::metadata(&run_dir).unwrap().permissions().mode() & 0o7777, 0o700);
+    assert!(
+        run(Command::new(&copy).arg("--version"))
+            .out
+            .starts_with("berth ")
+    );
+    assert_eq!(
+        fs::metadata(&run_dir).unwrap().permissions().mode() & 0o7777,
+        0o700
+    );
     let failed = run(berth().arg("copy-self").arg(temp.path().join("none/berth")));
-    assert!(failed.status == Some(69) && failed.err.contains("none/berth"), "{}", failed.err);
+    assert!(
+        failed.status == Some(69) && failed.err.contains("none/berth"),
+        "{}",
+        failed.err
+    );
 }

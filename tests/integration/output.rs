@@ -24,7 +24,10 @@ fn printing(directory: &Path) -> Vec<(Command, i32)> {
         (&["live", "--probe-insecure", "--run-dir", "RUN"], 1),
         (&["drain", "--run-dir", "RUN"], 1),
         (&["inject", "--image", "example/berth:v1", "FILE"], 0),
-        (&["inject", "--image", "example/berth:v1", "--diff", "FILE"], 0),
+        (
+            &["inject", "--image", "example/berth:v1", "--diff", "FILE"],
+            0,
+        ),
         (&["doctor", "FILE"], 1),
         (&["grant", "--print", "--node", "cp-1"], 0),
     ];
@@ -33,7 +36,10 @@ fn printing(directory: &Path) -> Vec<(Command, i32)> {
         "RUN" => run_dir.to_str().unwrap().to_owned(),
         word => word.to_owned(),
     };
-    words.into_iter().map(|(words, status)| (berth(words.iter().map(named)), status)).collect()
+    words
+        .into_iter()
+        .map(|(words, status)| (berth(words.iter().map(named)), status))
+        .collect()
 }
 
 /// Wrong command lines that many type: which words are wrong, and what is printed of the right ones.
@@ -42,7 +48,13 @@ fn printing(directory: &Path) -> Vec<(Command, i32)> {
 fn a_usual_mistake_gets_the_right_command_line() {
     let wrong: [(&[&str], &str); 24] = [
         (
-            &["bridge", "kubeadm", "upgrade", "apply", "--etcd-upgrade=false"],
+            &[
+                "bridge",
+                "kubeadm",
+                "upgrade",
+                "apply",
+                "--etcd-upgrade=false",
+            ],
             " bridge -- kubeadm upgrade apply '--etcd-upgrade=false'\n",
         ),
         (
@@ -53,8 +65,14 @@ fn a_usual_mistake_gets_the_right_command_line() {
             &["upgrade", "v1.36.3"],
             "berth upgrade FILE; on a node without berth: berth bridge -- kubeadm upgrade apply v1.36.3 --etcd-upgrade=false\n",
         ),
-        (&["upgrade", "--version", "v1.36.3"], "kubeadm upgrade apply VERSION --etcd-upgrade=false\n"),
-        (&["upgrade", "apply", "v1.36.3"], "kubeadm upgrade apply v1.36.3 --etcd-upgrade=false\n"),
+        (
+            &["upgrade", "--version", "v1.36.3"],
+            "kubeadm upgrade apply VERSION --etcd-upgrade=false\n",
+        ),
+        (
+            &["upgrade", "apply", "v1.36.3"],
+            "kubeadm upgrade apply v1.36.3 --etcd-upgrade=false\n",
+        ),
         (
             &["upgrade", "--manifest", "next.yaml"],
             "  tip: the new manifest is given without an option: berth upgrade FILE\n",
@@ -65,23 +83,47 @@ fn a_usual_mistake_gets_the_right_command_line() {
         (&["bridge", "off", "--now"], "  tip: berth bridge end\n"),
         (&["install"], "  tip: berth inject --image IMAGE\n"),
         (&["remove"], "  tip: berth eject\n"),
-        (&["uninstall", "kube-apiserver.yaml"], "  tip: berth eject\n"),
+        (
+            &["uninstall", "kube-apiserver.yaml"],
+            "  tip: berth eject\n",
+        ),
         (&["restore"], "  tip: berth bridge --help\n"),
-        (&["grant", "a.yaml"], "  tip: berth grant --manifest a.yaml\n"),
-        (&["rollback"], "  tip: berth upgrade FILE, with the manifest of before"),
+        (
+            &["grant", "a.yaml"],
+            "  tip: berth grant --manifest a.yaml\n",
+        ),
+        (
+            &["rollback"],
+            "  tip: berth upgrade FILE, with the manifest of before",
+        ),
         (&["check"], "  tip: berth doctor\n"),
         (&["plan"], "  tip: berth upgrade FILE --dry-run"),
         (&["metrics"], "  tip: a shim has them at /metrics"),
-        (&["status", "--all"], "  tip: berth status shows all of this node"),
+        (
+            &["status", "--all"],
+            "  tip: berth status shows all of this node",
+        ),
         (&["status", "-w"], "  tip: watch berth status\n"),
-        (&["doctor", "--ignore-errors", "foo"], "unknown check `foo`, expected one of `not-behind-berth`, "),
-        (&["upgrade", "--judge", "--accept", "foo"], "unknown finding `foo`, expected one of `errors`, "),
+        (
+            &["doctor", "--ignore-errors", "foo"],
+            "unknown check `foo`, expected one of `not-behind-berth`, ",
+        ),
+        (
+            &["upgrade", "--judge", "--accept", "foo"],
+            "unknown finding `foo`, expected one of `errors`, ",
+        ),
         (&["frobnicate"], ""),
     ];
     for (words, right) in wrong {
         let (code, log) = end(&mut berth(words));
-        assert!(code == Some(64) && log.contains(right), "{words:?}: {code:?} {log}");
-        assert!(log.matches("tip: ").count() <= usize::from(!right.is_empty()), "{words:?}: {log}");
+        assert!(
+            code == Some(64) && log.contains(right),
+            "{words:?}: {code:?} {log}"
+        );
+        assert!(
+            log.matches("tip: ").count() <= usize::from(!right.is_empty()),
+            "{words:?}: {log}"
+        );
     }
 }
 
@@ -89,16 +131,23 @@ fn a_usual_mistake_gets_the_right_command_line() {
 #[test]
 fn an_unknown_option_is_not_taken_for_a_value() {
     let cli = berth::cli::Cli::command();
-    let shown = cli.get_subcommands().filter(|command| !command.is_hide_set());
+    let shown = cli
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set());
     let nested = shown.flat_map(|command| {
         let own = command.get_name();
-        let below = command.get_subcommands().map(move |below| vec![own, below.get_name()]);
+        let below = command
+            .get_subcommands()
+            .map(move |below| vec![own, below.get_name()]);
         std::iter::once(vec![own]).chain(below)
     });
     for mut words in nested.chain([vec![]]) {
         words.push("--no-such-option");
         let (code, log) = end(&mut berth(&words));
-        assert!(code == Some(64) && !log.contains("to pass "), "{words:?}: {log}");
+        assert!(
+            code == Some(64) && !log.contains("to pass "),
+            "{words:?}: {log}"
+        );
     }
 }
 
@@ -106,7 +155,14 @@ fn an_unknown_option_is_not_taken_for_a_value() {
 fn the_version_is_a_command_an_option_and_a_letter() {
     for word in ["version", "-v", "-V", "--version"] {
         let (code, out, _) = output_of(&mut berth([word]));
-        assert_eq!((code, out), (Some(0), concat!("berth ", env!("CARGO_PKG_VERSION"), "\n").into()), "{word}");
+        assert_eq!(
+            (code, out),
+            (
+                Some(0),
+                concat!("berth ", env!("CARGO_PKG_VERSION"), "\n").into()
+            ),
+            "{word}"
+        );
     }
 }
 
@@ -114,9 +170,18 @@ fn the_version_is_a_command_an_option_and_a_letter() {
 fn a_status_of_nothing_names_where_it_looked() {
     let (code, out, _) = output_of(&mut berth(["status", "--run-dir", "/nonexistent"]));
     assert_eq!(code, Some(69));
-    assert!(out.starts_with("no berth on this node: none is in /nonexistent ("), "{out}");
-    assert!(out.ends_with("--run-dir names another directory)\n"), "{out}");
-    assert_eq!(out.contains("run this as root"), !nix::unistd::geteuid().is_root());
+    assert!(
+        out.starts_with("no berth on this node: none is in /nonexistent ("),
+        "{out}"
+    );
+    assert!(
+        out.ends_with("--run-dir names another directory)\n"),
+        "{out}"
+    );
+    assert_eq!(
+        out.contains("run this as root"),
+        !nix::unistd::geteuid().is_root()
+    );
 }
 
 /// Neither "there is none" nor advice to change what is root's.
@@ -128,7 +193,9 @@ fn a_user_who_is_not_root_is_told_so() {
     }
     let temp = tempfile::tempdir().unwrap();
     let locked = temp.path().join("locked");
-    std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0).create(&locked).unwrap();
+    std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0)
+        .create(&locked)
+        .unwrap();
     let manifest = temp.path().join("kube-apiserver.yaml");
     std::fs::write(&manifest, KUBEADM).unwrap();
     let [locked, manifest] = [&locked, &manifest].map(|path| path.to_str().unwrap());
@@ -142,8 +209,16 @@ fn a_user_who_is_not_root_is_told_so() {
         &["doctor", manifest, "--node", "--state-dir", locked],
     ] {
         let (code, log) = end(&mut berth(words));
-        assert!(code > Some(0) && log.contains("run this as root"), "{code:?} {log}");
-        assert!(!log.contains("no bridge is on") && !log.contains("chown") && !log.contains("berth upgrade"), "{log}");
+        assert!(
+            code > Some(0) && log.contains("run this as root"),
+            "{code:?} {log}"
+        );
+        assert!(
+            !log.contains("no bridge is on")
+                && !log.contains("chown")
+                && !log.contains("berth upgrade"),
+            "{log}"
+        );
     }
 }
 
@@ -160,8 +235,21 @@ fn a_file_that_is_not_there_is_named() {
         &["inject", "--image=a", missing],
         &["upgrade", &state_dir, "--manifests-dir", missing],
         &["bridge", &state_dir, "--manifest", missing, "--", "true"],
-        &["serve", "--listen=127.0.0.1:6443", "--instance=a", "--probe-ca", missing],
-        &["exec", "--listen=127.0.0.1:6443", "--run-dir", "/proc/nonexistent/a", "--", "true"],
+        &[
+            "serve",
+            "--listen=127.0.0.1:6443",
+            "--instance=a",
+            "--probe-ca",
+            missing,
+        ],
+        &[
+            "exec",
+            "--listen=127.0.0.1:6443",
+            "--run-dir",
+            "/proc/nonexistent/a",
+            "--",
+            "true",
+        ],
         &["rehearse", "--report", missing],
         &["copy-self", missing],
     ] {
@@ -171,9 +259,14 @@ fn a_file_that_is_not_there_is_named() {
         }
         let (code, log) = end(&mut berth(words));
         assert!(code > Some(0), "{words:?}: {log}");
-        let lines = log.lines().map(|line| line.matches("No such file or directory").count());
+        let lines = log
+            .lines()
+            .map(|line| line.matches("No such file or directory").count());
         assert_eq!(lines.max(), Some(1), "{words:?}: {log}");
-        assert!(log.contains("/nonexistent/") && !log.contains("os error"), "{words:?}: {log}");
+        assert!(
+            log.contains("/nonexistent/") && !log.contains("os error"),
+            "{words:?}: {log}"
+        );
         assert!(!state.exists(), "{words:?} made a directory for its state");
     }
 }
@@ -190,7 +283,10 @@ fn full() -> File {
 /// Exit status and standard error.
 fn end(command: &mut Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
-    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    (
+        output.status.code(),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+    )
 }
 
 #[test]
@@ -199,7 +295,10 @@ fn a_reader_that_has_enough_changes_no_exit_status() {
     for (mut command, status) in printing(temp.path()) {
         let (code, log) = end(command.stdout(closed()));
         assert_eq!(code, Some(status), "{command:?}: {log}");
-        assert!(!log.contains("standard output") && !log.contains("panicked"), "{command:?}: {log}");
+        assert!(
+            !log.contains("standard output") && !log.contains("panicked"),
+            "{command:?}: {log}"
+        );
     }
 }
 
@@ -209,7 +308,11 @@ fn a_disk_that_is_full_is_an_exit_status_of_its_own() {
     for (mut command, _) in printing(temp.path()) {
         let (code, log) = end(command.stdout(full()));
         assert_eq!(code, Some(74), "{command:?}: {log}");
-        assert!(log.contains("berth: cannot write to standard output (") && log.contains("No space left"), "{log}");
+        assert!(
+            log.contains("berth: cannot write to standard output (")
+                && log.contains("No space left"),
+            "{log}"
+        );
         assert!(!log.contains("report it"), "{log}");
     }
 }
@@ -221,17 +324,33 @@ fn a_standard_error_that_takes_nothing_stops_nothing() {
     for (mut command, status) in printing(temp.path()) {
         for error in [closed(), full().into()] {
             // Neither has a reader, so that the output ends.
-            let code = command.stdout(closed()).stderr(error).status().unwrap().code();
+            let code = command
+                .stdout(closed())
+                .stderr(error)
+                .status()
+                .unwrap()
+                .code();
             assert_eq!(code, Some(status), "{command:?}");
         }
     }
     // Mistakes, clap's own and a line of the log (there is no kubelet).
-    for words in [&["serve", "--listen="][..], &["status", "--no-such-option"], &["--log-level", "trace", "upgrade"]] {
+    for words in [
+        &["serve", "--listen="][..],
+        &["status", "--no-such-option"],
+        &["--log-level", "trace", "upgrade"],
+    ] {
         let mut command = berth(words);
-        command.env("BERTH_MANIFESTS_DIR", temp.path()).env("BERTH_STATE_DIR", temp.path().join("kept"));
+        command
+            .env("BERTH_MANIFESTS_DIR", temp.path())
+            .env("BERTH_STATE_DIR", temp.path().join("kept"));
         let known = end(&mut command).0;
         for error in [closed(), full().into()] {
-            let code = command.stdout(Stdio::null()).stderr(error).status().unwrap().code();
+            let code = command
+                .stdout(Stdio::null())
+                .stderr(error)
+                .status()
+                .unwrap()
+                .code();
             assert!(code == known && code != Some(70), "{command:?}: {code:?}");
         }
     }

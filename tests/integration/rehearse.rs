@@ -1,6 +1,8 @@
 //! `berth rehearse` as a user runs it.
 
-use crate::support::process::{Running, can_inject, has_all, processes, rehearsal, rehearsed, was_too_busy};
+use crate::support::process::{
+    Running, can_inject, has_all, processes, rehearsal, rehearsed, was_too_busy,
+};
 use crate::support::{eventually, in_memory, too_busy};
 use berth_rehearse::data::{Report, Value};
 use nix::sys::signal::Signal;
@@ -10,8 +12,16 @@ use std::process::{Command, Stdio};
 fn rehearse(tmp: &Path, args: &[&str]) -> Command {
     let mut command = rehearsal(env!("CARGO_BIN_EXE_berth"));
     // Settings of the environment must not reach the instances.
-    command.env("TMPDIR", tmp).env("BERTH_LISTEN", "nonsense").env("BERTH_PROBE_CA", "/nonexistent");
-    command.arg("rehearse").args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .env("TMPDIR", tmp)
+        .env("BERTH_LISTEN", "nonsense")
+        .env("BERTH_PROBE_CA", "/nonexistent");
+    command
+        .arg("rehearse")
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     command
 }
 
@@ -24,7 +34,9 @@ fn at(line: &str, tmp: &Path, args: &[&str]) -> Running {
 
 fn gone(tmp: &Path) {
     let word = tmp.display().to_string();
-    eventually("the end of all its processes", || processes(&word).is_empty().then_some(()));
+    eventually("the end of all its processes", || {
+        processes(&word).is_empty().then_some(())
+    });
 }
 
 /// A rehearsal whose old instance is ready.
@@ -35,16 +47,35 @@ fn started(tmp: &Path) -> Running {
 #[test]
 fn an_upgrade_loses_nothing() {
     let tmp = in_memory();
-    let output = rehearsed(&mut rehearse(tmp.path(), &["--rate=30", "--phase=1s", "--pass=relay"])).unwrap();
+    let output = rehearsed(&mut rehearse(
+        tmp.path(),
+        &["--rate=30", "--phase=1s", "--pass=relay"],
+    ))
+    .unwrap();
     if was_too_busy(&output) {
         return;
     }
-    let (table, progress) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (table, progress) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     assert_eq!(output.status.code(), Some(0), "{table}\n{progress}");
-    for row in ["requests ", "lost  ", "longest wait ", "longest time without an answer ", "watch events "] {
-        assert!(table.lines().any(|line| line.starts_with(row)), "{row}: {table}");
+    for row in [
+        "requests ",
+        "lost  ",
+        "longest wait ",
+        "longest time without an answer ",
+        "watch events ",
+    ] {
+        assert!(
+            table.lines().any(|line| line.starts_with(row)),
+            "{row}: {table}"
+        );
     }
-    assert!(table.lines().count() == 7 && table.ends_with("\n\nverdict: nothing was lost\n"), "{table}");
+    assert!(
+        table.lines().count() == 7 && table.ends_with("\n\nverdict: nothing was lost\n"),
+        "{table}"
+    );
     assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
     gone(tmp.path());
 }
@@ -65,11 +96,18 @@ fn its_output_need_not_be_read() {
 /// Rehearses; the verdict must be good. What was printed; none: the machine was too busy.
 fn held(args: &[&str]) -> Option<String> {
     let tmp = in_memory();
-    let output = rehearsed(&mut rehearse(tmp.path(), &[&["--rate=30", "--phase=1s", "-v"], args].concat())).unwrap();
+    let output = rehearsed(&mut rehearse(
+        tmp.path(),
+        &[&["--rate=30", "--phase=1s", "-v"], args].concat(),
+    ))
+    .unwrap();
     if was_too_busy(&output) {
         return None;
     }
-    let (table, progress) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (table, progress) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     assert_eq!(output.status.code(), Some(0), "{table}\n{progress}");
     assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
     gone(tmp.path());
@@ -83,7 +121,14 @@ fn back_and_forth_with_versions_that_cannot_serve_and_a_shim_that_dies() {
             continue;
         }
         let faults = "--fault=bad-flag,never-ready,kill-shim";
-        let Some(said) = held(&["--topology=sidecar", "--upgrades=3", faults, "--speedup=5", "--pass", pass]) else {
+        let Some(said) = held(&[
+            "--topology=sidecar",
+            "--upgrades=3",
+            faults,
+            "--speedup=5",
+            "--pass",
+            pass,
+        ]) else {
             continue;
         };
         let lines = [
@@ -96,9 +141,18 @@ fn back_and_forth_with_versions_that_cannot_serve_and_a_shim_that_dies() {
         has_all(&said, &lines);
         assert!(!said.contains("bad-flag at bad-flag"), "{said}");
         // The kept connections and watches that were on the shim, and no more but what it had just accepted.
-        let allowed = said.lines().find_map(|line| line.strip_prefix("  allowed: ")).unwrap_or_default();
-        let (relays, named) = (pass == "relay", "note: --pass inject: clients' sockets become the apiservers' own");
-        assert!(allowed.contains(" streams") == relays && !allowed.contains("refused"), "{said}");
+        let allowed = said
+            .lines()
+            .find_map(|line| line.strip_prefix("  allowed: "))
+            .unwrap_or_default();
+        let (relays, named) = (
+            pass == "relay",
+            "note: --pass inject: clients' sockets become the apiservers' own",
+        );
+        assert!(
+            allowed.contains(" streams") == relays && !allowed.contains("refused"),
+            "{said}"
+        );
         assert_eq!(said.contains(named), !relays, "{said}");
     }
 }
@@ -107,11 +161,23 @@ fn back_and_forth_with_versions_that_cannot_serve_and_a_shim_that_dies() {
 #[test]
 fn clients_that_are_relayed_nevertheless_are_reported_with_the_reason() {
     let dir = in_memory();
-    let without = "for arg; do shift; case $arg in --pass=*) ;; *) set -- \"$@\" \"$arg\";; esac; done";
+    let without =
+        "for arg; do shift; case $arg in --pass=*) ;; *) set -- \"$@\" \"$arg\";; esac; done";
     let berth = env!("CARGO_BIN_EXE_berth");
-    let other = script(dir.path(), &format!("case $1 in exec) {without};; esac\nexec '{berth}' \"$@\""));
-    let Some(said) = held(&["--berth", &other, "--pass=auto", "--fault=kill-shim"]) else { return };
-    has_all(&said, &["note: --pass auto: clients are relayed: its `berth exec` runs without", "  allowed: "]);
+    let other = script(
+        dir.path(),
+        &format!("case $1 in exec) {without};; esac\nexec '{berth}' \"$@\""),
+    );
+    let Some(said) = held(&["--berth", &other, "--pass=auto", "--fault=kill-shim"]) else {
+        return;
+    };
+    has_all(
+        &said,
+        &[
+            "note: --pass auto: clients are relayed: its `berth exec` runs without",
+            "  allowed: ",
+        ],
+    );
 }
 
 /// Each round has a fault that the seed draws.
@@ -126,7 +192,10 @@ fn rounds_go_on_for_a_while() {
         "--start-delay=0s",
     ];
     let Some(said) = held(&args) else { return };
-    assert!(said.contains("hang at ") && said.contains("crash-after-ready at "), "{said}");
+    assert!(
+        said.contains("hang at ") && said.contains("crash-after-ready at "),
+        "{said}"
+    );
     assert!(said.contains("verdict: nothing was lost"), "{said}");
 }
 
@@ -134,7 +203,14 @@ fn rounds_go_on_for_a_while() {
 #[test]
 fn rounds_without_berth_lose() {
     let tmp = in_memory();
-    let args = ["--rate=30", "--phase=1s", "--via=none", "--for=1s", "--fault=crash-after-ready", "--start-delay=1s"];
+    let args = [
+        "--rate=30",
+        "--phase=1s",
+        "--via=none",
+        "--for=1s",
+        "--fault=crash-after-ready",
+        "--start-delay=1s",
+    ];
     let output = rehearsed(&mut rehearse(tmp.path(), &args)).unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{said}");
@@ -143,7 +219,11 @@ fn rounds_without_berth_lose() {
 
 #[test]
 fn native_sidecars_with_a_crash() {
-    let Some(said) = held(&["--topology=native-sidecar", "--fault=crash-after-ready", "--speedup=5"]) else {
+    let Some(said) = held(&[
+        "--topology=native-sidecar",
+        "--fault=crash-after-ready",
+        "--speedup=5",
+    ]) else {
         return;
     };
     assert!(said.contains("crash-after-ready at new: held"), "{said}");
@@ -166,14 +246,19 @@ fn quiet_watches_go_on_if_both_serve_for_long_enough() {
     let rehearsals = settles.map(|settle| move || held(&["--old", often, settle, "--speedup=10"]));
     // One that the machine was too busy for tells nothing.
     assert!(
-        rehearsals.iter().any(|said| said().is_none_or(|said| again(&said) == ["0", "0"])),
+        rehearsals
+            .iter()
+            .any(|said| said().is_none_or(|said| again(&said) == ["0", "0"])),
         "they listed again, however long both served"
     );
 }
 
 /// How many listed again, and how many of these because they were too late.
 fn again(said: &str) -> Vec<String> {
-    let row = said.lines().find_map(|line| line.strip_prefix("relists")).unwrap();
+    let row = said
+        .lines()
+        .find_map(|line| line.strip_prefix("relists"))
+        .unwrap();
     row.split_whitespace().take(2).map(str::to_owned).collect()
 }
 
@@ -192,14 +277,23 @@ fn another_berths_shims_are_rehearsed() {
     let dir = in_memory();
     let started = dir.path().join("started");
     let berth = env!("CARGO_BIN_EXE_berth");
-    let other = script(dir.path(), &format!("echo \"$PPID $1\" >>'{}'\nexec '{berth}' \"$@\"", started.display()));
+    let other = script(
+        dir.path(),
+        &format!(
+            "echo \"$PPID $1\" >>'{}'\nexec '{berth}' \"$@\"",
+            started.display()
+        ),
+    );
     if held(&["--berth", &other]).is_none() {
         return;
     }
     let started = std::fs::read_to_string(started).unwrap();
     // Of the last rehearsal.
     let (by, _) = started.lines().last().unwrap().split_once(' ').unwrap();
-    let mut started: Vec<_> = started.lines().filter_map(|line| line.strip_prefix(by)?.strip_prefix(' ')).collect();
+    let mut started: Vec<_> = started
+        .lines()
+        .filter_map(|line| line.strip_prefix(by)?.strip_prefix(' '))
+        .collect();
     started.sort_unstable();
     assert_eq!(started, ["exec", "exec", "serve", "serve"]);
 }
@@ -210,11 +304,21 @@ fn each_client_of_a_storm_is_served_and_the_queue_is_seen() {
     let dir = in_memory();
     let (json, html) = (dir.path().join("a.json"), dir.path().join("a.html"));
     let berth = env!("CARGO_BIN_EXE_berth");
-    let one =
-        script(dir.path(), &format!("case $1 in serve) set -- \"$@\" --max-openings=1;; esac\nexec '{berth}' \"$@\""));
-    let files = [format!("--json={}", json.display()), format!("--report={}", html.display())];
-    let Some(said) = held(&["--storm=200", "--berth", &one, &files[0], &files[1]]) else { return };
-    assert!(said.contains("storm: 200 clients come at once") && said.contains("storm: held: "), "{said}");
+    let one = script(
+        dir.path(),
+        &format!("case $1 in serve) set -- \"$@\" --max-openings=1;; esac\nexec '{berth}' \"$@\""),
+    );
+    let files = [
+        format!("--json={}", json.display()),
+        format!("--report={}", html.display()),
+    ];
+    let Some(said) = held(&["--storm=200", "--berth", &one, &files[0], &files[1]]) else {
+        return;
+    };
+    assert!(
+        said.contains("storm: 200 clients come at once") && said.contains("storm: held: "),
+        "{said}"
+    );
 
     let report: Report = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
     let ran = report.runs[0].ran().unwrap();
@@ -223,9 +327,15 @@ fn each_client_of_a_storm_is_served_and_the_queue_is_seen() {
         other => panic!("{name}: {other:?}: {said}"),
     };
     assert_eq!(count("clients of the storm"), 200);
-    assert!(ran.figure("half of the storm served within").is_some() && ran.figure("storm served within").is_some());
+    assert!(
+        ran.figure("half of the storm served within").is_some()
+            && ran.figure("storm served within").is_some()
+    );
     // All dial from loopback, and go first.
-    assert!(count("of the gate's class first") > 0 && count("of the gate's class others") == 0, "{said}");
+    assert!(
+        count("of the gate's class first") > 0 && count("of the gate's class others") == 0,
+        "{said}"
+    );
     let page = std::fs::read_to_string(html).unwrap();
     assert!(page.contains("Most clients queued at the gate"));
 }
@@ -233,7 +343,12 @@ fn each_client_of_a_storm_is_served_and_the_queue_is_seen() {
 /// Without a certificate its shims' probes would be answered by 401 for ever.
 #[test]
 fn apiservers_that_want_a_certificate_are_rehearsed_too() {
-    held(&["--old", "stand-in --anonymous-auth=false", "--new", "stand-in --anonymous_auth=F"]);
+    held(&[
+        "--old",
+        "stand-in --anonymous-auth=false",
+        "--new",
+        "stand-in --anonymous_auth=F",
+    ]);
 }
 
 #[test]
@@ -243,22 +358,34 @@ fn a_unit_that_wants_a_certificate_is_rehearsed_too() {
 
 #[test]
 fn a_node_shim_is_away_when_it_is_killed_and_comes_back() {
-    let Some(said) = held(&["--topology=node", "--fault=kill-shim"]) else { return };
-    assert!(said.contains("kill-shim at old: held") && said.contains("the API was away for"), "{said}");
+    let Some(said) = held(&["--topology=node", "--fault=kill-shim"]) else {
+        return;
+    };
+    assert!(
+        said.contains("kill-shim at old: held") && said.contains("the API was away for"),
+        "{said}"
+    );
 }
 
 #[test]
 #[ignore = "takes 40 s of real hangs: run by .ci/run"]
 fn units_of_which_one_hangs_and_then_the_other_ones_shim() {
     for pass in ["--pass=relay", "--pass=auto"] {
-        let Some(said) = held(&["--topology=run", "--fault=hang,hang-shim", pass]) else { continue };
+        let Some(said) = held(&["--topology=run", "--fault=hang,hang-shim", pass]) else {
+            continue;
+        };
         has_all(&said, &["hang at new: held", "hang-shim at old: held"]);
     }
 }
 
 #[test]
 fn other_ways_are_compared_and_do_not_decide() {
-    let Some(said) = held(&["--compare=haproxy,port-sharing,none,berth", "--start-delay=3s"]) else { return };
+    let Some(said) = held(&[
+        "--compare=haproxy,port-sharing,none,berth",
+        "--start-delay=3s",
+    ]) else {
+        return;
+    };
     let columns = if Command::new("haproxy").arg("-v").output().is_ok() {
         "       haproxy  port-sharing          none         berth"
     } else {
@@ -268,23 +395,36 @@ fn other_ways_are_compared_and_do_not_decide() {
     assert!(said.contains(columns), "{said}");
     // One apiserver after the other cannot but refuse, and what listens before it is ready answers 403.
     let none = "without berth or a proxy";
-    for (way, lost) in [("with port sharing", "error status"), (none, "error status"), (none, "refused")] {
+    for (way, lost) in [
+        ("with port sharing", "error status"),
+        (none, "error status"),
+        (none, "refused"),
+    ] {
         let table = said.split(&format!("\n{way}\n")).last().unwrap();
         let (table, verdict) = table.split_once("verdict: ").unwrap();
         if verdict.starts_with("this machine was too busy to tell") {
             too_busy(way);
             continue;
         }
-        assert!(table.contains(lost) && table.contains(", to simulated apiservers"), "{way}: {lost}: {said}");
+        assert!(
+            table.contains(lost) && table.contains(", to simulated apiservers"),
+            "{way}: {lost}: {said}"
+        );
     }
 }
 
 #[test]
 fn a_program_that_is_not_there_is_reported() {
     let tmp = in_memory();
-    let output = rehearse(tmp.path(), &["--via=haproxy"]).env("PATH", tmp.path()).output().unwrap();
+    let output = rehearse(tmp.path(), &["--via=haproxy"])
+        .env("PATH", tmp.path())
+        .output()
+        .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(69) && said.contains("haproxy is not in PATH"), "{said}");
+    assert!(
+        output.status.code() == Some(69) && said.contains("haproxy is not in PATH"),
+        "{said}"
+    );
 
     let mut command = rehearse(tmp.path(), &["--compare=haproxy,berth"]);
     let mut running = Running::start(command.env("PATH", tmp.path()));
@@ -311,7 +451,11 @@ fn an_interrupt_leaves_nothing_behind() {
 fn one_that_hangs_on_purpose_is_not_left_behind() {
     for signal in [Signal::SIGINT, Signal::SIGKILL] {
         let tmp = in_memory();
-        let mut running = at("fault hang at new", tmp.path(), &["--rate=20", "--phase=1s", "--fault=hang"]);
+        let mut running = at(
+            "fault hang at new",
+            tmp.path(),
+            &["--rate=20", "--phase=1s", "--fault=hang"],
+        );
         running.signal(signal);
         running.ended();
         gone(tmp.path());
@@ -320,7 +464,10 @@ fn one_that_hangs_on_purpose_is_not_left_behind() {
 
 /// Names in a directory.
 fn names(dir: &Path) -> Vec<std::ffi::OsString> {
-    std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+    std::fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect()
 }
 
 #[test]
@@ -336,7 +483,11 @@ fn one_that_is_killed_takes_its_children_along_and_the_next_removes_its_files() 
     // Another program's, with such a name.
     std::fs::create_dir(tmp.path().join("berth-rehearse-results")).unwrap();
 
-    let mut next = at("left by a rehearsal that was killed", tmp.path(), &["--rate=20"]);
+    let mut next = at(
+        "left by a rehearsal that was killed",
+        tmp.path(),
+        &["--rate=20"],
+    );
     next.signal(Signal::SIGTERM);
     next.ended();
     assert_eq!(names(tmp.path()).len(), 2, "{:?}", names(tmp.path()));
@@ -351,15 +502,31 @@ fn all_mistakes_are_reported_at_once() {
     let tmp = in_memory();
     let mistakes = |args: &[&str]| {
         let output = rehearse(tmp.path(), args).output().unwrap();
-        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+        (
+            output.status.code(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        )
     };
-    let (code, said) = mistakes(&["--berth=/nonexistent", "--report=/", "--json=/nonexistent/a"]);
+    let (code, said) = mistakes(&[
+        "--berth=/nonexistent",
+        "--report=/",
+        "--json=/nonexistent/a",
+    ]);
     assert_eq!((code, said.lines().count()), (Some(64), 3), "{said}");
-    for wrong in
-        ["--rate=0", "--watches=-1", "--storm=20001", "--for=soon", "--old=", "--fault=hang,other", "--pass=foo"]
-    {
+    for wrong in [
+        "--rate=0",
+        "--watches=-1",
+        "--storm=20001",
+        "--for=soon",
+        "--old=",
+        "--fault=hang,other",
+        "--pass=foo",
+    ] {
         let (code, said) = mistakes(&[wrong]);
-        assert!(code == Some(64) && said.contains(wrong.split_once('=').unwrap().0), "{wrong}: {said}");
+        assert!(
+            code == Some(64) && said.contains(wrong.split_once('=').unwrap().0),
+            "{wrong}: {said}"
+        );
     }
 }
 
@@ -367,5 +534,8 @@ fn all_mistakes_are_reported_at_once() {
 fn without_a_place_for_its_files_it_fails_with_the_reason() {
     let output = rehearse(Path::new("/nonexistent"), &[]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(69) && said.contains("TMPDIR"), "{said}");
+    assert!(
+        output.status.code() == Some(69) && said.contains("TMPDIR"),
+        "{said}"
+    );
 }

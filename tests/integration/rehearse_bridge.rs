@@ -9,22 +9,40 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-const BRIDGE: [&str; 7] =
-    ["--topology=bridge", "--pass=relay", "--netns", "--phase=1s", "--rate=40", "--seed=7", "--speedup=10"];
+const BRIDGE: [&str; 7] = [
+    "--topology=bridge",
+    "--pass=relay",
+    "--netns",
+    "--phase=1s",
+    "--rate=40",
+    "--seed=7",
+    "--speedup=10",
+];
 
 fn rehearse(tmp: &Path, args: &[&str]) -> Command {
     let mut command = rehearsal(env!("CARGO_BIN_EXE_berth"));
-    command.env("TMPDIR", tmp).arg("rehearse").args(BRIDGE).args(args);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .env("TMPDIR", tmp)
+        .arg("rehearse")
+        .args(BRIDGE)
+        .args(args);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     command
 }
 
 /// Whether nothing can be steered here, which the rehearsal reports; then this test does nothing.
 fn cannot(status: Option<i32>, said: &str) -> bool {
-    let missing =
-        status == Some(69) && said.contains("nothing was changed") || said.contains("make a network namespace");
+    let missing = status == Some(69) && said.contains("nothing was changed")
+        || said.contains("make a network namespace");
     if missing {
-        skipped(said.lines().find(|line| line.starts_with("berth: ")).unwrap());
+        skipped(
+            said.lines()
+                .find(|line| line.starts_with("berth: "))
+                .unwrap(),
+        );
     }
     missing
 }
@@ -48,20 +66,31 @@ fn held(args: &[&str]) -> Option<(String, Report)> {
 
 #[test]
 fn an_apiserver_that_knows_nothing_of_berth_is_replaced_in_place() {
-    let Some((said, report)) = held(&["--compare=none", "--fault=kill-temporary"]) else { return };
+    let Some((said, report)) = held(&["--compare=none", "--fault=kill-temporary"]) else {
+        return;
+    };
     // It may cost no client anything.
-    for line in ["fault kill-temporary: none has no bridge, skipped", "kill-temporary at old-bridge: held"] {
+    for line in [
+        "fault kill-temporary: none has no bridge, skipped",
+        "kill-temporary at old-bridge: held",
+    ] {
         assert!(said.contains(line), "{line}: {said}");
     }
     // One after the other, without a bridge, cannot but refuse.
-    assert!(!report.runs[0].ran().unwrap().lost.is_empty() && report.runs[1].ran().unwrap().lost.is_empty(), "{said}");
+    assert!(
+        !report.runs[0].ran().unwrap().lost.is_empty()
+            && report.runs[1].ran().unwrap().lost.is_empty(),
+        "{said}"
+    );
     each_served(&report, 1);
     assert_eq!(report.runs[1].topology, "bridge");
 }
 
 #[test]
 fn a_bridge_that_is_killed_costs_no_client_anything() {
-    let Some((said, report)) = held(&["--fault=kill-shim"]) else { return };
+    let Some((said, report)) = held(&["--fault=kill-shim"]) else {
+        return;
+    };
     assert!(said.contains("kill-shim at old-bridge: held"), "{said}");
     assert!(report.runs[0].ran().unwrap().lost.is_empty(), "{said}");
     each_served(&report, 0);
@@ -70,16 +99,27 @@ fn a_bridge_that_is_killed_costs_no_client_anything() {
 /// The temporary instance was there, and each instance answered new connections.
 fn each_served(report: &Report, run: usize) {
     for name in ["old", "old-bridge", "new"] {
-        let served = report.runs[run].ran().unwrap().figure(&format!("connections on {name}"));
-        assert!(matches!(served, Some(Value::Count(1..))), "{name}: {served:?}");
+        let served = report.runs[run]
+            .ran()
+            .unwrap()
+            .figure(&format!("connections on {name}"));
+        assert!(
+            matches!(served, Some(Value::Count(1..))),
+            "{name}: {served:?}"
+        );
     }
 }
 
 /// A rehearsal whose bridge is on; none: it cannot be.
 fn bridged(tmp: &Path) -> Option<Child> {
     let mut child = rehearse(tmp, &[]).spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-    let said: Vec<_> = lines.by_ref().take_while(|line| !line.contains("stop old")).collect();
+    let mut lines = BufReader::new(child.stderr.take().unwrap())
+        .lines()
+        .map_while(Result::ok);
+    let said: Vec<_> = lines
+        .by_ref()
+        .take_while(|line| !line.contains("stop old"))
+        .collect();
     // Read on, so that it never waits for a reader.
     let reader = std::thread::spawn(move || lines.collect::<Vec<_>>());
     if !said.iter().any(|line| line.contains("may be replaced")) {
@@ -94,7 +134,9 @@ fn bridged(tmp: &Path) -> Option<Child> {
 /// The bridge is not a child of the rehearsal: what ends the rehearsal, or comes after it, has to end it.
 fn is_not_left_behind(signal: Signal, after: impl FnOnce(&Path, ExitStatus)) {
     let tmp = in_memory();
-    let Some(mut child) = bridged(tmp.path()) else { return };
+    let Some(mut child) = bridged(tmp.path()) else {
+        return;
+    };
     kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
     let status = child.wait().unwrap();
     after(tmp.path(), status);
@@ -105,14 +147,21 @@ fn is_not_left_behind(signal: Signal, after: impl FnOnce(&Path, ExitStatus)) {
 
 #[test]
 fn a_bridge_is_not_left_behind_by_an_interrupt() {
-    is_not_left_behind(Signal::SIGINT, |_, status| assert_eq!(status.code(), Some(130)));
+    is_not_left_behind(Signal::SIGINT, |_, status| {
+        assert_eq!(status.code(), Some(130))
+    });
 }
 
 #[test]
 fn a_bridge_is_not_left_behind_by_a_kill() {
     is_not_left_behind(Signal::SIGKILL, |tmp, _| {
-        let next = rehearse(tmp, &["--via=none", "--compare=none"]).output().unwrap();
+        let next = rehearse(tmp, &["--via=none", "--compare=none"])
+            .output()
+            .unwrap();
         let said = String::from_utf8_lossy(&next.stderr);
-        assert!(said.contains("left by a rehearsal that was killed"), "{said}");
+        assert!(
+            said.contains("left by a rehearsal that was killed"),
+            "{said}"
+        );
     });
 }

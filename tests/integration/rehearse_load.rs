@@ -3,7 +3,9 @@
 
 use crate::support::in_memory;
 use berth_rehearse::data::{MarkKind, Ran, Value, Verdict};
-use berth_rehearse::event::{Answer, Attempt, ConnectionKind, Event, EventKind, Failure, Signed, StreamKind};
+use berth_rehearse::event::{
+    Answer, Attempt, ConnectionKind, Event, EventKind, Failure, Signed, StreamKind,
+};
 use berth_rehearse::judges::judge;
 use berth_rehearse::load::{Instances, Joined, Load, Target};
 use berth_rehearse::log::{Recorder, attempts};
@@ -71,8 +73,20 @@ impl Plot {
         // Little load: what is tested is whether a loss is seen, and the tests run side by side.
         // A client that misses something for good waits for it after the end.
         let catch_up = Duration::from_secs(2);
-        let load = LoadPlan { rate: 60, clients: CLIENTS, watches: WATCHES, seed: 7, catch_up, ..LoadPlan::default() };
-        Self { relay, misreports: false, load, history: 10_000 }
+        let load = LoadPlan {
+            rate: 60,
+            clients: CLIENTS,
+            watches: WATCHES,
+            seed: 7,
+            catch_up,
+            ..LoadPlan::default()
+        };
+        Self {
+            relay,
+            misreports: false,
+            load,
+            history: 10_000,
+        }
     }
 }
 
@@ -144,7 +158,8 @@ impl Proxy {
         let answered = answered.await;
         drop(young);
         let Ok(mut server) = answered else { return };
-        let ((mut from_client, mut to_client), (mut from_server, mut to_server)) = (client.split(), server.split());
+        let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
+            (client.split(), server.split());
         let up = async {
             tokio::select! {
                 _ = tokio::io::copy(&mut from_client, &mut to_server) => {}
@@ -206,15 +221,23 @@ struct Scene {
 impl Scene {
     /// How far the clients were behind their timetable at most.
     fn behind(&self) -> Duration {
-        let behind = |event: &Event| if let EventKind::Behind(behind) = event.what { Some(behind) } else { None };
-        self.recorder.read(|log| log.iter().filter_map(behind).max().unwrap_or_default())
+        let behind = |event: &Event| {
+            if let EventKind::Behind(behind) = event.what {
+                Some(behind)
+            } else {
+                None
+            }
+        };
+        self.recorder
+            .read(|log| log.iter().filter_map(behind).max().unwrap_or_default())
     }
 
     async fn start(&self, name: &str) -> (Child, SocketAddr) {
         self.recorder.add(name, EventKind::Player(true));
         let store = if name == OLD { "middle" } else { "store" };
         let history = format!("--default-watch-cache-size={}", self.history);
-        let (child, address) = simulated(name, &self.dir.path().join(store), &self.certs, &[&history]);
+        let (child, address) =
+            simulated(name, &self.dir.path().join(store), &self.certs, &[&history]);
         until(|| self.recorder.last(name, MarkKind::Ready).is_some()).await;
         let joined = Joined::now(name, address);
         self.joined.send_modify(|instances| instances.push(joined));
@@ -223,22 +246,33 @@ impl Scene {
 
     /// Whether a client saw a failure of this kind.
     fn failed(&self, is_of_kind: impl Fn(&Failure) -> bool) -> bool {
-        let failed = |a: &Attempt| matches!(&a.answer, Answer::Failed(failure) if is_of_kind(failure));
+        let failed =
+            |a: &Attempt| matches!(&a.answer, Answer::Failed(failure) if is_of_kind(failure));
         self.recorder.read(|log| attempts(log).any(failed))
     }
 
     /// Whether a client's connection was refused.
     fn refused(&self, client: &str) -> bool {
         let refused = |a: &Attempt| a.answer == Answer::Failed(Failure::Refused);
-        let its_own = |a: &&Attempt| a.stream.strip_prefix(client).is_some_and(|rest| rest.starts_with('-'));
-        self.recorder.read(|log| attempts(log).filter(its_own).any(refused))
+        let its_own = |a: &&Attempt| {
+            a.stream
+                .strip_prefix(client)
+                .is_some_and(|rest| rest.starts_with('-'))
+        };
+        self.recorder
+            .read(|log| attempts(log).filter(its_own).any(refused))
     }
 
     /// Attempts of a client's that an instance answered.
     fn answers(&self, client: &str, name: &str) -> usize {
-        let its_own = |a: &&Attempt| a.stream.strip_prefix(client).is_some_and(|rest| rest.starts_with('-'));
+        let its_own = |a: &&Attempt| {
+            a.stream
+                .strip_prefix(client)
+                .is_some_and(|rest| rest.starts_with('-'))
+        };
         let by = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if instance == name);
-        self.recorder.read(|log| attempts(log).filter(its_own).filter(by).count())
+        self.recorder
+            .read(|log| attempts(log).filter(its_own).filter(by).count())
     }
 
     /// Whether each client with a connection of its own has it: a client that watches has listed before.
@@ -250,13 +284,19 @@ impl Scene {
     /// New connections that an instance has served.
     fn served(&self, name: &str) -> usize {
         let by = |a: &&Attempt| {
-            a.kind == ConnectionKind::New && matches!(&a.answer, Answer::Good { instance } if instance == name)
+            a.kind == ConnectionKind::New
+                && matches!(&a.answer, Answer::Good { instance } if instance == name)
         };
         self.recorder.read(|log| attempts(log).filter(by).count())
     }
 }
 
-pub(crate) fn simulated(name: &str, store: &Path, certs: &certs::Certs, flags: &[&str]) -> (Child, SocketAddr) {
+pub(crate) fn simulated(
+    name: &str,
+    store: &Path,
+    certs: &certs::Certs,
+    flags: &[&str],
+) -> (Child, SocketAddr) {
     let address = address::free_address().unwrap();
     certs.issue(name).unwrap();
     let child = Command::new(env!("CARGO_BIN_EXE_berth"))
@@ -264,8 +304,14 @@ pub(crate) fn simulated(name: &str, store: &Path, certs: &certs::Certs, flags: &
         .arg(format!("--bind-address={}", address.ip()))
         .arg(format!("--secure-port={}", address.port()))
         .arg(format!("--etcd-servers=unix://{}", store.display()))
-        .arg(format!("--tls-cert-file={}", certs.cert_file(name).display()))
-        .arg(format!("--tls-private-key-file={}", certs.key_file(name).display()))
+        .arg(format!(
+            "--tls-cert-file={}",
+            certs.cert_file(name).display()
+        ))
+        .arg(format!(
+            "--tls-private-key-file={}",
+            certs.key_file(name).display()
+        ))
         .arg(format!("--stand-in-name={name}"))
         .args(flags)
         .stderr(std::process::Stdio::null())
@@ -278,7 +324,9 @@ pub(crate) fn simulated(name: &str, store: &Path, certs: &certs::Certs, flags: &
 /// Clients that watch.
 fn followers() -> impl Iterator<Item = String> {
     let named = |kind: &'static str, count| (0..count).map(move |index| format!("{kind}-{index}"));
-    named("watch", WATCHES).chain(named("informer", 2)).chain(named("quiet", 4))
+    named("watch", WATCHES)
+        .chain(named("informer", 2))
+        .chain(named("quiet", 4))
 }
 
 /// Waits for something that another process does.
@@ -296,11 +344,21 @@ async fn stop(child: Child) {
 }
 
 pub(crate) fn terminate(child: &Child) {
-    kill(Pid::from_raw(child.id().unwrap().try_into().unwrap()), Signal::SIGTERM).unwrap();
+    kill(
+        Pid::from_raw(child.id().unwrap().try_into().unwrap()),
+        Signal::SIGTERM,
+    )
+    .unwrap();
 }
 
 pub(crate) async fn ends(mut child: Child) {
-    assert!(tokio::time::timeout(BOUND, child.wait()).await.unwrap().unwrap().success());
+    assert!(
+        tokio::time::timeout(BOUND, child.wait())
+            .await
+            .unwrap()
+            .unwrap()
+            .success()
+    );
 }
 
 /// An upgrade, and what was written down of it.
@@ -308,12 +366,26 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     let address = address::free_address().unwrap();
     let dir = in_memory();
     let certs = certs::make(dir.path(), &[address.ip()]).unwrap();
-    let scene = Scene { dir, certs, recorder: Arc::default(), joined: watch::Sender::default(), history: plot.history };
+    let scene = Scene {
+        dir,
+        certs,
+        recorder: Arc::default(),
+        joined: watch::Sender::default(),
+        history: plot.history,
+    };
     let mut background = JoinSet::new();
     let bind = |name: &str| UnixListener::bind(scene.dir.path().join(name)).unwrap();
     let store = Arc::new(Store::default());
-    background.spawn(store_server::serve(bind("store"), Arc::clone(&store), Arc::clone(&scene.recorder)));
-    background.spawn(middle(bind("middle"), scene.dir.path().join("store"), plot.misreports));
+    background.spawn(store_server::serve(
+        bind("store"),
+        Arc::clone(&store),
+        Arc::clone(&scene.recorder),
+    ));
+    background.spawn(middle(
+        bind("middle"),
+        scene.dir.path().join("store"),
+        plot.misreports,
+    ));
 
     let (old, backend) = scene.start(OLD).await;
     let proxy = Arc::new(Proxy {
@@ -325,17 +397,33 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
         half_close: Notify::new(),
         cut: Notify::new(),
     });
-    let mut listens = async || background.spawn(Arc::clone(&proxy).run(TcpListener::bind(address).await.unwrap()));
+    let mut listens = async || {
+        background.spawn(Arc::clone(&proxy).run(TcpListener::bind(address).await.unwrap()))
+    };
     let listening = listens().await;
 
-    let plan = Plan { load: plot.load, ..Plan::default() };
+    let plan = Plan {
+        load: plot.load,
+        ..Plan::default()
+    };
     let target = Target::new(address, &scene.certs).unwrap();
-    let load = Load::start(&plan.load, &target, &scene.joined.subscribe(), &scene.recorder).await.unwrap();
+    let load = Load::start(
+        &plan.load,
+        &target,
+        &scene.joined.subscribe(),
+        &scene.recorder,
+    )
+    .await
+    .unwrap();
     scene.recorder.add("", EventKind::LoadBegan);
     let written = || {
         let number = |name: &str| name.rsplit_once("-write-")?.1.parse::<u64>().ok();
         let objects = store.list(Some("default")).1;
-        objects.iter().filter_map(|o| number(o["metadata"]["name"].as_str().unwrap())).max().unwrap_or(0)
+        objects
+            .iter()
+            .filter_map(|o| number(o["metadata"]["name"].as_str().unwrap()))
+            .max()
+            .unwrap_or(0)
     };
     until(|| scene.all_open() && scene.served(OLD) > 20).await;
     // All see a dozen writes, and until the thirteenth one, those that the plots are about were seen.
@@ -346,7 +434,8 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
         Relay::Cuts => proxy.cut.notify_waiters(),
         Relay::HalfCloses => proxy.half_close.notify_waiters(),
         Relay::FailsNew => {
-            let ended: fn(&Failure) -> bool = |failure| matches!(failure, Failure::Closed | Failure::Reset);
+            let ended: fn(&Failure) -> bool =
+                |failure| matches!(failure, Failure::Closed | Failure::Reset);
             let garbled: fn(&Failure) -> bool = |failure| matches!(failure, Failure::Tls(_));
             for (flag, seen) in [(&proxy.closes, ended), (&proxy.garbles, garbled)] {
                 flag.store(true, SeqCst);
@@ -355,7 +444,8 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
             }
             let other = in_memory();
             let certs = certs::make(other.path(), &[address.ip()]).unwrap();
-            let (stranger, its) = simulated("stranger", &scene.dir.path().join("store"), &certs, &[]);
+            let (stranger, its) =
+                simulated("stranger", &scene.dir.path().join("store"), &certs, &[]);
             until(|| scene.recorder.last("stranger", MarkKind::Ready).is_some()).await;
             *proxy.backend.lock().unwrap() = its;
             until(|| scene.failed(|failure| matches!(failure, Failure::X509(_)))).await;
@@ -392,7 +482,10 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     until(|| done.elapsed() > LAG + 2 * scene.behind()).await;
     stop(old).await;
     // All see more of new.
-    until(|| scene.served(NEW) > 20 && followers().all(|follower| scene.answers(&follower, NEW) > 0)).await;
+    until(|| {
+        scene.served(NEW) > 20 && followers().all(|follower| scene.answers(&follower, NEW) > 0)
+    })
+    .await;
     let moved = written();
     until(|| written() > moved + 1).await;
     scene.recorder.add("", EventKind::LoadEnded);
@@ -433,8 +526,14 @@ async fn a_good_relay_loses_nothing() {
     assert!(ran.verdict == Verdict::Held, "{ran:#?}");
     // The kept connections (4), watches (4) and informers (6) that were on old, and as many of the
     // control as there are, on old and on new, which the load outlives.
-    let control = (record.control.streams.values().map(BTreeSet::len).sum(), record.control.ends.len());
-    assert_eq!((figure(&ran, "streams ended by the instance"), control), (14, (16, 8)));
+    let control = (
+        record.control.streams.values().map(BTreeSet::len).sum(),
+        record.control.ends.len(),
+    );
+    assert_eq!(
+        (figure(&ran, "streams ended by the instance"), control),
+        (14, (16, 8))
+    );
     assert!(figure(&ran, "watch events") > 40, "{ran:#?}");
     assert_eq!(record.informers.len(), 6);
     for informer in &record.informers {
@@ -446,7 +545,8 @@ async fn a_good_relay_loses_nothing() {
             _ => (0.., 1),
         };
         assert!(
-            written.contains(&informer.written) && (informer.relists, informer.expired) == (again, again),
+            written.contains(&informer.written)
+                && (informer.relists, informer.expired) == (again, again),
             "{informer:?}"
         );
     }
@@ -455,11 +555,22 @@ async fn a_good_relay_loses_nothing() {
     // The same from the evidence alone.
     for end in &record.ends {
         assert!(end.signed.is_some() && end.instance == OLD, "{end:?}");
-        assert!(end.signed != Some(Signed::EndOfAnswer) || end.what == StreamKind::Watch, "{end:?}");
+        assert!(
+            end.signed != Some(Signed::EndOfAnswer) || end.what == StreamKind::Watch,
+            "{end:?}"
+        );
     }
-    let unreported = judge(&Record { reports: Vec::new(), ..record }, &plan, None);
+    let unreported = judge(
+        &Record {
+            reports: Vec::new(),
+            ..record
+        },
+        &plan,
+        None,
+    );
     assert!(
-        unreported.verdict == Verdict::Held && figure(&unreported, "streams ended by the instance") == 14,
+        unreported.verdict == Verdict::Held
+            && figure(&unreported, "streams ended by the instance") == 14,
         "{unreported:#?}"
     );
 }
@@ -482,35 +593,84 @@ async fn a_goodbye_that_the_relay_made_an_instance_say_is_no_excuse() {
 #[tokio::test]
 async fn new_connections_that_fail_are_seen_each_for_what_it_is() {
     let ran = judged(Plot::relay(Relay::FailsNew)).await;
-    assert!(ran.verdict == Verdict::Lost && lost(&ran, Loss::Refused) > 0, "{ran:#?}");
-    assert!(lost(&ran, Loss::Closed) + lost(&ran, Loss::Reset) > 0, "{ran:#?}");
+    assert!(
+        ran.verdict == Verdict::Lost && lost(&ran, Loss::Refused) > 0,
+        "{ran:#?}"
+    );
+    assert!(
+        lost(&ran, Loss::Closed) + lost(&ran, Loss::Reset) > 0,
+        "{ran:#?}"
+    );
     // Wrong bytes are no wrong certificate.
-    assert!(lost(&ran, Loss::Tls) > figure(&ran, "x509 errors") && figure(&ran, "x509 errors") > 0, "{ran:#?}");
+    assert!(
+        lost(&ran, Loss::Tls) > figure(&ran, "x509 errors") && figure(&ran, "x509 errors") > 0,
+        "{ran:#?}"
+    );
     let of_new = [Loss::Refused, Loss::Closed, Loss::Reset, Loss::Tls];
-    assert!(ran.lost.keys().all(|loss| of_new.contains(loss)), "{ran:#?}");
+    assert!(
+        ran.lost.keys().all(|loss| of_new.contains(loss)),
+        "{ran:#?}"
+    );
 }
 
 #[tokio::test]
 async fn changes_that_are_lost_or_told_twice_are_seen() {
-    let (record, plan) = upgrade(Plot { misreports: true, ..Plot::relay(Relay::Good) }).await;
+    let (record, plan) = upgrade(Plot {
+        misreports: true,
+        ..Plot::relay(Relay::Good)
+    })
+    .await;
     // Each watch and each informer sees a write too few and one twice, and each informer has an object that was removed.
     let lost = judge(&record, &plan, None).lost;
-    assert_eq!(lost, [(Loss::EventMissed, 8), (Loss::EventDuplicated, 6)].into(), "{record:#?}");
+    assert_eq!(
+        lost,
+        [(Loss::EventMissed, 8), (Loss::EventDuplicated, 6)].into(),
+        "{record:#?}"
+    );
     for watch in &record.watches {
-        let flaws: Vec<_> = watch.flaws.iter().map(|(_, loss, count)| (*loss, *count)).collect();
-        assert_eq!(flaws, [(Loss::EventMissed, 1), (Loss::EventDuplicated, 1)], "{watch:?}");
+        let flaws: Vec<_> = watch
+            .flaws
+            .iter()
+            .map(|(_, loss, count)| (*loss, *count))
+            .collect();
+        assert_eq!(
+            flaws,
+            [(Loss::EventMissed, 1), (Loss::EventDuplicated, 1)],
+            "{watch:?}"
+        );
     }
-    let informers = || record.informers.iter().filter(|i| i.id.starts_with("informer"));
+    let informers = || {
+        record
+            .informers
+            .iter()
+            .filter(|i| i.id.starts_with("informer"))
+    };
     assert!(informers().all(|i| i.stale == 1), "{:?}", record.informers);
 }
 
 #[tokio::test]
 async fn a_client_that_was_away_for_too_long_lists_again_and_has_all() {
-    let plot = Plot { history: 6, ..Plot::relay(Relay::CutsAndRefuses) };
+    let plot = Plot {
+        history: 6,
+        ..Plot::relay(Relay::CutsAndRefuses)
+    };
     let (record, plan) = upgrade(plot).await;
-    let informers = || record.informers.iter().filter(|i| i.id.starts_with("informer"));
-    assert!(informers().count() == 2 && informers().all(|i| i.relists >= 1), "{:?}", record.informers);
-    assert!(record.informers.iter().all(|i| i.relists == i.expired), "{:?}", record.informers);
+    let informers = || {
+        record
+            .informers
+            .iter()
+            .filter(|i| i.id.starts_with("informer"))
+    };
+    assert!(
+        informers().count() == 2 && informers().all(|i| i.relists >= 1),
+        "{:?}",
+        record.informers
+    );
+    assert!(
+        record.informers.iter().all(|i| i.relists == i.expired),
+        "{:?}",
+        record.informers
+    );
     let ran = judge(&record, &plan, None);
     assert!(lost(&ran, Loss::Refused) > 0, "{ran:#?}");
     for loss in [Loss::EventMissed, Loss::EventDuplicated, Loss::BadStatus] {

@@ -30,14 +30,29 @@ struct Simulated {
 impl Simulated {
     /// One that is ready.
     async fn start(flag: &str) -> Self {
-        let (dir, store, recorder) =
-            (tempfile::tempdir().unwrap(), Arc::<Store>::default(), Arc::<Recorder>::default());
+        let (dir, store, recorder) = (
+            tempfile::tempdir().unwrap(),
+            Arc::<Store>::default(),
+            Arc::<Recorder>::default(),
+        );
         let certs = certs::make(dir.path(), &[]).unwrap();
         let (socket, mut hub) = (dir.path().join("store"), JoinSet::new());
-        hub.spawn(store_server::serve(UnixListener::bind(&socket).unwrap(), store.clone(), recorder.clone()));
+        hub.spawn(store_server::serve(
+            UnixListener::bind(&socket).unwrap(),
+            store.clone(),
+            recorder.clone(),
+        ));
         let (child, address) = simulated("it", &socket, &certs, &[flag]);
         let tls = TlsConnector::from(Arc::new(certs.client_config().unwrap()));
-        let it = Self { child, address, recorder, store, tls, _hub: hub, _dir: dir };
+        let it = Self {
+            child,
+            address,
+            recorder,
+            store,
+            tls,
+            _hub: hub,
+            _dir: dir,
+        };
         it.comes_to(MarkKind::Ready).await;
         it
     }
@@ -48,13 +63,22 @@ impl Simulated {
 
     async fn client(&self) -> Client {
         let tcp = TcpStream::connect(self.address).await.unwrap();
-        Client(self.tls.connect("kubernetes".try_into().unwrap(), tcp).await.unwrap())
+        Client(
+            self.tls
+                .connect("kubernetes".try_into().unwrap(), tcp)
+                .await
+                .unwrap(),
+        )
     }
 
     /// The answer to a client that comes for it alone.
     async fn get(&self, path: &str) -> String {
         let mut client = self.client().await;
-        client.says(&format!("GET {path} HTTP/1.1\r\nhost: kubernetes\r\nconnection: close\r\n\r\n")).await;
+        client
+            .says(&format!(
+                "GET {path} HTTP/1.1\r\nhost: kubernetes\r\nconnection: close\r\n\r\n"
+            ))
+            .await;
         let mut answer = String::new();
         client.0.read_to_string(&mut answer).await.unwrap();
         answer
@@ -80,7 +104,11 @@ impl Client {
         let mut read = Vec::new();
         while !String::from_utf8_lossy(&read).contains(wanted) {
             let more = tokio::time::timeout(BOUND, self.0.read_buf(&mut read)).await;
-            assert!(matches!(more, Ok(Ok(1..))), "{more:?}: no {wanted:?} in {}", String::from_utf8_lossy(&read));
+            assert!(
+                matches!(more, Ok(Ok(1..))),
+                "{more:?}: no {wanted:?} in {}",
+                String::from_utf8_lossy(&read)
+            );
         }
     }
 }
@@ -92,7 +120,11 @@ async fn after_sigterm_it_is_unready_and_goes_on_serving() {
     let ready = "GET /readyz HTTP/1.1\r\nhost: kubernetes\r\n\r\n";
     kept.says(ready).await;
     kept.reads("HTTP/1.1 200 ").await;
-    watch.says(&format!("GET {MAPS}?watch=1&resourceVersion=1 HTTP/1.1\r\nhost: kubernetes\r\n\r\n")).await;
+    watch
+        .says(&format!(
+            "GET {MAPS}?watch=1&resourceVersion=1 HTTP/1.1\r\nhost: kubernetes\r\n\r\n"
+        ))
+        .await;
     watch.reads("HTTP/1.1 200 ").await;
 
     terminate(&it.child);
@@ -100,7 +132,9 @@ async fn after_sigterm_it_is_unready_and_goes_on_serving() {
     kept.says(ready).await;
     kept.reads("HTTP/1.1 500 ").await;
     assert!(it.get(MAPS).await.starts_with("HTTP/1.1 200 "));
-    it.store.create(json!({"metadata": {"name": "late", "namespace": "n"}})).unwrap();
+    it.store
+        .create(json!({"metadata": {"name": "late", "namespace": "n"}}))
+        .unwrap();
     watch.reads("\"late\"").await;
 }
 
@@ -111,8 +145,10 @@ async fn a_request_under_way_is_finished() {
         let mut slow = it.client().await;
         let (half, rest) = (r#"{"metadata":"#, r#"{"name":"a"}}"#);
         let length = half.len() + rest.len();
-        let head = format!("POST {MAPS} HTTP/1.1\r\nhost: kubernetes\r\ncontent-length: {length}\r\n");
-        slow.says(&format!("{head}expect: 100-continue\r\n\r\n")).await;
+        let head =
+            format!("POST {MAPS} HTTP/1.1\r\nhost: kubernetes\r\ncontent-length: {length}\r\n");
+        slow.says(&format!("{head}expect: 100-continue\r\n\r\n"))
+            .await;
         slow.reads("HTTP/1.1 100 ").await;
         slow.says(half).await;
         terminate(&it.child);
@@ -125,7 +161,10 @@ async fn a_request_under_way_is_finished() {
                     break answer;
                 }
             };
-            assert!(rejected.starts_with("HTTP/1.1 429 ") && rejected.contains("TooManyRequests"), "{rejected}");
+            assert!(
+                rejected.starts_with("HTTP/1.1 429 ") && rejected.contains("TooManyRequests"),
+                "{rejected}"
+            );
             assert!(it.get("/livez").await.starts_with("HTTP/1.1 200 "));
         } else {
             it.refuses().await;

@@ -3,7 +3,8 @@
 
 use crate::stand_in::STAND_IN;
 use crate::support::net::{
-    client_hello, connect, expect_end, expect_reset, free_address, listening, ping, read, relayed_client, served_client,
+    client_hello, connect, expect_end, expect_reset, free_address, listening, ping, read,
+    relayed_client, served_client,
 };
 use crate::support::process::{Running, berth, can_inject, ends, gone, output_of, passes_sockets};
 use crate::support::{MOMENT, eventually};
@@ -23,7 +24,10 @@ struct Node {
 
 impl Node {
     fn new() -> Self {
-        Self { temp: tempfile::tempdir().unwrap(), listen: free_address() }
+        Self {
+            temp: tempfile::tempdir().unwrap(),
+            listen: free_address(),
+        }
     }
 
     fn run_dir(&self) -> String {
@@ -31,13 +35,20 @@ impl Node {
     }
 
     fn command(&self, options: &[&str], command: &[&str]) -> Command {
-        let mut run = berth(["run", "--listen", &self.listen.to_string(), "--run-dir", &self.run_dir()]);
+        let mut run = berth([
+            "run",
+            "--listen",
+            &self.listen.to_string(),
+            "--run-dir",
+            &self.run_dir(),
+        ]);
         run.args(["--probe", "tcp", "--probe-interval", "20ms"]);
         if !options.contains(&"--instance") {
             run.args(["--instance", "a"]);
         }
         run.args(options).arg("--").args(command);
-        run.env("TEST_BINARY", std::env::current_exe().unwrap()).env("STAND_IN_STATUS", "3");
+        run.env("TEST_BINARY", std::env::current_exe().unwrap())
+            .env("STAND_IN_STATUS", "3");
         run
     }
 
@@ -48,7 +59,8 @@ impl Node {
 
     /// With a stand-in, joined.
     fn joined(&self, options: &[&str]) -> (Running, u32) {
-        let run = Running::start(&mut self.command(options, &["sh", "-c", STAND_IN, "kube-apiserver"]));
+        let run =
+            Running::start(&mut self.command(options, &["sh", "-c", STAND_IN, "kube-apiserver"]));
         let line = run.prints("listening, pid ");
         run.logs("joined");
         if passes_sockets() || options.contains(&"--pass") {
@@ -61,7 +73,12 @@ impl Node {
 
     /// The shim's status.
     fn status(&self) -> serde_json::Value {
-        let (_, out, _) = output_of(&mut berth(["status", "--json", "--run-dir", &self.run_dir()]));
+        let (_, out, _) = output_of(&mut berth([
+            "status",
+            "--json",
+            "--run-dir",
+            &self.run_dir(),
+        ]));
         serde_json::from_str::<serde_json::Value>(&out).unwrap()["instances"][0]["shim"].take()
     }
 }
@@ -74,7 +91,12 @@ fn an_apiserver_gets_its_clients_and_one_sigterm_through_its_supervisor() {
     let node = Node::new();
     let (mut run, _) = node.joined(&["--pass", "inject", "--log-connections"]);
     let mut client = served_client(node.listen);
-    assert!(run.logs("connection ended").contains("outcome=\"injected\""), "{}", run.log());
+    assert!(
+        run.logs("connection ended")
+            .contains("outcome=\"injected\""),
+        "{}",
+        run.log()
+    );
     run.signal(Signal::SIGTERM);
     run.prints("told to end by SIGTERM");
     run.logs("drained");
@@ -125,7 +147,10 @@ fn an_apiserver_that_never_serves_never_gets_a_connection() {
     let node = Node::new();
     let mut run = node.script("echo 'unknown flag: --nope' >&2; exit 1");
     let (_, log) = ends(&mut run, 1, &[]);
-    assert!(log.contains("unknown flag: --nope") && !log.contains("joined"), "{log}");
+    assert!(
+        log.contains("unknown flag: --nope") && !log.contains("joined"),
+        "{log}"
+    );
     let (_, out, _) = output_of(&mut berth(["status", "--run-dir", &node.run_dir()]));
     assert!(out.contains("the apiserver's process ended"), "{out}");
 }
@@ -137,7 +162,10 @@ fn sigterm_is_passed_on_once_after_leaving() {
     let mut client = relayed_client(node.listen);
     run.signal(Signal::SIGTERM);
     run.prints("told to end");
-    assert!(listening(node.listen).is_empty(), "it left before the apiserver got SIGTERM");
+    assert!(
+        listening(node.listen).is_empty(),
+        "it left before the apiserver got SIGTERM"
+    );
     ping(&mut client, b"still served");
     run.logs("the instance listens no more: draining");
     assert!(run.is_running());
@@ -146,7 +174,11 @@ fn sigterm_is_passed_on_once_after_leaving() {
     gone(pid);
     assert!(!run.out().contains("told again"), "{}", run.out());
     let log = run.log();
-    assert_eq!(log.matches("passed on to the apiserver").count(), 1, "{log}");
+    assert_eq!(
+        log.matches("passed on to the apiserver").count(),
+        1,
+        "{log}"
+    );
     assert!(!log.contains("by itself"), "{log}");
 }
 
@@ -166,15 +198,27 @@ fn is_passed_on_when_first_bytes_have_come() -> bool {
     let (mut run, pid) = node.joined(&[]);
     let signal = |signal| kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
     signal(Signal::SIGSTOP);
-    let stat = |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.unwrap().path().join("stat"));
+    let stat = |task: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(task.unwrap().path().join("stat"))
+    };
     eventually("each of its threads stands still", || {
-        let mut tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(stat);
-        let stopped = |stat: String| stat.rsplit(')').next().unwrap().trim_start().starts_with('T');
+        let mut tasks = std::fs::read_dir(format!("/proc/{pid}/task"))
+            .unwrap()
+            .map(stat);
+        let stopped = |stat: String| {
+            stat.rsplit(')')
+                .next()
+                .unwrap()
+                .trim_start()
+                .starts_with('T')
+        };
         tasks.all(|stat| stat.is_ok_and(stopped)).then_some(())
     });
     let mut client = connect(node.listen);
     client.write_all(&client_hello(100)).unwrap();
-    eventually("the shim has read it", || (node.status()["connections_pending"] == 1).then_some(()));
+    eventually("the shim has read it", || {
+        (node.status()["connections_pending"] == 1).then_some(())
+    });
     let told = Instant::now();
     run.signal(Signal::SIGTERM);
     run.logs("left");
@@ -210,7 +254,15 @@ fn a_second_sigterm_ends_both_at_once() {
     let node = Node::new();
     let (mut run, pid) = node.joined(&["--drain-timeout", "1h"]);
     let line = run.logs("becoming the apiserver");
-    let address: SocketAddr = line.split("address=").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    let address: SocketAddr = line
+        .split("address=")
+        .nth(1)
+        .unwrap()
+        .split(' ')
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap();
     // It keeps the stand-in from ending by itself.
     let mut direct = connect(address);
     ping(&mut direct, b"served");
@@ -243,7 +295,15 @@ fn the_child_dies_with_its_parent() {
 /// The process between berth and its apiserver.
 fn between(run: &Running, apiserver: u32) -> Pid {
     let stat = std::fs::read_to_string(format!("/proc/{apiserver}/stat")).unwrap();
-    let parent = stat.rsplit(')').next().unwrap().split_ascii_whitespace().nth(1).unwrap().parse().unwrap();
+    let parent = stat
+        .rsplit(')')
+        .next()
+        .unwrap()
+        .split_ascii_whitespace()
+        .nth(1)
+        .unwrap()
+        .parse()
+        .unwrap();
     assert_ne!(parent, run.pid().as_raw());
     Pid::from_raw(parent)
 }
@@ -251,7 +311,12 @@ fn between(run: &Running, apiserver: u32) -> Pid {
 /// A signal to berth's child is meant for the apiserver, which can end as it usually does.
 #[test]
 fn what_asks_its_child_to_end_reaches_the_apiserver_once() {
-    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
+    for signal in [
+        Signal::SIGTERM,
+        Signal::SIGINT,
+        Signal::SIGHUP,
+        Signal::SIGQUIT,
+    ] {
         let node = Node::new();
         let (mut run, pid) = node.joined(&[]);
         let mut client = served_client(node.listen);
@@ -273,9 +338,18 @@ fn the_death_of_berth_is_one_sigterm() {
     let node = Node::new();
     for _ in 0..20 {
         let (mut run, pid) = node.joined(&["--threads", "16"]);
-        let (_, out, _) = output_of(&mut berth(["status", "--json", "--run-dir", &node.run_dir()]));
+        let (_, out, _) = output_of(&mut berth([
+            "status",
+            "--json",
+            "--run-dir",
+            &node.run_dir(),
+        ]));
         let status: serde_json::Value = serde_json::from_str(&out).unwrap();
-        let address: SocketAddr = status["instances"][0]["record"]["address"].as_str().unwrap().parse().unwrap();
+        let address: SocketAddr = status["instances"][0]["record"]["address"]
+            .as_str()
+            .unwrap()
+            .parse()
+            .unwrap();
         // It ends with this one, and handles SIGTERM until then.
         let mut client = connect(address);
         ping(&mut client, b"served");
@@ -290,7 +364,9 @@ fn the_death_of_berth_is_one_sigterm() {
         assert!(!run.out().contains("told again"), "{}", run.out());
     }
     let status = || output_of(&mut berth(["status", "--run-dir", &node.run_dir()])).1;
-    eventually("status says that it ended", || status().contains("process ended").then_some(()));
+    eventually("status says that it ended", || {
+        status().contains("process ended").then_some(())
+    });
 }
 
 /// By systemd it would be, too.

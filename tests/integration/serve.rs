@@ -1,8 +1,8 @@
 //! The life of `berth serve`, and of the commands that ask it, with the real binary.
 
 use crate::support::net::{
-    Backend, client_hello, connect, echo, expect_reset, expect_silence, free_address, listening, ping, read, served,
-    served_client,
+    Backend, client_hello, connect, echo, expect_reset, expect_silence, free_address, listening,
+    ping, read, served, served_client,
 };
 use crate::support::process::{Running, berth, ends, output_of};
 use crate::support::shim::Shim;
@@ -28,7 +28,10 @@ struct Node {
 
 impl Node {
     fn new() -> Self {
-        Self { temp: tempfile::tempdir().unwrap(), listen: free_address() }
+        Self {
+            temp: tempfile::tempdir().unwrap(),
+            listen: free_address(),
+        }
     }
 
     fn run_dir(&self) -> String {
@@ -43,7 +46,13 @@ impl Node {
     }
 
     fn command(&self, backend: SocketAddr, options: &[&str]) -> Command {
-        let mut command = berth(["serve", "--listen", &self.listen.to_string(), "--backend", &backend.to_string()]);
+        let mut command = berth([
+            "serve",
+            "--listen",
+            &self.listen.to_string(),
+            "--backend",
+            &backend.to_string(),
+        ]);
         command.args(["--run-dir", &self.run_dir(), "--probe-interval", "20ms"]);
         if !options.iter().any(|option| option.starts_with("--probe-")) {
             command.args(["--probe", "tcp"]);
@@ -79,7 +88,10 @@ impl Node {
         command.args(["--run-dir", &self.run_dir()]);
         eventually("an answer of the shim", || {
             let (status, out, err) = output_of(&mut command);
-            (![&out, &err].iter().any(|text| text.contains("does not answer"))).then_some((status, out, err))
+            (![&out, &err]
+                .iter()
+                .any(|text| text.contains("does not answer")))
+            .then_some((status, out, err))
         })
     }
 }
@@ -90,7 +102,10 @@ fn bind_wait_takes_the_port_when_it_is_free() {
     let holder = TcpListener::bind(node.listen).unwrap();
     let shim = node.serve(Backend::new().serve(echo), &["--bind-wait", "60s"]);
     let line = shim.logs("trying again");
-    assert!(line.contains(&format!("pid {}", std::process::id())), "it names the holder: {line}");
+    assert!(
+        line.contains(&format!("pid {}", std::process::id())),
+        "it names the holder: {line}"
+    );
     drop(holder);
     shim.logs("joined");
     ping(&mut connect(node.listen), b"served");
@@ -98,7 +113,11 @@ fn bind_wait_takes_the_port_when_it_is_free() {
     let other = Node::new();
     let _held = TcpListener::bind(other.listen).unwrap();
     let began = Instant::now();
-    ends(&mut other.command(free_address(), &["--bind-wait", "400ms"]), 69, &["SO_REUSEPORT"]);
+    ends(
+        &mut other.command(free_address(), &["--bind-wait", "400ms"]),
+        69,
+        &["SO_REUSEPORT"],
+    );
     assert!(began.elapsed() >= Duration::from_millis(400));
 }
 
@@ -110,14 +129,39 @@ fn root_uses_no_run_directory_of_another_uid() {
     }
     let node = Node::new();
     std::fs::create_dir(node.run_dir()).unwrap();
-    std::fs::set_permissions(node.run_dir(), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    std::fs::set_permissions(
+        node.run_dir(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o700),
+    )
+    .unwrap();
     nix::unistd::chown(node.run_dir().as_str(), Some(65534.into()), None).unwrap();
-    let mut exec = berth(["exec", "--listen", &node.listen.to_string(), "--run-dir", &node.run_dir()]);
-    let mut run = berth(["run", "--listen", &node.listen.to_string(), "--run-dir", &node.run_dir(), "--probe", "tcp"]);
-    for command in [&mut node.command(free_address(), &[]), exec.args(["--", "true"]), run.args(["--", "true"])] {
+    let mut exec = berth([
+        "exec",
+        "--listen",
+        &node.listen.to_string(),
+        "--run-dir",
+        &node.run_dir(),
+    ]);
+    let mut run = berth([
+        "run",
+        "--listen",
+        &node.listen.to_string(),
+        "--run-dir",
+        &node.run_dir(),
+        "--probe",
+        "tcp",
+    ]);
+    for command in [
+        &mut node.command(free_address(), &[]),
+        exec.args(["--", "true"]),
+        run.args(["--", "true"]),
+    ] {
         let (status, _, log) = output_of(command);
         assert_eq!(status, Some(69), "{command:?}: {log}");
-        assert!(log.contains("owned by uid 65534, this process is uid 0"), "{command:?}: {log}");
+        assert!(
+            log.contains("owned by uid 65534, this process is uid 0"),
+            "{command:?}: {log}"
+        );
     }
     assert_eq!(node.ask(&["status"]).0, Some(69));
 }
@@ -125,14 +169,33 @@ fn root_uses_no_run_directory_of_another_uid() {
 /// Each that there can be is in the tests of crates/options.
 #[test]
 fn every_mistake_is_reported_at_once() {
-    let mut command = berth(["serve", "--listen", "nowhere", "--hold", "8", "--lease", "25h"]);
-    let (out, log) = ends(&mut command, 64, &["--listen \"nowhere\"", "--hold 8", "--lease 25h: at most 1day"]);
-    assert!(out.is_empty() && log.lines().all(|line| line.starts_with("berth: ")), "{log}");
+    let mut command = berth([
+        "serve", "--listen", "nowhere", "--hold", "8", "--lease", "25h",
+    ]);
+    let (out, log) = ends(
+        &mut command,
+        64,
+        &[
+            "--listen \"nowhere\"",
+            "--hold 8",
+            "--lease 25h: at most 1day",
+        ],
+    );
+    assert!(
+        out.is_empty() && log.lines().all(|line| line.starts_with("berth: ")),
+        "{log}"
+    );
 }
 
 #[test]
 fn wrong_command_lines_are_64() {
-    for args in [&["serve"][..], &["serve", "--no-such-option"], &["fly"], &[], &["serve", "--probe", "udp"]] {
+    for args in [
+        &["serve"][..],
+        &["serve", "--no-such-option"],
+        &["fly"],
+        &[],
+        &["serve", "--probe", "udp"],
+    ] {
         let (status, out, log) = output_of(&mut berth(args));
         assert_eq!((status, out.as_str()), (Some(64), ""), "{args:?}: {log}");
         assert!(!log.is_empty());
@@ -145,14 +208,34 @@ fn wrong_command_lines_are_64() {
     // Files of the probe are read before anything is started.
     let node = Node::new();
     let nothing = node.file("nothing.pem", "no certificate");
-    ends(&mut node.command(free_address(), &["--probe-ca", &nothing]), 64, &["--probe-ca", "no certificate"]);
+    ends(
+        &mut node.command(free_address(), &["--probe-ca", &nothing]),
+        64,
+        &["--probe-ca", "no certificate"],
+    );
 }
 
 /// The inodes of a process's sockets.
 fn sockets(pid: u32) -> Vec<u64> {
-    let links = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
-    let targets = links.filter_map(|link| std::fs::read_link(link.path()).ok()?.into_os_string().into_string().ok());
-    targets.filter_map(|target| target.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()).collect()
+    let links = std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .unwrap()
+        .flatten();
+    let targets = links.filter_map(|link| {
+        std::fs::read_link(link.path())
+            .ok()?
+            .into_os_string()
+            .into_string()
+            .ok()
+    });
+    targets
+        .filter_map(|target| {
+            target
+                .strip_prefix("socket:[")?
+                .strip_suffix(']')?
+                .parse()
+                .ok()
+        })
+        .collect()
 }
 
 /// A bound socket that does not listen gets nothing.
@@ -162,10 +245,20 @@ fn bound_at_start_and_listening_when_ready() {
     let backend = free_address();
     let shim = node.serve(backend, &[]);
     shim.logs("probe: nothing listens");
-    assert!(listening(node.listen).is_empty(), "it listens before its instance does");
+    assert!(
+        listening(node.listen).is_empty(),
+        "it listens before its instance does"
+    );
     // Without SO_REUSEADDR, which std's listeners set.
-    let taken = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap().bind(&node.listen.into()).unwrap_err();
-    assert_eq!(taken.kind(), std::io::ErrorKind::AddrInUse, "the port is had from the start");
+    let taken = Socket::new(Domain::IPV4, Type::STREAM, None)
+        .unwrap()
+        .bind(&node.listen.into())
+        .unwrap_err();
+    assert_eq!(
+        taken.kind(),
+        std::io::ErrorKind::AddrInUse,
+        "the port is had from the start"
+    );
     let refused = TcpStream::connect(node.listen).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
     let before = sockets(shim.child.id());
@@ -174,14 +267,19 @@ fn bound_at_start_and_listening_when_ready() {
     shim.logs("joined");
     let inodes = listening(node.listen);
     assert_eq!(inodes.len(), 1);
-    assert!(before.contains(&inodes[0]), "the socket that was bound at start is the one that listens");
+    assert!(
+        before.contains(&inodes[0]),
+        "the socket that was bound at start is the one that listens"
+    );
     ping(&mut connect(node.listen), b"served");
 }
 
 /// The same command under another limit of open files, which it cannot raise.
 fn limited(files: u64, command: &Command) -> Command {
     let mut limited = Command::new("sh");
-    limited.args(["-c", &format!("ulimit -n {files} && exec \"$@\""), "sh"]).arg(command.get_program());
+    limited
+        .args(["-c", &format!("ulimit -n {files} && exec \"$@\""), "sh"])
+        .arg(command.get_program());
     limited.args(command.get_args()).stdin(Stdio::null());
     for (name, _) in command.get_envs() {
         limited.env_remove(name);
@@ -193,24 +291,60 @@ fn limited(files: u64, command: &Command) -> Command {
 fn a_limit_of_open_files_that_is_too_low_is_reported() {
     let (node, backend) = (Node::new(), Backend::new().serve(echo));
     let mut none = limited(1024, &node.command(backend, &["--threads", "256"]));
-    ends(&mut none, 69, &["1024 open files", "256 threads", "--threads", "ulimit -Hn"]);
+    ends(
+        &mut none,
+        69,
+        &["1024 open files", "256 threads", "--threads", "ulimit -Hn"],
+    );
 
     let admin = free_address();
-    let options = ["--threads", "4", "--instance", "a", "--admin", &admin.to_string()];
+    let options = [
+        "--threads",
+        "4",
+        "--instance",
+        "a",
+        "--admin",
+        &admin.to_string(),
+    ];
     let few = Running::start(&mut limited(1024, &node.command(backend, &options)));
     few.logs("joined");
     few.logs("a limit of 1024 open files leaves room for");
     let line = few.logs("max_connections=");
-    let room: usize = line.split("max_connections=").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
-    let idle = std::fs::read_dir(format!("/proc/{}/fd", few.child.id())).unwrap().count();
-    assert!(room > 1 && idle + 2 * room < 1024, "{idle} descriptors and {room} connections");
+    let room: usize = line
+        .split("max_connections=")
+        .nth(1)
+        .unwrap()
+        .split(' ')
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap();
+    let idle = std::fs::read_dir(format!("/proc/{}/fd", few.child.id()))
+        .unwrap()
+        .count();
+    assert!(
+        room > 1 && idle + 2 * room < 1024,
+        "{idle} descriptors and {room} connections"
+    );
     // However many ask it at the same time.
     let _scrapers: Vec<_> = (0..100).map(|_| connect(admin)).collect();
-    let path = node.temp.path().join("run").join(node.listen.to_string()).join("a.sock");
-    let _siblings: Vec<_> = (0..500).map_while(|_| seqpacket::dial(&path).ok()).collect();
+    let path = node
+        .temp
+        .path()
+        .join("run")
+        .join(node.listen.to_string())
+        .join("a.sock");
+    let _siblings: Vec<_> = (0..500)
+        .map_while(|_| seqpacket::dial(&path).ok())
+        .collect();
     for _ in 0..20 {
-        let taken = std::fs::read_dir(format!("/proc/{}/fd", few.child.id())).unwrap().count();
-        assert!(taken + 2 * room < 1024, "{taken} descriptors and {room} connections");
+        let taken = std::fs::read_dir(format!("/proc/{}/fd", few.child.id()))
+            .unwrap()
+            .count();
+        assert!(
+            taken + 2 * room < 1024,
+            "{taken} descriptors and {room} connections"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
     ping(&mut connect(node.listen), b"served");
@@ -221,7 +355,12 @@ fn a_limit_of_open_files_that_is_too_low_is_reported() {
 fn an_instance_that_listens_later_is_asked_at_once() {
     let backend = free_address();
     let shim = Shim::launch("127.0.0.1:0", backend, "1", &["--probe-interval", "1h"]);
-    shim.until("asked in vain", |status| status.instances.iter().any(|i| i.last_probe.contains("nothing listens")));
+    shim.until("asked in vain", |status| {
+        status
+            .instances
+            .iter()
+            .any(|i| i.last_probe.contains("nothing listens"))
+    });
     Backend::at(backend).serve(echo);
     shim.until_phase(Phase::Joined);
     ping(&mut shim.client(), b"served");
@@ -231,7 +370,11 @@ fn an_instance_that_listens_later_is_asked_at_once() {
 fn ready_live_and_status() {
     let node = Node::new();
     let (status, out, _) = node.ask(&["ready"]);
-    assert_eq!((status, out.lines().count()), (Some(1), 1), "no instance: one line why: {out}");
+    assert_eq!(
+        (status, out.lines().count()),
+        (Some(1), 1),
+        "no instance: one line why: {out}"
+    );
     assert_eq!(node.ask(&["status"]).0, Some(69));
 
     let backend = free_address();
@@ -239,17 +382,28 @@ fn ready_live_and_status() {
     shim.logs("probe: nothing listens");
     let (status, out, _) = node.ask(&["ready"]);
     assert_eq!((status, out.lines().count()), (Some(1), 1), "{out}");
-    assert!(out.contains("instance a is unready: nothing listens"), "{out}");
+    assert!(
+        out.contains("instance a is unready: nothing listens"),
+        "{out}"
+    );
     let (status, out, _) = node.ask(&["live", "--probe", "tcp"]);
     assert_eq!((status, out.lines().count()), (Some(1), 1), "{out}");
     let (_, out, _) = node.ask(&["status"]);
-    for part in [&*node.listen.to_string(), "waiting", "unready", "nothing listens"] {
+    for part in [
+        &*node.listen.to_string(),
+        "waiting",
+        "unready",
+        "nothing listens",
+    ] {
         assert!(out.contains(part), "{part} in {out}");
     }
 
     Backend::at(backend).serve(echo);
     shim.logs("joined");
-    assert_eq!(node.ask(&["ready"]), (Some(0), String::new(), String::new()));
+    assert_eq!(
+        node.ask(&["ready"]),
+        (Some(0), String::new(), String::new())
+    );
     assert_eq!(node.ask(&["ready", "--instance", "a"]).0, Some(0));
     assert_eq!(node.ask(&["live", "--probe", "tcp"]).0, Some(0));
     let mut client = connect(node.listen);
@@ -280,7 +434,10 @@ fn ready_live_and_status() {
     assert_eq!(node.ask(&["ready", "--instance", "b"]).0, Some(0));
     drop(other);
     let (_, out, _) = node.ask(&["status"]);
-    assert!(out.contains("its shim is dead") || out.contains("waiting for"), "killed without a word: {out}");
+    assert!(
+        out.contains("its shim is dead") || out.contains("waiting for"),
+        "killed without a word: {out}"
+    );
 }
 
 #[test]
@@ -288,8 +445,16 @@ fn a_second_shim_of_an_instance_is_refused() {
     let node = Node::new();
     let backend = Backend::new().serve(echo);
     let _shim = node.joined(backend, &["--instance", "a"]);
-    ends(&mut node.command(backend, &["--instance", "a"]), 69, &["a shim of instance a runs already"]);
-    assert_eq!(node.ask(&["ready"]).0, Some(0), "the first one is as before");
+    ends(
+        &mut node.command(backend, &["--instance", "a"]),
+        69,
+        &["a shim of instance a runs already"],
+    );
+    assert_eq!(
+        node.ask(&["ready"]).0,
+        Some(0),
+        "the first one is as before"
+    );
 }
 
 #[test]
@@ -300,28 +465,53 @@ fn https_probe_live_and_version() {
     api.answer("403 Forbidden");
     let shim = node.serve(api.address, &["--probe-ca", ca_file]);
     let line = shim.logs("403 for");
-    assert!(line.contains("--probe-cert") && line.contains("--probe-token-file"), "what fixes it: {line}");
+    assert!(
+        line.contains("--probe-cert") && line.contains("--probe-token-file"),
+        "what fixes it: {line}"
+    );
     assert!(listening(node.listen).is_empty());
     api.answer("200 OK");
     shim.logs("joined");
-    assert!(ca.get(connect(node.listen), "/").starts_with("HTTP/1.1 200"));
-    eventually("its version in the status", || node.ask(&["status"]).1.contains("v1.2.3").then_some(()));
+    assert!(
+        ca.get(connect(node.listen), "/")
+            .starts_with("HTTP/1.1 200")
+    );
+    eventually("its version in the status", || {
+        node.ask(&["status"]).1.contains("v1.2.3").then_some(())
+    });
     // Where many tests share a processor, 2 s are short.
     let live = || node.ask(&["live", "--probe-ca", ca_file, "--timeout", "60s"]);
     assert_eq!(live().0, Some(0));
     // The kubelet would restart kube-apiserver for what only berth lacks.
-    for lacks in [&node.file("other.crt", &Ca::new().pem()), "/nonexistent/ca.crt"] {
+    for lacks in [
+        &node.file("other.crt", &Ca::new().pem()),
+        "/nonexistent/ca.crt",
+    ] {
         let (status, out, log) = node.ask(&["live", "--probe-ca", lacks, "--timeout", "60s"]);
-        assert!(status == Some(0) && out.starts_with("alive, and cannot be asked as the shim asks: "), "{out}{log}");
+        assert!(
+            status == Some(0) && out.starts_with("alive, and cannot be asked as the shim asks: "),
+            "{out}{log}"
+        );
     }
     api.answer("500 Internal Server Error");
     let (status, out, _) = live();
     assert_eq!(status, Some(1));
     assert!(out.contains("500 for /livez"), "{out}");
-    let (_, out, _) = node.ask(&["live", "--probe-ca", ca_file, "--timeout", "60s", "--path", "/livez?exclude=etcd"]);
+    let (_, out, _) = node.ask(&[
+        "live",
+        "--probe-ca",
+        ca_file,
+        "--timeout",
+        "60s",
+        "--path",
+        "/livez?exclude=etcd",
+    ]);
     assert!(out.contains("500 for /livez?exclude=etcd"), "{out}");
     let (status, _, log) = node.ask(&["live", "--probe-ca", ca_file, "--path", "livez"]);
-    assert!(status == Some(64) && log.contains("give a path such as /livez?exclude=etcd"), "{log}");
+    assert!(
+        status == Some(64) && log.contains("give a path such as /livez?exclude=etcd"),
+        "{log}"
+    );
 }
 
 /// Under a storm of lists an answer takes longer than the shim's own probe waits. Then it is the kubelet's timeout that
@@ -335,14 +525,30 @@ fn live_waits_as_long_as_the_kubelet_lets_it() {
     shim.logs("joined");
     assert_eq!(node.ask(&["ready", "--timeout", "30s"]).0, Some(0));
     let (status, _, log) = node.ask(&["ready", "--timeout", "soon"]);
-    assert!(status == Some(64) && log.contains("--timeout <DURATION>"), "{log}");
+    assert!(
+        status == Some(64) && log.contains("--timeout <DURATION>"),
+        "{log}"
+    );
     let held = api.hold();
-    let mut patient =
-        Running::start(&mut berth(["live", "--probe-ca", ca_file, "--timeout", "60s", "--run-dir", &node.run_dir()]));
+    let mut patient = Running::start(&mut berth([
+        "live",
+        "--probe-ca",
+        ca_file,
+        "--timeout",
+        "60s",
+        "--run-dir",
+        &node.run_dir(),
+    ]));
     let (status, out, _) = node.ask(&["live", "--probe-ca", ca_file, "--timeout", "300ms"]);
-    assert_eq!((status, out.as_str()), (Some(1), "no answer in 300ms (--timeout)\n"));
+    assert_eq!(
+        (status, out.as_str()),
+        (Some(1), "no answer in 300ms (--timeout)\n")
+    );
     let (status, out, _) = node.ask(&["live", "--probe-ca", ca_file]);
-    assert_eq!((status, out.as_str()), (Some(1), "no answer in 2s (--probe-timeout)\n"));
+    assert_eq!(
+        (status, out.as_str()),
+        (Some(1), "no answer in 2s (--probe-timeout)\n")
+    );
     assert!(patient.is_running(), "{}", patient.out());
     drop(held);
     assert_eq!(patient.ended().code(), Some(0), "{}", patient.out());
@@ -366,7 +572,9 @@ fn sigterm_drains_and_exits_0() {
     assert!(shim.log().contains("drained"), "{}", shim.log());
     let left = std::fs::read_dir(node.run_dir()).unwrap().flatten();
     let sockets = left.flat_map(|berth| std::fs::read_dir(berth.path()).unwrap().flatten());
-    let sockets: Vec<_> = sockets.filter(|file| file.file_name().to_string_lossy().ends_with(".sock")).collect();
+    let sockets: Vec<_> = sockets
+        .filter(|file| file.file_name().to_string_lossy().ends_with(".sock"))
+        .collect();
     assert!(sockets.is_empty(), "its socket is gone: {sockets:?}");
 }
 
@@ -391,7 +599,11 @@ fn a_second_signal_ends_at_once() {
         shim.signal(second);
         // Not by FIN: a part of an answer is not to be taken for the whole.
         expect_reset(&mut client);
-        assert!(shim.ended().code() == Some(0) && shim.log().contains("connections are cut"), "{}", shim.log());
+        assert!(
+            shim.ended().code() == Some(0) && shim.log().contains("connections are cut"),
+            "{}",
+            shim.log()
+        );
     }
 }
 
@@ -402,7 +614,8 @@ fn drain_waits_for_first_bytes() {
     let backend = Backend::new();
     let shim = node.joined(backend.address(), &["--speedup", "10"]);
     let pending = || {
-        let status: serde_json::Value = serde_json::from_str(&node.ask(&["status", "--json"]).1).unwrap();
+        let status: serde_json::Value =
+            serde_json::from_str(&node.ask(&["status", "--json"]).1).unwrap();
         // None where the shim does not answer at once.
         status["instances"][0]["shim"]["connections_pending"].as_u64()
     };
@@ -440,7 +653,10 @@ fn drain_waits_for_first_bytes() {
 fn drain_waits_for_the_client_that_was_accepted_last() {
     let node = Node::new();
     let backend = Backend::new();
-    let shim = node.joined(backend.address(), &["--drain-timeout", "1h", "--speedup", "10"]);
+    let shim = node.joined(
+        backend.address(),
+        &["--drain-timeout", "1h", "--speedup", "10"],
+    );
     let mut client = connect(node.listen);
     let mut instance = backend.accept();
     let began = Instant::now();
@@ -452,9 +668,15 @@ fn drain_waits_for_the_client_that_was_accepted_last() {
     let in_time = began.elapsed() < Duration::from_millis(400);
     std::thread::sleep(MOMENT * 5);
     let waits = drained.is_running();
-    assert!(waits || !in_time || began.elapsed() > Duration::from_secs(4), "a client is not answered");
+    assert!(
+        waits || !in_time || began.elapsed() > Duration::from_secs(4),
+        "a client is not answered"
+    );
     instance.write_all(b"answer").unwrap();
-    assert_eq!((drained.ended().code(), read(&mut client, 6).as_slice()), (Some(0), &b"answer"[..]));
+    assert_eq!(
+        (drained.ended().code(), read(&mut client, 6).as_slice()),
+        (Some(0), &b"answer"[..])
+    );
 }
 
 /// An apiserver that does not answer delays no client for long.
@@ -465,7 +687,10 @@ fn drain_waits_for_first_bytes_and_not_for_ever() {
     let _shim = node.joined(backend.address(), &[]);
     let _unanswered = node.unanswered(&backend);
     let (status, out, _) = node.ask(&["drain", "--wait"]);
-    assert_eq!((status, out.trim()), (Some(0), "1 connections are not answered yet"));
+    assert_eq!(
+        (status, out.trim()),
+        (Some(0), "1 connections are not answered yet")
+    );
 }
 
 /// The shim outlives its apiserver: while that listens, the deadline has not begun.
@@ -488,13 +713,23 @@ fn the_deadline_begins_when_the_instance_listens_no_more() {
     shim.logs("the instance listens no more");
     expect_reset(&mut client);
     shim.ends(0);
-    assert!(closed.elapsed() >= DEADLINE, "it ended after {:?}", closed.elapsed());
-    assert!(shim.log().contains("--drain-timeout has expired"), "{}", shim.log());
+    assert!(
+        closed.elapsed() >= DEADLINE,
+        "it ended after {:?}",
+        closed.elapsed()
+    );
+    assert!(
+        shim.log().contains("--drain-timeout has expired"),
+        "{}",
+        shim.log()
+    );
 }
 
 /// Sets the soft limit of open files of a process that runs.
 fn limit_files(pid: u32, soft: &str) {
-    let status = Command::new("prlimit").args(["--pid", &pid.to_string(), &format!("--nofile={soft}:")]).status();
+    let status = Command::new("prlimit")
+        .args(["--pid", &pid.to_string(), &format!("--nofile={soft}:")])
+        .status();
     assert!(status.expect("prlimit of util-linux").success());
 }
 
@@ -516,7 +751,10 @@ fn running_out_of_descriptors_pauses_and_recovers() {
     let (before, began) = (cpu_ticks(pid), Instant::now());
     std::thread::sleep(MOMENT * 4);
     let (ticks, slept) = (cpu_ticks(pid) - before, began.elapsed());
-    assert!(u128::from(ticks) * 10 < slept.as_millis() / 2, "it spins: {ticks} ticks of 10 ms in {slept:?}");
+    assert!(
+        u128::from(ticks) * 10 < slept.as_millis() / 2,
+        "it spins: {ticks} ticks of 10 ms in {slept:?}"
+    );
 
     limit_files(pid, "1000");
     for client in &mut waiting {
@@ -532,8 +770,11 @@ fn running_out_of_descriptors_pauses_and_recovers() {
 /// The lowest number that a process has for a new descriptor, whether or not a probe has it for the moment.
 fn lowest_free_descriptor(pid: u32) -> u32 {
     let used = || -> BTreeSet<u32> {
-        let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
-        fds.filter_map(|fd| fd.file_name().to_str()?.parse().ok()).collect()
+        let fds = std::fs::read_dir(format!("/proc/{pid}/fd"))
+            .unwrap()
+            .flatten();
+        fds.filter_map(|fd| fd.file_name().to_str()?.parse().ok())
+            .collect()
     };
     // A probe or the writing of a lease has ended after one of these polls.
     let kept = (0..20).fold(used(), |kept, _| {
@@ -546,7 +787,12 @@ fn lowest_free_descriptor(pid: u32) -> u32 {
 /// CPU time of a process, in the clock ticks of /proc.
 fn cpu_ticks(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_ascii_whitespace().collect();
+    let fields: Vec<_> = stat
+        .rsplit(')')
+        .next()
+        .unwrap()
+        .split_ascii_whitespace()
+        .collect();
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
@@ -555,9 +801,15 @@ fn cpu_ticks(pid: u32) -> u64 {
 #[test]
 fn more_connections_than_descriptors_are_not_taken() {
     let node = Node::new();
-    let command = node.command(Backend::new().serve(echo), &["--threads", "1", "--max-connections", "1000"]);
+    let command = node.command(
+        Backend::new().serve(echo),
+        &["--threads", "1", "--max-connections", "1000"],
+    );
     let mut limited = Command::new("sh");
-    limited.args(["-c", r#"ulimit -n 500; exec "$0" "$@""#]).arg(command.get_program()).args(command.get_args());
+    limited
+        .args(["-c", r#"ulimit -n 500; exec "$0" "$@""#])
+        .arg(command.get_program())
+        .args(command.get_args());
     let shim = Running::start(&mut limited);
     shim.logs("--max-connections 1000 is more than");
     shim.logs("joined");
@@ -574,7 +826,10 @@ fn more_connections_than_descriptors_are_not_taken() {
 #[test]
 fn the_log_is_json_when_asked_and_names_connections() {
     let node = Node::new();
-    let shim = node.joined(Backend::new().serve(echo), &["--log-format", "json", "--log-connections"]);
+    let shim = node.joined(
+        Backend::new().serve(echo),
+        &["--log-format", "json", "--log-connections"],
+    );
     let client = connect(node.listen);
     let address = client.local_addr().unwrap();
     let mut same = client.try_clone().unwrap();
@@ -583,18 +838,41 @@ fn the_log_is_json_when_asked_and_names_connections() {
     let line = shim.logs("connection ended");
     let event: serde_json::Value = serde_json::from_str(&line).unwrap();
     assert_eq!(event["client"], address.to_string());
-    assert_eq!((&event["up"], &event["down"], &event["outcome"]), (&100.into(), &100.into(), &"closed".into()));
-    assert!(event["source"].as_str().unwrap().starts_with(&address.ip().to_string()), "{line}");
-    let first: serde_json::Value = serde_json::from_str(shim.log().lines().next().unwrap()).unwrap();
-    assert_eq!(first["message"], "berth", "the first line is the effective configuration");
+    assert_eq!(
+        (&event["up"], &event["down"], &event["outcome"]),
+        (&100.into(), &100.into(), &"closed".into())
+    );
+    assert!(
+        event["source"]
+            .as_str()
+            .unwrap()
+            .starts_with(&address.ip().to_string()),
+        "{line}"
+    );
+    let first: serde_json::Value =
+        serde_json::from_str(shim.log().lines().next().unwrap()).unwrap();
+    assert_eq!(
+        first["message"], "berth",
+        "the first line is the effective configuration"
+    );
     assert_eq!(first["berth"], node.listen.to_string());
 }
 
 /// Descriptors of pipes, but for standard input and output.
 fn pipes(pid: u32) -> usize {
-    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
-    let own = fds.filter(|fd| fd.file_name().to_str().and_then(|fd| fd.parse().ok()).is_some_and(|fd: u32| fd > 2));
-    own.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to.to_string_lossy().starts_with("pipe:"))).count()
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .unwrap()
+        .flatten();
+    let own = fds.filter(|fd| {
+        fd.file_name()
+            .to_str()
+            .and_then(|fd| fd.parse().ok())
+            .is_some_and(|fd: u32| fd > 2)
+    });
+    own.filter(|fd| {
+        std::fs::read_link(fd.path()).is_ok_and(|to| to.to_string_lossy().starts_with("pipe:"))
+    })
+    .count()
 }
 
 /// Readers of something large that stall leave nothing in the shim: neither a pipe, of which a uid has few, nor bytes.
@@ -619,12 +897,21 @@ fn readers_that_stall_hold_no_pipe_and_no_memory() {
     let mut first = reader(0);
     let resident = || {
         let statm = std::fs::read_to_string(format!("/proc/{}/statm", shim.child.id())).unwrap();
-        statm.split_ascii_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 4096
+        statm
+            .split_ascii_whitespace()
+            .nth(1)
+            .unwrap()
+            .parse::<usize>()
+            .unwrap()
+            * 4096
     };
     let before = resident();
     let stalled: Vec<_> = (0..READERS).map(reader).collect();
     read(&mut first, 4_000_000);
-    let (pipes, grown) = (pipes(shim.child.id()) - inherited, resident().saturating_sub(before) / READERS);
+    let (pipes, grown) = (
+        pipes(shim.child.id()) - inherited,
+        resident().saturating_sub(before) / READERS,
+    );
     println!("{pipes} descriptors of pipes, {grown} bytes a reader");
     assert!(pipes <= 2, "{pipes} descriptors of pipes");
     assert!(grown < 20_000, "{grown} bytes a reader");
@@ -635,7 +922,10 @@ fn readers_that_stall_hold_no_pipe_and_no_memory() {
 #[test]
 fn the_admin_port_answers_despite_clients_that_do_not_read() {
     let (node, admin) = (Node::new(), free_address());
-    let _shim = node.joined(Backend::new().serve(echo), &["--admin", &admin.to_string(), "--speedup", "10"]);
+    let _shim = node.joined(
+        Backend::new().serve(echo),
+        &["--admin", &admin.to_string(), "--speedup", "10"],
+    );
     let requests = b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n".repeat(10_000);
     let pipelining = |_| {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
@@ -653,11 +943,18 @@ fn the_admin_port_answers_despite_clients_that_do_not_read() {
     let answer = eventually("an answer", || {
         let mut last = TcpStream::connect(admin).unwrap();
         last.set_read_timeout(Some(PATIENCE)).unwrap();
-        last.write_all(b"GET /livez HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").ok()?;
+        last.write_all(b"GET /livez HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+            .ok()?;
         let mut answer = String::new();
-        last.read_to_string(&mut answer).ok().filter(|length| *length > 0).map(|_| answer)
+        last.read_to_string(&mut answer)
+            .ok()
+            .filter(|length| *length > 0)
+            .map(|_| answer)
     });
-    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("ok\n"), "{answer}");
+    assert!(
+        answer.starts_with("HTTP/1.1 200") && answer.ends_with("ok\n"),
+        "{answer}"
+    );
     drop(unread);
 }
 
@@ -668,7 +965,10 @@ fn an_admin_port_without_descriptors_is_one_line_of_log() {
     let (node, admin) = (Node::new(), free_address());
     let shim = node.joined(Backend::new().serve(echo), &["--admin", &admin.to_string()]);
     let mut none = Command::new("prlimit");
-    if let Err(error) = none.args(["--nofile=3:", "--pid", &shim.child.id().to_string()]).status() {
+    if let Err(error) = none
+        .args(["--nofile=3:", "--pid", &shim.child.id().to_string()])
+        .status()
+    {
         return skipped(&format!("prlimit cannot be run: {error}"));
     }
     let _client = connect(admin);
@@ -697,13 +997,21 @@ fn a_log_without_a_reader_delays_no_client() {
     let unread = || {
         let mut command = node.command(backend, &["--log-connections", "--threads", "1"]);
         let mut shim = Killed(command.stderr(Stdio::piped()).spawn().unwrap());
-        eventually("a listener", || (!listening(node.listen).is_empty()).then_some(()));
+        eventually("a listener", || {
+            (!listening(node.listen).is_empty()).then_some(())
+        });
         for _ in 0..CLIENTS {
             served(node.listen);
         }
         (shim.0.stderr.take().unwrap(), shim)
     };
-    let stop = |shim: &Killed| kill(Pid::from_raw(shim.0.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
+    let stop = |shim: &Killed| {
+        kill(
+            Pid::from_raw(shim.0.id().try_into().unwrap()),
+            Signal::SIGTERM,
+        )
+        .unwrap()
+    };
     // One that pauses has missed nothing, nor what is sent last.
     let (mut log, shim) = unread();
     let (reads, reading_began) = std::sync::mpsc::channel();

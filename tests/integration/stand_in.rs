@@ -33,17 +33,27 @@ pub(crate) const BROKEN: &str = "STAND_IN_BROKEN";
 pub(crate) const SILENT: &str = "STAND_IN_SILENT";
 
 /// For a shell: runs the stand-in with the flags that berth adds, and hides them from the test harness.
-pub(crate) const STAND_IN: &str = r#"STAND_IN_FLAGS="$*" exec "$TEST_BINARY" --exact stand_in::process --nocapture"#;
+pub(crate) const STAND_IN: &str =
+    r#"STAND_IN_FLAGS="$*" exec "$TEST_BINARY" --exact stand_in::process --nocapture"#;
 
 /// Not a test but the stand-in, if this process was started as one.
 #[test]
 fn process() {
-    let Ok(flags) = std::env::var(FLAGS) else { return };
-    let value = |name: &str| {
-        let found = flags.split(' ').find_map(|flag| flag.strip_prefix(name)?.strip_prefix('='));
-        found.unwrap_or_else(|| panic!("no {name} in {flags}")).to_owned()
+    let Ok(flags) = std::env::var(FLAGS) else {
+        return;
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let value = |name: &str| {
+        let found = flags
+            .split(' ')
+            .find_map(|flag| flag.strip_prefix(name)?.strip_prefix('='));
+        found
+            .unwrap_or_else(|| panic!("no {name} in {flags}"))
+            .to_owned()
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     runtime.block_on(async {
         let [mut term, mut int, mut hup, mut quit] =
             [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup(), SignalKind::quit()]
@@ -116,7 +126,10 @@ async fn does(said: &[u8], stream: &mut TcpStream, client: SocketAddr) -> io::Re
             }
             let mut more = String::new();
             let end = stream.read_to_string(&mut more).await;
-            println!("after {more:?} the client has ended: {:?}", end.map_err(|error| error.kind()));
+            println!(
+                "after {more:?} the client has ended: {:?}",
+                end.map_err(|error| error.kind())
+            );
             if said == b"late" {
                 stream.write_all(b"answer").await?;
             }
@@ -153,11 +166,21 @@ impl Api {
         match path.strip_prefix("/k").unwrap_or(path) {
             "/metrics" => ("200 OK", self.metrics(code)),
             "/readyz" if !self.broken => ("200 OK", "ok".to_owned()),
-            "/api/v1" => ("200 OK", r#"{"kind": "APIResourceList", "resources": []}"#.to_owned()),
+            "/api/v1" => (
+                "200 OK",
+                r#"{"kind": "APIResourceList", "resources": []}"#.to_owned(),
+            ),
             "/api/v1/pods" => {
                 self.requests.fetch_add(1, Ordering::Relaxed);
-                let status = if self.broken { "500 Internal Server Error" } else { "200 OK" };
-                (status, r#"{"apiVersion": "v1", "kind": "PodList", "items": []}"#.to_owned())
+                let status = if self.broken {
+                    "500 Internal Server Error"
+                } else {
+                    "200 OK"
+                };
+                (
+                    status,
+                    r#"{"apiVersion": "v1", "kind": "PodList", "items": []}"#.to_owned(),
+                )
             }
             _ => ("404 Not Found", "{}".to_owned()),
         }
@@ -165,10 +188,19 @@ impl Api {
 
     fn metrics(&self, code: u32) -> String {
         let requests = self.requests.load(Ordering::Relaxed);
-        let labels = r#"group="",resource="pods",scope="cluster",subresource="",verb="LIST",version="v1""#;
-        let bucket =
-            |le: &str| format!("apiserver_request_duration_seconds_bucket{{{labels},le=\"{le}\"}} {requests}\n");
-        let (quick, all, emulates, id) = (bucket("0.005"), bucket("+Inf"), &self.emulates, std::process::id());
+        let labels =
+            r#"group="",resource="pods",scope="cluster",subresource="",verb="LIST",version="v1""#;
+        let bucket = |le: &str| {
+            format!(
+                "apiserver_request_duration_seconds_bucket{{{labels},le=\"{le}\"}} {requests}\n"
+            )
+        };
+        let (quick, all, emulates, id) = (
+            bucket("0.005"),
+            bucket("+Inf"),
+            &self.emulates,
+            std::process::id(),
+        );
         format!(
             "apiserver_request_total{{code=\"{code}\",{labels}}} {requests}\n{quick}{all}process_start_time_seconds {id}\n\
              version_info{{binary=\"1.36.3\",emulation=\"{emulates}\"}} 1\n"

@@ -33,7 +33,9 @@ const KUBEADM: &str = include_str!("../manifest/kubeadm-v1.36.yaml");
 /// What a pod of each image tag does.
 fn script(text: &str) -> &'static str {
     match text {
-        text if text.contains("kube-apiserver:refuses") => "echo 'Error: unknown flag: --no-such-flag' >&2; exit 1",
+        text if text.contains("kube-apiserver:refuses") => {
+            "echo 'Error: unknown flag: --no-such-flag' >&2; exit 1"
+        }
         // Only under its own name: the temporary pod serves.
         text if text.contains("kube-apiserver:half") && !text.contains("\n  uid: ") => {
             "echo 'Error: no disk' >&2; exit 1"
@@ -80,24 +82,43 @@ struct Kubelet {
 
 impl Kubelet {
     fn start(node: &Node) -> Self {
-        let (stop, lags) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Lags::Not)));
-        let (told, directory, logs, lagging) = (stop.clone(), node.directory(), node.path("pods"), lags.clone());
+        let (stop, lags) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(Mutex::new(Lags::Not)),
+        );
+        let (told, directory, logs, lagging) = (
+            stop.clone(),
+            node.directory(),
+            node.path("pods"),
+            lags.clone(),
+        );
         let (listen, run_dir) = (node.listen, node.path("run"));
         let thread = std::thread::spawn(move || {
             let mut pods: BTreeMap<String, Pod> = BTreeMap::new();
             while !told.load(Ordering::Relaxed) {
                 let files = files(&directory);
                 for (name, pod) in &mut pods {
-                    pod.tend(files.get(name) == Some(&pod.text), *lagging.lock().unwrap(), listen, &run_dir);
+                    pod.tend(
+                        files.get(name) == Some(&pod.text),
+                        *lagging.lock().unwrap(),
+                        listen,
+                        &run_dir,
+                    );
                 }
                 pods.retain(|_, pod| !pod.stopping || pod.process.is_some());
                 for (name, text) in files {
-                    pods.entry(name.clone()).or_insert_with(|| Pod::new(&name, text, &logs));
+                    pods.entry(name.clone())
+                        .or_insert_with(|| Pod::new(&name, text, &logs));
                 }
                 std::thread::sleep(Duration::from_millis(10));
             }
         });
-        Self { logs: node.path("pods"), lags, stop, thread: Some(thread) }
+        Self {
+            logs: node.path("pods"),
+            lags,
+            stop,
+            thread: Some(thread),
+        }
     }
 
     fn lags(&self, how: Lags) {
@@ -110,12 +131,22 @@ impl Drop for Kubelet {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.thread.take().map(JoinHandle::join);
         if std::thread::panicking() {
-            println!("the kubelet: {ended:?}; its pods' logs in {}:", self.logs.display());
+            println!(
+                "the kubelet: {ended:?}; its pods' logs in {}:",
+                self.logs.display()
+            );
             let found = Command::new("find")
                 .arg(&self.logs)
-                .args(["-name", "*.log", "-print", "-exec", "tail", "-n", "20", "{}", ";"])
+                .args([
+                    "-name", "*.log", "-print", "-exec", "tail", "-n", "20", "{}", ";",
+                ])
                 .output();
-            println!("{}", found.map(|found| String::from_utf8_lossy(&found.stdout).into_owned()).unwrap_or_default());
+            println!(
+                "{}",
+                found
+                    .map(|found| String::from_utf8_lossy(&found.stdout).into_owned())
+                    .unwrap_or_default()
+            );
         } else if let Some(Err(panic)) = ended {
             std::panic::resume_unwind(panic);
         }
@@ -129,21 +160,35 @@ fn files(directory: &Path) -> BTreeMap<String, String> {
         if entry.file_name().as_encoded_bytes().starts_with(b".") {
             continue;
         }
-        let Ok(text) = fs::read_to_string(entry.path()) else { continue };
+        let Ok(text) = fs::read_to_string(entry.path()) else {
+            continue;
+        };
         let name = field(&text, "\n  name: ").expect("a whole manifest");
-        assert!(found.insert(name.clone(), text).is_none(), "two files with the pod name {name}");
+        assert!(
+            found.insert(name.clone(), text).is_none(),
+            "two files with the pod name {name}"
+        );
     }
     found
 }
 
 /// A scalar; one that begins as a number does, such as a UID with 0b, may be in quotes.
 fn field(text: &str, key: &str) -> Option<String> {
-    Some(text.split_once(key)?.1.lines().next()?.trim_matches('"').to_owned())
+    Some(
+        text.split_once(key)?
+            .1
+            .lines()
+            .next()?
+            .trim_matches('"')
+            .to_owned(),
+    )
 }
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        let Some(child) = &mut self.process else { return };
+        let Some(child) = &mut self.process else {
+            return;
+        };
         // Its apiserver is its child, and is notified of its end.
         let _ = child.kill();
         let _ = child.wait();
@@ -156,12 +201,24 @@ impl Pod {
         text.hash(&mut hasher);
         let uid = field(&text, "\n  uid: ").unwrap_or_else(|| format!("{:016x}", hasher.finish()));
         let logs = logs.join(format!("kube-system_{name}-node_{uid}/kube-apiserver"));
-        Self { text, uid, logs, process: None, starts: 0, next: Instant::now(), stopping: false }
+        Self {
+            text,
+            uid,
+            logs,
+            process: None,
+            starts: 0,
+            next: Instant::now(),
+            stopping: false,
+        }
     }
 
     fn kind(&self) -> Kind {
         // berth draws the UID of a temporary one.
-        if self.text.contains("\n  uid: ") { Kind::Temporary } else { Kind::Canonical }
+        if self.text.contains("\n  uid: ") {
+            Kind::Temporary
+        } else {
+            Kind::Canonical
+        }
     }
 
     fn tend(&mut self, wanted: bool, lags: Lags, listen: SocketAddr, run_dir: &Path) {
@@ -172,7 +229,11 @@ impl Pod {
                 self.process = None;
                 self.next = Instant::now() + Duration::from_millis(100 << self.starts.min(5));
             } else if !wanted && !self.stopping {
-                kill(Pid::from_raw(child.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
+                kill(
+                    Pid::from_raw(child.id().try_into().unwrap()),
+                    Signal::SIGTERM,
+                )
+                .unwrap();
             }
         }
         self.stopping |= !wanted;
@@ -189,18 +250,32 @@ impl Pod {
         let log = self.logs.join(format!("{}.log", self.starts));
         let mut run = berth(["run", "--probe", "tcp", "--probe-interval", "20ms"]);
         run.args(["--lease", "60s", "--drain-timeout", "1m"]);
-        run.args(["--listen", &listen.to_string(), "--instance", &self.uid, "--run-dir"]).arg(run_dir);
+        run.args([
+            "--listen",
+            &listen.to_string(),
+            "--instance",
+            &self.uid,
+            "--run-dir",
+        ])
+        .arg(run_dir);
         run.args(["--", "sh", "-c", script(&self.text), "kube-apiserver"]);
         run.env("TEST_BINARY", std::env::current_exe().unwrap());
         if self.text.contains("-judged") {
-            let emulates = self.text.contains("--emulated-version=1.35") || self.text.contains("kube-apiserver:v1.35");
-            run.env(API, run_dir.with_file_name("api")).env(EMULATES, if emulates { "1.35" } else { "1.36" });
+            let emulates = self.text.contains("--emulated-version=1.35")
+                || self.text.contains("kube-apiserver:v1.35");
+            run.env(API, run_dir.with_file_name("api"))
+                .env(EMULATES, if emulates { "1.35" } else { "1.36" });
             // The image's tag: a UID may have "-bad" in it.
-            if self.text.contains("-judged-bad") || (self.text.contains("-judged-late") && !emulates) {
+            if self.text.contains("-judged-bad")
+                || (self.text.contains("-judged-late") && !emulates)
+            {
                 run.env(BROKEN, "1");
             }
         }
-        run.stdout(Stdio::null()).stderr(fs::File::create(log).unwrap()).spawn().unwrap()
+        run.stdout(Stdio::null())
+            .stderr(fs::File::create(log).unwrap())
+            .spawn()
+            .unwrap()
     }
 }
 
@@ -215,7 +290,11 @@ struct Node {
 impl Node {
     /// With an apiserver of this image tag.
     fn new(tag: &str) -> Self {
-        let mut node = Self { temp: in_memory(), listen: free_address(), access: (0, 0, 0) };
+        let mut node = Self {
+            temp: in_memory(),
+            listen: free_address(),
+            access: (0, 0, 0),
+        };
         fs::create_dir(node.directory()).unwrap();
         fs::write(node.canonical(), node.manifest(tag)).unwrap();
         fs::set_permissions(node.canonical(), fs::Permissions::from_mode(0o640)).unwrap();
@@ -246,14 +325,34 @@ impl Node {
     fn manifest(&self, tag: &str) -> String {
         let Self { listen, .. } = self;
         let ip = listen.ip().to_string();
-        let kubeadm = KUBEADM.replace("10.0.0.5", &ip).replace("6443", &listen.port().to_string());
+        let kubeadm = KUBEADM
+            .replace("10.0.0.5", &ip)
+            .replace("6443", &listen.port().to_string());
         // The run directory belongs to kube-apiserver's user, who is this one here.
-        let user = format!("  securityContext:\n    runAsUser: {}\n", nix::unistd::geteuid());
+        let user = format!(
+            "  securityContext:\n    runAsUser: {}\n",
+            nix::unistd::geteuid()
+        );
         let kubeadm = kubeadm.replace("  securityContext:\n", &user);
         let file = self.path("kubeadm.yaml");
-        fs::write(&file, kubeadm.replace("kube-apiserver:v1.36.3", &format!("kube-apiserver:{tag}"))).unwrap();
-        let mut inject = berth(["inject", "--image", "example/berth:v0.1.0", "--listen", &listen.to_string()]);
-        inject.arg("--run-dir").arg(self.path("run")).arg("--state-dir").arg(self.path("none")).arg(file);
+        fs::write(
+            &file,
+            kubeadm.replace("kube-apiserver:v1.36.3", &format!("kube-apiserver:{tag}")),
+        )
+        .unwrap();
+        let mut inject = berth([
+            "inject",
+            "--image",
+            "example/berth:v0.1.0",
+            "--listen",
+            &listen.to_string(),
+        ]);
+        inject
+            .arg("--run-dir")
+            .arg(self.path("run"))
+            .arg("--state-dir")
+            .arg(self.path("none"))
+            .arg(file);
         let (out, _) = ends(&mut inject, 0, &[]);
         out
     }
@@ -268,8 +367,15 @@ impl Node {
     fn upgrade(&self, options: &[&str]) -> Command {
         let mut upgrade = berth(["upgrade"]);
         upgrade.env("BERTH_SETTLE", "300ms");
-        upgrade.arg("--manifests-dir").arg(self.directory()).arg("--state-dir").arg(self.path("kept"));
-        upgrade.arg("--pod-logs-dir").arg(self.path("pods")).args(options);
+        upgrade
+            .arg("--manifests-dir")
+            .arg(self.directory())
+            .arg("--state-dir")
+            .arg(self.path("kept"));
+        upgrade
+            .arg("--pod-logs-dir")
+            .arg(self.path("pods"))
+            .args(options);
         upgrade
     }
 
@@ -289,18 +395,27 @@ impl Node {
 
     fn until_joined(&self) {
         eventually("the first instance joins", || {
-            let (code, ..) = output_of(&mut berth(["ready", "--run-dir", self.path("run").to_str().unwrap()]));
+            let (code, ..) = output_of(&mut berth([
+                "ready",
+                "--run-dir",
+                self.path("run").to_str().unwrap(),
+            ]));
             (code == Some(0)).then_some(())
         });
     }
 
     /// The manifests that upgrades kept, each with the version in its name, in the order of their names.
     fn befores(&self) -> Vec<(String, String)> {
-        let mut names: Vec<_> = fs::read_dir(self.path("kept")).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let mut names: Vec<_> = fs::read_dir(self.path("kept"))
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
         names.sort();
         let kept = |path: PathBuf| {
             let name = path.file_name().unwrap().to_str().unwrap();
-            let (time, version) = name.strip_prefix("kube-apiserver.yaml.before-upgrade.")?.split_once('.')?;
+            let (time, version) = name
+                .strip_prefix("kube-apiserver.yaml.before-upgrade.")?
+                .split_once('.')?;
             assert!(time.len() == 16 && time.ends_with('Z'), "{name}");
             Some((version.to_owned(), fs::read_to_string(&path).unwrap()))
         };
@@ -310,10 +425,24 @@ impl Node {
     /// One manifest, of this tag, with mode and owner as they were, and nothing else.
     #[track_caller]
     fn is_whole(&self, tag: &str) {
-        assert_eq!(fs::read_to_string(self.canonical()).unwrap(), self.manifest(tag));
-        assert_eq!(self.access(), self.access, "mode, uid and gid of the manifest");
-        assert_eq!(fs::read_dir(self.directory()).unwrap().count(), 1, "nothing else in the directory");
-        assert!(!self.path("kept/upgrade.json").exists(), "the state is removed");
+        assert_eq!(
+            fs::read_to_string(self.canonical()).unwrap(),
+            self.manifest(tag)
+        );
+        assert_eq!(
+            self.access(),
+            self.access,
+            "mode, uid and gid of the manifest"
+        );
+        assert_eq!(
+            fs::read_dir(self.directory()).unwrap().count(),
+            1,
+            "nothing else in the directory"
+        );
+        assert!(
+            !self.path("kept/upgrade.json").exists(),
+            "the state is removed"
+        );
     }
 }
 
@@ -337,12 +466,23 @@ fn mistakes_are_reported_and_nothing_is_changed() {
     let (canonical, directory) = (canonical.to_str().unwrap(), directory.to_str().unwrap());
     let options = [canonical, "--state-dir", directory, "--kubeconfig", "/none"];
     let mistakes = ["keep it elsewhere", "--state-dir", "--kubeconfig"];
-    ends(berth(["upgrade", "--manifests-dir", directory]).args(options), 64, &mistakes);
+    ends(
+        berth(["upgrade", "--manifests-dir", directory]).args(options),
+        64,
+        &mistakes,
+    );
     // A manifest that is not behind berth, and one that is behind another.
-    let plain = node.manifest("v2").replace("    - /opt/berth/berth\n    - exec\n    - --\n", "");
-    let elsewhere =
-        node.manifest("v2").replace(&node.listen.to_string(), "10.0.0.5:6443").replace("metadata.uid", "metadata.name");
-    for (text, mistakes) in [(&plain, &["berth inject"][..]), (&elsewhere, &["BERTH_INSTANCE", "BERTH_LISTEN"])] {
+    let plain = node
+        .manifest("v2")
+        .replace("    - /opt/berth/berth\n    - exec\n    - --\n", "");
+    let elsewhere = node
+        .manifest("v2")
+        .replace(&node.listen.to_string(), "10.0.0.5:6443")
+        .replace("metadata.uid", "metadata.name");
+    for (text, mistakes) in [
+        (&plain, &["berth inject"][..]),
+        (&elsewhere, &["BERTH_INSTANCE", "BERTH_LISTEN"]),
+    ] {
         let path = node.path("new.yaml");
         fs::write(&path, text).unwrap();
         ends(&mut node.upgrade(&[path.to_str().unwrap()]), 64, mistakes);
@@ -360,7 +500,11 @@ fn mistakes_are_reported_and_nothing_is_changed() {
 fn an_upgrade_and_a_restart_lose_nothing() {
     let (node, _kubelet) = serving();
     // The tag is no release, so nothing can be said of the skew.
-    let (out, _) = ends(&mut node.upgrade(&["--dry-run"]), 0, &["names no version of kube-apiserver"]);
+    let (out, _) = ends(
+        &mut node.upgrade(&["--dry-run"]),
+        0,
+        &["names no version of kube-apiserver"],
+    );
     assert_eq!(out.lines().count(), 8, "{out}");
     assert!(!node.path("kept").exists(), "a dry run touches nothing");
     node.is_whole("v1");
@@ -371,7 +515,11 @@ fn an_upgrade_and_a_restart_lose_nothing() {
     assert_eq!(node.befores(), [("v1".into(), node.manifest("v1"))]);
     ends(&mut node.upgrade(&[]), 0, &["rolling restart"]);
     node.is_whole("v2");
-    assert_eq!(node.befores().len(), 1, "a restart leaves nothing to go back to");
+    assert_eq!(
+        node.befores().len(),
+        1,
+        "a restart leaves nothing to go back to"
+    );
     load.lost_nothing();
 }
 
@@ -379,14 +527,25 @@ fn an_upgrade_and_a_restart_lose_nothing() {
 fn a_new_version_that_fails_goes_and_the_reason_is_printed() {
     let (node, _kubelet) = serving();
     let load = load(&node);
-    ends(&mut node.upgrade_to("refuses", &[]), 1, &["Error: unknown flag: --no-such-flag", "rolled back"]);
+    ends(
+        &mut node.upgrade_to("refuses", &[]),
+        1,
+        &["Error: unknown flag: --no-such-flag", "rolled back"],
+    );
     node.is_whole("v1");
     let hangs = node.new_manifest("hangs");
     // Its shim must have come so far that it asks: on a machine that stands still that takes longer.
     for seconds in [1, 2, 4, 8, 16, 32] {
-        let options = [hangs.to_str().unwrap(), "--ready-timeout", &format!("{seconds}s")];
+        let options = [
+            hangs.to_str().unwrap(),
+            "--ready-timeout",
+            &format!("{seconds}s"),
+        ];
         let (_, log) = ends(&mut node.upgrade(&options), 1, &[]);
-        assert!(log.contains(&format!("it was not ready in {seconds}s")), "{log}");
+        assert!(
+            log.contains(&format!("it was not ready in {seconds}s")),
+            "{log}"
+        );
         node.is_whole("v1");
         if log.contains("nothing listens on 127.") {
             return load.lost_nothing();
@@ -403,12 +562,34 @@ fn an_image_that_the_kubelet_cannot_get_ends_it_at_once() {
     let line = r#""Error syncing pod, skipping" err="failed to \"StartContainer\" for \"kube-apiserver\" with ErrImagePull: \"not found\"""#;
     let programs = tempfile::tempdir().unwrap();
     let program = programs.path().join("journalctl");
-    let uid = format!("sed -n 's/^  uid: \"*\\([^\"]*\\)\"*$/\\1/p' {}", temporary.display());
-    fs::write(&program, format!("#!/bin/sh\necho '{line} podUID=\"'$({uid})'\"'\n")).unwrap();
+    let uid = format!(
+        "sed -n 's/^  uid: \"*\\([^\"]*\\)\"*$/\\1/p' {}",
+        temporary.display()
+    );
+    fs::write(
+        &program,
+        format!("#!/bin/sh\necho '{line} podUID=\"'$({uid})'\"'\n"),
+    )
+    .unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let mut upgrade = node.upgrade_to("v2", &[]);
-    upgrade.env("PATH", format!("{}:{}", programs.path().display(), std::env::var("PATH").unwrap()));
-    ends(&mut upgrade, 1, &["the kubelet cannot start it", "ErrImagePull: \"not found\"", "rolled back"]);
+    upgrade.env(
+        "PATH",
+        format!(
+            "{}:{}",
+            programs.path().display(),
+            std::env::var("PATH").unwrap()
+        ),
+    );
+    ends(
+        &mut upgrade,
+        1,
+        &[
+            "the kubelet cannot start it",
+            "ErrImagePull: \"not found\"",
+            "rolled back",
+        ],
+    );
     node.is_whole("v1");
 }
 
@@ -420,7 +601,10 @@ fn a_resumed_upgrade_has_the_kubeconfig_that_it_was_begun_with() {
     let kubeconfig = cluster.kubeconfig();
     let mut upgrade = node.upgrade(&["--settle", "1h"]);
     // Relative, from another directory than the one in which it goes on.
-    upgrade.current_dir(kubeconfig.parent().unwrap()).arg("--kubeconfig").arg(kubeconfig.file_name().unwrap());
+    upgrade
+        .current_dir(kubeconfig.parent().unwrap())
+        .arg("--kubeconfig")
+        .arg(kubeconfig.file_name().unwrap());
     let mut upgrade = Running::start(&mut upgrade);
     upgrade.logs("3/8");
     upgrade.kill();
@@ -438,7 +622,13 @@ fn a_new_version_that_fails_in_the_second_hop_gives_way_to_the_old_one() {
     ends(
         &mut node.upgrade_to("half", &[]),
         1,
-        &["failed: the instance of the canonical file", "Error: no disk", "5/8", "7/8", "rolled back"],
+        &[
+            "failed: the instance of the canonical file",
+            "Error: no disk",
+            "5/8",
+            "7/8",
+            "rolled back",
+        ],
     );
     node.is_whole("v1");
     load.lost_nothing();
@@ -468,13 +658,26 @@ fn killed_at_each_step_the_same_command_goes_on() {
             let mut upgrade = Running::start(&mut node.upgrade(&options));
             upgrade.logs(&format!("{step}/8"));
             upgrade.signal(Signal::SIGKILL);
-            assert_eq!(upgrade.ended().signal(), Some(Signal::SIGKILL as i32), "{}", upgrade.log());
+            assert_eq!(
+                upgrade.ended().signal(),
+                Some(Signal::SIGKILL as i32),
+                "{}",
+                upgrade.log()
+            );
             assert!(node.path("kept/upgrade.json").exists(), "{}", upgrade.log());
             kubelet.lags(Lags::Not);
-            ends(&mut node.upgrade(&[other.to_str().unwrap()]), 64, &["to another manifest"]);
+            ends(
+                &mut node.upgrade(&[other.to_str().unwrap()]),
+                64,
+                &["to another manifest"],
+            );
             options.clear();
         }
-        ends(&mut node.upgrade(&[]), 0, &["is under way (step ", "it goes on to the new manifest"]);
+        ends(
+            &mut node.upgrade(&[]),
+            0,
+            &["is under way (step ", "it goes on to the new manifest"],
+        );
         node.is_whole(tag);
     }
     load.lost_nothing();
@@ -493,7 +696,11 @@ fn in_the_middle_the_old_manifest_is_at_hand_and_inject_and_eject_refuse() {
     let mut upgrade = Running::start(&mut node.upgrade_to("v2", &["--settle", "1h"]));
     upgrade.logs("3/8");
     let log = upgrade.log();
-    let named = log.lines().find_map(|line| line.split_once("the old manifest is kept: ")).expect(&log).1;
+    let named = log
+        .lines()
+        .find_map(|line| line.split_once("the old manifest is kept: "))
+        .expect(&log)
+        .1;
     assert_eq!(fs::read_to_string(named).unwrap(), node.manifest("v1"));
     fs::remove_file(newest).unwrap();
     assert_eq!(node.befores(), [("v1".into(), node.manifest("v1"))]);
@@ -503,16 +710,31 @@ fn in_the_middle_the_old_manifest_is_at_hand_and_inject_and_eject_refuse() {
         command.arg(file).arg("--state-dir").arg(&kept).args(write);
         output_of(&mut command)
     };
-    for (command, write) in [("eject", &["--write"][..]), ("inject", &["--write", "--image", "example/berth:v0.2.0"])] {
+    for (command, write) in [
+        ("eject", &["--write"][..]),
+        ("inject", &["--write", "--image", "example/berth:v0.2.0"]),
+    ] {
         let (code, _, log) = on(command, &canonical, write);
         assert_eq!(code, Some(69), "{log}");
-        for part in ["is under way (step settle-temporary)", "`berth upgrade`", "nothing was changed"] {
+        for part in [
+            "is under way (step settle-temporary)",
+            "`berth upgrade`",
+            "nothing was changed",
+        ] {
             assert!(log.contains(part), "{part} in {log}");
         }
     }
     assert_eq!(fs::read_to_string(&canonical).unwrap(), node.manifest("v1"));
-    assert_eq!(on("eject", &canonical, &["--diff"]).0, Some(0), "looking is free");
-    assert_eq!(on("eject", &v2, &["--write"]).0, Some(0), "a file elsewhere is none of the upgrade's");
+    assert_eq!(
+        on("eject", &canonical, &["--diff"]).0,
+        Some(0),
+        "looking is free"
+    );
+    assert_eq!(
+        on("eject", &v2, &["--write"]).0,
+        Some(0),
+        "a file elsewhere is none of the upgrade's"
+    );
     upgrade.signal(Signal::SIGTERM);
     upgrade.ends(1);
     node.is_whole("v1");
@@ -525,7 +747,14 @@ fn an_interrupt_goes_back_while_the_old_one_serves_and_else_to_the_end() {
     let load = load(&node);
     // The signal comes within the step: that settles for long, or waits for the kubelet.
     let back = (3, "1h", Lags::Not, "going back", 1, "v1");
-    let on = (5, "300ms", Lags::Starting(Kind::Canonical), "the old instance has left already", 0, "v2");
+    let on = (
+        5,
+        "300ms",
+        Lags::Starting(Kind::Canonical),
+        "the old instance has left already",
+        0,
+        "v2",
+    );
     for (step, settle, lags, said, code, tag) in [back, on] {
         kubelet.lags(lags);
         let mut upgrade = Running::start(&mut node.upgrade_to("v2", &["--settle", settle]));
@@ -544,9 +773,17 @@ fn an_interrupt_goes_back_while_the_old_one_serves_and_else_to_the_end() {
 fn a_named_cluster_that_gives_no_lock_ends_it_before_anything_is_changed() {
     let (node, _kubelet) = serving();
     let cluster = Cluster::of(&[node.listen.ip()]);
-    for status in ["403 Forbidden", "429 Too Many Requests", "503 Service Unavailable"] {
+    for status in [
+        "403 Forbidden",
+        "429 Too Many Requests",
+        "503 Service Unavailable",
+    ] {
         *cluster.no_leases.lock().unwrap() = Some(status);
-        ends(&mut node.upgrade_in(&cluster, &[]), 69, &["nothing was changed", "kubectl create namespace"]);
+        ends(
+            &mut node.upgrade_in(&cluster, &[]),
+            69,
+            &["nothing was changed", "kubectl create namespace"],
+        );
         node.is_whole("v1");
     }
     *cluster.no_leases.lock().unwrap() = None;
@@ -570,7 +807,10 @@ fn the_node_is_in_the_service_until_the_upgrade_ends() {
     let path = slice_path(&format!("berth-upgrade-{}-ipv4", host_name()));
     let mut upgrade = Running::start(&mut node.upgrade_in(&cluster, &["--settle", "1h"]));
     let slice = eventually("the slice", || cluster.objects.get(&path));
-    assert_eq!(slice["endpoints"][0]["addresses"][0], node.listen.ip().to_string());
+    assert_eq!(
+        slice["endpoints"][0]["addresses"][0],
+        node.listen.ip().to_string()
+    );
     upgrade.logs("3/8");
     upgrade.kill();
     assert!(cluster.objects.get(&path).is_some());
@@ -587,7 +827,11 @@ fn two_nodes_are_never_upgraded_at_once() {
     nodes.iter().for_each(Node::until_joined);
     let cluster = Cluster::of(&[first, second].map(|node| node.listen.ip()));
     let refused = |node: &Node| {
-        ends(&mut node.upgrade_in(&cluster, &[]), 69, &["the cluster's lock is held by node ", "--break-lock"]);
+        ends(
+            &mut node.upgrade_in(&cluster, &[]),
+            69,
+            &["the cluster's lock is held by node ", "--break-lock"],
+        );
         node.is_whole("v1");
     };
     let mut upgrade = first.upgrade_to("v2", &["--settle", "1h"]);
@@ -601,7 +845,11 @@ fn two_nodes_are_never_upgraded_at_once() {
 
     ends(&mut first.upgrade_in(&cluster, &[]), 0, &[]);
     first.is_whole("v2");
-    assert_eq!(cluster.locked(), None, "an upgrade that is done releases it");
+    assert_eq!(
+        cluster.locked(),
+        None,
+        "an upgrade that is done releases it"
+    );
 
     let mut upgrade = Running::start(&mut first.upgrade_in(&cluster, &["--settle", "1h"]));
     upgrade.logs("3/8");
@@ -612,5 +860,10 @@ fn two_nodes_are_never_upgraded_at_once() {
     let mut upgrade = Running::start(&mut first.upgrade_in(&cluster, &["--settle", "1h"]));
     upgrade.logs("3/8");
     upgrade.signal(Signal::SIGTERM);
-    assert_eq!((upgrade.ended().code(), cluster.locked()), (Some(1), None), "{}", upgrade.log());
+    assert_eq!(
+        (upgrade.ended().code(), cluster.locked()),
+        (Some(1), None),
+        "{}",
+        upgrade.log()
+    );
 }

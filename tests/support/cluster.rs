@@ -27,23 +27,34 @@ impl Cluster {
     /// With control-plane nodes of these addresses.
     pub(crate) fn of(nodes: &[IpAddr]) -> Self {
         let (temp, objects) = (tempfile::tempdir().unwrap(), Objects::default());
-        let addresses: Vec<_> = nodes.iter().map(|node| json!({"addresses": [node]})).collect();
+        let addresses: Vec<_> = nodes
+            .iter()
+            .map(|node| json!({"addresses": [node]}))
+            .collect();
         let slice = json!({"metadata": {"name": "kubernetes"}, "addressType": "IPv4", "endpoints": addresses});
         objects.set(&slice_path("kubernetes"), Some(slice.clone()));
         objects.set(SLICES, Some(json!({"items": [slice]})));
-        objects.set(SERVICE, Some(json!({"spec": {"ports": [{"name": "https"}]}})));
+        objects.set(
+            SERVICE,
+            Some(json!({"spec": {"ports": [{"name": "https"}]}})),
+        );
         let (answers, (tell, told)) = (objects.clone(), mpsc::channel());
         let ca = authority();
         let instance = issue(&ca, &["kubernetes"]);
         let no_leases = Arc::<Mutex<Option<&str>>>::default();
         let refuses = no_leases.clone();
         std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
             runtime.block_on(async {
                 let at = ([127, 0, 0, 1], 0).into();
-                let server = serve_as(&ca, at, "127.0.0.1", move |request| match *refuses.lock().unwrap() {
-                    Some(status) if request.contains("/leases") => answer(status, "{}"),
-                    _ => answers.answer(request),
+                let server = serve_as(&ca, at, "127.0.0.1", move |request| {
+                    match *refuses.lock().unwrap() {
+                        Some(status) if request.contains("/leases") => answer(status, "{}"),
+                        _ => answers.answer(request),
+                    }
                 });
                 let mut server = server.await;
                 tell.send(server.access).unwrap();
@@ -58,7 +69,12 @@ impl Cluster {
             access.server
         );
         fs::write(temp.path().join(KUBECONFIG), text).unwrap();
-        Self { temp, instance, objects, no_leases }
+        Self {
+            temp,
+            instance,
+            objects,
+            no_leases,
+        }
     }
 
     pub(crate) fn ca(&self) -> CertificateDer<'static> {
@@ -71,7 +87,9 @@ impl Cluster {
 
     /// Whether an upgrade may have changed its node; none: the lock is free.
     pub(crate) fn locked(&self) -> Option<bool> {
-        let lease = self.objects.get("/apis/coordination.k8s.io/v1/namespaces/berth-upgrade/leases/upgrade")?;
+        let lease = self
+            .objects
+            .get("/apis/coordination.k8s.io/v1/namespaces/berth-upgrade/leases/upgrade")?;
         Some(lease["metadata"]["annotations"]["berth/changed"] == "true")
     }
 }

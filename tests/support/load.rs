@@ -64,14 +64,24 @@ impl Record {
     /// Fails if something was lost. If this machine was too busy to tell, false: then the test is skipped, as this says.
     #[track_caller]
     pub(crate) fn nothing_lost(&self, more: &str) -> bool {
-        assert_eq!(self.lost(), 0, "besides {} served: {}\n{more}", self.served, self.kinds());
+        assert_eq!(
+            self.lost(),
+            0,
+            "besides {} served: {}\n{more}",
+            self.served,
+            self.kinds()
+        );
         self.is_told()
     }
 
     /// Whether it is known what became of each. If not, the test is skipped, as this says.
     pub(crate) fn is_told(&self) -> bool {
         if self.untold > 0 {
-            too_busy(&format!("{} of {} connections", self.untold, self.begun.len()));
+            too_busy(&format!(
+                "{} of {} connections",
+                self.untold,
+                self.begun.len()
+            ));
         }
         self.untold == 0
     }
@@ -83,10 +93,14 @@ impl Record {
 
     /// Takes out of what was lost what nobody can tell. What was refused or reset stays.
     fn tell(&mut self) {
-        let Some(unanswered) = self.lost.remove(NO_ANSWER) else { return };
+        let Some(unanswered) = self.lost.remove(NO_ANSWER) else {
+            return;
+        };
         let explained = |begun: &Instant| {
             let common = |(from, to): &(Instant, Instant)| {
-                (*to).min(*begun + ANSWERED).saturating_duration_since((*from).max(*begun))
+                (*to)
+                    .min(*begun + ANSWERED)
+                    .saturating_duration_since((*from).max(*begun))
             };
             self.late.iter().map(common).sum::<Duration>() * 2 >= ANSWERED
         };
@@ -98,8 +112,16 @@ impl Record {
     }
 
     pub(crate) fn kinds(&self) -> String {
-        let kinds: Vec<_> = self.lost.iter().map(|(kind, when)| format!("{} × {kind}", when.len())).collect();
-        if kinds.is_empty() { "none".into() } else { kinds.join(", ") }
+        let kinds: Vec<_> = self
+            .lost
+            .iter()
+            .map(|(kind, when)| format!("{} × {kind}", when.len()))
+            .collect();
+        if kinds.is_empty() {
+            "none".into()
+        } else {
+            kinds.join(", ")
+        }
     }
 }
 
@@ -126,23 +148,35 @@ impl Load {
         let (stop, stopped) = watch::channel(false);
         let shared = record.clone();
         let thread = std::thread::spawn(move || {
-            Builder::new_current_thread().enable_all().build().unwrap().block_on(async move {
-                tokio::spawn(look(shared.clone()));
-                let mut all = JoinSet::new();
-                for client in 0..clients {
-                    let (source, attempt, record) = (fresh_ip(), attempt.clone(), shared.clone());
-                    let one = move || one(attempt(source), record.clone());
-                    match period {
-                        Some(period) => {
-                            all.spawn(timed(period * (client % GROUPS) / GROUPS, period, stopped.clone(), one))
-                        }
-                        None => all.spawn(looping(stopped.clone(), one)),
-                    };
-                }
-                all.join_all().await;
-            });
+            Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap()
+                .block_on(async move {
+                    tokio::spawn(look(shared.clone()));
+                    let mut all = JoinSet::new();
+                    for client in 0..clients {
+                        let (source, attempt, record) =
+                            (fresh_ip(), attempt.clone(), shared.clone());
+                        let one = move || one(attempt(source), record.clone());
+                        match period {
+                            Some(period) => all.spawn(timed(
+                                period * (client % GROUPS) / GROUPS,
+                                period,
+                                stopped.clone(),
+                                one,
+                            )),
+                            None => all.spawn(looping(stopped.clone(), one)),
+                        };
+                    }
+                    all.join_all().await;
+                });
         });
-        Self { record, stop, thread: Some(thread) }
+        Self {
+            record,
+            stop,
+            thread: Some(thread),
+        }
     }
 
     pub(crate) fn so_far(&self) -> Record {
@@ -159,7 +193,8 @@ impl Load {
         };
         eventually("more connections", || {
             let record = self.record.lock().unwrap();
-            (record.begun.len() >= begun + number && ended(&record) >= before + number).then_some(())
+            (record.begun.len() >= begun + number && ended(&record) >= before + number)
+                .then_some(())
         });
     }
 
@@ -237,13 +272,18 @@ async fn looping<F: Future<Output = ()>>(stopped: watch::Receiver<bool>, one: im
 async fn one(attempt: impl Future<Output = Result<(), String>>, record: Arc<Mutex<Record>>) {
     let begun = Instant::now();
     record.lock().unwrap().begun.push(begun);
-    let result = timeout(ANSWERED, attempt).await.unwrap_or_else(|_| Err(NO_ANSWER.to_owned()));
+    let result = timeout(ANSWERED, attempt)
+        .await
+        .unwrap_or_else(|_| Err(NO_ANSWER.to_owned()));
     let mut record = record.lock().unwrap();
     record.slowest = record.slowest.max(begun.elapsed());
     match result {
         Ok(()) => {
             record.served += 1;
-            let gap = record.answered.replace(Instant::now()).map(|last| last.elapsed());
+            let gap = record
+                .answered
+                .replace(Instant::now())
+                .map(|last| last.elapsed());
             record.gap = record.gap.max(gap.unwrap_or_default());
         }
         Err(kind) => record.lost.entry(kind).or_default().push(begun),
@@ -268,7 +308,11 @@ pub(crate) async fn exchange(source: Ipv4Addr, to: SocketAddr) -> Result<(), Str
     let (sent, mut got) = (client_hello(64), [0; 64]);
     stream.write_all(&sent).await.map_err(failed("write"))?;
     stream.read_exact(&mut got).await.map_err(failed("read"))?;
-    if got[..] == sent { Ok(()) } else { Err("other bytes".to_owned()) }
+    if got[..] == sent {
+        Ok(())
+    } else {
+        Err("other bytes".to_owned())
+    }
 }
 
 /// This many clients, each of which begins an [`exchange`] in each period.
@@ -283,7 +327,12 @@ fn a_load_tells_a_loss_from_a_machine_that_is_too_busy() {
     let told = |kind: &str, late: &[(u64, u64)]| {
         let lost = [(kind.to_owned(), vec![begun])].into();
         let late = late.iter().map(|(from, to)| (at(*from), at(*to))).collect();
-        let mut record = Record { begun: vec![begun], lost, late, ..Record::default() };
+        let mut record = Record {
+            begun: vec![begun],
+            lost,
+            late,
+            ..Record::default()
+        };
         record.tell();
         (record.lost(), record.untold, record.open())
     };

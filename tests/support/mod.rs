@@ -33,7 +33,9 @@ pub(crate) fn too_busy(what: &str) {
 
 /// A directory in memory, as /run is: on a disk that is busy a lease takes seconds to write.
 pub(crate) fn in_memory() -> TempDir {
-    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+    tempfile::tempdir_in("/dev/shm")
+        .or_else(|_| tempfile::tempdir())
+        .unwrap()
 }
 
 /// Polls until there is something.
@@ -44,7 +46,10 @@ pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < deadline, "waited {PATIENCE:?} in vain: {what}");
+        assert!(
+            Instant::now() < deadline,
+            "waited {PATIENCE:?} in vain: {what}"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -40,9 +40,14 @@ pub(crate) fn fresh_ip() -> Ipv4Addr {
 /// child runs its program, a listener would be there still and take a client.
 pub(crate) fn free_address() -> SocketAddr {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    socket.bind(&SocketAddr::from((fresh_ip(), 0)).into()).unwrap();
+    socket
+        .bind(&SocketAddr::from((fresh_ip(), 0)).into())
+        .unwrap();
     // The child's duplicate is in no one's way.
-    socket.set_reuse_address(true).and_then(|()| socket.set_reuse_port(true)).unwrap();
+    socket
+        .set_reuse_address(true)
+        .and_then(|()| socket.set_reuse_port(true))
+        .unwrap();
     socket.local_addr().unwrap().as_socket().unwrap()
 }
 
@@ -55,9 +60,12 @@ impl Backend {
     }
 
     pub(crate) fn at(address: SocketAddr) -> Self {
-        let listener = TcpListener::bind(address).unwrap_or_else(|error| panic!("cannot listen on {address}: {error}"));
+        let listener = TcpListener::bind(address)
+            .unwrap_or_else(|error| panic!("cannot listen on {address}: {error}"));
         // It counts for accept too.
-        SockRef::from(&listener).set_read_timeout(Some(PATIENCE)).unwrap();
+        SockRef::from(&listener)
+            .set_read_timeout(Some(PATIENCE))
+            .unwrap();
         Self(listener)
     }
 
@@ -127,7 +135,9 @@ fn with_limits(stream: TcpStream) -> TcpStream {
 pub(crate) fn connect_from(source: IpAddr, to: SocketAddr) -> TcpStream {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::new(source, 0).into()).unwrap();
-    socket.connect_timeout(&to.into(), PATIENCE).unwrap_or_else(|error| panic!("cannot connect to {to}: {error}"));
+    socket
+        .connect_timeout(&to.into(), PATIENCE)
+        .unwrap_or_else(|error| panic!("cannot connect to {to}: {error}"));
     with_limits(socket.into())
 }
 
@@ -142,7 +152,9 @@ pub(crate) fn connect(to: SocketAddr) -> TcpStream {
 
 /// Ends it by a reset.
 pub(crate) fn reset(stream: TcpStream) {
-    SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+    SockRef::from(&stream)
+        .set_linger(Some(Duration::ZERO))
+        .unwrap();
     drop(stream);
 }
 
@@ -211,7 +223,9 @@ pub(crate) fn expect_reset(stream: &mut TcpStream) {
 #[track_caller]
 pub(crate) fn expect_no_service(to: SocketAddr) {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
-    socket.bind(&SocketAddr::new(fresh_ip().into(), 0).into()).unwrap();
+    socket
+        .bind(&SocketAddr::new(fresh_ip().into(), 0).into())
+        .unwrap();
     match socket.connect_timeout(&to.into(), PATIENCE) {
         Ok(()) => expect_reset(&mut with_limits(socket.into())),
         Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
@@ -247,7 +261,9 @@ pub(crate) fn expect_error(stream: &TcpStream) {
 
 /// Writes until the way is full: nothing more went for a while.
 pub(crate) fn fill(stream: &mut TcpStream) {
-    stream.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+    stream
+        .set_write_timeout(Some(Duration::from_millis(300)))
+        .unwrap();
     let mut pattern = Pattern::default();
     let mut buffer = vec![0; 64 * 1024];
     loop {
@@ -312,7 +328,9 @@ impl Pattern {
         while self.0 < end {
             let part = (end - self.0).min(buffer.len() as u64) as usize;
             self.fill(&mut buffer[..part]);
-            stream.write_all(&buffer[..part]).unwrap_or_else(|error| panic!("at {} of {end}: {error}", self.0));
+            stream
+                .write_all(&buffer[..part])
+                .unwrap_or_else(|error| panic!("at {} of {end}: {error}", self.0));
         }
     }
 
@@ -328,7 +346,11 @@ impl Pattern {
                 Ok(0) => panic!("the end after {at} of {end} bytes"),
                 Ok(more) => {
                     self.fill(&mut expected[..more]);
-                    assert!(buffer[..more] == expected[..more], "another byte between {at} and {}", self.0);
+                    assert!(
+                        buffer[..more] == expected[..more],
+                        "another byte between {at} and {}",
+                        self.0
+                    );
                 }
                 Err(error) => panic!("after {at} of {end} bytes: {error}"),
             }
@@ -343,7 +365,11 @@ impl Pattern {
             match stream.read(&mut buffer) {
                 Ok(more @ 1..) => {
                     self.fill(&mut expected[..more]);
-                    assert!(buffer[..more] == expected[..more], "another byte before {}", self.0);
+                    assert!(
+                        buffer[..more] == expected[..more],
+                        "another byte before {}",
+                        self.0
+                    );
                 }
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => return self.0,
                 other => panic!("no reset but {other:?} after {} bytes", self.0),
@@ -359,20 +385,30 @@ fn sockets(local: SocketAddr) -> Vec<(u8, u64)> {
     let parse = |line: &str| {
         let entry = proc_net::parse_line(line).filter(|entry| entry.local == local)?;
         let queues = line.split_ascii_whitespace().nth(4)?;
-        Some((entry.state, u64::from_str_radix(queues.split(':').nth(1)?, 16).ok()?))
+        Some((
+            entry.state,
+            u64::from_str_radix(queues.split(':').nth(1)?, 16).ok()?,
+        ))
     };
     text.lines().filter_map(parse).collect()
 }
 
 /// How many connections wait at a listener to be accepted.
 pub(crate) fn queued(listener: SocketAddr) -> u64 {
-    sockets(listener).iter().filter(|(state, _)| *state == 0x0a).map(|(_, waiting)| waiting).sum()
+    sockets(listener)
+        .iter()
+        .filter(|(state, _)| *state == 0x0a)
+        .map(|(_, waiting)| waiting)
+        .sum()
 }
 
 /// How many connections wait at one listener of an address, by its inode; none: it does not listen.
 pub(crate) fn queued_at(inode: u64) -> Option<u64> {
     let table = BufReader::new(File::open("/proc/thread-self/net/tcp").unwrap());
-    let entries = table.lines().map(Result::unwrap).filter_map(|line| Some((proc_net::parse_line(&line)?, line)));
+    let entries = table
+        .lines()
+        .map(Result::unwrap)
+        .filter_map(|line| Some((proc_net::parse_line(&line)?, line)));
     // The listeners come first. To read on takes a second where there are 100,000 in TIME_WAIT.
     let mut listeners = entries.take_while(|(entry, _)| entry.state == proc_net::LISTEN);
     let (_, line) = listeners.find(|(entry, _)| entry.inode == inode)?;
@@ -382,10 +418,18 @@ pub(crate) fn queued_at(inode: u64) -> Option<u64> {
 
 /// How many bytes wait to be read by the established connections of a local address.
 pub(crate) fn unread(local: SocketAddr) -> u64 {
-    sockets(local).iter().filter(|(state, _)| *state == 0x01).map(|(_, waiting)| waiting).sum()
+    sockets(local)
+        .iter()
+        .filter(|(state, _)| *state == 0x01)
+        .map(|(_, waiting)| waiting)
+        .sum()
 }
 
 /// The inodes of the sockets that listen on an address.
 pub(crate) fn listening(address: SocketAddr) -> Vec<u64> {
-    berth_os::sock_diag::listeners_at(address).unwrap().into_iter().map(|entry| entry.inode).collect()
+    berth_os::sock_diag::listeners_at(address)
+        .unwrap()
+        .into_iter()
+        .map(|entry| entry.inode)
+        .collect()
 }

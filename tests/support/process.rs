@@ -27,11 +27,18 @@ pub(crate) fn berth<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>
 pub(crate) const BERTH: &str = env!("CARGO_BIN_EXE_berth");
 
 /// Another `berth`, the same way.
-pub(crate) fn berth_at<S: AsRef<std::ffi::OsStr>>(program: &Path, args: impl IntoIterator<Item = S>) -> Command {
+pub(crate) fn berth_at<S: AsRef<std::ffi::OsStr>>(
+    program: &Path,
+    args: impl IntoIterator<Item = S>,
+) -> Command {
     let mut command = Command::new(program);
     clean(&mut command);
     command.args(args);
-    if command.get_args().next().is_some_and(|command| command == "inject") {
+    if command
+        .get_args()
+        .next()
+        .is_some_and(|command| command == "inject")
+    {
         // It would be written into manifests.
         command.env_remove("BERTH_PASS");
     }
@@ -42,7 +49,9 @@ pub(crate) fn berth_at<S: AsRef<std::ffi::OsStr>>(program: &Path, args: impl Int
 /// simulated apiservers that are ready at once.
 pub(crate) fn rehearsal(program: &str) -> Command {
     let mut command = Command::new(program);
-    command.env("BERTH_REHEARSE_COMPARE", "berth").env("BERTH_REHEARSE_START_DELAY", "0s");
+    command
+        .env("BERTH_REHEARSE_COMPARE", "berth")
+        .env("BERTH_REHEARSE_START_DELAY", "0s");
     if let Some(pass) = std::env::var_os("BERTH_TEST_PASS") {
         command.env("BERTH_REHEARSE_PASS", pass);
     }
@@ -76,11 +85,16 @@ pub(crate) fn was_too_busy(rehearsed: &Output) -> bool {
 }
 
 fn clean(command: &mut Command) {
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"BERTH_")) {
+    for (name, _) in
+        std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"BERTH_"))
+    {
         command.env_remove(name);
     }
     // Nothing of the machine on which tests run: no state of an upgrade, no pod, no shim of this user, no cluster.
-    command.env("BERTH_STATE_DIR", NOWHERE).env("BERTH_POD_LOGS_DIR", NOWHERE).env("XDG_RUNTIME_DIR", NOWHERE);
+    command
+        .env("BERTH_STATE_DIR", NOWHERE)
+        .env("BERTH_POD_LOGS_DIR", NOWHERE)
+        .env("XDG_RUNTIME_DIR", NOWHERE);
     command.env("BERTH_TEST_WITHOUT_ADMIN", "1");
     if let Some(pass) = pass() {
         command.env("BERTH_PASS", pass);
@@ -99,8 +113,16 @@ pub(crate) fn input(text: &str) -> Stdio {
 /// Exit status, output and log of a command that ends by itself.
 #[track_caller]
 pub(crate) fn output_of(command: &mut Command) -> (Option<i32>, String, String) {
-    let Output { status, stdout, stderr } = command.output().unwrap();
-    (status.code(), String::from_utf8_lossy(&stdout).into_owned(), String::from_utf8_lossy(&stderr).into_owned())
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.output().unwrap();
+    (
+        status.code(),
+        String::from_utf8_lossy(&stdout).into_owned(),
+        String::from_utf8_lossy(&stderr).into_owned(),
+    )
 }
 
 /// The way in which clients come to instances in tests that do not name one: `--pass`, from `BERTH_TEST_PASS`. What clients get is the
@@ -117,7 +139,14 @@ pub(crate) fn passes_sockets() -> bool {
 /// Whether `berth exec` can pass clients' sockets here. If not, the test is skipped, as this says.
 pub(crate) fn can_inject() -> bool {
     let temp = tempfile::tempdir().unwrap();
-    let mut exec = berth(["exec", "--listen", "10.0.0.5:6443", "--pass", "inject", "--run-dir"]);
+    let mut exec = berth([
+        "exec",
+        "--listen",
+        "10.0.0.5:6443",
+        "--pass",
+        "inject",
+        "--run-dir",
+    ]);
     let (status, _, log) = output_of(exec.arg(temp.path().join("run")).args(["--", "true"]));
     if status != Some(0) {
         skipped(&log);
@@ -165,7 +194,11 @@ impl Written {
     /// Reads what is there, without waiting.
     fn catch_up(&mut self) {
         let mut buffer = [0; 8192];
-        while let Some(pipe) = self.pipe.as_mut().filter(|pipe| readable(pipe.as_fd(), PollTimeout::ZERO)) {
+        while let Some(pipe) = self
+            .pipe
+            .as_mut()
+            .filter(|pipe| readable(pipe.as_fd(), PollTimeout::ZERO))
+        {
             match pipe.read(&mut buffer) {
                 Ok(0) | Err(_) => self.pipe = None,
                 Ok(length) => self.part.extend_from_slice(&buffer[..length]),
@@ -183,7 +216,8 @@ impl Written {
     }
 
     fn end_line(&mut self) {
-        self.lines.push(String::from_utf8_lossy(&self.part).into_owned());
+        self.lines
+            .push(String::from_utf8_lossy(&self.part).into_owned());
         self.part.clear();
     }
 }
@@ -196,7 +230,10 @@ fn readable(pipe: BorrowedFd<'_>, within: PollTimeout) -> bool {
 fn follow(pipe: impl Into<OwnedFd>) -> Lines {
     let pipe = File::from(pipe.into());
     let waited = pipe.try_clone().unwrap();
-    let lines = Arc::new(Mutex::new(Written { pipe: Some(pipe), ..Written::default() }));
+    let lines = Arc::new(Mutex::new(Written {
+        pipe: Some(pipe),
+        ..Written::default()
+    }));
     let all = lines.clone();
     std::thread::spawn(move || {
         while all.lock().unwrap().pipe.is_some() {
@@ -216,8 +253,15 @@ fn text(lines: &Lines) -> String {
 }
 impl Running {
     pub(crate) fn start(command: &mut Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let (out, log) = (follow(child.stdout.take().unwrap()), follow(child.stderr.take().unwrap()));
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (out, log) = (
+            follow(child.stdout.take().unwrap()),
+            follow(child.stderr.take().unwrap()),
+        );
         Self { child, out, log }
     }
 
@@ -271,7 +315,12 @@ impl Running {
                 written.pipe.is_none()
             };
             // No process is left that could write it.
-            assert!(!over && Instant::now() < deadline, "no {part:?} in:\n{}\n{}", self.log(), self.out());
+            assert!(
+                !over && Instant::now() < deadline,
+                "no {part:?} in:\n{}\n{}",
+                self.log(),
+                self.out()
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -284,7 +333,12 @@ impl Running {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(Instant::now() < deadline, "it does not end:\n{}\n{}", self.log(), self.out());
+            assert!(
+                Instant::now() < deadline,
+                "it does not end:\n{}\n{}",
+                self.log(),
+                self.out()
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -310,8 +364,12 @@ impl Drop for Running {
 
 /// The command lines that have a word, of processes.
 pub(crate) fn processes(word: &str) -> Vec<String> {
-    let lines = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| std::fs::read(entry.path().join("cmdline")));
-    let lines = lines.map(|line| String::from_utf8_lossy(&line.unwrap_or_default()).replace('\0', " "));
+    let lines = std::fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .map(|entry| std::fs::read(entry.path().join("cmdline")));
+    let lines =
+        lines.map(|line| String::from_utf8_lossy(&line.unwrap_or_default()).replace('\0', " "));
     lines.filter(|line| line.contains(word)).collect()
 }
 
@@ -320,7 +378,9 @@ pub(crate) fn processes(word: &str) -> Vec<String> {
 pub(crate) fn gone(pid: u32) {
     eventually(&format!("the end of process {pid}"), || {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok();
-        let state = stat.as_deref().and_then(|stat| stat.rsplit(')').next()?.trim_start().chars().next());
+        let state = stat
+            .as_deref()
+            .and_then(|stat| stat.rsplit(')').next()?.trim_start().chars().next());
         matches!(state, None | Some('Z' | 'X')).then_some(())
     });
 }

@@ -65,8 +65,11 @@ pub(crate) fn ask(runtime: &Runtime, path: &Path, ask: &wire::Ask) -> io::Result
 /// Options as `berth serve` reads them.
 #[track_caller]
 fn config(args: &[&str]) -> Config {
-    let cli = InPod::try_parse_from([&["berth", "serve"], args].concat()).unwrap_or_else(|error| panic!("{error}"));
-    let PodCommand::Serve(args) = cli.command else { unreachable!() };
+    let cli = InPod::try_parse_from([&["berth", "serve"], args].concat())
+        .unwrap_or_else(|error| panic!("{error}"));
+    let PodCommand::Serve(args) = cli.command else {
+        unreachable!()
+    };
     check::serve(&args).unwrap_or_else(|mistakes| panic!("{mistakes}"))
 }
 
@@ -81,7 +84,11 @@ impl Shim {
 
     /// A shim of the first of two instances, with the second as a sibling's: both are ready.
     #[track_caller]
-    pub(crate) fn start_of_two([own, other]: [&Backend; 2], threads: &str, options: &[&str]) -> (Self, InstanceClaim) {
+    pub(crate) fn start_of_two(
+        [own, other]: [&Backend; 2],
+        threads: &str,
+        options: &[&str],
+    ) -> (Self, InstanceClaim) {
         let shim = Self::start(own.address(), threads, options);
         let record = shim.sibling("other", other.address());
         shim.until_health(other.address(), "ready");
@@ -92,10 +99,22 @@ impl Shim {
     /// start decides: what it knows later, it learned from connections. There is no gate: clients
     /// here send late what TLS clients send first, and instances answer late.
     #[track_caller]
-    pub(crate) fn launch(listen: &str, backend: SocketAddr, threads: &str, options: &[&str]) -> Self {
+    pub(crate) fn launch(
+        listen: &str,
+        backend: SocketAddr,
+        threads: &str,
+        options: &[&str],
+    ) -> Self {
         let temp = tempfile::tempdir().unwrap();
         let (run_dir, backend) = (temp.path().join("run"), backend.to_string());
-        let place = ["--listen", listen, "--backend", &backend, "--run-dir", run_dir.to_str().unwrap()];
+        let place = [
+            "--listen",
+            listen,
+            "--backend",
+            &backend,
+            "--run-dir",
+            run_dir.to_str().unwrap(),
+        ];
         let mut args = [&place[..], &["--threads", threads], options].concat();
         let defaults = [
             ["--probe", "tcp"],
@@ -118,29 +137,52 @@ impl Shim {
         let (tell, built) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
             runtime().block_on(async {
-                let bound = app::build(config).await.unwrap_or_else(|error| panic!("cannot build: {error}"));
-                let about =
-                    (bound.addresses().next().unwrap(), bound.berth().clone(), bound.instance().clone(), bound.state());
+                let bound = app::build(config)
+                    .await
+                    .unwrap_or_else(|error| panic!("cannot build: {error}"));
+                let about = (
+                    bound.addresses().next().unwrap(),
+                    bound.berth().clone(),
+                    bound.instance().clone(),
+                    bound.state(),
+                );
                 tell.send(about).unwrap();
                 bound.run(told).await
             })
         });
-        let (address, berth, instance, state) = built.recv_timeout(PATIENCE).expect("a shim that is built");
-        Self { address, berth, instance, state, stop, thread: Some(thread), runtime: runtime(), _temp: temp }
+        let (address, berth, instance, state) =
+            built.recv_timeout(PATIENCE).expect("a shim that is built");
+        Self {
+            address,
+            berth,
+            instance,
+            state,
+            stop,
+            thread: Some(thread),
+            runtime: runtime(),
+            _temp: temp,
+        }
     }
 
     #[track_caller]
     pub(crate) fn until_phase(&self, wanted: Phase) {
         let mut state = self.state.clone();
         let reached = state.wait_for(|state| state.phase == wanted);
-        let reached = self.runtime.block_on(async { timeout(PATIENCE, reached).await.is_ok() });
-        assert!(reached, "the shim did not come to {wanted:?} but {:?}", self.status());
+        let reached = self
+            .runtime
+            .block_on(async { timeout(PATIENCE, reached).await.is_ok() });
+        assert!(
+            reached,
+            "the shim did not come to {wanted:?} but {:?}",
+            self.status()
+        );
     }
 
     #[track_caller]
     fn ask(&self, question: &wire::Ask) -> wire::Reply {
         let path = self.berth.socket_path(&self.instance).unwrap();
-        ask(&self.runtime, &path, question).unwrap_or_else(|error| panic!("no answer of the shim: {error}"))
+        ask(&self.runtime, &path, question)
+            .unwrap_or_else(|error| panic!("no answer of the shim: {error}"))
     }
 
     /// The status that it reports.
@@ -159,8 +201,13 @@ impl Shim {
             wire::Reply::Metrics(page) => page,
             other => panic!("no metrics: {other:?}"),
         };
-        let lines = page.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
-        let values: Vec<u64> = lines.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect();
+        let lines = page.lines().filter(|line| {
+            line.strip_prefix(name)
+                .is_some_and(|rest| rest.starts_with('{'))
+        });
+        let values: Vec<u64> = lines
+            .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
+            .collect();
         assert!(!values.is_empty(), "no {name} in:\n{page}");
         values.iter().sum()
     }
@@ -175,14 +222,22 @@ impl Shim {
     #[track_caller]
     pub(crate) fn until_health(&self, address: SocketAddr, health: &str) {
         self.until(&format!("{address} is {health}"), |status| {
-            status.instances.iter().any(|i| i.address == address && i.health.as_str() == health)
+            status
+                .instances
+                .iter()
+                .any(|i| i.address == address && i.health.as_str() == health)
         });
     }
 
     /// Records an instance in addition to its own, alive as long as the result.
     pub(crate) fn sibling(&self, id: &str, address: SocketAddr) -> InstanceClaim {
         let id = InstanceId::parse(id).unwrap();
-        let claimant = Claimant { instance: &id, advertise: self.address.ip(), supervisor: None, pid: None };
+        let claimant = Claimant {
+            instance: &id,
+            advertise: self.address.ip(),
+            supervisor: None,
+            pid: None,
+        };
         claim(&self.berth, &claimant, |_, _| Ok(address)).unwrap()
     }
 

@@ -18,7 +18,11 @@ impl Stopped {
                 return Self(thread);
             }
             // On to its next system call, with the signal that it stopped for if it was one.
-            let signal = if let WaitStatus::Stopped(_, signal) = stop { Some(signal) } else { None };
+            let signal = if let WaitStatus::Stopped(_, signal) = stop {
+                Some(signal)
+            } else {
+                None
+            };
             ptrace::syscall(thread, signal).unwrap();
         }
     }
@@ -31,7 +35,10 @@ fn waits_for_events(thread: Pid) -> bool {
     #[cfg(not(target_arch = "x86_64"))]
     const WAITS: &[i64] = &[libc::SYS_epoll_pwait];
     let call = std::fs::read_to_string(format!("/proc/{thread}/syscall")).unwrap();
-    call.split_whitespace().next().and_then(|number| number.parse().ok()).is_some_and(|call| WAITS.contains(&call))
+    call.split_whitespace()
+        .next()
+        .and_then(|number| number.parse().ok())
+        .is_some_and(|call| WAITS.contains(&call))
 }
 
 impl Drop for Stopped {

@@ -5,7 +5,9 @@ use berth_testing::{authority, issue};
 use rcgen::{CertifiedIssuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned,
+};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};
@@ -39,8 +41,15 @@ pub(crate) fn server_config(certificate: &str, key: &str) -> Arc<ServerConfig> {
     let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-    Arc::new(builder.with_no_client_auth().with_single_cert(chain, key).unwrap())
+    let builder = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap();
+    Arc::new(
+        builder
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .unwrap(),
+    )
 }
 
 /// Asks an apiserver whose certificate a CA signed, and gives the whole answer.
@@ -49,13 +58,19 @@ pub(crate) fn get(ca: &CertificateDer<'static>, stream: TcpStream, path: &str) -
     let mut roots = RootCertStore::empty();
     roots.add(ca.clone()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap();
     let config = Arc::new(builder.with_root_certificates(roots).with_no_client_auth());
     let name = ServerName::try_from("kubernetes").unwrap();
     let mut tls = StreamOwned::new(ClientConnection::new(config, name).unwrap(), stream);
-    tls.write_all(format!("GET {path} HTTP/1.1\r\nHost: kubernetes\r\nConnection: close\r\n\r\n").as_bytes()).unwrap();
+    tls.write_all(
+        format!("GET {path} HTTP/1.1\r\nHost: kubernetes\r\nConnection: close\r\n\r\n").as_bytes(),
+    )
+    .unwrap();
     let mut answer = String::new();
-    tls.read_to_string(&mut answer).unwrap_or_else(|error| panic!("no answer: {error}"));
+    tls.read_to_string(&mut answer)
+        .unwrap_or_else(|error| panic!("no answer: {error}"));
     answer
 }
 
@@ -137,7 +152,8 @@ pub(crate) fn answer(
     let (status, body) = of(head.split([' ', '?']).nth(1).unwrap_or_default());
     let length = body.len();
     tls.write_all(
-        format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}").as_bytes(),
+        format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}")
+            .as_bytes(),
     )?;
     tls.conn.send_close_notify();
     tls.flush()?;

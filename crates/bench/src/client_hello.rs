@@ -7,7 +7,8 @@ pub(crate) const HEADERS: usize = 9;
 pub(crate) const fn client_hello<const LENGTH: usize>() -> [u8; LENGTH] {
     let mut hello = [0; LENGTH];
     let (record, body) = (LENGTH - 5, LENGTH - HEADERS);
-    (hello[0], hello[1], hello[2], hello[3], hello[4]) = (0x16, 3, 1, (record >> 8) as u8, record as u8);
+    (hello[0], hello[1], hello[2], hello[3], hello[4]) =
+        (0x16, 3, 1, (record >> 8) as u8, record as u8);
     (hello[5], hello[7], hello[8]) = (1, (body >> 8) as u8, body as u8);
     hello
 }

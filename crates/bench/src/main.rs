@@ -40,7 +40,9 @@ fn main() -> ExitCode {
     };
     let done = match cli {
         Cli::Bench(options) => bench::run(&options),
-        Cli::Backend { address } => bench::backend::run(address).map(|()| ExitCode::SUCCESS).map_err(Into::into),
+        Cli::Backend { address } => bench::backend::run(address)
+            .map(|()| ExitCode::SUCCESS)
+            .map_err(Into::into),
     };
     done.unwrap_or_else(|error| {
         eprintln!("bench: {error:#}");

@@ -27,10 +27,15 @@ impl ChildProcess {
     pub(crate) fn start(mut command: Command, log: PathBuf) -> Result<Self> {
         let file = File::options().create(true).append(true).open(&log);
         let file = file.with_context(|| format!("cannot write {}", log.display()))?;
-        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file);
         berth_os::process::remove_settings(&mut command);
         berth_os::process::die_with_parent(&mut command, Signal::SIGTERM);
-        let child = command.spawn().with_context(|| format!("cannot start {}", command.get_program().display()))?;
+        let child = command
+            .spawn()
+            .with_context(|| format!("cannot start {}", command.get_program().display()))?;
         Ok(Self { child, log })
     }
 
@@ -45,14 +50,18 @@ impl ChildProcess {
     pub(crate) fn address(&mut self) -> Result<SocketAddr> {
         let start = Instant::now();
         loop {
-            if let Some(address) =
-                self.log().split_inclusive('\n').find_map(|line| line.strip_suffix('\n')?.parse().ok())
+            if let Some(address) = self
+                .log()
+                .split_inclusive('\n')
+                .find_map(|line| line.strip_suffix('\n')?.parse().ok())
             {
                 return Ok(address);
             }
             match self.exited() {
                 Some(status) => bail!("a server ended, {status}: {}", self.last_line()),
-                None if start.elapsed() > STARTED_WITHIN => bail!("a server does not listen: {}", self.last_line()),
+                None if start.elapsed() > STARTED_WITHIN => {
+                    bail!("a server does not listen: {}", self.last_line())
+                }
                 None => std::thread::sleep(POLL),
             }
         }
@@ -75,7 +84,11 @@ impl ChildProcess {
     /// The last line of its log, for an error message.
     pub(crate) fn last_line(&self) -> String {
         let log = self.log();
-        log.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("its log is empty").to_owned()
+        log.lines()
+            .rev()
+            .find(|line| !line.trim().is_empty())
+            .unwrap_or("its log is empty")
+            .to_owned()
     }
 }
 
@@ -90,7 +103,10 @@ impl Drop for ChildProcess {
 /// kernel is not in it.
 pub(crate) fn pss(pid: i32) -> Result<f64> {
     let rollup = procfs::process::Process::new(pid)?.smaps_rollup()?;
-    let pss = rollup.memory_map_rollup.into_iter().find_map(|map| map.extension.map.get("Pss").copied());
+    let pss = rollup
+        .memory_map_rollup
+        .into_iter()
+        .find_map(|map| map.extension.map.get("Pss").copied());
     Ok(pss.context("smaps_rollup has no Pss")? as f64)
 }
 

@@ -57,7 +57,11 @@ struct Args {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), required_unless_present = "closed")]
     rate: Option<u32>,
     /// Address to connect from; several take turns
-    #[arg(long, required_unless_present = "client_certificate", conflicts_with = "client_certificate")]
+    #[arg(
+        long,
+        required_unless_present = "client_certificate",
+        conflicts_with = "client_certificate"
+    )]
     source: Vec<IpAddr>,
     /// PEM file with the certificate of an admin: clients of all kinds
     #[arg(long, requires = "client_key")]
@@ -69,7 +73,12 @@ struct Args {
     #[arg(long, default_value_t = 4, requires = "client_certificate")]
     clients: u32,
     /// Instead, GET this path as often as it is answered, on the kept connections
-    #[arg(long, value_name = "PATH", requires = "client_certificate", conflicts_with = "rate")]
+    #[arg(
+        long,
+        value_name = "PATH",
+        requires = "client_certificate",
+        conflicts_with = "rate"
+    )]
     closed: Option<String>,
     /// On a new connection each time
     #[arg(long, requires = "closed")]
@@ -86,26 +95,62 @@ async fn main() -> Result<()> {
     let stop = async { _ = terminate.recv().await };
     let (Some(cert), Some(key)) = (&args.client_certificate, &args.client_key) else {
         let path = "/version".to_owned();
-        return Ok(Anonymous { server, ca, path, rate, sources: args.source, agent: "tls-load" }
-            .run(stop, write)
-            .await?);
+        return Ok(Anonymous {
+            server,
+            ca,
+            path,
+            rate,
+            sources: args.source,
+            agent: "tls-load",
+        }
+        .run(stop, write)
+        .await?);
     };
     let shown = |path: &Path| path.display().to_string();
     let cert = CertificateDer::from_pem_file(cert).with_context(|| shown(cert))?;
     let key = PrivatePkcs8KeyDer::from_pem_file(key).with_context(|| shown(key))?;
     if let Some(path) = args.closed {
-        let closed = Closed { server, ca, cert, key, path, clients: args.clients, fresh: args.fresh };
+        let closed = Closed {
+            server,
+            ca,
+            cert,
+            key,
+            path,
+            clients: args.clients,
+            fresh: args.fresh,
+        };
         let began = Instant::now();
         let answers = closed.run(stop).await.map_err(|why| anyhow!(why))?;
         println!("{answers} {:.3}", began.elapsed().as_secs_f64());
         return Ok(());
     }
-    let plan = LoadPlan { rate, clients: args.clients, watches: WATCHES, ..LoadPlan::default() };
-    let record = Known { server, ca, cert, key, plan }.run(stop).await.map_err(|why| anyhow!(why))?;
+    let plan = LoadPlan {
+        rate,
+        clients: args.clients,
+        watches: WATCHES,
+        ..LoadPlan::default()
+    };
+    let record = Known {
+        server,
+        ca,
+        cert,
+        key,
+        plan,
+    }
+    .run(stop)
+    .await
+    .map_err(|why| anyhow!(why))?;
     Ok(write_all(&record)?)
 }
 
-fn write(Connection { began, client, took, result }: Connection) {
+fn write(
+    Connection {
+        began,
+        client,
+        took,
+        result,
+    }: Connection,
+) {
     let began = micros(began.duration_since(UNIX_EPOCH).unwrap_or_default());
     let (outcome, detail) = match &result {
         Ok(()) => ("ok", "-"),
@@ -116,15 +161,30 @@ fn write(Connection { began, client, took, result }: Connection) {
 }
 
 fn write_all(record: &Record) -> std::io::Result<()> {
-    let (now, stamp) = (SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(), Stamp::now());
+    let (now, stamp) = (
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default(),
+        Stamp::now(),
+    );
     let unix = |at: Stamp| micros(now).saturating_sub(stamp.0.saturating_sub(at.0) / 1000);
     let mut out = std::io::stdout().lock();
-    for Attempt { kind, writes, stream, due, done, answer } in &record.attempts {
+    for Attempt {
+        kind,
+        writes,
+        stream,
+        due,
+        done,
+        answer,
+    } in &record.attempts
+    {
         let (outcome, detail) = match answer {
             Answer::Good { .. } => ("ok", "-".to_owned()),
             Answer::Bad { status, .. } => ("lost", status.to_string()),
             // The line of the connection's end reports it.
-            Answer::Failed(how) if *kind == ConnectionKind::Kept && *how != Failure::Unanswered => continue,
+            Answer::Failed(how) if *kind == ConnectionKind::Kept && *how != Failure::Unanswered => {
+                continue;
+            }
             Answer::Failed(how) => ("lost", how.to_string()),
         };
         let (began, took) = (unix(*due), done.0.saturating_sub(due.0) / 1000);
@@ -133,7 +193,14 @@ fn write_all(record: &Record) -> std::io::Result<()> {
         });
         writeln!(out, "{line}")?;
     }
-    for StreamEnd { stream, at, how, signed, .. } in &record.ends {
+    for StreamEnd {
+        stream,
+        at,
+        how,
+        signed,
+        ..
+    } in &record.ends
+    {
         let (began, detail) = (unix(*at), how.to_string());
         let line = json!({
             "began": began, "client": stream, "outcome": "ended", "took": 0, "told": signed.is_some(), "detail": detail,
@@ -141,12 +208,22 @@ fn write_all(record: &Record) -> std::io::Result<()> {
         writeln!(out, "{line}")?;
     }
     let watches = record.watches.iter().map(|watch| {
-        let (missed, twice) = (watch.count(Loss::EventMissed), watch.count(Loss::EventDuplicated));
+        let (missed, twice) = (
+            watch.count(Loss::EventMissed),
+            watch.count(Loss::EventDuplicated),
+        );
         (&watch.client, missed, twice, watch.relists)
     });
-    let informers = record.informers.iter().map(|i| (&i.id, i.missing + i.stale, i.duplicated, i.relists));
+    let informers = record
+        .informers
+        .iter()
+        .map(|i| (&i.id, i.missing + i.stale, i.duplicated, i.relists));
     for (client, missed, twice, lists) in watches.chain(informers) {
-        let outcome = if missed + twice == 0 { "whole" } else { "flawed" };
+        let outcome = if missed + twice == 0 {
+            "whole"
+        } else {
+            "flawed"
+        };
         let line = json!({
             "began": micros(now), "client": client, "outcome": outcome, "took": 0, "detail": "-",
             "missed": missed, "twice": twice, "lists": lists,

@@ -41,9 +41,19 @@ pub async fn status(directory: &Path) -> Option<BridgeStatus> {
 
 /// Ends the last bridge if it only relays its open connections to the node's own instance: the next COMMAND would end these anyway.
 pub(super) async fn end_last(directory: &Path) {
-    let Some(last) = status(directory).await.filter(|last| last.outcome.is_some()) else { return };
-    if Connection::ask(directory, &Ask::End { now: true }).await.is_ok() {
-        let lives = async || std::fs::read(format!("/proc/{}/cmdline", last.pid)).is_ok_and(|line| !line.is_empty());
+    let Some(last) = status(directory)
+        .await
+        .filter(|last| last.outcome.is_some())
+    else {
+        return;
+    };
+    if Connection::ask(directory, &Ask::End { now: true })
+        .await
+        .is_ok()
+    {
+        let lives = async || {
+            std::fs::read(format!("/proc/{}/cmdline", last.pid)).is_ok_and(|line| !line.is_empty())
+        };
         until(PATIENCE, Duration::from_millis(20), lives, |lives| !lives).await;
     }
 }
@@ -59,13 +69,21 @@ pub async fn accompany(
     run: Option<&[OsString]>,
     mut asked: impl Write,
 ) -> Result<Waited, String> {
-    let mut watcher = Watcher::new(directory, json).map_err(|error| format!("cannot handle signals: {error}"))?;
-    let first = if run.is_some() { Ask::Accompany } else { Ask::Status };
+    let mut watcher =
+        Watcher::new(directory, json).map_err(|error| format!("cannot handle signals: {error}"))?;
+    let first = if run.is_some() {
+        Ask::Accompany
+    } else {
+        Ask::Status
+    };
     let client = Connection::ask(directory, &first).await;
     let client = client.map_err(|error| format!("the bridge cannot be asked: {error}"))?;
     // A bridge that does not receive this has gone away.
     let _ = asked.write_all(&[0]);
-    let status = match watcher.until(&client, |status| status.step == Step::Hold).await {
+    let status = match watcher
+        .until(&client, |status| status.step == Step::Hold)
+        .await
+    {
         WaitOutcome::There(status) => status,
         seen => return not_begun(&mut watcher, seen, directory).await,
     };
@@ -76,7 +94,11 @@ pub async fn accompany(
         watcher.more("`berth bridge status` shows its state, `berth bridge end` ends it");
         return Ok(Waited::Well);
     };
-    let terminals = [io::stdin().is_terminal(), io::stdout().is_terminal(), io::stderr().is_terminal()];
+    let terminals = [
+        io::stdin().is_terminal(),
+        io::stdout().is_terminal(),
+        io::stderr().is_terminal(),
+    ];
     if loses_output(terminals, |variable| std::env::var(variable).ok()) {
         watcher.more(
             "COMMAND goes on if this terminal is lost; what it prints then is lost, and a pipe that is lost too (`| tee`) may end it: tmux \
@@ -87,7 +109,9 @@ pub async fn accompany(
     let _ = client.send(&Ask::Command).await;
     // The bridge may be refused what COMMAND waits for, and stays.
     let is_refused = |now: &BridgeStatus| stays(now) && now.trouble != status.trouble;
-    let begun = watcher.until(&client, |now| now.command || is_refused(now)).await;
+    let begun = watcher
+        .until(&client, |now| now.command || is_refused(now))
+        .await;
     if !matches!(&begun, WaitOutcome::There(now) if now.command) {
         return not_begun(&mut watcher, begun, directory).await;
     }
@@ -95,28 +119,47 @@ pub async fn accompany(
         ended = command(run) => ended,
         never = watcher.report_forever(&client) => match never {},
     };
-    watcher.discard_signals().map_err(|error| format!("cannot handle signals: {error}"))?;
+    watcher
+        .discard_signals()
+        .map_err(|error| format!("cannot handle signals: {error}"))?;
     let (waited, failed) = match ended {
         Ok(status) if status.success() => (Waited::Well, None),
-        Ok(status) => (Waited::Failed(status), Some(format!("COMMAND failed ({status})"))),
-        Err(error) => (Waited::NotBegun, Some(format!("COMMAND cannot be run: {error}"))),
+        Ok(status) => (
+            Waited::Failed(status),
+            Some(format!("COMMAND failed ({status})")),
+        ),
+        Err(error) => (
+            Waited::NotBegun,
+            Some(format!("COMMAND cannot be run: {error}")),
+        ),
     };
     watcher.line(failed.as_deref().unwrap_or("COMMAND is done"));
     let _ = client.send(&Ask::Ended { failed }).await;
     let seen = watcher.until(&client, stays).await;
     let is_done = matches!(seen, WaitOutcome::Over(BridgeOutcome::Done));
     watcher.ended(seen);
-    Ok(if waited == Waited::Well && !is_done { Waited::Again } else { waited })
+    Ok(if waited == Waited::Well && !is_done {
+        Waited::Again
+    } else {
+        waited
+    })
 }
 
 /// COMMAND was not run: why.
-async fn not_begun(watcher: &mut Watcher, seen: WaitOutcome, directory: &Path) -> Result<Waited, String> {
+async fn not_begun(
+    watcher: &mut Watcher,
+    seen: WaitOutcome,
+    directory: &Path,
+) -> Result<Waited, String> {
     match seen {
         WaitOutcome::Refused(why) => return Err(why),
         WaitOutcome::Interrupted => {
             watcher.line("interrupted: COMMAND was not run; the bridge is asked to end");
             if let Ok(client) = Connection::ask(directory, &Ask::End { now: false }).await
-                && matches!(watcher.until(&client, |_| false).await, WaitOutcome::Refused(_) | WaitOutcome::Interrupted)
+                && matches!(
+                    watcher.until(&client, |_| false).await,
+                    WaitOutcome::Refused(_) | WaitOutcome::Interrupted
+                )
             {
                 // The bridge waits for the end of a COMMAND that never began, or a second signal came.
                 watcher.ended(WaitOutcome::Interrupted);
@@ -125,7 +168,10 @@ async fn not_begun(watcher: &mut Watcher, seen: WaitOutcome, directory: &Path) -
         }
         WaitOutcome::Over(BridgeOutcome::NotBegun(why) | BridgeOutcome::Abandoned(why)) => {
             watcher.line(&format!("not begun: {why}"));
-            watcher.last_lines("the temporary kube-apiserver", &end_of(&directory.join(logs::INSTANCE)));
+            watcher.last_lines(
+                "the temporary kube-apiserver",
+                &end_of(&directory.join(logs::INSTANCE)),
+            );
             watcher.logs();
         }
         WaitOutcome::Over(_) => watcher.line("the operator ended it before: COMMAND was not run"),
@@ -142,7 +188,12 @@ async fn not_begun(watcher: &mut Watcher, seen: WaitOutcome, directory: &Path) -
 ///
 /// # Errors
 /// Signals cannot be handled.
-pub async fn ended(directory: &Path, json: bool, client: &Connection, now: bool) -> io::Result<Waited> {
+pub async fn ended(
+    directory: &Path,
+    json: bool,
+    client: &Connection,
+    now: bool,
+) -> io::Result<Waited> {
     let mut watcher = Watcher::new(directory, json)?;
     let seen = watcher.until(client, stays).await;
     let is_over = match &seen {
@@ -167,8 +218,15 @@ fn loses_output(terminals: [bool; 3], variable: impl Fn(&str) -> Option<String>)
 /// Runs COMMAND with this process's terminal and output. SIGTERM is passed on; SIGINT and SIGQUIT of a terminal reach COMMAND anyway, and
 /// must not end this process. The SIGHUP of a lost terminal ends neither: half of an upgrade is worse than one that nobody watches.
 async fn command(run: &[OsString]) -> io::Result<ExitStatus> {
-    let Some((program, arguments)) = run.split_first() else { return Err(ErrorKind::InvalidInput.into()) };
-    let mut signals = Signals::new(&[Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT])?;
+    let Some((program, arguments)) = run.split_first() else {
+        return Err(ErrorKind::InvalidInput.into());
+    };
+    let mut signals = Signals::new(&[
+        Signal::SIGTERM,
+        Signal::SIGHUP,
+        Signal::SIGINT,
+        Signal::SIGQUIT,
+    ])?;
     let mut command = std::process::Command::new(program);
     ignore_signal(command.args(arguments), Signal::SIGHUP);
     let mut child = tokio::process::Command::from(command).spawn()?;
@@ -207,7 +265,11 @@ mod tests {
     #[test]
     fn a_terminal_without_tmux_is_told_of_also_behind_a_pipe() {
         let loses = |terminals, set: &[(&str, &str)]| {
-            loses_output(terminals, |name| set.iter().find(|(it, _)| *it == name).map(|(_, value)| (*value).to_owned()))
+            loses_output(terminals, |name| {
+                set.iter()
+                    .find(|(it, _)| *it == name)
+                    .map(|(_, value)| (*value).to_owned())
+            })
         };
         for (terminals, set, lost) in [
             ([true; 3], &[("TERM", "xterm")][..], true),
@@ -245,17 +307,24 @@ mod tests {
             status.send_replace(hold(Some("no majority")));
         };
         let run = [OsString::from("false")];
-        let (waited, ()) = tokio::join!(accompany(temp.path(), true, Some(&run), io::sink()), bridge);
+        let (waited, ()) =
+            tokio::join!(accompany(temp.path(), true, Some(&run), io::sink()), bridge);
         assert_eq!(waited, Ok(Waited::NotBegun));
     }
 
     #[tokio::test]
     async fn an_interrupted_caller_knows_that_the_bridge_goes_on() {
         let _alone = SIGNALS.lock().await;
-        for (answer, waited) in [(Ok(None), Waited::NotBegun), (Err("COMMAND runs".to_owned()), Waited::Again)] {
+        for (answer, waited) in [
+            (Ok(None), Waited::NotBegun),
+            (Err("COMMAND runs".to_owned()), Waited::Again),
+        ] {
             let temp = tempfile::tempdir().unwrap();
             let socket = seqpacket::listener(&temp.path().join(SOCKET)).unwrap();
-            let done = BridgeStatus { outcome: Some(BridgeOutcome::Done), ..BridgeStatus::default() };
+            let done = BridgeStatus {
+                outcome: Some(BridgeOutcome::Done),
+                ..BridgeStatus::default()
+            };
             let (ask, mut asks) = mpsc::unbounded_channel();
             let (_end, ended) = oneshot::channel();
             tokio::spawn(serve(socket, watch::Sender::new(done), ask, ended));
@@ -265,7 +334,10 @@ mod tests {
                 assert_eq!(asked, Some(Ask::End { now: false }));
                 reply.send(answer).unwrap();
             };
-            let (seen, ()) = tokio::join!(not_begun(&mut watcher, WaitOutcome::Interrupted, temp.path()), answers);
+            let (seen, ()) = tokio::join!(
+                not_begun(&mut watcher, WaitOutcome::Interrupted, temp.path()),
+                answers
+            );
             assert_eq!(seen, Ok(waited));
         }
     }

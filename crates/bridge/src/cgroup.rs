@@ -43,7 +43,8 @@ pub fn leave() -> io::Result<()> {
 pub fn remove() {
     for root in roots(is_left) {
         // If it cannot be removed it stays, empty, for the next bridge.
-        let _ = fs::write(root.join("cgroup.procs"), "0").and_then(|()| fs::remove_dir(root.join(NAME)));
+        let _ = fs::write(root.join("cgroup.procs"), "0")
+            .and_then(|()| fs::remove_dir(root.join(NAME)));
     }
 }
 
@@ -73,7 +74,10 @@ fn try_enter(cgroup: &Path) -> io::Result<()> {
         let _ = file.exists().then(|| fs::write(file, weight));
     }
     // 0 is the process that writes.
-    OpenOptions::new().write(true).open(cgroup.join("cgroup.procs"))?.write_all(b"0")
+    OpenOptions::new()
+        .write(true)
+        .open(cgroup.join("cgroup.procs"))?
+        .write_all(b"0")
 }
 
 /// The cgroups of a bridge and of its container, in each hierarchy: the parent's cgroup.procs, and the cgroup's directory.
@@ -102,7 +106,10 @@ fn sweep_below(root: &Path) {
 
 /// Version 2, and of version 1 systemd's own hierarchy and that of CPUs: by their file system and its options.
 fn is_left(mount: &MountInfo) -> bool {
-    let is_systemd = mount.super_options.get("name").is_some_and(|name| name.as_deref() == Some("systemd"));
+    let is_systemd = mount
+        .super_options
+        .get("name")
+        .is_some_and(|name| name.as_deref() == Some("systemd"));
     mount.fs_type == "cgroup2" || is_systemd || mount.super_options.contains_key("cpu")
 }
 
@@ -117,12 +124,22 @@ pub fn root() -> Option<PathBuf> {
 
 /// Roots of this process's hierarchies; none if its mounts cannot be read.
 fn roots(wanted: fn(&MountInfo) -> bool) -> impl Iterator<Item = PathBuf> {
-    mounts().into_iter().flat_map(move |mounts| hierarchies(mounts, wanted))
+    mounts()
+        .into_iter()
+        .flat_map(move |mounts| hierarchies(mounts, wanted))
 }
 
-fn hierarchies(mounts: MountInfos, wanted: impl Fn(&MountInfo) -> bool) -> impl Iterator<Item = PathBuf> {
-    let is_root = |mount: &MountInfo| matches!(mount.fs_type.as_str(), "cgroup" | "cgroup2") && mount.root == "/";
-    mounts.into_iter().filter(move |mount| is_root(mount) && wanted(mount)).map(|mount| mount.mount_point)
+fn hierarchies(
+    mounts: MountInfos,
+    wanted: impl Fn(&MountInfo) -> bool,
+) -> impl Iterator<Item = PathBuf> {
+    let is_root = |mount: &MountInfo| {
+        matches!(mount.fs_type.as_str(), "cgroup" | "cgroup2") && mount.root == "/"
+    };
+    mounts
+        .into_iter()
+        .filter(move |mount| is_root(mount) && wanted(mount))
+        .map(|mount| mount.mount_point)
 }
 
 /// Whether a process is in this one's cgroups: what ends them ends both.
@@ -139,10 +156,20 @@ mod tests {
     #[test]
     fn what_was_left_is_removed_but_where_somebody_is_in() {
         let temp = tempfile::tempdir().unwrap();
-        let names = [NAME, "berth-bridge-etcd-127.1.2.3", "berth-bridge-kube-apiserver-127.1.2.4/in", "berth-other"];
-        names.iter().for_each(|name| fs::create_dir_all(temp.path().join(name)).unwrap());
+        let names = [
+            NAME,
+            "berth-bridge-etcd-127.1.2.3",
+            "berth-bridge-kube-apiserver-127.1.2.4/in",
+            "berth-other",
+        ];
+        names
+            .iter()
+            .for_each(|name| fs::create_dir_all(temp.path().join(name)).unwrap());
         sweep_below(temp.path());
-        assert_eq!(names.map(|name| temp.path().join(name).exists()), [false, false, true, true]);
+        assert_eq!(
+            names.map(|name| temp.path().join(name).exists()),
+            [false, false, true, true]
+        );
     }
 
     #[test]
@@ -158,7 +185,12 @@ mod tests {
         let found: Vec<_> = hierarchies(mounts(), is_left).collect();
         assert_eq!(
             found,
-            ["/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/cpu,cpuacct"].map(PathBuf::from)
+            [
+                "/sys/fs/cgroup/unified",
+                "/sys/fs/cgroup/systemd",
+                "/sys/fs/cgroup/cpu,cpuacct"
+            ]
+            .map(PathBuf::from)
         );
         assert_eq!(hierarchies(mounts(), |_| true).count(), 4);
     }

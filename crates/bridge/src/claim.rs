@@ -66,23 +66,45 @@ impl Claim {
             let path = directory.display().to_string();
             move |error: io::Error| format!("cannot {what} in {path}: {error}{}", fix(what, &error))
         };
-        private_directory(directory, geteuid().as_raw()).map_err(failed("make the bridge's directory"))?;
+        private_directory(directory, geteuid().as_raw())
+            .map_err(failed("make the bridge's directory"))?;
         let mut options = OpenOptions::new();
-        options.create(true).append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let file = options.open(directory.join(LOCK)).map_err(failed("make a file"))?;
+        options
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW);
+        let file = options
+            .open(directory.join(LOCK))
+            .map_err(failed("make a file"))?;
         // One whose outcome is known may not be gone yet.
-        let file = lock_within(file, REPORTING)
-            .map_err(|_| format!("another bridge is on ({}): see `berth bridge status`", directory.display()))?;
-        let lock = DirectoryLock { file, _alone: alone()? };
+        let file = lock_within(file, REPORTING).map_err(|_| {
+            format!(
+                "another bridge is on ({}): see `berth bridge status`",
+                directory.display()
+            )
+        })?;
+        let lock = DirectoryLock {
+            file,
+            _alone: alone()?,
+        };
         clear(directory);
         let path = directory.join(SOCKET);
         let socket = seqpacket::listener(&path).map_err(failed("make a socket"))?;
-        fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(failed("make a socket"))?;
+        fs::set_permissions(&path, Permissions::from_mode(0o600))
+            .map_err(failed("make a socket"))?;
         let last_failed = lock.file.metadata().is_ok_and(|meta| meta.len() > 0);
         logs::begin(directory, last_failed);
-        let log = options.open(directory.join(logs::BRIDGE)).map_err(failed("make a file"))?;
+        let log = options
+            .open(directory.join(logs::BRIDGE))
+            .map_err(failed("make a file"))?;
         lock.file.set_len(0).map_err(failed("write a file"))?;
-        Ok(Self { directory: directory.to_owned(), socket, log, lock })
+        Ok(Self {
+            directory: directory.to_owned(),
+            socket,
+            log,
+            lock,
+        })
     }
 }
 
@@ -96,7 +118,8 @@ pub(super) fn clear(directory: &Path) {
 /// Takes this network namespace for a bridge until what is returned is dropped: two that begin at once do not see each other's program
 /// yet. The kernel frees the name, which a namespace has once, when the process ends.
 fn alone() -> Result<UnixDatagram, String> {
-    let name = SocketAddr::from_abstract_name(ALONE).and_then(|name| UnixDatagram::bind_addr(&name));
+    let name =
+        SocketAddr::from_abstract_name(ALONE).and_then(|name| UnixDatagram::bind_addr(&name));
     name.map_err(|error| match error.kind() {
         ErrorKind::AddrInUse => format!("{ELSEWHERE} (`ss -xp | grep @{ALONE}` shows its process)"),
         _ => format!("cannot bind the socket @{ALONE}: {error}"),
@@ -111,9 +134,14 @@ pub fn elsewhere() -> Option<&'static str> {
 /// The programs that steer in this network namespace. Without the right to list programs, the steering's own test reports that.
 pub(super) fn attached() -> Vec<Attached> {
     let own = File::open("/proc/thread-self/ns/net");
-    own.ok().and_then(|own| bpf::attached(own.as_fd()).ok()).unwrap_or_default()
+    own.ok()
+        .and_then(|own| bpf::attached(own.as_fd()).ok())
+        .unwrap_or_default()
 }
 
 pub(super) fn is_bridges(program: &Attached) -> bool {
-    program.known.as_ref().is_some_and(|(name, _)| name == Purpose::Bridge.name())
+    program
+        .known
+        .as_ref()
+        .is_some_and(|(name, _)| name == Purpose::Bridge.name())
 }

@@ -60,7 +60,12 @@ const LONGEST_DRAIN: Duration = Duration::from_secs(300);
 
 /// Runs the bridge to its end. To be called on the main thread of a process, in a runtime of one thread.
 pub async fn drive(plan: BridgePlan, claim: Claim) -> BridgeOutcome {
-    let Claim { directory, socket, mut lock, .. } = claim;
+    let Claim {
+        directory,
+        socket,
+        mut lock,
+        ..
+    } = claim;
     lock.begin();
     let (status, _) = watch::channel(first_status(&plan));
     let (ask, asks) = mpsc::unbounded_channel();
@@ -86,8 +91,14 @@ fn first_status(plan: &BridgePlan) -> BridgeStatus {
         version: VERSION,
         berth: berth_node::VERSION.to_owned(),
         pid: std::process::id(),
-        temporary: TemporaryStatus { address: Some(plan.temporary.into()), ..TemporaryStatus::default() },
-        own: OwnStatus { address: Some(plan.own), ..OwnStatus::default() },
+        temporary: TemporaryStatus {
+            address: Some(plan.temporary.into()),
+            ..TemporaryStatus::default()
+        },
+        own: OwnStatus {
+            address: Some(plan.own),
+            ..OwnStatus::default()
+        },
         logs: vec![plan.options.directory.join(logs::BRIDGE)],
         ..BridgeStatus::default()
     }
@@ -161,20 +172,32 @@ enum Next {
 }
 
 impl Bridge {
-    async fn build(mut plan: BridgePlan, status: watch::Sender<BridgeStatus>) -> Result<(Self, Bound), String> {
+    async fn build(
+        mut plan: BridgePlan,
+        status: watch::Sender<BridgeStatus>,
+    ) -> Result<(Self, Bound), String> {
         let etcd = std::mem::take(&mut plan.etcd);
         let plan = Arc::new(plan);
         let (directory, speedup) = (&plan.options.directory, plan.options.limits.speedup);
-        let template =
-            Template::new(&plan).map_err(|error| format!("cannot prepare the temporary kube-apiserver: {error}"))?;
+        let template = Template::new(&plan)
+            .map_err(|error| format!("cannot prepare the temporary kube-apiserver: {error}"))?;
         let mut logs = template.logs();
         let mut steering = Steering::new(Purpose::Bridge, plan.port, &plan.steered, LEASE)
             .map_err(|error| format!("steering: {error}"))?;
-        let localhost = plan.localhost.as_ref().map_err(String::clone).and_then(|localhost| {
-            localhost.iter().try_for_each(|it| it.cover(&mut steering, plan.port)).map_err(|error| error.to_string())
-        });
+        let localhost = plan
+            .localhost
+            .as_ref()
+            .map_err(String::clone)
+            .and_then(|localhost| {
+                localhost
+                    .iter()
+                    .try_for_each(|it| it.cover(&mut steering, plan.port))
+                    .map_err(|error| error.to_string())
+            });
         let (preferred, process) = watch::channel(None);
-        let bound = app::build(config(&plan, process)?).await.map_err(|error| error.to_string())?;
+        let bound = app::build(config(&plan, process)?)
+            .await
+            .map_err(|error| error.to_string())?;
         let mut tasks = JoinSet::new();
         tasks.spawn(logs::bound(directory.clone()));
         let instances = [plan.temporary.into(), plan.own];
@@ -206,7 +229,10 @@ impl Bridge {
             },
             temporary,
             own,
-            service: plan.service.clone().map(|service| service.at(instances).start()),
+            service: plan
+                .service
+                .clone()
+                .map(|service| service.at(instances).start()),
             etcd,
             files,
             work: JoinSet::new(),
@@ -221,18 +247,28 @@ impl Bridge {
         Ok((bridge, bound))
     }
 
-    async fn run(mut self, bound: Bound, mut asks: mpsc::UnboundedReceiver<Asking>) -> BridgeOutcome {
+    async fn run(
+        mut self,
+        bound: Bound,
+        mut asks: mpsc::UnboundedReceiver<Asking>,
+    ) -> BridgeOutcome {
         let mut signals = match Signals::new(&[Signal::SIGTERM, Signal::SIGINT]) {
             Ok(signals) => signals,
-            Err(error) => return BridgeOutcome::NotBegun(format!("cannot handle signals: {error}")),
+            Err(error) => {
+                return BridgeOutcome::NotBegun(format!("cannot handle signals: {error}"));
+            }
         };
         let began = Instant::now();
         let interval = self.plan.options.limits.speedup.of(INTERVAL);
         let turns = Arc::new(AtomicBool::new(true));
         let (turned, relays) = (turns.clone(), bound.is_alive());
-        let _renewal = match renew(self.shim.steering.clone(), move || turned.swap(false, Relaxed) && relays()) {
+        let _renewal = match renew(self.shim.steering.clone(), move || {
+            turned.swap(false, Relaxed) && relays()
+        }) {
             Ok(renewal) => renewal,
-            Err(error) => return BridgeOutcome::NotBegun(format!("cannot start a thread: {error}")),
+            Err(error) => {
+                return BridgeOutcome::NotBegun(format!("cannot start a thread: {error}"));
+            }
         };
         let mut answered = bound.answered();
         let serving = bound.run(self.shim.stop.subscribe());
@@ -247,7 +283,10 @@ impl Bridge {
                 Next::Wait => self.check_times(),
                 Next::End(outcome) => return outcome,
             }
-            let has_served = self.drain.as_ref().is_some_and(|drain| drain.served.is_some());
+            let has_served = self
+                .drain
+                .as_ref()
+                .is_some_and(|drain| drain.served.is_some());
             let is_stopping = self.drain.as_ref().is_some_and(|drain| !drain.terminated);
             tokio::select! {
                 _ = &mut serving, if !has_served => {
@@ -275,7 +314,10 @@ impl Bridge {
 
     fn observe(&mut self) -> BridgeObservation {
         let (temporary, own) = (self.temporary.borrow(), self.own.borrow());
-        let (running, has_joined) = (self.process.is_running(), self.shim.state.borrow().phase == Phase::Joined);
+        let (running, has_joined) = (
+            self.process.is_running(),
+            self.shim.state.borrow().phase == Phase::Joined,
+        );
         self.shim.given &= has_joined;
         // An answer from before a restart is the previous process's.
         let is_fresh = temporary.at > self.process.started;
@@ -286,17 +328,31 @@ impl Bridge {
             self.machine.refuse(refused);
         }
         let ending = self.plan.options.limits.speedup.of(ENDING);
-        let drained = self.drain.as_mut().filter(|_| !running).is_some_and(|drain| {
-            let gone = *drain.gone.get_or_insert_with(Instant::now);
-            drain.served.is_some() || gone.elapsed() >= ending
-        });
+        let drained = self
+            .drain
+            .as_mut()
+            .filter(|_| !running)
+            .is_some_and(|drain| {
+                let gone = *drain.gone.get_or_insert_with(Instant::now);
+                drain.served.is_some() || gone.elapsed() >= ending
+            });
         BridgeObservation {
-            temporary: TemporaryObservation { running, ready, ends: self.process.ends },
+            temporary: TemporaryObservation {
+                running,
+                ready,
+                ends: self.process.ends,
+            },
             // With the temporary etcd it would not be ready for long.
-            own: OwnObservation { process: own.listener, ready: own.ready && self.etcd.has_own() },
+            own: OwnObservation {
+                process: own.listener,
+                ready: own.ready && self.etcd.has_own(),
+            },
             steering: self.shim.given && self.shim.steering.is_steering(),
             prepared: etcd.prepared,
-            named: self.service.as_ref().is_none_or(|service| service.kept().is_ok()),
+            named: self
+                .service
+                .as_ref()
+                .is_none_or(|service| service.kept().is_ok()),
             etcd: self.etcd.serves(),
             drained,
         }
@@ -312,7 +368,10 @@ impl Bridge {
             Action::Start if self.process.start(speedup.of(RESTART)) => return Next::Observe,
             Action::Steer => match self.shim.steer() {
                 Ok(()) => {
-                    tracing::info!(port = self.plan.port, "new connections go to the temporary kube-apiserver");
+                    tracing::info!(
+                        port = self.plan.port,
+                        "new connections go to the temporary kube-apiserver"
+                    );
                     return Next::Observe;
                 }
                 Err(why) => {
@@ -331,7 +390,12 @@ impl Bridge {
             }
             Action::Prepare => self.etcd.prepare(),
             Action::Drain if self.drain.is_none() => {
-                self.drain = Some(Drain { since: Instant::now(), served: None, gone: None, terminated: false });
+                self.drain = Some(Drain {
+                    since: Instant::now(),
+                    served: None,
+                    gone: None,
+                    terminated: false,
+                });
                 // Other nodes may follow.
                 self.etcd.release();
                 self.leave_service().await;
@@ -344,7 +408,10 @@ impl Bridge {
                 self.work.spawn_blocking(move || {
                     FinishedWork::Restored(match before(&plan) {
                         Ok(all) => restore::restore(&all),
-                        Err(why) => Restored { files: Err(why), kept: Vec::new() },
+                        Err(why) => Restored {
+                            files: Err(why),
+                            kept: Vec::new(),
+                        },
                     })
                 });
                 return Next::Observe;
@@ -352,7 +419,11 @@ impl Bridge {
             Action::Finish(outcome) => {
                 let known = self.status.borrow().outcome.clone();
                 let outcome = known.unwrap_or_else(|| self.etcd.judged(outcome));
-                if self.drain.as_ref().is_some_and(|drain| drain.served.is_some()) {
+                if self
+                    .drain
+                    .as_ref()
+                    .is_some_and(|drain| drain.served.is_some())
+                {
                     return Next::End(outcome);
                 }
                 self.publish_outcome(outcome);
@@ -369,7 +440,10 @@ impl Bridge {
             self.shim.stop.send_replace(Stop::Now);
         }
         let ending = self.plan.options.limits.speedup.of(ENDING);
-        if drain.served.is_some_and(|served| served.elapsed() >= ending) {
+        if drain
+            .served
+            .is_some_and(|served| served.elapsed() >= ending)
+        {
             self.process.signal(self.process.template.kill());
         }
     }
@@ -391,9 +465,14 @@ impl Bridge {
     }
 
     async fn leave_service(&mut self) {
-        let Some(service) = self.service.take() else { return };
+        let Some(service) = self.service.take() else {
+            return;
+        };
         if let Err(slice) = service.end().await {
-            tracing::warn!(slice, "the bridge's slice may be in the Service kubernetes: `berth bridge end` removes it");
+            tracing::warn!(
+                slice,
+                "the bridge's slice may be in the Service kubernetes: `berth bridge end` removes it"
+            );
         }
     }
 
@@ -405,7 +484,8 @@ impl Bridge {
                 "the bridge has ended, and relays its open connections to the node's own until they end"
             );
             instance::clean(&self.plan.options.directory);
-            self.status.send_modify(|status| status.outcome = Some(outcome));
+            self.status
+                .send_modify(|status| status.outcome = Some(outcome));
         }
     }
 
@@ -413,20 +493,29 @@ impl Bridge {
         match done {
             Ok(FinishedWork::Command { replaces }) => self.machine.command_ended(Ok(replaces)),
             Ok(FinishedWork::Restored(Restored { files, kept })) => {
-                self.notes.extend(kept.iter().map(|path| format!("what was replaced is kept: {}", path.display())));
+                self.notes.extend(
+                    kept.iter()
+                        .map(|path| format!("what was replaced is kept: {}", path.display())),
+                );
                 let anew = |put: &Vec<_>| is_replaced(manifest(&self.plan), Some(put));
-                self.machine.restored(files.as_ref().map(anew).map_err(String::clone));
+                self.machine
+                    .restored(files.as_ref().map(anew).map_err(String::clone));
                 if let Some(reply) = self.wanted.take() {
                     let _ = reply.send(files.map(|all| Some(Reply::Differences(all))));
                 }
             }
-            Err(error) => tracing::warn!(%error, "a thread of the bridge failed; `berth bridge end --now` ends it"),
+            Err(error) => {
+                tracing::warn!(%error, "a thread of the bridge failed; `berth bridge end --now` ends it")
+            }
         }
     }
 
     fn handle(&mut self, ask: Option<Ask>, reply: oneshot::Sender<Answer>) {
         if !matches!(ask, Some(Ask::Status | Ask::Accompany)) {
-            tracing::info!(?ask, "asked by a command; none: the process that ran COMMAND went away");
+            tracing::info!(
+                ?ask,
+                "asked by a command; none: the process that ran COMMAND went away"
+            );
         }
         let plan = self.plan.clone();
         let done = match ask {
@@ -437,9 +526,12 @@ impl Bridge {
             },
             Some(Ask::Ended { failed: None }) => {
                 self.work.spawn_blocking(move || {
-                    let changed = differences(&plan)
-                        .inspect_err(|why| tracing::warn!("what COMMAND changed is not known: {why}"));
-                    FinishedWork::Command { replaces: is_replaced(manifest(&plan), changed.ok().as_deref()) }
+                    let changed = differences(&plan).inspect_err(|why| {
+                        tracing::warn!("what COMMAND changed is not known: {why}")
+                    });
+                    FinishedWork::Command {
+                        replaces: is_replaced(manifest(&plan), changed.ok().as_deref()),
+                    }
                 });
                 Ok(())
             }
@@ -448,21 +540,26 @@ impl Bridge {
                 Ok(())
             }
             None => {
-                self.machine.command_abandoned("the process that ran COMMAND went away before it ended");
+                self.machine
+                    .command_abandoned("the process that ran COMMAND went away before it ended");
                 Ok(())
             }
             Some(Ask::End { now }) => self.end(now),
             Some(Ask::Restore { dry_run: true }) => {
-                spawn_blocking(move || reply.send(differences(&plan).map(|all| Some(Reply::Differences(all)))));
+                spawn_blocking(move || {
+                    reply.send(differences(&plan).map(|all| Some(Reply::Differences(all))))
+                });
                 return;
             }
-            Some(Ask::Restore { dry_run: false }) => match pod(&plan).and_then(|_| self.machine.restore()) {
-                Ok(()) => {
-                    self.wanted = Some(reply);
-                    return;
+            Some(Ask::Restore { dry_run: false }) => {
+                match pod(&plan).and_then(|_| self.machine.restore()) {
+                    Ok(()) => {
+                        self.wanted = Some(reply);
+                        return;
+                    }
+                    Err(why) => Err(why),
                 }
-                Err(why) => Err(why),
-            },
+            }
         };
         let _ = reply.send(done.map(|()| None));
     }
@@ -487,18 +584,36 @@ impl Bridge {
     fn publish(&self, seen: &BridgeObservation) {
         let (step, preferred) = (self.machine.step(), self.machine.preferred());
         self.etcd.command_may_run(self.machine.command_may_run());
-        self.shim.preferred.send_if_modified(|known| std::mem::replace(known, preferred) != preferred);
+        self.shim
+            .preferred
+            .send_if_modified(|known| std::mem::replace(known, preferred) != preferred);
         // The Service is kept until the node's own instance stays ready.
-        let on = seen.steering && matches!(step, Step::Overlap | Step::Hold | Step::AwaitOwn | Step::Restore);
+        let on = seen.steering
+            && matches!(
+                step,
+                Step::Overlap | Step::Hold | Step::AwaitOwn | Step::Restore
+            );
         if let Some(service) = &self.service {
             service.demand(if on { Demand::Serving } else { Demand::Ending });
         }
-        let (temporary, own, files) = (self.temporary.borrow(), self.own.borrow(), self.files.borrow());
+        let (temporary, own, files) = (
+            self.temporary.borrow(),
+            self.own.borrow(),
+            self.files.borrow(),
+        );
         let mut notes = self.notes.clone();
-        notes.extend(self.unkept().into_iter().chain(self.etcd.state().notes).chain(files.warnings()));
+        notes.extend(
+            self.unkept()
+                .into_iter()
+                .chain(self.etcd.state().notes)
+                .chain(files.warnings()),
+        );
         let is_wrong = self.machine.trouble().is_some() || self.machine.own_is_late();
         self.status.send_if_modified(|status| {
-            notes.iter().filter(|note| !status.notes.contains(note)).for_each(|note| tracing::warn!("{note}"));
+            notes
+                .iter()
+                .filter(|note| !status.notes.contains(note))
+                .for_each(|note| tracing::warn!("{note}"));
             let now = BridgeStatus {
                 step,
                 steering: seen.steering,
@@ -519,7 +634,11 @@ impl Bridge {
                     late: self.machine.own_is_late(),
                     address: status.own.address,
                     probe: own.words.clone(),
-                    log: if is_wrong && !seen.own.ready { files.log.clone() } else { Vec::new() },
+                    log: if is_wrong && !seen.own.ready {
+                        files.log.clone()
+                    } else {
+                        Vec::new()
+                    },
                 },
                 etcd: self.etcd.status(),
                 notes,
@@ -538,7 +657,9 @@ impl Bridge {
 fn without_counters(status: &BridgeStatus) -> BridgeStatus {
     let mut status = status.clone();
     (status.connections_open, status.connections_steered) = (0, 0);
-    [&mut status.temporary.probe, &mut status.own.probe].into_iter().for_each(String::clear);
+    [&mut status.temporary.probe, &mut status.own.probe]
+        .into_iter()
+        .for_each(String::clear);
     status.own.log.clear();
     status
 }
@@ -546,7 +667,9 @@ fn without_counters(status: &BridgeStatus) -> BridgeStatus {
 impl Shim {
     fn steer(&mut self) -> Result<(), String> {
         for listener in &self.listeners {
-            self.steering.give_to(listener.as_fd()).map_err(|error| error.to_string())?;
+            self.steering
+                .give_to(listener.as_fd())
+                .map_err(|error| error.to_string())?;
         }
         self.given = true;
         self.steering.on();
@@ -561,13 +684,15 @@ fn renew(
     is_alive: impl Fn() -> bool + Send + 'static,
 ) -> io::Result<std::sync::mpsc::Sender<()>> {
     let (until, dropped) = std::sync::mpsc::channel();
-    std::thread::Builder::new().name("renewal".into()).spawn(move || {
-        while dropped.recv_timeout(LEASE / 4) == Err(RecvTimeoutError::Timeout) {
-            if is_alive() {
-                steering.renew();
+    std::thread::Builder::new()
+        .name("renewal".into())
+        .spawn(move || {
+            while dropped.recv_timeout(LEASE / 4) == Err(RecvTimeoutError::Timeout) {
+                if is_alive() {
+                    steering.renew();
+                }
             }
-        }
-    })?;
+        })?;
     Ok(until)
 }
 
@@ -593,11 +718,20 @@ impl NodeFiles {
 }
 
 /// Looks at the files of a static pod for as long as there is a receiver.
-async fn follow_files(plan: Arc<BridgePlan>, own: watch::Receiver<ProbeState>, to: watch::Sender<NodeFiles>) {
+async fn follow_files(
+    plan: Arc<BridgePlan>,
+    own: watch::Receiver<ProbeState>,
+    to: watch::Sender<NodeFiles>,
+) {
     while plan.pod.is_some() && !to.is_closed() {
         let (plan, is_ready) = (plan.clone(), own.borrow().ready);
         let look = move || NodeFiles {
-            log: plan.pod.as_ref().filter(|_| !is_ready).map(RunningPod::last_lines).unwrap_or_default(),
+            log: plan
+                .pod
+                .as_ref()
+                .filter(|_| !is_ready)
+                .map(RunningPod::last_lines)
+                .unwrap_or_default(),
             keys: changed_keys(&plan).unwrap_or_default(),
         };
         if let Ok(files) = spawn_blocking(look).await {
@@ -612,7 +746,9 @@ async fn follow_files(plan: Arc<BridgePlan>, own: watch::Receiver<ProbeState>, t
 }
 
 fn pod(plan: &BridgePlan) -> Result<&RunningPod, String> {
-    plan.pod.as_ref().ok_or_else(|| "what a kube-apiserver that is no pod is started from is not known here".to_owned())
+    plan.pod.as_ref().ok_or_else(|| {
+        "what a kube-apiserver that is no pod is started from is not known here".to_owned()
+    })
 }
 
 fn manifest(plan: &BridgePlan) -> Option<&Path> {
@@ -634,17 +770,36 @@ fn differences(plan: &BridgePlan) -> Result<Vec<Difference>, String> {
 /// Whether the node's own instance is replaced: in a pod, by a changed manifest, which the kubelet reads long after a command that only
 /// writes it has ended; outside a pod, always. `None` where it cannot be seen what has changed: the manifest may have.
 fn is_replaced(manifest: Option<&Path>, changed: Option<&[Difference]>) -> bool {
-    let (Some(manifest), Some(changed)) = (manifest, changed) else { return true };
+    let (Some(manifest), Some(changed)) = (manifest, changed) else {
+        return true;
+    };
     changed.iter().any(|difference| difference.path == manifest)
 }
 
 /// The bridge's shim: `berth serve` with its defaults, but for what is set below.
 fn config(plan: &BridgePlan, process: watch::Receiver<Option<u64>>) -> Result<Config, String> {
     let id = OWN.parse().map_err(|error| format!("{OWN}: {error}"))?;
-    let preferred = Preferred { id, address: plan.own, probe: plan.own_probe.clone(), process };
-    let listen = plan.listen.iter().map(|addr| Listen { addr: *addr, freebind: false }).collect();
-    let place = Place { listen, instance: Some(plan.instance.clone()), run_dir: plan.options.directory.join(SHIM) };
-    let defaults = check::defaults(place, plan.temporary.into()).map_err(|error| error.to_string())?;
+    let preferred = Preferred {
+        id,
+        address: plan.own,
+        probe: plan.own_probe.clone(),
+        process,
+    };
+    let listen = plan
+        .listen
+        .iter()
+        .map(|addr| Listen {
+            addr: *addr,
+            freebind: false,
+        })
+        .collect();
+    let place = Place {
+        listen,
+        instance: Some(plan.instance.clone()),
+        run_dir: plan.options.directory.join(SHIM),
+    };
+    let defaults =
+        check::defaults(place, plan.temporary.into()).map_err(|error| error.to_string())?;
     Ok(Config {
         preferred: Some(preferred),
         lease: LEASE,
@@ -663,16 +818,29 @@ mod tests {
     /// The bridge must not end while the kubelet has still to stop the node's own.
     #[test]
     fn an_instance_is_replaced_unless_it_is_seen_that_its_manifest_stayed() {
-        let changed = |path: &str| Difference { path: path.into(), missing: false, diff: None, refused: None };
+        let changed = |path: &str| Difference {
+            path: path.into(),
+            missing: false,
+            diff: None,
+            refused: None,
+        };
         let (manifest, key) = (Path::new("/m/k.yaml"), [changed("/pki/sa.key")]);
         for (manifest, changed, replaced) in [
             (Some(manifest), Some(&key[..]), false),
             (Some(manifest), Some(&[]), false),
-            (Some(manifest), Some(&[changed("/pki/sa.key"), changed("/m/k.yaml")]), true),
+            (
+                Some(manifest),
+                Some(&[changed("/pki/sa.key"), changed("/m/k.yaml")]),
+                true,
+            ),
             (Some(manifest), None, true),
             (None, None, true),
         ] {
-            assert_eq!(is_replaced(manifest, changed), replaced, "{manifest:?} {changed:?}");
+            assert_eq!(
+                is_replaced(manifest, changed),
+                replaced,
+                "{manifest:?} {changed:?}"
+            );
         }
     }
 }

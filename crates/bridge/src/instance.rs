@@ -70,7 +70,13 @@ pub struct Template {
 
 #[derive(Debug)]
 enum Runs {
-    Program { _program: File, named: OwnedFd, name: &'static str, argv: Vec<OsString>, like: ProcessAttributes },
+    Program {
+        _program: File,
+        named: OwnedFd,
+        name: &'static str,
+        argv: Vec<OsString>,
+        like: ProcessAttributes,
+    },
     Container(Container),
 }
 
@@ -83,12 +89,23 @@ impl Runs {
         directory: &Path,
     ) -> io::Result<Self> {
         let program = copy_program(Path::new(&format!("/proc/{pid}/exe")), name)?;
-        let renamed = argv.first_mut().filter(|own| Path::new(own).file_name().and_then(temporary_name).is_some());
+        let renamed = argv.first_mut().filter(|own| {
+            Path::new(own)
+                .file_name()
+                .and_then(temporary_name)
+                .is_some()
+        });
         if let Some(own) = renamed {
             *own = name.into();
         }
         let named = named(&program, &directory.join(PROGRAM), name)?;
-        Ok(Self::Program { _program: program, named, name, argv, like: like.clone() })
+        Ok(Self::Program {
+            _program: program,
+            named,
+            name,
+            argv,
+            like: like.clone(),
+        })
     }
 }
 
@@ -106,7 +123,14 @@ impl Template {
         let runs = match &plan.pod {
             Some(pod) => {
                 let cgroup = cgroup::of_container(OWN, *plan.temporary.ip());
-                Runs::Container(Container::new(pod, &plan.argv, (&plan.like, pid), None, cgroup, &directory)?)
+                Runs::Container(Container::new(
+                    pod,
+                    &plan.argv,
+                    (&plan.like, pid),
+                    None,
+                    cgroup,
+                    &directory,
+                )?)
             }
             None => {
                 let mut argv = plan.argv.clone();
@@ -117,9 +141,21 @@ impl Template {
                 Runs::program((pid, TEMPORARY), argv, &plan.like, &directory)?
             }
         };
-        let label = plan.pod.as_ref().and_then(RunningPod::label).map(str::to_owned);
+        let label = plan
+            .pod
+            .as_ref()
+            .and_then(RunningPod::label)
+            .map(str::to_owned);
         let log = directory.join(logs::INSTANCE);
-        Ok(Self { address: plan.temporary, name: OWN, runs, log, audit: plan.audit.clone(), label, exclusive: None })
+        Ok(Self {
+            address: plan.temporary,
+            name: OWN,
+            runs,
+            log,
+            audit: plan.audit.clone(),
+            label,
+            exclusive: None,
+        })
     }
 
     /// Of an etcd, with a directory of its own.
@@ -133,13 +169,32 @@ impl Template {
                 Some(pod) => {
                     let within = Database::of(&plan.data).path();
                     let pinned = Some((database.as_path(), within.as_path()));
-                    Runs::Container(Container::new(pod, argv, (like, pid), pinned, plan.cgroup(), directory)?)
+                    Runs::Container(Container::new(
+                        pod,
+                        argv,
+                        (like, pid),
+                        pinned,
+                        plan.cgroup(),
+                        directory,
+                    )?)
                 }
                 None => Runs::program((pid, TEMPORARY_ETCD), argv.clone(), like, directory)?,
             };
-            let label = plan.pod.as_ref().and_then(RunningPod::label).map(str::to_owned);
+            let label = plan
+                .pod
+                .as_ref()
+                .and_then(RunningPod::label)
+                .map(str::to_owned);
             let (address, log) = (plan.members.temporary, log.to_owned());
-            Ok(Self { address, name: ETCD, runs, log, audit: None, label, exclusive: Some(database) })
+            Ok(Self {
+                address,
+                name: ETCD,
+                runs,
+                log,
+                audit: None,
+                label,
+                exclusive: Some(database),
+            })
         })
     }
 
@@ -148,23 +203,42 @@ impl Template {
     /// # Errors
     /// Errors of execve(2), and of what is set up before it.
     pub fn start(&self) -> io::Result<(Child, Option<SignWriter>)> {
-        let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&self.log)?;
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(&self.log)?;
         container::let_write(&log, self.label.as_deref())?;
         let (writer, signs) = match &self.exclusive {
             Some(_) => signs_of_life(SIGNS).map(|(writer, signs)| (Some(writer), Some(signs)))?,
             None => (None, None),
         };
         let mut command = match &self.runs {
-            Runs::Program { named, name, argv, like, .. } => {
+            Runs::Program {
+                named,
+                name,
+                argv,
+                like,
+                ..
+            } => {
                 // The number is the child's too: it is not closed there.
-                let mut command = Command::new(format!("/proc/self/fd/{}/{name}", named.as_raw_fd()));
+                let mut command =
+                    Command::new(format!("/proc/self/fd/{}/{name}", named.as_raw_fd()));
                 if let Some((name, arguments)) = argv.split_first() {
                     command.arg0(name).args(arguments);
                 }
                 match &self.exclusive {
                     Some(file) => {
                         let (pinned, like) = (vec![file.clone()], Some(like.clone()));
-                        in_own_processes(&mut command, Enclosure { pinned, like, signs, ..Enclosure::default() })?;
+                        in_own_processes(
+                            &mut command,
+                            Enclosure {
+                                pinned,
+                                like,
+                                signs,
+                                ..Enclosure::default()
+                            },
+                        )?;
                     }
                     None => like.apply(&mut command),
                 }
@@ -172,8 +246,13 @@ impl Template {
             }
             Runs::Container(container) => container.command(signs)?,
         };
-        command.stdin(std::process::Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let child = tokio::process::Command::from(command).kill_on_drop(true).spawn()?;
+        command
+            .stdin(std::process::Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        let child = tokio::process::Command::from(command)
+            .kill_on_drop(true)
+            .spawn()?;
         if let Runs::Program { like, .. } = &self.runs
             && self.exclusive.is_none()
             && let Some(Err(error)) = child.id().map(|pid| like.set_oom_score(pid))
@@ -194,7 +273,10 @@ impl Template {
 
     /// Files that it writes and that stay.
     pub fn logs(&self) -> Vec<PathBuf> {
-        [self.log.clone()].into_iter().chain(self.audit.clone()).collect()
+        [self.log.clone()]
+            .into_iter()
+            .chain(self.audit.clone())
+            .collect()
     }
 }
 
@@ -213,7 +295,13 @@ pub struct TemporaryProcess {
 
 impl TemporaryProcess {
     pub fn new(template: Template) -> Self {
-        Self { template, child: None, signs: None, ends: 0, started: None }
+        Self {
+            template,
+            child: None,
+            signs: None,
+            ends: 0,
+            started: None,
+        }
     }
 
     pub fn is_running(&self) -> bool {
@@ -226,7 +314,10 @@ impl TemporaryProcess {
 
     /// As [`Template::start`], if the last start is so long ago; whether it was tried. A failure counts as an end.
     pub fn start(&mut self, pause: Duration) -> bool {
-        if self.started.is_some_and(|started| started.elapsed() < pause) {
+        if self
+            .started
+            .is_some_and(|started| started.elapsed() < pause)
+        {
             return false;
         }
         let Template { name, address, .. } = &self.template;
@@ -294,7 +385,12 @@ pub fn arguments(
     instance: &InstanceId,
     directory: &Path,
 ) -> Result<Vec<OsString>, ArgsError> {
-    let wanted = Wanted { address: *address.ip(), port: address.port(), advertise, instance };
+    let wanted = Wanted {
+        address: *address.ip(),
+        port: address.port(),
+        advertise,
+        instance,
+    };
     let mut argv = args::rewrite(command, &wanted)?.argv;
     // The node's own keeps the Service, and is the one that takes its address out of it.
     args::set(&mut argv, "--endpoint-reconciler-type", "none".as_ref());
@@ -304,7 +400,11 @@ pub fn arguments(
     }
     // It writes there only where it has no certificate.
     if like.is_some_and(is_roots) && args::value(&argv, "--tls-cert-file").is_none() {
-        args::set(&mut argv, "--cert-dir", directory.join(CERT_DIR).as_os_str());
+        args::set(
+            &mut argv,
+            "--cert-dir",
+            directory.join(CERT_DIR).as_os_str(),
+        );
     }
     if args::value(&argv, DEBUG_SOCKET).is_some_and(|path| !path.is_empty()) {
         // Off: it would take the running one's socket away.
@@ -337,8 +437,15 @@ fn copy_program(program: &Path, name: &str) -> io::Result<File> {
 fn named(program: &File, directory: &Path, name: &str) -> io::Result<OwnedFd> {
     fs::create_dir_all(directory)?;
     fs::set_permissions(directory, fs::Permissions::from_mode(0o711))?;
-    symlink(format!("/proc/self/fd/{}", program.as_raw_fd()), directory.join(name))?;
-    Ok(rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?)
+    symlink(
+        format!("/proc/self/fd/{}", program.as_raw_fd()),
+        directory.join(name),
+    )?;
+    Ok(rustix::fs::open(
+        directory,
+        OFlags::PATH | OFlags::DIRECTORY,
+        Mode::empty(),
+    )?)
 }
 
 /// Copies the files that arguments name into a directory that is made for them, and names the copies instead. Not configuration,
@@ -360,15 +467,30 @@ fn copy_files(argv: Vec<OsString>, directory: &Path) -> io::Result<Vec<OsString>
         };
         let path = Path::new(OsStr::from_bytes(value));
         let name = String::from_utf8_lossy(name);
-        let secret = ["cert", "key", "ca-file", "cafile", "token"].iter().any(|part| name.contains(part));
+        let secret = ["cert", "key", "ca-file", "cafile", "token"]
+            .iter()
+            .any(|part| name.contains(part));
         if !secret || name.contains("config") || !path.is_absolute() || !path.is_file() {
             copied.push(arg);
             continue;
         }
-        let own = directory.join(format!("{at}-{}", path.file_name().unwrap_or_default().to_string_lossy()));
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&own)?;
+        let own = directory.join(format!(
+            "{at}-{}",
+            path.file_name().unwrap_or_default().to_string_lossy()
+        ));
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&own)?;
         let copy = open_regular(path).and_then(|mut from| io::copy(&mut from, &mut file));
-        copy.map_err(|error| io::Error::new(error.kind(), format!("cannot copy {}: {error}", path.display())))?;
+        copy.map_err(|error| {
+            io::Error::new(
+                error.kind(),
+                format!("cannot copy {}: {error}", path.display()),
+            )
+        })?;
         let mut new = bytes[..bytes.len() - value.len()].to_vec();
         new.extend_from_slice(own.as_os_str().as_bytes());
         copied.push(OsString::from_vec(new));
@@ -409,9 +531,19 @@ mod tests {
     fn rewritten(uid: u32, text: &str) -> String {
         let address = "127.1.2.3:7000".parse().unwrap();
         let instance = InstanceId::parse("bridge").unwrap();
-        let like = ProcessAttributes { uid, ..ProcessAttributes::of(std::process::id().try_into().unwrap()).unwrap() };
-        let own =
-            arguments(&argv(text), Some(&like), address, [10, 0, 0, 5].into(), &instance, Path::new("/b")).unwrap();
+        let like = ProcessAttributes {
+            uid,
+            ..ProcessAttributes::of(std::process::id().try_into().unwrap()).unwrap()
+        };
+        let own = arguments(
+            &argv(text),
+            Some(&like),
+            address,
+            [10, 0, 0, 5].into(),
+            &instance,
+            Path::new("/b"),
+        )
+        .unwrap();
         own.join(OsStr::new(" ")).into_string().unwrap()
     }
 
@@ -424,7 +556,10 @@ mod tests {
              --endpoint-reconciler-type=none --audit-log-path=/var/log/audit-bridge.log --cert-dir=/b/bridge-cert-dir \
              --debug-socket-path="
         );
-        assert!(!rewritten(1000, given).contains("--cert-dir"), "it could not write there");
+        assert!(
+            !rewritten(1000, given).contains("--cert-dir"),
+            "it could not write there"
+        );
         let given = "k --bind-address=:: --advertise-address=10.9.9.9 --tls-cert-file=/c --audit-log-path=- --endpoint-reconciler-type=lease";
         assert_eq!(
             rewritten(0, given),
@@ -440,8 +575,15 @@ mod tests {
             fs::write(temp.path().join(name), name).unwrap();
         }
         let own = temp.path().join(CERT_DIR);
-        copy_certificate(&argv(&format!("k --cert-dir={}", temp.path().display())), &own).unwrap();
-        assert_eq!(CERTIFICATE.map(|name| fs::read_to_string(own.join(name)).unwrap()), CERTIFICATE);
+        copy_certificate(
+            &argv(&format!("k --cert-dir={}", temp.path().display())),
+            &own,
+        )
+        .unwrap();
+        assert_eq!(
+            CERTIFICATE.map(|name| fs::read_to_string(own.join(name)).unwrap()),
+            CERTIFICATE
+        );
         clean(temp.path());
         copy_certificate(&argv("k --tls-cert-file=/c"), &own).unwrap();
         assert!(!own.exists());
@@ -460,12 +602,21 @@ mod tests {
              --etcd-cafile=/nonexistent --v=2 --log-file={ca}"
         ));
         let own = copy_files(given.clone(), &temp.path().join("files")).unwrap();
-        let changed: Vec<_> = (0..given.len()).filter(|at| given[*at] != own[*at]).collect();
+        let changed: Vec<_> = (0..given.len())
+            .filter(|at| given[*at] != own[*at])
+            .collect();
         assert_eq!(changed, [1, 3]);
         let copy = own[3].clone();
         fs::write(&key, "another").unwrap();
         assert_eq!(fs::read_to_string(&copy).unwrap(), "sa.key");
-        assert_eq!(fs::metadata(&copy).unwrap().permissions().mode() & 0o777, 0o600);
-        assert!(own[1].to_string_lossy().starts_with(&format!("--client-ca-file={}", path("files/1-ca.crt"))));
+        assert_eq!(
+            fs::metadata(&copy).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+        assert!(
+            own[1]
+                .to_string_lossy()
+                .starts_with(&format!("--client-ca-file={}", path("files/1-ca.crt")))
+        );
     }
 }

@@ -28,7 +28,9 @@ pub fn not_covered(why: &str) -> String {
 /// What the temporary one's program is called. None: a program with several in one goes by its name.
 pub(super) fn temporary_name(program: &OsStr) -> Option<&'static str> {
     let all = [(OWN, TEMPORARY), (ETCD, TEMPORARY_ETCD)];
-    all.into_iter().find(|(own, _)| program == *own).map(|(_, temporary)| temporary)
+    all.into_iter()
+        .find(|(own, _)| program == *own)
+        .map(|(_, temporary)| temporary)
 }
 
 /// How localhost can be covered.
@@ -46,22 +48,36 @@ impl Localhost {
     ///
     /// # Errors
     /// Why it cannot be covered here.
-    pub async fn new(process: &str, own: IpAddr, listened: &[IpAddr]) -> Result<Option<Self>, String> {
+    pub async fn new(
+        process: &str,
+        own: IpAddr,
+        listened: &[IpAddr],
+    ) -> Result<Option<Self>, String> {
         let at_localhost = |ip: &IpAddr| {
-            ip.is_unspecified() || [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()].contains(ip)
+            ip.is_unspecified()
+                || [
+                    IpAddr::from(Ipv4Addr::LOCALHOST),
+                    Ipv6Addr::LOCALHOST.into(),
+                ]
+                .contains(ip)
         };
         let addresses: Vec<_> = listened.iter().copied().filter(at_localhost).collect();
         if addresses.is_empty() {
             return Ok(None);
         }
         if process != OWN {
-            return Err(format!("its process is called {process}, not {OWN}, by which its dials to itself are known"));
+            return Err(format!(
+                "its process is called {process}, not {OWN}, by which its dials to itself are known"
+            ));
         }
         if own.is_loopback() {
             return Err("this node has no other address at which the bridge could ask it".into());
         }
-        let cgroup = cgroup::root().ok_or("cgroup v2 is mounted nowhere (mount -t cgroup2 none DIRECTORY)")?;
-        self_test_of_localhost(&cgroup).await.map_err(|error| error.to_string())?;
+        let cgroup = cgroup::root()
+            .ok_or("cgroup v2 is mounted nowhere (mount -t cgroup2 none DIRECTORY)")?;
+        self_test_of_localhost(&cgroup)
+            .await
+            .map_err(|error| error.to_string())?;
         Ok(Some(Self { cgroup, addresses }))
     }
 

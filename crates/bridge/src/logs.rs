@@ -54,7 +54,11 @@ pub(super) async fn bound(directory: PathBuf) {
 /// Keeps the last half of a log that is longer than `longest`. Its writers go on, since all append to it; what is written at the very
 /// moment may be lost.
 fn keep_end(log: &Path, longest: u64) -> io::Result<()> {
-    let mut file = OpenOptions::new().read(true).append(true).custom_flags(libc::O_NOFOLLOW).open(log)?;
+    let mut file = OpenOptions::new()
+        .read(true)
+        .append(true)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(log)?;
     let length = file.metadata()?.len();
     if length <= longest {
         return Ok(());
@@ -62,8 +66,13 @@ fn keep_end(log: &Path, longest: u64) -> io::Result<()> {
     file.seek(SeekFrom::Start(length - longest / 2))?;
     let mut end = Vec::new();
     // What is written meanwhile, too.
-    Read::by_ref(&mut file).take(longest).read_to_end(&mut end)?;
-    let whole = end.iter().position(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    Read::by_ref(&mut file)
+        .take(longest)
+        .read_to_end(&mut end)?;
+    let whole = end
+        .iter()
+        .position(|byte| *byte == b'\n')
+        .map_or(0, |at| at + 1);
     file.set_len(0)?;
     file.write_all(&end[whole..])
 }
@@ -76,7 +85,11 @@ mod tests {
     fn the_end_of_a_long_log_is_kept_and_who_writes_it_goes_on() {
         let temp = tempfile::tempdir().unwrap();
         let log = temp.path().join("log");
-        let mut writer = OpenOptions::new().create(true).append(true).open(&log).unwrap();
+        let mut writer = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .unwrap();
         writer.write_all(b"one\ntwo\nthree\n").unwrap();
         keep_end(&log, 14).unwrap();
         assert_eq!(fs::read_to_string(&log).unwrap(), "one\ntwo\nthree\n");

@@ -150,7 +150,11 @@ pub struct Machine {
 
 impl Machine {
     pub fn new(limits: Limits, on_failure: OnFailure) -> Self {
-        Self { limits, on_failure, ..Self::default() }
+        Self {
+            limits,
+            on_failure,
+            ..Self::default()
+        }
     }
 
     pub fn step(&self) -> Step {
@@ -180,7 +184,9 @@ impl Machine {
     /// True while a COMMAND runs or may run: nobody reports a command that is run after `berth bridge start`, or by hand where COMMAND failed.
     /// Where etcd has served since COMMAND ended and stops again, such a command may have stopped it.
     pub fn command_may_run(&self) -> bool {
-        self.commanding || self.abandoned || (matches!(self.step, Step::Hold | Step::Restore) && !self.ended)
+        self.commanding
+            || self.abandoned
+            || (matches!(self.step, Step::Hold | Step::Restore) && !self.ended)
     }
 
     /// The node's own process that gets steered connections while it is ready: one started since the bridge began or since COMMAND
@@ -208,7 +214,9 @@ impl Machine {
                 Ok(())
             }
             (_, true) => Err("another COMMAND runs under this bridge: wait for it".into()),
-            (step, false) => Err(format!("the bridge is in the step {step}: COMMAND runs in the step hold")),
+            (step, false) => Err(format!(
+                "the bridge is in the step {step}: COMMAND runs in the step hold"
+            )),
         }
     }
 
@@ -249,9 +257,14 @@ impl Machine {
     /// Not now.
     pub fn restore(&mut self) -> Result<(), String> {
         match self.step {
-            Step::Hold if self.commanding => Err("COMMAND runs and may write what is put back: wait for it".into()),
+            Step::Hold if self.commanding => {
+                Err("COMMAND runs and may write what is put back: wait for it".into())
+            }
             Step::Hold | Step::AwaitOwn => {
-                let why = self.trouble.take().unwrap_or_else(|| "the operator wanted it".into());
+                let why = self
+                    .trouble
+                    .take()
+                    .unwrap_or_else(|| "the operator wanted it".into());
                 self.begin_restore(why);
                 Ok(())
             }
@@ -276,7 +289,9 @@ impl Machine {
                 self.await_own(anew);
             }
             Err(error) => {
-                self.trouble = Some(format!("{why}; what was before cannot be put back: {error}"));
+                self.trouble = Some(format!(
+                    "{why}; what was before cannot be put back: {error}"
+                ));
                 self.enter(Step::Hold);
             }
         }
@@ -340,7 +355,11 @@ impl Machine {
         self.process = seen.own.process;
         self.first = self.first.or(self.process);
         self.ended &= !seen.etcd;
-        self.etcd_lost = if seen.etcd { None } else { self.etcd_lost.or(Some(now + self.limits.speedup.of(LOST))) };
+        self.etcd_lost = if seen.etcd {
+            None
+        } else {
+            self.etcd_lost.or(Some(now + self.limits.speedup.of(LOST)))
+        };
         let since = *self.since.get_or_insert(now);
         let elapsed = now.saturating_sub(since);
         let lost = self.lost(seen, now);
@@ -351,19 +370,23 @@ impl Machine {
             Step::Start => self.start(seen, elapsed),
             Step::Settle => self.settle(seen, elapsed, lost),
             // Nothing depends on it yet.
-            Step::Overlap | Step::Hold if lost && (self.step == Step::Overlap || self.wanted && seen.own.ready) => {
+            Step::Overlap | Step::Hold
+                if lost && (self.step == Step::Overlap || self.wanted && seen.own.ready) =>
+            {
                 self.outcome = BridgeOutcome::NotBegun(gone(seen, elapsed));
                 self.enter(Step::Linger)
             }
-            Step::Overlap | Step::Hold | Step::AwaitOwn | Step::Restore => match keep_steered(seen, lost) {
-                // Whether or not another can be started, what follows has its time.
-                Some(Action::Start) => match self.steered(seen, now, elapsed) {
-                    Action::Wait => Action::Start,
-                    decided => decided,
-                },
-                Some(action) => action,
-                None => self.steered(seen, now, elapsed),
-            },
+            Step::Overlap | Step::Hold | Step::AwaitOwn | Step::Restore => {
+                match keep_steered(seen, lost) {
+                    // Whether or not another can be started, what follows has its time.
+                    Some(Action::Start) => match self.steered(seen, now, elapsed) {
+                        Action::Wait => Action::Start,
+                        decided => decided,
+                    },
+                    Some(action) => action,
+                    None => self.steered(seen, now, elapsed),
+                }
+            }
             Step::Linger if seen.steering => Action::Unsteer,
             Step::Linger if elapsed < self.overlap() => Action::Wait,
             Step::Linger => self.enter(Step::Drain),
@@ -375,7 +398,9 @@ impl Machine {
     /// What is next, once new connections go to the bridge.
     fn steered(&mut self, seen: &BridgeObservation, now: Duration, elapsed: Duration) -> Action {
         match self.step {
-            Step::Overlap => self.awaited(seen, now).unwrap_or_else(|| self.enter(Step::Hold)),
+            Step::Overlap => self
+                .awaited(seen, now)
+                .unwrap_or_else(|| self.enter(Step::Hold)),
             Step::Restore => match std::mem::take(&mut self.restores) {
                 true => Action::Restore,
                 false => Action::Wait,
@@ -407,7 +432,11 @@ impl Machine {
         let within = |time| since.is_none_or(|since| since < self.limits.speedup.of(time));
         // Handshakes that began before.
         let waits = within(OVERLAP) || (within(NAMED) && !seen.named);
-        if waits { Some(Action::Wait) } else { (!seen.prepared).then_some(Action::Prepare) }
+        if waits {
+            Some(Action::Wait)
+        } else {
+            (!seen.prepared).then_some(Action::Prepare)
+        }
     }
 
     fn enter(&mut self, step: Step) -> Action {
@@ -432,14 +461,23 @@ impl Machine {
     }
 
     fn start(&mut self, seen: &BridgeObservation, elapsed: Duration) -> Action {
-        let TemporaryObservation { running, ready, ends } = seen.temporary;
+        let TemporaryObservation {
+            running,
+            ready,
+            ends,
+        } = seen.temporary;
         if ready {
             return self.enter(Step::Settle);
         }
         if ends >= ENDS {
-            self.give_up(&format!("the temporary kube-apiserver ended {ends} times before it was ready"));
+            self.give_up(&format!(
+                "the temporary kube-apiserver ended {ends} times before it was ready"
+            ));
         } else if elapsed >= self.limits.ready {
-            self.give_up(&format!("the temporary kube-apiserver is not ready after {}", seconds(elapsed)));
+            self.give_up(&format!(
+                "the temporary kube-apiserver is not ready after {}",
+                seconds(elapsed)
+            ));
         } else {
             return if running { Action::Wait } else { Action::Start };
         }
@@ -477,7 +515,9 @@ impl Machine {
         let counts = (self.commanding || self.step == Step::AwaitOwn) && !seen.own.ready;
         self.own_lost = counts.then(|| self.own_lost.unwrap_or(now));
         let late = self.limits.speedup.of(LATE);
-        self.own_is_late = self.own_lost.is_some_and(|since| now.saturating_sub(since) >= late);
+        self.own_is_late = self
+            .own_lost
+            .is_some_and(|since| now.saturating_sub(since) >= late);
     }
 
     /// Whether this is the process that must be replaced.
@@ -487,10 +527,16 @@ impl Machine {
 
     /// Whether the node's own instance is back for good.
     fn own(&mut self, seen: &BridgeObservation, now: Duration, elapsed: Duration) -> Action {
-        let same = seen.own.process.is_some_and(|process| self.is_before(process));
+        let same = seen
+            .own
+            .process
+            .is_some_and(|process| self.is_before(process));
         // It may be ready by another member of etcd, which it reaches only through the bridge.
         let has_etcd = self.etcd_lost.is_none_or(|counts| now < counts);
-        let ready = seen.own.process.filter(|_| seen.own.ready && has_etcd && !same);
+        let ready = seen
+            .own
+            .process
+            .filter(|_| seen.own.ready && has_etcd && !same);
         self.own_ready = match (ready, self.own_ready) {
             (Some(process), Some((before, since))) if process == before => Some((process, since)),
             // An instance that restarts after its time has passed does not get it again.
@@ -503,12 +549,19 @@ impl Machine {
             }
             None if elapsed >= self.limits.ready => {
                 let what = match (same, seen.own.process) {
-                    (true, _) => "is the process that it was before: what was run did not restart it",
+                    (true, _) => {
+                        "is the process that it was before: what was run did not restart it"
+                    }
                     (false, None) => "does not run: nothing listens on its port",
-                    (false, Some(_)) if !has_etcd => "has no etcd on this node: its member does not answer",
+                    (false, Some(_)) if !has_etcd => {
+                        "has no etcd on this node: its member does not answer"
+                    }
                     (false, Some(_)) => "does not stay ready",
                 };
-                self.fail(&format!("after {} the node's own kube-apiserver {what}", seconds(elapsed)))
+                self.fail(&format!(
+                    "after {} the node's own kube-apiserver {what}",
+                    seconds(elapsed)
+                ))
             }
             _ => Action::Wait,
         }
@@ -516,7 +569,10 @@ impl Machine {
 
     fn fail(&mut self, why: &str) -> Action {
         // What was wrong first is what is to be fixed.
-        let why = self.trouble.take().map_or_else(|| why.to_owned(), |first| format!("{first}; {why}"));
+        let why = self
+            .trouble
+            .take()
+            .map_or_else(|| why.to_owned(), |first| format!("{first}; {why}"));
         match self.on_failure {
             OnFailure::Restore if !matches!(self.outcome, BridgeOutcome::Restored(_)) => {
                 self.begin_restore(why);
@@ -536,7 +592,12 @@ impl Machine {
 
 /// The action that is missing for new connections to reach the ready instance.
 fn keep_steered(seen: &BridgeObservation, lost: bool) -> Option<Action> {
-    let BridgeObservation { temporary, own, steering, .. } = seen;
+    let BridgeObservation {
+        temporary,
+        own,
+        steering,
+        ..
+    } = seen;
     match (temporary.ready, steering) {
         (true, true) => None,
         (true, false) => Some(Action::Steer),
@@ -549,8 +610,15 @@ fn keep_steered(seen: &BridgeObservation, lost: bool) -> Option<Action> {
 
 /// How the temporary instance was lost, before COMMAND ran.
 fn gone(seen: &BridgeObservation, elapsed: Duration) -> String {
-    let why = if seen.temporary.running { "is not ready any more" } else { "ended" };
-    format!("the temporary kube-apiserver {why} {} after it was ready", seconds(elapsed))
+    let why = if seen.temporary.running {
+        "is not ready any more"
+    } else {
+        "ended"
+    };
+    format!(
+        "the temporary kube-apiserver {why} {} after it was ready",
+        seconds(elapsed)
+    )
 }
 
 #[cfg(test)]

@@ -48,14 +48,26 @@ impl BridgeOptions {
     pub(super) fn client(&self, probe: &ProbeConfig) -> Option<Result<Client, String>> {
         let client = Client::from_kubeconfig(given_or_admin(self.kubeconfig.as_deref())?);
         let (server_name, ca) = (probe.server_name.to_str().into_owned(), probe.ca.clone());
-        let shim = ShimOf { server_name, ca, ..ShimOf::default() };
-        Some(client.map(|client| shim.client(&client)).map_err(|error| error.to_string()))
+        let shim = ShimOf {
+            server_name,
+            ca,
+            ..ShimOf::default()
+        };
+        Some(
+            client
+                .map(|client| shim.client(&client))
+                .map_err(|error| error.to_string()),
+        )
     }
 }
 
 /// The address that the node's own is probed from: what comes from there is not steered.
 pub(super) fn own_source(own: IpAddr) -> IpAddr {
-    if own.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() }
+    if own.is_ipv4() {
+        Ipv4Addr::LOCALHOST.into()
+    } else {
+        Ipv6Addr::LOCALHOST.into()
+    }
 }
 
 /// A bridge that can be built.

@@ -85,21 +85,40 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     report.ok("", directory(&options.directory));
     report.ok("", room_for_logs(&options.directory));
     if let RunningInstance::Pod { .. } = options.running {
-        let upgrade = report.ok("", state::interrupted(Path::new(state::DIRECTORY))).flatten();
-        upgrade
-            .into_iter()
-            .for_each(|it| report.error(format!("{it}: bring it to its end with `berth upgrade` first")));
+        let upgrade = report
+            .ok("", state::interrupted(Path::new(state::DIRECTORY)))
+            .flatten();
+        upgrade.into_iter().for_each(|it| {
+            report.error(format!(
+                "{it}: bring it to its end with `berth upgrade` first"
+            ))
+        });
     }
     can_steer(&mut report).await;
-    let Some(port) = port else { return Err(Refusal::Unavailable(report.errors)) };
+    let Some(port) = port else {
+        return Err(Refusal::Unavailable(report.errors));
+    };
     files(port, &mut report);
     let listening = Listening::on(port, &mut report);
-    let running = listening.instance().and_then(|entry| running(entry, &options, &mut report));
-    let addresses: Vec<_> = listening.node.iter().map(|entry| entry.local.ip()).collect();
+    let running = listening
+        .instance()
+        .and_then(|entry| running(entry, &options, &mut report));
+    let addresses: Vec<_> = listening
+        .node
+        .iter()
+        .map(|entry| entry.local.ip())
+        .collect();
     let addresses = answered(port, &addresses);
     let place = report.ok("", place(addresses.iter().any(IpAddr::is_ipv6)));
     let instance = report.ok("", InstanceId::parse(INSTANCE));
-    let Some(FoundInstance { process, name, like, command, pod }) = running else {
+    let Some(FoundInstance {
+        process,
+        name,
+        like,
+        command,
+        pod,
+    }) = running
+    else {
         return Err(Refusal::Unavailable(report.errors));
     };
     // kube-apiserver takes this for none, too.
@@ -116,7 +135,9 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     if let Some(probe) = &own_probe {
         report.ok("", is_ready(probe, own).await);
     }
-    peer_proxy(&command).into_iter().for_each(|note| report.note(note));
+    peer_proxy(&command)
+        .into_iter()
+        .for_each(|note| report.note(note));
     let client = own_probe.as_ref().and_then(|probe| options.client(probe));
     let service = service(&options, client.clone(), own, named, &mut report).await;
     let mut etcd = etcd(&options, &command, &of_node, pod.as_ref(), &mut report).await;
@@ -124,7 +145,11 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     let apiserver = (&like, pod.as_ref());
     match &etcd.temporary {
         Some(etcd) => {
-            memory("a second kube-apiserver and etcd", &[apiserver, (&etcd.like, etcd.pod.as_ref())], &mut report);
+            memory(
+                "a second kube-apiserver and etcd",
+                &[apiserver, (&etcd.like, etcd.pod.as_ref())],
+                &mut report,
+            );
         }
         None => memory("a second kube-apiserver", &[apiserver], &mut report),
     }
@@ -135,7 +160,14 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     };
     let (notes, steered, in_container) = (report.notes, addresses, pod.is_some());
     let like_it = Some(&like).filter(|_| !in_container);
-    let argv = instance::arguments(&command, like_it, temporary, own.ip(), &instance, &options.directory);
+    let argv = instance::arguments(
+        &command,
+        like_it,
+        temporary,
+        own.ip(),
+        &instance,
+        &options.directory,
+    );
     let mut argv = argv.map_err(|error| Refusal::usage(vec![format!("--command: {error}")]))?;
     etcd.rewrite(&mut argv);
     if args::value(&argv, WATCH_GRACE_FLAG).is_none() {
@@ -147,7 +179,9 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
         None => audit_log(&argv),
     };
     let probe = match &pod {
-        Some(pod) => own_probe.clone().with_files(|file| pod.copy_of(file, &options.directory)),
+        Some(pod) => own_probe
+            .clone()
+            .with_files(|file| pod.copy_of(file, &options.directory)),
         None => own_probe.clone(),
     };
     let plan = BridgePlan {
@@ -185,20 +219,42 @@ fn peer_proxy(command: &[OsString]) -> Option<String> {
 
 /// The secure port of a command line.
 fn check(command: &[OsString]) -> Result<u16, Vec<String>> {
-    let mut wrong: Vec<_> = args::check(command).iter().map(|error| format!("--command: {error}")).collect();
+    let mut wrong: Vec<_> = args::check(command)
+        .iter()
+        .map(|error| format!("--command: {error}"))
+        .collect();
     let port = args::value(command, "--secure-port").map_or(Ok(SECURE_PORT), |value| {
-        let parsed = value.to_str().and_then(|text| text.trim().parse().ok()).filter(|port| *port > 0);
+        let parsed = value
+            .to_str()
+            .and_then(|text| text.trim().parse().ok())
+            .filter(|port| *port > 0);
         parsed.ok_or_else(|| format!("--command: --secure-port {} is no port", value.display()))
     });
     let port = port.map_err(|error| wrong.push(error)).unwrap_or_default();
-    if wrong.is_empty() { Ok(port) } else { Err(wrong) }
+    if wrong.is_empty() {
+        Ok(port)
+    } else {
+        Err(wrong)
+    }
 }
 
 /// Accepts only a bridge's directory or an empty one, since it is made private and cleared.
 fn directory(directory: &Path) -> Result<(), String> {
-    let wrong = |why: &str| Err(format!("{}: {why}: remove it, or what is in it", directory.display()));
-    if let Some(open) = directory.ancestors().skip(1).find(|above| !is_closed(above)) {
-        return wrong(&format!("others may write into {}, and put something else into its place", open.display()));
+    let wrong = |why: &str| {
+        Err(format!(
+            "{}: {why}: remove it, or what is in it",
+            directory.display()
+        ))
+    };
+    if let Some(open) = directory
+        .ancestors()
+        .skip(1)
+        .find(|above| !is_closed(above))
+    {
+        return wrong(&format!(
+            "others may write into {}, and put something else into its place",
+            open.display()
+        ));
     }
     match found(fs::read_dir(directory)).map(|files| files.map_or(0, Iterator::count)) {
         Err(error) => wrong(&error.to_string()),
@@ -211,30 +267,46 @@ fn directory(directory: &Path) -> Result<(), String> {
 
 /// Whether only root and this user may rename what is in it. A missing directory will be created by this user.
 fn is_closed(directory: &Path) -> bool {
-    let Ok(meta) = fs::metadata(directory) else { return true };
+    let Ok(meta) = fs::metadata(directory) else {
+        return true;
+    };
     let sticky = meta.mode() & 0o1000 != 0;
     (meta.uid() == 0 || meta.uid() == geteuid().as_raw()) && (meta.mode() & 0o022 == 0 || sticky)
 }
 
 /// Checks that there is space for the logs of the bridge and its instance.
 fn room_for_logs(directory: &Path) -> Result<(), String> {
-    let Some(there) = directory.ancestors().find(|path| path.is_dir()) else { return Ok(()) };
-    let free = rustix::fs::statvfs(there).map_err(|error| format!("{}: {error}", there.display()))?;
+    let Some(there) = directory.ancestors().find(|path| path.is_dir()) else {
+        return Ok(());
+    };
+    let free =
+        rustix::fs::statvfs(there).map_err(|error| format!("{}: {error}", there.display()))?;
     let free = free.f_bavail * free.f_frsize;
     if free >= LOGS {
         return Ok(());
     }
     let [has, needs] = [free, LOGS].map(|bytes| bytes >> 20);
-    Err(format!("{} has {has} MiB free, and logs are to go there: free {needs}", there.display()))
+    Err(format!(
+        "{} has {has} MiB free, and logs are to go there: free {needs}",
+        there.display()
+    ))
 }
 
 /// Tries the steering, and reports programs that steer in this network namespace already: a bridge's program is attached before them.
 async fn can_steer(report: &mut Report) {
     report.ok("", claim::elsewhere().map_or(Ok(()), Err));
-    for other in claim::attached().iter().filter(|other| !claim::is_bridges(other)) {
-        report.note(format!("{other} steers here already: while the bridge is on, the bridge's goes before"));
+    for other in claim::attached()
+        .iter()
+        .filter(|other| !claim::is_bridges(other))
+    {
+        report.note(format!(
+            "{other} steers here already: while the bridge is on, the bridge's goes before"
+        ));
     }
-    let tried = report.ok("steering: ", berth_steering::self_test().await).into_iter().flatten();
+    let tried = report
+        .ok("steering: ", berth_steering::self_test().await)
+        .into_iter()
+        .flatten();
     for (family, tried) in ["IPv4", "IPv6"].into_iter().zip(tried) {
         if let berth_steering::Tried::Skipped(why) = tried {
             report.note(format!("steering of {family} was not tried: {why}"));
@@ -245,7 +317,10 @@ async fn can_steer(report: &mut Report) {
 /// Reports clients that dial localhost, where that is not covered.
 fn clients(port: u16, report: &mut Report) {
     let all = node::Clients::gather(Path::new("/"), &[port]).uncovered(&[], &[]);
-    for client in all.into_iter().filter(|client| client.address.ip().is_loopback()) {
+    for client in all
+        .into_iter()
+        .filter(|client| client.address.ip().is_loopback())
+    {
         report.note(format!(
             "{} reaches kube-apiserver at {}: let it dial an address of the \
              node instead; a virtual IP whose holder (kube-vip, keepalived) asks there may move or vanish meanwhile",
@@ -256,12 +331,19 @@ fn clients(port: u16, report: &mut Report) {
 
 /// Checks that the file limit allows as many connections as the node's own instance has.
 fn files(port: u16, report: &mut Report) {
-    let Some(files) = report.ok("the limit of open files cannot be raised: ", raise_hard_file_limit()) else {
+    let Some(files) = report.ok(
+        "the limit of open files cannot be raised: ",
+        raise_hard_file_limit(),
+    ) else {
         return;
     };
     let is_open = |entry: &&Entry| entry.local.port() == port && entry.state == ESTABLISHED;
     let sockets = proc_net::sockets().unwrap_or_default();
-    let open = sockets.iter().filter(is_open).filter(|entry| !entry.local.ip().is_loopback()).count() as u64;
+    let open = sockets
+        .iter()
+        .filter(is_open)
+        .filter(|entry| !entry.local.ip().is_loopback())
+        .count() as u64;
     let room = limits::room(files);
     if room > open && room >= limits::FEW {
         return;
@@ -270,7 +352,11 @@ fn files(port: u16, report: &mut Report) {
         "a limit of {files} open files leaves room for {room} connections through the bridge, and {open} are open on port {port} now: \
          raise the hard limit (ulimit -Hn, LimitNOFILE=), or run this with CAP_SYS_RESOURCE"
     );
-    if room > open { report.note(few) } else { report.error(few) }
+    if room > open {
+        report.note(few)
+    } else {
+        report.error(few)
+    }
 }
 
 /// The listeners on the port.
@@ -286,15 +372,33 @@ struct Listening {
 
 impl Listening {
     fn on(port: u16, report: &mut Report) -> Self {
-        let Some(mut node) = report.ok("the listening sockets (sock_diag): ", sock_diag::listeners(port)) else {
+        let Some(mut node) = report.ok(
+            "the listening sockets (sock_diag): ",
+            sock_diag::listeners(port),
+        ) else {
             return Self::default();
         };
-        let all = [Ipv4Addr::LOCALHOST.into(), IpAddr::from(Ipv6Addr::LOCALHOST)].into_iter();
-        let localhost: Vec<_> = all.filter(|ip| node.iter().any(|entry| entry.local.ip() == *ip)).collect();
+        let all = [
+            Ipv4Addr::LOCALHOST.into(),
+            IpAddr::from(Ipv6Addr::LOCALHOST),
+        ]
+        .into_iter();
+        let localhost: Vec<_> = all
+            .filter(|ip| node.iter().any(|entry| entry.local.ip() == *ip))
+            .collect();
         node.retain(|entry| !localhost.contains(&entry.local.ip()));
-        let (behind, node): (Vec<_>, Vec<_>) = node.into_iter().partition(|entry| entry.local.ip().is_loopback());
-        let listening = Self { node, behind, localhost };
-        listening.in_the_way(port).into_iter().for_each(|why| report.error(why));
+        let (behind, node): (Vec<_>, Vec<_>) = node
+            .into_iter()
+            .partition(|entry| entry.local.ip().is_loopback());
+        let listening = Self {
+            node,
+            behind,
+            localhost,
+        };
+        listening
+            .in_the_way(port)
+            .into_iter()
+            .for_each(|why| report.error(why));
         listening
     }
 
@@ -338,7 +442,11 @@ impl Listening {
 
     /// What clients that dial localhost reach: behind shims only what these listen on.
     fn at_localhost(&self, answered: &[IpAddr]) -> Vec<IpAddr> {
-        let answered = if self.behind.is_empty() { answered } else { &[] };
+        let answered = if self.behind.is_empty() {
+            answered
+        } else {
+            &[]
+        };
         [&self.localhost, answered].concat()
     }
 
@@ -371,7 +479,9 @@ fn running(entry: &Entry, options: &BridgeOptions, report: &mut Report) -> Optio
     let process = report.ok(&what, HeldProcess::of(pid))?;
     let still = process.read(|pid| Ok(proc_net::listens(pid, entry.local)));
     if !report.ok(&what, still)? {
-        report.error(format!("{what}it listens no more: begin again when the kube-apiserver stays"));
+        report.error(format!(
+            "{what}it listens no more: begin again when the kube-apiserver stays"
+        ));
         return None;
     }
     let like = report.ok(&what, ProcessAttributes::of(pid))?;
@@ -379,24 +489,47 @@ fn running(entry: &Entry, options: &BridgeOptions, report: &mut Report) -> Optio
     Some(match &options.running {
         RunningInstance::Process { command } => {
             if !user.is_root() && user.as_raw() != like.uid {
-                let wants = format!("it runs as uid {}, and this as uid {user}: run this as root", like.uid);
+                let wants = format!(
+                    "it runs as uid {}, and this as uid {user}: run this as root",
+                    like.uid
+                );
                 report.error(format!("{what}{wants}"));
             }
             check_process(pid, &what, command, &cmdline, report)?;
-            FoundInstance { process, name, like, command: command.clone(), pod: None }
+            FoundInstance {
+                process,
+                name,
+                like,
+                command: command.clone(),
+                pod: None,
+            }
         }
         RunningInstance::Pod { manifest } => {
             let pod = RunningPod::find(pid, manifest, report)?.with_manifest();
             let command = strings(&cmdline);
-            let wrong = args::check(&command).into_iter().map(|error| format!("{what}{error}"));
+            let wrong = args::check(&command)
+                .into_iter()
+                .map(|error| format!("{what}{error}"));
             wrong.for_each(|why| report.error(why));
-            FoundInstance { process, name, like, command, pod: Some(pod) }
+            FoundInstance {
+                process,
+                name,
+                like,
+                command,
+                pod: Some(pod),
+            }
         }
     })
 }
 
 /// Checks that it is a process in the node's namespaces with this command line.
-fn check_process(pid: i32, what: &str, command: &[OsString], cmdline: &[u8], report: &mut Report) -> Option<()> {
+fn check_process(
+    pid: i32,
+    what: &str,
+    command: &[OsString],
+    cmdline: &[u8],
+    report: &mut Report,
+) -> Option<()> {
     if !is_shared_with(pid, "mnt") {
         report.error(format!(
             "{what}it has a mount namespace of its own (a container, or a unit with such as PrivateTmp or ProtectSystem), and --command \
@@ -405,7 +538,9 @@ fn check_process(pid: i32, what: &str, command: &[OsString], cmdline: &[u8], rep
         return None;
     }
     if !is_run_with(cmdline, command) {
-        report.error(format!("{what}it runs with other arguments than --command: take them from /proc/{pid}/cmdline"));
+        report.error(format!(
+            "{what}it runs with other arguments than --command: take them from /proc/{pid}/cmdline"
+        ));
     }
     Some(())
 }
@@ -418,8 +553,13 @@ fn is_run_with(cmdline: &[u8], command: &[OsString]) -> bool {
 /// Checks that all that is started has room beside what it is like.
 fn memory(what: &str, started: &[(&ProcessAttributes, Option<&RunningPod>)], report: &mut Report) {
     let memory = report.ok("/proc/meminfo: ", Meminfo::current());
-    let Some(available) = memory.and_then(|memory| memory.mem_available) else { return };
-    let needed: u64 = started.iter().map(|(like, pod)| like.anonymous + pod.map_or(0, |pod| pod.bytes)).sum();
+    let Some(available) = memory.and_then(|memory| memory.mem_available) else {
+        return;
+    };
+    let needed: u64 = started
+        .iter()
+        .map(|(like, pod)| like.anonymous + pod.map_or(0, |pod| pod.bytes))
+        .sum();
     if available < needed {
         let [available, needed] = [available, needed].map(|bytes| bytes / (1024 * 1024));
         report.error(format!(
@@ -430,46 +570,79 @@ fn memory(what: &str, started: &[(&ProcessAttributes, Option<&RunningPod>)], rep
 
 /// The addresses that are answered, those of a wildcard by that alone: one on `::` may answer IPv4 too.
 fn answered(port: u16, listened: &[IpAddr]) -> Vec<IpAddr> {
-    let (any4, any6) = (IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED));
+    let (any4, any6) = (
+        IpAddr::from(Ipv4Addr::UNSPECIFIED),
+        IpAddr::from(Ipv6Addr::UNSPECIFIED),
+    );
     let ipv6 = listened.contains(&any6);
     let dual = || TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), PATIENCE).is_ok();
     let ipv4 = listened.contains(&any4) || (ipv6 && dual());
-    let wildcards = [(ipv4, any4), (ipv6, any6)].into_iter().filter_map(|(answers, any)| answers.then_some(any));
+    let wildcards = [(ipv4, any4), (ipv6, any6)]
+        .into_iter()
+        .filter_map(|(answers, any)| answers.then_some(any));
     // Several shims share one address.
-    let single: BTreeSet<_> = listened.iter().copied().filter(|ip| if ip.is_ipv4() { !ipv4 } else { !ipv6 }).collect();
+    let single: BTreeSet<_> = listened
+        .iter()
+        .copied()
+        .filter(|ip| if ip.is_ipv4() { !ipv4 } else { !ipv6 })
+        .collect();
     wildcards.chain(single).collect()
 }
 
 /// The address at which the node's own instance is probed: the advertised one, if the node has it.
-fn own_address(answered: &[IpAddr], advertised: Option<IpAddr>, ipv6_first: bool, of_node: &[IpAddr]) -> IpAddr {
-    let (any4, any6) = (IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED));
+fn own_address(
+    answered: &[IpAddr],
+    advertised: Option<IpAddr>,
+    ipv6_first: bool,
+    of_node: &[IpAddr],
+) -> IpAddr {
+    let (any4, any6) = (
+        IpAddr::from(Ipv4Addr::UNSPECIFIED),
+        IpAddr::from(Ipv6Addr::UNSPECIFIED),
+    );
     let fits = |ip: &IpAddr| {
         let is_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
         let any = if ip.is_ipv4() { any4 } else { any6 };
-        (answered.contains(ip) || answered.contains(&any)) && !ip.is_loopback() && !ip.is_unspecified() && !is_local
+        (answered.contains(ip) || answered.contains(&any))
+            && !ip.is_loopback()
+            && !ip.is_unspecified()
+            && !is_local
     };
     let mut of_node = of_node.to_vec();
     of_node.sort_by_key(|ip| ip.is_ipv6() != ipv6_first);
     let advertised = advertised.filter(|ip| of_node.contains(ip));
-    let all = advertised.into_iter().chain(answered.iter().copied()).chain(of_node);
+    let all = advertised
+        .into_iter()
+        .chain(answered.iter().copied())
+        .chain(of_node);
     let ipv6_alone = !answered.is_empty() && answered.iter().all(IpAddr::is_ipv6);
-    let loopback = if ipv6_alone { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
+    let loopback = if ipv6_alone {
+        Ipv6Addr::LOCALHOST.into()
+    } else {
+        Ipv4Addr::LOCALHOST.into()
+    };
     all.into_iter().find(fits).unwrap_or(loopback)
 }
 
 /// Whether kube-apiserver takes an address of IPv6 first without --advertise-address: it takes the family of its bind address.
 fn binds_ipv6(command: &[OsString]) -> bool {
-    let bind = args::value(command, "--bind-address").and_then(|text| text.to_str()?.trim().parse().ok());
+    let bind =
+        args::value(command, "--bind-address").and_then(|text| text.to_str()?.trim().parse().ok());
     bind.is_some_and(|ip: IpAddr| ip.is_ipv6())
 }
 
 /// How the node's own instance is probed. Its CA is, as kubeadm has it, next to its certificate.
-fn probe(options: &BridgeOptions, command: &[OsString], pod: Option<&RunningPod>) -> Result<ProbeConfig, String> {
+fn probe(
+    options: &BridgeOptions,
+    command: &[OsString],
+    pod: Option<&RunningPod>,
+) -> Result<ProbeConfig, String> {
     let beside = || {
         let ca = ca_beside_certificate(command)?;
         pod.map_or_else(|| Some(ca.to_owned()), |pod| pod.on_node(ca))
     };
-    let unseen = "which CA issued the kube-apiserver's certificate cannot be seen: give --probe-ca FILE";
+    let unseen =
+        "which CA issued the kube-apiserver's certificate cannot be seen: give --probe-ca FILE";
     Ok(ProbeConfig {
         kind: ProbeKind::Https,
         path: READY.to_owned(),
@@ -495,7 +668,10 @@ async fn is_ready(probe: &ProbeConfig, own: SocketAddr) -> Result<(), String> {
     if answer.seen == Observation::Pass {
         return Ok(());
     }
-    Err(format!("the kube-apiserver that runs is not ready at {own}: {}", answer.words))
+    Err(format!(
+        "the kube-apiserver that runs is not ready at {own}: {}",
+        answer.words
+    ))
 }
 
 /// The Service's keeper, if its credentials are accepted.
@@ -538,14 +714,24 @@ async fn etcd(
     if options.etcd == EtcdMode::Own {
         return EtcdPlan::default();
     }
-    let on_node = |path: &Path| pod.and_then(|pod| pod.on_node(path)).unwrap_or_else(|| path.to_owned());
+    let on_node = |path: &Path| {
+        pod.and_then(|pod| pod.on_node(path))
+            .unwrap_or_else(|| path.to_owned())
+    };
     let (clusters, alone) = etcd::examine(command, of_node, on_node, report).await;
     let mut temporary = None;
     for etcd in &alone {
         let manifest = pod.map(RunningPod::manifest);
-        temporary = temporary::Plan::find(command, etcd, manifest, report).await.or(temporary);
+        temporary = temporary::Plan::find(command, etcd, manifest, report)
+            .await
+            .or(temporary);
     }
-    EtcdPlan { clusters, temporary, lock: None, needs_lock: options.kubeconfig.is_some() }
+    EtcdPlan {
+        clusters,
+        temporary,
+        lock: None,
+        needs_lock: options.kubeconfig.is_some(),
+    }
 }
 
 /// Addresses of loopback for the temporary instance and for the bridge's listeners, on one port.
@@ -584,7 +770,12 @@ mod tests {
     fn the_arguments_that_run_are_those_that_are_given() {
         let command = ["kube-apiserver", "--v=2", ""].map(OsString::from);
         assert!(is_run_with(b"/usr/bin/kube-apiserver\0--v=2\0\0", &command));
-        for other in [&b"kube-apiserver\0--v=2\0"[..], b"kube-apiserver\0--v=3\0\0", b"k\0--v=2\0\0--x\0", b""] {
+        for other in [
+            &b"kube-apiserver\0--v=2\0"[..],
+            b"kube-apiserver\0--v=3\0\0",
+            b"k\0--v=2\0\0--x\0",
+            b"",
+        ] {
             assert!(!is_run_with(other, &command), "{other:?}");
         }
         assert!(is_run_with(b"k\0", &["kube-apiserver".into()]));
@@ -592,7 +783,11 @@ mod tests {
 
     #[test]
     fn the_nodes_own_is_asked_at_the_address_that_it_advertises() {
-        let parse = |all: &[&str]| all.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<IpAddr>>();
+        let parse = |all: &[&str]| {
+            all.iter()
+                .map(|ip| ip.parse().unwrap())
+                .collect::<Vec<IpAddr>>()
+        };
         let node = &["127.0.0.1", "::1", "fe80::5", "10.0.0.5", "fd00::5"][..];
         let both = &["0.0.0.0", "::"][..];
         for (answered, advertised, ipv6_first, of_node, own) in [
@@ -603,7 +798,13 @@ mod tests {
             (both, "192.0.2.1", false, node, "10.0.0.5"),
             (&["0.0.0.0"], "fd00::5", false, node, "10.0.0.5"),
             (&["::"], "10.0.0.5", false, node, "fd00::5"),
-            (both, "", false, &["127.0.0.1", "::1", "fe80::5", "fd00::5"], "fd00::5"),
+            (
+                both,
+                "",
+                false,
+                &["127.0.0.1", "::1", "fe80::5", "fd00::5"],
+                "fd00::5",
+            ),
             (both, "", true, node, "fd00::5"),
             (&["0.0.0.0"], "", true, node, "10.0.0.5"),
             // Shims, each at one address.
@@ -612,18 +813,36 @@ mod tests {
             (both, "", false, &[], "127.0.0.1"),
             (&["::"], "", false, &[], "::1"),
         ] {
-            let found = own_address(&parse(answered), advertised.parse().ok(), ipv6_first, &parse(of_node));
+            let found = own_address(
+                &parse(answered),
+                advertised.parse().ok(),
+                ipv6_first,
+                &parse(of_node),
+            );
             assert_eq!(found.to_string(), own, "{answered:?} {advertised}");
         }
-        let binds = |flags: &[&str]| binds_ipv6(&flags.iter().map(OsString::from).collect::<Vec<_>>());
-        assert!(binds(&["k", "--bind-address=::"]) && !binds(&["k", "--bind-address", "0.0.0.0"]) && !binds(&["k"]));
+        let binds =
+            |flags: &[&str]| binds_ipv6(&flags.iter().map(OsString::from).collect::<Vec<_>>());
+        assert!(
+            binds(&["k", "--bind-address=::"])
+                && !binds(&["k", "--bind-address", "0.0.0.0"])
+                && !binds(&["k"])
+        );
     }
 
     #[test]
     fn who_takes_two_for_one_is_named() {
-        let note = |flags: &[&str]| peer_proxy(&flags.iter().map(OsString::from).collect::<Vec<_>>());
-        assert!(note(&["k", "--peer-ca-file=/ca.crt"]).unwrap().contains("503 or 404"));
-        assert_eq!((note(&["k"]), note(&["k", "--peer-ca-file="])), (None, None));
+        let note =
+            |flags: &[&str]| peer_proxy(&flags.iter().map(OsString::from).collect::<Vec<_>>());
+        assert!(
+            note(&["k", "--peer-ca-file=/ca.crt"])
+                .unwrap()
+                .contains("503 or 404")
+        );
+        assert_eq!(
+            (note(&["k"]), note(&["k", "--peer-ca-file="])),
+            (None, None)
+        );
     }
 
     #[test]
@@ -632,8 +851,14 @@ mod tests {
             let command: Vec<_> = flags.split(' ').map(OsString::from).collect();
             ca_beside_certificate(&command).map(Path::to_owned)
         };
-        assert_eq!(ca("k --client-ca-file=/pki/ca.crt --tls-cert-file=/pki/a.crt"), Some("/pki/ca.crt".into()));
-        assert_eq!(ca("k --client-ca-file=/pki/ca.crt --tls-cert-file=/pki/x/a.crt"), None);
+        assert_eq!(
+            ca("k --client-ca-file=/pki/ca.crt --tls-cert-file=/pki/a.crt"),
+            Some("/pki/ca.crt".into())
+        );
+        assert_eq!(
+            ca("k --client-ca-file=/pki/ca.crt --tls-cert-file=/pki/x/a.crt"),
+            None
+        );
         assert_eq!(ca("k --client-ca-file=/pki/ca.crt"), None);
     }
 

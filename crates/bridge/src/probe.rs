@@ -42,9 +42,22 @@ pub async fn follow(
         let answer = probe.ready(address).await;
         let listener = port.and_then(listener);
         // The listener changed during the probe: the answer may be the old process's, so it does not count.
-        good = if answer.seen == Observation::Pass && before == listener { good + 1 } else { 0 };
-        let asked = ProbeState { ready: good >= RISE, listener, words: answer.words, at: Some(Instant::now()) };
-        let pause = if asked.ready { speedup.of(READY) } else { STARTING };
+        good = if answer.seen == Observation::Pass && before == listener {
+            good + 1
+        } else {
+            0
+        };
+        let asked = ProbeState {
+            ready: good >= RISE,
+            listener,
+            words: answer.words,
+            at: Some(Instant::now()),
+        };
+        let pause = if asked.ready {
+            speedup.of(READY)
+        } else {
+            STARTING
+        };
         to.send_if_modified(|known| {
             let news = (known.ready, known.listener) != (asked.ready, asked.listener);
             *known = asked;
@@ -57,5 +70,8 @@ pub async fn follow(
 /// Inode of the listener on a port, on other addresses than those of loopback.
 fn listener(port: u16) -> Option<u64> {
     let all = sock_diag::listeners(port).unwrap_or_default();
-    all.into_iter().filter(|entry| !entry.local.ip().is_loopback()).map(|entry| entry.inode).min()
+    all.into_iter()
+        .filter(|entry| !entry.local.ip().is_loopback())
+        .map(|entry| entry.inode)
+        .min()
 }

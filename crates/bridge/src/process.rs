@@ -42,7 +42,10 @@ pub fn divide() -> io::Result<Half> {
     let (begins, begin) = UnixStream::pair()?;
     Ok(match detach()? {
         Detached::Daemon => Half::Bridge(begin),
-        Detached::Caller(pid) => Half::Caller(Bridge { pid: Pid::from_raw(pid), begins }),
+        Detached::Caller(pid) => Half::Caller(Bridge {
+            pid: Pid::from_raw(pid),
+            begins,
+        }),
     })
 }
 
@@ -79,17 +82,26 @@ pub fn isolate(options: &BridgeOptions) -> io::Result<()> {
 ///
 /// # Errors
 /// Why there is none.
-pub async fn hold(options: BridgeOptions, begin: UnixStream, note: impl Fn(&BridgePlan)) -> Result<(), Refusal> {
+pub async fn hold(
+    options: BridgeOptions,
+    begin: UnixStream,
+    note: impl Fn(&BridgePlan),
+) -> Result<(), Refusal> {
     end_last(&options.directory).await;
     let plan = preflight(options).await?;
     note(&plan);
     let unavailable = |why: String| Refusal::Unavailable(vec![why]);
     let claim = Claim::acquire(&plan.options.directory).map_err(unavailable)?;
-    leave_terminal(&claim.log).map_err(|error| unavailable(format!("cannot leave the terminal: {error}")))?;
+    leave_terminal(&claim.log)
+        .map_err(|error| unavailable(format!("cannot leave the terminal: {error}")))?;
     // A caller that is stopped (Ctrl-Z) asks later, when the plan may be wrong.
-    let asked = begin.set_read_timeout(Some(PATIENCE)).and_then(|()| (&begin).write_all(&[0]));
+    let asked = begin
+        .set_read_timeout(Some(PATIENCE))
+        .and_then(|()| (&begin).write_all(&[0]));
     if asked.and_then(|()| (&begin).read_exact(&mut [0])).is_err() {
-        tracing::info!("the process that wanted a bridge has gone away, or is stopped: there is none");
+        tracing::info!(
+            "the process that wanted a bridge has gone away, or is stopped: there is none"
+        );
         return Ok(());
     }
     drop(begin);

@@ -21,6 +21,8 @@ impl Report {
 
     /// The value, or an error that begins with `what`.
     pub fn ok<T, E: Display>(&mut self, what: &str, result: Result<T, E>) -> Option<T> {
-        result.map_err(|error| self.error(format!("{what}{error}"))).ok()
+        result
+            .map_err(|error| self.error(format!("{what}{error}")))
+            .ok()
     }
 }

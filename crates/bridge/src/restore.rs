@@ -32,7 +32,10 @@ pub struct SavedFile {
 /// # Errors
 /// One cannot be read.
 pub fn differences(all: &[SavedFile]) -> Result<Vec<Difference>, String> {
-    let mut differing: Vec<_> = compare(all)?.into_iter().map(|(_, difference)| difference).collect();
+    let mut differing: Vec<_> = compare(all)?
+        .into_iter()
+        .map(|(_, difference)| difference)
+        .collect();
     if let Some(first) = differing.first_mut() {
         first.refused = keys_stay(all).err();
     }
@@ -44,11 +47,20 @@ pub fn differences(all: &[SavedFile]) -> Result<Vec<Difference>, String> {
 ///
 /// # Errors
 /// One cannot be read.
-pub fn changed_keys(all: &[SavedFile], keys: &BTreeSet<PathBuf>) -> Result<BTreeSet<PathBuf>, String> {
-    let changed = compare(all)?.into_iter().map(|(_, difference)| difference.path).filter(|path| keys.contains(path));
+pub fn changed_keys(
+    all: &[SavedFile],
+    keys: &BTreeSet<PathBuf>,
+) -> Result<BTreeSet<PathBuf>, String> {
+    let changed = compare(all)?
+        .into_iter()
+        .map(|(_, difference)| difference.path)
+        .filter(|path| keys.contains(path));
     let mut changed: BTreeSet<_> = changed.collect();
     if let Some(manifest) = all.iter().find(|file| file.shown) {
-        let (was, is) = (configuration(&text(&manifest.copy)?), configuration(&text(&manifest.path)?));
+        let (was, is) = (
+            configuration(&text(&manifest.copy)?),
+            configuration(&text(&manifest.path)?),
+        );
         changed.extend(is.filter(|is| was.as_ref() != Some(is)));
     }
     Ok(changed)
@@ -69,9 +81,17 @@ pub fn restore(all: &[SavedFile]) -> Restored {
     let (mut restored, mut failed, mut kept) = (Vec::new(), Vec::new(), Vec::new());
     let differing = match keys_stay(all).and_then(|()| compare(all)) {
         Ok(differing) => differing,
-        Err(why) => return Restored { files: Err(why), kept },
+        Err(why) => {
+            return Restored {
+                files: Err(why),
+                kept,
+            };
+        }
     };
-    let manifests = all.iter().find(|file| file.shown).and_then(|manifest| manifest.path.parent());
+    let manifests = all
+        .iter()
+        .find(|file| file.shown)
+        .and_then(|manifest| manifest.path.parent());
     for (before, difference) in differing {
         let done = keep(before, manifests).and_then(|at| {
             // Named even if the write fails.
@@ -86,19 +106,37 @@ pub fn restore(all: &[SavedFile]) -> Restored {
             Err(error) => failed.push(format!("{}: {error}", before.path.display())),
         }
     }
-    Restored { files: if failed.is_empty() { Ok(restored) } else { Err(failed.join("; ")) }, kept }
+    Restored {
+        files: if failed.is_empty() {
+            Ok(restored)
+        } else {
+            Err(failed.join("; "))
+        },
+        kept,
+    }
 }
 
 /// Checks that a restore takes no encryption key away: objects may have been written with each key of a configuration that is another than
 /// the saved one.
 fn keys_stay(all: &[SavedFile]) -> Result<(), String> {
-    let Some(manifest) = all.iter().find(|file| file.shown) else { return Ok(()) };
+    let Some(manifest) = all.iter().find(|file| file.shown) else {
+        return Ok(());
+    };
     let then = configuration(&text(&manifest.copy)?);
     let is = text(&manifest.path)?;
     // From a manifest that is gone or cannot be parsed, no kube-apiserver is started.
-    let now = if Manifest::parse(&is).is_ok() { configuration(&is) } else { then.clone() };
-    let Some(path) = now.clone().or_else(|| then.clone()) else { return Ok(()) };
-    let copy = all.iter().find(|file| file.path == path).map_or(&path, |file| &file.copy);
+    let now = if Manifest::parse(&is).is_ok() {
+        configuration(&is)
+    } else {
+        then.clone()
+    };
+    let Some(path) = now.clone().or_else(|| then.clone()) else {
+        return Ok(());
+    };
+    let copy = all
+        .iter()
+        .find(|file| file.path == path)
+        .map_or(&path, |file| &file.copy);
     let has_changed = path.exists() && text(&path)? != text(copy)?;
     if now == then && !has_changed {
         return Ok(());
@@ -122,21 +160,35 @@ fn configuration(manifest: &str) -> Option<PathBuf> {
 fn text(path: &Path) -> Result<String, String> {
     let file = found(open_regular(path)).and_then(|file| file.map(read).transpose());
     let file = file.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-    Ok(file.map(|(bytes, _)| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default())
+    Ok(file
+        .map(|(bytes, _)| String::from_utf8_lossy(&bytes).into_owned())
+        .unwrap_or_default())
 }
 
 /// Copies what is there to a place beside it: where it is. Nothing is copied that is as it was, or gone.
 fn keep(before: &SavedFile, manifests: Option<&Path>) -> io::Result<Option<PathBuf>> {
-    let Some((is, _)) = found(open_regular(&before.path))?.map(read).transpose()? else { return Ok(None) };
+    let Some((is, _)) = found(open_regular(&before.path))?.map(read).transpose()? else {
+        return Ok(None);
+    };
     if is == fs::read(&before.copy)? {
         return Ok(None);
     }
     let parent = before.path.parent().unwrap_or(Path::new("/"));
     // The kubelet would start what lies beside a manifest.
     let is_manifests = manifests.is_some_and(|manifests| file::is_in(&before.path, manifests));
-    let directory = if is_manifests { parent.parent().unwrap_or(parent) } else { parent };
-    let name = before.path.file_name().unwrap_or_default().to_string_lossy();
-    let now = humantime::format_rfc3339_millis(SystemTime::now()).to_string().replace(['-', ':'], "");
+    let directory = if is_manifests {
+        parent.parent().unwrap_or(parent)
+    } else {
+        parent
+    };
+    let name = before
+        .path
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy();
+    let now = humantime::format_rfc3339_millis(SystemTime::now())
+        .to_string()
+        .replace(['-', ':'], "");
     let start = format!("{name}.replaced-");
     // What a bridge that was killed left half written.
     sweep_all(directory, &start);
@@ -156,13 +208,27 @@ fn compare(all: &[SavedFile]) -> Result<Vec<(&SavedFile, Difference)>, String> {
         let like = fs::metadata(&before.copy).map_err(failed(&before.copy))?;
         let opened = found(open_regular(&before.path)).map_err(failed(&before.path))?;
         let is = opened.map(read).transpose().map_err(failed(&before.path))?;
-        if is.as_ref().is_some_and(|(is, meta)| *is == was && Access::from(meta) == Access::from(&like)) {
+        if is
+            .as_ref()
+            .is_some_and(|(is, meta)| *is == was && Access::from(meta) == Access::from(&like))
+        {
             continue;
         }
         let (path, missing) = (before.path.clone(), is.is_none());
         let is = is.map(|(is, _)| is).unwrap_or_default();
-        let diff = before.shown.then(|| diff(&path, &is, &was)).filter(|diff| diff.len() <= LONGEST);
-        differing.push((before, Difference { path, missing, diff, refused: None }));
+        let diff = before
+            .shown
+            .then(|| diff(&path, &is, &was))
+            .filter(|diff| diff.len() <= LONGEST);
+        differing.push((
+            before,
+            Difference {
+                path,
+                missing,
+                diff,
+                refused: None,
+            },
+        ));
     }
     Ok(differing)
 }
@@ -176,7 +242,10 @@ fn read(mut file: File) -> io::Result<(Vec<u8>, Metadata)> {
 fn diff(path: &Path, is: &[u8], was: &[u8]) -> String {
     let [is, was] = [is, was].map(String::from_utf8_lossy);
     let path = path.display().to_string();
-    TextDiff::from_lines(&*is, &*was).unified_diff().header(&path, &path).to_string()
+    TextDiff::from_lines(&*is, &*was)
+        .unified_diff()
+        .header(&path, &path)
+        .to_string()
 }
 
 fn write(before: &SavedFile) -> io::Result<()> {
@@ -190,7 +259,8 @@ fn write(before: &SavedFile) -> io::Result<()> {
         make_private(parent)?;
     }
     let access = Access::from(&fs::metadata(&before.copy)?);
-    replace_as(&before.path, fs::read(&before.copy)?, Some(access)).map_err(|error| io::Error::other(error.to_string()))
+    replace_as(&before.path, fs::read(&before.copy)?, Some(access))
+        .map_err(|error| io::Error::other(error.to_string()))
 }
 
 #[cfg(test)]
@@ -202,7 +272,10 @@ mod tests {
     /// A file of a directory that is this now, or gone, and was that before, with this mode.
     fn saved(directory: &Path, name: &str, is: Option<&str>, was: &str, mode: u32) -> SavedFile {
         let shown = name.ends_with(".yaml");
-        let (path, copy) = (directory.join(name), directory.with_file_name(format!("copy-of-{name}")));
+        let (path, copy) = (
+            directory.join(name),
+            directory.with_file_name(format!("copy-of-{name}")),
+        );
         fs::write(&copy, was).unwrap();
         fs::set_permissions(&copy, Permissions::from_mode(mode)).unwrap();
         if let Some(is) = is {
@@ -220,38 +293,70 @@ mod tests {
     fn what_differs_is_put_back_and_nothing_else() {
         let temp = tempfile::tempdir().unwrap();
         let [files, manifests] = ["files", "manifests"].map(|name| temp.path().join(name));
-        [&files, &manifests].map(fs::create_dir).into_iter().for_each(Result::unwrap);
+        [&files, &manifests]
+            .map(fs::create_dir)
+            .into_iter()
+            .for_each(Result::unwrap);
         let all = [
             saved(&files, "gone.key", None, "secret\n", 0o640),
             saved(&files, "same.crt", Some("a\n"), "a\n", 0o600),
             saved(&files, "changed.key", Some("new\n"), "old\n", 0o600),
             saved(&manifests, "manifest.yaml", Some("a: 2\n"), "a: 1\n", 0o600),
         ];
-        let difference =
-            |at: usize, missing, diff| Difference { path: all[at].path.clone(), missing, diff, refused: None };
+        let difference = |at: usize, missing, diff| Difference {
+            path: all[at].path.clone(),
+            missing,
+            diff,
+            refused: None,
+        };
         let path = all[3].path.display();
         let diff = format!("--- {path}\n+++ {path}\n@@ -1 +1 @@\n-a: 2\n+a: 1\n");
         let found = differences(&all).unwrap();
-        assert_eq!(found, [difference(0, true, None), difference(2, false, None), difference(3, false, Some(diff))]);
-        assert_eq!(fs::read_to_string(&all[2].path).unwrap(), "new\n", "nothing is written");
+        assert_eq!(
+            found,
+            [
+                difference(0, true, None),
+                difference(2, false, None),
+                difference(3, false, Some(diff))
+            ]
+        );
+        assert_eq!(
+            fs::read_to_string(&all[2].path).unwrap(),
+            "new\n",
+            "nothing is written"
+        );
 
         let restored = restore(&all);
         assert_eq!(restored.files.unwrap(), found);
         // The manifest is kept beside its directory. What was gone is nowhere.
-        let [key, manifest] = &restored.kept[..] else { panic!("{:?}", restored.kept) };
+        let [key, manifest] = &restored.kept[..] else {
+            panic!("{:?}", restored.kept)
+        };
         assert_eq!(fs::read_dir(&manifests).unwrap().count(), 1);
-        for (kept, directory, name) in [(key, &*files, "changed.key"), (manifest, temp.path(), "manifest.yaml")] {
+        for (kept, directory, name) in [
+            (key, &*files, "changed.key"),
+            (manifest, temp.path(), "manifest.yaml"),
+        ] {
             let start = directory.join(format!("{name}.replaced-"));
-            assert!(kept.to_str().unwrap().starts_with(start.to_str().unwrap()), "{kept:?}");
+            assert!(
+                kept.to_str().unwrap().starts_with(start.to_str().unwrap()),
+                "{kept:?}"
+            );
         }
-        assert_eq!((fs::read_to_string(key).unwrap().as_str(), mode(key)), ("new\n", 0o600));
+        assert_eq!(
+            (fs::read_to_string(key).unwrap().as_str(), mode(key)),
+            ("new\n", 0o600)
+        );
         assert_eq!(differences(&all).unwrap(), []);
         assert_eq!((mode(&all[0].path), mode(&all[3].path)), (0o640, 0o600));
         // Who may read it counts too; a directory that is gone is made.
         fs::set_permissions(&all[1].path, Permissions::from_mode(0o400)).unwrap();
         assert_eq!(restore(&all).files.unwrap().len(), 1);
         assert_eq!(mode(&all[1].path), 0o600);
-        let inside = [SavedFile { path: files.join("gone/a.key"), ..all[0].clone() }];
+        let inside = [SavedFile {
+            path: files.join("gone/a.key"),
+            ..all[0].clone()
+        }];
         assert_eq!(restore(&inside).files.unwrap().len(), 1);
         // What is a link now is left alone, and the others are put back.
         fs::remove_file(&all[0].path).unwrap();
@@ -268,9 +373,18 @@ mod tests {
         fs::write(&target, "new\n").unwrap();
         fs::write(&copy, "old\n").unwrap();
         std::os::unix::fs::symlink(&target, &path).unwrap();
-        let Restored { files, kept } = restore(&[SavedFile { path, copy, shown: false }]);
+        let Restored { files, kept } = restore(&[SavedFile {
+            path,
+            copy,
+            shown: false,
+        }]);
         assert!(files.is_err());
-        assert_eq!(kept.iter().map(|kept| fs::read_to_string(kept).unwrap()).collect::<Vec<_>>(), ["new\n"]);
+        assert_eq!(
+            kept.iter()
+                .map(|kept| fs::read_to_string(kept).unwrap())
+                .collect::<Vec<_>>(),
+            ["new\n"]
+        );
     }
 
     /// A node whose configuration had the first key, and has these by now, where its manifest names it before and now.
@@ -278,14 +392,20 @@ mod tests {
         let manifests = temp.join("manifests");
         fs::create_dir(&manifests).unwrap();
         let config = |keys: &[&str]| {
-            let keys: String = keys.iter().map(|key| format!("{{name: {key}, secret: c2VjcmV0}},")).collect();
+            let keys: String = keys
+                .iter()
+                .map(|key| format!("{{name: {key}, secret: c2VjcmV0}},"))
+                .collect();
             format!(
                 "resources:\n- resources: [secrets]\n  providers: [{{aescbc: {{keys: [{keys}]}}}}, {{identity: {{}}}}]\n"
             )
         };
         let manifest = |is_named: bool| {
             let flag = if is_named {
-                format!(", --encryption-provider-config={}", temp.join("enc").display())
+                format!(
+                    ", --encryption-provider-config={}",
+                    temp.join("enc").display()
+                )
             } else {
                 String::new()
             };
@@ -298,7 +418,13 @@ mod tests {
         };
         [
             saved(temp, "enc", Some(&config(now)), &config(&["old"]), 0o600),
-            saved(&manifests, "m.yaml", Some(&manifest(named[1])), &manifest(named[0]), 0o600),
+            saved(
+                &manifests,
+                "m.yaml",
+                Some(&manifest(named[1])),
+                &manifest(named[0]),
+                0o600,
+            ),
         ]
     }
 
@@ -322,10 +448,18 @@ mod tests {
             let all = if named[0] { &all[..] } else { &all[1..] };
             let config = files.join("enc");
             let changed = is_changed.then(|| config.clone()).into_iter().collect();
-            assert_eq!(changed_keys(all, &[config.clone()].into()), Ok(changed), "{now:?} {named:?}");
+            assert_eq!(
+                changed_keys(all, &[config.clone()].into()),
+                Ok(changed),
+                "{now:?} {named:?}"
+            );
             // The manifest holds none.
             assert!(changed_keys(all, &BTreeSet::new()).unwrap().len() <= usize::from(!named[0]));
-            let texts = || all.iter().map(|file| fs::read_to_string(&file.path).unwrap()).collect::<Vec<_>>();
+            let texts = || {
+                all.iter()
+                    .map(|file| fs::read_to_string(&file.path).unwrap())
+                    .collect::<Vec<_>>()
+            };
             let before = texts();
             let files = restore(all).files;
             assert_eq!(files.is_err(), is_refused, "{now:?} {named:?}: {files:?}");
@@ -333,7 +467,12 @@ mod tests {
             assert!(why.contains(&config.display().to_string()), "{why}");
             assert_eq!(texts(), before);
             let shown = differences(all).unwrap();
-            assert!(shown.iter().any(|difference| difference.refused.as_ref() == Some(&why)), "{shown:?}");
+            assert!(
+                shown
+                    .iter()
+                    .any(|difference| difference.refused.as_ref() == Some(&why)),
+                "{shown:?}"
+            );
         }
         // COMMAND took the manifest or the configuration away, and no kube-apiserver was started without it.
         for gone in 0..2 {
@@ -348,7 +487,11 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_said() {
-        let before = SavedFile { path: "/proc/self/mem".into(), copy: "/nonexistent".into(), shown: false };
+        let before = SavedFile {
+            path: "/proc/self/mem".into(),
+            copy: "/nonexistent".into(),
+            shown: false,
+        };
         assert!(differences(&[before]).unwrap_err().contains("/nonexistent"));
         // Opening a FIFO without a writer would block the daemon for ever.
         let temp = tempfile::tempdir().unwrap();
@@ -356,8 +499,17 @@ mod tests {
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
         fs::write(&copy, "").unwrap();
         let (to, compared) = std::sync::mpsc::channel();
-        std::thread::spawn(move || to.send(differences(&[SavedFile { path, copy, shown: false }])));
-        let why = compared.recv_timeout(std::time::Duration::from_secs(30)).expect("it waits").unwrap_err();
+        std::thread::spawn(move || {
+            to.send(differences(&[SavedFile {
+                path,
+                copy,
+                shown: false,
+            }]))
+        });
+        let why = compared
+            .recv_timeout(std::time::Duration::from_secs(30))
+            .expect("it waits")
+            .unwrap_err();
         assert!(why.contains("fifo: it is no regular file"), "{why}");
     }
 }

@@ -27,7 +27,9 @@ pub(super) async fn serve(
     let mut connections = JoinSet::new();
     match awaitable(socket, Interest::READABLE) {
         Ok(socket) => loop {
-            let accept = socket.async_io(Interest::READABLE, |socket| seqpacket::accept(socket.as_fd()));
+            let accept = socket.async_io(Interest::READABLE, |socket| {
+                seqpacket::accept(socket.as_fd())
+            });
             tokio::select! {
                 _ = &mut ended => break,
                 Some(_) = connections.join_next() => {}
@@ -45,8 +47,14 @@ pub(super) async fn serve(
     while connections.join_next().await.is_some() {}
 }
 
-async fn answer(command: Connection, mut status: watch::Receiver<BridgeStatus>, to: mpsc::UnboundedSender<Asking>) {
-    let Some(first) = command.next().await else { return };
+async fn answer(
+    command: Connection,
+    mut status: watch::Receiver<BridgeStatus>,
+    to: mpsc::UnboundedSender<Asking>,
+) {
+    let Some(first) = command.next().await else {
+        return;
+    };
     let (mut accompanies, mut runs) = (first == Ask::Accompany, false);
     match ask(&to, Some(first)).await {
         Ok(None) => {}

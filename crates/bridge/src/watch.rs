@@ -1,7 +1,9 @@
 //! Reports what a bridge does, on the terminal of the command that waits for it.
 
 use super::machine::LATE;
-use berth_node::ipc::bridge::{BridgeOutcome, BridgeStatus, Connection, EtcdStatus, EtcdStep, Reply, Step};
+use berth_node::ipc::bridge::{
+    BridgeOutcome, BridgeStatus, Connection, EtcdStatus, EtcdStep, Reply, Step,
+};
 use berth_os::plain;
 use berth_os::signals::Signals;
 use berth_upgrade::progress::Progress;
@@ -21,18 +23,29 @@ const SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 
 /// The message for a bridge that does not answer. Its steering is no longer renewed, so new connections go to the port's own listener.
 pub fn hangs(client: &Connection) -> String {
-    let pid = client.peer().map_or_else(|| "the process of bridge.sock".to_owned(), |pid| pid.to_string());
-    format!("the bridge does not answer within {}: it hangs; `kill -9 {pid}` ends it", format_duration(PATIENCE))
+    let pid = client.peer().map_or_else(
+        || "the process of bridge.sock".to_owned(),
+        |pid| pid.to_string(),
+    );
+    format!(
+        "the bridge does not answer within {}: it hangs; `kill -9 {pid}` ends it",
+        format_duration(PATIENCE)
+    )
 }
 
 /// An address that every bridge has.
 pub fn shown(address: Option<SocketAddr>) -> String {
-    address.map(|address| address.to_string()).unwrap_or_default()
+    address
+        .map(|address| address.to_string())
+        .unwrap_or_default()
 }
 
 /// How long clients waited for etcd, by the last pause.
 pub fn waited(etcd: &EtcdStatus) -> String {
-    etcd.pauses.last().map_or_else(|| "nobody waited".to_owned(), |pause| format!("what needs it waited {pause} ms"))
+    etcd.pauses.last().map_or_else(
+        || "nobody waited".to_owned(),
+        |pause| format!("what needs it waited {pause} ms"),
+    )
 }
 
 /// What is left of a bridge that has ended.
@@ -100,7 +113,11 @@ impl Watcher {
         std::future::pending().await
     }
 
-    pub(super) async fn until(&mut self, client: &Connection, there: impl Fn(&BridgeStatus) -> bool) -> WaitOutcome {
+    pub(super) async fn until(
+        &mut self,
+        client: &Connection,
+        there: impl Fn(&BridgeStatus) -> bool,
+    ) -> WaitOutcome {
         if let Some(outcome) = self.over.take() {
             return WaitOutcome::Over(outcome);
         }
@@ -169,12 +186,22 @@ impl Watcher {
         }
         if own.late && !was.own.late {
             let late = format_duration(LATE);
-            self.line(&format!("the node's own kube-apiserver has not been ready for {late}: {}", own.probe));
+            self.line(&format!(
+                "the node's own kube-apiserver has not been ready for {late}: {}",
+                own.probe
+            ));
             self.more("whatever asks it at an address of the node is answered by the temporary one, kubeadm and the kubelet too");
             self.last_lines("its container", &own.log);
         }
-        self.report_etcd(&was.etcd.unwrap_or_default(), &status.etcd.clone().unwrap_or_default());
-        status.notes.iter().filter(|note| !was.notes.contains(note)).for_each(|note| self.line(note));
+        self.report_etcd(
+            &was.etcd.unwrap_or_default(),
+            &status.etcd.clone().unwrap_or_default(),
+        );
+        status
+            .notes
+            .iter()
+            .filter(|note| !was.notes.contains(note))
+            .for_each(|note| self.line(note));
         if status.outcome == Some(BridgeOutcome::Done) {
             self.line("done: the node's own kube-apiserver serves, and nothing of the bridge is left but its logs");
         }
@@ -189,9 +216,14 @@ impl Watcher {
     /// Prints the step that has begun.
     fn begins(&self, status: &BridgeStatus) {
         self.line(&match status.step {
-            Step::Start => format!("a temporary kube-apiserver starts on {}", shown(status.temporary.address)),
+            Step::Start => format!(
+                "a temporary kube-apiserver starts on {}",
+                shown(status.temporary.address)
+            ),
             Step::Settle => "it is ready, and is watched for a while (--settle)".to_owned(),
-            Step::Overlap => "new connections go to it; handshakes that began before may end".to_owned(),
+            Step::Overlap => {
+                "new connections go to it; handshakes that began before may end".to_owned()
+            }
             // The caller, which waited for COMMAND or for the end, prints why clients stay.
             Step::Hold if status.trouble.is_some() => return,
             Step::Hold => "the node's own kube-apiserver may be replaced now".to_owned(),
@@ -199,9 +231,12 @@ impl Watcher {
                 "waiting until the node's own kube-apiserver is ready at {} for a while (--settle)",
                 shown(status.own.address)
             ),
-            Step::Restore => "what the node's own kube-apiserver is started from is put back".to_owned(),
+            Step::Restore => {
+                "what the node's own kube-apiserver is started from is put back".to_owned()
+            }
             Step::Linger => {
-                "new connections go to the node's own again; handshakes that began before may end".to_owned()
+                "new connections go to the node's own again; handshakes that began before may end"
+                    .to_owned()
             }
             Step::Drain => "the temporary one's connections end, then it does".to_owned(),
         });
@@ -212,10 +247,16 @@ impl Watcher {
             self.line(&match etcd.step {
                 EtcdStep::Own => format!("the node's own etcd serves; {}", waited(etcd)),
                 EtcdStep::Stopping => {
-                    "the node's own etcd stops; what needs etcd waits for the temporary one".to_owned()
+                    "the node's own etcd stops; what needs etcd waits for the temporary one"
+                        .to_owned()
                 }
-                EtcdStep::Temporary => format!("a temporary etcd serves from the same data; {}", waited(etcd)),
-                EtcdStep::Returning => "the node's own etcd waits for the data; the temporary one ends".to_owned(),
+                EtcdStep::Temporary => format!(
+                    "a temporary etcd serves from the same data; {}",
+                    waited(etcd)
+                ),
+                EtcdStep::Returning => {
+                    "the node's own etcd waits for the data; the temporary one ends".to_owned()
+                }
                 EtcdStep::GivenBack => "the temporary etcd has ended".to_owned(),
             });
         }
@@ -236,11 +277,15 @@ impl Watcher {
         match seen {
             WaitOutcome::Over(BridgeOutcome::Done) => {}
             WaitOutcome::Over(BridgeOutcome::Restored(why)) => {
-                self.line(&format!("the node's own kube-apiserver serves as it did before: {why}"));
+                self.line(&format!(
+                    "the node's own kube-apiserver serves as it did before: {why}"
+                ));
                 self.logs();
             }
             WaitOutcome::Over(BridgeOutcome::NotBegun(why) | BridgeOutcome::Abandoned(why)) => {
-                self.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
+                self.line(&format!(
+                    "the bridge has ended, and the node's own kube-apiserver may not serve: {why}"
+                ));
                 self.logs();
             }
             WaitOutcome::There(status) => self.stays(&status),
@@ -256,7 +301,10 @@ impl Watcher {
     fn stays(&self, status: &BridgeStatus) {
         let trouble = status.trouble.as_deref().unwrap_or_default();
         self.line(&format!("{trouble}: clients stay on the bridge"));
-        self.more(&format!("the node's own kube-apiserver: {}", status.own.probe));
+        self.more(&format!(
+            "the node's own kube-apiserver: {}",
+            status.own.probe
+        ));
         self.last_lines("its container", &status.own.log);
         self.more("fix it, then `berth bridge end`; `berth bridge end --now` gives clients to the node's own as it is, ready or not");
         self.more("`berth bridge restore --dry-run` shows what has changed in a static pod's files, `berth bridge restore` puts it back");
@@ -266,12 +314,16 @@ impl Watcher {
     pub(super) fn last_lines(&self, of: &str, lines: &[String]) {
         if !lines.is_empty() {
             self.more(&format!("last lines of {of}:"));
-            lines.iter().for_each(|line| self.more(&format!("  {line}")));
+            lines
+                .iter()
+                .for_each(|line| self.more(&format!("  {line}")));
         }
     }
 
     pub(super) fn gone(&self) {
-        self.line("the bridge has ended unexpectedly; new connections go to the port's own listener");
+        self.line(
+            "the bridge has ended unexpectedly; new connections go to the port's own listener",
+        );
         self.logs();
     }
 

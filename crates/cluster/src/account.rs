@@ -53,14 +53,23 @@ pub struct Claims {
 
 impl Claims {
     pub fn parse(token: &str) -> Option<Self> {
-        let claims = URL_SAFE_NO_PAD.decode(token.trim().split('.').nth(1)?).ok()?;
+        let claims = URL_SAFE_NO_PAD
+            .decode(token.trim().split('.').nth(1)?)
+            .ok()?;
         let claims: Value = serde_json::from_slice(&claims).ok()?;
         let time = |name: &str| UNIX_EPOCH.checked_add(Duration::from_secs(claims[name].as_u64()?));
         let account = claims["sub"].as_str().and_then(|subject| {
-            let account = subject.strip_prefix("system:serviceaccount:")?.strip_prefix(NAMESPACE)?.strip_prefix(':')?;
+            let account = subject
+                .strip_prefix("system:serviceaccount:")?
+                .strip_prefix(NAMESPACE)?
+                .strip_prefix(':')?;
             Some(account.to_owned())
         });
-        Some(Self { account, from: time("iat")?, until: time("exp") })
+        Some(Self {
+            account,
+            from: time("iat")?,
+            until: time("exp"),
+        })
     }
 
     /// When it is to be renewed, if it ends: after a third of its life, so that there is time for what may be in the way.
@@ -77,7 +86,10 @@ mod tests {
     fn the_answers_expiry_is_believed() {
         let answer = json!({"spec": {"expirationSeconds": 2_592_000}, "status": {"token": "a.b.c",
             "expirationTimestamp": "1970-01-01T01:00:00Z"}});
-        assert_eq!(granted(&answer), Some(("a.b.c", UNIX_EPOCH + Duration::from_secs(3600))));
+        assert_eq!(
+            granted(&answer),
+            Some(("a.b.c", UNIX_EPOCH + Duration::from_secs(3600)))
+        );
         assert_eq!(granted(&json!({"status": {"token": "a"}})), None);
         assert_eq!(token_request()["spec"]["expirationSeconds"], 2_592_000);
         assert_eq!(
@@ -91,15 +103,28 @@ mod tests {
         let token = |claims: &str| format!("head.{}.signature\n", URL_SAFE_NO_PAD.encode(claims));
         let of = |claims: &str| Claims::parse(&token(claims));
         let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
-        let own = of(r#"{"exp":3900,"iat":300,"sub":"system:serviceaccount:berth-system:berth-cp-1"}"#).unwrap();
-        assert_eq!((own.account.as_deref(), own.from, own.until), (Some("berth-cp-1"), at(300), Some(at(3900))));
+        let own =
+            of(r#"{"exp":3900,"iat":300,"sub":"system:serviceaccount:berth-system:berth-cp-1"}"#)
+                .unwrap();
+        assert_eq!(
+            (own.account.as_deref(), own.from, own.until),
+            (Some("berth-cp-1"), at(300), Some(at(3900)))
+        );
         assert_eq!(own.renewal(), Some(at(1500)));
-        let other = of(r#"{"iat":300,"sub":"system:serviceaccount:kube-system:berth-cp-1"}"#).unwrap();
-        assert_eq!((other.account.as_deref(), other.until, other.renewal()), (None, None, None));
+        let other =
+            of(r#"{"iat":300,"sub":"system:serviceaccount:kube-system:berth-cp-1"}"#).unwrap();
+        assert_eq!(
+            (other.account.as_deref(), other.until, other.renewal()),
+            (None, None, None)
+        );
         assert_eq!(of(r#"{"iat":300,"sub":"admin"}"#).unwrap().account, None);
         // Times that no clock has.
         for (from, until) in [(0, u64::MAX), (u64::MAX, 0), (u64::MAX, u64::MAX)] {
-            assert_eq!(of(&format!(r#"{{"iat":{from},"exp":{until}}}"#)).and_then(|claims| claims.renewal()), None);
+            assert_eq!(
+                of(&format!(r#"{{"iat":{from},"exp":{until}}}"#))
+                    .and_then(|claims| claims.renewal()),
+                None
+            );
         }
         for none in ["", "t0ken", "a.b.c", "a.e30.c"] {
             assert_eq!(Claims::parse(none), None, "{none}");

@@ -103,11 +103,19 @@ struct Ask<'a> {
 
 impl<'a> Ask<'a> {
     fn get(path: &'a str) -> Self {
-        Self { method: Method::GET, path, body: None }
+        Self {
+            method: Method::GET,
+            path,
+            body: None,
+        }
     }
 
     fn send(method: Method, path: &'a str, object: &'a Value) -> Self {
-        Self { method, path, body: Some(("application/json", object)) }
+        Self {
+            method,
+            path,
+            body: Some(("application/json", object)),
+        }
     }
 }
 
@@ -133,7 +141,14 @@ impl Client {
             bearer(token).map_err(|why| Mistake::new("token", why))?;
         }
         let tls = Arc::new(tls(access)?);
-        Ok(Self { access: Arc::new(access.clone()), place, dial: Vec::new(), name, tls, patience: PATIENCE })
+        Ok(Self {
+            access: Arc::new(access.clone()),
+            place,
+            dial: Vec::new(),
+            name,
+            tls,
+            patience: PATIENCE,
+        })
     }
 
     /// The same, less or more patient with an answer.
@@ -144,7 +159,10 @@ impl Client {
     /// The same at the first of these addresses that answers in TLS: with several control-plane nodes the
     /// kubeconfig's server may be any of them. Certificate and credentials are those of the kubeconfig.
     pub fn at(self, addresses: impl IntoIterator<Item = SocketAddr>) -> Self {
-        Self { dial: addresses.into_iter().collect(), ..self }
+        Self {
+            dial: addresses.into_iter().collect(),
+            ..self
+        }
     }
 
     /// For instances that are dialled past the kubeconfig's server, whose name may be in another node's certificate alone, and which may
@@ -154,8 +172,16 @@ impl Client {
     /// It is neither a name nor an address.
     pub fn trusting(self, name: &str, ca: &[u8]) -> Result<Self, Mistake> {
         let ca = [&self.access.ca, ca].join(&b'\n');
-        let access = Access { server_name: Some(name.to_owned()), ca, ..(*self.access).clone() };
-        Ok(Self { dial: self.dial, patience: self.patience, ..Self::new(&access)? })
+        let access = Access {
+            server_name: Some(name.to_owned()),
+            ca,
+            ..(*self.access).clone()
+        };
+        Ok(Self {
+            dial: self.dial,
+            patience: self.patience,
+            ..Self::new(&access)?
+        })
     }
 
     /// The server, as in the kubeconfig.
@@ -177,7 +203,8 @@ impl Client {
     /// See [`Error`].
     pub async fn text(&self, path: &str) -> Result<String, Error> {
         let body = self.body(Ask::get(path), TEXT_LIMIT).await?;
-        String::from_utf8(body.into()).map_err(|_| self.unreachable(format!("its response to GET {path} is no UTF-8")))
+        String::from_utf8(body.into())
+            .map_err(|_| self.unreachable(format!("its response to GET {path} is no UTF-8")))
     }
 
     /// Replaces an object; with its `resourceVersion`, only if it is still the one that was read.
@@ -201,7 +228,8 @@ impl Client {
     /// # Errors
     /// See [`Error`].
     pub async fn apply(&self, path: &str, manager: &str, object: &Value) -> Result<Value, Error> {
-        self.apply_at(&format!("{path}?fieldManager={manager}&force=true"), object).await
+        self.apply_at(&format!("{path}?fieldManager={manager}&force=true"), object)
+            .await
     }
 
     /// Whether [`Self::apply`] would do it: nothing is written.
@@ -209,11 +237,21 @@ impl Client {
     /// # Errors
     /// See [`Error`].
     pub async fn try_apply(&self, path: &str, manager: &str, object: &Value) -> Result<(), Error> {
-        self.apply_at(&format!("{path}?fieldManager={manager}&force=true&dryRun=All"), object).await.map(drop)
+        self.apply_at(
+            &format!("{path}?fieldManager={manager}&force=true&dryRun=All"),
+            object,
+        )
+        .await
+        .map(drop)
     }
 
     async fn apply_at(&self, path: &str, object: &Value) -> Result<Value, Error> {
-        self.ask(Ask { method: Method::PATCH, path, body: Some((APPLY, object)) }).await
+        self.ask(Ask {
+            method: Method::PATCH,
+            path,
+            body: Some((APPLY, object)),
+        })
+        .await
     }
 
     /// Deletes an object.
@@ -221,7 +259,12 @@ impl Client {
     /// # Errors
     /// See [`Error`].
     pub async fn delete(&self, path: &str) -> Result<Value, Error> {
-        self.ask(Ask { method: Method::DELETE, path, body: None }).await
+        self.ask(Ask {
+            method: Method::DELETE,
+            path,
+            body: None,
+        })
+        .await
     }
 
     /// Deletes an object if it is still the one that was read: of its uid and resourceVersion.
@@ -231,7 +274,8 @@ impl Client {
     pub async fn delete_read(&self, path: &str, object: &Value) -> Result<Value, Error> {
         let meta = &object["metadata"];
         let preconditions = json!({"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]});
-        let options = json!({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions});
+        let options =
+            json!({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions});
         self.ask(Ask::send(Method::DELETE, path, &options)).await
     }
 
@@ -250,37 +294,68 @@ impl Client {
     async fn body(&self, ask: Ask<'_>, limit: usize) -> Result<Bytes, Error> {
         let (method, path) = (ask.method.clone(), ask.path);
         let answer = timeout(self.patience, self.exchange(ask, limit)).await;
-        let answer =
-            answer.unwrap_or_else(|_| Err(format!("no answer in {}", humantime::format_duration(self.patience))));
+        let answer = answer.unwrap_or_else(|_| {
+            Err(format!(
+                "no answer in {}",
+                humantime::format_duration(self.patience)
+            ))
+        });
         let (status, body) = answer.map_err(|why| self.unreachable(why))?;
-        if status.is_success() { Ok(body) } else { Err(self.refused(status, method, path, &body)) }
+        if status.is_success() {
+            Ok(body)
+        } else {
+            Err(self.refused(status, method, path, &body))
+        }
     }
 
     fn unreachable(&self, why: String) -> Error {
-        Error::Unreachable { server: self.server().to_owned(), why }
+        Error::Unreachable {
+            server: self.server().to_owned(),
+            why,
+        }
     }
 
     /// With the apiserver's message: from an object of kind Status, or a line of text.
     fn refused(&self, status: StatusCode, method: Method, path: &str, body: &[u8]) -> Error {
         let json = serde_json::from_slice::<Value>(body).ok();
-        let message = json.as_ref().and_then(|json| json["message"].as_str()).map(ToOwned::to_owned);
+        let message = json
+            .as_ref()
+            .and_then(|json| json["message"].as_str())
+            .map(ToOwned::to_owned);
         let message = message.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
         // It becomes one line of a log or of a command's output.
-        let message = message.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(MESSAGE_LIMIT).collect();
-        Error::Status { server: self.server().to_owned(), status, method, path: path.to_owned(), message }
+        let message = message
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+            .chars()
+            .take(MESSAGE_LIMIT)
+            .collect();
+        Error::Status {
+            server: self.server().to_owned(),
+            status,
+            method,
+            path: path.to_owned(),
+            message,
+        }
     }
 
     async fn exchange(&self, ask: Ask<'_>, limit: usize) -> Result<(StatusCode, Bytes), String> {
         let request = self.request(ask).await?;
         let answered = http::ask(self.connect().await?, request, limit).await;
         let (status, body) = answered.map_err(|error| format!("no HTTP answer: {error}"))?;
-        Ok((status, body.map_err(|error| format!("its answer broke off: {error}"))?))
+        Ok((
+            status,
+            body.map_err(|error| format!("its answer broke off: {error}"))?,
+        ))
     }
 
     /// A connection to the first that answers in TLS. No address has all of the patience while there is another.
     async fn connect(&self) -> Result<TlsStream<TcpStream>, String> {
         let Some((last, first)) = self.dial.split_last() else {
-            return self.handshake(TcpStream::connect((self.place.host.as_str(), self.place.port)).await).await;
+            return self
+                .handshake(TcpStream::connect((self.place.host.as_str(), self.place.port)).await)
+                .await;
         };
         for address in first {
             let dialled = async { self.handshake(http::connect(None, *address).await).await };
@@ -288,24 +363,38 @@ impl Client {
                 return Ok(stream);
             }
         }
-        self.handshake(http::connect(None, *last).await).await.map_err(|why| format!("at {last}: {why}"))
+        self.handshake(http::connect(None, *last).await)
+            .await
+            .map_err(|why| format!("at {last}: {why}"))
     }
 
-    async fn handshake(&self, stream: std::io::Result<TcpStream>) -> Result<TlsStream<TcpStream>, String> {
+    async fn handshake(
+        &self,
+        stream: std::io::Result<TcpStream>,
+    ) -> Result<TlsStream<TcpStream>, String> {
         let stream = stream.map_err(|error| format!("cannot connect: {error}"))?;
-        let stream = TlsConnector::from(self.tls.clone()).connect(self.name.clone(), stream).await;
+        let stream = TlsConnector::from(self.tls.clone())
+            .connect(self.name.clone(), stream)
+            .await;
         stream.map_err(|error| format!("TLS handshake failed: {error}"))
     }
 
     async fn request(&self, ask: Ask<'_>) -> Result<Request<Full<Bytes>>, String> {
         let Ask { method, path, body } = ask;
         let Place { host, port, prefix } = &self.place;
-        let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+        let host = if host.contains(':') {
+            format!("[{host}]")
+        } else {
+            host.clone()
+        };
         let mut request = Request::builder()
             .method(method)
             .uri(format!("{prefix}{path}"))
             .header(header::HOST, format!("{host}:{port}"))
-            .header(header::USER_AGENT, concat!("berth/", env!("CARGO_PKG_VERSION")))
+            .header(
+                header::USER_AGENT,
+                concat!("berth/", env!("CARGO_PKG_VERSION")),
+            )
             .header(header::ACCEPT, "application/json")
             .header(header::CONNECTION, "close");
         let mut bytes = Vec::new();
@@ -315,7 +404,9 @@ impl Client {
         }
         match &self.access.token {
             None => {}
-            Some(Token::Text(token)) => request = request.header(header::AUTHORIZATION, bearer(token)?),
+            Some(Token::Text(token)) => {
+                request = request.header(header::AUTHORIZATION, bearer(token)?)
+            }
             Some(Token::File(path)) => {
                 let failed = |what: String| format!("token file {}: {what}", path.display());
                 // On another thread: a disk that etcd keeps busy may take seconds, and a shim probes on this one.
@@ -327,7 +418,9 @@ impl Client {
                 request = request.header(header::AUTHORIZATION, value);
             }
         }
-        request.body(Full::new(Bytes::from(bytes))).map_err(|error| error.to_string())
+        request
+            .body(Full::new(Bytes::from(bytes)))
+            .map_err(|error| error.to_string())
     }
 }
 
@@ -339,7 +432,10 @@ fn bearer(token: &str) -> Result<header::HeaderValue, &'static str> {
 }
 
 fn tls(access: &Access) -> Result<ClientConfig, Mistake> {
-    let client = access.client.as_ref().map(|(certificate, key)| (&certificate[..], &key[..]));
+    let client = access
+        .client
+        .as_ref()
+        .map(|(certificate, key)| (&certificate[..], &key[..]));
     tls::from_pem(Some(&access.ca), client).map_err(|error| {
         let (field, why) = match error {
             TlsError::Ca(why) => ("certificate-authority", why),

@@ -18,8 +18,14 @@ pub type Body = Result<Bytes, Box<dyn Error + Send + Sync>>;
 /// # Errors
 /// Nothing listens there, or the source is no address of this node.
 pub async fn connect(source: Option<IpAddr>, address: SocketAddr) -> io::Result<TcpStream> {
-    let Some(source) = source else { return TcpStream::connect(address).await };
-    let socket = if source.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    let Some(source) = source else {
+        return TcpStream::connect(address).await;
+    };
+    let socket = if source.is_ipv4() {
+        TcpSocket::new_v4()
+    } else {
+        TcpSocket::new_v6()
+    }?;
     socket.bind(SocketAddr::new(source, 0))?;
     socket.connect(address).await
 }
@@ -33,7 +39,8 @@ pub async fn ask(
     request: Request<Full<Bytes>>,
     limit: usize,
 ) -> Result<(StatusCode, Body), hyper::Error> {
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     // The connection is driven at the same time as the request.
     tokio::pin!(connection);
     let answer = async {

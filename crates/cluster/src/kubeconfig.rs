@@ -43,11 +43,17 @@ pub struct Mistake {
 
 impl Mistake {
     pub fn new(field: &str, why: &str) -> Self {
-        Self { field: field.to_owned(), why: why.to_owned() }
+        Self {
+            field: field.to_owned(),
+            why: why.to_owned(),
+        }
     }
 
     pub fn of(self, path: &Path) -> KubeconfigError {
-        KubeconfigError { path: path.to_owned(), mistake: self }
+        KubeconfigError {
+            path: path.to_owned(),
+            mistake: self,
+        }
     }
 }
 
@@ -76,9 +82,18 @@ pub enum Token {
 /// Without what is secret.
 impl std::fmt::Debug for Access {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { server, server_name, client, token, .. } = self;
+        let Self {
+            server,
+            server_name,
+            client,
+            token,
+            ..
+        } = self;
         let (client, token) = (client.is_some(), token.is_some());
-        write!(f, "Access {{ server: {server:?}, server_name: {server_name:?}, client: {client}, token: {token} }}")
+        write!(
+            f,
+            "Access {{ server: {server:?}, server_name: {server_name:?}, client: {client}, token: {token} }}"
+        )
     }
 }
 
@@ -90,15 +105,21 @@ impl Access {
     pub fn read(path: &Path) -> Result<Self, KubeconfigError> {
         let read = |path: &Path| -> Result<Vec<u8>, String> {
             let failed = |error: io::Error| {
-                let fix = if error.kind() == io::ErrorKind::PermissionDenied { ": run this as root" } else { "" };
+                let fix = if error.kind() == io::ErrorKind::PermissionDenied {
+                    ": run this as root"
+                } else {
+                    ""
+                };
                 format!("cannot read {}: {error}{fix}", path.display())
             };
             File::open(path).and_then(small).map_err(failed)
         };
-        let text = read(path).and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is no text".into()));
+        let text = read(path)
+            .and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is no text".into()));
         let text = text.map_err(|why| Mistake::new("file", &why).of(path))?;
         let directory = path.parent().unwrap_or(Path::new("")).to_owned();
-        let mut access = Self::parse(&text, |file| read(&directory.join(file))).map_err(|mistake| mistake.of(path))?;
+        let mut access = Self::parse(&text, |file| read(&directory.join(file)))
+            .map_err(|mistake| mistake.of(path))?;
         if let Some(Token::File(file)) = &mut access.token {
             *file = directory.join(&file);
         }
@@ -111,14 +132,21 @@ impl Access {
     /// # Errors
     /// The files are not there: no service account, or no pod.
     pub fn in_cluster(server: SocketAddr, name: &str) -> Result<Self, KubeconfigError> {
-        Self::service_account(Path::new("/var/run/secrets/kubernetes.io/serviceaccount"), server, name)
+        Self::service_account(
+            Path::new("/var/run/secrets/kubernetes.io/serviceaccount"),
+            server,
+            name,
+        )
     }
 
-    fn service_account(directory: &Path, server: SocketAddr, name: &str) -> Result<Self, KubeconfigError> {
+    fn service_account(
+        directory: &Path,
+        server: SocketAddr,
+        name: &str,
+    ) -> Result<Self, KubeconfigError> {
         let read = |name: &str| {
             let path = directory.join(name);
-            let why =
-                "it cannot be read: in-cluster is for a pod with a service account (not a static pod, which has none)";
+            let why = "it cannot be read: in-cluster is for a pod with a service account (not a static pod, which has none)";
             File::open(&path)
                 .and_then(small)
                 .map_err(|error| Mistake::new(name, &format!("{why}: {error}")).of(directory))
@@ -138,11 +166,18 @@ impl Access {
     ///
     /// # Errors
     /// The first field that is missing or not understood.
-    pub fn parse(text: &str, file: impl Fn(&Path) -> Result<Vec<u8>, String>) -> Result<Self, Mistake> {
-        let documents = parse(text).map_err(|problem| Mistake::new("line", &problem.to_string()))?;
-        let root = documents.first().ok_or_else(|| Mistake::new("file", "it is empty"))?;
+    pub fn parse(
+        text: &str,
+        file: impl Fn(&Path) -> Result<Vec<u8>, String>,
+    ) -> Result<Self, Mistake> {
+        let documents =
+            parse(text).map_err(|problem| Mistake::new("line", &problem.to_string()))?;
+        let root = documents
+            .first()
+            .ok_or_else(|| Mistake::new("file", "it is empty"))?;
         let context = root.text_of("current-context");
-        let context = context.ok_or_else(|| Mistake::new("current-context", "it is not set: set it"))?;
+        let context =
+            context.ok_or_else(|| Mistake::new("current-context", "it is not set: set it"))?;
         let context = named(root, "contexts", context, "context")?;
         let of = |key: &str| {
             let name = context.text_of(key);
@@ -156,10 +191,13 @@ impl Access {
             if let Some(encoded) = text(node, &data) {
                 let encoded: String = encoded.split_whitespace().collect();
                 let decoded = STANDARD.decode(encoded);
-                return decoded.map(Some).map_err(|error| Mistake::new(&data, &format!("it is no base64: {error}")));
+                return decoded
+                    .map(Some)
+                    .map_err(|error| Mistake::new(&data, &format!("it is no base64: {error}")));
             }
             let path = text(node, key);
-            path.map(|path| file(Path::new(&path)).map_err(|why| Mistake::new(key, &why))).transpose()
+            path.map(|path| file(Path::new(&path)).map_err(|why| Mistake::new(key, &why)))
+                .transpose()
         };
         for plugin in ["exec", "auth-provider", "username", "impersonate", "as"] {
             if user.get(plugin).is_some() {
@@ -169,11 +207,17 @@ impl Access {
             }
         }
         if let Some(proxy) = cluster.get("proxy-url") {
-            return Err(Mistake::new("proxy-url", &format!("line {}: berth dials the server itself", proxy.line)));
+            return Err(Mistake::new(
+                "proxy-url",
+                &format!("line {}: berth dials the server itself", proxy.line),
+            ));
         }
         let ca = blob(cluster, "certificate-authority")?;
         let ca = ca.ok_or_else(|| {
-            Mistake::new("certificate-authority", "it is missing: whoever answers at the server could not be checked")
+            Mistake::new(
+                "certificate-authority",
+                "it is missing: whoever answers at the server could not be checked",
+            )
         })?;
         let client = blob(user, "client-certificate")?.zip(blob(user, "client-key")?);
         // The file's comes first, as in client-go.
@@ -186,17 +230,35 @@ impl Access {
             (None, None) => None,
         };
         if client.is_none() && token.is_none() {
-            return Err(Mistake::new("user", "it has neither a client-certificate with client-key nor a token"));
+            return Err(Mistake::new(
+                "user",
+                "it has neither a client-certificate with client-key nor a token",
+            ));
         }
-        let server = text(cluster, "server").ok_or_else(|| Mistake::new("server", "the cluster has none"))?;
+        let server = text(cluster, "server")
+            .ok_or_else(|| Mistake::new("server", "the cluster has none"))?;
         Place::parse(&server)?;
-        Ok(Self { server, server_name: text(cluster, "tls-server-name"), ca, client, token })
+        Ok(Self {
+            server,
+            server_name: text(cluster, "tls-server-name"),
+            ca,
+            client,
+            token,
+        })
     }
 }
 
 /// What has a name in one of a kubeconfig's lists.
-fn named<'a>(root: &'a YamlNode, list: &str, name: &str, what: &str) -> Result<&'a YamlNode, Mistake> {
-    let found = root.get(list).and_then(|list| list.named(name)).and_then(|(_, item)| item.get(what));
+fn named<'a>(
+    root: &'a YamlNode,
+    list: &str,
+    name: &str,
+    what: &str,
+) -> Result<&'a YamlNode, Mistake> {
+    let found = root
+        .get(list)
+        .and_then(|list| list.named(name))
+        .and_then(|(_, item)| item.get(what));
     found.ok_or_else(|| Mistake::new(list, &format!("there is no {what} of the name {name:?}")))
 }
 
@@ -216,16 +278,31 @@ impl Place {
     /// # Errors
     /// It is no https URL.
     pub fn parse(url: &str) -> Result<Self, Mistake> {
-        let wrong = || Mistake::new("server", &format!("{url:?} is no URL such as https://10.0.0.5:6443"));
+        let wrong = || {
+            Mistake::new(
+                "server",
+                &format!("{url:?} is no URL such as https://10.0.0.5:6443"),
+            )
+        };
         let uri: hyper::Uri = url.parse().map_err(|_| wrong())?;
-        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+        let host = uri
+            .host()
+            .unwrap_or_default()
+            .trim_matches(['[', ']'])
+            .to_owned();
         let odd_port = uri.port_u16().is_none()
-            && uri.authority().is_some_and(|all| !all.as_str().ends_with(uri.host().unwrap_or_default()));
+            && uri
+                .authority()
+                .is_some_and(|all| !all.as_str().ends_with(uri.host().unwrap_or_default()));
         if uri.scheme_str() != Some("https") || host.is_empty() || odd_port {
             return Err(wrong());
         }
         let prefix = uri.path().trim_end_matches('/').to_owned();
-        Ok(Self { host, port: uri.port_u16().unwrap_or(443), prefix })
+        Ok(Self {
+            host,
+            port: uri.port_u16().unwrap_or(443),
+            prefix,
+        })
     }
 }
 
@@ -255,23 +332,40 @@ mod tests {
         assert_eq!(access.client, Some((b"CERT".to_vec(), b"KEY".to_vec())));
         assert!(access.token.is_none());
         let token = ADMIN.replace("client-key: admin.key", "tokenFile: token");
-        assert!(matches!(parsed(&token).map(|access| (access.client, access.token)), Ok((None, Some(Token::File(_))))));
+        assert!(matches!(
+            parsed(&token).map(|access| (access.client, access.token)),
+            Ok((None, Some(Token::File(_))))
+        ));
         let token = ADMIN.replace("client-key: admin.key", "token: secret");
-        assert!(matches!(parsed(&token).unwrap().token, Some(Token::Text(token)) if token == "secret"));
+        assert!(
+            matches!(parsed(&token).unwrap().token, Some(Token::Text(token)) if token == "secret")
+        );
         assert!(!format!("{:?}", parsed(&token)).contains("secret"));
     }
 
     #[test]
     fn what_is_missing_or_cannot_be_used_is_named() {
         let error = |from: &str, to: &str| parsed(&ADMIN.replace(from, to)).unwrap_err();
-        assert!(error("admin@k\nclusters", "other\nclusters").starts_with("contexts: there is no context of the name"));
-        assert!(error("user: admin", "user: eve").starts_with("users: there is no user of the name \"eve\""));
+        assert!(
+            error("admin@k\nclusters", "other\nclusters")
+                .starts_with("contexts: there is no context of the name")
+        );
+        assert!(
+            error("user: admin", "user: eve")
+                .starts_with("users: there is no user of the name \"eve\"")
+        );
         assert!(error("https:", "http:").starts_with("server: \"http://10.0.0.5:6443\" is no URL"));
         assert!(error("Q0E=", "Q0E").starts_with("certificate-authority-data: it is no base64"));
-        assert!(error("certificate-authority-data", "insecure").starts_with("certificate-authority: it is missing"));
+        assert!(
+            error("certificate-authority-data", "insecure")
+                .starts_with("certificate-authority: it is missing")
+        );
         assert!(error("admin.key", "none.key").starts_with("client-key: cannot read none.key"));
         assert!(error("client-key:", "x:").starts_with("user: it has neither"));
-        assert!(error("client-key:", "exec: {command: aws}\n    x:").starts_with("exec: berth cannot log in that way"));
+        assert!(
+            error("client-key:", "exec: {command: aws}\n    x:")
+                .starts_with("exec: berth cannot log in that way")
+        );
         assert!(error("current-context", "x").starts_with("current-context: it is not set"));
         assert!(parsed("").is_err() && parsed("[").is_err() && parsed("a: b").is_err());
     }
@@ -279,21 +373,47 @@ mod tests {
     #[test]
     fn a_service_accounts_files_are_credentials() {
         let temp = tempfile::tempdir().unwrap();
-        let access = || Access::service_account(temp.path(), "10.0.0.5:6443".parse().unwrap(), "kubernetes");
-        assert!(access().unwrap_err().to_string().contains("ca.crt: it cannot be read: in-cluster is for a pod"));
+        let access =
+            || Access::service_account(temp.path(), "10.0.0.5:6443".parse().unwrap(), "kubernetes");
+        assert!(
+            access()
+                .unwrap_err()
+                .to_string()
+                .contains("ca.crt: it cannot be read: in-cluster is for a pod")
+        );
         std::fs::write(temp.path().join("ca.crt"), "CA").unwrap();
-        assert!(access().unwrap_err().to_string().contains("token: it cannot be read"));
+        assert!(
+            access()
+                .unwrap_err()
+                .to_string()
+                .contains("token: it cannot be read")
+        );
         std::fs::write(temp.path().join("token"), "secret").unwrap();
         let access = access().unwrap();
-        assert_eq!((access.server.as_str(), access.ca.as_slice()), ("https://10.0.0.5:6443", &b"CA"[..]));
-        assert!(matches!(access.token, Some(Token::File(path)) if path == temp.path().join("token")));
+        assert_eq!(
+            (access.server.as_str(), access.ca.as_slice()),
+            ("https://10.0.0.5:6443", &b"CA"[..])
+        );
+        assert!(
+            matches!(access.token, Some(Token::File(path)) if path == temp.path().join("token"))
+        );
     }
 
     #[test]
     fn a_server_is_a_host_a_port_and_a_prefix() {
-        let place = |url| Place::parse(url).map(|place| (place.host, place.port, place.prefix)).ok();
-        assert_eq!(place("https://[fd00::5]:6443"), Some(("fd00::5".into(), 6443, String::new())));
-        assert_eq!(place("https://api.example/k/"), Some(("api.example".into(), 443, "/k".into())));
+        let place = |url| {
+            Place::parse(url)
+                .map(|place| (place.host, place.port, place.prefix))
+                .ok()
+        };
+        assert_eq!(
+            place("https://[fd00::5]:6443"),
+            Some(("fd00::5".into(), 6443, String::new()))
+        );
+        assert_eq!(
+            place("https://api.example/k/"),
+            Some(("api.example".into(), 443, "/k".into()))
+        );
         for wrong in ["", "10.0.0.5:6443", "https://", "ftp://a", "https://a:b"] {
             assert_eq!(place(wrong), None, "{wrong}");
         }

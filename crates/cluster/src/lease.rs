@@ -16,8 +16,7 @@ pub const NAMESPACE: &str = "berth-system";
 pub const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases";
 
 /// Those of instances.
-pub const OF_INSTANCES: &str =
-    "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases?labelSelector=app.kubernetes.io/component%3Dinstance";
+pub const OF_INSTANCES: &str = "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases?labelSelector=app.kubernetes.io/component%3Dinstance";
 
 /// How long a Lease is good for without a renewal: four of them, as kube-apiserver's own lease of its address is good for.
 pub const DURATION: Duration = Duration::from_secs(40);
@@ -70,7 +69,13 @@ impl InstanceLease {
             annotations[VERSION] = json!(version);
         }
         let times = [self.acquired, self.renewed];
-        lease_object([NAMESPACE, &self.name(), "instance"], &annotations, &self.holder, times, self.transitions)
+        lease_object(
+            [NAMESPACE, &self.name(), "instance"],
+            &annotations,
+            &self.holder,
+            times,
+            self.transitions,
+        )
     }
 
     /// Understands an object; `None` if it is not an instance's.
@@ -131,7 +136,9 @@ pub fn lease_path(name: &str) -> String {
 /// Whether a text can be (part of) an object's name: a DNS subdomain.
 pub fn is_object_name(text: &str) -> bool {
     let inside = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    let is_label = |label: &str| !label.is_empty() && label.chars().all(inside) && label.trim_matches('-') == label;
+    let is_label = |label: &str| {
+        !label.is_empty() && label.chars().all(inside) && label.trim_matches('-') == label
+    };
     text.len() <= 253 && text.split('.').all(is_label)
 }
 
@@ -152,16 +159,35 @@ struct ObservedLease {
 impl Expiry {
     /// Takes a list that was read from etcd, not from an apiserver's cache, by an own clock that never goes back. `gap` is
     /// the longest time between two reads that counts as seen.
-    pub fn read<'a>(&mut self, now: Duration, gap: Duration, leases: impl IntoIterator<Item = &'a Value>) {
-        let passed = self.last.replace(now).map_or(Duration::ZERO, |last| now.saturating_sub(last));
+    pub fn read<'a>(
+        &mut self,
+        now: Duration,
+        gap: Duration,
+        leases: impl IntoIterator<Item = &'a Value>,
+    ) {
+        let passed = self
+            .last
+            .replace(now)
+            .map_or(Duration::ZERO, |last| now.saturating_sub(last));
         let passed = if passed > gap { Duration::ZERO } else { passed };
         let mut seen = BTreeMap::new();
         for lease in leases {
             let meta = &lease["metadata"];
-            let (Some(name), version) = (meta["name"].as_str(), &meta["resourceVersion"]) else { continue };
-            let same = self.seen.get(name).filter(|before| before.version == *version);
+            let (Some(name), version) = (meta["name"].as_str(), &meta["resourceVersion"]) else {
+                continue;
+            };
+            let same = self
+                .seen
+                .get(name)
+                .filter(|before| before.version == *version);
             let unchanged = same.map_or(Duration::ZERO, |before| before.unchanged + passed);
-            seen.insert(name.to_owned(), ObservedLease { version: version.clone(), unchanged });
+            seen.insert(
+                name.to_owned(),
+                ObservedLease {
+                    version: version.clone(),
+                    unchanged,
+                },
+            );
         }
         self.seen = seen;
     }
@@ -173,7 +199,9 @@ impl Expiry {
 
     /// Whether a Lease was seen unchanged for longer than it is good for.
     pub fn expired(&self, name: &str) -> bool {
-        self.seen.get(name).is_some_and(|seen| seen.unchanged > DURATION)
+        self.seen
+            .get(name)
+            .is_some_and(|seen| seen.unchanged > DURATION)
     }
 }
 
@@ -205,9 +233,15 @@ mod tests {
         assert_eq!(object["metadata"]["name"], "cp-1.3f2a");
         assert_eq!(object["spec"]["renewTime"], "1970-01-01T00:00:11.000001Z");
         assert_eq!(InstanceLease::parse(&object), Some(lease()));
-        let unknown = InstanceLease { version: None, ..lease() };
+        let unknown = InstanceLease {
+            version: None,
+            ..lease()
+        };
         assert_eq!(InstanceLease::parse(&unknown.object()), Some(unknown));
-        assert_eq!(InstanceLease::parse(&json!({"spec": {"holderIdentity": "x"}})), None);
+        assert_eq!(
+            InstanceLease::parse(&json!({"spec": {"holderIdentity": "x"}})),
+            None
+        );
     }
 
     #[test]

@@ -14,14 +14,14 @@ pub const SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
 pub const SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
 
 /// The slice that kube-apiserver writes.
-pub const RECONCILED: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
+pub const RECONCILED: &str =
+    "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
 
 /// Time between two reads of it: as often as a leader election of Kubernetes renews.
 pub const LOOK: Duration = Duration::from_secs(2);
 
 /// All slices of the Service.
-pub const OF_SERVICE: &str =
-    "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io/service-name%3Dkubernetes";
+pub const OF_SERVICE: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io/service-name%3Dkubernetes";
 
 /// berth as the field manager of objects, and as the manager of slices.
 pub const MANAGER: &str = "berth";
@@ -60,12 +60,26 @@ pub struct Service {
 impl Service {
     /// Of the object; a field that is missing is as kube-apiserver makes it.
     pub fn parse(object: &Value) -> Self {
-        let families = object["spec"]["ipFamilies"].as_array().into_iter().flatten();
-        let of = |value: &Value| Family::ALL.into_iter().find(|family| value == family.as_str());
+        let families = object["spec"]["ipFamilies"]
+            .as_array()
+            .into_iter()
+            .flatten();
+        let of = |value: &Value| {
+            Family::ALL
+                .into_iter()
+                .find(|family| value == family.as_str())
+        };
         let families: Vec<_> = families.filter_map(of).collect();
         Self {
-            families: if families.is_empty() { vec![Family::V4] } else { families },
-            port_name: object["spec"]["ports"][0]["name"].as_str().unwrap_or("https").to_owned(),
+            families: if families.is_empty() {
+                vec![Family::V4]
+            } else {
+                families
+            },
+            port_name: object["spec"]["ports"][0]["name"]
+                .as_str()
+                .unwrap_or("https")
+                .to_owned(),
         }
     }
 }
@@ -102,7 +116,8 @@ pub fn slice(node: &str, address: SocketAddr, port_name: &str) -> Value {
 pub fn addresses(slice: &Value) -> impl Iterator<Item = IpAddr> + '_ {
     let endpoints = slice["endpoints"].as_array().into_iter().flatten();
     let ready = endpoints.filter(|endpoint| endpoint["conditions"]["ready"] != false);
-    let addresses = ready.flat_map(|endpoint| endpoint["addresses"].as_array().into_iter().flatten());
+    let addresses =
+        ready.flat_map(|endpoint| endpoint["addresses"].as_array().into_iter().flatten());
     addresses.filter_map(|address| address.as_str()?.parse().ok())
 }
 
@@ -119,9 +134,15 @@ mod tests {
     #[test]
     fn a_slice_names_the_node_and_its_address() {
         let six = slice("cp-1", "[fd00::5]:6443".parse().unwrap(), "https");
-        assert_eq!((&six["metadata"]["name"], &six["addressType"]), (&json!("berth-cp-1-ipv6"), &json!("IPv6")));
+        assert_eq!(
+            (&six["metadata"]["name"], &six["addressType"]),
+            (&json!("berth-cp-1-ipv6"), &json!("IPv6"))
+        );
         assert_eq!(six["endpoints"][0]["nodeName"], "cp-1");
-        assert_eq!(addresses(&six).collect::<Vec<_>>(), ["fd00::5".parse::<IpAddr>().unwrap()]);
+        assert_eq!(
+            addresses(&six).collect::<Vec<_>>(),
+            ["fd00::5".parse::<IpAddr>().unwrap()]
+        );
         assert_eq!(ports(&six).collect::<Vec<_>>(), [6443]);
     }
 
@@ -130,9 +151,11 @@ mod tests {
         let mut four = slice("cp-1", "10.0.0.5:6443".parse().unwrap(), "https");
         four["endpoints"][0]["conditions"]["ready"] = json!(false);
         assert_eq!(addresses(&four).count(), 0);
-        for empty in
-            [json!({}), json!({"endpoints": null, "ports": null}), json!({"endpoints": [{"addresses": [7, "x"]}]})]
-        {
+        for empty in [
+            json!({}),
+            json!({"endpoints": null, "ports": null}),
+            json!({"endpoints": [{"addresses": [7, "x"]}]}),
+        ] {
             assert_eq!((addresses(&empty).count(), ports(&empty).count()), (0, 0));
         }
     }
@@ -141,8 +164,14 @@ mod tests {
     fn a_services_families_and_port_are_taken_over() {
         let service = json!({"spec": {"ipFamilies": ["IPv6", "IPv4"], "ports": [{"name": "api"}]}});
         let parsed = Service::parse(&service);
-        assert_eq!((parsed.families, parsed.port_name.as_str()), (vec![Family::V6, Family::V4], "api"));
+        assert_eq!(
+            (parsed.families, parsed.port_name.as_str()),
+            (vec![Family::V6, Family::V4], "api")
+        );
         let parsed = Service::parse(&json!({}));
-        assert_eq!((parsed.families, parsed.port_name.as_str()), (vec![Family::V4], "https"));
+        assert_eq!(
+            (parsed.families, parsed.port_name.as_str()),
+            (vec![Family::V4], "https")
+        );
     }
 }

@@ -6,9 +6,14 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::client::{verify_server_cert_signed_by_trust_anchor, verify_server_name};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{AlgorithmIdentifier, CertificateDer, PrivateKeyDer, ServerName, UnixTime, alg_id};
+use rustls::pki_types::{
+    AlgorithmIdentifier, CertificateDer, PrivateKeyDer, ServerName, UnixTime, alg_id,
+};
 use rustls::server::ParsedCertificate;
-use rustls::{AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, Error, PeerIncompatible};
+use rustls::{
+    AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, Error,
+    PeerIncompatible,
+};
 use rustls::{RootCertStore, SignatureScheme};
 use std::ops::RangeInclusive;
 use std::sync::{Arc, LazyLock};
@@ -35,7 +40,10 @@ impl Trust {
     pub fn new(certificates: Vec<CertificateDer<'static>>) -> Self {
         let mut anchors = RootCertStore::empty();
         anchors.add_parsable_certificates(certificates.iter().cloned());
-        Self { anchors, certificates }
+        Self {
+            anchors,
+            certificates,
+        }
     }
 
     /// From a PEM file, which may have comments.
@@ -44,7 +52,11 @@ impl Trust {
     /// It holds no certificate.
     pub fn from_pem(pem: &[u8]) -> Result<Self, TlsError> {
         let trust = Self::new(certificates(pem));
-        if trust.anchors.is_empty() { Err(TlsError::Ca(NONE.to_owned())) } else { Ok(trust) }
+        if trust.anchors.is_empty() {
+            Err(TlsError::Ca(NONE.to_owned()))
+        } else {
+            Ok(trust)
+        }
     }
 
     /// Checks the certificate of a server, which is followed by those of its issuers.
@@ -54,17 +66,30 @@ impl Trust {
     ///
     /// # Errors
     /// The server is not to be trusted.
-    pub fn verify(&self, chain: &[CertificateDer<'_>], name: &ServerName<'_>, now: UnixTime) -> Result<(), Error> {
+    pub fn verify(
+        &self,
+        chain: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        now: UnixTime,
+    ) -> Result<(), Error> {
         let (shown, issuers) = chain.split_first().ok_or(Error::NoCertificatesPresented)?;
         let parsed = ParsedCertificate::try_from(shown)?;
         let algorithms = PROVIDER.signature_verification_algorithms.all;
         let key = parsed.subject_public_key_info();
         let is = |kind: AlgorithmIdentifier| key.windows(kind.len()).any(|part| part == &*kind);
-        let known = algorithms.iter().any(|algorithm| is(algorithm.public_key_alg_id()));
+        let known = algorithms
+            .iter()
+            .any(|algorithm| is(algorithm.public_key_alg_id()));
         if !known || is(alg_id::RSA_ENCRYPTION) && !RSA_KEYS.contains(&key.len()) {
             return Err(PeerIncompatible::NoSignatureSchemesInCommon.into());
         }
-        match verify_server_cert_signed_by_trust_anchor(&parsed, &self.anchors, issuers, now, algorithms) {
+        match verify_server_cert_signed_by_trust_anchor(
+            &parsed,
+            &self.anchors,
+            issuers,
+            now,
+            algorithms,
+        ) {
             // The period of validity was checked first.
             Err(Error::InvalidCertificate(
                 CertificateError::UnknownIssuer
@@ -93,7 +118,9 @@ pub fn words(error: &Error) -> String {
         ) => "the algorithm with which it, or its issuer, is signed is not known".to_owned(),
         Error::PeerIncompatible(PeerIncompatible::NoSignatureSchemesInCommon)
         | Error::AlertReceived(AlertDescription::HandshakeFailure) => {
-            format!("{error}: its key must be of RSA with 2048 to 8192 bits, P-256, P-384, P-521 or Ed25519")
+            format!(
+                "{error}: its key must be of RSA with 2048 to 8192 bits, P-256, P-384, P-521 or Ed25519"
+            )
         }
         _ => error.to_string(),
     }
@@ -106,7 +133,10 @@ pub fn certificates(pem: &[u8]) -> Vec<CertificateDer<'static>> {
 
 /// From PEM files: the CAs that the server's certificate is checked against (without any, it is not checked), and the
 /// client's own certificate and key.
-pub fn from_pem(ca: Option<&[u8]>, client: Option<(&[u8], &[u8])>) -> Result<ClientConfig, TlsError> {
+pub fn from_pem(
+    ca: Option<&[u8]>,
+    client: Option<(&[u8], &[u8])>,
+) -> Result<ClientConfig, TlsError> {
     let trust = ca.map(Trust::from_pem).transpose()?;
     let client = client.map(|(certificate, key)| {
         let chain = certificates(certificate);
@@ -114,7 +144,10 @@ pub fn from_pem(ca: Option<&[u8]>, client: Option<(&[u8], &[u8])>) -> Result<Cli
             return Err(TlsError::Certificate(NONE.to_owned()));
         }
         let key = PrivateKeyDer::from_pem_slice(key);
-        Ok((chain, key.map_err(|error| TlsError::Key(format!("holds no key in PEM form: {error}")))?))
+        Ok((
+            chain,
+            key.map_err(|error| TlsError::Key(format!("holds no key in PEM form: {error}")))?,
+        ))
     });
     config(trust, client.transpose()?).map_err(|error| {
         TlsError::Key(match error {
@@ -134,8 +167,11 @@ pub fn config(
     trust: Option<Trust>,
     client: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
 ) -> Result<ClientConfig, Error> {
-    let builder = ClientConfig::builder_with_provider(PROVIDER.clone()).with_safe_default_protocol_versions()?;
-    let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(Verifier(trust)));
+    let builder = ClientConfig::builder_with_provider(PROVIDER.clone())
+        .with_safe_default_protocol_versions()?;
+    let builder = builder
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Verifier(trust)));
     match client {
         Some((chain, key)) => builder.with_client_auth_cert(chain, key),
         None => Ok(builder.with_no_client_auth()),
@@ -171,7 +207,12 @@ impl ServerCertVerifier for Verifier {
         if self.0.is_none() {
             return Ok(HandshakeSignatureValid::assertion());
         }
-        verify_tls12_signature(message, cert, signed, &PROVIDER.signature_verification_algorithms)
+        verify_tls12_signature(
+            message,
+            cert,
+            signed,
+            &PROVIDER.signature_verification_algorithms,
+        )
     }
 
     fn verify_tls13_signature(
@@ -183,11 +224,18 @@ impl ServerCertVerifier for Verifier {
         if self.0.is_none() {
             return Ok(HandshakeSignatureValid::assertion());
         }
-        verify_tls13_signature(message, cert, signed, &PROVIDER.signature_verification_algorithms)
+        verify_tls13_signature(
+            message,
+            cert,
+            signed,
+            &PROVIDER.signature_verification_algorithms,
+        )
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        PROVIDER.signature_verification_algorithms.supported_schemes()
+        PROVIDER
+            .signature_verification_algorithms
+            .supported_schemes()
     }
 }
 

@@ -27,7 +27,10 @@ pub struct Problem {
 impl Problem {
     /// A problem in a line.
     pub fn new(line: usize, message: impl Into<String>) -> Self {
-        Self { line, message: message.into() }
+        Self {
+            line,
+            message: message.into(),
+        }
     }
 
     /// Cause and fix apart; see [`split`].
@@ -103,7 +106,9 @@ impl YamlNode {
 
     /// The value of a key, if that is there and not null.
     pub fn get(&self, key: &str) -> Option<&Self> {
-        self.entry(key).map(|(_, value)| value).filter(|value| !value.is_null())
+        self.entry(key)
+            .map(|(_, value)| value)
+            .filter(|value| !value.is_null())
     }
 
     /// The items of the list of a key.
@@ -128,12 +133,17 @@ impl YamlNode {
 
     /// A key and its value, which may be null.
     pub fn entry(&self, key: &str) -> Option<&(Self, Self)> {
-        self.entries().iter().find(|(name, _)| matches!(&name.data, Data::Scalar { text, .. } if text == key))
+        self.entries()
+            .iter()
+            .find(|(name, _)| matches!(&name.data, Data::Scalar { text, .. } if text == key))
     }
 
     /// The item of a list of mappings whose `name` is this.
     pub fn named(&self, name: &str) -> Option<(usize, &Self)> {
-        self.items().iter().enumerate().find(|(_, item)| item.get("name").and_then(Self::text) == Some(name))
+        self.items()
+            .iter()
+            .enumerate()
+            .find(|(_, item)| item.get("name").and_then(Self::text) == Some(name))
     }
 
     /// Nothing, in any way to write it.
@@ -144,7 +154,9 @@ impl YamlNode {
     /// A whole number that is not negative; Go reads `08` and `1e3` as floats, which JSON then shows without a fraction.
     pub fn number(&self) -> Option<u64> {
         let value = self.value();
-        value.as_u64().or_else(|| value.as_f64()?.to_string().parse().ok())
+        value
+            .as_u64()
+            .or_else(|| value.as_f64()?.to_string().parse().ok())
     }
 
     /// How many values it is, with all that are in it.
@@ -179,8 +191,12 @@ impl YamlNode {
 pub fn resolve(text: &str) -> Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Value::Null,
-        "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" | "y" | "Y" => return true.into(),
-        "false" | "False" | "FALSE" | "no" | "No" | "NO" | "off" | "Off" | "OFF" | "n" | "N" => return false.into(),
+        "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" | "y" | "Y" => {
+            return true.into();
+        }
+        "false" | "False" | "FALSE" | "no" | "No" | "NO" | "off" | "Off" | "OFF" | "n" | "N" => {
+            return false.into();
+        }
         _ => {}
     }
     if let Some(number) = integer(text) {
@@ -210,15 +226,21 @@ fn integer(text: &str) -> Option<i64> {
     };
     let (sign, digits) = (&text[..text.len() - digits.len()], &digits[prefix..]);
     let signed = digits.starts_with(['-', '+']);
-    i64::from_str_radix(&format!("{sign}{digits}"), radix).ok().filter(|_| !signed)
+    i64::from_str_radix(&format!("{sign}{digits}"), radix)
+        .ok()
+        .filter(|_| !signed)
 }
 
 /// The first character that ends a line, or is nothing at all, for some readers only, and what it is.
 fn disputed(text: &str) -> Option<(usize, &'static str)> {
     text.char_indices().find_map(|(at, c)| match c {
         '\u{feff}' if at > 0 => Some((at, "a byte order mark (U+FEFF)")),
-        '\u{85}' | '\u{2028}' | '\u{2029}' => Some((at, "a line separator of Unicode (U+0085, U+2028 or U+2029)")),
-        '\r' if !text[at + 1..].starts_with('\n') => Some((at, "a carriage return (CR) without a line feed")),
+        '\u{85}' | '\u{2028}' | '\u{2029}' => {
+            Some((at, "a line separator of Unicode (U+0085, U+2028 or U+2029)"))
+        }
+        '\r' if !text[at + 1..].starts_with('\n') => {
+            Some((at, "a carriage return (CR) without a line feed"))
+        }
         _ => None,
     })
 }
@@ -230,7 +252,10 @@ fn disputed(text: &str) -> Option<(usize, &'static str)> {
 pub fn parse(text: &str) -> Result<Vec<YamlNode>, Problem> {
     if let Some((at, what)) = disputed(text) {
         let line = text[..at].matches('\n').count() + 1;
-        return Err(Problem::new(line, format!("{what}, which readers of YAML do not agree on: remove it")));
+        return Err(Problem::new(
+            line,
+            format!("{what}, which readers of YAML do not agree on: remove it"),
+        ));
     }
     let offsets = Offsets::of(text);
     let mut documents = Vec::new();
@@ -238,20 +263,33 @@ pub fn parse(text: &str) -> Result<Vec<YamlNode>, Problem> {
     let mut anchors = Anchors::default();
     for event in Parser::new_from_str(text) {
         let (event, span) = event.map_err(|error| {
-            Problem::new(error.marker().line(), format!("this is no YAML: {}: fix it", error.info()))
+            Problem::new(
+                error.marker().line(),
+                format!("this is no YAML: {}: fix it", error.info()),
+            )
         })?;
         let (mut node, anchor) = begin(&event, span, &offsets);
         node.flow = open.last().is_some_and(|outer| outer.node.flow);
         let (anchor, done) = match event {
             Event::MappingStart(..) | Event::SequenceStart(..) => {
                 if open.len() >= MAX_DEPTH {
-                    return Err(Problem::new(node.line, "nested too deeply for a manifest: is it the right file?"));
+                    return Err(Problem::new(
+                        node.line,
+                        "nested too deeply for a manifest: is it the right file?",
+                    ));
                 }
                 // A block's beginning is an empty place, maybe before a flow that is its first child.
-                let bracket = !node.span.is_empty() && without_anchor(&text[node.span.start..]).starts_with(['[', '{']);
+                let bracket = !node.span.is_empty()
+                    && without_anchor(&text[node.span.start..]).starts_with(['[', '{']);
                 node.flow |= bracket;
                 let mapping = matches!(event, Event::MappingStart(..));
-                open.push(Open { node, anchor, bracket, mapping, nodes: Vec::new() });
+                open.push(Open {
+                    node,
+                    anchor,
+                    bracket,
+                    mapping,
+                    nodes: Vec::new(),
+                });
                 continue;
             }
             Event::MappingEnd | Event::SequenceEnd => {
@@ -260,7 +298,10 @@ pub fn parse(text: &str) -> Result<Vec<YamlNode>, Problem> {
             }
             Event::Scalar(ref value, style, ..) => {
                 node.span.end = node.span.start + text[node.span.clone()].trim_end().len();
-                node.data = Data::Scalar { text: value.to_string(), plain: style == ScalarStyle::Plain };
+                node.data = Data::Scalar {
+                    text: value.to_string(),
+                    plain: style == ScalarStyle::Plain,
+                };
                 (anchor, node)
             }
             Event::Alias(_) => {
@@ -280,15 +321,20 @@ pub fn parse(text: &str) -> Result<Vec<YamlNode>, Problem> {
 
 /// What follows the anchor, if there is one.
 fn without_anchor(text: &str) -> &str {
-    if text.starts_with('&') { text.trim_start_matches(|c: char| !c.is_whitespace()).trim_start() } else { text }
+    if text.starts_with('&') {
+        text.trim_start_matches(|c: char| !c.is_whitespace())
+            .trim_start()
+    } else {
+        text
+    }
 }
 
 /// A node that has no data yet, and its anchor, or that of what an alias stands for; 0 if it has none.
 fn begin(event: &Event<'_>, span: Span, offsets: &Offsets) -> (YamlNode, usize) {
     let (anchor, tagged) = match event {
-        Event::Scalar(_, _, anchor, tag) | Event::SequenceStart(anchor, tag) | Event::MappingStart(anchor, tag) => {
-            (*anchor, tag.is_some())
-        }
+        Event::Scalar(_, _, anchor, tag)
+        | Event::SequenceStart(anchor, tag)
+        | Event::MappingStart(anchor, tag) => (*anchor, tag.is_some()),
         Event::Alias(anchor) => (*anchor, false),
         _ => (0, false),
     };
@@ -320,10 +366,15 @@ impl Anchors {
 
     /// The value of an alias.
     fn resolve(&mut self, anchor: usize, line: usize) -> Result<Data, Problem> {
-        let Some(node) = self.nodes.get(&anchor) else { return Ok(Data::Alias) };
+        let Some(node) = self.nodes.get(&anchor) else {
+            return Ok(Data::Alias);
+        };
         self.aliased += node.size();
         if self.aliased > MAX_ALIASED {
-            return Err(Problem::new(line, "aliases (*) stand for more than any manifest holds: write it out"));
+            return Err(Problem::new(
+                line,
+                "aliases (*) stand for more than any manifest holds: write it out",
+            ));
         }
         Ok(node.data.clone())
     }
@@ -346,8 +397,11 @@ impl Open {
             Some(last) => last.span.end,
             None => self.node.span.start,
         };
-        self.node.data =
-            if self.mapping { Data::Mapping(pairs(text, self.nodes)?) } else { Data::Sequence(self.nodes) };
+        self.node.data = if self.mapping {
+            Data::Mapping(pairs(text, self.nodes)?)
+        } else {
+            Data::Sequence(self.nodes)
+        };
         Ok(self.node)
     }
 }
@@ -364,13 +418,23 @@ fn pairs(text: &str, nodes: Vec<YamlNode>) -> Result<Vec<(YamlNode, YamlNode)>, 
         };
         let same = |key: &YamlNode| matches!(&key.data, Data::Scalar { text, .. } if text == name);
         if let Some((first, _)) = entries.iter().find(|(key, _)| same(key)) {
-            return Err(Problem::new(key.line, format!("{name} is there twice, in line {} too: keep one", first.line)));
+            return Err(Problem::new(
+                key.line,
+                format!(
+                    "{name} is there twice, in line {} too: keep one",
+                    first.line
+                ),
+            ));
         }
         if value.span.is_empty() {
             // Nothing after the colon: the parser puts it anywhere up to the next key. A key may have no colon at all.
             let rest = &text[key.span.end..];
             let colon = rest.len() - rest.trim_start().len();
-            let colon = if rest[colon..].starts_with(':') { colon + 1 } else { 0 };
+            let colon = if rest[colon..].starts_with(':') {
+                colon + 1
+            } else {
+                0
+            };
             value.span = key.span.end + colon..key.span.end + colon;
         }
         entries.push((key, value));
@@ -387,12 +451,23 @@ struct Offsets {
 
 impl Offsets {
     fn of(text: &str) -> Self {
-        let bytes = if text.is_ascii() { Vec::new() } else { text.char_indices().map(|(at, _)| at).collect() };
-        Self { bytes, length: text.len() }
+        let bytes = if text.is_ascii() {
+            Vec::new()
+        } else {
+            text.char_indices().map(|(at, _)| at).collect()
+        };
+        Self {
+            bytes,
+            length: text.len(),
+        }
     }
 
     fn byte(&self, index: usize) -> usize {
-        let at = if self.bytes.is_empty() { Some(index) } else { self.bytes.get(index).copied() };
+        let at = if self.bytes.is_empty() {
+            Some(index)
+        } else {
+            self.bytes.get(index).copied()
+        };
         at.unwrap_or(self.length).min(self.length)
     }
 }
@@ -413,17 +488,29 @@ mod tests {
         assert_eq!(written(&a.items()[0]), "b: 1 # é\n    c: [d, {e: f}]");
         assert_eq!(written(a.items()[0].get("c").unwrap()), "[d, {e: f}]");
         assert!(a.items()[0].get("c").unwrap().flow && !a.flow);
-        assert_eq!((written(&a.items()[1]), a.items()[1].text()), ("lit".into(), Some("lit\n")));
+        assert_eq!(
+            (written(&a.items()[1]), a.items()[1].text()),
+            ("lit".into(), Some("lit\n"))
+        );
         assert_eq!((a.items()[2].line, a.items()[2].column), (9, 4));
         let (key, nothing) = documents[0].entry("e").unwrap();
         assert_eq!(nothing.span, key.span.end + 1..key.span.end + 1);
         assert_eq!(written(documents[0].get("g").unwrap()), "'q'");
-        assert_eq!(documents[1].value(), serde_json::json!({"last": [{"y": null}]}));
+        assert_eq!(
+            documents[1].value(),
+            serde_json::json!({"last": [{"y": null}]})
+        );
     }
 
     #[test]
     fn a_key_without_a_colon_has_a_place_for_its_value() {
-        for (text, place) in [("? a", 3), ("? ", 2), ("a :", 3), ("? a\n:", 5), ("? é\n# c\n", 4)] {
+        for (text, place) in [
+            ("? a", 3),
+            ("? ", 2),
+            ("a :", 3),
+            ("? a\n:", 5),
+            ("? é\n# c\n", 4),
+        ] {
             let documents = parse(text).unwrap();
             let (_, value) = &documents[0].entries()[0];
             assert_eq!(value.span, place..place, "{text:?}");
@@ -444,7 +531,9 @@ mod tests {
         ] {
             assert_eq!(resolve(text), value);
         }
-        for text in ["10.0.0.5", "10m", "inf", "nan", "v1", "0x", "0b", "_1", "--1", "0x-1", "-"] {
+        for text in [
+            "10.0.0.5", "10m", "inf", "nan", "v1", "0x", "0b", "_1", "--1", "0x-1", "-",
+        ] {
             assert_eq!(resolve(text), Value::from(text));
         }
     }
@@ -452,25 +541,52 @@ mod tests {
     #[test]
     fn an_alias_has_the_data_of_what_it_stands_for() {
         let documents = parse(TEXT).unwrap();
-        let (a, f) = (documents[0].get("a").unwrap(), documents[0].get("f").unwrap());
+        let (a, f) = (
+            documents[0].get("a").unwrap(),
+            documents[0].get("f").unwrap(),
+        );
         assert_eq!((f.value(), f.line), (a.value(), 11));
-        assert_eq!(parse("a: &a [*a]").unwrap()[0].value(), serde_json::json!({"a": [null]}));
-        let bomb: String =
-            (1..9).map(|at| format!("a{at}: &a{at} [{}]\n", format!("*a{},", at - 1).repeat(9))).collect();
-        assert!(parse(&format!("a0: &a0 [x]\n{bomb}")).unwrap_err().message.contains("more than any manifest"));
+        assert_eq!(
+            parse("a: &a [*a]").unwrap()[0].value(),
+            serde_json::json!({"a": [null]})
+        );
+        let bomb: String = (1..9)
+            .map(|at| format!("a{at}: &a{at} [{}]\n", format!("*a{},", at - 1).repeat(9)))
+            .collect();
+        assert!(
+            parse(&format!("a0: &a0 [x]\n{bomb}"))
+                .unwrap_err()
+                .message
+                .contains("more than any manifest")
+        );
     }
 
     #[test]
     fn what_cannot_be_read_is_told_with_its_line() {
         let refused = |text: &str| parse(text).unwrap_err();
         assert_eq!(refused("a: 1\nb: [").line, 3);
-        assert_eq!(refused("a: 1\nb: 2\na: 3").to_string(), "3: a is there twice, in line 1 too: keep one");
-        assert!(refused("a: 1\n[b]: 2").to_string().starts_with("2: a key is a list"));
+        assert_eq!(
+            refused("a: 1\nb: 2\na: 3").to_string(),
+            "3: a is there twice, in line 1 too: keep one"
+        );
+        assert!(
+            refused("a: 1\n[b]: 2")
+                .to_string()
+                .starts_with("2: a key is a list")
+        );
         for disputed in ["\u{feff}b: 2", "b: \u{85}", "# \u{2028}", "b: 2\rc: 3"] {
-            assert!(refused(&format!("a: 1\n{disputed}")).to_string().starts_with("2: a "));
+            assert!(
+                refused(&format!("a: 1\n{disputed}"))
+                    .to_string()
+                    .starts_with("2: a ")
+            );
         }
         assert!(parse("\u{feff}a: 1\r\nb: 2\r\n").is_ok());
-        assert!(refused(&"[".repeat(100)).message.contains("nested too deeply"));
+        assert!(
+            refused(&"[".repeat(100))
+                .message
+                .contains("nested too deeply")
+        );
         assert!(parse(&"[".repeat(100_000)).is_err());
     }
 }

@@ -16,14 +16,28 @@ fn nobody() -> SocketAddr {
 async fn asks_with_certificate_token_and_prefix() {
     let mut server = serve(answer("200 OK", r#"{"kind":"Endpoints"}"#)).await;
     let client = Client::new(&server.access).unwrap();
-    assert_eq!(client.get("/api/v1/x").await.unwrap(), json!({"kind": "Endpoints"}));
+    assert_eq!(
+        client.get("/api/v1/x").await.unwrap(),
+        json!({"kind": "Endpoints"})
+    );
     let (request, certificates) = server.asked.recv().await.unwrap();
-    assert!(request.starts_with("GET /k/api/v1/x HTTP/1.1\r\n"), "{request}");
-    assert!(request.to_lowercase().contains("authorization: bearer t0ken\r\n"), "{request}");
+    assert!(
+        request.starts_with("GET /k/api/v1/x HTTP/1.1\r\n"),
+        "{request}"
+    );
+    assert!(
+        request
+            .to_lowercase()
+            .contains("authorization: bearer t0ken\r\n"),
+        "{request}"
+    );
     assert_eq!(certificates, 1);
     client.put("/api/v1/x", &json!({"a": 1})).await.unwrap();
     let (request, _) = server.asked.recv().await.unwrap();
-    assert!(request.starts_with("PUT ") && request.contains("application/json"), "{request}");
+    assert!(
+        request.starts_with("PUT ") && request.contains("application/json"),
+        "{request}"
+    );
 }
 
 /// With several control-plane nodes the server of a kubeconfig may be any of them.
@@ -33,16 +47,39 @@ async fn another_address_is_dialled_with_the_same_credentials() {
     let client = Client::new(&server.access).unwrap();
     assert!(client.ready().await);
     assert!(!client.at([nobody()]).ready().await);
-    let address = server.access.server.strip_prefix("https://").unwrap().strip_suffix("/k").unwrap().parse().unwrap();
-    let elsewhere = Access { server: "https://127.0.0.1:1".into(), ..server.access.clone() };
+    let address = server
+        .access
+        .server
+        .strip_prefix("https://")
+        .unwrap()
+        .strip_suffix("/k")
+        .unwrap()
+        .parse()
+        .unwrap();
+    let elsewhere = Access {
+        server: "https://127.0.0.1:1".into(),
+        ..server.access.clone()
+    };
     assert!(Client::new(&elsewhere).unwrap().at([address]).ready().await);
     // The first that is there: an instance may be gone while the berth is not.
-    assert!(Client::new(&elsewhere).unwrap().at([nobody(), address]).ready().await);
+    assert!(
+        Client::new(&elsewhere)
+            .unwrap()
+            .at([nobody(), address])
+            .ready()
+            .await
+    );
     let mut last = server.asked.recv().await.unwrap();
     while let Ok(next) = server.asked.try_recv() {
         last = next;
     }
-    assert!(last.0.to_lowercase().contains("authorization: bearer t0ken\r\n") && last.1 == 1, "{last:?}");
+    assert!(
+        last.0
+            .to_lowercase()
+            .contains("authorization: bearer t0ken\r\n")
+            && last.1 == 1,
+        "{last:?}"
+    );
 }
 
 #[tokio::test]
@@ -55,21 +92,53 @@ async fn texts_are_read_as_they_are() {
     let server = serve_with(texts).await;
     let client = Client::new(&server.access).unwrap();
     assert_eq!(client.text("/metrics").await.unwrap(), "up 1\n");
-    assert_eq!(client.text("/gone").await.unwrap_err().status(), Some(StatusCode::GONE));
-    assert!(!client.clone().trusting("kubernetes", &[]).unwrap().ready().await && client.trusting("a b", &[]).is_err());
+    assert_eq!(
+        client.text("/gone").await.unwrap_err().status(),
+        Some(StatusCode::GONE)
+    );
+    assert!(
+        !client
+            .clone()
+            .trusting("kubernetes", &[])
+            .unwrap()
+            .ready()
+            .await
+            && client.trusting("a b", &[]).is_err()
+    );
     // The kubeconfig's server is a load balancer with a certificate of its own.
-    let balanced = Access { ca: authority().pem().into(), server_name: Some("lb".into()), ..server.access.clone() };
+    let balanced = Access {
+        ca: authority().pem().into(),
+        server_name: Some("lb".into()),
+        ..server.access.clone()
+    };
     let client = Client::new(&balanced).unwrap();
-    assert!(!client.ready().await && client.trusting("127.0.0.1", &server.access.ca).unwrap().ready().await);
+    assert!(
+        !client.ready().await
+            && client
+                .trusting("127.0.0.1", &server.access.ca)
+                .unwrap()
+                .ready()
+                .await
+    );
 }
 
 #[tokio::test]
 async fn a_refusal_is_told_in_the_apiservers_words() {
-    let server = serve(answer("409 Conflict", r#"{"kind":"Status","message":"the object has been modified"}"#)).await;
-    let error = Client::new(&server.access).unwrap().post("/api/v1/x", &json!({})).await.unwrap_err();
+    let server = serve(answer(
+        "409 Conflict",
+        r#"{"kind":"Status","message":"the object has been modified"}"#,
+    ))
+    .await;
+    let error = Client::new(&server.access)
+        .unwrap()
+        .post("/api/v1/x", &json!({}))
+        .await
+        .unwrap_err();
     assert_eq!(error.status(), Some(StatusCode::CONFLICT));
     assert!(
-        error.to_string().ends_with("answers 409 Conflict to POST /api/v1/x: the object has been modified"),
+        error
+            .to_string()
+            .ends_with("answers 409 Conflict to POST /api/v1/x: the object has been modified"),
         "{error}"
     );
 }
@@ -77,16 +146,46 @@ async fn a_refusal_is_told_in_the_apiservers_words() {
 #[tokio::test]
 async fn who_is_silent_unknown_or_absent_is_told() {
     let server = serve(String::new()).await;
-    let client = Client::new(&server.access).unwrap().with_patience(Duration::from_millis(50));
-    assert!(client.get("/").await.unwrap_err().to_string().ends_with("no answer in 50ms"));
+    let client = Client::new(&server.access)
+        .unwrap()
+        .with_patience(Duration::from_millis(50));
+    assert!(
+        client
+            .get("/")
+            .await
+            .unwrap_err()
+            .to_string()
+            .ends_with("no answer in 50ms")
+    );
     let mut access = server.access.clone();
     access.server_name = Some("other".into());
-    let error = Client::new(&access).unwrap().get("/").await.unwrap_err().to_string();
-    assert!(error.contains("TLS handshake failed") && error.contains("other"), "{error}");
+    let error = Client::new(&access)
+        .unwrap()
+        .get("/")
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("TLS handshake failed") && error.contains("other"),
+        "{error}"
+    );
     access.server = "https://127.0.0.1:1".into();
-    assert!(Client::new(&access).unwrap().get("/").await.unwrap_err().to_string().contains("cannot connect"));
+    assert!(
+        Client::new(&access)
+            .unwrap()
+            .get("/")
+            .await
+            .unwrap_err()
+            .to_string()
+            .contains("cannot connect")
+    );
     access.ca = b"none".to_vec();
-    assert!(Client::new(&access).unwrap_err().to_string().starts_with("certificate-authority: "));
+    assert!(
+        Client::new(&access)
+            .unwrap_err()
+            .to_string()
+            .starts_with("certificate-authority: ")
+    );
 }
 
 /// Whoever renews a token writes its file anew.
@@ -95,13 +194,27 @@ async fn a_tokens_file_is_read_for_each_request() {
     let mut server = serve(answer("200 OK", "{}")).await;
     let temp = tempfile::tempdir().unwrap();
     let file = temp.path().join("token");
-    let client = Client::new(&Access { token: Some(Token::File(file.clone())), ..server.access.clone() }).unwrap();
-    assert!(client.get("/").await.unwrap_err().to_string().contains("token: cannot be read"));
+    let client = Client::new(&Access {
+        token: Some(Token::File(file.clone())),
+        ..server.access.clone()
+    })
+    .unwrap();
+    assert!(
+        client
+            .get("/")
+            .await
+            .unwrap_err()
+            .to_string()
+            .contains("token: cannot be read")
+    );
     for token in ["one", "two"] {
         std::fs::write(&file, format!("{token}\n")).unwrap();
         client.get("/").await.unwrap();
         let (request, _) = server.asked.recv().await.unwrap();
-        assert!(request.contains(&format!("authorization: Bearer {token}\r\n")), "{request}");
+        assert!(
+            request.contains(&format!("authorization: Bearer {token}\r\n")),
+            "{request}"
+        );
     }
 }
 
@@ -109,13 +222,31 @@ async fn a_tokens_file_is_read_for_each_request() {
 async fn apply_and_delete_say_what_they_mean() {
     let mut server = serve(answer("200 OK", "{}")).await;
     let client = Client::new(&server.access).unwrap();
-    client.apply("/api/v1/x", "berth", &json!({"a": 1})).await.unwrap();
+    client
+        .apply("/api/v1/x", "berth", &json!({"a": 1}))
+        .await
+        .unwrap();
     let (request, _) = server.asked.recv().await.unwrap();
-    assert!(request.starts_with("PATCH /k/api/v1/x?fieldManager=berth&force=true "), "{request}");
-    assert!(request.contains("application/apply-patch+yaml") && request.ends_with(r#"{"a":1}"#), "{request}");
-    client.delete_read("/api/v1/x", &json!({"metadata": {"uid": "u", "resourceVersion": "7"}})).await.unwrap();
+    assert!(
+        request.starts_with("PATCH /k/api/v1/x?fieldManager=berth&force=true "),
+        "{request}"
+    );
+    assert!(
+        request.contains("application/apply-patch+yaml") && request.ends_with(r#"{"a":1}"#),
+        "{request}"
+    );
+    client
+        .delete_read(
+            "/api/v1/x",
+            &json!({"metadata": {"uid": "u", "resourceVersion": "7"}}),
+        )
+        .await
+        .unwrap();
     let (request, _) = server.asked.recv().await.unwrap();
-    assert!(request.starts_with("DELETE ") && request.contains(r#""resourceVersion":"7""#), "{request}");
+    assert!(
+        request.starts_with("DELETE ") && request.contains(r#""resourceVersion":"7""#),
+        "{request}"
+    );
 }
 
 /// A shim probes on the thread that asks.
@@ -125,10 +256,20 @@ async fn a_token_is_read_off_the_thread_that_asks() {
     let temp = tempfile::tempdir().unwrap();
     let path = temp.path().join("token");
     std::fs::write(&path, "").unwrap();
-    let access = Access { token: Some(Token::File(path.clone())), ..server.access.clone() };
-    let client = Client::new(&access).unwrap().with_patience(Duration::from_secs(60));
+    let access = Access {
+        token: Some(Token::File(path.clone())),
+        ..server.access.clone()
+    };
+    let client = Client::new(&access)
+        .unwrap()
+        .with_patience(Duration::from_secs(60));
     let (answer, others_ran) = read_slowly(&path, "n3w", client.get("/x")).await;
     assert!(others_ran && answer.is_ok(), "{answer:?}");
     let (request, _) = server.asked.recv().await.unwrap();
-    assert!(request.to_lowercase().contains("authorization: bearer n3w\r\n"), "{request}");
+    assert!(
+        request
+            .to_lowercase()
+            .contains("authorization: bearer n3w\r\n"),
+        "{request}"
+    );
 }

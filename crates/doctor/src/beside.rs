@@ -27,7 +27,10 @@ pub struct ManifestFile {
 /// # Errors
 /// The directory cannot be listed.
 pub fn gather(own: &Path, manifest: &Manifest) -> io::Result<Vec<ManifestFile>> {
-    let directory = own.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = own
+        .parent()
+        .filter(|directory| !directory.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     let mut files = Vec::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
@@ -42,7 +45,11 @@ pub fn gather(own: &Path, manifest: &Manifest) -> io::Result<Vec<ManifestFile>> 
     let pod = pod_name(manifest.root());
     let is_own = |file: &ManifestFile| file.path.file_name() == own.file_name();
     let same = |file: &ManifestFile| file.pod().is_ok_and(|of| of.is_some() && of == pod);
-    if let Some(at) = files.iter().position(is_own).or_else(|| files.iter().position(same)) {
+    if let Some(at) = files
+        .iter()
+        .position(is_own)
+        .or_else(|| files.iter().position(same))
+    {
         files.remove(at);
     }
     Ok(files)
@@ -55,28 +62,48 @@ fn name(path: &Path) -> Cow<'_, str> {
 impl ManifestFile {
     /// Its pod's namespace and name, if it is a pod; or why it cannot be read.
     fn pod(&self) -> Result<Option<PodName>, String> {
-        let documents = parse(self.text.as_ref().map_err(String::clone)?).map_err(|problem| problem.to_string())?;
+        let documents = parse(self.text.as_ref().map_err(String::clone)?)
+            .map_err(|problem| problem.to_string())?;
         Ok(documents.first().and_then(pod_name))
     }
 }
 
 pub(super) fn examine(case: &Case<'_>, files: &[ManifestFile]) -> Vec<Finding> {
     let own = pod_name(case.manifest.root());
-    let pods: Vec<_> = files.iter().map(|file| (file.path.as_path(), file.pod())).collect();
-    pods.iter().filter_map(|(file, pod)| judge(case, file, pod, own.as_ref()?, &pods)).collect()
+    let pods: Vec<_> = files
+        .iter()
+        .map(|file| (file.path.as_path(), file.pod()))
+        .collect();
+    pods.iter()
+        .filter_map(|(file, pod)| judge(case, file, pod, own.as_ref()?, &pods))
+        .collect()
 }
 
 type PodName = (String, String);
 type PodOf = Result<Option<PodName>, String>;
 
-fn judge(case: &Case<'_>, file: &Path, pod: &PodOf, own: &PodName, all: &[(&Path, PodOf)]) -> Option<Finding> {
+fn judge(
+    case: &Case<'_>,
+    file: &Path,
+    pod: &PodOf,
+    own: &PodName,
+    all: &[(&Path, PodOf)],
+) -> Option<Finding> {
     let path = file.display().to_string();
-    let fix =
-        format!("move it out of the directory, such as to /etc/kubernetes/berth/: mv {path} /etc/kubernetes/berth/");
+    let fix = format!(
+        "move it out of the directory, such as to /etc/kubernetes/berth/: mv {path} /etc/kubernetes/berth/"
+    );
     // Its name without the ending of a manifest.
-    let stem = |file: &Path| ENDINGS.iter().find_map(|ending| name(file).strip_suffix(ending).map(ToOwned::to_owned));
+    let stem = |file: &Path| {
+        ENDINGS
+            .iter()
+            .find_map(|ending| name(file).strip_suffix(ending).map(ToOwned::to_owned))
+    };
     let cause = match pod {
-        Err(why) => format!("the kubelet tries to read it as a manifest: {}", why.trim_end_matches('.')),
+        Err(why) => format!(
+            "the kubelet tries to read it as a manifest: {}",
+            why.trim_end_matches('.')
+        ),
         Ok(None) => "the kubelet reads it as a manifest, and it is no pod".to_owned(),
         Ok(Some(pod)) => {
             // Of several files the one that is called as its pod stays, else the first.
@@ -84,7 +111,10 @@ fn judge(case: &Case<'_>, file: &Path, pod: &PodOf, own: &PodName, all: &[(&Path
             let same = |(other, of): &&(&Path, PodOf)| {
                 of.as_ref().ok() == Some(&Some(pod.clone())) && rank(other) < rank(file)
             };
-            let twin = all.iter().find(same).map(|(other, _)| other.display().to_string());
+            let twin = all
+                .iter()
+                .find(same)
+                .map(|(other, _)| other.display().to_string());
             if let Some(twin) = Some(case.name.to_owned()).filter(|_| pod == own).or(twin) {
                 let cause = format!(
                     "it has the pod {}/{}, as {twin} has: the kubelet runs one of both files, and not always the same",
@@ -103,7 +133,16 @@ fn judge(case: &Case<'_>, file: &Path, pod: &PodOf, own: &PodName, all: &[(&Path
 
 /// Namespace and name of a pod, as the kubelet sees them.
 fn pod_name(root: &YamlNode) -> Option<PodName> {
-    let metadata = |key| root.at(&["metadata", key]).and_then(YamlNode::text).map(ToOwned::to_owned);
+    let metadata = |key| {
+        root.at(&["metadata", key])
+            .and_then(YamlNode::text)
+            .map(ToOwned::to_owned)
+    };
     let is_pod = root.text_of("kind") == Some("Pod");
-    is_pod.then(|| Some((metadata("namespace").unwrap_or_else(|| "default".into()), metadata("name")?)))?
+    is_pod.then(|| {
+        Some((
+            metadata("namespace").unwrap_or_else(|| "default".into()),
+            metadata("name")?,
+        ))
+    })?
 }

@@ -24,14 +24,19 @@ impl Cluster {
     /// # Errors
     /// It does not answer, or not to these credentials.
     pub async fn ask(client: &Client) -> Result<Self, Error> {
-        Ok(Self { addresses: endpoints(&client.get(OF_SERVICE).await?), left: service::left(client, None).await? })
+        Ok(Self {
+            addresses: endpoints(&client.get(OF_SERVICE).await?),
+            left: service::left(client, None).await?,
+        })
     }
 }
 
 /// The addresses in a list of EndpointSlices.
 pub(super) fn endpoints(list: &Value) -> Vec<SocketAddr> {
     let slices = list["items"].as_array().into_iter().flatten();
-    let of = |slice| addresses(slice).flat_map(move |ip| ports(slice).map(move |port| SocketAddr::new(ip, port)));
+    let of = |slice| {
+        addresses(slice).flat_map(move |ip| ports(slice).map(move |port| SocketAddr::new(ip, port)))
+    };
     let found: BTreeSet<_> = slices.flat_map(of).collect();
     found.into_iter().collect()
 }
@@ -43,7 +48,10 @@ pub(super) fn examine(case: &Case<'_>) -> Vec<Finding> {
             "whether all control-plane nodes have this secure port cannot be seen here",
             "on one of several control-plane nodes, give --kubeconfig (/etc/kubernetes/admin.conf)",
         );
-        return Some(unseen).filter(|_| case.manifest.kind() == "Pod").into_iter().collect();
+        return Some(unseen)
+            .filter(|_| case.manifest.kind() == "Pod")
+            .into_iter()
+            .collect();
     };
     let left = cluster.left.iter().map(|slice| {
         BRIDGE_SLICE.at(
@@ -57,9 +65,16 @@ pub(super) fn examine(case: &Case<'_>) -> Vec<Finding> {
 
 fn secure_ports(case: &Case<'_>, addresses: &[SocketAddr]) -> Option<Finding> {
     // With `berth exec`, the port of the first listen address is the apiserver's own.
-    let berth = Layout::of(case.manifest).and_then(|layout| options::berth(&layout.apiserver.parsed));
-    let own = berth.map(|berth| berth.port()).or_else(|| case.manifest.secure_port().ok())?;
-    let others: Vec<_> = addresses.iter().filter(|address| address.port() != own).map(ToString::to_string).collect();
+    let berth =
+        Layout::of(case.manifest).and_then(|layout| options::berth(&layout.apiserver.parsed));
+    let own = berth
+        .map(|berth| berth.port())
+        .or_else(|| case.manifest.secure_port().ok())?;
+    let others: Vec<_> = addresses
+        .iter()
+        .filter(|address| address.port() != own)
+        .map(ToString::to_string)
+        .collect();
     (!others.is_empty()).then(|| {
         SECURE_PORTS.at(
             "Service kubernetes",

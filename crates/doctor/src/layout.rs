@@ -55,11 +55,25 @@ pub(super) struct Layout<'a> {
 impl<'a> Layout<'a> {
     /// None: kube-apiserver is not behind berth.
     pub(super) fn of(manifest: &'a Manifest) -> Option<Self> {
-        let apiserver = Berth::of(manifest.container()).filter(|berth| matches!(berth.command, "exec" | "run"))?;
-        let binary = apiserver.container.arguments().first().and_then(|word| word.text()).unwrap_or_default();
-        let containers = manifest.containers("initContainers").chain(manifest.containers("containers"));
-        let shim = containers.filter_map(Berth::of).find(|berth| berth.command == "serve");
-        Some(Self { apiserver, binary, shim })
+        let apiserver = Berth::of(manifest.container())
+            .filter(|berth| matches!(berth.command, "exec" | "run"))?;
+        let binary = apiserver
+            .container
+            .arguments()
+            .first()
+            .and_then(|word| word.text())
+            .unwrap_or_default();
+        let containers = manifest
+            .containers("initContainers")
+            .chain(manifest.containers("containers"));
+        let shim = containers
+            .filter_map(Berth::of)
+            .find(|berth| berth.command == "serve");
+        Some(Self {
+            apiserver,
+            binary,
+            shim,
+        })
     }
 
     /// The container with the options of a shim.
@@ -74,31 +88,48 @@ impl<'a> Layout<'a> {
 impl<'a> Berth<'a> {
     /// None: it runs something else.
     fn of(container: Container<'a>) -> Option<Self> {
-        let words: Vec<_> = container.arguments().iter().filter_map(|word| word.text()).collect();
+        let words: Vec<_> = container
+            .arguments()
+            .iter()
+            .filter_map(|word| word.text())
+            .collect();
         if !container.is_berths() {
             return None;
         }
-        let words = &words[usize::from(!container.node().list("command").is_empty()).min(words.len())..];
+        let words =
+            &words[usize::from(!container.node().list("command").is_empty()).min(words.len())..];
         let ours = words.iter().take_while(|word| **word != "--");
         let (at, command) = ours.enumerate().find_map(|(at, word)| {
             let command = COMMANDS.into_iter().find(|command| command == word)?;
             Some((at, command))
         })?;
-        Some(Self { container, command, parsed: parse(container, command, words, at) })
+        Some(Self {
+            container,
+            command,
+            parsed: parse(container, command, words, at),
+        })
     }
 }
 
 /// The uid of a container. Images of kube-apiserver and of berth are root's by default.
 pub(super) fn uid(container: Container<'_>) -> u32 {
-    container.security("runAsUser").and_then(YamlNode::number).and_then(|uid| u32::try_from(uid).ok()).unwrap_or(0)
+    container
+        .security("runAsUser")
+        .and_then(YamlNode::number)
+        .and_then(|uid| u32::try_from(uid).ok())
+        .unwrap_or(0)
 }
 
 /// Reads a container's arguments after `berth`, and environment variables for options that are not among them.
 fn parse(container: Container<'_>, command: &str, words: &[&str], at: usize) -> ParsedOptions {
     let variables = container.node().list("env");
     let elsewhere = |variable: &YamlNode| {
-        let ours = variable.text_of("name").is_some_and(|name| name.starts_with("BERTH_"));
-        ours && variable.get("valueFrom").is_some_and(|from| from.get("fieldRef").is_none())
+        let ours = variable
+            .text_of("name")
+            .is_some_and(|name| name.starts_with("BERTH_"));
+        ours && variable
+            .get("valueFrom")
+            .is_some_and(|from| from.get("fieldRef").is_none())
     };
     if container.node().get("envFrom").is_some() || variables.iter().any(elsewhere) {
         return ParsedOptions::Unseen;
@@ -112,12 +143,22 @@ fn parse(container: Container<'_>, command: &str, words: &[&str], at: usize) -> 
     let mut argv: Vec<String> = vec!["berth".into()];
     argv.extend(words[..=at].iter().map(|word| environment.expand(word)));
     let cli = InPod::command();
-    let known = cli.find_subcommand(command).into_iter().flat_map(clap::Command::get_arguments);
+    let known = cli
+        .find_subcommand(command)
+        .into_iter()
+        .flat_map(clap::Command::get_arguments);
     for arg in known.chain(cli.get_arguments()) {
-        let (Some(long), Some(name)) = (arg.get_long(), arg.get_env().and_then(OsStr::to_str)) else { continue };
+        let (Some(long), Some(name)) = (arg.get_long(), arg.get_env().and_then(OsStr::to_str))
+        else {
+            continue;
+        };
         let option = format!("--{long}");
-        let given = words.iter().any(|word| word.split('=').next() == Some(&option));
-        let Some(value) = environment.get(name).filter(|_| !given) else { continue };
+        let given = words
+            .iter()
+            .any(|word| word.split('=').next() == Some(&option));
+        let Some(value) = environment.get(name).filter(|_| !given) else {
+            continue;
+        };
         match arg.get_action() {
             ArgAction::SetTrue => match value.as_str() {
                 "true" => argv.push(option),
@@ -130,13 +171,18 @@ fn parse(container: Container<'_>, command: &str, words: &[&str], at: usize) -> 
     argv.extend(words[at + 1..].iter().map(|word| environment.expand(word)));
     // The environment of this process must not count.
     let without_env = |command: clap::Command| command.mut_args(|arg| arg.env(Resettable::Reset));
-    let read = without_env(cli).mut_subcommand(command, without_env).try_get_matches_from(argv);
+    let read = without_env(cli)
+        .mut_subcommand(command, without_env)
+        .try_get_matches_from(argv);
     match read.and_then(|matches| InPod::from_arg_matches(&matches)) {
         Ok(cli) => ParsedOptions::Options(Box::new(cli.command)),
         Err(error) => {
             let text = error.to_string();
             let first = text.lines().next().unwrap_or_default();
-            ParsedOptions::Wrong(format!("{}: see `berth {command} --help`", first.trim_start_matches("error: ")))
+            ParsedOptions::Wrong(format!(
+                "{}: see `berth {command} --help`",
+                first.trim_start_matches("error: ")
+            ))
         }
     }
 }

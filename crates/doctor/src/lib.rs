@@ -40,9 +40,20 @@ pub struct Check {
 
 impl Check {
     /// A finding of this check.
-    fn at(&self, place: impl Into<String>, cause: impl Into<String>, fix: impl Into<String>) -> Finding {
+    fn at(
+        &self,
+        place: impl Into<String>,
+        cause: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> Finding {
         let Self { id, severity, .. } = *self;
-        Finding { id, severity, place: place.into(), cause: cause.into(), fix: fix.into() }
+        Finding {
+            id,
+            severity,
+            place: place.into(),
+            cause: cause.into(),
+            fix: fix.into(),
+        }
     }
 }
 
@@ -65,7 +76,14 @@ pub struct Case<'a> {
 impl<'a> Case<'a> {
     /// A manifest of which nothing but its text is known.
     pub fn new(name: &'a str, manifest: &'a Manifest) -> Self {
-        Self { name, manifest, running: None, beside: None, node: None, cluster: None }
+        Self {
+            name,
+            manifest,
+            running: None,
+            beside: None,
+            node: None,
+            cluster: None,
+        }
     }
 
     /// The place `FILE:LINE`.
@@ -77,9 +95,21 @@ impl<'a> Case<'a> {
 /// All findings, the worst first, otherwise in the order of the file.
 pub fn examine(case: &Case<'_>) -> Vec<Finding> {
     let mut findings = manifest::examine(case);
-    findings.extend(case.running.into_iter().flat_map(|running| pair::examine(case, running)));
-    findings.extend(case.beside.into_iter().flat_map(|files| beside::examine(case, files)));
-    findings.extend(case.node.into_iter().flat_map(|facts| node::examine(case, facts)));
+    findings.extend(
+        case.running
+            .into_iter()
+            .flat_map(|running| pair::examine(case, running)),
+    );
+    findings.extend(
+        case.beside
+            .into_iter()
+            .flat_map(|files| beside::examine(case, files)),
+    );
+    findings.extend(
+        case.node
+            .into_iter()
+            .flat_map(|facts| node::examine(case, facts)),
+    );
     findings.extend(cluster::examine(case));
     findings.sort_by_key(|finding| finding.severity);
     findings
@@ -87,7 +117,10 @@ pub fn examine(case: &Case<'_>) -> Vec<Finding> {
 
 /// Makes warnings of the errors of these checks (`--ignore-errors`).
 pub fn excuse(findings: &mut [Finding], checks: &[String]) {
-    for finding in findings.iter_mut().filter(|finding| finding.severity == Severity::Error) {
+    for finding in findings
+        .iter_mut()
+        .filter(|finding| finding.severity == Severity::Error)
+    {
         if checks.iter().any(|check| check == finding.id) {
             finding.severity = Severity::Warning;
         }

@@ -69,13 +69,20 @@ pub(super) fn pass(parsed: &ParsedOptions) -> PassMode {
 
 /// The first address at which a shim listens, which names the berth.
 pub(super) fn berth(parsed: &ParsedOptions) -> Option<SocketAddr> {
-    check::listen(place(parsed)?.listen.first()?).ok().map(|first| first.addr)
+    check::listen(place(parsed)?.listen.first()?)
+        .ok()
+        .map(|first| first.addr)
 }
 
 /// Where a shim listens, as far as that is understood.
 pub(super) fn listen(parsed: &ParsedOptions) -> Vec<Listen> {
-    let listen = place(parsed).map(|place| &place.listen[..]).unwrap_or_default();
-    listen.iter().filter_map(|text| check::listen(text).ok()).collect()
+    let listen = place(parsed)
+        .map(|place| &place.listen[..])
+        .unwrap_or_default();
+    listen
+        .iter()
+        .filter_map(|text| check::listen(text).ok())
+        .collect()
 }
 
 /// How the apiserver is probed.
@@ -100,13 +107,19 @@ impl ShimOf {
     /// A client of the kube-apiserver itself, which trusts it as the shim does; with an administrator's credentials.
     #[must_use]
     pub fn client(&self, client: &Client) -> Client {
-        client.clone().trusting(&self.server_name, &self.trusted()).unwrap_or_else(|_| client.clone())
+        client
+            .clone()
+            .trusting(&self.server_name, &self.trusted())
+            .unwrap_or_else(|_| client.clone())
     }
 
     /// What its probe trusts, in PEM form; empty where the file cannot be read.
     #[must_use]
     pub fn trusted(&self) -> Vec<u8> {
-        self.ca.as_ref().and_then(|ca| read_small(ca).ok()).unwrap_or_default()
+        self.ca
+            .as_ref()
+            .and_then(|ca| read_small(ca).ok())
+            .unwrap_or_default()
     }
 }
 
@@ -115,25 +128,45 @@ pub fn shim_of(manifest: &Manifest) -> ShimOf {
     let Some(layout) = Layout::of(manifest) else {
         let ip = manifest.bound().or_else(|| manifest.advertised());
         let berth = ip.zip(manifest.secure_port().ok()).map(SocketAddr::from);
-        return ShimOf { berth, uid, server_name: DEFAULT_NAME.to_owned(), ca: None };
+        return ShimOf {
+            berth,
+            uid,
+            server_name: DEFAULT_NAME.to_owned(),
+            ca: None,
+        };
     };
-    let Berth { container, parsed, .. } = layout.serving().unwrap_or(&layout.apiserver);
+    let Berth {
+        container, parsed, ..
+    } = layout.serving().unwrap_or(&layout.apiserver);
     let berth = berth(parsed).filter(|berth| !is_host_ip(berth.ip()));
     let probe = probe(parsed);
-    let server_name = probe.map_or(DEFAULT_NAME, |probe| &probe.probe_server_name).to_owned();
-    let ca = probe.and_then(|probe| container.on_node(probe.probe_ca.as_ref()?.to_str()?)).map(PathBuf::from);
-    ShimOf { berth, uid, server_name, ca }
+    let server_name = probe
+        .map_or(DEFAULT_NAME, |probe| &probe.probe_server_name)
+        .to_owned();
+    let ca = probe
+        .and_then(|probe| container.on_node(probe.probe_ca.as_ref()?.to_str()?))
+        .map(PathBuf::from);
+    ShimOf {
+        berth,
+        uid,
+        server_name,
+        ca,
+    }
 }
 
 /// Whether a shim with these addresses gets what is sent to this one.
 pub(super) fn covered(address: SocketAddr, listen: &[Listen]) -> bool {
-    listen.iter().map(|listen| listen.addr).filter(|own| own.port() == address.port()).any(|own| {
-        let same_family = own.is_ipv4() == address.is_ipv4();
-        own.ip() == address.ip()
+    listen
+        .iter()
+        .map(|listen| listen.addr)
+        .filter(|own| own.port() == address.port())
+        .any(|own| {
+            let same_family = own.is_ipv4() == address.is_ipv4();
+            own.ip() == address.ip()
             || (own.ip().is_unspecified() && same_family)
             // Which one that is only the kubelet knows, but no loopback address.
             || (is_host_ip(own.ip()) && same_family && !address.ip().is_loopback())
-    })
+        })
 }
 
 /// Whether an address stands for one that the kubelet alone knows.
@@ -161,14 +194,22 @@ pub(super) fn drain(parsed: &ParsedOptions) -> Option<Duration> {
 /// It is no such file.
 pub(super) fn lets_probes_in(text: &str) -> Result<bool, String> {
     let documents = parse(text).map_err(|problem| problem.to_string())?;
-    let root = documents.iter().find(|root| root.text_of("kind") == Some("AuthenticationConfiguration"));
+    let root = documents
+        .iter()
+        .find(|root| root.text_of("kind") == Some("AuthenticationConfiguration"));
     let root = root.ok_or("it holds no AuthenticationConfiguration")?;
     // Without the field, --anonymous-auth decides, which is judged apart.
-    let Some(anonymous) = root.get("anonymous") else { return Ok(true) };
+    let Some(anonymous) = root.get("anonymous") else {
+        return Ok(true);
+    };
     if !anonymous.is_true("enabled") {
         return Ok(false);
     }
     let conditions = anonymous.list("conditions");
-    let allowed = |path: &str| conditions.iter().any(|rule| rule.text_of("path") == Some(path));
+    let allowed = |path: &str| {
+        conditions
+            .iter()
+            .any(|rule| rule.text_of("path") == Some(path))
+    };
     Ok(conditions.is_empty() || (allowed("/readyz") && allowed("/livez")))
 }

@@ -23,7 +23,12 @@ const TWO_PHASES: &str = "docs/upgrade.md, \"Changing keys\"";
 const ACCEPTS: &str = "service-account-key-file";
 
 pub(super) fn examine(case: &Case<'_>, running: &Manifest) -> Vec<Finding> {
-    let mut pair = Pair { case, old: running, new: case.manifest, findings: Vec::new() };
+    let mut pair = Pair {
+        case,
+        old: running,
+        new: case.manifest,
+        findings: Vec::new(),
+    };
     pair.version();
     // One that is not behind berth is restarted, and under a bridge a copy of it runs meanwhile: what `inject` writes differs in nothing else.
     if let Some(before) = Layout::of(running) {
@@ -42,8 +47,15 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    fn found(&mut self, check: Check, line: usize, cause: impl Into<String>, fix: impl Into<String>) {
-        self.findings.push(check.at(self.case.line(line), cause, fix));
+    fn found(
+        &mut self,
+        check: Check,
+        line: usize,
+        cause: impl Into<String>,
+        fix: impl Into<String>,
+    ) {
+        self.findings
+            .push(check.at(self.case.line(line), cause, fix));
     }
 
     /// Line of a flag of the new manifest, or of its command.
@@ -53,7 +65,9 @@ impl Pair<'_> {
     }
 
     fn version(&mut self) {
-        let (Some(old), Some(new)) = (self.old.version(), self.new.version()) else { return };
+        let (Some(old), Some(new)) = (self.old.version(), self.new.version()) else {
+            return;
+        };
         if old.0 != new.0 || old.1.abs_diff(new.1) > SKEW {
             let line = self.new.line_of(&self.new.apiserver_path().key("image"));
             self.found(
@@ -70,9 +84,14 @@ impl Pair<'_> {
     }
 
     fn listen(&mut self, before: &Layout<'_>) {
-        let Some(now) = Layout::of(self.new).filter(|now| now.serving().is_some()) else { return };
+        let Some(now) = Layout::of(self.new).filter(|now| now.serving().is_some()) else {
+            return;
+        };
         let new = listen(&now);
-        let lost = listen(before).into_iter().map(|listen| listen.addr).filter(|addr| !covered(*addr, &new));
+        let lost = listen(before)
+            .into_iter()
+            .map(|listen| listen.addr)
+            .filter(|addr| !covered(*addr, &new));
         let lost: Vec<_> = lost.map(|addr| addr.to_string()).collect();
         if !lost.is_empty() {
             let line = now.serving().map_or(1, |shim| shim.container.node().line);
@@ -88,8 +107,14 @@ impl Pair<'_> {
 
     fn etcd(&mut self) {
         let servers = |manifest: &Manifest| -> BTreeSet<String> {
-            let values = manifest.flags("etcd-servers").into_iter().flat_map(|flag| flag.value.split(','));
-            values.map(|url| url.trim().trim_end_matches('/').to_owned()).filter(|url| !url.is_empty()).collect()
+            let values = manifest
+                .flags("etcd-servers")
+                .into_iter()
+                .flat_map(|flag| flag.value.split(','));
+            values
+                .map(|url| url.trim().trim_end_matches('/').to_owned())
+                .filter(|url| !url.is_empty())
+                .collect()
         };
         let (old, new) = (servers(self.old), servers(self.new));
         let list = |urls: &BTreeSet<String>| urls.iter().cloned().collect::<Vec<_>>().join(", ");
@@ -108,11 +133,18 @@ impl Pair<'_> {
             );
         }
         let prefix = |manifest: &Manifest| {
-            let given = manifest.flag("etcd-prefix").map_or(PREFIX, |flag| flag.value).trim_matches('/').to_owned();
+            let given = manifest
+                .flag("etcd-prefix")
+                .map_or(PREFIX, |flag| flag.value)
+                .trim_matches('/')
+                .to_owned();
             format!("/{given}")
         };
         let overrides = |manifest: &Manifest| {
-            let values = manifest.flags("etcd-servers-overrides").into_iter().flat_map(|flag| flag.value.split(','));
+            let values = manifest
+                .flags("etcd-servers-overrides")
+                .into_iter()
+                .flat_map(|flag| flag.value.split(','));
             values.map(ToOwned::to_owned).collect::<BTreeSet<_>>()
         };
         let (old, new) = (prefix(self.old), prefix(self.new));
@@ -139,9 +171,12 @@ impl Pair<'_> {
 
     fn keys(&mut self) {
         let two = |what: &str| {
-            format!("{what} in two upgrades ({TWO_PHASES}); if the key is the same, there is nothing to do")
+            format!(
+                "{what} in two upgrades ({TWO_PHASES}); if the key is the same, there is nothing to do"
+            )
         };
-        let value = |manifest: &Manifest, flag: &str| manifest.flag(flag).map(|flag| flag.value.to_owned());
+        let value =
+            |manifest: &Manifest, flag: &str| manifest.flag(flag).map(|flag| flag.value.to_owned());
         for (flag, cause, fix) in [
             (
                 ENCRYPTS,
@@ -155,18 +190,32 @@ impl Pair<'_> {
             ),
         ] {
             if value(self.old, flag) != value(self.new, flag) {
-                self.found(KEYS_DIFFER, self.line(flag), format!("--{flag} is not the same: {cause}"), two(fix));
+                self.found(
+                    KEYS_DIFFER,
+                    self.line(flag),
+                    format!("--{flag} is not the same: {cause}"),
+                    two(fix),
+                );
             } else if let Some(path) = self.changed(flag) {
-                let cause =
-                    format!("{path} is newer than the running kube-apiserver, which may not have read it: {cause}");
+                let cause = format!(
+                    "{path} is newer than the running kube-apiserver, which may not have read it: {cause}"
+                );
                 self.found(KEYS_DIFFER, self.line(flag), cause, two(fix));
             }
         }
         let all = |manifest: &Manifest, flag: &str| -> Vec<String> {
-            manifest.flags(flag).into_iter().map(|flag| flag.value.to_owned()).collect()
+            manifest
+                .flags(flag)
+                .into_iter()
+                .map(|flag| flag.value.to_owned())
+                .collect()
         };
         let (old, new) = (all(self.old, ACCEPTS), all(self.new, ACCEPTS));
-        let gone: Vec<_> = old.iter().filter(|file| !new.contains(file)).cloned().collect();
+        let gone: Vec<_> = old
+            .iter()
+            .filter(|file| !new.contains(file))
+            .cloned()
+            .collect();
         if !gone.is_empty() {
             self.found(
                 KEYS_DIFFER,
@@ -182,7 +231,8 @@ impl Pair<'_> {
         // The first one issues, all are accepted.
         let issuer = "service-account-issuer";
         let (old, new) = (all(self.old, issuer), all(self.new, issuer));
-        let refused = |by: &[String], of: &[String]| of.first().is_some_and(|first| !by.contains(first));
+        let refused =
+            |by: &[String], of: &[String]| of.first().is_some_and(|first| !by.contains(first));
         if refused(&old, &new) || refused(&new, &old) {
             self.found(
                 KEYS_DIFFER,
@@ -201,7 +251,11 @@ impl Pair<'_> {
 
     /// A file of a flag that changed after the running kube-apiserver started.
     fn changed(&self, flag: &str) -> Option<&str> {
-        let changed = self.case.node.map(|facts| &facts.newer_keys[..]).unwrap_or_default();
+        let changed = self
+            .case
+            .node
+            .map(|facts| &facts.newer_keys[..])
+            .unwrap_or_default();
         let reload = self.old.flag("encryption-provider-config-automatic-reload");
         // Without a value it is on; what is read then is the next argument.
         let reloads = reload.is_some_and(|flag| args::parse_bool(flag.value) != Some(false));
@@ -220,9 +274,15 @@ mod tests {
     fn findings(old: &str, new: &str, facts: &Facts) -> Vec<(&'static str, Severity)> {
         let running = super::Manifest::parse(old).unwrap();
         let manifest = super::Manifest::parse(new).unwrap();
-        let case = super::Case { node: Some(facts), ..super::Case::new("a.yaml", &manifest) };
+        let case = super::Case {
+            node: Some(facts),
+            ..super::Case::new("a.yaml", &manifest)
+        };
         let found = super::examine(&case, &running);
-        found.into_iter().map(|finding| (finding.id, finding.severity)).collect()
+        found
+            .into_iter()
+            .map(|finding| (finding.id, finding.severity))
+            .collect()
     }
 
     fn beside(old: &[(&str, &str)], new: &[(&str, &str)]) -> Vec<(&'static str, Severity)> {
@@ -240,7 +300,11 @@ mod tests {
     /// What is found for each pair of static pods that differ so is this, or nothing.
     fn assert_found(found: (&'static str, Severity), pairs: &[(Changes<'_>, Changes<'_>, bool)]) {
         for (old, new, is_found) in pairs {
-            assert_eq!(beside(old, new).first(), is_found.then_some(&found), "{old:?} {new:?}");
+            assert_eq!(
+                beside(old, new).first(),
+                is_found.then_some(&found),
+                "{old:?} {new:?}"
+            );
         }
     }
 
@@ -249,7 +313,8 @@ mod tests {
         let both = "--etcd-servers=https://127.0.0.1:2379,https://10.0.0.5:2379";
         let other = "--etcd-servers=https://10.0.0.5:2379/";
         let prefix = |prefix: &str| format!("{ETCD}\n    - --etcd-prefix={prefix}");
-        let events = format!("{ETCD}\n    - --etcd-servers-overrides=/events#https://10.0.0.5:2379");
+        let events =
+            format!("{ETCD}\n    - --etcd-servers-overrides=/events#https://10.0.0.5:2379");
         assert_found(
             ("etcd-differs", Severity::Error),
             &[
@@ -276,15 +341,24 @@ mod tests {
             // An image without a tag has no version to compare.
             ("r:5000/kube-apiserver", image, false),
         ] {
-            assert_found(("version-skew", Severity::Error), &[(&[(image, old)], &[(image, new)], is_found)]);
+            assert_found(
+                ("version-skew", Severity::Error),
+                &[(&[(image, old)], &[(image, new)], is_found)],
+            );
         }
     }
 
     #[test]
     fn an_address_that_the_running_shim_has_is_not_lost() {
         let pod = static_pod();
-        let more = pod.replace("value: 10.0.0.5:6443", "value: 10.0.0.5:6443 127.0.0.1:6443");
-        assert_eq!(findings(&more, &pod, &Facts::default()), [("listen-lost", Severity::Error)]);
+        let more = pod.replace(
+            "value: 10.0.0.5:6443",
+            "value: 10.0.0.5:6443 127.0.0.1:6443",
+        );
+        assert_eq!(
+            findings(&more, &pod, &Facts::default()),
+            [("listen-lost", Severity::Error)]
+        );
         assert_eq!(findings(&pod, &more, &Facts::default()), []);
         let free = more.replace("127.0.0.1:6443", "127.0.0.1:6443,freebind");
         assert_eq!(findings(&more, &free, &Facts::default()), []);
@@ -293,7 +367,8 @@ mod tests {
     #[test]
     fn keys_that_the_other_has_not_are_warned_of() {
         let config = format!("{ETCD}\n    - --encryption-provider-config=/etc/kubernetes/pki/a");
-        let added = format!("{ACCEPTED}\n    - --service-account-key-file=/etc/kubernetes/pki/b.pub");
+        let added =
+            format!("{ACCEPTED}\n    - --service-account-key-file=/etc/kubernetes/pki/b.pub");
         let new = "--service-account-issuer=https://new";
         let before = format!("{new}\n    - {ISSUER}");
         let behind = format!("{ISSUER}\n    - {new}");
@@ -301,7 +376,14 @@ mod tests {
             ("keys-differ", Severity::Warning),
             &[
                 (&[], &[(ETCD, &config)], true),
-                (&[], &[(SIGNING, "--service-account-signing-key-file=/etc/kubernetes/pki/b.key")], true),
+                (
+                    &[],
+                    &[(
+                        SIGNING,
+                        "--service-account-signing-key-file=/etc/kubernetes/pki/b.key",
+                    )],
+                    true,
+                ),
                 (&[], &[(ACCEPTED, &added)], false),
                 (&[(ACCEPTED, &added)], &[], true),
                 (&[], &[(ISSUER, new)], true),
@@ -316,10 +398,17 @@ mod tests {
     fn a_key_that_changed_under_the_running_one_is_warned_of() {
         let config = format!("{ETCD}\n    - --encryption-provider-config=/etc/kubernetes/pki/a");
         let pod = with(&static_pod(), &[(ETCD, &config)]);
-        let newer = |flag| Facts { newer_keys: vec![(flag, "/etc/kubernetes/pki/a".into())], ..Facts::default() };
-        assert_eq!(findings(&pod, &pod, &newer(super::ENCRYPTS)), [("keys-differ", Severity::Warning)]);
+        let newer = |flag| Facts {
+            newer_keys: vec![(flag, "/etc/kubernetes/pki/a".into())],
+            ..Facts::default()
+        };
+        assert_eq!(
+            findings(&pod, &pod, &newer(super::ENCRYPTS)),
+            [("keys-differ", Severity::Warning)]
+        );
         let reload = |value| {
-            let reload = format!("--encryption-provider-config-automatic-reload{value}\n    - {ETCD}");
+            let reload =
+                format!("--encryption-provider-config-automatic-reload{value}\n    - {ETCD}");
             let reloads = with(&pod, &[(ETCD, &reload)]);
             findings(&reloads, &reloads, &newer(super::ENCRYPTS))
         };
@@ -327,7 +416,10 @@ mod tests {
             assert_eq!(reload(on), [], "{on}");
         }
         assert_eq!(reload("=F"), [("keys-differ", Severity::Warning)]);
-        assert_eq!(findings(&pod, &pod, &newer(super::SIGNS)), [("keys-differ", Severity::Warning)]);
+        assert_eq!(
+            findings(&pod, &pod, &newer(super::SIGNS)),
+            [("keys-differ", Severity::Warning)]
+        );
     }
 
     #[test]
@@ -335,6 +427,9 @@ mod tests {
         let plain = KUBEADM.replace(ETCD, "--etcd-servers=https://10.0.0.5:2379");
         assert_eq!(findings(&plain, &static_pod(), &Facts::default()), []);
         let old = plain.replace("v1.36.3", "v1.34.0");
-        assert_eq!(findings(&old, &static_pod(), &Facts::default()), [("version-skew", Severity::Error)]);
+        assert_eq!(
+            findings(&old, &static_pod(), &Facts::default()),
+            [("version-skew", Severity::Error)]
+        );
     }
 }

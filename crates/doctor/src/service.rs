@@ -110,7 +110,8 @@ pub struct Keeping {
 
 impl Keeping {
     pub fn demand(&self, demand: Demand) {
-        self.demand.send_if_modified(|was| std::mem::replace(was, demand) != demand);
+        self.demand
+            .send_if_modified(|was| std::mem::replace(was, demand) != demand);
     }
 
     pub fn kept(&self) -> SliceState {
@@ -128,7 +129,9 @@ impl Keeping {
     /// # Errors
     /// Its name, if it may be there still.
     pub async fn end(self) -> Result<(), String> {
-        let Self { name, demand, task, .. } = self;
+        let Self {
+            name, demand, task, ..
+        } = self;
         drop(demand);
         timeout(WITHDRAWAL, task).await.map(drop).map_err(|_| name)
     }
@@ -140,9 +143,16 @@ impl ServiceKeeper {
     /// # Errors
     /// Which boot this is cannot be read.
     pub fn new(client: &Client, purpose: Purpose, address: SocketAddr) -> Result<Self, String> {
-        let boot = clock::boot_id().map_err(|error| format!("which boot this is cannot be read: {error}"))?;
+        let boot = clock::boot_id()
+            .map_err(|error| format!("which boot this is cannot be read: {error}"))?;
         let client = client.clone().with_patience(PATIENCE);
-        Ok(Self { client, purpose, node: host_name(), boot, address })
+        Ok(Self {
+            client,
+            purpose,
+            node: host_name(),
+            boot,
+            address,
+        })
     }
 
     /// The same, asking these instances instead of the kubeconfig's server.
@@ -159,16 +169,25 @@ impl ServiceKeeper {
     pub async fn check(&self) -> Result<(), String> {
         let (ip, text) = (self.address.ip(), |error: Error| error.to_string());
         self.client.get(service::OF_SERVICE).await.map_err(text)?;
-        let families = service::Service::parse(&self.client.get(service::SERVICE).await.map_err(text)?).families;
+        let families =
+            service::Service::parse(&self.client.get(service::SERVICE).await.map_err(text)?)
+                .families;
         if !families.contains(&Family::of(ip)) {
-            let families = families.iter().map(|family| family.as_str()).collect::<Vec<_>>().join(" and ");
+            let families = families
+                .iter()
+                .map(|family| family.as_str())
+                .collect::<Vec<_>>()
+                .join(" and ");
             return Err(format!(
                 "the Service kubernetes has addresses of {families}, and the node's own kube-apiserver advertises {ip}: give it \
                  another with --advertise-address"
             ));
         }
         let slice = self.slice().await.map_err(text)?;
-        self.client.try_apply(&service::slice_path(&self.name()), MANAGER, &slice).await.map_err(text)?;
+        self.client
+            .try_apply(&service::slice_path(&self.name()), MANAGER, &slice)
+            .await
+            .map_err(text)?;
         self.named().await.map(drop).map_err(text)
     }
 
@@ -178,7 +197,11 @@ impl ServiceKeeper {
     /// # Errors
     /// It cannot be asked.
     pub async fn names_node(&self) -> Result<bool, Error> {
-        let ask = async || self.named().await.map(|named| named.contains(&self.address.ip()));
+        let ask = async || {
+            self.named()
+                .await
+                .map(|named| named.contains(&self.address.ip()))
+        };
         let counts = |named: &Result<bool, Error>| match named {
             Ok(named) => *named,
             Err(error) => error.status().is_some(),
@@ -197,7 +220,12 @@ impl ServiceKeeper {
     pub fn start(self) -> Keeping {
         let (demand, demanded) = watch::channel(Demand::Ending);
         let (state, kept) = watch::channel(Err(UNKNOWN.into()));
-        Keeping { name: self.name(), demand, kept, task: tokio::spawn(self.keep(demanded, state)) }
+        Keeping {
+            name: self.name(),
+            demand,
+            kept,
+            task: tokio::spawn(self.keep(demanded, state)),
+        }
     }
 
     /// Until the sender of `demanded` is dropped: then the slice is removed in any case.
@@ -231,17 +259,31 @@ impl ServiceKeeper {
                 changed = demanded.changed() => if changed.is_ok() { continue } else { break },
                 addresses = read => addresses,
             };
-            let named = addresses.as_ref().is_ok_and(|all| all.contains(&self.address.ip()));
-            let others = addresses.as_ref().ok().map(|all| all.iter().any(|ip| *ip != self.address.ip()));
+            let named = addresses
+                .as_ref()
+                .is_ok_and(|all| all.contains(&self.address.ip()));
+            let others = addresses
+                .as_ref()
+                .ok()
+                .map(|all| all.iter().any(|ip| *ip != self.address.ip()));
             let phase = match demand {
                 // Where no other node is named, the Service would be empty: that one sample was bad is no reason.
                 Demand::NotServing if others == Some(true) => Phase::Refusing,
                 Demand::NotServing => Phase::Waiting,
                 Demand::Serving | Demand::Ending => Phase::Joined,
             };
-            let sight = Sight { phase, sibling: false, withdrawn: demand == Demand::Ending, others };
+            let sight = Sight {
+                phase,
+                sibling: false,
+                withdrawn: demand == Demand::Ending,
+                others,
+            };
             let brought = match rule.decide(clock::boottime().unwrap_or_default(), sight) {
-                Want::Present if there && applied.is_some_and(|at| at.elapsed() < lease::RENEWAL) => Ok(true),
+                Want::Present
+                    if there && applied.is_some_and(|at| at.elapsed() < lease::RENEWAL) =>
+                {
+                    Ok(true)
+                }
                 Want::Present => {
                     (tried, applied) = (true, Some(Instant::now()));
                     self.apply().await.map(|()| true)
@@ -272,7 +314,8 @@ impl ServiceKeeper {
                 }
                 Err(error) => {
                     // An upgrade prints why itself, if that lasts.
-                    if self.purpose == Purpose::Bridge && !std::mem::replace(&mut in_trouble, true) {
+                    if self.purpose == Purpose::Bridge && !std::mem::replace(&mut in_trouble, true)
+                    {
                         tracing::warn!(%error, "the Service kubernetes cannot be kept");
                     }
                 }
@@ -297,22 +340,37 @@ impl ServiceKeeper {
     }
 
     async fn apply(&self) -> Result<(), Error> {
-        self.client.apply(&service::slice_path(&self.name()), MANAGER, &self.slice().await?).await.map(drop)
+        self.client
+            .apply(
+                &service::slice_path(&self.name()),
+                MANAGER,
+                &self.slice().await?,
+            )
+            .await
+            .map(drop)
     }
 
     async fn slice(&self) -> Result<Value, Error> {
-        let port_name = service::Service::parse(&self.client.get(service::SERVICE).await?).port_name;
+        let port_name =
+            service::Service::parse(&self.client.get(service::SERVICE).await?).port_name;
         let mut slice = service::slice(&self.node, self.address, &port_name);
         slice["metadata"]["name"] = self.name().into();
-        slice["metadata"]["annotations"] = json!({NODE: self.node, BOOT: self.boot, RENEWED: renewed()});
+        slice["metadata"]["annotations"] =
+            json!({NODE: self.node, BOOT: self.boot, RENEWED: renewed()});
         Ok(slice)
     }
 }
 
 /// The time of the last renewal that is due.
 fn renewed() -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(now - now % RENEWAL.as_secs())).to_string()
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs();
+    humantime::format_rfc3339_seconds(
+        UNIX_EPOCH + Duration::from_secs(now - now % RENEWAL.as_secs()),
+    )
+    .to_string()
 }
 
 async fn remove(client: &Client, name: &str) -> Result<(), Error> {
@@ -327,7 +385,10 @@ pub async fn sweep(client: &Client, own: Option<&str>) -> Result<Vec<String>, Er
     let removed = left(client, own).await?;
     for name in &removed {
         remove(client, name).await?;
-        tracing::info!(slice = name, "what a command that was killed left in the Service kubernetes is removed");
+        tracing::info!(
+            slice = name,
+            "what a command that was killed left in the Service kubernetes is removed"
+        );
     }
     Ok(removed)
 }
@@ -347,9 +408,18 @@ pub async fn left(client: &Client, own: Option<&str>) -> Result<Vec<String>, Err
     }
     // By their boots: a node may have another name in the cluster than its own.
     let nodes = items(&client.get(NODES).await?);
-    let booted = |boot: &str| nodes.iter().any(|node| node["status"]["nodeInfo"]["bootID"] == boot);
+    let booted = |boot: &str| {
+        nodes
+            .iter()
+            .any(|node| node["status"]["nodeInfo"]["bootID"] == boot)
+    };
     let is_node = |name: &str| {
-        let names = |node: &Value| [node["metadata"]["name"].clone(), node["metadata"]["labels"][HOST_NAME].clone()];
+        let names = |node: &Value| {
+            [
+                node["metadata"]["name"].clone(),
+                node["metadata"]["labels"][HOST_NAME].clone(),
+            ]
+        };
         nodes.iter().flat_map(names).any(|other| other == name)
     };
     let ended = kept.into_iter().filter(|slice| {
@@ -371,10 +441,19 @@ struct KeptSlice<'a> {
 impl<'a> KeptSlice<'a> {
     fn parse(slice: &'a Value) -> Option<Self> {
         let meta = &slice["metadata"];
-        let is_ours = |name: &&str| Purpose::ALL.iter().any(|purpose| name.starts_with(purpose.prefix()));
+        let is_ours = |name: &&str| {
+            Purpose::ALL
+                .iter()
+                .any(|purpose| name.starts_with(purpose.prefix()))
+        };
         let name = meta["name"].as_str().filter(is_ours)?;
         let annotation = |name: &str| meta["annotations"][name].as_str();
-        Some(Self { name, node: annotation(NODE)?, boot: annotation(BOOT)?, renewed: annotation(RENEWED) })
+        Some(Self {
+            name,
+            node: annotation(NODE)?,
+            boot: annotation(BOOT)?,
+            renewed: annotation(RENEWED),
+        })
     }
 
     fn is_of(&self, purpose: Purpose) -> bool {
@@ -382,7 +461,9 @@ impl<'a> KeptSlice<'a> {
     }
 
     fn is_silent(&self) -> bool {
-        let renewed = self.renewed.and_then(|time| humantime::parse_rfc3339(time).ok());
+        let renewed = self
+            .renewed
+            .and_then(|time| humantime::parse_rfc3339(time).ok());
         renewed.is_none_or(|renewed| renewed.elapsed().is_ok_and(|age| age >= SILENT))
     }
 }
@@ -401,15 +482,25 @@ mod tests {
         items: Vec<Value>,
     ) -> (Objects, ServiceKeeper, UnboundedReceiver<(String, usize)>) {
         let objects = Objects::default();
-        let reconciled = json!({"metadata": {"name": "kubernetes"}, "endpoints": [{"addresses": named}]});
+        let reconciled =
+            json!({"metadata": {"name": "kubernetes"}, "endpoints": [{"addresses": named}]});
         objects.set(RECONCILED, Some(reconciled));
         objects.set(service::SLICES, Some(json!({"items": items})));
-        objects.set(service::SERVICE, Some(json!({"spec": {"ports": [{"name": "https"}]}})));
+        objects.set(
+            service::SERVICE,
+            Some(json!({"spec": {"ports": [{"name": "https"}]}})),
+        );
         let answers = objects.clone();
         let server = serve_with(move |request| answers.answer(request)).await;
         let client = Client::new(&server.access).unwrap();
         let address = SocketAddr::new(IP.parse().unwrap(), 6443);
-        let kept = ServiceKeeper { client, purpose: Purpose::Bridge, node: "cp-1".into(), boot: "b".into(), address };
+        let kept = ServiceKeeper {
+            client,
+            purpose: Purpose::Bridge,
+            node: "cp-1".into(),
+            boot: "b".into(),
+            address,
+        };
         (objects, kept, server.asked)
     }
 
@@ -442,13 +533,28 @@ mod tests {
         let (objects, kept, _asked) = cluster(&[], Vec::new()).await;
         let path = service::slice_path(&kept.name());
         let mut keeping = serving(kept);
-        keeping.kept.wait_for(|kept| *kept == Ok(true)).await.unwrap();
+        keeping
+            .kept
+            .wait_for(|kept| *kept == Ok(true))
+            .await
+            .unwrap();
         let there = objects.get(&path).unwrap();
-        assert_eq!(service::addresses(&there).collect::<Vec<_>>(), [IP.parse::<IpAddr>().unwrap()]);
+        assert_eq!(
+            service::addresses(&there).collect::<Vec<_>>(),
+            [IP.parse::<IpAddr>().unwrap()]
+        );
         let annotations = &there["metadata"]["annotations"];
-        assert_eq!((&annotations[NODE], &annotations[BOOT]), (&json!("cp-1"), &json!("b")));
-        let time = humantime::parse_rfc3339(annotations["berth/renewed"].as_str().unwrap()).unwrap();
-        assert!(time.elapsed().is_ok_and(|age| age < Duration::from_secs(600)), "{annotations}");
+        assert_eq!(
+            (&annotations[NODE], &annotations[BOOT]),
+            (&json!("cp-1"), &json!("b"))
+        );
+        let time =
+            humantime::parse_rfc3339(annotations["berth/renewed"].as_str().unwrap()).unwrap();
+        assert!(
+            time.elapsed()
+                .is_ok_and(|age| age < Duration::from_secs(600)),
+            "{annotations}"
+        );
         // The node's own is not in again: nothing is requested until the bridge has ended.
         keeping.demand(Demand::Ending);
         end(keeping).await;
@@ -458,18 +564,36 @@ mod tests {
     #[tokio::test]
     async fn a_slice_has_the_family_of_the_address_that_the_node_advertises() {
         let (objects, kept, _asked) = cluster(&[], Vec::new()).await;
-        let kept = ServiceKeeper { address: "[fd00::5]:6443".parse().unwrap(), ..kept };
+        let kept = ServiceKeeper {
+            address: "[fd00::5]:6443".parse().unwrap(),
+            ..kept
+        };
         // kube-proxy ignores slices of a family that the Service does not have.
         let why = kept.check().await.unwrap_err();
-        assert!(why.contains("has addresses of IPv4, and") && why.contains("fd00::5: give it"), "{why}");
+        assert!(
+            why.contains("has addresses of IPv4, and") && why.contains("fd00::5: give it"),
+            "{why}"
+        );
         let ports = json!([{"name": "https"}]);
-        objects.set(service::SERVICE, Some(json!({"spec": {"ipFamilies": ["IPv6", "IPv4"], "ports": ports}})));
+        objects.set(
+            service::SERVICE,
+            Some(json!({"spec": {"ipFamilies": ["IPv6", "IPv4"], "ports": ports}})),
+        );
         kept.check().await.unwrap();
         let mut keeping = serving(kept);
-        keeping.kept.wait_for(|kept| *kept == Ok(true)).await.unwrap();
-        let there = objects.get(&service::slice_path("berth-bridge-cp-1-ipv6")).unwrap();
+        keeping
+            .kept
+            .wait_for(|kept| *kept == Ok(true))
+            .await
+            .unwrap();
+        let there = objects
+            .get(&service::slice_path("berth-bridge-cp-1-ipv6"))
+            .unwrap();
         assert_eq!(there["addressType"], "IPv6");
-        assert_eq!(service::addresses(&there).collect::<Vec<_>>(), ["fd00::5".parse::<IpAddr>().unwrap()]);
+        assert_eq!(
+            service::addresses(&there).collect::<Vec<_>>(),
+            ["fd00::5".parse::<IpAddr>().unwrap()]
+        );
     }
 
     #[tokio::test]
@@ -478,7 +602,10 @@ mod tests {
         kept.check().await.unwrap();
         assert_eq!(objects.get(&service::slice_path(&kept.name())), None);
         let mut tried = std::iter::from_fn(|| asked.try_recv().ok());
-        assert!(tried.any(|(request, _)| request.starts_with("PATCH") && request.contains("dryRun=All")));
+        assert!(
+            tried
+                .any(|(request, _)| request.starts_with("PATCH") && request.contains("dryRun=All"))
+        );
     }
 
     /// Where the rule changes nothing, the operator has to know why.
@@ -487,13 +614,26 @@ mod tests {
         for refused in ["PATCH /", RECONCILED] {
             let (objects, kept, _asked) = cluster(&[], Vec::new()).await;
             let server = serve_with(move |request| match request.contains(refused) {
-                true => answer("403 Forbidden", r#"{"message": "endpointslices is forbidden"}"#),
+                true => answer(
+                    "403 Forbidden",
+                    r#"{"message": "endpointslices is forbidden"}"#,
+                ),
                 false => objects.answer(request),
             });
-            let kept = ServiceKeeper { client: Client::new(&server.await.access).unwrap(), ..kept };
+            let kept = ServiceKeeper {
+                client: Client::new(&server.await.access).unwrap(),
+                ..kept
+            };
             let is_told = |why: &String| why.contains("endpointslices is forbidden");
-            assert!(kept.check().await.is_err_and(|why| is_told(&why)), "{refused}");
-            serving(kept).kept.wait_for(|kept| kept.as_ref().is_err_and(is_told)).await.unwrap();
+            assert!(
+                kept.check().await.is_err_and(|why| is_told(&why)),
+                "{refused}"
+            );
+            serving(kept)
+                .kept
+                .wait_for(|kept| kept.as_ref().is_err_and(is_told))
+                .await
+                .unwrap();
         }
     }
 
@@ -501,7 +641,10 @@ mod tests {
     #[tokio::test]
     async fn a_node_that_serves_nothing_is_taken_out() {
         let (objects, kept, _asked) = cluster(&["10.0.0.6"], Vec::new()).await;
-        let kept = ServiceKeeper { purpose: Purpose::Upgrade, ..kept };
+        let kept = ServiceKeeper {
+            purpose: Purpose::Upgrade,
+            ..kept
+        };
         let path = service::slice_path(&kept.name());
         // As an upgrade that is resumed finds it.
         objects.set(&path, Some(kept.slice().await.unwrap()));
@@ -519,21 +662,39 @@ mod tests {
         let (objects, kept, _asked) = cluster(&[], Vec::new()).await;
         let path = service::slice_path(&kept.name());
         let mut keeping = serving(kept);
-        keeping.kept.wait_for(|kept| *kept == Ok(true)).await.unwrap();
+        keeping
+            .kept
+            .wait_for(|kept| *kept == Ok(true))
+            .await
+            .unwrap();
         keeping.demand(Demand::NotServing);
-        let out = timeout(Duration::from_millis(200), keeping.kept.wait_for(|kept| *kept != Ok(true))).await;
+        let out = timeout(
+            Duration::from_millis(200),
+            keeping.kept.wait_for(|kept| *kept != Ok(true)),
+        )
+        .await;
         assert!(out.is_err() && objects.get(&path).is_some());
     }
 
     #[tokio::test]
     async fn an_api_that_does_not_answer_is_asked_again_and_one_that_refuses_is_not() {
         let slice = json!({"addressType": "IPv4", "endpoints": [{"addresses": [IP]}]}).to_string();
-        let mut answers = vec![answer("403 Forbidden", "{}"), answer("200 OK", &slice), "no HTTP\r\n\r\n".into()];
+        let mut answers = vec![
+            answer("403 Forbidden", "{}"),
+            answer("200 OK", &slice),
+            "no HTTP\r\n\r\n".into(),
+        ];
         let server = serve_with(move |_| answers.pop().unwrap()).await;
         let (_, kept, _) = cluster(&[], Vec::new()).await;
-        let kept = ServiceKeeper { client: Client::new(&server.access).unwrap(), ..kept };
+        let kept = ServiceKeeper {
+            client: Client::new(&server.access).unwrap(),
+            ..kept
+        };
         assert!(kept.names_node().await.unwrap());
-        assert_eq!(kept.names_node().await.unwrap_err().status(), Some(hyper::StatusCode::FORBIDDEN));
+        assert_eq!(
+            kept.names_node().await.unwrap_err().status(),
+            Some(hyper::StatusCode::FORBIDDEN)
+        );
     }
 
     #[tokio::test]
@@ -575,12 +736,20 @@ mod tests {
         ];
         let (objects, kept, _) = cluster(&[], all).await;
         let node = |boot| json!({"metadata": {"name": "a-node"}, "status": {"nodeInfo": {"bootID": boot}}});
-        objects.set(NODES, Some(json!({"items": [node("1"), node("later"), node("3")]})));
+        objects.set(
+            NODES,
+            Some(json!({"items": [node("1"), node("later"), node("3")]})),
+        );
         let names = |nodes: &[&str]| {
             let bridges = nodes.iter().map(|node| format!("berth-bridge-{node}-ipv4"));
-            bridges.chain(["berth-upgrade-killed-ipv4".into()]).collect::<Vec<_>>()
+            bridges
+                .chain(["berth-upgrade-killed-ipv4".into()])
+                .collect::<Vec<_>>()
         };
-        assert_eq!(left(&kept.client, None).await.unwrap(), names(&["booted", "gone", "silent", "a-node"]));
+        assert_eq!(
+            left(&kept.client, None).await.unwrap(),
+            names(&["booted", "gone", "silent", "a-node"])
+        );
         assert_eq!(
             left(&kept.client, Some("own")).await.unwrap(),
             names(&["own", "booted", "gone", "silent", "a-node"])

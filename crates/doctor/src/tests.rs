@@ -34,9 +34,16 @@ fn options() -> InjectOptions {
 /// For the Deployment, whose CA is not to be found.
 fn with_ca() -> InjectOptions {
     let ca = "/etc/kubernetes/secrets/ca.crt".to_owned();
-    let probing =
-        Probing { variables: vec![("BERTH_PROBE_CA", ca.clone())], files: vec![ca], trusts: true, credentials: false };
-    InjectOptions { probing, ..options() }
+    let probing = Probing {
+        variables: vec![("BERTH_PROBE_CA", ca.clone())],
+        files: vec![ca],
+        trusts: true,
+        credentials: false,
+    };
+    InjectOptions {
+        probing,
+        ..options()
+    }
 }
 
 pub(super) fn static_pod() -> String {
@@ -44,7 +51,9 @@ pub(super) fn static_pod() -> String {
 }
 
 fn passing(pass: PassMode) -> String {
-    inject(KUBEADM, &InjectOptions { pass, ..options() }).unwrap().text
+    inject(KUBEADM, &InjectOptions { pass, ..options() })
+        .unwrap()
+        .text
 }
 
 fn deployment() -> String {
@@ -54,7 +63,10 @@ fn deployment() -> String {
 /// The findings, without checks that were not made.
 fn findings(text: &str, look: impl FnOnce(&mut Case<'_>)) -> Vec<Finding> {
     let manifest = Manifest::parse(text).unwrap();
-    let mut case = Case { cluster: Some(&NO_OTHERS), ..Case::new("a.yaml", &manifest) };
+    let mut case = Case {
+        cluster: Some(&NO_OTHERS),
+        ..Case::new("a.yaml", &manifest)
+    };
     look(&mut case);
     examine(&case)
 }
@@ -65,7 +77,11 @@ fn of_text(text: &str) -> Vec<Finding> {
 
 fn of_node(text: &str, facts: &Facts) -> Vec<Finding> {
     let manifest = Manifest::parse(text).unwrap();
-    examine(&Case { node: Some(facts), cluster: Some(&NO_OTHERS), ..Case::new("a.yaml", &manifest) })
+    examine(&Case {
+        node: Some(facts),
+        cluster: Some(&NO_OTHERS),
+        ..Case::new("a.yaml", &manifest)
+    })
 }
 
 /// A text with changes, each of something that is there.
@@ -83,17 +99,28 @@ fn with_shim(text: &str, changes: &[(&str, &str)]) -> String {
 }
 
 /// A cluster with nothing to say.
-static NO_OTHERS: Cluster = Cluster { addresses: Vec::new(), left: Vec::new() };
+static NO_OTHERS: Cluster = Cluster {
+    addresses: Vec::new(),
+    left: Vec::new(),
+};
 
 /// With credentials for the cluster's API, as `berth grant` makes them.
 fn clustered() -> String {
     let variables = "    - name: BERTH_CLUSTER\n      value: /etc/kubernetes/berth-cluster/kubeconfig\n    - name: BERTH_NODE_NAME\n      \
                      valueFrom:\n        fieldRef:\n          fieldPath: spec.nodeName\n    - name: BERTH_BIND_WAIT\n";
-    let mount =
-        "    - mountPath: /etc/kubernetes/berth-cluster\n      name: berth-cluster\n    - mountPath: /run/berth\n";
+    let mount = "    - mountPath: /etc/kubernetes/berth-cluster\n      name: berth-cluster\n    - mountPath: /run/berth\n";
     let volume = "  - hostPath:\n      path: /etc/kubernetes/berth-cluster\n      type: Directory\n    name: berth-cluster\n  - hostPath:\n      path: /run/berth\n";
-    let pod = with(&static_pod(), &[("  - hostPath:\n      path: /run/berth\n", volume)]);
-    with_shim(&pod, &[("    - name: BERTH_BIND_WAIT\n", variables), ("    - mountPath: /run/berth\n", mount)])
+    let pod = with(
+        &static_pod(),
+        &[("  - hostPath:\n      path: /run/berth\n", volume)],
+    );
+    with_shim(
+        &pod,
+        &[
+            ("    - name: BERTH_BIND_WAIT\n", variables),
+            ("    - mountPath: /run/berth\n", mount),
+        ],
+    )
 }
 
 /// Cases that are each one finding of one check, by the checks' names.
@@ -107,16 +134,29 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         assert_ne!(old, pod);
         let old = Manifest::parse(&old).unwrap();
         let manifest = Manifest::parse(&pod).unwrap();
-        (id, examine(&Case { running: Some(&old), cluster: Some(&NO_OTHERS), ..Case::new("a.yaml", &manifest) }))
+        (
+            id,
+            examine(&Case {
+                running: Some(&old),
+                cluster: Some(&NO_OTHERS),
+                ..Case::new("a.yaml", &manifest)
+            }),
+        )
     };
     let instance = "- name: BERTH_INSTANCE\n      valueFrom:\n        fieldRef:\n          fieldPath: metadata.uid\n";
     let literal = "- name: BERTH_INSTANCE\n      value: one\n";
     let asks_berth = "    livenessProbe:\n      exec:\n        command:\n        - /opt/berth/berth\n        - live\n        - --timeout\n        - 14s\n";
     let live = |words: &[&str]| {
-        changed(&[(asks_berth, &format!("    livenessProbe:\n      exec:\n        command: {words:?}\n"))])
+        changed(&[(
+            asks_berth,
+            &format!("    livenessProbe:\n      exec:\n        command: {words:?}\n"),
+        )])
     };
     let no_shim = {
-        let (from, to) = (pod.find("  - args:\n    - serve\n").unwrap(), pod.find("  priority: ").unwrap());
+        let (from, to) = (
+            pod.find("  - args:\n    - serve\n").unwrap(),
+            pod.find("  priority: ").unwrap(),
+        );
         format!("{}{}", &pod[..from], &pod[to..])
     };
     let clustered = clustered();
@@ -131,15 +171,20 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
              {{fieldPath: spec.nodeName}}}}}}\n{waits}"
         );
         let base = include_str!("../../../examples/kustomize/base/kube-apiserver.yaml");
-        of_text(&with(base, &[&[(waits, variables.as_str())], changes].concat()))
+        of_text(&with(
+            base,
+            &[&[(waits, variables.as_str())], changes].concat(),
+        ))
     };
     let passing = passing(PassMode::Inject);
     assert_eq!(of_text(&passing), []);
-    let localhost =
-        "seccompProfile:\n      type: Localhost\n      localhostProfile: a.json\n  terminationGracePeriodSeconds:";
+    let localhost = "seccompProfile:\n      type: Localhost\n      localhostProfile: a.json\n  terminationGracePeriodSeconds:";
     let default = "seccompProfile:\n      type: RuntimeDefault\n  terminationGracePeriodSeconds:";
     assert_eq!(of_text(&with(&pod, &[(default, localhost)])), []);
-    let account = ("automountServiceAccountToken: false", "serviceAccountName: berth");
+    let account = (
+        "automountServiceAccountToken: false",
+        "serviceAccountName: berth",
+    );
     assert_eq!(without_token(&[account]), []);
     // Of one node, so its name may be written out.
     assert_eq!(credentials(&[(field, "      value: cp-1\n")]), []);
@@ -194,18 +239,42 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
     ];
     let of_pod = [
         ("host-network", "hostNetwork: true", "hostNetwork: false"),
-        ("advertise-address", "--advertise-address=10.0.0.5", "--advertise-address=10.0.0.6"),
-        ("probe-on-shared-port", asks_berth, "    livenessProbe:\n      httpGet: {port: 6443}\n"),
-        ("probe-elsewhere", asks_berth, "    livenessProbe:\n      httpGet: {host: 127.0.0.1, port: 3990}\n"),
-        ("readiness-missing", "    readinessProbe:\n", "    livenessProbe2:\n"),
-        ("probe-pace", "      periodSeconds: 5\n", "      periodSeconds: 1\n"),
+        (
+            "advertise-address",
+            "--advertise-address=10.0.0.5",
+            "--advertise-address=10.0.0.6",
+        ),
+        (
+            "probe-on-shared-port",
+            asks_berth,
+            "    livenessProbe:\n      httpGet: {port: 6443}\n",
+        ),
+        (
+            "probe-elsewhere",
+            asks_berth,
+            "    livenessProbe:\n      httpGet: {host: 127.0.0.1, port: 3990}\n",
+        ),
+        (
+            "readiness-missing",
+            "    readinessProbe:\n",
+            "    livenessProbe2:\n",
+        ),
+        (
+            "probe-pace",
+            "      periodSeconds: 5\n",
+            "      periodSeconds: 1\n",
+        ),
         ("probe-pace", "        - --timeout\n        - 14s\n", ""),
         (
             "declared-ports",
             "    name: kube-apiserver\n    readinessProbe",
             "    name: kube-apiserver\n    ports: [{containerPort: 8080}]\n    readinessProbe",
         ),
-        ("other-container", "  hostNetwork: true\n", "  - {name: kms-plugin, image: kms:v1}\n  hostNetwork: true\n"),
+        (
+            "other-container",
+            "  hostNetwork: true\n",
+            "  - {name: kms-plugin, image: kms:v1}\n  hostNetwork: true\n",
+        ),
         (
             "shared-file",
             "    - --advertise-address=10.0.0.5\n",
@@ -213,11 +282,27 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         ),
         ("pre-stop", "          - drain\n", "          - status\n"),
         ("pre-stop", "    lifecycle:\n", "    lifecycle2:\n"),
-        ("shutdown-delay", "    - --shutdown-delay-duration=5s", "    - --shutdown-delay-duration=0s"),
+        (
+            "shutdown-delay",
+            "    - --shutdown-delay-duration=5s",
+            "    - --shutdown-delay-duration=0s",
+        ),
         ("peer-proxy", PEERS.0, PEERS.1),
-        ("grace-period", "GracePeriodSeconds: 120", "GracePeriodSeconds: 119"),
-        ("anonymous-auth", "    - --allow-privileged=true\n", "    - --anonymous-auth=false\n"),
-        ("anonymous-auth", "    - --allow-privileged=true\n", "    - --anonymous-auth=False\n"),
+        (
+            "grace-period",
+            "GracePeriodSeconds: 120",
+            "GracePeriodSeconds: 119",
+        ),
+        (
+            "anonymous-auth",
+            "    - --allow-privileged=true\n",
+            "    - --anonymous-auth=false\n",
+        ),
+        (
+            "anonymous-auth",
+            "    - --allow-privileged=true\n",
+            "    - --anonymous-auth=False\n",
+        ),
         (
             "authentication-config",
             "    - --allow-privileged=true\n",
@@ -240,17 +325,32 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
             "mountPath: /run/berth\n      name: berth-run",
             "mountPath: /run/other\n      name: berth-run",
         ),
-        ("run-dir-volume", "name: berth-run", "name: berth-run\n      readOnly: true"),
+        (
+            "run-dir-volume",
+            "name: berth-run",
+            "name: berth-run\n      readOnly: true",
+        ),
         ("run-dir-volume", "name: berth-run", "name: k8s-certs"),
-        ("grace-period", "- name: BERTH_BIND_WAIT\n      value: 10m", "- name: BERTH_DRAIN_TIMEOUT\n      value: 61s"),
+        (
+            "grace-period",
+            "- name: BERTH_BIND_WAIT\n      value: 10m",
+            "- name: BERTH_DRAIN_TIMEOUT\n      value: 61s",
+        ),
     ];
     cases.push((
         "declared-ports",
-        shim(&[("    restartPolicy: Always\n", "    restartPolicy: Always\n    ports: [{containerPort: 9443}]\n")]),
+        shim(&[(
+            "    restartPolicy: Always\n",
+            "    restartPolicy: Always\n    ports: [{containerPort: 9443}]\n",
+        )]),
     ));
     cases.extend(of_shim.map(|(id, old, new)| (id, shim(&[(old, new)]))));
     let of_credentials = [
-        ("cluster-mount", "mountPath: /etc/kubernetes/berth-cluster\n", "mountPath: /elsewhere\n"),
+        (
+            "cluster-mount",
+            "mountPath: /etc/kubernetes/berth-cluster\n",
+            "mountPath: /elsewhere\n",
+        ),
         (
             "cluster-mount",
             "mountPath: /etc/kubernetes/berth-cluster\n",
@@ -261,14 +361,34 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
             "  - hostPath:\n      path: /etc/kubernetes/berth-cluster\n      type: Directory\n",
             "  - emptyDir: {}\n",
         ),
-        ("node-name", "    - name: BERTH_NODE_NAME\n", "    - name: OTHER\n"),
-        ("node-name", "fieldPath: spec.nodeName", "fieldPath: metadata.name"),
+        (
+            "node-name",
+            "    - name: BERTH_NODE_NAME\n",
+            "    - name: OTHER\n",
+        ),
+        (
+            "node-name",
+            "fieldPath: spec.nodeName",
+            "fieldPath: metadata.name",
+        ),
     ];
     cases.extend(of_credentials.map(|(id, old, new)| (id, credentials(&[(old, new)]))));
     let of_another = [
-        ("version-skew", "kube-apiserver:v1.36.3", "kube-apiserver:v1.34.0"),
-        ("listen-lost", "10.0.0.5:6443", "10.0.0.5:6443 127.0.0.1:6443"),
-        ("etcd-differs", "https://127.0.0.1:2379", "https://10.0.0.9:2379"),
+        (
+            "version-skew",
+            "kube-apiserver:v1.36.3",
+            "kube-apiserver:v1.34.0",
+        ),
+        (
+            "listen-lost",
+            "10.0.0.5:6443",
+            "10.0.0.5:6443 127.0.0.1:6443",
+        ),
+        (
+            "etcd-differs",
+            "https://127.0.0.1:2379",
+            "https://10.0.0.9:2379",
+        ),
         ("keys-differ", "pki/sa.key", "pki/sb.key"),
     ];
     cases.extend(of_another.map(replacing));
@@ -278,11 +398,19 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
 /// Who is alone on the node has its identity alone, and without a CA there is no proxy.
 #[test]
 fn peers_are_told_of_only_behind_berth_and_with_a_ca() {
-    assert_eq!(ids(&of_text(&with(KUBEADM, &[PEERS]))), ["not-behind-berth"]);
+    assert_eq!(
+        ids(&of_text(&with(KUBEADM, &[PEERS]))),
+        ["not-behind-berth"]
+    );
     let off = PEERS.1.replace("=/etc/kubernetes/pki/ca.crt", "=");
     assert_eq!(of_text(&with(&static_pod(), &[(PEERS.0, &off)])), []);
-    let [found] = &of_text(&with(&static_pod(), &[PEERS]))[..] else { panic!() };
-    assert!(found.severity == Severity::Warning && found.cause.contains("host name"), "{found:?}");
+    let [found] = &of_text(&with(&static_pod(), &[PEERS]))[..] else {
+        panic!()
+    };
+    assert!(
+        found.severity == Severity::Warning && found.cause.contains("host name"),
+        "{found:?}"
+    );
 }
 
 /// `berth grant` writes what a shim dials, for its uid, before or after inject.
@@ -292,25 +420,65 @@ fn what_a_manifest_says_of_its_shim_is_found() {
     let berth = Some("10.0.0.5:6443".parse().unwrap());
     let server_name = "kubernetes".to_owned();
     let ca = Some("/etc/kubernetes/pki/ca.crt".into());
-    assert_eq!(of(KUBEADM), ShimOf { berth, uid: 0, server_name: server_name.clone(), ca: None });
-    assert_eq!(of(&static_pod()), ShimOf { berth, uid: 0, server_name: server_name.clone(), ca });
+    assert_eq!(
+        of(KUBEADM),
+        ShimOf {
+            berth,
+            uid: 0,
+            server_name: server_name.clone(),
+            ca: None
+        }
+    );
+    assert_eq!(
+        of(&static_pod()),
+        ShimOf {
+            berth,
+            uid: 0,
+            server_name: server_name.clone(),
+            ca
+        }
+    );
     // Only the kubelet knows the address.
-    assert_eq!(of(&deployment()), ShimOf { berth: None, uid: 65534, server_name, ca: None });
-    assert_eq!(of(include_str!("../../../examples/node-shim/kube-apiserver.yaml")).berth, berth);
+    assert_eq!(
+        of(&deployment()),
+        ShimOf {
+            berth: None,
+            uid: 65534,
+            server_name,
+            ca: None
+        }
+    );
+    assert_eq!(
+        of(include_str!(
+            "../../../examples/node-shim/kube-apiserver.yaml"
+        ))
+        .berth,
+        berth
+    );
 }
 
 fn of_files() -> Vec<(&'static str, Vec<Finding>)> {
     let pod = static_pod();
     let beside = |name: &str, text: Result<&str, &str>| {
         let text = text.map(ToOwned::to_owned).map_err(ToOwned::to_owned);
-        let files = [beside::ManifestFile { path: name.into(), text }];
+        let files = [beside::ManifestFile {
+            path: name.into(),
+            text,
+        }];
         let manifest = Manifest::parse(&pod).unwrap();
-        examine(&Case { beside: Some(&files), cluster: Some(&NO_OTHERS), ..Case::new("/m/a.yaml", &manifest) })
+        examine(&Case {
+            beside: Some(&files),
+            cluster: Some(&NO_OTHERS),
+            ..Case::new("/m/a.yaml", &manifest)
+        })
     };
     let etcd = "kind: Pod\nmetadata: {name: etcd, namespace: kube-system}\n";
     assert_eq!(beside("etcd.yaml", Ok(etcd)), []);
     vec![
-        ("same-pod-name", beside("kube-apiserver.yaml.bak", Ok(KUBEADM))),
+        (
+            "same-pod-name",
+            beside("kube-apiserver.yaml.bak", Ok(KUBEADM)),
+        ),
         ("stray-file", beside("etcd.yaml~", Ok(etcd))),
         ("stray-file", beside("notes.yaml", Ok("kind: ConfigMap"))),
         ("stray-file", beside("notes", Ok("a: ["))),
@@ -322,18 +490,39 @@ fn of_files() -> Vec<(&'static str, Vec<Finding>)> {
 fn sound() -> Facts {
     Facts {
         addresses: Some(vec!["10.0.0.5".parse().unwrap()]),
-        listeners: vec![holding("10.0.0.5:6443", 0, "berth"), holding("127.1.2.3:6443", 0, "kube-apiserver")],
-        apiservers: vec![RunningProcess { resident: 1 << 30, started: None }],
+        listeners: vec![
+            holding("10.0.0.5:6443", 0, "berth"),
+            holding("127.1.2.3:6443", 0, "kube-apiserver"),
+        ],
+        apiservers: vec![RunningProcess {
+            resident: 1 << 30,
+            started: None,
+        }],
         available: Some(1 << 30),
-        shims: vec![LiveShim { instance: "a".into(), version: berth_node::VERSION.into() }],
+        shims: vec![LiveShim {
+            instance: "a".into(),
+            version: berth_node::VERSION.into(),
+        }],
         ..Facts::default()
     }
 }
 
 fn holding(local: &str, uid: u32, name: &str) -> HeldPort {
     let remote = "0.0.0.0:0".parse().unwrap();
-    let entry = Entry { local: local.parse().unwrap(), remote, state: 0x0a, uid, inode: 7 };
-    HeldPort { entry, process: Some(NamedProcess { pid: 812, name: name.into() }) }
+    let entry = Entry {
+        local: local.parse().unwrap(),
+        remote,
+        state: 0x0a,
+        uid,
+        inode: 7,
+    };
+    HeldPort {
+        entry,
+        process: Some(NamedProcess {
+            pid: 812,
+            name: name.into(),
+        }),
+    }
 }
 
 fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
@@ -343,23 +532,60 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         change(&mut facts);
         of_node(&pod, &facts)
     };
-    let held = |local: &str, uid, name: &str| node(&|facts| facts.listeners = vec![holding(local, uid, name)]);
-    let secured =
-        with(&pod, &[("    - --allow-privileged=true\n", "    - --authentication-config=/etc/kubernetes/pki/a\n")]);
+    let held = |local: &str, uid, name: &str| {
+        node(&|facts| facts.listeners = vec![holding(local, uid, name)])
+    };
+    let secured = with(
+        &pod,
+        &[(
+            "    - --allow-privileged=true\n",
+            "    - --authentication-config=/etc/kubernetes/pki/a\n",
+        )],
+    );
     let config = |anonymous: &str| {
         let text = format!("kind: AuthenticationConfiguration\nanonymous: {anonymous}\n");
-        of_node(&secured, &Facts { authentication: Some(text), ..sound() })
+        of_node(
+            &secured,
+            &Facts {
+                authentication: Some(text),
+                ..sound()
+            },
+        )
     };
-    let dialled = |address: &str| node(&|facts| facts.clients.add(address.parse().unwrap(), "kubelet.conf".into()));
+    let dialled = |address: &str| {
+        node(&|facts| {
+            facts
+                .clients
+                .add(address.parse().unwrap(), "kubelet.conf".into())
+        })
+    };
     assert_eq!(dialled("10.0.0.5:6443"), []);
-    let owner = |owner| registry::Error::Owner { path: "/run/berth".into(), owner, uid: 0 };
+    let owner = |owner| registry::Error::Owner {
+        path: "/run/berth".into(),
+        owner,
+        uid: 0,
+    };
     let granted = |change: &dyn Fn(&mut Credentials)| {
         let directory = std::path::Path::new("/etc/kubernetes/berth-cluster");
         let file = |name: &str| (directory.join(name), 0, 0o600);
-        let files = vec![(directory.to_owned(), 0, 0o700), file("kubeconfig"), file("token")];
-        let mut credentials = Credentials { path: directory.join("kubeconfig"), files, has_certificate: Ok(false) };
+        let files = vec![
+            (directory.to_owned(), 0, 0o700),
+            file("kubeconfig"),
+            file("token"),
+        ];
+        let mut credentials = Credentials {
+            path: directory.join("kubeconfig"),
+            files,
+            has_certificate: Ok(false),
+        };
         change(&mut credentials);
-        of_node(&clustered(), &Facts { credentials: Some(credentials), ..sound() })
+        of_node(
+            &clustered(),
+            &Facts {
+                credentials: Some(credentials),
+                ..sound()
+            },
+        )
     };
     assert_eq!(granted(&|_| {}), []);
     let passing = |change: &dyn Fn(&mut Facts)| {
@@ -368,21 +594,46 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         of_node(&passing(PassMode::Inject), &facts)
     };
     let yama = |scope: &'static str| {
-        move |facts: &mut Facts| drop(facts.settings.insert("kernel.yama.ptrace_scope", format!("{scope}\n")))
+        move |facts: &mut Facts| {
+            drop(
+                facts
+                    .settings
+                    .insert("kernel.yama.ptrace_scope", format!("{scope}\n")),
+            )
+        }
     };
     assert_eq!((passing(&yama("1")), node(&yama("3"))), (vec![], vec![]));
-    assert_eq!(config("{enabled: true, conditions: [{path: /livez}, {path: /readyz}]}"), []);
+    assert_eq!(
+        config("{enabled: true, conditions: [{path: /livez}, {path: /readyz}]}"),
+        []
+    );
     vec![
-        ("run-dir-owner", node(&|facts| facts.run_dir = Some(owner(7)))),
         (
             "run-dir-owner",
-            node(&|facts| facts.run_dir = Some(registry::Error::Mode { path: "/x".into(), mode: 0o777 })),
+            node(&|facts| facts.run_dir = Some(owner(7))),
         ),
         (
             "run-dir-owner",
-            node(&|facts| facts.run_dir = Some(registry::Error::NotADirectory { path: "/x".into(), found: "a file" })),
+            node(&|facts| {
+                facts.run_dir = Some(registry::Error::Mode {
+                    path: "/x".into(),
+                    mode: 0o777,
+                })
+            }),
         ),
-        ("address-missing", node(&|facts| facts.addresses = Some(Vec::new()))),
+        (
+            "run-dir-owner",
+            node(&|facts| {
+                facts.run_dir = Some(registry::Error::NotADirectory {
+                    path: "/x".into(),
+                    found: "a file",
+                })
+            }),
+        ),
+        (
+            "address-missing",
+            node(&|facts| facts.addresses = Some(Vec::new())),
+        ),
         ("port-held", held("10.0.0.5:6443", 7, "berth")),
         ("port-held", held("10.0.0.5:6443", 0, "haproxy")),
         ("port-held", held("0.0.0.0:6443", 0, "nginx")),
@@ -392,34 +643,91 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         ("not-checked", node(&|facts| facts.unprivileged = true)),
         (
             "file-missing",
-            node(&|facts| facts.missing.push(("--client-ca-file".into(), "/etc/kubernetes/pki/ca.crt".into()))),
+            node(&|facts| {
+                facts.missing.push((
+                    "--client-ca-file".into(),
+                    "/etc/kubernetes/pki/ca.crt".into(),
+                ))
+            }),
         ),
         ("first-switch", held("[::]:6443", 0, "kube-apiserver")),
         (
             "serving-certificate",
             node(&|facts| facts.certificate = of_certificate(&[("apiserver.crt", "")], &options())),
         ),
-        ("memory", node(&|facts| facts.available = Some((1 << 30) - 1))),
-        ("cluster-kubeconfig", granted(&|seen| seen.has_certificate = Err("there is no such file".into()))),
-        ("cluster-kubeconfig", granted(&|seen| seen.has_certificate = Ok(true))),
-        ("cluster-kubeconfig", granted(&|seen| seen.files[0].1 = 65534)),
-        ("cluster-kubeconfig", granted(&|seen| seen.files[2].2 = 0o640)),
-        ("tcp-migrate-req", node(&|facts| drop(facts.settings.insert("net.ipv4.tcp_migrate_req", "1\n".to_owned())))),
+        (
+            "memory",
+            node(&|facts| facts.available = Some((1 << 30) - 1)),
+        ),
+        (
+            "cluster-kubeconfig",
+            granted(&|seen| seen.has_certificate = Err("there is no such file".into())),
+        ),
+        (
+            "cluster-kubeconfig",
+            granted(&|seen| seen.has_certificate = Ok(true)),
+        ),
+        (
+            "cluster-kubeconfig",
+            granted(&|seen| seen.files[0].1 = 65534),
+        ),
+        (
+            "cluster-kubeconfig",
+            granted(&|seen| seen.files[2].2 = 0o640),
+        ),
+        (
+            "tcp-migrate-req",
+            node(&|facts| {
+                drop(
+                    facts
+                        .settings
+                        .insert("net.ipv4.tcp_migrate_req", "1\n".to_owned()),
+                )
+            }),
+        ),
         ("pass-obstacle", passing(&yama("2"))),
         ("pass-obstacle", passing(&yama("3"))),
-        ("pass-obstacle", passing(&|facts| facts.obstacle = Some("seccomp(2) is forbidden: allow it".into()))),
-        ("berth-version", node(&|facts| facts.shims[0].version = "9.0.0".into())),
-        ("shims-unconnected", node(&|facts| facts.unconnected.push("the shims of a and b have no connection".into()))),
-        ("upgrade-interrupted", node(&|facts| facts.interrupted = Some("one of yesterday".into()))),
+        (
+            "pass-obstacle",
+            passing(&|facts| facts.obstacle = Some("seccomp(2) is forbidden: allow it".into())),
+        ),
+        (
+            "berth-version",
+            node(&|facts| facts.shims[0].version = "9.0.0".into()),
+        ),
+        (
+            "shims-unconnected",
+            node(&|facts| {
+                facts
+                    .unconnected
+                    .push("the shims of a and b have no connection".into())
+            }),
+        ),
+        (
+            "upgrade-interrupted",
+            node(&|facts| facts.interrupted = Some("one of yesterday".into())),
+        ),
         ("anonymous-auth", config("{enabled: false}")),
-        ("anonymous-auth", config("{enabled: true, conditions: [{path: /livez}]}")),
+        (
+            "anonymous-auth",
+            config("{enabled: true, conditions: [{path: /livez}]}"),
+        ),
         (
             "secure-ports",
-            findings(&pod, |case| case.cluster = Some(&NO_OTHERS)).into_iter().chain(examine_ports(&pod)).collect(),
+            findings(&pod, |case| case.cluster = Some(&NO_OTHERS))
+                .into_iter()
+                .chain(examine_ports(&pod))
+                .collect(),
         ),
         (
             "bridge-slice",
-            examine_cluster(&pod, &Cluster { addresses: Vec::new(), left: vec!["berth-bridge-a-ipv4".into()] }),
+            examine_cluster(
+                &pod,
+                &Cluster {
+                    addresses: Vec::new(),
+                    left: vec!["berth-bridge-a-ipv4".into()],
+                },
+            ),
         ),
     ]
 }
@@ -429,27 +737,52 @@ fn examine_ports(text: &str) -> Vec<Finding> {
         "endpoints": [{"addresses": ["10.0.0.5"]}, {"addresses": ["10.0.0.6"]}], "ports": [{"port": 7443}]
     }, {"endpoints": [{"addresses": ["fd00::5"]}], "ports": [{"port": 6443}]}]});
     let addresses = cluster::endpoints(&list);
-    let wanted = ["10.0.0.5:7443", "10.0.0.6:7443", "[fd00::5]:6443"].map(|text| text.parse().unwrap());
+    let wanted =
+        ["10.0.0.5:7443", "10.0.0.6:7443", "[fd00::5]:6443"].map(|text| text.parse().unwrap());
     assert_eq!(addresses, wanted);
-    examine_cluster(text, &Cluster { addresses, left: Vec::new() })
+    examine_cluster(
+        text,
+        &Cluster {
+            addresses,
+            left: Vec::new(),
+        },
+    )
 }
 
 fn examine_cluster(text: &str, cluster: &Cluster) -> Vec<Finding> {
     let manifest = Manifest::parse(text).unwrap();
-    examine(&Case { cluster: Some(cluster), ..Case::new("a.yaml", &manifest) })
+    examine(&Case {
+        cluster: Some(cluster),
+        ..Case::new("a.yaml", &manifest)
+    })
 }
 
 #[test]
 fn each_check_finds_its_case_and_nothing_else() {
-    let refused = of_text(&with(KUBEADM, &[("hostNetwork: true", "hostNetwork: false")]));
+    let refused = of_text(&with(
+        KUBEADM,
+        &[("hostNetwork: true", "hostNetwork: false")],
+    ));
     assert_eq!(ids(&refused), ["not-behind-berth", "inject-refuses"]);
     let mut seen = BTreeSet::from(["inject-refuses"]);
-    let cases = of_manifests().into_iter().chain(of_files()).chain(of_nodes());
+    let cases = of_manifests()
+        .into_iter()
+        .chain(of_files())
+        .chain(of_nodes());
     let (right, wrong): (Vec<_>, Vec<_>) = cases.partition(|(id, findings)| ids(findings) == [*id]);
     assert!(wrong.is_empty(), "{wrong:#?}");
     for (id, findings) in right {
-        let Finding { severity, cause, fix, place, .. } = &findings[0];
-        assert!(!cause.is_empty() && !fix.is_empty() && !place.is_empty(), "{findings:#?}");
+        let Finding {
+            severity,
+            cause,
+            fix,
+            place,
+            ..
+        } = &findings[0];
+        assert!(
+            !cause.is_empty() && !fix.is_empty() && !place.is_empty(),
+            "{findings:#?}"
+        );
         let check = CHECKS.iter().find(|check| check.id == id).unwrap();
         assert_eq!(*severity, check.severity);
         seen.insert(id);
@@ -464,32 +797,52 @@ fn ids(findings: &[Finding]) -> Vec<&'static str> {
 
 #[test]
 fn what_is_in_the_way_of_sockets_is_an_error_only_if_kube_apiserver_would_not_start() {
-    let facts = Facts { obstacle: Some("the kernel (old) refuses: use another".into()), ..sound() };
+    let facts = Facts {
+        obstacle: Some("the kernel (old) refuses: use another".into()),
+        ..sound()
+    };
     assert_eq!(of_node(&static_pod(), &facts), []);
     for (pass, severity, cause) in [
-        (PassMode::Auto, Severity::Warning, "the kernel (old) refuses, so with --pass auto clients are relayed"),
+        (
+            PassMode::Auto,
+            Severity::Warning,
+            "the kernel (old) refuses, so with --pass auto clients are relayed",
+        ),
         (
             PassMode::Inject,
             Severity::Error,
             "the kernel (old) refuses, so with --pass inject kube-apiserver is not started",
         ),
     ] {
-        let [found] = &of_node(&passing(pass), &facts)[..] else { panic!() };
+        let [found] = &of_node(&passing(pass), &facts)[..] else {
+            panic!()
+        };
         let Finding { place, fix, .. } = found;
-        assert_eq!((found.severity, found.cause.as_str(), place.as_str()), (severity, cause, "this node"));
+        assert_eq!(
+            (found.severity, found.cause.as_str(), place.as_str()),
+            (severity, cause, "this node")
+        );
         assert_eq!(fix, "use another");
     }
 }
 
 #[test]
 fn an_excused_error_is_a_warning_behind_the_others() {
-    let refused =
-        with(&with_shim(&static_pod(), &[("runAsUser: 0", "runAsUser: 7")]), &[("hostNetwork: true", "x: true")]);
+    let refused = with(
+        &with_shim(&static_pod(), &[("runAsUser: 0", "runAsUser: 7")]),
+        &[("hostNetwork: true", "x: true")],
+    );
     let mut found = of_text(&refused);
     assert_eq!(ids(&found), ["host-network", "uid-mismatch"]);
-    excuse(&mut found, &["host-network".to_owned(), "pre-stop".to_owned()]);
+    excuse(
+        &mut found,
+        &["host-network".to_owned(), "pre-stop".to_owned()],
+    );
     assert_eq!(ids(&found), ["uid-mismatch", "host-network"]);
-    assert_eq!((found[0].severity, found[1].severity), (Severity::Error, Severity::Warning));
+    assert_eq!(
+        (found[0].severity, found[1].severity),
+        (Severity::Error, Severity::Warning)
+    );
 }
 
 #[test]
@@ -500,19 +853,30 @@ fn the_documentation_has_every_check() {
         .filter_map(|(id, rest)| Some((id, rest.split_once(" | ")?.0)))
         .filter(|(_, severity)| ["error", "warning", "info"].contains(severity))
         .collect();
-    let table = CHECKS.iter().map(|check| (check.id, check.severity.as_str()));
+    let table = CHECKS
+        .iter()
+        .map(|check| (check.id, check.severity.as_str()));
     assert_eq!(documented, table.collect::<Vec<_>>());
 }
 
 #[test]
 fn what_inject_writes_is_clean() {
     let given = Addresses::Given(
-        ["10.0.0.5:6443", "10.0.0.9:6443,freebind"].map(|text| berth_options::check::listen(text).unwrap()).to_vec(),
+        ["10.0.0.5:6443", "10.0.0.9:6443,freebind"]
+            .map(|text| berth_options::check::listen(text).unwrap())
+            .to_vec(),
     );
-    let insecure =
-        Probing { variables: vec![("BERTH_PROBE_INSECURE", "true".into())], trusts: true, ..Probing::default() };
-    let tcp =
-        Probing { variables: vec![("BERTH_PROBE", "tcp".into())], trusts: true, credentials: true, files: vec![] };
+    let insecure = Probing {
+        variables: vec![("BERTH_PROBE_INSECURE", "true".into())],
+        trusts: true,
+        ..Probing::default()
+    };
+    let tcp = Probing {
+        variables: vec![("BERTH_PROBE", "tcp".into())],
+        trusts: true,
+        credentials: true,
+        files: vec![],
+    };
     for (text, base) in [(KUBEADM, options()), (DEPLOYMENT, with_ca())] {
         for addresses in [Addresses::OfManifest, given.clone()] {
             for probing in [base.probing.clone(), insecure.clone(), tcp.clone()] {
@@ -523,7 +887,11 @@ fn what_inject_writes_is_clean() {
                         run_dir: run_dir.into(),
                         ..base.clone()
                     };
-                    assert_eq!(of_text(&inject(text, &options).unwrap().text), [], "{options:?}");
+                    assert_eq!(
+                        of_text(&inject(text, &options).unwrap().text),
+                        [],
+                        "{options:?}"
+                    );
                 }
             }
         }
@@ -535,19 +903,36 @@ fn what_inject_writes_is_clean() {
 fn other_ways_to_write_it_are_read() {
     let hand_made = include_str!("../../../tests/manifest/hand-made.yaml");
     let found = of_text(hand_made);
-    assert!(!found.iter().any(|finding| finding.severity == Severity::Error), "{found:#?}");
+    assert!(
+        !found
+            .iter()
+            .any(|finding| finding.severity == Severity::Error),
+        "{found:#?}"
+    );
     // `berth run` is both in one container.
     let run = "kind: Pod\nspec:\n  hostNetwork: true\n  containers:\n  - name: kube-apiserver\n    env: [{name: BERTH_LISTEN, value: '10.0.0.5:6443'}]\n    command: [/berth, run, --probe, tcp, --, kube-apiserver]\n";
     let found = ids(&of_text(run));
-    assert!(!found.contains(&"shim-missing") && !found.contains(&"berth-options"), "{found:?}");
+    assert!(
+        !found.contains(&"shim-missing") && !found.contains(&"berth-options"),
+        "{found:?}"
+    );
     // A node shim is another pod's, and the hook would have no shim to drain.
     let node_shim = run.replace("/berth, run, --probe, tcp,", "/berth, exec,");
     let found = ids(&of_text(&node_shim));
-    assert!(found.contains(&"shim-missing") && !found.contains(&"pre-stop"), "{found:?}");
-    let entrypoint = with_shim(&static_pod(), &[("    - serve\n", "    - serve\n    command: []\n")]);
+    assert!(
+        found.contains(&"shim-missing") && !found.contains(&"pre-stop"),
+        "{found:?}"
+    );
+    let entrypoint = with_shim(
+        &static_pod(),
+        &[("    - serve\n", "    - serve\n    command: []\n")],
+    );
     assert_eq!(of_text(&entrypoint), []);
     // References to what comes later, as in a circle, are not expanded.
-    let circle = run.replace("'10.0.0.5:6443'", "'$(A):6443'}, {name: A, value: '$(A)$(A)'");
+    let circle = run.replace(
+        "'10.0.0.5:6443'",
+        "'$(A):6443'}, {name: A, value: '$(A)$(A)'",
+    );
     assert!(ids(&of_text(&circle)).contains(&"berth-options"));
 }
 
@@ -560,7 +945,11 @@ fn credentials_are_looked_at_where_the_shim_has_them() {
     let manifest = Manifest::parse(&clustered()).unwrap();
     let look = || Facts::gather(root.path(), &manifest).credentials.unwrap();
     assert!(look().has_certificate.unwrap_err().contains("No such file"));
-    assert!(Facts::gather(root.path(), &Manifest::parse(&static_pod()).unwrap()).credentials.is_none());
+    assert!(
+        Facts::gather(root.path(), &Manifest::parse(&static_pod()).unwrap())
+            .credentials
+            .is_none()
+    );
     let file = directory.join("kubeconfig");
     let text = files::kubeconfig("berth-cp-1", "https://10.0.0.5:6443", "kubernetes", b"PEM");
     std::fs::create_dir_all(directory.parent().unwrap()).unwrap();
@@ -572,11 +961,27 @@ fn credentials_are_looked_at_where_the_shim_has_them() {
     )
     .unwrap();
     let seen = look();
-    assert_eq!(seen.path, std::path::Path::new("/etc/kubernetes/berth-cluster/kubeconfig"));
-    let modes: Vec<_> =
-        seen.files.iter().map(|(path, uid, mode)| (path.file_name().unwrap().to_str().unwrap(), *uid, *mode)).collect();
-    assert_eq!(modes, [("berth-cluster", own, 0o700), ("kubeconfig", own, 0o600), ("token", own, 0o600)]);
-    assert_eq!((seen.has_certificate.clone(), seen.examine(own)), (Ok(false), Vec::new()));
+    assert_eq!(
+        seen.path,
+        std::path::Path::new("/etc/kubernetes/berth-cluster/kubeconfig")
+    );
+    let modes: Vec<_> = seen
+        .files
+        .iter()
+        .map(|(path, uid, mode)| (path.file_name().unwrap().to_str().unwrap(), *uid, *mode))
+        .collect();
+    assert_eq!(
+        modes,
+        [
+            ("berth-cluster", own, 0o700),
+            ("kubeconfig", own, 0o600),
+            ("token", own, 0o600)
+        ]
+    );
+    assert_eq!(
+        (seen.has_certificate.clone(), seen.examine(own)),
+        (Ok(false), Vec::new())
+    );
     // Named by where the container has it, and an operator's.
     let text = text.replace(
         "tokenFile: token",
@@ -585,7 +990,12 @@ fn credentials_are_looked_at_where_the_shim_has_them() {
     std::fs::write(&file, text).unwrap();
     assert_eq!(look().has_certificate, Ok(true));
     std::fs::remove_file(directory.join("token")).unwrap();
-    assert!(look().has_certificate.unwrap_err().starts_with("tokenFile: "));
+    assert!(
+        look()
+            .has_certificate
+            .unwrap_err()
+            .starts_with("tokenFile: ")
+    );
 }
 
 /// What is found where these are the files of /etc/kubernetes/pki; the certificate of another CA for `apiserver.crt` without a text.
@@ -595,13 +1005,20 @@ fn of_certificate(files: &[(&str, &str)], options: &InjectOptions) -> Option<Fin
     std::fs::create_dir_all(&pki).unwrap();
     std::fs::write(pki.join("ca.crt"), authority().pem()).unwrap();
     for (name, text) in files {
-        let other = if text.is_empty() { issue(&authority(), &["kubernetes"]).0 } else { (*text).to_owned() };
+        let other = if text.is_empty() {
+            issue(&authority(), &["kubernetes"]).0
+        } else {
+            (*text).to_owned()
+        };
         std::fs::write(pki.join(name), other).unwrap();
     }
     let sni = "    - --tls-cert-file=/etc/kubernetes/pki/apiserver.crt\n    - --tls-sni-cert-key=/etc/kubernetes/pki/sni.crt,/a:kubernetes";
     let has_sni = files.iter().any(|(name, _)| *name == "sni.crt");
     let text = if has_sni {
-        KUBEADM.replace("    - --tls-cert-file=/etc/kubernetes/pki/apiserver.crt", sni)
+        KUBEADM.replace(
+            "    - --tls-cert-file=/etc/kubernetes/pki/apiserver.crt",
+            sni,
+        )
     } else {
         KUBEADM.to_owned()
     };
@@ -615,8 +1032,14 @@ fn a_certificate_that_the_probe_refuses_is_found_with_the_options_that_help() {
     let of = |issuer, names: &[&str]| issue(issuer, names).0;
     let mut old = CertificateParams::new(vec!["kubernetes".into()]).unwrap();
     old.not_after = rcgen::date_time_ymd(2001, 1, 1);
-    let old = old.signed_by(&KeyPair::generate().unwrap(), &kube).unwrap().pem();
-    let (ca_file, itself) = ("/etc/kubernetes/pki/ca.crt", "/etc/kubernetes/pki/apiserver.crt");
+    let old = old
+        .signed_by(&KeyPair::generate().unwrap(), &kube)
+        .unwrap()
+        .pem();
+    let (ca_file, itself) = (
+        "/etc/kubernetes/pki/ca.crt",
+        "/etc/kubernetes/pki/apiserver.crt",
+    );
     let rsa_1024 = include_str!("../../cluster/tests/certificates/certificates.txt");
     let rsa_1024 = rsa_1024.split_once("\nshown:").unwrap().0;
     for (shown, trusted, fix, options_that_help) in [
@@ -628,29 +1051,88 @@ fn a_certificate_that_the_probe_refuses_is_found_with_the_options_that_help() {
             "--probe-ca /etc/kubernetes/pki/apiserver.crt,",
             Some((itself, "kubernetes")),
         ),
-        (of(&kube, &["kube.example.com"]), &ca, "--probe-server-name NAME", Some((ca_file, "kube.example.com"))),
-        (of(&kube, &["10.0.0.5"]), &ca, "--probe-server-name NAME", Some((ca_file, "10.0.0.5"))),
-        (of(&corp, &["fd00::5"]), &ca, "apiserver.crt --probe-server-name NAME", Some((itself, "fd00::5"))),
+        (
+            of(&kube, &["kube.example.com"]),
+            &ca,
+            "--probe-server-name NAME",
+            Some((ca_file, "kube.example.com")),
+        ),
+        (
+            of(&kube, &["10.0.0.5"]),
+            &ca,
+            "--probe-server-name NAME",
+            Some((ca_file, "10.0.0.5")),
+        ),
+        (
+            of(&corp, &["fd00::5"]),
+            &ca,
+            "apiserver.crt --probe-server-name NAME",
+            Some((itself, "fd00::5")),
+        ),
         (old, &ca, "renew it", None),
-        (of(&kube, &["kubernetes"]), &"none".to_owned(), "other files", None),
+        (
+            of(&kube, &["kubernetes"]),
+            &"none".to_owned(),
+            "other files",
+            None,
+        ),
         (rsa_1024.to_owned(), &ca, "with a key of these", None),
-        (of(&kube, &["kubernetes"]).repeat(200), &ca, "issuers alone", None),
+        (
+            of(&kube, &["kubernetes"]).repeat(200),
+            &ca,
+            "issuers alone",
+            None,
+        ),
     ] {
         let files = [("apiserver.crt", shown.as_str()), ("ca.crt", trusted)];
         let found = of_certificate(&files, &options());
         assert_eq!(found.is_some(), !fix.is_empty(), "{found:?}");
-        assert!(found.iter().all(|found| found.fix.contains(fix) && found.place == itself), "{fix}: {found:?}");
+        assert!(
+            found
+                .iter()
+                .all(|found| found.fix.contains(fix) && found.place == itself),
+            "{fix}: {found:?}"
+        );
         if let Some((ca, name)) = options_that_help {
-            let variables = vec![("BERTH_PROBE_CA", ca.into()), ("BERTH_PROBE_SERVER_NAME", name.into())];
-            let probing = Probing { variables, files: vec![ca.into()], trusts: true, credentials: false };
-            assert_eq!(of_certificate(&files, &InjectOptions { probing, ..options() }), None);
+            let variables = vec![
+                ("BERTH_PROBE_CA", ca.into()),
+                ("BERTH_PROBE_SERVER_NAME", name.into()),
+            ];
+            let probing = Probing {
+                variables,
+                files: vec![ca.into()],
+                trusts: true,
+                credentials: false,
+            };
+            assert_eq!(
+                of_certificate(
+                    &files,
+                    &InjectOptions {
+                        probing,
+                        ..options()
+                    }
+                ),
+                None
+            );
         }
     }
     // Clients that ask for this name are shown another certificate.
     let (good, bad) = (of(&kube, &["kubernetes"]), of(&corp, &["kubernetes"]));
-    for (default, by_name, refused) in [(&good, &bad, Some("/etc/kubernetes/pki/sni.crt")), (&bad, &good, None)] {
-        let files = [("apiserver.crt", default.as_str()), ("sni.crt", by_name), ("ca.crt", &ca)];
-        assert_eq!(of_certificate(&files, &options()).map(|found| found.place).as_deref(), refused);
+    for (default, by_name, refused) in [
+        (&good, &bad, Some("/etc/kubernetes/pki/sni.crt")),
+        (&bad, &good, None),
+    ] {
+        let files = [
+            ("apiserver.crt", default.as_str()),
+            ("sni.crt", by_name),
+            ("ca.crt", &ca),
+        ];
+        assert_eq!(
+            of_certificate(&files, &options())
+                .map(|found| found.place)
+                .as_deref(),
+            refused
+        );
     }
 }
 
@@ -664,29 +1146,57 @@ fn facts_are_gathered_below_a_root() {
     };
     // As this kernel writes them, but for one line each.
     for (path, like, name, line) in [
-        ("proc/7/status", "/proc/self/status", "VmRSS:", "VmRSS:\t    2048 kB"),
+        (
+            "proc/7/status",
+            "/proc/self/status",
+            "VmRSS:",
+            "VmRSS:\t    2048 kB",
+        ),
         ("proc/stat", "/proc/stat", "btime", "btime 2000000000"),
-        ("proc/meminfo", "/proc/meminfo", "MemAvailable:", "MemAvailable:      1024 kB"),
+        (
+            "proc/meminfo",
+            "/proc/meminfo",
+            "MemAvailable:",
+            "MemAvailable:      1024 kB",
+        ),
     ] {
         let text = std::fs::read_to_string(like).unwrap();
-        let lines: Vec<_> = text.lines().filter(|line| !line.starts_with(name)).chain([line]).collect();
+        let lines: Vec<_> = text
+            .lines()
+            .filter(|line| !line.starts_with(name))
+            .chain([line])
+            .collect();
         write(path, &(lines.join("\n") + "\n"));
     }
-    write("proc/7/stat", &format!("7 (kube-apiserver) S{} 10000{}", " 0".repeat(18), " 0".repeat(30)));
+    write(
+        "proc/7/stat",
+        &format!(
+            "7 (kube-apiserver) S{} 10000{}",
+            " 0".repeat(18),
+            " 0".repeat(30)
+        ),
+    );
     write("proc/8/comm", "gone");
     write("proc/sys/net/ipv4/ip_nonlocal_bind", "1\n");
     write("etc/kubernetes/pki/a", "kind: A");
     for directory in ["instances", "leases"] {
-        std::fs::create_dir_all(root.path().join("run/berth/10.0.0.5:6443").join(directory)).unwrap();
+        std::fs::create_dir_all(root.path().join("run/berth/10.0.0.5:6443").join(directory))
+            .unwrap();
     }
     let text = with(
         &static_pod(),
         &[
-            ("    - --allow-privileged=true\n", "    - --authentication-config=/etc/kubernetes/pki/a\n"),
+            (
+                "    - --allow-privileged=true\n",
+                "    - --authentication-config=/etc/kubernetes/pki/a\n",
+            ),
             // The run directory of this root is this user's.
             (
                 "  securityContext:\n    seccomp",
-                &format!("  securityContext:\n    runAsUser: {}\n    seccomp", nix::unistd::geteuid()),
+                &format!(
+                    "  securityContext:\n    runAsUser: {}\n    seccomp",
+                    nix::unistd::geteuid()
+                ),
             ),
         ],
     );
@@ -694,28 +1204,49 @@ fn facts_are_gathered_below_a_root() {
     let facts = Facts::gather(root.path(), &manifest);
     // 100 s after the machine started.
     let started = Some(UNIX_EPOCH + Duration::from_secs(2_000_000_100));
-    let apiserver = RunningProcess { resident: 2 << 20, started };
-    assert_eq!((&facts.apiservers[..], facts.available), (&[apiserver][..], Some(1 << 20)));
+    let apiserver = RunningProcess {
+        resident: 2 << 20,
+        started,
+    };
+    assert_eq!(
+        (&facts.apiservers[..], facts.available),
+        (&[apiserver][..], Some(1 << 20))
+    );
     assert!(facts.run_dir.is_none(), "{facts:?}");
     // The file of this flag is there, and no other's.
     let missing = |flag: &str| facts.missing.iter().any(|(missing, _)| missing == flag);
-    assert_eq!(["--authentication-config", "--client-ca-file"].map(missing), [false, true]);
+    assert_eq!(
+        ["--authentication-config", "--client-ca-file"].map(missing),
+        [false, true]
+    );
     assert_eq!(facts.authentication.as_deref(), Some("kind: A"));
-    assert_eq!(facts.settings, BTreeMap::from([("net.ipv4.ip_nonlocal_bind", "1\n".to_owned())]));
+    assert_eq!(
+        facts.settings,
+        BTreeMap::from([("net.ipv4.ip_nonlocal_bind", "1\n".to_owned())])
+    );
     assert_eq!(facts.newer_keys, []);
     let key = std::fs::File::create(root.path().join("etc/kubernetes/pki/sa.key")).unwrap();
-    key.set_modified(UNIX_EPOCH + Duration::from_secs(2_000_000_101)).unwrap();
+    key.set_modified(UNIX_EPOCH + Duration::from_secs(2_000_000_101))
+        .unwrap();
     assert_eq!(
         Facts::gather(root.path(), &manifest).newer_keys,
-        [("service-account-signing-key-file", "/etc/kubernetes/pki/sa.key".to_owned())]
+        [(
+            "service-account-signing-key-file",
+            "/etc/kubernetes/pki/sa.key".to_owned()
+        )]
     );
     let found = ids(&of_node(&text, &facts));
     for id in ["memory", "authentication-config"] {
         assert!(found.contains(&id), "{id} in {found:?}");
     }
-    std::fs::set_permissions(root.path().join("run/berth"), std::os::unix::fs::PermissionsExt::from_mode(0o777))
-        .unwrap();
-    assert!(ids(&of_node(&text, &Facts::gather(root.path(), &manifest))).contains(&"run-dir-owner"));
+    std::fs::set_permissions(
+        root.path().join("run/berth"),
+        std::os::unix::fs::PermissionsExt::from_mode(0o777),
+    )
+    .unwrap();
+    assert!(
+        ids(&of_node(&text, &Facts::gather(root.path(), &manifest))).contains(&"run-dir-owner")
+    );
 }
 
 proptest! {

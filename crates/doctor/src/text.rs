@@ -12,10 +12,31 @@ const VERSION: u32 = 1;
 /// The findings as text, with the counts on the last line.
 pub fn text(name: &str, findings: &[Finding], color: bool) -> String {
     let mut out = String::new();
-    for Finding { id, severity, place, cause, fix } in findings {
-        let (on, off) = if color { (style(*severity), "\x1b[0m") } else { ("", "") };
-        let _ = writeln!(out, "{on}{}{off}[{id}]: {}", severity.as_str(), printable(cause));
-        let _ = writeln!(out, "  --> {}\n  help: {}\n", printable(place), printable(fix));
+    for Finding {
+        id,
+        severity,
+        place,
+        cause,
+        fix,
+    } in findings
+    {
+        let (on, off) = if color {
+            (style(*severity), "\x1b[0m")
+        } else {
+            ("", "")
+        };
+        let _ = writeln!(
+            out,
+            "{on}{}{off}[{id}]: {}",
+            severity.as_str(),
+            printable(cause)
+        );
+        let _ = writeln!(
+            out,
+            "  --> {}\n  help: {}\n",
+            printable(place),
+            printable(fix)
+        );
     }
     let _ = writeln!(out, "{}: {}", printable(name), sum(findings));
     out
@@ -25,10 +46,17 @@ pub fn text(name: &str, findings: &[Finding], color: bool) -> String {
 ///
 /// # Errors
 /// One of them is an error that is not excused.
-pub fn gate(name: &str, mut findings: Vec<Finding>, ignore_errors: &[String]) -> Result<(), Refusal> {
+pub fn gate(
+    name: &str,
+    mut findings: Vec<Finding>,
+    ignore_errors: &[String],
+) -> Result<(), Refusal> {
     excuse(&mut findings, ignore_errors);
     let _ = write!(std::io::stderr(), "{}", text(name, &findings, false));
-    if findings.iter().all(|finding| finding.severity != Severity::Error) {
+    if findings
+        .iter()
+        .all(|finding| finding.severity != Severity::Error)
+    {
         return Ok(());
     }
     let _ = writeln!(
@@ -46,15 +74,31 @@ pub fn json(findings: &[Finding]) -> String {
         findings: &'a [Finding],
     }
     // All of it can be serialized.
-    serde_json::to_string_pretty(&Document { version: VERSION, findings }).unwrap_or_default() + "\n"
+    serde_json::to_string_pretty(&Document {
+        version: VERSION,
+        findings,
+    })
+    .unwrap_or_default()
+        + "\n"
 }
 
 fn sum(findings: &[Finding]) -> String {
-    let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
-    let bad =
-        [counted(count(Severity::Error), "error", "errors"), counted(count(Severity::Warning), "warning", "warnings")];
+    let count = |severity| {
+        findings
+            .iter()
+            .filter(|finding| finding.severity == severity)
+            .count()
+    };
+    let bad = [
+        counted(count(Severity::Error), "error", "errors"),
+        counted(count(Severity::Warning), "warning", "warnings"),
+    ];
     let bad: Vec<_> = bad.into_iter().flatten().collect();
-    if bad.is_empty() { "no error and no warning".into() } else { bad.join(", ") }
+    if bad.is_empty() {
+        "no error and no warning".into()
+    } else {
+        bad.join(", ")
+    }
 }
 
 /// A count with its noun; none if it is zero.
@@ -86,8 +130,10 @@ mod tests {
 
     #[test]
     fn the_sum_is_last_and_nothing_steers_the_terminal() {
-        let findings =
-            [UID_MISMATCH.at("a.yaml:7", "other\x1b[2J", "the same"), PRE_STOP.at("a.yaml:9", "little", "more")];
+        let findings = [
+            UID_MISMATCH.at("a.yaml:7", "other\x1b[2J", "the same"),
+            PRE_STOP.at("a.yaml:9", "little", "more"),
+        ];
         insta::assert_snapshot!(text("a.yaml", &findings, false), @r"
         error[uid-mismatch]: other�[2J
           --> a.yaml:7

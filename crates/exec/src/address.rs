@@ -18,7 +18,9 @@ pub struct AddressError(String);
 fn fix(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EADDRNOTAVAIL) => ": is the loopback interface up?",
-        Some(libc::EACCES) => ": a port below 1024 needs CAP_NET_BIND_SERVICE, or take a higher one",
+        Some(libc::EACCES) => {
+            ": a port below 1024 needs CAP_NET_BIND_SERVICE, or take a higher one"
+        }
         _ => "",
     }
 }
@@ -49,17 +51,26 @@ pub fn random() -> Result<Ipv4Addr, getrandom::Error> {
 ///
 /// # Errors
 /// See [`AddressError`]; the message names the process that holds the port.
-pub fn choose(port: u16, previous: Option<SocketAddr>, taken: &[SocketAddr]) -> Result<SocketAddr, AddressError> {
-    let previous = previous.filter(|previous| previous.port() == port).and_then(|previous| match previous.ip() {
-        IpAddr::V4(ip) if is_usable(ip) => Some(ip),
-        _ => None,
-    });
+pub fn choose(
+    port: u16,
+    previous: Option<SocketAddr>,
+    taken: &[SocketAddr],
+) -> Result<SocketAddr, AddressError> {
+    let previous = previous
+        .filter(|previous| previous.port() == port)
+        .and_then(|previous| match previous.ip() {
+            IpAddr::V4(ip) if is_usable(ip) => Some(ip),
+            _ => None,
+        });
     let mut last = None;
     for tried in 0..TRIES {
         let ip = match previous {
             Some(ip) if tried == 0 => ip,
-            _ => random()
-                .map_err(|error| AddressError(format!("the system gives no random bytes for an address: {error}")))?,
+            _ => random().map_err(|error| {
+                AddressError(format!(
+                    "the system gives no random bytes for an address: {error}"
+                ))
+            })?,
         };
         let address = SocketAddr::from((ip, port));
         if taken.contains(&address) {
@@ -70,11 +81,18 @@ pub fn choose(port: u16, previous: Option<SocketAddr>, taken: &[SocketAddr]) -> 
         match socket::is_listened_on(address) {
             Ok(false) => return Ok(address),
             Ok(true) => last = Some(address),
-            Err(error) => return Err(AddressError(format!("cannot bind {address}: {error}{}", fix(&error)))),
+            Err(error) => {
+                return Err(AddressError(format!(
+                    "cannot bind {address}: {error}{}",
+                    fix(&error)
+                )));
+            }
         }
     }
     let why = proc_net::explain(last.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, port).into()));
-    Err(AddressError(format!("port {port} is held on every 127.x address that was tried ({TRIES}): {why}")))
+    Err(AddressError(format!(
+        "port {port} is held on every 127.x address that was tried ({TRIES}): {why}"
+    )))
 }
 
 #[cfg(test)]
@@ -87,7 +105,12 @@ mod tests {
         for _ in 0..1000 {
             assert!(is_usable(random().unwrap()));
         }
-        for bad in [[127, 0, 3, 4], [127, 1, 2, 0], [127, 1, 2, 255], [10, 1, 2, 3]] {
+        for bad in [
+            [127, 0, 3, 4],
+            [127, 1, 2, 0],
+            [127, 1, 2, 255],
+            [10, 1, 2, 3],
+        ] {
             assert!(!is_usable(bad.into()), "{bad:?}");
         }
     }
@@ -103,7 +126,12 @@ mod tests {
         assert_ne!(choose(port, Some(held.1), &[]).unwrap(), held.1);
         let outside = SocketAddr::from(([127, 0, 0, 1], port));
         assert_ne!(choose(port, Some(outside), &[]).unwrap(), outside);
-        assert_eq!(choose(port, Some(SocketAddr::new(previous.ip(), 1)), &[]).unwrap().port(), port);
+        assert_eq!(
+            choose(port, Some(SocketAddr::new(previous.ip(), 1)), &[])
+                .unwrap()
+                .port(),
+            port
+        );
     }
 
     #[test]
@@ -111,6 +139,9 @@ mod tests {
         let wildcard = TcpListener::bind("0.0.0.0:0").unwrap();
         let port = wildcard.local_addr().unwrap().port();
         let error = choose(port, None, &[]).unwrap_err().to_string();
-        assert!(error.contains("wildcard") && error.contains("--listen") && error.contains("7443"), "{error}");
+        assert!(
+            error.contains("wildcard") && error.contains("--listen") && error.contains("7443"),
+            "{error}"
+        );
     }
 }

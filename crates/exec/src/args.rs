@@ -58,9 +58,14 @@ pub struct ArgsError(String);
 #[must_use]
 pub fn check(argv: &[OsString]) -> Vec<ArgsError> {
     if argv.is_empty() {
-        return vec![ArgsError("there is no command: give the apiserver's after --".into())];
+        return vec![ArgsError(
+            "there is no command: give the apiserver's after --".into(),
+        )];
     }
-    [BIND, PORT, ADVERTISE].into_iter().flat_map(|flag| mistakes(argv, flag)).collect()
+    [BIND, PORT, ADVERTISE]
+        .into_iter()
+        .flat_map(|flag| mistakes(argv, flag))
+        .collect()
 }
 
 /// The advertise address that the command line sets itself, if it does and it is an address.
@@ -104,11 +109,17 @@ pub fn set(argv: &mut Vec<OsString>, flag: &str, value: &OsStr) {
 
 /// The place of a bare `--`, or the end.
 fn end_of_flags(argv: &[OsString]) -> usize {
-    argv.iter().skip(1).position(|arg| arg == "--").map_or(argv.len(), |at| at + 1)
+    argv.iter()
+        .skip(1)
+        .position(|arg| arg == "--")
+        .map_or(argv.len(), |at| at + 1)
 }
 
 /// Where a flag stands, with its value.
-fn occurrences<'a>(argv: &'a [OsString], flag: &str) -> impl Iterator<Item = (Range<usize>, &'a OsStr)> {
+fn occurrences<'a>(
+    argv: &'a [OsString],
+    flag: &str,
+) -> impl Iterator<Item = (Range<usize>, &'a OsStr)> {
     let end = end_of_flags(argv);
     let mut at = 1;
     std::iter::from_fn(move || {
@@ -143,12 +154,19 @@ pub fn rewrite(argv: &[OsString], wanted: &Wanted<'_>) -> Result<Rewritten, Args
     let kept_advertise = value(argv, ADVERTISE).map(ToOwned::to_owned);
     let mut argv = argv.to_vec();
     let mut replaced = Vec::new();
-    for (flag, now) in [(BIND, wanted.address.to_string()), (PORT, wanted.port.to_string())] {
+    for (flag, now) in [
+        (BIND, wanted.address.to_string()),
+        (PORT, wanted.port.to_string()),
+    ] {
         if values(&argv, flag).eq([OsStr::new(&now)]) {
             continue;
         }
         let was = values(&argv, flag).map(ToOwned::to_owned);
-        replaced.extend(was.map(|was| Replaced { flag, was, now: now.clone() }));
+        replaced.extend(was.map(|was| Replaced {
+            flag,
+            was,
+            now: now.clone(),
+        }));
         set(&mut argv, flag, now.as_ref());
     }
     if kept_advertise.is_none() {
@@ -157,20 +175,29 @@ pub fn rewrite(argv: &[OsString], wanted: &Wanted<'_>) -> Result<Rewritten, Args
     for arg in argv.iter_mut().skip(1) {
         *arg = expand(std::mem::take(arg), wanted.instance);
     }
-    Ok(Rewritten { argv, replaced, kept_advertise })
+    Ok(Rewritten {
+        argv,
+        replaced,
+        kept_advertise,
+    })
 }
 
 /// Where a flag has no value.
 fn mistakes(argv: &[OsString], flag: &'static str) -> impl Iterator<Item = ArgsError> {
-    let flags = (1..end_of_flags(argv)).filter(move |at| matches!(split(&argv[*at]), (name, None) if is(name, flag)));
+    let flags = (1..end_of_flags(argv))
+        .filter(move |at| matches!(split(&argv[*at]), (name, None) if is(name, flag)));
     flags.filter_map(move |at| {
         let what = match argv.get(at + 1) {
             None => "is the last argument and has no value".to_owned(),
             // The value was forgotten: taken literally, that flag would vanish.
-            Some(next) if next.as_bytes().starts_with(b"--") => format!("has no value, {next:?} follows"),
+            Some(next) if next.as_bytes().starts_with(b"--") => {
+                format!("has no value, {next:?} follows")
+            }
             Some(_) => return None,
         };
-        Some(ArgsError(format!("{flag} {what}: give one, or leave {flag} out and berth sets it")))
+        Some(ArgsError(format!(
+            "{flag} {what}: give one, or leave {flag} out and berth sets it"
+        )))
     })
 }
 
@@ -178,7 +205,10 @@ fn mistakes(argv: &[OsString], flag: &'static str) -> impl Iterator<Item = ArgsE
 fn split(arg: &OsStr) -> (&OsStr, Option<&OsStr>) {
     let bytes = arg.as_bytes();
     match bytes.iter().position(|b| *b == b'=') {
-        Some(at) => (OsStr::from_bytes(&bytes[..at]), Some(OsStr::from_bytes(&bytes[at + 1..]))),
+        Some(at) => (
+            OsStr::from_bytes(&bytes[..at]),
+            Some(OsStr::from_bytes(&bytes[at + 1..])),
+        ),
         None => (arg, None),
     }
 }
@@ -188,13 +218,19 @@ fn is(name: &OsStr, flag: &str) -> bool {
     let (name, flag) = (name.as_bytes(), flag.as_bytes());
     name.len() == flag.len()
         && name.starts_with(b"--")
-        && name.iter().zip(flag).all(|(a, b)| a == b || (*a == b'_' && *b == b'-'))
+        && name
+            .iter()
+            .zip(flag)
+            .all(|(a, b)| a == b || (*a == b'_' && *b == b'-'))
 }
 
 fn expand(arg: OsString, instance: &InstanceId) -> OsString {
     let mut bytes = arg.into_vec();
     // An ID has no braces, so none is found twice.
-    while let Some(at) = bytes.windows(INSTANCE.len()).position(|window| window == INSTANCE) {
+    while let Some(at) = bytes
+        .windows(INSTANCE.len())
+        .position(|window| window == INSTANCE)
+    {
         bytes.splice(at..at + INSTANCE.len(), instance.as_str().bytes());
     }
     OsString::from_vec(bytes)
@@ -206,7 +242,10 @@ mod tests {
     use proptest::prelude::*;
 
     fn argv(args: &[&str]) -> Vec<OsString> {
-        std::iter::once("kube-apiserver").chain(args.iter().copied()).map(OsString::from).collect()
+        std::iter::once("kube-apiserver")
+            .chain(args.iter().copied())
+            .map(OsString::from)
+            .collect()
     }
 
     fn run(args: &[OsString]) -> Result<Rewritten, ArgsError> {
@@ -221,16 +260,32 @@ mod tests {
     }
 
     fn rewritten(args: &[&str]) -> Vec<String> {
-        run(&argv(args)).unwrap().argv.into_iter().skip(1).map(|arg| arg.into_string().unwrap()).collect()
+        run(&argv(args))
+            .unwrap()
+            .argv
+            .into_iter()
+            .skip(1)
+            .map(|arg| arg.into_string().unwrap())
+            .collect()
     }
 
     #[test]
     fn any_flag_is_read_and_set() {
-        let mut args = argv(&["--audit_log-path", "/a", "--v=2", "--audit-log-path=/b", "--", "--audit-log-path=/c"]);
+        let mut args = argv(&[
+            "--audit_log-path",
+            "/a",
+            "--v=2",
+            "--audit-log-path=/b",
+            "--",
+            "--audit-log-path=/c",
+        ]);
         assert_eq!(value(&args, "--audit-log-path"), Some(OsStr::new("/b")));
         assert_eq!(value(&args, "--cert-dir"), None);
         set(&mut args, "--audit-log-path", "/d".as_ref());
-        assert_eq!(args, argv(&["--v=2", "--audit-log-path=/d", "--", "--audit-log-path=/c"]));
+        assert_eq!(
+            args,
+            argv(&["--v=2", "--audit-log-path=/d", "--", "--audit-log-path=/c"])
+        );
         set(&mut args, "--cert-dir", "/e".as_ref());
         assert_eq!(args[2..4], ["--audit-log-path=/d", "--cert-dir=/e"]);
         let mut args = argv(&["--cert-dir", "--cert-dir", "x"]);
@@ -243,19 +298,43 @@ mod tests {
 
     #[test]
     fn what_is_replaced_is_told() {
-        let args = argv(&["--bind_address", "0.0.0.0", "--a", "--secure-port=443", "--bind-address=::", "--b"]);
+        let args = argv(&[
+            "--bind_address",
+            "0.0.0.0",
+            "--a",
+            "--secure-port=443",
+            "--bind-address=::",
+            "--b",
+        ]);
         let done = run(&args).unwrap();
-        let expected = ["--a", "--b", "--bind-address=127.1.2.3", "--secure-port=6443", "--advertise-address=10.0.0.5"];
+        let expected = [
+            "--a",
+            "--b",
+            "--bind-address=127.1.2.3",
+            "--secure-port=6443",
+            "--advertise-address=10.0.0.5",
+        ];
         assert_eq!(done.argv[1..], expected);
-        let replaced = |flag, was: &str, now: &str| Replaced { flag, was: was.into(), now: now.into() };
+        let replaced = |flag, was: &str, now: &str| Replaced {
+            flag,
+            was: was.into(),
+            now: now.into(),
+        };
         let addresses = ["0.0.0.0", "::"].map(|was| replaced(BIND, was, "127.1.2.3"));
-        assert_eq!(done.replaced, [&addresses[..], &[replaced(PORT, "443", "6443")]].concat());
+        assert_eq!(
+            done.replaced,
+            [&addresses[..], &[replaced(PORT, "443", "6443")]].concat()
+        );
         assert_eq!(run(&argv(&["--secure-port=6443"])).unwrap().replaced, []);
     }
 
     #[test]
     fn the_last_advertise_address_counts() {
-        let args = argv(&["--advertise-address", "10.9.9.9", "--advertise_address=10.8.8.8"]);
+        let args = argv(&[
+            "--advertise-address",
+            "10.9.9.9",
+            "--advertise_address=10.8.8.8",
+        ]);
         assert_eq!(run(&args).unwrap().kept_advertise.unwrap(), "10.8.8.8");
         assert_eq!(advertised(&args), Some(Ipv4Addr::new(10, 8, 8, 8).into()));
         assert_eq!(advertised(&argv(&["--advertise-address="])), None);
@@ -263,29 +342,60 @@ mod tests {
 
     #[test]
     fn leaves_lookalikes_alone() {
-        let args = ["-bind-address=1", "--bind-addresses=1", "__bind-address=1", "--Bind-address=1", "bind-address"];
+        let args = [
+            "-bind-address=1",
+            "--bind-addresses=1",
+            "__bind-address=1",
+            "--Bind-address=1",
+            "bind-address",
+        ];
         assert_eq!(rewritten(&args)[..5], args);
     }
 
     #[test]
     fn expands_the_instance_but_not_in_the_program() {
-        let args: Vec<OsString> = ["{instance}", "--audit-log-path=/{instance}/{instance}.log", "--", "{instance}"]
-            .map(OsString::from)
-            .to_vec();
+        let args: Vec<OsString> = [
+            "{instance}",
+            "--audit-log-path=/{instance}/{instance}.log",
+            "--",
+            "{instance}",
+        ]
+        .map(OsString::from)
+        .to_vec();
         let done = run(&args).unwrap().argv;
         assert_eq!(done[..2], ["{instance}", "--audit-log-path=/a1/a1.log"]);
         assert_eq!(done.last().unwrap(), "a1");
         let odd = OsString::from_vec(b"--x=\xff{instance}\xfe".to_vec());
-        assert_eq!(run(&["k".into(), odd]).unwrap().argv[1].as_bytes(), b"--x=\xffa1\xfe");
+        assert_eq!(
+            run(&["k".into(), odd]).unwrap().argv[1].as_bytes(),
+            b"--x=\xffa1\xfe"
+        );
     }
 
     #[test]
     fn names_every_flag_without_a_value() {
-        let errors = check(&argv(&["--secure-port", "--bind-address=1", "--advertise-address"]));
-        let [ArgsError(port), ArgsError(advertise)] = &errors[..] else { panic!("{errors:?}") };
-        assert!(port.starts_with("--secure-port has no value, \"--bind-address=1\" follows: "), "{port}");
-        assert!(advertise.starts_with("--advertise-address is the last argument"), "{advertise}");
-        assert!(run(&argv(&["--bind-address"])).unwrap_err().0.starts_with("--bind-address is the last"));
+        let errors = check(&argv(&[
+            "--secure-port",
+            "--bind-address=1",
+            "--advertise-address",
+        ]));
+        let [ArgsError(port), ArgsError(advertise)] = &errors[..] else {
+            panic!("{errors:?}")
+        };
+        assert!(
+            port.starts_with("--secure-port has no value, \"--bind-address=1\" follows: "),
+            "{port}"
+        );
+        assert!(
+            advertise.starts_with("--advertise-address is the last argument"),
+            "{advertise}"
+        );
+        assert!(
+            run(&argv(&["--bind-address"]))
+                .unwrap_err()
+                .0
+                .starts_with("--bind-address is the last")
+        );
         assert!(check(&[])[0].0.contains("no command"));
     }
 
@@ -299,7 +409,10 @@ mod tests {
             }
             let (name, value) = split(arg);
             let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
-            let normal = name.strip_prefix("--").map(|name| name.replace('_', "-")).unwrap_or_default();
+            let normal = name
+                .strip_prefix("--")
+                .map(|name| name.replace('_', "-"))
+                .unwrap_or_default();
             if ["bind-address", "secure-port", "advertise-address"].contains(&normal.as_str()) {
                 let value = value.or_else(|| args.next().map(OsString::as_os_str));
                 if format!("--{normal}") == wanted {
@@ -321,14 +434,25 @@ mod tests {
 
     fn arguments() -> impl Strategy<Value = Vec<OsString>> {
         let name = "--(bind[-_]address|secure[-_]port|advertise[-_]address)";
-        let ours = (name, "[0-9a-f.:]{0,9}", any::<bool>()).prop_map(|(name, value, joined)| match joined {
-            true => vec![OsString::from(format!("{name}={value}"))],
-            false => vec![name.into(), value.into()],
-        });
-        let bytes = prop::collection::vec(1..=255_u8, 0..12).prop_map(|bytes| vec![OsString::from_vec(bytes)]);
+        let ours =
+            (name, "[0-9a-f.:]{0,9}", any::<bool>()).prop_map(
+                |(name, value, joined)| match joined {
+                    true => vec![OsString::from(format!("{name}={value}"))],
+                    false => vec![name.into(), value.into()],
+                },
+            );
+        let bytes = prop::collection::vec(1..=255_u8, 0..12)
+            .prop_map(|bytes| vec![OsString::from_vec(bytes)]);
         let text = "(--)?[a-z_-]{0,8}(=[ -z]{0,8})?".prop_map(|text| vec![OsString::from(text)]);
-        prop::collection::vec(prop_oneof![3 => ours, 1 => bytes, 3 => text, 1 => Just(vec!["--".into()])], 0..12)
-            .prop_map(|args| std::iter::once("kube-apiserver".into()).chain(args.into_iter().flatten()).collect())
+        prop::collection::vec(
+            prop_oneof![3 => ours, 1 => bytes, 3 => text, 1 => Just(vec!["--".into()])],
+            0..12,
+        )
+        .prop_map(|args| {
+            std::iter::once("kube-apiserver".into())
+                .chain(args.into_iter().flatten())
+                .collect()
+        })
     }
 
     proptest! {

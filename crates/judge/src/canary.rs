@@ -31,14 +31,22 @@ pub struct Plan {
 impl Default for Plan {
     fn default() -> Self {
         let (minute, parts) = (Duration::from_secs(60), vec![50, 250, 500]);
-        Self { warm: minute, parts, step: minute, bake: 2 * minute }
+        Self {
+            warm: minute,
+            parts,
+            step: minute,
+            bake: 2 * minute,
+        }
     }
 }
 
 impl Plan {
     fn stages(&self) -> impl DoubleEndedIterator<Item = (u16, Duration)> {
         let steps = self.parts.iter().map(|part| (*part, self.step));
-        [(0, self.warm)].into_iter().chain(steps).chain([(ALL, self.bake)])
+        [(0, self.warm)]
+            .into_iter()
+            .chain(steps)
+            .chain([(ALL, self.bake)])
     }
 }
 
@@ -54,7 +62,10 @@ pub fn parts(text: &str) -> Result<Vec<u16>, String> {
     let parts: Option<Vec<u16>> = text.split(',').map(part).collect();
     parts
         .filter(|parts| parts.is_sorted_by(|one, next| one < next))
-        .ok_or_else(|| "give percentages between 1% and 99%, each larger than the one before: 5%,25%,50%".into())
+        .ok_or_else(|| {
+            "give percentages between 1% and 99%, each larger than the one before: 5%,25%,50%"
+                .into()
+        })
 }
 
 /// A part in words.
@@ -84,7 +95,14 @@ pub struct Canary {
 impl Canary {
     pub fn new(plan: &Plan) -> Self {
         // Without time there is nothing to judge by.
-        Self { stages: plan.stages().filter(|(_, time)| !time.is_zero()).rev().collect(), now: None }
+        Self {
+            stages: plan
+                .stages()
+                .filter(|(_, time)| !time.is_zero())
+                .rev()
+                .collect(),
+            now: None,
+        }
     }
 
     /// After each sample: `outcome` is that of the judge's verdict on the current step.
@@ -93,14 +111,22 @@ impl Canary {
             return Wanted::End(Outcome::Bad);
         }
         match self.now {
-            Some((permille, until)) if at < until => Wanted::Share { permille, begins: false },
+            Some((permille, until)) if at < until => Wanted::Share {
+                permille,
+                begins: false,
+            },
             before => match self.stages.pop() {
                 Some((permille, time)) => {
                     self.now = Some((permille, at + time));
-                    Wanted::Share { permille, begins: true }
+                    Wanted::Share {
+                        permille,
+                        begins: true,
+                    }
                 }
                 // Only clients tell: before the first step every verdict is of nothing.
-                None if before.is_none_or(|(permille, _)| permille == 0) => Wanted::End(Outcome::Undecided),
+                None if before.is_none_or(|(permille, _)| permille == 0) => {
+                    Wanted::End(Outcome::Undecided)
+                }
                 None => Wanted::End(outcome),
             },
         }
@@ -122,11 +148,17 @@ mod tests {
     }
 
     fn begins(permille: u16) -> Wanted {
-        Wanted::Share { permille, begins: true }
+        Wanted::Share {
+            permille,
+            begins: true,
+        }
     }
 
     fn goes_on(permille: u16) -> Wanted {
-        Wanted::Share { permille, begins: false }
+        Wanted::Share {
+            permille,
+            begins: false,
+        }
     }
 
     #[test]
@@ -145,29 +177,57 @@ mod tests {
             assert_eq!(canary.next(seconds(at), Outcome::Undecided), wanted, "{at}");
         }
         assert_eq!(canary.permille(), ALL);
-        assert_eq!(canary.next(seconds(367), Outcome::Good), Wanted::End(Outcome::Good));
-        assert_eq!(canary.next(seconds(368), Outcome::Undecided), Wanted::End(Outcome::Undecided));
+        assert_eq!(
+            canary.next(seconds(367), Outcome::Good),
+            Wanted::End(Outcome::Good)
+        );
+        assert_eq!(
+            canary.next(seconds(368), Outcome::Undecided),
+            Wanted::End(Outcome::Undecided)
+        );
     }
 
     #[test]
     fn what_has_no_time_is_no_step() {
-        let none = Plan { warm: seconds(0), bake: seconds(0), ..Plan::default() };
+        let none = Plan {
+            warm: seconds(0),
+            bake: seconds(0),
+            ..Plan::default()
+        };
         let mut canary = Canary::new(&none);
         assert_eq!(canary.next(seconds(0), Outcome::Good), begins(50));
-        let nothing = Plan { step: seconds(0), ..none.clone() };
-        assert_eq!(Canary::new(&nothing).next(seconds(0), Outcome::Good), Wanted::End(Outcome::Undecided));
-        let mut warm = Canary::new(&Plan { warm: seconds(1), ..nothing });
+        let nothing = Plan {
+            step: seconds(0),
+            ..none.clone()
+        };
+        assert_eq!(
+            Canary::new(&nothing).next(seconds(0), Outcome::Good),
+            Wanted::End(Outcome::Undecided)
+        );
+        let mut warm = Canary::new(&Plan {
+            warm: seconds(1),
+            ..nothing
+        });
         assert_eq!(warm.next(seconds(0), Outcome::Good), begins(0));
-        assert_eq!(warm.next(seconds(1), Outcome::Good), Wanted::End(Outcome::Undecided));
+        assert_eq!(
+            warm.next(seconds(1), Outcome::Good),
+            Wanted::End(Outcome::Undecided)
+        );
     }
 
     #[test]
     fn parts_are_percentages_that_grow() {
-        for (text, read) in [("5%,25%,50%", vec![50, 250, 500]), (" 2% , 99% ", vec![20, 990]), ("1%", vec![10])] {
+        for (text, read) in [
+            ("5%,25%,50%", vec![50, 250, 500]),
+            (" 2% , 99% ", vec![20, 990]),
+            ("1%", vec![10]),
+        ] {
             assert_eq!(parts(text), Ok(read));
         }
         assert_eq!(parts(&percent(70).replace(' ', "")), Ok(vec![70]));
-        for text in ["", "5", "5,25", "%", "5%,", "0%", "100%", "5%%", "-5%", "1.5%", "25%,5%", "5%,5%"] {
+        for text in [
+            "", "5", "5,25", "%", "5%,", "0%", "100%", "5%%", "-5%", "1.5%", "25%,5%", "5%,5%",
+        ] {
             assert!(parts(text).is_err(), "{text}");
         }
     }

@@ -12,7 +12,10 @@ impl Histogram {
         if bound.is_nan() || !(count.is_finite() && count >= 0.0) {
             return;
         }
-        match self.0.binary_search_by(|(other, _)| other.total_cmp(&bound)) {
+        match self
+            .0
+            .binary_search_by(|(other, _)| other.total_cmp(&bound))
+        {
             Ok(at) => self.0[at].1 += count,
             Err(at) => self.0.insert(at, (bound, count)),
         }
@@ -27,18 +30,28 @@ impl Histogram {
     /// What came since an earlier reading. A count that fell is of a new process or a broken page, and nothing came.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
-        let before = |bound: f64| match earlier.0.binary_search_by(|(other, _)| other.total_cmp(&bound)) {
+        let before = |bound: f64| match earlier
+            .0
+            .binary_search_by(|(other, _)| other.total_cmp(&bound))
+        {
             Ok(at) => earlier.0[at].1,
             Err(_) => 0.0,
         };
-        Self(self.0.iter().map(|(bound, count)| (*bound, (count - before(*bound)).max(0.0))).collect())
+        Self(
+            self.0
+                .iter()
+                .map(|(bound, count)| (*bound, (count - before(*bound)).max(0.0)))
+                .collect(),
+        )
     }
 
     /// The same shape, of at most so many.
     pub fn limit(&mut self, most: f64) {
         let total = self.total();
         if total > most {
-            self.0.iter_mut().for_each(|(_, count)| *count *= most / total);
+            self.0
+                .iter_mut()
+                .for_each(|(_, count)| *count *= most / total);
         }
     }
 
@@ -48,18 +61,23 @@ impl Histogram {
 
     /// How many were surely above: buckets of another version may have other bounds.
     pub fn above(&self, value: f64) -> f64 {
-        self.first(|bound, _| bound >= value).map_or(0.0, |at| (self.total() - self.0[at].1).max(0.0))
+        self.first(|bound, _| bound >= value)
+            .map_or(0.0, |at| (self.total() - self.0[at].1).max(0.0))
     }
 
     /// The smallest finite bound that is at least this.
     pub fn bound(&self, value: f64) -> Option<f64> {
-        self.first(|bound, _| bound >= value).map(|at| self.0[at].0).filter(|bound| bound.is_finite())
+        self.first(|bound, _| bound >= value)
+            .map(|at| self.0[at].0)
+            .filter(|bound| bound.is_finite())
     }
 
     /// Interpolated inside a bucket, as Prometheus does it; the last finite bound if it lies above all of them.
     pub fn quantile(&self, share: f64) -> Option<f64> {
         let rank = share * self.total();
-        let at = self.first(|_, count| count >= rank).filter(|_| self.total() > 0.0)?;
+        let at = self
+            .first(|_, count| count >= rank)
+            .filter(|_| self.total() > 0.0)?;
         let (below, before) = at.checked_sub(1).map_or((0.0, 0.0), |at| self.0[at]);
         let (bound, count) = self.0[at];
         if bound.is_infinite() || count <= before {
@@ -81,7 +99,10 @@ mod tests {
     fn of(values: &[f64]) -> Histogram {
         let mut histogram = Histogram::default();
         for bound in [f64::INFINITY, 0.1, 0.2, 0.4, 1.0] {
-            histogram.add(bound, values.iter().filter(|value| **value <= bound).count() as f64);
+            histogram.add(
+                bound,
+                values.iter().filter(|value| **value <= bound).count() as f64,
+            );
         }
         histogram
     }
@@ -93,8 +114,18 @@ mod tests {
         assert_eq!(histogram.quantile(1.0), Some(0.4));
         assert_eq!(of(&[7.0]).quantile(0.5), Some(1.0));
         assert_eq!(Histogram::default().quantile(0.5), None);
-        assert_eq!((histogram.above(0.2), histogram.above(0.15), histogram.above(9.0)), (1.0, 1.0, 0.0));
-        assert_eq!((histogram.bound(0.25), histogram.bound(2.0)), (Some(0.4), None));
+        assert_eq!(
+            (
+                histogram.above(0.2),
+                histogram.above(0.15),
+                histogram.above(9.0)
+            ),
+            (1.0, 1.0, 0.0)
+        );
+        assert_eq!(
+            (histogram.bound(0.25), histogram.bound(2.0)),
+            (Some(0.4), None)
+        );
     }
 
     proptest! {

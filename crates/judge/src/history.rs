@@ -56,19 +56,42 @@ impl Side {
         self.memory = self.memory.max(sample.memory.unwrap_or_default());
         if goes_on {
             // A series begins with its first count, but for berth's, which can begin at any time.
-            let begins = |id: &Id| !matches!(id.0, Signal::EmptyConnections | Signal::FirstByte | Signal::TlsErrors);
+            let begins = |id: &Id| {
+                !matches!(
+                    id.0,
+                    Signal::EmptyConnections | Signal::FirstByte | Signal::TlsErrors
+                )
+            };
             for (id, now) in &sample.counts {
-                let before = self.last.counts.get(id).copied().or_else(|| begins(id).then(Counts::default));
+                let before = self
+                    .last
+                    .counts
+                    .get(id)
+                    .copied()
+                    .or_else(|| begins(id).then(Counts::default));
                 let since = before.map(|before| Counts {
                     bad: (now.bad - before.bad).max(0.0),
                     all: (now.all - before.all).max(now.bad - before.bad).max(0.0),
                 });
-                increments.counts.extend(since.filter(|since| since.all > 0.0).map(|since| (id.clone(), since)));
+                increments.counts.extend(
+                    since
+                        .filter(|since| since.all > 0.0)
+                        .map(|since| (id.clone(), since)),
+                );
             }
             for (id, now) in &sample.histograms {
-                let before = self.last.histograms.get(id).cloned().or_else(|| begins(id).then(Histogram::default));
-                let since = before.map(|before| now.since(&before)).filter(|since| since.total() > 0.0);
-                increments.histograms.extend(since.map(|since| (id.clone(), since)));
+                let before = self
+                    .last
+                    .histograms
+                    .get(id)
+                    .cloned()
+                    .or_else(|| begins(id).then(Histogram::default));
+                let since = before
+                    .map(|before| now.since(&before))
+                    .filter(|since| since.total() > 0.0);
+                increments
+                    .histograms
+                    .extend(since.map(|since| (id.clone(), since)));
             }
         }
         if sample.answered {
@@ -86,7 +109,10 @@ impl History {
         self.counts.add(counts.bad, counts.all);
         let factor = (most / self.counts.all).min(1.0);
         if self.counts.all > 0.0 {
-            self.counts = Counts { bad: self.counts.bad * factor, all: self.counts.all * factor };
+            self.counts = Counts {
+                bad: self.counts.bad * factor,
+                all: self.counts.all * factor,
+            };
         }
     }
 
@@ -94,14 +120,23 @@ impl History {
         self.histogram.merge(histogram);
         self.histogram.limit(most);
         if self.slow.is_none() && self.histogram.total() >= ENOUGH_TIMES {
-            self.slow = self.histogram.quantile(QUANTILE).and_then(|usual| self.histogram.bound(SLOW * usual));
+            self.slow = self
+                .histogram
+                .quantile(QUANTILE)
+                .and_then(|usual| self.histogram.bound(SLOW * usual));
         }
         if let Some(slow) = self.slow {
-            self.counts = Counts { bad: self.histogram.above(slow), all: self.histogram.total() };
+            self.counts = Counts {
+                bad: self.histogram.above(slow),
+                all: self.histogram.total(),
+            };
         }
     }
 }
 
 pub(crate) fn restarted(before: &Sample, now: &Sample) -> bool {
-    before.started.zip(now.started).is_some_and(|(before, now)| before != now)
+    before
+        .started
+        .zip(now.started)
+        .is_some_and(|(before, now)| before != now)
 }

@@ -28,7 +28,9 @@
 //! than a cluster's, shows whether they are enough.
 
 use crate::histogram::Histogram;
-use crate::history::{ENOUGH, FROM_BEFORE, History, Id, Increments, QUANTILE, REMEMBERED, Side, restarted};
+use crate::history::{
+    ENOUGH, FROM_BEFORE, History, Id, Increments, QUANTILE, REMEMBERED, Side, restarted,
+};
 use crate::sequential::{ALPHA, Wealth};
 use crate::signals::{Counts, Sample, Signal, Subject};
 use crate::verdict::{Judgement, Outcome, Row, Verdict};
@@ -39,7 +41,10 @@ use std::time::Duration;
 /// How much more than the old instance the new one may have of what is bad, beside the tolerance.
 const RATIO: f64 = 3.0;
 /// The old instance suffers if this share of its requests, and so many, are bad beyond [`RATIO`] times what is usual.
-const SUFFERS: Counts = Counts { bad: 3.0, all: 0.05 };
+const SUFFERS: Counts = Counts {
+    bad: 3.0,
+    all: 0.05,
+};
 /// Requests of the old instance in an interval without which the times of the new one are not compared.
 const BESIDE: f64 = 5.0;
 /// Samples in a row without an answer, while the other instance answers.
@@ -141,7 +146,10 @@ struct Step {
 impl Judge {
     /// Findings with an accepted code do not make a verdict bad.
     pub fn new(accepted: impl IntoIterator<Item = Signal>) -> Self {
-        Self { accepted: accepted.into_iter().collect(), ..Self::default() }
+        Self {
+            accepted: accepted.into_iter().collect(),
+            ..Self::default()
+        }
     }
 
     /// From now on the new instance has another share of the connections. Before the first step the judge learns what
@@ -152,11 +160,15 @@ impl Judge {
             self.before = self.asked();
         }
         for history in self.history.values_mut() {
-            history.most = history.most.max(mem::take(&mut history.bad) / self.step.seconds.max(1.0));
+            history.most = history
+                .most
+                .max(mem::take(&mut history.bad) / self.step.seconds.max(1.0));
         }
         self.unseen += u32::from(self.step.is_unseen());
         self.step = Step::default();
-        self.tests.values_mut().for_each(|test| test.wealth.begin_step());
+        self.tests
+            .values_mut()
+            .for_each(|test| test.wealth.begin_step());
     }
 
     /// Both instances, asked at the same time; `at` is on any clock that does not go back.
@@ -164,10 +176,19 @@ impl Judge {
         self.look(&old, &new);
         let answered = [old.answered, new.answered];
         let alive = [&old, &new].map(|sample| sample.answered || sample.refused);
-        self.refused = if new.refused { self.refused + u32::from(old.answered) } else { 0 };
+        self.refused = if new.refused {
+            self.refused + u32::from(old.answered)
+        } else {
+            0
+        };
         let since = |side: usize| at.saturating_sub(self.at[side]).as_secs_f64();
-        let [old_seconds, new_seconds] = [(0, &self.old), (1, &self.new)]
-            .map(|(side, seen)| if answered[side] && seen.last.answered { since(side) } else { 0.0 });
+        let [old_seconds, new_seconds] = [(0, &self.old), (1, &self.new)].map(|(side, seen)| {
+            if answered[side] && seen.last.answered {
+                since(side)
+            } else {
+                0.0
+            }
+        });
         let states = self.states(&old, &new, new_seconds);
         if !self.old.last.answered {
             self.learn_life(&old);
@@ -176,7 +197,9 @@ impl Judge {
         let starts_again = restarted(&self.old.last, &old);
         let (from_old, from_new) = (self.old.advance(old), self.new.advance(new));
         self.listen(alive, &from_new);
-        (0..2).filter(|side| answered[*side]).for_each(|side| self.at[side] = at);
+        (0..2)
+            .filter(|side| answered[*side])
+            .for_each(|side| self.at[side] = at);
         let was = self.usual(&from_old);
         for (id, history) in &mut self.history {
             history.recent = history.recent / 2.0 + was.get(id).map_or(0.0, |counts| counts.all);
@@ -210,23 +233,40 @@ impl Judge {
 
     /// Whether the new instance has to give back its connections: the verdict's outcome is bad, and stays so.
     pub fn is_bad(&self) -> bool {
-        let tests = self.tests.iter().filter(|(_, test)| test.found).map(|(id, _)| id.0);
-        tests.chain(self.certain.keys().map(|(signal, _)| *signal)).any(|signal| !self.accepted.contains(&signal))
+        let tests = self
+            .tests
+            .iter()
+            .filter(|(_, test)| test.found)
+            .map(|(id, _)| id.0);
+        tests
+            .chain(self.certain.keys().map(|(signal, _)| *signal))
+            .any(|signal| !self.accepted.contains(&signal))
     }
 
     /// Requests of both instances since the first step began, and how many of them met what is bad, as far as that is of requests.
     pub fn met(&self) -> (u64, u64) {
-        let found = self.tests.iter().filter(|((signal, _), test)| test.found && !signal.is_state());
-        let met = found.map(|(_, test)| test.total.new.bad).fold(0.0, f64::max);
+        let found = self
+            .tests
+            .iter()
+            .filter(|((signal, _), test)| test.found && !signal.is_state());
+        let met = found
+            .map(|(_, test)| test.total.new.bad)
+            .fold(0.0, f64::max);
         ((self.asked() - self.before).max(met) as u64, met as u64)
     }
 
     fn asked(&self) -> f64 {
-        [&self.old, &self.new].into_iter().flat_map(|side| side.last.requests.values()).sum()
+        [&self.old, &self.new]
+            .into_iter()
+            .flat_map(|side| side.last.requests.values())
+            .sum()
     }
 
     pub fn verdict(&self) -> Verdict {
-        let mut rows: Vec<Row> = Signal::COMPARED.into_iter().flat_map(|signal| self.rows(signal)).collect();
+        let mut rows: Vec<Row> = Signal::COMPARED
+            .into_iter()
+            .flat_map(|signal| self.rows(signal))
+            .collect();
         rows.extend(self.certain.iter().map(|((code, subject), note)| Row {
             code: *code,
             subject: subject.clone(),
@@ -243,29 +283,54 @@ impl Judge {
             () if lacking.is_empty() => Outcome::Good,
             () => Outcome::Undecided,
         };
-        Verdict { outcome, rows, lacking, against: self.against() }
+        Verdict {
+            outcome,
+            rows,
+            lacking,
+            against: self.against(),
+        }
     }
 
     /// A test for everything that is known of the old instance, each with its part of [`ALPHA`].
     fn prepare(&self) -> BTreeMap<Id, Test> {
-        let mut ids: BTreeSet<Id> = Signal::COMPARED.map(|signal| (signal, Subject::default())).into();
-        let known = self.history.iter().filter(|(_, history)| history.counts.all >= ENOUGH);
-        ids.extend(known.flat_map(|((signal, subject), _)| subject.levels().into_iter().map(|level| (*signal, level))));
+        let mut ids: BTreeSet<Id> = Signal::COMPARED
+            .map(|signal| (signal, Subject::default()))
+            .into();
+        let known = self
+            .history
+            .iter()
+            .filter(|(_, history)| history.counts.all >= ENOUGH);
+        ids.extend(known.flat_map(|((signal, subject), _)| {
+            subject.levels().into_iter().map(|level| (*signal, level))
+        }));
         let services = self.old.last.unavailable.keys();
         ids.extend(services.map(|name| (Signal::Aggregation, Subject::resource(name))));
         let mut like: BTreeMap<_, u32> = BTreeMap::new();
-        ids.iter().for_each(|(signal, subject)| *like.entry((*signal, part(subject))).or_default() += 1);
+        ids.iter()
+            .for_each(|(signal, subject)| *like.entry((*signal, part(subject))).or_default() += 1);
         let alpha = |(signal, subject): &Id| {
             let (_, share) = part(subject);
             ALPHA * signal.weight() / f64::from(share) / f64::from(like[&(*signal, part(subject))])
         };
-        ids.into_iter().map(|id| (id.clone(), Test { alpha: alpha(&id), ..Test::default() })).collect()
+        ids.into_iter()
+            .map(|id| {
+                (
+                    id.clone(),
+                    Test {
+                        alpha: alpha(&id),
+                        ..Test::default()
+                    },
+                )
+            })
+            .collect()
     }
 
     /// What needs no test.
     fn look(&mut self, old: &Sample, new: &Sample) {
         let mut find = |signal, subject: &str, note: String| {
-            self.certain.entry((signal, subject.to_owned())).or_insert(note);
+            self.certain
+                .entry((signal, subject.to_owned()))
+                .or_insert(note);
         };
         if restarted(&self.new.last, new) {
             find(Signal::Restart, "process", "it started again".to_owned());
@@ -276,13 +341,17 @@ impl Judge {
         if old.answered && self.requests.is_none() {
             self.requests = Some(old.requests.clone());
         }
-        let (Some(first), [Some(served), Some(serves)]) = (&self.requests, &self.apis) else { return };
+        let (Some(first), [Some(served), Some(serves)]) = (&self.requests, &self.apis) else {
+            return;
+        };
         for api in served.difference(serves) {
-            let [before, now, open] =
-                [first, &old.requests, &old.open].map(|requests| requests.get(api).copied().unwrap_or_default());
+            let [before, now, open] = [first, &old.requests, &old.open]
+                .map(|requests| requests.get(api).copied().unwrap_or_default());
             if now > before || open > 0.0 {
-                let note =
-                    format!("not served; the old one had {} requests for it, and has {open} watches", now - before);
+                let note = format!(
+                    "not served; the old one had {} requests for it, and has {open} watches",
+                    now - before
+                );
                 find(Signal::MissingApi, api, note);
             }
         }
@@ -291,55 +360,104 @@ impl Judge {
     /// Whether the new instance is silent: no metrics, or not a byte on any connection. The first byte is of the TLS
     /// handshake, and needs neither etcd nor a webhook.
     fn listen(&mut self, [old, new]: [bool; 2], from_new: &Increments) {
-        self.unanswered = if new { 0 } else { self.unanswered + u32::from(old) };
-        match from_new.counts.get(&(Signal::EmptyConnections, Subject::default())) {
+        self.unanswered = if new {
+            0
+        } else {
+            self.unanswered + u32::from(old)
+        };
+        match from_new
+            .counts
+            .get(&(Signal::EmptyConnections, Subject::default()))
+        {
             Some(connections) if connections.bad < connections.all => self.empty = (0, 0.0),
-            Some(connections) if old => self.empty = (self.empty.0 + 1, self.empty.1 + connections.all),
+            Some(connections) if old => {
+                self.empty = (self.empty.0 + 1, self.empty.1 + connections.all)
+            }
             // From the first empty connection on, samples without a connection count, too.
             None if old && self.empty.0 > 0 => self.empty.0 += 1,
             _ => {}
         }
         if self.refused >= REFUSALS {
-            let note = format!("it refused its metrics {REFUSALS} times in a row, while the old one gave its own");
-            self.certain.entry((Signal::NoMetrics, "process".to_owned())).or_insert(note);
+            let note = format!(
+                "it refused its metrics {REFUSALS} times in a row, while the old one gave its own"
+            );
+            self.certain
+                .entry((Signal::NoMetrics, "process".to_owned()))
+                .or_insert(note);
         }
         let (samples, connections) = self.empty;
         if self.unanswered >= SILENCE || samples >= SILENCE && connections >= EMPTY {
-            let note =
-                format!("no metrics, or no byte on any connection, in {SILENCE} samples in which the old one answered");
-            self.certain.entry((Signal::NoAnswer, "process".to_owned())).or_insert(note);
+            let note = format!(
+                "no metrics, or no byte on any connection, in {SILENCE} samples in which the old one answered"
+            );
+            self.certain
+                .entry((Signal::NoAnswer, "process".to_owned()))
+                .or_insert(note);
         }
     }
 
     /// Whether requests follow the connections that the new instance is given, whatever the instance answers to them.
     fn follow(&mut self, from_new: &Increments, answered: bool) {
-        let of = |signal| from_new.counts.get(&(signal, Subject::default())).map_or(0.0, |counts| counts.all);
-        self.followed |= from_new.counts.keys().any(|(signal, _)| *signal == Signal::Errors);
+        let of = |signal| {
+            from_new
+                .counts
+                .get(&(signal, Subject::default()))
+                .map_or(0.0, |counts| counts.all)
+        };
+        self.followed |= from_new
+            .counts
+            .keys()
+            .any(|(signal, _)| *signal == Signal::Errors);
         let given = of(Signal::EmptyConnections);
         (self.given, self.step.connections) = (self.given + given, self.step.connections + given);
         self.step.arrived += of(Signal::Authentication);
-        let Step { intervals, connections, arrived, .. } = self.step;
+        let Step {
+            intervals,
+            connections,
+            arrived,
+            ..
+        } = self.step;
         let counts = answered && self.new.last.metrics.contains(Signal::NoRequests.metric());
-        if counts && intervals >= INTERVALS && connections >= CONNECTIONS && arrived < FOLLOW * connections {
-            let note = format!("{connections:.0} connections were given, and {arrived:.0} requests came of them");
-            self.certain.entry((Signal::NoRequests, "all".to_owned())).or_insert(note);
+        if counts
+            && intervals >= INTERVALS
+            && connections >= CONNECTIONS
+            && arrived < FOLLOW * connections
+        {
+            let note = format!(
+                "{connections:.0} connections were given, and {arrived:.0} requests came of them"
+            );
+            self.certain
+                .entry((Signal::NoRequests, "all".to_owned()))
+                .or_insert(note);
         }
     }
 
     /// What speaks against the new instance, if there is too little to prove it: a version that refuses everybody has few
     /// requests that could be compared.
     fn against(&self) -> Option<String> {
-        let refused =
-            [(Signal::Authentication, 401), (Signal::Authorization, 403)].into_iter().find_map(|(signal, code)| {
-                let test =
-                    self.tests.get(&(signal, Subject::default())).filter(|_| !self.accepted.contains(&signal))?;
+        let refused = [(Signal::Authentication, 401), (Signal::Authorization, 403)]
+            .into_iter()
+            .find_map(|(signal, code)| {
+                let test = self
+                    .tests
+                    .get(&(signal, Subject::default()))
+                    .filter(|_| !self.accepted.contains(&signal))?;
                 let mut all = test.total;
                 all.add(&test.interval);
                 let Tally { new, allowed, .. } = all;
-                (new.bad >= FEW && new.bad > allowed)
-                    .then(|| format!("{} of {} requests to the new one were answered {code}", new.bad, new.all))
+                (new.bad >= FEW && new.bad > allowed).then(|| {
+                    format!(
+                        "{} of {} requests to the new one were answered {code}",
+                        new.bad, new.all
+                    )
+                })
             });
-        let lost = || format!("the new one was given {} connections and let in no request", self.given);
+        let lost = || {
+            format!(
+                "the new one was given {} connections and let in no request",
+                self.given
+            )
+        };
         refused.or_else(|| (self.given >= FEW && !self.followed).then(lost))
     }
 
@@ -348,11 +466,22 @@ impl Judge {
     fn states(&self, old: &Sample, new: &Sample, seconds: f64) -> BTreeMap<Id, Tally> {
         let mut tallies = BTreeMap::new();
         let mut add = |signal: Signal, subject: Subject, bad: bool| {
-            let new = Counts { bad: if bad { SAMPLE } else { 0.0 }, all: SAMPLE };
-            let tally = Tally { new, old: 0.0, allowed: signal.tolerance() * SAMPLE, alone: 0.0 };
+            let new = Counts {
+                bad: if bad { SAMPLE } else { 0.0 },
+                all: SAMPLE,
+            };
+            let tally = Tally {
+                new,
+                old: 0.0,
+                allowed: signal.tolerance() * SAMPLE,
+                alone: 0.0,
+            };
             tallies.insert((signal, subject), tally);
         };
-        let services = old.unavailable.iter().filter_map(|(name, old)| Some((name, *old, *new.unavailable.get(name)?)));
+        let services = old
+            .unavailable
+            .iter()
+            .filter_map(|(name, old)| Some((name, *old, *new.unavailable.get(name)?)));
         let mut any = false;
         for (name, old, new) in services.clone() {
             any |= new && !old;
@@ -373,21 +502,31 @@ impl Judge {
     /// Priority levels of the new instance that have no seats to spare, now or before; none where the instance has few seats.
     /// Levels lend each other seats, so that only all of them together can be compared with the old instance's.
     fn busy_levels(&self, old: &Sample, new: &Sample) -> BTreeSet<Subject> {
-        let [all_old, all_new] = [old, new].map(|sample| sample.seats.values().map(|seats| seats.all).sum::<f64>());
+        let [all_old, all_new] =
+            [old, new].map(|sample| sample.seats.values().map(|seats| seats.all).sum::<f64>());
         if all_new < SEATS * all_old {
             return BTreeSet::new();
         }
         let seats = self.new.last.seats.iter().chain(&new.seats);
-        seats.filter(|(_, seats)| seats.bad > seats.all / 2.0).map(|(level, _)| Subject::resource(level)).collect()
+        seats
+            .filter(|(_, seats)| seats.bad > seats.all / 2.0)
+            .map(|(level, _)| Subject::resource(level))
+            .collect()
     }
 
     /// The old instance's whole life: what a client asks for when it connects may have been asked for days ago.
     fn learn_life(&mut self, old: &Sample) {
         for (id, histogram) in &old.histograms {
-            self.history.entry(id.clone()).or_default().learn_histogram(histogram, FROM_BEFORE);
+            self.history
+                .entry(id.clone())
+                .or_default()
+                .learn_histogram(histogram, FROM_BEFORE);
         }
         for (id, counts) in &old.counts {
-            self.history.entry(id.clone()).or_default().learn(*counts, FROM_BEFORE);
+            self.history
+                .entry(id.clone())
+                .or_default()
+                .learn(*counts, FROM_BEFORE);
         }
     }
 
@@ -396,7 +535,13 @@ impl Judge {
         let mut all = from.counts.clone();
         for (id, histogram) in &from.histograms {
             if let Some(slow) = self.history.entry(id.clone()).or_default().slow {
-                all.insert(id.clone(), Counts { bad: histogram.above(slow), all: histogram.total() });
+                all.insert(
+                    id.clone(),
+                    Counts {
+                        bad: histogram.above(slow),
+                        all: histogram.total(),
+                    },
+                );
             }
         }
         all
@@ -407,9 +552,19 @@ impl Judge {
         for (id, counts) in was {
             let (sum, usual) = sums.entry(id.0).or_default();
             sum.add(counts.bad, counts.all);
-            *usual += counts.all * self.history.get(id).map_or(0.0, |history| history.counts.share());
+            *usual += counts.all
+                * self
+                    .history
+                    .get(id)
+                    .map_or(0.0, |history| history.counts.share());
         }
-        let tells = [Signal::Errors, Signal::Latency, Signal::EtcdErrors, Signal::EmptyConnections, Signal::FirstByte];
+        let tells = [
+            Signal::Errors,
+            Signal::Latency,
+            Signal::EtcdErrors,
+            Signal::EmptyConnections,
+            Signal::FirstByte,
+        ];
         tells
             .iter()
             .filter_map(|signal| sums.get(signal))
@@ -418,7 +573,10 @@ impl Judge {
 
     fn learn(&mut self, from: &Increments, was: &BTreeMap<Id, Counts>) {
         for (id, histogram) in &from.histograms {
-            self.history.entry(id.clone()).or_default().learn_histogram(histogram, REMEMBERED);
+            self.history
+                .entry(id.clone())
+                .or_default()
+                .learn_histogram(histogram, REMEMBERED);
         }
         for (id, counts) in was {
             let history = self.history.entry(id.clone()).or_default();
@@ -431,37 +589,74 @@ impl Judge {
     }
 
     /// The new instance's requests, beside what is allowed of each.
-    fn compare(&mut self, from: &Increments, was: &BTreeMap<Id, Counts>, busy: &BTreeSet<Subject>, seconds: f64) {
+    fn compare(
+        &mut self,
+        from: &Increments,
+        was: &BTreeMap<Id, Counts>,
+        busy: &BTreeSet<Subject>,
+        seconds: f64,
+    ) {
         let slow = from.histograms.iter().filter_map(|(id, histogram)| {
             let history = self.history.get_mut(id)?;
             history.new.merge(histogram);
-            Some((id, Counts { bad: histogram.above(history.slow?), all: histogram.total() }))
+            Some((
+                id,
+                Counts {
+                    bad: histogram.above(history.slow?),
+                    all: histogram.total(),
+                },
+            ))
         });
         let mut beside: BTreeMap<(Signal, bool), Counts> = BTreeMap::new();
         was.iter().for_each(|((signal, subject), old)| {
-            beside.entry((*signal, subject.writes())).or_default().add(old.bad, old.all);
+            beside
+                .entry((*signal, subject.writes()))
+                .or_default()
+                .add(old.bad, old.all);
         });
-        let beside =
-            |(signal, subject): &Id| beside.get(&(*signal, subject.writes())).copied().filter(|_| signal.is_time());
+        let beside = |(signal, subject): &Id| {
+            beside
+                .get(&(*signal, subject.writes()))
+                .copied()
+                .filter(|_| signal.is_time())
+        };
         let all: Vec<_> = slow.collect();
-        for (id, new) in all.into_iter().chain(from.counts.iter().map(|(id, new)| (id, *new))) {
+        for (id, new) in all
+            .into_iter()
+            .chain(from.counts.iter().map(|(id, new)| (id, *new)))
+        {
             let (signal, subject) = id;
             let is_request = *signal == Signal::Errors;
             self.step.requests += if is_request { new.all } else { 0.0 };
-            let known = self.history.get(id).filter(|history| history.counts.all >= ENOUGH);
+            let known = self
+                .history
+                .get(id)
+                .filter(|history| history.counts.all >= ENOUGH);
             let Some(history) = known else { continue };
             let alone = signal.is_time() && beside(id).is_none_or(|old| old.all < BESIDE);
             if alone || *signal == Signal::Rejections && busy.contains(subject) {
                 continue;
             }
             self.step.compared += if is_request { new.all } else { 0.0 };
-            let now = was.get(id).copied().into_iter().chain(beside(id)).map(Counts::share).fold(0.0, f64::max);
+            let now = was
+                .get(id)
+                .copied()
+                .into_iter()
+                .chain(beside(id))
+                .map(Counts::share)
+                .fold(0.0, f64::max);
             let old = history.counts.share().max(now) * new.all;
-            let allowed = (signal.tolerance() * new.all + RATIO * old + history.most * seconds).min(new.all);
+            let allowed =
+                (signal.tolerance() * new.all + RATIO * old + history.most * seconds).min(new.all);
             let alone = if history.recent < 1.0 { new.bad } else { 0.0 };
             for level in subject.levels() {
                 if let Some(test) = self.tests.get_mut(&(*signal, level)) {
-                    test.interval.add(&Tally { new, old, allowed, alone });
+                    test.interval.add(&Tally {
+                        new,
+                        old,
+                        allowed,
+                        alone,
+                    });
                 }
             }
         }
@@ -471,51 +666,91 @@ impl Judge {
         let lacks = [(&self.old, "old"), (&self.new, "new")]
             .into_iter()
             .find(|(side, _)| !side.last.metrics.contains(signal.metric()));
-        let mut tests: Vec<_> =
-            self.tests.range((signal, Subject::default())..).take_while(|(id, _)| id.0 == signal).collect();
+        let mut tests: Vec<_> = self
+            .tests
+            .range((signal, Subject::default())..)
+            .take_while(|(id, _)| id.0 == signal)
+            .collect();
         tests.retain(|((_, subject), test)| test.found || *subject == Subject::default());
         tests.sort_by(|(a, one), (b, other)| {
             let first = |subject: &Subject| *subject != Subject::default();
-            first(&a.1).cmp(&first(&b.1)).then(other.total.new.bad.total_cmp(&one.total.new.bad))
+            first(&a.1)
+                .cmp(&first(&b.1))
+                .then(other.total.new.bad.total_cmp(&one.total.new.bad))
         });
-        let rows = tests.into_iter().take(1 + LINES).map(|((_, subject), test)| {
-            let Tally { new, old, allowed, .. } = test.total;
-            let share = |part: f64| if new.all > 0.0 { part / new.all } else { 0.0 };
-            let (judgement, note) = match lacks {
-                _ if test.found => (self.bad(signal), self.quantiles(signal, subject)),
-                Some((_, which)) if new.all == 0.0 => {
-                    (Judgement::NotCompared, format!("the {which} one has no {}", signal.metric()))
+        let rows = tests
+            .into_iter()
+            .take(1 + LINES)
+            .map(|((_, subject), test)| {
+                let Tally {
+                    new, old, allowed, ..
+                } = test.total;
+                let share = |part: f64| if new.all > 0.0 { part / new.all } else { 0.0 };
+                let (judgement, note) = match lacks {
+                    _ if test.found => (self.bad(signal), self.quantiles(signal, subject)),
+                    Some((_, which)) if new.all == 0.0 => (
+                        Judgement::NotCompared,
+                        format!("the {which} one has no {}", signal.metric()),
+                    ),
+                    _ if new.all == 0.0 => {
+                        (Judgement::NotCompared, "nothing that both had".to_owned())
+                    }
+                    _ if share(allowed) > BLIND => {
+                        (Judgement::NotCompared, "the old one is as bad".to_owned())
+                    }
+                    _ => (Judgement::Good, self.quantiles(signal, subject)),
+                };
+                let [old, new_share, limit] = [old, new.bad, allowed].map(share);
+                let compared =
+                    (new.all / if signal.is_state() { SAMPLE } else { 1.0 }).round() as u64;
+                Row {
+                    code: signal,
+                    subject: subject.to_string(),
+                    compared,
+                    old,
+                    new: new_share,
+                    limit,
+                    judgement,
+                    note,
                 }
-                _ if new.all == 0.0 => (Judgement::NotCompared, "nothing that both had".to_owned()),
-                _ if share(allowed) > BLIND => (Judgement::NotCompared, "the old one is as bad".to_owned()),
-                _ => (Judgement::Good, self.quantiles(signal, subject)),
-            };
-            let [old, new_share, limit] = [old, new.bad, allowed].map(share);
-            let compared = (new.all / if signal.is_state() { SAMPLE } else { 1.0 }).round() as u64;
-            Row { code: signal, subject: subject.to_string(), compared, old, new: new_share, limit, judgement, note }
-        });
+            });
         rows.collect()
     }
 
     /// Of a histogram's subject, in words.
     fn quantiles(&self, signal: Signal, subject: &Subject) -> String {
         let (mut old, mut new) = (Histogram::default(), Histogram::default());
-        for (_, history) in self.history.iter().filter(|(id, _)| id.0 == signal && id.1.levels().contains(subject)) {
+        for (_, history) in self
+            .history
+            .iter()
+            .filter(|(id, _)| id.0 == signal && id.1.levels().contains(subject))
+        {
             old.merge(&history.histogram);
             new.merge(&history.new);
         }
-        let [Some(old), Some(new)] = [old, new].map(|histogram| histogram.quantile(QUANTILE)) else {
+        let [Some(old), Some(new)] = [old, new].map(|histogram| histogram.quantile(QUANTILE))
+        else {
             return String::new();
         };
         format!("95th percentile {new:.3} s, old {old:.3} s")
     }
 
     fn bad(&self, code: Signal) -> Judgement {
-        if self.accepted.contains(&code) { Judgement::Accepted } else { Judgement::Bad }
+        if self.accepted.contains(&code) {
+            Judgement::Accepted
+        } else {
+            Judgement::Bad
+        }
     }
 
     fn lacking(&self) -> Vec<String> {
-        let Step { intervals, left_out, requests, compared, .. } = self.step;
+        let Step {
+            intervals,
+            left_out,
+            requests,
+            compared,
+            ..
+        } = self.step;
         let mut lacking = Vec::new();
         if intervals < INTERVALS {
             lacking.push(format!(
@@ -529,7 +764,9 @@ impl Judge {
             ));
         }
         if compared < REQUESTS {
-            lacking.push(format!("{compared:.0} requests to the new one that can be compared, {REQUESTS:.0} needed"));
+            lacking.push(format!(
+                "{compared:.0} requests to the new one that can be compared, {REQUESTS:.0} needed"
+            ));
         }
         if compared < COMPARABLE * requests {
             lacking.push(format!(
@@ -537,9 +774,15 @@ impl Judge {
             ));
         }
         for signal in [Signal::Errors, Signal::Latency] {
-            let total = self.tests.get(&(signal, Subject::default())).map(|test| test.total).unwrap_or_default();
+            let total = self
+                .tests
+                .get(&(signal, Subject::default()))
+                .map(|test| test.total)
+                .unwrap_or_default();
             if total.allowed > BLIND * total.new.all {
-                lacking.push(format!("{signal}: the old one has so many that a fault would not show"));
+                lacking.push(format!(
+                    "{signal}: the old one has so many that a fault would not show"
+                ));
             }
         }
         lacking
@@ -556,7 +799,12 @@ impl Step {
 
 impl Test {
     fn bet(&mut self) {
-        let Tally { new, allowed, alone, .. } = self.interval;
+        let Tally {
+            new,
+            allowed,
+            alone,
+            ..
+        } = self.interval;
         // Without a request it is 1, and there is no bet.
         let share = (allowed / new.all).min(1.0);
         if new.all >= (BATCH * share).min(MOST_BATCH) {
@@ -593,18 +841,36 @@ mod tests {
     /// A half for everything, a quarter for resources, an eighth for verbs, and an eighth for what has both.
     #[test]
     fn each_test_has_its_part_of_alpha() {
-        let id =
-            |verb: &str, resource: &str| (Signal::Errors, Subject { verb: verb.into(), ..Subject::resource(resource) });
+        let id = |verb: &str, resource: &str| {
+            (
+                Signal::Errors,
+                Subject {
+                    verb: verb.into(),
+                    ..Subject::resource(resource)
+                },
+            )
+        };
         let mut judge = Judge::default();
         for (verb, resource) in [("GET", "pods"), ("LIST", "pods"), ("GET", "nodes")] {
-            judge.history.entry(id(verb, resource)).or_default().counts.all = ENOUGH;
+            judge
+                .history
+                .entry(id(verb, resource))
+                .or_default()
+                .counts
+                .all = ENOUGH;
         }
         let tests = judge.prepare();
-        for (verb, resource, part) in
-            [("", "", 0.5), ("", "pods", 0.25 / 2.0), ("LIST", "", 0.125 / 2.0), ("GET", "nodes", 0.125 / 3.0)]
-        {
+        for (verb, resource, part) in [
+            ("", "", 0.5),
+            ("", "pods", 0.25 / 2.0),
+            ("LIST", "", 0.125 / 2.0),
+            ("GET", "nodes", 0.125 / 3.0),
+        ] {
             let alpha = tests[&id(verb, resource)].alpha;
-            assert!((alpha / ALPHA - part * Signal::Errors.weight()).abs() < 1e-9, "{verb} {resource}: {alpha}");
+            assert!(
+                (alpha / ALPHA - part * Signal::Errors.weight()).abs() < 1e-9,
+                "{verb} {resource}: {alpha}"
+            );
         }
     }
 }

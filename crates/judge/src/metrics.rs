@@ -17,12 +17,18 @@ pub struct Sample<'a> {
 impl Sample<'_> {
     /// The value of a label; empty if there is none, which in Prometheus is the same.
     pub fn label(&self, name: &str) -> &str {
-        self.labels.iter().find(|(label, _)| *label == name).map_or("", |(_, value)| value)
+        self.labels
+            .iter()
+            .find(|(label, _)| *label == name)
+            .map_or("", |(_, value)| value)
     }
 }
 
 /// The samples of a page whose name is wanted. A page has a hundred thousand lines, and most names are of no interest.
-pub fn samples<'a>(page: &'a str, wanted: impl Fn(&str) -> bool) -> impl Iterator<Item = Sample<'a>> {
+pub fn samples<'a>(
+    page: &'a str,
+    wanted: impl Fn(&str) -> bool,
+) -> impl Iterator<Item = Sample<'a>> {
     page.lines().filter_map(move |line| {
         let line = line.trim_start();
         let name = &line[..line.find(['{', ' ', '\t'])?];
@@ -34,7 +40,11 @@ pub fn samples<'a>(page: &'a str, wanted: impl Fn(&str) -> bool) -> impl Iterato
             Some(rest) => labels(rest)?,
             None => (Vec::new(), rest),
         };
-        Some(Sample { name, labels, value: rest.split_ascii_whitespace().next()?.parse().ok()? })
+        Some(Sample {
+            name,
+            labels,
+            value: rest.split_ascii_whitespace().next()?.parse().ok()?,
+        })
     })
 }
 
@@ -90,7 +100,10 @@ mod tests {
         let all: Vec<_> = samples(page, |name| name == "a").collect();
         let values: Vec<_> = all.iter().map(|sample| sample.value).collect();
         assert_eq!(values, [1.0, 2.0, f64::INFINITY, 0.004]);
-        assert_eq!((all[2].label("x"), all[2].label("y"), all[2].label("none")), ("1", "q\"\\\nz", ""));
+        assert_eq!(
+            (all[2].label("x"), all[2].label("y"), all[2].label("none")),
+            ("1", "q\"\\\nz", "")
+        );
         assert_eq!((all[3].label("x"), all[3].label("y")), ("{,}", ""));
     }
 

@@ -64,7 +64,8 @@ impl Wealth {
             self.now += AT_INTERVAL;
         }
         let share = (counts.bad / (counts.all + GOOD)).clamp(0.0, 1.0);
-        self.now *= (1.0 + STAKE / allowed * (share - allowed)).min(if alone { MOST_ALONE } else { MOST });
+        self.now *=
+            (1.0 + STAKE / allowed * (share - allowed)).min(if alone { MOST_ALONE } else { MOST });
     }
 
     #[cfg(test)]

@@ -192,19 +192,34 @@ pub struct Subject {
 
 impl Subject {
     pub fn verb(verb: &str) -> Self {
-        Self { verb: verb.into(), ..Self::default() }
+        Self {
+            verb: verb.into(),
+            ..Self::default()
+        }
     }
 
     pub fn resource(resource: &str) -> Self {
-        Self { resource: resource.into(), ..Self::default() }
+        Self {
+            resource: resource.into(),
+            ..Self::default()
+        }
     }
 
     fn of(sample: &metrics::Sample<'_>) -> Self {
-        let [group, resource, subresource] = ["group", "resource", "subresource"].map(|name| sample.label(name));
+        let [group, resource, subresource] =
+            ["group", "resource", "subresource"].map(|name| sample.label(name));
         let dot = if group.is_empty() { "" } else { "." };
-        let slash = if subresource.is_empty() || subresource.starts_with('/') { "" } else { "/" };
+        let slash = if subresource.is_empty() || subresource.starts_with('/') {
+            ""
+        } else {
+            "/"
+        };
         let resource = format!("{resource}{dot}{group}{slash}{subresource}");
-        Self { verb: sample.label("verb").into(), resource: resource.into(), scope: sample.label("scope").into() }
+        Self {
+            verb: sample.label("verb").into(),
+            resource: resource.into(),
+            scope: sample.label("scope").into(),
+        }
     }
 
     /// Whether webhooks are asked, and etcd writes.
@@ -214,7 +229,13 @@ impl Subject {
 
     /// All that it counts in: everything, its verb, its resource, and itself.
     pub fn levels(&self) -> BTreeSet<Self> {
-        [Self::default(), Self::verb(&self.verb), Self::resource(&self.resource), self.clone()].into()
+        [
+            Self::default(),
+            Self::verb(&self.verb),
+            Self::resource(&self.resource),
+            self.clone(),
+        ]
+        .into()
     }
 }
 
@@ -241,7 +262,11 @@ impl Counts {
     }
 
     pub fn share(self) -> f64 {
-        if self.all > 0.0 { (self.bad / self.all).min(1.0) } else { 0.0 }
+        if self.all > 0.0 {
+            (self.bad / self.all).min(1.0)
+        } else {
+            0.0
+        }
     }
 }
 
@@ -283,7 +308,10 @@ pub struct Sample {
 impl Sample {
     /// From a page of metrics, or from none, if the instance did not answer in time.
     pub fn new(page: Option<&str>) -> Self {
-        let mut sample = Self { answered: page.is_some(), ..Self::default() };
+        let mut sample = Self {
+            answered: page.is_some(),
+            ..Self::default()
+        };
         for line in metrics::samples(page.unwrap_or_default(), is_wanted) {
             if (0.0..=MOST).contains(&line.value) {
                 sample.add(&line);
@@ -296,11 +324,17 @@ impl Sample {
     #[must_use]
     pub fn with_connections(mut self, connections: Connections) -> Self {
         let all = Subject::default();
-        self.count(Signal::EmptyConnections, all.clone(), connections.empty, connections.all);
+        self.count(
+            Signal::EmptyConnections,
+            all.clone(),
+            connections.empty,
+            connections.all,
+        );
         if self.answered {
             self.count(Signal::TlsErrors, all.clone(), 0.0, connections.all);
         }
-        self.histograms.insert((Signal::FirstByte, all), connections.first_byte);
+        self.histograms
+            .insert((Signal::FirstByte, all), connections.first_byte);
         self.metrics.extend([Signal::EmptyConnections.metric()]);
         self
     }
@@ -308,12 +342,19 @@ impl Sample {
     /// Of an instance that answered with an error instead of its metrics.
     #[must_use]
     pub fn refused() -> Self {
-        Self { refused: true, ..Self::default() }
+        Self {
+            refused: true,
+            ..Self::default()
+        }
     }
 
     /// The APIs (`v1`, `apps/v1`) that it has been asked for.
     pub fn used(&self) -> BTreeSet<String> {
-        let used = self.requests.iter().chain(&self.open).filter(|(api, count)| !api.is_empty() && **count > 0.0);
+        let used = self
+            .requests
+            .iter()
+            .chain(&self.open)
+            .filter(|(api, count)| !api.is_empty() && **count > 0.0);
         used.map(|(api, _)| api.clone()).collect()
     }
 
@@ -326,13 +367,25 @@ impl Sample {
     }
 
     pub(crate) fn count(&mut self, signal: Signal, subject: Subject, bad: f64, all: f64) {
-        self.counts.entry((signal, subject)).or_default().add(bad, all);
+        self.counts
+            .entry((signal, subject))
+            .or_default()
+            .add(bad, all);
     }
 
     fn add(&mut self, line: &metrics::Sample<'_>) {
         let (value, all) = (line.value, Subject::default());
-        let unless = |result: &str| if line.label("result") == result { 0.0 } else { value };
-        let known = Signal::COMPARED.map(Signal::metric).into_iter().find(|name| *name == line.name);
+        let unless = |result: &str| {
+            if line.label("result") == result {
+                0.0
+            } else {
+                value
+            }
+        };
+        let known = Signal::COMPARED
+            .map(Signal::metric)
+            .into_iter()
+            .find(|name| *name == line.name);
         self.metrics.extend(known);
         match line.name.strip_prefix("apiserver_").unwrap_or(line.name) {
             "request_total" => self.request(line),
@@ -341,41 +394,89 @@ impl Sample {
                 self.bucket(Signal::Latency, Subject::of(line), line);
             }
             "request_aborts_total" => self.count(Signal::Aborts, Subject::of(line), value, value),
-            "authentication_attempts" => self.count(Signal::Authentication, all, unless("success"), value),
-            "authorization_attempts_total" => self.count(Signal::Authorization, all, unless("allowed"), value),
+            "authentication_attempts" => {
+                self.count(Signal::Authentication, all, unless("success"), value)
+            }
+            "authorization_attempts_total" => {
+                self.count(Signal::Authorization, all, unless("allowed"), value)
+            }
             "tls_handshake_errors_total" => self.count(Signal::TlsErrors, all, value, 0.0),
-            "flowcontrol_rejected_requests_total" => self.count(Signal::Rejections, level(line), value, value),
-            "flowcontrol_dispatched_requests_total" => self.count(Signal::Rejections, level(line), 0.0, value),
+            "flowcontrol_rejected_requests_total" => {
+                self.count(Signal::Rejections, level(line), value, value)
+            }
+            "flowcontrol_dispatched_requests_total" => {
+                self.count(Signal::Rejections, level(line), 0.0, value)
+            }
             "flowcontrol_current_executing_seats" => {
-                self.seats.entry(level(line).resource.into()).or_default().bad += value;
+                self.seats
+                    .entry(level(line).resource.into())
+                    .or_default()
+                    .bad += value;
             }
             "flowcontrol_current_limit_seats" => {
-                self.seats.entry(level(line).resource.into()).or_default().all += value;
+                self.seats
+                    .entry(level(line).resource.into())
+                    .or_default()
+                    .all += value;
             }
             "admission_webhook_admission_duration_seconds_bucket" => {
-                self.bucket(Signal::WebhookLatency, Subject::resource(line.label("name")), line);
+                self.bucket(
+                    Signal::WebhookLatency,
+                    Subject::resource(line.label("name")),
+                    line,
+                );
                 if line.label("le") == "+Inf" {
-                    self.count(Signal::WebhookErrors, Subject::resource(line.label("name")), 0.0, value);
+                    self.count(
+                        Signal::WebhookErrors,
+                        Subject::resource(line.label("name")),
+                        0.0,
+                        value,
+                    );
                 }
             }
             "admission_webhook_rejection_count" if line.label("error_type") == "no_error" => {}
             "admission_webhook_rejection_count" | "admission_webhook_fail_open_count" => {
-                self.count(Signal::WebhookErrors, Subject::resource(line.label("name")), value, 0.0);
+                self.count(
+                    Signal::WebhookErrors,
+                    Subject::resource(line.label("name")),
+                    value,
+                    0.0,
+                );
             }
             "etcd_requests_total" => {
-                self.count(Signal::EtcdErrors, Subject::verb(line.label("operation")), 0.0, value);
+                self.count(
+                    Signal::EtcdErrors,
+                    Subject::verb(line.label("operation")),
+                    0.0,
+                    value,
+                );
                 self.count(Signal::Decoding, all, 0.0, value);
             }
             "etcd_request_errors_total" => {
-                self.count(Signal::EtcdErrors, Subject::verb(line.label("operation")), value, 0.0);
+                self.count(
+                    Signal::EtcdErrors,
+                    Subject::verb(line.label("operation")),
+                    value,
+                    0.0,
+                );
             }
             "storage_decode_errors_total" => self.count(Signal::Decoding, all, value, 0.0),
             "storage_transformation_operations_total" => {
-                let bad = if line.label("status") == "OK" { 0.0 } else { value };
-                self.count(Signal::Encryption, Subject::verb(line.label("transformation_type")), bad, value);
+                let bad = if line.label("status") == "OK" {
+                    0.0
+                } else {
+                    value
+                };
+                self.count(
+                    Signal::Encryption,
+                    Subject::verb(line.label("transformation_type")),
+                    bad,
+                    value,
+                );
             }
             "aggregator_unavailable_apiservice" => {
-                self.unavailable.insert(line.label("name").into(), value > 0.0);
+                self.unavailable
+                    .insert(line.label("name").into(), value > 0.0);
             }
             "process_start_time_seconds" => self.started = Some(value),
             "process_resident_memory_bytes" => self.memory = Some(value),
@@ -386,20 +487,36 @@ impl Sample {
     fn request(&mut self, line: &metrics::Sample<'_>) {
         let (value, subject, code) = (line.value, Subject::of(line), line.label("code"));
         // Probes, and who reads metrics, among them berth.
-        if ["/healthz", "/livez", "/readyz", "/metrics"].iter().any(|path| subject.resource.starts_with(path)) {
+        if ["/healthz", "/livez", "/readyz", "/metrics"]
+            .iter()
+            .any(|path| subject.resource.starts_with(path))
+        {
             return;
         }
         *self.requests.entry(api(line)).or_default() += value;
         if matches!(line.label("verb"), "LIST" | "WATCH") {
-            self.count(Signal::NotFound, subject.clone(), if code == "404" { value } else { 0.0 }, value);
+            self.count(
+                Signal::NotFound,
+                subject.clone(),
+                if code == "404" { value } else { 0.0 },
+                value,
+            );
         }
         self.count(Signal::Aborts, subject.clone(), 0.0, value);
-        self.count(Signal::Errors, subject, if code.starts_with('5') { value } else { 0.0 }, value);
+        self.count(
+            Signal::Errors,
+            subject,
+            if code.starts_with('5') { value } else { 0.0 },
+            value,
+        );
     }
 
     fn bucket(&mut self, signal: Signal, subject: Subject, line: &metrics::Sample<'_>) {
         if let Ok(bound) = line.label("le").parse() {
-            self.histograms.entry((signal, subject)).or_default().add(bound, line.value);
+            self.histograms
+                .entry((signal, subject))
+                .or_default()
+                .add(bound, line.value);
         }
     }
 }
@@ -425,7 +542,11 @@ fn is_long(line: &metrics::Sample<'_>) -> bool {
 /// As [`Sample::serves`] has it.
 fn api(line: &metrics::Sample<'_>) -> String {
     let [group, version] = ["group", "version"].map(|name| line.label(name));
-    if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
+    if group.is_empty() {
+        version.to_owned()
+    } else {
+        format!("{group}/{version}")
+    }
 }
 
 fn level(line: &metrics::Sample<'_>) -> Subject {
@@ -475,31 +596,60 @@ process_start_time_seconds 1.76414e+09
             assert_eq!(signal.to_string().parse(), Ok(signal));
         }
         let unknown = "error".parse::<Signal>().unwrap_err();
-        assert!(unknown.contains("`error`") && unknown.contains("webhook-errors"), "{unknown}");
+        assert!(
+            unknown.contains("`error`") && unknown.contains("webhook-errors"),
+            "{unknown}"
+        );
     }
 
     #[test]
     fn a_page_of_kube_apiserver() {
         let sample = Sample::new(Some(PAGE));
         let counts = |signal, verb: &str, resource: &str, scope: &str| {
-            let subject = Subject { verb: verb.into(), resource: resource.into(), scope: scope.into() };
-            sample.counts.get(&(signal, subject)).map(|counts| (counts.bad, counts.all))
+            let subject = Subject {
+                verb: verb.into(),
+                resource: resource.into(),
+                scope: scope.into(),
+            };
+            sample
+                .counts
+                .get(&(signal, subject))
+                .map(|counts| (counts.bad, counts.all))
         };
-        assert_eq!(counts(Signal::Errors, "LIST", "deployments.apps", "cluster"), Some((1.0, 10.0)));
-        assert_eq!(counts(Signal::NotFound, "LIST", "deployments.apps", "cluster"), Some((1.0, 10.0)));
+        assert_eq!(
+            counts(Signal::Errors, "LIST", "deployments.apps", "cluster"),
+            Some((1.0, 10.0))
+        );
+        assert_eq!(
+            counts(Signal::NotFound, "LIST", "deployments.apps", "cluster"),
+            Some((1.0, 10.0))
+        );
         // A rejection is no error, and a probe no request.
-        assert_eq!(counts(Signal::Errors, "PATCH", "pods/status", "resource"), Some((0.0, 3.0)));
+        assert_eq!(
+            counts(Signal::Errors, "PATCH", "pods/status", "resource"),
+            Some((0.0, 3.0))
+        );
         assert_eq!(counts(Signal::Errors, "GET", "/readyz", ""), None);
         assert_eq!(counts(Signal::EtcdErrors, "get", "", ""), Some((1.0, 8.0)));
-        assert_eq!(counts(Signal::Authentication, "", "", ""), Some((5.0, 25.0)));
+        assert_eq!(
+            counts(Signal::Authentication, "", "", ""),
+            Some((5.0, 25.0))
+        );
         assert_eq!(counts(Signal::Authorization, "", "", ""), Some((2.0, 20.0)));
         // Versions add up, and watches are left out.
         let times: Vec<_> = sample.histograms.values().map(Histogram::total).collect();
         assert_eq!(times, [10.0]);
         assert_eq!(
             sample.requests.into_iter().collect::<Vec<_>>(),
-            [("apps/v1".to_owned(), 9.0), ("apps/v1beta1".to_owned(), 1.0), ("v1".to_owned(), 3.0)]
+            [
+                ("apps/v1".to_owned(), 9.0),
+                ("apps/v1beta1".to_owned(), 1.0),
+                ("v1".to_owned(), 3.0)
+            ]
         );
-        assert_eq!((sample.seats["exempt"], sample.started), (Counts { bad: 5.0, all: 9.0 }, Some(1_764_140_000.0)));
+        assert_eq!(
+            (sample.seats["exempt"], sample.started),
+            (Counts { bad: 5.0, all: 9.0 }, Some(1_764_140_000.0))
+        );
     }
 }

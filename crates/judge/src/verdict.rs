@@ -48,15 +48,22 @@ pub enum Judgement {
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut line = |[code, subject, compared, old, new, limit, verdict]: [&str; 7]| {
-            writeln!(f, "{code:<18} {subject:<32} {compared:>9} {old:>8} {new:>8} {limit:>8}  {verdict}")
+            writeln!(
+                f,
+                "{code:<18} {subject:<32} {compared:>9} {old:>8} {new:>8} {limit:>8}  {verdict}"
+            )
         };
         line(["signal", "of", "compared", "old", "new", "limit", "verdict"])?;
         let is_bad = |row: &&Row| row.judgement == Judgement::Bad;
         let is_compared = |row: &&Row| row.judgement != Judgement::NotCompared;
-        let rows =
-            self.rows.iter().filter(is_bad).chain(self.rows.iter().filter(|row| is_compared(row) && !is_bad(row)));
+        let rows = self.rows.iter().filter(is_bad).chain(
+            self.rows
+                .iter()
+                .filter(|row| is_compared(row) && !is_bad(row)),
+        );
         for row in rows {
-            let [old, new, limit] = [row.old, row.new, row.limit].map(|share| format!("{:.1} %", share * 100.0));
+            let [old, new, limit] =
+                [row.old, row.new, row.limit].map(|share| format!("{:.1} %", share * 100.0));
             let judgement = match row.judgement {
                 Judgement::Good => "good",
                 Judgement::Bad => "bad",
@@ -64,12 +71,23 @@ impl fmt::Display for Verdict {
                 Judgement::NotCompared => "not compared",
             };
             let (code, compared) = (row.code.to_string(), row.compared.to_string());
-            let verdict = if row.note.is_empty() { judgement.to_owned() } else { format!("{judgement}: {}", row.note) };
+            let verdict = if row.note.is_empty() {
+                judgement.to_owned()
+            } else {
+                format!("{judgement}: {}", row.note)
+            };
             line([&code, &row.subject, &compared, &old, &new, &limit, &verdict])?;
         }
         let others: Vec<_> = self.rows.iter().filter(|row| !is_compared(row)).collect();
-        let others: Vec<_> = others.iter().map(|row| format!("{} ({})", row.code, row.note)).collect();
-        if others.is_empty() { Ok(()) } else { writeln!(f, "not compared: {}", others.join(", ")) }
+        let others: Vec<_> = others
+            .iter()
+            .map(|row| format!("{} ({})", row.code, row.note))
+            .collect();
+        if others.is_empty() {
+            Ok(())
+        } else {
+            writeln!(f, "not compared: {}", others.join(", "))
+        }
     }
 }
 
@@ -90,13 +108,30 @@ mod tests {
             note: note.to_owned(),
         };
         let rows = vec![
-            row(Signal::Latency, "all", Judgement::Good, "95th percentile 0.010 s, old 0.009 s"),
-            row(Signal::Aborts, "all", Judgement::NotCompared, "nothing that both had"),
+            row(
+                Signal::Latency,
+                "all",
+                Judgement::Good,
+                "95th percentile 0.010 s, old 0.009 s",
+            ),
+            row(
+                Signal::Aborts,
+                "all",
+                Judgement::NotCompared,
+                "nothing that both had",
+            ),
             row(Signal::Errors, "LIST pods", Judgement::Bad, ""),
         ];
-        let verdict = Verdict { outcome: Outcome::Bad, rows, lacking: Vec::new(), against: None };
+        let verdict = Verdict {
+            outcome: Outcome::Bad,
+            rows,
+            lacking: Vec::new(),
+            against: None,
+        };
         let table = verdict.to_string();
-        let words = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+        let words = table
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
         let wanted = [
             "signal of compared old new limit verdict",
             "errors LIST pods 120 0.0 % 50.0 % 2.1 % bad",
@@ -104,6 +139,9 @@ mod tests {
             "not compared: aborts (nothing that both had)",
         ];
         assert_eq!(words.collect::<Vec<_>>(), wanted);
-        assert!(table.lines().take(3).all(|line| line.len() >= 90), "{table}");
+        assert!(
+            table.lines().take(3).all(|line| line.len() >= 90),
+            "{table}"
+        );
     }
 }

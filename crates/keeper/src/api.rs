@@ -50,7 +50,9 @@ struct Problem {
 
 impl fmt::Debug for Api {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Api").field("berth", &self.berth).finish_non_exhaustive()
+        f.debug_struct("Api")
+            .field("berth", &self.berth)
+            .finish_non_exhaustive()
     }
 }
 
@@ -62,8 +64,21 @@ impl Api {
         status: watch::Sender<Option<ClusterStatus>>,
         count: Count,
     ) -> Self {
-        let (files, others, problems) = (OffThread::new("the credentials' files"), Mutex::default(), Mutex::default());
-        Self { credentials, files, berth, others, problems, facts, status, count }
+        let (files, others, problems) = (
+            OffThread::new("the credentials' files"),
+            Mutex::default(),
+            Mutex::default(),
+        );
+        Self {
+            credentials,
+            files,
+            berth,
+            others,
+            problems,
+            facts,
+            status,
+            count,
+        }
     }
 
     /// A client that dials an instance of the shim if one is ready, else the berth, else another node. Its files are read
@@ -74,10 +89,21 @@ impl Api {
     pub(crate) async fn client(&self) -> Result<Client, Error> {
         let credentials = self.credentials.clone();
         let read = self.with_files(move || credentials.read()).await;
-        let read = read.map_err(|error| Mistake::new("file", &error.to_string()).of(self.credentials.path()))?;
+        let read = read.map_err(|error| {
+            Mistake::new("file", &error.to_string()).of(self.credentials.path())
+        })?;
         let client = read?.with_patience(TIMEOUT);
-        let own = self.facts.borrow().instances.iter().find(|own| own.ready).map(|own| own.address);
-        Ok(client.at(own.into_iter().chain([self.berth]).chain(lock(&self.others).iter().copied())))
+        let own = self
+            .facts
+            .borrow()
+            .instances
+            .iter()
+            .find(|own| own.ready)
+            .map(|own| own.address);
+        Ok(client.at(own
+            .into_iter()
+            .chain([self.berth])
+            .chain(lock(&self.others).iter().copied())))
     }
 
     pub(crate) fn set_others(&self, others: Vec<SocketAddr>) {
@@ -108,16 +134,31 @@ impl Api {
         problems.retain(|_, problem| now.duration_since(problem.last) < FORGOTTEN);
         match failure {
             None => {
-                if problems.remove(&key).is_some_and(|before| !is_logged(&problems, before.result)) {
-                    tracing::info!(request, object, "the cluster's API takes this request again");
+                if problems
+                    .remove(&key)
+                    .is_some_and(|before| !is_logged(&problems, before.result))
+                {
+                    tracing::info!(
+                        request,
+                        object,
+                        "the cluster's API takes this request again"
+                    );
                 }
             }
             Some(error) => {
                 let why = format!("{error}{}", help(result));
                 let logged = is_logged(&problems, result);
                 // What changes with each try (a port, a time) is no other failure.
-                let problem = Problem { result, why: why.clone(), last: now };
-                if problems.insert(key, problem).is_none_or(|before| before.result != result) && !logged {
+                let problem = Problem {
+                    result,
+                    why: why.clone(),
+                    last: now,
+                };
+                if problems
+                    .insert(key, problem)
+                    .is_none_or(|before| before.result != result)
+                    && !logged
+                {
                     tracing::warn!(request, object, "{why}");
                 }
             }
@@ -135,12 +176,16 @@ impl Api {
 
     /// Changes the keeper's part of the status.
     pub(crate) fn update_status(&self, change: impl FnOnce(&mut ClusterStatus)) {
-        self.status.send_modify(|status| status.as_mut().map_or((), change));
+        self.status
+            .send_modify(|status| status.as_mut().map_or((), change));
     }
 
     /// Whether a slice is in the Service, as far as this shim knows.
     pub(crate) fn has_slices(&self) -> bool {
-        self.status.borrow().as_ref().is_some_and(|status| !status.slices.is_empty())
+        self.status
+            .borrow()
+            .as_ref()
+            .is_some_and(|status| !status.slices.is_empty())
     }
 
     /// The token's file, where the shim renews the token itself and the kubeconfig can be read.
@@ -158,8 +203,10 @@ impl Api {
     }
 
     fn publish(&self, problems: &BTreeMap<String, Problem>) {
-        let problems: Vec<_> =
-            problems.iter().map(|(request, Problem { why, .. })| format!("{request}: {why}")).collect();
+        let problems: Vec<_> = problems
+            .iter()
+            .map(|(request, Problem { why, .. })| format!("{request}: {why}"))
+            .collect();
         self.update_status(|status| status.problems = problems);
     }
 }
@@ -179,8 +226,14 @@ fn result(failure: Option<&Error>) -> &'static str {
         None => "ok",
         Some(Error::Credentials(_)) => "credentials",
         Some(Error::Unreachable { .. }) => "unreachable",
-        Some(Error::Status { status: StatusCode::UNAUTHORIZED, .. }) => "unauthorized",
-        Some(Error::Status { status: StatusCode::FORBIDDEN, .. }) => "forbidden",
+        Some(Error::Status {
+            status: StatusCode::UNAUTHORIZED,
+            ..
+        }) => "unauthorized",
+        Some(Error::Status {
+            status: StatusCode::FORBIDDEN,
+            ..
+        }) => "forbidden",
         Some(Error::Status { .. }) => "failed",
     }
 }
@@ -206,33 +259,60 @@ mod tests {
 
     fn failed(status: StatusCode) -> Error {
         let path = "/x".to_owned();
-        Error::Status { server: "s".into(), status, method: hyper::Method::GET, path, message: "no".into() }
+        Error::Status {
+            server: "s".into(),
+            status,
+            method: hyper::Method::GET,
+            path,
+            message: "no".into(),
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_problem_is_shown_until_it_ends_or_is_forgotten() {
         let status = watch::Sender::new(Some(ClusterStatus::default()));
         let seen = status.subscribe();
-        let (facts, credentials) = (watch::channel(Facts::default()).1, Credentials::Kubeconfig("/nonexistent".into()));
+        let (facts, credentials) = (
+            watch::channel(Facts::default()).1,
+            Credentials::Kubeconfig("/nonexistent".into()),
+        );
         let counted = Arc::new(Mutex::new(Vec::new()));
         let counting = counted.clone();
         let count: Count = Arc::new(move |request, result| lock(&counting).push((request, result)));
-        let api = Api::new(credentials, "10.0.0.5:6443".parse().unwrap(), facts, status, count);
+        let api = Api::new(
+            credentials,
+            "10.0.0.5:6443".parse().unwrap(),
+            facts,
+            status,
+            count,
+        );
         let problems = || seen.borrow().as_ref().unwrap().problems.clone();
         api.record("apply_lease", "a", Some(&failed(StatusCode::FORBIDDEN)));
         api.record("apply_lease", "b", None);
-        assert!(problems().len() == 1 && problems()[0].starts_with("apply_lease a: s answers 403"), "{:?}", problems());
+        assert!(
+            problems().len() == 1 && problems()[0].starts_with("apply_lease a: s answers 403"),
+            "{:?}",
+            problems()
+        );
         assert!(problems()[0].ends_with("apply the Roles again)"));
         api.record("apply_lease", "a", None);
         assert_eq!(problems(), [""; 0]);
         api.record("renew_token", "t", Some(&failed(StatusCode::UNAUTHORIZED)));
         api.forget("renew_token", "t");
         assert_eq!(problems(), [""; 0]);
-        api.record("delete_slice", "gone", Some(&failed(StatusCode::INTERNAL_SERVER_ERROR)));
+        api.record(
+            "delete_slice",
+            "gone",
+            Some(&failed(StatusCode::INTERNAL_SERVER_ERROR)),
+        );
         tokio::time::advance(FORGOTTEN).await;
         let missing = api.client().await.unwrap_err();
         api.record("list_leases", "", Some(&missing));
-        assert!(problems().len() == 1 && problems()[0].contains("kubeconfig /nonexistent"), "{:?}", problems());
+        assert!(
+            problems().len() == 1 && problems()[0].contains("kubeconfig /nonexistent"),
+            "{:?}",
+            problems()
+        );
         assert_eq!(lock(&counted).last(), Some(&("list_leases", "credentials")));
     }
 }

@@ -50,7 +50,11 @@ pub(crate) struct HeldLease {
 
 impl Leases {
     /// Renews them for as long as it is polled. `going`: the shim is about to leave.
-    pub(crate) async fn keep(&mut self, mut facts: watch::Receiver<Facts>, mut going: watch::Receiver<bool>) {
+    pub(crate) async fn keep(
+        &mut self,
+        mut facts: watch::Receiver<Facts>,
+        mut going: watch::Receiver<bool>,
+    ) {
         let (mut renewal, mut token) = (Instant::now(), Instant::now());
         let mut before = None;
         loop {
@@ -85,21 +89,41 @@ impl Leases {
     }
 
     async fn round(&mut self, facts: &Facts) {
-        let gone = |held: &HeldLease| facts.instances.iter().all(|known| known.id != held.instance);
+        let gone = |held: &HeldLease| {
+            facts
+                .instances
+                .iter()
+                .all(|known| known.id != held.instance)
+        };
         self.remove(gone).await;
-        let ready: Vec<_> = facts.instances.iter().filter(|instance| instance.ready).collect();
+        let ready: Vec<_> = facts
+            .instances
+            .iter()
+            .filter(|instance| instance.ready)
+            .collect();
         if facts.blocked || ready.is_empty() {
             // A shim that does not renew does not judge others either.
             self.expiry.failed();
             return;
         }
-        let listed = self.api.ask("list_leases", "", async |client| client.get(lease::OF_INSTANCES).await).await;
-        let list = listed.as_ref().and_then(|list| list["items"].as_array()).map_or(&[][..], Vec::as_slice);
+        let listed = self
+            .api
+            .ask("list_leases", "", async |client| {
+                client.get(lease::OF_INSTANCES).await
+            })
+            .await;
+        let list = listed
+            .as_ref()
+            .and_then(|list| list["items"].as_array())
+            .map_or(&[][..], Vec::as_slice);
         match (&listed, clock::boottime()) {
             (Some(_), Ok(now)) => self.expiry.read(now, RENEWAL * 3 / 2, list),
             _ => self.expiry.failed(),
         }
-        let list: Vec<_> = list.iter().map(|object| (object, InstanceLease::parse(object))).collect();
+        let list: Vec<_> = list
+            .iter()
+            .map(|object| (object, InstanceLease::parse(object)))
+            .collect();
         let mut renewed = true;
         for instance in ready {
             renewed &= self.renew(instance, facts, &list).await;
@@ -124,7 +148,9 @@ impl Leases {
             tracing::debug!(instance = %instance.id, "the name of its Lease would not be valid");
             return true;
         }
-        let known = list.iter().find_map(|(_, known)| known.as_ref().filter(|known| known.name() == name));
+        let known = list
+            .iter()
+            .find_map(|(_, known)| known.as_ref().filter(|known| known.name() == name));
         let (acquired, transitions) = match (self.held.get(&name), known) {
             (Some(held), None) => (held.acquired, held.transitions),
             (_, Some(known)) if known.holder == self.holder => (known.acquired, known.transitions),
@@ -143,19 +169,39 @@ impl Leases {
             transitions,
         };
         let (path, object) = (lease::lease_path(&name), lease.object());
-        let applied = self.api.ask("apply_lease", &name, async |client| client.apply(&path, MANAGER, &object).await);
-        let Some(object) = applied.await else { return false };
-        self.held.insert(name, HeldLease { instance: instance.id.clone(), acquired, transitions, object });
+        let applied = self.api.ask("apply_lease", &name, async |client| {
+            client.apply(&path, MANAGER, &object).await
+        });
+        let Some(object) = applied.await else {
+            return false;
+        };
+        self.held.insert(
+            name,
+            HeldLease {
+                instance: instance.id.clone(),
+                acquired,
+                transitions,
+                object,
+            },
+        );
         let renewed = rfc3339(lease.renewed);
-        self.api.update_status(|status| status.lease_renewed = renewed);
+        self.api
+            .update_status(|status| status.lease_renewed = renewed);
         true
     }
 
     /// Removes those that are held, if they still are: another shim may represent the instance now.
     pub(crate) async fn remove(&mut self, which: impl Fn(&HeldLease) -> bool) {
-        let gone: Vec<_> = self.held.iter().filter(|(_, held)| which(held)).map(|(name, _)| name.clone()).collect();
+        let gone: Vec<_> = self
+            .held
+            .iter()
+            .filter(|(_, held)| which(held))
+            .map(|(name, _)| name.clone())
+            .collect();
         for name in gone {
-            let Some(held) = self.held.get(&name) else { continue };
+            let Some(held) = self.held.get(&name) else {
+                continue;
+            };
             if self.delete(&name, &held.object).await {
                 self.held.remove(&name);
             }
@@ -178,16 +224,30 @@ impl Leases {
     /// Removes what expired, and the slices of nodes that have no other Lease: one live berth at a time, which is the one with
     /// the first Lease by name. Two that disagree for a moment do the same.
     async fn sweep(&self, list: &[(&Value, Option<InstanceLease>)]) {
-        let name = |object: &Value| object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        let (expired, live): (Vec<_>, Vec<_>) = list.iter().partition(|(object, _)| self.expiry.expired(&name(object)));
-        let first = live.iter().min_by_key(|(object, _)| name(object)).and_then(|(_, lease)| lease.as_ref());
+        let name = |object: &Value| {
+            object["metadata"]["name"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let (expired, live): (Vec<_>, Vec<_>) = list
+            .iter()
+            .partition(|(object, _)| self.expiry.expired(&name(object)));
+        let first = live
+            .iter()
+            .min_by_key(|(object, _)| name(object))
+            .and_then(|(_, lease)| lease.as_ref());
         if first.is_none_or(|first| first.holder != self.holder) {
             return;
         }
-        let nodes: BTreeSet<_> = live.iter().filter_map(|(_, lease)| Some(&lease.as_ref()?.node)).collect();
+        let nodes: BTreeSet<_> = live
+            .iter()
+            .filter_map(|(_, lease)| Some(&lease.as_ref()?.node))
+            .collect();
         for (object, lease) in expired {
             let lease = lease.as_ref().filter(|lease| !nodes.contains(&lease.node));
-            let slices = lease.map(|lease| Family::ALL.map(|family| service::slice_name(&lease.node, family)));
+            let slices = lease
+                .map(|lease| Family::ALL.map(|family| service::slice_name(&lease.node, family)));
             for slice in slices.iter().flatten() {
                 if !remove_slice(&self.api, slice).await {
                     // Its Lease stays, as there is something left to do. What fails once may hang.
@@ -207,8 +267,12 @@ impl Leases {
     /// The kubeconfig may appear later, so its token's file is searched each time.
     async fn keep_token(&self) {
         if let Some(path) = self.api.token().await {
-            let expires = TokenFile::new(&path, &self.instance).renew_if_due(&self.api).await.and_then(rfc3339);
-            self.api.update_status(|status| status.token_expires = expires);
+            let expires = TokenFile::new(&path, &self.instance)
+                .renew_if_due(&self.api)
+                .await
+                .and_then(rfc3339);
+            self.api
+                .update_status(|status| status.token_expires = expires);
         }
     }
 }
@@ -232,20 +296,42 @@ pub(crate) mod tests {
     const FILES: [&str; 3] = ["kubeconfig", "ca.crt", "token"];
 
     /// A server's API, by a kubeconfig in a directory; and the server's address.
-    pub(crate) fn api(server: &Server, directory: &Path, facts: watch::Receiver<Facts>) -> (Arc<Api>, SocketAddr) {
+    pub(crate) fn api(
+        server: &Server,
+        directory: &Path,
+        facts: watch::Receiver<Facts>,
+    ) -> (Arc<Api>, SocketAddr) {
         let kubeconfig = format!(
             "current-context: a\nclusters: [{{name: c, cluster: {{server: '{}', certificate-authority: ca.crt}}}}]\nusers: [{{name: u, \
              user: {{tokenFile: token}}}}]\ncontexts: [{{name: a, context: {{cluster: c, user: u}}}}]\n",
             server.access.server
         );
         let ca = String::from_utf8(server.access.ca.clone()).unwrap();
-        for (name, text) in FILES.into_iter().zip([kubeconfig.as_str(), ca.as_str(), "t0ken"]) {
+        for (name, text) in FILES
+            .into_iter()
+            .zip([kubeconfig.as_str(), ca.as_str(), "t0ken"])
+        {
             fs::write(directory.join(name), text).unwrap();
         }
-        let address = server.access.server.strip_prefix("https://").unwrap().strip_suffix("/k").unwrap();
+        let address = server
+            .access
+            .server
+            .strip_prefix("https://")
+            .unwrap()
+            .strip_suffix("/k")
+            .unwrap();
         let address = address.parse().unwrap();
         let credentials = Credentials::Kubeconfig(directory.join("kubeconfig"));
-        (Arc::new(Api::new(credentials, address, facts, watch::channel(None).0, Arc::new(|_, _| {}))), address)
+        (
+            Arc::new(Api::new(
+                credentials,
+                address,
+                facts,
+                watch::channel(None).0,
+                Arc::new(|_, _| {}),
+            )),
+            address,
+        )
     }
 
     /// A disk that etcd keeps busy may take seconds, for which the shim would not probe.
@@ -259,15 +345,34 @@ pub(crate) mod tests {
         let texts = FILES.map(|name| fs::read_to_string(file(name)).unwrap());
         for (name, text) in FILES.iter().zip(&texts) {
             let asked = api.ask("list_leases", "", async |client| client.get("/x").await);
-            assert_eq!(read_slowly(&file(name), text, asked).await, (Some(json!({})), true), "{name}");
+            assert_eq!(
+                read_slowly(&file(name), text, asked).await,
+                (Some(json!({})), true),
+                "{name}"
+            );
         }
         let instance: InstanceId = "a".parse().unwrap();
         let token = TokenFile::new(&file("token"), &instance);
-        assert_eq!(read_slowly(&file("token"), "t0ken", token.renew_if_due(&api)).await, (None, true));
+        assert_eq!(
+            read_slowly(&file("token"), "t0ken", token.renew_if_due(&api)).await,
+            (None, true)
+        );
         let (holder, held, expiry) = (String::new(), BTreeMap::new(), Expiry::default());
-        let leases = Leases { api, node: "cp-1".into(), address, holder, instance, held, expiry };
+        let leases = Leases {
+            api,
+            node: "cp-1".into(),
+            address,
+            holder,
+            instance,
+            held,
+            expiry,
+        };
         for (name, text) in FILES.iter().zip(&texts) {
-            assert_eq!(read_slowly(&file(name), text, leases.keep_token()).await, ((), true), "{name}");
+            assert_eq!(
+                read_slowly(&file(name), text, leases.keep_token()).await,
+                ((), true),
+                "{name}"
+            );
         }
     }
 }

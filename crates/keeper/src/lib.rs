@@ -79,7 +79,13 @@ impl Credentials {
         let token = File::open(file)
             .and_then(small)
             .and_then(text)
-            .map_err(|error| Mistake::new("tokenFile", &format!("cannot read {}: {error}", file.display())).of(path))?;
+            .map_err(|error| {
+                Mistake::new(
+                    "tokenFile",
+                    &format!("cannot read {}: {error}", file.display()),
+                )
+                .of(path)
+            })?;
         access.token = Some(Token::Text(token.trim().to_owned()));
         Client::new(&access).map_err(|mistake| mistake.of(path))
     }
@@ -94,7 +100,9 @@ impl Credentials {
 
     /// The token's file, where the shim renews the token itself; the kubelet renews that of a service account.
     fn token(&self) -> Option<PathBuf> {
-        let Self::Kubeconfig(path) = self else { return None };
+        let Self::Kubeconfig(path) = self else {
+            return None;
+        };
         match Access::read(path).ok()?.token {
             Some(Token::File(file)) => Some(file),
             _ => None,
@@ -139,7 +147,13 @@ pub const REQUESTS: [&str; 8] = [
     "renew_token",
 ];
 
-pub const FAILURES: [&str; 5] = ["credentials", "unauthorized", "forbidden", "unreachable", "failed"];
+pub const FAILURES: [&str; 5] = [
+    "credentials",
+    "unauthorized",
+    "forbidden",
+    "unreachable",
+    "failed",
+];
 
 /// What is counted of a request: which, and how it ended.
 pub type Count = Arc<dyn Fn(&'static str, &'static str) + Send + Sync>;
@@ -172,7 +186,11 @@ impl Withdrawal {
         self.going.send_replace(true);
         let mut out = self.out.clone();
         let alone = self.facts.borrow().phase == Phase::Joined && !self.facts.borrow().sibling;
-        if alone && tokio::time::timeout(WITHDRAWAL, out.wait_for(|out| *out)).await.is_err() {
+        if alone
+            && tokio::time::timeout(WITHDRAWAL, out.wait_for(|out| *out))
+                .await
+                .is_err()
+        {
             tracing::warn!(
                 "the cluster's API did not take the slice out in {} s: the Service kubernetes may name this node until its Lease \
                  has expired",
@@ -207,11 +225,21 @@ impl Keeper {
         instance: &InstanceId,
         links: Links,
     ) -> Result<(Self, Withdrawal), getrandom::Error> {
-        let Links { facts, status, count } = links;
+        let Links {
+            facts,
+            status,
+            count,
+        } = links;
         status.send_replace(Some(ClusterStatus::default()));
         let going = watch::Sender::new(false);
         let (to, out) = watch::channel(false);
-        let api = Arc::new(Api::new(config.credentials, addresses[0], facts.clone(), status, count));
+        let api = Arc::new(Api::new(
+            config.credentials,
+            addresses[0],
+            facts.clone(),
+            status,
+            count,
+        ));
         let keeper = Self {
             slices: Slices::new(api.clone(), &config.node, addresses, to),
             leases: Leases {
@@ -232,7 +260,12 @@ impl Keeper {
     /// Keeps slices and Leases for as long as it is polled, after the shim has joined: before that there is nothing to
     /// keep, and in a new cluster no apiserver.
     pub async fn keep(&mut self) {
-        if self.facts.wait_for(|facts| facts.phase != Phase::Waiting).await.is_err() {
+        if self
+            .facts
+            .wait_for(|facts| facts.phase != Phase::Waiting)
+            .await
+            .is_err()
+        {
             return;
         }
         tokio::join!(
@@ -280,22 +313,42 @@ mod tests {
                  {{cluster: c, user: u}}}}]\n"
             );
             std::fs::write(&path, text).unwrap();
-            Credentials::Kubeconfig(path.clone()).read().unwrap_err().to_string()
+            Credentials::Kubeconfig(path.clone())
+                .read()
+                .unwrap_err()
+                .to_string()
         };
-        for operators in ["client-certificate-data: QQ==, client-key-data: QQ==", "token: t0ken"] {
-            assert!(write(operators).contains("an operator's credentials"), "{operators}");
+        for operators in [
+            "client-certificate-data: QQ==, client-key-data: QQ==",
+            "token: t0ken",
+        ] {
+            assert!(
+                write(operators).contains("an operator's credentials"),
+                "{operators}"
+            );
         }
         assert!(write("tokenFile: token").contains("tokenFile: cannot read"));
         std::fs::write(temp.path().join("token"), "t0ken").unwrap();
         assert!(write("tokenFile: token").contains("it holds no certificate"));
-        assert_eq!(Credentials::Kubeconfig(path).token(), Some(temp.path().join("token")));
+        assert_eq!(
+            Credentials::Kubeconfig(path).token(),
+            Some(temp.path().join("token"))
+        );
     }
 
     #[test]
     fn addresses_that_other_nodes_can_dial() {
         let can = |ip: &str| node_address(ip.parse().unwrap());
         assert!(can("10.0.0.5") && can("fd00::5"));
-        for not in ["0.0.0.0", "::", "127.0.0.1", "::1", "169.254.0.5", "fe80::1", "224.0.0.1"] {
+        for not in [
+            "0.0.0.0",
+            "::",
+            "127.0.0.1",
+            "::1",
+            "169.254.0.5",
+            "fe80::1",
+            "224.0.0.1",
+        ] {
             assert!(!can(not), "{not}");
         }
     }

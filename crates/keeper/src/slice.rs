@@ -73,12 +73,20 @@ mod tests {
         Duration::from_secs(n)
     }
 
-    const CALM: Sight = Sight { phase: Phase::Joined, sibling: false, withdrawn: false, others: Some(false) };
+    const CALM: Sight = Sight {
+        phase: Phase::Joined,
+        sibling: false,
+        withdrawn: false,
+        others: Some(false),
+    };
 
     #[test]
     fn a_node_that_is_alone_is_named_and_goes_when_another_has_been_there() {
         let mut rule = Rule::default();
-        let named = Sight { others: Some(true), ..CALM };
+        let named = Sight {
+            others: Some(true),
+            ..CALM
+        };
         assert_eq!(rule.decide(seconds(0), CALM), Want::Present);
         assert_eq!(rule.decide(seconds(10), named), Want::AsItIs);
         assert_eq!(rule.decide(seconds(39), named), Want::AsItIs);
@@ -90,21 +98,39 @@ mod tests {
 
     #[test]
     fn addresses_that_were_read_hold_for_ten_seconds() {
-        let named = Sight { others: Some(true), ..CALM };
+        let named = Sight {
+            others: Some(true),
+            ..CALM
+        };
         for (pause, want) in [(9, Want::Absent), (10, Want::AsItIs)] {
             let mut rule = Rule::default();
             rule.decide(seconds(0), named);
             rule.decide(seconds(25), named);
-            rule.decide(seconds(25 + pause), Sight { others: None, ..CALM });
-            assert_eq!(rule.decide(seconds(36), named), want, "after {pause} s without an answer");
+            rule.decide(
+                seconds(25 + pause),
+                Sight {
+                    others: None,
+                    ..CALM
+                },
+            );
+            assert_eq!(
+                rule.decide(seconds(36), named),
+                want,
+                "after {pause} s without an answer"
+            );
         }
     }
 
     fn sights() -> impl Strategy<Value = Sight> {
         let others = prop_oneof![Just(None), Just(Some(true)), Just(Some(false))];
-        (0..Phase::ALL.len(), any::<bool>(), any::<bool>(), others).prop_map(|(phase, sibling, withdrawn, others)| {
-            Sight { phase: Phase::ALL[phase], sibling, withdrawn, others }
-        })
+        (0..Phase::ALL.len(), any::<bool>(), any::<bool>(), others).prop_map(
+            |(phase, sibling, withdrawn, others)| Sight {
+                phase: Phase::ALL[phase],
+                sibling,
+                withdrawn,
+                others,
+            },
+        )
     }
 
     proptest! {

@@ -39,21 +39,49 @@ struct Slice {
 
 impl Slices {
     /// For a shim at these addresses.
-    pub(crate) fn new(api: Arc<Api>, node: &str, addresses: &[SocketAddr], out: watch::Sender<bool>) -> Self {
-        let first_of = |family| addresses.iter().find(|a| Family::of(a.ip()) == family && node_address(a.ip()));
+    pub(crate) fn new(
+        api: Arc<Api>,
+        node: &str,
+        addresses: &[SocketAddr],
+        out: watch::Sender<bool>,
+    ) -> Self {
+        let first_of = |family| {
+            addresses
+                .iter()
+                .find(|a| Family::of(a.ip()) == family && node_address(a.ip()))
+        };
         let slices = Family::ALL.into_iter().filter_map(|family| {
             let (address, name) = (*first_of(family)?, service::slice_name(node, family));
-            Some(Slice { address, name, rule: Rule::default(), made: None })
+            Some(Slice {
+                address,
+                name,
+                rule: Rule::default(),
+                made: None,
+            })
         });
         let slices: Vec<_> = slices.collect();
         if slices.is_empty() {
-            tracing::warn!("--listen has no address that other nodes could dial: the Service kubernetes is not kept");
+            tracing::warn!(
+                "--listen has no address that other nodes could dial: the Service kubernetes is not kept"
+            );
         }
-        Self { api, node: node.to_owned(), addresses: addresses.to_vec(), slices, service: None, port: None, out }
+        Self {
+            api,
+            node: node.to_owned(),
+            addresses: addresses.to_vec(),
+            slices,
+            service: None,
+            port: None,
+            out,
+        }
     }
 
     /// Keeps them for as long as it is polled. `going`: the shim is about to leave.
-    pub(crate) async fn keep(&mut self, mut facts: watch::Receiver<Facts>, mut going: watch::Receiver<bool>) {
+    pub(crate) async fn keep(
+        &mut self,
+        mut facts: watch::Receiver<Facts>,
+        mut going: watch::Receiver<bool>,
+    ) {
         if self.slices.is_empty() {
             self.out.send_replace(true);
             return;
@@ -86,9 +114,9 @@ impl Slices {
 
     /// kube-apiserver's own slice, null if there is none; `None` if it cannot be read.
     async fn reconciled(&self) -> Option<Value> {
-        let read = self
-            .api
-            .ask("read_slice", "kubernetes", async |client| client::found(client.get(service::RECONCILED).await));
+        let read = self.api.ask("read_slice", "kubernetes", async |client| {
+            client::found(client.get(service::RECONCILED).await)
+        });
         read.await.map(Option::unwrap_or_default)
     }
 
@@ -100,44 +128,77 @@ impl Slices {
         if facts.phase == Phase::Joined && (facts.sibling || !going) {
             reconciled = self.reconciled().await;
             if self.service.is_none() {
-                let read =
-                    self.api.ask("read_service", "kubernetes", async |client| client.get(service::SERVICE).await);
+                let read = self.api.ask("read_service", "kubernetes", async |client| {
+                    client.get(service::SERVICE).await
+                });
                 self.service = read.await.as_ref().map(Service::parse);
             }
         }
         let time = clock::boottime().unwrap_or_default();
         let own: Vec<_> = self.addresses.iter().map(SocketAddr::ip).collect();
-        let others = |slice: &Value| service::addresses(slice).filter(|ip| !own.contains(ip)).collect::<Vec<_>>();
+        let others = |slice: &Value| {
+            service::addresses(slice)
+                .filter(|ip| !own.contains(ip))
+                .collect::<Vec<_>>()
+        };
         let others = reconciled.as_ref().map(others);
-        self.port = reconciled.as_ref().and_then(|slice| service::ports(slice).next()).or(self.port);
+        self.port = reconciled
+            .as_ref()
+            .and_then(|slice| service::ports(slice).next())
+            .or(self.port);
         if let (Some(others), Some(port)) = (&others, self.port) {
-            self.api.set_others(others.iter().map(|ip| SocketAddr::new(*ip, port)).collect());
+            self.api
+                .set_others(others.iter().map(|ip| SocketAddr::new(*ip, port)).collect());
         }
         for slice in &mut self.slices {
             let family = Family::of(slice.address.ip());
-            let others = others.as_ref().map(|others| others.iter().any(|ip| Family::of(*ip) == family));
-            let sight = Sight { phase: facts.phase, sibling: facts.sibling, withdrawn: going, others };
+            let others = others
+                .as_ref()
+                .map(|others| others.iter().any(|ip| Family::of(*ip) == family));
+            let sight = Sight {
+                phase: facts.phase,
+                sibling: facts.sibling,
+                withdrawn: going,
+                others,
+            };
             let want = slice.rule.decide(time, sight);
-            let service = self.service.as_ref().filter(|service| service.families.contains(&family));
+            let service = self
+                .service
+                .as_ref()
+                .filter(|service| service.families.contains(&family));
             // Another berth of the node may be the one that the Service names.
-            let service = service.filter(|_| self.port.is_none_or(|port| port == slice.address.port()));
+            let service =
+                service.filter(|_| self.port.is_none_or(|port| port == slice.address.port()));
             match (want, service) {
                 (Want::Absent, _) => slice.remove(&self.api).await,
                 (Want::Present, Some(service)) => slice.apply(&self.api, &self.node, service).await,
                 (Want::Present, None) | (Want::AsItIs, _) => {}
             }
         }
-        let names = self.slices.iter().filter(|slice| slice.is_in()).map(|slice| slice.name.clone()).collect();
+        let names = self
+            .slices
+            .iter()
+            .filter(|slice| slice.is_in())
+            .map(|slice| slice.name.clone())
+            .collect();
         self.api.update_status(|status| status.slices = names);
-        let out = self.slices.iter().all(|slice| matches!(slice.made, Some((false, _))));
-        self.out.send_if_modified(|now| std::mem::replace(now, out) != out);
+        let out = self
+            .slices
+            .iter()
+            .all(|slice| matches!(slice.made, Some((false, _))));
+        self.out
+            .send_if_modified(|now| std::mem::replace(now, out) != out);
     }
 }
 
 /// Whether a slice is not in the Service.
 pub(crate) async fn remove_slice(api: &Api, name: &str) -> bool {
     let path = service::slice_path(name);
-    api.ask("delete_slice", name, async |client| client::found(client.delete(&path).await)).await.is_some()
+    api.ask("delete_slice", name, async |client| {
+        client::found(client.delete(&path).await)
+    })
+    .await
+    .is_some()
 }
 
 impl Slice {
@@ -152,7 +213,9 @@ impl Slice {
         }
         let object = service::slice(node, self.address, &service.port_name);
         let path = service::slice_path(&self.name);
-        let applied = api.ask("apply_slice", &self.name, async |client| client.apply(&path, MANAGER, &object).await);
+        let applied = api.ask("apply_slice", &self.name, async |client| {
+            client.apply(&path, MANAGER, &object).await
+        });
         if applied.await.is_some() {
             self.set(true);
         }
@@ -165,7 +228,10 @@ impl Slice {
     }
 
     fn set(&mut self, present: bool) {
-        let before = self.made.replace((present, Instant::now())).map(|(was, _)| was);
+        let before = self
+            .made
+            .replace((present, Instant::now()))
+            .map(|(was, _)| was);
         if before != Some(present) {
             let what = if present { "is in" } else { "is out of" };
             tracing::info!(slice = self.name, address = %self.address, "the node's own slice {what} the Service kubernetes");
@@ -184,11 +250,20 @@ mod tests {
     #[tokio::test]
     async fn the_only_node_is_named_until_its_shim_goes() {
         let (objects, temp) = (Objects::default(), tempfile::tempdir().unwrap());
-        objects.set(service::SERVICE, Some(json!({"spec": {"ports": [{"name": "https"}]}})));
-        objects.set(service::RECONCILED, Some(json!({"endpoints": [{"addresses": ["10.0.0.5"]}]})));
+        objects.set(
+            service::SERVICE,
+            Some(json!({"spec": {"ports": [{"name": "https"}]}})),
+        );
+        objects.set(
+            service::RECONCILED,
+            Some(json!({"endpoints": [{"addresses": ["10.0.0.5"]}]})),
+        );
         let answers = objects.clone();
         let mut server = serve_with(move |request| answers.answer(request)).await;
-        let (_facts, facts) = watch::channel(Facts { phase: Phase::Joined, ..Facts::default() });
+        let (_facts, facts) = watch::channel(Facts {
+            phase: Phase::Joined,
+            ..Facts::default()
+        });
         let (api, _) = api(&server, temp.path(), facts.clone());
         let (out, mut is_out) = watch::channel(false);
         let (goes, going) = watch::channel(false);
@@ -196,7 +271,10 @@ mod tests {
         let keeping = tokio::spawn(async move { slices.keep(facts, going).await });
         let path = service::slice_path("berth-cp-1-ipv4");
         while !server.asked.recv().await.unwrap().0.starts_with("PATCH") {}
-        assert_eq!(objects.get(&path).unwrap()["endpoints"][0]["addresses"], json!(["10.0.0.5"]));
+        assert_eq!(
+            objects.get(&path).unwrap()["endpoints"][0]["addresses"],
+            json!(["10.0.0.5"])
+        );
         goes.send_replace(true);
         is_out.wait_for(|out| *out).await.unwrap();
         assert_eq!(objects.get(&path), None);
@@ -208,13 +286,19 @@ mod tests {
     async fn a_lone_shim_that_goes_asks_for_nothing_but_the_removal() {
         let temp = tempfile::tempdir().unwrap();
         let mut server = serve_with(|_| berth_testing::answer("404 Not Found", "{}")).await;
-        let (_facts, facts) = watch::channel(Facts { phase: Phase::Joined, ..Facts::default() });
+        let (_facts, facts) = watch::channel(Facts {
+            phase: Phase::Joined,
+            ..Facts::default()
+        });
         let (api, _) = api(&server, temp.path(), facts.clone());
         let (out, is_out) = watch::channel(false);
         let mut slices = Slices::new(api, "cp-1", &["10.0.0.5:6443".parse().unwrap()], out);
         let facts = facts.borrow().clone();
         slices.bring(&facts, true).await;
-        assert!(server.asked.recv().await.unwrap().0.starts_with("DELETE "), "it is the first request");
+        assert!(
+            server.asked.recv().await.unwrap().0.starts_with("DELETE "),
+            "it is the first request"
+        );
         assert!(server.asked.try_recv().is_err() && *is_out.borrow());
     }
 }

@@ -24,22 +24,38 @@ pub(crate) struct TokenFile {
 impl TokenFile {
     /// In the directory of the kubeconfig that names it, if it names one.
     pub(crate) fn new(path: &Path, instance: &InstanceId) -> Self {
-        Self { path: path.to_owned(), temporary: path.with_extension(format!("{instance}.tmp")) }
+        Self {
+            path: path.to_owned(),
+            temporary: path.with_extension(format!("{instance}.tmp")),
+        }
     }
 
     /// Returns the expiry of the token, if that is known.
     pub(crate) async fn renew_if_due(&self, api: &Api) -> Option<SystemTime> {
         const REQUEST: &str = "renew_token";
         let path = self.path.clone();
-        let claims = Claims::parse(&api.with_files(move || text(small(fs::File::open(path)?)?)).await.flatten().ok()?)?;
+        let claims = Claims::parse(
+            &api.with_files(move || text(small(fs::File::open(path)?)?))
+                .await
+                .flatten()
+                .ok()?,
+        )?;
         let account = claims.account.as_deref();
-        let Some(account) = account.filter(|_| claims.renewal().is_some_and(|due| due <= SystemTime::now())) else {
+        let Some(account) =
+            account.filter(|_| claims.renewal().is_some_and(|due| due <= SystemTime::now()))
+        else {
             account.inspect(|account| api.forget(REQUEST, account));
             return claims.until;
         };
         let path = token_path(account);
-        let answer = api.ask(REQUEST, account, async |client| client.post(&path, &token_request()).await).await;
-        let Some((token, until)) = answer.as_ref().and_then(granted) else { return claims.until };
+        let answer = api
+            .ask(REQUEST, account, async |client| {
+                client.post(&path, &token_request()).await
+            })
+            .await;
+        let Some((token, until)) = answer.as_ref().and_then(granted) else {
+            return claims.until;
+        };
         let (file, text) = (self.clone(), token.to_owned());
         match api.with_files(move || file.write(&text)).await.flatten() {
             Ok(()) => tracing::info!(account, "renewed the service account's token"),
@@ -81,9 +97,13 @@ mod tests {
 
     /// Of a service account, from some time before now to some time after it, in seconds.
     fn token(account: &str, before: u64, after: u64) -> String {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap()
+            .as_secs();
         let (iat, exp) = (now - before, now + after);
-        let claims = format!(r#"{{"sub":"system:serviceaccount:{account}","iat":{iat},"exp":{exp}}}"#);
+        let claims =
+            format!(r#"{{"sub":"system:serviceaccount:{account}","iat":{iat},"exp":{exp}}}"#);
         format!("e30.{}.sig", URL_SAFE_NO_PAD.encode(claims))
     }
 
@@ -97,10 +117,21 @@ mod tests {
             if std::mem::take(&mut refused) {
                 return answer("403 Forbidden", "{}");
             }
-            answer("201 Created", r#"{"status":{"token":"n3w","expirationTimestamp":"2100-01-01T00:00:00Z"}}"#)
+            answer(
+                "201 Created",
+                r#"{"status":{"token":"n3w","expirationTimestamp":"2100-01-01T00:00:00Z"}}"#,
+            )
         })
         .await;
-        let berth = server.access.server.strip_prefix("https://").unwrap().strip_suffix("/k").unwrap().parse().unwrap();
+        let berth = server
+            .access
+            .server
+            .strip_prefix("https://")
+            .unwrap()
+            .strip_suffix("/k")
+            .unwrap()
+            .parse()
+            .unwrap();
         let kubeconfig = temp.path().join("kubeconfig");
         let text = format!(
             "current-context: a\nclusters: [{{name: c, cluster: {{server: '{}', certificate-authority-data: {}}}}}]\nusers: \
@@ -111,7 +142,13 @@ mod tests {
         fs::write(&kubeconfig, text).unwrap();
         let (_sender, facts) = watch::channel(Facts::default());
         let credentials = Credentials::Kubeconfig(kubeconfig);
-        let api = Api::new(credentials, berth, facts, watch::channel(None).0, Arc::new(|_, _| {}));
+        let api = Api::new(
+            credentials,
+            berth,
+            facts,
+            watch::channel(None).0,
+            Arc::new(|_, _| {}),
+        );
         let file = TokenFile::new(&path, &"a".parse().unwrap());
         let left_alone = [
             token("berth-system:berth-cp-1", 90, 210),
@@ -127,16 +164,27 @@ mod tests {
         assert!(server.asked.try_recv().is_err());
         let due = token("berth-system:berth-cp-1", 101, 199);
         fs::write(&path, &due).unwrap();
-        assert_eq!(file.renew_if_due(&api).await, Claims::parse(&due).unwrap().until);
+        assert_eq!(
+            file.renew_if_due(&api).await,
+            Claims::parse(&due).unwrap().until
+        );
         assert_eq!(fs::read_to_string(&path).unwrap(), due);
         let until = file.renew_if_due(&api).await.unwrap();
-        assert_eq!(humantime::format_rfc3339_seconds(until).to_string(), "2100-01-01T00:00:00Z");
+        assert_eq!(
+            humantime::format_rfc3339_seconds(until).to_string(),
+            "2100-01-01T00:00:00Z"
+        );
         assert_eq!(fs::read_to_string(&path).unwrap(), "n3w");
         assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 2);
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         let (request, _) = server.asked.recv().await.unwrap();
         assert!(
-            request.starts_with("POST ") && request.contains("/berth-cp-1/token ") && request.contains(&due),
+            request.starts_with("POST ")
+                && request.contains("/berth-cp-1/token ")
+                && request.contains(&due),
             "{request}"
         );
     }

@@ -16,10 +16,19 @@ use tokio::process::Command;
 /// # Errors
 /// It does not exist, cannot be run, or takes longer.
 pub async fn output(program: &str, arguments: &[&str], within: Duration) -> Result<Output, String> {
-    let output = Command::new(program).args(arguments).stdin(Stdio::null()).kill_on_drop(true).output();
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
     match tokio::time::timeout(within, output).await {
-        Err(_) => Err(format!("{program} does not answer in {}", humantime::format_duration(within))),
-        Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => Err(format!("{program} is not there")),
+        Err(_) => Err(format!(
+            "{program} does not answer in {}",
+            humantime::format_duration(within)
+        )),
+        Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+            Err(format!("{program} is not there"))
+        }
         Ok(output) => output.map_err(|error| format!("{program}: {error}")),
     }
 }
@@ -33,19 +42,24 @@ pub const AUDIT_LOG: &str = "--audit-log-path";
 
 /// The file that a kube-apiserver audits into.
 pub fn audit_log(argv: &[OsString]) -> Option<PathBuf> {
-    args::value(argv, AUDIT_LOG).map(PathBuf::from).filter(|path| is_file(path))
+    args::value(argv, AUDIT_LOG)
+        .map(PathBuf::from)
+        .filter(|path| is_file(path))
 }
 
 /// Whether a path is that of a file: not empty, standard output (`-`), or what each process has of its own, such as /dev/stdout.
 pub(crate) fn is_file(path: &Path) -> bool {
-    let device = (path.starts_with("/dev") && !path.starts_with("/dev/shm")) || path.starts_with("/proc");
+    let device =
+        (path.starts_with("/dev") && !path.starts_with("/dev/shm")) || path.starts_with("/proc");
     !device && path != "-" && path != ""
 }
 
 /// Splits a list of NUL-terminated strings, as in /proc.
 pub fn strings(list: &[u8]) -> Vec<OsString> {
     let list = list.strip_suffix(&[0]).unwrap_or(list);
-    list.split(|byte| *byte == 0).map(|text| OsString::from_vec(text.to_vec())).collect()
+    list.split(|byte| *byte == 0)
+        .map(|text| OsString::from_vec(text.to_vec()))
+        .collect()
 }
 
 /// A program that can be executed, as a shell finds it.
@@ -54,7 +68,9 @@ pub fn find(name: &OsStr) -> Option<PathBuf> {
         return Some(PathBuf::from(name)).filter(is_program);
     }
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
-    std::env::split_paths(&path).map(|directory| directory.join(name)).find(is_program)
+    std::env::split_paths(&path)
+        .map(|directory| directory.join(name))
+        .find(is_program)
 }
 
 /// Whether it is a file that can be executed, or a link to one.

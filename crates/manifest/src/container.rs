@@ -7,7 +7,14 @@ use std::path::{Path, PathBuf};
 
 /// The command line of a probe or a hook, if it runs a program.
 pub fn exec_words(hook: &YamlNode) -> Vec<&str> {
-    hook.get("exec").map(|exec| exec.list("command").iter().filter_map(YamlNode::text).collect()).unwrap_or_default()
+    hook.get("exec")
+        .map(|exec| {
+            exec.list("command")
+                .iter()
+                .filter_map(YamlNode::text)
+                .collect()
+        })
+        .unwrap_or_default()
 }
 
 /// Longest value into which references are expanded: they could double it again and again.
@@ -28,7 +35,9 @@ impl Environment<'_> {
         let mut rest = text;
         while let Some((before, after)) = rest.split_once('$') {
             out.push_str(before);
-            let named = after.strip_prefix('(').and_then(|inner| inner.split_once(')'));
+            let named = after
+                .strip_prefix('(')
+                .and_then(|inner| inner.split_once(')'));
             let known = named.and_then(|(name, after)| Some((self.get(name)?.as_str(), after)));
             let (new, after) = match (after.strip_prefix('$'), known) {
                 (Some(after), _) => ("$", after),
@@ -73,22 +82,33 @@ impl<'a> Container<'a> {
 
     /// Its command line: `command`, then `args`.
     pub fn arguments(self) -> Vec<&'a YamlNode> {
-        self.node.list("command").iter().chain(self.node.list("args")).collect()
+        self.node
+            .list("command")
+            .iter()
+            .chain(self.node.list("args"))
+            .collect()
     }
 
     /// A variable of its environment; the last of that name, which is the one that counts.
     pub fn variable(self, name: &str) -> Option<&'a YamlNode> {
         let all = self.node.list("env");
-        all.iter().rev().find(|variable| variable.text_of("name") == Some(name))
+        all.iter()
+            .rev()
+            .find(|variable| variable.text_of("name") == Some(name))
     }
 
     /// The container's environment. References in a value to variables before it are expanded. `field` gives the value of a field of the pod, if it is known.
     pub fn environment(self, field: impl Fn(&str) -> Option<String>) -> Environment<'a> {
         let mut known = Environment::default();
         for variable in self.node.list("env") {
-            let Some(name) = variable.text_of("name") else { continue };
+            let Some(name) = variable.text_of("name") else {
+                continue;
+            };
             let value = match variable.get("valueFrom") {
-                Some(from) => from.at(&["fieldRef", "fieldPath"]).and_then(YamlNode::text).and_then(&field),
+                Some(from) => from
+                    .at(&["fieldRef", "fieldPath"])
+                    .and_then(YamlNode::text)
+                    .and_then(&field),
                 None => Some(known.expand(variable.text_of("value").unwrap_or_default())),
             };
             match value {
@@ -108,12 +128,23 @@ impl<'a> Container<'a> {
     /// The volume mount that a file is in: the one with the longest path.
     pub fn mount_of(self, file: &str) -> Option<&'a YamlNode> {
         let mounts = self.node.list("volumeMounts");
-        let path = |mount: &YamlNode| mount.text_of("mountPath").unwrap_or_default().trim_end_matches('/').to_owned();
+        let path = |mount: &YamlNode| {
+            mount
+                .text_of("mountPath")
+                .unwrap_or_default()
+                .trim_end_matches('/')
+                .to_owned()
+        };
         let covers = |mount: &&YamlNode| {
-            let below = file.strip_prefix(&path(mount)).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+            let below = file
+                .strip_prefix(&path(mount))
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
             below && mount.get("mountPath").is_some()
         };
-        mounts.iter().filter(covers).max_by_key(|mount| path(mount).len())
+        mounts
+            .iter()
+            .filter(covers)
+            .max_by_key(|mount| path(mount).len())
     }
 
     /// The volume of the pod that a mount mounts.
@@ -129,7 +160,11 @@ impl<'a> Container<'a> {
         let base = field(self.volume_of(mount)?.get("hostPath")?, "path")?;
         let within = field(mount, "subPath").unwrap_or_default();
         let rest = path.strip_prefix(field(mount, "mountPath")?.trim_end_matches('/'))?;
-        let whole: PathBuf = Path::new(&base).join(within).join(rest.trim_start_matches('/')).components().collect();
+        let whole: PathBuf = Path::new(&base)
+            .join(within)
+            .join(rest.trim_start_matches('/'))
+            .components()
+            .collect();
         Some(whole.to_string_lossy().into_owned())
     }
 }

@@ -99,11 +99,17 @@ pub fn apply(text: &str, document: usize, edits: &[Edit]) -> Result<String, Prob
     let newline = if text.contains("\r\n") { "\r\n" } else { "\n" };
     let mut text = text.to_owned();
     let mut documents = parse(&text)?;
-    let Some(style) = documents.get(document).map(Style::of) else { return Ok(text) };
+    let Some(style) = documents.get(document).map(Style::of) else {
+        return Ok(text);
+    };
     plain::check(&text, &documents[document])?;
     let values = |documents: &[YamlNode]| documents.iter().map(YamlNode::value).collect::<Vec<_>>();
     for edit in edits {
-        let editor = Editor { text: &text, style, edit };
+        let editor = Editor {
+            text: &text,
+            style,
+            edit,
+        };
         let (place, new) = editor.change(&documents[document])?;
         let line = text[..place.start].matches('\n').count() + 1;
         text.replace_range(place, &new.replace('\n', newline));
@@ -111,10 +117,16 @@ pub fn apply(text: &str, document: usize, edits: &[Edit]) -> Result<String, Prob
         // YAML can be written in more ways than are known here. So the result is read again.
         let mut wanted = values(&documents);
         change_value(&mut wanted[document], &edit.path.0, &edit.change);
-        documents = parse(&text).ok().filter(|is| values(is) == wanted).ok_or_else(|| {
-            let message = format!("{} is written in a way that cannot be edited: write it plainly", edit.path);
-            Problem::new(line, message)
-        })?;
+        documents = parse(&text)
+            .ok()
+            .filter(|is| values(is) == wanted)
+            .ok_or_else(|| {
+                let message = format!(
+                    "{} is written in a way that cannot be edited: write it plainly",
+                    edit.path
+                );
+                Problem::new(line, message)
+            })?;
     }
     Ok(text)
 }
@@ -126,9 +138,21 @@ fn change_value(value: &mut Value, path: &[Step], change: &Change) {
             Change::Set(new) => *value = new.clone(),
             Change::Remove => {}
             Change::Prepend(new) => {
-                *value = new.iter().chain(value.as_array().into_iter().flatten()).cloned().collect();
+                *value = new
+                    .iter()
+                    .chain(value.as_array().into_iter().flatten())
+                    .cloned()
+                    .collect();
             }
-            Change::Append(new) => *value = value.as_array().into_iter().flatten().chain(new).cloned().collect(),
+            Change::Append(new) => {
+                *value = value
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .chain(new)
+                    .cloned()
+                    .collect()
+            }
         }
         return;
     };
@@ -144,7 +168,9 @@ fn change_value(value: &mut Value, path: &[Step], change: &Change) {
         }
         return;
     }
-    let Some(items) = value.as_array_mut() else { return };
+    let Some(items) = value.as_array_mut() else {
+        return;
+    };
     let at = match step {
         Step::Index(index) => Some(*index),
         Step::Name(name) => items.iter().position(|item| item["name"] == name.as_str()),
@@ -178,9 +204,17 @@ impl Editor<'_> {
             Change::Prepend(_) | Change::Append(_)
                 if there && !node.is_null() && !matches!(node.data, Data::Sequence(_)) =>
             {
-                Err(Problem::new(node.line, format!("{}: here should be a list: fix the manifest", self.edit.path)))
+                Err(Problem::new(
+                    node.line,
+                    format!(
+                        "{}: here should be a list: fix the manifest",
+                        self.edit.path
+                    ),
+                ))
             }
-            Change::Prepend(values) | Change::Append(values) if !there || node.is_null() || node.items().is_empty() => {
+            Change::Prepend(values) | Change::Append(values)
+                if !there || node.is_null() || node.items().is_empty() =>
+            {
                 self.set(&found, missing, &Value::Array(values.clone()))
             }
             Change::Prepend(values) => Ok(self.insert(node, 0, values)),
@@ -199,7 +233,9 @@ impl Editor<'_> {
                 Step::Name(name) => node.named(name).map(|(_, item)| item),
                 Step::Index(index) => node.items().get(*index),
             };
-            let Some(next) = next else { return Ok((found, &self.edit.path.0[at..])) };
+            let Some(next) = next else {
+                return Ok((found, &self.edit.path.0[at..]));
+            };
             found.push(next);
             node = next;
         }
@@ -215,21 +251,34 @@ impl Editor<'_> {
             return Err(self.shared(node));
         }
         let fits = match (&node.data, step) {
-            (Data::Mapping(_), Step::Key(_)) | (Data::Sequence(_), Step::Name(_) | Step::Index(_)) => true,
+            (Data::Mapping(_), Step::Key(_))
+            | (Data::Sequence(_), Step::Name(_) | Step::Index(_)) => true,
             _ => node.is_null(),
         };
         if fits {
             return Ok(());
         }
-        let kind = if matches!(step, Step::Key(_)) { "mapping" } else { "list" };
-        Err(Problem::new(node.line, format!("{}: here should be a {kind}: fix the manifest", self.edit.path)))
+        let kind = if matches!(step, Step::Key(_)) {
+            "mapping"
+        } else {
+            "list"
+        };
+        Err(Problem::new(
+            node.line,
+            format!(
+                "{}: here should be a {kind}: fix the manifest",
+                self.edit.path
+            ),
+        ))
     }
 
     fn shared(&self, node: &YamlNode) -> Problem {
         let path = &self.edit.path;
         Problem::new(
             node.line,
-            format!("{path} is to be changed, and an anchor (& or *) shares it: write it out in each place"),
+            format!(
+                "{path} is to be changed, and an anchor (& or *) shares it: write it out in each place"
+            ),
         )
     }
 
@@ -242,46 +291,72 @@ impl Editor<'_> {
                 Step::Name(_) | Step::Index(_) => json!([value]),
             };
         }
-        let Some(node) = found.last() else { return Ok((0..0, String::new())) };
+        let Some(node) = found.last() else {
+            return Ok((0..0, String::new()));
+        };
         match missing.first() {
             None => self.replace(found, &value),
             Some(Step::Key(key)) if node.is_null() || node.entries().is_empty() => {
                 self.replace(found, &json!({ key.as_str(): value }))
             }
             Some(Step::Key(key)) => Ok(self.add(node, key, &value)),
-            Some(Step::Name(_) | Step::Index(_)) => {
-                Err(Problem::new(node.line, format!("{} is not there: fix the manifest", self.edit.path)))
-            }
+            Some(Step::Name(_) | Step::Index(_)) => Err(Problem::new(
+                node.line,
+                format!("{} is not there: fix the manifest", self.edit.path),
+            )),
         }
     }
 
     /// The last of the nodes along the path becomes this.
     fn replace(&self, found: &[&YamlNode], value: &Value) -> Result<Splice, Problem> {
         let [.., parent, node] = found else {
-            return Err(Problem::new(1, "the document is empty: is it the right file?"));
+            return Err(Problem::new(
+                1,
+                "the document is empty: is it the right file?",
+            ));
         };
         if parent.flow {
-            return Ok((node.span.clone(), format!("{}{}", gap(node), self.style.flow(value))));
+            return Ok((
+                node.span.clone(),
+                format!("{}{}", gap(node), self.style.flow(value)),
+            ));
         }
-        let Some((key, _)) = parent.entries().iter().find(|(_, value)| std::ptr::eq(value, *node)) else {
+        let Some((key, _)) = parent
+            .entries()
+            .iter()
+            .find(|(_, value)| std::ptr::eq(value, *node))
+        else {
             return match value {
-                Value::Object(_) | Value::Array(_) => Ok((node.span.clone(), self.style.flow(value))),
+                Value::Object(_) | Value::Array(_) => {
+                    Ok((node.span.clone(), self.style.flow(value)))
+                }
                 value => Ok((node.span.clone(), scalar(value))),
             };
         };
         // The key stays as it is written, with all that may stand before it.
         let written = self.style.after_key(key.column, value);
-        Ok((key.span.end..node.span.end, written.trim_end_matches([' ', '\n']).to_owned()))
+        Ok((
+            key.span.end..node.span.end,
+            written.trim_end_matches([' ', '\n']).to_owned(),
+        ))
     }
 
     fn add(&self, map: &YamlNode, key: &str, value: &Value) -> Splice {
-        let Some((first, _)) = map.entries().first() else { return (0..0, String::new()) };
+        let Some((first, _)) = map.entries().first() else {
+            return (0..0, String::new());
+        };
         if map.flow {
             let last = map.entries().last().map(|(_, value)| value);
             let (end, gap) = last.map_or((map.span.end, ""), |last| (last.span.end, gap(last)));
-            return (end..end, format!("{gap}, {}", self.style.flow_entry(key, value)));
+            return (
+                end..end,
+                format!("{gap}, {}", self.style.flow_entry(key, value)),
+            );
         }
-        let keys = map.entries().iter().map(|(key, _)| key.text().unwrap_or_default());
+        let keys = map
+            .entries()
+            .iter()
+            .map(|(key, _)| key.text().unwrap_or_default());
         let written = self.style.entry(first.column, key, value);
         match self.style.place(keys, key) {
             0 => {
@@ -301,7 +376,10 @@ impl Editor<'_> {
         if list.flow {
             let values: Vec<_> = values.iter().map(|value| self.style.flow(value)).collect();
             return match items.get(index) {
-                Some(next) => (next.span.start..next.span.start, format!("{}, ", values.join(", "))),
+                Some(next) => (
+                    next.span.start..next.span.start,
+                    format!("{}, ", values.join(", ")),
+                ),
                 None => {
                     let end = items.last().map_or(list.span.end, |last| last.span.end);
                     (end..end, format!(", {}", values.join(", ")))
@@ -317,23 +395,41 @@ impl Editor<'_> {
     }
 
     fn remove(&self, found: &[&YamlNode]) -> Result<Splice, Problem> {
-        let [.., parent, node] = found else { return Ok((0..0, String::new())) };
+        let [.., parent, node] = found else {
+            return Ok((0..0, String::new()));
+        };
         let last = parent.entries().len() + parent.items().len() == 1;
         if last {
-            let empty = if parent.entries().is_empty() { json!([]) } else { json!({}) };
+            let empty = if parent.entries().is_empty() {
+                json!([])
+            } else {
+                json!({})
+            };
             return self.replace(&found[..found.len() - 1], &empty);
         }
         if parent.flow {
-            let entries = parent.entries().iter().map(|(key, value)| key.span.start..value.span.end);
-            let all: Vec<_> = entries.chain(parent.items().iter().map(|item| item.span.clone())).collect();
-            let at = all.iter().position(|span| span.end == node.span.end).unwrap_or_default();
+            let entries = parent
+                .entries()
+                .iter()
+                .map(|(key, value)| key.span.start..value.span.end);
+            let all: Vec<_> = entries
+                .chain(parent.items().iter().map(|item| item.span.clone()))
+                .collect();
+            let at = all
+                .iter()
+                .position(|span| span.end == node.span.end)
+                .unwrap_or_default();
             return Ok(match all.get(at + 1) {
                 Some(next) => (all[at].start..next.start, String::new()),
                 None => (all[at - 1].end..all[at].end, String::new()),
             });
         }
         let end = self.line_end(node.span.end);
-        let Some(at) = parent.entries().iter().position(|(_, value)| std::ptr::eq(value, *node)) else {
+        let Some(at) = parent
+            .entries()
+            .iter()
+            .position(|(_, value)| std::ptr::eq(value, *node))
+        else {
             return Ok((self.line_start(node.span.start)..end, String::new()));
         };
         let key = &parent.entries()[at].0;
@@ -359,7 +455,9 @@ impl Editor<'_> {
             let said = line.trim_start_matches(' ');
             let indent = line.len() - said.len();
             match said.strip_prefix('#') {
-                Some(said) if indent > column || indent == column && list && is_item(said) => end = next,
+                Some(said) if indent > column || indent == column && list && is_item(said) => {
+                    end = next
+                }
                 Some(_) if indent == column && list => {}
                 None if said.is_empty() => {}
                 _ => break,
@@ -378,13 +476,19 @@ impl Editor<'_> {
             Step::Key(key) => Some(key.as_str()),
             _ => None,
         });
-        format!("{:indent$}{COMMENT}{}: {}\n", "", last.unwrap_or_default(), self.edit.reason)
+        format!(
+            "{:indent$}{COMMENT}{}: {}\n",
+            "",
+            last.unwrap_or_default(),
+            self.edit.reason
+        )
     }
 
     /// Column of the dash before an item.
     fn dash(&self, item: &YamlNode) -> usize {
         let line = &self.text[self.line_start(item.span.start)..item.span.start];
-        line.find('-').unwrap_or_else(|| item.column.saturating_sub(2))
+        line.find('-')
+            .unwrap_or_else(|| item.column.saturating_sub(2))
     }
 
     fn lines(&self, at: usize, written: String) -> Splice {
@@ -394,7 +498,14 @@ impl Editor<'_> {
     /// Whole lines; where the file's last line has no end, it gets one.
     fn lines_instead(&self, place: Range<usize>, written: String) -> Splice {
         let open = place.start > 0 && !self.text[..place.start].ends_with('\n');
-        (place, if open { format!("\n{}", written.trim_end_matches('\n')) } else { written })
+        (
+            place,
+            if open {
+                format!("\n{}", written.trim_end_matches('\n'))
+            } else {
+                written
+            },
+        )
     }
 
     fn line_start(&self, at: usize) -> usize {
@@ -403,7 +514,9 @@ impl Editor<'_> {
 
     /// Where the next line begins.
     fn line_end(&self, at: usize) -> usize {
-        self.text[at..].find('\n').map_or(self.text.len(), |newline| at + newline + 1)
+        self.text[at..]
+            .find('\n')
+            .map_or(self.text.len(), |newline| at + newline + 1)
     }
 }
 
@@ -422,14 +535,23 @@ mod tests {
     use super::*;
 
     fn path(steps: &str) -> Path {
-        steps.split('.').fold(Path::default(), |path, step| match step.strip_prefix('#') {
-            Some(name) => path.name(name),
-            None => step.parse().map_or_else(|_| path.key(step), |index| path.index(index)),
-        })
+        steps
+            .split('.')
+            .fold(Path::default(), |path, step| match step.strip_prefix('#') {
+                Some(name) => path.name(name),
+                None => step
+                    .parse()
+                    .map_or_else(|_| path.key(step), |index| path.index(index)),
+            })
     }
 
     fn edited(text: &str, steps: &str, change: Change) -> Result<String, String> {
-        let edit = Edit { path: path(steps), change, reason: "so it is".into(), comment: true };
+        let edit = Edit {
+            path: path(steps),
+            change,
+            reason: "so it is".into(),
+            comment: true,
+        };
         apply(text, 0, &[edit]).map_err(|problem| problem.to_string())
     }
 
@@ -441,15 +563,45 @@ mod tests {
     fn values_are_set_where_they_stand_with_their_comments() {
         for (text, steps, value, wanted) in [
             ("a: 1 # one\nb: 2", "a", json!("x"), "a: x # one\nb: 2"),
-            ("a:\n# of b\n- b: {c: 1} # d\n", "a.0.b.c", json!([2]), "a:\n# of b\n- b: {c: [2]} # d\n"),
-            ("a:\n  b: |\n    x\n\n  c: 1\n", "a.b", json!("z"), "a:\n  b: z\n\n  c: 1\n"),
-            ("a:\n- x # X\n- y\n", "a.1", json!("1"), "a:\n- x # X\n- \"1\"\n"),
-            ("a: { b: 1, c: [ # d\n 2 ] }\n", "a.c.0", json!(3), "a: { b: 1, c: [ # d\n 3 ] }\n"),
-            ("a: { b: 1 }\nc: &x { d: 1 }\n", "a.e", json!(2), "a: { b: 1, e: 2 }\nc: &x { d: 1 }\n"),
+            (
+                "a:\n# of b\n- b: {c: 1} # d\n",
+                "a.0.b.c",
+                json!([2]),
+                "a:\n# of b\n- b: {c: [2]} # d\n",
+            ),
+            (
+                "a:\n  b: |\n    x\n\n  c: 1\n",
+                "a.b",
+                json!("z"),
+                "a:\n  b: z\n\n  c: 1\n",
+            ),
+            (
+                "a:\n- x # X\n- y\n",
+                "a.1",
+                json!("1"),
+                "a:\n- x # X\n- \"1\"\n",
+            ),
+            (
+                "a: { b: 1, c: [ # d\n 2 ] }\n",
+                "a.c.0",
+                json!(3),
+                "a: { b: 1, c: [ # d\n 3 ] }\n",
+            ),
+            (
+                "a: { b: 1 }\nc: &x { d: 1 }\n",
+                "a.e",
+                json!(2),
+                "a: { b: 1, e: 2 }\nc: &x { d: 1 }\n",
+            ),
             ("a: { b: }\n", "a.c", json!(1), "a: { b: , c: 1 }\n"),
             ("a: { b: }\n", "a.b", json!(1), "a: { b: 1 }\n"),
             ("a: {}\n", "a.b.c", json!(1), "a:\n  b:\n    c: 1\n"),
-            ("\"a\" : 1\n'b': 2", "b", json!([1]), "\"a\" : 1\n'b':\n  - 1"),
+            (
+                "\"a\" : 1\n'b': 2",
+                "b",
+                json!([1]),
+                "\"a\" : 1\n'b':\n  - 1",
+            ),
             ("a:\nb: 1\n", "a.c", json!([1]), "a:\n  c:\n    - 1\nb: 1\n"),
         ] {
             assert_eq!(set(text, steps, value), wanted);
@@ -461,36 +613,68 @@ mod tests {
         // People: the name first, the volumes last. Programs: by the alphabet.
         let people = "- name: a\n  image: b\n  volumeMounts: []\n";
         for (text, steps, wanted) in [
-            (people, "0.env", "- name: a\n  image: b\n  env: 1\n  volumeMounts: []\n"),
-            ("- b: 1\n  # of d\n  d: 2\n", "0.c", "- b: 1\n  c: 1\n  # of d\n  d: 2\n"),
+            (
+                people,
+                "0.env",
+                "- name: a\n  image: b\n  env: 1\n  volumeMounts: []\n",
+            ),
+            (
+                "- b: 1\n  # of d\n  d: 2\n",
+                "0.c",
+                "- b: 1\n  c: 1\n  # of d\n  d: 2\n",
+            ),
             ("- b: 1\n", "0.a", "- a: 1\n  b: 1\n"),
             ("a: 1", "b", "a: 1\nb: 1"),
             ("{\"a\": 1}", "b", "{\"a\": 1, \"b\": 1}"),
         ] {
             assert_eq!(set(text, steps, json!(1)), wanted);
         }
-        assert_eq!(set("{\"a\": 1}", "b", json!({"c": "d"})), "{\"a\": 1, \"b\": {\"c\": \"d\"}}");
+        assert_eq!(
+            set("{\"a\": 1}", "b", json!({"c": "d"})),
+            "{\"a\": 1, \"b\": {\"c\": \"d\"}}"
+        );
     }
 
     #[test]
     fn lists_grow_at_both_ends_in_their_manner() {
-        let prepended = |text| edited(text, "a", Change::Prepend(vec![json!("x"), json!({"z": 1})])).unwrap();
+        let prepended = |text| {
+            edited(
+                text,
+                "a",
+                Change::Prepend(vec![json!("x"), json!({"z": 1})]),
+            )
+            .unwrap()
+        };
         let appended = |text| edited(text, "a", Change::Append(vec![json!("x")])).unwrap();
         assert_eq!(prepended("a:\n- b\n"), "a:\n- x\n- z: 1\n- b\n");
         assert_eq!(prepended("a: [b]\n"), "a: [x, {z: 1}, b]\n");
-        assert_eq!(appended("a:\n    - b # B\n    # end\nc: 1\n"), "a:\n    - b # B\n    - x\n    # end\nc: 1\n");
+        assert_eq!(
+            appended("a:\n    - b # B\n    # end\nc: 1\n"),
+            "a:\n    - b # B\n    - x\n    # end\nc: 1\n"
+        );
         assert_eq!(appended("a:\n  - - b\n"), "a:\n  - - b\n  - x\n");
         assert_eq!(appended("a: [b,\n  c] # d\n"), "a: [b,\n  c, x] # d\n");
         assert_eq!(appended("a:\nb: 1\n"), "a:\n  - x\nb: 1\n");
-        assert_eq!((appended("a0: 1\n"), appended("a: []\n")), ("a:\n  - x\na0: 1\n".into(), "a:\n  - x\n".into()));
+        assert_eq!(
+            (appended("a0: 1\n"), appended("a: []\n")),
+            ("a:\n  - x\na0: 1\n".into(), "a:\n  - x\n".into())
+        );
     }
 
     #[test]
     fn comments_at_the_end_of_a_value_stay_with_it() {
         for (text, steps, wanted) in [
-            ("a:\n  - b\n  # - c\n\n  # - d\ne: 1\n", "b", "a:\n  - b\n  # - c\n\n  # - d\nb: 1\ne: 1\n"),
+            (
+                "a:\n  - b\n  # - c\n\n  # - d\ne: 1\n",
+                "b",
+                "a:\n  - b\n  # - c\n\n  # - d\nb: 1\ne: 1\n",
+            ),
             // A list no deeper than its key, as Kubernetes' programs write it.
-            ("a:\n- b\n# - c\n# of e\ne: 1\n", "b", "a:\n- b\n# - c\nb: 1\n# of e\ne: 1\n"),
+            (
+                "a:\n- b\n# - c\n# of e\ne: 1\n",
+                "b",
+                "a:\n- b\n# - c\nb: 1\n# of e\ne: 1\n",
+            ),
             (
                 "a:\n- b\n# of d:\n# - d\n\n# --v=6\n# of e\ne: 1\n",
                 "b",
@@ -502,15 +686,39 @@ mod tests {
                 "a:\n- b: 1\n# - b: 2\n#   c: 3\nb: 1\n# of e\ne: 1\n",
             ),
             // Of the next key.
-            ("a:\n- b\n# of e: - x\ne: 1\n", "b", "a:\n- b\nb: 1\n# of e: - x\ne: 1\n"),
-            ("a: |\n  x\n # - y\n# - z\nc: 1\n", "b", "a: |\n  x\n # - y\nb: 1\n# - z\nc: 1\n"),
+            (
+                "a:\n- b\n# of e: - x\ne: 1\n",
+                "b",
+                "a:\n- b\nb: 1\n# of e: - x\ne: 1\n",
+            ),
+            (
+                "a: |\n  x\n # - y\n# - z\nc: 1\n",
+                "b",
+                "a: |\n  x\n # - y\nb: 1\n# - z\nc: 1\n",
+            ),
             ("a:\n  - b\n  # - c", "d", "a:\n  - b\n  # - c\nd: 1"),
             ("a: [b]\n# - c\nc: 1\n", "b", "a: [b]\nb: 1\n# - c\nc: 1\n"),
-            ("a: 1\n# of e\n  # too\ne: 1\n", "b", "a: 1\nb: 1\n# of e\n  # too\ne: 1\n"),
-            ("a: 1\ne: 1\n  # of e\n", "b", "a: 1\nb: 1\ne: 1\n  # of e\n"),
+            (
+                "a: 1\n# of e\n  # too\ne: 1\n",
+                "b",
+                "a: 1\nb: 1\n# of e\n  # too\ne: 1\n",
+            ),
+            (
+                "a: 1\ne: 1\n  # of e\n",
+                "b",
+                "a: 1\nb: 1\ne: 1\n  # of e\n",
+            ),
             // Of the key above.
-            ("x:\n  a:\n  - b\n# - c\ny: 1\n", "x.b", "x:\n  a:\n  - b\n  b: 1\n# - c\ny: 1\n"),
-            ("x:\n  a:\n  - b\n# of y\n  # - c\ny: 1\n", "x.b", "x:\n  a:\n  - b\n  b: 1\n# of y\n  # - c\ny: 1\n"),
+            (
+                "x:\n  a:\n  - b\n# - c\ny: 1\n",
+                "x.b",
+                "x:\n  a:\n  - b\n  b: 1\n# - c\ny: 1\n",
+            ),
+            (
+                "x:\n  a:\n  - b\n# of y\n  # - c\ny: 1\n",
+                "x.b",
+                "x:\n  a:\n  - b\n  b: 1\n# of y\n  # - c\ny: 1\n",
+            ),
         ] {
             assert_eq!(set(text, steps, json!(1)), wanted);
         }
@@ -522,11 +730,19 @@ mod tests {
     #[test]
     fn what_goes_leaves_its_reason_where_it_stood() {
         for (text, steps, wanted) in [
-            ("a: 1\n  # of b\nb:\n  - c # d\ne: 1\n", "b", "a: 1\n  # of b\n# berth: b: so it is\ne: 1\n"),
+            (
+                "a: 1\n  # of b\nb:\n  - c # d\ne: 1\n",
+                "b",
+                "a: 1\n  # of b\n# berth: b: so it is\ne: 1\n",
+            ),
             ("- a: 1\n  b: 2\n", "0.a", "- b: 2\n"),
             ("a: {b: 1, c: 2}\n", "a.b", "a: {c: 2}\n"),
             ("a: [b, c]\n", "a.1", "a: [b]\n"),
-            ("a:\n  - name: b\n  - name: c\n    d: 1\n", "a.#b", "a:\n  - name: c\n    d: 1\n"),
+            (
+                "a:\n  - name: b\n  - name: c\n    d: 1\n",
+                "a.#b",
+                "a:\n  - name: c\n    d: 1\n",
+            ),
             ("a:\n  b: 1\n", "a.b", "a: {}\n"),
             ("a: 1\n", "b", "a: 1\n"),
             ("a:\n- b\n", "a.1", "a:\n- b\n"),
@@ -538,8 +754,12 @@ mod tests {
 
     #[test]
     fn one_document_is_edited_and_its_line_ends_are_kept() {
-        let edit =
-            Edit { path: path("a"), change: Change::Append(vec![json!("x")]), reason: String::new(), comment: false };
+        let edit = Edit {
+            path: path("a"),
+            change: Change::Append(vec![json!("x")]),
+            reason: String::new(),
+            comment: false,
+        };
         let text = "b: 1\r\n---\r\na:\r\n  - y\r\n---\r\na: []\r\n";
         let wanted = "b: 1\r\n---\r\na:\r\n  - y\r\n  - x\r\n---\r\na: []\r\n";
         assert_eq!(apply(text, 1, &[edit]).unwrap(), wanted);
@@ -547,7 +767,12 @@ mod tests {
 
     #[test]
     fn an_edit_is_told_with_its_path_and_reason() {
-        let edit = Edit { path: path("a.#b.0.c"), change: Change::Remove, reason: "so it is".into(), comment: false };
+        let edit = Edit {
+            path: path("a.#b.0.c"),
+            change: Change::Remove,
+            reason: "so it is".into(),
+            comment: false,
+        };
         assert_eq!(edit.to_string(), "a[b][0].c: so it is");
     }
 
@@ -555,7 +780,11 @@ mod tests {
     fn what_cannot_be_edited_is_told_and_not_guessed() {
         let refused = |text, steps| edited(text, steps, Change::Set(json!(1))).unwrap_err();
         for (text, steps, why) in [
-            ("x: &a {b: 1}\na: *a\n", "a.b", "2: a.b is to be changed, and an anchor"),
+            (
+                "x: &a {b: 1}\na: *a\n",
+                "a.b",
+                "2: a.b is to be changed, and an anchor",
+            ),
             ("x: &a {b: 1}\na: *a\n", "x.b", "1: x.b is to be changed"),
             ("a:\n  <<: {b: 1}\n", "a.c", "2: a merge key"),
             ("a: 1\n", "a.b", "1: a.b: here should be a mapping"),
@@ -568,9 +797,16 @@ mod tests {
         let tagged = edited("a: [1, !-c ]\n", "a", Change::Append(vec![json!(2)]));
         assert!(tagged.is_err_and(|refused| refused.starts_with("1: a tag (!)")));
         let below = edited("-\n  a: 1\n-\n  b: 1\n", "1", Change::Remove).unwrap_err();
-        assert!(below.starts_with("4: [1] is written in a way that cannot be edited"), "{below}");
+        assert!(
+            below.starts_with("4: [1] is written in a way that cannot be edited"),
+            "{below}"
+        );
         let beside = edited("a:\n- b\n", "a.1", Change::Append(vec![json!(1)])).unwrap_err();
         assert_eq!(beside, "2: a[1] is not there: fix the manifest");
-        assert!(edited("a: x\n", "a", Change::Append(vec![json!(1)])).unwrap_err().contains("should be a list"));
+        assert!(
+            edited("a: x\n", "a", Change::Append(vec![json!(1)]))
+                .unwrap_err()
+                .contains("should be a list")
+        );
     }
 }

@@ -50,13 +50,17 @@ pub struct Ejected {
 pub fn undo(manifest: &Manifest) -> Result<Ejected, Problem> {
     let edits = plan(manifest)?;
     let text = apply(manifest.text(), manifest.document(), &edits)?;
-    Ok(Ejected { text: without_comments(&text, manifest.document()), edits })
+    Ok(Ejected {
+        text: without_comments(&text, manifest.document()),
+        edits,
+    })
 }
 
 /// Whether berth is not in a manifest: `inject` has left no mark, and kube-apiserver is started without berth.
 pub fn is_out(manifest: &Manifest) -> bool {
     let is_berth = |word: &YamlNode| word.text().is_some_and(|word| basename(word) == "berth");
-    manifest.annotation(ORIGINAL).is_none() && !manifest.arguments().iter().any(|word| is_berth(word))
+    manifest.annotation(ORIGINAL).is_none()
+        && !manifest.arguments().iter().any(|word| is_berth(word))
 }
 
 /// The edits that take berth out.
@@ -77,7 +81,10 @@ pub fn plan(manifest: &Manifest) -> Result<Vec<Edit>, Problem> {
             format!("the annotation {ORIGINAL} cannot be read ({error}): put the manifest back from a backup"),
         )
     })?;
-    let mut undo = Undo { manifest, edits: Vec::new() };
+    let mut undo = Undo {
+        manifest,
+        edits: Vec::new(),
+    };
     let (pod, container) = (manifest.pod(), manifest.apiserver());
     let (pod_path, container_path) = (manifest.pod_path(), manifest.apiserver_path());
     undo.names(pod, &pod_path, "initContainers", &[INSTALL, SHIM]);
@@ -91,8 +98,15 @@ pub fn plan(manifest: &Manifest) -> Result<Vec<Edit>, Problem> {
     undo.fields(&original);
     undo.grace(&original);
     let annotations = manifest.template_path().key("metadata").key("annotations");
-    let only = manifest.template().at(&["metadata", "annotations"]).is_some_and(|all| all.entries().len() == 1);
-    undo.remove(if only { annotations } else { annotations.key(ORIGINAL) });
+    let only = manifest
+        .template()
+        .at(&["metadata", "annotations"])
+        .is_some_and(|all| all.entries().len() == 1);
+    undo.remove(if only {
+        annotations
+    } else {
+        annotations.key(ORIGINAL)
+    });
     Ok(undo.edits)
 }
 
@@ -103,7 +117,12 @@ struct Undo<'a> {
 
 impl Undo<'_> {
     fn edit(&mut self, path: Path, change: Change, reason: &str) {
-        self.edits.push(Edit { path, change, reason: reason.to_owned(), comment: false });
+        self.edits.push(Edit {
+            path,
+            change,
+            reason: reason.to_owned(),
+            comment: false,
+        });
     }
 
     fn remove(&mut self, path: Path) {
@@ -113,7 +132,10 @@ impl Undo<'_> {
     /// Takes items out of a list by their names; with the list, if nothing else is in it.
     fn names(&mut self, parent: &YamlNode, path: &Path, list: &str, names: &[&str]) {
         let Some(node) = parent.get(list) else { return };
-        let there: Vec<_> = names.iter().filter(|name| node.named(name).is_some()).collect();
+        let there: Vec<_> = names
+            .iter()
+            .filter(|name| node.named(name).is_some())
+            .collect();
         if there.is_empty() {
             return;
         }
@@ -130,10 +152,19 @@ impl Undo<'_> {
         let arguments = self.manifest.arguments();
         let mut removed = Vec::new();
         for (new, old) in &original.flags {
-            let Some(at) = arguments.iter().rposition(|argument| argument.text() == Some(new)) else { continue };
+            let Some(at) = arguments
+                .iter()
+                .rposition(|argument| argument.text() == Some(new))
+            else {
+                continue;
+            };
             match old {
                 Some(old) => {
-                    self.edit(self.manifest.argument_path(at), Change::Set(old.as_str().into()), BEFORE);
+                    self.edit(
+                        self.manifest.argument_path(at),
+                        Change::Set(old.as_str().into()),
+                        BEFORE,
+                    );
                 }
                 None => removed.push(at),
             }
@@ -147,7 +178,11 @@ impl Undo<'_> {
 
     fn command(&mut self) {
         let arguments = self.manifest.arguments();
-        let words: Vec<_> = arguments.iter().map_while(|argument| argument.text()).take(3).collect();
+        let words: Vec<_> = arguments
+            .iter()
+            .map_while(|argument| argument.text())
+            .take(3)
+            .collect();
         if words == [BINARY, "exec", "--"] {
             for _ in words {
                 self.remove(self.manifest.apiserver_path().key("command").index(0));
@@ -156,7 +191,9 @@ impl Undo<'_> {
     }
 
     fn pre_stop(&mut self) {
-        let Some(lifecycle) = self.manifest.apiserver().get("lifecycle") else { return };
+        let Some(lifecycle) = self.manifest.apiserver().get("lifecycle") else {
+            return;
+        };
         if lifecycle.get("preStop").is_some_and(runs_berth) {
             let path = self.manifest.apiserver_path().key("lifecycle");
             let only = lifecycle.entries().len() == 1;
@@ -170,10 +207,12 @@ impl Undo<'_> {
             let path = self.manifest.apiserver_path().key(field);
             match (field.as_str(), now, old) {
                 ("ports", None, old) => self.edit(path, Change::Set(old.clone()), BEFORE),
-                (probe, Some(now), old) if PROBES.contains(&probe) && runs_berth(now) => match old {
-                    Value::Object(old) => self.probe(&path, now, old),
-                    _ => self.remove(path),
-                },
+                (probe, Some(now), old) if PROBES.contains(&probe) && runs_berth(now) => {
+                    match old {
+                        Value::Object(old) => self.probe(&path, now, old),
+                        _ => self.remove(path),
+                    }
+                }
                 _ => {}
             }
         }
@@ -193,11 +232,20 @@ impl Undo<'_> {
     }
 
     fn grace(&mut self, original: &Original) {
-        let path = self.manifest.pod_path().key("terminationGracePeriodSeconds");
-        let now = self.manifest.pod().get("terminationGracePeriodSeconds").map(YamlNode::value);
+        let path = self
+            .manifest
+            .pod_path()
+            .key("terminationGracePeriodSeconds");
+        let now = self
+            .manifest
+            .pod()
+            .get("terminationGracePeriodSeconds")
+            .map(YamlNode::value);
         match original.grace {
             Some((new, None)) if now == Some(new.into()) => self.remove(path),
-            Some((new, Some(old))) if now == Some(new.into()) => self.edit(path, Change::Set(old.into()), BEFORE),
+            Some((new, Some(old))) if now == Some(new.into()) => {
+                self.edit(path, Change::Set(old.into()), BEFORE)
+            }
             _ => {}
         }
     }
@@ -209,7 +257,9 @@ fn runs_berth(hook: &YamlNode) -> bool {
 
 /// The text without the comments that berth wrote into this document.
 fn without_comments(text: &str, document: usize) -> String {
-    let Ok(documents) = parse(text) else { return text.to_owned() };
+    let Ok(documents) = parse(text) else {
+        return text.to_owned();
+    };
     let line_of = |document: usize| documents.get(document).map_or(usize::MAX, |root| root.line);
     let ours = line_of(document)..line_of(document + 1);
     let lines = text.split_inclusive('\n').enumerate();

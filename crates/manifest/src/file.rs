@@ -33,7 +33,9 @@ pub fn fix(what: &str, error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound if what == "read" => ": give the path of the one that is there",
         io::ErrorKind::PermissionDenied => ": run this as root",
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ": free space on that file system",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            ": free space on that file system"
+        }
         io::ErrorKind::ReadOnlyFilesystem => ": that file system is mounted read-only",
         _ => "",
     }
@@ -42,7 +44,11 @@ pub fn fix(what: &str, error: &io::Error) -> &'static str {
 impl FileError {
     /// Of what was done with a file, such as `read`.
     pub fn of(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
-        move |source| Self { what, path: path.to_owned(), source }
+        move |source| Self {
+            what,
+            path: path.to_owned(),
+            source,
+        }
     }
 
     /// Whether it could be read, and what is in it is no manifest.
@@ -69,12 +75,16 @@ fn limited(input: &mut dyn Read) -> io::Result<String> {
     let mut bytes = Vec::new();
     input.take(MAX_SIZE + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MAX_SIZE {
-        return Err(invalid(format!("it is longer than {MAX_SIZE} bytes, which no manifest is: give another file")));
+        return Err(invalid(format!(
+            "it is longer than {MAX_SIZE} bytes, which no manifest is: give another file"
+        )));
     }
     String::from_utf8(bytes).map_err(|error| {
         let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
-        invalid(format!("line {line} is not UTF-8: convert it (iconv --to-code=UTF-8), or give another file"))
+        invalid(format!(
+            "line {line} is not UTF-8: convert it (iconv --to-code=UTF-8), or give another file"
+        ))
     })
 }
 
@@ -95,7 +105,11 @@ impl Access {
 
 impl From<&Metadata> for Access {
     fn from(meta: &Metadata) -> Self {
-        Self { mode: meta.mode() & 0o777, uid: meta.uid(), gid: meta.gid() }
+        Self {
+            mode: meta.mode() & 0o777,
+            uid: meta.uid(),
+            gid: meta.gid(),
+        }
     }
 }
 
@@ -111,7 +125,11 @@ pub fn replace(path: &Path, text: impl AsRef<[u8]>) -> Result<(), FileError> {
 ///
 /// # Errors
 /// It cannot be written; then it is as it was.
-pub fn replace_or_make(path: &Path, text: impl AsRef<[u8]>, had: Option<Access>) -> Result<(), FileError> {
+pub fn replace_or_make(
+    path: &Path,
+    text: impl AsRef<[u8]>,
+    had: Option<Access>,
+) -> Result<(), FileError> {
     let real = found(path.canonicalize()).map_err(FileError::of("write", path))?;
     let path = real.as_deref().unwrap_or(path);
     replace_as(path, text, Access::of(path).or(had))
@@ -121,9 +139,14 @@ pub fn replace_or_make(path: &Path, text: impl AsRef<[u8]>, had: Option<Access>)
 ///
 /// # Errors
 /// It cannot be written; then it is as it was.
-pub fn replace_as(path: &Path, text: impl AsRef<[u8]>, access: Option<Access>) -> Result<(), FileError> {
+pub fn replace_as(
+    path: &Path,
+    text: impl AsRef<[u8]>,
+    access: Option<Access>,
+) -> Result<(), FileError> {
     sweep(path);
-    let temporary = path.with_file_name(format!("{}{}", temporary_prefix(path), std::process::id()));
+    let temporary =
+        path.with_file_name(format!("{}{}", temporary_prefix(path), std::process::id()));
     berth_os::file::replace(path, &temporary, |file| write(file, access, text.as_ref()))
         .and_then(|()| sync_directory(path))
         .map_err(FileError::of("write", path))
@@ -131,26 +154,38 @@ pub fn replace_as(path: &Path, text: impl AsRef<[u8]>, access: Option<Access>) -
 
 /// How the names of half written files begin; a process ID follows.
 fn temporary_prefix(path: &Path) -> String {
-    format!(".{}.", path.file_name().unwrap_or_default().to_string_lossy())
+    format!(
+        ".{}.",
+        path.file_name().unwrap_or_default().to_string_lossy()
+    )
 }
 
 /// Removes what a [`replace`] of this file left in its directory when its process was killed. Without success it only
 /// stays.
 pub fn sweep(path: &Path) {
-    sweep_named(path.parent(), &temporary_prefix(path), |rest| (!rest.contains('.')).then_some(rest));
+    sweep_named(path.parent(), &temporary_prefix(path), |rest| {
+        (!rest.contains('.')).then_some(rest)
+    });
 }
 
 /// The same for every file of a directory whose name begins so, such as those with a time in their names: the next run has another time.
 pub fn sweep_all(directory: &Path, beginning: &str) {
-    sweep_named(Some(directory), &format!(".{beginning}"), |rest| rest.rsplit('.').next());
+    sweep_named(Some(directory), &format!(".{beginning}"), |rest| {
+        rest.rsplit('.').next()
+    });
 }
 
 /// `process` finds the process ID in what follows the prefix.
 fn sweep_named(directory: Option<&Path>, prefix: &str, process: impl Fn(&str) -> Option<&str>) {
-    let entries = directory.and_then(|directory| fs::read_dir(directory).ok()).into_iter().flatten();
+    let entries = directory
+        .and_then(|directory| fs::read_dir(directory).ok())
+        .into_iter()
+        .flatten();
     for entry in entries.flatten() {
         let name = entry.file_name();
-        let writer = name.to_str().and_then(|name| process(name.strip_prefix(prefix)?)?.parse::<u32>().ok());
+        let writer = name
+            .to_str()
+            .and_then(|name| process(name.strip_prefix(prefix)?)?.parse::<u32>().ok());
         if writer.is_some_and(|writer| !Path::new("/proc").join(writer.to_string()).exists()) {
             let _ = fs::remove_file(entry.path());
         }
@@ -164,38 +199,54 @@ fn write(mut file: File, access: Option<Access>, text: &[u8]) -> io::Result<()> 
             fchown(&file, Some(uid), Some(gid))?;
         }
     }
-    file.set_permissions(Permissions::from_mode(access.map_or(0o600, |access| access.mode)))?;
+    file.set_permissions(Permissions::from_mode(
+        access.map_or(0o600, |access| access.mode),
+    ))?;
     file.write_all(text)?;
     file.sync_all()
 }
 
 fn sync_directory(path: &Path) -> io::Result<()> {
-    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+    let directory = path
+        .parent()
+        .filter(|directory| !directory.as_os_str().is_empty());
     File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 /// Whether a file, or the one that it is a link to, is in this directory.
 pub fn is_in(file: &Path, directory: &Path) -> bool {
     let directory = resolved(directory);
-    let holds = |file: &Path| file.parent().is_some_and(|parent| resolved(parent) == directory);
-    std::path::absolute(file).is_ok_and(|file| holds(&file)) || file.canonicalize().is_ok_and(|file| holds(&file))
+    let holds = |file: &Path| {
+        file.parent()
+            .is_some_and(|parent| resolved(parent) == directory)
+    };
+    std::path::absolute(file).is_ok_and(|file| holds(&file))
+        || file.canonicalize().is_ok_and(|file| holds(&file))
 }
 
 /// A path without links, as far as it is there.
 pub fn resolved(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let there = path.ancestors().find_map(|there| Some((there, there.canonicalize().ok()?)));
-    there.and_then(|(there, real)| Some(real.join(path.strip_prefix(there).ok()?))).unwrap_or(path)
+    let there = path
+        .ancestors()
+        .find_map(|there| Some((there, there.canonicalize().ok()?)));
+    there
+        .and_then(|(there, real)| Some(real.join(path.strip_prefix(there).ok()?)))
+        .unwrap_or(path)
 }
 
 /// Time and version for the name of a kept manifest, for people; names sort by time. `time` is RFC 3339.
 pub fn stamp(time: &str, text: &str) -> String {
     let time: String = time.chars().filter(|c| !matches!(c, '-' | ':')).collect();
     let manifest = Manifest::parse(text).ok();
-    let image = manifest.as_ref().and_then(|manifest| manifest.apiserver().get("image")?.text());
+    let image = manifest
+        .as_ref()
+        .and_then(|manifest| manifest.apiserver().get("image")?.text());
     let tag = image.and_then(tag).filter(|tag| {
         tag.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && tag.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
+            && tag
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
     });
     format!("{time}.{}", tag.unwrap_or("unknown"))
 }
@@ -210,7 +261,9 @@ pub struct Backups {
 impl Backups {
     /// In this directory, which [`Backups::keep`] makes.
     pub fn new(directory: &Path) -> Self {
-        Self { directory: directory.to_owned() }
+        Self {
+            directory: directory.to_owned(),
+        }
     }
 
     pub fn directory(&self) -> &Path {
@@ -221,14 +274,23 @@ impl Backups {
     ///
     /// # Errors
     /// It is there and cannot be read.
-    pub fn find(&self, manifest: &Path, text: &str) -> Result<Option<(PathBuf, String)>, FileError> {
+    pub fn find(
+        &self,
+        manifest: &Path,
+        text: &str,
+    ) -> Result<Option<(PathBuf, String)>, FileError> {
         let failed = FileError::of("read", &self.directory);
-        let entries = found(fs::read_dir(&self.directory)).map_err(&failed)?.into_iter().flatten();
+        let entries = found(fs::read_dir(&self.directory))
+            .map_err(&failed)?
+            .into_iter()
+            .flatten();
         let (prefix, suffix) = ends(manifest, text);
         for entry in entries {
             let entry = entry.map_err(&failed)?;
             let name = entry.file_name();
-            let between = name.to_str().and_then(|name| name.strip_prefix(&prefix)?.strip_suffix(&suffix));
+            let between = name
+                .to_str()
+                .and_then(|name| name.strip_prefix(&prefix)?.strip_suffix(&suffix));
             // There is one: [`Backups::keep`] writes it again.
             if between.is_some_and(|it| it.starts_with('.')) {
                 let original = read(&entry.path())?;
@@ -243,14 +305,16 @@ impl Backups {
     /// # Errors
     /// It cannot be written.
     pub fn keep(&self, manifest: &Path, original: &str, text: &str) -> Result<PathBuf, FileError> {
-        make_private(&self.directory).map_err(FileError::of("make the directory", &self.directory))?;
+        make_private(&self.directory)
+            .map_err(FileError::of("make the directory", &self.directory))?;
         let (prefix, suffix) = ends(manifest, text);
         sweep_all(&self.directory, &format!("{prefix}."));
         let path = match self.find(manifest, text)? {
             Some((path, _)) => path,
             None => {
                 let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
-                self.directory.join(format!("{prefix}.{}{suffix}", stamp(&now, original)))
+                self.directory
+                    .join(format!("{prefix}.{}{suffix}", stamp(&now, original)))
             }
         };
         replace(&path, original)?;
@@ -264,8 +328,16 @@ fn ends(manifest: &Path, text: &str) -> (String, String) {
     for byte in &digest(&SHA256, text.as_bytes()).as_ref()[..6] {
         let _ = write!(digits, "{byte:02x}");
     }
-    let real = manifest.canonicalize().unwrap_or_else(|_| manifest.to_owned());
-    (real.file_name().unwrap_or_default().to_string_lossy().into_owned(), digits)
+    let real = manifest
+        .canonicalize()
+        .unwrap_or_else(|_| manifest.to_owned());
+    (
+        real.file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned(),
+        digits,
+    )
 }
 
 #[cfg(test)]
@@ -285,8 +357,13 @@ mod tests {
         assert_eq!(fs::metadata(&real).unwrap().mode() & 0o777, 0o640);
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 2);
-        let error = replace(&temp.path().join("none/a.yaml"), "").unwrap_err().to_string();
-        assert!(error.starts_with("cannot write ") && error.contains("none/a.yaml"), "{error}");
+        let error = replace(&temp.path().join("none/a.yaml"), "")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("cannot write ") && error.contains("none/a.yaml"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -299,7 +376,8 @@ mod tests {
             fs::write(temp.path().join(name), "half").unwrap();
         }
         replace(&temp.path().join("a.yaml"), "whole").unwrap();
-        let there = [&names[0], &names[1], ".a.yaml.swp", "a.yaml"].map(|name| temp.path().join(name).exists());
+        let there = [&names[0], &names[1], ".a.yaml.swp", "a.yaml"]
+            .map(|name| temp.path().join(name).exists());
         assert_eq!(there, [false, true, true, true]);
     }
 
@@ -311,8 +389,14 @@ mod tests {
         fs::create_dir(&kept).unwrap();
         let mut dead = std::process::Command::new("true").spawn().unwrap();
         dead.wait().unwrap();
-        let half = |process: u32| kept.join(format!(".a.yaml.20260504T030201Z.unknown.0123456789ab.{process}"));
-        [dead.id(), 1].into_iter().for_each(|process| fs::write(half(process), "half").unwrap());
+        let half = |process: u32| {
+            kept.join(format!(
+                ".a.yaml.20260504T030201Z.unknown.0123456789ab.{process}"
+            ))
+        };
+        [dead.id(), 1]
+            .into_iter()
+            .for_each(|process| fs::write(half(process), "half").unwrap());
         Backups::new(&kept).keep(&manifest, "old", "new").unwrap();
         assert_eq!((half(dead.id()).exists(), half(1).exists()), (false, true));
     }
@@ -327,18 +411,29 @@ mod tests {
         assert!(backups.find(&manifest, "new").unwrap().is_none());
         let path = backups.keep(&manifest, "old", "new").unwrap();
         backups.keep(&manifest, "older", "newer").unwrap();
-        assert_eq!(backups.find(&manifest, "new").unwrap(), Some((path.clone(), "old".into())));
+        assert_eq!(
+            backups.find(&manifest, "new").unwrap(),
+            Some((path.clone(), "old".into()))
+        );
         assert!(backups.find(&manifest, "changed").unwrap().is_none());
         assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o600);
-        assert_eq!(fs::metadata(temp.path().join("etc/berth")).unwrap().mode() & 0o777, 0o700);
-        assert!(!is_in(&manifest, backups.directory()) && is_in(&manifest, manifest.parent().unwrap()));
+        assert_eq!(
+            fs::metadata(temp.path().join("etc/berth")).unwrap().mode() & 0o777,
+            0o700
+        );
+        assert!(
+            !is_in(&manifest, backups.directory()) && is_in(&manifest, manifest.parent().unwrap())
+        );
         // A link is in its own directory and in that of its file, and a directory need not be there.
         let link = temp.path().join("a.yaml");
         symlink(&manifest, &link).unwrap();
         assert!(is_in(&link, temp.path()) && is_in(&link, manifest.parent().unwrap()));
         let kubelets = temp.path().join("kubelets");
         symlink(temp.path(), &kubelets).unwrap();
-        assert_eq!(resolved(&kubelets.join("new/er")), temp.path().canonicalize().unwrap().join("new/er"));
+        assert_eq!(
+            resolved(&kubelets.join("new/er")),
+            temp.path().canonicalize().unwrap().join("new/er")
+        );
     }
 
     #[test]
@@ -364,7 +459,10 @@ mod tests {
             ("kube-apiserver", "unknown"),
         ] {
             let text = text.replace("registry.k8s.io/kube-apiserver:v1.36.3", image);
-            assert_eq!(stamp("2026-11-22T00:29:52Z", &text), format!("20261122T002952Z.{version}"));
+            assert_eq!(
+                stamp("2026-11-22T00:29:52Z", &text),
+                format!("20261122T002952Z.{version}")
+            );
         }
     }
 
@@ -374,11 +472,20 @@ mod tests {
         let path = temp.path().join("large");
         fs::write(&path, vec![b' '; MAX_SIZE as usize + 1]).unwrap();
         let error = read(&path).unwrap_err();
-        assert!(error.is_content() && error.to_string().contains("longer than"), "{error}");
+        assert!(
+            error.is_content() && error.to_string().contains("longer than"),
+            "{error}"
+        );
         fs::write(&path, b"kind: Pod\n# \xff\n").unwrap();
         let error = read(&path).unwrap_err();
-        let message = format!("cannot read {}: line 2 is not UTF-8: convert it (iconv ", path.display());
-        assert!(error.is_content() && error.to_string().starts_with(&message), "{error}");
+        let message = format!(
+            "cannot read {}: line 2 is not UTF-8: convert it (iconv ",
+            path.display()
+        );
+        assert!(
+            error.is_content() && error.to_string().starts_with(&message),
+            "{error}"
+        );
         assert!(!read(&temp.path().join("none")).unwrap_err().is_content());
     }
 
@@ -391,8 +498,16 @@ mod tests {
             (Errno::EROFS, "mounted read-only"),
             (Errno::EACCES, "run this as root"),
         ] {
-            let error = FileError { what: "write", path: "/m/a.yaml".into(), source: errno.into() }.to_string();
-            assert!(error.starts_with("cannot write /m/a.yaml: ") && error.ends_with(fix), "{error}");
+            let error = FileError {
+                what: "write",
+                path: "/m/a.yaml".into(),
+                source: errno.into(),
+            }
+            .to_string();
+            assert!(
+                error.starts_with("cannot write /m/a.yaml: ") && error.ends_with(fix),
+                "{error}"
+            );
         }
     }
 }

@@ -93,7 +93,11 @@ pub fn inject(text: &str, options: &InjectOptions) -> Result<Injection, Vec<Prob
 ///
 /// # Errors
 /// As [`inject`].
-pub fn inject_over(text: &str, backup: Option<String>, options: &InjectOptions) -> Result<Injection, Vec<Problem>> {
+pub fn inject_over(
+    text: &str,
+    backup: Option<String>,
+    options: &InjectOptions,
+) -> Result<Injection, Vec<Problem>> {
     let one = |problem| vec![problem];
     let found = Manifest::parse(text).map_err(one)?;
     let again = found.annotation(ORIGINAL).is_some();
@@ -112,7 +116,9 @@ pub fn inject_over(text: &str, backup: Option<String>, options: &InjectOptions) 
     let (edits, mut notes) = plan(&manifest, &options)?;
     let had = |name: &str| shim_of(&found).is_some_and(|shim| shim.variable(name).is_some());
     if options.service.is_none() && had(SERVICE) {
-        notes.push("without --service the shim does not keep the Service kubernetes any more".into());
+        notes.push(
+            "without --service the shim does not keep the Service kubernetes any more".into(),
+        );
     }
     if options.pass == PassMode::Relay && had(PASS) {
         notes.push("without --pass the shim relays every connection again".into());
@@ -120,16 +126,33 @@ pub fn inject_over(text: &str, backup: Option<String>, options: &InjectOptions) 
     let new = apply(&base, manifest.document(), &edits).map_err(one)?;
     let result = Manifest::parse(&new).map_err(one)?;
     if again && found.root().value() == result.root().value() {
-        return Ok(Injection { base, text: text.to_owned(), manifest: found, edits: Vec::new(), notes, options });
+        return Ok(Injection {
+            base,
+            text: text.to_owned(),
+            manifest: found,
+            edits: Vec::new(),
+            notes,
+            options,
+        });
     }
     let fields = |manifest| shim_of(manifest).map(|shim| shim.node().value());
     if let (Some(Value::Object(was)), Some(now), true) = (fields(&found), fields(&result), again) {
-        for (name, _) in was.iter().filter(|(name, was)| !OPTIONAL.contains(&name.as_str()) && now[*name] != **was) {
+        for (name, _) in was
+            .iter()
+            .filter(|(name, was)| !OPTIONAL.contains(&name.as_str()) && now[*name] != **was)
+        {
             notes
                 .push(format!("{name} of the container {SHIM} is what berth inject writes again: change it once more"));
         }
     }
-    Ok(Injection { base, text: new, manifest: result, edits, notes, options })
+    Ok(Injection {
+        base,
+        text: new,
+        manifest: result,
+        edits,
+        notes,
+        options,
+    })
 }
 
 /// Fields of a shim's container that follow from options, or are kept.
@@ -139,15 +162,24 @@ const OPTIONAL: [&str; 5] = ["image", "args", "env", "volumeMounts", "securityCo
 ///
 /// # Errors
 /// All that is in the way.
-pub fn plan(manifest: &Manifest, options: &InjectOptions) -> Result<(Vec<Edit>, Vec<String>), Vec<Problem>> {
+pub fn plan(
+    manifest: &Manifest,
+    options: &InjectOptions,
+) -> Result<(Vec<Edit>, Vec<String>), Vec<Problem>> {
     let mut planner = Planner::new(manifest, options, Wrapping::default());
     planner.plan();
-    if planner.problems.is_empty() { Ok((planner.edits, planner.notes)) } else { Err(planner.problems) }
+    if planner.problems.is_empty() {
+        Ok((planner.edits, planner.notes))
+    } else {
+        Err(planner.problems)
+    }
 }
 
 /// The shim of an earlier injection.
 fn shim_of(manifest: &Manifest) -> Option<Container<'_>> {
-    let all = manifest.containers("initContainers").chain(manifest.containers("containers"));
+    let all = manifest
+        .containers("initContainers")
+        .chain(manifest.containers("containers"));
     all.into_iter().find(|container| container.name() == SHIM)
 }
 
@@ -188,7 +220,9 @@ impl<'a> Planner<'a> {
         let uid = self.uid();
         let pod = self.manifest.pod_path();
 
-        let wrapped = [self.wrapping.binary, "exec", "--"].map(Value::from).to_vec();
+        let wrapped = [self.wrapping.binary, "exec", "--"]
+            .map(Value::from)
+            .to_vec();
         self.edit(
             self.container.key("command"),
             Change::Prepend(wrapped),
@@ -199,7 +233,11 @@ impl<'a> Planner<'a> {
         }
         self.add_audit_log_note();
         let (delay, watches) = (self.shutdown_delay(), self.watch_grace());
-        self.add(self.container.key("env"), variables.clone(), "berth exec, the probes and the preStop hook need them");
+        self.add(
+            self.container.key("env"),
+            variables.clone(),
+            "berth exec, the probes and the preStop hook need them",
+        );
         self.add(
             self.container.key("volumeMounts"),
             parts::apiserver_mounts(&self.options.run_dir),
@@ -212,13 +250,17 @@ impl<'a> Planner<'a> {
         }
         self.readiness();
         self.ports();
-        self.notes.extend(self.others().into_iter().map(|other| other.message));
+        self.notes
+            .extend(self.others().into_iter().map(|other| other.message));
         self.pre_stop();
         self.grace(delay, watches);
 
         self.anonymous();
         let mut mounts = vec![parts::run_mount(&self.options.run_dir)];
-        for file in ca.into_iter().chain(self.options.probing.files.iter().map(String::as_str)) {
+        for file in ca
+            .into_iter()
+            .chain(self.options.probing.files.iter().map(String::as_str))
+        {
             mounts.extend(self.mount(file).filter(|mount| !mounts.contains(mount)));
         }
         let mut of_shim = variables;
@@ -230,12 +272,27 @@ impl<'a> Planner<'a> {
         of_shim.extend(parts::waits(&self.options.added));
         of_shim.extend(self.options.added.iter().cloned());
         let container = self.manifest.container();
-        let group = container.security("runAsGroup").map(|group| ("runAsGroup", group.value()));
+        let group = container
+            .security("runAsGroup")
+            .map(|group| ("runAsGroup", group.value()));
         // The pod's is theirs, too.
-        let own = |field| Some((field, container.node().at(&["securityContext", field])?.value()));
-        let label: Vec<_> = ["seLinuxOptions", "appArmorProfile"].into_iter().filter_map(own).collect();
+        let own = |field| {
+            Some((
+                field,
+                container.node().at(&["securityContext", field])?.value(),
+            ))
+        };
+        let label: Vec<_> = ["seLinuxOptions", "appArmorProfile"]
+            .into_iter()
+            .filter_map(own)
+            .collect();
         let like: Vec<_> = label.iter().cloned().chain(group).collect();
-        let shim = parts::shim(image, &parts::user(uid, &like, capabilities), &of_shim, &mounts);
+        let shim = parts::shim(
+            image,
+            &parts::user(uid, &like, capabilities),
+            &of_shim,
+            &mounts,
+        );
         self.edit(
             pod.key("initContainers"),
             Change::Append(vec![parts::install(image, &self.options.run_dir, uid, &label), shim]),
@@ -243,13 +300,23 @@ impl<'a> Planner<'a> {
         );
         let volumes = parts::volumes(&self.options.run_dir, cluster);
         let reason = match cluster {
-            Some(_) => "for the binary, the run directory and the shim's credentials in the cluster",
+            Some(_) => {
+                "for the binary, the run directory and the shim's credentials in the cluster"
+            }
             None => "for the binary and the run directory",
         };
         self.add(pod.key("volumes"), volumes, reason);
-        let annotations = self.manifest.template_path().key("metadata").key("annotations");
+        let annotations = self
+            .manifest
+            .template_path()
+            .key("metadata")
+            .key("annotations");
         let original = Value::from(self.original.to_string());
-        self.edit(annotations.key(ORIGINAL), Change::Set(original), "what was there before, for berth eject");
+        self.edit(
+            annotations.key(ORIGINAL),
+            Change::Set(original),
+            "what was there before, for berth eject",
+        );
     }
 
     /// The variables with which the shim keeps the Service `kubernetes`; the directory of its credentials, if it needs one.
@@ -272,12 +339,21 @@ impl<'a> Planner<'a> {
     /// Adds to a list of named things: at its end, but in what kubeadm writes at its beginning, where its
     /// patches add.
     fn add(&mut self, path: Path, values: Vec<Value>, reason: &str) {
-        let change = if self.manifest.is_kubeadm() { Change::Prepend(values) } else { Change::Append(values) };
+        let change = if self.manifest.is_kubeadm() {
+            Change::Prepend(values)
+        } else {
+            Change::Append(values)
+        };
         self.edit(path, change, reason);
     }
 
     fn edit(&mut self, path: Path, change: Change, reason: impl Into<String>) {
-        self.edits.push(Edit { path, change, reason: reason.into(), comment: false });
+        self.edits.push(Edit {
+            path,
+            change,
+            reason: reason.into(),
+            comment: false,
+        });
     }
 
     fn wrong(&mut self, line: usize, message: impl Into<String>) {
@@ -301,7 +377,12 @@ impl<'a> Planner<'a> {
     /// Manifests that cannot be put behind berth.
     fn check(&mut self) {
         let (pod, container) = (self.manifest.pod(), self.manifest.apiserver());
-        let program = self.manifest.arguments().first().and_then(|program| program.text()).unwrap_or_default();
+        let program = self
+            .manifest
+            .arguments()
+            .first()
+            .and_then(|program| program.text())
+            .unwrap_or_default();
         if basename(program) == "berth" {
             self.wrong(
                 container.line,
@@ -342,7 +423,11 @@ impl<'a> Planner<'a> {
 
     /// Kubernetes has to know what the shim's container is.
     fn sidecar(&mut self) {
-        if let Some((major, minor)) = self.manifest.version().filter(|version| *version < SIDECARS) {
+        if let Some((major, minor)) = self
+            .manifest
+            .version()
+            .filter(|version| *version < SIDECARS)
+        {
             let line = self.manifest.line_of(&self.container.key("image"));
             self.wrong(
                 line,
@@ -374,7 +459,10 @@ impl<'a> Planner<'a> {
                     notes.push("an update stops the old pod before the new one is ready: set strategy.rollingUpdate.maxUnavailable: 0".into());
                 }
             }
-            "DaemonSet" if at(&["updateStrategy", "rollingUpdate", "maxSurge"]).is_none_or(|it| it == 0) => {
+            "DaemonSet"
+                if at(&["updateStrategy", "rollingUpdate", "maxSurge"])
+                    .is_none_or(|it| it == 0) =>
+            {
                 notes.push("an update stops the old pod before it starts the new one: set updateStrategy.rollingUpdate.maxSurge: 1 and maxUnavailable: 0".into());
             }
             _ => {}
@@ -383,7 +471,12 @@ impl<'a> Planner<'a> {
 
     fn uid(&mut self) -> u32 {
         let Some(user) = self.manifest.container().security("runAsUser") else {
-            if let Some(rule) = self.manifest.container().security("runAsNonRoot").filter(|rule| rule.value() == true) {
+            if let Some(rule) = self
+                .manifest
+                .container()
+                .security("runAsNonRoot")
+                .filter(|rule| rule.value() == true)
+            {
                 self.wrong(
                     rule.line,
                     "runAsNonRoot without runAsUser: the shim must run with the same uid, so write it out",
@@ -401,25 +494,36 @@ impl<'a> Planner<'a> {
     /// With hostNetwork each declared port is one of the node, and the kubelet refuses the second pod that declares it.
     fn ports(&mut self) {
         let apiserver = self.manifest.container().name();
-        for container in self.manifest.lasting().filter(|container| container.name() != apiserver) {
+        for container in self
+            .manifest
+            .lasting()
+            .filter(|container| container.name() != apiserver)
+        {
             let ports = container.node().list("ports");
-            let numbers = ports.iter().filter_map(|port| port.text_of("hostPort").or(port.text_of("containerPort")));
+            let numbers = ports
+                .iter()
+                .filter_map(|port| port.text_of("hostPort").or(port.text_of("containerPort")));
             let numbers = numbers.collect::<Vec<_>>().join(", ");
             if let Some(first) = ports.first() {
                 let cause = format!(
                     "{} declares the port {numbers}, and the kubelet refuses a second pod with it",
                     container.name()
                 );
-                let fix = "take ports out of that container, which needs none in the node's network";
+                let fix =
+                    "take ports out of that container, which needs none in the node's network";
                 self.wrong(first.line, format!("{cause}: {fix}"));
             }
         }
-        let Some(ports) = self.manifest.apiserver().get("ports") else { return };
+        let Some(ports) = self.manifest.apiserver().get("ports") else {
+            return;
+        };
         self.original.fields.insert("ports".into(), ports.value());
         self.edits.push(Edit {
             path: self.container.key("ports"),
             change: Change::Remove,
-            reason: "with hostNetwork each is a hostPort too, and the second pod would stay Pending".into(),
+            reason:
+                "with hostNetwork each is a hostPort too, and the second pod would stay Pending"
+                    .into(),
             // kubeadm writes no comments, and its next upgrade would take this one for a change.
             comment: !self.manifest.is_kubeadm(),
         });

@@ -26,47 +26,86 @@ pub struct Patch {
 /// The manifest is not kubeadm's, or an edit cannot be written as a patch.
 pub fn patches(manifest: &Manifest, edits: &[Edit]) -> Result<[Patch; 2], Problem> {
     if !manifest.is_kubeadm() {
-        return Err(Problem::new(1, "kubeadm did not write this: give the manifest that it wrote"));
+        return Err(Problem::new(
+            1,
+            "kubeadm did not write this: give the manifest that it wrote",
+        ));
     }
     let mut merge = json!({"metadata": {"name": "kube-apiserver", "namespace": "kube-system"}});
     let mut operations = Vec::new();
-    let containers = (manifest.pod_path().key("containers"), "/spec/containers".to_owned());
+    let containers = (
+        manifest.pod_path().key("containers"),
+        "/spec/containers".to_owned(),
+    );
     let arguments = format!("{}/{}/command", containers.1, manifest.apiserver_index());
-    let lists = [containers, (manifest.apiserver_path().key("command"), arguments)];
+    let lists = [
+        containers,
+        (manifest.apiserver_path().key("command"), arguments),
+    ];
     for edit in edits {
         let said = match lists.iter().find(|(path, _)| *path == edit.path) {
             Some((_, list)) => {
                 operations.extend(operations_of(&edit.change, list));
                 Some(())
             }
-            None => add(&mut merge, Some(manifest.root()), &edit.path.0, &edit.change),
+            None => add(
+                &mut merge,
+                Some(manifest.root()),
+                &edit.path.0,
+                &edit.change,
+            ),
         };
         said.ok_or_else(|| {
             let line = manifest.apiserver().line;
             Problem::new(
                 line,
-                format!("{} cannot be written as a patch: use the manifest as kubeadm writes it", edit.path),
+                format!(
+                    "{} cannot be written as a patch: use the manifest as kubeadm writes it",
+                    edit.path
+                ),
             )
         })?;
     }
-    let style = Style { indented: true, sorted: false, json: false };
-    let merge = merge.as_object().map(|map| style.fields(0, map)).unwrap_or_default();
+    let style = Style {
+        indented: true,
+        sorted: false,
+        json: false,
+    };
+    let merge = merge
+        .as_object()
+        .map(|map| style.fields(0, map))
+        .unwrap_or_default();
     let operations = style.items(0, &operations);
     Ok([
-        Patch { name: "kube-apiserver9-berth+json.yaml", text: format!("{HEAD}{operations}") },
-        Patch { name: "kube-apiserver9-berth+strategic.yaml", text: format!("{HEAD}{merge}") },
+        Patch {
+            name: "kube-apiserver9-berth+json.yaml",
+            text: format!("{HEAD}{operations}"),
+        },
+        Patch {
+            name: "kube-apiserver9-berth+strategic.yaml",
+            text: format!("{HEAD}{merge}"),
+        },
     ])
 }
 
-const HEAD: &str = "# Written by berth inject --kubeadm-patch; regenerate it rather than edit it.\n";
+const HEAD: &str =
+    "# Written by berth inject --kubeadm-patch; regenerate it rather than edit it.\n";
 
 /// RFC 6902.
 fn operations_of(change: &Change, list: &str) -> Vec<Value> {
-    let operation = |path: String, value: &Value| json!({"op": "add", "path": path, "value": value});
+    let operation =
+        |path: String, value: &Value| json!({"op": "add", "path": path, "value": value});
     match change {
         // Each goes before those that came before it.
-        Change::Prepend(values) => values.iter().rev().map(|value| operation(format!("{list}/0"), value)).collect(),
-        Change::Append(values) => values.iter().map(|value| operation(format!("{list}/-"), value)).collect(),
+        Change::Prepend(values) => values
+            .iter()
+            .rev()
+            .map(|value| operation(format!("{list}/0"), value))
+            .collect(),
+        Change::Append(values) => values
+            .iter()
+            .map(|value| operation(format!("{list}/-"), value))
+            .collect(),
         Change::Set(_) | Change::Remove => Vec::new(),
     }
 }
@@ -82,7 +121,9 @@ fn add(patch: &mut Value, there: Option<&YamlNode>, path: &[Step], change: &Chan
             }
             (Change::Set(value), _) => value.clone(),
             (Change::Remove, _) => Value::Null,
-            (Change::Prepend(values), _) | (Change::Append(values), None) => Value::Array(values.clone()),
+            (Change::Prepend(values), _) | (Change::Append(values), None) => {
+                Value::Array(values.clone())
+            }
             (Change::Append(_), Some(_)) => return None,
         };
         return Some(());
@@ -93,7 +134,15 @@ fn add(patch: &mut Value, there: Option<&YamlNode>, path: &[Step], change: &Chan
                 *patch = json!({});
             }
             let there = there.and_then(|there| there.get(key));
-            add(patch.as_object_mut()?.entry(key.clone()).or_insert(Value::Null), there, rest, change)
+            add(
+                patch
+                    .as_object_mut()?
+                    .entry(key.clone())
+                    .or_insert(Value::Null),
+                there,
+                rest,
+                change,
+            )
         }
         Step::Name(name) => {
             if patch.is_null() {

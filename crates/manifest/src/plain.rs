@@ -18,24 +18,44 @@ pub(super) fn check(text: &str, node: &YamlNode) -> Result<(), Problem> {
     }
     if let (Data::Scalar { .. }, Some(at)) = (&node.data, tab_below(text, node.span.end)) {
         let fix = "indent with spaces (JSON: jq . FILE), and leave empty lines empty";
-        return Err(refuse(text[..at].matches('\n').count() + 1, "a tab at the beginning of a line", fix));
+        return Err(refuse(
+            text[..at].matches('\n').count() + 1,
+            "a tab at the beginning of a line",
+            fix,
+        ));
     }
     if node.flow && text[node.span.clone()].starts_with(['?', ':']) {
-        return Err(refuse(node.line, "a text that begins with ? or : inside of brackets", "quote it"));
+        return Err(refuse(
+            node.line,
+            "a text that begins with ? or : inside of brackets",
+            "quote it",
+        ));
     }
     if node.shared && node.is_null() {
-        return Err(refuse(node.line, "an anchor or alias (& or *) of nothing", "write null in each place"));
+        return Err(refuse(
+            node.line,
+            "an anchor or alias (& or *) of nothing",
+            "write null in each place",
+        ));
     }
     if node.shared && text[node.span.clone()].starts_with('*') {
         // What it stands for is looked at where it is written.
         return Ok(());
     }
     if node.flow && !node.entries().is_empty() && !text[node.span.clone()].ends_with('}') {
-        return Err(refuse(node.line, "a pair without braces", "write {key: value}"));
+        return Err(refuse(
+            node.line,
+            "a pair without braces",
+            "write {key: value}",
+        ));
     }
     for (key, value) in node.entries() {
         if !is_plain_key(text, key) {
-            return Err(refuse(key.line, "a key that is more than a text and its colon", "write key: value"));
+            return Err(refuse(
+                key.line,
+                "a key that is more than a text and its colon",
+                "write key: value",
+            ));
         }
         if matches!(&key.data, Data::Scalar { text, plain: true } if text == "<<") {
             return Err(refuse(key.line, "a merge key (<<)", "write its fields out"));
@@ -64,7 +84,10 @@ fn is_plain_key(text: &str, key: &YamlNode) -> bool {
 }
 
 fn refuse(line: usize, form: &str, fix: &str) -> Problem {
-    Problem::new(line, format!("{form} in a document that is to be edited: {fix}"))
+    Problem::new(
+        line,
+        format!("{form} in a document that is to be edited: {fix}"),
+    )
 }
 
 #[cfg(test)]
@@ -73,7 +96,11 @@ mod tests {
     use berth_cluster::yaml::parse;
 
     fn refused(text: &str) -> Option<String> {
-        parse(text).unwrap().iter().find_map(|document| check(text, document).err()).map(|problem| problem.to_string())
+        parse(text)
+            .unwrap()
+            .iter()
+            .find_map(|document| check(text, document).err())
+            .map(|problem| problem.to_string())
     }
 
     #[test]

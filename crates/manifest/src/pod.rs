@@ -70,23 +70,48 @@ impl Manifest {
         for (document, root) in parse(text)?.into_iter().enumerate() {
             let kind = root.text_of("kind").unwrap_or_default().to_owned();
             if kind == "List" {
-                return Err(Problem::new(root.line, "kind: List: give its items as documents of their own (---)"));
+                return Err(Problem::new(
+                    root.line,
+                    "kind: List: give its items as documents of their own (---)",
+                ));
             }
-            let Some((_, template)) = KINDS.into_iter().find(|(known, _)| *known == kind) else { continue };
-            let containers = root.at(template).and_then(|pod| pod.at(&["spec", "containers"]));
+            let Some((_, template)) = KINDS.into_iter().find(|(known, _)| *known == kind) else {
+                continue;
+            };
+            let containers = root
+                .at(template)
+                .and_then(|pod| pod.at(&["spec", "containers"]));
             let containers = containers.map(YamlNode::items).unwrap_or_default();
             let by = |wanted: fn(&YamlNode) -> bool| containers.iter().position(wanted);
-            let container = by(runs_apiserver).or_else(|| by(|it| it.text_of("name") == Some("kube-apiserver")));
+            let container = by(runs_apiserver)
+                .or_else(|| by(|it| it.text_of("name") == Some("kube-apiserver")));
             let Some(container) = container else { continue };
             let node = &containers[container];
             let name = node.text_of("name");
-            let name =
-                name.ok_or_else(|| Problem::new(node.line, "the container has no name: give it one"))?.to_owned();
+            let name = name
+                .ok_or_else(|| Problem::new(node.line, "the container has no name: give it one"))?
+                .to_owned();
             // Edits find it by its name.
-            if containers.iter().filter(|it| it.text_of("name") == Some(&name)).count() > 1 {
-                return Err(Problem::new(node.line, format!("{name} is the name of several containers: rename one")));
+            if containers
+                .iter()
+                .filter(|it| it.text_of("name") == Some(&name))
+                .count()
+                > 1
+            {
+                return Err(Problem::new(
+                    node.line,
+                    format!("{name} is the name of several containers: rename one"),
+                ));
             }
-            found.push(Self { text: text.to_owned(), root, document, template, container, name, words: Vec::new() });
+            found.push(Self {
+                text: text.to_owned(),
+                root,
+                document,
+                template,
+                container,
+                name,
+                words: Vec::new(),
+            });
         }
         let mut found = found.into_iter();
         match (found.next(), found.next()) {
@@ -101,7 +126,10 @@ impl Manifest {
             }
             (Some(first), Some(second)) => Err(Problem::new(
                 second.root.line,
-                format!("a second kube-apiserver, there is one in line {} too: give one file each", first.root.line),
+                format!(
+                    "a second kube-apiserver, there is one in line {} too: give one file each",
+                    first.root.line
+                ),
             )),
         }
     }
@@ -136,7 +164,12 @@ impl Manifest {
 
     /// Way to [`Manifest::template`].
     pub fn template_path(&self) -> Path {
-        Path(self.template.iter().map(|key| Step::Key((*key).to_owned())).collect())
+        Path(
+            self.template
+                .iter()
+                .map(|key| Step::Key((*key).to_owned()))
+                .collect(),
+        )
     }
 
     /// The pod's `spec`.
@@ -183,12 +216,15 @@ impl Manifest {
     /// The containers that run as long as the pod: `containers`, and native sidecars.
     pub fn lasting(&self) -> impl Iterator<Item = Container<'_>> {
         let sidecars = self.containers("initContainers");
-        sidecars.filter(|it| it.node().text_of("restartPolicy") == Some("Always")).chain(self.containers("containers"))
+        sidecars
+            .filter(|it| it.node().text_of("restartPolicy") == Some("Always"))
+            .chain(self.containers("containers"))
     }
 
     /// Those of [`Manifest::lasting`] that are neither kube-apiserver's nor berth's.
     pub fn others(&self) -> impl Iterator<Item = Container<'_>> {
-        self.lasting().filter(|it| it.name() != self.name && !it.is_berths())
+        self.lasting()
+            .filter(|it| it.name() != self.name && !it.is_berths())
     }
 
     /// The arguments from the program on: `command`, then `args`.
@@ -198,7 +234,10 @@ impl Manifest {
 
     /// Way to one of [`Manifest::arguments`].
     pub fn argument_path(&self, argument: usize) -> Path {
-        let command = self.apiserver().get("command").map_or(0, |command| command.items().len());
+        let command = self
+            .apiserver()
+            .get("command")
+            .map_or(0, |command| command.items().len());
         match argument.checked_sub(command) {
             None => self.apiserver_path().key("command").index(argument),
             Some(index) => self.apiserver_path().key("args").index(index),
@@ -226,8 +265,18 @@ impl Manifest {
             let argument = at + usize::from(apart);
             let value = value.or(next.map(String::as_str)).unwrap_or_default();
             let whole = arguments[argument].text().unwrap_or_default();
-            let written = if apart { whole } else { whole.split_once('=').map_or(value, |(_, written)| written) };
-            Some(Flag { value, written, line: arguments[argument].line, argument, apart })
+            let written = if apart {
+                whole
+            } else {
+                whole.split_once('=').map_or(value, |(_, written)| written)
+            };
+            Some(Flag {
+                value,
+                written,
+                line: arguments[argument].line,
+                argument,
+                apart,
+            })
         });
         found.collect()
     }
@@ -235,7 +284,10 @@ impl Manifest {
     /// Major and minor number of the kube-apiserver, by its image's tag.
     pub fn version(&self) -> Option<(u64, u64)> {
         let tag = tag(self.image())?;
-        let numbers = tag.strip_prefix('v').unwrap_or(tag).split(|c: char| !c.is_ascii_digit());
+        let numbers = tag
+            .strip_prefix('v')
+            .unwrap_or(tag)
+            .split(|c: char| !c.is_ascii_digit());
         let mut numbers = numbers.map(|number| number.parse().ok());
         Some((numbers.next()??, numbers.next()??)).filter(|(major, _)| *major == 1)
     }
@@ -249,22 +301,32 @@ impl Manifest {
     /// # Errors
     /// It is no port.
     pub fn secure_port(&self) -> Result<u16, Problem> {
-        let Some(flag) = self.flag("secure-port") else { return Ok(6443) };
+        let Some(flag) = self.flag("secure-port") else {
+            return Ok(6443);
+        };
         let port = flag.value.parse().ok().filter(|port| *port != 0);
         port.ok_or_else(|| {
-            Problem::new(flag.line, format!("--secure-port={} is no port: give one, such as 6443", flag.value))
+            Problem::new(
+                flag.line,
+                format!(
+                    "--secure-port={} is no port: give one, such as 6443",
+                    flag.value
+                ),
+            )
         })
     }
 
     /// The one address that the apiserver listens on, if --bind-address names one; else it listens on all.
     pub fn bound(&self) -> Option<IpAddr> {
-        self.address("bind-address").filter(|ip| !ip.is_unspecified())
+        self.address("bind-address")
+            .filter(|ip| !ip.is_unspecified())
     }
 
     /// The address of --advertise-address, if it is given; kube-apiserver takes 0.0.0.0 for none. That of a router need not be one of the
     /// node.
     pub fn advertised(&self) -> Option<IpAddr> {
-        self.address("advertise-address").filter(|ip| !ip.is_unspecified())
+        self.address("advertise-address")
+            .filter(|ip| !ip.is_unspecified())
     }
 
     fn address(&self, flag: &str) -> Option<IpAddr> {
@@ -275,7 +337,9 @@ impl Manifest {
     pub fn within(&self, path: &Path) -> String {
         let whole = path.to_string();
         let above = [self.apiserver_path(), self.pod_path(), self.template_path()];
-        let within = above.iter().find_map(|above| whole.strip_prefix(&format!("{above}.")));
+        let within = above
+            .iter()
+            .find_map(|above| whole.strip_prefix(&format!("{above}.")));
         within.map_or_else(|| whole.clone(), ToOwned::to_owned)
     }
 
@@ -295,33 +359,50 @@ impl Manifest {
     }
 
     fn expanded(&self) -> Vec<String> {
-        let own = |field: &str| matches!(field, "metadata.uid" | "metadata.name").then(|| "{instance}".to_owned());
+        let own = |field: &str| {
+            matches!(field, "metadata.uid" | "metadata.name").then(|| "{instance}".to_owned())
+        };
         let environment = self.container().environment(own);
-        self.arguments().iter().map(|word| environment.expand(word.text().unwrap_or_default())).collect()
+        self.arguments()
+            .iter()
+            .map(|word| environment.expand(word.text().unwrap_or_default()))
+            .collect()
     }
 
     fn check_command(&self) -> Result<(), Problem> {
         let container = self.apiserver();
         for key in ["command", "args"] {
-            let Some(list) = container.get(key) else { continue };
+            let Some(list) = container.get(key) else {
+                continue;
+            };
             if list.items().is_empty() || list.items().iter().any(|item| item.text().is_none()) {
-                return Err(Problem::new(list.line, format!("{key} is no list of texts: write it as one")));
+                return Err(Problem::new(
+                    list.line,
+                    format!("{key} is no list of texts: write it as one"),
+                ));
             }
         }
         let Some(command) = container.get("command") else {
             return Err(Problem::new(
                 container.line,
-                format!("the container {} has no command: write it out, such as command: [kube-apiserver]", self.name),
+                format!(
+                    "the container {} has no command: write it out, such as command: [kube-apiserver]",
+                    self.name
+                ),
             ));
         };
         let program = command.items()[0].text().unwrap_or_default();
         if SHELLS.contains(&basename(program)) {
             return Err(Problem::new(
                 command.line,
-                format!("the command is a shell ({program}): make it kube-apiserver itself, which berth can become"),
+                format!(
+                    "the command is a shell ({program}): make it kube-apiserver itself, which berth can become"
+                ),
             ));
         }
-        VALUED.into_iter().try_for_each(|name| self.check_value(name))
+        VALUED
+            .into_iter()
+            .try_for_each(|name| self.check_value(name))
     }
 
     /// Taken literally, the flag that follows one without a value would vanish.
@@ -349,11 +430,19 @@ pub(crate) fn address(text: &str) -> Option<IpAddr> {
 
 /// Whether a container's command is kube-apiserver, by itself, behind hyperkube or behind berth.
 fn runs_apiserver(container: &YamlNode) -> bool {
-    let words: Vec<_> =
-        container.list("command").iter().chain(container.list("args")).take(5).filter_map(YamlNode::text).collect();
-    let programs =
-        words.iter().skip_while(|word| basename(word) == "berth" || **word == "exec" || word.starts_with('-'));
-    programs.take(2).any(|word| !word.starts_with('-') && basename(word) == "kube-apiserver")
+    let words: Vec<_> = container
+        .list("command")
+        .iter()
+        .chain(container.list("args"))
+        .take(5)
+        .filter_map(YamlNode::text)
+        .collect();
+    let programs = words
+        .iter()
+        .skip_while(|word| basename(word) == "berth" || **word == "exec" || word.starts_with('-'));
+    programs
+        .take(2)
+        .any(|word| !word.starts_with('-') && basename(word) == "kube-apiserver")
 }
 
 /// The last part of a path.
@@ -381,15 +470,33 @@ mod tests {
     #[test]
     fn a_flag_without_a_value_is_named() {
         for (words, cause) in [
-            ("--secure-port, --v=2", "4: --secure-port has no value, --v=2 follows: write --secure-port=VALUE, "),
-            ("--v=2, --audit_log_path, --secure-port=1", "--audit-log-path has no value, --secure-port=1 follows"),
-            ("--bind-address", "--bind-address is the last argument and has no value: write --bind-address=VALUE, "),
+            (
+                "--secure-port, --v=2",
+                "4: --secure-port has no value, --v=2 follows: write --secure-port=VALUE, ",
+            ),
+            (
+                "--v=2, --audit_log_path, --secure-port=1",
+                "--audit-log-path has no value, --secure-port=1 follows",
+            ),
+            (
+                "--bind-address",
+                "--bind-address is the last argument and has no value: write --bind-address=VALUE, ",
+            ),
         ] {
-            let refused = refused(&pod(&format!("{{name: a, command: [kube-apiserver, {words}]}}")));
+            let refused = refused(&pod(&format!(
+                "{{name: a, command: [kube-apiserver, {words}]}}"
+            )));
             assert!(refused.contains(cause), "{refused}");
         }
-        for words in ["--audit-log-path, '-'", "--audit-log-path=", "--profiling, --secure-port, 6443"] {
-            Manifest::parse(&pod(&format!("{{name: a, command: [kube-apiserver, {words}]}}"))).unwrap();
+        for words in [
+            "--audit-log-path, '-'",
+            "--audit-log-path=",
+            "--profiling, --secure-port, 6443",
+        ] {
+            Manifest::parse(&pod(&format!(
+                "{{name: a, command: [kube-apiserver, {words}]}}"
+            )))
+            .unwrap();
         }
     }
 
@@ -398,13 +505,29 @@ mod tests {
         for (container, name) in [
             ("{name: a, command: [/usr/local/bin/kube-apiserver]}", "a"),
             ("{name: a, command: [/hyperkube, kube-apiserver]}", "a"),
-            ("{name: a, command: [/x/berth, exec, --, kube-apiserver, --v=1]}", "a"),
-            ("{name: kube-apiserver, command: [/server]}", "kube-apiserver"),
-            ("{name: kube-apiserver, command: [x]}\n  - {name: b, command: [kube-apiserver]}", "b"),
+            (
+                "{name: a, command: [/x/berth, exec, --, kube-apiserver, --v=1]}",
+                "a",
+            ),
+            (
+                "{name: kube-apiserver, command: [/server]}",
+                "kube-apiserver",
+            ),
+            (
+                "{name: kube-apiserver, command: [x]}\n  - {name: b, command: [kube-apiserver]}",
+                "b",
+            ),
         ] {
-            assert_eq!(Manifest::parse(&pod(container)).unwrap().name, name, "{container}");
+            assert_eq!(
+                Manifest::parse(&pod(container)).unwrap().name,
+                name,
+                "{container}"
+            );
         }
-        let second = format!("kind: Service\n---\n{}", pod("{name: a, command: [kube-apiserver]}"));
+        let second = format!(
+            "kind: Service\n---\n{}",
+            pod("{name: a, command: [kube-apiserver]}")
+        );
         assert_eq!(Manifest::parse(&second).unwrap().document(), 1);
     }
 
@@ -414,16 +537,31 @@ mod tests {
         for (text, why) in [
             ("kind: Pod\n", "1: there is no kube-apiserver: "),
             ("\nkind: List\nitems: []\n", "2: kind: List: give its items"),
-            (&format!("{one}---\n{one}"), "6: a second kube-apiserver, there is one in line 1 too"),
+            (
+                &format!("{one}---\n{one}"),
+                "6: a second kube-apiserver, there is one in line 1 too",
+            ),
         ] {
             assert!(refused(text).starts_with(why), "{text}");
         }
         for (container, why) in [
-            ("{command: [kube-apiserver]}", "4: the container has no name"),
-            ("{name: a, command: [kube-apiserver]}\n  - {name: a}", "4: a is the name of several containers"),
+            (
+                "{command: [kube-apiserver]}",
+                "4: the container has no name",
+            ),
+            (
+                "{name: a, command: [kube-apiserver]}\n  - {name: a}",
+                "4: a is the name of several containers",
+            ),
             ("{name: kube-apiserver}", "no command: write it out"),
-            ("{name: kube-apiserver, command: [/bin/sh, -c, kube-apiserver]}", "is a shell (/bin/sh)"),
-            ("{name: kube-apiserver, command: kube-apiserver}", "no list of texts"),
+            (
+                "{name: kube-apiserver, command: [/bin/sh, -c, kube-apiserver]}",
+                "is a shell (/bin/sh)",
+            ),
+            (
+                "{name: kube-apiserver, command: kube-apiserver}",
+                "no list of texts",
+            ),
         ] {
             assert!(refused(&pod(container)).contains(why), "{container}");
         }
@@ -431,24 +569,54 @@ mod tests {
 
     #[test]
     fn the_last_flag_counts_in_every_form() {
-        let text = pod("{name: a, command: [kube-apiserver, --secure_port, '7443'], args: [--v=1, --v=2, --x]}");
+        let text = pod(
+            "{name: a, command: [kube-apiserver, --secure_port, '7443'], args: [--v=1, --v=2, --x]}",
+        );
         let manifest = Manifest::parse(&text).unwrap();
         assert_eq!(manifest.secure_port(), Ok(7443));
-        assert_eq!(manifest.flag("v").map(|flag| (flag.value, flag.argument, flag.apart)), Some(("2", 4, false)));
-        assert_eq!(manifest.argument_path(4).to_string(), "spec.containers[a].args[1]");
-        assert_eq!(manifest.flag("secure-port").map(|flag| (flag.argument, flag.apart)), Some((2, true)));
-        assert_eq!((manifest.flag("x").map(|flag| flag.value), manifest.flag("y")), (Some(""), None));
+        assert_eq!(
+            manifest
+                .flag("v")
+                .map(|flag| (flag.value, flag.argument, flag.apart)),
+            Some(("2", 4, false))
+        );
+        assert_eq!(
+            manifest.argument_path(4).to_string(),
+            "spec.containers[a].args[1]"
+        );
+        assert_eq!(
+            manifest
+                .flag("secure-port")
+                .map(|flag| (flag.argument, flag.apart)),
+            Some((2, true))
+        );
+        assert_eq!(
+            (
+                manifest.flag("x").map(|flag| flag.value),
+                manifest.flag("y")
+            ),
+            (Some(""), None)
+        );
     }
 
     #[test]
     fn a_file_is_in_the_deepest_mount() {
         // One without a path mounts nothing.
-        let mounts =
-            "[{name: x, mountPath: /a}, {name: y, mountPath: /a/b/}, {name: z, mountPath: /a/bc}, v, {name: w}]";
-        let text = pod(&format!("{{name: a, command: [kube-apiserver], volumeMounts: {mounts}}}"));
+        let mounts = "[{name: x, mountPath: /a}, {name: y, mountPath: /a/b/}, {name: z, mountPath: /a/bc}, v, {name: w}]";
+        let text = pod(&format!(
+            "{{name: a, command: [kube-apiserver], volumeMounts: {mounts}}}"
+        ));
         let manifest = Manifest::parse(&text).unwrap();
-        let of =
-            |file| manifest.container().mount_of(file).and_then(|mount| mount.get("name")).and_then(YamlNode::text);
-        assert_eq!((of("/a/b/c"), of("/a/bcd"), of("/b"), of("/a/bc")), (Some("y"), Some("x"), None, Some("z")));
+        let of = |file| {
+            manifest
+                .container()
+                .mount_of(file)
+                .and_then(|mount| mount.get("name"))
+                .and_then(YamlNode::text)
+        };
+        assert_eq!(
+            (of("/a/b/c"), of("/a/bcd"), of("/b"), of("/a/bc")),
+            (Some("y"), Some("x"), None, Some("z"))
+        );
     }
 }

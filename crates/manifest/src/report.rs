@@ -56,7 +56,11 @@ pub fn explain(error: &berth_cluster::Error, [unknown, forbidden, failed]: [&str
 
 impl From<FileError> for Refusal {
     fn from(error: FileError) -> Self {
-        if error.is_content() { Self::usage(vec![error.to_string()]) } else { Self::unavailable(&error) }
+        if error.is_content() {
+            Self::usage(vec![error.to_string()])
+        } else {
+            Self::unavailable(&error)
+        }
     }
 }
 

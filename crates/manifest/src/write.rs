@@ -30,14 +30,25 @@ pub(super) struct Style {
 
 /// A whole document, as people write it.
 pub fn document(value: &Value) -> String {
-    let style = Style { indented: false, sorted: false, json: false };
-    value.as_object().map(|map| style.fields(0, map)).unwrap_or_default()
+    let style = Style {
+        indented: false,
+        sorted: false,
+        json: false,
+    };
+    value
+        .as_object()
+        .map(|map| style.fields(0, map))
+        .unwrap_or_default()
 }
 
 impl Style {
     /// As the document does it; a block list decides, and every mapping.
     pub(super) fn of(document: &YamlNode) -> Self {
-        Self { indented: indented(document).unwrap_or(true), sorted: sorted(document), json: document.flow }
+        Self {
+            indented: indented(document).unwrap_or(true),
+            sorted: sorted(document),
+            json: document.flow,
+        }
     }
 
     /// Where a new key belongs among those that are there.
@@ -52,7 +63,11 @@ impl Style {
     }
 
     fn rank(self, key: &str) -> (usize, &str) {
-        let place = if self.sorted { None } else { ORDER.iter().position(|known| *known == key) };
+        let place = if self.sorted {
+            None
+        } else {
+            ORDER.iter().position(|known| *known == key)
+        };
         (place.unwrap_or(ORDER.len()), key)
     }
 
@@ -64,7 +79,10 @@ impl Style {
 
     /// The fields of a mapping, in lines that begin at this indent, each ended.
     pub(super) fn fields(self, indent: usize, map: &Map<String, Value>) -> String {
-        self.entries(map).into_iter().map(|(key, value)| self.entry(indent, key, value)).collect()
+        self.entries(map)
+            .into_iter()
+            .map(|(key, value)| self.entry(indent, key, value))
+            .collect()
     }
 
     /// The items of a list, likewise.
@@ -74,7 +92,12 @@ impl Style {
 
     /// `key: value`, likewise.
     pub(super) fn entry(self, indent: usize, key: &str, value: &Value) -> String {
-        format!("{:indent$}{}{}", "", scalar_text(key), self.after_key(indent, value))
+        format!(
+            "{:indent$}{}{}",
+            "",
+            scalar_text(key),
+            self.after_key(indent, value)
+        )
     }
 
     /// What follows a key that stands at this indent, from its colon on.
@@ -82,7 +105,10 @@ impl Style {
         match value {
             Value::Object(map) if !map.is_empty() => format!(":\n{}", self.fields(indent + 2, map)),
             Value::Array(items) if !items.is_empty() => {
-                format!(":\n{}", self.items(if self.indented { indent + 2 } else { indent }, items))
+                format!(
+                    ":\n{}",
+                    self.items(if self.indented { indent + 2 } else { indent }, items)
+                )
             }
             other => format!(": {}\n", scalar(other)),
         }
@@ -104,16 +130,36 @@ impl Style {
         match value {
             Value::String(text) => {
                 // More ends a text here than in a block, and readers do not agree what: `:` and `?` for some.
-                let safe = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./=".contains(c));
+                let safe = text
+                    .chars()
+                    .all(|c| c.is_ascii_alphanumeric() || "-_./=".contains(c));
                 let plain = scalar_text(text);
-                if safe && !self.json && plain == *text { plain } else { quoted(text) }
+                if safe && !self.json && plain == *text {
+                    plain
+                } else {
+                    quoted(text)
+                }
             }
             Value::Array(items) => {
-                format!("[{}]", items.iter().map(|item| self.flow(item)).collect::<Vec<_>>().join(", "))
+                format!(
+                    "[{}]",
+                    items
+                        .iter()
+                        .map(|item| self.flow(item))
+                        .collect::<Vec<_>>()
+                        .join(", ")
+                )
             }
             Value::Object(map) => {
                 let entry = |(key, value): (&String, &Value)| self.flow_entry(key, value);
-                format!("{{{}}}", self.entries(map).into_iter().map(entry).collect::<Vec<_>>().join(", "))
+                format!(
+                    "{{{}}}",
+                    self.entries(map)
+                        .into_iter()
+                        .map(entry)
+                        .collect::<Vec<_>>()
+                        .join(", ")
+                )
             }
             other => other.to_string(),
         }
@@ -138,11 +184,13 @@ fn scalar_text(text: &str) -> String {
     if !text.chars().all(is_printable) {
         return quoted(text);
     }
-    if text.is_empty() || !resolve(text).is_string() || looks_like_number(text) || is_special(text) {
+    if text.is_empty() || !resolve(text).is_string() || looks_like_number(text) || is_special(text)
+    {
         return format!("\"{text}\"");
     }
     let first = text.chars().next().unwrap_or_default();
-    let indicator = matches!(first, '-' | '?' | ':') && text[1..].chars().next().is_none_or(|c| c == ' ')
+    let indicator = matches!(first, '-' | '?' | ':')
+        && text[1..].chars().next().is_none_or(|c| c == ' ')
         || ",[]{}#&*!|>'\"%@`".contains(first)
         || text.starts_with("---")
         || text.starts_with("...");
@@ -168,7 +216,11 @@ fn quoted(text: &str) -> String {
 
 /// What may stand in YAML as it is, and is no line end there: YAML 1.1 has five of those.
 fn is_printable(c: char) -> bool {
-    !c.is_control() && !matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')
+    !c.is_control()
+        && !matches!(
+            c,
+            '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}'
+        )
 }
 
 /// Numbers that JSON has not, and the merge key.
@@ -181,10 +233,14 @@ fn is_special(text: &str) -> bool {
 fn looks_like_number(text: &str) -> bool {
     // Go leaves out each _ before it looks.
     let digits = text.trim_start_matches(['-', '+', '_']);
-    let number = |c: char| c.is_ascii_digit() || matches!(c, '_' | ':' | '.' | '-' | 'e' | 'E' | '+');
-    let radix = ["0x", "0X", "0o", "0O", "0b", "0B"].iter().any(|prefix| digits.starts_with(prefix));
+    let number =
+        |c: char| c.is_ascii_digit() || matches!(c, '_' | ':' | '.' | '-' | 'e' | 'E' | '+');
+    let radix = ["0x", "0X", "0o", "0O", "0b", "0B"]
+        .iter()
+        .any(|prefix| digits.starts_with(prefix));
     let address = digits.matches('.').count() > 1;
-    digits.starts_with(|c: char| c.is_ascii_digit() || c == '.') && (radix || digits.chars().all(number) && !address)
+    digits.starts_with(|c: char| c.is_ascii_digit() || c == '.')
+        && (radix || digits.chars().all(number) && !address)
 }
 
 /// Whether the first list in a mapping stands deeper than its key.
@@ -193,7 +249,9 @@ fn indented(node: &YamlNode) -> Option<bool> {
         let block = !value.flow && !value.items().is_empty();
         let first = value.items().first().filter(|_| block);
         // A block list's item begins two characters after its dash.
-        let here = first.filter(|item| item.line != key.line).map(|item| item.column > key.column + 2);
+        let here = first
+            .filter(|item| item.line != key.line)
+            .map(|item| item.column > key.column + 2);
         if let Some(found) = here.or_else(|| indented(value)) {
             return Some(found);
         }
@@ -202,8 +260,14 @@ fn indented(node: &YamlNode) -> Option<bool> {
 }
 
 fn sorted(node: &YamlNode) -> bool {
-    let keys: Vec<_> = node.entries().iter().filter_map(|(key, _)| key.text()).collect();
-    keys.is_sorted() && node.entries().iter().all(|(_, value)| sorted(value)) && node.items().iter().all(sorted)
+    let keys: Vec<_> = node
+        .entries()
+        .iter()
+        .filter_map(|(key, _)| key.text())
+        .collect();
+    keys.is_sorted()
+        && node.entries().iter().all(|(_, value)| sorted(value))
+        && node.items().iter().all(sorted)
 }
 
 #[cfg(test)]
@@ -214,7 +278,16 @@ mod tests {
 
     #[test]
     fn quotes_are_those_of_gos_yaml() {
-        let same = ["10.0.0.5:6443", "--a={instance}", "$(HOST_IP):6443", "/a b", "10m", "a:b", "it's", "10.0.0.5"];
+        let same = [
+            "10.0.0.5:6443",
+            "--a={instance}",
+            "$(HOST_IP):6443",
+            "/a b",
+            "10m",
+            "a:b",
+            "it's",
+            "10.0.0.5",
+        ];
         for text in same {
             assert_eq!(scalar_text(text), text);
         }
@@ -239,13 +312,35 @@ mod tests {
         ] {
             assert_eq!(scalar_text(text), format!("\"{text}\""));
         }
-        for text in ["{\"a\":1}", "[fd00::5]:6443", "- a", "a: b", "a #b", "*a", " a", "a:"] {
+        for text in [
+            "{\"a\":1}",
+            "[fd00::5]:6443",
+            "- a",
+            "a: b",
+            "a #b",
+            "*a",
+            " a",
+            "a:",
+        ] {
             assert_eq!(scalar_text(text), format!("'{text}'"));
         }
-        assert_eq!((scalar_text("'a'"), scalar_text("a\nb")), ("'''a'''".into(), "\"a\\nb\"".into()));
+        assert_eq!(
+            (scalar_text("'a'"), scalar_text("a\nb")),
+            ("'''a'''".into(), "\"a\\nb\"".into())
+        );
         // Line ends of YAML 1.1, and what it must not have, which JSON leaves as they are.
-        assert_eq!(scalar_text("é\u{85}\u{2028}\u{7f}\u{ffff}\""), "\"é\\u0085\\u2028\\u007f\\uffff\\\"\"");
-        let flow = |text: &str| Style { indented: true, sorted: true, json: false }.flow(&text.into());
+        assert_eq!(
+            scalar_text("é\u{85}\u{2028}\u{7f}\u{ffff}\""),
+            "\"é\\u0085\\u2028\\u007f\\uffff\\\"\""
+        );
+        let flow = |text: &str| {
+            Style {
+                indented: true,
+                sorted: true,
+                json: false,
+            }
+            .flow(&text.into())
+        };
         for text in ["a", "--a=/b.c", "10m", "-_"] {
             assert_eq!(flow(text), text);
         }
@@ -258,12 +353,34 @@ mod tests {
     #[test]
     fn the_style_is_the_files() {
         let style = |text: &str| Style::of(&parse(text).unwrap()[0]);
-        assert_eq!(style("a:\n- b: 1\n  c: 2\n"), Style { indented: false, sorted: true, json: false });
-        assert_eq!(style("b:\n  - 1\na: 1\n"), Style { indented: true, sorted: false, json: false });
+        assert_eq!(
+            style("a:\n- b: 1\n  c: 2\n"),
+            Style {
+                indented: false,
+                sorted: true,
+                json: false
+            }
+        );
+        assert_eq!(
+            style("b:\n  - 1\na: 1\n"),
+            Style {
+                indented: true,
+                sorted: false,
+                json: false
+            }
+        );
         let place = |sorted, new| {
-            Style { indented: true, sorted, json: false }.place(["command", "image", "name"].into_iter(), new)
+            Style {
+                indented: true,
+                sorted,
+                json: false,
+            }
+            .place(["command", "image", "name"].into_iter(), new)
         };
-        assert_eq!((place(true, "env"), place(false, "env"), place(true, "a")), (1, 3, 0));
+        assert_eq!(
+            (place(true, "env"), place(false, "env"), place(true, "a")),
+            (1, 3, 0)
+        );
     }
 
     proptest::proptest! {

@@ -27,20 +27,29 @@ impl InstanceId {
     /// The first rule of [`InstanceId`] that the text breaks.
     pub fn parse(text: &str) -> Result<Self, InstanceIdError> {
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-        Err(InstanceIdError(match (text.chars().next(), text.chars().find(|c| !allowed(*c))) {
-            (None, _) => format!("an instance ID is empty: give 1 to {MAX_LEN} of A-Z a-z 0-9 . _ -"),
-            _ if text.len() > MAX_LEN => {
-                format!("the instance ID is {} bytes long, at most {MAX_LEN} fit: shorten it", text.len())
-            }
-            // It would be a hidden file, or look like an option.
-            (Some(first @ ('.' | '-')), _) => {
-                format!(
-                    "the instance ID {text:?} begins with {first:?}: begin it with a letter, a digit or an underscore"
-                )
-            }
-            (_, Some(bad)) => format!("the instance ID {text:?} has a {bad:?}: use only A-Z a-z 0-9 . _ -"),
-            (Some(_), None) => return Ok(Self(text.into())),
-        }))
+        Err(InstanceIdError(
+            match (text.chars().next(), text.chars().find(|c| !allowed(*c))) {
+                (None, _) => {
+                    format!("an instance ID is empty: give 1 to {MAX_LEN} of A-Z a-z 0-9 . _ -")
+                }
+                _ if text.len() > MAX_LEN => {
+                    format!(
+                        "the instance ID is {} bytes long, at most {MAX_LEN} fit: shorten it",
+                        text.len()
+                    )
+                }
+                // It would be a hidden file, or look like an option.
+                (Some(first @ ('.' | '-')), _) => {
+                    format!(
+                        "the instance ID {text:?} begins with {first:?}: begin it with a letter, a digit or an underscore"
+                    )
+                }
+                (_, Some(bad)) => {
+                    format!("the instance ID {text:?} has a {bad:?}: use only A-Z a-z 0-9 . _ -")
+                }
+                (Some(_), None) => return Ok(Self(text.into())),
+            },
+        ))
     }
 
     /// An ID of eight random hexadecimal digits.
@@ -92,7 +101,13 @@ mod tests {
 
     #[test]
     fn accepts_pod_uids_and_names() {
-        for good in ["a", "_", "0f2c6e3a-8f4e-4c7e-9a57-1f2d3c4b5a69", "v1.34_b", &"x".repeat(63)] {
+        for good in [
+            "a",
+            "_",
+            "0f2c6e3a-8f4e-4c7e-9a57-1f2d3c4b5a69",
+            "v1.34_b",
+            &"x".repeat(63),
+        ] {
             assert_eq!(InstanceId::parse(good).unwrap().to_string(), good);
         }
         assert_eq!(InstanceId::random().unwrap().as_str().len(), 8);
@@ -100,10 +115,25 @@ mod tests {
 
     #[test]
     fn refuses_what_is_no_plain_file_name() {
-        for bad in ["", ".", "..", ".hidden", "-a", "a/b", "a b", "ä", "a\0", "a\n", &"x".repeat(64)] {
+        for bad in [
+            "",
+            ".",
+            "..",
+            ".hidden",
+            "-a",
+            "a/b",
+            "a b",
+            "ä",
+            "a\0",
+            "a\n",
+            &"x".repeat(64),
+        ] {
             assert!(InstanceId::parse(bad).is_err(), "{bad:?}");
         }
         assert!(serde_json::from_str::<InstanceId>("\"../a\"").is_err());
-        assert_eq!(serde_json::to_string(&InstanceId::parse("a").unwrap()).unwrap(), "\"a\"");
+        assert_eq!(
+            serde_json::to_string(&InstanceId::parse("a").unwrap()).unwrap(),
+            "\"a\""
+        );
     }
 }

@@ -30,32 +30,58 @@ impl RunDirSnapshot {
     /// A run directory that does not exist is empty.
     pub fn read(path: Option<&Path>) -> Result<Self, Error> {
         let path = path.map_or_else(RunDir::default_path, Path::to_path_buf);
-        let mut node = Self { path, instances: Vec::new(), problems: Vec::new() };
-        let Some(run_dir) = RunDir::find(&node.path)? else { return Ok(node) };
+        let mut node = Self {
+            path,
+            instances: Vec::new(),
+            problems: Vec::new(),
+        };
+        let Some(run_dir) = RunDir::find(&node.path)? else {
+            return Ok(node);
+        };
         for berth in run_dir.berths()? {
-            let listing = list(&berth).map_err(|why| Error::Read { path: berth.instances(), why })?;
+            let listing = list(&berth).map_err(|why| Error::Read {
+                path: berth.instances(),
+                why,
+            })?;
             node.problems.extend(listing.problems);
             let mut sockets = sockets(&berth)?;
             for listed in listing.found {
                 let id = listed.record.instance.clone();
                 let socket = sockets.remove(&id);
-                node.instances.push(KnownInstance { berth: berth.clone(), id, record: Some(listed), socket });
+                node.instances.push(KnownInstance {
+                    berth: berth.clone(),
+                    id,
+                    record: Some(listed),
+                    socket,
+                });
             }
             for id in sockets {
-                node.instances.push(KnownInstance { berth: berth.clone(), id, record: None, socket: true });
+                node.instances.push(KnownInstance {
+                    berth: berth.clone(),
+                    id,
+                    record: None,
+                    socket: true,
+                });
             }
         }
-        node.instances.sort_by(|a, b| (a.berth.address(), &a.id).cmp(&(b.berth.address(), &b.id)));
+        node.instances
+            .sort_by(|a, b| (a.berth.address(), &a.id).cmp(&(b.berth.address(), &b.id)));
         Ok(node)
     }
 }
 
 fn sockets(berth: &BerthDir) -> Result<BTreeSet<InstanceId>, Error> {
-    let error = |why| Error::Read { path: berth.path().to_owned(), why };
+    let error = |why| Error::Read {
+        path: berth.path().to_owned(),
+        why,
+    };
     let mut found = BTreeSet::new();
     for entry in std::fs::read_dir(berth.path()).map_err(error)? {
         let name = entry.map_err(error)?.file_name();
-        let id = name.to_str().and_then(|name| name.strip_suffix(".sock")).and_then(|id| InstanceId::parse(id).ok());
+        let id = name
+            .to_str()
+            .and_then(|name| name.strip_suffix(".sock"))
+            .and_then(|id| InstanceId::parse(id).ok());
         found.extend(id);
     }
     Ok(found)

@@ -37,7 +37,8 @@ impl FromStr for ShimId {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let id = u64::from_str_radix(text, 16).map(Self).ok();
         // Not a sign, a capital, or fewer digits: one shim has one name.
-        id.filter(|id| id.to_string() == text).ok_or("a holder is 16 lower-case hexadecimal digits")
+        id.filter(|id| id.to_string() == text)
+            .ok_or("a holder is 16 lower-case hexadecimal digits")
     }
 }
 
@@ -84,7 +85,9 @@ impl FromStr for Speedup {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.parse().map(Self).map_err(|_| "give a whole number from 1")
+        text.parse()
+            .map(Self)
+            .map_err(|_| "give a whole number from 1")
     }
 }
 
@@ -171,8 +174,14 @@ mod tests {
     fn a_shim_that_starts_later_has_a_larger_id() {
         let (random, at) = ([0, 1, u64::MAX], |ms| Duration::from_millis(ms));
         for (first, then) in [(0, 1), (1_000, 1_001), (86_400_000, 86_400_001)] {
-            for (one, other) in random.into_iter().flat_map(|one| random.map(|other| (one, other))) {
-                assert!(ShimId::new(at(first), one) < ShimId::new(at(then), other), "{first} {then}");
+            for (one, other) in random
+                .into_iter()
+                .flat_map(|one| random.map(|other| (one, other)))
+            {
+                assert!(
+                    ShimId::new(at(first), one) < ShimId::new(at(then), other),
+                    "{first} {then}"
+                );
             }
         }
         assert_ne!(ShimId::new(at(1), 1), ShimId::new(at(1), 2));

@@ -78,7 +78,11 @@ pub fn path(text: &str) -> Result<String, String> {
     // Other signs go into no request (RFC 3986).
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@/?%".contains(&byte);
     let fits = text.starts_with('/') && text.bytes().all(fits);
-    if fits { Ok(text.to_owned()) } else { Err("give a path such as /livez?exclude=etcd".to_owned()) }
+    if fits {
+        Ok(text.to_owned())
+    } else {
+        Err("give a path such as /livez?exclude=etcd".to_owned())
+    }
 }
 
 /// Longest time that an option can have: a moment that is later than clocks go would be none.

@@ -31,20 +31,41 @@ const MOST_OPENINGS: NonZeroUsize = NonZeroUsize::new(65_536).unwrap();
 pub fn place(args: &PlaceArgs, checks: &mut Checks) -> Option<Place> {
     let listen = addresses(&args.listen, checks);
     let instance = args.instance.as_deref().map(InstanceId::parse).transpose();
-    let instance = checks.ok(instance.map_err(|error| format!("--instance: {error}"))).flatten();
-    let run_dir = args.run_dir.run_dir.clone().unwrap_or_else(RunDir::default_path);
-    listen.map(|listen| Place { listen, instance, run_dir })
+    let instance = checks
+        .ok(instance.map_err(|error| format!("--instance: {error}")))
+        .flatten();
+    let run_dir = args
+        .run_dir
+        .run_dir
+        .clone()
+        .unwrap_or_else(RunDir::default_path);
+    listen.map(|listen| Place {
+        listen,
+        instance,
+        run_dir,
+    })
 }
 
 /// Checks the values of `--listen`, of which there is at least one.
 pub fn addresses(given: &[String], checks: &mut Checks) -> Option<Vec<Listen>> {
-    let listen: Vec<_> = given.iter().filter_map(|text| checks.ok(listen(text))).collect();
+    let listen: Vec<_> = given
+        .iter()
+        .filter_map(|text| checks.ok(listen(text)))
+        .collect();
     if given.is_empty() {
-        checks.wrong("--listen is not given: name the apiserver's public address, such as 10.0.0.5:6443");
+        checks.wrong(
+            "--listen is not given: name the apiserver's public address, such as 10.0.0.5:6443",
+        );
     }
     for (at, address) in listen.iter().enumerate() {
-        if listen[..at].iter().any(|earlier| earlier.addr == address.addr) {
-            checks.wrong(format!("--listen {}: is there twice: give it once", address.addr));
+        if listen[..at]
+            .iter()
+            .any(|earlier| earlier.addr == address.addr)
+        {
+            checks.wrong(format!(
+                "--listen {}: is there twice: give it once",
+                address.addr
+            ));
         }
     }
     // Of the addresses that could be read; the first of them names the berth only if all could.
@@ -79,7 +100,11 @@ pub fn listen(text: &str) -> Result<Listen, String> {
     for option in parts {
         match option {
             "freebind" => freebind = true,
-            other => return Err(format!("--listen {text:?}: {other:?} is no option of an address: only ,freebind is")),
+            other => {
+                return Err(format!(
+                    "--listen {text:?}: {other:?} is no option of an address: only ,freebind is"
+                ));
+            }
         }
     }
     Ok(Listen { addr, freebind })
@@ -92,7 +117,10 @@ pub fn check_beside_instance(listen: &[Listen], checks: &mut Checks) {
         if address.port() == 0 {
             checks
                 .wrong(format!("--listen {address}: an apiserver needs a port that is known: give one, such as 6443"));
-        } else if address.ip().is_unspecified() && address.ip().is_ipv4() && address.port() == berth.port() {
+        } else if address.ip().is_unspecified()
+            && address.ip().is_ipv4()
+            && address.port() == berth.port()
+        {
             checks.wrong(wildcard_clash(address, berth));
         }
     }
@@ -101,7 +129,9 @@ pub fn check_beside_instance(listen: &[Listen], checks: &mut Checks) {
 fn wildcard_clash(address: SocketAddr, berth: SocketAddr) -> String {
     if berth.ip().is_unspecified() {
         // A wildcard as the first address is reported already, with its fix.
-        return format!("--listen {address}: a wildcard listener clashes with the apiserver's own 127.x address");
+        return format!(
+            "--listen {address}: a wildcard listener clashes with the apiserver's own 127.x address"
+        );
     }
     format!(
         "--listen {address}: a wildcard listener clashes with the apiserver's own 127.x address on port {}: list the \
@@ -118,7 +148,10 @@ fn wildcard_clash(address: SocketAddr, berth: SocketAddr) -> String {
 pub fn serve(args: &ServeArgs) -> Result<Config, Mistakes> {
     let mut checks = Checks::default();
     let place = place(&args.place, &mut checks);
-    let backend = args.backend.as_deref().and_then(|text| checks.address("--backend", text));
+    let backend = args
+        .backend
+        .as_deref()
+        .and_then(|text| checks.address("--backend", text));
     if args.backend.is_none() && args.place.instance.is_none() && !args.discover {
         checks.wrong(
             "neither --backend, --instance nor --discover is given: name the apiserver's address, or the instance \
@@ -132,7 +165,10 @@ pub fn serve(args: &ServeArgs) -> Result<Config, Mistakes> {
         check_beside_instance(&place.listen, &mut checks);
     }
     let config = config(place, backend, &args.shim, checks)?;
-    Ok(Config { discover: args.discover, ..config })
+    Ok(Config {
+        discover: args.discover,
+        ..config
+    })
 }
 
 /// Checks the options of `berth run`.
@@ -172,7 +208,8 @@ fn instance(args: &PlaceArgs, command: &[OsString], checks: &mut Checks) -> Opti
 /// # Errors
 /// The place is wrong.
 pub fn defaults(place: Place, backend: SocketAddr) -> Result<Config, Mistakes> {
-    let command = ShimArgs::augment_args(clap::Command::new("berth")).mut_args(|arg| arg.env(Resettable::Reset));
+    let command = ShimArgs::augment_args(clap::Command::new("berth"))
+        .mut_args(|arg| arg.env(Resettable::Reset));
     let parsed = command.try_get_matches_from(["berth", "--probe=tcp"]);
     let args = parsed.and_then(|matches| ShimArgs::from_arg_matches(&matches));
     let args = args.map_err(|error| Mistakes(vec![error.to_string()]))?;
@@ -193,18 +230,32 @@ fn config(
     let bind_wait = c.duration("--bind-wait", &args.bind_wait, Duration::ZERO);
     let hold = c.duration("--hold", &args.hold, Duration::ZERO);
     let drain_timeout = c.duration("--drain-timeout", &args.drain_timeout, Duration::ZERO);
-    let max_connections =
-        args.max_connections.as_deref().map(|text| c.number("--max-connections", text, 1..=10_000_000));
+    let max_connections = args
+        .max_connections
+        .as_deref()
+        .map(|text| c.number("--max-connections", text, 1..=10_000_000));
     let max_openings = match args.max_openings.as_str() {
         "auto" => MaxOpenings::Auto,
         "off" => MaxOpenings::Off,
         text => {
-            let number = text.parse().ok().filter(|number| *number <= MOST_OPENINGS).map(MaxOpenings::Fixed);
-            let wrong = || format!("--max-openings {text}: give auto, off or a whole number from 1 to {MOST_OPENINGS}");
+            let number = text
+                .parse()
+                .ok()
+                .filter(|number| *number <= MOST_OPENINGS)
+                .map(MaxOpenings::Fixed);
+            let wrong = || {
+                format!(
+                    "--max-openings {text}: give auto, off or a whole number from 1 to {MOST_OPENINGS}"
+                )
+            };
             c.ok(number.ok_or_else(wrong)).unwrap_or_default()
         }
     };
-    let first = args.first.iter().filter_map(|text| c.ok(cidr(text))).collect();
+    let first = args
+        .first
+        .iter()
+        .filter_map(|text| c.ok(cidr(text)))
+        .collect();
     let lease = c.duration("--lease", &args.lease, Duration::from_millis(300));
     if lease > lease::LONGEST {
         c.wrong(format!(
@@ -213,16 +264,25 @@ fn config(
             format_duration(lease::LONGEST)
         ));
     }
-    let threads = args.threads.as_deref().map(|text| c.number("--threads", text, 1..=1024));
-    let admin = args.admin.as_deref().and_then(|text| c.address("--admin", text));
+    let threads = args
+        .threads
+        .as_deref()
+        .map(|text| c.number("--threads", text, 1..=1024));
+    let admin = args
+        .admin
+        .as_deref()
+        .and_then(|text| c.address("--admin", text));
     if let (Some(place), Some(admin)) = (&place, admin)
         && place.addresses().any(|listen| overlaps(listen, admin))
     {
-        c.wrong(format!("--admin {admin}: the apiserver's clients come there: give it another port"));
+        c.wrong(format!(
+            "--admin {admin}: the apiserver's clients come there: give it another port"
+        ));
     }
     let log_connections = args.log_connections;
-    let cluster =
-        place.as_ref().and_then(|place| cluster::check(&args.cluster, place, &args.probe.probe_server_name, c));
+    let cluster = place
+        .as_ref()
+        .and_then(|place| cluster::check(&args.cluster, place, &args.probe.probe_server_name, c));
     let config = place.zip(probe).map(|(place, probe)| Config {
         place,
         backend,
@@ -249,17 +309,29 @@ fn config(
 
 /// A block of addresses, or one.
 fn cidr(text: &str) -> Result<IpNet, String> {
-    let net = text.parse().or_else(|_| text.parse().map(|address: IpAddr| IpNet::from(address)));
+    let net = text
+        .parse()
+        .or_else(|_| text.parse().map(|address: IpAddr| IpNet::from(address)));
     match net {
         Ok(net) if net.trunc() == net => Ok(net),
-        Ok(net) => Err(format!("--first {text}: bits beyond the prefix are set: is it {}?", net.trunc())),
-        Err(_) => Err(format!("--first {text}: give a block of addresses, such as 10.0.0.0/24 or fd00::/64")),
+        Ok(net) => Err(format!(
+            "--first {text}: bits beyond the prefix are set: is it {}?",
+            net.trunc()
+        )),
+        Err(_) => Err(format!(
+            "--first {text}: give a block of addresses, such as 10.0.0.0/24 or fd00::/64"
+        )),
     }
 }
 
 /// Checks the options of a probe, and not its files, which may be another machine's. With `strict`, an HTTPS probe must have a CA or be
 /// insecure explicitly.
-pub fn check_probe(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Checks) -> Option<ProbeConfig> {
+pub fn check_probe(
+    args: &ProbeArgs,
+    path: &str,
+    strict: bool,
+    checks: &mut Checks,
+) -> Option<ProbeConfig> {
     let https = args.probe == ProbeKind::Https;
     if https && args.probe_insecure && args.probe_ca.is_some() {
         checks.wrong(
@@ -291,10 +363,19 @@ pub fn check_probe(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Chec
              certificate is checked: name --probe-ca",
         );
     }
-    let server_name = checks.ok(ServerName::try_from(args.probe_server_name.clone()).map_err(|_| {
-        format!("--probe-server-name {:?}: give a DNS name or IP address from the certificate", args.probe_server_name)
-    }));
-    let timeout = checks.duration("--probe-timeout", &args.probe_timeout, Duration::from_millis(10));
+    let server_name = checks.ok(
+        ServerName::try_from(args.probe_server_name.clone()).map_err(|_| {
+            format!(
+                "--probe-server-name {:?}: give a DNS name or IP address from the certificate",
+                args.probe_server_name
+            )
+        }),
+    );
+    let timeout = checks.duration(
+        "--probe-timeout",
+        &args.probe_timeout,
+        Duration::from_millis(10),
+    );
     Some(ProbeConfig {
         kind: args.probe,
         path: path.to_owned(),
@@ -309,7 +390,9 @@ pub fn check_probe(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Chec
 /// Refuses to listen where the backend is.
 fn check_backend(place: &Place, backend: SocketAddr, checks: &mut Checks) {
     if backend.ip().is_unspecified() || backend.port() == 0 {
-        checks.wrong(format!("--backend {backend}: give the apiserver's own address and port"));
+        checks.wrong(format!(
+            "--backend {backend}: give the apiserver's own address and port"
+        ));
         return;
     }
     for listen in place.addresses() {
@@ -341,8 +424,15 @@ mod tests {
     use clap::Parser;
 
     fn serve(args: &str) -> Result<Config, Vec<String>> {
-        let cli = InPod::try_parse_from(["berth", "serve"].into_iter().chain(args.split_whitespace())).unwrap();
-        let PodCommand::Serve(args) = cli.command else { unreachable!() };
+        let cli = InPod::try_parse_from(
+            ["berth", "serve"]
+                .into_iter()
+                .chain(args.split_whitespace()),
+        )
+        .unwrap();
+        let PodCommand::Serve(args) = cli.command else {
+            unreachable!()
+        };
         super::serve(&args).map_err(|mistakes| mistakes.0)
     }
 
@@ -380,18 +470,39 @@ mod tests {
             "--bind-wait soon: ",
         ];
         for start in expected {
-            assert_eq!(errors.iter().filter(|error| error.starts_with(start)).count(), 1, "{start} in {errors:#?}");
+            assert_eq!(
+                errors
+                    .iter()
+                    .filter(|error| error.starts_with(start))
+                    .count(),
+                1,
+                "{start} in {errors:#?}"
+            );
         }
         assert_eq!(errors.len(), expected.len(), "{errors:#?}");
-        assert!(errors.iter().all(|error| !error.contains('\n') && error.contains(": ")), "{errors:#?}");
+        assert!(
+            errors
+                .iter()
+                .all(|error| !error.contains('\n') && error.contains(": ")),
+            "{errors:#?}"
+        );
     }
 
     /// The end of a wait is a moment, and none is later than clocks go.
     #[test]
     fn a_time_that_has_no_end_is_a_mistake() {
-        for option in ["--hold", "--bind-wait", "--probe-interval", "--probe-timeout", "--drain-timeout"] {
+        for option in [
+            "--hold",
+            "--bind-wait",
+            "--probe-interval",
+            "--probe-timeout",
+            "--drain-timeout",
+        ] {
             let time = "18446744073709551615s";
-            assert_eq!(mistakes(&format!("{option} {time}")), [format!("{option} {time}: at most 365days")]);
+            assert_eq!(
+                mistakes(&format!("{option} {time}")),
+                [format!("{option} {time}: at most 365days")]
+            );
         }
     }
 
@@ -400,9 +511,15 @@ mod tests {
         let config = serve("--listen 10.0.0.5:6443 --instance a --probe-insecure").unwrap();
         let seconds = Duration::from_secs;
         assert_eq!(config.backend, None);
-        assert_eq!((config.probe_interval, config.probe.timeout), (seconds(1), seconds(2)));
+        assert_eq!(
+            (config.probe_interval, config.probe.timeout),
+            (seconds(1), seconds(2))
+        );
         assert_eq!(config.fall, 3);
-        assert_eq!((config.hold, config.drain_timeout), (seconds(8), seconds(60)));
+        assert_eq!(
+            (config.hold, config.drain_timeout),
+            (seconds(8), seconds(60))
+        );
         assert_eq!((config.max_connections, config.threads), (None, None));
         assert_eq!((config.bind_wait, config.admin), (Duration::ZERO, None));
         assert_eq!(config.probe.path, "/readyz");
@@ -412,9 +529,18 @@ mod tests {
     fn somebody_must_say_where_the_apiserver_is() {
         let errors = serve("--listen 10.0.0.5:6443 --probe tcp").unwrap_err();
         assert_eq!(errors.len(), 1);
-        assert!(errors[0].contains("--backend") && errors[0].contains("--instance"), "{errors:?}");
+        assert!(
+            errors[0].contains("--backend") && errors[0].contains("--instance"),
+            "{errors:?}"
+        );
         // A random name would never get a record, but with an address it names the shim.
-        assert_eq!(serve("--listen 10.0.0.5:6443 --probe tcp --backend 127.1.2.3:1").unwrap().place.instance, None);
+        assert_eq!(
+            serve("--listen 10.0.0.5:6443 --probe tcp --backend 127.1.2.3:1")
+                .unwrap()
+                .place
+                .instance,
+            None
+        );
     }
 
     #[test]
@@ -422,12 +548,20 @@ mod tests {
         let place = "--listen 10.0.0.5:6443 --instance a";
         let errors = |args: &str| serve(&format!("{place} {args}")).err().unwrap_or_default();
         let none = errors("");
-        assert!(none.len() == 1 && none[0].contains("--probe-ca") && none[0].contains("--probe-insecure"), "{none:?}");
+        assert!(
+            none.len() == 1
+                && none[0].contains("--probe-ca")
+                && none[0].contains("--probe-insecure"),
+            "{none:?}"
+        );
         assert_eq!(errors("--probe-insecure"), [""; 0]);
         assert_eq!(errors("--probe tcp"), [""; 0]);
         assert_eq!(errors("--probe-ca /ca --probe-token-file /token"), [""; 0]);
         let leaked = errors("--probe-insecure --probe-token-file /token");
-        assert!(leaked.len() == 1 && leaked[0].contains("credentials go only to"), "{leaked:?}");
+        assert!(
+            leaked.len() == 1 && leaked[0].contains("credentials go only to"),
+            "{leaked:?}"
+        );
     }
 
     #[test]
@@ -435,19 +569,57 @@ mod tests {
         assert_eq!(mistakes(""), [""; 0]);
         let errors = |args: &str, part: &str| {
             let errors = serve(&format!("--probe tcp {args}")).unwrap_err();
-            assert!(errors.len() == 1 && errors[0].contains(part), "{part} in {errors:?}");
+            assert!(
+                errors.len() == 1 && errors[0].contains(part),
+                "{part} in {errors:?}"
+            );
         };
-        errors("--listen 127.1.2.3:6443 --backend 127.1.2.3:6443", "relay to itself");
-        errors("--listen [::ffff:127.1.2.3]:6443 --backend 127.1.2.3:6443", "relay to itself");
-        errors("--listen 10.0.0.5:6443 --listen 0.0.0.0:6443 --backend 127.1.2.3:6443", "--listen 10.0.0.5:7443");
-        errors("--listen 10.0.0.5:7443 --listen 0.0.0.0:7443 --backend 127.1.2.3:7443", "--listen 10.0.0.5:8443");
-        errors("--listen 0.0.0.0:6443 --backend 127.1.2.3:7443", "cannot be a wildcard");
-        errors("--listen 10.0.0.5:6443 --backend 0.0.0.0:6443", "--backend 0.0.0.0:6443");
-        errors("--listen 10.0.0.5:6443 --backend 127.1.2.3:0", "--backend 127.1.2.3:0");
-        errors("--listen 10.0.0.5:6443 --instance a --listen 0.0.0.0:6443", "clashes");
-        errors("--listen 10.0.0.5:0 --instance a", "an apiserver needs a port that is known");
-        assert!(serve("--probe tcp --listen 10.0.0.5:7443 --listen 0.0.0.0:6443 --backend 127.1.2.3:7443").is_ok());
-        assert!(serve("--probe tcp --listen 10.0.0.5:6443 --listen [::]:6443 --backend 127.1.2.3:6443").is_ok());
+        errors(
+            "--listen 127.1.2.3:6443 --backend 127.1.2.3:6443",
+            "relay to itself",
+        );
+        errors(
+            "--listen [::ffff:127.1.2.3]:6443 --backend 127.1.2.3:6443",
+            "relay to itself",
+        );
+        errors(
+            "--listen 10.0.0.5:6443 --listen 0.0.0.0:6443 --backend 127.1.2.3:6443",
+            "--listen 10.0.0.5:7443",
+        );
+        errors(
+            "--listen 10.0.0.5:7443 --listen 0.0.0.0:7443 --backend 127.1.2.3:7443",
+            "--listen 10.0.0.5:8443",
+        );
+        errors(
+            "--listen 0.0.0.0:6443 --backend 127.1.2.3:7443",
+            "cannot be a wildcard",
+        );
+        errors(
+            "--listen 10.0.0.5:6443 --backend 0.0.0.0:6443",
+            "--backend 0.0.0.0:6443",
+        );
+        errors(
+            "--listen 10.0.0.5:6443 --backend 127.1.2.3:0",
+            "--backend 127.1.2.3:0",
+        );
+        errors(
+            "--listen 10.0.0.5:6443 --instance a --listen 0.0.0.0:6443",
+            "clashes",
+        );
+        errors(
+            "--listen 10.0.0.5:0 --instance a",
+            "an apiserver needs a port that is known",
+        );
+        assert!(
+            serve(
+                "--probe tcp --listen 10.0.0.5:7443 --listen 0.0.0.0:6443 --backend 127.1.2.3:7443"
+            )
+            .is_ok()
+        );
+        assert!(
+            serve("--probe tcp --listen 10.0.0.5:6443 --listen [::]:6443 --backend 127.1.2.3:6443")
+                .is_ok()
+        );
         assert_eq!(mistakes("--admin 10.0.0.5:6443").len(), 1);
         assert_eq!(mistakes("--admin 0.0.0.0:6443").len(), 1);
         assert_eq!(mistakes("--admin 10.0.0.5:6444"), [""; 0]);
@@ -455,11 +627,31 @@ mod tests {
 
     #[test]
     fn addresses_of_both_families_are_read_and_what_is_wrong_is_named() {
-        let freebind = |text: &str| listen(text).map(|listen| (listen.addr.to_string(), listen.freebind));
-        assert_eq!(freebind("[fd00::5]:6443,freebind"), Ok(("[fd00::5]:6443".into(), true)));
-        assert_eq!(freebind("[::ffff:10.0.0.5]:6443"), Ok(("10.0.0.5:6443".into(), false)));
-        for bad in ["", "10.0.0.5", ":6443", "localhost:6443", "fd00::5:6443", "10.0.0.5:65536", " 10.0.0.5:6443"] {
-            assert!(listen(bad).unwrap_err().contains("give an IP address with a port"), "{bad:?}");
+        let freebind =
+            |text: &str| listen(text).map(|listen| (listen.addr.to_string(), listen.freebind));
+        assert_eq!(
+            freebind("[fd00::5]:6443,freebind"),
+            Ok(("[fd00::5]:6443".into(), true))
+        );
+        assert_eq!(
+            freebind("[::ffff:10.0.0.5]:6443"),
+            Ok(("10.0.0.5:6443".into(), false))
+        );
+        for bad in [
+            "",
+            "10.0.0.5",
+            ":6443",
+            "localhost:6443",
+            "fd00::5:6443",
+            "10.0.0.5:65536",
+            " 10.0.0.5:6443",
+        ] {
+            assert!(
+                listen(bad)
+                    .unwrap_err()
+                    .contains("give an IP address with a port"),
+                "{bad:?}"
+            );
         }
     }
 }

@@ -32,10 +32,16 @@ pub(crate) fn check(
     let cluster = args.cluster.as_deref()?;
     let node = args.node_name.clone().unwrap_or_else(host_name);
     if !is_node_name(&node) {
-        checks.wrong(format!("--node-name {node:?}: give the name that `kubectl get nodes` shows"));
+        checks.wrong(format!(
+            "--node-name {node:?}: give the name that `kubectl get nodes` shows"
+        ));
     }
     let named = |id: &str| !id.contains('.') && is_object_name(id);
-    if let Some(instance) = place.instance.as_ref().filter(|instance| !named(instance.as_str())) {
+    if let Some(instance) = place
+        .instance
+        .as_ref()
+        .filter(|instance| !named(instance.as_str()))
+    {
         checks.wrong(format!(
             "--instance {instance}: with --cluster it is part of a Lease's name: use only a-z 0-9 and -, and begin and end with a \
              letter or a digit"
@@ -43,7 +49,10 @@ pub(crate) fn check(
     }
     // What the files hold is the keeper's: a shim serves on without them, and tries again.
     let credentials = if cluster == "in-cluster" {
-        Credentials::InCluster { server: place.berth(), name: server_name.to_owned() }
+        Credentials::InCluster {
+            server: place.berth(),
+            name: server_name.to_owned(),
+        }
     } else {
         Credentials::Kubeconfig(cluster.into())
     };
@@ -59,5 +68,8 @@ pub fn is_node_name(name: &str) -> bool {
 /// In lower case, as the kubelet takes it.
 #[must_use]
 pub fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().to_lowercase()
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .to_lowercase()
 }

@@ -28,9 +28,16 @@ impl Checks {
 
     /// A duration such as `8s`, `500ms` or `1m30s`, not below `least`.
     pub fn duration(&mut self, option: &str, text: &str, least: Duration) -> Duration {
-        let long = |time| if time < least { Err(format!("at least {}", format_duration(least))) } else { Ok(time) };
+        let long = |time| {
+            if time < least {
+                Err(format!("at least {}", format_duration(least)))
+            } else {
+                Ok(time)
+            }
+        };
         let parsed = duration(text).and_then(long);
-        self.ok(parsed.map_err(|why| format!("{option} {text}: {why}"))).unwrap_or(least)
+        self.ok(parsed.map_err(|why| format!("{option} {text}: {why}")))
+            .unwrap_or(least)
     }
 
     /// A whole number in a range.
@@ -41,7 +48,11 @@ impl Checks {
         match text.parse() {
             Ok(number) if range.contains(&number) => number,
             _ => {
-                self.wrong(format!("{option} {text}: give a whole number from {} to {}", range.start(), range.end()));
+                self.wrong(format!(
+                    "{option} {text}: give a whole number from {} to {}",
+                    range.start(),
+                    range.end()
+                ));
                 *range.start()
             }
         }

@@ -41,7 +41,18 @@ pub struct ProbeArgs {
 }
 
 fn kinds() -> impl TypedValueParser<Value = ProbeKind> {
-    let kinds = [(ProbeKind::Https, "GET /readyz by HTTPS"), (ProbeKind::Tcp, "Connect only")];
-    PossibleValuesParser::new(kinds.map(|(kind, help)| PossibleValue::new(kind.as_str()).help(help)))
-        .map(|text| if text == ProbeKind::Tcp.as_str() { ProbeKind::Tcp } else { ProbeKind::Https })
+    let kinds = [
+        (ProbeKind::Https, "GET /readyz by HTTPS"),
+        (ProbeKind::Tcp, "Connect only"),
+    ];
+    PossibleValuesParser::new(
+        kinds.map(|(kind, help)| PossibleValue::new(kind.as_str()).help(help)),
+    )
+    .map(|text| {
+        if text == ProbeKind::Tcp.as_str() {
+            ProbeKind::Tcp
+        } else {
+            ProbeKind::Https
+        }
+    })
 }

@@ -20,14 +20,23 @@ pub fn monotonic() -> io::Result<Duration> {
 /// The boot that [`boottime`] counts from: a random UUID, the same in all containers of a node.
 pub fn boot_id() -> io::Result<String> {
     let failed = |why: &dyn std::fmt::Display| {
-        io::Error::other(format!("the boot's ID cannot be read: {why}: is /proc mounted?"))
+        io::Error::other(format!(
+            "the boot's ID cannot be read: {why}: is /proc mounted?"
+        ))
     };
     let id = random::boot_id().map_err(|error| failed(&error))?;
-    if is_uuid(&id) { Ok(id) } else { Err(failed(&format_args!("{id:?} is no UUID"))) }
+    if is_uuid(&id) {
+        Ok(id)
+    } else {
+        Err(failed(&format_args!("{id:?} is no UUID")))
+    }
 }
 
 fn is_uuid(text: &str) -> bool {
-    text.len() == 36 && text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
+    text.len() == 36
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
 }
 
 #[cfg(test)]
@@ -46,7 +55,13 @@ mod tests {
     fn a_boot_id_is_a_uuid() {
         let good = "0f2c6e3a-8f4e-4c7e-9a57-1f2d3c4b5a69";
         assert!(is_uuid(good) && is_uuid(&boot_id().unwrap()));
-        for bad in ["", "\n", &good[1..], &format!("{good}0"), &good.replace('-', "_")] {
+        for bad in [
+            "",
+            "\n",
+            &good[1..],
+            &format!("{good}0"),
+            &good.replace('-', "_"),
+        ] {
             assert!(!is_uuid(bad), "{bad:?}");
         }
     }

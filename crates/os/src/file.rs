@@ -19,9 +19,17 @@ const LOCK_PAUSE: Duration = Duration::from_millis(5);
 ///
 /// # Errors
 /// Those of the system calls and of `fill`. Then the file is as it was.
-pub fn replace<T>(path: &Path, temporary: &Path, fill: impl FnOnce(File) -> io::Result<T>) -> io::Result<T> {
+pub fn replace<T>(
+    path: &Path,
+    temporary: &Path,
+    fill: impl FnOnce(File) -> io::Result<T>,
+) -> io::Result<T> {
     found(fs::remove_file(temporary))?;
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(temporary)?;
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(temporary)?;
     let filled = fill(file).and_then(|filled| fs::rename(temporary, path).map(|()| filled));
     filled.inspect_err(|_| drop(fs::remove_file(temporary)))
 }
@@ -42,7 +50,12 @@ pub fn found<T>(done: io::Result<T>) -> io::Result<Option<T>> {
 /// # Errors
 /// Those of open(2), or it is no regular file.
 pub fn open_regular(path: &Path) -> io::Result<File> {
-    regular(OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?)
+    regular(
+        OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+            .open(path)?,
+    )
 }
 
 /// Most bytes of a file of certificates, credentials or configuration.
@@ -63,7 +76,11 @@ pub fn read_small(path: &Path) -> io::Result<Vec<u8>> {
 pub fn small(file: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(SMALL + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > SMALL { Err(io::Error::other("it is larger than 1 MiB")) } else { Ok(bytes) }
+    if bytes.len() as u64 > SMALL {
+        Err(io::Error::other("it is larger than 1 MiB"))
+    } else {
+        Ok(bytes)
+    }
 }
 
 /// Bytes of a file as text.
@@ -71,7 +88,8 @@ pub fn small(file: impl Read) -> io::Result<Vec<u8>> {
 /// # Errors
 /// They are not UTF-8.
 pub fn text(bytes: Vec<u8>) -> io::Result<String> {
-    String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is no text"))
+    String::from_utf8(bytes)
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is no text"))
 }
 
 /// The open file, if it is a regular file.
@@ -79,7 +97,11 @@ pub fn text(bytes: Vec<u8>) -> io::Result<String> {
 /// # Errors
 /// It is none, or fstat(2) failed.
 pub fn regular(file: File) -> io::Result<File> {
-    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no regular file")) }
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::other("it is no regular file"))
+    }
 }
 
 /// A file in memory that can be executed, and is open in children too, also where `vm.memfd_noexec` is 1. Kernels before 6.3 do not know
@@ -137,8 +159,12 @@ pub fn private_directory(dir: &Path, owner: u32) -> io::Result<()> {
         _ => {}
     }
     let plain: PathBuf = dir.components().collect();
-    let open =
-        |flags| OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW | flags).open(&plain);
+    let open = |flags| {
+        OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW | flags)
+            .open(&plain)
+    };
     // Root without capabilities may open only the path of another uid's private directory.
     let meta = open(libc::O_PATH)?.metadata()?;
     if (meta.uid(), meta.mode() & 0o7777) == (owner, 0o700) {
@@ -178,15 +204,23 @@ mod tests {
         // A PID namespace has a value of its own.
         let own = std::env::current_exe().unwrap();
         let name = "file::tests::a_program_in_memory_runs_where_others_are_not_executable";
-        let script = "echo 1 > /proc/sys/vm/memfd_noexec || exit 77; exec \"$0\" --exact \"$1\" --nocapture";
+        let script =
+            "echo 1 > /proc/sys/vm/memfd_noexec || exit 77; exec \"$0\" --exact \"$1\" --nocapture";
         let mut command = Command::new("unshare");
-        command.args(["--pid", "--fork", "--mount-proc", "sh", "-c", script]).arg(own).arg(name).env(INSIDE, "1");
+        command
+            .args(["--pid", "--fork", "--mount-proc", "sh", "-c", script])
+            .arg(own)
+            .arg(name)
+            .env(INSIDE, "1");
         let output = command.output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        let text =
+            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         match output.status.success() {
             true => assert!(text.contains("1 passed"), "{text}"),
             false if text.contains("passed") || text.contains("panicked") => panic!("{text}"),
-            false => refused(&format!("no PID namespace with a vm.memfd_noexec of its own: {text}")),
+            false => refused(&format!(
+                "no PID namespace with a vm.memfd_noexec of its own: {text}"
+            )),
         }
     }
 
@@ -196,12 +230,21 @@ mod tests {
         let path = directory.path().join("a");
         fs::write(&path, b"a\xff").unwrap();
         assert_eq!(read_small(&path).unwrap(), b"a\xff");
-        assert_eq!(read_small(&path).and_then(text).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(
+            read_small(&path).and_then(text).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
         File::create(&path).unwrap().set_len(1 << 40).unwrap();
-        assert_eq!(read_small(&path).unwrap_err().to_string(), "it is larger than 1 MiB");
+        assert_eq!(
+            read_small(&path).unwrap_err().to_string(),
+            "it is larger than 1 MiB"
+        );
         fs::remove_file(&path).unwrap();
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        assert_eq!(read_small(&path).unwrap_err().to_string(), "it is no regular file");
+        assert_eq!(
+            read_small(&path).unwrap_err().to_string(),
+            "it is no regular file"
+        );
     }
 
     #[test]
@@ -213,9 +256,14 @@ mod tests {
         replace(&path, &temporary, |mut file| file.write_all(b"one")).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"one");
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        let half =
-            |mut file: File| file.write_all(b"tw").and_then(|()| Err::<(), _>(io::ErrorKind::StorageFull.into()));
-        assert_eq!(replace(&path, &temporary, half).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        let half = |mut file: File| {
+            file.write_all(b"tw")
+                .and_then(|()| Err::<(), _>(io::ErrorKind::StorageFull.into()))
+        };
+        assert_eq!(
+            replace(&path, &temporary, half).unwrap_err().kind(),
+            io::ErrorKind::StorageFull
+        );
         assert_eq!(fs::read(&path).unwrap(), b"one");
         assert!(!temporary.exists());
     }

@@ -22,7 +22,10 @@ impl Events {
     /// # Errors
     /// EMFILE if the user has too many, and those of epoll.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(crate::awaitable(init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?, Interest::READABLE)?))
+        Ok(Self(crate::awaitable(
+            init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?,
+            Interest::READABLE,
+        )?))
     }
 
     /// Adds a path, or changes what is watched there.

@@ -1,5 +1,8 @@
 //! System calls and /proc. All `unsafe` of berth is here.
-#![allow(unsafe_code, reason = "it is here and nowhere else, each block with its SAFETY comment")]
+#![allow(
+    unsafe_code,
+    reason = "it is here and nowhere else, each block with its SAFETY comment"
+)]
 
 pub mod bpf;
 pub mod clock;
@@ -32,7 +35,9 @@ pub fn awaitable(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>
 /// A message without the numbers that Rust puts behind the system's own words: " (os error 2)".
 pub fn plain(message: String) -> String {
     match message.split_once(" (os error ") {
-        Some((before, rest)) => plain(before.to_owned() + rest.split_once(')').map_or("", |(_, after)| after)),
+        Some((before, rest)) => {
+            plain(before.to_owned() + rest.split_once(')').map_or("", |(_, after)| after))
+        }
         None => message,
     }
 }

@@ -2,7 +2,9 @@
 
 use procfs::FromRead as _;
 use procfs::process::MountInfos;
-use rustix::fs::{AtFlags, CWD, FlockOperation, Statx, StatxFlags, flock, fstat, major, minor, statx};
+use rustix::fs::{
+    AtFlags, CWD, FlockOperation, Statx, StatxFlags, flock, fstat, major, minor, statx,
+};
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
@@ -59,8 +61,13 @@ pub fn lock_socket(socket: impl AsFd) -> io::Result<()> {
 pub fn locked_sockets() -> io::Result<u64> {
     // All sockets are on one device.
     let device = fstat(UnixDatagram::unbound()?)?.st_dev;
-    let (device, this) = ((major(device), minor(device)), i32::try_from(std::process::id()).ok());
-    let is_counted = |lock: &&Lock| lock.kind == LockKind::Flock && lock.pid == this && lock.file.device == device;
+    let (device, this) = (
+        (major(device), minor(device)),
+        i32::try_from(std::process::id()).ok(),
+    );
+    let is_counted = |lock: &&Lock| {
+        lock.kind == LockKind::Flock && lock.pid == this && lock.file.device == device
+    };
     Ok(all()?.iter().filter(is_counted).count() as u64)
 }
 
@@ -83,7 +90,14 @@ fn parse_line(line: &str) -> Option<Lock> {
     let mut file = words.next()?.split(':');
     let mut number = || u32::from_str_radix(file.next()?, 16).ok();
     let device = (number()?, number()?);
-    Some(Lock { kind, pid, file: LockedFile { device, inode: file.next()?.parse().ok()? } })
+    Some(Lock {
+        kind,
+        pid,
+        file: LockedFile {
+            device,
+            inode: file.next()?.parse().ok()?,
+        },
+    })
 }
 
 /// Which device the kernel lists files of a mount with: the last mount is remembered.
@@ -104,7 +118,10 @@ impl Devices {
         if meta.stx_mask & StatxFlags::MNT_ID.bits() == 0 {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        Ok(LockedFile { device: self.device(&meta)?, inode: meta.stx_ino })
+        Ok(LockedFile {
+            device: self.device(&meta)?,
+            inode: meta.stx_ino,
+        })
     }
 
     fn device(&mut self, meta: &Statx) -> io::Result<(u32, u32)> {
@@ -113,12 +130,15 @@ impl Devices {
             return Ok(device);
         }
         let all = MountInfos::from_file("/proc/thread-self/mountinfo").map_err(io::Error::other)?;
-        let found = all.into_iter().find(|mount| u64::try_from(mount.mnt_id) == Ok(mounted.0));
+        let found = all
+            .into_iter()
+            .find(|mount| u64::try_from(mount.mnt_id) == Ok(mounted.0));
         let device = found.and_then(|mount| {
             let (major, minor) = mount.majmin.split_once(':')?;
             Some((major.parse().ok()?, minor.parse().ok()?))
         });
-        let device = device.ok_or_else(|| io::Error::other("its mount is not in /proc/self/mountinfo"))?;
+        let device =
+            device.ok_or_else(|| io::Error::other("its mount is not in /proc/self/mountinfo"))?;
         self.0 = Some((mounted, device));
         Ok(device)
     }
@@ -142,7 +162,11 @@ mod tests {
 
     #[test]
     fn each_lock_is_read_with_its_device_and_who_waits_is_left_out() {
-        let lock = |kind, pid, device, inode| Lock { kind, pid, file: LockedFile { device, inode } };
+        let lock = |kind, pid, device, inode| Lock {
+            kind,
+            pid,
+            file: LockedFile { device, inode },
+        };
         let expected = [
             lock(LockKind::OpenFile, None, (0xfe, 0), 9_977_982),
             lock(LockKind::Flock, Some(28438), (0, 0x1b), 9_977_981),
@@ -159,7 +183,12 @@ mod tests {
         let at = devices.file(file.path()).unwrap();
         assert_eq!(devices.file(file.path()).unwrap(), at);
         let this = i32::try_from(std::process::id()).unwrap();
-        let held = || all().unwrap().into_iter().any(|lock| lock.file == at && lock.pid == Some(this));
+        let held = || {
+            all()
+                .unwrap()
+                .into_iter()
+                .any(|lock| lock.file == at && lock.pid == Some(this))
+        };
         assert!(!held());
         let open = File::open(file.path()).unwrap();
         open.lock().unwrap();
@@ -173,8 +202,16 @@ mod tests {
         assert_eq!(locked_sockets().unwrap(), 0);
         lock_socket(&given).unwrap();
         lock_socket(&kept).unwrap();
-        let mut child = Command::new("cat").stdin(OwnedFd::from(given)).stdout(Stdio::null()).spawn().unwrap();
-        assert_eq!(locked_sockets().unwrap(), 2, "one is another process's alone");
+        let mut child = Command::new("cat")
+            .stdin(OwnedFd::from(given))
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        assert_eq!(
+            locked_sockets().unwrap(),
+            2,
+            "one is another process's alone"
+        );
         drop(kept);
         // The other end was closed.
         child.wait().unwrap();

@@ -1,7 +1,9 @@
 //! Own mount and PID namespaces: what is mounted and what runs in them ends with them, however their owner ends.
 
 use crate::clock::monotonic;
-use crate::process::{Credentials, KILL_CHILD, ProcessAttributes, check_single_threaded, die_with, ended};
+use crate::process::{
+    Credentials, KILL_CHILD, ProcessAttributes, check_single_threaded, die_with, ended,
+};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -37,7 +39,13 @@ pub fn is_shared_with(pid: i32, kind: &str) -> bool {
 pub fn own_mounts() -> io::Result<()> {
     check_single_threaded()?;
     unshare(CloneFlags::CLONE_NEWNS)?;
-    Ok(mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)?)
+    Ok(mount(
+        None::<&str>,
+        "/",
+        None::<&str>,
+        MsFlags::MS_REC | MsFlags::MS_SLAVE,
+        None::<&str>,
+    )?)
 }
 
 /// Mounts a tmpfs for at most this many bytes, with mode 0700, which is never swapped since Linux 6.4. With `label`, all its files
@@ -46,13 +54,27 @@ pub fn own_mounts() -> io::Result<()> {
 /// # Errors
 /// Those of mount(2).
 pub fn tmpfs(at: &Path, bytes: u64, label: Option<&str>) -> io::Result<()> {
-    let label = label.map(|label| format!(",context=\"{label}\"")).unwrap_or_default();
+    let label = label
+        .map(|label| format!(",context=\"{label}\""))
+        .unwrap_or_default();
     let with = |more: &str| {
         let options = format!("mode=0700,size={bytes}{more}{label}");
-        mount(Some("berth"), at, Some("tmpfs"), MsFlags::MS_NODEV, Some(options.as_str()))
+        mount(
+            Some("berth"),
+            at,
+            Some("tmpfs"),
+            MsFlags::MS_NODEV,
+            Some(options.as_str()),
+        )
     };
     // An older kernel refuses an unknown option.
-    let mounted = with(",noswap").or_else(|error| if error == Errno::EINVAL { with("") } else { Err(error) });
+    let mounted = with(",noswap").or_else(|error| {
+        if error == Errno::EINVAL {
+            with("")
+        } else {
+            Err(error)
+        }
+    });
     Ok(mounted?)
 }
 
@@ -123,9 +145,17 @@ impl SignReader {
 /// A path contains a NUL.
 pub fn in_own_processes(command: &mut Command, enclosure: Enclosure) -> io::Result<()> {
     let text = |path: &PathBuf| CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other);
-    let Enclosure { cgroups, pinned, like, signs } = enclosure;
+    let Enclosure {
+        cgroups,
+        pinned,
+        like,
+        signs,
+    } = enclosure;
     let inner = Inner {
-        cgroups: cgroups.iter().map(|(above, own)| Ok((text(above)?, text(own)?))).collect::<io::Result<_>>()?,
+        cgroups: cgroups
+            .iter()
+            .map(|(above, own)| Ok((text(above)?, text(own)?)))
+            .collect::<io::Result<_>>()?,
         pinned: pinned.iter().map(text).collect::<io::Result<_>>()?,
         oom_score: like.as_ref().map(|like| like.oom_score_adj.to_string()),
         credentials: like.as_ref().map(ProcessAttributes::credentials),
@@ -154,7 +184,9 @@ struct Inner {
 
 /// Returns in the first process of new namespaces, never in this one.
 fn supervise(parent: Pid, inner: &Inner) -> io::Result<()> {
-    let awaited: SigSet = [Signal::SIGCHLD, Signal::SIGTERM, KILL_CHILD].into_iter().collect();
+    let awaited: SigSet = [Signal::SIGCHLD, Signal::SIGTERM, KILL_CHILD]
+        .into_iter()
+        .collect();
     // Blocked before they can come, so that none is missed.
     let mask = awaited.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     die_with(parent, KILL_CHILD)?;
@@ -163,16 +195,32 @@ fn supervise(parent: Pid, inner: &Inner) -> io::Result<()> {
         setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
     }
     if let Some(score) = &inner.oom_score
-        && let Ok(file) = open(c"/proc/self/oom_score_adj", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
+        && let Ok(file) = open(
+            c"/proc/self/oom_score_adj",
+            OFlags::WRONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
     {
         // A score lower than this process's needs CAP_SYS_RESOURCE. Without the capability the child keeps this process's score.
         let _ = rustix::io::write(&file, score.as_bytes());
     }
     unshare(CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS)?;
     // Mounts made here must not propagate to other namespaces.
-    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)?;
+    mount(
+        None::<&str>,
+        "/",
+        None::<&str>,
+        MsFlags::MS_REC | MsFlags::MS_SLAVE,
+        None::<&str>,
+    )?;
     for file in &inner.pinned {
-        mount(Some(file.as_c_str()), file.as_c_str(), None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
+        mount(
+            Some(file.as_c_str()),
+            file.as_c_str(),
+            None::<&str>,
+            MsFlags::MS_BIND,
+            None::<&str>,
+        )?;
     }
     // The ID of a process outside is meaningless in the new namespace.
     let this = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
@@ -195,8 +243,11 @@ fn supervise(parent: Pid, inner: &Inner) -> io::Result<()> {
         }
         ForkResult::Parent { child } => {
             close_all_but(inner.signs.as_ref().map(|signs| signs.pipe.as_raw_fd()));
-            let code = watch(child, &awaited, inner.signs.as_ref())
-                .map_or(70, |status| status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()));
+            let code = watch(child, &awaited, inner.signs.as_ref()).map_or(70, |status| {
+                status
+                    .code()
+                    .unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
+            });
             for (above, own) in &inner.cgroups {
                 remove_cgroup(above, own);
             }
@@ -215,7 +266,10 @@ fn close_all_but(one: Option<RawFd>) {
             unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
         }
     };
-    match one.and_then(|one| libc::c_uint::try_from(one).ok()).filter(|one| *one >= 3) {
+    match one
+        .and_then(|one| libc::c_uint::try_from(one).ok())
+        .filter(|one| *one >= 3)
+    {
         Some(one) => {
             close(3, one - 1);
             close(one + 1, libc::c_uint::MAX);
@@ -253,10 +307,13 @@ fn watch(child: Pid, awaited: &SigSet, signs: Option<&SignReader>) -> io::Result
 
 /// Waits for a blocked signal, at most this long.
 fn wait_within(awaited: &SigSet, most: Option<Duration>) -> io::Result<Option<Signal>> {
-    let Some(most) = most else { return Ok(Some(awaited.wait()?)) };
+    let Some(most) = most else {
+        return Ok(Some(awaited.wait()?));
+    };
     let most = TimeSpec::from_duration(most);
     // SAFETY: both references are valid for the call, and a null pointer asks for no more about the signal.
-    let signal = unsafe { libc::sigtimedwait(awaited.as_ref(), std::ptr::null_mut(), most.as_ref()) };
+    let signal =
+        unsafe { libc::sigtimedwait(awaited.as_ref(), std::ptr::null_mut(), most.as_ref()) };
     match Errno::result(signal) {
         Ok(signal) => Ok(Some(Signal::try_from(signal)?)),
         Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),
@@ -283,7 +340,10 @@ mod tests {
     /// Runs a script as the first process; it has printed something when this returns, unless there can be no namespaces here.
     fn start(script: &str, enclosure: Enclosure) -> Option<(Child, String)> {
         let mut command = Command::new("sh");
-        command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+            .args(["-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         in_own_processes(&mut command, enclosure).unwrap();
         match command.spawn() {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -293,7 +353,9 @@ mod tests {
             child => {
                 let mut child = child.unwrap();
                 let mut line = String::new();
-                BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+                BufReader::new(child.stdout.as_mut().unwrap())
+                    .read_line(&mut line)
+                    .unwrap();
                 Some((child, line))
             }
         }
@@ -303,7 +365,12 @@ mod tests {
     fn end(mut child: Child) -> Option<i32> {
         // Who reads goes on.
         drop(child.stdin.take());
-        child.stdout.take().unwrap().read_to_end(&mut Vec::new()).unwrap();
+        child
+            .stdout
+            .take()
+            .unwrap()
+            .read_to_end(&mut Vec::new())
+            .unwrap();
         child.wait().unwrap().code()
     }
 
@@ -313,9 +380,10 @@ mod tests {
 
     #[test]
     fn it_is_the_first_process_and_ends_as_it_ends() {
-        let Some((child, line)) =
-            start("echo $$ $(readlink /proc/self | wc -w); read line; exit 7", Enclosure::default())
-        else {
+        let Some((child, line)) = start(
+            "echo $$ $(readlink /proc/self | wc -w); read line; exit 7",
+            Enclosure::default(),
+        ) else {
             return;
         };
         assert_eq!(line, "1 1\n");
@@ -328,7 +396,9 @@ mod tests {
     #[test]
     fn what_it_is_told_reaches_it() {
         let script = "trap 'exit 3' TERM; echo; while :; do read line; done";
-        let Some((mut child, _)) = start(script, Enclosure::default()) else { return };
+        let Some((mut child, _)) = start(script, Enclosure::default()) else {
+            return;
+        };
         let stdin = child.stdin.take();
         signal(&child, Signal::SIGTERM);
         // A shell acts when it has read.
@@ -339,15 +409,25 @@ mod tests {
     #[test]
     fn all_that_it_started_ends_with_it() {
         let script = "trap '' TERM; setsid sleep 1000 & echo; wait";
-        let Some((child, _)) = start(script, Enclosure::default()) else { return };
+        let Some((child, _)) = start(script, Enclosure::default()) else {
+            return;
+        };
         signal(&child, KILL_CHILD);
         assert_eq!(end(child), Some(128 + 9));
         // By the end of what stays outside, and of its parent.
-        let Some((child, _)) = start(script, Enclosure::default()) else { return };
+        let Some((child, _)) = start(script, Enclosure::default()) else {
+            return;
+        };
         signal(&child, Signal::SIGKILL);
         assert_eq!(end(child), None);
-        let started =
-            std::thread::spawn(|| start("trap '' TERM; sleep 1000 & echo; wait", Enclosure::default())).join().unwrap();
+        let started = std::thread::spawn(|| {
+            start(
+                "trap '' TERM; sleep 1000 & echo; wait",
+                Enclosure::default(),
+            )
+        })
+        .join()
+        .unwrap();
         let Some((child, _)) = started else { return };
         assert_eq!(end(child), Some(128 + 9));
     }
@@ -355,7 +435,9 @@ mod tests {
     #[test]
     fn its_cgroups_are_removed() {
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-        let mut roots = mounts.lines().filter(|line| line.contains(" cgroup2 ") || line.contains("name=systemd"));
+        let mut roots = mounts
+            .lines()
+            .filter(|line| line.contains(" cgroup2 ") || line.contains("name=systemd"));
         let Some(root) = roots.find_map(|line| line.split(' ').nth(1)).map(Path::new) else {
             return skipped("no cgroups are mounted");
         };
@@ -364,8 +446,17 @@ mod tests {
             return skipped(&format!("no cgroup can be made: {error}"));
         }
         let cgroups = vec![(root.join("cgroup.procs"), own.clone())];
-        let script = format!("echo 0 > {}/cgroup.procs && echo in; read line", own.display());
-        let Some((child, line)) = start(&script, Enclosure { cgroups, ..Enclosure::default() }) else {
+        let script = format!(
+            "echo 0 > {}/cgroup.procs && echo in; read line",
+            own.display()
+        );
+        let Some((child, line)) = start(
+            &script,
+            Enclosure {
+                cgroups,
+                ..Enclosure::default()
+            },
+        ) else {
             return fs::remove_dir(&own).unwrap();
         };
         assert_eq!((line.as_str(), end(child)), ("in\n", Some(1)));
@@ -377,15 +468,24 @@ mod tests {
     fn it_is_killed_when_signs_of_life_stay_away() {
         let patience = Duration::from_millis(300);
         let (writer, signs) = signs_of_life(patience).unwrap();
-        let enclosure = Enclosure { signs: Some(signs), ..Enclosure::default() };
+        let enclosure = Enclosure {
+            signs: Some(signs),
+            ..Enclosure::default()
+        };
         let begun = std::time::Instant::now();
-        let Some((mut child, _)) = start("trap '' TERM; setsid sleep 1000 & echo; wait", enclosure) else { return };
+        let Some((mut child, _)) = start("trap '' TERM; setsid sleep 1000 & echo; wait", enclosure)
+        else {
+            return;
+        };
         while begun.elapsed() < 4 * patience {
             writer.give();
             std::thread::sleep(patience / 30);
         }
         let is_slow = begun.elapsed() > 5 * patience;
-        assert!(is_slow || child.try_wait().unwrap().is_none(), "it lives with signs of life");
+        assert!(
+            is_slow || child.try_wait().unwrap().is_none(),
+            "it lives with signs of life"
+        );
         assert_eq!(end(child), Some(128 + 9));
         assert!(begun.elapsed() >= 5 * patience - patience / 30);
         writer.give();
@@ -403,43 +503,90 @@ mod tests {
             f = file.display()
         );
         let like = ProcessAttributes::of(getpid().as_raw()).unwrap();
-        let enclosure = Enclosure { pinned: vec![file.clone()], like: Some(like), ..Enclosure::default() };
-        let Some((mut child, line)) = start(&script, enclosure) else { return };
+        let enclosure = Enclosure {
+            pinned: vec![file.clone()],
+            like: Some(like),
+            ..Enclosure::default()
+        };
+        let Some((mut child, line)) = start(&script, enclosure) else {
+            return;
+        };
         assert_eq!(line.matches("busy").count(), 2, "{line}");
         assert_eq!(fs::read_to_string(&file).unwrap(), "oldmore\n");
         fs::rename(&other, &file).unwrap();
         drop(child.stdin.take());
         let mut text = String::new();
-        child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-        assert!(text.ends_with("new"), "what is put there by others is seen: {text}");
+        child
+            .stdout
+            .take()
+            .unwrap()
+            .read_to_string(&mut text)
+            .unwrap();
+        assert!(
+            text.ends_with("new"),
+            "what is put there by others is seen: {text}"
+        );
         child.wait().unwrap();
         let mut command = Command::new("true");
         let pinned = vec![temp.path().join("missing")];
-        in_own_processes(&mut command, Enclosure { pinned, ..Enclosure::default() }).unwrap();
+        in_own_processes(
+            &mut command,
+            Enclosure {
+                pinned,
+                ..Enclosure::default()
+            },
+        )
+        .unwrap();
         assert_eq!(command.spawn().unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
     fn memory_is_mounted_where_it_can_be() {
-        assert!(own_mounts().unwrap_err().to_string().contains("threads"), "a test has several");
+        assert!(
+            own_mounts().unwrap_err().to_string().contains("threads"),
+            "a test has several"
+        );
         let temp = tempfile::tempdir().unwrap();
         let at = temp.path().to_owned();
         let mounted = std::thread::spawn(move || -> io::Result<()> {
             unshare(CloneFlags::CLONE_NEWNS)?;
-            mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
+            mount(
+                None::<&str>,
+                "/",
+                None::<&str>,
+                MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+                None::<&str>,
+            )?;
             tmpfs(&at, 1 << 20, None)?;
             let mounts = fs::read_to_string("/proc/thread-self/mounts")?;
-            let line = mounts.lines().find(|line| line.split(' ').nth(1).is_some_and(|place| at == Path::new(place)));
+            let line = mounts.lines().find(|line| {
+                line.split(' ')
+                    .nth(1)
+                    .is_some_and(|place| at == Path::new(place))
+            });
             let line = line.expect("it is mounted");
             let release = crate::process::kernel_release();
-            let mut numbers = release.split('.').map(|part| part.parse::<u32>().unwrap_or_default());
+            let mut numbers = release
+                .split('.')
+                .map(|part| part.parse::<u32>().unwrap_or_default());
             // The root of a user namespace may not keep memory from being swapped.
             let is_root = !line.contains(",uid=");
             let has_noswap = is_root && (numbers.next(), numbers.next()) >= (Some(6), Some(4));
             assert_eq!(line.contains(",noswap"), has_noswap, "{line} on {release}");
             let meta = rustix::fs::statvfs(&at)?;
-            assert_eq!((meta.f_blocks * meta.f_frsize, rustix::fs::stat(&at)?.st_mode & 0o777), (1 << 20, 0o700));
-            assert_eq!(fs::write(at.join("x"), vec![1; 2 << 20]).unwrap_err().kind(), io::ErrorKind::StorageFull);
+            assert_eq!(
+                (
+                    meta.f_blocks * meta.f_frsize,
+                    rustix::fs::stat(&at)?.st_mode & 0o777
+                ),
+                (1 << 20, 0o700)
+            );
+            assert_eq!(
+                fs::write(at.join("x"), vec![1; 2 << 20])
+                    .unwrap_err()
+                    .kind(),
+                io::ErrorKind::StorageFull
+            );
             unmount(&at)?;
             assert!(!at.join("x").exists());
             Ok(())

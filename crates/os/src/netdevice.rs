@@ -21,18 +21,31 @@ pub fn set(interface: &str, setting: InterfaceSetting) -> io::Result<()> {
     let (what, ifr_ifru) = match setting {
         InterfaceSetting::Up => {
             let up = libc::c_short::try_from(libc::IFF_UP).unwrap_or_default();
-            (libc::SIOCSIFFLAGS, libc::__c_anonymous_ifr_ifru { ifru_flags: up })
+            (
+                libc::SIOCSIFFLAGS,
+                libc::__c_anonymous_ifr_ifru { ifru_flags: up },
+            )
         }
-        InterfaceSetting::Address(address) => {
-            (libc::SIOCSIFADDR, libc::__c_anonymous_ifr_ifru { ifru_addr: sockaddr(address) })
-        }
-        InterfaceSetting::Netmask(mask) => {
-            (libc::SIOCSIFNETMASK, libc::__c_anonymous_ifr_ifru { ifru_netmask: sockaddr(mask) })
-        }
+        InterfaceSetting::Address(address) => (
+            libc::SIOCSIFADDR,
+            libc::__c_anonymous_ifr_ifru {
+                ifru_addr: sockaddr(address),
+            },
+        ),
+        InterfaceSetting::Netmask(mask) => (
+            libc::SIOCSIFNETMASK,
+            libc::__c_anonymous_ifr_ifru {
+                ifru_netmask: sockaddr(mask),
+            },
+        ),
     };
     let mut ifr_name = [0; libc::IF_NAMESIZE];
     // The last byte stays the closing NUL.
-    for (to, from) in ifr_name.iter_mut().take(libc::IF_NAMESIZE - 1).zip(interface.bytes()) {
+    for (to, from) in ifr_name
+        .iter_mut()
+        .take(libc::IF_NAMESIZE - 1)
+        .zip(interface.bytes())
+    {
         *to = from as libc::c_char;
     }
     let request = libc::ifreq { ifr_name, ifr_ifru };
@@ -48,8 +61,14 @@ pub fn set(interface: &str, setting: InterfaceSetting) -> io::Result<()> {
 pub fn add_ipv6(interface: &str, address: Ipv6Addr) -> io::Result<()> {
     let socket = Socket::new(Domain::IPV6, Type::DGRAM, None)?;
     let ifr6_ifindex = if_nametoindex(interface)?.cast_signed();
-    let ifr6_addr = libc::in6_addr { s6_addr: address.octets() };
-    let request = libc::in6_ifreq { ifr6_addr, ifr6_prefixlen: 128, ifr6_ifindex };
+    let ifr6_addr = libc::in6_addr {
+        s6_addr: address.octets(),
+    };
+    let request = libc::in6_ifreq {
+        ifr6_addr,
+        ifr6_prefixlen: 128,
+        ifr6_ifindex,
+    };
     // SAFETY: the descriptor is open, and of a socket of IPv6 the kernel reads an in6_ifreq, which lives for the call.
     match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFADDR, &raw const request) } {
         0 => Ok(()),
@@ -64,8 +83,14 @@ pub fn add_ipv6(interface: &str, address: Ipv6Addr) -> io::Result<()> {
 pub fn addresses() -> io::Result<Vec<IpAddr>> {
     let addresses = getifaddrs()?.filter_map(|interface| {
         let address = interface.address?;
-        let four = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
-        four.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
+        let four = address
+            .as_sockaddr_in()
+            .map(|address| IpAddr::V4(address.ip()));
+        four.or_else(|| {
+            address
+                .as_sockaddr_in6()
+                .map(|address| IpAddr::V6(address.ip()))
+        })
     });
     Ok(addresses.collect())
 }
@@ -76,5 +101,8 @@ fn sockaddr(address: Ipv4Addr) -> libc::sockaddr {
     for (to, from) in sa_data[2..6].iter_mut().zip(address.octets()) {
         *to = from as libc::c_char;
     }
-    libc::sockaddr { sa_family: libc::AF_INET as libc::sa_family_t, sa_data }
+    libc::sockaddr {
+        sa_family: libc::AF_INET as libc::sa_family_t,
+        sa_data,
+    }
 }

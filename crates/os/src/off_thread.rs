@@ -28,7 +28,12 @@ pub struct OffThread {
 impl OffThread {
     /// `what` is called, for messages.
     pub fn new(what: &'static str) -> Self {
-        Self { what, turns: Arc::new(Semaphore::new(1)), running: Arc::default(), late: Arc::default() }
+        Self {
+            what,
+            turns: Arc::new(Semaphore::new(1)),
+            running: Arc::default(),
+            late: Arc::default(),
+        }
     }
 
     /// What a call returns, if that is within this time. A call that returns later is made nevertheless. To be called within a tokio
@@ -52,7 +57,11 @@ impl OffThread {
                     let (_turn, _running) = (turn, running.lock());
                     #[cfg(debug_assertions)]
                     hang_in_tests(what);
-                    if turns.is_closed() { Err(last()) } else { Ok(call()) }
+                    if turns.is_closed() {
+                        Err(last())
+                    } else {
+                        Ok(call())
+                    }
                 };
                 spawn_blocking(call).await?
             });
@@ -63,7 +72,10 @@ impl OffThread {
             }
             self.late.store(true, Relaxed);
         }
-        Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer of {what} in {most:?}")))
+        Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("no answer of {what} in {most:?}"),
+        ))
     }
 
     /// As [`Self::within`], where something is dropped: the last call, after the one that is being made. Calls that wait for their turn
@@ -86,7 +98,9 @@ impl OffThread {
 /// call hangs.
 #[cfg(debug_assertions)]
 fn hang_in_tests(what: &str) {
-    let Some(directory) = std::env::var_os("BERTH_TEST_HANGS") else { return };
+    let Some(directory) = std::env::var_os("BERTH_TEST_HANGS") else {
+        return;
+    };
     let file = std::path::Path::new(&directory).join(what);
     while file.exists() {
         let _ = std::fs::write(file.with_extension("hangs"), "");
@@ -106,20 +120,32 @@ mod tests {
     async fn a_call_that_hangs_is_waited_for_once_and_starts_no_further_thread() {
         let calls = OffThread::new("a disk");
         let (go_on, hangs) = mpsc::channel::<()>();
-        let hung = calls.within(MOMENT, move || hangs.recv().is_err()).await.unwrap_err();
-        assert_eq!((hung.kind(), hung.to_string().as_str()), (ErrorKind::TimedOut, "no answer of a disk in 40ms"));
+        let hung = calls
+            .within(MOMENT, move || hangs.recv().is_err())
+            .await
+            .unwrap_err();
+        assert_eq!(
+            (hung.kind(), hung.to_string().as_str()),
+            (ErrorKind::TimedOut, "no answer of a disk in 40ms")
+        );
         let (called, calls_made) = mpsc::channel();
         for _ in 0..100 {
             let called = called.clone();
             // At once, however long it may take.
-            let refused = calls.within(LONG, move || called.send(())).await.unwrap_err();
+            let refused = calls
+                .within(LONG, move || called.send(()))
+                .await
+                .unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::TimedOut);
         }
         drop(go_on);
         while calls.within(LONG, || ()).await.is_err() {
             tokio::task::yield_now().await;
         }
-        assert!(calls_made.try_recv().is_err(), "what failed is not made up for");
+        assert!(
+            calls_made.try_recv().is_err(),
+            "what failed is not made up for"
+        );
         assert_eq!(calls.within(LONG, || 7).await.unwrap(), 7);
     }
 
@@ -142,7 +168,9 @@ mod tests {
         let (go_on, waits) = mpsc::channel::<()>();
         let (called, made) = mpsc::channel();
         let (begins, begun) = tokio::sync::oneshot::channel();
-        let first = calls.within(LONG, move || begins.send(()).is_ok() && waits.recv().is_err());
+        let first = calls.within(LONG, move || {
+            begins.send(()).is_ok() && waits.recv().is_err()
+        });
         let (second, third) = (called.clone(), called.clone());
         let waits_for_its_turn = calls.within(LONG, move || second.send("second").unwrap());
         let last = async {
@@ -153,8 +181,14 @@ mod tests {
         let (first, second, ()) = tokio::join!(first, waits_for_its_turn, last);
         assert!(first.unwrap());
         let mut refused = second.is_err();
-        refused &= calls.within(LONG, move || third.send("third").unwrap()).await.is_err();
-        assert!(refused, "a lease that is written after it was removed is that of a shim which hangs");
+        refused &= calls
+            .within(LONG, move || third.send("third").unwrap())
+            .await
+            .is_err();
+        assert!(
+            refused,
+            "a lease that is written after it was removed is that of a shim which hangs"
+        );
         assert_eq!(made.iter().collect::<Vec<_>>(), ["last"]);
     }
 

@@ -49,7 +49,11 @@ pub struct NamedProcess {
 /// /proc/net/tcp cannot be read. A missing tcp6 means that there is no IPv6.
 pub fn sockets() -> io::Result<Vec<Entry>> {
     let mut all: Vec<_> = entries(TABLES[0])?.collect::<io::Result<_>>()?;
-    all.extend(found(entries(TABLES[1]).and_then(Iterator::collect::<io::Result<Vec<_>>>))?.into_iter().flatten());
+    all.extend(
+        found(entries(TABLES[1]).and_then(Iterator::collect::<io::Result<Vec<_>>>))?
+            .into_iter()
+            .flatten(),
+    );
     Ok(all)
 }
 
@@ -69,7 +73,10 @@ pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, NamedProcess> {
             let named = named.get_or_insert_with(|| {
                 let holder = before_fork(&process, inode);
                 let holder = holder.as_ref().unwrap_or(&process);
-                NamedProcess { pid: holder.pid, name: name_of(holder) }
+                NamedProcess {
+                    pid: holder.pid,
+                    name: name_of(holder),
+                }
             });
             let known = found.entry(inode).or_insert_with(|| named.clone());
             if known.pid != named.pid
@@ -86,36 +93,55 @@ pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, NamedProcess> {
 /// The process that this one is a fork of, until it executes another program.
 fn before_fork(process: &Process, inode: u64) -> Option<Process> {
     let parent = Process::new(process.stat().ok()?.ppid).ok()?;
-    let is_same = parent.exe().ok()? == process.exe().ok()? && sockets_of(&parent).any(|of| of == inode);
+    let is_same =
+        parent.exe().ok()? == process.exe().ok()? && sockets_of(&parent).any(|of| of == inode);
     is_same.then_some(parent)
 }
 
 /// Whether a process has a socket that listens on this address, in its network namespace.
 pub fn listens(pid: i32, address: SocketAddr) -> bool {
-    let table = format!("/proc/{pid}/net/{}", if address.is_ipv6() { "tcp6" } else { "tcp" });
+    let table = format!(
+        "/proc/{pid}/net/{}",
+        if address.is_ipv6() { "tcp6" } else { "tcp" }
+    );
     // The kernel shows listeners first, and no more is read.
-    let listeners = entries(&table).into_iter().flatten().flatten().take_while(|entry| entry.state == LISTEN);
-    let inodes: HashSet<_> = listeners.filter(|entry| entry.local == address).map(|entry| entry.inode).collect();
+    let listeners = entries(&table)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .take_while(|entry| entry.state == LISTEN);
+    let inodes: HashSet<_> = listeners
+        .filter(|entry| entry.local == address)
+        .map(|entry| entry.inode)
+        .collect();
     Process::new(pid).is_ok_and(|process| sockets_of(&process).any(|inode| inodes.contains(&inode)))
 }
 
 /// Inodes of a process's sockets; none if it may not be inspected.
 fn sockets_of(process: &Process) -> impl Iterator<Item = u64> {
-    process.fd().into_iter().flatten().filter_map(|fd| match fd.ok()?.target {
-        FDTarget::Socket(inode) => Some(inode),
-        _ => None,
-    })
+    process
+        .fd()
+        .into_iter()
+        .flatten()
+        .filter_map(|fd| match fd.ok()?.target {
+            FDTarget::Socket(inode) => Some(inode),
+            _ => None,
+        })
 }
 
 fn name_of(process: &Process) -> String {
-    process.stat().map_or(String::new(), |stat| stat.comm.replace(char::is_control, "?"))
+    process.stat().map_or(String::new(), |stat| {
+        stat.comm.replace(char::is_control, "?")
+    })
 }
 
 /// One sentence on which process holds `wanted` and the fix, for a bind that failed with EADDRINUSE.
 pub fn explain(wanted: SocketAddr) -> String {
     match sockets() {
         Ok(entries) => describe(wanted, Uid::effective().as_raw(), &entries, process_of),
-        Err(error) => format!("{wanted} is held by an unknown process (/proc/net/tcp cannot be read: {error})"),
+        Err(error) => format!(
+            "{wanted} is held by an unknown process (/proc/net/tcp cannot be read: {error})"
+        ),
     }
 }
 
@@ -155,9 +181,13 @@ pub fn describe(
         );
     }
     if entry.uid == our_uid {
-        format!("{wanted} is held by {owner}, which listens without SO_REUSEPORT: stop it, or take another port")
+        format!(
+            "{wanted} is held by {owner}, which listens without SO_REUSEPORT: stop it, or take another port"
+        )
     } else {
-        format!("{wanted} is held by {owner}, this process is uid {our_uid}: SO_REUSEPORT needs the same effective uid")
+        format!(
+            "{wanted} is held by {owner}, this process is uid {our_uid}: SO_REUSEPORT needs the same effective uid"
+        )
     }
 }
 
@@ -169,7 +199,8 @@ pub fn clashes(wanted: SocketAddr, other: SocketAddr) -> bool {
     wanted.port() == other.port()
         && (wanted_ip == other_ip
             || any_family
-            || (wanted_ip.is_ipv4() == other_ip.is_ipv4() && (wanted_ip.is_unspecified() || other_ip.is_unspecified())))
+            || (wanted_ip.is_ipv4() == other_ip.is_ipv4()
+                && (wanted_ip.is_unspecified() || other_ip.is_unspecified())))
 }
 
 #[derive(Debug)]
@@ -204,7 +235,9 @@ fn entries(table: &str) -> io::Result<impl Iterator<Item = io::Result<Entry>>> {
 /// One line at a time, because procfs makes nothing of a table in which it cannot read one.
 pub fn parse_line(line: &str) -> Option<Entry> {
     // What it reads first is the heading, which it passes over.
-    let table = TcpNetEntries::from_buf_read(["\n", line].concat().as_bytes(), current_system_info()).ok()?;
+    let table =
+        TcpNetEntries::from_buf_read(["\n", line].concat().as_bytes(), current_system_info())
+            .ok()?;
     let entry = table.0.into_iter().next()?;
     Some(Entry {
         local: entry.local_address,
@@ -229,7 +262,13 @@ mod tests {
     }
 
     fn listener(local: &str, uid: u32) -> Entry {
-        Entry { local: address(local), remote: address("0.0.0.0:0"), state: LISTEN, uid, inode: 7 }
+        Entry {
+            local: address(local),
+            remote: address("0.0.0.0:0"),
+            state: LISTEN,
+            uid,
+            inode: 7,
+        }
     }
 
     #[test]
@@ -261,14 +300,19 @@ mod tests {
     #[test]
     fn finds_listeners_of_this_process() {
         for local in ["127.83.1.2:0", "[::1]:0"] {
-            let Ok(socket) = TcpListener::bind(local) else { continue };
+            let Ok(socket) = TcpListener::bind(local) else {
+                continue;
+            };
             let bound = socket.local_addr().unwrap();
             let found = sockets().unwrap();
             let entry = found.iter().find(|entry| entry.local == bound).unwrap();
             assert_eq!(sock_diag::listeners_at(bound).unwrap(), [*entry]);
             assert_eq!(sock_diag::listeners(bound.port()).unwrap(), [*entry]);
             assert_eq!(entry.uid, Uid::effective().as_raw());
-            assert_eq!(process_of(entry.inode).unwrap().pid, std::process::id() as i32);
+            assert_eq!(
+                process_of(entry.inode).unwrap().pid,
+                std::process::id() as i32
+            );
             assert!(explain(bound).contains("without SO_REUSEPORT"));
             let other = describe(bound, entry.uid + 1, &[*entry], process_of);
             assert!(other.contains("needs the same effective uid"));
@@ -280,7 +324,8 @@ mod tests {
     fn a_child_that_is_about_to_become_another_program_is_not_named() {
         let socket = TcpListener::bind("127.83.1.2:0").unwrap();
         let bound = socket.local_addr().unwrap();
-        let ((mut forked, mut tell), (mut wait, mut go_on)) = (io::pipe().unwrap(), io::pipe().unwrap());
+        let ((mut forked, mut tell), (mut wait, mut go_on)) =
+            (io::pipe().unwrap(), io::pipe().unwrap());
         let mut command = std::process::Command::new("true");
         // SAFETY: it makes system calls only.
         unsafe {
@@ -295,7 +340,10 @@ mod tests {
         let inode = sock_diag::listeners_at(bound).unwrap()[0].inode;
         let child_process = Process::new(i32::from_ne_bytes(pid)).unwrap();
         assert!(sockets_of(&child_process).any(|of| of == inode));
-        assert_eq!(before_fork(&child_process, inode).unwrap().pid, std::process::id() as i32);
+        assert_eq!(
+            before_fork(&child_process, inode).unwrap().pid,
+            std::process::id() as i32
+        );
         go_on.write_all(&[0]).unwrap();
         assert!(child.join().unwrap().unwrap().success());
     }
@@ -307,8 +355,18 @@ mod tests {
         let (stdin, _ends) = io::pipe().unwrap();
         // Of the duplicate that is a child's standard output, execve(2) closes nothing.
         let duplicate = std::os::fd::OwnedFd::from(socket.try_clone().unwrap());
-        let mut server = std::process::Command::new("cat").stdin(stdin).stdout(duplicate).spawn().unwrap();
-        assert_eq!(process_of(inode).unwrap(), NamedProcess { pid: server.id() as i32, name: "cat".into() });
+        let mut server = std::process::Command::new("cat")
+            .stdin(stdin)
+            .stdout(duplicate)
+            .spawn()
+            .unwrap();
+        assert_eq!(
+            process_of(inode).unwrap(),
+            NamedProcess {
+                pid: server.id() as i32,
+                name: "cat".into()
+            }
+        );
         server.kill().unwrap();
         server.wait().unwrap();
         assert_eq!(process_of(inode).unwrap().pid, std::process::id() as i32);
@@ -327,7 +385,12 @@ mod tests {
     #[test]
     fn explains_by_kind_of_holder() {
         let shown = |wanted: &str, entries: &[Entry]| {
-            let process = |inode| (inode == 7).then(|| NamedProcess { pid: 812, name: "kube-apiserver".into() });
+            let process = |inode| {
+                (inode == 7).then(|| NamedProcess {
+                    pid: 812,
+                    name: "kube-apiserver".into(),
+                })
+            };
             describe(address(wanted), 65534, entries, process)
         };
         assert_eq!(
@@ -335,15 +398,28 @@ mod tests {
             "10.0.0.5:6443 is held by uid 0 (pid 812, kube-apiserver), this process is uid 65534: SO_REUSEPORT needs \
              the same effective uid"
         );
-        assert!(shown("10.0.0.5:6443", &[listener("10.0.0.5:6443", 65534)]).contains("listens without SO_REUSEPORT"));
+        assert!(
+            shown("10.0.0.5:6443", &[listener("10.0.0.5:6443", 65534)])
+                .contains("listens without SO_REUSEPORT")
+        );
         for wildcard in ["0.0.0.0:6443", "[::]:6443"] {
             let text = shown("127.1.2.3:6443", &[listener(wildcard, 0)]);
-            assert!(text.contains(wildcard) && text.contains("wildcard") && text.contains("HOST_IP:7443"), "{text}");
+            assert!(
+                text.contains(wildcard)
+                    && text.contains("wildcard")
+                    && text.contains("HOST_IP:7443"),
+                "{text}"
+            );
         }
         assert!(shown("0.0.0.0:6443", &[listener("127.1.2.3:6443", 0)]).contains("wildcard"));
-        assert!(shown("10.0.0.5:6443", &[listener("10.0.0.6:6443", 0)]).contains("does not listen"));
+        assert!(
+            shown("10.0.0.5:6443", &[listener("10.0.0.6:6443", 0)]).contains("does not listen")
+        );
         assert!(shown("[::1]:6443", &[listener("0.0.0.0:6443", 0)]).contains("does not listen"));
-        let connection = Entry { state: 1, ..listener("10.0.0.5:6443", 0) };
+        let connection = Entry {
+            state: 1,
+            ..listener("10.0.0.5:6443", 0)
+        };
         assert!(shown("10.0.0.5:6443", &[connection]).contains("a connection from that port"));
     }
 

@@ -4,10 +4,12 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, kill, sigaction};
+use nix::sys::signal::{
+    SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, kill, sigaction,
+};
 use nix::unistd::{
-    ForkResult, Gid, Pid, Uid, dup2_stderr, dup2_stdin, dup2_stdout, fork, geteuid, getpid, getppid, setgid, setgroups,
-    setsid, setuid,
+    ForkResult, Gid, Pid, Uid, dup2_stderr, dup2_stdin, dup2_stdout, fork, geteuid, getpid,
+    getppid, setgid, setgroups, setsid, setuid,
 };
 use procfs::process::{Limit, LimitValue, Process};
 use procfs::{CpuInfo, Current as _, ProcResult};
@@ -33,9 +35,15 @@ const FILES: u64 = 1 << 20;
 /// Those of capget(2).
 pub fn lacks_for_bpf() -> io::Result<Vec<&'static str>> {
     let has = rustix::thread::capabilities(None)?.effective;
-    let needed =
-        [("CAP_BPF", CapabilitySet::BPF | CapabilitySet::SYS_ADMIN), ("CAP_NET_ADMIN", CapabilitySet::NET_ADMIN)];
-    Ok(needed.into_iter().filter(|(_, one_of)| !has.intersects(*one_of)).map(|(name, _)| name).collect())
+    let needed = [
+        ("CAP_BPF", CapabilitySet::BPF | CapabilitySet::SYS_ADMIN),
+        ("CAP_NET_ADMIN", CapabilitySet::NET_ADMIN),
+    ];
+    Ok(needed
+        .into_iter()
+        .filter(|(_, one_of)| !has.intersects(*one_of))
+        .map(|(name, _)| name)
+        .collect())
 }
 
 /// Processors that are online: how much at once can be computed on this node, whatever share of it this process has. (Not by sysconf(3), which
@@ -46,14 +54,19 @@ pub fn cpus() -> usize {
 
 /// Raises the limit of locked memory, to none if this process may. Whether it is another now.
 pub(crate) fn raise_locked_memory() -> bool {
-    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_MEMLOCK) else { return false };
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_MEMLOCK) else {
+        return false;
+    };
     let raise = |to| soft < to && setrlimit(Resource::RLIMIT_MEMLOCK, to, to).is_ok();
     raise(libc::RLIM_INFINITY) || raise(hard)
 }
 
 /// The kernel's release, as `uname -r` prints it.
 pub fn kernel_release() -> String {
-    rustix::system::uname().release().to_string_lossy().into_owned()
+    rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// Raises the limit of open files to the hard limit, or to the kernel's default if that is less, as it is of `infinity`; returns what it is
@@ -70,7 +83,9 @@ pub fn raise_file_limit() -> io::Result<u64> {
 /// As [`raise_file_limit`], and for root the hard limit too, up to the kernel's default.
 pub fn raise_hard_file_limit() -> io::Result<u64> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    let kernels = fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|text| text.trim().parse().ok());
+    let kernels = fs::read_to_string("/proc/sys/fs/nr_open")
+        .ok()
+        .and_then(|text| text.trim().parse().ok());
     let most = kernels.unwrap_or(FILES).min(FILES);
     if hard < most && setrlimit(Resource::RLIMIT_NOFILE, most, most).is_ok() {
         return Ok(most);
@@ -81,8 +96,11 @@ pub fn raise_hard_file_limit() -> io::Result<u64> {
 /// CPU time of this process, user and system, in seconds.
 pub fn cpu_seconds() -> f64 {
     use nix::sys::resource::{UsageWho, getrusage};
-    let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
-    getrusage(UsageWho::RUSAGE_SELF).map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time()))
+    let seconds =
+        |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+    getrusage(UsageWho::RUSAGE_SELF).map_or(0.0, |usage| {
+        seconds(usage.user_time()) + seconds(usage.system_time())
+    })
 }
 
 /// This process's use of the machine, by the names that Prometheus' client libraries agreed on. What /proc does
@@ -92,7 +110,11 @@ pub fn usage() -> Vec<(&'static str, &'static str, f64)> {
     if let Ok(own) = Process::myself() {
         if let Ok(statm) = own.statm() {
             let help = "Resident memory of the shim's process, in bytes";
-            all.push(("process_resident_memory_bytes", help, (statm.resident * procfs::page_size()) as f64));
+            all.push((
+                "process_resident_memory_bytes",
+                help,
+                (statm.resident * procfs::page_size()) as f64,
+            ));
         }
         if let (Ok(stat), Ok(boot)) = (own.stat(), procfs::boot_time_secs()) {
             let help = "Start of the shim's process, in seconds since 1970";
@@ -110,7 +132,11 @@ pub fn usage() -> Vec<(&'static str, &'static str, f64)> {
         ));
     }
     if let Ok((soft, _)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        all.push(("process_max_fds", "Most file descriptors that the shim's process may have", soft as f64));
+        all.push((
+            "process_max_fds",
+            "Most file descriptors that the shim's process may have",
+            soft as f64,
+        ));
     }
     all
 }
@@ -161,14 +187,19 @@ pub fn ignore_signal(command: &mut Command, signal: Signal) {
 /// Keeps this process's variables `BERTH_*` from a child: they set options of berth, and the child is to run with those of its
 /// command line alone.
 pub fn remove_settings(command: &mut Command) {
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"BERTH_")) {
+    for (name, _) in
+        std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"BERTH_"))
+    {
         command.env_remove(name);
     }
 }
 
 /// The parent of a process, if it is there.
 pub fn parent(pid: i32) -> Option<i32> {
-    Process::new(pid).and_then(|process| process.stat()).ok().map(|stat| stat.ppid)
+    Process::new(pid)
+        .and_then(|process| process.stat())
+        .ok()
+        .map(|stat| stat.ppid)
 }
 
 /// A process by its pidfd: the number may be reused, the descriptor stays its own.
@@ -183,7 +214,10 @@ impl HeldProcess {
     /// No process has this number.
     pub fn of(pid: i32) -> io::Result<Self> {
         let number = rustix::process::Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(Self { pid, fd: rustix::process::pidfd_open(number, PidfdFlags::empty())? })
+        Ok(Self {
+            pid,
+            fd: rustix::process::pidfd_open(number, PidfdFlags::empty())?,
+        })
     }
 
     /// What `read` finds by its number. (Keeping its root and program open instead would not do: the mounts in a root go with the last
@@ -194,7 +228,10 @@ impl HeldProcess {
     pub fn read<T>(&self, read: impl FnOnce(i32) -> io::Result<T>) -> io::Result<T> {
         let found = read(self.pid);
         if self.ends_within(Duration::ZERO)? {
-            return Err(io::Error::other(format!("process {} ended meanwhile", self.pid)));
+            return Err(io::Error::other(format!(
+                "process {} ended meanwhile",
+                self.pid
+            )));
         }
         found
     }
@@ -208,7 +245,10 @@ impl HeldProcess {
         let mut ends = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            match poll(&mut ends, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
+            match poll(
+                &mut ends,
+                PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX),
+            ) {
                 Err(Errno::EINTR) => {}
                 ready => return Ok(ready? > 0),
             }
@@ -218,7 +258,10 @@ impl HeldProcess {
     /// # Errors
     /// It has ended, or may not be signalled.
     pub fn kill(&self) -> io::Result<()> {
-        Ok(rustix::process::pidfd_send_signal(&self.fd, rustix::process::Signal::KILL)?)
+        Ok(rustix::process::pidfd_send_signal(
+            &self.fd,
+            rustix::process::Signal::KILL,
+        )?)
     }
 
     /// Stops it (SIGSTOP), and waits at most this long until none of its threads runs. It goes on when what is returned is dropped.
@@ -228,7 +271,10 @@ impl HeldProcess {
     pub fn pause(&self, most: Duration) -> io::Result<Paused<'_>> {
         let guard = guard(self.pid)?;
         rustix::process::pidfd_send_signal(&self.fd, rustix::process::Signal::STOP)?;
-        let paused = Paused { process: self, guard };
+        let paused = Paused {
+            process: self,
+            guard,
+        };
         let until = Instant::now() + most;
         loop {
             if self.read(is_stopped)? {
@@ -255,7 +301,9 @@ fn is_stopped(pid: i32) -> io::Result<bool> {
             stat => stat?,
         };
         // The name before it may have parentheses, too.
-        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        let state = stat
+            .rsplit_once(") ")
+            .and_then(|(_, rest)| rest.chars().next());
         if !matches!(state, Some('T' | 't' | 'Z' | 'X')) {
             return Ok(false);
         }
@@ -267,8 +315,17 @@ fn is_stopped(pid: i32) -> io::Result<bool> {
 /// In a process group of its own, it outlives signals to this process's.
 fn guard(pid: i32) -> io::Result<Child> {
     let mut guard = Command::new("sh");
-    guard.args(["-c", "trap '' INT HUP TERM; read -r line; kill -CONT \"$0\"", &pid.to_string()]);
-    guard.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+    guard.args([
+        "-c",
+        "trap '' INT HUP TERM; read -r line; kill -CONT \"$0\"",
+        &pid.to_string(),
+    ]);
+    guard
+        .process_group(0)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
 }
 
 /// A process that is stopped for as long as this and this process live.
@@ -318,9 +375,17 @@ impl ProcessAttributes {
             LimitValue::Unlimited => libc::RLIM_INFINITY,
             LimitValue::Value(value) => value,
         };
-        let limit = |of, Limit { soft_limit, hard_limit }| (of, number(soft_limit), number(hard_limit));
+        let limit = |of,
+                     Limit {
+                         soft_limit,
+                         hard_limit,
+                     }| (of, number(soft_limit), number(hard_limit));
         Ok(Self {
-            environment: process.environ()?.into_iter().filter(|(name, _)| !name.is_empty()).collect(),
+            environment: process
+                .environ()?
+                .into_iter()
+                .filter(|(name, _)| !name.is_empty())
+                .collect(),
             directory: process.cwd()?,
             uid: status.euid,
             gid: status.egid,
@@ -355,7 +420,9 @@ impl ProcessAttributes {
 
     /// Gives a child its environment and directory alone.
     pub(crate) fn surround(&self, command: &mut Command) {
-        command.env_clear().envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command
+            .env_clear()
+            .envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.current_dir(&self.directory);
     }
 
@@ -363,7 +430,11 @@ impl ProcessAttributes {
         Credentials {
             uid: Uid::from_raw(self.uid),
             gid: Gid::from_raw(self.gid),
-            groups: self.groups.iter().map(|group| Gid::from_raw(*group)).collect(),
+            groups: self
+                .groups
+                .iter()
+                .map(|group| Gid::from_raw(*group))
+                .collect(),
             limits: self.limits.clone(),
         }
     }
@@ -374,7 +445,9 @@ impl ProcessAttributes {
     /// A lower one than this process's own needs CAP_SYS_RESOURCE.
     pub fn set_oom_score(&self, child: u32) -> io::Result<()> {
         let child = i32::try_from(child).map_err(io::Error::other)?;
-        Process::new(child).and_then(|child| child.set_oom_score_adj(self.oom_score_adj)).map_err(io::Error::other)
+        Process::new(child)
+            .and_then(|child| child.set_oom_score_adj(self.oom_score_adj))
+            .map_err(io::Error::other)
     }
 }
 
@@ -417,9 +490,15 @@ pub enum Detached {
 
 /// Fails unless this process has one thread.
 pub(crate) fn check_single_threaded() -> io::Result<()> {
-    match Process::myself().and_then(|own| own.stat()).map_err(io::Error::other)?.num_threads {
+    match Process::myself()
+        .and_then(|own| own.stat())
+        .map_err(io::Error::other)?
+        .num_threads
+    {
         1 => Ok(()),
-        threads => Err(io::Error::other(format!("this process has {threads} threads"))),
+        threads => Err(io::Error::other(format!(
+            "this process has {threads} threads"
+        ))),
     }
 }
 
@@ -445,7 +524,9 @@ pub fn detach() -> io::Result<Detached> {
 /// # Errors
 /// A lower one than it has had needs CAP_SYS_RESOURCE.
 pub fn set_oom_score(score: i16) -> io::Result<()> {
-    Process::myself().and_then(|own| own.set_oom_score_adj(score)).map_err(io::Error::other)
+    Process::myself()
+        .and_then(|own| own.set_oom_score_adj(score))
+        .map_err(io::Error::other)
 }
 
 /// Leaves the working directory and the terminal; this process writes its output into `log` from now on.
@@ -463,7 +544,11 @@ pub fn leave_terminal(log: &File) -> io::Result<()> {
 pub(crate) fn die_with(parent: Pid, signal: Signal) -> io::Result<()> {
     prctl::set_pdeathsig(signal)?;
     // The parent may have died before the line above.
-    if getppid() == parent { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
+    if getppid() == parent {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(libc::ESRCH))
+    }
 }
 
 /// The signal on which the parent in [`go_on_as_child`] kills the child: neither the kernel nor people send it.
@@ -478,7 +563,14 @@ pub const KILL_CHILD: Signal = Signal::SIGSTKFLT;
 /// # Errors
 /// Those of the system calls, or `ESRCH` in a child whose parent died at once.
 pub fn go_on_as_child() -> io::Result<()> {
-    let signals = [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT, KILL_CHILD];
+    let signals = [
+        Signal::SIGCHLD,
+        Signal::SIGTERM,
+        Signal::SIGINT,
+        Signal::SIGHUP,
+        Signal::SIGQUIT,
+        KILL_CHILD,
+    ];
     let signals: SigSet = signals.into_iter().collect();
     // Blocked before there is a child, so that none is missed.
     let mask = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
@@ -521,7 +613,10 @@ fn forward_signals(child: Pid, signals: &SigSet) -> io::Result<ExitStatus> {
 /// How a child ended, if it has.
 pub(crate) fn ended(child: Pid) -> io::Result<Option<ExitStatus>> {
     // Not nix's: that one has no real-time signals.
-    let ended = rustix::process::waitpid(rustix::process::Pid::from_raw(child.as_raw()), WaitOptions::NOHANG)?;
+    let ended = rustix::process::waitpid(
+        rustix::process::Pid::from_raw(child.as_raw()),
+        WaitOptions::NOHANG,
+    )?;
     Ok(ended.map(|(_, status)| ExitStatus::from_raw(status.as_raw())))
 }
 
@@ -531,7 +626,12 @@ pub(crate) fn ended(child: Pid) -> io::Result<Option<ExitStatus>> {
 /// `ECHILD` if this process has no child.
 pub fn reap() -> io::Result<Option<(i32, ExitStatus)>> {
     let ended = rustix::process::wait(WaitOptions::NOHANG)?;
-    Ok(ended.map(|(pid, status)| (pid.as_raw_nonzero().get(), ExitStatus::from_raw(status.as_raw()))))
+    Ok(ended.map(|(pid, status)| {
+        (
+            pid.as_raw_nonzero().get(),
+            ExitStatus::from_raw(status.as_raw()),
+        )
+    }))
 }
 
 /// Sends any signal, a real-time one too.
@@ -574,7 +674,12 @@ mod tests {
         let pinned = std::thread::spawn(|| {
             let mut one = CpuSet::new();
             let own = nix::sched::sched_getaffinity(Pid::from_raw(0)).unwrap();
-            one.set((0..CpuSet::count()).find(|cpu| own.is_set(*cpu).unwrap()).unwrap()).unwrap();
+            one.set(
+                (0..CpuSet::count())
+                    .find(|cpu| own.is_set(*cpu).unwrap())
+                    .unwrap(),
+            )
+            .unwrap();
             sched_setaffinity(Pid::from_raw(0), &one).unwrap();
             (cpus(), std::thread::available_parallelism().unwrap().get())
         });
@@ -595,7 +700,12 @@ mod tests {
             child.wait()?;
             its(getpid().as_raw())
         };
-        assert!(held.read(other).unwrap_err().to_string().contains("ended meanwhile"));
+        assert!(
+            held.read(other)
+                .unwrap_err()
+                .to_string()
+                .contains("ended meanwhile")
+        );
         assert!(HeldProcess::of(pid).is_err());
     }
 
@@ -616,7 +726,10 @@ mod tests {
 
     #[test]
     fn a_process_is_paused_with_all_its_threads_and_goes_on() {
-        let mut child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        let mut child = Command::new("sh")
+            .args(["-c", "while :; do :; done"])
+            .spawn()
+            .unwrap();
         let held = HeldProcess::of(i32::try_from(child.id()).unwrap()).unwrap();
         let until = |stopped: bool| {
             let end = Instant::now() + Duration::from_secs(60);
@@ -653,8 +766,18 @@ mod tests {
             setrlimit(Resource::RLIMIT_MEMLOCK, 4096, 8192).unwrap();
             assert!(raise_locked_memory());
             let (soft, hard) = getrlimit(Resource::RLIMIT_MEMLOCK).unwrap();
-            let may = rustix::thread::capabilities(None).unwrap().effective.contains(CapabilitySet::SYS_RESOURCE);
-            assert_eq!((soft, hard), if may { (libc::RLIM_INFINITY, libc::RLIM_INFINITY) } else { (8192, 8192) });
+            let may = rustix::thread::capabilities(None)
+                .unwrap()
+                .effective
+                .contains(CapabilitySet::SYS_RESOURCE);
+            assert_eq!(
+                (soft, hard),
+                if may {
+                    (libc::RLIM_INFINITY, libc::RLIM_INFINITY)
+                } else {
+                    (8192, 8192)
+                }
+            );
             assert!(!raise_locked_memory(), "there is no more to be had");
             return;
         }

@@ -11,8 +11,9 @@ use crate::process::{check_single_threaded, die_with};
 use crate::seqpacket;
 use crate::socket::inode;
 use libc::{
-    BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW, SECCOMP_RET_USER_NOTIF, seccomp_data,
-    seccomp_notif, seccomp_notif_addfd, seccomp_notif_resp, sock_filter, sock_fprog,
+    BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW,
+    SECCOMP_RET_USER_NOTIF, seccomp_data, seccomp_notif, seccomp_notif_addfd, seccomp_notif_resp,
+    sock_filter, sock_fprog,
 };
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -44,7 +45,8 @@ const SYNC_WAKE_UP: libc::c_ulong = 1;
 
 // Sizes of linux/seccomp.h: the kernel reads and writes whole structures.
 const _: () = assert!(size_of::<seccomp_data>() == 64 && size_of::<seccomp_notif>() == 80);
-const _: () = assert!(size_of::<seccomp_notif_resp>() == 24 && size_of::<seccomp_notif_addfd>() == 24);
+const _: () =
+    assert!(size_of::<seccomp_notif_resp>() == 24 && size_of::<seccomp_notif_addfd>() == 24);
 
 /// A child under the filter. As a descriptor it is readable while a call waits to be received.
 #[derive(Debug)]
@@ -72,14 +74,20 @@ pub struct Child {
 /// seccomp, `EPERM` and `EACCES` by a policy. Also errors of fork(2) and socketpair(2).
 pub fn start(run: impl FnOnce() -> io::Error) -> io::Result<Child> {
     check_single_threaded()?;
-    let (report, reports) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
+    let (report, reports) = socketpair(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        None,
+        SockFlag::SOCK_CLOEXEC,
+    )?;
     let parent = getpid();
     // SAFETY: with one thread, no other holds a lock that the child would wait for.
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(report);
             let filtered = die_with(parent, Signal::SIGKILL).and_then(|()| install());
-            let sent = filtered.and_then(|fd| seqpacket::transmit(reports.as_fd(), &[0; 4], &[fd.as_fd()]));
+            let sent = filtered
+                .and_then(|fd| seqpacket::transmit(reports.as_fd(), &[0; 4], &[fd.as_fd()]));
             let error = sent.map_or_else(|error| error, |()| run());
             let number = error.raw_os_error().unwrap_or(libc::ECANCELED);
             let _ = seqpacket::transmit(reports.as_fd(), &number.to_ne_bytes(), &[]);
@@ -89,15 +97,27 @@ pub fn start(run: impl FnOnce() -> io::Error) -> io::Result<Child> {
         ForkResult::Parent { child } => {
             drop(reports);
             std::mem::forget(run);
-            let fd = read_report(&report).and_then(|fd| fd.ok_or_else(|| io::ErrorKind::UnexpectedEof.into()));
+            let fd = read_report(&report)
+                .and_then(|fd| fd.ok_or_else(|| io::ErrorKind::UnexpectedEof.into()));
             // A refused child ends.
             let fd = fd.inspect_err(|_| {
                 let _ = waitpid(child, None);
             })?;
-            let child = Child { pid: child.as_raw(), notifications: fd, report, memory: None };
+            let child = Child {
+                pid: child.as_raw(),
+                notifications: fd,
+                report,
+                memory: None,
+            };
             // Before Linux 6.6, each call waits for another CPU twice, as long as that one is busy.
             // SAFETY: the request takes a number.
-            unsafe { libc::ioctl(child.notifications.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) };
+            unsafe {
+                libc::ioctl(
+                    child.notifications.as_raw_fd(),
+                    libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS,
+                    SYNC_WAKE_UP,
+                )
+            };
             Ok(child)
         }
     }
@@ -161,8 +181,13 @@ impl Child {
     pub fn is_nonblocking(&self, number: RawFd) -> io::Result<bool> {
         let info = std::fs::read_to_string(format!("/proc/{}/fdinfo/{number}", self.pid))?;
         // After the position, in octal.
-        let flags = info.split_whitespace().nth(3).and_then(|flags| c_int::from_str_radix(flags, 8).ok());
-        flags.map(|flags| flags & libc::O_NONBLOCK != 0).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        let flags = info
+            .split_whitespace()
+            .nth(3)
+            .and_then(|flags| c_int::from_str_radix(flags, 8).ok());
+        flags
+            .map(|flags| flags & libc::O_NONBLOCK != 0)
+            .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// Whether a descriptor of the child is this socket.
@@ -170,7 +195,10 @@ impl Child {
     /// # Errors
     /// /proc does not show the descriptor.
     pub fn has_socket(&self, number: RawFd, socket: BorrowedFd<'_>) -> io::Result<bool> {
-        let target = found(std::fs::read_link(format!("/proc/{}/fd/{number}", self.pid)))?;
+        let target = found(std::fs::read_link(format!(
+            "/proc/{}/fd/{number}",
+            self.pid
+        )))?;
         Ok(target == inode(socket).map(|inode| format!("socket:[{inode}]").into()))
     }
 
@@ -191,11 +219,19 @@ impl Child {
         Ok(Some(Notification {
             id: got.id,
             thread: got.pid.cast_signed(),
-            call: if is(libc::SYS_bind) { Call::Bind } else { Call::Accept },
+            call: if is(libc::SYS_bind) {
+                Call::Bind
+            } else {
+                Call::Accept
+            },
             socket: socket as RawFd,
             address,
             length,
-            flags: if is(libc::SYS_accept4) { flags as c_int } else { 0 },
+            flags: if is(libc::SYS_accept4) {
+                flags as c_int
+            } else {
+                0
+            },
         }))
     }
 
@@ -207,7 +243,12 @@ impl Child {
             Answer::Error(errno) => (0, -(errno as c_int), 0),
             Answer::Continue => (0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
         };
-        let mut answer = seccomp_notif_resp { id, val, error, flags };
+        let mut answer = seccomp_notif_resp {
+            id,
+            val,
+            error,
+            flags,
+        };
         // SAFETY: what the request takes.
         unsafe { self.request(libc::SECCOMP_IOCTL_NOTIF_SEND, &mut answer) }?;
         Ok(())
@@ -243,23 +284,51 @@ impl Child {
     /// # Errors
     /// `ENOENT` or `ESRCH` if the call waits no more: a signal ended the call, or the child ends. `EMFILE` if the child has no room for another
     /// descriptor. Errors of writing the client's address. After an error the child does not have the client.
-    pub fn hand_over(&self, accept: &Notification, client: BorrowedFd<'_>, peer: SocketAddr) -> io::Result<()> {
-        let wanted = if accept.flags & libc::SOCK_NONBLOCK == 0 { OFlag::empty() } else { OFlag::O_NONBLOCK };
+    pub fn hand_over(
+        &self,
+        accept: &Notification,
+        client: BorrowedFd<'_>,
+        peer: SocketAddr,
+    ) -> io::Result<()> {
+        let wanted = if accept.flags & libc::SOCK_NONBLOCK == 0 {
+            OFlag::empty()
+        } else {
+            OFlag::O_NONBLOCK
+        };
         fcntl(client, FcntlArg::F_SETFL(wanted))?;
         if accept.address != 0 {
             write_address(accept, peer, self.memory.as_ref().ok_or(Errno::EFAULT)?)?;
         }
-        let number = self.add(accept.id, client, None, accept.flags & libc::SOCK_CLOEXEC != 0)?;
+        let number = self.add(
+            accept.id,
+            client,
+            None,
+            accept.flags & libc::SOCK_CLOEXEC != 0,
+        )?;
         self.answer(accept.id, Answer::Value(number))
     }
 
-    fn add(&self, id: u64, socket: BorrowedFd<'_>, over: Option<RawFd>, close_on_exec: bool) -> io::Result<RawFd> {
+    fn add(
+        &self,
+        id: u64,
+        socket: BorrowedFd<'_>,
+        over: Option<RawFd>,
+        close_on_exec: bool,
+    ) -> io::Result<RawFd> {
         let mut added = seccomp_notif_addfd {
             id,
-            flags: if over.is_some() { libc::SECCOMP_ADDFD_FLAG_SETFD as u32 } else { 0 },
+            flags: if over.is_some() {
+                libc::SECCOMP_ADDFD_FLAG_SETFD as u32
+            } else {
+                0
+            },
             srcfd: socket.as_raw_fd().cast_unsigned(),
             newfd: over.unwrap_or(0).cast_unsigned(),
-            newfd_flags: if close_on_exec { libc::O_CLOEXEC.cast_unsigned() } else { 0 },
+            newfd_flags: if close_on_exec {
+                libc::O_CLOEXEC.cast_unsigned()
+            } else {
+                0
+            },
         };
         loop {
             // SAFETY: what the request takes.
@@ -275,7 +344,9 @@ impl Child {
     /// `value` is what the request takes.
     unsafe fn request<T>(&self, request: libc::Ioctl, value: &mut T) -> nix::Result<c_int> {
         // SAFETY: `value` lives for the call; the rest is the caller's promise.
-        Errno::result(unsafe { libc::ioctl(self.notifications.as_raw_fd(), request, from_mut(value)) })
+        Errno::result(unsafe {
+            libc::ioctl(self.notifications.as_raw_fd(), request, from_mut(value))
+        })
     }
 }
 
@@ -291,8 +362,17 @@ fn read_report(report: &OwnedFd) -> io::Result<Option<OwnedFd>> {
 
 /// The program that the kernel runs for each system call.
 fn filter() -> [sock_filter; 8] {
-    let (load, equal, end) = (BPF_LD | BPF_W | BPF_ABS, BPF_JMP | BPF_JEQ | BPF_K, BPF_RET | BPF_K);
-    let make = |code: u32, jt, jf, k: u32| sock_filter { code: code as u16, jt, jf, k };
+    let (load, equal, end) = (
+        BPF_LD | BPF_W | BPF_ABS,
+        BPF_JMP | BPF_JEQ | BPF_K,
+        BPF_RET | BPF_K,
+    );
+    let make = |code: u32, jt, jf, k: u32| sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
     [
         make(load, 0, 0, offset_of!(seccomp_data, arch) as u32),
         make(equal, 0, 5, ARCHITECTURE),
@@ -312,10 +392,21 @@ fn install() -> io::Result<OwnedFd> {
     }
     prctl::set_no_new_privs()?;
     let mut filter = filter();
-    let program = sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
+    let program = sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
+    let flags =
+        libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
     // SAFETY: the program and its instructions live for the call, and the length is theirs.
-    match unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) } {
+    match unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            flags,
+            &raw const program,
+        )
+    } {
         -1 => Err(io::Error::last_os_error()),
         // SAFETY: the descriptor is new, so nothing else owns the descriptor; the kernel's descriptors fit into an int.
         fd => Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) }),
@@ -325,7 +416,10 @@ fn install() -> io::Result<OwnedFd> {
 /// Whether a call of bind(2) names this address.
 fn names(bind: &Notification, wanted: SocketAddr, memory: &File) -> io::Result<bool> {
     // Then follows padding, or a scope.
-    let (wanted, known) = (SockAddr::from(wanted), if wanted.is_ipv4() { 8 } else { 24 });
+    let (wanted, known) = (
+        SockAddr::from(wanted),
+        if wanted.is_ipv4() { 8 } else { 24 },
+    );
     if bind.length < known as u64 {
         return Ok(false);
     }
@@ -353,7 +447,10 @@ fn bytes(address: &SockAddr) -> &[u8] {
 /// The memory of a thread. (Not by process_vm_writev(2), which needs the same right to trace it, and which a seccomp profile may forbid
 /// besides.)
 fn memory(thread: i32) -> io::Result<File> {
-    File::options().read(true).write(true).open(format!("/proc/{thread}/mem"))
+    File::options()
+        .read(true)
+        .write(true)
+        .open(format!("/proc/{thread}/mem"))
 }
 
 #[cfg(test)]
@@ -384,8 +481,19 @@ mod tests {
         let waiting = [libc::SYS_accept, libc::SYS_accept4, libc::SYS_bind];
         for number in 0..1000 {
             let waits = waiting.contains(&number);
-            assert_eq!(verdict(ARCHITECTURE, number), if waits { SECCOMP_RET_USER_NOTIF } else { SECCOMP_RET_ALLOW });
-            assert_eq!(verdict(0x4000_0003, number), SECCOMP_RET_ALLOW, "i386 has other numbers");
+            assert_eq!(
+                verdict(ARCHITECTURE, number),
+                if waits {
+                    SECCOMP_RET_USER_NOTIF
+                } else {
+                    SECCOMP_RET_ALLOW
+                }
+            );
+            assert_eq!(
+                verdict(0x4000_0003, number),
+                SECCOMP_RET_ALLOW,
+                "i386 has other numbers"
+            );
         }
     }
 
@@ -402,33 +510,62 @@ mod tests {
     impl Memory {
         fn new(address: &[u8], length: i32) -> Self {
             let own = |bytes: &[u8]| bytes.iter().copied().map(AtomicU8::new).collect();
-            Self { address: own(address), length: own(&length.to_ne_bytes()) }
+            Self {
+                address: own(address),
+                length: own(&length.to_ne_bytes()),
+            }
         }
 
         fn call(&self, call: Call) -> Notification {
             let (thread, address) = (nix::unistd::gettid().as_raw(), self.address.as_ptr() as u64);
-            let length = if call == Call::Bind { self.address.len() as u64 } else { self.length.as_ptr() as u64 };
-            Notification { id: 0, thread, call, socket: 0, address, length, flags: 0 }
+            let length = if call == Call::Bind {
+                self.address.len() as u64
+            } else {
+                self.length.as_ptr() as u64
+            };
+            Notification {
+                id: 0,
+                thread,
+                call,
+                socket: 0,
+                address,
+                length,
+                flags: 0,
+            }
         }
 
         /// What was written, and the length beside it.
         fn seen(&self) -> (Vec<u8>, [u8; 4]) {
-            let read = |bytes: &[AtomicU8]| bytes.iter().map(|byte| byte.load(Relaxed)).collect::<Vec<_>>();
+            let read = |bytes: &[AtomicU8]| {
+                bytes
+                    .iter()
+                    .map(|byte| byte.load(Relaxed))
+                    .collect::<Vec<_>>()
+            };
             (read(&self.address), read(&self.length).try_into().unwrap())
         }
     }
 
     /// 127.1.2.3:6443 as C has it.
     fn four() -> Vec<u8> {
-        [&(libc::AF_INET as u16).to_ne_bytes()[..], &[0x19, 0x2b, 127, 1, 2, 3], &[0; 8]].concat()
+        [
+            &(libc::AF_INET as u16).to_ne_bytes()[..],
+            &[0x19, 0x2b, 127, 1, 2, 3],
+            &[0; 8],
+        ]
+        .concat()
     }
 
     #[test]
     fn the_address_of_a_call_is_read() {
         let wanted = "127.1.2.3:6443".parse().unwrap();
-        let binds = |bytes: &[u8], wanted| names(&Memory::new(bytes, 0).call(Call::Bind), wanted, &own());
+        let binds =
+            |bytes: &[u8], wanted| names(&Memory::new(bytes, 0).call(Call::Bind), wanted, &own());
         assert!(binds(&four(), wanted).unwrap());
-        assert!(binds(&[&four()[..8], &[1; 8]].concat(), wanted).unwrap(), "padding may be anything");
+        assert!(
+            binds(&[&four()[..8], &[1; 8]].concat(), wanted).unwrap(),
+            "padding may be anything"
+        );
         assert!(!binds(&four(), "127.1.2.4:6443".parse().unwrap()).unwrap());
         assert!(!binds(&four(), "127.1.2.3:6444".parse().unwrap()).unwrap());
         let six = SockAddr::from("[::1]:6443".parse::<SocketAddr>().unwrap());
@@ -436,7 +573,17 @@ mod tests {
         assert!(!binds(bytes(&six), wanted).unwrap());
         let short = Memory::new(&four(), 0).call(Call::Bind);
         assert!(!names(&Notification { length: 4, ..short }, wanted, &own()).unwrap());
-        assert!(names(&Notification { address: 0, ..short }, wanted, &own()).is_err());
+        assert!(
+            names(
+                &Notification {
+                    address: 0,
+                    ..short
+                },
+                wanted,
+                &own()
+            )
+            .is_err()
+        );
     }
 
     #[test]
@@ -448,11 +595,20 @@ mod tests {
             let mut expected = [0xff; 40];
             let written = 16.min(room as usize);
             expected[..written].copy_from_slice(&four()[..written]);
-            assert_eq!(memory.seen(), (expected.into(), 16_i32.to_ne_bytes()), "{room}");
+            assert_eq!(
+                memory.seen(),
+                (expected.into(), 16_i32.to_ne_bytes()),
+                "{room}"
+            );
         }
         let negative = Memory::new(&[0xff; 40], -1);
         let call = negative.call(Call::Accept);
-        assert_eq!(write_address(&call, client, &own()).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        assert_eq!(
+            write_address(&call, client, &own())
+                .unwrap_err()
+                .raw_os_error(),
+            Some(libc::EINVAL)
+        );
         assert!(write_address(&Notification { length: 8, ..call }, client, &own()).is_err());
         assert_eq!(negative.seen().0, [0xff; 40]);
     }

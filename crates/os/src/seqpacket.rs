@@ -2,12 +2,13 @@
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, UnixCredentials, bind, connect,
-    getsockopt, listen, sendmsg, socket, sockopt,
+    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr,
+    UnixCredentials, bind, connect, getsockopt, listen, sendmsg, socket, sockopt,
 };
 use rustix::cmsg_space;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SocketFlags, accept_with, recvmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SocketFlags, accept_with,
+    recvmsg,
 };
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -21,7 +22,12 @@ pub const MESSAGE: usize = 64 * 1024;
 pub const DESCRIPTORS: usize = 64;
 
 fn new() -> io::Result<OwnedFd> {
-    Ok(socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?)
+    Ok(socket(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+        None,
+    )?)
 }
 
 /// Length of a listener's queue: what net.core.somaxconn allows (4,096 by default). All of a sibling's clients may
@@ -48,7 +54,10 @@ pub fn dial(path: &Path) -> io::Result<OwnedFd> {
 
 /// The next connection of a listener; `EWOULDBLOCK` when there is none.
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    Ok(accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
+    Ok(accept_with(
+        listener,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+    )?)
 }
 
 /// The process of the other end and its effective uid, when it connected or began to listen.
@@ -60,7 +69,9 @@ pub fn peer(socket: BorrowedFd<'_>) -> io::Result<UnixCredentials> {
 pub fn is_closed(socket: BorrowedFd<'_>) -> io::Result<bool> {
     let mut polled = [PollFd::new(socket, PollFlags::empty())];
     poll(&mut polled, PollTimeout::ZERO)?;
-    Ok(polled[0].revents().is_some_and(|events| events.contains(PollFlags::POLLHUP)))
+    Ok(polled[0]
+        .revents()
+        .is_some_and(|events| events.contains(PollFlags::POLLHUP)))
 }
 
 /// A message and the descriptors that came with it.
@@ -79,8 +90,16 @@ pub struct Received {
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+    let received = recvmsg(
+        socket,
+        &mut [IoSliceMut::new(buffer)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    if received
+        .flags
+        .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+    {
         // What the kernel installed goes with `control`.
         return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
     }
@@ -90,7 +109,10 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received
             descriptors.extend(rights);
         }
     }
-    Ok(Received { length: received.bytes, descriptors })
+    Ok(Received {
+        length: received.bytes,
+        descriptors,
+    })
 }
 
 /// Sends one message with duplicates of descriptors, at most [`DESCRIPTORS`].
@@ -98,11 +120,25 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received
 /// # Errors
 /// `EWOULDBLOCK` when the other end does not read; `EPIPE` when it is gone; `ETOOMANYREFS` when too many
 /// descriptors are under way.
-pub fn transmit(socket: BorrowedFd<'_>, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub fn transmit(
+    socket: BorrowedFd<'_>,
+    message: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
     let raw: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
     let rights = [ControlMessage::ScmRights(&raw)];
-    let control = if raw.is_empty() { &rights[..0] } else { &rights[..] };
-    sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(message)], control, MsgFlags::MSG_NOSIGNAL, None)?;
+    let control = if raw.is_empty() {
+        &rights[..0]
+    } else {
+        &rights[..]
+    };
+    sendmsg::<()>(
+        socket.as_raw_fd(),
+        &[IoSlice::new(message)],
+        control,
+        MsgFlags::MSG_NOSIGNAL,
+        None,
+    )?;
     Ok(())
 }
 
@@ -116,7 +152,13 @@ mod tests {
     use std::time::Duration;
 
     fn pair() -> (OwnedFd, OwnedFd) {
-        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap()
+        socketpair(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            None,
+            SockFlag::SOCK_CLOEXEC,
+        )
+        .unwrap()
     }
 
     #[test]
@@ -134,7 +176,9 @@ mod tests {
     #[test]
     fn descriptors_come_in_their_order() {
         let (from, to) = pair();
-        let sent: Vec<_> = (0..DESCRIPTORS).map(|_| UnixStream::pair().unwrap()).collect();
+        let sent: Vec<_> = (0..DESCRIPTORS)
+            .map(|_| UnixStream::pair().unwrap())
+            .collect();
         let descriptors: Vec<_> = sent.iter().map(|(_, other)| other.as_fd()).collect();
         transmit(from.as_fd(), b"with all that fit", &descriptors).unwrap();
         let mut buffer = [0; 64];
@@ -148,7 +192,10 @@ mod tests {
             assert_eq!(usize::from(got[0]), at);
         }
         transmit(from.as_fd(), b"", &[]).unwrap();
-        assert_eq!(receive(to.as_fd(), &mut buffer).unwrap().descriptors.len(), 0);
+        assert_eq!(
+            receive(to.as_fd(), &mut buffer).unwrap().descriptors.len(),
+            0
+        );
     }
 
     /// Of too many descriptors the kernel installs as many as fit, and reports that there were more.
@@ -161,7 +208,8 @@ mod tests {
             drop(other);
             let error = receive(to.as_fd(), &mut [0; 64]).unwrap_err();
             // The end comes when the last duplicate is closed.
-            mine.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            mine.set_read_timeout(Some(Duration::from_secs(30)))
+                .unwrap();
             assert_eq!(mine.read(&mut [0; 1]).unwrap(), 0);
             assert_eq!(error.raw_os_error(), Some(libc::EMSGSIZE));
         }

@@ -12,8 +12,13 @@ pub struct Signals(Vec<(Signal, unix::Signal)>);
 impl Signals {
     /// To be called within a tokio runtime that has I/O.
     pub fn new(signals: &[Signal]) -> io::Result<Self> {
-        let listen = |signal: &Signal| Ok((*signal, unix::signal(SignalKind::from_raw(*signal as i32))?));
-        signals.iter().map(listen).collect::<io::Result<_>>().map(Self)
+        let listen =
+            |signal: &Signal| Ok((*signal, unix::signal(SignalKind::from_raw(*signal as i32))?));
+        signals
+            .iter()
+            .map(listen)
+            .collect::<io::Result<_>>()
+            .map(Self)
     }
 
     /// The next of them. Can be dropped and called again.

@@ -22,7 +22,11 @@ const SOCK_DESTROY: u16 = 21;
 
 /// The attribute with a struct inet_diag_sockopt, and the bit bind_address_no_port in its second byte.
 const INET_DIAG_SOCKOPT: u16 = 22;
-const BIND_ADDRESS_NO_PORT: u8 = if cfg!(target_endian = "little") { 0x01 } else { 0x80 };
+const BIND_ADDRESS_NO_PORT: u8 = if cfg!(target_endian = "little") {
+    0x01
+} else {
+    0x80
+};
 
 /// Lengths of a struct nlmsghdr and of it with a struct inet_diag_req_v2.
 const HEADER: usize = 16;
@@ -59,19 +63,43 @@ pub fn listeners(port: u16) -> io::Result<Vec<Entry>> {
 
 /// As [`listeners`], those with this address.
 pub fn listeners_at(address: SocketAddr) -> io::Result<Vec<Entry>> {
-    let family = if address.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
-    or_by_table(sockets(family, address.port(), &[LISTEN], LISTENERS_PATIENCE), |local| *local == address)
+    let family = if address.is_ipv6() {
+        libc::AF_INET6
+    } else {
+        libc::AF_INET
+    };
+    or_by_table(
+        sockets(family, address.port(), &[LISTEN], LISTENERS_PATIENCE),
+        |local| *local == address,
+    )
 }
 
 /// Those with a local address that is wanted; from /proc where there is no sock_diag, or none for TCP (CONFIG_INET_TCP_DIAG).
-fn or_by_table(listed: io::Result<Vec<ListedSocket>>, wants: impl Fn(&SocketAddr) -> bool) -> io::Result<Vec<Entry>> {
+fn or_by_table(
+    listed: io::Result<Vec<ListedSocket>>,
+    wants: impl Fn(&SocketAddr) -> bool,
+) -> io::Result<Vec<Entry>> {
     let listed = match listed {
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EPROTONOSUPPORT | libc::ENOENT)) => {
-            proc_net::sockets()?.into_iter().filter(|entry| entry.state == LISTEN).collect()
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::EPROTONOSUPPORT | libc::ENOENT)
+            ) =>
+        {
+            proc_net::sockets()?
+                .into_iter()
+                .filter(|entry| entry.state == LISTEN)
+                .collect()
         }
-        listed => listed?.iter().map(ListedSocket::listener).collect::<Vec<_>>(),
+        listed => listed?
+            .iter()
+            .map(ListedSocket::listener)
+            .collect::<Vec<_>>(),
     };
-    Ok(listed.into_iter().filter(|entry| wants(&entry.local)).collect())
+    Ok(listed
+        .into_iter()
+        .filter(|entry| wants(&entry.local))
+        .collect())
 }
 
 /// Ends the connections that a listener on this local port accepted, unless it had [`super::socket::mark_listener`]: both ends get an
@@ -84,7 +112,10 @@ pub fn destroy_unmarked(port: u16) -> io::Result<usize> {
     let mut all = list(libc::AF_INET)?;
     all.extend(found(list(libc::AF_INET6))?.into_iter().flatten());
     let mut ended = 0;
-    for socket in all.iter().filter(|socket| socket.local.port() == port && socket.is_marked == Some(false)) {
+    for socket in all
+        .iter()
+        .filter(|socket| socket.local.port() == port && socket.is_marked == Some(false))
+    {
         // One that has ended meanwhile is none.
         ended += usize::from(found(destroy(socket))?.is_some());
     }
@@ -92,7 +123,11 @@ pub fn destroy_unmarked(port: u16) -> io::Result<usize> {
 }
 
 fn destroy(socket: &ListedSocket) -> io::Result<()> {
-    let family = if socket.local.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
+    let family = if socket.local.is_ipv6() {
+        libc::AF_INET6
+    } else {
+        libc::AF_INET
+    };
     let request = request(SOCK_DESTROY, libc::NLM_F_ACK, family, &[], &socket.id);
     let mut netlink = netlink(&request)?;
     netlink.set_read_timeout(Some(PATIENCE))?;
@@ -117,10 +152,19 @@ struct ListedSocket {
 
 impl ListedSocket {
     fn listener(&self) -> Entry {
-        let unspecified =
-            if self.local.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+        let unspecified = if self.local.is_ipv6() {
+            Ipv6Addr::UNSPECIFIED.into()
+        } else {
+            Ipv4Addr::UNSPECIFIED.into()
+        };
         let remote = SocketAddr::new(unspecified, 0);
-        Entry { local: self.local, remote, state: LISTEN, uid: self.uid, inode: self.inode.into() }
+        Entry {
+            local: self.local,
+            remote,
+            state: LISTEN,
+            uid: self.uid,
+            inode: self.inode.into(),
+        }
     }
 }
 
@@ -134,33 +178,62 @@ struct ReplyPart {
 }
 
 /// The sockets of a family with this local port, of every port for 0, that are in one of these states.
-fn sockets(family: i32, port: u16, states: &[u8], patience: Duration) -> io::Result<Vec<ListedSocket>> {
+fn sockets(
+    family: i32,
+    port: u16,
+    states: &[u8],
+    patience: Duration,
+) -> io::Result<Vec<ListedSocket>> {
     let by = Instant::now() + patience;
     for _ in 0..ATTEMPTS {
         if let Some(sockets) = dump(family, port, states, by)? {
             return Ok(sockets);
         }
     }
-    Err(io::Error::new(io::ErrorKind::ResourceBusy, "the kernel's sockets changed each time while they were listed"))
+    Err(io::Error::new(
+        io::ErrorKind::ResourceBusy,
+        "the kernel's sockets changed each time while they were listed",
+    ))
 }
 
 /// None if the reply is inconsistent.
-fn dump(family: i32, port: u16, states: &[u8], by: Instant) -> io::Result<Option<Vec<ListedSocket>>> {
+fn dump(
+    family: i32,
+    port: u16,
+    states: &[u8],
+    by: Instant,
+) -> io::Result<Option<Vec<ListedSocket>>> {
     // One request per socket: everything it receives is the reply.
     let mut id = [0; ID];
     id[..2].copy_from_slice(&port.to_be_bytes());
-    let mut socket = netlink(&request(SOCK_DIAG_BY_FAMILY, libc::NLM_F_DUMP, family, states, &id))?;
+    let mut socket = netlink(&request(
+        SOCK_DIAG_BY_FAMILY,
+        libc::NLM_F_DUMP,
+        family,
+        states,
+        &id,
+    ))?;
     let mut buffer = vec![0; DATAGRAM];
     let (mut sockets, mut is_inconsistent) = (Vec::new(), false);
     loop {
         let left = by.saturating_duration_since(Instant::now());
         // The system takes a timeout below a microsecond for none.
         if left < Duration::from_millis(1) {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "the kernel did not list its sockets in time"));
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the kernel did not list its sockets in time",
+            ));
         }
         socket.set_read_timeout(Some(left))?;
         let length = match socket.read(&mut buffer) {
-            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => continue,
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
+                ) =>
+            {
+                continue;
+            }
             read => read?,
         };
         // One that was too long for the buffer ends within a message, which parse finds.
@@ -192,7 +265,13 @@ fn request(kind: u16, flags: i32, family: i32, states: &[u8], id: &[u8; ID]) -> 
     put(4, &kind.to_ne_bytes());
     put(6, &((libc::NLM_F_REQUEST | flags) as u16).to_ne_bytes());
     put(HEADER, &[family as u8, libc::IPPROTO_TCP as u8]);
-    put(HEADER + 4, &states.iter().fold(0, |set, state| set | 1_u32 << state).to_ne_bytes());
+    put(
+        HEADER + 4,
+        &states
+            .iter()
+            .fold(0, |set, state| set | 1_u32 << state)
+            .to_ne_bytes(),
+    );
     put(HEADER + 8, id);
     request
 }
@@ -214,7 +293,9 @@ fn parse(mut datagram: &[u8]) -> io::Result<ReplyPart> {
             },
             // One without an error is the answer to what does not list.
             libc::NLMSG_ERROR => return Err(error_in(body).flatten().unwrap_or_else(unreadable)),
-            _ if header.kind == SOCK_DIAG_BY_FAMILY => part.sockets.push(entry(body).ok_or_else(unreadable)?),
+            _ if header.kind == SOCK_DIAG_BY_FAMILY => {
+                part.sockets.push(entry(body).ok_or_else(unreadable)?)
+            }
             _ => return Err(unreadable()),
         }
         if part.is_last || datagram.is_empty() {
@@ -224,7 +305,10 @@ fn parse(mut datagram: &[u8]) -> io::Result<ReplyPart> {
 }
 
 fn unreadable() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "the kernel's list of sockets (sock_diag) cannot be read")
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        "the kernel's list of sockets (sock_diag) cannot be read",
+    )
 }
 
 struct Header {
@@ -236,7 +320,10 @@ struct Header {
 fn message<'a>(datagram: &mut &'a [u8]) -> Option<(Header, &'a [u8])> {
     let length = u32::from_ne_bytes(field(datagram, 0)?);
     let message = take(datagram, length.try_into().ok()?)?;
-    let header = Header { kind: u16::from_ne_bytes(field(message, 4)?), flags: u16::from_ne_bytes(field(message, 6)?) };
+    let header = Header {
+        kind: u16::from_ne_bytes(field(message, 4)?),
+        flags: u16::from_ne_bytes(field(message, 6)?),
+    };
     Some((header, message.get(HEADER..)?))
 }
 
@@ -266,7 +353,13 @@ fn entry(body: &[u8]) -> Option<ListedSocket> {
             is_marked = Some(value.get(1)? & BIND_ADDRESS_NO_PORT != 0);
         }
     }
-    Some(ListedSocket { id: field(body, 4)?, local, uid: uid?, inode: inode?, is_marked })
+    Some(ListedSocket {
+        id: field(body, 4)?,
+        local,
+        uid: uid?,
+        inode: inode?,
+        is_marked,
+    })
 }
 
 fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
@@ -315,7 +408,8 @@ mod tests {
 
     fn listener(at: impl Into<SocketAddr>, backlog: i32) -> TcpListener {
         let at = at.into();
-        let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP)).unwrap();
+        let socket =
+            Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP)).unwrap();
         socket.set_reuse_port(true).unwrap();
         socket.bind(&at.into()).unwrap();
         socket.listen(backlog).unwrap();
@@ -330,7 +424,10 @@ mod tests {
 
     /// A client, and its connection here.
     fn connected(to: (Ipv4Addr, u16), listener: &TcpListener) -> (TcpStream, TcpStream) {
-        (TcpStream::connect(to).unwrap(), listener.accept().unwrap().0)
+        (
+            TcpStream::connect(to).unwrap(),
+            listener.accept().unwrap().0,
+        )
     }
 
     /// Waits for what the kernel does when it comes to it.
@@ -356,11 +453,18 @@ mod tests {
     fn without_sock_diag_listeners_are_in_proc() {
         let here = listener((Ipv4Addr::LOCALHOST, 0), 1);
         let at = here.local_addr().unwrap();
-        let instead_of = |error| or_by_table(Err(io::Error::from_raw_os_error(error)), |local| *local == at);
+        let instead_of = |error| {
+            or_by_table(Err(io::Error::from_raw_os_error(error)), |local| {
+                *local == at
+            })
+        };
         for error in [libc::EPROTONOSUPPORT, libc::ENOENT] {
             assert_eq!(instead_of(error).unwrap(), in_time(|| listeners_at(at)));
         }
-        assert_eq!(instead_of(libc::EPERM).unwrap_err().raw_os_error(), Some(libc::EPERM));
+        assert_eq!(
+            instead_of(libc::EPERM).unwrap_err().raw_os_error(),
+            Some(libc::EPERM)
+        );
     }
 
     #[test]
@@ -368,7 +472,10 @@ mod tests {
         in_a_namespace(|| {
             let (ours, theirs) = (marked((NODE, PORT)), listener((NEIGHBOUR, PORT), 128));
             let elsewhere = listener((NODE, PORT + 1), 128);
-            let kept = [connected((NODE, PORT), &ours), connected((NODE, PORT + 1), &elsewhere)];
+            let kept = [
+                connected((NODE, PORT), &ours),
+                connected((NODE, PORT + 1), &elsewhere),
+            ];
             let mut ended = connected((NEIGHBOUR, PORT), &theirs);
             assert_eq!(in_time(|| destroy_unmarked(PORT)), 1);
             for end in [&mut ended.0, &mut ended.1] {
@@ -396,7 +503,10 @@ mod tests {
             let are = |marked| move |socket: &&ListedSocket| socket.is_marked == Some(marked);
             let counted = || {
                 let all = in_time(|| sockets(libc::AF_INET, PORT, &[CLOSE_WAIT], PATIENCE));
-                (all.iter().filter(are(true)).count(), all.iter().filter(are(false)).count())
+                (
+                    all.iter().filter(are(true)).count(),
+                    all.iter().filter(are(false)).count(),
+                )
             };
             eventually(counted, &(2000, 1000));
         });
@@ -412,7 +522,11 @@ mod tests {
     fn message(kind: i32, flags: i32, body: &[u8]) -> Vec<u8> {
         let length = (HEADER + body.len()) as u32;
         let mut message = length.to_ne_bytes().to_vec();
-        message.extend([kind as u16, flags as u16].map(u16::to_ne_bytes).as_flattened());
+        message.extend(
+            [kind as u16, flags as u16]
+                .map(u16::to_ne_bytes)
+                .as_flattened(),
+        );
         message.extend([0; 8]);
         message.extend(body);
         message.resize(message.len().next_multiple_of(4), 0);
@@ -420,7 +534,10 @@ mod tests {
     }
 
     fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-        let mut attribute = [4 + value.len() as u16, kind].map(u16::to_ne_bytes).as_flattened().to_vec();
+        let mut attribute = [4 + value.len() as u16, kind]
+            .map(u16::to_ne_bytes)
+            .as_flattened()
+            .to_vec();
         attribute.extend(value);
         attribute.resize(attribute.len().next_multiple_of(4), 0);
         attribute
@@ -443,7 +560,10 @@ mod tests {
             let others = !BIND_ADDRESS_NO_PORT;
             body.extend(attribute(
                 INET_DIAG_SOCKOPT,
-                &[0xff, others | if is_marked { BIND_ADDRESS_NO_PORT } else { 0 }],
+                &[
+                    0xff,
+                    others | if is_marked { BIND_ADDRESS_NO_PORT } else { 0 },
+                ],
             ));
         }
         body.extend(attribute(21, &[0xff; 8]));
@@ -451,17 +571,29 @@ mod tests {
     }
 
     fn any_entry() -> impl Strategy<Value = ListedSocket> {
-        any::<(IpAddr, u16, [u32; 2], Option<bool>)>().prop_map(|(ip, port, [uid, inode], is_marked)| {
-            let listed = ListedSocket { id: [0; ID], local: SocketAddr::new(ip, port), uid, inode, is_marked };
-            let mut id = [0; ID];
-            id.copy_from_slice(&encoded(&listed)[HEADER + 4..][..ID]);
-            ListedSocket { id, ..listed }
-        })
+        any::<(IpAddr, u16, [u32; 2], Option<bool>)>().prop_map(
+            |(ip, port, [uid, inode], is_marked)| {
+                let listed = ListedSocket {
+                    id: [0; ID],
+                    local: SocketAddr::new(ip, port),
+                    uid,
+                    inode,
+                    is_marked,
+                };
+                let mut id = [0; ID];
+                id.copy_from_slice(&encoded(&listed)[HEADER + 4..][..ID]);
+                ListedSocket { id, ..listed }
+            },
+        )
     }
 
     fn answer(sockets: &[ListedSocket]) -> Vec<u8> {
         let mut answer: Vec<u8> = sockets.iter().flat_map(encoded).collect();
-        answer.extend(message(libc::NLMSG_DONE, libc::NLM_F_MULTI, &0_i32.to_ne_bytes()));
+        answer.extend(message(
+            libc::NLMSG_DONE,
+            libc::NLM_F_MULTI,
+            &0_i32.to_ne_bytes(),
+        ));
         answer
     }
 
@@ -499,8 +631,9 @@ mod tests {
 
     #[test]
     fn what_the_kernel_refuses_is_its_error() {
-        let errno =
-            |kind, code: i32| parse(&message(kind, 0, &code.to_ne_bytes())).map_err(|error| error.raw_os_error());
+        let errno = |kind, code: i32| {
+            parse(&message(kind, 0, &code.to_ne_bytes())).map_err(|error| error.raw_os_error())
+        };
         for kind in [libc::NLMSG_ERROR, libc::NLMSG_DONE] {
             assert_eq!(errno(kind, -libc::ENOENT), Err(Some(libc::ENOENT)));
             assert_eq!(errno(kind, i32::MIN), Err(None));
@@ -510,6 +643,13 @@ mod tests {
         assert_eq!(errno(libc::NLMSG_OVERRUN, 0), Err(None));
         assert!(parse(&[]).is_err(), "an answer has a last message");
         let changed = message(libc::NLMSG_DONE, libc::NLM_F_DUMP_INTR, &[0; 4]);
-        assert_eq!(parse(&changed).unwrap(), ReplyPart { sockets: vec![], is_last: true, is_inconsistent: true });
+        assert_eq!(
+            parse(&changed).unwrap(),
+            ReplyPart {
+                sockets: vec![],
+                is_last: true,
+                is_inconsistent: true
+            }
+        );
     }
 }

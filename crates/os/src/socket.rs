@@ -23,7 +23,13 @@ sockopt_impl!(
     /// Which ports the socket may have: the lowest, and the highest in the upper half.
     LocalPortRange, SetOnly, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, u32
 );
-sockopt_impl!(NamespaceCookie, GetOnly, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, u64);
+sockopt_impl!(
+    NamespaceCookie,
+    GetOnly,
+    libc::SOL_SOCKET,
+    libc::SO_NETNS_COOKIE,
+    u64
+);
 
 /// A silent peer is probed after this time, and counts as gone when this many probes at this interval are unanswered.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
@@ -39,7 +45,11 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// # Errors
 /// Those of socket(2), setsockopt(2) and bind(2); `EADDRINUSE` is explained by [`super::proc_net`].
 pub fn bind(address: SocketAddr, freebind: bool) -> io::Result<OwnedFd> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM.nonblocking(),
+        Some(Protocol::TCP),
+    )?;
     socket.set_reuse_address(true)?;
     socket.set_reuse_port(true)?;
     if address.is_ipv6() {
@@ -61,7 +71,11 @@ pub fn bind(address: SocketAddr, freebind: bool) -> io::Result<OwnedFd> {
 /// # Errors
 /// Those of socket(2), setsockopt(2) and bind(2).
 pub fn bind_as_apiserver(address: SocketAddr, nonblocking: bool) -> io::Result<OwnedFd> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(nonblocking)?;
     socket.bind(&address.into())?;
@@ -80,10 +94,12 @@ pub fn start_listening(socket: BorrowedFd<'_>, backlog: u32) -> io::Result<()> {
     let socket = SockRef::from(&socket);
     socket.set_reuse_address(true)?;
     // The kernel cuts it to net.core.somaxconn. (SOMAXCONN of the C library is another matter: musl's is 128.)
-    socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX)).inspect_err(|_| {
-        // As after bind. That it fails too is not the news.
-        let _ = socket.set_reuse_address(false);
-    })
+    socket
+        .listen(i32::try_from(backlog).unwrap_or(i32::MAX))
+        .inspect_err(|_| {
+            // As after bind. That it fails too is not the news.
+            let _ = socket.set_reuse_address(false);
+        })
 }
 
 /// Marks a listener, so that [`super::sock_diag::destroy_unmarked`] spares its new connections, which inherit the mark.
@@ -102,7 +118,10 @@ pub fn mark_listener(listener: BorrowedFd<'_>) -> io::Result<()> {
 /// # Errors
 /// Those of getsockname(2), or `EAFNOSUPPORT` for a socket that is neither IPv4 nor IPv6.
 pub fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
-    SockRef::from(&socket).local_addr()?.as_socket().ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))
+    SockRef::from(&socket)
+        .local_addr()?
+        .as_socket()
+        .ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))
 }
 
 /// Takes one connection out of the accept queue, non-blocking and close-on-exec.
@@ -110,8 +129,11 @@ pub fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
 /// # Errors
 /// `EWOULDBLOCK` when the queue is empty; see accept(2) for the others.
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(TcpStream, SocketAddr)> {
-    let (stream, peer) = SockRef::from(&listener).accept4(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC)?;
-    let peer = peer.as_socket().ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))?;
+    let (stream, peer) =
+        SockRef::from(&listener).accept4(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC)?;
+    let peer = peer
+        .as_socket()
+        .ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))?;
     Ok((stream.into(), peer))
 }
 
@@ -145,7 +167,11 @@ pub fn read(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
 /// # Errors
 /// Those of socket(2), setsockopt(2), bind(2) and connect(2); `EADDRNOTAVAIL` when the source has no port left.
 pub fn connect(to: SocketAddr, source: Option<IpAddr>) -> io::Result<TcpStream> {
-    let socket = Socket::new(Domain::for_address(to), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    let socket = Socket::new(
+        Domain::for_address(to),
+        Type::STREAM.nonblocking(),
+        Some(Protocol::TCP),
+    )?;
     if to.ip().is_loopback() {
         // Keepalive probes whether a host is there: it is this one.
         socket.set_tcp_nodelay(true)?;
@@ -174,7 +200,9 @@ pub fn connect(to: SocketAddr, source: Option<IpAddr>) -> io::Result<TcpStream> 
 pub fn set_options(socket: BorrowedFd<'_>) -> io::Result<()> {
     let socket = SockRef::from(&socket);
     socket.set_tcp_nodelay(true)?;
-    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE_IDLE)
+        .with_interval(KEEPALIVE_INTERVAL);
     socket.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_PROBES))?;
     socket.set_tcp_user_timeout(None)
 }
@@ -193,7 +221,8 @@ pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<()> {
 /// odd ports (one half) only when every even one is in use, and all even ones each time.
 pub fn takes_every_port() -> bool {
     static SUPPORTED: LazyLock<bool> = LazyLock::new(|| {
-        let is_new = KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(6, 8, 0));
+        let is_new =
+            KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(6, 8, 0));
         let set = || set_every_port(Socket::new(Domain::IPV4, Type::STREAM, None)?.as_fd());
         // What only calls itself Linux may not know the option.
         is_new && set().is_ok()
@@ -213,8 +242,11 @@ fn set_every_port(socket: BorrowedFd<'_>) -> io::Result<()> {
 /// # Errors
 /// Those of getsockopt(2), such as `ENOTSOCK`.
 pub fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
-    let known = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOPROTOOPT | libc::EINVAL));
-    SockRef::from(&socket).cookie().or_else(|error| inode(socket).filter(|_| known(&error)).ok_or(error))
+    let known =
+        |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOPROTOOPT | libc::EINVAL));
+    SockRef::from(&socket)
+        .cookie()
+        .or_else(|error| inode(socket).filter(|_| known(&error)).ok_or(error))
 }
 
 /// The kernel's name of this thread's network namespace, which no other ever has (`SO_NETNS_COOKIE`).
@@ -222,7 +254,10 @@ pub fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
 /// # Errors
 /// `ENOPROTOOPT` before Linux 5.14.
 pub fn namespace_cookie() -> io::Result<u64> {
-    Ok(getsockopt(&Socket::new(Domain::UNIX, Type::DGRAM, None)?, NamespaceCookie)?)
+    Ok(getsockopt(
+        &Socket::new(Domain::UNIX, Type::DGRAM, None)?,
+        NamespaceCookie,
+    )?)
 }
 
 /// The inode that /proc/net/tcp names a socket by.
@@ -249,7 +284,11 @@ pub fn network_namespace(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 /// # Errors
 /// Errors of socket(2) and bind(2): the address is not one of this host, or descriptors ran out.
 pub fn is_listened_on(address: SocketAddr) -> io::Result<bool> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
     socket.set_reuse_address(true)?;
     match socket.bind(&address.into()) {
         Ok(()) => Ok(false),
@@ -271,17 +310,25 @@ pub fn refuse(listener: BorrowedFd<'_>) -> io::Result<()> {
 
 /// Checks a descriptor from another process: it must be a TCP socket bound to this address, with `SO_REUSEPORT` and this
 /// cookie.
-pub fn check_listener(socket: BorrowedFd<'_>, address: SocketAddr, name: u64) -> Result<(), String> {
+pub fn check_listener(
+    socket: BorrowedFd<'_>,
+    address: SocketAddr,
+    name: u64,
+) -> Result<(), String> {
     let failed = |error: io::Error| format!("its options cannot be read: {error}");
     let asked = SockRef::from(&socket);
-    if asked.r#type().map_err(failed)? != Type::STREAM || asked.protocol().map_err(failed)? != Some(Protocol::TCP) {
+    if asked.r#type().map_err(failed)? != Type::STREAM
+        || asked.protocol().map_err(failed)? != Some(Protocol::TCP)
+    {
         return Err("it is no TCP socket".into());
     }
     if cookie(socket).map_err(failed)? != name {
         return Err("it is another socket than announced".into());
     }
     match local_address(socket).map_err(failed)? {
-        bound if bound != address => return Err(format!("it is bound to {bound}, not to {address}")),
+        bound if bound != address => {
+            return Err(format!("it is bound to {bound}, not to {address}"));
+        }
         _ => {}
     }
     if asked.peer_addr().is_ok() {
@@ -297,11 +344,14 @@ pub fn check_listener(socket: BorrowedFd<'_>, address: SocketAddr, name: u64) ->
 pub fn check_connection(socket: BorrowedFd<'_>) -> Result<SocketAddr, String> {
     let failed = |error: io::Error| format!("it is no connection: {error}");
     let asked = SockRef::from(&socket);
-    if asked.r#type().map_err(failed)? != Type::STREAM || asked.protocol().map_err(failed)? != Some(Protocol::TCP) {
+    if asked.r#type().map_err(failed)? != Type::STREAM
+        || asked.protocol().map_err(failed)? != Some(Protocol::TCP)
+    {
         return Err("it is no TCP socket".into());
     }
     let peer = asked.peer_addr().map_err(failed)?;
-    peer.as_socket().ok_or_else(|| "it is no connection of the Internet".into())
+    peer.as_socket()
+        .ok_or_else(|| "it is no connection of the Internet".into())
 }
 
 /// How many bytes the kernel takes for a connection now; 0 where epoll would not call that writable, which is as
@@ -313,11 +363,20 @@ pub fn room(socket: &impl AsFd) -> usize {
     // Without an answer, assume room until a write shows otherwise.
     let mut figures = [0_u32; 9];
     // SAFETY: numbers.
-    let length = unsafe { option(socket.as_fd(), (libc::SOL_SOCKET, libc::SO_MEMINFO), &mut figures) };
+    let length = unsafe {
+        option(
+            socket.as_fd(),
+            (libc::SOL_SOCKET, libc::SO_MEMINFO),
+            &mut figures,
+        )
+    };
     if !length.is_ok_and(|length| length > WMEM_QUEUED * size_of::<u32>()) {
         return usize::MAX;
     }
-    let (queued, room) = (figures[WMEM_QUEUED], figures[SNDBUF].saturating_sub(figures[WMEM_QUEUED]));
+    let (queued, room) = (
+        figures[WMEM_QUEUED],
+        figures[SNDBUF].saturating_sub(figures[WMEM_QUEUED]),
+    );
     if room >= queued / 2 { room as usize } else { 0 }
 }
 
@@ -345,13 +404,18 @@ pub fn is_gone(socket: &impl AsFd) -> bool {
 /// Whether the other end of a connection has sent FIN or reset it, whatever it sent before.
 pub fn has_ended(socket: &impl AsFd) -> bool {
     // nix has no POLLRDHUP.
-    events(socket, PollFlags::from_bits_retain(libc::POLLRDHUP)).is_none_or(|events| !events.is_empty())
+    events(socket, PollFlags::from_bits_retain(libc::POLLRDHUP))
+        .is_none_or(|events| !events.is_empty())
 }
 
 /// Time since data last came or went.
 pub fn quiet(socket: BorrowedFd<'_>) -> io::Result<Duration> {
     let info = info(socket)?;
-    Ok(Duration::from_millis(info.tcpi_last_data_sent.min(info.tcpi_last_data_recv).into()))
+    Ok(Duration::from_millis(
+        info.tcpi_last_data_sent
+            .min(info.tcpi_last_data_recv)
+            .into(),
+    ))
 }
 
 /// How far a connection is, in bytes.
@@ -373,8 +437,14 @@ pub fn progress(socket: BorrowedFd<'_>) -> io::Result<Progress> {
     let (sent, received) = sent_and_received(socket)?;
     let mut unread: c_int = 0;
     // SAFETY: FIONREAD writes an int.
-    Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONREAD, from_mut(&mut unread)) })?;
-    Ok(Progress { sent, received, unread: unread.unsigned_abs().into() })
+    Errno::result(unsafe {
+        libc::ioctl(socket.as_raw_fd(), libc::FIONREAD, from_mut(&mut unread))
+    })?;
+    Ok(Progress {
+        sent,
+        received,
+        unread: unread.unsigned_abs().into(),
+    })
 }
 
 /// Whether a byte was sent to the other end: by whatever descriptor.
@@ -411,7 +481,11 @@ pub fn set_nonblocking(socket: BorrowedFd<'_>) -> io::Result<()> {
 /// # Errors
 /// Those of recv(2); `EWOULDBLOCK` when nothing has arrived.
 pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
-    Ok(nix::sys::socket::recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT)?)
+    Ok(nix::sys::socket::recv(
+        socket.as_raw_fd(),
+        buffer,
+        MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT,
+    )?)
 }
 
 fn info(socket: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
@@ -426,11 +500,21 @@ fn info(socket: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
 ///
 /// # Safety
 /// `T` is made of numbers, which any bytes are.
-unsafe fn option<T>(socket: BorrowedFd<'_>, (level, option): (c_int, c_int), value: &mut T) -> io::Result<usize> {
+unsafe fn option<T>(
+    socket: BorrowedFd<'_>,
+    (level, option): (c_int, c_int),
+    value: &mut T,
+) -> io::Result<usize> {
     let mut length = size_of::<T>() as libc::socklen_t;
     // SAFETY: `value` is alive and has room for `length` bytes; what they are is the caller's promise.
     Errno::result(unsafe {
-        libc::getsockopt(socket.as_raw_fd(), level, option, from_mut(value).cast(), &raw mut length)
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            from_mut(value).cast(),
+            &raw mut length,
+        )
     })?;
     Ok(length as usize)
 }
@@ -475,24 +559,41 @@ mod tests {
         let duplicate = server.try_clone().unwrap();
         let is = |sent, received, unread| {
             let is = progress(duplicate.as_fd()).unwrap();
-            assert_eq!(is, Progress { sent, received, unread });
+            assert_eq!(
+                is,
+                Progress {
+                    sent,
+                    received,
+                    unread
+                }
+            );
         };
         is(0, 0, 0);
         client.write_all(b"hello").unwrap();
         let mut buffer = [0; 16];
-        assert_eq!((peek(duplicate.as_fd(), &mut buffer).unwrap(), &buffer[..5]), (5, &b"hello"[..]));
+        assert_eq!(
+            (peek(duplicate.as_fd(), &mut buffer).unwrap(), &buffer[..5]),
+            (5, &b"hello"[..])
+        );
         is(0, 5, 5);
         server.read_exact(&mut [0; 3]).unwrap();
         is(0, 5, 2);
         server.read_exact(&mut [0; 2]).unwrap();
-        assert_eq!(peek(duplicate.as_fd(), &mut buffer).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(
+            peek(duplicate.as_fd(), &mut buffer).unwrap_err().kind(),
+            io::ErrorKind::WouldBlock
+        );
         server.write_all(b"answer!").unwrap();
         is(7, 5, 0);
     }
 
     /// As kube-apiserver has it: `SO_REUSEADDR` alone.
     fn plain(address: SocketAddr) -> io::Result<TcpListener> {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        let socket = Socket::new(
+            Domain::for_address(address),
+            Type::STREAM,
+            Some(Protocol::TCP),
+        )?;
         socket.set_reuse_address(true)?;
         if address.is_ipv6() {
             socket.set_only_v6(false)?;
@@ -504,7 +605,10 @@ mod tests {
 
     /// A connection of each kind that outlives its listener: one that is open, and one in TIME_WAIT here.
     fn leave_connections(at: SocketAddr, mut accept: impl FnMut() -> TcpStream) -> [TcpStream; 2] {
-        let (mut closed, open) = (TcpStream::connect(at).unwrap(), TcpStream::connect(at).unwrap());
+        let (mut closed, open) = (
+            TcpStream::connect(at).unwrap(),
+            TcpStream::connect(at).unwrap(),
+        );
         drop(accept());
         assert_eq!(closed.read(&mut [0]).unwrap(), 0);
         drop(closed);
@@ -533,7 +637,9 @@ mod tests {
         // kernel gives to clients (after other tests there is one in TIME_WAIT at each).
         let tried = (0..20).any(|_| {
             let port = 20_000 + getrandom::u32().unwrap() % 10_000;
-            let Ok(berth) = bind(format!("127.3.7.1:{port}").parse().unwrap(), false) else { return false };
+            let Ok(berth) = bind(format!("127.3.7.1:{port}").parse().unwrap(), false) else {
+                return false;
+            };
             start_listening(berth.as_fd(), 16).unwrap();
             let at = local_address(berth.as_fd()).unwrap();
             let _connections = leave_connections(at, || {
@@ -542,7 +648,8 @@ mod tests {
                 accept(berth.as_fd()).unwrap().0
             });
             drop(berth);
-            let wildcard = |any: &str| plain(format!("{any}:{}", at.port()).parse().unwrap()).is_ok();
+            let wildcard =
+                |any: &str| plain(format!("{any}:{}", at.port()).parse().unwrap()).is_ok();
             wildcard("0.0.0.0") && wildcard("[::]")
         });
         assert!(tried, "no wildcard address could be bound");
@@ -589,7 +696,9 @@ mod tests {
     fn connections_inherit_the_mark_of_a_listener_of_either_family() {
         for at in ["127.0.0.1:0", "[::1]:0"] {
             // There may be no IPv6.
-            let Ok(listener) = TcpListener::bind(at) else { continue };
+            let Ok(listener) = TcpListener::bind(at) else {
+                continue;
+            };
             let is_marked = || {
                 let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
                 getsockopt(&listener.accept().unwrap().0, sockopt::IpBindAddressNoPort).unwrap()
@@ -604,8 +713,16 @@ mod tests {
     fn a_listener_of_an_earlier_version_keeps_no_user_timeout() {
         let socket = bind("127.3.7.4:0".parse().unwrap(), false).unwrap();
         let options = SockRef::from(&socket);
-        options.set_tcp_user_timeout(Some(Duration::from_secs(5))).unwrap();
+        options
+            .set_tcp_user_timeout(Some(Duration::from_secs(5)))
+            .unwrap();
         set_options(socket.as_fd()).unwrap();
-        assert_eq!((options.keepalive().unwrap(), options.tcp_user_timeout().unwrap()), (true, None));
+        assert_eq!(
+            (
+                options.keepalive().unwrap(),
+                options.tcp_user_timeout().unwrap()
+            ),
+            (true, None)
+        );
     }
 }

@@ -10,7 +10,8 @@ pub const NETNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 123, 0, 5), 
 
 /// Where the clients of a storm come from, each from an address of its own: they share no queue in a gate. Those of a network
 /// namespace are none of the node's own ([`netns`](super::netns) has the network).
-pub(crate) const STORM: [Ipv4Addr; 2] = [Ipv4Addr::new(127, 124, 0, 0), Ipv4Addr::new(10, 124, 0, 0)];
+pub(crate) const STORM: [Ipv4Addr; 2] =
+    [Ipv4Addr::new(127, 124, 0, 0), Ipv4Addr::new(10, 124, 0, 0)];
 
 /// How many addresses are tried before none counts as free.
 const TRIES: usize = 100;
@@ -42,7 +43,11 @@ fn bind(address: SocketAddr) -> io::Result<()> {
 /// The address of a storm's client that dials this one. A /16 is more than [`plan::STORM`](super::plan::STORM).
 pub(crate) fn source(dialled: IpAddr, client: u32) -> IpAddr {
     let [loopback, netns] = STORM;
-    let network = if dialled.is_loopback() { loopback } else { netns };
+    let network = if dialled.is_loopback() {
+        loopback
+    } else {
+        netns
+    };
     // .0 is no host's, and .1 the interface's.
     Ipv4Addr::from_bits(network.to_bits() + 2 + client).into()
 }

@@ -14,7 +14,9 @@ use tokio::time::timeout;
 /// `/proc/PID/exe`.
 pub(crate) fn this() -> OsString {
     static FILE: LazyLock<Option<File>> = LazyLock::new(|| File::open("/proc/self/exe").ok());
-    let file = FILE.as_ref().map_or("exe".into(), |file| format!("fd/{}", file.as_raw_fd()));
+    let file = FILE
+        .as_ref()
+        .map_or("exe".into(), |file| format!("fd/{}", file.as_raw_fd()));
     format!("/proc/{}/{file}", std::process::id()).into()
 }
 
@@ -48,26 +50,48 @@ impl Apiserver {
         let mut words = words.into_iter().map(OsString::from);
         let program = words.next().ok_or("it is empty")?;
         let flags = words.collect();
-        Ok(if program == "stand-in" { Self::Simulated { flags } } else { Self::Command { program, flags } })
+        Ok(if program == "stand-in" {
+            Self::Simulated { flags }
+        } else {
+            Self::Command { program, flags }
+        })
     }
 
     /// Asks it for its version. As kube-apiserver reads all its flags first, an unknown one is known
     /// before anything is started.
     pub(crate) async fn version(&self, simulated: &str) -> Result<String, String> {
-        let Self::Command { program, flags } = self else { return Ok(simulated.to_owned()) };
+        let Self::Command { program, flags } = self else {
+            return Ok(simulated.to_owned());
+        };
         let mut command = tokio::process::Command::new(program);
-        command.args(flags).arg("--version").stdin(Stdio::null()).kill_on_drop(true);
+        command
+            .args(flags)
+            .arg("--version")
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
         let output = timeout(VERSION_WITHIN, command.output()).await;
-        let output = output.map_err(|_| format!("no answer to --version within {VERSION_WITHIN:?}"))?;
+        let output =
+            output.map_err(|_| format!("no answer to --version within {VERSION_WITHIN:?}"))?;
         let output = output.map_err(|error| format!("cannot be started: {error}"))?;
         let text = String::from_utf8_lossy(&output.stdout);
-        let version = text.lines().find_map(|line| line.strip_prefix("Kubernetes ")).map(str::trim);
+        let version = text
+            .lines()
+            .find_map(|line| line.strip_prefix("Kubernetes "))
+            .map(str::trim);
         match version {
-            Some(version) if !version.contains(' ') && output.status.success() => Ok(version.to_owned()),
+            Some(version) if !version.contains(' ') && output.status.success() => {
+                Ok(version.to_owned())
+            }
             _ => {
                 let text = text + String::from_utf8_lossy(&output.stderr);
-                let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("nothing");
-                Err(format!("--version ended with {} and printed: {last}", output.status))
+                let last = text
+                    .lines()
+                    .rfind(|line| !line.trim().is_empty())
+                    .unwrap_or("nothing");
+                Err(format!(
+                    "--version ended with {} and printed: {last}",
+                    output.status
+                ))
             }
         }
     }
@@ -75,7 +99,9 @@ impl Apiserver {
     /// Whether it may refuse clients without a certificate: its flags turn anonymous access off, or name a file that may.
     pub(crate) fn wants_certificates(&self) -> bool {
         let (Self::Simulated { flags } | Self::Command { flags, .. }) = self;
-        let off = values(flags, "anonymous-auth").last().is_some_and(|value| args::parse_bool(&value) == Some(false));
+        let off = values(flags, "anonymous-auth")
+            .last()
+            .is_some_and(|value| args::parse_bool(&value) == Some(false));
         off || has(flags, "authentication-config")
     }
 
@@ -83,7 +109,9 @@ impl Apiserver {
     pub fn shutdown_delay(&self) -> Duration {
         let (Self::Simulated { flags } | Self::Command { flags, .. }) = self;
         let given = values(flags, "shutdown-delay-duration").last();
-        given.and_then(|text| humantime::parse_duration(&text).ok()).unwrap_or_default()
+        given
+            .and_then(|text| humantime::parse_duration(&text).ok())
+            .unwrap_or_default()
     }
 
     /// Whether it is berth's own.
@@ -122,7 +150,13 @@ mod tests {
     fn a_command_is_split_as_a_shell_does() {
         let parsed = Apiserver::parse("kube-apiserver --a='x y' \"--b=1\"").unwrap();
         let flags = vec!["--a=x y".into(), "--b=1".into()];
-        assert_eq!(parsed, Apiserver::Command { program: "kube-apiserver".into(), flags });
+        assert_eq!(
+            parsed,
+            Apiserver::Command {
+                program: "kube-apiserver".into(),
+                flags
+            }
+        );
         assert!(Apiserver::parse("stand-in --x").unwrap().is_simulated());
         assert!(Apiserver::parse("  ").is_err() && Apiserver::parse("a 'b").is_err());
     }
@@ -135,28 +169,55 @@ mod tests {
             ask("echo Kubernetes v1.36.3").await.unwrap_err(),
             "--version ended with exit status: 0 and printed: Kubernetes v1.36.3 --version"
         );
-        assert_eq!(ask("sh -c 'echo Kubernetes v1.36.3'").await.unwrap(), "v1.36.3");
-        let wrong = ask("sh -c 'echo Error: unknown flag: --x >&2; exit 1'").await.unwrap_err();
-        assert_eq!(wrong, "--version ended with exit status: 1 and printed: Error: unknown flag: --x");
-        assert!(ask("/etc/hostname").await.unwrap_err().contains("cannot be started"));
+        assert_eq!(
+            ask("sh -c 'echo Kubernetes v1.36.3'").await.unwrap(),
+            "v1.36.3"
+        );
+        let wrong = ask("sh -c 'echo Error: unknown flag: --x >&2; exit 1'")
+            .await
+            .unwrap_err();
+        assert_eq!(
+            wrong,
+            "--version ended with exit status: 1 and printed: Error: unknown flag: --x"
+        );
+        assert!(
+            ask("/etc/hostname")
+                .await
+                .unwrap_err()
+                .contains("cannot be started")
+        );
     }
 
     #[test]
     fn flags_that_refuse_anonymous_clients() {
-        let wants = |flags: &str| Apiserver::parse(&format!("kube-apiserver {flags}")).unwrap().wants_certificates();
-        for yes in
-            ["--anonymous-auth=false", "--anonymous_auth=F", "--authentication-config=/x", "--authentication-config /x"]
-        {
+        let wants = |flags: &str| {
+            Apiserver::parse(&format!("kube-apiserver {flags}"))
+                .unwrap()
+                .wants_certificates()
+        };
+        for yes in [
+            "--anonymous-auth=false",
+            "--anonymous_auth=F",
+            "--authentication-config=/x",
+            "--authentication-config /x",
+        ] {
             assert!(wants(yes), "{yes}");
         }
-        for no in ["", "--anonymous-auth", "--anonymous-auth=false --anonymous-auth=true", "--anonymous-auth-x=false"] {
+        for no in [
+            "",
+            "--anonymous-auth",
+            "--anonymous-auth=false --anonymous-auth=true",
+            "--anonymous-auth-x=false",
+        ] {
             assert!(!wants(no), "{no}");
         }
     }
 
     #[test]
     fn what_was_typed_is_found() {
-        let flags: Vec<OsString> = ["--tls_cert_file=x", "--etcd-servers", "y", "-z"].map(Into::into).into();
+        let flags: Vec<OsString> = ["--tls_cert_file=x", "--etcd-servers", "y", "-z"]
+            .map(Into::into)
+            .into();
         assert!(has(&flags, "tls-cert-file") && has(&flags, "etcd-servers"));
         assert!(!has(&flags, "tls-cert") && !has(&flags, "z"));
     }

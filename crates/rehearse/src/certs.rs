@@ -6,8 +6,8 @@
 //! or not: `Names`.
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ClientConfig, RootCertStore};
@@ -20,8 +20,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::{fs, io};
 
 /// Names that a kube-apiserver's serving certificate carries.
-const NAMES: [&str; 5] =
-    ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local", "localhost"];
+const NAMES: [&str; 5] = [
+    "kubernetes",
+    "kubernetes.default",
+    "kubernetes.default.svc",
+    "kubernetes.default.svc.cluster.local",
+    "localhost",
+];
 
 /// Names of an admin's certificate and of the shims' probe's, which is in no group.
 pub(crate) const ADMIN: &str = "admin";
@@ -68,17 +73,27 @@ impl Names {
     /// The instance that serves a certificate, which is the first of the chain that a client got.
     pub(crate) fn instance(&self, chain: Option<&[CertificateDer<'_>]>) -> Option<String> {
         let served = chain?.first()?.clone().into_owned();
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&served).cloned()
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&served)
+            .cloned()
     }
 
     /// From now on, the certificate of one instance stands for another, which has a copy of it.
     pub(crate) fn rename(&self, from: &str, to: &str) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.values_mut().filter(|name| *name == from).for_each(|name| to.clone_into(name));
+        known
+            .values_mut()
+            .filter(|name| *name == from)
+            .for_each(|name| to.clone_into(name));
     }
 
     fn add(&self, cert: CertificateDer<'static>, instance: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(cert, instance.to_owned());
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(cert, instance.to_owned());
     }
 }
 
@@ -97,7 +112,8 @@ pub enum Error {
 /// [`Certs::issue`].
 pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
     let mut ca = CertificateParams::default();
-    ca.distinguished_name.push(DnType::CommonName, "berth rehearsal");
+    ca.distinguished_name
+        .push(DnType::CommonName, "berth rehearsal");
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let issuer = CertifiedIssuer::self_signed(ca, KeyPair::generate()?)?;
@@ -105,15 +121,23 @@ pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
     let identity = |name: &str, group: Option<&str>| {
         let mut params = params(&[], ExtendedKeyUsagePurpose::ClientAuth, name)?;
         if let Some(group) = group {
-            params.distinguished_name.push(DnType::OrganizationName, group);
+            params
+                .distinguished_name
+                .push(DnType::OrganizationName, group);
         }
         let key = KeyPair::generate()?;
         let cert = params.signed_by(&key, &issuer)?;
         write(&dir.join(format!("{name}.crt")), &cert.pem())?;
         write(&dir.join(format!("{name}.key")), &key.serialize_pem())?;
-        Ok::<_, Error>(Identity { cert: cert.into(), key: key.serialize_der().into() })
+        Ok::<_, Error>(Identity {
+            cert: cert.into(),
+            key: key.serialize_der().into(),
+        })
     };
-    let (admin, client) = (identity(ADMIN, Some(ADMINS))?, identity("client", Some(CLIENTS))?);
+    let (admin, client) = (
+        identity(ADMIN, Some(ADMINS))?,
+        identity("client", Some(CLIENTS))?,
+    );
     identity(PROBE, None)?;
 
     let mut subjects: Vec<String> = NAMES.map(str::to_owned).to_vec();
@@ -133,7 +157,10 @@ pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
     };
     let account_key = KeyPair::generate()?;
     write(&certs.ca_file, &certs.issuer.pem())?;
-    write(&certs.account_public_key_file, &account_key.public_key_pem())?;
+    write(
+        &certs.account_public_key_file,
+        &account_key.public_key_pem(),
+    )?;
     write(&certs.account_key_file, &account_key.serialize_pem())?;
     Ok(certs)
 }
@@ -155,7 +182,11 @@ impl Certs {
             return Ok(());
         }
         let key = KeyPair::generate()?;
-        let serving = params(&self.subjects, ExtendedKeyUsagePurpose::ServerAuth, instance)?;
+        let serving = params(
+            &self.subjects,
+            ExtendedKeyUsagePurpose::ServerAuth,
+            instance,
+        )?;
         let cert = serving.signed_by(&key, &self.issuer)?;
         write(&self.key_file(instance), &key.serialize_pem())?;
         write(&self.cert_file(instance), &cert.pem())?;
@@ -170,7 +201,8 @@ impl Certs {
 
     /// Writes it for this address; its file. JSON is YAML.
     pub(crate) fn write_kubeconfig(&self, server: SocketAddr) -> Result<PathBuf, Error> {
-        let cluster = json!({"server": format!("https://{server}"), "certificate-authority": self.ca_file});
+        let cluster =
+            json!({"server": format!("https://{server}"), "certificate-authority": self.ca_file});
         let user = json!({"client-certificate": self.cert_file(ADMIN), "client-key": self.key_file(ADMIN)});
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "rehearsal",
@@ -203,12 +235,12 @@ pub(crate) fn client_config(
         roots.add(ca)?;
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let config =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     let config = config.with_root_certificates(roots);
     let mut config = match identity {
-        Some(Identity { cert, key }) => {
-            config.with_client_auth_cert(vec![cert.clone()], PrivateKeyDer::Pkcs8(key.clone_key()))?
-        }
+        Some(Identity { cert, key }) => config
+            .with_client_auth_cert(vec![cert.clone()], PrivateKeyDer::Pkcs8(key.clone_key()))?,
         None => config.with_no_client_auth(),
     };
     // Every new connection is a full handshake, whichever instance answers.
@@ -216,7 +248,11 @@ pub(crate) fn client_config(
     Ok(config)
 }
 
-fn params(subjects: &[String], usage: ExtendedKeyUsagePurpose, name: &str) -> Result<CertificateParams, rcgen::Error> {
+fn params(
+    subjects: &[String],
+    usage: ExtendedKeyUsagePurpose,
+    name: &str,
+) -> Result<CertificateParams, rcgen::Error> {
     let mut params = CertificateParams::new(subjects)?;
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, name);
@@ -227,8 +263,16 @@ fn params(subjects: &[String], usage: ExtendedKeyUsagePurpose, name: &str) -> Re
 
 fn write(path: &Path, text: &str) -> Result<(), Error> {
     use io::Write;
-    let open = || fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    open().and_then(|mut file| file.write_all(text.as_bytes())).map_err(|error| Error::Write(path.to_owned(), error))
+    let open = || {
+        fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)
+    };
+    open()
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .map_err(|error| Error::Write(path.to_owned(), error))
 }
 
 #[cfg(test)]
@@ -246,9 +290,15 @@ mod tests {
         }
         let read = |instance| CertificateDer::from_pem_file(certs.cert_file(instance)).unwrap();
         for instance in ["old", "new"] {
-            assert_eq!(certs.names.instance(Some(&[read(instance)])).as_deref(), Some(instance));
+            assert_eq!(
+                certs.names.instance(Some(&[read(instance)])).as_deref(),
+                Some(instance)
+            );
         }
-        assert_eq!(certs.names.instance(Some(std::slice::from_ref(&certs.ca))), None);
+        assert_eq!(
+            certs.names.instance(Some(std::slice::from_ref(&certs.ca))),
+            None
+        );
         assert_eq!(certs.names.instance(None), None);
         assert!(certs.client_config().is_ok() && certs.admin_config().is_ok());
     }
@@ -259,7 +309,10 @@ mod tests {
         let certs = make(dir.path(), &[]).unwrap();
         certs.issue("old").unwrap();
         for key in [&certs.key_file("old"), &certs.account_key_file] {
-            assert_eq!(fs::metadata(key).unwrap().permissions().mode() & 0o777, 0o600);
+            assert_eq!(
+                fs::metadata(key).unwrap().permissions().mode() & 0o777,
+                0o600
+            );
         }
         assert!(matches!(make(dir.path(), &[]), Err(Error::Write(..))));
     }

@@ -20,8 +20,15 @@ pub(crate) struct Context<'a> {
 impl<'a> Context<'a> {
     pub(crate) fn new(plan: &'a Plan, via: Via) -> Self {
         let recorder = Arc::default();
-        let store = Arc::new(Store::default().notifying_every(plan.timing.speedup.of(NOTIFY_EVERY)));
-        Self { plan, via, progress: Progress::new(&recorder), recorder, store }
+        let store =
+            Arc::new(Store::default().notifying_every(plan.timing.speedup.of(NOTIFY_EVERY)));
+        Self {
+            plan,
+            via,
+            progress: Progress::new(&recorder),
+            recorder,
+            store,
+        }
     }
 
     /// Prints what begins or has ended.
@@ -37,7 +44,10 @@ impl<'a> Context<'a> {
     /// Logs what is worth knowing, and prints it, once.
     pub(crate) fn log_note(&self, note: &str) {
         let what = EventKind::Note(note.to_owned());
-        if !self.recorder.read(|log| log.iter().any(|event| event.what == what)) {
+        if !self
+            .recorder
+            .read(|log| log.iter().any(|event| event.what == what))
+        {
             self.print(note);
             self.recorder.add("", what);
         }

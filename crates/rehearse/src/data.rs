@@ -266,10 +266,14 @@ impl Ran {
     /// The verdict in words.
     pub(crate) fn words(&self) -> &'static str {
         match self.verdict {
-            Verdict::Held if self.allowed() > 0 => "nothing was lost but what faults may cost, every promise held",
+            Verdict::Held if self.allowed() > 0 => {
+                "nothing was lost but what faults may cost, every promise held"
+            }
             Verdict::Held => "nothing was lost",
             Verdict::Unproven => "nothing was seen to be lost, but the run proves nothing",
-            Verdict::Wrong => "nothing was seen to be lost, but a process did not do what it should",
+            Verdict::Wrong => {
+                "nothing was seen to be lost, but a process did not do what it should"
+            }
             Verdict::TooBusy => "this machine was too busy to tell",
             Verdict::Broken => "a promise was broken",
             Verdict::Lost => "something was lost",
@@ -278,23 +282,38 @@ impl Ran {
 
     /// Adds a figure, which does not matter most and has no note unless that is said.
     pub(crate) fn add(&mut self, name: impl Into<String>, value: Value) -> &mut Row {
-        self.rows.push(Row { name: name.into(), value, note: String::new(), main: false });
+        self.rows.push(Row {
+            name: name.into(),
+            value,
+            note: String::new(),
+            main: false,
+        });
         self.rows.last_mut().expect("a row was added")
     }
 
     /// The figure of this name, if there is one.
     pub fn figure(&self, name: &str) -> Option<Value> {
-        self.rows.iter().find(|row| row.name == name).map(|row| row.value)
+        self.rows
+            .iter()
+            .find(|row| row.name == name)
+            .map(|row| row.value)
     }
 
     /// What was upgraded.
     pub(crate) fn apiservers(&self) -> &'static str {
-        if self.simulated { "simulated apiservers" } else { "real kube-apiservers" }
+        if self.simulated {
+            "simulated apiservers"
+        } else {
+            "real kube-apiservers"
+        }
     }
 
     /// All that promises under faults allowed to be lost.
     pub fn allowed(&self) -> u64 {
-        self.promises.iter().flat_map(|promise| promise.allowed.values()).sum()
+        self.promises
+            .iter()
+            .flat_map(|promise| promise.allowed.values())
+            .sum()
     }
 
     /// Objects to what was rehearsed.
@@ -318,7 +337,9 @@ impl Ran {
     /// Objects to requests that this machine could not make, by their reasons.
     pub(crate) fn doubt_machine(&mut self, failed: BTreeMap<&str, u64>) {
         for (why, count) in failed {
-            self.doubt(format!("{count} requests failed on this machine ({why}): a lower --rate or --storm helps"));
+            self.doubt(format!(
+                "{count} requests failed on this machine ({why}): a lower --rate or --storm helps"
+            ));
         }
     }
 }
@@ -376,12 +397,21 @@ mod tests {
         if std::env::var_os("BERTH_BLESS").is_some() {
             std::fs::write(path, &schema).unwrap();
         }
-        assert!(std::fs::read_to_string(path).unwrap() == schema, "{path}: BERTH_BLESS=1 cargo test schema writes it");
+        assert!(
+            std::fs::read_to_string(path).unwrap() == schema,
+            "{path}: BERTH_BLESS=1 cargo test schema writes it"
+        );
     }
 
     #[test]
     fn kinds_have_steady_names() {
-        assert_eq!(serde_json::to_string(&[Via::PortSharing, Via::Haproxy]).unwrap(), r#"["port-sharing","haproxy"]"#);
-        assert_eq!(serde_json::to_string(&MarkKind::Sigterm).unwrap(), r#""sigterm""#);
+        assert_eq!(
+            serde_json::to_string(&[Via::PortSharing, Via::Haproxy]).unwrap(),
+            r#"["port-sharing","haproxy"]"#
+        );
+        assert_eq!(
+            serde_json::to_string(&MarkKind::Sigterm).unwrap(),
+            r#""sigterm""#
+        );
     }
 }

@@ -24,10 +24,21 @@ pub(crate) const UP_WITHIN: Duration = Duration::from_secs(30);
 
 /// Name of the flag for the time between two notices of progress: before 3.6 it was an experiment.
 fn notify_flag(program: &Path) -> &'static str {
-    let version = Command::new(program).arg("--version").stdin(Stdio::null()).output();
-    let version = version.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-    let before = ["etcd Version: 3.4.", "etcd Version: 3.5."].iter().any(|prefix| version.starts_with(prefix));
-    if before { "experimental-watch-progress-notify-interval" } else { "watch-progress-notify-interval" }
+    let version = Command::new(program)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .output();
+    let version = version
+        .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+        .unwrap_or_default();
+    let before = ["etcd Version: 3.4.", "etcd Version: 3.5."]
+        .iter()
+        .any(|prefix| version.starts_with(prefix));
+    if before {
+        "experimental-watch-progress-notify-interval"
+    } else {
+        "watch-progress-notify-interval"
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -39,7 +50,10 @@ pub(crate) struct Etcd {
 impl Etcd {
     /// Finds addresses for it.
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { clients: free_address()?, peers: free_address()? })
+        Ok(Self {
+            clients: free_address()?,
+            peers: free_address()?,
+        })
     }
 
     /// The value of `--etcd-servers`.
@@ -64,14 +78,22 @@ impl Etcd {
             "--unsafe-no-fsync".into(),
             "--log-level=warn".into(),
         ];
-        ProcessSpec { role: Role::Store, argv, awaits: None }
+        ProcessSpec {
+            role: Role::Store,
+            argv,
+            awaits: None,
+        }
     }
 
     /// Whether it is healthy, or why not.
     pub(crate) async fn healthy(&self) -> Result<(), String> {
         let failed = |error: &dyn std::fmt::Display| format!("GET {}/health: {error}", self.url());
-        let io = TcpStream::connect(self.clients).await.map_err(|e| failed(&e))?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(io)).await.map_err(|e| failed(&e))?;
+        let io = TcpStream::connect(self.clients)
+            .await
+            .map_err(|e| failed(&e))?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(io))
+            .await
+            .map_err(|e| failed(&e))?;
         let request = Request::get("/health")
             .header(header::HOST, self.clients.to_string())
             .body(Empty::<Bytes>::new())
@@ -96,12 +118,22 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let named = |version: &str| {
             let program = dir.path().join(version);
-            fs::write(&program, format!("#!/bin/sh\necho 'etcd Version: {version}'\n")).unwrap();
+            fs::write(
+                &program,
+                format!("#!/bin/sh\necho 'etcd Version: {version}'\n"),
+            )
+            .unwrap();
             fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
             notify_flag(&program)
         };
-        assert_eq!(named("3.5.24"), "experimental-watch-progress-notify-interval");
+        assert_eq!(
+            named("3.5.24"),
+            "experimental-watch-progress-notify-interval"
+        );
         assert_eq!(named("3.6.16"), "watch-progress-notify-interval");
-        assert_eq!(notify_flag(Path::new("/nonexistent")), "watch-progress-notify-interval");
+        assert_eq!(
+            notify_flag(Path::new("/nonexistent")),
+            "watch-progress-notify-interval"
+        );
     }
 }

@@ -310,7 +310,11 @@ pub struct WatchSum {
 impl WatchSum {
     /// Writes that it never saw, or saw again or too late.
     pub fn count(&self, flaw: Loss) -> u64 {
-        self.flaws.iter().filter(|(_, loss, _)| *loss == flaw).map(|(_, _, count)| count).sum()
+        self.flaws
+            .iter()
+            .filter(|(_, loss, _)| *loss == flaw)
+            .map(|(_, _, count)| count)
+            .sum()
     }
 }
 

@@ -53,7 +53,9 @@ impl Fault {
             (Self::BadFlag | Self::NeverReady, _) => {
                 "the new version never gets a connection, the old one serves on, nothing is lost, and the reason is given"
             }
-            (Self::CrashAfterReady | Self::Hang, Bridge) => "clients stay on the bridge, and nothing is lost",
+            (Self::CrashAfterReady | Self::Hang, Bridge) => {
+                "clients stay on the bridge, and nothing is lost"
+            }
             (Self::KillShim, Bridge) => {
                 "only what the bridge had accepted is lost; no connection is refused, and new ones go to the node's own apiserver"
             }
@@ -64,7 +66,9 @@ impl Fault {
             (Self::KillTemporary, _) => {
                 "only what was on it ends; new connections go to the node's own apiserver until another is ready, and none is lost"
             }
-            (Self::KillOld, _) => "only what was still on it ends; new connections go to the bridge, and none is lost",
+            (Self::KillOld, _) => {
+                "only what was still on it ends; new connections go to the bridge, and none is lost"
+            }
             (Self::CrashAfterReady, Sibling) => {
                 "only what was on the crashed apiserver ends; new connections go to the other one, and none is lost"
             }
@@ -72,9 +76,13 @@ impl Fault {
                 "what it had begun to answer, or had accepted with --pass, waits; when probes have failed, the other one answers all other connections, those that waited \
                  within 3 s; nothing is lost"
             }
-            (Self::NoDescriptors, _) => "clients wait until the shim has descriptors again; nothing is lost",
+            (Self::NoDescriptors, _) => {
+                "clients wait until the shim has descriptors again; nothing is lost"
+            }
             (Self::ClockJump, _) => "nothing is lost, and no client waits",
-            (Self::Hang | Self::HangShim, Nothing) => "clients wait until it goes on; nothing is lost",
+            (Self::Hang | Self::HangShim, Nothing) => {
+                "clients wait until it goes on; nothing is lost"
+            }
             (Self::KillShim, Sibling) => {
                 "only connections that the shim has are lost; none is refused, and new ones go to the sibling"
             }

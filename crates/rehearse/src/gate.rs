@@ -20,14 +20,24 @@ impl GateMetrics {
     pub(crate) fn parse(metrics: &str) -> Option<Self> {
         let mut gate = None::<Self>;
         for line in metrics.lines() {
-            let Some((name, rest)) = line.strip_prefix("berth_gate_").and_then(|line| line.split_once('{')) else {
+            let Some((name, rest)) = line
+                .strip_prefix("berth_gate_")
+                .and_then(|line| line.split_once('{'))
+            else {
                 continue;
             };
-            let Some((labels, value)) = rest.rsplit_once("} ") else { continue };
+            let Some((labels, value)) = rest.rsplit_once("} ") else {
+                continue;
+            };
             let Ok(value) = value.parse() else { continue };
             let label = |name: &str| {
-                let value = labels.split(',').find_map(|label| label.strip_prefix(name)?.strip_prefix("=\""));
-                value.and_then(|value| value.strip_suffix('"')).unwrap_or_default().to_owned()
+                let value = labels
+                    .split(',')
+                    .find_map(|label| label.strip_prefix(name)?.strip_prefix("=\""));
+                value
+                    .and_then(|value| value.strip_suffix('"'))
+                    .unwrap_or_default()
+                    .to_owned()
             };
             let gate = gate.get_or_insert_default();
             match name {
@@ -59,14 +69,29 @@ berth_connections_total{shim=\"old\",outcome=\"gate_full\"} 2
 ";
 
     fn counts(of: &[(&str, u64)]) -> BTreeMap<String, u64> {
-        of.iter().map(|(key, count)| ((*key).to_owned(), *count)).collect()
+        of.iter()
+            .map(|(key, count)| ((*key).to_owned(), *count))
+            .collect()
     }
 
     #[test]
     fn gate_metrics_are_parsed() {
         let gate = GateMetrics::parse(METRICS).unwrap();
-        let (waiting, waited) = (counts(&[("first", 7), ("late", 0)]), counts(&[("first", 9)]));
-        assert_eq!(gate, GateMetrics { waiting, waited, dropped: counts(&[("full", 2)]) });
-        assert_eq!(GateMetrics::parse("berth_shim_state{shim=\"old\"} 1\n# EOF\n"), None);
+        let (waiting, waited) = (
+            counts(&[("first", 7), ("late", 0)]),
+            counts(&[("first", 9)]),
+        );
+        assert_eq!(
+            gate,
+            GateMetrics {
+                waiting,
+                waited,
+                dropped: counts(&[("full", 2)])
+            }
+        );
+        assert_eq!(
+            GateMetrics::parse("berth_shim_state{shim=\"old\"} 1\n# EOF\n"),
+            None
+        );
     }
 }

@@ -24,7 +24,11 @@ pub(crate) struct InstanceSpec {
 impl InstanceSpec {
     /// The temporary one that a bridge makes of it.
     pub(crate) fn temporary(&self) -> Self {
-        Self { name: format!("{}-bridge", self.name), fault: None, ..self.clone() }
+        Self {
+            name: format!("{}-bridge", self.name),
+            fault: None,
+            ..self.clone()
+        }
     }
 
     /// Program and flags, all but where it listens.
@@ -59,9 +63,15 @@ impl InstanceSpec {
         let millis = |time: Duration| OsString::from(format!("{}ms", time.as_millis()));
         let mut flags = vec![
             ("tls-cert-file", path(&setting.certs.cert_file(&self.name))),
-            ("tls-private-key-file", path(&setting.certs.key_file(&self.name))),
+            (
+                "tls-private-key-file",
+                path(&setting.certs.key_file(&self.name)),
+            ),
             ("client-ca-file", path(&setting.certs.ca_file)),
-            ("audit-log-path", path(&setting.dir.join(format!("audit-{}.log", self.name)))),
+            (
+                "audit-log-path",
+                path(&setting.dir.join(format!("audit-{}.log", self.name))),
+            ),
         ];
         match self.apiserver {
             Apiserver::Simulated { .. } => {
@@ -77,16 +87,35 @@ impl InstanceSpec {
             Apiserver::Command { .. } => {
                 match self.fault {
                     // Nothing listens on port 1.
-                    Some(Fault::NeverReady) => flags.push(("etcd-servers", "http://127.0.0.1:1".into())),
-                    _ => flags.extend(setting.etcd.iter().map(|etcd| ("etcd-servers", etcd.into()))),
+                    Some(Fault::NeverReady) => {
+                        flags.push(("etcd-servers", "http://127.0.0.1:1".into()))
+                    }
+                    _ => flags.extend(
+                        setting
+                            .etcd
+                            .iter()
+                            .map(|etcd| ("etcd-servers", etcd.into())),
+                    ),
                 }
                 flags.extend([
                     ("authorization-mode", "RBAC".into()),
                     ("service-cluster-ip-range", "10.96.0.0/24".into()),
-                    ("service-account-issuer", "https://kubernetes.default.svc".into()),
-                    ("service-account-key-file", path(&setting.certs.account_public_key_file)),
-                    ("service-account-signing-key-file", path(&setting.certs.account_key_file)),
-                    ("cert-dir", path(&setting.dir.join(format!("certs-{}", self.name)))),
+                    (
+                        "service-account-issuer",
+                        "https://kubernetes.default.svc".into(),
+                    ),
+                    (
+                        "service-account-key-file",
+                        path(&setting.certs.account_public_key_file),
+                    ),
+                    (
+                        "service-account-signing-key-file",
+                        path(&setting.certs.account_key_file),
+                    ),
+                    (
+                        "cert-dir",
+                        path(&setting.dir.join(format!("certs-{}", self.name))),
+                    ),
                 ]);
                 // It cannot put a loopback address into the Service `kubernetes`, and logs that for ever.
                 if setting.address.ip().is_loopback() {
@@ -102,7 +131,9 @@ impl InstanceSpec {
 fn given(flags: &[OsString], name: &str) -> bool {
     let instead = match name {
         "authorization-mode" => "authorization-config",
-        "service-account-key-file" | "service-account-signing-key-file" => "service-account-signing-endpoint",
+        "service-account-key-file" | "service-account-signing-key-file" => {
+            "service-account-signing-endpoint"
+        }
         _ => name,
     };
     has(flags, name) || has(flags, instead)

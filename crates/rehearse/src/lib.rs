@@ -22,7 +22,10 @@
 //! * [`stats`]: a percentile. `progress`: what is printed meanwhile. `context` has it, the plan and the log of one run.
 
 #![forbid(unsafe_code)]
-#![allow(missing_docs, reason = "the crate is not published: what its name says needs no comment")]
+#![allow(
+    missing_docs,
+    reason = "the crate is not published: what its name says needs no comment"
+)]
 // They panic where a pipe is closed or a disk is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
@@ -98,7 +101,8 @@ pub enum Aborted {
 }
 
 fn name(signal: i32) -> String {
-    nix::sys::signal::Signal::try_from(signal).map_or_else(|_| format!("signal {signal}"), |s| s.to_string())
+    nix::sys::signal::Signal::try_from(signal)
+        .map_or_else(|_| format!("signal {signal}"), |s| s.to_string())
 }
 
 /// Rehearses, one run after the other. Processes are stopped and directories removed in every case but SIGKILL, and
@@ -111,22 +115,39 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
 
 async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborted> {
     let handler = |kind| signal(kind).map_err(Error::unavailable("cannot handle signals"));
-    let (mut int, mut term) = (handler(SignalKind::interrupt())?, handler(SignalKind::terminate())?);
+    let (mut int, mut term) = (
+        handler(SignalKind::interrupt())?,
+        handler(SignalKind::terminate())?,
+    );
     for left in stage::sweep() {
-        progress::print(&format!("removed {}, left by a rehearsal that was killed", left.display()));
+        progress::print(&format!(
+            "removed {}, left by a rehearsal that was killed",
+            left.display()
+        ));
     }
-    available(plan, plan.via).await.map_err(Error::Unavailable)?;
+    available(plan, plan.via)
+        .await
+        .map_err(Error::Unavailable)?;
     for (index, &via) in plan.runs.iter().enumerate() {
         let topology = plan.topology.to_string();
         if let Err(why) = available(plan, via).await {
             progress::print(&format!("skipped: {why}"));
-            outcome.runs.push(Run { via, topology, outcome: RunOutcome::Skipped(why) });
+            outcome.runs.push(Run {
+                via,
+                topology,
+                outcome: RunOutcome::Skipped(why),
+            });
             continue;
         }
         let context = Context::new(plan, via);
         let mut stage = Stage::new(&context)?;
         if plan.runs.len() > 1 {
-            progress::print(&format!("\nrun {} of {}, {}", index + 1, plan.runs.len(), via.way()));
+            progress::print(&format!(
+                "\nrun {} of {}, {}",
+                index + 1,
+                plan.runs.len(),
+                via.way()
+            ));
         }
         let ended = tokio::select! {
             ended = caught(script::play(&context, &mut stage)) => ended,
@@ -135,12 +156,22 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
         };
         stage.close().await;
         let failed = ended.as_ref().err().map(ToString::to_string);
-        let ran = judges::judge(&Record::of(context.recorder.drain()), plan, failed.as_deref());
-        outcome.runs.push(Run { via, topology, outcome: RunOutcome::Ran(Box::new(ran)) });
+        let ran = judges::judge(
+            &Record::of(context.recorder.drain()),
+            plan,
+            failed.as_deref(),
+        );
+        outcome.runs.push(Run {
+            via,
+            topology,
+            outcome: RunOutcome::Ran(Box::new(ran)),
+        });
         outcome.failed.extend(failed.map(|why| (via, why)));
         match ended {
             // When a comparison fails, that is a result about what is compared.
-            Err(Aborted::Failed(error)) if via != plan.via => progress::print(&format!("via {via}: {error}")),
+            Err(Aborted::Failed(error)) if via != plan.via => {
+                progress::print(&format!("via {via}: {error}"))
+            }
             ended => ended?,
         }
     }
@@ -150,23 +181,28 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
 /// A panic must not cost what was gathered before it.
 async fn caught(play: impl Future<Output = Result<(), Error>>) -> Result<(), Aborted> {
     let mut play = pin!(play);
-    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| play.as_mut().poll(context))) {
-        Ok(poll) => poll.map_err(Aborted::Failed),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
-            Poll::Ready(Err(Aborted::Panicked(text.to_owned())))
-        }
-    })
+    poll_fn(
+        |context| match catch_unwind(AssertUnwindSafe(|| play.as_mut().poll(context))) {
+            Ok(poll) => poll.map_err(Aborted::Failed),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text
+                    .or(panic.downcast_ref::<&str>().copied())
+                    .unwrap_or("a panic");
+                Poll::Ready(Err(Aborted::Panicked(text.to_owned())))
+            }
+        },
+    )
     .await
 }
 
 /// Whether what a way needs is there.
 async fn available(plan: &Plan, via: Via) -> Result<(), String> {
     let needed = match via {
-        Via::Berth if plan.topology == Topology::Bridge => {
-            self_test().await.map(drop).map_err(|error| format!("{error}; nothing was changed"))
-        }
+        Via::Berth if plan.topology == Topology::Bridge => self_test()
+            .await
+            .map(drop)
+            .map_err(|error| format!("{error}; nothing was changed")),
         Via::Haproxy => find_program("haproxy".as_ref()).map(drop),
         Via::Berth | Via::PortSharing | Via::None => Ok(()),
     };
@@ -180,7 +216,10 @@ mod tests {
     #[tokio::test]
     async fn a_panic_is_an_end_like_others() {
         let aborted = caught(async { panic!("at {}", 7) }).await.unwrap_err();
-        assert!(aborted.to_string().contains("broke down: at 7;"), "{aborted}");
+        assert!(
+            aborted.to_string().contains("broke down: at 7;"),
+            "{aborted}"
+        );
         assert!(caught(async { Ok(()) }).await.is_ok());
     }
 }

@@ -23,12 +23,22 @@ impl Recorder {
 
     /// Appends an event of another moment.
     pub(crate) fn add_at(&self, at: Stamp, subject: &str, what: EventKind) {
-        self.lock().push(Event { at, subject: subject.to_owned(), what });
+        self.lock().push(Event {
+            at,
+            subject: subject.to_owned(),
+            what,
+        });
     }
 
     /// Appends a mark of an instance.
     pub(crate) fn mark(&self, instance: &str, mark: MarkKind) {
-        self.add(instance, EventKind::Mark { mark, text: String::new() });
+        self.add(
+            instance,
+            EventKind::Mark {
+                mark,
+                text: String::new(),
+            },
+        );
     }
 
     /// Appends what was not as it should be.
@@ -39,9 +49,16 @@ impl Recorder {
     /// Appends a fault; its number.
     pub(crate) fn inject(&self, instance: &str, fault: Fault, standby: Standby) -> usize {
         let mut log = self.lock();
-        let number = log.iter().filter(|event| matches!(event.what, EventKind::Fault { .. })).count();
+        let number = log
+            .iter()
+            .filter(|event| matches!(event.what, EventKind::Fault { .. }))
+            .count();
         let what = EventKind::Fault { fault, standby };
-        log.push(Event { at: Stamp::now(), subject: instance.to_owned(), what });
+        log.push(Event {
+            at: Stamp::now(),
+            subject: instance.to_owned(),
+            what,
+        });
         number
     }
 
@@ -56,7 +73,13 @@ impl Recorder {
 
     /// How far the clients were behind their timetable at most.
     pub(crate) fn behind(&self) -> Duration {
-        let behind = |event: &Event| if let EventKind::Behind(behind) = event.what { Some(behind) } else { None };
+        let behind = |event: &Event| {
+            if let EventKind::Behind(behind) = event.what {
+                Some(behind)
+            } else {
+                None
+            }
+        };
         self.read(|log| log.iter().filter_map(behind).max().unwrap_or_default())
     }
 
@@ -79,7 +102,8 @@ impl Recorder {
 /// When an instance last got a mark.
 pub(crate) fn last(log: &[Event], instance: &str, wanted: MarkKind) -> Option<Stamp> {
     let marked = |event: &&Event| {
-        event.subject == instance && matches!(event.what, EventKind::Mark { mark, .. } if mark == wanted)
+        event.subject == instance
+            && matches!(event.what, EventKind::Mark { mark, .. } if mark == wanted)
     };
     log.iter().filter(marked).map(|event| event.at).max()
 }

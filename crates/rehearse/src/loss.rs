@@ -41,7 +41,10 @@ impl Loss {
             Self::Refused => ("connection refused", "connections refused"),
             Self::Reset => ("connection reset", "connections reset"),
             Self::Closed => ("connection closed", "connections closed"),
-            Self::Unanswered => ("request unanswered for 15 s", "requests unanswered for 15 s"),
+            Self::Unanswered => (
+                "request unanswered for 15 s",
+                "requests unanswered for 15 s",
+            ),
             Self::Tls => ("TLS error", "TLS errors"),
             Self::Http => ("HTTP error", "HTTP errors"),
             Self::BadStatus => ("error status", "error statuses"),
@@ -64,5 +67,9 @@ impl Loss {
 
 /// Losses in words.
 pub(crate) fn words(losses: &Losses) -> String {
-    losses.iter().map(|(loss, count)| loss.words(*count)).collect::<Vec<_>>().join(", ")
+    losses
+        .iter()
+        .map(|(loss, count)| loss.words(*count))
+        .collect::<Vec<_>>()
+        .join(", ")
 }

@@ -54,14 +54,25 @@ impl Monitor {
     /// Whether `/readyz` is 200, or why not.
     pub(crate) async fn is_ready(&self) -> Result<(), String> {
         let answer = self.probe.ready(self.address).await;
-        if answer.seen == Observation::Pass { Ok(()) } else { Err(answer.words) }
+        if answer.seen == Observation::Pass {
+            Ok(())
+        } else {
+            Err(answer.words)
+        }
     }
 
     /// The answer of `/version`.
     pub(crate) async fn version(&self) -> Result<String, String> {
-        let body = self.probe.get(self.address, "/version").await.map_err(|answer| answer.words)?;
+        let body = self
+            .probe
+            .get(self.address, "/version")
+            .await
+            .map_err(|answer| answer.words)?;
         let version: Value = serde_json::from_slice(&body).map_err(|error| error.to_string())?;
-        version["gitVersion"].as_str().map(str::to_owned).ok_or_else(|| "it has no gitVersion".into())
+        version["gitVersion"]
+            .as_str()
+            .map(str::to_owned)
+            .ok_or_else(|| "it has no gitVersion".into())
     }
 
     /// Logs the addresses of the Service, until it is dropped.
@@ -71,7 +82,9 @@ impl Monitor {
         loop {
             ticks.tick().await;
             let asked = Stamp::now();
-            let Ok(body) = self.probe.get(self.address, OF_SERVICE).await else { continue };
+            let Ok(body) = self.probe.get(self.address, OF_SERVICE).await else {
+                continue;
+            };
             let Some(named) = named(&body) else { continue };
             recorder.add("kubernetes", EventKind::Service(!named.is_empty()));
             self.named.send_replace((asked, named));
@@ -82,14 +95,24 @@ impl Monitor {
     pub(crate) async fn service_names(&self, address: IpAddr) {
         let now = Stamp::now();
         // An error is impossible: this very value can send.
-        let _ = self.named.subscribe().wait_for(|(asked, named)| *asked >= now && named.contains(&address)).await;
+        let _ = self
+            .named
+            .subscribe()
+            .wait_for(|(asked, named)| *asked >= now && named.contains(&address))
+            .await;
     }
 }
 
 /// The addresses in a list of EndpointSlices. `None` if it is no list.
 fn named(list: &[u8]) -> Option<BTreeSet<IpAddr>> {
     let list: Value = serde_json::from_slice(list).ok()?;
-    Some(list["items"].as_array()?.iter().flat_map(berth_cluster::service::addresses).collect())
+    Some(
+        list["items"]
+            .as_array()?
+            .iter()
+            .flat_map(berth_cluster::service::addresses)
+            .collect(),
+    )
 }
 
 #[cfg(test)]

@@ -42,7 +42,8 @@ pub fn enter(address: Ipv4Addr) -> Result<(), Error> {
     let (uid, gid) = (geteuid(), getegid());
     match enter_as_root(address) {
         Err(Error::Unshare(error)) if error.raw_os_error() == Some(Errno::EPERM as i32) => {
-            unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET).map_err(|e| Error::Unshare(e.into()))?;
+            unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET)
+                .map_err(|e| Error::Unshare(e.into()))?;
             fs::write("/proc/self/uid_map", format!("{uid} {uid} 1")).map_err(Error::Unshare)?;
             // Without it, a process without privilege may not map its group.
             fs::write("/proc/self/setgroups", "deny").map_err(Error::Unshare)?;
@@ -69,6 +70,12 @@ fn set_up(address: Ipv4Addr) -> io::Result<()> {
     netdevice::set(ALIAS, InterfaceSetting::Address(address))?;
     netdevice::set(ALIAS, InterfaceSetting::Netmask(Ipv4Addr::BROADCAST))?;
     let [_, storm] = address::STORM;
-    netdevice::set(STORM_ALIAS, InterfaceSetting::Address(Ipv4Addr::from_bits(storm.to_bits() + 1)))?;
-    netdevice::set(STORM_ALIAS, InterfaceSetting::Netmask(Ipv4Addr::new(255, 255, 0, 0)))
+    netdevice::set(
+        STORM_ALIAS,
+        InterfaceSetting::Address(Ipv4Addr::from_bits(storm.to_bits() + 1)),
+    )?;
+    netdevice::set(
+        STORM_ALIAS,
+        InterfaceSetting::Netmask(Ipv4Addr::new(255, 255, 0, 0)),
+    )
 }

@@ -23,7 +23,11 @@ pub(crate) fn print(line: &str) {
 /// Requests so far, and how many of them got no good answer.
 fn counts(recorder: &Recorder) -> (usize, usize) {
     let bad = |attempt: &Attempt| usize::from(!matches!(attempt.answer, Answer::Good { .. }));
-    recorder.read(|log| attempts(log).fold((0, 0), |(all, failed), attempt| (all + 1, failed + bad(attempt))))
+    recorder.read(|log| {
+        attempts(log).fold((0, 0), |(all, failed), attempt| {
+            (all + 1, failed + bad(attempt))
+        })
+    })
 }
 
 /// Progress of one rehearsal. Dropping it clears the counters.
@@ -60,7 +64,10 @@ impl Progress {
     /// A phase began or ended.
     pub(crate) fn print(&self, what: &str) {
         let clear = if self.ticker.is_some() { CLEAR } else { "" };
-        print(&format!("{clear}{:5.1} s  {what}", self.began.elapsed().as_secs_f64()));
+        print(&format!(
+            "{clear}{:5.1} s  {what}",
+            self.began.elapsed().as_secs_f64()
+        ));
     }
 }
 

@@ -3,7 +3,8 @@
 
 use super::data::MarkKind;
 use super::event::{
-    Answer, Attempt, Dialed, EndReport, Event, EventKind, FaultStep, Informer, StreamEnd, StreamId, WatchSum,
+    Answer, Attempt, Dialed, EndReport, Event, EventKind, FaultStep, Informer, StreamEnd, StreamId,
+    WatchSum,
 };
 use super::fault::{Fault, Standby};
 use super::stamp::Stamp;
@@ -28,7 +29,12 @@ pub struct Moments(pub Vec<Moment>);
 impl Moments {
     #[cfg(test)]
     pub(crate) fn add(&mut self, instance: &str, mark: MarkKind, at: Stamp) {
-        self.0.push(Moment { instance: instance.to_owned(), mark, at, text: String::new() });
+        self.0.push(Moment {
+            instance: instance.to_owned(),
+            mark,
+            at,
+            text: String::new(),
+        });
     }
 
     /// When an instance first got a mark.
@@ -42,7 +48,10 @@ impl Moments {
     }
 
     fn of(&self, instance: &str, mark: MarkKind) -> impl Iterator<Item = Stamp> {
-        self.0.iter().filter(move |m| m.instance == instance && m.mark == mark).map(|m| m.at)
+        self.0
+            .iter()
+            .filter(move |m| m.instance == instance && m.mark == mark)
+            .map(|m| m.at)
     }
 }
 
@@ -135,7 +144,14 @@ impl Record {
             EventKind::LoadBegan => self.began = Some(at),
             EventKind::LoadEnded => self.over = Some(at),
             EventKind::Attempt(Dialed::Front, attempt) => self.attempts.push(attempt),
-            EventKind::Attempt(Dialed::Instance(name), Attempt { stream, answer: Answer::Good { .. }, .. }) => {
+            EventKind::Attempt(
+                Dialed::Instance(name),
+                Attempt {
+                    stream,
+                    answer: Answer::Good { .. },
+                    ..
+                },
+            ) => {
                 self.control.streams.entry(name).or_default().insert(stream);
             }
             EventKind::Attempt(Dialed::Instance(_), _) => {}
@@ -146,17 +162,38 @@ impl Record {
             EventKind::Watch(sum) => self.watches.push(sum),
             EventKind::Informer(informer) => self.informers.push(informer),
             EventKind::EndReport(report) => self.reports.push((subject, report)),
-            EventKind::Mark { mark, text } => self.moments.0.push(Moment { instance: subject, mark, at, text }),
+            EventKind::Mark { mark, text } => self.moments.0.push(Moment {
+                instance: subject,
+                mark,
+                at,
+                text,
+            }),
             EventKind::Player(_) if self.players.iter().any(|player| player.name == subject) => {}
-            EventKind::Player(serves) => self.players.push(Player { name: subject, version: None, serves }),
+            EventKind::Player(serves) => self.players.push(Player {
+                name: subject,
+                version: None,
+                serves,
+            }),
             EventKind::Version(version) => {
-                self.players.iter_mut().filter(|player| player.name == subject).for_each(|player| {
-                    player.version = Some(version.clone());
-                });
+                self.players
+                    .iter_mut()
+                    .filter(|player| player.name == subject)
+                    .for_each(|player| {
+                        player.version = Some(version.clone());
+                    });
             }
             EventKind::Fault { fault, standby } => {
                 let (noticed, over, has, seen) = (None, None, None, Vec::new());
-                self.injected.push(Injected { fault, instance: subject, standby, at, noticed, over, has, seen });
+                self.injected.push(Injected {
+                    fault,
+                    instance: subject,
+                    standby,
+                    at,
+                    noticed,
+                    over,
+                    has,
+                    seen,
+                });
             }
             EventKind::FaultStep(number, step) => {
                 if let Some(injected) = self.injected.get_mut(number) {
@@ -186,7 +223,9 @@ mod tests {
     use crate::event::Failure;
     use crate::judges::tests::{attempt, good};
     use crate::verdict::OLD;
-    use EventKind::{Attempt as Attempted, Fault as FaultBegan, FaultStep as Step, Player as Plays};
+    use EventKind::{
+        Attempt as Attempted, Fault as FaultBegan, FaultStep as Step, Player as Plays,
+    };
 
     /// The record of a log of these events, each a moment after the one before, which was written as JSON and read again.
     fn record(events: Vec<(&str, EventKind)>) -> Record {
@@ -196,8 +235,14 @@ mod tests {
             what,
         };
         let log: Vec<Event> = events.into_iter().enumerate().map(event).collect();
-        let lines: Vec<String> = log.iter().map(|event| serde_json::to_string(event).unwrap()).collect();
-        let read: Vec<Event> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let lines: Vec<String> = log
+            .iter()
+            .map(|event| serde_json::to_string(event).unwrap())
+            .collect();
+        let read: Vec<Event> = lines
+            .iter()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
         assert_eq!(read, log);
         Record::of(read)
     }
@@ -205,11 +250,24 @@ mod tests {
     #[test]
     fn what_clients_saw_is_sorted_by_what_they_dialed() {
         let attempt = |stream: &str, answer| attempt(stream, 1, 2, answer);
-        let control = |stream, answer| Attempted(Dialed::Instance(OLD.into()), attempt(stream, answer));
+        let control =
+            |stream, answer| Attempted(Dialed::Instance(OLD.into()), attempt(stream, answer));
         let refused = Answer::Failed(Failure::Refused);
         let sorted = record(vec![
             ("", EventKind::LoadBegan),
-            ("new-0", Attempted(Dialed::Front, attempt("new-0", Answer::Bad { instance: "old".into(), status: 429 }))),
+            (
+                "new-0",
+                Attempted(
+                    Dialed::Front,
+                    attempt(
+                        "new-0",
+                        Answer::Bad {
+                            instance: "old".into(),
+                            status: 429,
+                        },
+                    ),
+                ),
+            ),
             ("control-old-1", control("control-old-1", good(OLD))),
             ("control-old-1", control("control-old-1", good(OLD))),
             ("control-old-2", control("control-old-2", refused)),
@@ -218,9 +276,20 @@ mod tests {
             ("", EventKind::Note("worth knowing".into())),
             ("", EventKind::LoadEnded),
         ]);
-        let streams = |attempts: &[Attempt]| attempts.iter().map(|a| a.stream.clone()).collect::<Vec<_>>();
-        assert_eq!((streams(&sorted.attempts), sorted.events.len()), (vec!["new-0".to_owned()], 1));
-        assert_eq!(sorted.control.streams, [("old".to_owned(), ["control-old-1".to_owned()].into())].into());
+        let streams = |attempts: &[Attempt]| {
+            attempts
+                .iter()
+                .map(|a| a.stream.clone())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (streams(&sorted.attempts), sorted.events.len()),
+            (vec!["new-0".to_owned()], 1)
+        );
+        assert_eq!(
+            sorted.control.streams,
+            [("old".to_owned(), ["control-old-1".to_owned()].into())].into()
+        );
         assert_eq!(
             (sorted.began, sorted.over, sorted.behind),
             (Some(Stamp(0)), Some(Stamp(8)), Duration::from_millis(7))
@@ -231,16 +300,30 @@ mod tests {
     #[test]
     fn a_fault_has_what_was_seen_of_it() {
         let sorted = record(vec![
-            ("new", FaultBegan { fault: Fault::Hang, standby: Standby::Sibling }),
+            (
+                "new",
+                FaultBegan {
+                    fault: Fault::Hang,
+                    standby: Standby::Sibling,
+                },
+            ),
             ("", Step(0, FaultStep::Seen("why".into()))),
             ("", Step(0, FaultStep::Over)),
             ("old", Plays(true)),
             ("old", Plays(true)),
             ("old", EventKind::Version("v1.33.0".into())),
         ]);
-        let [hang] = &sorted.injected[..] else { panic!("{sorted:?}") };
-        assert_eq!((hang.over, &hang.seen[..], hang.noticed), (Some(Stamp(2)), &["why".to_owned()][..], None));
-        assert_eq!((sorted.players.len(), sorted.players[0].version.as_deref()), (1, Some("v1.33.0")));
+        let [hang] = &sorted.injected[..] else {
+            panic!("{sorted:?}")
+        };
+        assert_eq!(
+            (hang.over, &hang.seen[..], hang.noticed),
+            (Some(Stamp(2)), &["why".to_owned()][..], None)
+        );
+        assert_eq!(
+            (sorted.players.len(), sorted.players[0].version.as_deref()),
+            (1, Some("v1.33.0"))
+        );
     }
 
     #[test]
@@ -250,6 +333,9 @@ mod tests {
         assert!(b >= a && a.0 > 0);
         assert_eq!(a.since(b.plus(Duration::from_secs(1))), Duration::ZERO);
         assert_eq!(Stamp(u64::MAX).plus(Duration::MAX), Stamp(u64::MAX));
-        assert_eq!(Stamp(5).plus(Duration::from_nanos(2)).since(Stamp(5)), Duration::from_nanos(2));
+        assert_eq!(
+            Stamp(5).plus(Duration::from_nanos(2)).since(Stamp(5)),
+            Duration::from_nanos(2)
+        );
     }
 }

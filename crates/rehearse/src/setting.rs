@@ -58,7 +58,9 @@ impl StageSetting {
 
     /// Environment variables by which the wall clock of a shim is read from a file. Its monotonic clock stays the kernel's.
     pub(crate) fn fake_time(&self) -> Vec<(&'static str, PathBuf)> {
-        let Some(library) = &self.faketime else { return Vec::new() };
+        let Some(library) = &self.faketime else {
+            return Vec::new();
+        };
         vec![
             ("LD_PRELOAD", library.clone()),
             ("FAKETIME_TIMESTAMP_FILE", self.clock()),

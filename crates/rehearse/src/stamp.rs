@@ -12,7 +12,10 @@ impl Stamp {
     pub fn now() -> Self {
         // The clock is part of every Linux; were it not, all stamps would be equal and the verdict
         // would find no real test.
-        Self(berth_os::clock::monotonic().map_or(0, |t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)))
+        Self(
+            berth_os::clock::monotonic()
+                .map_or(0, |t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)),
+        )
     }
 
     /// Time since `earlier`, zero if that is later.
@@ -22,13 +25,19 @@ impl Stamp {
 
     /// The moment `time` earlier.
     pub(crate) fn before(self, time: Duration) -> Self {
-        Self(self.0.saturating_sub(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
+        Self(
+            self.0
+                .saturating_sub(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
+        )
     }
 
     /// The moment `after` later.
     #[must_use]
     pub(crate) fn plus(self, after: Duration) -> Self {
-        Self(self.0.saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX)))
+        Self(
+            self.0
+                .saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX)),
+        )
     }
 }
 

@@ -45,13 +45,23 @@ impl Store {
     /// A store that keeps `keep` changes for watches.
     pub fn with_history(keep: usize) -> Self {
         // Revision 0 means "any" to a Kubernetes client, so an empty store is at 1, as etcd is.
-        let inner = Inner { revision: 1, objects: BTreeMap::new() };
-        Self { inner: Mutex::new(inner), log: Log::new(1, keep), notify_every: NOTIFY_EVERY }
+        let inner = Inner {
+            revision: 1,
+            objects: BTreeMap::new(),
+        };
+        Self {
+            inner: Mutex::new(inner),
+            log: Log::new(1, keep),
+            notify_every: NOTIFY_EVERY,
+        }
     }
 
     /// One that sends watches their progress at this interval.
     pub(crate) fn notifying_every(self, notify_every: Duration) -> Self {
-        Self { notify_every, ..self }
+        Self {
+            notify_every,
+            ..self
+        }
     }
 
     pub(crate) fn notify_every(&self) -> Duration {
@@ -60,14 +70,26 @@ impl Store {
 
     /// The object of that name.
     pub(crate) fn get(&self, namespace: &str, name: &str) -> Result<Value, Reason> {
-        self.lock().objects.get(&(namespace.into(), name.into())).cloned().ok_or(Reason::NotFound)
+        self.lock()
+            .objects
+            .get(&(namespace.into(), name.into()))
+            .cloned()
+            .ok_or(Reason::NotFound)
     }
 
     /// The revision, and all objects (of one namespace) in order.
     pub fn list(&self, namespace: Option<&str>) -> (u64, Vec<Value>) {
         let inner = self.lock();
         let here = |(key, _): &(&Key, &Value)| namespace.is_none_or(|n| key.0 == n);
-        (inner.revision, inner.objects.iter().filter(here).map(|(_, object)| object.clone()).collect())
+        (
+            inner.revision,
+            inner
+                .objects
+                .iter()
+                .filter(here)
+                .map(|(_, object)| object.clone())
+                .collect(),
+        )
     }
 
     /// Adds an object; gives it back with uid, creationTimestamp and resourceVersion.
@@ -87,7 +109,10 @@ impl Store {
     /// Removes an object; gives it back as it was, with the revision of its removal.
     pub(crate) fn delete(&self, namespace: &str, name: &str) -> Result<Value, Reason> {
         let mut inner = self.lock();
-        let object = inner.objects.remove(&(namespace.into(), name.into())).ok_or(Reason::NotFound)?;
+        let object = inner
+            .objects
+            .remove(&(namespace.into(), name.into()))
+            .ok_or(Reason::NotFound)?;
         Ok(self.change(&mut inner, object, ChangeKind::Deleted))
     }
 
@@ -100,7 +125,11 @@ impl Store {
     fn change(&self, inner: &mut Inner, mut object: Value, kind: ChangeKind) -> Value {
         inner.revision += 1;
         object["metadata"]["resourceVersion"] = json!(inner.revision.to_string());
-        self.log.add(Change { revision: inner.revision, kind, object: object.clone() });
+        self.log.add(Change {
+            revision: inner.revision,
+            kind,
+            object: object.clone(),
+        });
         object
     }
 
@@ -130,8 +159,16 @@ struct KeptChanges {
 impl Log {
     /// One that begins after a revision and keeps the last `keep` changes.
     pub(crate) fn new(after: u64, keep: usize) -> Self {
-        let kept = KeptChanges { after, forgotten: 0, changes: VecDeque::new() };
-        Self { kept: Mutex::new(kept), added: watch::Sender::new(0), keep }
+        let kept = KeptChanges {
+            after,
+            forgotten: 0,
+            changes: VecDeque::new(),
+        };
+        Self {
+            kept: Mutex::new(kept),
+            added: watch::Sender::new(0),
+            keep,
+        }
     }
 
     /// Adds the next change and notifies those that wait for it.
@@ -154,7 +191,12 @@ impl Log {
 
     /// Changes after a revision, those that are kept and then as they come.
     pub(crate) fn watch(&self, after: u64) -> Changes<'_> {
-        Changes { log: self, after, read: None, added: self.added.subscribe() }
+        Changes {
+            log: self,
+            after,
+            read: None,
+            added: self.added.subscribe(),
+        }
     }
 
     /// A panic elsewhere leaves whole changes behind.
@@ -190,20 +232,34 @@ impl Changes<'_> {
     /// The changes that are there, without waiting.
     pub(crate) fn now(&mut self) -> Result<Vec<Change>, Reason> {
         let kept = self.log.lock();
-        let gone = self.read.map_or(self.after < kept.after, |read| read < kept.forgotten);
+        let gone = self
+            .read
+            .map_or(self.after < kept.after, |read| read < kept.forgotten);
         if gone {
             return Err(Reason::Gone);
         }
         let skip = self.read.map_or(0, |read| read - kept.forgotten);
-        let unread = kept.changes.iter().skip(usize::try_from(skip).unwrap_or(usize::MAX));
+        let unread = kept
+            .changes
+            .iter()
+            .skip(usize::try_from(skip).unwrap_or(usize::MAX));
         self.read = Some(kept.forgotten + kept.changes.len() as u64);
         // A log may begin before the revision from which it is read.
-        Ok(unread.filter(|change| change.revision > self.after).cloned().collect())
+        Ok(unread
+            .filter(|change| change.revision > self.after)
+            .cloned()
+            .collect())
     }
 }
 
 fn key(object: &Value) -> Result<Key, Reason> {
-    let field = |name| object.pointer(name).and_then(Value::as_str).map(str::to_owned).ok_or(Reason::Protocol);
+    let field = |name| {
+        object
+            .pointer(name)
+            .and_then(Value::as_str)
+            .map(str::to_owned)
+            .ok_or(Reason::Protocol)
+    };
     Ok((field("/metadata/namespace")?, field("/metadata/name")?))
 }
 

@@ -38,8 +38,18 @@ pub async fn serve(listener: UnixListener, store: Arc<Store>, recorder: Arc<Reco
 async fn answer(stream: UnixStream, store: &Store, recorder: &Recorder) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
-    let Some(Call::Hello { version: wire::VERSION, instance }) = wire::read(&mut reader).await? else {
-        return wire::write(&mut writer, &Reply::Failed { reason: Reason::Protocol }).await;
+    let Some(Call::Hello {
+        version: wire::VERSION,
+        instance,
+    }) = wire::read(&mut reader).await?
+    else {
+        return wire::write(
+            &mut writer,
+            &Reply::Failed {
+                reason: Reason::Protocol,
+            },
+        )
+        .await;
     };
     wire::write(&mut writer, &Reply::Noted).await?;
     while let Some(call) = wire::read(&mut reader).await? {
@@ -53,14 +63,23 @@ async fn answer(stream: UnixStream, store: &Store, recorder: &Recorder) -> io::R
             }
             Call::Watch { after } => return stream_changes(store, after, reader, writer).await,
             Call::Mark { mark, at } => {
-                recorder.add_at(at, &instance, EventKind::Mark { mark, text: String::new() });
+                recorder.add_at(
+                    at,
+                    &instance,
+                    EventKind::Mark {
+                        mark,
+                        text: String::new(),
+                    },
+                );
                 Reply::Noted
             }
             Call::Ended(report) => {
                 recorder.add(&instance, EventKind::EndReport(report));
                 Reply::Noted
             }
-            Call::Hello { .. } => Reply::Failed { reason: Reason::Protocol },
+            Call::Hello { .. } => Reply::Failed {
+                reason: Reason::Protocol,
+            },
         };
         wire::write(&mut writer, &reply).await?;
     }

@@ -7,15 +7,35 @@ use std::fmt::Write;
 /// The table, whole or what matters most, and one line of verdict below.
 pub fn render(ran: &Ran, verbose: bool) -> String {
     let mut text = String::new();
-    for Row { name, value, note, .. } in shown(ran, verbose) {
+    for Row {
+        name, value, note, ..
+    } in shown(ran, verbose)
+    {
         let line = format!("{name:<32}{:>10}   {note}", value.to_string());
         let _ = writeln!(text, "{}", line.trim_end());
     }
     text.push('\n');
-    for Promise { fault, instance, promise, held, what_happened, allowed, .. } in &ran.promises {
+    for Promise {
+        fault,
+        instance,
+        promise,
+        held,
+        what_happened,
+        allowed,
+        ..
+    } in &ran.promises
+    {
         // A version that is wrong on purpose is named by what is wrong with it.
-        let at = if instance == fault { String::new() } else { format!(" at {instance}") };
-        let _ = writeln!(text, "{fault}{at}: {}: {promise}", if *held { "held" } else { "broken" });
+        let at = if instance == fault {
+            String::new()
+        } else {
+            format!(" at {instance}")
+        };
+        let _ = writeln!(
+            text,
+            "{fault}{at}: {}: {promise}",
+            if *held { "held" } else { "broken" }
+        );
         for seen in what_happened {
             let _ = writeln!(text, "  {}", seen.replace('\n', "\n  "));
         }
@@ -26,7 +46,11 @@ pub fn render(ran: &Ran, verbose: bool) -> String {
     if !ran.promises.is_empty() {
         text.push('\n');
     }
-    for (what, lines) in [("lost", &ran.examples), ("note", &ran.notes), ("not as it should be", &ran.objections)] {
+    for (what, lines) in [
+        ("lost", &ran.examples),
+        ("note", &ran.notes),
+        ("not as it should be", &ran.objections),
+    ] {
         for line in lines {
             let _ = writeln!(text, "{what}: {line}");
         }
@@ -38,11 +62,15 @@ pub fn render(ran: &Ran, verbose: bool) -> String {
 /// Runs side by side, a column each.
 pub fn compare(runs: &[(Via, &Ran)], verbose: bool) -> String {
     let line = |name: &str, cells: Vec<String>| {
-        cells.iter().fold(format!("{name:<32}"), |line, cell| format!("{line}{cell:>14}")) + "\n"
+        cells.iter().fold(format!("{name:<32}"), |line, cell| {
+            format!("{line}{cell:>14}")
+        }) + "\n"
     };
     let header = line("", runs.iter().map(|(via, _)| via.to_string()).collect());
     let runs: Vec<&Ran> = runs.iter().map(|(_, ran)| *ran).collect();
-    side_by_side(&runs, verbose).into_iter().fold(header, |text, (name, cells)| text + &line(name, cells))
+    side_by_side(&runs, verbose)
+        .into_iter()
+        .fold(header, |text, (name, cells)| text + &line(name, cells))
 }
 
 /// The name of each figure that some run has, and its value in each run.
@@ -53,8 +81,14 @@ pub(crate) fn side_by_side<'a>(runs: &[&'a Ran], verbose: bool) -> Vec<(&'a str,
             names.push(&row.name);
         }
     }
-    let cell = |ran: &&Ran, name: &str| ran.figure(name).map_or_else(|| "-".to_owned(), |value| value.to_string());
-    names.into_iter().map(|name| (name, runs.iter().map(|ran| cell(ran, name)).collect())).collect()
+    let cell = |ran: &&Ran, name: &str| {
+        ran.figure(name)
+            .map_or_else(|| "-".to_owned(), |value| value.to_string())
+    };
+    names
+        .into_iter()
+        .map(|name| (name, runs.iter().map(|ran| cell(ran, name)).collect()))
+        .collect()
 }
 
 fn shown(ran: &Ran, verbose: bool) -> impl Iterator<Item = &Row> {
@@ -67,11 +101,16 @@ mod tests {
     use crate::data::{Loss, Losses, Value, Verdict};
 
     fn ran(requests: u64, lost: Losses) -> Ran {
-        let mut ran = Ran { lost, ..Ran::default() };
+        let mut ran = Ran {
+            lost,
+            ..Ran::default()
+        };
         let sum = ran.lost.values().sum();
         let words = loss::words(&ran.lost);
         ran.add("lost", Value::Count(sum)).main().note(words);
-        ran.add("requests", Value::Count(requests)).main().note("1,031 on a new connection");
+        ran.add("requests", Value::Count(requests))
+            .main()
+            .note("1,031 on a new connection");
         ran.add("longest wait", Value::Ms(38.0)).main();
         ran.add("99th percentile", Value::Ms(9.949));
         ran
@@ -89,8 +128,11 @@ mod tests {
             what_happened: vec!["the API was never away".into()],
             allowed: [(Loss::Reset, 3)].into(),
         };
-        let ran =
-            Ran { promises: vec![promise], notes: vec!["old had to be killed".into()], ..ran(2_134, Losses::new()) };
+        let ran = Ran {
+            promises: vec![promise],
+            notes: vec!["old had to be killed".into()],
+            ..ran(2_134, Losses::new())
+        };
         insta::assert_snapshot!(render(&ran, false), @r"
         lost                                     0
         requests                             2,134   1,031 on a new connection
@@ -108,7 +150,12 @@ mod tests {
 
     #[test]
     fn something_lost() {
-        let lost = [(Loss::Reset, 2), (Loss::StreamEnded, 1), (Loss::EventMissed, 2)].into();
+        let lost = [
+            (Loss::Reset, 2),
+            (Loss::StreamEnded, 1),
+            (Loss::EventMissed, 2),
+        ]
+        .into();
         let ran = Ran {
             verdict: Verdict::Lost,
             examples: vec!["new-7: reset after 1.2ms".into()],
@@ -128,7 +175,10 @@ mod tests {
 
     #[test]
     fn runs_have_a_column_each() {
-        let (shared, mut berth) = (ran(2_000, [(Loss::Refused, 1_234)].into()), ran(2_100, Losses::new()));
+        let (shared, mut berth) = (
+            ran(2_000, [(Loss::Refused, 1_234)].into()),
+            ran(2_100, Losses::new()),
+        );
         berth.add("connections steered", Value::Count(7)).main();
         insta::assert_snapshot!(compare(&[(Via::PortSharing, &shared), (Via::Berth, &berth)], false), @r"
                                           port-sharing         berth

@@ -68,7 +68,11 @@ impl Layout {
     /// Where an instance listens that has the port alone: with a bridge and in its control, as kubeadm lets it.
     pub(crate) fn bind(&self, address: SocketAddr) -> SocketAddr {
         let all = self.topology == Topology::Bridge && matches!(self.via, Via::Berth | Via::None);
-        if all { (Ipv4Addr::UNSPECIFIED, address.port()).into() } else { address }
+        if all {
+            (Ipv4Addr::UNSPECIFIED, address.port()).into()
+        } else {
+            address
+        }
     }
 
     /// The process that all instances share, which is there before and after them.
@@ -79,9 +83,22 @@ impl Layout {
 
     /// The processes of an instance, in the order in which they start. `own` is an address of its
     /// own, where berth does not choose one.
-    pub(crate) fn parts(&self, setting: &StageSetting, instance: &InstanceSpec, own: SocketAddr) -> Vec<ProcessSpec> {
-        let apiserver = |argv| ProcessSpec { role: Role::Apiserver, argv, awaits: None };
-        let proxy = |argv, awaits| ProcessSpec { role: Role::Proxy, argv, awaits };
+    pub(crate) fn parts(
+        &self,
+        setting: &StageSetting,
+        instance: &InstanceSpec,
+        own: SocketAddr,
+    ) -> Vec<ProcessSpec> {
+        let apiserver = |argv| ProcessSpec {
+            role: Role::Apiserver,
+            argv,
+            awaits: None,
+        };
+        let proxy = |argv, awaits| ProcessSpec {
+            role: Role::Proxy,
+            argv,
+            awaits,
+        };
         let name = &instance.name;
         let mut command = instance.command(setting);
         match self.via {
@@ -98,7 +115,11 @@ impl Layout {
                     argv.extend(shim(setting));
                     argv.push("--".into());
                     argv.append(&mut command);
-                    vec![ProcessSpec { role: Role::Unit, argv, awaits: None }]
+                    vec![ProcessSpec {
+                        role: Role::Unit,
+                        argv,
+                        awaits: None,
+                    }]
                 }
                 topology => {
                     let mut exec = berth("exec", setting, name);
@@ -120,7 +141,10 @@ impl Layout {
                 let file = setting.dir.join(haproxy::file(name));
                 vec![
                     apiserver(command),
-                    proxy(vec!["haproxy".into(), "-db".into(), "-f".into(), file.into()], Some(own)),
+                    proxy(
+                        vec!["haproxy".into(), "-db".into(), "-f".into(), file.into()],
+                        Some(own),
+                    ),
                 ]
             }
             Via::PortSharing => {
@@ -145,8 +169,12 @@ impl Layout {
         run: Vec<OsString>,
     ) -> ProcessSpec {
         let parts = self.parts(setting, running, own);
-        let command: Vec<_> =
-            parts.iter().take(1).flat_map(|part| &part.argv).map(|word| word.to_string_lossy()).collect();
+        let command: Vec<_> = parts
+            .iter()
+            .take(1)
+            .flat_map(|part| &part.argv)
+            .map(|word| word.to_string_lossy())
+            .collect();
         let mut argv: Vec<OsString> = vec![
             setting.berth.clone().into(),
             "bridge".into(),
@@ -163,14 +191,26 @@ impl Layout {
         }
         argv.push("--".into());
         argv.extend(run);
-        ProcessSpec { role: Role::Bridge, argv, awaits: None }
+        ProcessSpec {
+            role: Role::Bridge,
+            argv,
+            awaits: None,
+        }
     }
 
     /// What ends a bridge.
     pub(crate) fn end_bridge(&self, setting: &StageSetting) -> ProcessSpec {
-        let argv =
-            vec![setting.berth.clone().into(), "bridge".into(), "end".into(), flag("state-dir", setting.bridge())];
-        ProcessSpec { role: Role::Bridge, argv, awaits: None }
+        let argv = vec![
+            setting.berth.clone().into(),
+            "bridge".into(),
+            "end".into(),
+            flag("state-dir", setting.bridge()),
+        ];
+        ProcessSpec {
+            role: Role::Bridge,
+            argv,
+            awaits: None,
+        }
     }
 
     /// Which roles get a signal to stop, and which signal: the next group when all of the one before have ended. What is
@@ -207,7 +247,11 @@ fn discover(setting: &StageSetting, name: &str) -> ProcessSpec {
     let mut argv = berth("serve", setting, name);
     argv.push("--discover".into());
     argv.extend(shim(setting));
-    ProcessSpec { role: Role::Proxy, argv, awaits: None }
+    ProcessSpec {
+        role: Role::Proxy,
+        argv,
+        awaits: None,
+    }
 }
 
 /// A subcommand of berth and its place.
@@ -269,11 +313,17 @@ mod tests {
         use Role::{Apiserver, Proxy, Unit};
         let stopped = |via, topology| {
             let groups = Layout { via, topology }.stop();
-            groups.into_iter().map(|group| group.into_iter().map(|(role, _)| role).collect()).collect::<Vec<Vec<_>>>()
+            groups
+                .into_iter()
+                .map(|group| group.into_iter().map(|(role, _)| role).collect())
+                .collect::<Vec<Vec<_>>>()
         };
         for via in [Via::Berth, Via::Haproxy] {
             assert_eq!(stopped(via, Topology::Sidecar), [[Apiserver, Proxy]]);
-            assert_eq!(stopped(via, Topology::NativeSidecar), [[Apiserver], [Proxy]]);
+            assert_eq!(
+                stopped(via, Topology::NativeSidecar),
+                [[Apiserver], [Proxy]]
+            );
         }
         assert_eq!(stopped(Via::Berth, Topology::Run), [[Unit]]);
         assert_eq!(stopped(Via::Haproxy, Topology::Run), [[Apiserver, Proxy]]);
@@ -281,6 +331,9 @@ mod tests {
         assert_eq!(stopped(Via::Berth, Topology::Node), [[Apiserver]]);
         assert_eq!(stopped(Via::PortSharing, Topology::Sidecar), [[Apiserver]]);
         assert_eq!(stopped(Via::Berth, Topology::Bridge), [[Apiserver]]);
-        assert_eq!(stopped(Via::Haproxy, Topology::Bridge), [[Apiserver, Proxy]]);
+        assert_eq!(
+            stopped(Via::Haproxy, Topology::Bridge),
+            [[Apiserver, Proxy]]
+        );
     }
 }

@@ -117,7 +117,10 @@ pub enum Reason {
 }
 
 /// Writes one line.
-pub(crate) async fn write<T: Serialize>(to: &mut (impl AsyncWrite + Unpin), message: &T) -> io::Result<()> {
+pub(crate) async fn write<T: Serialize>(
+    to: &mut (impl AsyncWrite + Unpin),
+    message: &T,
+) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     to.write_all(&line).await
@@ -125,13 +128,18 @@ pub(crate) async fn write<T: Serialize>(to: &mut (impl AsyncWrite + Unpin), mess
 
 /// Reads one line; `None` at the end. A line that is too long, cut off or not a message is
 /// [`io::ErrorKind::InvalidData`].
-pub(crate) async fn read<T: DeserializeOwned>(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<T>> {
+pub(crate) async fn read<T: DeserializeOwned>(
+    from: &mut (impl AsyncBufRead + Unpin),
+) -> io::Result<Option<T>> {
     let mut line = Vec::new();
     if from.take(MAX_LINE).read_until(b'\n', &mut line).await? == 0 {
         return Ok(None);
     }
     if line.last() != Some(&b'\n') {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a line was cut off"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a line was cut off",
+        ));
     }
     Ok(Some(serde_json::from_slice(&line)?))
 }

@@ -114,11 +114,20 @@ impl WorkerQueue {
     fn new(worker: &Handle, context: Context) -> Self {
         let (to, mut queue) = mpsc::unbounded_channel();
         worker.spawn(async move {
-            while let Some(Accepted { open, client, peer, sent }) = queue.recv().await {
+            while let Some(Accepted {
+                open,
+                client,
+                peer,
+                sent,
+            }) = queue.recv().await
+            {
                 tokio::spawn(relay::serve(open, client, peer, sent));
             }
         });
-        Self { to, context: Arc::new(context) }
+        Self {
+            to,
+            context: Arc::new(context),
+        }
     }
 }
 
@@ -144,8 +153,19 @@ impl Dispatcher {
         ended: Arc<Notify>,
         limit: u64,
     ) -> Self {
-        let queues = workers.iter().zip(contexts).map(|(worker, context)| WorkerQueue::new(worker, context)).collect();
-        Self { first: workers[0].clone(), queues, metrics, ended, limit, troubled: AtomicBool::new(false) }
+        let queues = workers
+            .iter()
+            .zip(contexts)
+            .map(|(worker, context)| WorkerQueue::new(worker, context))
+            .collect();
+        Self {
+            first: workers[0].clone(),
+            queues,
+            metrics,
+            ended,
+            limit,
+            troubled: AtomicBool::new(false),
+        }
     }
 
     /// Accepts from a listener while `accepting` allows it, or until the listener no longer listens. Runs on the
@@ -157,7 +177,8 @@ impl Dispatcher {
         runs: impl FnOnce() + Send + 'static,
     ) -> tokio::task::JoinHandle<io::Result<()>> {
         let this = self.clone();
-        self.first.spawn(async move { this.accept(listener, accepting, runs).await })
+        self.first
+            .spawn(async move { this.accept(listener, accepting, runs).await })
     }
 
     async fn accept(
@@ -219,15 +240,33 @@ impl Dispatcher {
 
     fn dispatch(&self, client: TcpStream, peer: SocketAddr, sent: Option<Vec<u8>>) {
         let passes = |context: &Context| {
-            context.peeks && context.table.borrow().pick(|_| true).is_some_and(|picked| picked.link.is_some())
+            context.peeks
+                && context
+                    .table
+                    .borrow()
+                    .pick(|_| true)
+                    .is_some_and(|picked| picked.link.is_some())
         };
-        let near = if self.queues.first().is_some_and(|queue| passes(&queue.context)) { NEAR } else { 0 };
+        let near = if self
+            .queues
+            .first()
+            .is_some_and(|queue| passes(&queue.context))
+        {
+            NEAR
+        } else {
+            0
+        };
         let open = |(number, queue): &(usize, &WorkerQueue)| {
             queue.context.stats.open.load(Relaxed) + if *number > 0 { near } else { 0 }
         };
         if let Some((_, queue)) = self.queues.iter().enumerate().min_by_key(open) {
             // The worker ends with the shim; so do its connections.
-            let _ = queue.to.send(Accepted { open: Open::new(&queue.context), client, peer, sent });
+            let _ = queue.to.send(Accepted {
+                open: Open::new(&queue.context),
+                client,
+                peer,
+                sent,
+            });
         }
     }
 
@@ -240,12 +279,18 @@ impl Dispatcher {
                     return Some(Trouble::Empty);
                 }
                 // In the kernel's queue a storm is ahead of all other clients: one that waits for its turn at the gate goes, and another is accepted.
-                let gate = self.queues.first().and_then(|queue| queue.context.gate.as_ref());
+                let gate = self
+                    .queues
+                    .first()
+                    .and_then(|queue| queue.context.gate.as_ref());
                 if gate.is_some_and(|gate| gate.make_room()) {
                     self.metrics.accept_failed("limit");
                     return Some(Trouble::Exhausted);
                 }
-                self.trouble("limit", &"--max-connections is reached: further clients wait in the backlog");
+                self.trouble(
+                    "limit",
+                    &"--max-connections is reached: further clients wait in the backlog",
+                );
                 return Some(Trouble::Exhausted);
             }
             match socket::accept(listener.as_fd()) {
@@ -275,7 +320,11 @@ impl Dispatcher {
     fn trouble(&self, kind: &'static str, what: &dyn std::fmt::Display) {
         self.metrics.accept_failed(kind);
         if !self.troubled.swap(true, Relaxed) {
-            tracing::warn!(kind, open = self.metrics.open(), "cannot accept, trying again: {what}");
+            tracing::warn!(
+                kind,
+                open = self.metrics.open(),
+                "cannot accept, trying again: {what}"
+            );
         }
     }
 }

@@ -45,7 +45,9 @@ impl Admin {
     pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
         let bound = socket::bind(address, false)?;
         socket::start_listening(bound.as_fd(), 128)?;
-        Ok(Self { listener: TcpListener::from_std(StdTcpListener::from(bound))? })
+        Ok(Self {
+            listener: TcpListener::from_std(StdTcpListener::from(bound))?,
+        })
     }
 
     /// Answers until it is dropped.
@@ -53,7 +55,9 @@ impl Admin {
         let places = Arc::new(Semaphore::new(CONNECTIONS));
         let mut troubled = false;
         loop {
-            let Ok(place) = places.clone().acquire_owned().await else { return };
+            let Ok(place) = places.clone().acquire_owned().await else {
+                return;
+            };
             let stream = match self.listener.accept().await {
                 Ok((stream, _)) => {
                     troubled = false;
@@ -69,7 +73,8 @@ impl Admin {
             };
             let shim = shim.clone();
             tokio::spawn(async move {
-                let service = service_fn(async |request| Ok::<_, Infallible>(answer(&shim, &request).await));
+                let service =
+                    service_fn(async |request| Ok::<_, Infallible>(answer(&shim, &request).await));
                 let connection = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
                     .header_read_timeout(shortened(HEAD))
@@ -83,7 +88,9 @@ impl Admin {
                 match served {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => tracing::debug!(%error, "an admin connection ended"),
-                    Err(_) => tracing::debug!("an admin connection was ended: its answers were not read"),
+                    Err(_) => {
+                        tracing::debug!("an admin connection was ended: its answers were not read")
+                    }
                 }
                 drop(place);
             });
@@ -103,17 +110,32 @@ async fn answer(shim: &Shared, request: &Request<Incoming>) -> Response<Full<Byt
             Ok(()) => response(StatusCode::OK, TEXT, "ok\n".into()),
             Err(why) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{why}\n")),
         },
-        "/status" => match shim.all_status().await.and_then(|all| serde_json::to_string_pretty(&all)) {
+        "/status" => match shim
+            .all_status()
+            .await
+            .and_then(|all| serde_json::to_string_pretty(&all))
+        {
             Ok(json) => response(StatusCode::OK, "application/json", json + "\n"),
-            Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
+            Err(error) => response(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                TEXT,
+                format!("{error}\n"),
+            ),
         },
-        _ => response(StatusCode::NOT_FOUND, TEXT, "here are /metrics, /livez, /readyz and /status\n".into()),
+        _ => response(
+            StatusCode::NOT_FOUND,
+            TEXT,
+            "here are /metrics, /livez, /readyz and /status\n".into(),
+        ),
     }
 }
 
 fn response(status: StatusCode, content_type: &'static str, body: String) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::from(body));
     *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(content_type));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        header::HeaderValue::from_static(content_type),
+    );
     response
 }

@@ -62,7 +62,9 @@ pub enum BuildError {
     Registry(#[from] registry::Error),
     /// Another shim has this instance.
     #[expect(missing_docs, reason = "the message has both")]
-    #[error("a shim of instance {instance} runs already ({path} answers): stop it, or give another --instance")]
+    #[error(
+        "a shim of instance {instance} runs already ({path} answers): stop it, or give another --instance"
+    )]
     Taken { instance: InstanceId, path: String },
     /// A file or option of the probe is wrong.
     #[error("{0}")]
@@ -77,7 +79,10 @@ pub enum BuildError {
     /// A system call failed.
     #[expect(missing_docs, reason = "the message has both")]
     #[error("cannot {what}: {source}")]
-    System { what: &'static str, source: io::Error },
+    System {
+        what: &'static str,
+        source: io::Error,
+    },
 }
 
 fn system(what: &'static str) -> impl FnOnce(io::Error) -> BuildError {
@@ -109,9 +114,8 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
     let room = Room::of(&config)?;
     let instance = match config.place.instance.clone() {
         Some(instance) => instance,
-        None => {
-            InstanceId::random().map_err(|error| system("choose a name for the instance")(io::Error::other(error)))?
-        }
+        None => InstanceId::random()
+            .map_err(|error| system("choose a name for the instance")(io::Error::other(error)))?,
     };
     let probe = Probe::new(config.probe.clone());
     probe.check().await.map_err(BuildError::Probe)?;
@@ -119,23 +123,37 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
 
     let sockets = bind_all(&config.place.listen, config.bind_wait).await?;
     for (listen, socket) in config.place.listen.iter_mut().zip(&sockets) {
-        listen.addr = socket::local_address(socket.as_fd()).map_err(system("read the address of a socket"))?;
+        listen.addr = socket::local_address(socket.as_fd())
+            .map_err(system("read the address of a socket"))?;
     }
     let berth = run_dir.berth(config.place.berth())?;
     let path = berth.socket_path(&instance)?;
     let server = ipc::Server::bind(&path).map_err(|error| match error.kind() {
-        io::ErrorKind::AddrInUse => BuildError::Taken { instance: instance.clone(), path: path.display().to_string() },
+        io::ErrorKind::AddrInUse => BuildError::Taken {
+            instance: instance.clone(),
+            path: path.display().to_string(),
+        },
         _ => system("listen on the shim's socket in the run directory")(error),
     })?;
 
     let gate = Gate::new(config.max_openings, config.first.clone());
     let mut collectors: Vec<Box<dyn Collector>> = Vec::new();
-    collectors.extend(gate.clone().map(|gate| Box::new(GateMetrics(gate)) as Box<dyn Collector>));
+    collectors.extend(
+        gate.clone()
+            .map(|gate| Box::new(GateMetrics(gate)) as Box<dyn Collector>),
+    );
     let share = Arc::<Sharing>::default();
     collectors.push(Box::new(ShareMetrics(share.clone())));
     let writer = TableWriter::new(RISE, config.fall);
     let state = watch::Sender::<ShimState>::default();
-    let metrics = Metrics::new(&instance, room.threads, HELD, writer.subscribe(), state.subscribe(), collectors);
+    let metrics = Metrics::new(
+        &instance,
+        room.threads,
+        HELD,
+        writer.subscribe(),
+        state.subscribe(),
+        collectors,
+    );
     let config = Arc::new(config);
     let shared = Shared {
         config: config.clone(),
@@ -158,8 +176,13 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
     };
     let addresses: Vec<_> = config.place.addresses().collect();
     let links = || shared.cluster.links(shared.metrics.clone());
-    let keeper = config.cluster.clone().map(|cluster| Keeper::new(cluster, &addresses, &shared.instance, links()));
-    let keeper = keeper.transpose().map_err(|error| system("draw random bytes")(io::Error::other(error)))?;
+    let keeper = config
+        .cluster
+        .clone()
+        .map(|cluster| Keeper::new(cluster, &addresses, &shared.instance, links()));
+    let keeper = keeper
+        .transpose()
+        .map_err(|error| system("draw random bytes")(io::Error::other(error)))?;
     tracing::info!(
         version = berth_node::VERSION,
         berth = %config.place.berth(),
@@ -181,9 +204,20 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
     );
     room.warn(&config);
     if config.probe.ca.is_none() && config.probe.kind == ProbeKind::Https {
-        tracing::warn!("--probe-insecure: the probe does not verify the server's certificate; give --probe-ca instead");
+        tracing::warn!(
+            "--probe-insecure: the probe does not verify the server's certificate; give --probe-ca instead"
+        );
     }
-    Ok(Bound { shared, sockets, writer, probe, data, server, admin, keeper })
+    Ok(Bound {
+        shared,
+        sockets,
+        writer,
+        probe,
+        data,
+        server,
+        admin,
+        keeper,
+    })
 }
 
 /// What the limit of open files leaves room for.
@@ -198,14 +232,28 @@ impl Room {
         let files = process::raise_file_limit().map_err(system("raise the limit of open files"))?;
         let threads = limits::threads_here(config.threads);
         match limits::connections(files, threads) {
-            0 => Err(BuildError::Files { files, besides: limits::besides(threads).0 }),
-            most => Ok(Self { files, threads, connections: config.max_connections.unwrap_or(most).min(most) }),
+            0 => Err(BuildError::Files {
+                files,
+                besides: limits::besides(threads).0,
+            }),
+            most => Ok(Self {
+                files,
+                threads,
+                connections: config.max_connections.unwrap_or(most).min(most),
+            }),
         }
     }
 
     fn warn(&self, config: &Config) {
-        let Self { files, threads, connections } = *self;
-        if let Some(wanted) = config.max_connections.filter(|wanted| *wanted > connections) {
+        let Self {
+            files,
+            threads,
+            connections,
+        } = *self;
+        if let Some(wanted) = config
+            .max_connections
+            .filter(|wanted| *wanted > connections)
+        {
             tracing::warn!(
                 "--max-connections {wanted} is more than a limit of {files} open files allows, {connections} are taken: \
                  raise the hard limit (ulimit -Hn, LimitNOFILE=)"
@@ -234,8 +282,12 @@ impl DataPlane {
         let workers = Workers::start(room.threads).map_err(system("start a thread"))?;
         let (report, refusals) = mpsc::unbounded_channel();
         let (pass, passes) = mpsc::unbounded_channel();
-        let sources = Arc::new(Sources::new(&clock::boot_id().map_err(system("read the boot's ID"))?));
-        let Shared { config, metrics, .. } = shared;
+        let sources = Arc::new(Sources::new(
+            &clock::boot_id().map_err(system("read the boot's ID"))?,
+        ));
+        let Shared {
+            config, metrics, ..
+        } = shared;
         let contexts = metrics.workers().iter().map(|stats| Context {
             table: shared.table.clone(),
             hold: config.hold,
@@ -255,9 +307,19 @@ impl DataPlane {
             passes: pass.clone(),
             log_connections: config.log_connections,
         });
-        let dispatcher =
-            Dispatcher::new(workers.handles(), contexts, metrics.clone(), shared.ended.clone(), room.connections);
-        Ok(Self { workers, dispatcher: Arc::new(dispatcher), refusals, passes })
+        let dispatcher = Dispatcher::new(
+            workers.handles(),
+            contexts,
+            metrics.clone(),
+            shared.ended.clone(),
+            room.connections,
+        );
+        Ok(Self {
+            workers,
+            dispatcher: Arc::new(dispatcher),
+            refusals,
+            passes,
+        })
     }
 }
 
@@ -271,7 +333,10 @@ async fn bind_all(listen: &[Listen], wait: Duration) -> Result<Vec<OwnedFd>, Bui
                 Ok(socket) => break sockets.push(socket),
                 Err(error) => error,
             };
-            let retry = matches!(error.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable);
+            let retry = matches!(
+                error.kind(),
+                io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable
+            );
             let error = port_error(*addr, &error);
             if !retry || Instant::now() >= deadline {
                 return Err(error);
@@ -292,7 +357,9 @@ fn port_error(address: SocketAddr, error: &io::Error) -> BuildError {
         Some(libc::EADDRNOTAVAIL) => format!(
             "{address} is no address of this node: check --listen, or for a virtual IP that may come later add ,freebind"
         ),
-        Some(libc::EACCES) => format!("{address}: ports below 1024 need CAP_NET_BIND_SERVICE: take a higher one"),
+        Some(libc::EACCES) => {
+            format!("{address}: ports below 1024 need CAP_NET_BIND_SERVICE: take a higher one")
+        }
         _ => format!("cannot bind {address}: {error}"),
     })
 }
@@ -351,20 +418,48 @@ impl Bound {
 
     /// Serves until `stop` changes and its connections have ended.
     pub async fn run(self, stop: watch::Receiver<Stop>) -> Ended {
-        let Self { shared, sockets, writer, probe, data, server, admin, keeper } = self;
+        let Self {
+            shared,
+            sockets,
+            writer,
+            probe,
+            data,
+            server,
+            admin,
+            keeper,
+        } = self;
         let (mut keeper, withdrawal) = keeper.unzip();
-        let Shared { config, instance, berth, metrics, .. } = &shared;
+        let Shared {
+            config,
+            instance,
+            berth,
+            metrics,
+            ..
+        } = &shared;
         let mut tasks = JoinSet::new();
         let (to_handover, requests) = mpsc::unbounded_channel();
         let (shim, withdrawing) = (shared.clone(), withdrawal.clone());
-        let answer = move |request| answer(shim.clone(), to_handover.clone(), withdrawing.clone(), request);
+        let answer = move |request| {
+            answer(
+                shim.clone(),
+                to_handover.clone(),
+                withdrawing.clone(),
+                request,
+            )
+        };
         tasks.spawn(server.serve(answer));
         if let Some(admin) = admin {
             tasks.spawn(admin.serve(shared.clone()));
         }
 
-        let mut probers =
-            Probers::new(writer, probe, config.probe.kind, config.probe_interval, config.pass, metrics.clone());
+        let mut probers = Probers::new(
+            writer,
+            probe,
+            config.probe.kind,
+            config.probe_interval,
+            config.pass,
+            metrics.clone(),
+        );
         probers.record_refusals(data.refusals);
         if let Some(backend) = config.backend {
             probers.insert(instance, backend, true, false, Passing::unrecorded());
@@ -374,16 +469,30 @@ impl Bound {
             tracing::info!(%instance, directory = %berth.instances().display(), "waiting for the instance's record");
         }
         if let Some(preferred) = config.preferred.clone() {
-            let from =
-                if preferred.address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+            let from = if preferred.address.is_ipv4() {
+                Ipv4Addr::LOCALHOST.into()
+            } else {
+                Ipv6Addr::LOCALHOST.into()
+            };
             let probe = Probe::new(preferred.probe.clone()).from(from);
             tasks.spawn(probers.with(probe).prefer(preferred, instance.clone()));
         }
-        let own = OwnShim { id: instance.clone(), given: config.backend.is_some(), any: config.discover };
+        let own = OwnShim {
+            id: instance.clone(),
+            given: config.backend.is_some(),
+            any: config.discover,
+        };
         tasks.spawn(follow(berth.clone(), own, shared.run_dir.clone(), probers));
 
         let sockets = config.place.addresses().zip(sockets).collect();
-        let keeping = keep(&shared, sockets, data.dispatcher, data.workers.handles().to_vec(), data.passes, requests);
+        let keeping = keep(
+            &shared,
+            sockets,
+            data.dispatcher,
+            data.workers.handles().to_vec(),
+            data.passes,
+            requests,
+        );
         let keeping_cluster = while_served(keeper.as_mut().map(Keeper::keep));
         let gate = while_served(shared.gate.as_ref().map(|gate| gate.keep()));
         // Guards are held until the last connection ended.
@@ -423,13 +532,27 @@ async fn while_served(part: Option<impl Future<Output = ()>>) {
 async fn leave(shared: &Shared, timeout: Duration) -> u64 {
     let mut state = shared.state.subscribe();
     let _ = state.wait_for(|state| state.stop >= Stop::Drain).await;
-    let _ = state.wait_for(|state| state.phase == Phase::Left || state.stop == Stop::Now).await;
+    let _ = state
+        .wait_for(|state| state.phase == Phase::Left || state.stop == Stop::Now)
+        .await;
     let is_served = |table: &Table| is_served(table, shared.config.discover);
-    drain(&shared.metrics, &shared.ended, shared.table.clone(), state, is_served, timeout).await
+    drain(
+        &shared.metrics,
+        &shared.ended,
+        shared.table.clone(),
+        state,
+        is_served,
+        timeout,
+    )
+    .await
 }
 
 /// Follows the stop requests of the caller.
-async fn follow_stop(mut stop: watch::Receiver<Stop>, shared: &Shared, withdrawal: Option<&Withdrawal>) {
+async fn follow_stop(
+    mut stop: watch::Receiver<Stop>,
+    shared: &Shared,
+    withdrawal: Option<&Withdrawal>,
+) {
     loop {
         let outside = *stop.borrow_and_update();
         if let Some(withdrawal) = withdrawal
@@ -454,10 +577,16 @@ async fn follow_stop(mut stop: watch::Receiver<Stop>, shared: &Shared, withdrawa
 /// restart in place too, through which the shim stays if it is a native sidecar.
 async fn join_again(shared: &Shared, withdrawal: Option<&Withdrawal>) {
     let (mut state, mut table) = (shared.state.subscribe(), shared.table.clone());
-    while state.wait_for(|state| state.stop == Stop::Leave).await.is_ok() {
+    while state
+        .wait_for(|state| state.stop == Stop::Leave)
+        .await
+        .is_ok()
+    {
         let drained = table.borrow().own().map(|own| own.started);
         let started_anew = |table: &Arc<Table>| {
-            table.own().is_some_and(|own| Some(own.started) != drained && own.health() == InstanceHealth::Ready)
+            table.own().is_some_and(|own| {
+                Some(own.started) != drained && own.health() == InstanceHealth::Ready
+            })
         };
         if table.wait_for(started_anew).await.is_err() {
             break;
@@ -486,7 +615,9 @@ async fn answer(
         Ask::Status => Reply::Status(Box::new(shim.status().await)),
         Ask::Metrics => Reply::Metrics(shim.own_metrics().await),
         Ask::DrainIfSibling if !shim.has_joined_sibling().await => {
-            tracing::info!("drain requested if a sibling is joined, and none is: this shim serves on");
+            tracing::info!(
+                "drain requested if a sibling is joined, and none is: this shim serves on"
+            );
             Reply::Alone
         }
         Ask::Drain | Ask::DrainIfSibling => {

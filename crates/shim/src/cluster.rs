@@ -28,15 +28,30 @@ impl Cluster {
     }
 
     /// `any`: a node shim, which also represents the instances that have no shim of their own.
-    pub(crate) fn publish(&self, phase: Phase, sibling: bool, blocked: bool, table: &Table, any: bool) {
-        let spoken_for = table.instances.iter().filter(|instance| instance.own || (any && !instance.fallback));
+    pub(crate) fn publish(
+        &self,
+        phase: Phase,
+        sibling: bool,
+        blocked: bool,
+        table: &Table,
+        any: bool,
+    ) {
+        let spoken_for = table
+            .instances
+            .iter()
+            .filter(|instance| instance.own || (any && !instance.fallback));
         let instances = spoken_for.map(|instance| RepresentedInstance {
             id: instance.id.clone(),
             address: instance.address,
             ready: instance.health() == InstanceHealth::Ready,
             version: instance.version.clone(),
         });
-        let facts = Facts { phase, sibling, blocked, instances: instances.collect() };
+        let facts = Facts {
+            phase,
+            sibling,
+            blocked,
+            instances: instances.collect(),
+        };
         self.facts.send_if_modified(|published| {
             let changed = *published != facts;
             *published = facts;

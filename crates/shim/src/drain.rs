@@ -22,7 +22,11 @@ const FIRST_BYTES: Duration = Duration::from_millis(500);
 /// Whether an instance can be stopped whose shim left this long ago and has `open` connections, of which `pending` wait
 /// for a first byte. Returns the number of those that will not get one.
 pub fn unanswered(left: Duration, pending: u64, open: u64) -> Option<u64> {
-    let waited = if pending > 0 { left >= ANSWERING } else { left >= FIRST_BYTES || open == 0 };
+    let waited = if pending > 0 {
+        left >= ANSWERING
+    } else {
+        left >= FIRST_BYTES || open == 0
+    };
     waited.then_some(pending)
 }
 
@@ -42,20 +46,33 @@ pub struct Answered {
 
 impl Answered {
     pub(crate) fn new(state: watch::Receiver<ShimState>, metrics: Arc<Metrics>) -> Self {
-        Self { state, metrics, left: None }
+        Self {
+            state,
+            metrics,
+            left: None,
+        }
     }
 
     /// Waits until the shim has left and no client waits for a first byte: for 5 s at most. Can be dropped and called again.
     pub async fn wait(&mut self) {
         // It has ended, with its connections.
-        let Ok(_) = self.state.wait_for(|state| state.phase == Phase::Left).await else { return };
+        let Ok(_) = self
+            .state
+            .wait_for(|state| state.phase == Phase::Left)
+            .await
+        else {
+            return;
+        };
         let left = *self.left.get_or_insert_with(Instant::now);
         loop {
             match unanswered(left.elapsed(), self.metrics.pending(), self.metrics.open()) {
                 None => sleep(CHECK).await,
                 Some(0) => return,
                 Some(connections) => {
-                    tracing::warn!(connections, "clients have no answer yet; the apiserver is stopped all the same");
+                    tracing::warn!(
+                        connections,
+                        "clients have no answer yet; the apiserver is stopped all the same"
+                    );
                     return;
                 }
             }
@@ -65,7 +82,10 @@ impl Answered {
 
 /// Whether an instance listens whose connections the shim must outlive: its own, or any for a node shim, which has none.
 pub(crate) fn is_served(table: &Table, discover: bool) -> bool {
-    let mut its = table.instances.iter().filter(|instance| instance.own || discover);
+    let mut its = table
+        .instances
+        .iter()
+        .filter(|instance| instance.own || discover);
     its.any(|instance| instance.health() != InstanceHealth::Unready)
 }
 
@@ -99,7 +119,10 @@ pub(crate) async fn drain(
             tracing::info!(connections = open, timeout = %humantime::format_duration(timeout), "the instance listens no more: draining");
         }
         if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            tracing::warn!(connections = open, "--drain-timeout has expired: connections are cut");
+            tracing::warn!(
+                connections = open,
+                "--drain-timeout has expired: connections are cut"
+            );
             return open;
         }
         if log_at <= Instant::now() {
@@ -130,7 +153,11 @@ mod tests {
             (ANSWERING - moment, 2, 3, None),
             (ANSWERING, 2, 3, Some(2)),
         ] {
-            assert_eq!(unanswered(left, pending, open), can, "{left:?} {pending} {open}");
+            assert_eq!(
+                unanswered(left, pending, open),
+                can,
+                "{left:?} {pending} {open}"
+            );
         }
     }
 }

@@ -26,7 +26,9 @@ pub(crate) fn family<'a, const LABELS: usize>(
     samples: impl IntoIterator<Item = ([(&'a str, &'a str); LABELS], impl EncodeMetric)>,
 ) -> fmt::Result {
     let mut family = describe(to, name, help, of)?;
-    samples.into_iter().try_for_each(|(labels, sample)| sample.encode(family.encode_family(&labels)?))
+    samples
+        .into_iter()
+        .try_for_each(|(labels, sample)| sample.encode(family.encode_family(&labels)?))
 }
 
 pub(crate) fn gauge(

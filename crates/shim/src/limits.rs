@@ -32,7 +32,10 @@ pub const FEW: u64 = 1000;
 
 /// Number of relaying threads: as configured, else one per core, up to a maximum.
 pub(crate) fn threads_here(configured: Option<usize>) -> usize {
-    threads(configured, std::thread::available_parallelism().map_or(1, Into::into))
+    threads(
+        configured,
+        std::thread::available_parallelism().map_or(1, Into::into),
+    )
 }
 
 fn threads(configured: Option<usize>, cores: usize) -> usize {
@@ -43,7 +46,10 @@ fn threads(configured: Option<usize>, cores: usize) -> usize {
 pub(crate) fn besides(threads: usize) -> (String, u64) {
     let of_threads = threads as u64 * (PER_THREAD + u64::from(PIPES) * PER_PIPE);
     let others = RESERVED + PASSES as u64 * PER_PASS;
-    (format!("{threads} threads need {of_threads} of them, listeners and siblings {others}"), of_threads + others)
+    (
+        format!("{threads} threads need {of_threads} of them, listeners and siblings {others}"),
+        of_threads + others,
+    )
 }
 
 /// The number of connections for which this many open files leave room.
@@ -65,13 +71,19 @@ mod tests {
         assert_eq!(threads(None, 2), 2);
         assert_eq!(threads(None, 64), 8);
         assert_eq!(threads(Some(64), 2), 64);
-        assert!(connections(4096, threads(None, 64)) > FEW, "a common limit is enough");
+        assert!(
+            connections(4096, threads(None, 64)) > FEW,
+            "a common limit is enough"
+        );
     }
 
     #[test]
     fn threads_cost_connections() {
         assert!(connections(4096, 2) < connections(4096, 1));
         assert_eq!(connections(4096, 1024), 0);
-        assert_eq!(connections(1024 * 1024, 1), (1024 * 1024 - besides(1).1) / 2);
+        assert_eq!(
+            connections(1024 * 1024, 1),
+            (1024 * 1024 - besides(1).1) / 2
+        );
     }
 }

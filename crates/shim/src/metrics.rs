@@ -71,7 +71,8 @@ fn counters<const LABELS: usize>(
     from: impl IntoIterator<Item = [(&'static str, &'static str); LABELS]>,
 ) -> Counters<LABELS> {
     let counters = register(to, name, help, Counters::default());
-    from.into_iter().for_each(|labels| drop(counters.get_or_create(&labels)));
+    from.into_iter()
+        .for_each(|labels| drop(counters.get_or_create(&labels)));
     counters
 }
 
@@ -104,15 +105,25 @@ impl Metrics {
         state: watch::Receiver<ShimState>,
         others: Vec<Box<dyn Collector>>,
     ) -> Self {
-        let workers: Vec<_> = (0..workers).map(|_| Arc::<WorkerStats>::default()).collect();
+        let workers: Vec<_> = (0..workers)
+            .map(|_| Arc::<WorkerStats>::default())
+            .collect();
         let held = Arc::new(Semaphore::new(held_limit));
         // Each shim's page has all shims of the berth: this label tells them apart.
         // (`instance` is Prometheus' own name for a target.)
         let label = ("shim".into(), instance.as_str().to_owned().into());
         let mut registry = Registry::with_labels(std::iter::once(label));
-        let sums = Sums { workers: workers.clone(), held: held.clone(), held_limit, table, state };
+        let sums = Sums {
+            workers: workers.clone(),
+            held: held.clone(),
+            held_limit,
+            table,
+            state,
+        };
         registry.register_collector(Box::new(sums));
-        others.into_iter().for_each(|collector| registry.register_collector(collector));
+        others
+            .into_iter()
+            .for_each(|collector| registry.register_collector(collector));
         let to = &mut registry;
         Self {
             workers,
@@ -123,7 +134,9 @@ impl Metrics {
                 "berth_backend_connect_seconds",
                 "Time that a connect to kube-apiserver took, in seconds",
                 // Loopback connects take some 20 µs.
-                Histogram::new([1e-5, 3e-5, 1e-4, 3e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0]),
+                Histogram::new([
+                    1e-5, 3e-5, 1e-4, 3e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0,
+                ]),
             ),
             first_byte_seconds: register(
                 to,
@@ -197,7 +210,9 @@ impl Metrics {
     /// Counts a step of the handover (connect, guard, listen, accept, refuse, close, pass, take, or a state) and
     /// whether it was `ok`, or how it failed.
     pub(crate) fn handed_over(&self, step: &'static str, result: &'static str) {
-        self.handover.get_or_create(&[("step", step), ("result", result)]).inc();
+        self.handover
+            .get_or_create(&[("step", step), ("result", result)])
+            .inc();
     }
 
     /// Counts a renewal of the lease: `ok`, `blocked` (a thread gave no sign of life), `failed`.
@@ -207,14 +222,22 @@ impl Metrics {
 
     /// Failures of a keeper's requests are there from the start.
     pub(crate) fn begin_cluster(&self) {
-        for (request, result) in berth_keeper::REQUESTS.iter().flat_map(|r| berth_keeper::FAILURES.map(|f| (*r, f))) {
-            drop(self.cluster_requests.get_or_create(&[("request", request), ("result", result)]));
+        for (request, result) in berth_keeper::REQUESTS
+            .iter()
+            .flat_map(|r| berth_keeper::FAILURES.map(|f| (*r, f)))
+        {
+            drop(
+                self.cluster_requests
+                    .get_or_create(&[("request", request), ("result", result)]),
+            );
         }
     }
 
     /// Counts a request to the cluster's API: `ok`, `credentials`, `unauthorized`, `forbidden`, `unreachable`, `failed`.
     pub(crate) fn cluster_asked(&self, request: &'static str, result: &'static str) {
-        self.cluster_requests.get_or_create(&[("request", request), ("result", result)]).inc();
+        self.cluster_requests
+            .get_or_create(&[("request", request), ("result", result)])
+            .inc();
     }
 
     pub fn workers(&self) -> &[Arc<WorkerStats>] {
@@ -231,12 +254,17 @@ impl Metrics {
 
     /// Connections that were ever accepted: those that ended and those that are open.
     pub fn total(&self) -> u64 {
-        self.open() + sum(&self.workers, |w| w.ended.iter().map(|ended| ended.load(Relaxed)).sum())
+        self.open()
+            + sum(&self.workers, |w| {
+                w.ended.iter().map(|ended| ended.load(Relaxed)).sum()
+            })
     }
 
     /// Connections whose sockets were passed to instances.
     pub fn injected(&self) -> u64 {
-        sum(&self.workers, |w| w.ended[Outcome::Injected as usize].load(Relaxed))
+        sum(&self.workers, |w| {
+            w.ended[Outcome::Injected as usize].load(Relaxed)
+        })
     }
 
     pub fn held_now(&self) -> usize {
@@ -258,17 +286,27 @@ pub fn merge(pages: &[String]) -> String {
     let mut families: Vec<(&str, Heads<'_>, Vec<&str>)> = Vec::new();
     for page in pages {
         let mut at = None;
-        for line in page.lines().filter(|line| !line.is_empty() && *line != "# EOF") {
+        for line in page
+            .lines()
+            .filter(|line| !line.is_empty() && *line != "# EOF")
+        {
             let mut words = line.strip_prefix("# ").unwrap_or_default().splitn(3, ' ');
             let head = words.next().zip(words.next()).zip(words.next());
             if let Some(((_, name), _)) = head {
-                at = Some(families.iter().position(|(known, ..)| *known == name).unwrap_or_else(|| {
-                    families.push((name, Vec::new(), Vec::new()));
-                    families.len() - 1
-                }));
+                at = Some(
+                    families
+                        .iter()
+                        .position(|(known, ..)| *known == name)
+                        .unwrap_or_else(|| {
+                            families.push((name, Vec::new(), Vec::new()));
+                            families.len() - 1
+                        }),
+                );
             }
             // A sample before any head is of no family: a page that no shim wrote.
-            let Some((_, heads, samples)) = at.and_then(|at| families.get_mut(at)) else { continue };
+            let Some((_, heads, samples)) = at.and_then(|at| families.get_mut(at)) else {
+                continue;
+            };
             match head {
                 Some(((keyword, _), _)) if heads.iter().any(|(known, _)| *known == keyword) => {}
                 Some(((keyword, _), text)) => heads.push((keyword, text)),
@@ -278,9 +316,17 @@ pub fn merge(pages: &[String]) -> String {
     }
     let mut text = String::new();
     for (name, heads, samples) in &families {
-        let end = if heads.contains(&("TYPE", "counter")) { "_total" } else { "" };
-        heads.iter().for_each(|&(keyword, rest)| text.extend(["# ", keyword, " ", name, end, " ", rest, "\n"]));
-        samples.iter().for_each(|&sample| text.extend([sample, "\n"]));
+        let end = if heads.contains(&("TYPE", "counter")) {
+            "_total"
+        } else {
+            ""
+        };
+        heads.iter().for_each(|&(keyword, rest)| {
+            text.extend(["# ", keyword, " ", name, end, " ", rest, "\n"])
+        });
+        samples
+            .iter()
+            .for_each(|&sample| text.extend([sample, "\n"]));
     }
     text
 }
@@ -303,46 +349,125 @@ impl Collector for Sums {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         let build = [("version", berth_node::VERSION), ("revision", REVISION)];
         let help = "1, labeled by the version of the shim and the commit that it was built from";
-        family(&mut to, "berth_build_info", help, MetricType::Gauge, [(build, ConstGauge::new(1_u64))])?;
+        family(
+            &mut to,
+            "berth_build_info",
+            help,
+            MetricType::Gauge,
+            [(build, ConstGauge::new(1_u64))],
+        )?;
         let sum = |of: fn(&WorkerStats) -> u64| sum(&self.workers, of);
         let open = sum(|w| w.open.load(Relaxed));
-        gauge(&mut to, "berth_connections_open", "Client connections that are open", open)?;
+        gauge(
+            &mut to,
+            "berth_connections_open",
+            "Client connections that are open",
+            open,
+        )?;
         let help = "Open client connections that have sent something and wait for kube-apiserver's first byte";
-        gauge(&mut to, "berth_connections_pending", help, sum(|w| w.pending.load(Relaxed)))?;
-        let help = "Connects to another kube-apiserver, or once more, for a client that had no answer yet";
-        counter(&mut to, "berth_replays", help, sum(|w| w.replays.load(Relaxed)))?;
+        gauge(
+            &mut to,
+            "berth_connections_pending",
+            help,
+            sum(|w| w.pending.load(Relaxed)),
+        )?;
+        let help =
+            "Connects to another kube-apiserver, or once more, for a client that had no answer yet";
+        counter(
+            &mut to,
+            "berth_replays",
+            help,
+            sum(|w| w.replays.load(Relaxed)),
+        )?;
         let help = "Attempts of TLS clients at the shim's own kube-apiserver that ended without a byte of it";
-        counter(&mut to, "berth_empty_attempts", help, sum(|w| w.empty.load(Relaxed)))?;
+        counter(
+            &mut to,
+            "berth_empty_attempts",
+            help,
+            sum(|w| w.empty.load(Relaxed)),
+        )?;
         let help = "Lines of the log that were dropped, since standard error was not read or could not be written";
-        counter(&mut to, "berth_log_lines_dropped", help, LOG_LINES_DROPPED.load(Relaxed))?;
+        counter(
+            &mut to,
+            "berth_log_lines_dropped",
+            help,
+            LOG_LINES_DROPPED.load(Relaxed),
+        )?;
         let held = self.held_limit - self.held.available_permits();
-        gauge(&mut to, "berth_held_clients", "Clients that wait because no kube-apiserver is ready", held as u64)?;
+        gauge(
+            &mut to,
+            "berth_held_clients",
+            "Clients that wait because no kube-apiserver is ready",
+            held as u64,
+        )?;
 
         let workers = &self.workers;
-        let ended = |outcome| workers.iter().map(|w| w.ended[outcome as usize].load(Relaxed)).sum::<u64>();
-        let ended = Outcome::ALL.map(|outcome| ([("outcome", outcome.as_str())], ConstCounter::new(ended(outcome))));
+        let ended = |outcome| {
+            workers
+                .iter()
+                .map(|w| w.ended[outcome as usize].load(Relaxed))
+                .sum::<u64>()
+        };
+        let ended = Outcome::ALL.map(|outcome| {
+            (
+                [("outcome", outcome.as_str())],
+                ConstCounter::new(ended(outcome)),
+            )
+        });
         let help = "Client connections that ended, by outcome";
-        family(&mut to, "berth_connections", help, MetricType::Counter, ended)?;
-        let bytes = [("up", sum(|w| w.bytes_up.load(Relaxed))), ("down", sum(|w| w.bytes_down.load(Relaxed)))];
-        let bytes = bytes.map(|(direction, count)| ([("direction", direction)], ConstCounter::new(count)));
+        family(
+            &mut to,
+            "berth_connections",
+            help,
+            MetricType::Counter,
+            ended,
+        )?;
+        let bytes = [
+            ("up", sum(|w| w.bytes_up.load(Relaxed))),
+            ("down", sum(|w| w.bytes_down.load(Relaxed))),
+        ];
+        let bytes =
+            bytes.map(|(direction, count)| ([("direction", direction)], ConstCounter::new(count)));
         let help = "Bytes relayed, by direction: up is from clients to kube-apiserver";
         family(&mut to, "berth_bytes", help, MetricType::Counter, bytes)?;
         let now = self.state.borrow().phase;
-        let states = Phase::ALL.map(|phase| ([("state", phase.as_str())], ConstGauge::new(u64::from(phase == now))));
+        let states = Phase::ALL.map(|phase| {
+            (
+                [("state", phase.as_str())],
+                ConstGauge::new(u64::from(phase == now)),
+            )
+        });
         let help = "1 for the state that the shim is in, 0 for the others";
         family(&mut to, "berth_shim_state", help, MetricType::Gauge, states)?;
         let table = self.table.borrow().clone();
         let healths = table.instances.iter().flat_map(|instance| {
             InstanceHealth::ALL.map(|health| {
-                let labels = [("apiserver", instance.id.as_str()), ("health", health.as_str())];
-                (labels, ConstGauge::new(u64::from(instance.health() == health)))
+                let labels = [
+                    ("apiserver", instance.id.as_str()),
+                    ("health", health.as_str()),
+                ];
+                (
+                    labels,
+                    ConstGauge::new(u64::from(instance.health() == health)),
+                )
             })
         });
         let help = "1 for the health of kube-apiserver by its probes, 0 for the others";
-        family(&mut to, "berth_instance_health", help, MetricType::Gauge, healths)?;
+        family(
+            &mut to,
+            "berth_instance_health",
+            help,
+            MetricType::Gauge,
+            healths,
+        )?;
 
         let cpu = berth_os::process::cpu_seconds();
-        counter(&mut to, "process_cpu_seconds", "CPU time of the shim's process, in seconds", cpu)?;
+        counter(
+            &mut to,
+            "process_cpu_seconds",
+            "CPU time of the shim's process, in seconds",
+            cpu,
+        )?;
         for (name, help, value) in berth_os::process::usage() {
             gauge(&mut to, name, help, value)?;
         }
@@ -358,8 +483,20 @@ mod tests {
     fn pages_are_merged_by_family() {
         let page = |instance: &str| {
             let writer = crate::backend::TableWriter::new(1, 1);
-            let state = watch::channel(ShimState { phase: Phase::Joined, ..ShimState::default() }).1;
-            Metrics::new(&instance.parse().unwrap(), 2, 8, writer.subscribe(), state, Vec::new()).encode()
+            let state = watch::channel(ShimState {
+                phase: Phase::Joined,
+                ..ShimState::default()
+            })
+            .1;
+            Metrics::new(
+                &instance.parse().unwrap(),
+                2,
+                8,
+                writer.subscribe(),
+                state,
+                Vec::new(),
+            )
+            .encode()
         };
         // A sibling of another version, which explains its metrics in its own words.
         let help = "# HELP berth_replays ";
@@ -367,7 +504,13 @@ mod tests {
         assert!(other.contains("Formerly: "));
         let merged = merge(&[page("a"), other]);
         assert!(!merged.contains("Formerly: "), "{merged}");
-        assert_eq!(merged.matches("# TYPE berth_connections_open gauge\n").count(), 1, "{merged}");
+        assert_eq!(
+            merged
+                .matches("# TYPE berth_connections_open gauge\n")
+                .count(),
+            1,
+            "{merged}"
+        );
         for part in [
             "berth_connections_open{shim=\"a\"} 0\nberth_connections_open{shim=\"b\"} 0\n",
             "# TYPE berth_replays_total counter\nberth_replays_total{shim=\"a\"} 0\nberth_replays_total{shim=\"b\"} 0\n",
@@ -380,7 +523,12 @@ mod tests {
             assert_eq!(merged.matches(&process).count(), 1, "{merged}");
         }
         for (state, is) in [("waiting", 0), ("joined", 1), ("left", 0), ("refusing", 0)] {
-            assert!(merged.contains(&format!("berth_shim_state{{shim=\"a\",state=\"{state}\"}} {is}\n")), "{merged}");
+            assert!(
+                merged.contains(&format!(
+                    "berth_shim_state{{shim=\"a\",state=\"{state}\"}} {is}\n"
+                )),
+                "{merged}"
+            );
         }
         assert!(!merged.contains("# EOF"), "{merged}");
         assert_eq!(merge(&["nonsense\n".into()]), "");

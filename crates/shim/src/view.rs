@@ -26,10 +26,13 @@ impl Shared {
 
     pub(crate) async fn own_metrics(&self) -> String {
         let metrics = self.metrics.clone();
-        self.kernel.within(ipc::PATIENCE, move || metrics.encode()).await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "there are no metrics of this shim now");
-            String::new()
-        })
+        self.kernel
+            .within(ipc::PATIENCE, move || metrics.encode())
+            .await
+            .unwrap_or_else(|error| {
+                tracing::warn!(%error, "there are no metrics of this shim now");
+                String::new()
+            })
     }
 
     /// Every live shim of the berth, the own first, and those that do not answer: the JSON of `/status`.
@@ -48,20 +51,33 @@ impl Shared {
     /// Whether another shim of the berth listens now: this one may have hung since the last announcement. One that does not
     /// reply takes nothing over.
     pub(crate) async fn has_joined_sibling(&self) -> bool {
-        let joined = |reply| matches!(reply, Ok(Reply::Status(status)) if status.state == Phase::Joined);
-        self.ask_siblings(Ask::Status).await.into_iter().any(|(_, reply)| joined(reply))
+        let joined =
+            |reply| matches!(reply, Ok(Reply::Status(status)) if status.state == Phase::Joined);
+        self.ask_siblings(Ask::Status)
+            .await
+            .into_iter()
+            .any(|(_, reply)| joined(reply))
     }
 
     /// Sends a request to every sibling with a live lease at once; one without a reply for a second is named, not waited for.
     async fn ask_siblings(&self, ask: Ask) -> Vec<(InstanceId, Result<Reply, String>)> {
         let berth = self.berth.clone();
         let read = move || (clock::boot_id(), clock::boottime(), lease::list(&berth));
-        let Ok((Ok(boot), Ok(now), Ok(found))) = self.run_dir.within(ipc::PATIENCE, read).await else {
+        let Ok((Ok(boot), Ok(now), Ok(found))) = self.run_dir.within(ipc::PATIENCE, read).await
+        else {
             return Vec::new();
         };
-        let siblings = found.found.into_iter().filter(|l| l.instance != self.instance && l.is_live(&boot, now));
+        let siblings = found
+            .found
+            .into_iter()
+            .filter(|l| l.instance != self.instance && l.is_live(&boot, now));
         let asked: Vec<_> = siblings
-            .filter_map(|lease| Some((self.berth.socket_path(&lease.instance).ok()?, lease.instance)))
+            .filter_map(|lease| {
+                Some((
+                    self.berth.socket_path(&lease.instance).ok()?,
+                    lease.instance,
+                ))
+            })
             .map(|(path, instance)| {
                 let ask = ask.clone();
                 let task = tokio::spawn(async move { ipc::ask(&path, ask, ipc::PATIENCE).await });
@@ -77,16 +93,28 @@ impl Shared {
     }
 
     pub(crate) async fn status(&self) -> Status {
-        let Self { config, metrics, .. } = self;
+        let Self {
+            config, metrics, ..
+        } = self;
         let connections_injected = match metrics.injected() {
             0 => 0,
             // The most that there may be, if the kernel does not tell.
-            passed => match self.kernel.within(ipc::PATIENCE / 2, locks::locked_sockets).await {
+            passed => match self
+                .kernel
+                .within(ipc::PATIENCE / 2, locks::locked_sockets)
+                .await
+            {
                 Ok(Ok(open)) => open,
                 _ => passed,
             },
         };
-        let ShimState { phase, since, blocked, unconnected, .. } = self.state.borrow().clone();
+        let ShimState {
+            phase,
+            since,
+            blocked,
+            unconnected,
+            ..
+        } = self.state.borrow().clone();
         let table = self.table.borrow();
         let instances = table.instances.iter().map(|instance| InstanceStatus {
             instance: instance.id.clone(),
@@ -115,7 +143,9 @@ impl Shared {
             connections_pending: metrics.pending(),
             connections_total: metrics.total(),
             held: metrics.held_now() as u64,
-            fail_open: table.pick(|_| true).is_some_and(|picked| picked.health() == InstanceHealth::Failing),
+            fail_open: table
+                .pick(|_| true)
+                .is_some_and(|picked| picked.health() == InstanceHealth::Failing),
             foreign_listeners: metrics.foreign_listeners.get().unsigned_abs(),
             instances: instances.collect(),
             gate: self.gate.as_ref().map(|gate| gate.status()),

@@ -31,19 +31,26 @@ impl Workers {
     pub(crate) fn start(count: usize) -> io::Result<Self> {
         let (runs, running) = channel();
         let stop = CancellationToken::new();
-        let mut workers = Self { handles: Vec::new(), threads: Vec::new(), stop, running };
+        let mut workers = Self {
+            handles: Vec::new(),
+            threads: Vec::new(),
+            stop,
+            running,
+        };
         // Dropped before them if one cannot be had.
         let runs = runs;
         for number in 0..count.max(1) {
             let runtime = Builder::new_current_thread().enable_all().build()?;
             workers.handles.push(runtime.handle().clone());
             let (stop, runs) = (workers.stop.clone(), runs.clone());
-            let thread = std::thread::Builder::new().name(format!("berth-relay-{number}")).spawn(move || {
-                let _runs = runs;
-                // Moved in, so that its connections end before the end of the thread is reported.
-                let runtime = runtime;
-                runtime.block_on(work(stop));
-            })?;
+            let thread = std::thread::Builder::new()
+                .name(format!("berth-relay-{number}"))
+                .spawn(move || {
+                    let _runs = runs;
+                    // Moved in, so that its connections end before the end of the thread is reported.
+                    let runtime = runtime;
+                    runtime.block_on(work(stop));
+                })?;
             workers.threads.push(thread);
         }
         Ok(workers)

@@ -17,7 +17,10 @@ pub enum Error {
         "{refused}: this process lacks {}; run it as root, and in a container add the capabilities BPF and NET_ADMIN",
         .lacks.join(" and ")
     )]
-    Capabilities { refused: Refused, lacks: Vec<&'static str> },
+    Capabilities {
+        refused: Refused,
+        lacks: Vec<&'static str>,
+    },
     /// Capabilities count in the first user namespace only, and others may refuse bpf(2).
     #[error(
         "{0}: this process has CAP_BPF and CAP_NET_ADMIN, so something else forbids it: a user namespace (run it outside), a seccomp \
@@ -43,12 +46,17 @@ pub enum Error {
     Namespace(io::Error),
     #[error("cannot open the cgroup {path}: {source}", path = .0.display(), source = .1)]
     Cgroup(PathBuf, io::Error),
-    #[error("cannot name this network namespace to the kernel: {0}: localhost needs Linux 5.14 or newer")]
+    #[error(
+        "cannot name this network namespace to the kernel: {0}: localhost needs Linux 5.14 or newer"
+    )]
     Cookie(io::Error),
     #[error("{0}")]
     Other(Refused),
     #[error("self-test: a steered connection to {to} did not arrive: {why}")]
-    NotArrived { to: std::net::SocketAddr, why: String },
+    NotArrived {
+        to: std::net::SocketAddr,
+        why: String,
+    },
     #[error("self-test: cannot be made, neither by IPv4 ({ipv4}) nor by IPv6 ({ipv6})")]
     Untried { ipv4: Tried, ipv6: Tried },
 }
@@ -56,20 +64,35 @@ pub enum Error {
 impl From<Refused> for Error {
     fn from(refused: Refused) -> Self {
         // If this fails, what is missing is not named.
-        judge(refused, process::lacks_for_bpf().unwrap_or_default(), process::kernel_release)
+        judge(
+            refused,
+            process::lacks_for_bpf().unwrap_or_default(),
+            process::kernel_release,
+        )
     }
 }
 
-pub(super) fn judge(refused: Refused, lacks: Vec<&'static str>, kernel: impl FnOnce() -> String) -> Error {
+pub(super) fn judge(
+    refused: Refused,
+    lacks: Vec<&'static str>,
+    kernel: impl FnOnce() -> String,
+) -> Error {
     match (refused.step, refused.source.raw_os_error()) {
-        (Step::Program, _) if !refused.log.is_empty() => Error::Verifier { refused, kernel: kernel() },
+        (Step::Program, _) if !refused.log.is_empty() => Error::Verifier {
+            refused,
+            kernel: kernel(),
+        },
         (_, Some(libc::EPERM | libc::EACCES)) if lacks.is_empty() => Error::Forbidden(refused),
         (_, Some(libc::EPERM | libc::EACCES)) => Error::Capabilities { refused, lacks },
         (Step::Link, Some(libc::E2BIG)) => Error::Full(refused),
         // No such system call, command, type of map or of program, or a field of it that is unknown.
-        (Step::Map | Step::Program | Step::Link | Step::Query, Some(libc::ENOSYS | libc::EINVAL | libc::E2BIG)) => {
-            Error::Kernel { refused, kernel: kernel() }
-        }
+        (
+            Step::Map | Step::Program | Step::Link | Step::Query,
+            Some(libc::ENOSYS | libc::EINVAL | libc::E2BIG),
+        ) => Error::Kernel {
+            refused,
+            kernel: kernel(),
+        },
         _ => Error::Other(refused),
     }
 }

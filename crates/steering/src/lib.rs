@@ -47,7 +47,12 @@ impl Steering {
     ///
     /// # Errors
     /// Something necessary is missing.
-    pub fn new(purpose: Purpose, port: u16, addresses: &[IpAddr], lease: Duration) -> Result<Self, Error> {
+    pub fn new(
+        purpose: Purpose,
+        port: u16,
+        addresses: &[IpAddr],
+        lease: Duration,
+    ) -> Result<Self, Error> {
         let namespace = File::open(NAMESPACE).map_err(Error::Namespace)?;
         for other in bpf::attached(namespace.as_fd())? {
             tracing::info!(
@@ -61,7 +66,13 @@ impl Steering {
         }
         let program = Steerer::load(purpose, port, addresses)?;
         let link = program.attach(namespace.as_fd())?;
-        Ok(Self { _link: link, localhost: Vec::new(), program, namespace, lease })
+        Ok(Self {
+            _link: link,
+            localhost: Vec::new(),
+            program,
+            namespace,
+            lease,
+        })
     }
 
     /// Covers localhost, too: what processes below a cgroup of version 2 connect to the port at 127.0.0.0/16 or `::1`, where these addresses
@@ -78,7 +89,9 @@ impl Steering {
     ) -> Result<(), Error> {
         let open = File::open(cgroup).map_err(|error| Error::Cgroup(cgroup.to_owned(), error))?;
         let cookie = socket::namespace_cookie().map_err(Error::Cookie)?;
-        self.localhost = self.program.cover_localhost((open.as_fd(), cookie), exempt, port, addresses)?;
+        self.localhost =
+            self.program
+                .cover_localhost((open.as_fd(), cookie), exempt, port, addresses)?;
         Ok(())
     }
 
@@ -94,7 +107,11 @@ impl Steering {
             return Err(Error::Elsewhere);
         }
         let address = socket::local_address(listener).map_err(Error::Listener)?;
-        let slot = if address.is_ipv4() { Slot::Ipv4 } else { Slot::Ipv6 };
+        let slot = if address.is_ipv4() {
+            Slot::Ipv4
+        } else {
+            Slot::Ipv6
+        };
         Ok(self.program.set_listener(slot, listener)?)
     }
 

@@ -49,7 +49,9 @@ pub async fn self_test() -> Result<[Tried; 2], Error> {
 /// # Errors
 /// As [`self_test`], and those of [`Steering::cover_localhost`].
 pub async fn self_test_of_localhost(cgroup: &Path) -> Result<(), Error> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(Error::Listener)?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .await
+        .map_err(Error::Listener)?;
     let reserved = socket::bind((Ipv4Addr::LOCALHOST, 0).into(), false).map_err(Error::Listener)?;
     let to = socket::local_address(reserved.as_fd()).map_err(Error::Listener)?;
     let mut steering = Steering::new(Purpose::SelfTest, to.port(), &[to.ip()], PATIENCE * 2)?;
@@ -62,11 +64,17 @@ pub async fn self_test_of_localhost(cgroup: &Path) -> Result<(), Error> {
 async fn arrives(loopback: IpAddr) -> Result<Tried, Error> {
     let listener = match TcpListener::bind((loopback, 0)).await {
         Ok(listener) => listener,
-        Err(error) => return Ok(Tried::Skipped(format!("cannot listen on {loopback}: {error}"))),
+        Err(error) => {
+            return Ok(Tried::Skipped(format!(
+                "cannot listen on {loopback}: {error}"
+            )));
+        }
     };
     let Some((_reserved, to)) = free_port(loopback.is_ipv4()) else {
         let family = if loopback.is_ipv4() { "IPv4" } else { "IPv6" };
-        return Ok(Tried::Skipped(format!("this node has no address of {family} but those of loopback and of a link")));
+        return Ok(Tried::Skipped(format!(
+            "this node has no address of {family} but those of loopback and of a link"
+        )));
     };
     let steering = Steering::new(Purpose::SelfTest, to.port(), &[to.ip()], PATIENCE * 2)?;
     steering.give_to(listener.as_fd())?;
@@ -91,7 +99,10 @@ pub(super) async fn connect(to: SocketAddr, listener: &TcpListener) -> Result<()
         Ok(Ok(())) => return Ok(()),
         Ok(Err(error)) => error.to_string(),
         Err(_) => {
-            format!("no answer for {} s; does a firewall drop what this node sends to itself?", PATIENCE.as_secs())
+            format!(
+                "no answer for {} s; does a firewall drop what this node sends to itself?",
+                PATIENCE.as_secs()
+            )
         }
     };
     Err(Error::NotArrived { to, why })
@@ -104,7 +115,10 @@ pub(super) fn free_port(ipv4: bool) -> Option<(OwnedFd, SocketAddr)> {
         IpAddr::V4(_) => ipv4 && !ip.is_loopback(),
         IpAddr::V6(ip) => !ipv4 && !ip.is_loopback() && !ip.is_unicast_link_local(),
     };
-    let own = netdevice::addresses().unwrap_or_default().into_iter().filter(steered);
+    let own = netdevice::addresses()
+        .unwrap_or_default()
+        .into_iter()
+        .filter(steered);
     own.map(|ip| SocketAddr::new(ip, 0)).find_map(|any| {
         let reserved = socket::bind(any, false).ok()?;
         let address = socket::local_address(reserved.as_fd()).ok()?;

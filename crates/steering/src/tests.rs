@@ -42,11 +42,17 @@ fn on_a_node_without(without: Without, test: impl FnOnce() + Send + 'static) {
         netdevice::add_ipv6("lo", NODE[2].parse().unwrap()).unwrap();
         // The kernel takes an address of IPv6 into use a moment after it was added, and before uses ::1.
         let listener = TcpListener::bind("[::]:0").unwrap();
-        let to = SocketAddr::new(NODE[2].parse().unwrap(), listener.local_addr().unwrap().port());
+        let to = SocketAddr::new(
+            NODE[2].parse().unwrap(),
+            listener.local_addr().unwrap().port(),
+        );
         let source = || Ok::<_, io::Error>(TcpStream::connect(to)?.local_addr()?.ip());
         let since = Instant::now();
         while source().ok() != Some(to.ip()) {
-            assert!(since.elapsed() < Duration::from_secs(60), "fd77::1 is not taken into use");
+            assert!(
+                since.elapsed() < Duration::from_secs(60),
+                "fd77::1 is not taken into use"
+            );
             std::thread::yield_now();
         }
         drop(listener);
@@ -59,7 +65,9 @@ fn in_a_namespace(without: Without, test: impl FnOnce() + Send + 'static) {
     namespace::run(CloneFlags::CLONE_NEWNET, move || {
         netdevice::set("lo", InterfaceSetting::Up).unwrap();
         let missing = match Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG) {
-            Err(missing @ (Error::Kernel { .. } | Error::Capabilities { .. } | Error::Forbidden(_))) => missing,
+            Err(
+                missing @ (Error::Kernel { .. } | Error::Capabilities { .. } | Error::Forbidden(_)),
+            ) => missing,
             made => {
                 drop(made.unwrap());
                 test();
@@ -92,7 +100,10 @@ impl Server {
                 let _ = client.write_all(name.as_bytes());
             }
         });
-        Self { listener, accepting: Some(accepting) }
+        Self {
+            listener,
+            accepting: Some(accepting),
+        }
     }
 }
 
@@ -108,16 +119,24 @@ struct Shim([Server; 2]);
 
 impl Shim {
     fn new(name: &'static str) -> Self {
-        Self([Server::new(name, "127.0.0.1:0"), Server::new(name, "[::1]:0")])
+        Self([
+            Server::new(name, "127.0.0.1:0"),
+            Server::new(name, "[::1]:0"),
+        ])
     }
 
     fn take(&self, steering: &Steering) {
-        self.0.iter().for_each(|server| steering.give_to(server.listener.as_fd()).unwrap());
+        self.0
+            .iter()
+            .for_each(|server| steering.give_to(server.listener.as_fd()).unwrap());
     }
 
     /// Of the port on these addresses, and on.
     fn steer(&self, addresses: &[&str]) -> Steering {
-        let addresses: Vec<_> = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        let addresses: Vec<_> = addresses
+            .iter()
+            .map(|address| address.parse().unwrap())
+            .collect();
         let steering = Steering::new(Purpose::Bridge, PORT, &addresses, FOR_LONG).unwrap();
         self.take(&steering);
         steering.on();
@@ -127,7 +146,11 @@ impl Shim {
 
 /// Both ends of it are awaited in this thread's network namespace.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(future)
 }
 
 /// The name of the listener that answers there.
@@ -135,7 +158,10 @@ fn ask(to: &str) -> String {
     let to = SocketAddr::new(to.parse().unwrap(), PORT);
     let answer = async {
         let mut answer = String::new();
-        tokio::net::TcpStream::connect(to).await?.read_to_string(&mut answer).await?;
+        tokio::net::TcpStream::connect(to)
+            .await?
+            .read_to_string(&mut answer)
+            .await?;
         Ok::<_, io::Error>(answer)
     };
     block_on(answer).unwrap_or_else(|error| error.kind().to_string())
@@ -210,10 +236,17 @@ fn siblings_share_what_is_steered_to_one_of_them() {
         let steering = Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG).unwrap();
         steering.give_to(one.as_fd()).unwrap();
         steering.on();
-        let clients: Vec<_> = (0..64).map(|_| TcpStream::connect((NODE[0], PORT)).unwrap()).collect();
-        let accept = |socket: &OwnedFd| std::iter::from_fn(|| socket::accept(socket.as_fd()).ok()).count();
+        let clients: Vec<_> = (0..64)
+            .map(|_| TcpStream::connect((NODE[0], PORT)).unwrap())
+            .collect();
+        let accept =
+            |socket: &OwnedFd| std::iter::from_fn(|| socket::accept(socket.as_fd()).ok()).count();
         let (one, other) = (accept(&one), accept(&other));
-        assert!(one > 0 && other > 0, "{one} and {other} of {}", clients.len());
+        assert!(
+            one > 0 && other > 0,
+            "{one} and {other} of {}",
+            clients.len()
+        );
     });
 }
 
@@ -222,30 +255,48 @@ fn what_cannot_be_steered_to_is_refused() {
     on_a_node_without(Without::Unsteered, || {
         let steering = Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG).unwrap();
         let bound = socket::bind("127.0.0.1:0".parse().unwrap(), false).unwrap();
-        assert!(matches!(steering.give_to(bound.as_fd()), Err(Error::Other(_))));
+        assert!(matches!(
+            steering.give_to(bound.as_fd()),
+            Err(Error::Other(_))
+        ));
         let elsewhere = std::thread::spawn(|| {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
             TcpListener::bind("0.0.0.0:0").unwrap()
         });
         let elsewhere = elsewhere.join().unwrap();
-        assert!(matches!(steering.give_to(elsewhere.as_fd()), Err(Error::Elsewhere)));
+        assert!(matches!(
+            steering.give_to(elsewhere.as_fd()),
+            Err(Error::Elsewhere)
+        ));
         let file = File::open(NAMESPACE).unwrap();
-        assert!(matches!(steering.give_to(file.as_fd()), Err(Error::Listener(_))));
+        assert!(matches!(
+            steering.give_to(file.as_fd()),
+            Err(Error::Listener(_))
+        ));
     });
 }
 
 #[test]
 fn a_namespace_that_is_full_is_named() {
     on_a_node(|| {
-        let _all: Vec<_> = (0..64).map(|_| Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG).unwrap()).collect();
-        assert!(matches!(Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG), Err(Error::Full(_))));
+        let _all: Vec<_> = (0..64)
+            .map(|_| Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG).unwrap())
+            .collect();
+        assert!(matches!(
+            Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG),
+            Err(Error::Full(_))
+        ));
     });
 }
 
 /// Steers with these capabilities alone.
 fn with(kept: CapabilitySet) -> Result<Steering, Error> {
     let thread = std::thread::spawn(move || {
-        let sets = rustix::thread::CapabilitySets { effective: kept, permitted: kept, inheritable: kept };
+        let sets = rustix::thread::CapabilitySets {
+            effective: kept,
+            permitted: kept,
+            inheritable: kept,
+        };
         rustix::thread::set_capabilities(None, sets).unwrap();
         let shim = Shim::new("shim");
         let steering = Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG)?;
@@ -278,8 +329,14 @@ fn a_capability_that_lacks_is_named() {
             (CapabilitySet::empty(), vec!["CAP_BPF", "CAP_NET_ADMIN"]),
         ] {
             let error = with(kept).unwrap_err();
-            assert!(matches!(&error, Error::Capabilities { lacks, .. } if *lacks == lacking), "{error}");
-            assert!(error.to_string().contains(&lacking.join(" and ")), "{error}");
+            assert!(
+                matches!(&error, Error::Capabilities { lacks, .. } if *lacks == lacking),
+                "{error}"
+            );
+            assert!(
+                error.to_string().contains(&lacking.join(" and ")),
+                "{error}"
+            );
         }
     });
 }
@@ -287,11 +344,16 @@ fn a_capability_that_lacks_is_named() {
 #[test]
 fn the_self_test_steers_in_both_families() {
     on_a_node(|| {
-        assert_eq!(block_on(self_test()).unwrap(), [Tried::Arrived, Tried::Arrived]);
+        assert_eq!(
+            block_on(self_test()).unwrap(),
+            [Tried::Arrived, Tried::Arrived]
+        );
         // Nothing of it is left.
         assert!(attached().is_empty());
         fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").unwrap();
-        let [ipv4, Tried::Skipped(why)] = block_on(self_test()).unwrap() else { panic!("there is no IPv6") };
+        let [ipv4, Tried::Skipped(why)] = block_on(self_test()).unwrap() else {
+            panic!("there is no IPv6")
+        };
         assert_eq!(ipv4, Tried::Arrived);
         assert!(why.starts_with("cannot listen on ::1: "), "{why}");
     });
@@ -301,7 +363,12 @@ fn the_self_test_steers_in_both_families() {
 fn a_cgroup_that_is_not_there_is_named() {
     in_a_namespace(Without::Unsteered, || {
         let error = block_on(self_test_of_localhost(Path::new("/proc/nonexistent"))).unwrap_err();
-        assert!(error.to_string().contains("cannot open the cgroup /proc/nonexistent: "), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("cannot open the cgroup /proc/nonexistent: "),
+            "{error}"
+        );
     });
 }
 
@@ -323,7 +390,10 @@ fn a_connection_that_does_not_arrive_fails_the_self_test() {
             let (_reserved, to) = self_test::free_port(true).unwrap();
             self_test::connect(to, &listener).await.unwrap_err()
         });
-        assert!(matches!(error, Error::NotArrived { to, .. } if to.ip().to_string() == NODE[0]), "{error}");
+        assert!(
+            matches!(error, Error::NotArrived { to, .. } if to.ip().to_string() == NODE[0]),
+            "{error}"
+        );
         assert!(error.to_string().contains("refused"), "{error}");
     });
 }
@@ -331,17 +401,42 @@ fn a_connection_that_does_not_arrive_fails_the_self_test() {
 #[test]
 fn what_is_missing_is_named() {
     let error = |step, number, log: &str, lacks: &[&'static str]| {
-        let refused = Refused { step, source: io::Error::from_raw_os_error(number), log: log.into() };
+        let refused = Refused {
+            step,
+            source: io::Error::from_raw_os_error(number),
+            log: log.into(),
+        };
         error::judge(refused, lacks.to_vec(), || "5.4.0".into()).to_string()
     };
     for (message, parts) in [
-        (error(Step::Map, libc::EPERM, "", &["CAP_BPF"]), ["cannot make a BPF map", "lacks CAP_BPF; run it as root"]),
-        (error(Step::Program, libc::EPERM, "", &[]), ["cannot load the BPF program", "a user namespace"]),
-        (error(Step::Program, libc::EINVAL, "", &[]), ["Linux 5.9 or newer", "this is 5.4.0"]),
-        (error(Step::Map, libc::ENOSYS, "", &["CAP_BPF"]), ["CONFIG_BPF_SYSCALL", "this is 5.4.0"]),
-        (error(Step::Program, libc::EACCES, "R7 !read_ok", &[]), ["please report", "R7 !read_ok"]),
-        (error(Step::Link, libc::E2BIG, "", &[]), ["cannot attach", "64 programs"]),
-        (error(Step::Map, libc::ENOMEM, "", &[]), ["cannot make a BPF map", "memory"]),
+        (
+            error(Step::Map, libc::EPERM, "", &["CAP_BPF"]),
+            ["cannot make a BPF map", "lacks CAP_BPF; run it as root"],
+        ),
+        (
+            error(Step::Program, libc::EPERM, "", &[]),
+            ["cannot load the BPF program", "a user namespace"],
+        ),
+        (
+            error(Step::Program, libc::EINVAL, "", &[]),
+            ["Linux 5.9 or newer", "this is 5.4.0"],
+        ),
+        (
+            error(Step::Map, libc::ENOSYS, "", &["CAP_BPF"]),
+            ["CONFIG_BPF_SYSCALL", "this is 5.4.0"],
+        ),
+        (
+            error(Step::Program, libc::EACCES, "R7 !read_ok", &[]),
+            ["please report", "R7 !read_ok"],
+        ),
+        (
+            error(Step::Link, libc::E2BIG, "", &[]),
+            ["cannot attach", "64 programs"],
+        ),
+        (
+            error(Step::Map, libc::ENOMEM, "", &[]),
+            ["cannot make a BPF map", "memory"],
+        ),
     ] {
         assert!(parts.iter().all(|part| message.contains(part)), "{message}");
     }

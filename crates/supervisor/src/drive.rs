@@ -76,7 +76,12 @@ impl Supervisor {
     pub fn start(config: Config, run: impl FnOnce() -> io::Error) -> io::Result<Self> {
         let mut signals = SigSet::all();
         // Job control stops this process alone, and SIGPIPE is for a write of this process.
-        let own = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU, Signal::SIGPIPE];
+        let own = [
+            Signal::SIGTSTP,
+            Signal::SIGTTIN,
+            Signal::SIGTTOU,
+            Signal::SIGPIPE,
+        ];
         own.into_iter().for_each(|signal| signals.remove(signal));
         let supervisor = Self::launch(config, &signals, run)?;
         supervisor.child.await_exec()?;
@@ -86,13 +91,19 @@ impl Supervisor {
     }
 
     /// [`Supervisor::start`] for a `run` that need not execute a program. This process receives `signals`, SIGCHLD among them.
-    pub(crate) fn launch(config: Config, signals: &SigSet, run: impl FnOnce() -> io::Error) -> io::Result<Self> {
+    pub(crate) fn launch(
+        config: Config,
+        signals: &SigSet,
+        run: impl FnOnce() -> io::Error,
+    ) -> io::Result<Self> {
         // Blocked before the fork: no signal is missed.
         let mask = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         let child = seccomp::start(|| {
             // The supervisor forwards a terminal's signals: in its process group, the server would get them twice.
             let group = setpgid(Pid::from_raw(0), Pid::from_raw(0));
-            group.and_then(|()| mask.thread_set_mask()).map_or_else(io::Error::from, |()| run())
+            group
+                .and_then(|()| mask.thread_set_mask())
+                .map_or_else(io::Error::from, |()| run())
         })?;
         let supervisor = Self {
             config,
@@ -113,7 +124,11 @@ impl Supervisor {
         };
         supervisor.watch(&supervisor.child, EpollFlags::EPOLLIN, CALLS)?;
         supervisor.watch(&supervisor.signals, EpollFlags::EPOLLIN, SIGNALS)?;
-        supervisor.watch(&supervisor.config.shims, EpollFlags::EPOLLIN | EpollFlags::EPOLLET, SHIMS)?;
+        supervisor.watch(
+            &supervisor.config.shims,
+            EpollFlags::EPOLLIN | EpollFlags::EPOLLET,
+            SHIMS,
+        )?;
         Ok(supervisor)
     }
 
@@ -141,8 +156,11 @@ impl Supervisor {
         loop {
             // Later rather than earlier: epoll counts whole milliseconds.
             let wake = self.machine.wake().into_iter().chain(self.told).min();
-            let wait = wake.map(|at| at.saturating_sub(self.began.elapsed()) + Duration::from_millis(1));
-            let wait = wait.map_or(EpollTimeout::NONE, |wait| wait.try_into().unwrap_or(EpollTimeout::MAX));
+            let wait =
+                wake.map(|at| at.saturating_sub(self.began.elapsed()) + Duration::from_millis(1));
+            let wait = wait.map_or(EpollTimeout::NONE, |wait| {
+                wait.try_into().unwrap_or(EpollTimeout::MAX)
+            });
             let count = match self.epoll.wait(&mut events, wait) {
                 Err(Errno::EINTR) => 0,
                 count => count?,
@@ -165,7 +183,9 @@ impl Supervisor {
                     }
                     SHIMS => self.accept_shims(),
                     // The server has ended it by shutdown(2). (Before listen(2), epoll says so too.)
-                    LISTENER if event.events().contains(EpollFlags::EPOLLHUP) && self.is_listening() => {
+                    LISTENER
+                        if event.events().contains(EpollFlags::EPOLLHUP) && self.is_listening() =>
+                    {
                         self.machine.looked(false);
                     }
                     LISTENER => self.accept_own(),
@@ -184,17 +204,24 @@ impl Supervisor {
     }
 
     fn receive_call(&mut self) -> io::Result<()> {
-        let Some(call) = self.child.receive()? else { return Ok(()) };
+        let Some(call) = self.child.receive()? else {
+            return Ok(());
+        };
         let by_server = self.child.has_thread(call.thread);
         if call.call == Call::Accept {
-            let flags = self.listener.as_ref().and_then(|listener| fcntl(listener, FcntlArg::F_GETFL).ok());
+            let flags = self
+                .listener
+                .as_ref()
+                .and_then(|listener| fcntl(listener, FcntlArg::F_GETFL).ok());
             let blocking = flags.is_some_and(|flags| flags & OFlag::O_NONBLOCK.bits() == 0);
             self.machine.accepts(call, by_server, blocking);
         } else {
             self.machine.looked(self.has_listener());
             let its_address = match self.child.binds(&call, self.config.address) {
                 Err(error) if by_server => Err(Obstacle::Memory(error)),
-                Ok(true) if !by_server && self.machine.phase() == Phase::Starting => Err(Obstacle::Descendant),
+                Ok(true) if !by_server && self.machine.phase() == Phase::Starting => {
+                    Err(Obstacle::Descendant)
+                }
                 named => Ok(by_server && named.unwrap_or(false)),
             };
             let its_address = its_address.unwrap_or_else(|obstacle| {
@@ -208,8 +235,14 @@ impl Supervisor {
 
     /// Whether the server has the descriptor of its listener. True if /proc does not show descriptors.
     fn has_listener(&self) -> bool {
-        let (Phase::Bound(number) | Phase::Listening(number)) = self.machine.phase() else { return false };
-        let has = |listener: &OwnedFd| self.child.has_socket(number, listener.as_fd()).unwrap_or(true);
+        let (Phase::Bound(number) | Phase::Listening(number)) = self.machine.phase() else {
+            return false;
+        };
+        let has = |listener: &OwnedFd| {
+            self.child
+                .has_socket(number, listener.as_fd())
+                .unwrap_or(true)
+        };
         self.listener.as_ref().is_some_and(has)
     }
 
@@ -247,7 +280,11 @@ impl Supervisor {
     }
 
     fn forward(&mut self, signal: i32) {
-        let signal = if signal == KILL_CHILD as i32 { Signal::SIGKILL as i32 } else { signal };
+        let signal = if signal == KILL_CHILD as i32 {
+            Signal::SIGKILL as i32
+        } else {
+            signal
+        };
         if let Err(error) = send_signal(self.child.pid, signal) {
             tracing::warn!(signal, %error, "cannot signal the server");
         }
@@ -267,7 +304,9 @@ impl Supervisor {
         loop {
             match self.accept_shim() {
                 Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break self.untaken = false,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    break self.untaken = false;
+                }
                 Err(_) if self.untaken => break,
                 Err(error) => {
                     tracing::warn!(%error, "cannot take the connection of a shim");
@@ -282,7 +321,13 @@ impl Supervisor {
         self.last += 1;
         self.watch(&shim, EpollFlags::EPOLLIN, self.last)?;
         self.shims.insert(self.last, shim);
-        self.tell(self.last, &ToShim::Hello { version: VERSION, instance: self.config.instance.clone() });
+        self.tell(
+            self.last,
+            &ToShim::Hello {
+                version: VERSION,
+                instance: self.config.instance.clone(),
+            },
+        );
         match self.machine.phase() {
             Phase::Listening(_) => self.tell(self.last, &ToShim::Listening),
             Phase::Closed => self.tell(self.last, &ToShim::Closed),
@@ -293,7 +338,9 @@ impl Supervisor {
 
     /// Sends a message to a shim, if that is there. There is room: one that reads nothing does not send more clients.
     fn tell(&self, shim: u64, message: &ToShim) {
-        let Some(socket) = self.shims.get(&shim) else { return };
+        let Some(socket) = self.shims.get(&shim) else {
+            return;
+        };
         let sent = serde_json::to_vec(message).map_err(io::Error::from);
         // An error means that the shim has ended.
         let _ = sent.and_then(|message| seqpacket::transmit(socket.as_fd(), &message, &[]));
@@ -304,16 +351,24 @@ impl Supervisor {
     }
 
     fn read_shim(&mut self, number: u64) {
-        let Some(shim) = self.shims.get(&number) else { return };
+        let Some(shim) = self.shims.get(&number) else {
+            return;
+        };
         match read_message(shim) {
-            Ok((FromShim::Client { seq }, Some(socket))) => match socket::check_connection(socket.as_fd()) {
-                Ok(peer) => self.machine.came(Client { socket, peer, from: Some((number, seq)) }),
-                // The client has left.
-                Err(error) => {
-                    tracing::debug!(%error, "a client is given back");
-                    self.tell(number, &ToShim::Back { seq });
+            Ok((FromShim::Client { seq }, Some(socket))) => {
+                match socket::check_connection(socket.as_fd()) {
+                    Ok(peer) => self.machine.came(Client {
+                        socket,
+                        peer,
+                        from: Some((number, seq)),
+                    }),
+                    // The client has left.
+                    Err(error) => {
+                        tracing::debug!(%error, "a client is given back");
+                        self.tell(number, &ToShim::Back { seq });
+                    }
                 }
-            },
+            }
             Ok((FromShim::Recall { seq }, _)) => self.machine.recall(number, seq),
             Ok(_) => {}
             // The shim died with unread messages. Its own can still be read.
@@ -339,14 +394,25 @@ impl Supervisor {
             && let Some(listener) = &self.listener
         {
             // Checked: accept(2) would wait if the listener is blocking.
-            if socket::queue_length(listener.as_fd()).unwrap_or_default() <= u32::from(self.parked.is_some()) {
+            if socket::queue_length(listener.as_fd()).unwrap_or_default()
+                <= u32::from(self.parked.is_some())
+            {
                 break;
             }
             match socket::accept(listener.as_fd()) {
-                Ok((_, peer)) if self.parked.as_ref().is_some_and(|(_, parked)| *parked == peer) => {
+                Ok((_, peer))
+                    if self
+                        .parked
+                        .as_ref()
+                        .is_some_and(|(_, parked)| *parked == peer) =>
+                {
                     (self.parked, unparked) = (None, true);
                 }
-                Ok((socket, peer)) => self.machine.came(Client { socket: socket.into(), peer, from: None }),
+                Ok((socket, peer)) => self.machine.came(Client {
+                    socket: socket.into(),
+                    peer,
+                    from: None,
+                }),
                 Err(error) => {
                     tracing::warn!(%error, "cannot take a client of the server's own address");
                     break;
@@ -359,10 +425,13 @@ impl Supervisor {
     }
 
     fn park(&mut self) {
-        let Some(listener) = &self.listener else { return };
+        let Some(listener) = &self.listener else {
+            return;
+        };
         // Not so if somebody else has a duplicate of the listener, and has accepted it.
         let is_there = |(end, _): &(TcpStream, _)| {
-            socket::queue_length(listener.as_fd()).is_ok_and(|length| length > 0) || end.peer_addr().is_err()
+            socket::queue_length(listener.as_fd()).is_ok_and(|length| length > 0)
+                || end.peer_addr().is_err()
         };
         if !self.parked.as_ref().is_some_and(is_there) {
             let end = socket::connect(self.config.address, None);
@@ -389,19 +458,29 @@ impl Supervisor {
                     self.accept_own();
                 }
                 Action::HandOver(call, client) => {
-                    let how = self.child.hand_over(&call, client.socket.as_fd(), client.peer);
+                    let how = self
+                        .child
+                        .hand_over(&call, client.socket.as_fd(), client.peer);
                     if let Err(error) = &how {
                         tracing::debug!(peer = %client.peer, %error, "the server does not take a client now");
                     }
                     self.machine.handed(call, client, &how);
                 }
-                Action::Taken(Client { from: Some((shim, seq)), .. }) => self.taken(shim, seq),
-                Action::Back(Client { from: Some((shim, seq)), .. }) => self.tell(shim, &ToShim::Back { seq }),
+                Action::Taken(Client {
+                    from: Some((shim, seq)),
+                    ..
+                }) => self.taken(shim, seq),
+                Action::Back(Client {
+                    from: Some((shim, seq)),
+                    ..
+                }) => self.tell(shim, &ToShim::Back { seq }),
                 // Another client of the server's own address may be taken.
                 Action::Taken(_) | Action::Back(_) => self.accept_own(),
                 Action::Ring => {
                     self.park();
-                    self.listener.as_ref().inspect(|listener| socket::wake_pollers(listener.as_fd()));
+                    self.listener
+                        .as_ref()
+                        .inspect(|listener| socket::wake_pollers(listener.as_fd()));
                 }
                 Action::Look => self.machine.looked(self.has_listener()),
                 Action::Close => {
@@ -419,10 +498,19 @@ impl Supervisor {
 
     /// Replaces the socket that the server binds by a new one, which the supervisor holds too.
     fn swap(&mut self, bind: &Notification) -> Result<(), Obstacle> {
-        let nonblocking = self.child.is_nonblocking(bind.socket).map_err(Obstacle::Proc)?;
+        let nonblocking = self
+            .child
+            .is_nonblocking(bind.socket)
+            .map_err(Obstacle::Proc)?;
         let listener = socket::bind_as_apiserver(self.config.address, nonblocking)?;
-        self.watch(&listener, EpollFlags::EPOLLIN | EpollFlags::EPOLLET, LISTENER)?;
-        self.child.replace(bind, listener.as_fd()).map_err(Obstacle::Descriptor)?;
+        self.watch(
+            &listener,
+            EpollFlags::EPOLLIN | EpollFlags::EPOLLET,
+            LISTENER,
+        )?;
+        self.child
+            .replace(bind, listener.as_fd())
+            .map_err(Obstacle::Descriptor)?;
         self.listener = Some(listener);
         self.machine.bound(bind.socket);
         Ok(())
@@ -453,8 +541,15 @@ fn read_message(shim: &OwnedFd) -> io::Result<(FromShim, Option<OwnedFd>)> {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     let message = parse(&buffer[..received.length]).map_err(io::Error::other)?;
-    let FromShim::Client { .. } = message else { return Ok((message, None)) };
-    let several = |all: Vec<_>| io::Error::other(format!("{} descriptors came with a client, not one", all.len()));
+    let FromShim::Client { .. } = message else {
+        return Ok((message, None));
+    };
+    let several = |all: Vec<_>| {
+        io::Error::other(format!(
+            "{} descriptors came with a client, not one",
+            all.len()
+        ))
+    };
     let [socket] = <[OwnedFd; 1]>::try_from(received.descriptors).map_err(several)?;
     Ok((message, Some(socket)))
 }

@@ -89,7 +89,14 @@ pub(crate) struct Machine<S> {
 impl<S> Machine<S> {
     pub(crate) fn new() -> Self {
         let (waiting, calls, actions) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
-        Self { now: Time::ZERO, phase: Phase::Starting, waiting, calls, bell: None, actions }
+        Self {
+            now: Time::ZERO,
+            phase: Phase::Starting,
+            waiting,
+            calls,
+            bell: None,
+            actions,
+        }
     }
 
     pub(crate) fn phase(&self) -> Phase {
@@ -109,13 +116,18 @@ impl<S> Machine<S> {
     /// It is this late. To be called before other events.
     pub(crate) fn tick(&mut self, now: Time) {
         self.now = now;
-        self.actions.extend(self.bell.take_if(|bell| *bell <= now).map(|_| Action::Look));
+        self.actions
+            .extend(self.bell.take_if(|bell| *bell <= now).map(|_| Action::Look));
     }
 
     /// The server calls bind(2), for its address or another. The caller has looked at the listener before: a closed one may be replaced.
     pub(crate) fn binds(&mut self, call: Notification, its_address: bool) {
         let swaps = its_address && matches!(self.phase, Phase::Starting | Phase::Closed);
-        self.actions.push_back(if swaps { Action::Swap(call) } else { Action::Continue(call) });
+        self.actions.push_back(if swaps {
+            Action::Swap(call)
+        } else {
+            Action::Continue(call)
+        });
     }
 
     /// The supervisor holds the socket that the server has bound, as this descriptor.
@@ -145,14 +157,23 @@ impl<S> Machine<S> {
 
     /// Outcome of [`Action::HandOver`].
     pub(crate) fn handed(&mut self, call: Notification, client: Client<S>, how: &io::Result<()>) {
-        let errno = how.as_ref().map_err(|error| error.raw_os_error().map(Errno::from_raw));
+        let errno = how
+            .as_ref()
+            .map_err(|error| error.raw_os_error().map(Errno::from_raw));
         match errno {
             Ok(()) => return self.actions.push_back(Action::Taken(client)),
             // The call waits no more: the server repeats it, or ends.
             Err(Some(Errno::ENOENT | Errno::ESRCH)) => {}
             // The server has no room for another descriptor.
-            Err(Some(errno @ (Errno::EMFILE | Errno::ENFILE))) => self.actions.push_back(Action::Fail(call, errno)),
-            Err(_) => return self.actions.extend([Action::Fail(call, Errno::ECONNABORTED), Action::Back(client)]),
+            Err(Some(errno @ (Errno::EMFILE | Errno::ENFILE))) => {
+                self.actions.push_back(Action::Fail(call, errno))
+            }
+            Err(_) => {
+                return self.actions.extend([
+                    Action::Fail(call, Errno::ECONNABORTED),
+                    Action::Back(client),
+                ]);
+            }
         }
         if matches!(self.phase, Phase::Listening(_)) {
             self.waiting.push_front(client);
@@ -164,13 +185,18 @@ impl<S> Machine<S> {
 
     /// Whether as many clients wait as a shim may have here, or the server's own address (`None`).
     pub(crate) fn is_full(&self, of: Option<Shim>) -> bool {
-        let its = self.waiting.iter().filter(|client| client.from.map(|(shim, _)| shim) == of);
+        let its = self
+            .waiting
+            .iter()
+            .filter(|client| client.from.map(|(shim, _)| shim) == of);
         its.count() >= UNACKNOWLEDGED
     }
 
     /// A client came from a shim, or to the server's own address.
     pub(crate) fn came(&mut self, client: Client<S>) {
-        if matches!(self.phase, Phase::Listening(_)) && !self.is_full(client.from.map(|(shim, _)| shim)) {
+        if matches!(self.phase, Phase::Listening(_))
+            && !self.is_full(client.from.map(|(shim, _)| shim))
+        {
             self.waiting.push_back(client);
             self.serve(true);
         } else {
@@ -180,8 +206,15 @@ impl<S> Machine<S> {
 
     /// A shim wants a client back. Nothing happens if the server has accepted the client.
     pub(crate) fn recall(&mut self, shim: Shim, seq: u64) {
-        let position = self.waiting.iter().position(|client| client.from == Some((shim, seq)));
-        self.actions.extend(position.and_then(|position| self.waiting.remove(position)).map(Action::Back));
+        let position = self
+            .waiting
+            .iter()
+            .position(|client| client.from == Some((shim, seq)));
+        self.actions.extend(
+            position
+                .and_then(|position| self.waiting.remove(position))
+                .map(Action::Back),
+        );
         self.serve(false);
     }
 
@@ -201,14 +234,20 @@ impl<S> Machine<S> {
         } else if matches!(self.phase, Phase::Bound(_) | Phase::Listening(_)) {
             (self.phase, self.bell) = (Phase::Closed, None);
             self.actions.push_back(Action::Close);
-            self.actions.extend(self.calls.drain(..).map(Action::Continue));
-            self.actions.extend(self.waiting.drain(..).map(Action::Back));
+            self.actions
+                .extend(self.calls.drain(..).map(Action::Continue));
+            self.actions
+                .extend(self.waiting.drain(..).map(Action::Back));
         }
     }
 
     /// The server got a signal. Waiting calls return `EINTR`, so that the signal's handler can run.
     pub(crate) fn signalled(&mut self) {
-        self.actions.extend(self.calls.drain(..).map(|call| Action::Fail(call, Errno::EINTR)));
+        self.actions.extend(
+            self.calls
+                .drain(..)
+                .map(|call| Action::Fail(call, Errno::EINTR)),
+        );
     }
 
     /// Matches waiting clients and waiting calls. For clients that are left, the bell rings now, or a bell is outstanding already. Without `rings`,
@@ -216,7 +255,8 @@ impl<S> Machine<S> {
     fn serve(&mut self, rings: bool) {
         let pairs = self.calls.len().min(self.waiting.len());
         let served = self.calls.drain(..pairs).zip(self.waiting.drain(..pairs));
-        self.actions.extend(served.map(|(call, client)| Action::HandOver(call, client)));
+        self.actions
+            .extend(served.map(|(call, client)| Action::HandOver(call, client)));
         if self.waiting.is_empty() {
             self.bell = None;
         } else if self.bell.is_none() {

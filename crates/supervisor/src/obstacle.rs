@@ -32,7 +32,9 @@ pub enum Obstacle {
         "/proc does not show the descriptors of the server ({0}): mount it, and allow ptrace (read) in AppArmor or SELinux"
     )]
     Proc(io::Error),
-    #[error("the kernel does not put a socket into the server ({0}): allow it in AppArmor or SELinux")]
+    #[error(
+        "the kernel does not put a socket into the server ({0}): allow it in AppArmor or SELinux"
+    )]
     Descriptor(io::Error),
     #[error(
         "a process that the server started binds the address, and sockets can be given to the server alone: start kube-apiserver itself, or in a \
@@ -77,14 +79,33 @@ mod tests {
                 "the kernel has no seccomp notification for this machine",
                 "it needs CONFIG_SECCOMP_FILTER",
             ),
-            (Errno::EINVAL, "the kernel refuses the filter", "use another kernel, or --pass relay"),
-            (Errno::EBUSY, "another process listens", "take the listener out"),
-            (Errno::EPERM, "seccomp(2) is forbidden (", "allow it in the container's seccomp profile"),
-            (Errno::ENOMEM, "a step of the handover failed (", "if that stays so, use --pass relay"),
+            (
+                Errno::EINVAL,
+                "the kernel refuses the filter",
+                "use another kernel, or --pass relay",
+            ),
+            (
+                Errno::EBUSY,
+                "another process listens",
+                "take the listener out",
+            ),
+            (
+                Errno::EPERM,
+                "seccomp(2) is forbidden (",
+                "allow it in the container's seccomp profile",
+            ),
+            (
+                Errno::ENOMEM,
+                "a step of the handover failed (",
+                "if that stays so, use --pass relay",
+            ),
         ] {
             let message = Obstacle::at_start(number.into()).to_string();
             let (cause, told) = message.rsplit_once(": ").unwrap();
-            assert!(cause.starts_with(start) && told.starts_with(fix), "{message}");
+            assert!(
+                cause.starts_with(start) && told.starts_with(fix),
+                "{message}"
+            );
         }
         let killed = Obstacle::at_start(io::ErrorKind::UnexpectedEof.into());
         assert!(matches!(killed, Obstacle::Forbidden(_)), "{killed}");

@@ -27,8 +27,14 @@ fn supervise() -> Result<(), Obstacle> {
     // Shims do not connect.
     let (shims, _other_end) = UnixStream::pair()?;
     let instance = InstanceId::parse("self-test").map_err(io::Error::other)?;
-    let config = Config { instance, address: (Ipv4Addr::LOCALHOST, 0).into(), shims: shims.into(), once: false };
-    let mut supervisor = Supervisor::launch(config, &Signal::SIGCHLD.into(), serve).map_err(Obstacle::at_start)?;
+    let config = Config {
+        instance,
+        address: (Ipv4Addr::LOCALHOST, 0).into(),
+        shims: shims.into(),
+        once: false,
+    };
+    let mut supervisor =
+        Supervisor::launch(config, &Signal::SIGCHLD.into(), serve).map_err(Obstacle::at_start)?;
     let status = supervisor.drive()?;
     supervisor.outcome(status)
 }
@@ -43,7 +49,13 @@ fn serve() -> io::Error {
         accepted.write_all(&[u8::from(peer == client.local_addr()?)])?;
         let mut is_known = [0];
         client.read_exact(&mut is_known)?;
-        if is_known == [1] { Ok(()) } else { Err(Errno::EADDRNOTAVAIL.into()) }
+        if is_known == [1] {
+            Ok(())
+        } else {
+            Err(Errno::EADDRNOTAVAIL.into())
+        }
     });
-    served.err().unwrap_or_else(|| io::Error::from_raw_os_error(0))
+    served
+        .err()
+        .unwrap_or_else(|| io::Error::from_raw_os_error(0))
 }

@@ -35,26 +35,64 @@ const KINDS: [&str; 2] = ["blocking", "edge"];
 type Case = (&'static str, fn(&'static str) -> Result<(), Failed>);
 
 const CASES: [Case; 14] = [
-    ("no_client_is_lost_and_each_is_known_by_its_address", no_client_is_lost),
-    ("a_client_of_the_servers_own_address_is_served", own_clients_are_served),
-    ("other_listeners_of_the_server_and_its_children_are_theirs", other_listeners_are_theirs),
-    ("clients_of_a_shim_that_died_are_served", clients_of_a_dead_shim_are_served),
-    ("garbage_ends_a_connection_and_gives_its_clients_back", garbage_ends_a_connection),
-    ("of_each_shim_so_many_clients_wait_and_no_more", floods_come_back),
-    ("of_the_servers_own_clients_others_wait_in_the_kernel", own_clients_are_bounded),
+    (
+        "no_client_is_lost_and_each_is_known_by_its_address",
+        no_client_is_lost,
+    ),
+    (
+        "a_client_of_the_servers_own_address_is_served",
+        own_clients_are_served,
+    ),
+    (
+        "other_listeners_of_the_server_and_its_children_are_theirs",
+        other_listeners_are_theirs,
+    ),
+    (
+        "clients_of_a_shim_that_died_are_served",
+        clients_of_a_dead_shim_are_served,
+    ),
+    (
+        "garbage_ends_a_connection_and_gives_its_clients_back",
+        garbage_ends_a_connection,
+    ),
+    (
+        "of_each_shim_so_many_clients_wait_and_no_more",
+        floods_come_back,
+    ),
+    (
+        "of_the_servers_own_clients_others_wait_in_the_kernel",
+        own_clients_are_bounded,
+    ),
     ("a_shim_may_be_served_after_another", another_shim_comes),
-    ("a_shim_that_comes_while_no_descriptor_is_left_is_served_later", a_shim_waits_for_a_descriptor),
+    (
+        "a_shim_that_comes_while_no_descriptor_is_left_is_served_later",
+        a_shim_waits_for_a_descriptor,
+    ),
     ("orphans_are_reaped", orphans_are_reaped),
-    ("signals_and_the_status_are_passed_on", signals_are_passed_on),
-    ("the_server_ends_with_its_supervisor", the_server_ends_with_its_supervisor),
-    ("a_program_that_is_not_there_is_an_error", a_missing_program_is_an_error),
-    ("another_supervisor_is_in_the_way", another_supervisor_is_in_the_way),
+    (
+        "signals_and_the_status_are_passed_on",
+        signals_are_passed_on,
+    ),
+    (
+        "the_server_ends_with_its_supervisor",
+        the_server_ends_with_its_supervisor,
+    ),
+    (
+        "a_program_that_is_not_there_is_an_error",
+        a_missing_program_is_an_error,
+    ),
+    (
+        "another_supervisor_is_in_the_way",
+        another_supervisor_is_in_the_way,
+    ),
 ];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [_, "--supervise", directory, address, ref command @ ..] => supervise(directory, address, command),
+        [_, "--supervise", directory, address, ref command @ ..] => {
+            supervise(directory, address, command)
+        }
         [_, "--serve", kind, address] => serve(kind, address.parse().unwrap()),
         [_, "--self-test"] => match self_test() {
             Ok(()) => ExitCode::SUCCESS,
@@ -66,18 +104,41 @@ fn main() -> ExitCode {
         _ => {
             let obstacle = own("--self-test").output().unwrap();
             let why = String::from_utf8(obstacle.stdout).unwrap();
-            let trials = CASES.into_iter().flat_map(|(name, case)| KINDS.map(|kind| trial(name, kind, &why, case)));
+            let trials = CASES
+                .into_iter()
+                .flat_map(|(name, case)| KINDS.map(|kind| trial(name, kind, &why, case)));
             let of_one_kind = [
-                trial("a_closed_listener_gives_clients_back", "edge", &why, clients_come_back),
-                trial("a_bell_rings_when_another_holder_took_the_connection_for_it", "edge", &why, bells_are_mended),
-                trial("a_listener_that_is_shut_down_ends_the_wait_for_clients", "blocking", &why, a_wait_ends),
+                trial(
+                    "a_closed_listener_gives_clients_back",
+                    "edge",
+                    &why,
+                    clients_come_back,
+                ),
+                trial(
+                    "a_bell_rings_when_another_holder_took_the_connection_for_it",
+                    "edge",
+                    &why,
+                    bells_are_mended,
+                ),
+                trial(
+                    "a_listener_that_is_shut_down_ends_the_wait_for_clients",
+                    "blocking",
+                    &why,
+                    a_wait_ends,
+                ),
             ];
-            libtest_mimic::run(&Arguments::from_args(), trials.chain(of_one_kind).collect()).exit_code()
+            libtest_mimic::run(&Arguments::from_args(), trials.chain(of_one_kind).collect())
+                .exit_code()
         }
     }
 }
 
-fn trial(name: &str, kind: &'static str, obstacle: &str, case: fn(&'static str) -> Result<(), Failed>) -> Trial {
+fn trial(
+    name: &str,
+    kind: &'static str,
+    obstacle: &str,
+    case: fn(&'static str) -> Result<(), Failed>,
+) -> Trial {
     let obstacle = obstacle.trim().to_owned();
     Trial::ignorable_test(format!("{kind}::{name}"), move || match obstacle.as_str() {
         "" => case(kind).map(|()| Completion::Completed),
@@ -96,8 +157,16 @@ fn own(role: &str) -> Command {
 fn supervise(directory: &str, address: &str, command: &[&str]) -> ExitCode {
     nix::sys::prctl::set_child_subreaper(true).unwrap();
     let (shims, _file) = ipc::listen(&PathBuf::from(directory).join("a.accept")).unwrap();
-    let (instance, address) = (InstanceId::parse(INSTANCE).unwrap(), address.parse().unwrap());
-    let config = Config { instance, address, shims, once: false };
+    let (instance, address) = (
+        InstanceId::parse(INSTANCE).unwrap(),
+        address.parse().unwrap(),
+    );
+    let config = Config {
+        instance,
+        address,
+        shims,
+        once: false,
+    };
     let mut server = Command::new(command[0]);
     server.args(&command[1..]);
     match Supervisor::start(config, || server.exec()) {
@@ -108,7 +177,12 @@ fn supervise(directory: &str, address: &str, command: &[&str]) -> ExitCode {
         Ok(supervisor) => {
             println!("{}", supervisor.pid());
             let status = supervisor.run().unwrap();
-            ExitCode::from(status.code().or(status.signal().map(|signal| 128 + signal)).unwrap() as u8)
+            ExitCode::from(
+                status
+                    .code()
+                    .or(status.signal().map(|signal| 128 + signal))
+                    .unwrap() as u8,
+            )
         }
     }
 }
@@ -124,9 +198,13 @@ fn serve(kind: &str, address: SocketAddr) -> ExitCode {
         loop {
             match listener.accept() {
                 Ok((client, peer)) => talk(client, peer, None),
-                Err(error) if error.kind() == io::ErrorKind::InvalidInput => return ExitCode::from(9),
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                    return ExitCode::from(9);
+                }
                 // The supervisor has just ended.
-                Err(error) if error.kind() == io::ErrorKind::Unsupported => return ExitCode::FAILURE,
+                Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                    return ExitCode::FAILURE;
+                }
                 Err(error) => panic!("{error}"),
             }
         }
@@ -134,15 +212,27 @@ fn serve(kind: &str, address: SocketAddr) -> ExitCode {
     // As Go: a call, and only then a wait.
     listener.set_nonblocking(true).unwrap();
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
-    epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0)).unwrap();
+    epoll
+        .add(
+            &listener,
+            EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0),
+        )
+        .unwrap();
     let (closes, close) = UnixStream::pair().unwrap();
-    epoll.add(&closes, EpollEvent::new(EpollFlags::EPOLLIN, 1)).unwrap();
+    epoll
+        .add(&closes, EpollEvent::new(EpollFlags::EPOLLIN, 1))
+        .unwrap();
     let mut listener = Some(listener);
     loop {
-        while let Some(accepted) = listener.as_ref().map(|listener| socket::accept(listener.as_fd())) {
+        while let Some(accepted) = listener
+            .as_ref()
+            .map(|listener| socket::accept(listener.as_fd()))
+        {
             match accepted {
                 Ok((client, peer)) => talk(client, peer, Some(close.try_clone().unwrap())),
-                Err(error) if error.kind() == io::ErrorKind::Unsupported => return ExitCode::FAILURE,
+                Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                    return ExitCode::FAILURE;
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => panic!("{error}"),
             }
@@ -168,7 +258,11 @@ fn talk(client: TcpStream, peer: SocketAddr, close: Option<UnixStream>) {
         client.set_nonblocking(false).unwrap();
         let same = client.peer_addr().unwrap() == peer;
         let say = |line: &str| (&client).write_all(format!("{line}\n").as_bytes());
-        let _ = say(&if same { peer.to_string() } else { format!("accept(2) said {peer}") });
+        let _ = say(&if same {
+            peer.to_string()
+        } else {
+            format!("accept(2) said {peer}")
+        });
         for line in BufReader::new(&client).lines().map_while(Result::ok) {
             match line.as_str() {
                 "close" => {
@@ -207,8 +301,11 @@ fn talk(client: TcpStream, peer: SocketAddr, close: Option<UnixStream>) {
                 }
                 // A process whose parent has ended.
                 "orphan" => {
-                    let mut shell =
-                        Command::new("sh").args(["-c", "exec 3<&0; cat <&3 &"]).stdin(Stdio::piped()).spawn().unwrap();
+                    let mut shell = Command::new("sh")
+                        .args(["-c", "exec 3<&0; cat <&3 &"])
+                        .stdin(Stdio::piped())
+                        .spawn()
+                        .unwrap();
                     *KEPT.lock().unwrap() = shell.stdin.take();
                     shell.wait().unwrap();
                 }
@@ -245,7 +342,16 @@ impl Started {
         let address = free.local_addr().unwrap();
         drop(free);
         let program = std::env::current_exe().unwrap();
-        Self::with(address, &[program.to_str().unwrap(), "--serve", kind, &address.to_string()]).unwrap()
+        Self::with(
+            address,
+            &[
+                program.to_str().unwrap(),
+                "--serve",
+                kind,
+                &address.to_string(),
+            ],
+        )
+        .unwrap()
     }
 
     /// # Errors
@@ -253,11 +359,21 @@ impl Started {
     fn with(address: SocketAddr, command: &[&str]) -> Result<Self, String> {
         let directory = tempfile::tempdir().unwrap();
         let mut supervisor = own("--supervise");
-        supervisor.arg(directory.path()).arg(address.to_string()).args(command);
+        supervisor
+            .arg(directory.path())
+            .arg(address.to_string())
+            .args(command);
         let mut supervisor = supervisor.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
-        BufReader::new(supervisor.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let mut started = Self { address, supervisor, server: 0, directory };
+        BufReader::new(supervisor.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let mut started = Self {
+            address,
+            supervisor,
+            server: 0,
+            directory,
+        };
         started.server = line.trim().parse().map_err(|_| line)?;
         Ok(started)
     }
@@ -267,7 +383,13 @@ impl Started {
         let socket = seqpacket::dial(&self.directory.path().join("a.accept")).unwrap();
         let mut shim = Shim { socket, sent: 0 };
         let instance = InstanceId::parse(INSTANCE).unwrap();
-        assert_eq!(shim.receive(), Some(ToShim::Hello { version: VERSION, instance }));
+        assert_eq!(
+            shim.receive(),
+            Some(ToShim::Hello {
+                version: VERSION,
+                instance
+            })
+        );
         assert_eq!(shim.receive(), Some(ToShim::Listening));
         shim
     }
@@ -286,8 +408,16 @@ impl Started {
 
     /// Waits until the supervisor has this number of children.
     fn await_children(&self, count: usize) {
-        let (path, end) = (format!("/proc/{0}/task/{0}/children", self.pid()), Instant::now() + HANG);
-        while std::fs::read_to_string(&path).unwrap().split_whitespace().count() != count {
+        let (path, end) = (
+            format!("/proc/{0}/task/{0}/children", self.pid()),
+            Instant::now() + HANG,
+        );
+        while std::fs::read_to_string(&path)
+            .unwrap()
+            .split_whitespace()
+            .count()
+            != count
+        {
             assert!(Instant::now() < end, "there are not {count}");
             std::thread::yield_now();
         }
@@ -304,7 +434,11 @@ impl Shim {
     fn receive(&mut self) -> Option<ToShim> {
         let mut buffer = [0; 1024];
         let mut waits = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-        assert_eq!(poll(&mut waits, PollTimeout::try_from(HANG).unwrap()), Ok(1), "the supervisor hangs");
+        assert_eq!(
+            poll(&mut waits, PollTimeout::try_from(HANG).unwrap()),
+            Ok(1),
+            "the supervisor hangs"
+        );
         let received = match seqpacket::receive(self.socket.as_fd(), &mut buffer) {
             // The supervisor ended before it read all. Its earlier messages can still be read.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return self.receive(),
@@ -332,7 +466,9 @@ impl Shim {
         let mut numbers = Vec::new();
         while (numbers.len() as u64) < count {
             match self.receive() {
-                Some(ToShim::Taken { seqs }) if taken && seqs.len() <= TOGETHER => numbers.extend(seqs),
+                Some(ToShim::Taken { seqs }) if taken && seqs.len() <= TOGETHER => {
+                    numbers.extend(seqs)
+                }
                 Some(ToShim::Back { seq }) if !taken => numbers.push(seq),
                 other => panic!("{other:?}"),
             }
@@ -377,7 +513,11 @@ impl Client {
         // No byte more, since there is no buffer that stays.
         while line.last() != Some(&b'\n') {
             let mut byte = [0];
-            assert_eq!((&self.0).read(&mut byte).unwrap(), 1, "the server has closed the connection");
+            assert_eq!(
+                (&self.0).read(&mut byte).unwrap(),
+                1,
+                "the server has closed the connection"
+            );
             line.push(byte[0]);
         }
         String::from_utf8(line).unwrap().trim().to_owned()
@@ -436,7 +576,9 @@ fn own_clients_are_served(kind: &'static str) -> Result<(), Failed> {
     let started = Started::new(kind);
     let (mut shim, public) = (started.shim(), Public::new());
     for _ in 0..50 {
-        let clients: Vec<_> = (0..3).map(|_| Client(TcpStream::connect(started.address).unwrap())).collect();
+        let clients: Vec<_> = (0..3)
+            .map(|_| Client(TcpStream::connect(started.address).unwrap()))
+            .collect();
         let passed = shim.send_client(&public);
         clients.iter().chain([&passed]).for_each(Client::is_served);
         shim.acknowledged(1, true);
@@ -463,7 +605,9 @@ fn clients_of_a_dead_shim_are_served(kind: &'static str) -> Result<(), Failed> {
     for stopped in [started.server, started.pid()] {
         let (mut shim, public) = (started.shim(), Public::new());
         send_signal(stopped, Signal::SIGSTOP as i32)?;
-        let clients: Vec<_> = (0..UNACKNOWLEDGED).map(|_| shim.send_client(&public)).collect();
+        let clients: Vec<_> = (0..UNACKNOWLEDGED)
+            .map(|_| shim.send_client(&public))
+            .collect();
         drop(shim);
         send_signal(stopped, Signal::SIGCONT as i32)?;
         clients.iter().for_each(Client::is_served);
@@ -485,8 +629,15 @@ fn garbage_ends_a_connection(kind: &'static str) -> Result<(), Failed> {
     seqpacket::transmit(shim.socket.as_fd(), b"garbage", &[])?;
     // A call that waits for a client returns in a process that is stopped, too.
     let told: Vec<_> = iter::from_fn(|| shim.receive()).collect();
-    let first = if kind == "blocking" { ToShim::Taken { seqs: vec![1] } } else { ToShim::Back { seq: 1 } };
-    assert!(told.len() == 2 && told.contains(&first) && told.contains(&ToShim::Back { seq: 2 }), "{told:?}");
+    let first = if kind == "blocking" {
+        ToShim::Taken { seqs: vec![1] }
+    } else {
+        ToShim::Back { seq: 1 }
+    };
+    assert!(
+        told.len() == 2 && told.contains(&first) && told.contains(&ToShim::Back { seq: 2 }),
+        "{told:?}"
+    );
     drop(clients);
     let without = serde_json::to_vec(&FromShim::Client { seq: 1 })?;
     let mut shim = started.shim();
@@ -531,7 +682,9 @@ fn own_clients_are_bounded(kind: &'static str) -> Result<(), Failed> {
     drop(started.shim());
     send_signal(started.server, Signal::SIGSTOP as i32)?;
     // Fewer than the queue of the listener has room for.
-    let clients: Vec<_> = (0..150).map(|_| Client(TcpStream::connect(started.address).unwrap())).collect();
+    let clients: Vec<_> = (0..150)
+        .map(|_| Client(TcpStream::connect(started.address).unwrap()))
+        .collect();
     // The supervisor sees them before it says something to another shim.
     for _ in 0..3 {
         drop(started.shim());
@@ -620,12 +773,17 @@ fn a_shim_waits_for_a_descriptor(kind: &'static str) -> Result<(), Failed> {
     client.is_served();
     let limit = |soft: &str| {
         let pid = started.pid().to_string();
-        let set = Command::new("prlimit").args(["--pid", &pid, &format!("--nofile={soft}:")]).status();
+        let set = Command::new("prlimit")
+            .args(["--pid", &pid, &format!("--nofile={soft}:")])
+            .status();
         assert!(set.expect("prlimit of util-linux").success());
     };
     limit("1");
     let socket = seqpacket::dial(&started.directory.path().join("a.accept"))?;
-    let (mut shim, instance) = (Shim { socket, sent: 0 }, InstanceId::parse(INSTANCE).unwrap());
+    let (mut shim, instance) = (
+        Shim { socket, sent: 0 },
+        InstanceId::parse(INSTANCE).unwrap(),
+    );
     // Its bind comes to the supervisor after the shim has.
     client.ask("other");
     let mut ready = [PollFd::new(shim.socket.as_fd(), PollFlags::POLLIN)];
@@ -633,7 +791,13 @@ fn a_shim_waits_for_a_descriptor(kind: &'static str) -> Result<(), Failed> {
     limit("1024");
     // Whatever comes next.
     let _own = TcpStream::connect(started.address)?;
-    assert_eq!(shim.receive(), Some(ToShim::Hello { version: VERSION, instance }));
+    assert_eq!(
+        shim.receive(),
+        Some(ToShim::Hello {
+            version: VERSION,
+            instance
+        })
+    );
     Ok(())
 }
 
@@ -666,7 +830,10 @@ fn signals_are_passed_on(kind: &'static str) -> Result<(), Failed> {
     // A call that waits returns in a process that is stopped, too. With the end of the connection, the others are the shim's again.
     while let Some(message) = shim.receive() {
         let known = matches!(message, ToShim::Closed | ToShim::Back { .. });
-        assert!(known || message == ToShim::Taken { seqs: vec![1] }, "{message:?}");
+        assert!(
+            known || message == ToShim::Taken { seqs: vec![1] },
+            "{message:?}"
+        );
     }
     assert_eq!(started.status(), 128 + 9);
     let mut started = Started::new(kind);
@@ -696,7 +863,11 @@ fn a_missing_program_is_an_error(_: &'static str) -> Result<(), Failed> {
 fn another_supervisor_is_in_the_way(_: &'static str) -> Result<(), Failed> {
     let directory = tempfile::tempdir()?;
     let mut supervisor = own("--supervise");
-    supervisor.arg(directory.path()).arg("127.3.9.2:6443").arg(std::env::current_exe()?).arg("--self-test");
+    supervisor
+        .arg(directory.path())
+        .arg("127.3.9.2:6443")
+        .arg(std::env::current_exe()?)
+        .arg("--self-test");
     let output = String::from_utf8(supervisor.output()?.stdout)?;
     assert!(output.contains("listenerPath"), "{output}");
     Ok(())

@@ -25,22 +25,33 @@ impl Members {
     fn answer(&mut self, member: u64, request: &str) -> String {
         let body = request.split_once("\r\n\r\n").map_or("", |(_, body)| body);
         let body: Value = serde_json::from_str(body).unwrap();
-        let revision = if member == 3 { self.revisions.pop() } else { None };
+        let revision = if member == 3 {
+            self.revisions.pop()
+        } else {
+            None
+        };
         let revision = revision.unwrap_or(100).to_string();
-        let header = json!({"cluster_id": "77", "member_id": member.to_string(), "revision": revision});
-        let failed = |status, why: &str| answer(status, &json!({"error": why, "message": why}).to_string());
+        let header =
+            json!({"cluster_id": "77", "member_id": member.to_string(), "revision": revision});
+        let failed =
+            |status, why: &str| answer(status, &json!({"error": why, "message": why}).to_string());
         if self.stopped.contains(&member) {
             return failed("503 Service Unavailable", "etcdserver: server stopped");
         }
         let text = match request.split(' ').nth(1).unwrap_or_default() {
             "/v3/cluster/member/list" => json!({"header": header, "members": self.list}),
-            "/v3/maintenance/status" => json!({"header": header, "leader": self.leader.to_string()}),
+            "/v3/maintenance/status" => {
+                json!({"header": header, "leader": self.leader.to_string()})
+            }
             "/v3/maintenance/alarm" if body["action"] == "GET" => json!({"header": header}),
             "/v3/maintenance/transfer-leadership" if self.leader != member => {
                 return failed("400 Bad Request", "etcdserver: not leader");
             }
             "/v3/maintenance/transfer-leadership" if self.is_stubborn => {
-                return failed("504 Gateway Timeout", "etcdserver: request timed out, waiting for the leader");
+                return failed(
+                    "504 Gateway Timeout",
+                    "etcdserver: request timed out, waiting for the leader",
+                );
             }
             "/v3/maintenance/transfer-leadership" => {
                 let to = body["targetID"].as_str().unwrap().to_owned();
@@ -59,11 +70,15 @@ impl Members {
 /// # Panics
 /// Where they cannot be set up: a test fails then.
 pub async fn start(members: &[(SocketAddr, &str)]) -> (Arc<Mutex<Members>>, Vec<Server>) {
-    let (all, ca): (_, CertifiedIssuer<'static, KeyPair>) = (Arc::new(Mutex::new(Members::default())), authority());
+    let (all, ca): (_, CertifiedIssuer<'static, KeyPair>) =
+        (Arc::new(Mutex::new(Members::default())), authority());
     let mut servers = Vec::new();
     for (id, (address, name)) in (1..).zip(members) {
         let answers = all.clone();
-        let server = serve_as(&ca, *address, name, move |request| answers.lock().unwrap().answer(id, request)).await;
+        let server = serve_as(&ca, *address, name, move |request| {
+            answers.lock().unwrap().answer(id, request)
+        })
+        .await;
         let listed = json!({"ID": id.to_string(), "name": format!("cp-{id}"), "clientURLs": [server.access.server]});
         all.lock().unwrap().list.push(listed);
         servers.push(server);

@@ -51,7 +51,13 @@ pub async fn serve(answer: String) -> Server {
 /// # Panics
 /// Where it cannot be set up: a test fails then.
 pub async fn serve_with(answer: impl FnMut(&str) -> String + Send + 'static) -> Server {
-    let mut server = serve_as(&authority(), ([127, 0, 0, 1], 0).into(), "127.0.0.1", answer).await;
+    let mut server = serve_as(
+        &authority(),
+        ([127, 0, 0, 1], 0).into(),
+        "127.0.0.1",
+        answer,
+    )
+    .await;
     server.access.server += "/k";
     server
 }
@@ -74,8 +80,13 @@ pub fn authority() -> CertifiedIssuer<'static, KeyPair> {
 #[must_use]
 pub fn issue(ca: &CertifiedIssuer<'static, KeyPair>, names: &[&str]) -> (String, String) {
     let key = KeyPair::generate().unwrap();
-    let params = CertificateParams::new(names.iter().copied().map(str::to_owned).collect::<Vec<_>>()).unwrap();
-    (params.signed_by(&key, ca).unwrap().pem(), key.serialize_pem())
+    let params =
+        CertificateParams::new(names.iter().copied().map(str::to_owned).collect::<Vec<_>>())
+            .unwrap();
+    (
+        params.signed_by(&key, ca).unwrap().pem(),
+        key.serialize_pem(),
+    )
 }
 
 /// As [`serve_with`], at an address, with a certificate of this CA for this name.
@@ -95,9 +106,14 @@ pub async fn serve_as(
     let clients = clients.allow_unauthenticated().build().unwrap();
     let (certificate, key) = issue(ca, &[name]);
     let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
-    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let builder = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap();
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
-    let config = builder.with_client_cert_verifier(clients).with_single_cert(chain, key).unwrap();
+    let config = builder
+        .with_client_cert_verifier(clients)
+        .with_single_cert(chain, key)
+        .unwrap();
     let acceptor = TlsAcceptor::from(Arc::new(config));
     let listener = TcpListener::bind(address).await.unwrap();
     let server = format!("https://{}", listener.local_addr().unwrap());
@@ -107,7 +123,9 @@ pub async fn serve_as(
         while let Ok((stream, _)) = listener.accept().await {
             let (acceptor, answer, asks) = (acceptor.clone(), answer.clone(), asks.clone());
             tokio::spawn(async move {
-                let Ok(mut tls) = acceptor.accept(stream).await else { return };
+                let Ok(mut tls) = acceptor.accept(stream).await else {
+                    return;
+                };
                 let request = request(&mut tls).await;
                 // Only a handshake was wanted.
                 if request.is_empty() {
@@ -128,7 +146,16 @@ pub async fn serve_as(
     let (certificate, key) = issue(ca, &["admin"]);
     let ca = ca.pem().into_bytes();
     let client = Some((certificate.into_bytes(), key.into_bytes()));
-    Server { access: Access { server, ca, client, token: Some(Token::Text("t0ken".into())), server_name: None }, asked }
+    Server {
+        access: Access {
+            server,
+            ca,
+            client,
+            token: Some(Token::Text("t0ken".into())),
+            server_name: None,
+        },
+        asked,
+    }
 }
 
 /// A request with its body, which may come later than its head.
@@ -138,7 +165,9 @@ async fn request(from: &mut (impl AsyncRead + Unpin)) -> String {
         let length = from.read(&mut part).await.unwrap_or(0);
         all.extend_from_slice(&part[..length]);
         let text = String::from_utf8_lossy(&all);
-        let whole = text.split_once("\r\n\r\n").is_some_and(|(head, _)| all.len() >= head.len() + 4 + body(head));
+        let whole = text
+            .split_once("\r\n\r\n")
+            .is_some_and(|(head, _)| all.len() >= head.len() + 4 + body(head));
         if length == 0 || whole {
             return text.into_owned();
         }
@@ -150,7 +179,8 @@ fn body(head: &str) -> usize {
     let mut lines = head.lines();
     let length = lines.find_map(|line| {
         let (name, value) = line.split_once(':')?;
-        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse().ok())?
+        name.eq_ignore_ascii_case("content-length")
+            .then(|| value.trim().parse().ok())?
     });
     length.unwrap_or_default()
 }
@@ -201,13 +231,19 @@ pub fn changes_after<S: Copy + PartialEq + Debug>(
 /// How many cases of a property are tried: `PROPTEST_CASES` if that is set, as for a long run.
 #[must_use]
 pub fn cases(usual: u32) -> u32 {
-    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(usual)
+    std::env::var("PROPTEST_CASES")
+        .ok()
+        .and_then(|cases| cases.parse().ok())
+        .unwrap_or(usual)
 }
 
 /// The bytes of an answer.
 #[must_use]
 pub fn answer(status: &str, body: &str) -> String {
-    format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+    format!(
+        "HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
 }
 
 /// Objects by their paths, as an apiserver keeps them: POST makes one, PUT replaces the one that was read, DELETE removes
@@ -242,29 +278,50 @@ impl Objects {
     #[must_use]
     pub fn answer(&self, request: &str) -> String {
         let mut words = request.split(' ');
-        let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-        let path = path.strip_prefix("/k").unwrap_or(path).split('?').next().unwrap_or_default();
+        let (method, path) = (
+            words.next().unwrap_or_default(),
+            words.next().unwrap_or_default(),
+        );
+        let path = path
+            .strip_prefix("/k")
+            .unwrap_or(path)
+            .split('?')
+            .next()
+            .unwrap_or_default();
         let body = request.split_once("\r\n\r\n").map_or("", |(_, body)| body);
         let body: Value = serde_json::from_str(body).unwrap_or_default();
         let no = |status: &str| answer(status, &format!(r#"{{"message": "{status}"}}"#));
         let meta = &body["metadata"];
-        let namespace = path.split_once("/namespaces/").and_then(|(_, rest)| rest.split('/').next());
+        let namespace = path
+            .split_once("/namespaces/")
+            .and_then(|(_, rest)| rest.split('/').next());
         let namespace = format!("/api/v1/namespaces/{}", namespace.unwrap_or_default());
         let there = self.get(path);
-        if method == "PATCH" && request.lines().next().is_some_and(|line| line.contains("dryRun=All")) {
+        if method == "PATCH"
+            && request
+                .lines()
+                .next()
+                .is_some_and(|line| line.contains("dryRun=All"))
+        {
             return answer("200 OK", &body.to_string());
         }
         let path = match method {
             "POST" => format!("{path}/{}", meta["name"].as_str().unwrap_or_default()),
             _ => path.to_owned(),
         };
-        let read = if method == "DELETE" { &body["preconditions"] } else { meta };
+        let read = if method == "DELETE" {
+            &body["preconditions"]
+        } else {
+            meta
+        };
         let stale = |there: &Value| there["metadata"]["resourceVersion"] != read["resourceVersion"];
         match (method, there) {
             ("GET", Some(there)) => return answer("200 OK", &there.to_string()),
             ("POST", _) if self.get(&namespace).is_none() => return no("404 Not Found"),
             ("POST", _) if self.get(&path).is_some() => return no("409 Conflict"),
-            ("PUT" | "DELETE", Some(there)) if !read.is_null() && stale(&there) => return no("409 Conflict"),
+            ("PUT" | "DELETE", Some(there)) if !read.is_null() && stale(&there) => {
+                return no("409 Conflict");
+            }
             ("DELETE", Some(_)) => self.set(&path, None),
             ("POST" | "PATCH", _) | ("PUT", Some(_)) => self.set(&path, Some(body)),
             _ => return no("404 Not Found"),

@@ -13,14 +13,22 @@ const INSIDE: &str = "BERTH_TEST_INSIDE";
 #[must_use]
 pub fn test_name() -> String {
     let thread = thread::current();
-    let name = thread.name().filter(|name| *name != "main").map(str::to_owned);
-    name.or_else(|| std::env::var(INSIDE).ok()).unwrap_or_else(|| "a test".to_owned())
+    let name = thread
+        .name()
+        .filter(|name| *name != "main")
+        .map(str::to_owned);
+    name.or_else(|| std::env::var(INSIDE).ok())
+        .unwrap_or_else(|| "a test".to_owned())
 }
 
 /// Prints that the test of this thread is skipped, and why: `skipped: NAME: WHY`. Not by a macro such as `eprintln!`, for the harness
 /// keeps such words to itself when a test passes.
 pub fn skipped(why: &str) {
-    let line = format!("skipped: {}: {}\n", test_name(), why.trim().replace('\n', "; "));
+    let line = format!(
+        "skipped: {}: {}\n",
+        test_name(),
+        why.trim().replace('\n', "; ")
+    );
     // One write: other tests print at the same time.
     let _ = io::stderr().write_all(line.as_bytes());
 }
@@ -48,7 +56,11 @@ pub fn run(kinds: CloneFlags, test: impl FnOnce() -> Result<(), String> + Send +
 ///
 /// # Panics
 /// The test panics.
-pub fn run_in(user_namespace: &[&str], kinds: CloneFlags, test: impl FnOnce() -> Result<(), String> + Send + 'static) {
+pub fn run_in(
+    user_namespace: &[&str],
+    kinds: CloneFlags,
+    test: impl FnOnce() -> Result<(), String> + Send + 'static,
+) {
     let inside = thread::Builder::new().name(test_name()).spawn(move || {
         if let Err(error) = unshare(kinds) {
             return Some(error);
@@ -58,7 +70,10 @@ pub fn run_in(user_namespace: &[&str], kinds: CloneFlags, test: impl FnOnce() ->
         }
         None
     });
-    let error = inside.unwrap().join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    let error = inside
+        .unwrap()
+        .join()
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     match error {
         None => {}
         Some(error) => refused_in(user_namespace, &format!("no namespace can be had: {error}")),
@@ -85,7 +100,11 @@ fn refused_in(user_namespace: &[&str], why: &str) {
         command
     };
     match within("true".as_ref()).output() {
-        Err(error) => return skipped(&format!("{why}; no user namespace can be had: unshare: {error}")),
+        Err(error) => {
+            return skipped(&format!(
+                "{why}; no user namespace can be had: unshare: {error}"
+            ));
+        }
         Ok(output) if !output.status.success() => {
             let error = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             return skipped(&format!("{why}; no user namespace can be had: {error}"));
@@ -105,12 +124,29 @@ pub fn again_with(variable: &str) {
 
 /// Runs the test of this thread by this start of its program.
 fn again(command: &mut Command) {
-    let Output { status, stdout, stderr } = command.args([&test_name(), "--exact", "--nocapture"]).output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-    let ran = ["1 passed", "1 ignored"].iter().any(|count| out.contains(count));
-    assert!(status.success() && ran, "in another process, {status}:\n{out}\n{err}");
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command
+        .args([&test_name(), "--exact", "--nocapture"])
+        .output()
+        .unwrap();
+    let (out, err) = (
+        String::from_utf8_lossy(&stdout),
+        String::from_utf8_lossy(&stderr),
+    );
+    let ran = ["1 passed", "1 ignored"]
+        .iter()
+        .any(|count| out.contains(count));
+    assert!(
+        status.success() && ran,
+        "in another process, {status}:\n{out}\n{err}"
+    );
     // As a harness has it that can ignore a test that has begun.
-    let ignored = out.lines().find_map(|line| line.split_once(" ... ignored (")?.1.strip_suffix(')'));
+    let ignored = out
+        .lines()
+        .find_map(|line| line.split_once(" ... ignored (")?.1.strip_suffix(')'));
     ignored.into_iter().for_each(skipped);
     for line in err.lines().filter(|line| line.starts_with("skipped: ")) {
         let _ = io::stderr().write_all(format!("{line}\n").as_bytes());

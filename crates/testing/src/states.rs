@@ -57,15 +57,30 @@ struct Search<'a, M> {
 /// # Panics
 /// A property does not hold; the events that led there are printed.
 pub fn explore<M: Model>(name: &str, roots: &[M], usually: usize) -> Explored {
-    let times = std::env::var("BERTH_STATES").ok().and_then(|times| times.parse().ok()).unwrap_or(1);
+    let times = std::env::var("BERTH_STATES")
+        .ok()
+        .and_then(|times| times.parse().ok())
+        .unwrap_or(1);
     let most = usually * times;
     let mut seen: HashSet<u128, BuildHasherDefault<Known>> = HashSet::default();
-    let mut search = Search { roots, nodes: Vec::new(), trail: Vec::new() };
+    let mut search = Search {
+        roots,
+        nodes: Vec::new(),
+        trail: Vec::new(),
+    };
     for (root, at) in roots.iter().zip(0..) {
         seen.insert(digest(root));
-        search.nodes.push(Node { parent: at, event: 0 });
+        search.nodes.push(Node {
+            parent: at,
+            event: 0,
+        });
     }
-    let mut found = Explored { states: search.nodes.len(), events: 0, depth: 0, exhausted: true };
+    let mut found = Explored {
+        states: search.nodes.len(),
+        events: 0,
+        depth: 0,
+        exhausted: true,
+    };
     let (mut at, mut level_ends) = (0, search.nodes.len());
     'all: while at < search.nodes.len() {
         if at == level_ends {
@@ -86,9 +101,16 @@ pub fn explore<M: Model>(name: &str, roots: &[M], usually: usize) -> Explored {
             found.events += 1;
             match catch_unwind(AssertUnwindSafe(happens)) {
                 Ok(false) => {}
-                Ok(true) => search.nodes.push(Node { parent: u32::try_from(at).unwrap(), event: nth }),
+                Ok(true) => search.nodes.push(Node {
+                    parent: u32::try_from(at).unwrap(),
+                    event: nth,
+                }),
                 Err(panic) => {
-                    eprintln!("{name}: after {} states, by:\n{}{event:?},", states, search.trace(at, found.depth));
+                    eprintln!(
+                        "{name}: after {} states, by:\n{}{event:?},",
+                        states,
+                        search.trace(at, found.depth)
+                    );
                     resume_unwind(panic);
                 }
             }
@@ -100,8 +122,17 @@ pub fn explore<M: Model>(name: &str, roots: &[M], usually: usize) -> Explored {
         at += 1;
     }
     found.states = search.nodes.len();
-    let Explored { states, events, depth, exhausted } = found;
-    let all = if exhausted { "all that there are" } else { "not all" };
+    let Explored {
+        states,
+        events,
+        depth,
+        exhausted,
+    } = found;
+    let all = if exhausted {
+        "all that there are"
+    } else {
+        "not all"
+    };
     println!("{name}: {states} states, {events} events, {depth} events deep, {all}");
     found
 }
@@ -110,7 +141,12 @@ impl<M: Model> Search<'_, M> {
     /// Makes a state again.
     fn revisit(&mut self, state: usize, depth: usize) -> M {
         let (mut missing, mut at, mut length) = (Vec::new(), state, depth + 1);
-        while length > 0 && self.trail.get(length - 1).is_none_or(|(known, _)| *known != at) {
+        while length > 0
+            && self
+                .trail
+                .get(length - 1)
+                .is_none_or(|(known, _)| *known != at)
+        {
             missing.push(at);
             (at, length) = (self.nodes[at].parent as usize, length - 1);
         }
@@ -133,8 +169,16 @@ impl<M: Model> Search<'_, M> {
     fn trace(&mut self, state: usize, depth: usize) -> String {
         self.revisit(state, depth);
         let root = format!("// root {}\n", self.trail[0].0);
-        let event = |pair: &[(usize, M)]| format!("{:?},\n", pair[0].1.events()[self.nodes[pair[1].0].event as usize]);
-        self.trail.windows(2).map(event).fold(root, |all, event| all + &event)
+        let event = |pair: &[(usize, M)]| {
+            format!(
+                "{:?},\n",
+                pair[0].1.events()[self.nodes[pair[1].0].event as usize]
+            )
+        };
+        self.trail
+            .windows(2)
+            .map(event)
+            .fold(root, |all, event| all + &event)
     }
 }
 
@@ -234,13 +278,27 @@ mod tests {
     #[test]
     fn each_state_is_visited_once_and_a_mistake_is_found() {
         let all = explore("counter", &[Counter(0, true)], 100);
-        assert_eq!(all, Explored { states: 8, events: 16, depth: 4, exhausted: true });
+        assert_eq!(
+            all,
+            Explored {
+                states: 8,
+                events: 16,
+                depth: 4,
+                exhausted: true
+            }
+        );
         let some = explore("counter", &[Counter(0, true)], 4);
         assert_eq!((some.states, some.exhausted), (4, false));
         let found = catch_unwind(|| explore("counter", &[Counter(0, false)], 100));
         assert_eq!(found.unwrap_err().downcast_ref(), Some(&"five"));
-        let mut search = Search { roots: &[Counter(0, true)], nodes: Vec::new(), trail: Vec::new() };
-        search.nodes = [(0, 0), (0, 1), (1, 0)].map(|(parent, event)| Node { parent, event }).to_vec();
+        let mut search = Search {
+            roots: &[Counter(0, true)],
+            nodes: Vec::new(),
+            trail: Vec::new(),
+        };
+        search.nodes = [(0, 0), (0, 1), (1, 0)]
+            .map(|(parent, event)| Node { parent, event })
+            .to_vec();
         assert_eq!(search.trace(2, 2), "// root 0\n2,\n1,\n");
         assert_eq!(search.revisit(2, 2).0, 3);
     }

@@ -1,19 +1,24 @@
 //! A program, with all that it starts, under a supervisor: seccomp's user notification (seccomp_unotify(2)) stops each call with a side
 //! effect, and the test says what becomes of the call. Calls are counted for the whole process tree.
 
-#![allow(unsafe_code, reason = "system calls that no safe crate has, for tests alone")]
+#![allow(
+    unsafe_code,
+    reason = "system calls that no safe crate has, for tests alone"
+)]
 
 use libc::{
     AT_FDCWD, BPF_ABS, BPF_JEQ, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, O_CREAT, O_TRUNC,
-    SECCOMP_FILTER_FLAG_NEW_LISTENER, SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, SECCOMP_IOCTL_NOTIF_RECV,
-    SECCOMP_IOCTL_NOTIF_SEND, SECCOMP_RET_ALLOW, SECCOMP_RET_USER_NOTIF, SECCOMP_USER_NOTIF_FLAG_CONTINUE, c_int,
-    seccomp_data, seccomp_notif, seccomp_notif_resp, sock_filter, sock_fprog,
+    SECCOMP_FILTER_FLAG_NEW_LISTENER, SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV,
+    SECCOMP_IOCTL_NOTIF_RECV, SECCOMP_IOCTL_NOTIF_SEND, SECCOMP_RET_ALLOW, SECCOMP_RET_USER_NOTIF,
+    SECCOMP_USER_NOTIF_FLAG_CONTINUE, c_int, seccomp_data, seccomp_notif, seccomp_notif_resp,
+    sock_filter, sock_fprog,
 };
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, sendmsg, socketpair,
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg,
+    sendmsg, socketpair,
 };
 use std::fs::{self, File};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -55,7 +60,13 @@ pub enum Act {
 /// The supervisor cannot be set up.
 pub fn supervise(command: &mut Command, mut decide: impl FnMut(&Effect) -> Act + Send + 'static) {
     let none = None;
-    let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, none, SockFlag::SOCK_CLOEXEC).unwrap();
+    let (ours, theirs) = socketpair(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        none,
+        SockFlag::SOCK_CLOEXEC,
+    )
+    .unwrap();
     // SAFETY: the closure only makes system calls.
     unsafe { command.pre_exec(move || install(&theirs)) };
     std::thread::spawn(move || {
@@ -75,7 +86,10 @@ pub fn missing() -> Option<String> {
     }
     let mut command = Command::new("true");
     supervise(&mut command, |_| Act::Continue);
-    command.status().err().map(|error| format!("no seccomp notification can be had: {error}"))
+    command
+        .status()
+        .err()
+        .map(|error| format!("no seccomp notification can be had: {error}"))
 }
 
 /// AUDIT_ARCH_X86_64 and AUDIT_ARCH_AARCH64 of linux/audit.h.
@@ -162,8 +176,17 @@ const CALLS: &[(libc::c_long, &str, About)] = &[
 
 /// The program that the kernel runs for each call.
 fn filter() -> Vec<sock_filter> {
-    let (load, equal, end) = (BPF_LD | BPF_W | BPF_ABS, BPF_JMP | BPF_JEQ | BPF_K, BPF_RET | BPF_K);
-    let make = |code: u32, jt, jf, k: u32| sock_filter { code: code as u16, jt, jf, k };
+    let (load, equal, end) = (
+        BPF_LD | BPF_W | BPF_ABS,
+        BPF_JMP | BPF_JEQ | BPF_K,
+        BPF_RET | BPF_K,
+    );
+    let make = |code: u32, jt, jf, k: u32| sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
     let count = CALLS.len() as u8;
     let mut program = vec![
         make(load, 0, 0, offset_of!(seccomp_data, arch) as u32),
@@ -174,7 +197,12 @@ fn filter() -> Vec<sock_filter> {
     // Behind the calls: allow, then the flags of openat(2), then notify.
     for (at, (number, ..)) in (0..).zip(CALLS) {
         let is_open = *number == libc::SYS_openat;
-        program.push(make(equal, count - at - 1 + if is_open { 1 } else { 3 }, 0, *number as u32));
+        program.push(make(
+            equal,
+            count - at - 1 + if is_open { 1 } else { 3 },
+            0,
+            *number as u32,
+        ));
     }
     program.extend([
         make(end, 0, 0, SECCOMP_RET_ALLOW),
@@ -190,14 +218,30 @@ fn filter() -> Vec<sock_filter> {
 fn install(to: &OwnedFd) -> io::Result<()> {
     prctl::set_no_new_privs()?;
     let mut filter = filter();
-    let program = sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    let program = sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
     let flags = SECCOMP_FILTER_FLAG_NEW_LISTENER | SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
     // SAFETY: the program and its instructions live for the call, and the length is theirs.
-    let fd = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) };
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            flags,
+            &raw const program,
+        )
+    };
     // SAFETY: the descriptor is new. Nothing below makes a call that waits for the supervisor.
     let fd = unsafe { OwnedFd::from_raw_fd(Errno::result(fd)? as RawFd) };
     let (data, fds) = ([IoSlice::new(b"f")], [fd.as_raw_fd()]);
-    sendmsg::<()>(to.as_raw_fd(), &data, &[ControlMessage::ScmRights(&fds)], MsgFlags::empty(), None)?;
+    sendmsg::<()>(
+        to.as_raw_fd(),
+        &data,
+        &[ControlMessage::ScmRights(&fds)],
+        MsgFlags::empty(),
+        None,
+    )?;
     Ok(())
 }
 
@@ -205,7 +249,13 @@ fn install(to: &OwnedFd) -> io::Result<()> {
 fn receive(from: &OwnedFd) -> Option<OwnedFd> {
     let (mut byte, mut space) = ([0], nix::cmsg_space!(RawFd));
     let mut data = [IoSliceMut::new(&mut byte)];
-    let received = recvmsg::<()>(from.as_raw_fd(), &mut data, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC).ok()?;
+    let received = recvmsg::<()>(
+        from.as_raw_fd(),
+        &mut data,
+        Some(&mut space),
+        MsgFlags::MSG_CMSG_CLOEXEC,
+    )
+    .ok()?;
     let fd = received.cmsgs().ok()?.find_map(|message| match message {
         ControlMessageOwned::ScmRights(fds) => fds.first().copied(),
         _ => None,
@@ -241,7 +291,12 @@ fn answer(calls: &OwnedFd, id: u64, act: Act) {
         Act::Fail(errno) => (-(errno as c_int), 0),
         Act::Never => return,
     };
-    let mut response = seccomp_notif_resp { id, val: 0, error, flags };
+    let mut response = seccomp_notif_resp {
+        id,
+        val: 0,
+        error,
+        flags,
+    };
     // A process that has ended needs no answer.
     // SAFETY: what the request takes.
     let _ = unsafe { request(calls, SECCOMP_IOCTL_NOTIF_SEND, &mut response) };
@@ -256,11 +311,14 @@ unsafe fn request<T>(calls: &OwnedFd, request: libc::Ioctl, value: &mut T) -> ni
 
 /// `None` if a call has no effect that lasts or that another process sees, such as a write to a pipe.
 fn effect(call: &seccomp_notif) -> Option<Effect> {
-    let (_, name, about) = *CALLS.iter().find(|(number, ..)| *number == libc::c_long::from(call.data.nr))?;
+    let (_, name, about) = *CALLS
+        .iter()
+        .find(|(number, ..)| *number == libc::c_long::from(call.data.nr))?;
     let thread = Thread(call.pid.cast_signed());
     let arguments = call.data.args;
     let path = |at: usize| thread.path(AT_FDCWD, arguments[at]);
-    let path_at = |directory: usize, at: usize| thread.path(arguments[directory] as RawFd, arguments[at]);
+    let path_at =
+        |directory: usize, at: usize| thread.path(arguments[directory] as RawFd, arguments[at]);
     let shown = |path: PathBuf| path.display().to_string();
     let mut from = None;
     let object = match about {
@@ -281,7 +339,9 @@ fn effect(call: &seccomp_notif) -> Option<Effect> {
             shown(Some(file).filter(|file| file.is_absolute() && !is_device && !is_memory)?)
         }
         About::Address => thread.address(arguments[1], arguments[2] as usize)?,
-        About::Signal(at) => Some(arguments[at]).filter(|signal| *signal != 0)?.to_string(),
+        About::Signal(at) => Some(arguments[at])
+            .filter(|signal| *signal != 0)?
+            .to_string(),
         About::Bpf => match arguments[0] {
             0 => "map create",
             2 => "map update",
@@ -296,7 +356,12 @@ fn effect(call: &seccomp_notif) -> Option<Effect> {
         }
         .to_owned(),
     };
-    Some(Effect { process: thread.process()?, call: name, object, from })
+    Some(Effect {
+        process: thread.process()?,
+        call: name,
+        object,
+        from,
+    })
 }
 
 /// A thread whose call waits.
@@ -309,7 +374,12 @@ impl Thread {
 
     fn process(&self) -> Option<i32> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.0)).ok()?;
-        status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix("Tgid:"))?
+            .trim()
+            .parse()
+            .ok()
     }
 
     fn memory(&self, at: u64, most: usize) -> Option<Vec<u8>> {
@@ -317,7 +387,10 @@ impl Thread {
         let mut bytes = vec![0; most];
         // The next page may not be there.
         let within = most.min(4096 - (at % 4096) as usize);
-        let read = memory.read_at(&mut bytes, at).or_else(|_| memory.read_at(&mut bytes[..within], at)).ok()?;
+        let read = memory
+            .read_at(&mut bytes, at)
+            .or_else(|_| memory.read_at(&mut bytes[..within], at))
+            .ok()?;
         bytes.truncate(read);
         Some(bytes)
     }
@@ -328,8 +401,11 @@ impl Thread {
         if Path::new(&text).is_absolute() {
             return Some(text.into());
         }
-        let above =
-            if directory == AT_FDCWD { self.read_link("cwd") } else { self.read_link(&format!("fd/{directory}")) };
+        let above = if directory == AT_FDCWD {
+            self.read_link("cwd")
+        } else {
+            self.read_link(&format!("fd/{directory}"))
+        };
         Some(above?.join(text))
     }
 
@@ -341,8 +417,15 @@ impl Thread {
         match family {
             libc::AF_UNIX => {
                 let name = bytes.get(2..)?;
-                let (sign, name) = if let Some(name) = name.strip_prefix(b"\0") { ("@", name) } else { ("", name) };
-                Some(format!("{sign}{}", String::from_utf8_lossy(name.split(|byte| *byte == 0).next()?)))
+                let (sign, name) = if let Some(name) = name.strip_prefix(b"\0") {
+                    ("@", name)
+                } else {
+                    ("", name)
+                };
+                Some(format!(
+                    "{sign}{}",
+                    String::from_utf8_lossy(name.split(|byte| *byte == 0).next()?)
+                ))
             }
             libc::AF_INET => {
                 let ip: [u8; 4] = bytes.get(4..8)?.try_into().ok()?;

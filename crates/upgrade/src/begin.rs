@@ -32,7 +32,8 @@ const GAPS: &str = "the Service kubernetes is without this node for up to 10 s w
                     control-plane nodes, starts too)";
 
 /// What is not known without the cluster's lock.
-const UNLOCKED: &str = "nothing keeps another control-plane node from being upgraded at the same time";
+const UNLOCKED: &str =
+    "nothing keeps another control-plane node from being upgraded at the same time";
 
 /// The first release that can emulate the one before it.
 const EMULATES: (u64, u64) = (1, 32);
@@ -77,7 +78,10 @@ impl UpgradeOptions {
             ));
         }
         if let Some(manifest) = &self.manifest
-            && self.canonical.parent().is_some_and(|directory| is_in(manifest, directory))
+            && self
+                .canonical
+                .parent()
+                .is_some_and(|directory| is_in(manifest, directory))
         {
             mistakes.push(format!(
                 "{} is in the kubelet's directory, where it runs already: keep it elsewhere",
@@ -97,12 +101,20 @@ impl UpgradeOptions {
     }
 
     fn limits(&self, old: &ApiserverPod, new: &ApiserverPod) -> Limits {
-        Limits { ready: self.ready, settle: self.settle, stop: old.grace.max(new.grace) + MARGIN }
+        Limits {
+            ready: self.ready,
+            settle: self.settle,
+            stop: old.grace.max(new.grace) + MARGIN,
+        }
     }
 
     /// The cluster as an admin; none if there is no kubeconfig by default. `before` is the one that an interrupted
     /// upgrade was begun with.
-    fn client(&self, before: Option<&Path>, progress: &Progress) -> Result<Option<Client>, Refusal> {
+    fn client(
+        &self,
+        before: Option<&Path>,
+        progress: &Progress,
+    ) -> Result<Option<Client>, Refusal> {
         let given = self.kubeconfig.as_deref();
         let Some(path) = given_or_admin(given.or(before)) else {
             return Ok(None);
@@ -130,7 +142,10 @@ pub struct Begun {
 ///
 /// # Errors
 /// Why it cannot begin.
-pub async fn dry_run(options: &UpgradeOptions, progress: &Progress) -> Result<Vec<String>, Refusal> {
+pub async fn dry_run(
+    options: &UpgradeOptions,
+    progress: &Progress,
+) -> Result<Vec<String>, Refusal> {
     let (state, setting) = match state::find(&options.state_dir)? {
         Some(state) => go_on(options, state, progress)?,
         None => fresh(options, progress).await?,
@@ -151,7 +166,11 @@ pub async fn begin(options: &UpgradeOptions, progress: &Progress) -> Result<Begu
     if let Some(state) = store.load()? {
         let (state, mut setting) = go_on(options, state, progress)?;
         setting.lock = acquire_lock(options, &state, &setting, true, progress).await?;
-        return Ok(Begun { state, store, setting });
+        return Ok(Begun {
+            state,
+            store,
+            setting,
+        });
     }
     let (state, mut setting) = fresh(options, progress).await?;
     setting.lock = acquire_lock(options, &state, &setting, false, progress).await?;
@@ -173,7 +192,11 @@ pub async fn begin(options: &UpgradeOptions, progress: &Progress) -> Result<Begu
         }
         return Err(why);
     }
-    Ok(Begun { state, store, setting })
+    Ok(Begun {
+        state,
+        store,
+        setting,
+    })
 }
 
 /// What keeps other nodes from being upgraded meanwhile, if there is a cluster that gives it; one that was named has to. A resumed upgrade may have changed the
@@ -189,7 +212,10 @@ async fn acquire_lock(
         progress.more(&format!("no --kubeconfig: {UNLOCKED}"));
         return Ok(None);
     };
-    let lock = Lock::new(client, Claim::new(Holder::this(&state.uid, resumed), options.break_lock));
+    let lock = Lock::new(
+        client,
+        Claim::new(Holder::this(&state.uid, resumed), options.break_lock),
+    );
     match lock.acquire(progress).await {
         Ok(()) => {
             progress.more(&format!(
@@ -197,10 +223,12 @@ async fn acquire_lock(
             ));
             Ok(Some(lock))
         }
-        Err(LockError::Api(error)) if !resumed && options.kubeconfig.is_some() => Err(Refusal::unavailable(&format!(
-            "--kubeconfig: {error}: {UNLOCKED}, so nothing was changed: give one of a user who may create and update Leases in \
+        Err(LockError::Api(error)) if !resumed && options.kubeconfig.is_some() => {
+            Err(Refusal::unavailable(&format!(
+                "--kubeconfig: {error}: {UNLOCKED}, so nothing was changed: give one of a user who may create and update Leases in \
              {NAMESPACE} (if that is not there, `kubectl create namespace {NAMESPACE}`), or try again"
-        ))),
+            )))
+        }
         Err(LockError::Api(error)) if error.status() != Some(StatusCode::CONFLICT) => {
             progress.more(&format!("{error}: {UNLOCKED}"));
             Ok(resumed.then_some(lock))
@@ -210,13 +238,25 @@ async fn acquire_lock(
 }
 
 /// Goes on with an upgrade that was interrupted.
-fn go_on(options: &UpgradeOptions, mut state: State, progress: &Progress) -> Result<(State, UpgradeContext), Refusal> {
-    let Position { step, target, why, .. } = &state.position;
-    let under_way = format!("an upgrade that began at {} is under way (step {step})", state.started);
+fn go_on(
+    options: &UpgradeOptions,
+    mut state: State,
+    progress: &Progress,
+) -> Result<(State, UpgradeContext), Refusal> {
+    let Position {
+        step, target, why, ..
+    } = &state.position;
+    let under_way = format!(
+        "an upgrade that began at {} is under way (step {step})",
+        state.started
+    );
     let mut mistakes = Vec::new();
     if state.canonical != options.canonical {
         let parent = state.canonical.parent().unwrap_or(&state.canonical);
-        mistakes.push(format!("{under_way} in another directory: give --manifests-dir {}", parent.display()));
+        mistakes.push(format!(
+            "{under_way} in another directory: give --manifests-dir {}",
+            parent.display()
+        ));
     }
     if let Some(path) = &options.manifest
         && read(path)? != state.new
@@ -234,10 +274,12 @@ fn go_on(options: &UpgradeOptions, mut state: State, progress: &Progress) -> Res
     if !mistakes.is_empty() {
         return Err(Refusal::usage(mistakes));
     }
-    let pods =
-        [&state.old, &state.new].map(|text| Manifest::parse(text).and_then(|manifest| ApiserverPod::of(&manifest)));
+    let pods = [&state.old, &state.new]
+        .map(|text| Manifest::parse(text).and_then(|manifest| ApiserverPod::of(&manifest)));
     let [Ok(old), Ok(new)] = pods else {
-        return Err(Refusal::unavailable(&format!("{under_way}, and its manifests cannot be read any more")));
+        return Err(Refusal::unavailable(&format!(
+            "{under_way}, and its manifests cannot be read any more"
+        )));
     };
     progress.line(&format!("{under_way}; it goes on to the {target} manifest"));
     if let Some(why) = why {
@@ -248,7 +290,12 @@ fn go_on(options: &UpgradeOptions, mut state: State, progress: &Progress) -> Res
     Ok((state, setting(options, &old, new, client)))
 }
 
-fn setting(options: &UpgradeOptions, old: &ApiserverPod, new: ApiserverPod, client: Option<Client>) -> UpgradeContext {
+fn setting(
+    options: &UpgradeOptions,
+    old: &ApiserverPod,
+    new: ApiserverPod,
+    client: Option<Client>,
+) -> UpgradeContext {
     UpgradeContext {
         limits: options.limits(old, &new),
         run_dir: new.run_dir.clone().unwrap_or_else(RunDir::default_path),
@@ -259,10 +306,25 @@ fn setting(options: &UpgradeOptions, old: &ApiserverPod, new: ApiserverPod, clie
     }
 }
 
-async fn fresh(options: &UpgradeOptions, progress: &Progress) -> Result<(State, UpgradeContext), Refusal> {
-    let Texts { old_text, new_text, old, new, old_manifest, new_manifest } = Texts::read(options)?;
+async fn fresh(
+    options: &UpgradeOptions,
+    progress: &Progress,
+) -> Result<(State, UpgradeContext), Refusal> {
+    let Texts {
+        old_text,
+        new_text,
+        old,
+        new,
+        old_manifest,
+        new_manifest,
+    } = Texts::read(options)?;
     let uid = pod::draw_uid().map_err(|error| Refusal::unavailable(&error))?;
-    let name = options.manifest.as_ref().unwrap_or(&options.canonical).display().to_string();
+    let name = options
+        .manifest
+        .as_ref()
+        .unwrap_or(&options.canonical)
+        .display()
+        .to_string();
     let problem = |problem| Refusal::usage(vec![format!("{name}:{problem}")]);
     let judge = options.judge.clone();
     let emulated = match &judge {
@@ -270,7 +332,9 @@ async fn fresh(options: &UpgradeOptions, progress: &Progress) -> Result<(State, 
         _ => None,
     };
     let temporary_text = match &emulated {
-        Some(emulated) => Manifest::parse(&emulated.text).and_then(|manifest| pod::temporary(&manifest, &uid)),
+        Some(emulated) => {
+            Manifest::parse(&emulated.text).and_then(|manifest| pod::temporary(&manifest, &uid))
+        }
         None => pod::temporary(&new_manifest, &uid),
     };
     let temporary_text = temporary_text.map_err(problem)?;
@@ -290,7 +354,10 @@ async fn fresh(options: &UpgradeOptions, progress: &Progress) -> Result<(State, 
         new: new_text,
         temporary_text,
         access: Access::of(&options.canonical),
-        kubeconfig: options.kubeconfig.as_deref().and_then(|path| std::path::absolute(path).ok()),
+        kubeconfig: options
+            .kubeconfig
+            .as_deref()
+            .and_then(|path| std::path::absolute(path).ok()),
         judge,
         emulated,
     };
@@ -300,13 +367,24 @@ async fn fresh(options: &UpgradeOptions, progress: &Progress) -> Result<(State, 
         (false, true) => format!("{} with another manifest", old.image),
         (false, false) => format!("{} to {}", old.image, setting.pod.image),
     };
-    progress.line(&format!("1/{all}  {address}: {what}; first, the checks of berth doctor"));
+    progress.line(&format!(
+        "1/{all}  {address}: {what}; first, the checks of berth doctor"
+    ));
     diagnose(&name, &new_manifest, &old_manifest, &setting, options).await?;
     if state.judge.is_some() {
-        let client = setting.client.as_ref().map(|client| setting.pod.shim.client(client));
+        let client = setting
+            .client
+            .as_ref()
+            .map(|client| setting.pod.shim.client(client));
         check_judge(&setting.run_dir, client.as_ref(), &state.uid).await?;
-        let emulates = state.emulated.as_ref().map(|emulated| format!(", as {} until then", emulated.release));
-        progress.more(&format!("the new one is judged beside the old one{}", emulates.unwrap_or_default()));
+        let emulates = state
+            .emulated
+            .as_ref()
+            .map(|emulated| format!(", as {} until then", emulated.release));
+        progress.more(&format!(
+            "the new one is judged beside the old one{}",
+            emulates.unwrap_or_default()
+        ));
     }
     state.service = check_service(&setting, address, options, progress).await?;
     Ok((state, setting))
@@ -315,12 +393,17 @@ async fn fresh(options: &UpgradeOptions, progress: &Progress) -> Result<(State, 
 /// The new manifest with the old one's release, if that is the one before: no kube-apiserver emulates all others. None also
 /// if a release is not known, or the manifest says itself what is emulated.
 fn emulated(old: &Manifest, new: &Manifest) -> Result<Option<Emulated>, Problem> {
-    let (Some((major, minor)), Some(to)) = (old.version(), new.version()) else { return Ok(None) };
+    let (Some((major, minor)), Some(to)) = (old.version(), new.version()) else {
+        return Ok(None);
+    };
     if (major, minor + 1) != to || to < EMULATES || new.flag(EMULATION).is_some() {
         return Ok(None);
     }
     let release = format!("{major}.{minor}");
-    Ok(Some(Emulated { text: pod::emulating(new, &release)?, release }))
+    Ok(Some(Emulated {
+        text: pod::emulating(new, &release)?,
+        release,
+    }))
 }
 
 /// Nothing is changed while `berth doctor` knows of an error.
@@ -341,7 +424,14 @@ async fn diagnose(
         None => None,
     };
     let (beside, node, cluster) = (Some(&beside[..]), Some(&facts), cluster.as_ref());
-    let case = Case { name, manifest, running: Some(running), beside, node, cluster };
+    let case = Case {
+        name,
+        manifest,
+        running: Some(running),
+        beside,
+        node,
+        cluster,
+    };
     text::gate(name, examine(&case), &options.ignore_errors)
 }
 
@@ -358,7 +448,10 @@ async fn check_service(
     };
     let named = async {
         let service = ServiceKeeper::new(client, Purpose::Upgrade, address)?;
-        let named = service.names_node().await.map_err(|error| error.to_string())?;
+        let named = service
+            .names_node()
+            .await
+            .map_err(|error| error.to_string())?;
         if named {
             service.check().await?;
         }
@@ -366,7 +459,11 @@ async fn check_service(
     };
     match named.await {
         Ok(true) => {
-            progress.more(&format!("Service kubernetes: {} is kept in it, through {}", address.ip(), client.server()));
+            progress.more(&format!(
+                "Service kubernetes: {} is kept in it, through {}",
+                address.ip(),
+                client.server()
+            ));
             Ok(true)
         }
         Ok(false) => {
@@ -376,7 +473,9 @@ async fn check_service(
             ));
             Ok(false)
         }
-        Err(why) if options.kubeconfig.is_some() => Err(Refusal::unavailable(&format!("--kubeconfig: {why}"))),
+        Err(why) if options.kubeconfig.is_some() => {
+            Err(Refusal::unavailable(&format!("--kubeconfig: {why}")))
+        }
         Err(why) => {
             progress.more(&format!("{why}: {GAPS}"));
             Ok(false)
@@ -398,7 +497,10 @@ async fn serving(
 ) -> Result<SocketAddr, Refusal> {
     let mut observer = NodeObserver::new(&setting.run_dir);
     let ask = async || {
-        let looked = observer.instances(uid).await.map_err(|error| Refusal::unavailable(&error));
+        let looked = observer
+            .instances(uid)
+            .await
+            .map_err(|error| Refusal::unavailable(&error));
         looked.map(|looked| (looked.1.silent, served(setting, looked, options)))
     };
     let counts = |seen: &Result<(bool, Result<_, _>), Refusal>| !matches!(seen, Ok((true, Err(_))));
@@ -415,17 +517,22 @@ fn served(
     let file = options.canonical.display();
     let detail = &details.canonical;
     let why = match details.others {
-        0 => format!("no instance runs in {run_dir}: is {file} what the kubelet runs? (see `berth status`)"),
+        0 => format!(
+            "no instance runs in {run_dir}: is {file} what the kubelet runs? (see `berth status`)"
+        ),
         1 if !canonical.in_group => format!(
             "the current instance does not serve ({}): there is nothing to keep; put the manifest in its place by hand",
             detail.words
         ),
         1 => {
             let advertised = detail.advertised.or(detail.berth);
-            return advertised
-                .ok_or_else(|| Refusal::unavailable(&format!("the instance's address is not known in {run_dir}")));
+            return advertised.ok_or_else(|| {
+                Refusal::unavailable(&format!("the instance's address is not known in {run_dir}"))
+            });
         }
-        more => format!("{more} instances run in {run_dir}, and only the pod of {file} should: stop the others"),
+        more => format!(
+            "{more} instances run in {run_dir}, and only the pod of {file} should: stop the others"
+        ),
     };
     Err(Refusal::unavailable(&why))
 }
@@ -442,14 +549,22 @@ struct Texts {
 impl Texts {
     /// Both manifests, if the one can be replaced by the other.
     fn read(options: &UpgradeOptions) -> Result<Self, Refusal> {
-        let UpgradeOptions { manifest, canonical, temporary, .. } = options;
+        let UpgradeOptions {
+            manifest,
+            canonical,
+            temporary,
+            ..
+        } = options;
         let old_text = read(canonical)?;
         let new_path = manifest.as_ref().unwrap_or(canonical);
         let new_text = read(new_path)?;
         let mut mistakes = Vec::new();
         let mut parsed = |path: &Path, text: &str| {
-            let found = Manifest::parse(text).and_then(|manifest| Ok((ApiserverPod::of(&manifest)?, manifest)));
-            found.map_err(|problem| mistakes.push(format!("{}:{problem}", path.display()))).ok()
+            let found = Manifest::parse(text)
+                .and_then(|manifest| Ok((ApiserverPod::of(&manifest)?, manifest)));
+            found
+                .map_err(|problem| mistakes.push(format!("{}:{problem}", path.display())))
+                .ok()
         };
         let old = parsed(canonical, &old_text);
         let new = parsed(new_path, &new_text);
@@ -468,14 +583,31 @@ impl Texts {
         if !mistakes.is_empty() {
             return Err(Refusal::usage(mistakes));
         }
-        Ok(Self { old_text, new_text, old, new, old_manifest, new_manifest })
+        Ok(Self {
+            old_text,
+            new_text,
+            old,
+            new,
+            old_manifest,
+            new_manifest,
+        })
     }
 }
 
 /// What keeps two manifests from sharing a node.
-fn check_pair(options: &UpgradeOptions, old: &ApiserverPod, new: &ApiserverPod, mistakes: &mut Vec<String>) {
+fn check_pair(
+    options: &UpgradeOptions,
+    old: &ApiserverPod,
+    new: &ApiserverPod,
+    mistakes: &mut Vec<String>,
+) {
     let UpgradeOptions { canonical, .. } = options;
-    let path = options.manifest.as_ref().unwrap_or(canonical).display().to_string();
+    let path = options
+        .manifest
+        .as_ref()
+        .unwrap_or(canonical)
+        .display()
+        .to_string();
     if !old.behind {
         let file = canonical.display();
         mistakes.push(format!(
@@ -506,8 +638,11 @@ fn check_pair(options: &UpgradeOptions, old: &ApiserverPod, new: &ApiserverPod, 
             new.namespace, new.name, old.namespace, old.name
         ));
     }
-    let first =
-        |pod: &ApiserverPod| pod.listen.as_deref().and_then(|all| all.split_whitespace().next().map(ToOwned::to_owned));
+    let first = |pod: &ApiserverPod| {
+        pod.listen
+            .as_deref()
+            .and_then(|all| all.split_whitespace().next().map(ToOwned::to_owned))
+    };
     if (first(old), &old.run_dir) != (first(new), &new.run_dir) {
         mistakes.push(format!(
             "{path} has another first BERTH_LISTEN or another run directory than {}: their shims would not meet; keep both for \

@@ -5,8 +5,8 @@ use super::judge::{ALL, Emulation, Judging, Shares, percent};
 use super::lock::Lock;
 use super::logs::{self, LoggedPod};
 use super::machine::{
-    Action, INTERRUPTED, Judged, LEAVING, Limits, Machine, NodeObservation, Position, Slot, Step, UpgradeOutcome,
-    Version,
+    Action, INTERRUPTED, Judged, LEAVING, Limits, Machine, NodeObservation, Position, Slot, Step,
+    UpgradeOutcome, Version,
 };
 use super::observer::{NodeDetails, NodeObserver};
 use super::pod::{ApiserverPod, EMULATION, PREFIX};
@@ -71,12 +71,22 @@ type DriveResult = Result<Ended, Box<dyn Error>>;
 ///
 /// # Errors
 /// Something cannot be read or written. The state is kept.
-pub async fn drive(state: State, store: &Store, setting: &UpgradeContext, progress: Rc<Progress>) -> DriveResult {
+pub async fn drive(
+    state: State,
+    store: &Store,
+    setting: &UpgradeContext,
+    progress: Rc<Progress>,
+) -> DriveResult {
     let client = setting.client.as_ref().filter(|_| state.service);
-    let service = client.map(|client| ServiceKeeper::new(client, Purpose::Upgrade, state.address)).transpose();
+    let service = client
+        .map(|client| ServiceKeeper::new(client, Purpose::Upgrade, state.address))
+        .transpose();
     let mut driver = Driver {
         machine: Machine::new(state.position.clone(), setting.limits, state.course()),
-        shares: state.judge.as_ref().map(|judge| Shares::new(&state.uid, judge.local)),
+        shares: state
+            .judge
+            .as_ref()
+            .map(|judge| Shares::new(&state.uid, judge.local)),
         judging: None,
         observer: NodeObserver::new(&setting.run_dir),
         signals: OperatorSignals::new()?,
@@ -102,7 +112,9 @@ pub async fn drive(state: State, store: &Store, setting: &UpgradeContext, progre
         ended = driver.run() => ended,
         () = keep_lock => Ok(Ended::Stopped),
     };
-    driver.leave_service(!matches!(ended, Ok(Ended::Stopped))).await;
+    driver
+        .leave_service(!matches!(ended, Ok(Ended::Stopped)))
+        .await;
     ended
 }
 
@@ -132,19 +144,28 @@ struct Driver<'a> {
 
 impl Driver<'_> {
     async fn run(&mut self) -> DriveResult {
-        for path in [&self.state.canonical, &self.state.temporary, self.store.path()] {
+        for path in [
+            &self.state.canonical,
+            &self.state.temporary,
+            self.store.path(),
+        ] {
             sweep(path);
         }
         // Not the newest by its name, if the clock was set back.
         let before = self.store.before(&self.state);
         replace(&before, &self.state.old)?;
-        self.progress.more(&format!("the old manifest is kept: {}", before.display()));
+        self.progress
+            .more(&format!("the old manifest is kept: {}", before.display()));
         self.announce();
         loop {
             let (mut seen, details) = self.observer.sample(&self.state).await?;
             if let Some(service) = &self.service {
                 let serves = seen.canonical.may_serve() || seen.temporary.may_serve();
-                service.demand(if serves { Demand::Serving } else { Demand::NotServing });
+                service.demand(if serves {
+                    Demand::Serving
+                } else {
+                    Demand::NotServing
+                });
                 let trouble = service.kept().err().filter(|_| serves);
                 self.warn_unkept(trouble);
             }
@@ -152,7 +173,9 @@ impl Driver<'_> {
             let refused = self.share(&details).await.err();
             match self.machine.next(&seen, self.progress.elapsed()) {
                 Action::Judge(slot) if self.begin_judging(slot, refused.as_deref()) => {
-                    let Some(judging) = &mut self.judging else { continue };
+                    let Some(judging) = &mut self.judging else {
+                        continue;
+                    };
                     let both = [slot.other(), slot].map(|slot| details.of(slot));
                     tokio::select! {
                         judged = judging.look(both, &self.progress) => {
@@ -177,7 +200,10 @@ impl Driver<'_> {
                 }
                 Action::Entered => {
                     let first = self.state.position.why.is_none();
-                    let before = std::mem::replace(&mut self.state.position, self.machine.position().clone());
+                    let before = std::mem::replace(
+                        &mut self.state.position,
+                        self.machine.position().clone(),
+                    );
                     // Reported before it is kept: an upgrade that is killed in between reports it again when it is resumed.
                     if let (true, Some(why)) = (first, self.state.position.why.as_deref())
                         && why != INTERRUPTED
@@ -194,12 +220,16 @@ impl Driver<'_> {
                     let (path, text) = self.file(slot, version);
                     let had = self.state.access.filter(|_| slot == Slot::Canonical);
                     replace_or_make(path, text, had)?;
-                    self.progress.line(&format!("     {} is written ({version} manifest)", path.display()));
+                    self.progress.line(&format!(
+                        "     {} is written ({version} manifest)",
+                        path.display()
+                    ));
                 }
                 Action::Remove(slot) => {
                     let (path, _) = self.file(slot, Version::New);
                     remove(path)?;
-                    self.progress.line(&format!("     {} is removed", path.display()));
+                    self.progress
+                        .line(&format!("     {} is removed", path.display()));
                 }
                 Action::Drain(slot) => tokio::select! {
                     drained = ask_to_leave(details.of(slot).socket.as_deref()) => self.drained(slot, drained).await,
@@ -228,22 +258,23 @@ impl Driver<'_> {
             let why = "there is no --kubeconfig with which both could be asked".to_owned();
             let undecided = self.state.judge.as_ref().map(|judge| judge.undecided);
             self.progress.line(&format!("     not judged: {why}"));
-            self.machine.judged(undecided.unwrap_or_default().judged(why, false));
+            self.machine
+                .judged(undecided.unwrap_or_default().judged(why, false));
             return true;
         };
         if let Some(why) = refused {
             let why = format!("a shim does not give the new one its part of the clients: {why}");
             self.progress.line(&format!("     {why}"));
-            self.progress.more("give the new manifest a shim of this berth, or upgrade without --judge");
+            self.progress
+                .more("give the new manifest a shim of this berth, or upgrade without --judge");
             self.machine.judged(Judged::GoBack(why));
             self.judging = None;
             return true;
         }
-        let emulation = self
-            .state
-            .emulated
-            .as_ref()
-            .map(|emulated| Emulation { release: emulated.release.clone(), wanted: slot == Slot::Temporary });
+        let emulation = self.state.emulated.as_ref().map(|emulated| Emulation {
+            release: emulated.release.clone(),
+            wanted: slot == Slot::Temporary,
+        });
         let judging = || Judging::new(options, &self.setting.pod.shim.client(client), emulation);
         self.judging.get_or_insert_with(judging).is_due()
     }
@@ -251,7 +282,9 @@ impl Driver<'_> {
     /// Tells the shims which part of the clients the new one gets: none until it is judged, everything from then on, and none
     /// on the way back.
     async fn share(&mut self, details: &NodeDetails) -> Result<(), String> {
-        let Some(shares) = &mut self.shares else { return Ok(()) };
+        let Some(shares) = &mut self.shares else {
+            return Ok(());
+        };
         let permille = self.judging.as_ref().map_or(0, Judging::permille);
         let Position { step, target, .. } = self.state.position;
         let emulated = self.state.emulated.is_some();
@@ -279,7 +312,10 @@ impl Driver<'_> {
         if instance.in_group {
             return;
         }
-        if self.asked_kubelet.is_none_or(|asked| asked.elapsed() >= KUBELET) {
+        if self
+            .asked_kubelet
+            .is_none_or(|asked| asked.elapsed() >= KUBELET)
+        {
             let pod = self.pod(self.state.position.step.watched());
             self.kubelet_trouble = kubelet_trouble(&pod, self.entered).await;
             self.asked_kubelet = Some(Instant::now());
@@ -298,11 +334,15 @@ impl Driver<'_> {
         self.machine.drained(drained.is_ok());
         match drained {
             Ok(()) => {
-                self.progress.waiting(&format!("the {} instance leaves the port", self.name(slot)));
+                self.progress
+                    .waiting(&format!("the {} instance leaves the port", self.name(slot)));
                 self.observer.changed().await;
             }
             Err(why) if why != self.drain_trouble => {
-                self.progress.line(&format!("     the {} instance cannot be drained: {why}", self.name(slot)));
+                self.progress.line(&format!(
+                    "     the {} instance cannot be drained: {why}",
+                    self.name(slot)
+                ));
                 self.drain_trouble = why;
             }
             Err(_) => self.observer.changed().await,
@@ -328,24 +368,41 @@ impl Driver<'_> {
             remove(&before)?;
         }
         self.store.remove()?;
-        let version = details.canonical.version.as_deref().unwrap_or("kube-apiserver");
+        let version = details
+            .canonical
+            .version
+            .as_deref()
+            .unwrap_or("kube-apiserver");
         let file = self.state.canonical.display();
         let why = self.state.position.why.as_deref().unwrap_or(INTERRUPTED);
         Ok(match outcome {
             UpgradeOutcome::Done => {
-                self.progress.line(&format!("done: {version} serves, from {file}; nothing else is left"));
+                self.progress.line(&format!(
+                    "done: {version} serves, from {file}; nothing else is left"
+                ));
                 if !self.state.same() {
-                    self.progress.more(&format!("back again: berth upgrade {}", before.display()));
+                    self.progress
+                        .more(&format!("back again: berth upgrade {}", before.display()));
                 }
                 Ended::Done
             }
             UpgradeOutcome::RolledBack => {
-                self.progress.line(&format!("rolled back: the old manifest serves, from {file}; nothing else is left"));
+                self.progress.line(&format!(
+                    "rolled back: the old manifest serves, from {file}; nothing else is left"
+                ));
                 self.progress.more(&format!("why: {why}"));
-                if self.state.position.judged { Ended::Judged } else { Ended::RolledBack }
+                if self.state.position.judged {
+                    Ended::Judged
+                } else {
+                    Ended::RolledBack
+                }
             }
             UpgradeOutcome::Emulating => {
-                let release = self.state.emulated.as_ref().map_or("", |emulated| &emulated.release);
+                let release = self
+                    .state
+                    .emulated
+                    .as_ref()
+                    .map_or("", |emulated| &emulated.release);
                 self.progress.line(&format!(
                     "not done: {version} serves and behaves as {release} (--{EMULATION}), from {file}; nothing else is left"
                 ));
@@ -361,16 +418,23 @@ impl Driver<'_> {
 
     /// Removes this upgrade's slice from the Service; if there is time, only when kube-apiserver names the node itself.
     async fn leave_service(&mut self, waits: bool) {
-        let Some(mut service) = self.service.take() else { return };
+        let Some(mut service) = self.service.take() else {
+            return;
+        };
         if waits {
             self.progress
                 .waiting("waiting until kube-apiserver names the node in the Service kubernetes (at most 11 s)");
             service.hand_back().await;
         }
-        self.progress.waiting("removing this upgrade's EndpointSlice (at most 5 s)");
+        self.progress
+            .waiting("removing this upgrade's EndpointSlice (at most 5 s)");
         if let Err(slice) = service.end().await {
-            self.progress.line(&format!("warning: the EndpointSlice {slice} may still be in the Service kubernetes"));
-            self.progress.more(&format!("remove it: kubectl delete endpointslice --namespace default {slice}"));
+            self.progress.line(&format!(
+                "warning: the EndpointSlice {slice} may still be in the Service kubernetes"
+            ));
+            self.progress.more(&format!(
+                "remove it: kubectl delete endpointslice --namespace default {slice}"
+            ));
         }
     }
 
@@ -381,7 +445,9 @@ impl Driver<'_> {
         };
         let since = *self.unkept.get_or_insert_with(Instant::now);
         if since.elapsed() >= UNKEPT && !std::mem::replace(&mut self.warned_unkept, true) {
-            self.progress.line(&format!("warning: the Service kubernetes cannot be kept: {why}"));
+            self.progress.line(&format!(
+                "warning: the Service kubernetes cannot be kept: {why}"
+            ));
             self.progress.more(
                 "it may be without this node for up to 10 s whenever an instance stops; let the user of --kubeconfig get, list, \
                  create, patch and delete EndpointSlices in the namespace default, and see that its server answers",
@@ -392,23 +458,39 @@ impl Driver<'_> {
     /// Handles a signal; returns whether the upgrade continues.
     fn interrupt(&mut self) -> bool {
         if self.signals.count > 1 {
-            self.progress.line("a second signal: stopped where it is; the same command goes on from here");
+            self.progress
+                .line("a second signal: stopped where it is; the same command goes on from here");
             return false;
         }
         self.machine.interrupt();
         let what = match self.state.position.step {
-            Step::JudgeCanonical => "interrupted: going back to the one that emulates the old one, and serves",
-            _ if self.machine.goes_back() => "interrupted: going back to the old manifest, whose instance serves",
-            _ => "interrupted: the old instance has left already, so the shortest way to a whole node is on",
+            Step::JudgeCanonical => {
+                "interrupted: going back to the one that emulates the old one, and serves"
+            }
+            _ if self.machine.goes_back() => {
+                "interrupted: going back to the old manifest, whose instance serves"
+            }
+            _ => {
+                "interrupted: the old instance has left already, so the shortest way to a whole node is on"
+            }
         };
-        self.progress.line(&format!("{what} (a second signal stops at once)"));
+        self.progress
+            .line(&format!("{what} (a second signal stops at once)"));
         true
     }
 
     fn announce(&self) {
         let Position { step, target, .. } = self.state.position;
-        let (number, text) = describe(step, target, &self.state, &self.setting.limits, &self.setting.pod);
-        let number = number.map(|number| format!("{number}/{STEPS}  ")).unwrap_or_default();
+        let (number, text) = describe(
+            step,
+            target,
+            &self.state,
+            &self.setting.limits,
+            &self.setting.pod,
+        );
+        let number = number
+            .map(|number| format!("{number}/{STEPS}  "))
+            .unwrap_or_default();
         self.progress.line(&format!("{number}{text}"));
     }
 
@@ -432,7 +514,9 @@ impl Driver<'_> {
     }
 
     fn pod(&self, slot: Slot) -> LoggedPod<'_> {
-        let ApiserverPod { namespace, name, .. } = &self.setting.pod;
+        let ApiserverPod {
+            namespace, name, ..
+        } = &self.setting.pod;
         match slot {
             Slot::Temporary => LoggedPod::Uid(self.state.uid.as_str()),
             Slot::Canonical => LoggedPod::Name(namespace, name),
@@ -441,7 +525,9 @@ impl Driver<'_> {
 
     /// Prints why, and the last lines of the container's log.
     fn print_failure(&self, why: &str, step: Step, details: &NodeDetails) {
-        let ApiserverPod { container, image, .. } = &self.setting.pod;
+        let ApiserverPod {
+            container, image, ..
+        } = &self.setting.pod;
         let slot = step.watched();
         let (words, pod) = (&details.of(slot).words, self.pod(slot));
         let instance = match slot {
@@ -466,8 +552,11 @@ impl Driver<'_> {
             found = last(SHIM).or_else(|| last(INSTALL));
         }
         if let Some((path, lines)) = found {
-            self.progress.more(&format!("last lines of {}:", path.display()));
-            lines.iter().for_each(|line| self.progress.more(&format!("  {line}")));
+            self.progress
+                .more(&format!("last lines of {}:", path.display()));
+            lines
+                .iter()
+                .for_each(|line| self.progress.more(&format!("  {line}")));
         }
     }
 }
@@ -477,7 +566,9 @@ pub const STEPS: usize = 8;
 
 /// Lets a shim leave the group.
 async fn ask_to_leave(socket: Option<&Path>) -> Result<(), String> {
-    let Some(socket) = socket else { return Err("it has no shim of its own".into()) };
+    let Some(socket) = socket else {
+        return Err("it has no shim of its own".into());
+    };
     match ipc::ask(socket, Ask::Drain, LEAVING).await {
         Ok(Reply::Done) => Ok(()),
         Ok(reply) => Err(format!("unexpected reply of its shim: {reply:?}")),
@@ -495,7 +586,11 @@ struct OperatorSignals {
 impl OperatorSignals {
     fn new() -> io::Result<Self> {
         let signals = Signals::new(&[Signal::SIGINT, Signal::SIGTERM])?;
-        Ok(Self { signals, _hangup: Signals::new(&[Signal::SIGHUP])?, count: 0 })
+        Ok(Self {
+            signals,
+            _hangup: Signals::new(&[Signal::SIGHUP])?,
+            count: 0,
+        })
     }
 
     async fn next(&mut self) -> bool {
@@ -508,7 +603,13 @@ impl OperatorSignals {
 /// The plan as text, for `--dry-run`.
 pub fn plan(state: &State, limits: &Limits, pod: &ApiserverPod) -> Vec<String> {
     let text = |step| describe(step, Version::New, state, limits, pod).1;
-    let judged = |step, is_judged| if is_judged { format!("; {}", text(step)) } else { String::new() };
+    let judged = |step, is_judged| {
+        if is_judged {
+            format!("; {}", text(step))
+        } else {
+            String::new()
+        }
+    };
     vec![
         "check the manifest and the node".into(),
         text(Step::StartTemporary),
@@ -530,11 +631,23 @@ fn describe(
     pod: &ApiserverPod,
 ) -> (Option<usize>, String) {
     let duration = |duration: Duration| humantime::format_duration(duration).to_string();
-    let (ready, settle, stop) = (duration(limits.ready), duration(limits.settle), duration(limits.stop));
+    let (ready, settle, stop) = (
+        duration(limits.ready),
+        duration(limits.settle),
+        duration(limits.stop),
+    );
     let (canonical, temporary) = (state.canonical.display(), state.temporary.display());
-    let manifest = if state.same() { "same".to_owned() } else { target.to_string() };
+    let manifest = if state.same() {
+        "same".to_owned()
+    } else {
+        target.to_string()
+    };
     let judged = |beside: &str| {
-        let plan = state.judge.as_ref().map(|judge| judge.plan.clone()).unwrap_or_default();
+        let plan = state
+            .judge
+            .as_ref()
+            .map(|judge| judge.plan.clone())
+            .unwrap_or_default();
         let parts: Vec<_> = plan.parts.iter().map(|part| percent(*part)).collect();
         format!(
             "it is judged beside {beside}: {} of new connections for {} each, then all for {}; if the verdict is bad, it goes",
@@ -552,7 +665,10 @@ fn describe(
             );
             (2, text)
         }
-        Step::SettleTemporary => (3, format!("watch it for {settle}; if it gets unready or starts again, it goes")),
+        Step::SettleTemporary => (
+            3,
+            format!("watch it for {settle}; if it gets unready or starts again, it goes"),
+        ),
         Step::JudgeTemporary => (3, judged("the old one")),
         Step::StopOld => (
             4,
@@ -561,11 +677,23 @@ fn describe(
             ),
         ),
         Step::StartCanonical => {
-            let else_back = if target == Version::Old { "" } else { ", else the old manifest comes back there" };
-            (5, format!("write {canonical} with the {manifest} manifest; ready and joined within {ready}{else_back}"))
+            let else_back = if target == Version::Old {
+                ""
+            } else {
+                ", else the old manifest comes back there"
+            };
+            (
+                5,
+                format!(
+                    "write {canonical} with the {manifest} manifest; ready and joined within {ready}{else_back}"
+                ),
+            )
         }
         Step::SettleCanonical => (6, format!("watch it for {settle}")),
-        Step::JudgeCanonical => (6, judged("the temporary one, which behaves as the old one's release")),
+        Step::JudgeCanonical => (
+            6,
+            judged("the temporary one, which behaves as the old one's release"),
+        ),
         Step::StopTemporary => (
             7,
             format!(
@@ -578,7 +706,12 @@ fn describe(
             );
             (STEPS, text)
         }
-        Step::Withdraw => return (None, format!("back: the old one serves on, and {temporary} goes")),
+        Step::Withdraw => {
+            return (
+                None,
+                format!("back: the old one serves on, and {temporary} goes"),
+            );
+        }
     };
     (Some(number), text)
 }

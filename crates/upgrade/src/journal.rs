@@ -16,23 +16,38 @@ const LINES: &str = "500";
 pub async fn kubelet_trouble(pod: &LoggedPod<'_>, since: SystemTime) -> Option<String> {
     let named = match pod {
         LoggedPod::Uid(uid) => format!("podUID=\"{uid}\""),
-        LoggedPod::Name(namespace, name) => format!("pod=\"{namespace}/{name}-{}\"", node_name(Path::new("/proc"))?),
+        LoggedPod::Name(namespace, name) => format!(
+            "pod=\"{namespace}/{name}-{}\"",
+            node_name(Path::new("/proc"))?
+        ),
     };
     let since = since.duration_since(UNIX_EPOCH).ok()?.as_secs();
     let since = format!("--since=@{since}");
-    let arguments = ["-u", "kubelet", "-o", "cat", "--no-pager", "-n", LINES, &since];
+    let arguments = [
+        "-u",
+        "kubelet",
+        "-o",
+        "cat",
+        "--no-pager",
+        "-n",
+        LINES,
+        &since,
+    ];
     let output = output("journalctl", &arguments, PATIENCE).await.ok()?;
     find(&String::from_utf8_lossy(&output.stdout), &named)
 }
 
 /// The node's name, which the kubelet adds to a static pod's: that of --hostname-override, else the machine's. `proc` is /proc.
 pub fn node_name(proc: &Path) -> Option<String> {
-    let is_kubelet =
-        |entry: &DirEntry| fs::read_to_string(entry.path().join("comm")).is_ok_and(|name| name.trim_end() == "kubelet");
+    let is_kubelet = |entry: &DirEntry| {
+        fs::read_to_string(entry.path().join("comm")).is_ok_and(|name| name.trim_end() == "kubelet")
+    };
     let mut kubelets = fs::read_dir(proc).ok()?.flatten().filter(is_kubelet);
     let overridden = kubelets.find_map(|entry| {
         let arguments = fs::read_to_string(entry.path().join("cmdline")).ok()?;
-        let mut after = arguments.split('\0').skip_while(|word| !word.starts_with("--hostname-override"));
+        let mut after = arguments
+            .split('\0')
+            .skip_while(|word| !word.starts_with("--hostname-override"));
         match after.next()?.split_once('=') {
             Some((_, name)) => Some(name.to_owned()),
             None => after.next().map(ToOwned::to_owned),
@@ -44,22 +59,32 @@ pub fn node_name(proc: &Path) -> Option<String> {
 
 /// The kubelet's message in lines with this text: the reason and what follows it.
 fn find(journal: &str, named: &str) -> Option<String> {
-    journal.lines().rev().filter(|line| line.contains(named)).find_map(|line| {
-        // The kubelet does not try that again.
-        if let Some((_, why)) =
-            line.split_once("\"Pod admission denied\"").and_then(|(_, rest)| rest.split_once(" reason="))
-        {
-            return Some(format!("Pod admission denied: {why}"));
-        }
-        let at = ["ErrImagePull:", "ImagePullBackOff:", "ErrImageNeverPull:", "InvalidImageName:"]
+    journal
+        .lines()
+        .rev()
+        .filter(|line| line.contains(named))
+        .find_map(|line| {
+            // The kubelet does not try that again.
+            if let Some((_, why)) = line
+                .split_once("\"Pod admission denied\"")
+                .and_then(|(_, rest)| rest.split_once(" reason="))
+            {
+                return Some(format!("Pod admission denied: {why}"));
+            }
+            let at = [
+                "ErrImagePull:",
+                "ImagePullBackOff:",
+                "ErrImageNeverPull:",
+                "InvalidImageName:",
+            ]
             .iter()
             .filter_map(|reason| line.find(reason))
             .min()?;
-        let words = line[at..].split(" pod=\"").next().unwrap_or_default();
-        let words = words.replace('\\', "");
-        let words = words.trim_end();
-        Some(words.strip_suffix('"').unwrap_or(words).to_owned())
-    })
+            let words = line[at..].split(" pod=\"").next().unwrap_or_default();
+            let words = words.replace('\\', "");
+            let words = words.trim_end();
+            Some(words.strip_suffix('"').unwrap_or(words).to_owned())
+        })
 }
 
 #[cfg(test)]
@@ -76,8 +101,14 @@ I1122 00:29:54.123456     812 kubelet.go:1] "SyncLoop ADD" pods=["kube-system/et
 "#;
         let of = |named| find(journal, named);
         let named = r#"pod="kube-system/kube-apiserver-node""#;
-        assert_eq!(of(named).as_deref(), Some(r#"ErrImagePull: "failed to resolve reference: not found""#));
-        assert_eq!(of(r#"podUID="8""#).as_deref(), Some(r#"ImagePullBackOff: "Back-off""#));
+        assert_eq!(
+            of(named).as_deref(),
+            Some(r#"ErrImagePull: "failed to resolve reference: not found""#)
+        );
+        assert_eq!(
+            of(r#"podUID="8""#).as_deref(),
+            Some(r#"ImagePullBackOff: "Back-off""#)
+        );
         assert_eq!(of(r#"pod="kube-system/etcd-node""#), None);
         let denied = of(r#"podUID="9""#);
         assert_eq!(
@@ -105,7 +136,10 @@ I1122 00:29:54.123456     812 kubelet.go:1] "SyncLoop ADD" pods=["kube-system/et
         write("8/comm", "kubelet\n");
         for (arguments, name) in [
             ("kubelet\0--v=2\0", "node-1"),
-            ("kubelet\0--hostname-override=A.example\0--v=2\0", "a.example"),
+            (
+                "kubelet\0--hostname-override=A.example\0--v=2\0",
+                "a.example",
+            ),
             ("kubelet\0--hostname-override\0b\0", "b"),
         ] {
             write("8/cmdline", arguments);

@@ -68,10 +68,17 @@ impl Judging {
     }
 
     /// Takes a sample of both; gives what comes out, if it is over.
-    pub async fn look(&mut self, both: [&InstanceDetails; 2], progress: &Progress) -> Option<Judged> {
+    pub async fn look(
+        &mut self,
+        both: [&InstanceDetails; 2],
+        progress: &Progress,
+    ) -> Option<Judged> {
         self.due = Instant::now() + self.options.interval;
         let [old, new] = self.both.sample(both).await;
-        let wrong = new.page.as_deref().and_then(|page| self.emulates_wrongly(page, progress));
+        let wrong = new
+            .page
+            .as_deref()
+            .and_then(|page| self.emulates_wrongly(page, progress));
         if let Some(why) = wrong {
             progress.line(&format!("     {why}"));
             return Some(Judged::GoBack(why));
@@ -81,19 +88,27 @@ impl Judging {
         let verdict = self.judge.verdict();
         match self.canary.next(now, verdict.outcome) {
             Wanted::End(outcome) => return Some(self.end(outcome, &verdict, now, progress)),
-            Wanted::Share { permille, begins: true } => self.begin(permille, &verdict, now, progress),
+            Wanted::Share {
+                permille,
+                begins: true,
+            } => self.begin(permille, &verdict, now, progress),
             Wanted::Share { .. } => {}
         }
         // The new one is warmed; later it is asked as the old one is.
         let (warms, lacks) = (self.permille() == 0, verdict.outcome == Outcome::Undecided);
-        if let Some(page) = old.page.filter(|_| warms || (self.options.requests && lacks)) {
+        if let Some(page) = old
+            .page
+            .filter(|_| warms || (self.options.requests && lacks))
+        {
             self.both.ask(&page, !warms).await;
         }
         None
     }
 
     fn begin(&mut self, permille: u16, verdict: &Verdict, now: Duration, progress: &Progress) {
-        let Plan { warm, step, bake, .. } = &self.options.plan;
+        let Plan {
+            warm, step, bake, ..
+        } = &self.options.plan;
         if permille == 0 {
             let warm = humantime::format_duration(*warm);
             return progress.line(&format!(
@@ -109,35 +124,58 @@ impl Judging {
             ALL => ("all".to_owned(), bake),
             part => (format!("{} of", percent(part)), step),
         };
-        progress
-            .line(&format!("     {part} new connections are for the new one ({})", humantime::format_duration(*time)));
+        progress.line(&format!(
+            "     {part} new connections are for the new one ({})",
+            humantime::format_duration(*time)
+        ));
     }
 
-    fn end(&self, outcome: Outcome, verdict: &Verdict, now: Duration, progress: &Progress) -> Judged {
+    fn end(
+        &self,
+        outcome: Outcome,
+        verdict: &Verdict,
+        now: Duration,
+        progress: &Progress,
+    ) -> Judged {
         match outcome {
             Outcome::Good => {
                 progress.line(&format!("     {}", said(verdict)));
                 Judged::GoOn
             }
             Outcome::Bad => {
-                let when = self.clients.map_or("before a client came to the new one".into(), |clients| {
-                    format!("{} after the first clients came to the new one", seconds(now.saturating_sub(clients)))
-                });
+                let when =
+                    self.clients
+                        .map_or("before a client came to the new one".into(), |clients| {
+                            format!(
+                                "{} after the first clients came to the new one",
+                                seconds(now.saturating_sub(clients))
+                            )
+                        });
                 progress.line(&format!("the verdict is bad, {when}:"));
                 if let (all @ 1.., met @ 1..) = self.judge.met() {
-                    progress.more(&format!("{met} of {all} requests met it, from then on, to both"));
+                    progress.more(&format!(
+                        "{met} of {all} requests met it, from then on, to both"
+                    ));
                 }
-                verdict.to_string().lines().for_each(|line| progress.more(line));
+                verdict
+                    .to_string()
+                    .lines()
+                    .for_each(|line| progress.more(line));
                 progress.more("what each is, and how to accept one (--accept): docs/judge.md");
                 Judged::GoBack(said(verdict))
             }
             Outcome::Undecided => {
-                let mut why = format!("there was not enough to judge: {}", verdict.lacking.join("; "));
+                let mut why = format!(
+                    "there was not enough to judge: {}",
+                    verdict.lacking.join("; ")
+                );
                 if let Some(against) = &verdict.against {
                     why = format!("{why}; and {against}, so that the upgrade does not go on");
                 }
                 progress.line(&format!("     {why}"));
-                self.options.undecided.judged(why, verdict.against.is_some())
+                self.options
+                    .undecided
+                    .judged(why, verdict.against.is_some())
             }
         }
     }
@@ -155,7 +193,9 @@ impl Judging {
         progress.more(&format!("kube-apiserver {binary} behaves as {emulation}"));
         let should = if wanted { "" } else { " not" };
         let wrong = (emulation == release) != wanted;
-        wrong.then(|| format!("it was{should} to behave as {release}, and says that it does as {emulation}"))
+        wrong.then(|| {
+            format!("it was{should} to behave as {release}, and says that it does as {emulation}")
+        })
     }
 }
 
@@ -163,10 +203,17 @@ impl Judging {
 ///
 /// # Errors
 /// Why not, and the fix.
-pub async fn check_judge(run_dir: &Path, client: Option<&Client>, temporary: &InstanceId) -> Result<(), Refusal> {
+pub async fn check_judge(
+    run_dir: &Path,
+    client: Option<&Client>,
+    temporary: &InstanceId,
+) -> Result<(), Refusal> {
     let refused = |what: String| Err(Refusal::unavailable(&format!("--judge: {what}")));
     let Some(client) = client else {
-        return refused("both instances are asked for their metrics as an administrator: give --kubeconfig".into());
+        return refused(
+            "both instances are asked for their metrics as an administrator: give --kubeconfig"
+                .into(),
+        );
     };
     let seen = NodeObserver::new(run_dir).instances(temporary).await;
     let (_, NodeDetails { canonical, .. }) = seen.map_err(|error| Refusal::unavailable(&error))?;
@@ -192,13 +239,21 @@ pub async fn check_judge(run_dir: &Path, client: Option<&Client>, temporary: &In
 
 /// A verdict in a line.
 fn said(verdict: &Verdict) -> String {
-    let bad = verdict.rows.iter().filter(|row| row.judgement == Judgement::Bad);
-    let bad: Vec<_> = bad.map(|row| format!("{} ({})", row.code, row.subject)).collect();
-    let all = |row: &&Row| row.code == Signal::Errors && row.subject == Subject::default().to_string();
+    let bad = verdict
+        .rows
+        .iter()
+        .filter(|row| row.judgement == Judgement::Bad);
+    let bad: Vec<_> = bad
+        .map(|row| format!("{} ({})", row.code, row.subject))
+        .collect();
+    let all =
+        |row: &&Row| row.code == Signal::Errors && row.subject == Subject::default().to_string();
     let compared = verdict.rows.iter().find(all).map_or(0, |row| row.compared);
     match verdict.outcome {
         Outcome::Bad => format!("the verdict is bad: {}", bad.join(", ")),
-        Outcome::Good => format!("good: {compared} requests to the new one do as well as those to the old one"),
+        Outcome::Good => {
+            format!("good: {compared} requests to the new one do as well as those to the old one")
+        }
         Outcome::Undecided => format!("not enough to judge yet: {}", verdict.lacking.join("; ")),
     }
 }

@@ -70,7 +70,9 @@ pub struct Holder {
 impl Holder {
     /// The holder that this process is, on its node.
     pub fn this(upgrade: &InstanceId, changed: bool) -> Self {
-        let words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+        let words: Vec<_> = std::env::args_os()
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect();
         Self {
             upgrade: upgrade.to_string(),
             node: node_name(Path::new("/proc")).unwrap_or_else(|| "?".into()),
@@ -97,8 +99,16 @@ impl Holder {
 
     /// Text for people.
     pub fn describe(&self) -> String {
-        let Self { node, process, command, since, .. } = self;
-        let since = since.split_once('.').map_or_else(|| since.clone(), |(seconds, _)| format!("{seconds}Z"));
+        let Self {
+            node,
+            process,
+            command,
+            since,
+            ..
+        } = self;
+        let since = since
+            .split_once('.')
+            .map_or_else(|| since.clone(), |(seconds, _)| format!("{seconds}Z"));
         format!("node {node} since {since} (process {process} there: {command})")
     }
 
@@ -149,7 +159,12 @@ pub struct Claim {
 impl Claim {
     /// Of an upgrade; `break_lock` takes the lock from its holder, once.
     pub fn new(me: Holder, break_lock: bool) -> Self {
-        Self { me, break_lock, expiry: Expiry::default(), first: None }
+        Self {
+            me,
+            break_lock,
+            expiry: Expiry::default(),
+            first: None,
+        }
     }
 
     /// What to do about the Lease as it was read from etcd. `now` is a clock that never goes back.
@@ -187,11 +202,23 @@ impl Claim {
     }
 
     fn object(&self, before: Option<&Value>, time: SystemTime) -> Value {
-        let Holder { upgrade, node, process, command, changed, .. } = &self.me;
-        let annotations =
-            json!({NODE: node, UPGRADE: upgrade, PROCESS: process, COMMAND: command, CHANGED: changed.to_string()});
+        let Holder {
+            upgrade,
+            node,
+            process,
+            command,
+            changed,
+            ..
+        } = &self.me;
+        let annotations = json!({NODE: node, UPGRADE: upgrade, PROCESS: process, COMMAND: command, CHANGED: changed.to_string()});
         let identity = format!("{node}_{upgrade}");
-        let mut object = lease_object([NAMESPACE, NAME, "upgrade"], &annotations, &identity, [time; 2], 0);
+        let mut object = lease_object(
+            [NAMESPACE, NAME, "upgrade"],
+            &annotations,
+            &identity,
+            [time; 2],
+            0,
+        );
         if let Some(before) = before {
             let spec = &before["spec"];
             object["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"].clone();
@@ -199,7 +226,8 @@ impl Claim {
                 object["spec"]["acquireTime"] = spec["acquireTime"].clone();
                 object["spec"]["leaseTransitions"] = spec["leaseTransitions"].clone();
             } else {
-                object["spec"]["leaseTransitions"] = json!(spec["leaseTransitions"].as_u64().unwrap_or(0) + 1);
+                object["spec"]["leaseTransitions"] =
+                    json!(spec["leaseTransitions"].as_u64().unwrap_or(0) + 1);
             }
         }
         object
@@ -229,7 +257,11 @@ impl Lock {
     /// Asked for as an administrator.
     pub fn new(client: &Client, claim: Claim) -> Self {
         let client = client.clone().with_patience(PATIENCE);
-        Self { client, began: Instant::now(), claim: Mutex::new(claim) }
+        Self {
+            client,
+            began: Instant::now(),
+            claim: Mutex::new(claim),
+        }
     }
 
     /// Acquires it. That may take 40 s, where an upgrade that had changed nothing was killed.
@@ -252,7 +284,10 @@ impl Lock {
                 }
                 // The lock has a holder, so the cluster provides Leases.
                 (Err(LockError::Api(_)), Some(holder)) => {
-                    return Err(LockError::Busy { holder, node: claim.me.node.clone() });
+                    return Err(LockError::Busy {
+                        holder,
+                        node: claim.me.node.clone(),
+                    });
                 }
                 (Err(error), _) => return Err(error),
             }
@@ -298,7 +333,9 @@ impl Lock {
             }
         };
         if let Err(error) = removed {
-            progress.line(&format!("warning: the cluster's lock cannot be released: {error}"));
+            progress.line(&format!(
+                "warning: the cluster's lock cannot be released: {error}"
+            ));
             progress.more(&format!(
                 "no other node can be upgraded until `kubectl delete lease {NAME} --namespace {NAMESPACE}`"
             ));
@@ -322,7 +359,12 @@ impl Lock {
                 Ok(Turn::Create(object)) => self.create(&object).await,
                 Ok(Turn::Replace(object)) => self.client.put(PATH, &object).await.map(drop),
                 Ok(Turn::Wait(holder)) => return Ok(Some(holder)),
-                Ok(Turn::Refused(holder)) => return Err(LockError::Busy { holder, node: claim.me.node.clone() }),
+                Ok(Turn::Refused(holder)) => {
+                    return Err(LockError::Busy {
+                        holder,
+                        node: claim.me.node.clone(),
+                    });
+                }
                 Err(error) => Err(error),
             };
             match done {
@@ -330,8 +372,12 @@ impl Lock {
                     claim.has();
                     return Ok(None);
                 }
-                Err(error) if error.status() == Some(StatusCode::CONFLICT) && tries.1 < TRIES.1 => tries.1 += 1,
-                Err(error) if tries.0 == TRIES.0 || is_forbidden(&error) => return Err(error.into()),
+                Err(error) if error.status() == Some(StatusCode::CONFLICT) && tries.1 < TRIES.1 => {
+                    tries.1 += 1
+                }
+                Err(error) if tries.0 == TRIES.0 || is_forbidden(&error) => {
+                    return Err(error.into());
+                }
                 // Only the answer may be lost: the next read shows that.
                 Err(_) => tries.0 += 1,
             }
@@ -357,13 +403,18 @@ impl Lock {
             return Err(error);
         }
         let namespace = objects::namespace(NAMESPACE);
-        self.client.apply(&objects::path(&namespace), MANAGER, &namespace).await?;
+        self.client
+            .apply(&objects::path(&namespace), MANAGER, &namespace)
+            .await?;
         self.client.post(LEASES, object).await.map(drop)
     }
 }
 
 fn is_forbidden(error: &Error) -> bool {
-    matches!(error.status(), Some(StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED))
+    matches!(
+        error.status(),
+        Some(StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED)
+    )
 }
 
 #[cfg(test)]

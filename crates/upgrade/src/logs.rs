@@ -24,13 +24,22 @@ pub enum LoggedPod<'a> {
 }
 
 /// The last lines of one of a pod's containers, and the file.
-pub fn last_lines(directory: &Path, pod: &LoggedPod<'_>, container: &str) -> Option<(PathBuf, Vec<String>)> {
+pub fn last_lines(
+    directory: &Path,
+    pod: &LoggedPod<'_>,
+    container: &str,
+) -> Option<(PathBuf, Vec<String>)> {
     let pod = find(directory, pod)?;
     let mut files: Vec<(u64, PathBuf)> = fs::read_dir(pod.join(container))
         .ok()?
         .filter_map(|entry| {
             let path = entry.ok()?.path();
-            let number = path.file_name()?.to_str()?.strip_suffix(".log")?.parse().ok()?;
+            let number = path
+                .file_name()?
+                .to_str()?
+                .strip_suffix(".log")?
+                .parse()
+                .ok()?;
             Some((number, path))
         })
         .collect();
@@ -58,30 +67,51 @@ fn find(directory: &Path, pod: &LoggedPod<'_>) -> Option<PathBuf> {
     };
     let entries = fs::read_dir(directory).ok()?.filter_map(Result::ok);
     let found = entries.filter(|entry| entry.file_name().to_str().is_some_and(fits));
-    let age = |path: &PathBuf| fs::metadata(path).and_then(|meta| meta.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+    let age = |path: &PathBuf| {
+        fs::metadata(path)
+            .and_then(|meta| meta.modified())
+            .unwrap_or(SystemTime::UNIX_EPOCH)
+    };
     found.map(|entry| entry.path()).max_by_key(age)
 }
 
 fn tail(path: &Path) -> Option<String> {
     let mut file = File::open(path).ok()?;
     let length = file.metadata().ok()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))
+        .ok()?;
     let mut bytes = Vec::new();
     file.take(TAIL).read_to_end(&mut bytes).ok()?;
     let text = String::from_utf8_lossy(&bytes);
     // The first line is cut, unless the file begins with it.
-    let whole = if length > TAIL { text.split_once('\n').map_or("", |(_, rest)| rest) } else { &text };
+    let whole = if length > TAIL {
+        text.split_once('\n').map_or("", |(_, rest)| rest)
+    } else {
+        &text
+    };
     Some(whole.to_owned())
 }
 
 /// A log's lines but empty ones.
 fn shown_lines(text: &str) -> Vec<String> {
-    text.lines().filter(|line| !line.trim().is_empty()).map(shown).collect()
+    text.lines()
+        .filter(|line| !line.trim().is_empty())
+        .map(shown)
+        .collect()
 }
 
 /// Short enough, and without what would move a terminal's cursor.
 fn shown(line: &str) -> String {
-    line.chars().take(WIDTH).map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }).collect()
+    line.chars()
+        .take(WIDTH)
+        .map(|c| {
+            if c.is_control() && c != '\t' {
+                '\u{fffd}'
+            } else {
+                c
+            }
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -96,12 +126,23 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         };
-        write("kube-system_kube-apiserver-n1_u1/kube-apiserver/9.log", "nine\n");
-        write("kube-system_kube-apiserver-n1_u1/kube-apiserver/10.log", &format!("{}a\n\nb\n", "more\n".repeat(20)));
+        write(
+            "kube-system_kube-apiserver-n1_u1/kube-apiserver/9.log",
+            "nine\n",
+        );
+        write(
+            "kube-system_kube-apiserver-n1_u1/kube-apiserver/10.log",
+            &format!("{}a\n\nb\n", "more\n".repeat(20)),
+        );
         write("kube-system_kube-apiserver-n1_u1/kube-apiserver/11.log", "");
-        write("kube-system_berth-kube-apiserver-n1_u2/berth/0.log", &format!("{}\nlast\n", "x".repeat(70_000)));
+        write(
+            "kube-system_berth-kube-apiserver-n1_u2/berth/0.log",
+            &format!("{}\nlast\n", "x".repeat(70_000)),
+        );
         let last = [["more"; 10].as_slice(), &["a", "b"]].concat();
-        let (u1, named) = (LoggedPod::Uid("u1"), |name| LoggedPod::Name("kube-system", name));
+        let (u1, named) = (LoggedPod::Uid("u1"), |name| {
+            LoggedPod::Name("kube-system", name)
+        });
         for (pod, container, lines) in [
             (&u1, "kube-apiserver", Some(&last[..])),
             (&named("kube-apiserver"), "kube-apiserver", Some(&last[..])),
@@ -113,7 +154,9 @@ mod tests {
             let found = last_lines(temp.path(), pod, container).map(|found| found.1);
             assert_eq!(
                 found.as_deref(),
-                lines.map(|lines| lines.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>()).as_deref()
+                lines
+                    .map(|lines| lines.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>())
+                    .as_deref()
             );
         }
     }

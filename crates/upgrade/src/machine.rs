@@ -19,8 +19,8 @@ use super::progress::seconds;
 use std::task::Poll;
 use std::time::Duration;
 pub use terms::{
-    Action, Content, Course, InstanceObservation, Judged, Limits, NodeObservation, Position, Slot, Step,
-    UpgradeOutcome, Version,
+    Action, Content, Course, InstanceObservation, Judged, Limits, NodeObservation, Position, Slot,
+    Step, UpgradeOutcome, Version,
 };
 
 /// How long an instance may be out of the group, once it was in it, before that counts: one slow answer does not.
@@ -73,7 +73,12 @@ struct Since {
 impl Machine {
     /// Goes on from a position, which may be one of a run that was killed.
     pub fn new(position: Position, limits: Limits, course: Course) -> Self {
-        Self { position, limits, course, ..Self::default() }
+        Self {
+            position,
+            limits,
+            course,
+            ..Self::default()
+        }
     }
 
     pub fn position(&self) -> &Position {
@@ -95,7 +100,10 @@ impl Machine {
 
     /// The old instance serves, and nothing of it has gone.
     fn can_withdraw(&self) -> bool {
-        matches!(self.position.step, Step::StartTemporary | Step::SettleTemporary | Step::JudgeTemporary)
+        matches!(
+            self.position.step,
+            Step::StartTemporary | Step::SettleTemporary | Step::JudgeTemporary
+        )
     }
 
     /// How an [`Action::Drain`] went.
@@ -110,11 +118,22 @@ impl Machine {
     }
 
     pub fn next(&mut self, seen: &NodeObservation, now: Duration) -> Action {
-        let since = *self.since.get_or_insert(Since { at: now, seen: *seen });
-        let step =
-            StepView { seen, now, since, limits: self.limits, same: self.course.same, target: self.position.target };
+        let since = *self.since.get_or_insert(Since {
+            at: now,
+            seen: *seen,
+        });
+        let step = StepView {
+            seen,
+            now,
+            since,
+            limits: self.limits,
+            same: self.course.same,
+            target: self.position.target,
+        };
         if let Some(path) = step.foreign() {
-            return Action::Halt(format!("the {path} file is not what this upgrade put there, so it is left alone"));
+            return Action::Halt(format!(
+                "the {path} file is not what this upgrade put there, so it is left alone"
+            ));
         }
         if self.interrupted && self.can_withdraw() {
             return self.withdraw(INTERRUPTED);
@@ -125,15 +144,28 @@ impl Machine {
         match self.position.step {
             Step::StartTemporary => self.start_temporary(&step),
             Step::SettleTemporary => {
-                let next = if self.course.judged { Step::JudgeTemporary } else { Step::StopOld };
+                let next = if self.course.judged {
+                    Step::JudgeTemporary
+                } else {
+                    Step::StopOld
+                };
                 self.settle(&step, Slot::Temporary, next)
             }
             Step::JudgeTemporary => self.judge(&step, Slot::Temporary, Step::StopOld),
             Step::StopOld => self.stop(&step, Slot::Canonical, Step::StartCanonical),
             Step::StartCanonical => self.start_canonical(&step),
             Step::SettleCanonical => {
-                let judged = self.course.emulated && step.target == Version::New && !self.interrupted;
-                self.settle(&step, Slot::Canonical, if judged { Step::JudgeCanonical } else { Step::StopTemporary })
+                let judged =
+                    self.course.emulated && step.target == Version::New && !self.interrupted;
+                self.settle(
+                    &step,
+                    Slot::Canonical,
+                    if judged {
+                        Step::JudgeCanonical
+                    } else {
+                        Step::StopTemporary
+                    },
+                )
             }
             Step::JudgeCanonical => self.judge(&step, Slot::Canonical, Step::StopTemporary),
             Step::StopTemporary => self.stop(&step, Slot::Temporary, Step::Verify),
@@ -165,11 +197,19 @@ impl Machine {
             return if view.seen.temporary.alive {
                 self.stopping(view)
             } else {
-                let version = if self.course.emulated { Version::Emulated } else { Version::New };
+                let version = if self.course.emulated {
+                    Version::Emulated
+                } else {
+                    Version::New
+                };
                 Action::Place(Slot::Temporary, version)
             };
         }
-        self.go_on(Slot::Temporary, Step::SettleTemporary, view.start(Slot::Temporary))
+        self.go_on(
+            Slot::Temporary,
+            Step::SettleTemporary,
+            view.start(Slot::Temporary),
+        )
     }
 
     /// What comes of a wait for a slot's instance.
@@ -193,7 +233,11 @@ impl Machine {
     /// A slot's instance gets clients and is judged, beside the other one.
     fn judge(&mut self, view: &StepView<'_>, slot: Slot, next: Step) -> Action {
         let interrupted = self.interrupted.then(|| INTERRUPTED.into());
-        if let Some(why) = view.removed(slot).or_else(|| self.lost(view, slot)).or(interrupted) {
+        if let Some(why) = view
+            .removed(slot)
+            .or_else(|| self.lost(view, slot))
+            .or(interrupted)
+        {
             return self.send_back(slot, why);
         }
         match self.judged.take() {
@@ -219,11 +263,19 @@ impl Machine {
     fn stop(&mut self, view: &StepView<'_>, slot: Slot, next: Step) -> Action {
         let [goes, stays] = [slot, slot.other()].map(|slot| view.seen.instance(slot));
         if view.seen.file(slot) == Content::Absent {
-            return if goes.alive { self.stopping(view) } else { self.enter(next) };
+            return if goes.alive {
+                self.stopping(view)
+            } else {
+                self.enter(next)
+            };
         }
         let lost = self.lost(view, slot.other());
         if stays.in_group {
-            if slot == Slot::Canonical && goes.may_serve() && self.drains_failed >= DRAINS && !self.drained {
+            if slot == Slot::Canonical
+                && goes.may_serve()
+                && self.drains_failed >= DRAINS
+                && !self.drained
+            {
                 return self.withdraw("the old instance's shim cannot be drained");
             }
             return self.remove(view, slot);
@@ -231,10 +283,14 @@ impl Machine {
         match lost {
             // Once drained, it does not come back: then there is only the way on.
             Some(why) if goes.in_group && !self.drained => self.send_back(slot.other(), why),
-            _ if self.lost.is_some_and(|since| view.now.saturating_sub(since) >= view.limits.ready) => {
+            _ if self
+                .lost
+                .is_some_and(|since| view.now.saturating_sub(since) >= view.limits.ready) =>
+            {
                 Action::Halt(match slot {
                     Slot::Canonical => {
-                        "the new instance is not ready any more, and the old one has left the port".into()
+                        "the new instance is not ready any more, and the old one has left the port"
+                            .into()
                     }
                     Slot::Temporary => "the canonical instance is not ready any more".into(),
                 })
@@ -247,11 +303,20 @@ impl Machine {
     fn remove(&self, view: &StepView<'_>, slot: Slot) -> Action {
         let instance = view.seen.instance(slot);
         let waits = self.drains_failed < DRAINS && !(self.drained && view.elapsed() >= LEAVING);
-        if instance.may_serve() && instance.drains && waits { Action::Drain(slot) } else { Action::Remove(slot) }
+        if instance.may_serve() && instance.drains && waits {
+            Action::Drain(slot)
+        } else {
+            Action::Remove(slot)
+        }
     }
 
     fn start_canonical(&mut self, view: &StepView<'_>) -> Action {
-        let NodeObservation { canonical, temporary, canonical_file, .. } = view.seen;
+        let NodeObservation {
+            canonical,
+            temporary,
+            canonical_file,
+            ..
+        } = view.seen;
         if *canonical_file == Content::Absent {
             if canonical.alive {
                 return self.stopping(view);
@@ -268,14 +333,22 @@ impl Machine {
                 false => Action::Halt("the temporary instance is not ready any more".into()),
             };
         }
-        self.go_on(Slot::Canonical, Step::SettleCanonical, view.start(Slot::Canonical))
+        self.go_on(
+            Slot::Canonical,
+            Step::SettleCanonical,
+            view.start(Slot::Canonical),
+        )
     }
 
     /// The canonical instance does not serve, or is bad; the temporary one serves.
     fn fail_canonical(&mut self, why: String) -> Action {
         if self.position.target == Version::New && !self.course.same {
             // What came without emulation may have written what the old one cannot read.
-            let version = if self.course.emulated { Version::Emulated } else { Version::Old };
+            let version = if self.course.emulated {
+                Version::Emulated
+            } else {
+                Version::Old
+            };
             self.back_to(version, Step::StartCanonical, &why)
         } else {
             // Given again, the command waits for it once more.
@@ -285,7 +358,12 @@ impl Machine {
     }
 
     fn go_back(&mut self, view: &StepView<'_>) -> Action {
-        let NodeObservation { canonical, temporary, temporary_file, .. } = view.seen;
+        let NodeObservation {
+            canonical,
+            temporary,
+            temporary_file,
+            ..
+        } = view.seen;
         let is_removed = *temporary_file == Content::Absent;
         match (is_removed, canonical.in_group) {
             (true, _) if temporary.alive => self.stopping(view),
@@ -300,15 +378,21 @@ impl Machine {
     fn settled(&mut self, view: &StepView<'_>, slot: Slot) -> Poll<Result<(), String>> {
         let instance = view.seen.instance(slot);
         let before = view.since.seen.instance(slot);
-        let another = instance.process.is_some() && before.process.is_some() && instance.process != before.process;
+        let another = instance.process.is_some()
+            && before.process.is_some()
+            && instance.process != before.process;
         if self.joined && another {
-            return Poll::Ready(Err(format!("it started again within {}", seconds(view.limits.settle))));
+            return Poll::Ready(Err(format!(
+                "it started again within {}",
+                seconds(view.limits.settle)
+            )));
         }
         let over = self.joined && instance.in_group && view.elapsed() >= view.limits.settle;
         match self.lost(view, slot) {
-            Some(why) if self.joined => {
-                Poll::Ready(Err(format!("{why} {} after it was ready", seconds(view.elapsed()))))
-            }
+            Some(why) if self.joined => Poll::Ready(Err(format!(
+                "{why} {} after it was ready",
+                seconds(view.elapsed())
+            ))),
             Some(why) => Poll::Ready(Err(why)),
             None if over => Poll::Ready(Ok(())),
             None => Poll::Pending,
@@ -322,7 +406,13 @@ impl Machine {
         if instance.in_group {
             self.lost = None;
             if !self.joined {
-                (self.joined, self.since) = (true, Some(Since { at: view.now, seen: *view.seen }));
+                (self.joined, self.since) = (
+                    true,
+                    Some(Since {
+                        at: view.now,
+                        seen: *view.seen,
+                    }),
+                );
             }
             return None;
         }
@@ -338,7 +428,11 @@ impl Machine {
             };
         }
         let ended = instance.ends > view.since.seen.instance(slot).ends;
-        let how = if ended { "its process ended" } else { "it got unready" };
+        let how = if ended {
+            "its process ended"
+        } else {
+            "it got unready"
+        };
         (view.now.saturating_sub(since) >= LOST).then(|| how.into())
     }
 
@@ -348,7 +442,10 @@ impl Machine {
         if view.now.saturating_sub(since) < view.limits.stop {
             return Action::Wait;
         }
-        Action::Halt(format!("the kubelet has not stopped the pod in {}: does it run?", seconds(view.limits.stop)))
+        Action::Halt(format!(
+            "the kubelet has not stopped the pod in {}: does it run?",
+            seconds(view.limits.stop)
+        ))
     }
 }
 
@@ -381,9 +478,11 @@ impl StepView<'_> {
     fn changed(&self, step: Step) -> Option<&'static str> {
         let (version, name) = match step {
             Step::StopOld if self.seen.canonical_file == Content::Absent => return None,
-            Step::StartTemporary | Step::SettleTemporary | Step::JudgeTemporary | Step::StopOld | Step::Withdraw => {
-                (Version::Old, "the old one any more")
-            }
+            Step::StartTemporary
+            | Step::SettleTemporary
+            | Step::JudgeTemporary
+            | Step::StopOld
+            | Step::Withdraw => (Version::Old, "the old one any more"),
             Step::SettleCanonical | Step::JudgeCanonical | Step::StopTemporary => {
                 (self.target, "the one that was put there")
             }
@@ -394,7 +493,8 @@ impl StepView<'_> {
 
     /// The file of the temporary one is not to go.
     fn removed(&self, slot: Slot) -> Option<String> {
-        (slot == Slot::Temporary && self.seen.temporary_file == Content::Absent).then(|| REMOVED.into())
+        (slot == Slot::Temporary && self.seen.temporary_file == Content::Absent)
+            .then(|| REMOVED.into())
     }
 
     fn elapsed(&self) -> Duration {
@@ -403,16 +503,23 @@ impl StepView<'_> {
 
     fn start(&self, slot: Slot) -> Poll<Result<(), String>> {
         let instance = self.seen.instance(slot);
-        let ends = instance.ends.saturating_sub(self.since.seen.instance(slot).ends);
+        let ends = instance
+            .ends
+            .saturating_sub(self.since.seen.instance(slot).ends);
         if instance.in_group {
             Poll::Ready(Ok(()))
         } else if instance.not_started && self.target == Version::New {
             // On the way back that may be the new one's, which is going still.
             Poll::Ready(Err("the kubelet cannot start it".into()))
         } else if ends >= ENDS {
-            Poll::Ready(Err(format!("its process ended {ends} times without getting ready")))
+            Poll::Ready(Err(format!(
+                "its process ended {ends} times without getting ready"
+            )))
         } else if self.elapsed() >= self.limits.ready {
-            Poll::Ready(Err(format!("it was not ready in {}", seconds(self.limits.ready))))
+            Poll::Ready(Err(format!(
+                "it was not ready in {}",
+                seconds(self.limits.ready)
+            )))
         } else {
             Poll::Pending
         }
@@ -420,7 +527,10 @@ impl StepView<'_> {
 
     fn verify(&self) -> Action {
         let alone = self.seen.temporary_file == Content::Absent && !self.seen.temporary.alive;
-        match (self.holds(self.target) && alone && self.seen.canonical.in_group, self.target) {
+        match (
+            self.holds(self.target) && alone && self.seen.canonical.in_group,
+            self.target,
+        ) {
             (true, Version::New) => Action::Finish(UpgradeOutcome::Done),
             (true, Version::Emulated) => Action::Finish(UpgradeOutcome::Emulating),
             (true, Version::Old) => Action::Finish(UpgradeOutcome::RolledBack),

@@ -96,13 +96,20 @@ impl ProcessHistory {
         if answered {
             self.joined = in_group.then_some(now);
         }
-        !answered && self.joined.is_some_and(|joined| now.saturating_duration_since(joined) < SILENT)
+        !answered
+            && self
+                .joined
+                .is_some_and(|joined| now.saturating_duration_since(joined) < SILENT)
     }
 }
 
 impl NodeObserver {
     pub fn new(run_dir: &Path) -> Self {
-        Self { run_dir: run_dir.to_owned(), lives: BTreeMap::new(), watch: None }
+        Self {
+            run_dir: run_dir.to_owned(),
+            lives: BTreeMap::new(),
+            watch: None,
+        }
     }
 
     /// Samples the instances; `temporary` is the name of the one that is not the canonical pod's.
@@ -132,8 +139,13 @@ impl NodeObserver {
             }
         }
         let mut seen = [InstanceObservation::default(); 2];
-        let silent = answers.iter().any(|answer| matches!(answer, ShimAnswer::Silent(_)));
-        let mut details = NodeDetails { silent, ..NodeDetails::default() };
+        let silent = answers
+            .iter()
+            .any(|answer| matches!(answer, ShimAnswer::Silent(_)));
+        let mut details = NodeDetails {
+            silent,
+            ..NodeDetails::default()
+        };
         for (known, answer) in node.instances.iter().zip(answers) {
             let own = known.id == *temporary;
             // A node shim is no instance.
@@ -153,7 +165,8 @@ impl NodeObserver {
             details.others += usize::from(!own && instance.alive);
             if own {
                 details.temporary = detail;
-            } else if details.canonical.id.is_none() || (instance.alive, instance.in_group) > (all.alive, all.in_group)
+            } else if details.canonical.id.is_none()
+                || (instance.alive, instance.in_group) > (all.alive, all.in_group)
             {
                 details.canonical = detail;
             }
@@ -187,7 +200,9 @@ impl NodeObserver {
             ..InstanceDetails::default()
         };
         if let Some(listed) = &known.record {
-            let Record { advertise, address, .. } = listed.record;
+            let Record {
+                advertise, address, ..
+            } = listed.record;
             detail.advertised = Some(SocketAddr::new(advertise, address.port()));
             detail.address = Some(address);
         }
@@ -207,7 +222,11 @@ impl NodeObserver {
                 true
             }
             ShimAnswer::None => {
-                detail.words = if runs { "its shim does not run yet".into() } else { "its process ended".into() };
+                detail.words = if runs {
+                    "its shim does not run yet".into()
+                } else {
+                    "its process ended".into()
+                };
                 false
             }
         };
@@ -227,15 +246,32 @@ impl NodeObserver {
     /// # Errors
     /// A file or the run directory cannot be read.
     pub async fn sample(&mut self, state: &State) -> io::Result<(NodeObservation, NodeDetails)> {
-        let ([canonical, temporary], details) = self.instances(&state.uid).await.map_err(io::Error::other)?;
+        let ([canonical, temporary], details) =
+            self.instances(&state.uid).await.map_err(io::Error::other)?;
         let canonical_file = content(&state.canonical, |text| match text {
             text if text == state.old => Some(Version::Old),
             text if text == state.new => Some(Version::New),
-            text if state.emulated.as_ref().is_some_and(|emulated| text == emulated.text) => Some(Version::Emulated),
+            text if state
+                .emulated
+                .as_ref()
+                .is_some_and(|emulated| text == emulated.text) =>
+            {
+                Some(Version::Emulated)
+            }
             _ => None,
         })?;
-        let temporary_file = content(&state.temporary, |text| (text == state.temporary_text).then_some(Version::New))?;
-        Ok((NodeObservation { canonical_file, temporary_file, canonical, temporary }, details))
+        let temporary_file = content(&state.temporary, |text| {
+            (text == state.temporary_text).then_some(Version::New)
+        })?;
+        Ok((
+            NodeObservation {
+                canonical_file,
+                temporary_file,
+                canonical,
+                temporary,
+            },
+            details,
+        ))
     }
 
     /// Waits until something may have changed.
@@ -261,11 +297,18 @@ enum ShimAnswer {
 }
 
 async fn ask(berth: &BerthDir, id: &InstanceId, socket: bool) -> ShimAnswer {
-    let Some(path) = socket.then(|| berth.socket_path(id).ok()).flatten() else { return ShimAnswer::None };
+    let Some(path) = socket.then(|| berth.socket_path(id).ok()).flatten() else {
+        return ShimAnswer::None;
+    };
     match ipc::ask(&path, Ask::Status, ipc::PATIENCE).await {
         Ok(Reply::Status(status)) => ShimAnswer::Status(status),
         Ok(reply) => ShimAnswer::Silent(format!("unexpected reply of its shim: {reply:?}")),
-        Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
+            ) =>
+        {
             ShimAnswer::None
         }
         Err(error) => ShimAnswer::Silent(format!("its shim does not answer: {error}")),
@@ -275,10 +318,14 @@ async fn ask(berth: &BerthDir, id: &InstanceId, socket: bool) -> ShimAnswer {
 /// The instances that a node shim, which listens, finds ready.
 fn served_by_nodes(answers: &[ShimAnswer]) -> BTreeSet<InstanceId> {
     let nodes = answers.iter().filter_map(|answer| match answer {
-        ShimAnswer::Status(status) if status.discover && status.state == Phase::Joined => Some(status),
+        ShimAnswer::Status(status) if status.discover && status.state == Phase::Joined => {
+            Some(status)
+        }
         _ => None,
     });
-    let ready = nodes.flat_map(|status| &status.instances).filter(|instance| instance.health == InstanceHealth::Ready);
+    let ready = nodes
+        .flat_map(|status| &status.instances)
+        .filter(|instance| instance.health == InstanceHealth::Ready);
     ready.map(|instance| instance.instance.clone()).collect()
 }
 
@@ -290,8 +337,15 @@ fn process(record: &Record) -> u64 {
 }
 
 fn content(path: &Path, which: impl Fn(&str) -> Option<Version>) -> io::Result<Content> {
-    let failed = |error: io::Error| io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display()));
-    let Some(bytes) = found(std::fs::read(path)).map_err(failed)? else { return Ok(Content::Absent) };
+    let failed = |error: io::Error| {
+        io::Error::new(
+            error.kind(),
+            format!("cannot read {}: {error}", path.display()),
+        )
+    };
+    let Some(bytes) = found(std::fs::read(path)).map_err(failed)? else {
+        return Ok(Content::Absent);
+    };
     let known = std::str::from_utf8(&bytes).ok().and_then(which);
     Ok(known.map_or(Content::Other, Content::Holds))
 }
@@ -315,16 +369,26 @@ mod tests {
             (34, true, false, false),
             (35, false, false, false),
         ] {
-            assert_eq!(life.is_silent(answered, in_group, began + second * after), silent, "{after} s");
+            assert_eq!(
+                life.is_silent(answered, in_group, began + second * after),
+                silent,
+                "{after} s"
+            );
         }
     }
 
     #[test]
     fn ends_of_processes_are_counted_once() {
         let mut life = ProcessHistory::default();
-        for (process, alive, ends) in
-            [(1, true, 0), (1, true, 0), (1, false, 1), (1, false, 1), (2, true, 1), (3, true, 2), (4, false, 4)]
-        {
+        for (process, alive, ends) in [
+            (1, true, 0),
+            (1, true, 0),
+            (1, false, 1),
+            (1, false, 1),
+            (2, true, 1),
+            (3, true, 2),
+            (4, false, 4),
+        ] {
             life.observe(process, alive);
             assert_eq!(life.ends, ends, "{process} {alive}");
         }
@@ -336,9 +400,11 @@ mod tests {
         let path = temp.path().join("a");
         let read = || content(&path, |text| (text == "new\n").then_some(Version::New)).unwrap();
         assert_eq!(read(), Content::Absent);
-        for (bytes, holds) in
-            [(&b"new\n"[..], Content::Holds(Version::New)), (b"new", Content::Other), (b"\xff", Content::Other)]
-        {
+        for (bytes, holds) in [
+            (&b"new\n"[..], Content::Holds(Version::New)),
+            (b"new", Content::Other),
+            (b"\xff", Content::Other),
+        ] {
             std::fs::write(&path, bytes).unwrap();
             assert_eq!(read(), holds);
         }

@@ -61,15 +61,32 @@ impl ApiserverPod {
         }
         manifest.secure_port()?;
         let name = text(root.at(&["metadata", "name"]));
-        let name = name.ok_or_else(|| Problem::new(root.line, "metadata.name is missing: give the pod one"))?;
+        let name = name
+            .ok_or_else(|| Problem::new(root.line, "metadata.name is missing: give the pod one"))?;
         let (spec, apiserver) = (manifest.pod(), manifest.apiserver());
-        let variable = |name: &str| apiserver.get("env").and_then(|env| env.named(name)).map(|(_, variable)| variable);
-        let program = manifest.arguments().first().and_then(|program| program.text()).unwrap_or_default();
-        let by_uid = variable("BERTH_INSTANCE").and_then(|it| it.at(&["valueFrom", "fieldRef", "fieldPath"]));
-        let volume = spec.get("volumes").and_then(|all| all.named(VOLUMES[1])).map(|(_, volume)| volume);
-        let grace = spec.get("terminationGracePeriodSeconds").and_then(YamlNode::number);
+        let variable = |name: &str| {
+            apiserver
+                .get("env")
+                .and_then(|env| env.named(name))
+                .map(|(_, variable)| variable)
+        };
+        let program = manifest
+            .arguments()
+            .first()
+            .and_then(|program| program.text())
+            .unwrap_or_default();
+        let by_uid = variable("BERTH_INSTANCE")
+            .and_then(|it| it.at(&["valueFrom", "fieldRef", "fieldPath"]));
+        let volume = spec
+            .get("volumes")
+            .and_then(|all| all.named(VOLUMES[1]))
+            .map(|(_, volume)| volume);
+        let grace = spec
+            .get("terminationGracePeriodSeconds")
+            .and_then(YamlNode::number);
         Ok(Self {
-            namespace: text(root.at(&["metadata", "namespace"])).unwrap_or_else(|| "default".into()),
+            namespace: text(root.at(&["metadata", "namespace"]))
+                .unwrap_or_else(|| "default".into()),
             name,
             container: text(apiserver.get("name")).unwrap_or_default(),
             image: text(apiserver.get("image")).unwrap_or_default(),
@@ -77,7 +94,8 @@ impl ApiserverPod {
             by_uid: text(by_uid).as_deref() == Some("metadata.uid"),
             listen: text(variable("BERTH_LISTEN").and_then(|listen| listen.get("value"))),
             shim: shim_of(manifest),
-            run_dir: text(volume.and_then(|volume| volume.at(&["hostPath", "path"]))).map(PathBuf::from),
+            run_dir: text(volume.and_then(|volume| volume.at(&["hostPath", "path"])))
+                .map(PathBuf::from),
             grace: Duration::from_secs(grace.unwrap_or(GRACE)),
         })
     }
@@ -89,7 +107,11 @@ impl ApiserverPod {
 /// The manifest is written in a way that cannot be edited.
 pub fn temporary(manifest: &Manifest, uid: &InstanceId) -> Result<String, Problem> {
     let metadata = manifest.template_path().key("metadata");
-    let name = manifest.root().at(&["metadata", "name"]).and_then(YamlNode::text).unwrap_or_default();
+    let name = manifest
+        .root()
+        .at(&["metadata", "name"])
+        .and_then(YamlNode::text)
+        .unwrap_or_default();
     let set = |key: &str, value: String, reason: &str| Edit {
         path: metadata.key(key),
         change: Change::Set(value.into()),
@@ -97,10 +119,21 @@ pub fn temporary(manifest: &Manifest, uid: &InstanceId) -> Result<String, Proble
         comment: false,
     };
     let mut edits = vec![
-        set("name", format!("{PREFIX}{name}"), "two files with one pod name overwrite each other"),
-        set("uid", uid.to_string(), "which instance is this pod's is known from its name"),
+        set(
+            "name",
+            format!("{PREFIX}{name}"),
+            "two files with one pod name overwrite each other",
+        ),
+        set(
+            "uid",
+            uid.to_string(),
+            "which instance is this pod's is known from its name",
+        ),
     ];
-    let component = manifest.template().at(&["metadata", "labels", "component"]).and_then(YamlNode::text);
+    let component = manifest
+        .template()
+        .at(&["metadata", "labels", "component"])
+        .and_then(YamlNode::text);
     edits.extend(component.map(|component| Edit {
         path: metadata.key("labels").key("component"),
         change: Change::Set(format!("{PREFIX}{component}").into()),
@@ -115,7 +148,11 @@ pub fn temporary(manifest: &Manifest, uid: &InstanceId) -> Result<String, Proble
 /// # Errors
 /// The manifest is written in a way that cannot be edited.
 pub fn emulating(manifest: &Manifest, release: &str) -> Result<String, Problem> {
-    let key = if manifest.apiserver().get("args").is_some() { "args" } else { "command" };
+    let key = if manifest.apiserver().get("args").is_some() {
+        "args"
+    } else {
+        "command"
+    };
     let edit = Edit {
         path: manifest.apiserver_path().key(key),
         change: Change::Append(vec![format!("--{EMULATION}={release}").into()]),
@@ -130,7 +167,8 @@ pub fn emulating(manifest: &Manifest, release: &str) -> Result<String, Problem> 
 /// # Errors
 /// The kernel's UUID cannot be read.
 pub fn draw_uid() -> Result<InstanceId, String> {
-    let uid = fs::read_to_string(UUID).map_err(|error| format!("cannot read {UUID}: {error}: is /proc mounted?"))?;
+    let uid = fs::read_to_string(UUID)
+        .map_err(|error| format!("cannot read {UUID}: {error}: is /proc mounted?"))?;
     InstanceId::parse(uid.trim_end()).map_err(|error| error.to_string())
 }
 
@@ -154,15 +192,25 @@ mod tests {
     fn what_matters_is_found_in_what_inject_writes() {
         let plain = ApiserverPod::of(&Manifest::parse(KUBEADM).unwrap()).unwrap();
         assert!(!plain.behind && !plain.by_uid && plain.run_dir.is_none());
-        assert_eq!((plain.namespace.as_str(), plain.name.as_str()), ("kube-system", "kube-apiserver"));
+        assert_eq!(
+            (plain.namespace.as_str(), plain.name.as_str()),
+            ("kube-system", "kube-apiserver")
+        );
         assert_eq!(plain.grace, Duration::from_secs(30));
         let pod = ApiserverPod::of(&Manifest::parse(&injected()).unwrap()).unwrap();
         assert!(pod.behind && pod.by_uid);
-        assert_eq!((pod.listen.as_deref(), pod.run_dir), (Some("10.0.0.5:6443"), Some("/run/other".into())));
+        assert_eq!(
+            (pod.listen.as_deref(), pod.run_dir),
+            (Some("10.0.0.5:6443"), Some("/run/other".into()))
+        );
         assert_eq!(pod.grace, Duration::from_secs(120));
-        let deployment = Manifest::parse(include_str!("../../../tests/manifest/deployment.yaml")).unwrap();
+        let deployment =
+            Manifest::parse(include_str!("../../../tests/manifest/deployment.yaml")).unwrap();
         assert!(
-            ApiserverPod::of(&deployment).unwrap_err().message.starts_with("kind: Deployment: the kubelet runs Pods")
+            ApiserverPod::of(&deployment)
+                .unwrap_err()
+                .message
+                .starts_with("kind: Deployment: the kubelet runs Pods")
         );
     }
 
@@ -170,10 +218,16 @@ mod tests {
     fn a_pod_that_emulates_differs_in_the_flag_alone() {
         let text = injected();
         let emulating = emulating(&Manifest::parse(&text).unwrap(), "1.35").unwrap();
-        let changed: Vec<_> = emulating.lines().filter(|line| !text.contains(line)).collect();
+        let changed: Vec<_> = emulating
+            .lines()
+            .filter(|line| !text.contains(line))
+            .collect();
         assert_eq!(changed, ["    - --emulated-version=1.35"]);
         assert_eq!(emulating.lines().count(), text.lines().count() + 1);
-        let flag = Manifest::parse(&emulating).unwrap().flag(EMULATION).map(|flag| flag.value.to_owned());
+        let flag = Manifest::parse(&emulating)
+            .unwrap()
+            .flag(EMULATION)
+            .map(|flag| flag.value.to_owned());
         assert_eq!(flag.as_deref(), Some("1.35"));
     }
 
@@ -185,10 +239,17 @@ mod tests {
         // One that begins as a number in YAML does, such as 0b…, would be quoted.
         let uid = "c1a5d5a2-93ae-4a2a-a5ba-2d1c8a3ff86a".parse().unwrap();
         let temporary = temporary(&Manifest::parse(&text).unwrap(), &uid).unwrap();
-        let changed: Vec<_> = temporary.lines().filter(|line| !text.contains(line)).collect();
+        let changed: Vec<_> = temporary
+            .lines()
+            .filter(|line| !text.contains(line))
+            .collect();
         assert_eq!(
             changed,
-            ["    component: berth-kube-apiserver", "  name: berth-kube-apiserver", &format!("  uid: {uid}")]
+            [
+                "    component: berth-kube-apiserver",
+                "  name: berth-kube-apiserver",
+                &format!("  uid: {uid}")
+            ]
         );
         assert_eq!(temporary.lines().count(), text.lines().count() + 1);
     }

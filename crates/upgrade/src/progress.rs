@@ -23,7 +23,10 @@ pub struct Progress {
 
 impl Default for Progress {
     fn default() -> Self {
-        Self { began: Instant::now(), waiting: Mutex::default() }
+        Self {
+            began: Instant::now(),
+            waiting: Mutex::default(),
+        }
     }
 }
 
@@ -34,7 +37,12 @@ impl Progress {
 
     /// A line with the time.
     pub fn line(&self, what: &str) {
-        let _ = writeln!(std::io::stderr(), "{:6.1} s  {}", self.elapsed().as_secs_f64(), plain(what.to_owned()));
+        let _ = writeln!(
+            std::io::stderr(),
+            "{:6.1} s  {}",
+            self.elapsed().as_secs_f64(),
+            plain(what.to_owned())
+        );
     }
 
     /// A line that belongs to the one before.
@@ -45,7 +53,10 @@ impl Progress {
     /// What is waited for: at once if it is something else than before, else from time to time.
     pub fn waiting(&self, what: &str) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if waiting.as_ref().is_some_and(|(last, printed)| last == what && printed.elapsed() < AGAIN) {
+        if waiting
+            .as_ref()
+            .is_some_and(|(last, printed)| last == what && printed.elapsed() < AGAIN)
+        {
             return;
         }
         self.line(&format!("     {what}"));

@@ -106,13 +106,20 @@ impl State {
     pub fn text(&self, version: Version) -> &str {
         match version {
             Version::Old => &self.old,
-            Version::Emulated => self.emulated.as_ref().map_or(&self.new, |emulated| &emulated.text),
+            Version::Emulated => self
+                .emulated
+                .as_ref()
+                .map_or(&self.new, |emulated| &emulated.text),
             Version::New => &self.new,
         }
     }
 
     pub fn course(&self) -> Course {
-        Course { same: self.same(), judged: self.judge.is_some(), emulated: self.emulated.is_some() }
+        Course {
+            same: self.same(),
+            judged: self.judge.is_some(),
+            emulated: self.emulated.is_some(),
+        }
     }
 
     /// Old and new are one text: a rolling restart.
@@ -137,10 +144,18 @@ impl Store {
         make_private(directory).map_err(FileError::of("make the directory", directory))?;
         let path = directory.join("upgrade.lock");
         let mut options = OpenOptions::new();
-        let file = options.create(true).truncate(false).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let file = options
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW);
         let file = file.open(&path).map_err(FileError::of("open", &path))?;
         match lock_within(file, LEFT) {
-            Ok(lock) => Ok(Self { path: directory.join(NAME), _lock: lock }),
+            Ok(lock) => Ok(Self {
+                path: directory.join(NAME),
+                _lock: lock,
+            }),
             Err(Errno::EWOULDBLOCK) => Err(StateError::Busy(path)),
             Err(errno) => Err(FileError::of("lock", &path)(errno.into()).into()),
         }
@@ -153,8 +168,15 @@ impl Store {
     /// Where the manifest that was there is kept, from before the first change on: what an operator restores who gives up
     /// on berth.
     pub fn before(&self, state: &State) -> PathBuf {
-        let name = state.canonical.file_name().unwrap_or_default().to_string_lossy();
-        self.path.with_file_name(format!("{name}.before-upgrade.{}", stamp(&state.started, &state.old)))
+        let name = state
+            .canonical
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy();
+        self.path.with_file_name(format!(
+            "{name}.before-upgrade.{}",
+            stamp(&state.started, &state.old)
+        ))
     }
 
     /// The upgrade that has begun, if one has.
@@ -189,8 +211,13 @@ impl Store {
 /// # Errors
 /// It is there still.
 pub fn remove(path: &Path) -> Result<(), StateError> {
-    let synced = |_| path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all());
-    Ok(found(fs::remove_file(path)).and_then(synced).map_err(FileError::of("remove", path))?)
+    let synced = |_| {
+        path.parent()
+            .map_or(Ok(()), |directory| File::open(directory)?.sync_all())
+    };
+    Ok(found(fs::remove_file(path))
+        .and_then(synced)
+        .map_err(FileError::of("remove", path))?)
 }
 
 /// The upgrade that has begun, without the lock: to read only.
@@ -207,11 +234,15 @@ pub fn find(directory: &Path) -> Result<Option<State>, StateError> {
 /// # Errors
 /// Why not, and what to do; or the state cannot be read.
 pub fn leave_alone(directory: &Path, file: &Path) -> Result<(), String> {
-    let Some(state) = find(directory).map_err(|error| error.to_string())? else { return Ok(()) };
+    let Some(state) = find(directory).map_err(|error| error.to_string())? else {
+        return Ok(());
+    };
     if !state.canonical.parent().is_some_and(|own| is_in(file, own)) {
         return Ok(());
     }
-    let State { started, position, .. } = &state;
+    let State {
+        started, position, ..
+    } = &state;
     Err(format!(
         "an upgrade that began at {started} is under way (step {}), so nothing was changed: `berth upgrade` brings it to its \
          end, and Ctrl-C takes it back; give this command again afterwards",
@@ -225,17 +256,29 @@ pub fn leave_alone(directory: &Path, file: &Path) -> Result<(), String> {
 /// Whether there is one cannot be read.
 pub fn interrupted(directory: &Path) -> Result<Option<String>, StateError> {
     match find(directory) {
-        Ok(found) => Ok(found.map(|State { started, position, .. }| {
-            format!("an upgrade that began at {started} was interrupted in the step {}", position.step)
-        })),
+        Ok(found) => Ok(found.map(
+            |State {
+                 started, position, ..
+             }| {
+                format!(
+                    "an upgrade that began at {started} was interrupted in the step {}",
+                    position.step
+                )
+            },
+        )),
         Err(error @ StateError::Format { .. }) => Ok(Some(error.to_string())),
         Err(error) => Err(error),
     }
 }
 
 fn load(path: &Path) -> Result<Option<State>, StateError> {
-    let Some(bytes) = found(fs::read(path)).map_err(FileError::of("read", path))? else { return Ok(None) };
-    parse(&bytes).map(Some).map_err(|why| StateError::Format { path: path.to_owned(), why })
+    let Some(bytes) = found(fs::read(path)).map_err(FileError::of("read", path))? else {
+        return Ok(None);
+    };
+    parse(&bytes).map(Some).map_err(|why| StateError::Format {
+        path: path.to_owned(),
+        why,
+    })
 }
 
 /// Reads the file.
@@ -279,7 +322,11 @@ pub(super) mod tests {
             old: "old".into(),
             new: "new".into(),
             temporary_text: "temporary".into(),
-            access: Some(Access { mode: 0o640, uid: 0, gid: 7 }),
+            access: Some(Access {
+                mode: 0o640,
+                uid: 0,
+                gid: 7,
+            }),
             kubeconfig: Some("/root/admin.conf".into()),
             judge: None,
             emulated: None,
@@ -291,7 +338,10 @@ pub(super) mod tests {
         let temp = tempfile::tempdir().unwrap();
         let directory = temp.path().join("etc/berth");
         let store = Store::open(&directory).unwrap();
-        assert_eq!((store.load().unwrap(), interrupted(&directory).unwrap()), (None, None));
+        assert_eq!(
+            (store.load().unwrap(), interrupted(&directory).unwrap()),
+            (None, None)
+        );
         let judge = JudgeOptions {
             plan: Plan::default(),
             interval: INTERVAL,
@@ -300,14 +350,32 @@ pub(super) mod tests {
             requests: true,
             local: false,
         };
-        let emulated = Emulated { release: "1.35".into(), text: "new\nflag".into() };
-        for state in [State { judge: Some(judge), emulated: Some(emulated), ..state() }, state()] {
+        let emulated = Emulated {
+            release: "1.35".into(),
+            text: "new\nflag".into(),
+        };
+        for state in [
+            State {
+                judge: Some(judge),
+                emulated: Some(emulated),
+                ..state()
+            },
+            state(),
+        ] {
             store.save(&state).unwrap();
             assert_eq!(store.load().unwrap(), Some(state));
         }
-        assert_eq!(fs::metadata(store.path()).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(store.path()).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         let why = interrupted(&directory).unwrap().unwrap();
-        assert!(why.ends_with("began at 2026-05-04T03:02:01Z was interrupted in the step start-temporary"), "{why}");
+        assert!(
+            why.ends_with(
+                "began at 2026-05-04T03:02:01Z was interrupted in the step start-temporary"
+            ),
+            "{why}"
+        );
         store.remove().unwrap();
         store.remove().unwrap();
         assert_eq!(store.load().unwrap(), None);
@@ -326,10 +394,17 @@ pub(super) mod tests {
     fn what_is_not_understood_is_told() {
         let temp = tempfile::tempdir().unwrap();
         let store = Store::open(temp.path()).unwrap();
-        for (text, part) in [("{\"version\": 9}", "format 9"), ("{", "EOF"), ("{\"version\": 1}", "missing field")] {
+        for (text, part) in [
+            ("{\"version\": 9}", "format 9"),
+            ("{", "EOF"),
+            ("{\"version\": 1}", "missing field"),
+        ] {
             fs::write(store.path(), text).unwrap();
             let error = store.load().unwrap_err().to_string();
-            assert!(error.contains(part) && error.contains("upgrade.json is not understood"), "{error}");
+            assert!(
+                error.contains(part) && error.contains("upgrade.json is not understood"),
+                "{error}"
+            );
         }
     }
 }

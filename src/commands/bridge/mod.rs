@@ -2,7 +2,9 @@
 
 mod ask;
 
-use super::{Exit, block_on, exit_code, json, mistaken, numbered, print, print_stderr, refused, unavailable};
+use super::{
+    Exit, block_on, exit_code, json, mistaken, numbered, print, print_stderr, refused, unavailable,
+};
 use crate::cli::{BridgeAction, BridgeArgs, BridgeStartArgs, Words};
 use anyhow::Context;
 use berth_bridge::DIRECTORY;
@@ -38,8 +40,14 @@ pub(super) fn is_on() -> bool {
 
 /// Runs another command of berth under a bridge, which replaces this process: see the module's documentation.
 pub(super) fn around(options: &[&OsStr], run: &[OsString]) -> anyhow::Result<Exit> {
-    let mut bridge = std::process::Command::new(std::env::current_exe().context("cannot find this program")?);
-    let failed = bridge.arg("bridge").args(options).arg("--").args(run).exec();
+    let mut bridge =
+        std::process::Command::new(std::env::current_exe().context("cannot find this program")?);
+    let failed = bridge
+        .arg("bridge")
+        .args(options)
+        .arg("--")
+        .args(run)
+        .exec();
     Err(failed).context("cannot begin a bridge")
 }
 
@@ -55,7 +63,8 @@ fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Ex
     if args.dry_run {
         let mut plan = block_on(preflight(options))?.map_err(nothing_changed)?;
         // A bridge that begins has this note in its status.
-        plan.notes.extend(plan.localhost.as_ref().err().map(|why| not_covered(why)));
+        plan.notes
+            .extend(plan.localhost.as_ref().err().map(|why| not_covered(why)));
         note(&plan);
         let steps = steps(&plan, run);
         return print(&match args.dir.json {
@@ -65,16 +74,20 @@ fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Ex
     }
     match divide().context("cannot divide this process")? {
         Half::Bridge(begin) => {
-            isolate(&options).context("cannot have a mount namespace: run this with CAP_SYS_ADMIN")?;
+            isolate(&options)
+                .context("cannot have a mount namespace: run this with CAP_SYS_ADMIN")?;
             block_on(hold(options, begin, note))?.map_err(nothing_changed)?;
             Ok(Exit::Ok)
         }
         Half::Caller(bridge) => match bridge.begins()? {
-            Ok(asked) => {
-                exit(block_on(accompany(&args.dir.state_dir, args.dir.json, run, asked))?.map_err(unavailable)?)
-            }
+            Ok(asked) => exit(
+                block_on(accompany(&args.dir.state_dir, args.dir.json, run, asked))?
+                    .map_err(unavailable)?,
+            ),
             Err(Some(code)) => Ok(u8::try_from(code).map_or(Exit::Bug, Exit::Child)),
-            Err(None) => Err(unavailable("the bridge was killed before it began; nothing was changed")),
+            Err(None) => Err(unavailable(
+                "the bridge was killed before it began; nothing was changed",
+            )),
         },
     }
 }
@@ -89,7 +102,9 @@ fn exit(waited: Waited) -> anyhow::Result<Exit> {
 }
 
 fn note(plan: &BridgePlan) {
-    plan.notes.iter().for_each(|note| print_stderr(format_args!("note: {note}")));
+    plan.notes
+        .iter()
+        .for_each(|note| print_stderr(format_args!("note: {note}")));
 }
 
 fn nothing_changed(mut refusal: Refusal) -> anyhow::Error {
@@ -111,18 +126,29 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOpt
     if let Some(program) = run.and_then(<[_]>::first)
         && find(program).is_none()
     {
-        checks.wrong(format!("COMMAND: there is no program {} to run: give its path", program.display()));
+        checks.wrong(format!(
+            "COMMAND: there is no program {} to run: give its path",
+            program.display()
+        ));
     }
     if args.command.is_some() && args.on_failure == OnFailure::Restore {
         checks.wrong("--on-failure restore: what a kube-apiserver that is no pod is started from is not known here: give stay or end");
     }
     let running = match &args.command {
-        None => RunningInstance::Pod { manifest: args.manifest.clone() },
-        Some(Words(command)) => RunningInstance::Process { command: command.clone() },
+        None => RunningInstance::Pod {
+            manifest: args.manifest.clone(),
+        },
+        Some(Words(command)) => RunningInstance::Process {
+            command: command.clone(),
+        },
     };
     checks.finish(Some(BridgeOptions {
         running,
-        limits: Limits { ready: args.ready_timeout, settle: args.settle, speedup: args.speedup },
+        limits: Limits {
+            ready: args.ready_timeout,
+            settle: args.settle,
+            speedup: args.speedup,
+        },
         on_failure: args.on_failure,
         etcd: args.etcd,
         probe_ca: args.probe_ca.clone(),
@@ -135,10 +161,23 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOpt
 }
 
 fn steps(plan: &BridgePlan, run: Option<&[OsString]>) -> Vec<String> {
-    let BridgePlan { options, port, temporary, own, .. } = plan;
-    let Limits { ready, settle, speedup } = options.limits;
-    let (ready, settle, overlap) =
-        (format_duration(ready), format_duration(settle), format_duration(speedup.of(OVERLAP)));
+    let BridgePlan {
+        options,
+        port,
+        temporary,
+        own,
+        ..
+    } = plan;
+    let Limits {
+        ready,
+        settle,
+        speedup,
+    } = options.limits;
+    let (ready, settle, overlap) = (
+        format_duration(ready),
+        format_duration(settle),
+        format_duration(speedup.of(OVERLAP)),
+    );
     let run = match run {
         None => "leave it until `berth bridge end`".to_owned(),
         Some([]) => "run COMMAND".to_owned(),
@@ -146,9 +185,15 @@ fn steps(plan: &BridgePlan, run: Option<&[OsString]>) -> Vec<String> {
     };
     let argv = plan.argv.join(" ".as_ref());
     vec![
-        format!("start a temporary kube-apiserver on {temporary}, as uid {}: {}", plan.like.uid, argv.display()),
+        format!(
+            "start a temporary kube-apiserver on {temporary}, as uid {}: {}",
+            plan.like.uid,
+            argv.display()
+        ),
         format!("wait until it is ready (at most {ready}) and has been for {settle}"),
-        format!("steer new connections to port {port} to it; wait {overlap} for handshakes that began before"),
+        format!(
+            "steer new connections to port {port} to it; wait {overlap} for handshakes that began before"
+        ),
         run,
         format!(
             "wait until the node's own kube-apiserver is ready at {own} (at most {ready}) and has been for {settle}"

@@ -3,12 +3,19 @@
 use crate::cli::RehearseArgs;
 use berth_options::check::{Checks, Mistakes};
 use berth_rehearse::apiserver::{Apiserver, has};
-use berth_rehearse::plan::{GRACE, LoadPlan, Output, Plan, REAL_READY_WITHIN, Timing, Topology, Via, find_program};
+use berth_rehearse::plan::{
+    GRACE, LoadPlan, Output, Plan, REAL_READY_WITHIN, Timing, Topology, Via, find_program,
+};
 use berth_shim::config::PassMode;
 use std::path::PathBuf;
 
 /// Flags that the rehearsal sets itself: clients verify servers by them, and servers clients.
-const OWN_FLAGS: [&str; 4] = ["client-ca-file", "tls-cert-file", "tls-private-key-file", "tls-sni-cert-key"];
+const OWN_FLAGS: [&str; 4] = [
+    "client-ca-file",
+    "tls-cert-file",
+    "tls-private-key-file",
+    "tls-sni-cert-key",
+];
 
 /// Checks everything but what may change until it is needed: the programs that only a comparison needs.
 pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
@@ -23,7 +30,12 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     }
     let etcd = etcd(args.netns, [&old, &new], &mut checks);
     let berth = args.berth.as_deref().and_then(|path| {
-        let fix = |why| format!("--berth {}: {why}; give the path of a berth binary", path.display());
+        let fix = |why| {
+            format!(
+                "--berth {}: {why}; give the path of a berth binary",
+                path.display()
+            )
+        };
         checks.ok(find_program(path.as_os_str()).map_err(fix))
     });
     let mut timing = Timing {
@@ -42,12 +54,15 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         rate: args.rate,
         watches: args.watches,
         storm: args.storm,
-        seed: args.seed.unwrap_or_else(|| getrandom::u64().unwrap_or_default()),
+        seed: args
+            .seed
+            .unwrap_or_else(|| getrandom::u64().unwrap_or_default()),
         ..LoadPlan::default()
     };
     for (option, path) in [("--json", &args.json), ("--report", &args.report)] {
         let Some(path) = path else { continue };
-        checks.ok(berth_rehearse::report::check_writable(path).map_err(|error| format!("{option}: {error}")));
+        checks.ok(berth_rehearse::report::check_writable(path)
+            .map_err(|error| format!("{option}: {error}")));
     }
     let plan = Plan {
         old,
@@ -65,7 +80,10 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         load,
         via: args.via,
         runs: runs(args.via, &args.compare),
-        output: Output { json: args.json.clone(), report: args.report.clone() },
+        output: Output {
+            json: args.json.clone(),
+            report: args.report.clone(),
+        },
     };
     for fault in &plan.faults {
         for why in plan.misplaced(*fault) {
@@ -79,8 +97,12 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
 }
 
 fn apiserver(option: &str, apiserver: &Apiserver, checks: &mut Checks) {
-    let Apiserver::Command { program, flags } = apiserver else { return };
-    let fix = |why| format!("{option}: {why}; give an apiserver's command, or stand-in for a simulated one");
+    let Apiserver::Command { program, flags } = apiserver else {
+        return;
+    };
+    let fix = |why| {
+        format!("{option}: {why}; give an apiserver's command, or stand-in for a simulated one")
+    };
     checks.ok(find_program(program).map_err(fix));
     for flag in OWN_FLAGS.iter().filter(|flag| has(flags, flag)) {
         checks.wrong(format!(
@@ -106,7 +128,11 @@ fn etcd(netns: bool, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option
             None
         }
         [Some(false), Some(_)] => {
-            let fix = |why| format!("etcd: {why}; put its directory in PATH, or give both apiservers --etcd-servers");
+            let fix = |why| {
+                format!(
+                    "etcd: {why}; put its directory in PATH, or give both apiservers --etcd-servers"
+                )
+            };
             checks.ok(find_program("etcd".as_ref()).map_err(fix))
         }
         _ => None,
@@ -117,10 +143,13 @@ fn etcd(netns: bool, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option
 fn bridge(plan: &Plan, checks: &mut Checks) {
     if plan.pass != PassMode::Relay {
         let pass = plan.pass.as_str();
-        checks.wrong(format!("--pass {pass}: a bridge relays; leave it out, or give another --topology"));
+        checks.wrong(format!(
+            "--pass {pass}: a bridge relays; leave it out, or give another --topology"
+        ));
     }
     if !plan.netns {
-        checks.wrong("--topology bridge: clients of 127.0.0.0/8 are not steered; give --netns, too");
+        checks
+            .wrong("--topology bridge: clients of 127.0.0.0/8 are not steered; give --netns, too");
     }
     if !cfg!(feature = "operate") && plan.berth.is_none() {
         checks.wrong(
@@ -150,7 +179,9 @@ mod tests {
 
     fn typed(args: &[&str]) -> Result<Plan, Mistakes> {
         let cli = Cli::try_parse_from(["berth", "rehearse"].iter().chain(args)).unwrap();
-        let Command::Rehearse(args) = cli.command else { panic!("another command") };
+        let Command::Rehearse(args) = cli.command else {
+            panic!("another command")
+        };
         check(&args)
     }
 
@@ -162,28 +193,54 @@ mod tests {
             ("--json", "/nonexistent/file"),
             ("--report", "/"),
         ];
-        let args: Vec<String> = wrong.iter().map(|(option, value)| format!("{option}={value}")).collect();
-        let errors = typed(&args.iter().map(String::as_str).collect::<Vec<_>>()).unwrap_err().0;
+        let args: Vec<String> = wrong
+            .iter()
+            .map(|(option, value)| format!("{option}={value}"))
+            .collect();
+        let errors = typed(&args.iter().map(String::as_str).collect::<Vec<_>>())
+            .unwrap_err()
+            .0;
         for (option, _) in wrong {
             let of_option = |error: &&String| {
-                error.strip_prefix(option).is_some_and(|rest| rest.starts_with(": ") || rest.starts_with(" /"))
+                error
+                    .strip_prefix(option)
+                    .is_some_and(|rest| rest.starts_with(": ") || rest.starts_with(" /"))
             };
             let found: Vec<_> = errors.iter().filter(of_option).collect();
-            assert!(found.len() == 1 && found[0].contains("give"), "{option}: {errors:#?}");
+            assert!(
+                found.len() == 1 && found[0].contains("give"),
+                "{option}: {errors:#?}"
+            );
         }
     }
 
     #[test]
     fn what_is_typed_becomes_the_plan() {
-        let plan = typed(&["--rate=20", "--watches=7", "--new=stand-in --shutdown_delay_duration=1s500ms"]).unwrap();
+        let plan = typed(&[
+            "--rate=20",
+            "--watches=7",
+            "--new=stand-in --shutdown_delay_duration=1s500ms",
+        ])
+        .unwrap();
         assert_eq!((plan.load.rate, plan.load.watches), (20, 7));
         assert_eq!(plan.timing.grace, Duration::from_millis(31_500));
         assert_eq!(plan.timing.settle, plan.timing.phase);
-        assert_eq!(typed(&["--settle=75s"]).unwrap().timing.settle, Duration::from_secs(75));
-        assert_eq!((plan.topology, plan.runs), (Topology::Sidecar, vec![Via::None, Via::Berth]));
+        assert_eq!(
+            typed(&["--settle=75s"]).unwrap().timing.settle,
+            Duration::from_secs(75)
+        );
+        assert_eq!(
+            (plan.topology, plan.runs),
+            (Topology::Sidecar, vec![Via::None, Via::Berth])
+        );
         assert_eq!(typed(&["--compare=berth"]).unwrap().runs, [Via::Berth]);
 
-        let plan = typed(&["--compare=haproxy,none,haproxy", "--fault=hang,bad-flag", "--seed=7"]).unwrap();
+        let plan = typed(&[
+            "--compare=haproxy,none,haproxy",
+            "--fault=hang,bad-flag",
+            "--seed=7",
+        ])
+        .unwrap();
         assert_eq!(plan.runs, [Via::Haproxy, Via::None, Via::Berth]);
         assert_eq!(Vec::from_iter(plan.faults), [Fault::BadFlag, Fault::Hang]);
         assert_eq!(plan.load.seed, 7);
@@ -191,11 +248,19 @@ mod tests {
 
     #[test]
     fn real_apiservers_get_an_etcd_unless_they_name_one() {
-        let plan = typed(&["--old=true", "--new=true --etcd_servers=x"]).unwrap_err().0;
+        let plan = typed(&["--old=true", "--new=true --etcd_servers=x"])
+            .unwrap_err()
+            .0;
         assert!(plan[0].contains("give both or neither"), "{plan:?}");
         match find_program("etcd".as_ref()) {
-            Ok(etcd) => assert_eq!(typed(&["--old=true", "--new=true"]).unwrap().etcd, Some(etcd)),
-            Err(_) => assert!(typed(&["--old=true", "--new=true"]).unwrap_err().0[0].contains("directory in PATH")),
+            Ok(etcd) => assert_eq!(
+                typed(&["--old=true", "--new=true"]).unwrap().etcd,
+                Some(etcd)
+            ),
+            Err(_) => assert!(
+                typed(&["--old=true", "--new=true"]).unwrap_err().0[0]
+                    .contains("directory in PATH")
+            ),
         }
         let named = "true --etcd-servers=http://127.0.0.1:2379";
         let plan = typed(&["--old", named, "--new", named]).unwrap();
@@ -203,7 +268,10 @@ mod tests {
         assert_eq!(typed(&[]).unwrap().etcd, None);
         let with_own = format!("--old={named} --tls-cert-file=x");
         let mistakes = typed(&[&with_own, "--new", named]).unwrap_err().0;
-        assert!(mistakes.len() == 1 && mistakes[0].contains("--old: --tls-cert-file"), "{mistakes:?}");
+        assert!(
+            mistakes.len() == 1 && mistakes[0].contains("--old: --tls-cert-file"),
+            "{mistakes:?}"
+        );
     }
 
     #[test]
@@ -211,12 +279,23 @@ mod tests {
         let errors = |args: &[&str]| typed(args).map_or_else(|e| e.0, |_| Vec::new());
         let has = |errors: &[String], what: &str| errors.len() == 1 && errors[0].contains(what);
         assert!(has(&errors(&["--topology=bridge"]), "give --netns"));
-        assert!(has(&errors(&["--fault=kill-temporary"]), "there is no bridge"));
-        assert!(has(&errors(&["--topology=bridge", "--netns", "--pass=auto"]), "--pass auto: a bridge relays"));
+        assert!(has(
+            &errors(&["--fault=kill-temporary"]),
+            "there is no bridge"
+        ));
+        assert!(has(
+            &errors(&["--topology=bridge", "--netns", "--pass=auto"]),
+            "--pass auto: a bridge relays"
+        ));
         let bridge = ["--topology=bridge", "--netns"];
         let with = |more: &str| errors(&[&bridge[..], &[more]].concat());
         assert!(has(
-            &errors(&["--topology=bridge", "--netns", "--via=none", "--fault=kill-old"]),
+            &errors(&[
+                "--topology=bridge",
+                "--netns",
+                "--via=none",
+                "--fault=kill-old"
+            ]),
             "there is no bridge"
         ));
         if cfg!(feature = "operate") {
@@ -233,7 +312,8 @@ mod tests {
         let unit = errors(&["--fault=no-descriptors", "--topology=run"]);
         assert!(unit[0].contains("a process of its own"), "{unit:?}");
         for (via, wrong) in [("none", 1), ("haproxy", 0)] {
-            let errors = typed(&["--fault=hang,kill-shim", "--via", via]).map_or_else(|e| e.0, |_| Vec::new());
+            let errors = typed(&["--fault=hang,kill-shim", "--via", via])
+                .map_or_else(|e| e.0, |_| Vec::new());
             assert_eq!(errors.len(), wrong, "{errors:?}");
         }
     }

@@ -20,13 +20,18 @@ fn bridge() {
 #[test]
 #[ignore = "takes minutes: run by .ci/run kills"]
 fn bridge_with_a_temporary_etcd() {
-    let Some(program) = std::env::var_os("ETCD") else { return skipped("ETCD names no program") };
+    let Some(program) = std::env::var_os("ETCD") else {
+        return skipped("ETCD names no program");
+    };
     on_a_node_of(ALONE, move |node| {
         let etcd = Etcd::Alone(Only::start(node, Path::new(&program)));
         let mut bridge = Running::start(&mut Bridged::of(node, &etcd).command());
         bridge.ends(0);
         let log = fs::read_to_string(node.path("bridge/bridge.log")).unwrap();
-        assert!(log.contains("etcd step=temporary"), "the temporary etcd has not served: {log}");
+        assert!(
+            log.contains("etcd step=temporary"),
+            "the temporary etcd has not served: {log}"
+        );
         every_kill(1, || Bridged::of(node, &etcd));
     });
 }
@@ -60,7 +65,11 @@ impl<'a> Bridged<'a> {
     fn of(node: &'a Node, etcd: &'a Etcd) -> Self {
         // A point that failed may have left its bridge.
         node.kill_bridge();
-        Self { node, etcd, before: [node.own_pid(), etcd.pid()] }
+        Self {
+            node,
+            etcd,
+            before: [node.own_pid(), etcd.pid()],
+        }
     }
 
     /// No process has the bridge's lock.
@@ -86,7 +95,9 @@ impl Scene for Bridged<'_> {
                 members.lock().unwrap().leader = 1;
                 self.node.fast_bridge("", &args(&self.node.restart()))
             }
-            Etcd::Alone(only) => self.node.bridge("", &["sh", &only.restart.display().to_string()]),
+            Etcd::Alone(only) => self
+                .node
+                .bridge("", &["sh", &only.restart.display().to_string()]),
         }
     }
 
@@ -110,7 +121,10 @@ impl Scene for Bridged<'_> {
     fn is_done(&mut self) {
         let now = [self.node.own_pid(), self.etcd.pid()];
         assert_ne!(now[0], self.before[0], "COMMAND has not run");
-        assert!(now[1] != self.before[1] || now[1] == 0, "COMMAND has not restarted etcd");
+        assert!(
+            now[1] != self.before[1] || now[1] == 0,
+            "COMMAND has not restarted etcd"
+        );
     }
 
     fn reboots(&mut self) {
@@ -118,7 +132,9 @@ impl Scene for Bridged<'_> {
         let _ = kill(Pid::from_raw(self.node.own_pid()), Signal::SIGKILL);
         self.node.nothing_runs();
         let _ = fs::remove_dir_all(self.node.path("bridge"));
-        eventually("the end of the node's own", || std::net::TcpListener::bind("0.0.0.0:6443").ok().map(drop));
+        eventually("the end of the node's own", || {
+            std::net::TcpListener::bind("0.0.0.0:6443").ok().map(drop)
+        });
         if let Etcd::Alone(only) = self.etcd {
             only.reboots();
         }
@@ -131,7 +147,11 @@ impl Scene for Bridged<'_> {
 
     fn diagnosis(&self) -> String {
         let (_, out, log) = output_of(&mut self.node.part("status"));
-        let logs = if log.contains("one that ended leaves its logs there") { LOGS } else { "" };
+        let logs = if log.contains("one that ended leaves its logs there") {
+            LOGS
+        } else {
+            ""
+        };
         out + &log + logs
     }
 }
@@ -171,7 +191,11 @@ impl Only {
         let directory = node.dir.path().to_owned();
         let ca = authority();
         let (certificate, key) = berth_testing::issue(&ca, &["127.0.0.1"]);
-        for (file, text) in [("etcd-ca.crt", ca.pem()), ("etcd.crt", certificate), ("etcd.key", key)] {
+        for (file, text) in [
+            ("etcd-ca.crt", ca.pem()),
+            ("etcd.crt", certificate),
+            ("etcd.key", key),
+        ] {
             fs::write(node.path(file), text).unwrap();
         }
         std::os::unix::fs::symlink(program, node.path("etcd")).unwrap();
@@ -194,15 +218,23 @@ done
 {start}
 . {at}/restart
 "#,
-            stop = node.stop().replace(&node.path("pid").display().to_string(), &format!("{at}/etcd.pid")),
+            stop = node.stop().replace(
+                &node.path("pid").display().to_string(),
+                &format!("{at}/etcd.pid")
+            ),
         );
         let file = node.path("restart-etcd");
         fs::write(&file, restart).unwrap();
-        let (writes, stop) = (Arc::<Mutex<Writes>>::default(), Arc::<AtomicBool>::default());
+        let (writes, stop) = (
+            Arc::<Mutex<Writes>>::default(),
+            Arc::<AtomicBool>::default(),
+        );
         let mut roots = rustls::RootCertStore::empty();
         roots.add(ca.der().clone()).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let tls = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let tls = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap();
         let tls = Arc::new(tls.with_root_certificates(roots).with_no_client_auth());
         let (known, stopped) = (writes.clone(), stop.clone());
         let writer = std::thread::spawn(move || {
@@ -213,24 +245,43 @@ done
                 std::thread::sleep(PACE);
             }
         });
-        let only = Self { directory, restart: file, start, writes, stop, writer: Some(writer) };
+        let only = Self {
+            directory,
+            restart: file,
+            start,
+            writes,
+            stop,
+            writer: Some(writer),
+        };
         only.run(&only.start);
         only.answers();
         only
     }
 
     fn run(&self, script: &str) {
-        assert!(Command::new("sh").args(["-c", script]).status().unwrap().success());
+        assert!(
+            Command::new("sh")
+                .args(["-c", script])
+                .status()
+                .unwrap()
+                .success()
+        );
     }
 
     fn pid(&self) -> i32 {
-        fs::read_to_string(self.directory.join("etcd.pid")).unwrap().trim().parse().unwrap()
+        fs::read_to_string(self.directory.join("etcd.pid"))
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap()
     }
 
     /// Waits until two more writes are acknowledged: the first one may have begun before.
     fn answers(&self) {
         let before = self.writes.lock().unwrap().acknowledged;
-        eventually("a write", || (self.writes.lock().unwrap().acknowledged >= before + 2).then_some(()));
+        eventually("a write", || {
+            (self.writes.lock().unwrap().acknowledged >= before + 2).then_some(())
+        });
     }
 
     /// One etcd has the data: the node's own, from the file that its path names.
@@ -242,11 +293,23 @@ done
             (crate::support::process::processes(&argument).len() == 1).then_some(())
         });
         let database = data.join("member/snap/db");
-        let opened = fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().flatten();
-        let opened: Vec<_> = opened.filter_map(|file| fs::read_link(file.path()).ok()).collect();
-        assert!(opened.contains(&database), "etcd serves from another database: {opened:?}");
-        let names = fs::read_dir(&self.directory).unwrap().flatten().map(|entry| entry.file_name());
-        let copies: Vec<_> = names.filter(|name| name.to_string_lossy().contains("-berth-")).collect();
+        let opened = fs::read_dir(format!("/proc/{}/fd", self.pid()))
+            .unwrap()
+            .flatten();
+        let opened: Vec<_> = opened
+            .filter_map(|file| fs::read_link(file.path()).ok())
+            .collect();
+        assert!(
+            opened.contains(&database),
+            "etcd serves from another database: {opened:?}"
+        );
+        let names = fs::read_dir(&self.directory)
+            .unwrap()
+            .flatten()
+            .map(|entry| entry.file_name());
+        let copies: Vec<_> = names
+            .filter(|name| name.to_string_lossy().contains("-berth-"))
+            .collect();
         assert!(copies.is_empty(), "{copies:?}");
         let lost = self.writes.lock().unwrap().lost.take();
         assert!(lost.is_none(), "{lost:?}");
@@ -254,7 +317,9 @@ done
 
     fn reboots(&self) {
         let _ = kill(Pid::from_raw(self.pid()), Signal::SIGKILL);
-        eventually("the end of etcd", || std::net::TcpListener::bind("127.0.0.1:2379").ok().map(drop));
+        eventually("the end of etcd", || {
+            std::net::TcpListener::bind("127.0.0.1:2379").ok().map(drop)
+        });
         self.run(&self.start);
     }
 }
@@ -270,7 +335,10 @@ impl Drop for Only {
 impl Writes {
     fn acknowledge(&mut self, revision: u64) {
         if revision <= self.revision {
-            self.lost = Some(format!("a write has revision {revision}, and another one had {} before", self.revision));
+            self.lost = Some(format!(
+                "a write has revision {revision}, and another one had {} before",
+                self.revision
+            ));
         }
         (self.acknowledged, self.revision) = (self.acknowledged + 1, revision);
     }
@@ -292,6 +360,13 @@ fn write(tls: Arc<rustls::ClientConfig>) -> Option<u64> {
     // An end without close_notify is an error after the answer.
     let _ = stream.read_to_end(&mut answer);
     let answer = String::from_utf8_lossy(&answer).into_owned();
-    let body = answer.strip_prefix("HTTP/1.1 200 OK")?.split_once("\r\n\r\n")?.1.to_owned();
-    serde_json::from_str::<Value>(&body).ok()?["header"]["revision"].as_str()?.parse().ok()
+    let body = answer
+        .strip_prefix("HTTP/1.1 200 OK")?
+        .split_once("\r\n\r\n")?
+        .1
+        .to_owned();
+    serde_json::from_str::<Value>(&body).ok()?["header"]["revision"]
+        .as_str()?
+        .parse()
+        .ok()
 }

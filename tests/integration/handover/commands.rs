@@ -3,7 +3,9 @@
 use super::node::{Echo, Node};
 use crate::support::MOMENT;
 use crate::support::eventually;
-use crate::support::net::{Backend, client_with_hello, free_address, ping, read, served, served_client};
+use crate::support::net::{
+    Backend, client_with_hello, free_address, ping, read, served, served_client,
+};
 use berth_node::terms::Phase;
 use berth_os::seqpacket;
 use nix::sys::signal::Signal;
@@ -17,7 +19,10 @@ fn drain_leaves_and_keeps_streams() {
     let mut stream = served_client(node.listen);
     let drain = |options: &[&str]| node.asked(&[&["drain", "--instance", "a"], options].concat());
     let (code, out, _) = drain(&["--wait", "--if-sibling"]);
-    assert_eq!((code, out.trim()), (Some(0), "not drained: no sibling of a is joined"));
+    assert_eq!(
+        (code, out.trim()),
+        (Some(0), "not drained: no sibling of a is joined")
+    );
     assert_eq!(a.status().state, Phase::Joined, "a lone shim serves on");
     let b = node.joined("b", second.address, &[]);
     a.until_counted("guard", 1);
@@ -27,7 +32,11 @@ fn drain_leaves_and_keeps_streams() {
         assert_eq!(code, Some(0), "{out}{log}");
         (!out.contains("not drained")).then_some(())
     });
-    assert_eq!(a.status().state, Phase::Left, "it returned when the handover was done");
+    assert_eq!(
+        a.status().state,
+        Phase::Left,
+        "it returned when the handover was done"
+    );
     let before = b.status().connections_total;
     served(node.listen);
     assert_eq!(b.status().connections_total, before + 1);
@@ -46,12 +55,20 @@ fn drain_leaves_and_keeps_streams() {
 #[test]
 fn a_shim_that_hung_when_it_was_asked_to_leave_serves_on_if_it_is_the_last() {
     let (node, instance) = (Node::new(), Echo::new());
-    let (a, mut b) = (node.joined("a", instance.address, &[]), node.joined("b", instance.address, &[]));
+    let (a, mut b) = (
+        node.joined("a", instance.address, &[]),
+        node.joined("b", instance.address, &[]),
+    );
     a.until_counted("guard", 1);
     a.freeze();
     let asks = |ask: &str| {
         let socket = seqpacket::dial(&a.path).unwrap();
-        seqpacket::transmit(socket.as_fd(), format!(r#"{{"version":1,"ask":"{ask}"}}"#).as_bytes(), &[]).unwrap();
+        seqpacket::transmit(
+            socket.as_fd(),
+            format!(r#"{{"version":1,"ask":"{ask}"}}"#).as_bytes(),
+            &[],
+        )
+        .unwrap();
         socket
     };
     drop(asks("drain"));
@@ -77,10 +94,15 @@ fn a_drained_shim_joins_again_when_its_apiserver_was_restarted_in_place() {
     a.until_joined();
     let b = node.joined("b", second.address, &[]);
     a.until_counted("guard", 1);
-    assert_eq!(node.asked(&["drain", "--wait", "--instance", "a"]).0, Some(0));
+    assert_eq!(
+        node.asked(&["drain", "--wait", "--instance", "a"]).0,
+        Some(0)
+    );
     assert_eq!(a.status().state, Phase::Left);
     drop((first, old));
-    a.until("its instance is gone", |status| status.instances.iter().all(|instance| !instance.own));
+    a.until("its instance is gone", |status| {
+        status.instances.iter().all(|instance| !instance.own)
+    });
     assert_eq!(a.status().state, Phase::Left);
     let again = Echo::new();
     let _new = node.record("a", again.address);
@@ -99,12 +121,15 @@ fn a_node_shim_serves_every_instance_that_is_recorded() {
     shim.until_joined();
     assert_eq!(ready("old").0, Some(0), "{:?}", ready("old"));
     let never = node.record("never", free_address());
-    shim.until("one that does not listen", |status| status.instances.len() == 2);
+    shim.until("one that does not listen", |status| {
+        status.instances.len() == 2
+    });
     // Until it was probed.
     eventually("why it is not ready", || {
         let (code, out, _) = ready("never");
         assert_eq!(code, Some(1), "{out}");
-        out.starts_with("instance never is unready: nothing listens on ").then_some(())
+        out.starts_with("instance never is unready: nothing listens on ")
+            .then_some(())
     });
     drop(never);
     shim.until("it is gone", |status| status.instances.len() == 1);
@@ -112,7 +137,9 @@ fn a_node_shim_serves_every_instance_that_is_recorded() {
     let _second = node.record("new", new.address);
     shim.until("both are known", |status| status.instances.len() == 2);
     drop((old, first));
-    eventually("the new one serves alone", || (shim.status().instances.len() == 1).then_some(()));
+    eventually("the new one serves alone", || {
+        (shim.status().instances.len() == 1).then_some(())
+    });
     for _ in 0..20 {
         served(node.listen);
     }
@@ -125,7 +152,16 @@ fn a_node_shim_serves_every_instance_that_is_recorded() {
 fn a_node_shim_that_leaves_stays_as_long_as_an_instance_listens() {
     const DEADLINE: &str = "the instance listens no more: draining";
     let (node, instance) = (Node::new(), Backend::new());
-    let mut shim = node.launch("node", &["--discover", "--probe-interval", "500ms", "--drain-timeout", "10ms"]);
+    let mut shim = node.launch(
+        "node",
+        &[
+            "--discover",
+            "--probe-interval",
+            "500ms",
+            "--drain-timeout",
+            "10ms",
+        ],
+    );
     let _record = node.record("a", instance.address());
     shim.until_joined();
     let mut client = client_with_hello(node.listen);
@@ -136,7 +172,11 @@ fn a_node_shim_that_leaves_stays_as_long_as_an_instance_listens() {
     shim.until("left", |status| status.state == Phase::Left);
     // Longer than the deadline.
     std::thread::sleep(MOMENT);
-    assert!(!shim.running.log().contains(DEADLINE), "{}", shim.running.log());
+    assert!(
+        !shim.running.log().contains(DEADLINE),
+        "{}",
+        shim.running.log()
+    );
     attempt.write_all(b"more").unwrap();
     assert_eq!(read(&mut client, 4), b"more");
     drop(instance);

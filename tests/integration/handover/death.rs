@@ -2,7 +2,9 @@
 
 use super::node::{Echo, LEASE, Node, Shim, know_one_another, number};
 use crate::support::load::{self, Load};
-use crate::support::net::{client_hello, client_with_hello, connect, ping, queued_at, read, relayed_client, served};
+use crate::support::net::{
+    client_hello, client_with_hello, connect, ping, queued_at, read, relayed_client, served,
+};
 use crate::support::{MOMENT, eventually};
 use berth_node::terms::Phase;
 use nix::sys::signal::Signal;
@@ -11,12 +13,22 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 /// Two shims of an instance, each with its lease, that hold one another's guards, and the listener of the first.
-fn two(node: &Node, instance: SocketAddr, leases: [&str; 2], options: &[&str]) -> (Shim, Shim, u64) {
-    let join = |id: &str, lease: &str| node.joined(id, instance, &[&["--lease", lease], options].concat());
+fn two(
+    node: &Node,
+    instance: SocketAddr,
+    leases: [&str; 2],
+    options: &[&str],
+) -> (Shim, Shim, u64) {
+    let join =
+        |id: &str, lease: &str| node.joined(id, instance, &[&["--lease", lease], options].concat());
     let a = join("a", leases[0]);
-    let [listener] = node.listeners()[..] else { panic!("one shim, and {:?}", node.listeners()) };
+    let [listener] = node.listeners()[..] else {
+        panic!("one shim, and {:?}", node.listeners())
+    };
     let b = join("b", leases[1]);
-    eventually("two listeners", || (node.listeners().len() == 2).then_some(()));
+    eventually("two listeners", || {
+        (node.listeners().len() == 2).then_some(())
+    });
     know_one_another(&a, &b);
     (a, b, listener)
 }
@@ -36,7 +48,12 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
         a.freeze();
         let mut clients: Vec<TcpStream> = Vec::new();
         while queued_at(listener) <= Some(20) {
-            assert!(clients.len() < 1000, "nothing is queued: {:?}\n{}", queued_at(listener), b.running.log());
+            assert!(
+                clients.len() < 1000,
+                "nothing is queued: {:?}\n{}",
+                queued_at(listener),
+                b.running.log()
+            );
             clients.push(client_with_hello(node.listen));
         }
         let queued = queued_at(listener).unwrap();
@@ -47,7 +64,10 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
         let fails = |client: &mut TcpStream| {
             client.write_all(&client_hello(64)).is_err() || client.read_exact(&mut [0; 64]).is_err()
         };
-        let lost = kept.iter_mut().filter_map(|client| fails(client).then_some(())).count() as u64;
+        let lost = kept
+            .iter_mut()
+            .filter_map(|client| fails(client).then_some(()))
+            .count() as u64;
         assert!(lost <= accepted, "{lost} lost, {accepted} accepted");
         for _ in 0..50 {
             served(node.listen);
@@ -70,8 +90,8 @@ fn consecutive_deaths_leave_no_client_waiting_for_a_lease() {
     let (node, instance) = (Node::new(), Echo::new());
     let (a, b, _) = two(&node, instance.address, [LEASE; 2], &[]);
     let mut shims = std::collections::VecDeque::from([a, b]);
-    let clients =
-        [node.listen, instance.address].map(|to| Load::start(CLIENTS, None, move |source| load::exchange(source, to)));
+    let clients = [node.listen, instance.address]
+        .map(|to| Load::start(CLIENTS, None, move |source| load::exchange(source, to)));
     for nth in 0..kills {
         clients[0].more(100);
         let mut killed = shims.pop_front().unwrap();
@@ -91,8 +111,15 @@ fn consecutive_deaths_leave_no_client_waiting_for_a_lease() {
         past.gap
     );
     // What the dead one had accepted, and nothing else.
-    let accepted = through.lost.keys().all(|kind| kind.starts_with("read") || kind.starts_with("write"));
-    assert!(accepted && through.lost() <= kills * CLIENTS as usize, "{}", through.kinds());
+    let accepted = through
+        .lost
+        .keys()
+        .all(|kind| kind.starts_with("read") || kind.starts_with("write"));
+    assert!(
+        accepted && through.lost() <= kills * CLIENTS as usize,
+        "{}",
+        through.kinds()
+    );
     through.is_told();
     past.nothing_lost("");
 }
@@ -116,7 +143,10 @@ fn one_thread_that_hangs_expires_the_lease_too() {
     a.until("left", |status| status.state == Phase::Left);
     let before = b.status().connections_total;
     flows(&node, 100);
-    assert!(b.status().connections_total >= before + 100, "all of them are B's");
+    assert!(
+        b.status().connections_total >= before + 100,
+        "all of them are B's"
+    );
     drop(stopped);
     a.running.logs("every relaying thread answers again");
     a.until_joined();
@@ -154,11 +184,18 @@ fn a_hang_makes_clients_wait_for_one_lease_at_most() {
         flows(&node, 20);
     }
     assert_eq!(queued_at(listener), Some(0));
-    assert!(b.counted("accept", "ok") > accepted, "B accepts from A's listener");
+    assert!(
+        b.counted("accept", "ok") > accepted,
+        "B accepts from A's listener"
+    );
     let served = b.status().connections_total - before;
-    assert!(served >= waiting.len() as u64 + 100, "all of them are B's, not {served}");
+    assert!(
+        served >= waiting.len() as u64 + 100,
+        "all of them are B's, not {served}"
+    );
     a.running.signal(Signal::SIGCONT);
-    a.running.logs("stalled beyond its lease: siblings that did not stall accepted");
+    a.running
+        .logs("stalled beyond its lease: siblings that did not stall accepted");
     println!("a hang: a client waited for {longest:?} at most");
     let before = [&a, &b].map(|shim| shim.status().connections_total);
     flows(&node, 200);

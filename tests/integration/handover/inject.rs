@@ -4,8 +4,8 @@
 use super::node::{Node, Shim, freeze};
 use crate::stand_in::{API, BROKEN, EMULATES, SILENT};
 use crate::support::net::{
-    client_hello, client_with_hello, connect, expect_end, expect_reset, ping, read, relayed_client, reset,
-    served_client,
+    client_hello, client_with_hello, connect, expect_end, expect_reset, ping, read, relayed_client,
+    reset, served_client,
 };
 use crate::support::process::{Running, can_inject, has_all};
 use crate::support::tls::Ca;
@@ -25,7 +25,8 @@ const WAYS: [(&str, usize); 2] = [("relay", 0), ("inject", 1)];
 /// A node and an instance that gets its clients in this way, or gets their sockets. `None` where that is not possible: the test is skipped.
 fn supervised_by(pass: &str, silent: &str) -> Option<(Node, Running, Pid)> {
     let node = Node::new();
-    let (supervisor, server) = can_inject().then(|| node.injected("a", pass, &[(SILENT, silent)]))?;
+    let (supervisor, server) =
+        can_inject().then(|| node.injected("a", pass, &[(SILENT, silent)]))?;
     Some((node, supervisor, server))
 }
 
@@ -37,7 +38,14 @@ fn supervised(silent: &str) -> Option<(Node, Running, Pid)> {
 fn shim(node: &Node, pass: &str, instances: usize) -> Shim {
     let shim = node.launch("a", &["--pass", pass]);
     shim.until_joined();
-    shim.until("links", |status| status.instances.iter().filter(|known| known.injected).count() == instances);
+    shim.until("links", |status| {
+        status
+            .instances
+            .iter()
+            .filter(|known| known.injected)
+            .count()
+            == instances
+    });
     shim
 }
 
@@ -55,21 +63,33 @@ fn known_as(client: &mut TcpStream) -> String {
 #[test]
 fn the_end_of_a_shim_cuts_no_client() {
     // The control: a shim that is killed cuts each client that the shim relays.
-    let Some((node, _instance, _)) = supervised_by("relay", "") else { return };
+    let Some((node, _instance, _)) = supervised_by("relay", "") else {
+        return;
+    };
     let mut relays = shim(&node, "inject", 0);
     let mut clients: Vec<_> = (0..20).map(|_| served_client(node.listen)).collect();
     relays.running.kill();
     for client in &mut clients {
         let cut = client.read(&mut [0]).map_err(|error| error.kind());
-        assert!(matches!(cut, Ok(0) | Err(ErrorKind::ConnectionReset)), "{cut:?}");
+        assert!(
+            matches!(cut, Ok(0) | Err(ErrorKind::ConnectionReset)),
+            "{cut:?}"
+        );
     }
 
-    let Some((node, _supervisor, _)) = supervised("") else { return };
+    let Some((node, _supervisor, _)) = supervised("") else {
+        return;
+    };
     let mut first = shim(&node, "inject", 1);
     let mut clients: Vec<_> = (0..20).map(|_| served_client(node.listen)).collect();
-    eventually("20 clients of the instance alone", || (injected(&first) == 20).then_some(()));
+    eventually("20 clients of the instance alone", || {
+        (injected(&first) == 20).then_some(())
+    });
     let status = first.status();
-    assert_eq!((status.connections_open, status.connections_injected), (0, 20));
+    assert_eq!(
+        (status.connections_open, status.connections_injected),
+        (0, 20)
+    );
     let line = "the apiserver gets clients' sockets; 20 of these connections are open";
     has_all(&node.asked(&["status"]).1, &[line]);
     first.running.kill();
@@ -78,11 +98,19 @@ fn the_end_of_a_shim_cuts_no_client() {
     }
     let second = shim(&node, "auto", 1);
     let mut client = connect(node.listen);
-    assert_eq!(known_as(&mut client), client.local_addr().unwrap().to_string());
-    eventually("a client of the instance alone", || (injected(&second) == 1).then_some(()));
+    assert_eq!(
+        known_as(&mut client),
+        client.local_addr().unwrap().to_string()
+    );
+    eventually("a client of the instance alone", || {
+        (injected(&second) == 1).then_some(())
+    });
     // What leaves takes no client along.
     second.leave();
-    clients.iter_mut().chain([&mut client]).for_each(|client| ping(client, b"still there"));
+    clients
+        .iter_mut()
+        .chain([&mut client])
+        .for_each(|client| ping(client, b"still there"));
 }
 
 /// An instance that ends before its first byte: of its clients it has accepted none, has read nothing, or has read a ClientHello.
@@ -90,17 +118,26 @@ fn the_end_of_a_shim_cuts_no_client() {
 fn a_client_without_an_answer_is_served_by_the_next_instance() {
     for silent in ["stopped", "accepted", "read"] {
         for supervisor_ends in [false, true] {
-            let Some((node, supervisor, server)) = supervised(silent) else { return };
+            let Some((node, supervisor, server)) = supervised(silent) else {
+                return;
+            };
             // Before the clients, which are an instance's own when that has not answered for 10 s.
             let (_other, _) = node.injected("b", "inject", &[]);
             let shim = shim(&node, "inject", 2);
             shim.until("the other instance", |status| {
-                status.instances.iter().any(|known| !known.own && known.health.as_str() == "ready")
+                status
+                    .instances
+                    .iter()
+                    .any(|known| !known.own && known.health.as_str() == "ready")
             });
             if silent == "stopped" {
                 freeze(server);
             }
-            let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", supervisor.pid())).unwrap().count();
+            let descriptors = || {
+                std::fs::read_dir(format!("/proc/{}/fd", supervisor.pid()))
+                    .unwrap()
+                    .count()
+            };
             let (before, began) = (descriptors(), Instant::now());
             let mut clients: Vec<_> = (0..5).map(|_| client_with_hello(node.listen)).collect();
             // The control: what is not TLS may have done something, and is not sent again.
@@ -108,15 +145,32 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
             plain.write_all(b"POST /once").unwrap();
             let line = format!("{silent} ");
             eventually("clients at the instance, or its supervisor", || {
-                let told = supervisor.out().lines().filter(|out| out.starts_with(&line)).count();
+                let told = supervisor
+                    .out()
+                    .lines()
+                    .filter(|out| out.starts_with(&line))
+                    .count();
                 (told == 6 || silent == "stopped" && descriptors() >= before + 6).then_some(())
             });
-            kill(if supervisor_ends { supervisor.pid() } else { server }, Signal::SIGKILL).unwrap();
+            kill(
+                if supervisor_ends {
+                    supervisor.pid()
+                } else {
+                    server
+                },
+                Signal::SIGKILL,
+            )
+            .unwrap();
             if began.elapsed() > Duration::from_secs(9) {
                 return too_busy("clients without an answer for 10 s");
             }
             for client in &mut clients {
-                assert_eq!(read(client, 64), client_hello(64), "{silent} {supervisor_ends}\n{}", shim.running.log());
+                assert_eq!(
+                    read(client, 64),
+                    client_hello(64),
+                    "{silent} {supervisor_ends}\n{}",
+                    shim.running.log()
+                );
                 ping(client, b"and more");
             }
             // A ClientHello that was read is relayed, again. A client that comes back may be relayed to the instance while the supervisor ends.
@@ -131,10 +185,15 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
                 }
                 _ => 0..=6,
             };
-            eventually("clients of the instance alone", || passed.contains(&injected(&shim)).then_some(()));
+            eventually("clients of the instance alone", || {
+                passed.contains(&injected(&shim)).then_some(())
+            });
             // The supervisor's own descriptors may be among those that were counted.
             let least = if silent == "stopped" { 1 } else { 5 };
-            assert!(shim.metric("berth_replays_total", &[]) >= least, "{silent} {supervisor_ends}");
+            assert!(
+                shim.metric("berth_replays_total", &[]) >= least,
+                "{silent} {supervisor_ends}"
+            );
         }
     }
 }
@@ -148,10 +207,19 @@ fn clients_of_an_instance_that_stands_still_are_recalled_for_another() {
 
 /// False: none was sent to the instance that stands still.
 fn clients_are_recalled() -> bool {
-    let Some((node, _supervisor, server)) = supervised("") else { return true };
+    let Some((node, _supervisor, server)) = supervised("") else {
+        return true;
+    };
     let (_other, _) = node.injected("b", "inject", &[]);
     let shim = node.launch("a", &["--pass", "inject", "--probe-timeout", "500ms"]);
-    shim.until("both get sockets", |status| status.instances.iter().filter(|known| known.injected).count() == 2);
+    shim.until("both get sockets", |status| {
+        status
+            .instances
+            .iter()
+            .filter(|known| known.injected)
+            .count()
+            == 2
+    });
     freeze(server);
     // More than are under way at a time.
     let mut clients: Vec<_> = (0..80).map(|_| client_with_hello(node.listen)).collect();
@@ -159,26 +227,55 @@ fn clients_are_recalled() -> bool {
         assert_eq!(read(client, 64), client_hello(64), "{}", shim.running.log());
     }
     kill(server, Signal::SIGCONT).unwrap();
-    clients.iter_mut().for_each(|client| ping(client, b"still there"));
+    clients
+        .iter_mut()
+        .for_each(|client| ping(client, b"still there"));
     shim.metric("berth_replays_total", &[]) > 0
 }
 
 /// A supervisor that hangs keeps the clients that it was sent; these go away, and occupy no thread of the shim.
 #[test]
 fn clients_that_leave_a_supervisor_that_hangs_disturb_no_other() {
-    let Some((node, supervisor, _)) = supervised("") else { return };
+    let Some((node, supervisor, _)) = supervised("") else {
+        return;
+    };
     let (_other, _) = node.injected("b", "inject", &[]);
-    let shim = node.launch("a", &["--pass", "inject", "--probe-timeout", "500ms", "--threads", "1"]);
+    let shim = node.launch(
+        "a",
+        &[
+            "--pass",
+            "inject",
+            "--probe-timeout",
+            "500ms",
+            "--threads",
+            "1",
+        ],
+    );
     shim.until_joined();
-    shim.until("both get sockets", |status| status.instances.iter().filter(|known| known.injected).count() == 2);
+    shim.until("both get sockets", |status| {
+        status
+            .instances
+            .iter()
+            .filter(|known| known.injected)
+            .count()
+            == 2
+    });
     freeze(supervisor.pid());
     let clients: Vec<_> = (0..5).map(|_| client_with_hello(node.listen)).collect();
     shim.until("its clients wait", |status| {
-        status.instances.iter().any(|known| known.own && known.health.as_str() != "ready")
+        status
+            .instances
+            .iter()
+            .any(|known| known.own && known.health.as_str() != "ready")
     });
     drop(clients);
     for _ in 0..5 {
-        assert_eq!(read(&mut client_with_hello(node.listen), 64), client_hello(64), "{}", shim.running.log());
+        assert_eq!(
+            read(&mut client_with_hello(node.listen), 64),
+            client_hello(64),
+            "{}",
+            shim.running.log()
+        );
     }
     kill(supervisor.pid(), Signal::SIGCONT).unwrap();
 }
@@ -186,14 +283,25 @@ fn clients_that_leave_a_supervisor_that_hangs_disturb_no_other() {
 #[test]
 fn a_handshake_has_its_slot_until_the_first_byte() {
     const ONE: [&str; 4] = ["--pass", "inject", "--max-openings", "1"];
-    let Some((node, supervisor, server)) = supervised("read") else { return };
+    let Some((node, supervisor, server)) = supervised("read") else {
+        return;
+    };
     let shim = node.launch("a", &ONE);
-    shim.until("a link", |status| status.instances.iter().any(|known| known.injected));
+    shim.until("a link", |status| {
+        status.instances.iter().any(|known| known.injected)
+    });
     shim.until_joined();
     let mut clients = [(); 3].map(|()| client_with_hello(node.listen));
     supervisor.prints("read ");
-    let gate = |status: &Status| status.gate.as_ref().map(|gate| (gate.openings, gate.waiting));
-    shim.until("two wait for their turn", |status| gate(status) == Some((1, 2)));
+    let gate = |status: &Status| {
+        status
+            .gate
+            .as_ref()
+            .map(|gate| (gate.openings, gate.waiting))
+    };
+    shim.until("two wait for their turn", |status| {
+        gate(status) == Some((1, 2))
+    });
     assert_eq!(supervisor.out().matches("read ").count(), 1);
     // An instance that answers gets one after the other.
     let (_other, _) = node.injected("b", "inject", &[]);
@@ -201,7 +309,9 @@ fn a_handshake_has_its_slot_until_the_first_byte() {
     for client in &mut clients {
         assert_eq!(read(client, 64), client_hello(64));
     }
-    shim.until("no slot is taken", |status| status.gate.as_ref().is_some_and(|gate| gate.openings == 0));
+    shim.until("no slot is taken", |status| {
+        status.gate.as_ref().is_some_and(|gate| gate.openings == 0)
+    });
 }
 
 #[test]
@@ -210,10 +320,17 @@ fn an_instance_without_a_supervisor_is_relayed_to_and_the_reason_is_told() {
     let (_instance, _) = node.injected("a", "relay", &[]);
     for pass in ["auto", "inject"] {
         let shim = shim(&node, pass, 0);
-        shim.running.logs("its clients are relayed: its `berth exec` runs without --pass inject");
+        shim.running
+            .logs("its clients are relayed: its `berth exec` runs without --pass inject");
         let own = shim.status().instances.remove(0);
-        assert!(own.relayed.is_some_and(|why| why.starts_with("its `berth exec` runs without")));
-        has_all(&node.asked(&["status"]).1, &["clients are relayed: its `berth exec` runs without"]);
+        assert!(
+            own.relayed
+                .is_some_and(|why| why.starts_with("its `berth exec` runs without"))
+        );
+        has_all(
+            &node.asked(&["status"]).1,
+            &["clients are relayed: its `berth exec` runs without"],
+        );
         drop(served_client(node.listen));
         assert_eq!(injected(&shim), 0);
         shim.leave();
@@ -224,7 +341,9 @@ fn an_instance_without_a_supervisor_is_relayed_to_and_the_reason_is_told() {
 #[test]
 fn each_end_sees_what_the_other_did() {
     for (pass, links) in WAYS {
-        let Some((node, instance, _)) = supervised_by(pass, "") else { return };
+        let Some((node, instance, _)) = supervised_by(pass, "") else {
+            return;
+        };
         let shim = shim(&node, "inject", links);
         let asks = |what: &[u8]| {
             let mut client = served_client(node.listen);
@@ -251,7 +370,9 @@ fn each_end_sees_what_the_other_did() {
         reset(asks_late());
         instance.prints(r#"after "" the client has ended: Err(ConnectionReset)"#);
         expect_reset(&mut asks(b"reset"));
-        eventually("all of them", || (injected(&shim) == 4 * links as u64).then_some(()));
+        eventually("all of them", || {
+            (injected(&shim) == 4 * links as u64).then_some(())
+        });
     }
 }
 
@@ -271,24 +392,56 @@ fn a_probe_without_an_answer_takes_no_instance_off_the_air_and_none_is_used_befo
         let api = (API, node.temp().to_str().unwrap());
         let (_own, server) = node.injected("a", pass, &[api, (EMULATES, "1.35")]);
         let (_newborn, _) = node.injected("b", pass, &[api, (EMULATES, "1.36"), (BROKEN, "")]);
-        let https = ["--pass", "inject", "--probe", "https", "--probe-insecure", "--probe-timeout", "500ms"];
+        let https = [
+            "--pass",
+            "inject",
+            "--probe",
+            "https",
+            "--probe-insecure",
+            "--probe-timeout",
+            "500ms",
+        ];
         let newborn = node.launch("b", &https);
         let shim = node.launch("a", &https);
         shim.until_joined();
-        let count = |status: &Status| status.instances.iter().filter(|known| known.injected).count();
-        shim.until("links", |status| status.instances.len() == 2 && count(status) == 2 * links);
+        let count = |status: &Status| {
+            status
+                .instances
+                .iter()
+                .filter(|known| known.injected)
+                .count()
+        };
+        shim.until("links", |status| {
+            status.instances.len() == 2 && count(status) == 2 * links
+        });
         freeze(server);
         let failing = shim.until("it is failing", |status| status.fail_open);
-        assert!(failing.instances.iter().all(|known| known.own || known.health == InstanceHealth::Unready));
+        assert!(
+            failing
+                .instances
+                .iter()
+                .all(|known| known.own || known.health == InstanceHealth::Unready)
+        );
         std::thread::scope(|scope| {
             let client = connect(node.listen);
             let answer = scope.spawn(|| ca.get(client, "/metrics"));
-            shim.until("a client at the instance", |status| status.connections_pending == 1 && status.held == 0);
+            shim.until("a client at the instance", |status| {
+                status.connections_pending == 1 && status.held == 0
+            });
             kill(server, Signal::SIGCONT).unwrap();
-            has_all(&answer.join().unwrap(), &["HTTP/1.1 200", r#"emulation="1.35""#]);
+            has_all(
+                &answer.join().unwrap(),
+                &["HTTP/1.1 200", r#"emulation="1.35""#],
+            );
         });
-        eventually("the client", || (injected(&shim) == links as u64).then_some(()));
-        assert!(!newborn.running.log().contains("joined"), "{}", newborn.running.log());
+        eventually("the client", || {
+            (injected(&shim) == links as u64).then_some(())
+        });
+        assert!(
+            !newborn.running.log().contains("joined"),
+            "{}",
+            newborn.running.log()
+        );
     }
 }
 
@@ -296,14 +449,20 @@ fn a_probe_without_an_answer_takes_no_instance_off_the_air_and_none_is_used_befo
 #[test]
 fn a_drain_waits_for_connections_that_the_instance_has_alone() {
     for (pass, links) in WAYS {
-        let Some((node, _instance, _)) = supervised_by(pass, "") else { return };
+        let Some((node, _instance, _)) = supervised_by(pass, "") else {
+            return;
+        };
         let first = shim(&node, "inject", links);
         let (relayed, passed) = (relayed_client(node.listen), served_client(node.listen));
-        eventually("one of the instance alone", || (injected(&first) == links as u64).then_some(()));
+        eventually("one of the instance alone", || {
+            (injected(&first) == links as u64).then_some(())
+        });
         let drain = |wait: &str| node.asked(&["drain", "--wait-streams", wait, "--instance", "a"]);
         assert_eq!(drain("0s").1.trim(), "2 connections are left");
         drop(relayed);
-        eventually("the one that is passed", || (drain("0s").1.trim() == "1 connections are left").then_some(()));
+        eventually("the one that is passed", || {
+            (drain("0s").1.trim() == "1 connections are left").then_some(())
+        });
         drop(passed);
         let (code, out, log) = drain("1h");
         assert_eq!(code, Some(0), "{out}{log}");

@@ -21,8 +21,13 @@ impl Peer {
     pub(super) fn joined(path: &Path, holder: u64) -> Self {
         eventually("a place among the siblings", || {
             let peer = Self::dial(path);
-            peer.sends(&format!(r#"{{"version":1,"ask":{{"join":{{"holder":{holder}}}}}}}"#), &[]);
-            peer.receives().is_some_and(|reply| reply.contains("joined")).then_some(peer)
+            peer.sends(
+                &format!(r#"{{"version":1,"ask":{{"join":{{"holder":{holder}}}}}}}"#),
+                &[],
+            );
+            peer.receives()
+                .is_some_and(|reply| reply.contains("joined"))
+                .then_some(peer)
         })
     }
 
@@ -34,8 +39,11 @@ impl Peer {
     #[track_caller]
     pub(super) fn receives(&self) -> Option<String> {
         let mut buffer = vec![0; seqpacket::MESSAGE];
-        let received = eventually("a message or the end", || seqpacket::receive(self.0.as_fd(), &mut buffer).ok());
-        (received.length > 0).then(|| String::from_utf8_lossy(&buffer[..received.length]).into_owned())
+        let received = eventually("a message or the end", || {
+            seqpacket::receive(self.0.as_fd(), &mut buffer).ok()
+        });
+        (received.length > 0)
+            .then(|| String::from_utf8_lossy(&buffer[..received.length]).into_owned())
     }
 
     #[track_caller]
@@ -50,7 +58,10 @@ fn cookie(listener: &impl AsFd) -> u64 {
 
 /// A message of a sibling, with listeners.
 fn update(version: u32, guards: &[(u64, SocketAddr)]) -> String {
-    let guards: Vec<_> = guards.iter().map(|(cookie, address)| format!("[{cookie},\"{address}\"]")).collect();
+    let guards: Vec<_> = guards
+        .iter()
+        .map(|(cookie, address)| format!("[{cookie},\"{address}\"]"))
+        .collect();
     format!(
         r#"{{"version":{version},"announce":{{"phase":"joined","ready":true,"reachable":true,"leaving":false,"owns":[],"accepts":[]}},"guards":[{}]}}"#,
         guards.join(",")
@@ -68,7 +79,9 @@ fn refused(node: &Node, shim: &Shim, line: &str, message: &str, descriptors: &[B
     peer.receives_the_end();
     drop(peer);
     served(node.listen);
-    eventually("as many descriptors as before", || (shim.descriptors() <= before).then_some(()));
+    eventually("as many descriptors as before", || {
+        (shim.descriptors() <= before).then_some(())
+    });
 }
 
 #[test]
@@ -76,7 +89,9 @@ fn a_peer_that_lies_is_refused() {
     let (node, instance) = (Node::new(), Echo::new());
     let shim = node.joined("a", instance.address, &[]);
     served(node.listen);
-    eventually("a connection that ended", || (shim.status().connections_open == 0).then_some(()));
+    eventually("a connection that ended", || {
+        (shim.status().connections_open == 0).then_some(())
+    });
 
     let peer = Peer::dial(&shim.path);
     peer.sends(r#"{"version":99,"ask":{"join":{"holder":7}}}"#, &[]);
@@ -97,10 +112,22 @@ fn a_peer_that_lies_is_refused() {
         &update(1, &[(name, node.listen), (7, node.listen)]),
         &[fd],
     );
-    refused(&node, &shim, "0 listeners, and 1 descriptors", &update(1, &[]), &[fd]);
+    refused(
+        &node,
+        &shim,
+        "0 listeners, and 1 descriptors",
+        &update(1, &[]),
+        &[fd],
+    );
     // More than fit: those that the kernel installed are closed again.
     refused(&node, &shim, "Message too long", &update(1, &[]), &[fd; 70]);
-    refused(&node, &shim, "it is another socket than announced", &update(1, &[(7, node.listen)]), &[fd]);
+    refused(
+        &node,
+        &shim,
+        "it is another socket than announced",
+        &update(1, &[(7, node.listen)]),
+        &[fd],
+    );
 
     let (pipe, _other) = std::io::pipe().unwrap();
     refused(
@@ -111,16 +138,37 @@ fn a_peer_that_lies_is_refused() {
         &[pipe.as_fd()],
     );
     let udp = UdpSocket::bind((fresh_ip(), 0)).unwrap();
-    refused(&node, &shim, "it is no TCP socket", &update(1, &[(cookie(&udp), node.listen)]), &[udp.as_fd()]);
+    refused(
+        &node,
+        &shim,
+        "it is no TCP socket",
+        &update(1, &[(cookie(&udp), node.listen)]),
+        &[udp.as_fd()],
+    );
     let connection = TcpStream::connect(instance.address).unwrap();
-    let said = update(1, &[(cookie(&connection), connection.local_addr().unwrap())]);
-    refused(&node, &shim, "it is a connection, not a listener", &said, &[connection.as_fd()]);
+    let said = update(
+        1,
+        &[(cookie(&connection), connection.local_addr().unwrap())],
+    );
+    refused(
+        &node,
+        &shim,
+        "it is a connection, not a listener",
+        &said,
+        &[connection.as_fd()],
+    );
     let foreign = TcpListener::bind((fresh_ip(), 0)).unwrap();
     let said = update(1, &[(cookie(&foreign), node.listen)]);
     refused(&node, &shim, "it is bound to", &said, &[foreign.as_fd()]);
     let lonely = TcpListener::bind((fresh_ip(), 0)).unwrap();
     let said = update(1, &[(cookie(&lonely), lonely.local_addr().unwrap())]);
-    refused(&node, &shim, "it does not share its port", &said, &[lonely.as_fd()]);
+    refused(
+        &node,
+        &shim,
+        "it does not share its port",
+        &said,
+        &[lonely.as_fd()],
+    );
 
     assert_eq!(node.listeners().len(), 1);
     shim.leave();
@@ -136,18 +184,27 @@ fn a_listener_of_another_address_is_not_taken() {
     let address = socket::local_address(foreign.as_fd()).unwrap();
     let before = shim.descriptors();
     let peer = Peer::joined(&shim.path, u64::MAX);
-    peer.sends(&update(1, &[(cookie(&foreign), address)]), &[foreign.as_fd()]);
+    peer.sends(
+        &update(1, &[(cookie(&foreign), address)]),
+        &[foreign.as_fd()],
+    );
     peer.sends("an end", &[]);
     peer.receives_the_end();
     drop(peer);
-    eventually("as many descriptors as before", || (shim.descriptors() <= before).then_some(()));
+    eventually("as many descriptors as before", || {
+        (shim.descriptors() <= before).then_some(())
+    });
     served(node.listen);
 }
 
 #[test]
 fn a_silent_peer_holds_nothing_up() {
     let (node, instance) = (Node::new(), Echo::new());
-    let shim = node.joined("a", instance.address, &["--lease", "1s", "--log-level", "debug"]);
+    let shim = node.joined(
+        "a",
+        instance.address,
+        &["--lease", "1s", "--log-level", "debug"],
+    );
     let before = shim.descriptors();
     let silent = Peer::dial(&shim.path);
     silent.receives_the_end();
@@ -156,13 +213,16 @@ fn a_silent_peer_holds_nothing_up() {
     for _ in 0..20 {
         served(node.listen);
     }
-    shim.running.logs("a sibling is connected and sends no updates");
+    shim.running
+        .logs("a sibling is connected and sends no updates");
     // A sibling that sends nothing keeps no shim from joining or leaving for longer than a lease.
     let next = node.joined("b", instance.address, &[]);
     shim.leave();
     served(node.listen);
     drop((silent, joined));
-    eventually("few more descriptors than before", || (next.descriptors() <= before + 8).then_some(()));
+    eventually("few more descriptors than before", || {
+        (next.descriptors() <= before + 8).then_some(())
+    });
 }
 
 /// Root may read and command, but it could not listen here: no listener and no connection goes to it.
@@ -178,7 +238,10 @@ fn a_sibling_of_another_uid_is_refused() {
         let peer = Peer::dial(&shim.path);
         peer.sends(&format!(r#"{{"version":1,"ask":{ask}}}"#), &[]);
         let reply = peer.receives().expect("a reply");
-        assert!(reply.contains("refused") && reply.contains("uid 65534"), "{reply}");
+        assert!(
+            reply.contains("refused") && reply.contains("uid 65534"),
+            "{reply}"
+        );
         peer.receives_the_end();
     }
     shim.running.logs("a sibling of another uid was refused");

@@ -21,14 +21,32 @@ fn stranger_fails(listen: SocketAddr) -> Option<()> {
     let (instance, run_dir) = (Echo::new(), tempfile::tempdir().unwrap());
     nix::unistd::chown(run_dir.path(), Some(STRANGER.into()), Some(STRANGER.into())).ok()?;
     let mut version = berth(["--version"]);
-    version.uid(STRANGER).gid(STRANGER).output().ok().filter(|output| output.status.success())?;
+    version
+        .uid(STRANGER)
+        .gid(STRANGER)
+        .output()
+        .ok()
+        .filter(|output| output.status.success())?;
     let mut command = berth(["serve", "--probe", "tcp", "--instance", "stranger"]);
-    command.args(["--listen", &listen.to_string(), "--backend", &instance.address.to_string()]);
-    let mut running =
-        Running::start(command.arg("--run-dir").arg(run_dir.path().join("run")).uid(STRANGER).gid(STRANGER));
+    command.args([
+        "--listen",
+        &listen.to_string(),
+        "--backend",
+        &instance.address.to_string(),
+    ]);
+    let mut running = Running::start(
+        command
+            .arg("--run-dir")
+            .arg(run_dir.path().join("run"))
+            .uid(STRANGER)
+            .gid(STRANGER),
+    );
     eventually("a stranger that fails", || {
         let log = running.log();
-        assert!(!log.contains(" joined"), "the stranger has the port:\n{log}");
+        assert!(
+            !log.contains(" joined"),
+            "the stranger has the port:\n{log}"
+        );
         (!running.is_running() || log.contains("cannot listen")).then_some(())
     });
     Some(())
@@ -77,8 +95,16 @@ fn connections_have_keepalive() {
     let (node, instance) = (Node::new(), Echo::new());
     let _shim = node.joined("a", instance.address, &[]);
     let _client = served_client(node.listen);
-    let timers = eventually("a connection without another timer", || keepalive_timers(node.listen));
-    assert!(!timers.is_empty() && timers.iter().all(|timer| timer.is_some_and(|seconds| seconds <= 30)), "{timers:?}");
+    let timers = eventually("a connection without another timer", || {
+        keepalive_timers(node.listen)
+    });
+    assert!(
+        !timers.is_empty()
+            && timers
+                .iter()
+                .all(|timer| timer.is_some_and(|seconds| seconds <= 30)),
+        "{timers:?}"
+    );
 }
 
 #[test]
@@ -92,7 +118,9 @@ fn foreign_listeners_are_counted_before_anybody_leaves() {
     a.until("one of others", |status| status.foreign_listeners == 1);
     eventually("a status that says so", || {
         let status = node.asked(&["status"]).1;
-        status.contains("the port is shared with a listener that no shim which answers holds").then_some(())
+        status
+            .contains("the port is shared with a listener that no shim which answers holds")
+            .then_some(())
     });
     drop(stranger);
     a.until("none of others", |status| status.foreign_listeners == 0);
@@ -103,8 +131,15 @@ fn foreign_listeners_are_counted_before_anybody_leaves() {
         let b = node.joined("b", instance.address, &[]);
         b.until_counted("guard", 1);
         a.until_counted("guard", before + 1);
-        let (counted, took) = ([&a, &b].map(|shim| shim.status().foreign_listeners), began.elapsed());
-        assert!(took >= looks || counted == [0, 0], "{counted:?}: {}", a.running.log());
+        let (counted, took) = (
+            [&a, &b].map(|shim| shim.status().foreign_listeners),
+            began.elapsed(),
+        );
+        assert!(
+            took >= looks || counted == [0, 0],
+            "{counted:?}: {}",
+            a.running.log()
+        );
         b.leave();
         (took < looks).then_some(())
     });
@@ -118,12 +153,18 @@ fn a_shim_that_hangs_is_said_to_hang_and_not_to_have_ended() {
     a.freeze();
     let b = node.joined("b", instance.address, &["--lease", "1s"]);
     let warned = b.running.logs("listeners on the berth's port");
-    assert!(warned.contains("no shim that answers") && warned.contains("end a shim that hangs"), "{warned}");
+    assert!(
+        warned.contains("no shim that answers") && warned.contains("end a shim that hangs"),
+        "{warned}"
+    );
     let (status, out, log) =
         output_of(&mut node.berth_with(&["status", "--run-dir", node.run_dir().to_str().unwrap()]));
     assert_eq!(status, Some(1), "{out}{log}");
     let line = out.lines().find(|line| line.contains(" a ")).unwrap();
-    assert!(line.contains("does not answer within 1s") && !line.contains("ended"), "{out}");
+    assert!(
+        line.contains("does not answer within 1s") && !line.contains("ended"),
+        "{out}"
+    );
     assert!(out.contains("end a shim that hangs"), "{out}");
 }
 
@@ -156,7 +197,10 @@ fn a_shim_accepts_when_its_accept_loop_runs() {
     let stopped = shim.stop(ACCEPTS);
     let _instance = Echo::at(address);
     shim.until("its instance is ready", |status| {
-        status.instances.iter().any(|instance| instance.own && instance.health == InstanceHealth::Ready)
+        status
+            .instances
+            .iter()
+            .any(|instance| instance.own && instance.health == InstanceHealth::Ready)
     });
     shim.until_counted("accept", 1);
     let until = Instant::now() + 3 * MOMENT;
@@ -173,7 +217,16 @@ fn a_shim_accepts_when_its_accept_loop_runs() {
 #[test]
 fn a_shim_whose_thread_is_blocked_leaves_and_ends() {
     let (node, instance, second) = (Node::new(), Echo::new(), Echo::new());
-    let options = ["--lease", "1s", "--threads", "1", "--drain-timeout", "1s", "--speedup", "10"];
+    let options = [
+        "--lease",
+        "1s",
+        "--threads",
+        "1",
+        "--drain-timeout",
+        "1s",
+        "--speedup",
+        "10",
+    ];
     let mut a = node.joined("a", instance.address, &options);
     let _client = relayed_client(node.listen);
     let b = node.joined("b", second.address, &[]);
@@ -182,7 +235,12 @@ fn a_shim_whose_thread_is_blocked_leaves_and_ends() {
     a.until("blocked", |status| status.blocked);
     let ready = node.asked(&["ready", "--timeout", "30s", "--instance", "a"]);
     assert_eq!(ready.0, Some(1), "{ready:?}");
-    assert!(ready.1.contains("a relaying thread of the shim of instance a does not answer"), "{ready:?}");
+    assert!(
+        ready
+            .1
+            .contains("a relaying thread of the shim of instance a does not answer"),
+        "{ready:?}"
+    );
     a.running.signal(Signal::SIGTERM);
     a.until("left", |status| status.state == Phase::Left);
     drop(instance);
@@ -204,7 +262,11 @@ fn a_shim_that_took_an_orphan_frees_the_port_when_it_has_left() {
         shim.leave();
         shim = next;
     }
-    assert_eq!(shim.counted("listen", "ok"), 0, "C took A's listener into use");
+    assert_eq!(
+        shim.counted("listen", "ok"),
+        0,
+        "C took A's listener into use"
+    );
     let mut stream = served_client(node.listen);
     let drained = node.asked(&["drain", "--instance", "c"]);
     assert_eq!(drained.0, Some(0), "{drained:?}");

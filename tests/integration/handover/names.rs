@@ -43,13 +43,18 @@ impl Sibling {
             boot_id: clock::boot_id().unwrap(),
             expires_boottime_ms: 0,
         };
-        let mut sibling = Self { berth, lease, listener };
+        let mut sibling = Self {
+            berth,
+            lease,
+            listener,
+        };
         sibling.renew();
         sibling
     }
 
     fn renew(&mut self) {
-        self.lease.renew(clock::boottime().unwrap(), SystemTime::now());
+        self.lease
+            .renew(clock::boottime().unwrap(), SystemTime::now());
         lease::write(&self.berth, &self.lease).unwrap();
     }
 
@@ -70,7 +75,9 @@ impl Sibling {
     #[track_caller]
     fn connected(&mut self, node: &Node) -> Peer {
         let holder = self.lease.holder_identity.0;
-        eventually("a connection of the shim", || self.dialled(holder).filter(|peer| gets_guards(peer, node)))
+        eventually("a connection of the shim", || {
+            self.dialled(holder).filter(|peer| gets_guards(peer, node))
+        })
     }
 }
 
@@ -107,18 +114,37 @@ fn a_process_with_a_connected_siblings_name_is_refused() {
     let (node, instance) = (Node::new(), Echo::new());
     let (a, b) = node.pair([instance.address, instance.address], &[]);
     let berth = node.berth();
-    let holder = |id: &str| lease::read(&berth, &InstanceId::parse(id).unwrap()).unwrap().unwrap().holder_identity.0;
-    for (name, why) in [(holder("b"), "connected already"), (holder("a"), "this shim's own")] {
+    let holder = |id: &str| {
+        lease::read(&berth, &InstanceId::parse(id).unwrap())
+            .unwrap()
+            .unwrap()
+            .holder_identity
+            .0
+    };
+    for (name, why) in [
+        (holder("b"), "connected already"),
+        (holder("a"), "this shim's own"),
+    ] {
         let peer = Peer::dial(&a.path);
-        peer.sends(&format!(r#"{{"version":1,"ask":{{"join":{{"holder":{name}}}}}}}"#), &[]);
+        peer.sends(
+            &format!(r#"{{"version":1,"ask":{{"join":{{"holder":{name}}}}}}}"#),
+            &[],
+        );
         let reply = peer.receives().expect("a reply");
         assert!(reply.contains("refused") && reply.contains(why), "{reply}");
         let warned = a.running.logs(why);
-        assert!(warned.contains("WARN") && warned.contains("another process goes by a sibling's name"), "{warned}");
+        assert!(
+            warned.contains("WARN") && warned.contains("another process goes by a sibling's name"),
+            "{warned}"
+        );
     }
     assert_eq!(a.counted("connect", "conflict"), 2);
     // Nothing ended for the real one: the leases are long, so only its word hands its listener over.
-    assert!(!a.running.log().contains("a sibling is gone"), "{}", a.running.log());
+    assert!(
+        !a.running.log().contains("a sibling is gone"),
+        "{}",
+        a.running.log()
+    );
     let load = load::start(node.listen, 16, Duration::from_millis(100));
     load.more(50);
     b.leave();
@@ -132,7 +158,10 @@ fn a_process_with_a_connected_siblings_name_is_refused() {
 fn requests_that_waited_while_a_shim_hung_are_no_conflict() {
     let (node, instance) = (Node::new(), Echo::new());
     let shim = node.joined("a", instance.address, &[]);
-    let join = format!(r#"{{"version":1,"ask":{{"join":{{"holder":{}}}}}}}"#, u64::MAX);
+    let join = format!(
+        r#"{{"version":1,"ask":{{"join":{{"holder":{}}}}}}}"#,
+        u64::MAX
+    );
     shim.freeze();
     for _ in 0..3 {
         Peer::dial(&shim.path).sends(&join, &[]);
@@ -140,8 +169,18 @@ fn requests_that_waited_while_a_shim_hung_are_no_conflict() {
     let last = Peer::dial(&shim.path);
     last.sends(&join, &[]);
     shim.running.signal(Signal::SIGCONT);
-    assert!(last.receives().is_some_and(|reply| reply.contains("joined")), "{}", shim.running.log());
-    assert_eq!(shim.counted("connect", "conflict"), 0, "{}", shim.running.log());
+    assert!(
+        last.receives()
+            .is_some_and(|reply| reply.contains("joined")),
+        "{}",
+        shim.running.log()
+    );
+    assert_eq!(
+        shim.counted("connect", "conflict"),
+        0,
+        "{}",
+        shim.running.log()
+    );
 }
 
 /// While a sibling is waited for, each event lets the shim look whether the sibling has died.
@@ -153,11 +192,19 @@ fn a_sibling_that_is_waited_for_is_not_dialled_at_each_event() {
     let sibling = Sibling::new(&node, 0);
     let shim = node.start("a", instance.address, &[]);
     let id = InstanceId::parse("a").unwrap();
-    let own = eventually("a lease", || lease::read(&node.berth(), &id).unwrap()).holder_identity.0;
+    let own = eventually("a lease", || lease::read(&node.berth(), &id).unwrap())
+        .holder_identity
+        .0;
     for _ in 0..300 {
         let peer = Peer::dial(&shim.path);
-        peer.sends(&format!(r#"{{"version":1,"ask":{{"join":{{"holder":{own}}}}}}}"#), &[]);
-        assert!(peer.receives().is_some_and(|reply| reply.contains("refused")));
+        peer.sends(
+            &format!(r#"{{"version":1,"ask":{{"join":{{"holder":{own}}}}}}}"#),
+            &[],
+        );
+        assert!(
+            peer.receives()
+                .is_some_and(|reply| reply.contains("refused"))
+        );
     }
     let looks = std::iter::from_fn(|| seqpacket::accept(sibling.listener.as_fd()).ok()).count();
     let most = 2 + began.elapsed().as_millis() as usize / 50;
@@ -182,10 +229,18 @@ fn a_sibling_that_cannot_be_reached_is_reported_within_a_lease() {
         // With so short a lease the shim itself may not be ready, on a machine with much to do.
         eventually("a command that says so", || {
             let (status, _, log) = node.asked(&["ready", "--timeout", "30s", "--instance", "a"]);
-            (status == Some(0) && log.contains("the shims of a and z have no connection")).then_some(())
+            (status == Some(0) && log.contains("the shims of a and z have no connection"))
+                .then_some(())
         });
-        let warnings = || shim.running.log().matches("a live sibling has had no connection to this shim").count();
-        eventually("a warning", || (warnings() == said_before + 1).then_some(()));
+        let warnings = || {
+            shim.running
+                .log()
+                .matches("a live sibling has had no connection to this shim")
+                .count()
+        };
+        eventually("a warning", || {
+            (warnings() == said_before + 1).then_some(())
+        });
         assert!(shim.running.logs("neither guards").contains("WARN"));
 
         // It can be dialled now, by any process.
@@ -195,7 +250,12 @@ fn a_sibling_that_cannot_be_reached_is_reported_within_a_lease() {
             sibling.renew();
             (shim.metric("berth_siblings_unconnected", &[]) == 0).then_some(())
         });
-        assert_eq!(warnings(), said_before + 1, "said once: {}", shim.running.log());
+        assert_eq!(
+            warnings(),
+            said_before + 1,
+            "said once: {}",
+            shim.running.log()
+        );
         drop(peer);
         lease::remove(&node.berth(), &sibling.lease).unwrap();
         std::fs::remove_file(&path).unwrap();
@@ -243,9 +303,21 @@ fn a_sibling_that_is_dialled_must_be_of_the_same_uid() {
         sibling.renew();
         (shim.counted("connect", "refused") > 0).then_some(())
     });
-    let warned = shim.running.logs("z.sock is of uid 65534, this process is uid 0");
-    assert!(warned.contains("WARN") && warned.contains("a sibling does not share its listeners"), "{warned}");
-    assert!(!stranger.running.log().contains("a sibling of another uid was refused"), "{}", stranger.running.log());
+    let warned = shim
+        .running
+        .logs("z.sock is of uid 65534, this process is uid 0");
+    assert!(
+        warned.contains("WARN") && warned.contains("a sibling does not share its listeners"),
+        "{warned}"
+    );
+    assert!(
+        !stranger
+            .running
+            .log()
+            .contains("a sibling of another uid was refused"),
+        "{}",
+        stranger.running.log()
+    );
 }
 
 #[test]
@@ -259,8 +331,13 @@ fn what_answers_for_a_sibling_must_be_the_holder_of_its_lease() {
         }
         (shim.counted("connect", "conflict") > 0).then_some(())
     });
-    let warned = shim.running.logs("another process goes by a sibling's name");
-    assert!(warned.contains("WARN") && warned.contains("z.sock is answered by 0000000000000007"), "{warned}");
+    let warned = shim
+        .running
+        .logs("another process goes by a sibling's name");
+    assert!(
+        warned.contains("WARN") && warned.contains("z.sock is answered by 0000000000000007"),
+        "{warned}"
+    );
     // The sibling itself is not dead for that.
     sibling.connected(&node);
 }

@@ -40,7 +40,9 @@ pub(crate) const ACCEPTS: &str = "berth-relay-0";
 /// A number from the environment, for runs that are longer than those of every day.
 #[track_caller]
 pub(crate) fn number(name: &str, every_day: usize) -> usize {
-    std::env::var(name).map_or(every_day, |number| number.parse().unwrap_or_else(|_| panic!("{name}={number}")))
+    std::env::var(name).map_or(every_day, |number| {
+        number.parse().unwrap_or_else(|_| panic!("{name}={number}"))
+    })
 }
 
 pub(crate) fn runtime() -> Runtime {
@@ -60,15 +62,28 @@ pub(crate) struct Node {
 impl Node {
     pub(crate) fn new() -> Self {
         let program = Mutex::new(BERTH.into());
-        Self { temp: in_memory(), listen: free_address(), uid: None, program }
+        Self {
+            temp: in_memory(),
+            listen: free_address(),
+            uid: None,
+            program,
+        }
     }
 
     /// One of another uid's, or why that cannot be had.
     pub(crate) fn of(uid: u32) -> Result<Self, String> {
         let mut version = berth_at(Path::new(BERTH), ["--version"]);
-        version.uid(uid).gid(uid).status().map_err(|error| format!("berth cannot be run as uid {uid}: {error}"))?;
-        let node = Self { uid: Some(uid), ..Self::new() };
-        chown(node.temp.path(), Some(uid.into()), Some(uid.into())).map_err(|error| error.to_string())?;
+        version
+            .uid(uid)
+            .gid(uid)
+            .status()
+            .map_err(|error| format!("berth cannot be run as uid {uid}: {error}"))?;
+        let node = Self {
+            uid: Some(uid),
+            ..Self::new()
+        };
+        chown(node.temp.path(), Some(uid.into()), Some(uid.into()))
+            .map_err(|error| error.to_string())?;
         Ok(node)
     }
 
@@ -99,17 +114,30 @@ impl Node {
 
     /// The berth's directory, made if it is not there.
     pub(crate) fn berth(&self) -> BerthDir {
-        self.find().unwrap_or_else(|| RunDir::open(&self.run_dir()).unwrap().berth(self.listen).unwrap())
+        self.find().unwrap_or_else(|| {
+            RunDir::open(&self.run_dir())
+                .unwrap()
+                .berth(self.listen)
+                .unwrap()
+        })
     }
 
     /// The berth's directory, if it is there.
     pub(crate) fn find(&self) -> Option<BerthDir> {
         let berths = RunDir::find(&self.run_dir()).ok()??.berths().ok()?;
-        berths.into_iter().find(|berth| berth.address() == self.listen)
+        berths
+            .into_iter()
+            .find(|berth| berth.address() == self.listen)
     }
 
     fn command(&self, command: &str, id: &str) -> Command {
-        let mut command = self.berth_with(&[command, "--listen", &self.listen.to_string(), "--instance", id]);
+        let mut command = self.berth_with(&[
+            command,
+            "--listen",
+            &self.listen.to_string(),
+            "--instance",
+            id,
+        ]);
         command.arg("--run-dir").arg(self.run_dir());
         if let Some(uid) = self.uid {
             command.uid(uid).gid(uid);
@@ -118,18 +146,37 @@ impl Node {
     }
 
     /// A stand-in for an apiserver under `berth exec`, and its process.
-    pub(crate) fn injected(&self, id: &str, pass: &str, environment: &[(&str, &str)]) -> (Running, Pid) {
+    pub(crate) fn injected(
+        &self,
+        id: &str,
+        pass: &str,
+        environment: &[(&str, &str)],
+    ) -> (Running, Pid) {
         let mut command = self.command("exec", id);
         command.args(["--pass", pass, "--", "sh", "-c", STAND_IN, "kube-apiserver"]);
-        command.env("TEST_BINARY", std::env::current_exe().unwrap()).envs(environment.iter().copied());
+        command
+            .env("TEST_BINARY", std::env::current_exe().unwrap())
+            .envs(environment.iter().copied());
         let process = Running::start(&mut command);
-        let pid = process.prints("listening, pid ").rsplit(' ').next().unwrap().parse().unwrap();
+        let pid = process
+            .prints("listening, pid ")
+            .rsplit(' ')
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap();
         (process, Pid::from_raw(pid))
     }
 
     fn exec_command(&self, id: &str) -> Command {
         let mut command = self.command("exec", id);
-        command.args(["--", "sh", "-c", "echo lives; exec sleep 3600", "kube-apiserver"]);
+        command.args([
+            "--",
+            "sh",
+            "-c",
+            "echo lives; exec sleep 3600",
+            "kube-apiserver",
+        ]);
         command
     }
 
@@ -138,7 +185,10 @@ impl Node {
         let process = Running::start(&mut self.exec_command(id));
         process.prints("lives");
         let listed = instance::list(&self.find().unwrap()).unwrap().found;
-        let listed = listed.into_iter().find(|listed| listed.record.instance.as_str() == id).unwrap();
+        let listed = listed
+            .into_iter()
+            .find(|listed| listed.record.instance.as_str() == id)
+            .unwrap();
         (process, Echo::at(listed.record.address))
     }
 
@@ -147,22 +197,46 @@ impl Node {
         self.claim(id, address, None)
     }
 
-    fn claim(&self, id: &str, address: SocketAddr, supervisor: Option<Result<(), String>>) -> InstanceClaim {
+    fn claim(
+        &self,
+        id: &str,
+        address: SocketAddr,
+        supervisor: Option<Result<(), String>>,
+    ) -> InstanceClaim {
         let id = InstanceId::parse(id).unwrap();
-        let claimant = Claimant { instance: &id, advertise: self.listen.ip(), supervisor, pid: None };
+        let claimant = Claimant {
+            instance: &id,
+            advertise: self.listen.ip(),
+            supervisor,
+            pid: None,
+        };
         claim(&self.berth(), &claimant, |_, _| Ok(address)).unwrap()
     }
 
     /// Records an echo server as an instance with a supervisor, alive as long as the server. False if tests do not run so, or there is no
     /// such server.
     pub(crate) fn supervises(&self, id: &str, address: SocketAddr) -> bool {
-        let echo = ECHOES.lock().unwrap().get(&address).filter(|echo| !echo.is_closed()).cloned();
-        let Some(echo) = echo.filter(|_| passes_sockets() && self.uid.is_none()) else { return false };
+        let echo = ECHOES
+            .lock()
+            .unwrap()
+            .get(&address)
+            .filter(|echo| !echo.is_closed())
+            .cloned();
+        let Some(echo) = echo.filter(|_| passes_sockets() && self.uid.is_none()) else {
+            return false;
+        };
         let listed = instance::list(&self.berth()).unwrap().found;
-        if !listed.iter().any(|listed| listed.alive && listed.record.instance.as_str() == id) {
+        if !listed
+            .iter()
+            .any(|listed| listed.alive && listed.record.instance.as_str() == id)
+        {
             let instance = InstanceId::parse(id).unwrap();
             let shims = ipc::listen(&self.berth().supervisor_path(&instance).unwrap()).unwrap();
-            let _ = echo.send(Supervised { instance, shims, _record: self.claim(id, address, Some(Ok(()))) });
+            let _ = echo.send(Supervised {
+                instance,
+                shims,
+                _record: self.claim(id, address, Some(Ok(()))),
+            });
         }
         true
     }
@@ -172,15 +246,22 @@ impl Node {
         if self.supervises(id, backend) {
             return self.launch(id, options);
         }
-        self.launch(id, &[&["--backend", &backend.to_string()], options].concat())
+        self.launch(
+            id,
+            &[&["--backend", &backend.to_string()], options].concat(),
+        )
     }
 
     /// Starts a shim of an instance that is recorded.
     pub(crate) fn launch(&self, id: &str, options: &[&str]) -> Shim {
         let mut command = self.command("serve", id);
         // An instance that answers late does not stand still, unless a test is about that.
-        let defaults =
-            [["--probe", "tcp"], ["--probe-timeout", "60s"], ["--probe-interval", "50ms"], ["--lease", LEASE]];
+        let defaults = [
+            ["--probe", "tcp"],
+            ["--probe-timeout", "60s"],
+            ["--probe-interval", "50ms"],
+            ["--lease", LEASE],
+        ];
         for [option, value] in defaults {
             if !options.contains(&option) {
                 command.args([option, value]);
@@ -188,7 +269,10 @@ impl Node {
         }
         let running = Running::start(command.args(options));
         running.logs(" berth ");
-        let path = self.berth().socket_path(&InstanceId::parse(id).unwrap()).unwrap();
+        let path = self
+            .berth()
+            .socket_path(&InstanceId::parse(id).unwrap())
+            .unwrap();
         Shim { running, path }
     }
 
@@ -197,14 +281,22 @@ impl Node {
         let shim = self.start(id, backend, options);
         shim.until_joined();
         if self.supervises(id, backend) && !options.contains(&"relay") {
-            shim.until("a link", |status| status.instances.iter().any(|known| known.own && known.injected));
+            shim.until("a link", |status| {
+                status
+                    .instances
+                    .iter()
+                    .any(|known| known.own && known.injected)
+            });
         }
         shim
     }
 
     /// Two shims with these options that are joined and know one another, one for each of these instances.
     pub(crate) fn pair(&self, backends: [SocketAddr; 2], options: &[&str]) -> (Shim, Shim) {
-        let (a, b) = (self.joined("a", backends[0], options), self.joined("b", backends[1], options));
+        let (a, b) = (
+            self.joined("a", backends[0], options),
+            self.joined("b", backends[1], options),
+        );
         know_one_another(&a, &b);
         (a, b)
     }
@@ -214,7 +306,11 @@ impl Node {
     #[track_caller]
     pub(crate) fn asked(&self, command: &[&str]) -> (Option<i32>, String, String) {
         eventually(&format!("an answer to {command:?}"), || {
-            let told = output_of(self.berth_with(command).arg("--run-dir").arg(self.run_dir()));
+            let told = output_of(
+                self.berth_with(command)
+                    .arg("--run-dir")
+                    .arg(self.run_dir()),
+            );
             Some(told).filter(|(_, out, _)| !out.contains("does not answer within"))
         })
     }
@@ -250,14 +346,20 @@ impl Shim {
                 return status;
             }
             let late = Instant::now() >= deadline;
-            assert!(!late, "waited in vain: {what}: {status:?}\n{}", self.running.log());
+            assert!(
+                !late,
+                "waited in vain: {what}: {status:?}\n{}",
+                self.running.log()
+            );
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
 
     #[track_caller]
     pub(crate) fn until_joined(&self) {
-        self.until("joined", |status| status.state == berth_node::terms::Phase::Joined);
+        self.until("joined", |status| {
+            status.state == berth_node::terms::Phase::Joined
+        });
     }
 
     /// A metric with these labels.
@@ -268,22 +370,30 @@ impl Shim {
             other => panic!("no metrics but {other:?}:\n{}", self.running.log()),
         };
         let has = |line: &&str| {
-            let labelled = |(label, value): &(&str, &str)| line.contains(&format!("{label}=\"{value}\""));
+            let labelled =
+                |(label, value): &(&str, &str)| line.contains(&format!("{label}=\"{value}\""));
             line.split('{').next() == Some(name) && labels.iter().all(labelled)
         };
-        text.lines().find(has).map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+        text.lines()
+            .find(has)
+            .map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
     }
 
     /// A counter of the handover.
     #[track_caller]
     pub(crate) fn counted(&self, step: &str, result: &str) -> u64 {
-        self.metric("berth_handover_steps_total", &[("step", step), ("result", result)])
+        self.metric(
+            "berth_handover_steps_total",
+            &[("step", step), ("result", result)],
+        )
     }
 
     /// Waits for a counter of the handover.
     #[track_caller]
     pub(crate) fn until_counted(&self, step: &str, least: u64) {
-        eventually(&format!("{step} at {least}"), || (self.counted(step, "ok") >= least).then_some(()));
+        eventually(&format!("{step} at {least}"), || {
+            (self.counted(step, "ok") >= least).then_some(())
+        });
     }
 
     /// Stops it, and waits until it stands still.
@@ -297,16 +407,21 @@ impl Shim {
     pub(crate) fn stop(&self, thread: &str) -> Stopped {
         Stopped::new(eventually(thread, || {
             let tasks = std::fs::read_dir(format!("/proc/{}/task", self.running.pid())).ok()?;
-            let named = tasks
-                .flatten()
-                .find(|task| std::fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim() == thread));
-            named.and_then(|task| task.file_name().to_str()?.parse().ok()).map(Pid::from_raw)
+            let named = tasks.flatten().find(|task| {
+                std::fs::read_to_string(task.path().join("comm"))
+                    .is_ok_and(|comm| comm.trim() == thread)
+            });
+            named
+                .and_then(|task| task.file_name().to_str()?.parse().ok())
+                .map(Pid::from_raw)
         }))
     }
 
     /// How many descriptors it has.
     pub(crate) fn descriptors(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.running.pid())).unwrap().count()
+        std::fs::read_dir(format!("/proc/{}/fd", self.running.pid()))
+            .unwrap()
+            .count()
     }
 
     /// Tells it to leave and waits until it ended well.
@@ -324,7 +439,12 @@ pub(crate) fn freeze(process: Pid) {
     kill(process, Signal::SIGSTOP).unwrap();
     eventually("a process that stands still", || {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-        stat.rsplit(')').next().unwrap().trim_start().starts_with('T').then_some(())
+        stat.rsplit(')')
+            .next()
+            .unwrap()
+            .trim_start()
+            .starts_with('T')
+            .then_some(())
     });
 }
 
@@ -342,7 +462,8 @@ pub(crate) struct Echo {
 }
 
 /// Echo servers by their addresses, each with where it learns that it is an instance with a supervisor.
-static ECHOES: LazyLock<Mutex<HashMap<SocketAddr, mpsc::UnboundedSender<Supervised>>>> = LazyLock::new(Mutex::default);
+static ECHOES: LazyLock<Mutex<HashMap<SocketAddr, mpsc::UnboundedSender<Supervised>>>> =
+    LazyLock::new(Mutex::default);
 
 /// An echo server as an instance with a supervisor.
 struct Supervised {
@@ -377,7 +498,10 @@ impl Echo {
         let address = listener.local_addr().unwrap();
         let (supervise, supervised) = mpsc::unbounded_channel();
         ECHOES.lock().unwrap().insert(address, supervise);
-        Self { address, task: Some(instances().spawn(serve(listener, supervised))) }
+        Self {
+            address,
+            task: Some(instances().spawn(serve(listener, supervised))),
+        }
     }
 }
 
@@ -385,7 +509,9 @@ impl Drop for Echo {
     fn drop(&mut self) {
         if let Some(task) = self.task.take() {
             task.abort();
-            eventually("the end of an instance", || listening(self.address).is_empty().then_some(()));
+            eventually("the end of an instance", || {
+                listening(self.address).is_empty().then_some(())
+            });
         }
     }
 }
@@ -409,12 +535,19 @@ async fn serve(listener: TcpListener, mut supervised: mpsc::UnboundedReceiver<Su
 /// What a supervisor is for shims, with a server that always accepts. The supervisor of a server in a process of its own is
 /// `berth-supervisor`'s.
 async fn supervise(
-    Supervised { instance, shims: (shims, _file), _record }: Supervised,
+    Supervised {
+        instance,
+        shims: (shims, _file),
+        _record,
+    }: Supervised,
     pass: mpsc::UnboundedSender<TcpStream>,
 ) {
     let shims = awaitable(shims, Interest::READABLE).unwrap();
     let mut links = JoinSet::new();
-    while let Ok(shim) = shims.async_io(Interest::READABLE, |shims| seqpacket::accept(shims.as_fd())).await {
+    while let Ok(shim) = shims
+        .async_io(Interest::READABLE, |shims| seqpacket::accept(shims.as_fd()))
+        .await
+    {
         links.spawn(serve_shim(shim, instance.clone(), pass.clone()));
     }
 }
@@ -423,9 +556,16 @@ async fn serve_shim(shim: OwnedFd, instance: InstanceId, pass: mpsc::UnboundedSe
     let shim = awaitable(shim, Interest::READABLE).unwrap();
     let say = |message: ToShim| {
         // An error means that the shim has ended.
-        let _ = seqpacket::transmit(shim.get_ref().as_fd(), &serde_json::to_vec(&message).unwrap(), &[]);
+        let _ = seqpacket::transmit(
+            shim.get_ref().as_fd(),
+            &serde_json::to_vec(&message).unwrap(),
+            &[],
+        );
     };
-    say(ToShim::Hello { version: VERSION, instance });
+    say(ToShim::Hello {
+        version: VERSION,
+        instance,
+    });
     say(ToShim::Listening);
     loop {
         match shim.async_io(Interest::READABLE, receive_client).await {
@@ -450,7 +590,10 @@ fn receive_client(shim: &OwnedFd) -> io::Result<Option<(u64, TcpStream)>> {
         }
         // A client that is recalled was accepted before.
         if let Ok(FromShim::Client { seq, .. }) = parse(&buffer[..received.length]) {
-            let client = received.descriptors.pop().ok_or(io::ErrorKind::InvalidData)?;
+            let client = received
+                .descriptors
+                .pop()
+                .ok_or(io::ErrorKind::InvalidData)?;
             socket::set_nonblocking(client.as_fd())?;
             return Ok(Some((seq, TcpStream::from_std(client.into())?)));
         }

@@ -25,7 +25,8 @@ fn a_recorded_siblings_instance_that_dies_is_not_missed() {
 fn a_sibling_loses_its_instance(recorded: bool) {
     let node = Node::new();
     let instances = [Echo::new(), Echo::new()];
-    let _claims = recorded.then(|| ["a", "b"].map(|id| node.record(id, instances[usize::from(id == "b")].address)));
+    let _claims = recorded
+        .then(|| ["a", "b"].map(|id| node.record(id, instances[usize::from(id == "b")].address)));
     let [first, second] = instances;
     // No client may be refused for the time that a slow machine takes.
     let join = |id: &str, instance: &Echo| {
@@ -53,23 +54,43 @@ fn a_sibling_loses_its_instance(recorded: bool) {
     if !record.nothing_lost(&b.running.log()) {
         return;
     }
-    assert!(a.running.log().lines().all(|line| !line.contains("ERROR")), "{}", a.running.log());
+    assert!(
+        a.running.log().lines().all(|line| !line.contains("ERROR")),
+        "{}",
+        a.running.log()
+    );
 }
 
 /// Leaves a process one free descriptor, or takes the limit away again.
 fn limit(pid: nix::unistd::Pid, one: bool) {
-    let numbers = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
-    let open: std::collections::BTreeSet<u64> =
-        numbers.map(|entry| entry.file_name().to_str().unwrap().parse().unwrap()).collect();
+    let numbers = std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .unwrap()
+        .flatten();
+    let open: std::collections::BTreeSet<u64> = numbers
+        .map(|entry| entry.file_name().to_str().unwrap().parse().unwrap())
+        .collect();
     let free = |limit: u64| limit - open.range(..limit).count() as u64;
-    let soft = if one { (1..).find(|limit| free(*limit) == 1).unwrap() } else { 1024 };
-    ends(std::process::Command::new("prlimit").args([format!("--pid={pid}"), format!("--nofile={soft}:")]), 0, &[]);
+    let soft = if one {
+        (1..).find(|limit| free(*limit) == 1).unwrap()
+    } else {
+        1024
+    };
+    ends(
+        std::process::Command::new("prlimit")
+            .args([format!("--pid={pid}"), format!("--nofile={soft}:")]),
+        0,
+        &[],
+    );
 }
 
 /// A shim that is stopped (SIGSTOP) and has one free descriptor, and clients in its queue.
 fn frozen_without_descriptors(node: &Node, instance: &Echo) -> (Shim, Vec<TcpStream>) {
     // Nothing else opens a descriptor meanwhile, and accepting takes all that are left before a backend connection is dialled.
-    let a = node.joined("a", instance.address, &["--probe-interval", "1h", "--hold", "60s", "--threads", "1"]);
+    let a = node.joined(
+        "a",
+        instance.address,
+        &["--probe-interval", "1h", "--hold", "60s", "--threads", "1"],
+    );
     a.freeze();
     limit(a.running.pid(), true);
     let clients = (0..8).map(|_| client_with_hello(node.listen)).collect();
@@ -121,7 +142,9 @@ fn beyond_the_hold_clients_are_refused_at_once() {
     b.until_counted("guard", 1);
     drop(instance);
     a.until("refusing", |status| status.state == Phase::Refusing);
-    eventually("the end of listening", || node.listeners().is_empty().then_some(()));
+    eventually("the end of listening", || {
+        node.listeners().is_empty().then_some(())
+    });
     for _ in 0..50 {
         let error = try_connect(node.listen).expect_err("nothing listens");
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
@@ -130,7 +153,9 @@ fn beyond_the_hold_clients_are_refused_at_once() {
     let _instance = Echo::at(address);
     node.supervises("a", address);
     a.until_joined();
-    eventually("listening again", || (!node.listeners().is_empty()).then_some(()));
+    eventually("listening again", || {
+        (!node.listeners().is_empty()).then_some(())
+    });
     for _ in 0..50 {
         served(node.listen);
     }

@@ -25,7 +25,11 @@ fn pair(
     SockRef::from(&first.0).listen(4096).unwrap();
     let options = ["--hold", hold, "--max-openings", "off"];
     node.install(program_a.as_ref());
-    let a = node.joined("a", first.address(), &[&options[..], &["--probe-interval", "1h"], of_a].concat());
+    let a = node.joined(
+        "a",
+        first.address(),
+        &[&options[..], &["--probe-interval", "1h"], of_a].concat(),
+    );
     node.install(program_b.as_ref());
     let b = node.joined("b", second.address, &[&options[..], of_b].concat());
     know_one_another(&a, &b);
@@ -48,8 +52,16 @@ fn what_was_accepted_after_sigterm_outlives_the_shim() {
         assert_eq!(read(client, 64), client_hello(64));
     }
     a.running.ends(0);
-    let outcome = if passes_sockets() { "outcome=\"injected\"" } else { "outcome=\"passed\"" };
-    assert!(a.running.log().matches(outcome).count() >= 4, "{}", a.running.log());
+    let outcome = if passes_sockets() {
+        "outcome=\"injected\""
+    } else {
+        "outcome=\"passed\""
+    };
+    assert!(
+        a.running.log().matches(outcome).count() >= 4,
+        "{}",
+        a.running.log()
+    );
     for client in &mut clients {
         ping(client, b"still there");
     }
@@ -114,8 +126,14 @@ pub(crate) fn many_at_once(programs: [impl AsRef<Path>; 2]) {
 fn a_shim_that_waited_in_vain_serves_the_client_alone() {
     let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
     // A sibling is waited for as long as a client may be held.
-    let a = node.joined("a", first.address, &[&["--hold", "1s"], &RELAY[..]].concat());
-    let [listener] = node.listeners()[..] else { panic!("one shim, and {:?}", node.listeners()) };
+    let a = node.joined(
+        "a",
+        first.address,
+        &[&["--hold", "1s"], &RELAY[..]].concat(),
+    );
+    let [listener] = node.listeners()[..] else {
+        panic!("one shim, and {:?}", node.listeners())
+    };
     let b = node.joined("b", second.address, &[]);
     know_one_another(&a, &b);
     b.freeze();
@@ -138,7 +156,9 @@ fn a_shim_that_waited_in_vain_serves_the_client_alone() {
         (none && a.counted("pass", "failed") >= accepted).then_some(())
     });
     b.running.signal(Signal::SIGCONT);
-    eventually("B to find that it is late", || (b.counted("take", "late") >= 1).then_some(()));
+    eventually("B to find that it is late", || {
+        (b.counted("take", "late") >= 1).then_some(())
+    });
     let client = &mut clients[at];
     assert_eq!(read(client, 64), client_hello(64));
     ping(client, b"once");
@@ -149,8 +169,12 @@ fn a_shim_that_waited_in_vain_serves_the_client_alone() {
 #[test]
 fn a_sibling_that_is_full_takes_no_connection() {
     const MOST: u64 = 5;
-    let (node, (first, _second), a, b) =
-        pair([BERTH; 2], "60s", &RELAY, &["--max-connections", "5", "--pass", "relay"]);
+    let (node, (first, _second), a, b) = pair(
+        [BERTH; 2],
+        "60s",
+        &RELAY,
+        &["--max-connections", "5", "--pass", "relay"],
+    );
     let mut clients = Vec::new();
     let of_a = eventually("clients of both, and B is full", || {
         let (of_a, of_b) = (a.status().connections_open, b.status().connections_open);
@@ -166,11 +190,16 @@ fn a_sibling_that_is_full_takes_no_connection() {
         client.set_nonblocking(true).unwrap();
     }
     eventually("an answer for all that were accepted", || {
-        let answered = clients.iter().filter(|client| client.peek(&mut [0; 64]).is_ok_and(|length| length == 64));
+        let answered = clients
+            .iter()
+            .filter(|client| client.peek(&mut [0; 64]).is_ok_and(|length| length == 64));
         // Of A's, some may have been in its queue until now.
         (answered.count() as u64 == a.status().connections_open + MOST).then_some(())
     });
-    assert_eq!((b.status().connections_open, b.counted("take", "ok")), (MOST, 0));
+    assert_eq!(
+        (b.status().connections_open, b.counted("take", "ok")),
+        (MOST, 0)
+    );
     assert!(b.counted("take", "full") >= of_a, "{}", b.running.log());
 }
 
@@ -186,7 +215,12 @@ fn a_sibling_that_stands_still_is_waited_for_as_long_as_its_lease_holds() {
     // Longer than a command waits for a shim.
     let until = std::time::Instant::now() + ipc::PATIENCE * 3 / 2;
     while std::time::Instant::now() < until {
-        assert_eq!(a.counted("pass", "failed"), 0, "not waited for:\n{}", a.running.log());
+        assert_eq!(
+            a.counted("pass", "failed"),
+            0,
+            "not waited for:\n{}",
+            a.running.log()
+        );
     }
     b.running.signal(Signal::SIGCONT);
     all_outlive(a, clients, CLIENTS);
@@ -196,10 +230,13 @@ fn a_sibling_that_stands_still_is_waited_for_as_long_as_its_lease_holds() {
 #[test]
 fn a_sibling_whose_lease_ran_out_is_waited_for_no_more() {
     // Held for so long, no client would be served in the time of this test.
-    let (node, (first, _second), a, b) = pair([BERTH; 2], "1h", &["--lease", "6s"], &["--lease", "6s"]);
+    let (node, (first, _second), a, b) =
+        pair([BERTH; 2], "1h", &["--lease", "6s"], &["--lease", "6s"]);
     let _clients = clients(&node, &a, 40, 10);
     let accepted = a.status().connections_total;
     b.freeze();
     drop(first);
-    eventually("A to wait no more", || (a.counted("pass", "failed") >= accepted).then_some(()));
+    eventually("A to wait no more", || {
+        (a.counted("pass", "failed") >= accepted).then_some(())
+    });
 }

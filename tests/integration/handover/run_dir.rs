@@ -40,13 +40,22 @@ fn until_renewed(node: &Node, id: &str) {
 /// As `rm -rf` does: a shim may write its lease meanwhile.
 #[track_caller]
 fn remove(node: &Node) {
-    eventually("a directory that is removed", || fs::remove_dir_all(node.run_dir()).ok());
+    eventually("a directory that is removed", || {
+        fs::remove_dir_all(node.run_dir()).ok()
+    });
 }
 
 /// Exchanges the directory for another file in one step.
 #[track_caller]
 fn exchange(node: &Node, other: &Path) {
-    renameat2(AT_FDCWD, other, AT_FDCWD, &node.run_dir(), RenameFlags::RENAME_EXCHANGE).unwrap();
+    renameat2(
+        AT_FDCWD,
+        other,
+        AT_FDCWD,
+        &node.run_dir(),
+        RenameFlags::RENAME_EXCHANGE,
+    )
+    .unwrap();
 }
 
 fn lone(node: &Node, lease: &str) -> (Echo, Running, Shim) {
@@ -124,7 +133,11 @@ fn siblings_hand_over_in_a_run_directory_that_was_removed() {
         return;
     }
     for shim in [&b, &c] {
-        assert!(!shim.running.log().contains("ERROR"), "{}", shim.running.log());
+        assert!(
+            !shim.running.log().contains("ERROR"),
+            "{}",
+            shim.running.log()
+        );
     }
 }
 
@@ -136,12 +149,19 @@ fn a_record_that_cannot_be_read_for_a_while_is_alive() {
         Err(why) => return skipped(&why),
     };
     let (_echo, _process, shim) = lone(&node, LEASE);
-    let record = node.run_dir().join(node.listen.to_string()).join("instances/a.json");
+    let record = node
+        .run_dir()
+        .join(node.listen.to_string())
+        .join("instances/a.json");
     fs::set_permissions(&record, fs::Permissions::from_mode(0o000)).unwrap();
     shim.running.logs("a.json is ignored: it cannot be opened");
     serves_on(&node);
     fs::set_permissions(&record, fs::Permissions::from_mode(0o600)).unwrap();
     served(node.listen);
-    assert!(!shim.running.log().contains("gone instance=a"), "{}", shim.running.log());
+    assert!(
+        !shim.running.log().contains("gone instance=a"),
+        "{}",
+        shim.running.log()
+    );
     shim.leave();
 }

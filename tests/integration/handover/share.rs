@@ -30,7 +30,8 @@ struct Pair {
 impl Pair {
     fn new([old, new]: [SocketAddr; 2]) -> Self {
         let node = Node::new();
-        let shims = [("old", old), ("new", new)].map(|(id, at)| node.joined(id, at, &["--max-openings", "off"]));
+        let shims = [("old", old), ("new", new)]
+            .map(|(id, at)| node.joined(id, at, &["--max-openings", "off"]));
         shims.iter().for_each(|shim| shim.until_counted("guard", 1));
         Self { node, shims }
     }
@@ -52,8 +53,12 @@ impl Pair {
     /// By shim, what became of new connections so far.
     #[track_caller]
     fn counts(&self) -> [[usize; 3]; 2] {
-        let count = |shim: &Shim, result| shim.metric("berth_share_connections_total", &[("result", result)]) as usize;
-        self.shims.each_ref().map(|shim| RESULTS.map(|result| count(shim, result)))
+        let count = |shim: &Shim, result| {
+            shim.metric("berth_share_connections_total", &[("result", result)]) as usize
+        };
+        self.shims
+            .each_ref()
+            .map(|shim| RESULTS.map(|result| count(shim, result)))
     }
 
     /// A connection from each of these addresses.
@@ -69,13 +74,27 @@ impl Pair {
         let new: Vec<_> = addresses.iter().copied().filter(served).collect();
         let of = eventually("all connections to be counted", || {
             let now = self.counts();
-            let of = [0, 1].map(|shim| [0, 1, 2].map(|result| now[shim][result] - before[shim][result]));
+            let of =
+                [0, 1].map(|shim| [0, 1, 2].map(|result| now[shim][result] - before[shim][result]));
             (of.as_flattened().iter().sum::<usize>() == addresses.len()).then_some(of)
         });
-        assert_eq!(answered() - answered_before, new.len(), "the shim counts what its instance answered");
+        assert_eq!(
+            answered() - answered_before,
+            new.len(),
+            "the shim counts what its instance answered"
+        );
         let [[_, to_new, declined_old], [kept_new, _, declined_new]] = of;
-        assert_eq!(new.len(), kept_new + to_new + declined_new, "served by the new instance: {of:?}");
-        Served { new, on_new_side: kept_new + to_new + declined_old, declined: declined_old + declined_new, of }
+        assert_eq!(
+            new.len(),
+            kept_new + to_new + declined_new,
+            "served by the new instance: {of:?}"
+        );
+        Served {
+            new,
+            on_new_side: kept_new + to_new + declined_old,
+            declined: declined_old + declined_new,
+            of,
+        }
     }
 }
 
@@ -92,7 +111,14 @@ struct Served {
 
 fn share(permille: u16, local: bool, lease_ms: u64) -> Ask {
     let [old, new] = ["old", "new"].map(|id| id.parse().unwrap());
-    Ask::Share(Share { old, new, permille, salt: 7, lease_ms, local })
+    Ask::Share(Share {
+        old,
+        new,
+        permille,
+        salt: 7,
+        lease_ms,
+        local,
+    })
 }
 
 #[track_caller]
@@ -103,7 +129,9 @@ fn asked(shim: &Shim, what: &Ask) -> Reply {
 /// An instance that sends its clients a name.
 fn named(name: &'static [u8; 1]) -> SocketAddr {
     Backend::new().serve(move |mut stream| {
-        if stream.read(&mut [0; 64]).is_ok_and(|length| length > 0) && stream.write_all(name).is_ok() {
+        if stream.read(&mut [0; 64]).is_ok_and(|length| length > 0)
+            && stream.write_all(name).is_ok()
+        {
             // The client closes first, so its port is not used again.
             let _ = stream.read(&mut [0]);
         }
@@ -124,23 +152,44 @@ fn each_instance_gets_its_share() {
     pair.put_all(50);
     let many = pair.clients(&fresh(CONNECTIONS));
     assert!(AT_5_PERCENT.contains(&many.on_new_side), "{many:?}");
-    assert!(many.of.iter().all(|[kept, passed, _]| *kept > 0 && *passed > 0), "{:?}", many.of);
+    assert!(
+        many.of
+            .iter()
+            .all(|[kept, passed, _]| *kept > 0 && *passed > 0),
+        "{:?}",
+        many.of
+    );
     for (shim, side) in pair.shims.iter().zip([Side::Old, Side::New]) {
         let status = shim.status().share.unwrap();
-        assert_eq!((status.side, status.share.permille, status.share.local), (side, 50, true), "{status:?}");
+        assert_eq!(
+            (status.side, status.share.permille, status.share.local),
+            (side, 50, true),
+            "{status:?}"
+        );
         assert!(status.by_connection < status.by_address / 10, "{status:?}");
     }
     // A larger share takes none back.
     pair.put_all(250);
     let again = pair.clients(&many.new);
-    assert!(again.new.len() + many.declined + again.declined >= many.new.len(), "{again:?}");
+    assert!(
+        again.new.len() + many.declined + again.declined >= many.new.len(),
+        "{again:?}"
+    );
 
     pair.put_all(0);
     let none = pair.clients(&fresh(200));
-    assert_eq!((none.on_new_side, none.new.len()), (0, none.of[1][2]), "{none:?}");
+    assert_eq!(
+        (none.on_new_side, none.new.len()),
+        (0, none.of[1][2]),
+        "{none:?}"
+    );
     pair.put_all(1000);
     let all = pair.clients(&fresh(200));
-    assert_eq!((all.on_new_side, all.new.len()), (200, 200 - all.of[0][2]), "{all:?}");
+    assert_eq!(
+        (all.on_new_side, all.new.len()),
+        (200, 200 - all.of[0][2]),
+        "{all:?}"
+    );
 }
 
 #[test]
@@ -152,30 +201,50 @@ fn no_connection_is_lost_when_a_share_changes_or_ends() {
         pair.put_all(permille);
         load.more(200);
     }
-    assert!(pair.counts().iter().all(|[kept, passed, _]| *kept > 0 && *passed > 0), "{:?}", pair.counts());
+    assert!(
+        pair.counts()
+            .iter()
+            .all(|[kept, passed, _]| *kept > 0 && *passed > 0),
+        "{:?}",
+        pair.counts()
+    );
     // Its sender is gone: it ends by itself, and all is as before.
     pair.put(500, true, 1_000);
     for shim in &pair.shims {
-        shim.running.logs("the share of new connections ends: its lease has run out");
+        shim.running
+            .logs("the share of new connections ends: its lease has run out");
         assert_eq!(shim.status().share, None);
     }
     // Those that were on their way then.
     load.more(200);
     let counts = pair.counts();
-    let served = || pair.shims.each_ref().map(|shim| shim.status().connections_total);
+    let served = || {
+        pair.shims
+            .each_ref()
+            .map(|shim| shim.status().connections_total)
+    };
     let before = served();
     eventually("connections of both", || {
-        served().iter().zip(before).all(|(now, before)| *now > before + 50).then_some(())
+        served()
+            .iter()
+            .zip(before)
+            .all(|(now, before)| *now > before + 50)
+            .then_some(())
     });
     assert_eq!(pair.counts(), counts);
 
     // All are to be the new instance's, and its shim leaves.
     pair.put_all(1000);
     load.more(200);
-    let Pair { node: _node, shims: [old, new] } = pair;
+    let Pair {
+        node: _node,
+        shims: [old, new],
+    } = pair;
     new.leave();
     let left = old.status().connections_total;
-    eventually("connections of the one that stays", || (old.status().connections_total > left + 50).then_some(()));
+    eventually("connections of the one that stays", || {
+        (old.status().connections_total > left + 50).then_some(())
+    });
     let record = load.end();
     record.nothing_lost(&old.running.log());
 }
@@ -185,8 +254,14 @@ fn a_share_is_refused_by_a_shim_that_it_is_not_for() {
     let node = Node::new();
     let instance = Backend::new();
     for (shim, why) in [
-        (node.launch("node", &["--discover"]), "this shim serves several instances"),
-        (node.start("other", instance.address(), &[]), "and this is the shim of other"),
+        (
+            node.launch("node", &["--discover"]),
+            "this shim serves several instances",
+        ),
+        (
+            node.start("other", instance.address(), &[]),
+            "and this is the shim of other",
+        ),
     ] {
         match asked(&shim, &share(50, false, 1_000)) {
             Reply::Refused(refused) => assert!(refused.contains(why), "{refused}"),

@@ -21,9 +21,15 @@ use std::time::SystemTime;
 fn get(admin: SocketAddr, path: &str) -> String {
     let mut client = TcpStream::connect(admin).unwrap();
     client.set_read_timeout(Some(PATIENCE)).unwrap();
-    client.write_all(format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").as_bytes()).unwrap();
+    client
+        .write_all(
+            format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").as_bytes(),
+        )
+        .unwrap();
     let mut answer = String::new();
-    client.read_to_string(&mut answer).unwrap_or_else(|error| panic!("no answer to {path}: {error}"));
+    client
+        .read_to_string(&mut answer)
+        .unwrap_or_else(|error| panic!("no answer to {path}: {error}"));
     answer
 }
 
@@ -39,14 +45,45 @@ fn outlive(what: &str, hangs: impl FnOnce(&Node)) {
         fs::write(&path, text).unwrap();
         path.to_str().unwrap().to_owned()
     };
-    let files = [("ca.crt", &*pem), ("client.crt", &certificate), ("client.key", &key), ("token", "t0ken")];
+    let files = [
+        ("ca.crt", &*pem),
+        ("client.crt", &certificate),
+        ("client.key", &key),
+        ("token", "t0ken"),
+    ];
     let [ca_file, certificate, key, token] = files.map(|(name, text)| file(name, text));
     let kubeconfig = file("kubeconfig", "none");
-    let probe = ["--probe", "https", "--probe-ca", &ca_file, "--probe-cert", &certificate, "--probe-key", &key];
-    let rest = ["--probe-token-file", &token, "--cluster", &kubeconfig, "--node-name", "cp-1", "--speedup", "2"];
+    let probe = [
+        "--probe",
+        "https",
+        "--probe-ca",
+        &ca_file,
+        "--probe-cert",
+        &certificate,
+        "--probe-key",
+        &key,
+    ];
+    let rest = [
+        "--probe-token-file",
+        &token,
+        "--cluster",
+        &kubeconfig,
+        "--node-name",
+        "cp-1",
+        "--speedup",
+        "2",
+    ];
     let admin_port = admin.to_string();
-    let mut a: Shim =
-        node.joined("a", api.address, &[&probe[..], &rest, &["--admin", &admin_port, "--lease", "3s"]].concat());
+    let mut a: Shim = node.joined(
+        "a",
+        api.address,
+        &[
+            &probe[..],
+            &rest,
+            &["--admin", &admin_port, "--lease", "3s"],
+        ]
+        .concat(),
+    );
     let mut client = connect(node.listen);
     client.write_all(&client_hello(64)).unwrap();
     let mut instance = clients.recv_timeout(PATIENCE).unwrap();
@@ -59,10 +96,15 @@ fn outlive(what: &str, hangs: impl FnOnce(&Node)) {
     hangs(&node);
     for path in ["/livez", "/metrics", "/status", "/livez"] {
         let answer = get(admin, path);
-        assert!(answer.starts_with("HTTP/1.1 200 "), "{what}: {path}: {answer}");
+        assert!(
+            answer.starts_with("HTTP/1.1 200 "),
+            "{what}: {path}: {answer}"
+        );
     }
     let marker = node.hangs().join(format!("{what}.hangs"));
-    eventually(what, || (!node.hangs().exists() || marker.exists()).then_some(()));
+    eventually(what, || {
+        (!node.hangs().exists() || marker.exists()).then_some(())
+    });
     if what != "the run directory" {
         let (id, mut renewals) = (InstanceId::parse("a").unwrap(), 0);
         let mut from = SystemTime::now();
@@ -83,7 +125,11 @@ fn outlive(what: &str, hangs: impl FnOnce(&Node)) {
     assert_eq!(read(&mut client, 4), b"more", "{what}");
     drop((client, instance));
     a.running.ends(0);
-    assert!(!a.running.log().contains("connections are cut"), "{what}: {}", a.running.log());
+    assert!(
+        !a.running.log().contains("connections are cut"),
+        "{what}: {}",
+        a.running.log()
+    );
     ping(&mut connect(node.listen), b"still served");
     drop(b);
 }
@@ -101,11 +147,14 @@ fn each<'a>(whats: impl IntoIterator<Item = &'a str>, hangs: impl Fn(&Node, &str
 /// As a file on a disk that stalls, a FIFO keeps who opens it waiting.
 #[test]
 fn a_file_that_does_not_answer_costs_no_lease_and_no_client() {
-    each(["ca.crt", "client.crt", "client.key", "token", "kubeconfig"], |node, name| {
-        let (new, path) = (node.temp().join("new"), node.temp().join(name));
-        mkfifo(&new, Mode::S_IRWXU).unwrap();
-        fs::rename(new, path).unwrap();
-    });
+    each(
+        ["ca.crt", "client.crt", "client.key", "token", "kubeconfig"],
+        |node, name| {
+            let (new, path) = (node.temp().join("new"), node.temp().join(name));
+            mkfifo(&new, Mode::S_IRWXU).unwrap();
+            fs::rename(new, path).unwrap();
+        },
+    );
 }
 
 #[test]

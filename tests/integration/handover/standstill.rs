@@ -32,10 +32,16 @@ impl Stopped {
     fn new(node: &Node, options: &[&str]) -> Self {
         let address = Backend::at((fresh_ip(), 0).into()).address();
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "handover::standstill::instance", "--nocapture"]).env(INSTANCE, address.to_string());
+        command
+            .args(["--exact", "handover::standstill::instance", "--nocapture"])
+            .env(INSTANCE, address.to_string());
         let process = Running::start(&mut command);
         let line = process.prints("certificate: ");
-        let pem = line.split("certificate: ").nth(1).unwrap().replace('|', "\n");
+        let pem = line
+            .split("certificate: ")
+            .nth(1)
+            .unwrap()
+            .replace('|', "\n");
         let ca = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
         let shim = node.joined("a", address, options);
         process.signal(Signal::SIGSTOP);
@@ -46,7 +52,9 @@ impl Stopped {
 /// No test: the instance that is stopped.
 #[test]
 fn instance() {
-    let Ok(address) = std::env::var(INSTANCE) else { return };
+    let Ok(address) = std::env::var(INSTANCE) else {
+        return;
+    };
     let ca = Ca::new();
     let _api = Api::start_at(&ca, address.parse().unwrap());
     println!("certificate: {}", ca.pem().replace('\n', "|"));
@@ -59,7 +67,12 @@ fn stopped_with_one_that_is_well(node: &Node, ca: &Ca, options: &[&str]) -> (Api
     let b = node.joined("b", well.address, options);
     let stopped = Stopped::new(node, options);
     b.until_counted("guard", 1);
-    stopped.shim.until("both are ready", |status| status.instances.iter().all(|i| i.health.as_str() == "ready"));
+    stopped.shim.until("both are ready", |status| {
+        status
+            .instances
+            .iter()
+            .all(|i| i.health.as_str() == "ready")
+    });
     (well, b, stopped)
 }
 
@@ -71,7 +84,11 @@ fn all_are_answered_although_one_instance_stands_still() {
     for probe in [&TCP[..], &HTTPS] {
         for openings in ["auto", "off"] {
             let (node, ca) = (Node::new(), Ca::new());
-            let options = [probe, &["--probe-timeout", "1s", "--max-openings", openings]].concat();
+            let options = [
+                probe,
+                &["--probe-timeout", "1s", "--max-openings", openings],
+            ]
+            .concat();
             let (well, b, stopped) = stopped_with_one_that_is_well(&node, &ca, &options);
             let a = &stopped.shim;
             std::thread::scope(|scope| {
@@ -82,10 +99,23 @@ fn all_are_answered_although_one_instance_stands_still() {
                     assert!(answer.ends_with("by the one that is well"), "{answer}");
                 }
             });
-            assert!(a.running.log().contains("stalled; "), "it had no client:\n{}", a.running.log());
-            assert!(a.counted("pass", "ok") > 0, "none went to the sibling:\n{}", a.running.log());
+            assert!(
+                a.running.log().contains("stalled; "),
+                "it had no client:\n{}",
+                a.running.log()
+            );
+            assert!(
+                a.counted("pass", "ok") > 0,
+                "none went to the sibling:\n{}",
+                a.running.log()
+            );
             stopped.process.signal(Signal::SIGCONT);
-            a.until("both are ready again", |status| status.instances.iter().all(|i| i.health.as_str() == "ready"));
+            a.until("both are ready again", |status| {
+                status
+                    .instances
+                    .iter()
+                    .all(|i| i.health.as_str() == "ready")
+            });
             drop((b, well));
             let answer = get(&stopped.ca, connect(node.listen), "/");
             assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
@@ -101,7 +131,10 @@ fn one_client_alone_is_answered_although_one_instance_stands_still() {
     let (_well, _b, stopped) = stopped_with_one_that_is_well(&node, &ca, &options);
     let a = &stopped.shim;
     eventually("one that came to the instance that stands still", || {
-        assert!(ca.get(connect(node.listen), "/").ends_with("by the one that is well"));
+        assert!(
+            ca.get(connect(node.listen), "/")
+                .ends_with("by the one that is well")
+        );
         a.running.log().contains("stalled; ").then_some(())
     });
 }
@@ -124,7 +157,12 @@ fn what_an_instance_has_begun_stays_while_it_moves() {
         let well = Api::start(&ca);
         let b = node.joined("b", well.address, &options);
         b.until_counted("guard", 1);
-        a.until("both are ready", |status| status.instances.iter().all(|i| i.health.as_str() == "ready"));
+        a.until("both are ready", |status| {
+            status
+                .instances
+                .iter()
+                .all(|i| i.health.as_str() == "ready")
+        });
         let (answered, came) = (&AtomicUsize::new(0), &AtomicBool::new(false));
         let mut clients = Vec::new();
         let begun = std::thread::scope(|scope| {
@@ -140,8 +178,9 @@ fn what_an_instance_has_begun_stays_while_it_moves() {
                     match waiting.pop_front() {
                         Some(mut attempt) => {
                             // One that was left is missed among the clients.
-                            let _: std::io::Result<()> =
-                                attempt.read_exact(&mut [0; 64]).and_then(|()| attempt.write_all(b"slow"));
+                            let _: std::io::Result<()> = attempt
+                                .read_exact(&mut [0; 64])
+                                .and_then(|()| attempt.write_all(b"slow"));
                             served.push(attempt);
                             answered.fetch_add(1, SeqCst);
                         }
@@ -151,23 +190,33 @@ fn what_an_instance_has_begun_stays_while_it_moves() {
                     std::thread::sleep(PAUSE);
                 }
             });
-            eventually("a storm at the slow one, and then a probe that fails", || {
-                let status = a.status();
-                if status.instances.iter().any(|i| i.address == slow.address && i.health.as_str() == "failing") {
-                    return Some(());
-                }
-                if status.connections_total as usize >= answered.load(SeqCst) + WAITING {
-                    slow.answer("500 Internal Server Error");
-                    return (probe == TCP).then_some(());
-                }
-                for _ in 0..20 {
-                    clients.push(client_with_hello(node.listen));
-                }
-                None
-            });
+            eventually(
+                "a storm at the slow one, and then a probe that fails",
+                || {
+                    let status = a.status();
+                    if status
+                        .instances
+                        .iter()
+                        .any(|i| i.address == slow.address && i.health.as_str() == "failing")
+                    {
+                        return Some(());
+                    }
+                    if status.connections_total as usize >= answered.load(SeqCst) + WAITING {
+                        slow.answer("500 Internal Server Error");
+                        return (probe == TCP).then_some(());
+                    }
+                    for _ in 0..20 {
+                        clients.push(client_with_hello(node.listen));
+                    }
+                    None
+                },
+            );
             let slowly = clients.iter_mut().filter_map(|client| {
                 let mut said = [0; 4];
-                client.read_exact(&mut said).ok().filter(|()| said == *b"slow")
+                client
+                    .read_exact(&mut said)
+                    .ok()
+                    .filter(|()| said == *b"slow")
             });
             let slowly = slowly.count();
             came.store(true, SeqCst);
@@ -178,6 +227,11 @@ fn what_an_instance_has_begun_stays_while_it_moves() {
             probes.push(probe);
             continue;
         }
-        assert_eq!(slowly, served, "clients whose handshake was begun and left:\n{}", a.running.log());
+        assert_eq!(
+            slowly,
+            served,
+            "clients whose handshake was begun and left:\n{}",
+            a.running.log()
+        );
     }
 }

@@ -3,7 +3,9 @@
 use super::node::{ACCEPTS, Echo, Node, Shim, number};
 use crate::support::eventually;
 use crate::support::load;
-use crate::support::net::{client_hello, client_with_hello, ping, queued_at, read, relayed_client, served_client};
+use crate::support::net::{
+    client_hello, client_with_hello, ping, queued_at, read, relayed_client, served_client,
+};
 use crate::support::process::{BERTH, passes_sockets};
 use berth_node::terms::Phase;
 use berth_os::socket;
@@ -24,14 +26,28 @@ const QUEUED: u64 = 32;
 
 /// No renewal comes while a relaying thread is stopped: the shim would be one that hangs. Nor does a client's turn at the gate, which is
 /// waited for 15 s at most: nobody lines up.
-const OPTIONS: &[&str] = &["--lease", "10m", "--threads", "1", "--max-openings", "10000"];
+const OPTIONS: &[&str] = &[
+    "--lease",
+    "10m",
+    "--threads",
+    "1",
+    "--max-openings",
+    "10000",
+];
 
 /// Clients that send something, until [`QUEUED`] wait at each of these listeners. The shims that accept from them are stopped.
 #[track_caller]
 fn clients(berth: SocketAddr, listeners: &[u64]) -> Vec<TcpStream> {
     let mut clients = Vec::new();
-    while !listeners.iter().all(|listener| queued_at(*listener) >= Some(QUEUED)) {
-        assert!(clients.len() < 1000, "too few of {} clients wait", clients.len());
+    while !listeners
+        .iter()
+        .all(|listener| queued_at(*listener) >= Some(QUEUED))
+    {
+        assert!(
+            clients.len() < 1000,
+            "too few of {} clients wait",
+            clients.len()
+        );
         clients.push(client_with_hello(berth));
     }
     clients
@@ -50,12 +66,18 @@ fn switch(node: &Node, shim: &Shim, next: &Shim) -> bool {
     let before = shim.status().connections_total;
     shim.running.signal(Signal::SIGTERM);
     eventually("a sibling that accepts from both listeners", || {
-        listeners.iter().all(|listener| queued_at(*listener) < Some(QUEUED)).then_some(())
+        listeners
+            .iter()
+            .all(|listener| queued_at(*listener) < Some(QUEUED))
+            .then_some(())
     });
     let staying = next.stop(ACCEPTS);
     waiting.extend(clients(node.listen, &listeners));
     drop(leaving);
-    let took = shim.until("left", |status| status.state == Phase::Left).connections_total - before;
+    let took = shim
+        .until("left", |status| status.state == Phase::Left)
+        .connections_total
+        - before;
     drop(staying);
     for client in &mut waiting {
         assert_eq!(read(client, 64), client_hello(64));
@@ -73,7 +95,11 @@ fn consecutive_upgrades_lose_nothing() {
 #[track_caller]
 pub(crate) fn upgrades(programs: &[&Path], times: usize) {
     let migrate = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_migrate_req").unwrap_or_default();
-    assert_ne!(migrate.trim(), "1", "with net.ipv4.tcp_migrate_req=1 the kernel does it: nothing is shown");
+    assert_ne!(
+        migrate.trim(),
+        "1",
+        "with net.ipv4.tcp_migrate_req=1 the kernel does it: nothing is shown"
+    );
 
     let node = Node::new();
     node.install(programs[0]);
@@ -86,8 +112,14 @@ pub(crate) fn upgrades(programs: &[&Path], times: usize) {
     let (mut relayed, mut served) = clients();
     let load = load::start(node.listen, CLIENTS, PERIOD);
     load.more(100);
-    while certain.iter().any(|certain| certain * programs.len() < times) {
-        assert!(switches < 10 * times, "{certain:?} of {switches} upgrades count");
+    while certain
+        .iter()
+        .any(|certain| certain * programs.len() < times)
+    {
+        assert!(
+            switches < 10 * times,
+            "{certain:?} of {switches} upgrades count"
+        );
         let from = switches % programs.len();
         switches += 1;
         node.install(programs[switches % programs.len()]);
@@ -119,7 +151,10 @@ pub(crate) fn upgrades(programs: &[&Path], times: usize) {
 
     let (queued, lost) = plain_close();
     println!("control, plain close: {lost} of {queued} in the queue lost");
-    assert_eq!(lost, queued, "the test proves nothing: closing plainly lost {lost} of {queued} in the queue");
+    assert_eq!(
+        lost, queued,
+        "the test proves nothing: closing plainly lost {lost} of {queued} in the queue"
+    );
 }
 
 /// The control: a listener that is closed with clients in its queue, while another one of the port listens on. Returns how many
@@ -138,13 +173,23 @@ fn plain_close() -> (u64, u64) {
     let queued = queued_at(inode).unwrap();
     drop(closed);
     // The child of another test has a duplicate of it until execve.
-    eventually("a listener that is closed", || queued_at(inode).is_none().then_some(()));
+    eventually("a listener that is closed", || {
+        queued_at(inode).is_none().then_some(())
+    });
     // Nothing accepts the others.
     let is_lost = |client: &mut TcpStream| {
         client.set_nonblocking(true).unwrap();
-        client.read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset)
+        client
+            .read(&mut [0])
+            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset)
     };
-    (queued, clients.iter_mut().filter_map(|client| is_lost(client).then_some(())).count() as u64)
+    (
+        queued,
+        clients
+            .iter_mut()
+            .filter_map(|client| is_lost(client).then_some(()))
+            .count() as u64,
+    )
 }
 
 #[test]
@@ -159,5 +204,8 @@ fn upgrades_leave_no_listeners_behind() {
         counts.push(node.listeners().len());
     }
     assert_eq!(counts.last(), counts.get(1), "{counts:?}");
-    assert!(counts.iter().all(|count| *count <= 2), "never more than two shims were alive: {counts:?}");
+    assert!(
+        counts.iter().all(|count| *count <= 2),
+        "never more than two shims were alive: {counts:?}"
+    );
 }

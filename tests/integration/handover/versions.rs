@@ -28,7 +28,9 @@ const LEASE: &str = "registry/lease.rs";
 #[ignore = "builds berth twice more; run by .ci/run nightly"]
 fn upgrades_of_berth_itself_lose_nothing() {
     let own = Path::new(BERTH);
-    let mut others = [VERSION - 1, VERSION + 1].map(|version| (built(version), Some(version))).to_vec();
+    let mut others = [VERSION - 1, VERSION + 1]
+        .map(|version| (built(version), Some(version)))
+        .to_vec();
     // The last release, if there is one.
     others.extend(std::env::var_os("BERTH_PREVIOUS").map(|previous| (previous.into(), None)));
     for (other, version) in &others {
@@ -59,20 +61,45 @@ fn pair([(first, version), (second, version_of_second)]: [(&Path, Option<u32>); 
     for (shim, version) in [(&a, version), (&b, version_of_second)] {
         let Some(version) = version else { continue };
         let refused = refused(&shim.path);
-        let built = if version == VERSION { THIS.to_owned() } else { format!("{THIS}-wire.{version}") };
+        let built = if version == VERSION {
+            THIS.to_owned()
+        } else {
+            format!("{THIS}-wire.{version}")
+        };
         let says = format!("this is berth {built} with version {version}");
-        assert!(refused.ends_with(&says), "not the version that was built: {refused}");
+        assert!(
+            refused.ends_with(&says),
+            "not the version that was built: {refused}"
+        );
         let [old, new] = ["a", "b"].map(|id| id.parse().unwrap());
-        let share = Share { old, new, permille: 500, salt: 7, lease_ms: 1, local: true };
+        let share = Share {
+            old,
+            new,
+            permille: 500,
+            salt: 7,
+            lease_ms: 1,
+            local: true,
+        };
         match ask(&runtime(), &shim.path, &Ask::Share(share)).unwrap() {
-            Reply::Refused(why) if version < 2 => assert!(why.starts_with("version 2 is not known"), "{why}"),
-            reply => assert!(reply == Reply::Done && version >= 2, "version {version}: {reply:?}"),
+            Reply::Refused(why) if version < 2 => {
+                assert!(why.starts_with("version 2 is not known"), "{why}")
+            }
+            reply => assert!(
+                reply == Reply::Done && version >= 2,
+                "version {version}: {reply:?}"
+            ),
         }
     }
     let (code, out, log) = node.asked(&["status"]);
-    assert!(code == Some(0) && out.matches("joined").count() == 2, "{code:?}: {out}{log}");
+    assert!(
+        code == Some(0) && out.matches("joined").count() == 2,
+        "{code:?}: {out}{log}"
+    );
     let (code, out, log) = node.asked(&["drain", "--instance", "a", "--wait", "--if-sibling"]);
-    assert!(code == Some(0) && !out.contains("not drained"), "{code:?}: {out}{log}");
+    assert!(
+        code == Some(0) && !out.contains("not drained"),
+        "{code:?}: {out}{log}"
+    );
     assert_eq!(a.status().state, Phase::Left);
     a.leave();
     b.leave();
@@ -83,8 +110,9 @@ fn refused(path: &Path) -> String {
     let socket = seqpacket::dial(path).unwrap();
     seqpacket::transmit(socket.as_fd(), br#"{"version":99,"ask":"status"}"#, &[]).unwrap();
     let mut reply = [0; 1024];
-    let length =
-        crate::support::eventually("a reply", || Some(seqpacket::receive(socket.as_fd(), &mut reply).ok()?.length));
+    let length = crate::support::eventually("a reply", || {
+        Some(seqpacket::receive(socket.as_fd(), &mut reply).ok()?.length)
+    });
     match berth_node::ipc::wire::parse_reply(&reply[..length]).unwrap() {
         Reply::Refused(why) => why,
         other => panic!("version 99 is not refused: {other:?}"),
@@ -94,42 +122,83 @@ fn refused(path: &Path) -> String {
 /// Builds this berth with another version of its messages: a lower one leaves out what may be missing, a higher one sends what is
 /// not known here.
 fn built(version: u32) -> PathBuf {
-    let (root, tmp) = (Path::new(env!("CARGO_MANIFEST_DIR")), Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let (root, tmp) = (
+        Path::new(env!("CARGO_MANIFEST_DIR")),
+        Path::new(env!("CARGO_TARGET_TMPDIR")),
+    );
     let name = format!("berth-wire-{version}");
     let (copy, target) = (tmp.join(&name), tmp.parent().unwrap());
     let _ = fs::remove_dir_all(&copy);
     fs::create_dir(&copy).unwrap();
-    let sources = ["Cargo.toml", "Cargo.lock", "src", "crates", "fuzz", "tests"].map(|name| root.join(name));
-    done(Command::new("cp").args(["-r", "--symbolic-link"]).args(sources).arg(&copy));
+    let sources =
+        ["Cargo.toml", "Cargo.lock", "src", "crates", "fuzz", "tests"].map(|name| root.join(name));
+    done(
+        Command::new("cp")
+            .args(["-r", "--symbolic-link"])
+            .args(sources)
+            .arg(&copy),
+    );
     for file in MESSAGES {
         let path = copy.join("crates/node/src").join(file);
         let mut text = fs::read_to_string(&path).unwrap();
         let before = text.clone();
         if version < VERSION && file != LEASE {
-            text = text.replace("#[serde(default, skip_serializing_if", "#[serde(skip, default, skip_serializing_if");
+            text = text.replace(
+                "#[serde(default, skip_serializing_if",
+                "#[serde(skip, default, skip_serializing_if",
+            );
         } else if version > VERSION {
             // A field "later" in each.
             for name in ["Update", "Announce", "Status", "Lease", "Record"] {
                 let begin = format!("pub struct {name} {{");
                 text = text.replace(&begin, &format!("#[serde(tag = \"later\")]\n{begin}"));
             }
-            text = text.replace("pub const STATE_VERSION: u32 = 1;", "pub const STATE_VERSION: u32 = 2;");
+            text = text.replace(
+                "pub const STATE_VERSION: u32 = 1;",
+                "pub const STATE_VERSION: u32 = 2;",
+            );
         }
-        text = text.replace(&format!("const VERSION: u32 = {VERSION};"), &format!("const VERSION: u32 = {version};"));
-        assert!(text != before || (version < VERSION && file == LEASE), "nothing is changed in {file}");
+        text = text.replace(
+            &format!("const VERSION: u32 = {VERSION};"),
+            &format!("const VERSION: u32 = {version};"),
+        );
+        assert!(
+            text != before || (version < VERSION && file == LEASE),
+            "nothing is changed in {file}"
+        );
         replace(&path, &text);
     }
     // In the directory that has the dependencies: under another version and name, so that nothing of this berth is replaced there.
     let manifest = copy.join("Cargo.toml");
-    let text = fs::read_to_string(&manifest).unwrap().replace("run = \"berth\"", &format!("run = {name:?}"));
+    let text = fs::read_to_string(&manifest)
+        .unwrap()
+        .replace("run = \"berth\"", &format!("run = {name:?}"));
     let text = text.replacen(THIS, &format!("{THIS}-wire.{version}"), 1);
-    replace(&manifest, &format!("{text}\n[[bin]]\nname = {name:?}\npath = \"src/main.rs\"\n"));
-    replace(&copy.join("Cargo.lock"), &fs::read_to_string(root.join("Cargo.lock")).unwrap());
+    replace(
+        &manifest,
+        &format!("{text}\n[[bin]]\nname = {name:?}\npath = \"src/main.rs\"\n"),
+    );
+    replace(
+        &copy.join("Cargo.lock"),
+        &fs::read_to_string(root.join("Cargo.lock")).unwrap(),
+    );
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--offline", "--bin", &name, "--no-default-features", "--target-dir"]).arg(target);
+    cargo
+        .args([
+            "build",
+            "--offline",
+            "--bin",
+            &name,
+            "--no-default-features",
+            "--target-dir",
+        ])
+        .arg(target);
     // Cargo gives these to tests, and a dependency that reads them would be built again.
-    let given =
-        |name: &OsString| ["CARGO_MANIFEST_", "CARGO_PKG_"].iter().any(|of| name.to_string_lossy().starts_with(of));
+    let given = |name: &OsString| {
+        ["CARGO_MANIFEST_", "CARGO_PKG_"]
+            .iter()
+            .any(|of| name.to_string_lossy().starts_with(of))
+    };
     for (name, _) in std::env::vars_os().filter(|(name, _)| given(name)) {
         cargo.env_remove(name);
     }

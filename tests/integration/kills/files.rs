@@ -36,7 +36,13 @@ impl Manifest {
         let temp = tempfile::tempdir().unwrap();
         // What only the kept original has.
         let original = KUBEADM.replace("    ports:\n", "    ports: # kubeadm's\n");
-        let mut node = Self { temp, command: "inject", old: original.clone(), new: String::new(), access: (0, 0, 0) };
+        let mut node = Self {
+            temp,
+            command: "inject",
+            old: original.clone(),
+            new: String::new(),
+            access: (0, 0, 0),
+        };
         fs::create_dir(node.directory()).unwrap();
         fs::write(node.manifest(), &original).unwrap();
         fs::set_permissions(node.manifest(), fs::Permissions::from_mode(0o640)).unwrap();
@@ -54,7 +60,10 @@ impl Manifest {
 
     fn berth(&self) -> Command {
         let mut berth = berth([self.command]);
-        berth.arg(self.manifest()).arg("--state-dir").arg(self.temp.path().join("kept"));
+        berth
+            .arg(self.manifest())
+            .arg("--state-dir")
+            .arg(self.temp.path().join("kept"));
         if self.command == "inject" {
             berth.args(["--image", "registry.example/berth:v0.1.0"]);
         }
@@ -88,11 +97,22 @@ impl Scene for Manifest {
 
     fn is_whole(&mut self) {
         let text = fs::read_to_string(self.manifest()).unwrap();
-        assert!([&self.old, &self.new].contains(&&text), "half a manifest: {text}");
+        assert!(
+            [&self.old, &self.new].contains(&&text),
+            "half a manifest: {text}"
+        );
         assert_eq!(self.access(), self.access, "mode, uid and gid");
-        let names = fs::read_dir(self.directory()).unwrap().map(|entry| entry.unwrap().file_name());
-        let read: Vec<_> = names.filter(|name| !name.as_encoded_bytes().starts_with(b".")).collect();
-        assert_eq!(read, ["kube-apiserver.yaml"], "a kubelet would run the others");
+        let names = fs::read_dir(self.directory())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name());
+        let read: Vec<_> = names
+            .filter(|name| !name.as_encoded_bytes().starts_with(b"."))
+            .collect();
+        assert_eq!(
+            read,
+            ["kube-apiserver.yaml"],
+            "a kubelet would run the others"
+        );
     }
 
     fn is_done(&mut self) {
@@ -100,14 +120,18 @@ impl Scene for Manifest {
         if self.command == "inject" {
             // The original is not lost.
             let mut eject = berth(["eject"]);
-            eject.arg(self.manifest()).arg("--state-dir").arg(self.temp.path().join("kept"));
+            eject
+                .arg(self.manifest())
+                .arg("--state-dir")
+                .arg(self.temp.path().join("kept"));
             let (out, _) = ends(&mut eject, 0, &["the original is "]);
             assert_eq!(out, self.old);
         }
     }
 
     fn diagnosis(&self) -> String {
-        let (_, out, log) = crate::support::process::output_of(berth(["doctor"]).arg(self.manifest()));
+        let (_, out, log) =
+            crate::support::process::output_of(berth(["doctor"]).arg(self.manifest()));
         out + &log
     }
 }
@@ -126,12 +150,22 @@ struct Granted {
 
 impl Granted {
     fn new() -> Self {
-        let (temp, objects, ca) = (tempfile::tempdir().unwrap(), Objects::default(), authority());
+        let (temp, objects, ca) = (
+            tempfile::tempdir().unwrap(),
+            Objects::default(),
+            authority(),
+        );
         fs::write(temp.path().join("ca.crt"), ca.pem()).unwrap();
-        objects.set("/api/v1/namespaces/default", Some(json!({"metadata": {"name": "default"}})));
+        objects.set(
+            "/api/v1/namespaces/default",
+            Some(json!({"metadata": {"name": "default"}})),
+        );
         let (answers, (tell, told)) = (objects.clone(), std::sync::mpsc::channel());
         std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
             runtime.block_on(async {
                 let at = ([127, 0, 0, 1], 0).into();
                 let server = serve_as(&ca, at, "kubernetes", move |request| {
@@ -156,7 +190,11 @@ impl Granted {
              clusters: [{{name: a, cluster: {{server: '{server}', certificate-authority: ca.crt, tls-server-name: kubernetes}}}}]\n"
         );
         fs::write(temp.path().join("admin.conf"), text).unwrap();
-        Self { temp, api: server.strip_prefix("https://").unwrap().to_owned(), _objects: objects }
+        Self {
+            temp,
+            api: server.strip_prefix("https://").unwrap().to_owned(),
+            _objects: objects,
+        }
     }
 
     fn read(&self, name: &str) -> Option<String> {
@@ -171,16 +209,32 @@ impl Scene for Granted {
 
     fn command(&self) -> Command {
         let uid = format!("--uid={}", nix::unistd::geteuid());
-        let mut grant = berth(["grant", "--node=cp-1", "--listen", &self.api, &uid, "--manifest=/nonexistent"]);
-        grant.arg("--out").arg(self.temp.path().join("cluster/kubeconfig"));
-        grant.arg("--kubeconfig").arg(self.temp.path().join("admin.conf"));
+        let mut grant = berth([
+            "grant",
+            "--node=cp-1",
+            "--listen",
+            &self.api,
+            &uid,
+            "--manifest=/nonexistent",
+        ]);
+        grant
+            .arg("--out")
+            .arg(self.temp.path().join("cluster/kubeconfig"));
+        grant
+            .arg("--kubeconfig")
+            .arg(self.temp.path().join("admin.conf"));
         grant
     }
 
     fn is_whole(&mut self) {
         assert!(self.read("token").is_none_or(|token| token == "n3w"));
-        let whole = |text: String| self.read("token").is_some() && text.ends_with("tokenFile: token\n");
-        assert!(self.read("kubeconfig").is_none_or(whole), "{:?}", self.read("kubeconfig"));
+        let whole =
+            |text: String| self.read("token").is_some() && text.ends_with("tokenFile: token\n");
+        assert!(
+            self.read("kubeconfig").is_none_or(whole),
+            "{:?}",
+            self.read("kubeconfig")
+        );
     }
 
     fn is_done(&mut self) {
@@ -196,14 +250,22 @@ const RESTORES: &str = "BERTH_TEST_RESTORES";
 fn restore() {
     if let Some(directory) = std::env::var_os(RESTORES) {
         let restored = restore::restore(&saved(Path::new(&directory)));
-        restored.kept.iter().for_each(|path| println!("kept: {}", path.display()));
+        restored
+            .kept
+            .iter()
+            .for_each(|path| println!("kept: {}", path.display()));
         restored.files.unwrap_or_else(|why| panic!("{why}"));
         return;
     }
     every_kill(12, Restored::new);
 }
 
-const SAVED: [&str; 4] = ["pki/apiserver.crt", "pki/apiserver.key", "pki/gone.crt", "manifests/kube-apiserver.yaml"];
+const SAVED: [&str; 4] = [
+    "pki/apiserver.crt",
+    "pki/apiserver.key",
+    "pki/gone.crt",
+    "manifests/kube-apiserver.yaml",
+];
 
 fn saved(directory: &Path) -> Vec<SavedFile> {
     let copy = |(at, name): (usize, &&str)| SavedFile {
@@ -224,10 +286,22 @@ impl Restored {
             fs::create_dir(temp.path().join(directory)).unwrap();
         }
         for SavedFile { path, copy, shown } in saved(temp.path()) {
-            let text = if shown { KUBEADM.to_owned() } else { format!("{} of before\n", path.display()) };
+            let text = if shown {
+                KUBEADM.to_owned()
+            } else {
+                format!("{} of before\n", path.display())
+            };
             fs::write(copy, text).unwrap();
             if !path.ends_with("gone.crt") {
-                fs::write(&path, if shown { KUBEADM.replace("v1.36.3", "v1.37.0") } else { "new\n".into() }).unwrap();
+                fs::write(
+                    &path,
+                    if shown {
+                        KUBEADM.replace("v1.36.3", "v1.37.0")
+                    } else {
+                        "new\n".into()
+                    },
+                )
+                .unwrap();
             }
         }
         Self(temp)
@@ -241,35 +315,72 @@ impl Scene for Restored {
 
     fn command(&self) -> Command {
         let mut restore = Command::new(std::env::current_exe().unwrap());
-        restore.args(["--exact", "kills::files::restore", "--nocapture"]).env(RESTORES, self.0.path());
+        restore
+            .args(["--exact", "kills::files::restore", "--nocapture"])
+            .env(RESTORES, self.0.path());
         restore
     }
 
     /// The copies that a restore keeps are meant to stay, and have the names of their files. `is_whole` checks that each copy is whole.
     fn diagnosis(&self) -> String {
-        let files = ["pki", "."].map(|directory| fs::read_dir(self.0.path().join(directory)).unwrap());
-        let names = files.into_iter().flatten().map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
-        names.filter(|name| name.contains(".replaced-") && !name.starts_with('.')).collect::<Vec<_>>().join("\n")
+        let files =
+            ["pki", "."].map(|directory| fs::read_dir(self.0.path().join(directory)).unwrap());
+        let names = files
+            .into_iter()
+            .flatten()
+            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+        names
+            .filter(|name| name.contains(".replaced-") && !name.starts_with('.'))
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 
     fn is_whole(&mut self) {
         for SavedFile { path, copy, shown } in saved(self.0.path()) {
-            let (was, is) = (fs::read_to_string(copy).unwrap(), fs::read_to_string(&path).ok());
-            let new = if shown { KUBEADM.replace("v1.36.3", "v1.37.0") } else { "new\n".into() };
+            let (was, is) = (
+                fs::read_to_string(copy).unwrap(),
+                fs::read_to_string(&path).ok(),
+            );
+            let new = if shown {
+                KUBEADM.replace("v1.36.3", "v1.37.0")
+            } else {
+                "new\n".into()
+            };
             let is_gone = is.is_none() && path.ends_with("gone.crt");
-            assert!(is_gone || is.as_ref() == Some(&was) || is.as_ref() == Some(&new), "{}: {is:?}", path.display());
+            assert!(
+                is_gone || is.as_ref() == Some(&was) || is.as_ref() == Some(&new),
+                "{}: {is:?}",
+                path.display()
+            );
         }
-        let kept =
-            |directory: &str| fs::read_dir(self.0.path().join(directory)).unwrap().map(|entry| entry.unwrap().path());
-        for file in kept(".").chain(kept("pki")).filter(|file| file.display().to_string().contains(".replaced-")) {
-            let is_hidden = file.file_name().unwrap().as_encoded_bytes().starts_with(b".");
-            assert!(is_hidden || fs::read_to_string(&file).unwrap().len() >= 4, "{} is empty", file.display());
+        let kept = |directory: &str| {
+            fs::read_dir(self.0.path().join(directory))
+                .unwrap()
+                .map(|entry| entry.unwrap().path())
+        };
+        for file in kept(".")
+            .chain(kept("pki"))
+            .filter(|file| file.display().to_string().contains(".replaced-"))
+        {
+            let is_hidden = file
+                .file_name()
+                .unwrap()
+                .as_encoded_bytes()
+                .starts_with(b".");
+            assert!(
+                is_hidden || fs::read_to_string(&file).unwrap().len() >= 4,
+                "{} is empty",
+                file.display()
+            );
         }
     }
 
     fn is_done(&mut self) {
         for SavedFile { path, copy, .. } in saved(self.0.path()) {
-            assert_eq!(fs::read_to_string(path).unwrap(), fs::read_to_string(copy).unwrap());
+            assert_eq!(
+                fs::read_to_string(path).unwrap(),
+                fs::read_to_string(copy).unwrap()
+            );
         }
     }
 }

@@ -77,7 +77,12 @@ enum Fault {
     Reboot,
 }
 
-const FAULTS: [Fault; 4] = [Fault::Kill, Fault::Error(Errno::ENOSPC), Fault::Error(Errno::EIO), Fault::Reboot];
+const FAULTS: [Fault; 4] = [
+    Fault::Kill,
+    Fault::Error(Errno::ENOSPC),
+    Fault::Error(Errno::EIO),
+    Fault::Reboot,
+];
 
 /// A call, by its name and its number among the calls of that name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -126,27 +131,51 @@ pub(super) fn every_kill<S: Scene>(sample: usize, node: impl Fn() -> S + Sync) {
     scene.is_done();
     let expected = left_by(&scene);
     drop(scene);
-    let seed = std::env::var("BERTH_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = std::env::var("BERTH_TEST_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok());
     let seed: u64 = seed.unwrap_or_else(|| RandomState::new().hash_one(0) % 1_000_000);
-    let Seen { points: calls, counts, .. } = &*seen.lock().unwrap();
+    let Seen {
+        points: calls,
+        counts,
+        ..
+    } = &*seen.lock().unwrap();
     let kept: Vec<_> = match only {
         Some(_) => calls.iter().collect(),
         None => some_repeats(calls, counts, seed),
     };
-    let mut points: Vec<_> = FAULTS.into_iter().flat_map(|fault| kept.iter().map(move |it| (fault, *it))).collect();
+    let mut points: Vec<_> = FAULTS
+        .into_iter()
+        .flat_map(|fault| kept.iter().map(move |it| (fault, *it)))
+        .collect();
     // A signal needs no disk.
-    points.retain(|(fault, point)| !(matches!(fault, Fault::Error(_)) && point.call.starts_with("kill ")));
-    points.retain(|(fault, point)| only.is_none_or(|only| format!("{fault} {point}").contains(only)));
-    let (name, left_out) = (berth_testing::namespace::test_name(), calls.len() - kept.len());
-    let of = format!("{} points at {} calls, {left_out} repeated calls left out", points.len(), kept.len());
+    points.retain(|(fault, point)| {
+        !(matches!(fault, Fault::Error(_)) && point.call.starts_with("kill "))
+    });
+    points
+        .retain(|(fault, point)| only.is_none_or(|only| format!("{fault} {point}").contains(only)));
+    let (name, left_out) = (
+        berth_testing::namespace::test_name(),
+        calls.len() - kept.len(),
+    );
+    let of = format!(
+        "{} points at {} calls, {left_out} repeated calls left out",
+        points.len(),
+        kept.len()
+    );
     let tries = if which.is_ok() { points.len() } else { sample };
     eprintln!("{name}: {tries} of {of}, by BERTH_TEST_SEED={seed}");
     let points = sampled(points, tries, seed);
-    let (queue, ended) = (Mutex::new(points.into_iter()), Mutex::new((0, 0, Vec::new())));
+    let (queue, ended) = (
+        Mutex::new(points.into_iter()),
+        Mutex::new((0, 0, Vec::new())),
+    );
     let next = || queue.lock().unwrap().next();
     let tries_points = || {
         while let Some((fault, point)) = next() {
-            let tried = catch_unwind(AssertUnwindSafe(|| try_point(node(), fault, point, &expected)));
+            let tried = catch_unwind(AssertUnwindSafe(|| {
+                try_point(node(), fault, point, &expected)
+            }));
             let (hit, missed, failed) = &mut *ended.lock().unwrap();
             match tried {
                 Ok(true) => *hit += 1,
@@ -164,16 +193,31 @@ pub(super) fn every_kill<S: Scene>(sample: usize, node: impl Fn() -> S + Sync) {
     };
     std::thread::scope(|scope| (0..S::AT_ONCE).for_each(|_| drop(scope.spawn(tries_points))));
     let (hit, missed, failed) = ended.into_inner().unwrap();
-    eprintln!("{name}: {hit} points passed, {missed} did not come again, {} failed", failed.len());
+    eprintln!(
+        "{name}: {hit} points passed, {missed} did not come again, {} failed",
+        failed.len()
+    );
     assert!(failed.is_empty(), "failed at:\n{}", failed.join("\n"));
 }
 
 /// All calls of a name with few calls. Of a name with many calls, such as the connects of a poll, the first calls and some by the seed.
-fn some_repeats<'a>(calls: &'a [Point], counts: &BTreeMap<String, usize>, seed: u64) -> Vec<&'a Point> {
+fn some_repeats<'a>(
+    calls: &'a [Point],
+    counts: &BTreeMap<String, usize>,
+    seed: u64,
+) -> Vec<&'a Point> {
     let is_first = |point: &&Point| point.number <= FIRST || counts[&point.call] <= REPEATS;
     let (mut kept, later): (Vec<_>, Vec<_>) = calls.iter().partition(is_first);
     for call in counts.keys() {
-        kept.extend(sampled(later.iter().filter(|it| it.call == *call).copied().collect(), REPEATS - FIRST, seed));
+        kept.extend(sampled(
+            later
+                .iter()
+                .filter(|it| it.call == *call)
+                .copied()
+                .collect(),
+            REPEATS - FIRST,
+            seed,
+        ));
     }
     kept
 }
@@ -182,7 +226,9 @@ fn some_repeats<'a>(calls: &'a [Point], counts: &BTreeMap<String, usize>, seed: 
 fn sampled<T>(mut all: Vec<T>, count: usize, mut seed: u64) -> Vec<T> {
     let mut some = Vec::new();
     while some.len() < count && !all.is_empty() {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        seed = seed
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         some.push(all.swap_remove((seed >> 33) as usize % all.len()));
     }
     some
@@ -194,8 +240,17 @@ fn try_point(mut scene: impl Scene, fault: Fault, point: &Point, expected: &[Str
     let (seen, code, mut log) = run(&scene, Some((fault, point.clone())));
     scene.settles();
     if fault == Fault::Reboot && seen.lock().unwrap().was_hit {
-        for file in seen.lock().unwrap().unsynced.iter().filter(|file| file.starts_with(scene.root())) {
-            let _ = File::options().write(true).open(file).and_then(|file| file.set_len(0));
+        for file in seen
+            .lock()
+            .unwrap()
+            .unsynced
+            .iter()
+            .filter(|file| file.starts_with(scene.root()))
+        {
+            let _ = File::options()
+                .write(true)
+                .open(file)
+                .and_then(|file| file.set_len(0));
         }
         scene.reboots();
     }
@@ -204,7 +259,10 @@ fn try_point(mut scene: impl Scene, fault: Fault, point: &Point, expected: &[Str
     if code == Some(0) {
         scene.is_done();
     } else {
-        assert!(!was_hit || code.is_none() || !log.trim().is_empty(), "{code:?}, and no word");
+        assert!(
+            !was_hit || code.is_none() || !log.trim().is_empty(),
+            "{code:?}, and no word"
+        );
     }
     log += &scene.diagnosis();
     let mut codes = vec![code];
@@ -216,16 +274,29 @@ fn try_point(mut scene: impl Scene, fault: Fault, point: &Point, expected: &[Str
         log += &more;
         codes.push(code);
     }
-    assert_eq!(codes.last(), Some(&Some(0)), "the same command does not end well ({codes:?}): {log}");
+    assert_eq!(
+        codes.last(),
+        Some(&Some(0)),
+        "the same command does not end well ({codes:?}): {log}"
+    );
     scene.is_done();
     let mut left = left_by(&scene);
-    for file in before.iter().chain(expected.iter().filter(|it| !before.contains(it))) {
+    for file in before
+        .iter()
+        .chain(expected.iter().filter(|it| !before.contains(it)))
+    {
         if let Some(at) = left.iter().position(|it| it == file) {
             left.swap_remove(at);
         }
     }
-    let unnamed: Vec<_> = left.iter().filter(|it| !shown(&log).contains(it.rsplit('/').next().unwrap_or(it))).collect();
-    assert!(unnamed.is_empty(), "left, and not named: {unnamed:?}: {log}");
+    let unnamed: Vec<_> = left
+        .iter()
+        .filter(|it| !shown(&log).contains(it.rsplit('/').next().unwrap_or(it)))
+        .collect();
+    assert!(
+        unnamed.is_empty(),
+        "left, and not named: {unnamed:?}: {log}"
+    );
     was_hit
 }
 
@@ -237,11 +308,20 @@ fn run(scene: &impl Scene, at: Option<(Fault, Point)>) -> (Arc<Mutex<Seen>>, Opt
     command.env(TREE, &root);
     let seen = all.clone();
     supervise(&mut command, move |effect| {
-        let Some(call) = name(effect, &root) else { return Act::Continue };
+        let Some(call) = name(effect, &root) else {
+            return Act::Continue;
+        };
         let mut seen = seen.lock().unwrap();
-        let number = *seen.counts.entry(call.clone()).and_modify(|number| *number += 1).or_insert(1);
+        let number = *seen
+            .counts
+            .entry(call.clone())
+            .and_modify(|number| *number += 1)
+            .or_insert(1);
         let point = Point { call, number };
-        let fault = at.as_ref().filter(|(_, at)| *at == point && !seen.was_hit).map(|(fault, _)| *fault);
+        let fault = at
+            .as_ref()
+            .filter(|(_, at)| *at == point && !seen.was_hit)
+            .map(|(fault, _)| *fault);
         seen.points.push(point);
         seen.was_hit |= fault.is_some();
         match fault {
@@ -262,7 +342,10 @@ fn run(scene: &impl Scene, at: Option<(Fault, Point)>) -> (Arc<Mutex<Seen>>, Opt
     let mut running = Running::start(&mut command);
     let status = running.ended();
     let log = format!("{}\n{}", running.log(), running.out());
-    assert!(status.code().is_some() || status.signal() == Some(Signal::SIGKILL as i32), "{status}: {log}");
+    assert!(
+        status.code().is_some() || status.signal() == Some(Signal::SIGKILL as i32),
+        "{status}: {log}"
+    );
     (all, status.code(), log)
 }
 
@@ -272,7 +355,12 @@ impl Seen {
         match effect.call {
             "write" | "truncate" => drop(self.unsynced.insert(path)),
             "sync" | "unlink" => drop(self.unsynced.remove(&path)),
-            "rename" if effect.from.as_ref().is_some_and(|from| self.unsynced.remove(from)) => {
+            "rename"
+                if effect
+                    .from
+                    .as_ref()
+                    .is_some_and(|from| self.unsynced.remove(from)) =>
+            {
                 self.unsynced.insert(path);
             }
             _ => {}
@@ -282,23 +370,41 @@ impl Seen {
 
 /// The processes with this in their environment.
 fn tree(mark: &str) -> Vec<Pid> {
-    let processes = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
-        let environment = fs::read(entry.path().join("environ")).ok()?;
-        environment.split(|byte| *byte == 0).any(|it| it == mark.as_bytes()).then_some(())?;
-        entry.file_name().to_str()?.parse().ok().map(Pid::from_raw)
-    });
+    let processes = fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| {
+            let environment = fs::read(entry.path().join("environ")).ok()?;
+            environment
+                .split(|byte| *byte == 0)
+                .any(|it| it == mark.as_bytes())
+                .then_some(())?;
+            entry.file_name().to_str()?.parse().ok().map(Pid::from_raw)
+        });
     processes.collect()
 }
 
 /// What a call is named by: what differs from run to run is left out. `None` for the calls of other programs, such as a bridge's COMMAND.
-fn name(Effect { process, call, object, .. }: &Effect, root: &Path) -> Option<String> {
+fn name(
+    Effect {
+        process,
+        call,
+        object,
+        ..
+    }: &Effect,
+    root: &Path,
+) -> Option<String> {
     let line = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
     let others = [&b"stand-in"[..], b"sh", b"stand_in::process"];
     let is_other = |argument: &[u8]| others.contains(&argument) || argument.ends_with(b"etcd");
-    if line.split(|byte| *byte == 0).any(is_other) && !line.split(|byte| *byte == 0).any(|it| it == b"bridge") {
+    if line.split(|byte| *byte == 0).any(is_other)
+        && !line.split(|byte| *byte == 0).any(|it| it == b"bridge")
+    {
         return None;
     }
-    let object = object.strip_prefix(root.to_str()?).map_or(object.as_str(), |object| object.trim_start_matches('/'));
+    let object = object
+        .strip_prefix(root.to_str()?)
+        .map_or(object.as_str(), |object| object.trim_start_matches('/'));
     Some(format!("{call} {}", shown(object)))
 }
 
@@ -311,17 +417,23 @@ fn shown(text: &str) -> String {
         // Times too, such as 20260504T030201 and 123Z.
         let is_number = word.starts_with(|c: char| c.is_ascii_digit());
         let is_hex = word.chars().all(|c| c.is_ascii_hexdigit());
-        let differs =
-            word != "127" && digits > 0 && (word.len() >= 16 || is_hex && word.len() >= 4 || is_number && digits >= 3);
+        let differs = word != "127"
+            && digits > 0
+            && (word.len() >= 16 || is_hex && word.len() >= 4 || is_number && digits >= 3);
         shown.push_str(if differs { "*" } else { word });
         shown.push_str(&part[word.len()..]);
     }
     // An instance's address.
-    shown.split("127.").enumerate().fold(String::new(), |all, (at, part)| match (at, part.strip_prefix("0.0.1:")) {
-        (0, _) => part.to_owned(),
-        (_, Some(_)) => all + "127." + part,
-        (_, None) => all + "127.*" + part.find([':', '/']).map_or("", |end| &part[end..]),
-    })
+    shown
+        .split("127.")
+        .enumerate()
+        .fold(String::new(), |all, (at, part)| {
+            match (at, part.strip_prefix("0.0.1:")) {
+                (0, _) => part.to_owned(),
+                (_, Some(_)) => all + "127." + part,
+                (_, None) => all + "127.*" + part.find([':', '/']).map_or("", |end| &part[end..]),
+            }
+        })
 }
 
 /// All files and directories in those of a node that a command writes, by names that are the same in each run.
@@ -330,7 +442,14 @@ fn left_by(scene: &impl Scene) -> Vec<String> {
     let mut left = scene.directories();
     while let Some(directory) = left.pop() {
         for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
-            all.push(shown(&entry.path().strip_prefix(&root).unwrap().display().to_string()));
+            all.push(shown(
+                &entry
+                    .path()
+                    .strip_prefix(&root)
+                    .unwrap()
+                    .display()
+                    .to_string(),
+            ));
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 left.push(entry.path());
             }

@@ -54,7 +54,10 @@ fn ten_megabytes_each_way_at_once() {
         });
         talk(shim.client(), 10 * MB, 10 * MB);
         both.join().unwrap();
-        shim.until("both directions are counted and the connection has ended", |s| s.connections_open == 0);
+        shim.until(
+            "both directions are counted and the connection has ended",
+            |s| s.connections_open == 0,
+        );
     }
 }
 
@@ -75,7 +78,9 @@ fn the_client_is_done_first() {
             expect_end(&mut client);
             sending.join().unwrap();
         }
-        shim.until("no connection is left", |status| status.connections_open == 0);
+        shim.until("no connection is left", |status| {
+            status.connections_open == 0
+        });
     }
 }
 
@@ -93,7 +98,9 @@ fn the_instance_is_done_first() {
             expect_end(&mut instance);
             sending.join().unwrap();
         }
-        shim.until("no connection is left", |status| status.connections_open == 0);
+        shim.until("no connection is left", |status| {
+            status.connections_open == 0
+        });
     }
 }
 
@@ -103,7 +110,11 @@ fn an_answer_and_both_ends_at_once() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &[]);
-        for request in [client_hello(300), b"GET".to_vec()].iter().cycle().take(100) {
+        for request in [client_hello(300), b"GET".to_vec()]
+            .iter()
+            .cycle()
+            .take(100)
+        {
             let (mut client, mut instance) = pair(&shim, &backend, request);
             client.shutdown(Shutdown::Write).unwrap();
             instance.write_all(b"answer").unwrap();
@@ -147,7 +158,9 @@ fn bulk_and_small_talk_by_turns() {
             drop(client);
             expect_end(&mut sending.join().unwrap());
         }
-        shim.until("no connection is left", |status| status.connections_open == 0);
+        shim.until("no connection is left", |status| {
+            status.connections_open == 0
+        });
     }
 }
 
@@ -162,7 +175,11 @@ fn a_reader_that_pauses_gets_every_byte() {
     // One that pauses before a download, one before an upload, and one that neither sends nor gets anything.
     for upload in [false, true] {
         let (client, instance) = answered(&shim, &backend, &client_hello(10));
-        let (mut from, to) = if upload { (client, instance) } else { (instance, client) };
+        let (mut from, to) = if upload {
+            (client, instance)
+        } else {
+            (instance, client)
+        };
         writers.push(thread::spawn(move || {
             Pattern(4).send(&mut from, 100 * MB);
             from.shutdown(Shutdown::Write).unwrap();
@@ -174,7 +191,10 @@ fn a_reader_that_pauses_gets_every_byte() {
     let idle_instance = backend.accept();
 
     thread::sleep(PAUSE);
-    assert!(writers.iter().all(|writer| !writer.is_finished()), "nothing is behind the readers");
+    assert!(
+        writers.iter().all(|writer| !writer.is_finished()),
+        "nothing is behind the readers"
+    );
     for mut reader in readers {
         Pattern(4).receive(&mut reader, 100 * MB);
         expect_end(&mut reader);

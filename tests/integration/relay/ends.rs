@@ -3,7 +3,8 @@
 use super::{answered, pair};
 use crate::support::MOMENT;
 use crate::support::net::{
-    Backend, Pattern, client_hello, expect_end, expect_error, expect_reset, expect_silence, fill, read, reset,
+    Backend, Pattern, client_hello, expect_end, expect_error, expect_reset, expect_silence, fill,
+    read, reset,
 };
 use crate::support::shim::{Shim, THREADS};
 use berth_shim::state::Stop;
@@ -20,13 +21,18 @@ fn requests() -> [Vec<u8>; 2] {
 fn each(test: impl Fn(&Shim, &Backend, &[u8]) + Sync) {
     let test = &test;
     thread::scope(|scope| {
-        for (threads, request) in THREADS.into_iter().flat_map(|threads| requests().map(|request| (threads, request))) {
+        for (threads, request) in THREADS
+            .into_iter()
+            .flat_map(|threads| requests().map(|request| (threads, request)))
+        {
             scope.spawn(move || {
                 let backend = Backend::new();
                 // An end that is not read is asked after a second in which nothing moved.
                 let shim = Shim::start(backend.address(), threads, &["--speedup", "10"]);
                 test(&shim, &backend, &request);
-                shim.until("no connection is left", |status| status.connections_open == 0);
+                shim.until("no connection is left", |status| {
+                    status.connections_open == 0
+                });
             });
         }
     });
@@ -64,7 +70,10 @@ fn the_instance_resets_at_accept() {
                 other => panic!("no reset but {other:?}"),
             }
         }
-        assert!(attempts <= 2 && (attempts == 2 || request[0] != 0x16), "{attempts} attempts");
+        assert!(
+            attempts <= 2 && (attempts == 2 || request[0] != 0x16),
+            "{attempts} attempts"
+        );
     });
 }
 
@@ -106,7 +115,10 @@ fn a_shim_that_ends_resets_both_ends() {
         let shim = Shim::start(backend.address(), threads, &[]);
         let mut ends = Vec::new();
         for request in requests() {
-            ends.extend([pair(&shim, &backend, &request), answered(&shim, &backend, &request)]);
+            ends.extend([
+                pair(&shim, &backend, &request),
+                answered(&shim, &backend, &request),
+            ]);
             let (client, mut instance) = answered(&shim, &backend, &request);
             client.shutdown(Shutdown::Write).unwrap();
             expect_end(&mut instance);
@@ -229,7 +241,9 @@ fn a_clients_reset_against_a_full_way_up() {
         fill(&mut client);
         reset(client);
         expect_error(&instance);
-        shim.until("no connection is left", |status| status.connections_open == 0);
+        shim.until("no connection is left", |status| {
+            status.connections_open == 0
+        });
     });
 }
 

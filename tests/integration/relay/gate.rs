@@ -1,7 +1,9 @@
 //! Which clients are queued, and which are not.
 
 use super::expect_answer;
-use crate::support::net::{Backend, client_hello, connect_from, echo, expect_silence, fresh_ip, ping, read, reset};
+use crate::support::net::{
+    Backend, client_hello, connect_from, echo, expect_silence, fresh_ip, ping, read, reset,
+};
 use crate::support::shim::{Shim, THREADS, with_threads};
 use crate::support::{PATIENCE, eventually};
 use berth_shim::state::Stop;
@@ -15,7 +17,9 @@ fn client(shim: &Shim) -> TcpStream {
 }
 
 fn until_waiting(shim: &Shim, clients: u64) {
-    shim.until(&format!("{clients} wait"), |status| status.gate.as_ref().unwrap().waiting == clients);
+    shim.until(&format!("{clients} wait"), |status| {
+        status.gate.as_ref().unwrap().waiting == clients
+    });
 }
 
 /// Reads the ClientHello, answers it, and stays.
@@ -33,7 +37,11 @@ fn openings_are_bounded_and_the_others_have_their_turn() {
         let clients: Vec<_> = (0..6).map(|_| client(&shim)).collect();
         until_waiting(&shim, 4);
         let mut opened = vec![backend.accept(), backend.accept()];
-        assert_eq!(backend.waiting().len(), 0, "two are being opened, the others wait");
+        assert_eq!(
+            backend.waiting().len(),
+            0,
+            "two are being opened, the others wait"
+        );
         let mut kept = Vec::new();
         for waiting in [3, 2, 1, 0] {
             kept.push(answer(opened.remove(0)));
@@ -67,7 +75,14 @@ fn one_source_leaves_a_slot_for_another() {
         let _other = answer(backend.accept());
         expect_answer(&mut other);
         let status = shim.status().gate.unwrap();
-        assert_eq!((status.openings, status.waiting, status.longest.unwrap().clients), (1, 4, 4));
+        assert_eq!(
+            (
+                status.openings,
+                status.waiting,
+                status.longest.unwrap().clients
+            ),
+            (1, 4, 4)
+        );
     }
 }
 
@@ -108,7 +123,9 @@ fn a_client_that_sends_little_holds_no_slot() {
         let attempts = [backend.accept(), backend.accept()];
         let mut of_the_slow = eventually("what the slow one said", || {
             let speaks = attempts.iter().find(|attempt| {
-                attempt.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+                attempt
+                    .set_read_timeout(Some(Duration::from_millis(1)))
+                    .unwrap();
                 attempt.peek(&mut [0]).is_ok()
             });
             speaks.map(|attempt| attempt.try_clone().unwrap())
@@ -128,7 +145,11 @@ fn a_client_that_sends_little_holds_no_slot() {
 #[test]
 fn what_comes_in_pieces_is_one_handshake() {
     for threads in THREADS {
-        let shim = Shim::start(Backend::new().serve(echo), threads, &["--max-openings", "1"]);
+        let shim = Shim::start(
+            Backend::new().serve(echo),
+            threads,
+            &["--max-openings", "1"],
+        );
         let hello = client_hello(300);
         let mut client = shim.client();
         for piece in hello.chunks(50) {
@@ -146,7 +167,11 @@ fn what_comes_in_pieces_is_one_handshake() {
 fn the_first_class_makes_no_room_within_its_share() {
     for threads in THREADS {
         let backend = Backend::new();
-        let shim = Shim::start(backend.address(), threads, &["--max-openings", "1", "--max-connections", "3"]);
+        let shim = Shim::start(
+            backend.address(),
+            threads,
+            &["--max-openings", "1", "--max-connections", "3"],
+        );
         let mut clients: Vec<_> = (0..3).map(|_| client(&shim)).collect();
         until_waiting(&shim, 2);
         let mut in_the_backlog = client(&shim);
@@ -157,7 +182,11 @@ fn the_first_class_makes_no_room_within_its_share() {
         drop((clients, attempts));
         let _leg = answer(backend.accept());
         expect_answer(&mut in_the_backlog);
-        assert_eq!(shim.metric("berth_gate_dropped_total"), 0, "none for want of room");
+        assert_eq!(
+            shim.metric("berth_gate_dropped_total"),
+            0,
+            "none for want of room"
+        );
     }
 }
 
@@ -185,7 +214,14 @@ fn a_client_that_was_held_has_its_turn() {
     for threads in THREADS {
         let backend = Backend::new();
         let address = backend.address();
-        let options = ["--max-openings", "2", "--hold", "60s", "--probe-interval", "20ms"];
+        let options = [
+            "--max-openings",
+            "2",
+            "--hold",
+            "60s",
+            "--probe-interval",
+            "20ms",
+        ];
         let shim = Shim::start(address, threads, &options);
         drop(backend);
         let mut clients: Vec<_> = (0..5).map(|_| client(&shim)).collect();
@@ -208,8 +244,11 @@ fn a_client_that_was_held_has_its_turn() {
 fn a_queued_client_does_not_stay_with_an_instance_that_leaves() {
     for threads in THREADS {
         let (own, other) = (Backend::new(), Backend::new());
-        let (shim, _record) =
-            Shim::start_of_two([&own, &other], threads, &["--max-openings", "1", "--drain-timeout", "60s"]);
+        let (shim, _record) = Shim::start_of_two(
+            [&own, &other],
+            threads,
+            &["--max-openings", "1", "--drain-timeout", "60s"],
+        );
         let (mut opened, mut waits) = (client(&shim), client(&shim));
         let attempt = own.accept();
         until_waiting(&shim, 1);
@@ -228,7 +267,11 @@ fn a_client_that_sends_a_part_holds_no_slot() {
     for threads in THREADS {
         let backend = Backend::new();
         // A backend connection comes when it had its time to send the rest.
-        let shim = Shim::start(backend.address(), threads, &["--max-openings", "1", "--speedup", "20"]);
+        let shim = Shim::start(
+            backend.address(),
+            threads,
+            &["--max-openings", "1", "--speedup", "20"],
+        );
         // This ClientHello fills the replay buffer.
         let _large = shim.client_with(&client_hello(60_000)[..16 * 1024]);
         let _leg = backend.accept();
@@ -262,7 +305,11 @@ fn a_client_that_sends_more_than_is_kept_holds_a_slot_until_the_answer() {
 fn a_client_that_sends_more_than_is_kept_is_read_on_after_a_while() {
     for threads in THREADS {
         let backend = Backend::new();
-        let shim = Shim::start(backend.address(), threads, &["--max-openings", "1", "--speedup", "20"]);
+        let shim = Shim::start(
+            backend.address(),
+            threads,
+            &["--max-openings", "1", "--speedup", "20"],
+        );
         let mut talker = client(&shim);
         talker.write_all(&[7; 20_000]).unwrap();
         read(&mut backend.accept(), 20_300);
@@ -273,7 +320,11 @@ fn a_client_that_sends_more_than_is_kept_is_read_on_after_a_while() {
 #[test]
 fn a_limit_that_is_just_reached_is_no_trouble() {
     for threads in THREADS {
-        let shim = Shim::start(Backend::new().serve(echo), threads, &["--max-connections", "2"]);
+        let shim = Shim::start(
+            Backend::new().serve(echo),
+            threads,
+            &["--max-connections", "2"],
+        );
         let troubles = || shim.metric("berth_accept_errors_total");
         let mut clients = [client(&shim), client(&shim)];
         for client in &mut clients {

@@ -16,7 +16,11 @@ use tokio::sync::{Notify, mpsc, watch};
 #[test]
 fn beyond_max_connections_clients_wait_in_the_backlog() {
     for threads in THREADS {
-        let shim = Shim::start(Backend::new().serve(echo), threads, &["--max-connections", "2"]);
+        let shim = Shim::start(
+            Backend::new().serve(echo),
+            threads,
+            &["--max-connections", "2"],
+        );
         let mut served: Vec<_> = (0..2).map(|_| shim.client()).collect();
         for client in &mut served {
             ping(client, &client_hello(100));
@@ -40,7 +44,11 @@ fn beyond_max_connections_clients_wait_in_the_backlog() {
 #[test]
 fn a_client_in_the_backlog_of_a_leaving_shim_is_served() {
     for threads in THREADS {
-        let shim = Shim::start(Backend::new().serve(echo), threads, &["--max-connections", "1"]);
+        let shim = Shim::start(
+            Backend::new().serve(echo),
+            threads,
+            &["--max-connections", "1"],
+        );
         let mut served = shim.client();
         ping(&mut served, &client_hello(100));
         let mut waiting: Vec<_> = (0..20).map(|_| shim.client()).collect();
@@ -62,7 +70,10 @@ fn a_client_in_the_backlog_of_a_leaving_shim_is_served() {
 fn a_connection_is_small() {
     // 792 when this was written.
     const LIMIT: usize = 832;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     let _entered = runtime.enter();
     let writer = TableWriter::new(1, 1);
     let metrics = Metrics::new(

@@ -2,8 +2,8 @@
 
 use super::expect_answer;
 use crate::support::net::{
-    Backend, client_hello, connect_from, echo, expect_end, expect_no_service, expect_reset, expect_silence, fresh_ip,
-    ping, queued, read, reset, unread,
+    Backend, client_hello, connect_from, echo, expect_end, expect_no_service, expect_reset,
+    expect_silence, fresh_ip, ping, queued, read, reset, unread,
 };
 use crate::support::shim::{Shim, THREADS, with_threads};
 use crate::support::tls::{Api, Ca};
@@ -34,10 +34,14 @@ fn what_waits_at_a_closing_backend_is_served_by_the_next() {
         let (shim, _record) = Shim::start_of_two([&old, &new], threads, &[]);
 
         let client_hellos: Vec<_> = (0..CLIENTS).map(|n| client_hello(200 + n)).collect();
-        let mut clients: Vec<_> = client_hellos.iter().map(|client_hello| shim.client_with(client_hello)).collect();
+        let mut clients: Vec<_> = client_hellos
+            .iter()
+            .map(|client_hello| shim.client_with(client_hello))
+            .collect();
         let sent: usize = client_hellos.iter().map(Vec::len).sum();
         eventually("every ClientHello is in the old backend's queue", || {
-            (queued(old.address()) >= CLIENTS as u64 && unread(old.address()) == sent as u64).then_some(())
+            (queued(old.address()) >= CLIENTS as u64 && unread(old.address()) == sent as u64)
+                .then_some(())
         });
         drop(old);
 
@@ -51,9 +55,15 @@ fn what_waits_at_a_closing_backend_is_served_by_the_next() {
             expect_answer(client);
         }
         drop(clients);
-        let mut said: Vec<_> = served.into_iter().map(|served| served.join().unwrap()).collect();
+        let mut said: Vec<_> = served
+            .into_iter()
+            .map(|served| served.join().unwrap())
+            .collect();
         said.sort_by_key(Vec::len);
-        assert!(said == client_hellos, "each ClientHello once and nothing else");
+        assert!(
+            said == client_hellos,
+            "each ClientHello once and nothing else"
+        );
         assert_eq!(new.waiting().len(), 0, "no attempt too many");
     }
 }
@@ -68,7 +78,9 @@ fn what_is_not_tls_is_not_replayed() {
         for client in &mut clients {
             client.write_all(b"POST /once").unwrap();
         }
-        eventually("every request is at the old backend", || (unread(old.address()) == 50).then_some(()));
+        eventually("every request is at the old backend", || {
+            (unread(old.address()) == 50).then_some(())
+        });
         drop(old);
         for client in &mut clients {
             expect_reset(client);
@@ -124,7 +136,11 @@ fn connect_and_close_makes_one_attempt() {
             shim.until("the check has ended", |status| {
                 status.connections_open == 0 && status.connections_total == checks
             });
-            assert_eq!((own.waiting().len(), other.waiting().len()), (0, 0), "no further attempt");
+            assert_eq!(
+                (own.waiting().len(), other.waiting().len()),
+                (0, 0),
+                "no further attempt"
+            );
         };
         check(false);
         check(true);
@@ -145,7 +161,11 @@ fn an_attempt_that_was_waited_for_in_vain_is_the_last() {
         let mut silent = shim.client();
         drop(own.accept());
         expect_end(&mut silent);
-        assert_eq!((own.waiting().len(), other.waiting().len()), (0, 0), "no further attempt");
+        assert_eq!(
+            (own.waiting().len(), other.waiting().len()),
+            (0, 0),
+            "no further attempt"
+        );
     }
 }
 
@@ -159,7 +179,11 @@ fn a_hello_in_pieces() {
         let mut instance = backend.accept();
         for piece in client_hello.chunks(77) {
             client.write_all(piece).unwrap();
-            assert_eq!(read(&mut instance, piece.len()), piece, "each piece goes on at once");
+            assert_eq!(
+                read(&mut instance, piece.len()),
+                piece,
+                "each piece goes on at once"
+            );
         }
         reset(instance);
         let next = backend.accept();
@@ -167,7 +191,10 @@ fn a_hello_in_pieces() {
         expect_answer(&mut client);
         client.write_all(b"more").unwrap();
         drop(client);
-        assert!(served.join().unwrap() == [&client_hello[..], b"more"].concat(), "all again, once, then what follows");
+        assert!(
+            served.join().unwrap() == [&client_hello[..], b"more"].concat(),
+            "all again, once, then what follows"
+        );
     }
 }
 
@@ -197,12 +224,19 @@ fn a_hello_larger_than_what_is_kept() {
         expect_silence(&mut instance);
         reset(instance);
         let mut instance = backend.accept();
-        assert!(read(&mut instance, KEPT) == client_hello[..KEPT], "replayed once");
+        assert!(
+            read(&mut instance, KEPT) == client_hello[..KEPT],
+            "replayed once"
+        );
         client.write_all(&client_hello[KEPT..]).unwrap();
         assert!(read(&mut instance, LARGE - KEPT) == client_hello[KEPT..]);
         reset(instance);
         expect_reset(&mut client);
-        assert_eq!(backend.waiting().len(), 0, "it could not be replayed completely");
+        assert_eq!(
+            backend.waiting().len(),
+            0,
+            "it could not be replayed completely"
+        );
     }
 }
 
@@ -214,7 +248,10 @@ fn a_refused_client_is_held_until_its_instance_is_back() {
         let shim = Shim::start(address, threads, &[&OFTEN[..], &["--hold", "60s"]].concat());
         drop(backend);
         let requests = [client_hello(300), b"GET /".to_vec(), Vec::new()];
-        let mut clients: Vec<_> = requests.iter().map(|request| shim.client_with(request)).collect();
+        let mut clients: Vec<_> = requests
+            .iter()
+            .map(|request| shim.client_with(request))
+            .collect();
         shim.until("three clients are held", |status| status.held == 3);
         shim.until_health(address, "unready");
         Backend::at(address).serve(echo);
@@ -238,7 +275,10 @@ fn an_instance_that_refuses_must_rise_again() {
         let _client = shim.client();
         shim.until_health(address, "unready");
         let _back = Backend::at(address);
-        shim.until("it is held: it listens, but no probe has said so", |status| status.held == 1);
+        shim.until(
+            "it is held: it listens, but no probe has said so",
+            |status| status.held == 1,
+        );
     }
 }
 
@@ -249,12 +289,19 @@ fn beyond_hold_a_client_is_reset_and_the_next_is_refused() {
         let shim = Shim::start(backend.address(), threads, &["--hold", "2s"]);
         drop(backend);
         let began = Instant::now();
-        let mut clients = [client_hello(300), b"GET /".to_vec(), Vec::new()].map(|request| shim.client_with(&request));
+        let mut clients = [client_hello(300), b"GET /".to_vec(), Vec::new()]
+            .map(|request| shim.client_with(&request));
         for client in &mut clients {
             expect_reset(client);
         }
-        assert!(began.elapsed() >= Duration::from_secs(2), "held for {:?} only", began.elapsed());
-        shim.until("none is held", |status| status.held == 0 && status.connections_open == 0);
+        assert!(
+            began.elapsed() >= Duration::from_secs(2),
+            "held for {:?} only",
+            began.elapsed()
+        );
+        shim.until("none is held", |status| {
+            status.held == 0 && status.connections_open == 0
+        });
         shim.until("it is refusing", |status| status.state == Phase::Refusing);
         let refused = TcpStream::connect(shim.address).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
@@ -267,7 +314,12 @@ fn a_held_client_that_gives_up_frees_its_place() {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &["--hold", "1h"]);
         drop(backend);
-        for request in [client_hello(300), b"GET /".to_vec(), Vec::new(), client_hello(40_000)] {
+        for request in [
+            client_hello(300),
+            b"GET /".to_vec(),
+            Vec::new(),
+            client_hello(40_000),
+        ] {
             for by_reset in [false, true] {
                 let client = shim.client_with(&request);
                 shim.until("a client is held", |status| status.held == 1);
@@ -278,7 +330,9 @@ fn a_held_client_that_gives_up_frees_its_place() {
                 } else {
                     drop(client);
                 }
-                shim.until("its place is free", |status| status.held == 0 && status.connections_open == 0);
+                shim.until("its place is free", |status| {
+                    status.held == 0 && status.connections_open == 0
+                });
             }
         }
     }
@@ -293,7 +347,9 @@ fn more_than_1024_are_not_held() {
         let shim = Shim::start(address, threads, &[&OFTEN[..], &["--hold", "1h"]].concat());
         drop(backend);
         let source = IpAddr::from(fresh_ip());
-        let mut held: Vec<_> = (0..PLACES).map(|_| connect_from(source, shim.address)).collect();
+        let mut held: Vec<_> = (0..PLACES)
+            .map(|_| connect_from(source, shim.address))
+            .collect();
         shim.until("every place is taken", |status| status.held == PLACES);
         // Not held for an hour, and then reset.
         expect_no_service(shim.address);
@@ -318,14 +374,24 @@ fn an_instance_that_fails_its_probe_and_does_not_refuse_is_used() {
         let directory = tempfile::tempdir().unwrap();
         let ca_file = directory.path().join("ca.crt");
         std::fs::write(&ca_file, ca.pem()).unwrap();
-        let https = ["--probe", "https", "--probe-ca", ca_file.to_str().unwrap(), "--probe-timeout", "10s"];
+        let https = [
+            "--probe",
+            "https",
+            "--probe-ca",
+            ca_file.to_str().unwrap(),
+            "--probe-timeout",
+            "10s",
+        ];
         let shim = Shim::start(api.address, threads, &[&OFTEN[..], &https].concat());
         let get = |path: &str| ca.get(shim.client(), path);
         assert!(get("/readyz").starts_with("HTTP/1.1 200"));
         api.answer("500 Internal Server Error");
         shim.until_health(api.address, "failing");
         assert!(shim.status().fail_open);
-        assert!(get("/readyz").starts_with("HTTP/1.1 500"), "connections still come to it");
+        assert!(
+            get("/readyz").starts_with("HTTP/1.1 500"),
+            "connections still come to it"
+        );
         // A ready one goes before it.
         let sibling = Api::start(&ca);
         let record = shim.sibling("other", sibling.address);
@@ -345,7 +411,15 @@ fn an_instance_that_fails_its_probe_and_does_not_refuse_is_used() {
 fn a_hello_at_an_instance_that_hangs_goes_to_a_ready_one() {
     let ca = Ca::new();
     // One probe that is late, as on a machine with much to do, is no failure.
-    let https = ["--probe", "https", "--probe-insecure", "--probe-timeout", "1s", "--fall", "3"];
+    let https = [
+        "--probe",
+        "https",
+        "--probe-insecure",
+        "--probe-timeout",
+        "1s",
+        "--fall",
+        "3",
+    ];
     for threads in THREADS {
         for ready_before in [true, false] {
             let (own, attempts) = Api::start_silent(&ca);
@@ -358,25 +432,36 @@ fn a_hello_at_an_instance_that_hangs_goes_to_a_ready_one() {
             thread::scope(|scope| {
                 let client = shim.client();
                 let served = scope.spawn(|| ca.get(client, "/readyz"));
-                let mut attempt = attempts.recv_timeout(PATIENCE).expect("an attempt to the own instance");
+                let mut attempt = attempts
+                    .recv_timeout(PATIENCE)
+                    .expect("an attempt to the own instance");
                 assert_eq!(read(&mut attempt, 1), [0x16]);
                 own.answer("500 Internal Server Error");
                 if !ready_before {
                     shim.until_health(own.address, "failing");
                     attempt.set_read_timeout(Some(MOMENT)).unwrap();
-                    let held =
-                        std::iter::repeat_with(|| attempt.read(&mut [0; 4096])).find(|read| !matches!(read, Ok(1..)));
-                    assert_eq!(held.unwrap().unwrap_err().kind(), ErrorKind::WouldBlock, "there is no better one");
+                    let held = std::iter::repeat_with(|| attempt.read(&mut [0; 4096]))
+                        .find(|read| !matches!(read, Ok(1..)));
+                    assert_eq!(
+                        held.unwrap().unwrap_err().kind(),
+                        ErrorKind::WouldBlock,
+                        "there is no better one"
+                    );
                     record = Some(shim.sibling("other", sibling.address));
                 }
                 assert!(served.join().unwrap().starts_with("HTTP/1.1 200"));
                 attempt.set_read_timeout(Some(PATIENCE)).unwrap();
-                let end = std::iter::repeat_with(|| attempt.read(&mut [0; 4096])).find(|read| !matches!(read, Ok(1..)));
+                let end = std::iter::repeat_with(|| attempt.read(&mut [0; 4096]))
+                    .find(|read| !matches!(read, Ok(1..)));
                 assert_eq!(end.unwrap().unwrap_err().kind(), ErrorKind::ConnectionReset);
             });
             assert_eq!(shim.metric("berth_replays_total"), 1);
             assert_eq!(shim.metric("berth_empty_attempts_total"), 1);
-            assert_eq!(shim.metric("berth_first_byte_seconds_count"), 0, "the sibling's instance answered");
+            assert_eq!(
+                shim.metric("berth_first_byte_seconds_count"),
+                0,
+                "the sibling's instance answered"
+            );
             drop(record);
         }
     }

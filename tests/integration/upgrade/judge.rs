@@ -26,7 +26,11 @@ impl Judged {
         fs::write(node.path("api/kube.key"), key).unwrap();
         let kubelet = Kubelet::start(&node);
         node.until_joined();
-        Self { node, cluster, kubelet: Some(kubelet) }
+        Self {
+            node,
+            cluster,
+            kubelet: Some(kubelet),
+        }
     }
 
     fn load(&self) -> Load {
@@ -40,8 +44,14 @@ impl Judged {
             let ca = ca.clone();
             let get = move || tls::get(&ca, connect_from(source.into(), to), "/api/v1/pods");
             async move {
-                let answer = tokio::task::spawn_blocking(get).await.map_err(|panic| panic.to_string())?;
-                if answer.ends_with("items\": []}") { Ok(()) } else { Err(answer) }
+                let answer = tokio::task::spawn_blocking(get)
+                    .await
+                    .map_err(|panic| panic.to_string())?;
+                if answer.ends_with("items\": []}") {
+                    Ok(())
+                } else {
+                    Err(answer)
+                }
             }
         })
     }
@@ -57,13 +67,22 @@ impl Judged {
     /// Goes on with it.
     fn again(&self, options: &[&str]) -> Command {
         // The clients of this test are on the node.
-        let mut upgrade = self.node.upgrade_in(&self.cluster, &["--judge", "--canary-local"]);
+        let mut upgrade = self
+            .node
+            .upgrade_in(&self.cluster, &["--judge", "--canary-local"]);
         upgrade.args(options);
         upgrade
     }
 }
 
-const SHORT: [&str; 6] = ["--speedup", "40", "--canary", "20%,50%", "--canary-time", "1s"];
+const SHORT: [&str; 6] = [
+    "--speedup",
+    "40",
+    "--canary",
+    "20%,50%",
+    "--canary-time",
+    "1s",
+];
 
 /// With steps that end only by a verdict.
 const LONG: [&str; 6] = ["--speedup", "40", "--canary", "50%", "--canary-time", "1h"];
@@ -84,7 +103,9 @@ fn a_good_version_goes_through_step_by_step() {
     ];
     let mut rest = log.as_str();
     for part in told {
-        (_, rest) = rest.split_once(part).unwrap_or_else(|| panic!("{part} in {log}"));
+        (_, rest) = rest
+            .split_once(part)
+            .unwrap_or_else(|| panic!("{part} in {log}"));
     }
     judged.node.is_whole("v1.36.3-judged");
     load.lost_nothing();
@@ -108,7 +129,11 @@ fn a_bad_version_is_sent_back_and_nothing_is_lost() {
     judged.node.is_whole(OLD);
     // The same goes through if nobody judges, or if that is accepted.
     let accepted = ["--accept", "errors", "--no-emulate"];
-    ends(judged.upgrade("v1.36.3-judged-bad", &SHORT).args(accepted), 0, &[]);
+    ends(
+        judged.upgrade("v1.36.3-judged-bad", &SHORT).args(accepted),
+        0,
+        &[],
+    );
     judged.node.is_whole("v1.36.3-judged-bad");
     load.lost_nothing();
 }
@@ -125,10 +150,18 @@ fn a_version_that_is_bad_at_last_keeps_emulating() {
     ends(
         &mut judged.again(&LONG),
         75,
-        &["(step judge-canonical)", "the verdict is bad", "not done: ", "behaves as 1.35 (--emulated-version)"],
+        &[
+            "(step judge-canonical)",
+            "the verdict is bad",
+            "not done: ",
+            "behaves as 1.35 (--emulated-version)",
+        ],
     );
     let left = fs::read_to_string(judged.node.canonical()).unwrap();
-    assert_eq!(left.replace("    - --emulated-version=1.35\n", ""), judged.node.manifest(tag));
+    assert_eq!(
+        left.replace("    - --emulated-version=1.35\n", ""),
+        judged.node.manifest(tag)
+    );
     assert_ne!(left, judged.node.manifest(tag));
     assert!(!judged.node.path("kept/upgrade.json").exists());
     load.lost_nothing();
@@ -141,7 +174,11 @@ fn one_that_is_killed_while_it_judges_goes_on() {
     let mut upgrade = Running::start(&mut judged.upgrade("v1.36.3-judged", &LONG));
     upgrade.logs("50 % of new connections");
     upgrade.kill();
-    ends(&mut judged.again(&SHORT), 0, &["is under way (step judge-temporary)"]);
+    ends(
+        &mut judged.again(&SHORT),
+        0,
+        &["is under way (step judge-temporary)"],
+    );
     judged.node.is_whole("v1.36.3-judged");
     load.lost_nothing();
 }
@@ -152,7 +189,11 @@ fn what_cannot_be_judged_is_refused_and_nothing_is_changed() {
     let node = &judged.node;
     let v2 = node.new_manifest("v1.36.3-judged");
     let v2 = ["--judge", v2.to_str().unwrap()];
-    ends(node.upgrade(&v2).env("BERTH_KUBECONFIG", "/nonexistent"), 64, &[]);
+    ends(
+        node.upgrade(&v2).env("BERTH_KUBECONFIG", "/nonexistent"),
+        64,
+        &[],
+    );
     for wrong in [
         ["--canary", "5%,200%"],
         ["--canary-time", "500ms"],
@@ -167,7 +208,10 @@ fn what_cannot_be_judged_is_refused_and_nothing_is_changed() {
     ends(
         &mut node.upgrade_in(&other, &v2),
         69,
-        &["--judge: the instance that serves at 127.", "does not give its metrics"],
+        &[
+            "--judge: the instance that serves at 127.",
+            "does not give its metrics",
+        ],
     );
     node.is_whole(OLD);
 }

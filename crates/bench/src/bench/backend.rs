@@ -23,9 +23,15 @@ pub(crate) fn run(address: SocketAddr) -> io::Result<()> {
     let mut backend = Backend {
         epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
         connections: Vec::new(),
-        shared: Shared { buffer: vec![0; CHUNK], pattern: Pattern::new(), endless: 0 },
+        shared: Shared {
+            buffer: vec![0; CHUNK],
+            pattern: Pattern::new(),
+            endless: 0,
+        },
     };
-    backend.epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
+    backend
+        .epoll
+        .add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
     let mut events = vec![EpollEvent::empty(); 1024];
     loop {
         let count = match backend.epoll.wait(&mut events, EpollTimeout::NONE) {
@@ -42,7 +48,11 @@ pub(crate) fn run(address: SocketAddr) -> io::Result<()> {
 }
 
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
     socket.listen(i32::from(u16::MAX))?;
@@ -91,18 +101,26 @@ impl Backend {
             stream.set_nonblocking(true)?;
             stream.set_nodelay(true)?;
             let fd = stream.as_raw_fd() as usize;
-            self.epoll.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, fd as u64))?;
+            self.epoll
+                .add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, fd as u64))?;
             if self.connections.len() <= fd {
                 self.connections.resize_with(fd + 1, || None);
             }
-            self.connections[fd] = Some(Connection { stream, header: [0; HEADER], received: 0, answer: None });
+            self.connections[fd] = Some(Connection {
+                stream,
+                header: [0; HEADER],
+                received: 0,
+                answer: None,
+            });
         }
         Ok(())
     }
 
     fn serve(&mut self, fd: usize) {
         // A closed connection may have an event left.
-        let Some(connection) = &mut self.connections[fd] else { return };
+        let Some(connection) = &mut self.connections[fd] else {
+            return;
+        };
         let was_writing = connection.answer.is_some();
         let served = match connection.serve(&mut self.shared) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
@@ -110,8 +128,12 @@ impl Backend {
         };
         let waited = served.and_then(|()| {
             match connection.answer {
-                Some(_) if !was_writing => self.epoll.modify(&connection.stream, &mut event(EpollFlags::EPOLLOUT, fd)),
-                None if was_writing => self.epoll.modify(&connection.stream, &mut event(EpollFlags::EPOLLIN, fd)),
+                Some(_) if !was_writing => self
+                    .epoll
+                    .modify(&connection.stream, &mut event(EpollFlags::EPOLLOUT, fd)),
+                None if was_writing => self
+                    .epoll
+                    .modify(&connection.stream, &mut event(EpollFlags::EPOLLIN, fd)),
                 _ => Ok(()),
             }
             .map_err(Into::into)
@@ -132,7 +154,11 @@ fn event(flags: EpollFlags, fd: usize) -> EpollEvent {
 
 impl Connection {
     fn serve(&mut self, shared: &mut Shared) -> io::Result<()> {
-        if self.answer.is_some() { self.write(&shared.pattern) } else { self.read(shared) }
+        if self.answer.is_some() {
+            self.write(&shared.pattern)
+        } else {
+            self.read(shared)
+        }
     }
 
     fn read(&mut self, shared: &mut Shared) -> io::Result<()> {
@@ -146,7 +172,9 @@ impl Connection {
         if of_header > 0 {
             self.header[start..start + of_header].copy_from_slice(&bytes[..of_header]);
         }
-        shared.pattern.check(&bytes[of_header..], self.received + of_header as u64)?;
+        shared
+            .pattern
+            .check(&bytes[of_header..], self.received + of_header as u64)?;
         self.received += count as u64;
         if self.received < HEADER as u64 {
             return Ok(());
@@ -161,15 +189,28 @@ impl Connection {
         if self.received > header.request {
             return Err(garbled());
         }
-        let header = if header.count { Header { request: shared.endless, ..header } } else { header };
+        let header = if header.count {
+            Header {
+                request: shared.endless,
+                ..header
+            }
+        } else {
+            header
+        };
         self.received = 0;
-        self.answer = Some(Answer { header: header.encode(), length: header.answer, sent: 0 });
+        self.answer = Some(Answer {
+            header: header.encode(),
+            length: header.answer,
+            sent: 0,
+        });
         self.write(&shared.pattern)
     }
 
     /// Writes once, so that an endless answer cannot starve other connections.
     fn write(&mut self, pattern: &Pattern) -> io::Result<()> {
-        let Some(answer) = &mut self.answer else { return Ok(()) };
+        let Some(answer) = &mut self.answer else {
+            return Ok(());
+        };
         let left = answer.length - answer.sent;
         let written = if answer.sent < HEADER as u64 {
             let mut first = [0; 4096];

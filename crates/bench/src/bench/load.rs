@@ -83,7 +83,12 @@ struct Window<'a> {
 
 impl<'a> Window<'a> {
     fn new(pace: Pace, cpu: CpuSeconds<'a>) -> Self {
-        Self { pace, cpu, start: Instant::now(), began: None }
+        Self {
+            pace,
+            cpu,
+            start: Instant::now(),
+            began: None,
+        }
     }
 
     /// Whether answers are counted.
@@ -101,14 +106,18 @@ impl<'a> Window<'a> {
     }
 
     fn is_over(&self, now: Instant) -> bool {
-        self.began.is_some_and(|(began, _)| now >= began + self.pace.window)
+        self.began
+            .is_some_and(|(began, _)| now >= began + self.pace.window)
     }
 
     fn close(&self) -> Result<Span> {
         let (began, before) = self.began.context("the window never opened")?;
         let after = (self.cpu)()?;
         let cpu = after.zip(before).map(|(after, before)| after - before);
-        Ok(Span { seconds: began.elapsed().as_secs_f64(), cpu })
+        Ok(Span {
+            seconds: began.elapsed().as_secs_f64(),
+            cpu,
+        })
     }
 }
 
@@ -122,19 +131,39 @@ struct Connection {
 
 impl Connection {
     fn new(stream: TcpStream) -> Self {
-        Self { stream, number: 0, sent: Instant::now(), received: 0, expected: 0 }
+        Self {
+            stream,
+            number: 0,
+            sent: Instant::now(),
+            received: 0,
+            expected: 0,
+        }
     }
 
     /// Sends a request of `length` bytes for an answer of `answer` bytes.
-    fn ask(&mut self, pattern: &Pattern, length: usize, answer: u64, now: Instant) -> io::Result<()> {
+    fn ask(
+        &mut self,
+        pattern: &Pattern,
+        length: usize,
+        answer: u64,
+        now: Instant,
+    ) -> io::Result<()> {
         let number = self.number.wrapping_add(1);
-        let header = Header { count: false, number, request: length as u64, answer };
+        let header = Header {
+            count: false,
+            number,
+            request: length as u64,
+            answer,
+        };
         let mut small = [0; PING];
         small[..length].copy_from_slice(pattern.from(0, length as u64));
         small[..HEADER].copy_from_slice(&header.encode());
         // A request is a small part of a socket's buffer, which is empty.
         if self.stream.write(&small[..length])? != length {
-            return Err(io::Error::new(ErrorKind::WriteZero, "the kernel took a part of a request"));
+            return Err(io::Error::new(
+                ErrorKind::WriteZero,
+                "the kernel took a part of a request",
+            ));
         }
         (self.number, self.sent, self.received, self.expected) = (number, now, 0, answer);
         Ok(())
@@ -144,7 +173,10 @@ impl Connection {
     fn receive(&mut self, pattern: &Pattern, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.stream.read(buffer)?;
         if count == 0 {
-            return Err(io::Error::new(ErrorKind::UnexpectedEof, "closed before the answer was complete"));
+            return Err(io::Error::new(
+                ErrorKind::UnexpectedEof,
+                "closed before the answer was complete",
+            ));
         }
         let mut bytes = &buffer[..count];
         if self.received == 0 {
@@ -157,7 +189,11 @@ impl Connection {
         }
         pattern.check(bytes, self.received + (count - bytes.len()) as u64)?;
         self.received += count as u64;
-        if self.received > self.expected { Err(garbled()) } else { Ok(count) }
+        if self.received > self.expected {
+            Err(garbled())
+        } else {
+            Ok(count)
+        }
     }
 
     fn is_answered(&self) -> bool {
@@ -204,7 +240,11 @@ pub(super) struct Pool {
 
 impl Pool {
     pub(super) fn open(target: SocketAddr, count: usize) -> Result<Self> {
-        let mut pool = Self { target, connections: Vec::new(), reactor: Reactor::new()? };
+        let mut pool = Self {
+            target,
+            connections: Vec::new(),
+            reactor: Reactor::new()?,
+        };
         pool.grow(count)?;
         Ok(pool)
     }
@@ -215,10 +255,14 @@ impl Pool {
             let from = self.connections.len();
             for at in from..count.min(from + GENTLE) {
                 let socket = socket(at).context("socket")?;
-                socket.connect_timeout(&self.target.into(), CONNECT).with_context(|| format!("connect number {at}"))?;
+                socket
+                    .connect_timeout(&self.target.into(), CONNECT)
+                    .with_context(|| format!("connect number {at}"))?;
                 let stream = TcpStream::from(socket);
                 stream.set_nonblocking(true)?;
-                self.reactor.epoll.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, at as u64))?;
+                self.reactor
+                    .epoll
+                    .add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, at as u64))?;
                 self.connections.push(Connection::new(stream));
             }
             self.round_trips(from..self.connections.len(), PING as u64)?;
@@ -282,11 +326,20 @@ impl Pool {
             }
         }
         latencies.sort_unstable();
-        Ok(Answers { span: span.context("no connections")?, latencies })
+        Ok(Answers {
+            span: span.context("no connections")?,
+            latencies,
+        })
     }
 
     /// A large answer on each connection, of which `a_tick` bytes are read each tick. They cannot be used afterwards.
-    pub(super) fn slowly(&mut self, answer: u64, tick: Duration, a_tick: usize, until: Duration) -> Result<()> {
+    pub(super) fn slowly(
+        &mut self,
+        answer: u64,
+        tick: Duration,
+        a_tick: usize,
+        until: Duration,
+    ) -> Result<()> {
         for connection in &mut self.connections {
             connection.ask(&self.reactor.pattern, PING, answer, Instant::now())?;
         }
@@ -295,7 +348,8 @@ impl Pool {
             std::thread::sleep(next.saturating_duration_since(Instant::now()));
             next += tick;
             for connection in &mut self.connections {
-                match connection.receive(&self.reactor.pattern, &mut self.reactor.buffer[..a_tick]) {
+                match connection.receive(&self.reactor.pattern, &mut self.reactor.buffer[..a_tick])
+                {
                     Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error.into()),
                     _ => {}
                 }
@@ -319,9 +373,17 @@ impl Pool {
                 connection.ask(&self.reactor.pattern, PING, ENDLESS, Instant::now())?;
                 continue;
             }
-            let header = Header { count: false, number: 0, request: ENDLESS, answer: ENDLESS };
+            let header = Header {
+                count: false,
+                number: 0,
+                request: ENDLESS,
+                answer: ENDLESS,
+            };
             let message = self.reactor.pattern.message(&header, PING);
-            ensure!(connection.stream.write(&message)? == PING, "the kernel took a part of a request");
+            ensure!(
+                connection.stream.write(&message)? == PING,
+                "the kernel took a part of a request"
+            );
             let mut event = EpollEvent::new(EpollFlags::EPOLLOUT, at as u64);
             self.reactor.epoll.modify(&connection.stream, &mut event)?;
         }
@@ -332,10 +394,14 @@ impl Pool {
                 let at = self.reactor.events[event].data() as usize;
                 let connection = &mut self.connections[at];
                 if way == Way::Down {
-                    received += connection.receive(&self.reactor.pattern, &mut self.reactor.buffer)? as u64;
+                    received +=
+                        connection.receive(&self.reactor.pattern, &mut self.reactor.buffer)? as u64;
                     continue;
                 }
-                match connection.stream.write(self.reactor.pattern.from(offsets[at], ENDLESS)) {
+                match connection
+                    .stream
+                    .write(self.reactor.pattern.from(offsets[at], ENDLESS))
+                {
                     Ok(count) => offsets[at] += count as u64,
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                     Err(error) => return Err(error.into()),
@@ -346,7 +412,11 @@ impl Pool {
                 continue;
             }
             // Only bytes that have arrived count, and the time includes that of asking for their number.
-            let so_far = if way == Way::Down { received } else { counter.count()? };
+            let so_far = if way == Way::Down {
+                received
+            } else {
+                counter.count()?
+            };
             if window.is_over(now) {
                 return Ok((so_far - before, window.close()?));
             }
@@ -367,7 +437,13 @@ impl Counter {
     }
 
     fn count(&mut self) -> Result<u64> {
-        let mut bytes = Header { count: true, number: 0, request: HEADER as u64, answer: HEADER as u64 }.encode();
+        let mut bytes = Header {
+            count: true,
+            number: 0,
+            request: HEADER as u64,
+            answer: HEADER as u64,
+        }
+        .encode();
         self.0.write_all(&bytes)?;
         self.0.read_exact(&mut bytes)?;
         Ok(Header::decode(&bytes)?.request)
@@ -385,7 +461,13 @@ pub(super) fn short_connections(
     let mut reactor = Reactor::new()?;
     let mut latencies = Vec::with_capacity(1 << 18);
     let mut turn = 0;
-    let mut window = Window::new(pace.unwrap_or(Pace { warm_up: Duration::ZERO, window: Duration::ZERO }), cpu);
+    let mut window = Window::new(
+        pace.unwrap_or(Pace {
+            warm_up: Duration::ZERO,
+            window: Duration::ZERO,
+        }),
+        cpu,
+    );
     if pace.is_none() {
         window.opens(Instant::now())?;
     }
@@ -411,7 +493,10 @@ pub(super) fn short_connections(
         window.opens(now)?;
         if window.is_over(now) && (pace.is_some() || latencies.len() == clients) {
             latencies.sort_unstable();
-            return Ok(Answers { span: window.close()?, latencies });
+            return Ok(Answers {
+                span: window.close()?,
+                latencies,
+            });
         }
     }
 }
@@ -422,8 +507,13 @@ fn is_answered(connection: &mut Connection, at: usize, reactor: &mut Reactor) ->
     if connection.expected == 0 {
         // The TCP handshake is complete, or has failed: then the write fails.
         let began = connection.sent;
-        connection.ask(&reactor.pattern, SHORT, SHORT as u64, began).context("connect")?;
-        reactor.epoll.modify(&connection.stream, &mut EpollEvent::new(EpollFlags::EPOLLIN, at as u64))?;
+        connection
+            .ask(&reactor.pattern, SHORT, SHORT as u64, began)
+            .context("connect")?;
+        reactor.epoll.modify(
+            &connection.stream,
+            &mut EpollEvent::new(EpollFlags::EPOLLIN, at as u64),
+        )?;
         return Ok(false);
     }
     connection.receive(&reactor.pattern, &mut reactor.buffer)?;
@@ -440,7 +530,9 @@ fn short(target: SocketAddr, at: usize, turn: &mut usize, reactor: &Reactor) -> 
         Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
             bail!("this machine ran out of ports: the figure would not be the peer's")
         }
-        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error).context("connect"),
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => {
+            return Err(error).context("connect");
+        }
         _ => {}
     }
     let mut connection = Connection::new(socket.into());
@@ -453,7 +545,9 @@ fn short(target: SocketAddr, at: usize, turn: &mut usize, reactor: &Reactor) -> 
         }
         Err(error) => return Err(error).context("connect"),
     };
-    reactor.epoll.add(&connection.stream, EpollEvent::new(flags, at as u64))?;
+    reactor
+        .epoll
+        .add(&connection.stream, EpollEvent::new(flags, at as u64))?;
     Ok(connection)
 }
 
@@ -474,7 +568,9 @@ pub(super) fn round_trip(target: SocketAddr) -> io::Result<()> {
     let socket = socket(0)?;
     socket.connect(&target.into())?;
     let mut connection = Connection::new(socket.into());
-    connection.stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    connection
+        .stream
+        .set_read_timeout(Some(Duration::from_secs(1)))?;
     let pattern = Pattern::new();
     connection.ask(&pattern, PING, PING as u64, Instant::now())?;
     while !connection.is_answered() {

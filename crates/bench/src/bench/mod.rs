@@ -77,13 +77,37 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
     let address = backend.address()?;
     clean_up_on_signal(directory.path().to_owned())?;
 
-    let pace = Pace { warm_up: options.window() / 4, window: options.window() };
-    let mut results = Results { peers, missing, samples: Vec::new() };
-    let bench = Bench { backend: address, pace, short: options.short, directory: directory.path() };
+    let pace = Pace {
+        warm_up: options.window() / 4,
+        window: options.window(),
+    };
+    let mut results = Results {
+        peers,
+        missing,
+        samples: Vec::new(),
+    };
+    let bench = Bench {
+        backend: address,
+        pace,
+        short: options.short,
+        directory: directory.path(),
+    };
     measure(&mut results, options, &bench);
 
-    let server = backend.log().lines().next().filter(|_| options.server.is_some()).unwrap_or_default().to_owned();
-    let setting = BenchSetting::new(&options.command, &results.peers, server, options.rounds(), pace);
+    let server = backend
+        .log()
+        .lines()
+        .next()
+        .filter(|_| options.server.is_some())
+        .unwrap_or_default()
+        .to_owned();
+    let setting = BenchSetting::new(
+        &options.command,
+        &results.peers,
+        server,
+        options.rounds(),
+        pace,
+    );
     print!("{}", report::markdown(&results, &setting));
     let complaints = verdict::complaints(&results, options.short);
     for complaint in &complaints {
@@ -103,8 +127,17 @@ fn measure(results: &mut Results, options: &BenchOptions, bench: &Bench<'_>) {
                     continue;
                 }
                 for (case, outcome) in bench.run(work, peer) {
-                    let sample = Sample { case, peer: at, round, outcome };
-                    eprintln!("[{:>4} s] {}: {sample}", start.elapsed().as_secs(), peer.name);
+                    let sample = Sample {
+                        case,
+                        peer: at,
+                        round,
+                        outcome,
+                    };
+                    eprintln!(
+                        "[{:>4} s] {}: {sample}",
+                        start.elapsed().as_secs(),
+                        peer.name
+                    );
                     results.samples.push(sample);
                 }
             }
@@ -115,7 +148,9 @@ fn measure(results: &mut Results, options: &BenchOptions, bench: &Bench<'_>) {
 /// Ends the run on SIGINT, SIGTERM or SIGHUP: the children get SIGTERM when this process is gone.
 fn clean_up_on_signal(directory: PathBuf) -> Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let guard = runtime.enter();
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;

@@ -62,35 +62,71 @@ impl BenchOptions {
     }
 
     pub(super) fn window(&self) -> Duration {
-        self.seconds.unwrap_or(Duration::from_millis(if self.short { 400 } else { 2_000 }))
+        self.seconds
+            .unwrap_or(Duration::from_millis(if self.short { 400 } else { 2_000 }))
     }
 
     pub(super) fn work(&self) -> Vec<Work> {
         match (self.work.is_empty(), self.short) {
             (false, _) => self.work.clone(),
-            (true, false) => vec![Work::Ping, Work::Connect, Work::Bulk, Work::Idle, Work::Burst, Work::Growth],
+            (true, false) => vec![
+                Work::Ping,
+                Work::Connect,
+                Work::Bulk,
+                Work::Idle,
+                Work::Burst,
+                Work::Growth,
+            ],
             (true, true) => vec![Work::Ping, Work::Connect, Work::Bulk, Work::Idle],
         }
     }
 
     /// The peers that take part, and those that are left out, with the reason; or all mistakes. `obstacle`: why a berth cannot pass sockets here.
-    pub(super) fn peers(&self, obstacle: impl Fn(&Path) -> Option<String>) -> Result<Found, Vec<String>> {
+    pub(super) fn peers(
+        &self,
+        obstacle: impl Fn(&Path) -> Option<String>,
+    ) -> Result<Found, Vec<String>> {
         let mut mistakes = Vec::new();
-        let mut peers = vec![Peer { name: "none".to_owned(), kind: PeerKind::None, program: PathBuf::new() }];
+        let mut peers = vec![Peer {
+            name: "none".to_owned(),
+            kind: PeerKind::None,
+            program: PathBuf::new(),
+        }];
         for given in &self.berth {
             let (name, path) = given.split_once('=').unwrap_or(("berth", given));
             if !Path::new(path).is_file() {
-                mistakes.push(format!("--berth {given}: there is no program {path}; build one, or correct the path"));
+                mistakes.push(format!(
+                    "--berth {given}: there is no program {path}; build one, or correct the path"
+                ));
             }
-            peers.push(Peer { name: name.to_owned(), kind: PeerKind::Berth, program: absolute(path.as_ref()) });
+            peers.push(Peer {
+                name: name.to_owned(),
+                kind: PeerKind::Berth,
+                program: absolute(path.as_ref()),
+            });
         }
         let mut missing = Vec::new();
-        let first = peers.iter().find(|peer| peer.is_berth()).map(|berth| berth.program.clone());
-        let server = self.server.as_deref().ok_or("it needs a server in Go").map(absolute);
-        let served = server.map_err(str::to_owned).and_then(|server| Ok((server, first.ok_or(NOT_FOUND)?)));
-        match served.and_then(|(server, program)| obstacle(&program).map_or(Ok((server, program)), Err)) {
+        let first = peers
+            .iter()
+            .find(|peer| peer.is_berth())
+            .map(|berth| berth.program.clone());
+        let server = self
+            .server
+            .as_deref()
+            .ok_or("it needs a server in Go")
+            .map(absolute);
+        let served = server
+            .map_err(str::to_owned)
+            .and_then(|server| Ok((server, first.ok_or(NOT_FOUND)?)));
+        match served
+            .and_then(|(server, program)| obstacle(&program).map_or(Ok((server, program)), Err))
+        {
             Ok((server, program)) => {
-                peers.push(Peer { name: INJECT.to_owned(), kind: PeerKind::Inject(server), program });
+                peers.push(Peer {
+                    name: INJECT.to_owned(),
+                    kind: PeerKind::Inject(server),
+                    program,
+                });
             }
             Err(why) => missing.push((INJECT, why)),
         }
@@ -103,7 +139,11 @@ impl BenchOptions {
             let given = self.envoy.clone().filter(|_| name == "envoy");
             let found = given.or_else(|| on_path(name.trim_end_matches("-splice")));
             match found.filter(|path| path.is_file()) {
-                Some(program) => peers.push(Peer { name: name.to_owned(), kind, program: absolute(&program) }),
+                Some(program) => peers.push(Peer {
+                    name: name.to_owned(),
+                    kind,
+                    program: absolute(&program),
+                }),
                 None => missing.push((name, NOT_FOUND.to_owned())),
             }
         }
@@ -111,12 +151,18 @@ impl BenchOptions {
             let there = peers.iter().map(|peer| peer.name.as_str());
             let known: Vec<_> = there.chain(missing.iter().map(|(name, _)| *name)).collect();
             if !known.contains(&name.as_str()) {
-                mistakes.push(format!("--peers {name}: there is no such peer; there are {}", known.join(", ")));
+                mistakes.push(format!(
+                    "--peers {name}: there is no such peer; there are {}",
+                    known.join(", ")
+                ));
             }
         }
         let mut seen = HashSet::new();
         if let Some(twice) = peers.iter().find(|peer| !seen.insert(&peer.name)) {
-            mistakes.push(format!("two peers are called {}: give --berth a NAME= that no other has", twice.name));
+            mistakes.push(format!(
+                "two peers are called {}: give --berth a NAME= that no other has",
+                twice.name
+            ));
         }
         if !mistakes.is_empty() {
             return Err(mistakes);
@@ -141,14 +187,23 @@ fn absolute(path: &Path) -> PathBuf {
 /// Daemons are in directories that only root's PATH has.
 fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let directories = std::env::split_paths(&path).chain(["/usr/local/sbin".into(), "/usr/sbin".into()]);
-    directories.map(|directory| directory.join(name)).find(|path| path.is_file())
+    let directories =
+        std::env::split_paths(&path).chain(["/usr/local/sbin".into(), "/usr/sbin".into()]);
+    directories
+        .map(|directory| directory.join(name))
+        .find(|path| path.is_file())
 }
 
 /// Where distributions put nginx's stream module if it is not built in.
 fn nginx_stream() -> Option<PathBuf> {
-    let places = ["/usr/lib/nginx/modules/ngx_stream_module.so", "/usr/lib64/nginx/modules/ngx_stream_module.so"];
-    places.into_iter().map(PathBuf::from).find(|path| path.is_file())
+    let places = [
+        "/usr/lib/nginx/modules/ngx_stream_module.so",
+        "/usr/lib64/nginx/modules/ngx_stream_module.so",
+    ];
+    places
+        .into_iter()
+        .map(PathBuf::from)
+        .find(|path| path.is_file())
 }
 
 #[cfg(test)]
@@ -163,32 +218,57 @@ mod tests {
     }
 
     fn peers(args: &str) -> Result<Vec<String>, Vec<String>> {
-        let cli = Cli::try_parse_from(std::iter::once("bench").chain(args.split_ascii_whitespace()))
-            .map_err(|error| vec![error.to_string()])?;
-        Ok(cli.options.peers(|_| None)?.0.into_iter().map(|peer| peer.name).collect())
+        let cli =
+            Cli::try_parse_from(std::iter::once("bench").chain(args.split_ascii_whitespace()))
+                .map_err(|error| vec![error.to_string()])?;
+        Ok(cli
+            .options
+            .peers(|_| None)?
+            .0
+            .into_iter()
+            .map(|peer| peer.name)
+            .collect())
     }
 
     #[test]
     fn builds_are_peers_by_their_names() {
         let asked = "--berth old=/bin/true --berth new=/bin/true --peers new,none,old";
-        assert_eq!(peers(asked), Ok(vec!["none".to_owned(), "old".to_owned(), "new".to_owned()]));
+        assert_eq!(
+            peers(asked),
+            Ok(vec!["none".to_owned(), "old".to_owned(), "new".to_owned()])
+        );
         let short = peers("--berth /bin/true --envoy /bin/true --short").unwrap();
-        assert!(short.starts_with(&["none", "berth"].map(str::to_owned)) && !short.contains(&"envoy".to_owned()));
+        assert!(
+            short.starts_with(&["none", "berth"].map(str::to_owned))
+                && !short.contains(&"envoy".to_owned())
+        );
     }
 
     #[test]
     fn sockets_are_passed_to_a_server_in_go_where_that_is_possible() {
         let cli = |args: &str| Cli::parse_from(args.split_ascii_whitespace()).options;
-        let (without, with) = (cli("bench --berth /bin/true"), cli("bench --berth /bin/true --server /bin/true"));
+        let (without, with) = (
+            cli("bench --berth /bin/true"),
+            cli("bench --berth /bin/true --server /bin/true"),
+        );
         let why = |options: &BenchOptions, obstacle: Option<&str>| {
             let (peers, missing) = options.peers(|_| obstacle.map(str::to_owned)).unwrap();
-            let why = missing.into_iter().find(|(name, _)| *name == INJECT).map(|(_, why)| why);
+            let why = missing
+                .into_iter()
+                .find(|(name, _)| *name == INJECT)
+                .map(|(_, why)| why);
             assert_eq!(why.is_none(), peers.iter().any(Peer::is_inject));
             why
         };
         assert_eq!(why(&with, None), None);
-        assert_eq!(why(&with, Some("an old kernel")).as_deref(), Some("an old kernel"));
-        assert_eq!(why(&without, None).as_deref(), Some("it needs a server in Go"));
+        assert_eq!(
+            why(&with, Some("an old kernel")).as_deref(),
+            Some("an old kernel")
+        );
+        assert_eq!(
+            why(&without, None).as_deref(),
+            Some("it needs a server in Go")
+        );
     }
 
     #[test]

@@ -75,13 +75,23 @@ impl Peer {
             PeerKind::Berth | PeerKind::Inject(_) | PeerKind::Envoy => "--version",
             PeerKind::Haproxy { .. } | PeerKind::Nginx(_) => "-v",
         };
-        let output =
-            Command::new(&self.program).arg(option).output().map(|output| [output.stdout, output.stderr].concat());
+        let output = Command::new(&self.program)
+            .arg(option)
+            .output()
+            .map(|output| [output.stdout, output.stderr].concat());
         let output = String::from_utf8_lossy(&output.unwrap_or_default()).into_owned();
-        let line = output.lines().find(|line| !line.trim().is_empty()).unwrap_or("unknown version");
+        let line = output
+            .lines()
+            .find(|line| !line.trim().is_empty())
+            .unwrap_or("unknown version");
         // Envoy begins with its path, and HAProxy ends with a link.
-        let words = line.split_ascii_whitespace().take_while(|word| *word != "-");
-        let mut text = words.filter(|word| !word.starts_with('/')).collect::<Vec<_>>().join(" ");
+        let words = line
+            .split_ascii_whitespace()
+            .take_while(|word| *word != "-");
+        let mut text = words
+            .filter(|word| !word.starts_with('/'))
+            .collect::<Vec<_>>()
+            .join(" ");
         match self.kind {
             PeerKind::Haproxy { splice: true } => text.push_str(", with option splice-auto"),
             PeerKind::Inject(_) => text.push_str(", exec and serve with --pass inject: no relay"),
@@ -103,7 +113,13 @@ impl Peer {
     /// Starts it before a backend, with an address and a directory of its own, and waits until it answers.
     pub(super) fn start(&self, backend: SocketAddr, work: &Path) -> Result<Running> {
         if self.kind == PeerKind::None {
-            return Ok(Running { address: backend, backend, tree: None, until_answer: Duration::ZERO, admin: None });
+            return Ok(Running {
+                address: backend,
+                backend,
+                tree: None,
+                until_answer: Duration::ZERO,
+                admin: None,
+            });
         }
         let directory = tempfile::tempdir_in(work)?.keep();
         let address = free_address()?;
@@ -111,8 +127,14 @@ impl Peer {
         let supervisor = match &self.kind {
             PeerKind::Inject(server) => {
                 let mut command = Command::new(&self.program);
-                command.args(["exec", "--pass", "inject", "--instance", INSTANCE]).arg(format!("--listen={address}"));
-                command.arg("--run-dir").arg(directory.join("run")).arg("--").arg(server);
+                command
+                    .args(["exec", "--pass", "inject", "--instance", INSTANCE])
+                    .arg(format!("--listen={address}"));
+                command
+                    .arg("--run-dir")
+                    .arg(directory.join("run"))
+                    .arg("--")
+                    .arg(server);
                 let mut supervisor = ChildProcess::start(command, directory.join("server"))?;
                 backend = supervisor.address()?;
                 Some(supervisor)
@@ -122,8 +144,13 @@ impl Peer {
         let mut command = self.command(address, backend, &directory)?;
         command.current_dir(&directory);
         let start = Instant::now();
-        let mut tree = Tree { relay: ChildProcess::start(command, directory.join("log"))?, supervisor };
-        let admin = self.is_inject().then(|| SocketAddr::new(ADMIN.into(), address.port()));
+        let mut tree = Tree {
+            relay: ChildProcess::start(command, directory.join("log"))?,
+            supervisor,
+        };
+        let admin = self
+            .is_inject()
+            .then(|| SocketAddr::new(ADMIN.into(), address.port()));
         let answers = || match admin {
             Some(admin) if !get(admin, "/status")?.contains(PASSES) => {
                 Err(io::Error::other("the server gets no sockets"))
@@ -134,13 +161,27 @@ impl Peer {
             match tree.relay.exited() {
                 Some(status) => bail!("it ended by itself, {status}: {}", tree.relay.last_line()),
                 None if start.elapsed() < START => std::thread::sleep(RETRY),
-                None => bail!("no answer within {START:?}, {error}: {}", tree.relay.last_line()),
+                None => bail!(
+                    "no answer within {START:?}, {error}: {}",
+                    tree.relay.last_line()
+                ),
             }
         }
-        Ok(Running { address, backend, until_answer: start.elapsed(), tree: Some(tree), admin })
+        Ok(Running {
+            address,
+            backend,
+            until_answer: start.elapsed(),
+            tree: Some(tree),
+            admin,
+        })
     }
 
-    fn command(&self, listen: SocketAddr, backend: SocketAddr, directory: &Path) -> Result<Command> {
+    fn command(
+        &self,
+        listen: SocketAddr,
+        backend: SocketAddr,
+        directory: &Path,
+    ) -> Result<Command> {
         let mut command = Command::new(&self.program);
         let cores = available_parallelism()?.get();
         let descriptors = berth_os::process::raise_file_limit()?;
@@ -154,7 +195,10 @@ impl Peer {
             kind @ (PeerKind::Berth | PeerKind::Inject(_)) => {
                 // Connections are logged at debug, which is off.
                 command.args(["serve", "--probe", "tcp", "--drain-timeout", "1s"]);
-                command.arg(format!("--listen={listen}")).arg("--run-dir").arg(directory.join("run"));
+                command
+                    .arg(format!("--listen={listen}"))
+                    .arg("--run-dir")
+                    .arg(directory.join("run"));
                 match kind {
                     PeerKind::Inject(_) => {
                         command.args(["--pass", "inject", "--instance", INSTANCE]);
@@ -164,16 +208,41 @@ impl Peer {
                 };
             }
             PeerKind::Haproxy { splice } => {
-                let config = haproxy(listen, backend, cores, (descriptors - RESERVED) / 2, *splice);
-                command.arg("-db").arg("-f").arg(write("haproxy.cfg", config)?);
+                let config = haproxy(
+                    listen,
+                    backend,
+                    cores,
+                    (descriptors - RESERVED) / 2,
+                    *splice,
+                );
+                command
+                    .arg("-db")
+                    .arg("-f")
+                    .arg(write("haproxy.cfg", config)?);
             }
             PeerKind::Nginx(module) => {
-                let config = nginx(listen, backend, module.as_deref(), directory, descriptors - RESERVED);
-                command.arg("-p").arg(directory).arg("-e").arg("stderr").arg("-c").arg(write("nginx.conf", config)?);
+                let config = nginx(
+                    listen,
+                    backend,
+                    module.as_deref(),
+                    directory,
+                    descriptors - RESERVED,
+                );
+                command
+                    .arg("-p")
+                    .arg(directory)
+                    .arg("-e")
+                    .arg("stderr")
+                    .arg("-c")
+                    .arg(write("nginx.conf", config)?);
             }
             PeerKind::Envoy => {
                 let config = write("envoy.json", envoy(listen, backend))?;
-                command.arg("-c").arg(config).arg("--concurrency").arg(cores.to_string());
+                command
+                    .arg("-c")
+                    .arg(config)
+                    .arg("--concurrency")
+                    .arg(cores.to_string());
                 command.args(["--disable-hot-restart", "--log-level", "error"]);
             }
         }
@@ -198,16 +267,24 @@ pub(super) struct Running {
 impl Running {
     /// An error if not all of so many clients' sockets were passed to the server, or any byte was relayed.
     pub(super) fn check(&self, clients: usize) -> Result<()> {
-        let Some(admin) = self.admin else { return Ok(()) };
+        let Some(admin) = self.admin else {
+            return Ok(());
+        };
         let start = Instant::now();
         loop {
             let page = get(admin, "/metrics")?;
             let (passed, relayed) = (metric(&page, PASSED), metric(&page, "berth_bytes_total"));
-            ensure!(relayed == 0, "{relayed} bytes were relayed: the figure would not be that of --pass inject");
+            ensure!(
+                relayed == 0,
+                "{relayed} bytes were relayed: the figure would not be that of --pass inject"
+            );
             if passed >= clients as u64 {
                 return Ok(());
             }
-            ensure!(start.elapsed() < COUNTED, "{passed} sockets of {clients} clients were passed to the server");
+            ensure!(
+                start.elapsed() < COUNTED,
+                "{passed} sockets of {clients} clients were passed to the server"
+            );
             std::thread::sleep(RETRY);
         }
     }
@@ -225,16 +302,31 @@ fn get(admin: SocketAddr, path: &str) -> io::Result<String> {
 /// The sum of all lines that begin so.
 fn metric(page: &str, begin: &str) -> u64 {
     let lines = page.lines().filter(|line| line.starts_with(begin));
-    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+    lines
+        .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
+        .sum()
 }
 
 /// Why this berth cannot pass sockets here.
 pub(super) fn obstacle(berth: &Path) -> Option<String> {
     let directory = tempfile::tempdir().ok()?;
     let mut command = Command::new(berth);
-    command.args(["exec", "--pass", "inject", "--listen", "10.0.0.5:6443", "--run-dir"]).arg(directory.path());
+    command
+        .args([
+            "exec",
+            "--pass",
+            "inject",
+            "--listen",
+            "10.0.0.5:6443",
+            "--run-dir",
+        ])
+        .arg(directory.path());
     let output = command.args(["--", "true"]).output().ok()?;
-    let why = String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_owned();
+    let why = String::from_utf8_lossy(&output.stderr)
+        .lines()
+        .last()
+        .unwrap_or_default()
+        .to_owned();
     (!output.status.success()).then_some(why)
 }
 
@@ -244,9 +336,19 @@ fn free_address() -> Result<SocketAddr> {
     Ok(listener.local_addr()?)
 }
 
-fn haproxy(listen: SocketAddr, backend: SocketAddr, threads: usize, connections: u64, splice: bool) -> String {
+fn haproxy(
+    listen: SocketAddr,
+    backend: SocketAddr,
+    threads: usize,
+    connections: u64,
+    splice: bool,
+) -> String {
     // HAProxy counts two descriptors for each pipe, and by default as many pipes as a quarter of the connections.
-    let (splice, connections) = if splice { ("    option splice-auto\n", connections / 2) } else { ("", connections) };
+    let (splice, connections) = if splice {
+        ("    option splice-auto\n", connections / 2)
+    } else {
+        ("", connections)
+    };
     format!(
         "global
     nbthread {threads}
@@ -266,8 +368,16 @@ defaults
 }
 
 /// `reuseport`, as nginx's documentation advises for many short connections: without it one worker takes nearly all.
-fn nginx(listen: SocketAddr, backend: SocketAddr, module: Option<&Path>, directory: &Path, connections: u64) -> String {
-    let module = module.map(|path| format!("load_module {};\n", path.display())).unwrap_or_default();
+fn nginx(
+    listen: SocketAddr,
+    backend: SocketAddr,
+    module: Option<&Path>,
+    directory: &Path,
+    connections: u64,
+) -> String {
+    let module = module
+        .map(|path| format!("load_module {};\n", path.display()))
+        .unwrap_or_default();
     format!(
         "{module}daemon off;
 user root;

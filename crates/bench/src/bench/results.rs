@@ -22,9 +22,9 @@ impl fmt::Display for Sample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "round {}: {}: ", self.round + 1, self.case)?;
         match &self.outcome {
-            Ok(figures) => figures
-                .first()
-                .map_or(Ok(()), |(metric, value)| write!(f, "{} {}", metric.show(*value), metric.title())),
+            Ok(figures) => figures.first().map_or(Ok(()), |(metric, value)| {
+                write!(f, "{} {}", metric.show(*value), metric.title())
+            }),
             Err(error) => write!(f, "failed: {error}"),
         }
     }
@@ -55,46 +55,66 @@ impl Results {
     /// Likewise, but of growth only the one with the most connections.
     pub(super) fn key_cases(&self) -> Vec<Case> {
         let mut cases = self.cases();
-        let last = cases.iter().rev().find(|case| case.work == Work::Growth).copied();
+        let last = cases
+            .iter()
+            .rev()
+            .find(|case| case.work == Work::Growth)
+            .copied();
         cases.retain(|case| case.work != Work::Growth || Some(*case) == last);
         cases
     }
 
     /// The peers that did it.
     pub(super) fn peers_of(&self, case: Case) -> Vec<usize> {
-        (0..self.peers.len()).filter(|&peer| self.of(case, peer).next().is_some()).collect()
+        (0..self.peers.len())
+            .filter(|&peer| self.of(case, peer).next().is_some())
+            .collect()
     }
 
     /// The figures of any peer, in a fixed order.
     pub(super) fn metrics_of(&self, case: Case) -> Vec<Metric> {
         let samples = self.samples.iter().filter(|sample| sample.case == case);
-        let mut metrics: Vec<_> =
-            samples.flat_map(|sample| sample.outcome.iter().flatten()).map(|(metric, _)| *metric).collect();
+        let mut metrics: Vec<_> = samples
+            .flat_map(|sample| sample.outcome.iter().flatten())
+            .map(|(metric, _)| *metric)
+            .collect();
         metrics.sort_unstable();
         metrics.dedup();
         metrics
     }
 
     pub(super) fn summary(&self, case: Case, peer: usize, metric: Metric) -> Option<Summary> {
-        let values: Vec<_> = self.values(case, peer, metric).map(|(_, value)| value).collect();
+        let values: Vec<_> = self
+            .values(case, peer, metric)
+            .map(|(_, value)| value)
+            .collect();
         Summary::of(&values)
     }
 
     /// The errors of failed rounds.
     pub(super) fn failures(&self, case: Case, peer: usize) -> Vec<&str> {
-        self.of(case, peer).filter_map(|sample| sample.outcome.as_ref().err().map(String::as_str)).collect()
+        self.of(case, peer)
+            .filter_map(|sample| sample.outcome.as_ref().err().map(String::as_str))
+            .collect()
     }
 
     /// The median of the rounds' ratios: within a short round other load on the machine affects both.
     pub(super) fn ratio(&self, case: Case, peer: usize, to: usize, metric: Metric) -> Option<f64> {
-        let others: HashMap<usize, f64> = self.values(case, to, metric).filter(|(_, value)| *value > 0.0).collect();
-        let ratios = self.values(case, peer, metric).filter_map(|(round, value)| Some(value / others.get(&round)?));
+        let others: HashMap<usize, f64> = self
+            .values(case, to, metric)
+            .filter(|(_, value)| *value > 0.0)
+            .collect();
+        let ratios = self
+            .values(case, peer, metric)
+            .filter_map(|(round, value)| Some(value / others.get(&round)?));
         Summary::of(&ratios.collect::<Vec<_>>()).map(|summary| summary.median)
     }
 
     /// The peer without a relay.
     pub(super) fn none(&self) -> Option<usize> {
-        self.peers.iter().position(|peer| peer.kind == PeerKind::None)
+        self.peers
+            .iter()
+            .position(|peer| peer.kind == PeerKind::None)
     }
 
     /// The best of the other relays, without those of the same program.
@@ -104,24 +124,40 @@ impl Results {
             let kind = &self.peers[other].kind;
             !matches!(kind, PeerKind::None | PeerKind::Inject(_)) && discriminant(kind) != make
         });
-        let medians = others.filter_map(|other| Some((other, self.summary(case, other, metric)?.median)));
+        let medians =
+            others.filter_map(|other| Some((other, self.summary(case, other, metric)?.median)));
         let better = |a: &(usize, f64), b: &(usize, f64)| {
             let order = a.1.total_cmp(&b.1);
-            if metric.higher_is_better() { order } else { order.reverse() }
+            if metric.higher_is_better() {
+                order
+            } else {
+                order.reverse()
+            }
         };
         medians.max_by(better).map(|(other, _)| other)
     }
 
     /// By round.
-    fn values(&self, case: Case, peer: usize, metric: Metric) -> impl Iterator<Item = (usize, f64)> {
+    fn values(
+        &self,
+        case: Case,
+        peer: usize,
+        metric: Metric,
+    ) -> impl Iterator<Item = (usize, f64)> {
         self.of(case, peer).filter_map(move |sample| {
-            let (_, value) = sample.outcome.iter().flatten().find(|(of, _)| *of == metric)?;
+            let (_, value) = sample
+                .outcome
+                .iter()
+                .flatten()
+                .find(|(of, _)| *of == metric)?;
             Some((sample.round, *value))
         })
     }
 
     fn of(&self, case: Case, peer: usize) -> impl Iterator<Item = &Sample> {
-        self.samples.iter().filter(move |sample| sample.case == case && sample.peer == peer)
+        self.samples
+            .iter()
+            .filter(move |sample| sample.case == case && sample.peer == peer)
     }
 }
 
@@ -135,8 +171,17 @@ pub(super) mod tests {
 
     /// Two rounds of a case; berth failed once.
     pub(in super::super) fn results() -> Results {
-        let peer = |name: &str, kind| Peer { name: name.to_owned(), kind, program: "/bin/true".into() };
-        let sample = |peer, round, outcome| Sample { case: Case::ping(16), peer, round, outcome };
+        let peer = |name: &str, kind| Peer {
+            name: name.to_owned(),
+            kind,
+            program: "/bin/true".into(),
+        };
+        let sample = |peer, round, outcome| Sample {
+            case: Case::ping(16),
+            peer,
+            round,
+            outcome,
+        };
         let figures = |rate, p99| Ok(vec![(Rate, rate), (P99, p99)]);
         Results {
             peers: vec![
@@ -160,15 +205,24 @@ pub(super) mod tests {
     }
 
     pub(in super::super) fn setting() -> BenchSetting {
-        let pace = Pace { warm_up: Duration::from_millis(500), window: Duration::from_secs(2) };
+        let pace = Pace {
+            warm_up: Duration::from_millis(500),
+            window: Duration::from_secs(2),
+        };
         BenchSetting::new("scripts/bench.sh", &results().peers, String::new(), 2, pace)
     }
 
     #[test]
     fn ratios_are_of_the_same_round() {
         let results = results();
-        assert_eq!(results.ratio(Case::ping(16), 2, 0, Rate), Some(f64::midpoint(40.0 / 100.0, 44.0 / 120.0)));
-        assert_eq!(results.ratio(Case::ping(16), 1, 0, Rate), Some(60.0 / 100.0));
+        assert_eq!(
+            results.ratio(Case::ping(16), 2, 0, Rate),
+            Some(f64::midpoint(40.0 / 100.0, 44.0 / 120.0))
+        );
+        assert_eq!(
+            results.ratio(Case::ping(16), 1, 0, Rate),
+            Some(60.0 / 100.0)
+        );
         assert_eq!(results.ratio(Case::ping(17), 1, 0, Rate), None);
     }
 
@@ -184,7 +238,12 @@ pub(super) mod tests {
     fn a_failure_is_not_lost() {
         let results = results();
         assert_eq!(results.failures(Case::ping(16), 1), ["reset"]);
-        assert_eq!(results.summary(Case::ping(16), 1, Rate).map(|summary| summary.count), Some(1));
+        assert_eq!(
+            results
+                .summary(Case::ping(16), 1, Rate)
+                .map(|summary| summary.count),
+            Some(1)
+        );
         assert_eq!(results.peers_of(Case::ping(16)), [0, 1, 2, 3]);
     }
 }

@@ -20,8 +20,17 @@ pub(super) struct BenchSetting {
 }
 
 impl BenchSetting {
-    pub(super) fn new(command: &str, peers: &[Peer], server: String, rounds: usize, pace: Pace) -> Self {
-        let program = |peer: &Peer| Program { role: peer.name.clone(), version: peer.version() };
+    pub(super) fn new(
+        command: &str,
+        peers: &[Peer],
+        server: String,
+        rounds: usize,
+        pace: Pace,
+    ) -> Self {
+        let program = |peer: &Peer| Program {
+            role: peer.name.clone(),
+            version: peer.version(),
+        };
         Self {
             date: environment::now(),
             command: command.to_owned(),
@@ -35,7 +44,16 @@ impl BenchSetting {
 
     /// In one line.
     pub(super) fn machine(&self) -> String {
-        let Environment { cpu_model, cpus, memory_bytes, kernel, .. } = &self.environment;
-        format!("{cpu_model}, {cpus} CPUs, {}, {kernel}", format::bytes(*memory_bytes))
+        let Environment {
+            cpu_model,
+            cpus,
+            memory_bytes,
+            kernel,
+            ..
+        } = &self.environment;
+        format!(
+            "{cpu_model}, {cpus} CPUs, {}, {kernel}",
+            format::bytes(*memory_bytes)
+        )
     }
 }

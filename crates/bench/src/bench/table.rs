@@ -6,23 +6,37 @@ use super::work::{Case, Metric, Work};
 use crate::markdown::aligned;
 use std::fmt::Write;
 
-const SAMPLES: &str = "Each figure is the median of the rounds, with the least and the most in brackets.";
+const SAMPLES: &str =
+    "Each figure is the median of the rounds, with the least and the most in brackets.";
 
 const RATIOS: &str = "Each ratio (÷) is the median of the ratios within a round.";
 
 /// One table of medians: a line for each figure that most readers look for.
 pub(super) fn overview(results: &Results) -> String {
-    let Some(berth) = results.peers.iter().position(Peer::is_berth) else { return String::new() };
+    let Some(berth) = results.peers.iter().position(Peer::is_berth) else {
+        return String::new();
+    };
     let all: Vec<usize> = (0..results.peers.len())
         .filter(|&peer| results.peers[peer].kind != (PeerKind::Haproxy { splice: true }))
         .collect();
-    let haproxy = results.peers.iter().position(|peer| peer.kind == PeerKind::Haproxy { splice: false });
+    let haproxy = results
+        .peers
+        .iter()
+        .position(|peer| peer.kind == PeerKind::Haproxy { splice: false });
     let mut heads = vec![String::new()];
     heads.extend(all.iter().map(|&peer| results.peers[peer].name.clone()));
     heads.extend(haproxy.map(|_| "berth ÷ haproxy".to_owned()));
     heads.push("berth ÷ best other".to_owned());
-    let inject = results.peers.iter().position(Peer::is_inject).zip(results.none());
-    heads.extend(inject.into_iter().flat_map(|_| ["inject ÷ none", "goal of inject"].map(str::to_owned)));
+    let inject = results
+        .peers
+        .iter()
+        .position(Peer::is_inject)
+        .zip(results.none());
+    heads.extend(
+        inject
+            .into_iter()
+            .flat_map(|_| ["inject ÷ none", "goal of inject"].map(str::to_owned)),
+    );
     let mut rows = vec![heads];
     for case in results.key_cases() {
         let mut metrics = case.key_metrics().to_vec();
@@ -31,12 +45,19 @@ pub(super) fn overview(results: &Results) -> String {
         }
         for metric in metrics {
             let mut row = vec![format!("{case}: {}", metric.title())];
-            let median = |&peer: &usize| results.summary(case, peer, metric).map(|summary| metric.show(summary.median));
+            let median = |&peer: &usize| {
+                results
+                    .summary(case, peer, metric)
+                    .map(|summary| metric.show(summary.median))
+            };
             row.extend(all.iter().map(|peer| or_dash(median(peer))));
             row.extend(haproxy.map(|haproxy| ratio(results, case, berth, haproxy, metric)));
             row.push(best(results, case, berth, metric));
             if let Some((inject, none)) = inject {
-                row.extend([ratio(results, case, inject, none, metric), or_dash(goal(case, metric))]);
+                row.extend([
+                    ratio(results, case, inject, none, metric),
+                    or_dash(goal(case, metric)),
+                ]);
             }
             rows.push(row);
         }
@@ -62,7 +83,12 @@ pub(super) fn tables(results: &Results) -> String {
             let (title, about) = titles(case.work);
             let _ = writeln!(text, "## {title}\n\n{about} {SAMPLES} {RATIOS}\n");
         }
-        let _ = writeln!(text, "### {case}\n\n{}{}", table(results, case), failures(results, case));
+        let _ = writeln!(
+            text,
+            "### {case}\n\n{}{}",
+            table(results, case),
+            failures(results, case)
+        );
     }
     text
 }
@@ -70,9 +96,18 @@ pub(super) fn tables(results: &Results) -> String {
 /// The title of a work's tables, and what the work is.
 fn titles(work: Work) -> (&'static str, &'static str) {
     match work {
-        Work::Ping => ("Ping", "256 B there and back on kept connections, one request outstanding on each."),
-        Work::Connect => ("Connect", "Connect, 64 B there and back, close. The time is that from connect to answer."),
-        Work::Bulk => ("Bulk", "Bytes one way for as long as it lasts: what arrived, and the relay's CPU time for it."),
+        Work::Ping => (
+            "Ping",
+            "256 B there and back on kept connections, one request outstanding on each.",
+        ),
+        Work::Connect => (
+            "Connect",
+            "Connect, 64 B there and back, close. The time is that from connect to answer.",
+        ),
+        Work::Bulk => (
+            "Bulk",
+            "Bytes one way for as long as it lasts: what arrived, and the relay's CPU time for it.",
+        ),
         Work::Idle => (
             "Idle",
             "Connections that are held, each after one round trip, then after an answer of 1 MiB on each. Memory is the \
@@ -84,9 +119,10 @@ fn titles(work: Work) -> (&'static str, &'static str) {
             "Clients that all connect at one moment, 64 B there and back each, and stay. The rate is that until the last has \
              its answer. Where a queue is full a SYN comes again after 1 s.",
         ),
-        Work::Growth => {
-            ("Growth", "As ping, with ever more connections, all of them active, to one relay that is not restarted.")
-        }
+        Work::Growth => (
+            "Growth",
+            "As ping, with ever more connections, all of them active, to one relay that is not restarted.",
+        ),
         Work::Slow => (
             "Slow",
             "Readers of an answer of 5 MB each, 50 KB a second, after 8 s. The sockets' memory is that of the whole network \
@@ -98,13 +134,22 @@ fn titles(work: Work) -> (&'static str, &'static str) {
 fn table(results: &Results, case: Case) -> String {
     let main = case.main_metric();
     let metrics = results.metrics_of(case);
-    let others: Vec<Metric> = metrics.iter().copied().filter(|metric| *metric != main).collect();
-    let builds: Vec<usize> =
-        results.peers_of(case).into_iter().filter(|&peer| results.peers[peer].is_berth()).collect();
+    let others: Vec<Metric> = metrics
+        .iter()
+        .copied()
+        .filter(|metric| *metric != main)
+        .collect();
+    let builds: Vec<usize> = results
+        .peers_of(case)
+        .into_iter()
+        .filter(|&peer| results.peers[peer].is_berth())
+        .collect();
     let first_build = builds.first().copied().filter(|_| builds.len() > 1);
 
     let mut heads = vec!["peer".to_owned(), main.title().to_owned()];
-    let with_none = results.none().filter(|&none| results.peers_of(case).contains(&none));
+    let with_none = results
+        .none()
+        .filter(|&none| results.peers_of(case).contains(&none));
     heads.extend(with_none.map(|_| "÷ none".to_owned()));
     heads.push("÷ best other".to_owned());
     heads.extend(first_build.map(|peer| format!("÷ {}", results.peers[peer].name)));
@@ -113,12 +158,21 @@ fn table(results: &Results, case: Case) -> String {
 
     let mut rows = vec![heads];
     for peer in results.peers_of(case) {
-        let mut row = vec![results.peers[peer].name.clone(), cell(results, case, peer, main)];
+        let mut row = vec![
+            results.peers[peer].name.clone(),
+            cell(results, case, peer, main),
+        ];
         row.extend(with_none.map(|none| ratio(results, case, peer, none, main)));
         row.push(best(results, case, peer, main));
         row.extend(first_build.map(|build| ratio(results, case, peer, build, main)));
-        row.extend(others.iter().map(|metric| cell(results, case, peer, *metric)));
-        let good = results.summary(case, peer, main).map_or(0, |summary| summary.count);
+        row.extend(
+            others
+                .iter()
+                .map(|metric| cell(results, case, peer, *metric)),
+        );
+        let good = results
+            .summary(case, peer, main)
+            .map_or(0, |summary| summary.count);
         row.push(good.to_string());
         rows.push(row);
     }
@@ -136,14 +190,32 @@ fn ratio(results: &Results, case: Case, peer: usize, to: usize, metric: Metric) 
 
 /// The ratio to the best other relay, with its name.
 fn best(results: &Results, case: Case, peer: usize, metric: Metric) -> String {
-    let best = results.best_other(case, peer, metric).filter(|_| Some(peer) != results.none());
-    or_dash(best.map(|best| format!("{} ({})", ratio(results, case, peer, best, metric), results.peers[best].name)))
+    let best = results
+        .best_other(case, peer, metric)
+        .filter(|_| Some(peer) != results.none());
+    or_dash(best.map(|best| {
+        format!(
+            "{} ({})",
+            ratio(results, case, peer, best, metric),
+            results.peers[best].name
+        )
+    }))
 }
 
 fn cell(results: &Results, case: Case, peer: usize, metric: Metric) -> String {
-    let Some(summary) = results.summary(case, peer, metric) else { return or_dash(None) };
-    let (median, least, most) = (metric.show(summary.median), metric.show(summary.least), metric.show(summary.most));
-    if least == most { median } else { format!("{median} ({least}–{most})") }
+    let Some(summary) = results.summary(case, peer, metric) else {
+        return or_dash(None);
+    };
+    let (median, least, most) = (
+        metric.show(summary.median),
+        metric.show(summary.least),
+        metric.show(summary.most),
+    );
+    if least == most {
+        median
+    } else {
+        format!("{median} ({least}–{most})")
+    }
 }
 
 /// Why figures are missing.
@@ -152,7 +224,12 @@ fn failures(results: &Results, case: Case) -> String {
     for peer in results.peers_of(case) {
         let failures = results.failures(case, peer);
         if let Some(first) = failures.first() {
-            let _ = writeln!(text, "\n{}: {} failed: {first}", results.peers[peer].name, failures.len());
+            let _ = writeln!(
+                text,
+                "\n{}: {} failed: {first}",
+                results.peers[peer].name,
+                failures.len()
+            );
         }
     }
     text
@@ -181,12 +258,32 @@ mod tests {
     #[test]
     fn inject_is_compared_with_no_relay_and_is_no_relay() {
         let mut results = results();
-        (results.peers[2].kind, results.peers[2].name) = (PeerKind::Inject("/bin/true".into()), "inject".to_owned());
+        (results.peers[2].kind, results.peers[2].name) =
+            (PeerKind::Inject("/bin/true".into()), "inject".to_owned());
         let overview = overview(&results);
-        let rates = overview.lines().find(|line| line.contains("requests/s")).unwrap();
+        let rates = overview
+            .lines()
+            .find(|line| line.contains("requests/s"))
+            .unwrap();
         let cells: Vec<_> = rates.split('|').map(str::trim).collect();
-        assert!(overview.contains("| berth ÷ best other | inject ÷ none | goal of inject |"), "{overview}");
-        assert_eq!(cells[2..], ["110", "60", "42", "21", "3.00 (envoy)", "0.38", "≥ 0.97 of none", ""], "{overview}");
+        assert!(
+            overview.contains("| berth ÷ best other | inject ÷ none | goal of inject |"),
+            "{overview}"
+        );
+        assert_eq!(
+            cells[2..],
+            [
+                "110",
+                "60",
+                "42",
+                "21",
+                "3.00 (envoy)",
+                "0.38",
+                "≥ 0.97 of none",
+                ""
+            ],
+            "{overview}"
+        );
     }
 
     #[test]

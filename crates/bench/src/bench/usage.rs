@@ -18,12 +18,18 @@ pub(super) struct Tree {
 impl Tree {
     fn pids(&self) -> Vec<i32> {
         let processes = all_processes().into_iter().flatten().flatten();
-        let all: Vec<_> = processes.filter_map(|process| Some((process.pid, process.stat().ok()?.ppid))).collect();
+        let all: Vec<_> = processes
+            .filter_map(|process| Some((process.pid, process.stat().ok()?.ppid)))
+            .collect();
         let mut found = vec![self.relay.pid()];
         let mut at = 0;
         while at < found.len() {
             let of = found[at];
-            found.extend(all.iter().filter(|(_, parent)| *parent == of).map(|(pid, _)| pid));
+            found.extend(
+                all.iter()
+                    .filter(|(_, parent)| *parent == of)
+                    .map(|(pid, _)| pid),
+            );
             at += 1;
         }
         found.extend(self.supervisor.as_ref().map(ChildProcess::pid));
@@ -32,8 +38,11 @@ impl Tree {
 
     /// CPU clocks of the processes that there are now, to be read often.
     pub(super) fn clocks(&self) -> Result<Clocks> {
-        let clocks: nix::Result<_> =
-            self.pids().into_iter().map(|pid| clock_getcpuclockid(Pid::from_raw(pid))).collect();
+        let clocks: nix::Result<_> = self
+            .pids()
+            .into_iter()
+            .map(|pid| clock_getcpuclockid(Pid::from_raw(pid)))
+            .collect();
         Ok(Clocks(clocks?))
     }
 
@@ -78,15 +87,22 @@ pub(super) fn kernel_memory() -> Result<f64> {
 
 /// Bytes that all TCP sockets of the network namespace hold.
 pub(super) fn socket_memory() -> Result<f64> {
-    let sockstat = fs::read_to_string("/proc/self/net/sockstat").context("/proc/self/net/sockstat")?;
+    let sockstat =
+        fs::read_to_string("/proc/self/net/sockstat").context("/proc/self/net/sockstat")?;
     let bytes = pages(&sockstat).map(|pages| pages * procfs::page_size() as f64);
     bytes.context("no memory of TCP in /proc/self/net/sockstat")
 }
 
 /// From the line `TCP: inuse 27 orphan 0 tw 3 alloc 30 mem 12`.
 fn pages(sockstat: &str) -> Option<f64> {
-    let line = sockstat.lines().find_map(|line| line.strip_prefix("TCP:"))?;
-    line.split_ascii_whitespace().skip_while(|word| *word != "mem").nth(1)?.parse().ok()
+    let line = sockstat
+        .lines()
+        .find_map(|line| line.strip_prefix("TCP:"))?;
+    line.split_ascii_whitespace()
+        .skip_while(|word| *word != "mem")
+        .nth(1)?
+        .parse()
+        .ok()
 }
 
 #[cfg(test)]
@@ -95,7 +111,8 @@ mod tests {
 
     #[test]
     fn pages_of_sockets() {
-        let sockstat = "sockets: used 280\nTCP: inuse 27 orphan 0 tw 3 alloc 30 mem 12\nUDP: inuse 4 mem 9\n";
+        let sockstat =
+            "sockets: used 280\nTCP: inuse 27 orphan 0 tw 3 alloc 30 mem 12\nUDP: inuse 4 mem 9\n";
         assert_eq!(pages(sockstat), Some(12.0));
         assert_eq!(pages("UDP: inuse 4 mem 9\n"), None);
     }

@@ -36,13 +36,31 @@ pub(super) fn complaints(results: &Results, short: bool) -> Vec<String> {
             }
             for &metric in judged(case.work) {
                 let pairs = [
-                    (results.none(), metric.higher_is_better().then_some(LEAST_OF_NONE)),
-                    (haproxy, Some(if metric.higher_is_better() { LEAST_OF_HAPROXY } else { MOST_OF_HAPROXY })),
+                    (
+                        results.none(),
+                        metric.higher_is_better().then_some(LEAST_OF_NONE),
+                    ),
+                    (
+                        haproxy,
+                        Some(if metric.higher_is_better() {
+                            LEAST_OF_HAPROXY
+                        } else {
+                            MOST_OF_HAPROXY
+                        }),
+                    ),
                 ];
                 for (other, limit) in pairs {
-                    let Some((other, limit)) = other.zip(limit) else { continue };
-                    let Some(ratio) = results.ratio(case, berth, other, metric) else { continue };
-                    if if metric.higher_is_better() { ratio < limit } else { ratio > limit } {
+                    let Some((other, limit)) = other.zip(limit) else {
+                        continue;
+                    };
+                    let Some(ratio) = results.ratio(case, berth, other, metric) else {
+                        continue;
+                    };
+                    if if metric.higher_is_better() {
+                        ratio < limit
+                    } else {
+                        ratio > limit
+                    } {
                         let (what, other) = (metric.title(), &results.peers[other].name);
                         complaints.push(format!(
                             "{case}: {name} has {ratio:.2} of the {what} of {other}; the limit is {limit}"
@@ -73,7 +91,10 @@ mod tests {
 
     #[test]
     fn a_failure_of_berth_is_a_complaint_in_any_run() {
-        assert_eq!(complaints(&results(), false), ["ping, 16 connections: berth failed: reset"]);
+        assert_eq!(
+            complaints(&results(), false),
+            ["ping, 16 connections: berth failed: reset"]
+        );
     }
 
     #[test]

@@ -56,10 +56,19 @@ impl Header {
         };
         let long = |at: usize| u64::from_be_bytes(std::array::from_fn(|byte| numbers[at + byte]));
         let number = u32::from_be_bytes(std::array::from_fn(|byte| numbers[byte]));
-        let header = Self { count: *count == 1, number, request: long(4), answer: long(12) };
+        let header = Self {
+            count: *count == 1,
+            number,
+            request: long(4),
+            answer: long(12),
+        };
         let too_short = header.request.min(header.answer) < HEADER as u64;
         // The answer to a request for the count has the count there.
-        if too_short && !header.count { Err(garbled()) } else { Ok(header) }
+        if too_short && !header.count {
+            Err(garbled())
+        } else {
+            Ok(header)
+        }
     }
 }
 
@@ -101,7 +110,10 @@ impl Pattern {
 
 /// The error if other bytes arrive than were sent.
 pub(super) fn garbled() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "bytes arrived that were not sent")
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        "bytes arrived that were not sent",
+    )
 }
 
 #[cfg(test)]
@@ -110,7 +122,12 @@ mod tests {
 
     #[test]
     fn a_header_comes_back() {
-        let header = Header { count: true, number: 7, request: 256, answer: ENDLESS };
+        let header = Header {
+            count: true,
+            number: 7,
+            request: 256,
+            answer: ENDLESS,
+        };
         assert_eq!(Header::decode(&header.encode()).ok(), Some(header));
         assert!(Header::decode(&[0; HEADER]).is_err());
     }

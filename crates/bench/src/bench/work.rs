@@ -60,8 +60,11 @@ pub(super) struct Case {
 impl Work {
     /// Its cases; a short run has smaller ones.
     pub(super) fn cases(self, short: bool) -> Vec<Case> {
-        let (many, idle, growth): (_, _, &[usize]) =
-            if short { (250, 500, &[100, 500]) } else { (1_000, 8_000, &[100, 500, 1_000, 2_000, 4_000, 8_000]) };
+        let (many, idle, growth): (_, _, &[usize]) = if short {
+            (250, 500, &[100, 500])
+        } else {
+            (1_000, 8_000, &[100, 500, 1_000, 2_000, 4_000, 8_000])
+        };
         let counts = match self {
             Self::Ping => &[16, many][..],
             Self::Connect => &[CLIENTS],
@@ -70,8 +73,18 @@ impl Work {
             Self::Growth => growth,
             Self::Slow => &[if short { 200 } else { 2_000 }],
         };
-        let ways = if self == Self::Bulk { &[Way::Down, Way::Up][..] } else { &[Way::Down] };
-        let cases = ways.iter().flat_map(|&way| counts.iter().map(move |&count| Case { work: self, count, way }));
+        let ways = if self == Self::Bulk {
+            &[Way::Down, Way::Up][..]
+        } else {
+            &[Way::Down]
+        };
+        let cases = ways.iter().flat_map(|&way| {
+            counts.iter().map(move |&count| Case {
+                work: self,
+                count,
+                way,
+            })
+        });
         cases.collect()
     }
 
@@ -88,7 +101,11 @@ impl Work {
 impl Case {
     #[cfg(test)]
     pub(super) fn ping(count: usize) -> Self {
-        Self { work: Work::Ping, count, way: Way::Down }
+        Self {
+            work: Work::Ping,
+            count,
+            way: Way::Down,
+        }
     }
 
     /// The most important figure.
@@ -99,9 +116,16 @@ impl Case {
     /// The figures that most readers look for, the most important one first.
     pub(super) fn key_metrics(self) -> &'static [Metric] {
         match self.work {
-            Work::Ping | Work::Connect | Work::Burst | Work::Growth => &[Metric::Rate, Metric::CpuPerRequest],
+            Work::Ping | Work::Connect | Work::Burst | Work::Growth => {
+                &[Metric::Rate, Metric::CpuPerRequest]
+            }
             Work::Bulk => &[Metric::Gigabits, Metric::CpuPerGigabyte],
-            Work::Idle => &[Metric::IdleMemory, Metric::UsedMemory, Metric::BaseMemory, Metric::Start],
+            Work::Idle => &[
+                Metric::IdleMemory,
+                Metric::UsedMemory,
+                Metric::BaseMemory,
+                Metric::Start,
+            ],
             Work::Slow => &[Metric::SocketMemory, Metric::IdleMemory],
         }
     }
@@ -128,7 +152,11 @@ impl fmt::Display for Case {
             Work::Connect => write!(f, "connect, {count} clients"),
             Work::Bulk => {
                 let way = if self.way == Way::Up { "up" } else { "down" };
-                write!(f, "bulk {way}, {count} stream{}", if self.count == 1 { "" } else { "s" })
+                write!(
+                    f,
+                    "bulk {way}, {count} stream{}",
+                    if self.count == 1 { "" } else { "s" }
+                )
             }
             Work::Idle => write!(f, "idle, {count} connections"),
             Work::Burst => write!(f, "burst, {count} clients"),
@@ -232,12 +260,15 @@ pub(super) struct Bench<'a> {
 impl Bench<'_> {
     /// Starts the peer, measures all cases and ends it.
     pub(super) fn run(&self, work: Work, peer: &Peer) -> Vec<(Case, Measured)> {
-        let started = peer.start(self.backend, self.directory).map_err(|error| format!("{error:#}"));
+        let started = peer
+            .start(self.backend, self.directory)
+            .map_err(|error| format!("{error:#}"));
         let mut pool = None;
         let measure = |case: Case| match &started {
             Ok(running) => {
                 let measured = self.measure(case, peer, running, &mut pool);
-                let measured = measured.and_then(|figures| running.check(case.count).map(|()| figures));
+                let measured =
+                    measured.and_then(|figures| running.check(case.count).map(|()| figures));
                 (case, measured.map_err(|error| format!("{error:#}")))
             }
             Err(error) => (case, Err(error.clone())),
@@ -260,18 +291,37 @@ impl Bench<'_> {
         );
         let (address, count) = (running.address, case.count);
         match case.work {
-            Work::Ping => Ok(figures(&Pool::open(address, count)?.ping(self.pace, &cpu(running)?)?)),
-            Work::Connect => Ok(figures(&load::short_connections(address, count, Some(self.pace), &cpu(running)?)?)),
+            Work::Ping => Ok(figures(
+                &Pool::open(address, count)?.ping(self.pace, &cpu(running)?)?,
+            )),
+            Work::Connect => Ok(figures(&load::short_connections(
+                address,
+                count,
+                Some(self.pace),
+                &cpu(running)?,
+            )?)),
             Work::Bulk => {
-                let (bytes, span) =
-                    Pool::open(address, count)?.bulk(case.way, running.backend, self.pace, &cpu(running)?)?;
+                let (bytes, span) = Pool::open(address, count)?.bulk(
+                    case.way,
+                    running.backend,
+                    self.pace,
+                    &cpu(running)?,
+                )?;
                 let gigabytes = bytes as f64 / 1e9;
                 let mut figures = vec![(Metric::Gigabits, 8.0 * gigabytes / span.seconds)];
-                figures.extend(span.cpu.map(|seconds| (Metric::CpuPerGigabyte, seconds / gigabytes)));
+                figures.extend(
+                    span.cpu
+                        .map(|seconds| (Metric::CpuPerGigabyte, seconds / gigabytes)),
+                );
                 Ok(figures)
             }
             Work::Idle => idle(count, peer, running),
-            Work::Burst => Ok(figures(&load::short_connections(address, count, None, &cpu(running)?)?)),
+            Work::Burst => Ok(figures(&load::short_connections(
+                address,
+                count,
+                None,
+                &cpu(running)?,
+            )?)),
             Work::Slow => slow(count, running),
             Work::Growth => {
                 // A pool that failed is not used again.
@@ -297,10 +347,22 @@ fn cpu(running: &Running) -> Result<impl Fn() -> Result<Option<f64>> + use<>> {
 fn figures(answers: &Answers) -> Vec<(Metric, f64)> {
     let count = answers.latencies.len() as f64;
     let mut figures = vec![(Metric::Rate, count / answers.span.seconds)];
-    for (metric, share) in [(Metric::P50, 0.5), (Metric::P99, 0.99), (Metric::P999, 0.999)] {
-        figures.extend(percentile(&answers.latencies, share).map(|nanoseconds| (metric, f64::from(nanoseconds) / 1e3)));
+    for (metric, share) in [
+        (Metric::P50, 0.5),
+        (Metric::P99, 0.99),
+        (Metric::P999, 0.999),
+    ] {
+        figures.extend(
+            percentile(&answers.latencies, share)
+                .map(|nanoseconds| (metric, f64::from(nanoseconds) / 1e3)),
+        );
     }
-    figures.extend(answers.span.cpu.map(|seconds| (Metric::CpuPerRequest, seconds * 1e6 / count)));
+    figures.extend(
+        answers
+            .span
+            .cpu
+            .map(|seconds| (Metric::CpuPerRequest, seconds * 1e6 / count)),
+    );
     figures
 }
 
@@ -337,8 +399,15 @@ fn slow(count: usize, running: &Running) -> Result<Vec<(Metric, f64)>> {
     let (base, sockets_base) = (memory()?, socket_memory()?);
     pool.slowly(LARGE, TICK, A_TICK, SETTLED)?;
     let a_connection = |now: f64, base: f64| (now - base) / count as f64;
-    let mut figures = vec![(Metric::SocketMemory, a_connection(socket_memory()?, sockets_base))];
-    figures.extend(memory()?.zip(base).map(|(now, base)| (Metric::IdleMemory, a_connection(now, base))));
+    let mut figures = vec![(
+        Metric::SocketMemory,
+        a_connection(socket_memory()?, sockets_base),
+    )];
+    figures.extend(
+        memory()?
+            .zip(base)
+            .map(|(now, base)| (Metric::IdleMemory, a_connection(now, base))),
+    );
     Ok(figures)
 }
 

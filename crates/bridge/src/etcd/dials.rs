@@ -60,9 +60,16 @@ impl Dials {
             }
         }
         if others.is_empty() {
-            return Err(format!("no other member's certificate is good for {}: {}", own.ip(), why.join("; ")));
+            return Err(format!(
+                "no other member's certificate is good for {}: {}",
+                own.ip(),
+                why.join("; ")
+            ));
         }
-        Ok(Self { own, others: others.into() })
+        Ok(Self {
+            own,
+            others: others.into(),
+        })
     }
 
     /// Never ends. `answers`: whether this node's member does.
@@ -72,12 +79,16 @@ impl Dials {
     pub async fn keep(self, mut answers: watch::Receiver<bool>) -> Result<(), String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let Self { own, others } = self;
-        let listener = TcpListener::bind((*own.ip(), 0)).await.map_err(|error| text(&error))?;
+        let listener = TcpListener::bind((*own.ip(), 0))
+            .await
+            .map_err(|error| text(&error))?;
         socket::mark_listener(listener.as_fd()).map_err(|error| text(&error))?;
         let steering = relay::steering(own, &listener).map_err(|error| text(&error))?;
         let mut tasks = JoinSet::new();
         let answered = answers.clone();
-        tasks.spawn(relay::accept(listener, move |client| pass(client, others.clone(), answered.clone())));
+        tasks.spawn(relay::accept(listener, move |client| {
+            pass(client, others.clone(), answered.clone())
+        }));
         let mut serves = true;
         loop {
             let now = *answers.borrow_and_update();
@@ -103,11 +114,17 @@ impl Dials {
 async fn takes(url: &str, ip: Ipv4Addr, checked: Arc<ClientConfig>) -> io::Result<SocketAddr> {
     let stream = TcpStream::connect(place(url).ok_or(io::ErrorKind::InvalidInput)?).await?;
     let at = stream.peer_addr()?;
-    TlsConnector::from(checked).connect(ServerName::IpAddress(IpAddr::from(ip).into()), stream).await?;
+    TlsConnector::from(checked)
+        .connect(ServerName::IpAddress(IpAddr::from(ip).into()), stream)
+        .await?;
     Ok(at)
 }
 
-async fn pass(client: TcpStream, others: Arc<[SocketAddr]>, own: watch::Receiver<bool>) -> io::Result<()> {
+async fn pass(
+    client: TcpStream,
+    others: Arc<[SocketAddr]>,
+    own: watch::Receiver<bool>,
+) -> io::Result<()> {
     let etcd = connect(&others).await?;
     let seen = client.as_fd().try_clone_to_owned()?;
     relay::pass(client, etcd, unused(seen, own)).await
@@ -117,7 +134,10 @@ async fn pass(client: TcpStream, others: Arc<[SocketAddr]>, own: watch::Receiver
 async fn connect(others: &[SocketAddr]) -> io::Result<TcpStream> {
     let mut why = io::Error::from(io::ErrorKind::NotConnected);
     for at in others {
-        match timeout(PATIENCE, TcpStream::connect(at)).await.unwrap_or_else(|late| Err(late.into())) {
+        match timeout(PATIENCE, TcpStream::connect(at))
+            .await
+            .unwrap_or_else(|late| Err(late.into()))
+        {
             Err(error) => why = error,
             connected => return connected,
         }
@@ -142,13 +162,22 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_stays_until_the_nodes_own_serves_and_nothing_is_in_flight() {
-        let [relay, other, gone] = [(); 3]
-            .map(|()| std::net::TcpListener::bind("127.0.0.1:0").and_then(|it| it.set_nonblocking(true).map(|()| it)));
-        let (relay, other) =
-            (TcpListener::from_std(relay.unwrap()).unwrap(), TcpListener::from_std(other.unwrap()).unwrap());
-        let mut client = TcpStream::connect(relay.local_addr().unwrap()).await.unwrap();
+        let [relay, other, gone] = [(); 3].map(|()| {
+            std::net::TcpListener::bind("127.0.0.1:0")
+                .and_then(|it| it.set_nonblocking(true).map(|()| it))
+        });
+        let (relay, other) = (
+            TcpListener::from_std(relay.unwrap()).unwrap(),
+            TcpListener::from_std(other.unwrap()).unwrap(),
+        );
+        let mut client = TcpStream::connect(relay.local_addr().unwrap())
+            .await
+            .unwrap();
         let (accepted, _) = relay.accept().await.unwrap();
-        let others = [gone.unwrap().local_addr().unwrap(), other.local_addr().unwrap()];
+        let others = [
+            gone.unwrap().local_addr().unwrap(),
+            other.local_addr().unwrap(),
+        ];
         let (serves, own) = watch::channel(false);
         let passed = tokio::spawn(pass(accepted, others.into(), own));
         let (mut etcd, _) = other.accept().await.unwrap();

@@ -25,13 +25,20 @@ pub struct Gateway(Arc<Access>);
 impl Gateway {
     /// With the CA of the members' certificates, and a client certificate and its key, all in PEM form.
     pub fn new(ca: Vec<u8>, client: Option<(Vec<u8>, Vec<u8>)>) -> Self {
-        Self(Arc::new(Access { ca, client, ..Access::default() }))
+        Self(Arc::new(Access {
+            ca,
+            client,
+            ..Access::default()
+        }))
     }
 
     /// Checks the members' certificates for this name, wherever they are dialled.
     #[must_use]
     pub fn named(&self, name: &str) -> Self {
-        Self(Arc::new(Access { server_name: Some(name.to_owned()), ..(*self.0).clone() }))
+        Self(Arc::new(Access {
+            server_name: Some(name.to_owned()),
+            ..(*self.0).clone()
+        }))
     }
 
     /// For connections with the client certificate, if there is one, to members whose certificate is checked, or is not.
@@ -39,22 +46,35 @@ impl Gateway {
     /// # Errors
     /// A certificate is none.
     pub fn tls(&self, checked: bool) -> Result<Arc<ClientConfig>, String> {
-        let client = self.0.client.as_ref().map(|(certificate, key)| (certificate.as_slice(), key.as_slice()));
+        let client = self
+            .0
+            .client
+            .as_ref()
+            .map(|(certificate, key)| (certificate.as_slice(), key.as_slice()));
         let config = tls::from_pem(checked.then_some(self.0.ca.as_slice()), client);
-        config.map(Arc::new).map_err(|error| format!("kube-apiserver's certificate for it: {error:?}"))
+        config
+            .map(Arc::new)
+            .map_err(|error| format!("kube-apiserver's certificate for it: {error:?}"))
     }
 
     /// # Errors
     /// There is no answer, or another; with the URL.
     pub async fn members(&self, url: &str) -> Result<MemberList, String> {
         // As it knows them itself: this is answered without a leader, too.
-        self.parsed(url, "/v3/cluster/member/list", &json!({}), MemberList::parse).await
+        self.parsed(
+            url,
+            "/v3/cluster/member/list",
+            &json!({}),
+            MemberList::parse,
+        )
+        .await
     }
 
     /// # Errors
     /// As [`Self::members`].
     pub async fn status(&self, url: &str) -> Result<Status, String> {
-        self.parsed(url, "/v3/maintenance/status", &json!({}), Status::parse).await
+        self.parsed(url, "/v3/maintenance/status", &json!({}), Status::parse)
+            .await
     }
 
     /// Moves the leadership from the member at this URL to another.
@@ -63,7 +83,9 @@ impl Gateway {
     /// As [`Self::members`].
     pub async fn transfer_leadership(&self, url: &str, to: u64) -> Result<(), String> {
         let asks = json!({"targetID": to.to_string()});
-        self.ask(url, "/v3/maintenance/transfer-leadership", &asks, MOVING).await.map(drop)
+        self.ask(url, "/v3/maintenance/transfer-leadership", &asks, MOVING)
+            .await
+            .map(drop)
     }
 
     /// What there is to know of an etcd before the member at this URL goes away. Takes some seconds where a member does not answer or is
@@ -75,21 +97,42 @@ impl Gateway {
         let list = self.members(own).await?;
         let status = self.status(own).await?;
         let asks = json!({"action": "GET"});
-        let alarms = self.parsed(own, "/v3/maintenance/alarm", &asks, alarms).await;
-        let others: Vec<_> = list.members.iter().filter(|member| member.id != list.by).cloned().collect();
+        let alarms = self
+            .parsed(own, "/v3/maintenance/alarm", &asks, alarms)
+            .await;
+        let others: Vec<_> = list
+            .members
+            .iter()
+            .filter(|member| member.id != list.by)
+            .cloned()
+            .collect();
         let first = self.answers(&others).await;
-        let applied = first.values().flatten().map(|answer| answer.status.revision).chain([status.revision]);
+        let applied = first
+            .values()
+            .flatten()
+            .map(|answer| answer.status.revision)
+            .chain([status.revision]);
         let revision = applied.max().unwrap_or_default();
         let began = Instant::now();
         let answers = loop {
             let answers = self.answers(&others).await;
-            let have_caught_up = answers.values().flatten().all(|answer| answer.status.revision >= revision);
+            let have_caught_up = answers
+                .values()
+                .flatten()
+                .all(|answer| answer.status.revision >= revision);
             if have_caught_up || began.elapsed() >= CATCH_UP {
                 break answers;
             }
             sleep(AGAIN).await;
         };
-        Ok(Sample { list, leader: status.leader, version: status.version, alarms, revision, answers })
+        Ok(Sample {
+            list,
+            leader: status.leader,
+            version: status.version,
+            alarms,
+            revision,
+            answers,
+        })
     }
 
     /// What each answers at one of its URLs, by ID.
@@ -110,8 +153,15 @@ impl Gateway {
         let mut tried = Vec::new();
         for url in &member.client_urls {
             match self.status(url).await {
-                Ok(status) if status.member == member.id => return Ok(Answer { url: url.clone(), status }),
-                Ok(status) => tried.push(format!("{url}: member {:x} answers there", status.member)),
+                Ok(status) if status.member == member.id => {
+                    return Ok(Answer {
+                        url: url.clone(),
+                        status,
+                    });
+                }
+                Ok(status) => {
+                    tried.push(format!("{url}: member {:x} answers there", status.member))
+                }
                 Err(why) => tried.push(why),
             }
         }
@@ -126,12 +176,27 @@ impl Gateway {
         parse: impl Fn(&Value) -> Option<T>,
     ) -> Result<T, String> {
         let answer = self.ask(url, path, asks, PATIENCE).await?;
-        parse(&answer).ok_or_else(|| format!("{url}: unexpected reply to {path}: is it an etcd v3.5 or newer?"))
+        parse(&answer).ok_or_else(|| {
+            format!("{url}: unexpected reply to {path}: is it an etcd v3.5 or newer?")
+        })
     }
 
-    async fn ask(&self, url: &str, path: &str, asks: &Value, patience: Duration) -> Result<Value, String> {
-        let access = Access { server: url.to_owned(), ..(*self.0).clone() };
+    async fn ask(
+        &self,
+        url: &str,
+        path: &str,
+        asks: &Value,
+        patience: Duration,
+    ) -> Result<Value, String> {
+        let access = Access {
+            server: url.to_owned(),
+            ..(*self.0).clone()
+        };
         let client = Client::new(&access).map_err(|mistake| format!("{url}: {mistake}"))?;
-        client.with_patience(patience).post(path, asks).await.map_err(|error| error.to_string())
+        client
+            .with_patience(patience)
+            .post(path, asks)
+            .await
+            .map_err(|error| error.to_string())
     }
 }

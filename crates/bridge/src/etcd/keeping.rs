@@ -36,7 +36,8 @@ pub struct Keeping {
 impl Keeping {
     /// COMMAND is to begin: checks the members again, and moves the leadership away.
     pub fn prepare(&self) {
-        self.prepare.send_if_modified(|wanted| !std::mem::replace(wanted, true));
+        self.prepare
+            .send_if_modified(|wanted| !std::mem::replace(wanted, true));
     }
 
     pub fn state(&self) -> EtcdState {
@@ -94,7 +95,9 @@ async fn acquired(
         let lock = Lock::new(client, Claim::new(Holder::this(&draw_uid()?, false), false));
         match lock.acquire(progress).await {
             Ok(()) => return Ok(Some(lock)),
-            Err(LockError::Api(error)) if needs_lock => return Err(format!("--kubeconfig: {error}: {UNLOCKED}")),
+            Err(LockError::Api(error)) if needs_lock => {
+                return Err(format!("--kubeconfig: {error}: {UNLOCKED}"));
+            }
             Err(LockError::Api(error)) => why = error.to_string(),
             Err(busy) => return Err(busy.to_string()),
         }
@@ -103,7 +106,11 @@ async fn acquired(
     Ok(None)
 }
 
-async fn keep(clusters: &[Cluster], mut wanted: watch::Receiver<bool>, to: &watch::Sender<EtcdState>) {
+async fn keep(
+    clusters: &[Cluster],
+    mut wanted: watch::Receiver<bool>,
+    to: &watch::Sender<EtcdState>,
+) {
     if wanted.wait_for(|wanted| *wanted).await.is_err() {
         return;
     }
@@ -127,28 +134,52 @@ impl Cluster {
     /// # Errors
     /// The others are not a majority any more.
     async fn prepare(&self) -> Result<Option<String>, String> {
-        let sample = self.gateway.sample(&self.own).await.map_err(|why| format!("etcd: {why}"))?;
+        let sample = self
+            .gateway
+            .sample(&self.own)
+            .await
+            .map_err(|why| format!("etcd: {why}"))?;
         let others = match sample.choose() {
             Ok(Choice::Others(others)) => others,
-            Ok(Choice::Alone) => return Err("etcd has no other member any more: begin again".into()),
+            Ok(Choice::Alone) => {
+                return Err("etcd has no other member any more: begin again".into());
+            }
             Err(why) => return Err(format!("etcd: {}", why.join("; "))),
         };
         let is_used = |id: u64| others.members.iter().any(|(member, _)| member.id == id);
-        if let Some((lost, _)) = self.others.members.iter().find(|(member, _)| !is_used(member.id)) {
+        if let Some((lost, _)) = self
+            .others
+            .members
+            .iter()
+            .find(|(member, _)| !is_used(member.id))
+        {
             let why = others.left_out.join("; ");
-            return Err(format!("etcd: {}, which is used, cannot be any more ({why}): begin again", lost.describe()));
+            return Err(format!(
+                "etcd: {}, which is used, cannot be any more ({why}): begin again",
+                lost.describe()
+            ));
         }
         Ok(self.move_leadership(&sample).await.err())
     }
 
     /// Spares the cluster an election, where this node's member leads.
     async fn move_leadership(&self, sample: &Sample) -> Result<(), String> {
-        let Some((to, _)) = self.others.members.first().filter(|_| sample.leader == sample.list.by) else {
+        let Some((to, _)) = self
+            .others
+            .members
+            .first()
+            .filter(|_| sample.leader == sample.list.by)
+        else {
             return Ok(());
         };
         let moved = self.gateway.transfer_leadership(&self.own, to.id).await;
-        moved.map_err(|why| format!("etcd: this node's member stays the leader until it stops: {why}"))?;
-        tracing::info!(to = to.describe(), "etcd's leadership was moved away from this node's member");
+        moved.map_err(|why| {
+            format!("etcd: this node's member stays the leader until it stops: {why}")
+        })?;
+        tracing::info!(
+            to = to.describe(),
+            "etcd's leadership was moved away from this node's member"
+        );
         Ok(())
     }
 }

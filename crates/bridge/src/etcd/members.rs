@@ -45,7 +45,10 @@ impl Sample {
         let needed = voters / 2 + 1;
         let mut why = self.troubles();
         if why.is_empty() && usable.len() >= needed {
-            return Ok(Choice::Others(Others { members: usable, left_out }));
+            return Ok(Choice::Others(Others {
+                members: usable,
+                left_out,
+            }));
         }
         why.extend(left_out);
         why.push(format!(
@@ -68,17 +71,25 @@ impl Sample {
         };
         match &self.alarms {
             Ok(alarms) => alarms.iter().map(alarm).collect(),
-            Err(why) => vec![format!("its alarms cannot be read: {why}: see this node's etcd's log")],
+            Err(why) => vec![format!(
+                "its alarms cannot be read: {why}: see this node's etcd's log"
+            )],
         }
     }
 
     /// The URL at which another member can be used.
     fn usable(&self, member: &Member) -> Result<&str, String> {
         if member.name.is_empty() {
-            return Err(format!("has not started: start its etcd, or `etcdctl member remove {:x}`", member.id));
+            return Err(format!(
+                "has not started: start its etcd, or `etcdctl member remove {:x}`",
+                member.id
+            ));
         }
         if member.is_learner {
-            return Err(format!("is no voter yet: `etcdctl member promote {:x}`", member.id));
+            return Err(format!(
+                "is no voter yet: `etcdctl member promote {:x}`",
+                member.id
+            ));
         }
         let Answer { url, status } = match self.answers.get(&member.id) {
             Some(Ok(answer)) => answer,
@@ -94,14 +105,21 @@ impl Sample {
             return wrong("answers for another etcd: correct its --advertise-client-urls".into());
         }
         if !status.errors.is_empty() {
-            return wrong(format!("reports {}: see its etcd's log", status.errors.join(", ")));
+            return wrong(format!(
+                "reports {}: see its etcd's log",
+                status.errors.join(", ")
+            ));
         }
         if status.leader == 0 {
-            return wrong("knows no leader: see that it reaches the peer URLs of the others".into());
+            return wrong(
+                "knows no leader: see that it reaches the peer URLs of the others".into(),
+            );
         }
         if status.revision < self.revision {
             let (its, all) = (status.revision, self.revision);
-            return wrong(format!("is at revision {its}, and others at {all}: wait until it has caught up"));
+            return wrong(format!(
+                "is at revision {its}, and others at {all}: wait until it has caught up"
+            ));
         }
         Ok(url)
     }

@@ -103,9 +103,19 @@ pub struct EtcdPlan {
 impl EtcdPlan {
     /// Lets a kube-apiserver use the others.
     pub fn rewrite(&self, argv: &mut Vec<OsString>) {
-        let others = |cluster: &Cluster| cluster.others.members.iter().map(|(_, url)| url.clone()).collect();
-        let instead: BTreeMap<_, _> =
-            self.clusters.iter().map(|cluster| (cluster.urls.clone(), others(cluster))).collect();
+        let others = |cluster: &Cluster| {
+            cluster
+                .others
+                .members
+                .iter()
+                .map(|(_, url)| url.clone())
+                .collect()
+        };
+        let instead: BTreeMap<_, _> = self
+            .clusters
+            .iter()
+            .map(|cluster| (cluster.urls.clone(), others(cluster)))
+            .collect();
         servers::replace(argv, &instead);
         if let Some(temporary) = &self.temporary {
             args::set(argv, servers::SERVERS, &temporary.server);
@@ -147,8 +157,18 @@ impl EtcdPlan {
             tasks.spawn(EtcdDaemon::new(plan, directory, speedup, to)?.run(commands));
             temporary = Some(status);
         }
-        let answers = self.clusters.iter().map(|cluster| cluster.follow(tasks)).collect();
-        Ok(EtcdHandle { members: self.start(instances), answers, temporary, revisions, commanding })
+        let answers = self
+            .clusters
+            .iter()
+            .map(|cluster| cluster.follow(tasks))
+            .collect();
+        Ok(EtcdHandle {
+            members: self.start(instances),
+            answers,
+            temporary,
+            revisions,
+            commanding,
+        })
     }
 }
 
@@ -159,7 +179,10 @@ impl EtcdHandle {
     }
 
     pub fn state(&self) -> EtcdState {
-        let nothing = EtcdState { prepared: true, ..EtcdState::default() };
+        let nothing = EtcdState {
+            prepared: true,
+            ..EtcdState::default()
+        };
         self.members.as_ref().map_or(nothing, Keeping::state)
     }
 
@@ -174,7 +197,9 @@ impl EtcdHandle {
 
     /// The temporary etcd does not serve.
     pub fn has_own(&self) -> bool {
-        self.temporary.as_ref().is_none_or(|etcd| etcd.borrow().step == EtcdStep::Own)
+        self.temporary
+            .as_ref()
+            .is_none_or(|etcd| etcd.borrow().step == EtcdStep::Own)
     }
 
     /// The node's own serves, or its member of each etcd.
@@ -186,7 +211,10 @@ impl EtcdHandle {
     pub fn status(&self) -> Option<EtcdStatus> {
         let status = self.temporary.as_ref()?.borrow().clone();
         let missing = self.revisions.borrow().missing.clone();
-        Some(EtcdStatus { trouble: missing.or(status.trouble), ..status })
+        Some(EtcdStatus {
+            trouble: missing.or(status.trouble),
+            ..status
+        })
     }
 
     /// A bridge under which writes were lost has not ended well.
@@ -225,7 +253,9 @@ pub async fn examine(
 ) -> (Vec<Cluster>, Vec<Alone>) {
     let (mut clusters, mut alone) = (Vec::new(), Vec::new());
     for urls in servers::named(command) {
-        let Some(own) = of_node(&urls, node).await else { continue };
+        let Some(own) = of_node(&urls, node).await else {
+            continue;
+        };
         let asked = match gateway(command, &on_node) {
             Ok(gateway) => gateway.sample(&own).await.map(|sample| (gateway, sample)),
             Err(why) => Err(why),
@@ -240,16 +270,33 @@ pub async fn examine(
             }
         };
         match sample.choose() {
-            Ok(Choice::Alone) => alone.push(Alone { gateway, urls, version: sample.version }),
+            Ok(Choice::Alone) => alone.push(Alone {
+                gateway,
+                urls,
+                version: sample.version,
+            }),
             Ok(Choice::Others(others)) => {
-                let used: Vec<_> =
-                    others.members.iter().map(|(member, url)| format!("{} at {url}", member.describe())).collect();
-                let left_out = others.left_out.iter().map(|why| format!("; {why}")).collect::<String>();
+                let used: Vec<_> = others
+                    .members
+                    .iter()
+                    .map(|(member, url)| format!("{} at {url}", member.describe()))
+                    .collect();
+                let left_out = others
+                    .left_out
+                    .iter()
+                    .map(|why| format!("; {why}"))
+                    .collect::<String>();
                 report.note(format!(
                     "etcd: the temporary kube-apiserver uses {}, not this node's member{left_out}",
                     used.join(" and ")
                 ));
-                let mut cluster = Cluster { gateway, urls, own, others, dials: None };
+                let mut cluster = Cluster {
+                    gateway,
+                    urls,
+                    own,
+                    others,
+                    dials: None,
+                };
                 match Dials::find(&cluster).await {
                     Ok(dials) => cluster.dials = Some(dials),
                     Err(why) => report.note(format!(
@@ -259,7 +306,9 @@ pub async fn examine(
                 }
                 clusters.push(cluster);
             }
-            Err(all) => all.into_iter().for_each(|why| report.error(format!("etcd: {why}"))),
+            Err(all) => all
+                .into_iter()
+                .for_each(|why| report.error(format!("etcd: {why}"))),
         }
     }
     (clusters, alone)
@@ -268,7 +317,9 @@ pub async fn examine(
 /// The URL that is of this node, if one is.
 async fn of_node(urls: &Urls, node: &[IpAddr]) -> Option<String> {
     for url in urls {
-        let Some((host, port)) = place(url) else { continue };
+        let Some((host, port)) = place(url) else {
+            continue;
+        };
         let is_here = |ip: IpAddr| ip.is_loopback() || node.contains(&ip);
         let found = tokio::net::lookup_host((host.as_str(), port)).await;
         if found.is_ok_and(|mut found| found.any(|address| is_here(address.ip()))) {
@@ -281,13 +332,16 @@ async fn of_node(urls: &Urls, node: &[IpAddr]) -> Option<String> {
 /// Without TLS, etcd is where it would be with it.
 fn place(url: &str) -> Option<(String, u16)> {
     let secure = url.replacen("http://", "https://", 1);
-    Place::parse(&secure).ok().map(|place| (place.host, place.port))
+    Place::parse(&secure)
+        .ok()
+        .map(|place| (place.host, place.port))
 }
 
 /// With the certificates of the kube-apiserver.
 fn gateway(command: &[OsString], on_node: impl Fn(&Path) -> PathBuf) -> Result<Gateway, String> {
     let path = |flag| args::value(command, flag).map(|path| on_node(Path::new(path)));
-    let read = |path: &PathBuf| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
+    let read =
+        |path: &PathBuf| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
     let ca = path("--etcd-cafile").ok_or("kube-apiserver has no --etcd-cafile")?;
     let client = match (path("--etcd-certfile"), path("--etcd-keyfile")) {
         (Some(certificate), Some(key)) => Some((read(&certificate)?, read(&key)?)),

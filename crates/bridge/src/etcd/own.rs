@@ -26,6 +26,10 @@ pub(super) async fn follow(cluster: &Cluster, answers: watch::Sender<bool>) -> R
 
 async fn address_of(url: &str) -> Result<SocketAddr, String> {
     let none = || format!("{url} has no address");
-    let found = lookup_host(place(url).ok_or_else(none)?).await.map_err(|error| format!("{url}: {error}"))?;
-    found.min_by_key(|address| !address.ip().is_loopback()).ok_or_else(none)
+    let found = lookup_host(place(url).ok_or_else(none)?)
+        .await
+        .map_err(|error| format!("{url}: {error}"))?;
+    found
+        .min_by_key(|address| !address.ip().is_loopback())
+        .ok_or_else(none)
 }

@@ -13,7 +13,10 @@ pub type Urls = Vec<String>;
 /// Each etcd that is named, also for some resources alone.
 pub fn named(argv: &[OsString]) -> BTreeSet<Urls> {
     let overridden = items(argv, OVERRIDES);
-    let overridden = overridden.iter().filter_map(|item| item.split_once('#')).map(|(_, servers)| parts(servers, ';'));
+    let overridden = overridden
+        .iter()
+        .filter_map(|item| item.split_once('#'))
+        .map(|(_, servers)| parts(servers, ';'));
     let all = overridden.chain([items(argv, SERVERS)]);
     all.filter(|urls| !urls.is_empty()).collect()
 }
@@ -31,9 +34,15 @@ pub fn replace(argv: &mut Vec<OsString>, instead: &BTreeMap<Urls, Urls>) {
     let before = items(argv, OVERRIDES);
     let replaced = |item: &String| {
         let (resource, servers) = item.split_once('#')?;
-        Some(format!("{resource}#{}", instead.get(&parts(servers, ';'))?.join(";")))
+        Some(format!(
+            "{resource}#{}",
+            instead.get(&parts(servers, ';'))?.join(";")
+        ))
     };
-    let after: Vec<_> = before.iter().map(|item| replaced(item).unwrap_or_else(|| item.clone())).collect();
+    let after: Vec<_> = before
+        .iter()
+        .map(|item| replaced(item).unwrap_or_else(|| item.clone()))
+        .collect();
     if after != before {
         args::set(argv, OVERRIDES, after.join(",").as_ref());
     }
@@ -41,11 +50,17 @@ pub fn replace(argv: &mut Vec<OsString>, instead: &BTreeMap<Urls, Urls>) {
 
 /// The items of a flag that is a list: each of its occurrences adds to it.
 fn items(argv: &[OsString], flag: &str) -> Vec<String> {
-    args::values(argv, flag).flat_map(|value| parts(&value.to_string_lossy(), ',')).collect()
+    args::values(argv, flag)
+        .flat_map(|value| parts(&value.to_string_lossy(), ','))
+        .collect()
 }
 
 fn parts(list: &str, separator: char) -> Vec<String> {
-    list.split(separator).map(str::trim).filter(|part| !part.is_empty()).map(ToOwned::to_owned).collect()
+    list.split(separator)
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+        .map(ToOwned::to_owned)
+        .collect()
 }
 
 #[cfg(test)]
@@ -64,9 +79,16 @@ mod tests {
     fn each_etcd_is_named_once() {
         let given = "k --etcd-servers=https://a:1,https://b:1 --etcd-servers https://c:1 \
                      --etcd-servers-overrides=/events#https://e:1;https://f:1,apps/x#https://e:1;https://f:1";
-        let all = [urls("https://a:1 https://b:1 https://c:1"), urls("https://e:1 https://f:1")];
+        let all = [
+            urls("https://a:1 https://b:1 https://c:1"),
+            urls("https://e:1 https://f:1"),
+        ];
         assert_eq!(named(&argv(given)), BTreeSet::from(all));
-        for none in ["k", "k --etcd-servers=", "k --etcd-servers=, --etcd-servers-overrides=/events"] {
+        for none in [
+            "k",
+            "k --etcd-servers=",
+            "k --etcd-servers=, --etcd-servers-overrides=/events",
+        ] {
             assert_eq!(named(&argv(none)), BTreeSet::new(), "{none}");
         }
     }
@@ -77,14 +99,25 @@ mod tests {
         let replaced = |text: &str| {
             let mut argv = argv(text);
             replace(&mut argv, &instead);
-            argv.join("".as_ref()).into_string().unwrap().replace("--", " --")
+            argv.join("".as_ref())
+                .into_string()
+                .unwrap()
+                .replace("--", " --")
         };
-        assert_eq!(replaced("k --etcd-servers https://own:1 --v=2"), "k --v=2 --etcd-servers=https://b:1,https://c:1");
         assert_eq!(
-            replaced("k --etcd-servers=https://x:1 --etcd-servers-overrides=/events#https://own:1,/leases#https://e:1"),
+            replaced("k --etcd-servers https://own:1 --v=2"),
+            "k --v=2 --etcd-servers=https://b:1,https://c:1"
+        );
+        assert_eq!(
+            replaced(
+                "k --etcd-servers=https://x:1 --etcd-servers-overrides=/events#https://own:1,/leases#https://e:1"
+            ),
             "k --etcd-servers=https://x:1 --etcd-servers-overrides=/events#https://b:1;https://c:1,/leases#https://e:1"
         );
-        for same in ["k", "k --etcd-servers=https://own:2 --etcd-servers-overrides=/events#https://own:2,x"] {
+        for same in [
+            "k",
+            "k --etcd-servers=https://own:2 --etcd-servers-overrides=/events#https://own:2,x",
+        ] {
             assert_eq!(replaced(same), same);
         }
     }

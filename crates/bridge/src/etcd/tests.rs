@@ -34,10 +34,19 @@ impl Node {
         let (etcd, servers) = etcd::start(&all).await;
         let dir = tempfile::tempdir().unwrap();
         let (certificate, key) = servers[0].access.client.clone().unwrap();
-        for (name, text) in [("ca", servers[0].access.ca.clone()), ("crt", certificate), ("key", key)] {
+        for (name, text) in [
+            ("ca", servers[0].access.ca.clone()),
+            ("crt", certificate),
+            ("key", key),
+        ] {
             fs::write(dir.path().join(name), text).unwrap();
         }
-        let mut node = Self { etcd, servers, dir, command: Vec::new() };
+        let mut node = Self {
+            etcd,
+            servers,
+            dir,
+            command: Vec::new(),
+        };
         let file = |name: &str| node.dir.path().join(name).display().to_string();
         node.command = vec![
             "kube-apiserver".into(),
@@ -67,7 +76,10 @@ impl Node {
     async fn plan(&self) -> EtcdPlan {
         let (clusters, report) = self.examine().await;
         assert_eq!(report.errors, Vec::<String>::new());
-        EtcdPlan { clusters, ..EtcdPlan::default() }
+        EtcdPlan {
+            clusters,
+            ..EtcdPlan::default()
+        }
     }
 }
 
@@ -103,7 +115,9 @@ async fn state(keeping: &Keeping, wanted: impl Fn(&EtcdState) -> bool) -> EtcdSt
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(HANG, come).await.unwrap_or_else(|_| panic!("{:?}", keeping.state()))
+    timeout(HANG, come)
+        .await
+        .unwrap_or_else(|_| panic!("{:?}", keeping.state()))
 }
 
 #[tokio::test]
@@ -117,8 +131,16 @@ async fn of_three_members_the_two_others_are_used() {
     plan.rewrite(&mut argv);
     let text = argv.join(" ".as_ref()).into_string().unwrap();
     let (second, third) = (node.url(2), node.url(3));
-    assert!(text.contains(&format!("--etcd-servers={second},{third} ")), "{text}");
-    assert!(text.ends_with(&format!("--etcd-servers-overrides=/events#{second};{third}")), "{text}");
+    assert!(
+        text.contains(&format!("--etcd-servers={second},{third} ")),
+        "{text}"
+    );
+    assert!(
+        text.ends_with(&format!(
+            "--etcd-servers-overrides=/events#{second};{third}"
+        )),
+        "{text}"
+    );
     while let Ok((_, certificates)) = node.servers[1].asked.try_recv() {
         assert_eq!(certificates, 1, "kube-apiserver's own is shown");
     }
@@ -139,7 +161,10 @@ async fn one_member_or_an_external_etcd_needs_nothing() {
         let (clusters, report) = node.examine().await;
         assert!(clusters.is_empty() && report.errors.is_empty());
         let notes = report.notes.concat();
-        assert!(note.map_or(notes.is_empty(), |text| notes.contains(text)), "{servers}: {notes}");
+        assert!(
+            note.map_or(notes.is_empty(), |text| notes.contains(text)),
+            "{servers}: {notes}"
+        );
     }
     node.command[1] = format!("--etcd-servers={}", node.url(1)).into();
     node.command.remove(2);
@@ -159,7 +184,10 @@ async fn too_few_others_are_refused_and_each_is_named() {
             && errors[0].contains("server stopped"),
         "{errors:?}"
     );
-    assert!(errors[1].contains("of 3 voters 2 must serve") && errors[1].contains("--etcd own"), "{errors:?}");
+    assert!(
+        errors[1].contains("of 3 voters 2 must serve") && errors[1].contains("--etcd own"),
+        "{errors:?}"
+    );
     // At its URL, this node's own answers; and a certificate for another address.
     let node = Node::new(3).await;
     let own = node.url(1);
@@ -168,7 +196,10 @@ async fn too_few_others_are_refused_and_each_is_named() {
     assert!(errors[0].contains("member 1 answers there"), "{errors:?}");
     let node = Node::with(3, "127.0.0.9").await;
     let errors = node.examine().await.1.errors;
-    assert!(errors[0].contains("TLS handshake failed") && errors[0].contains("127.0.0.9"), "{errors:?}");
+    assert!(
+        errors[0].contains("TLS handshake failed") && errors[0].contains("127.0.0.9"),
+        "{errors:?}"
+    );
 }
 
 #[tokio::test]
@@ -186,15 +217,19 @@ async fn the_leadership_is_moved_before_command() {
 #[tokio::test]
 async fn the_others_are_looked_at_again_before_command() {
     // Of five, a majority is not enough: kube-apiserver was started with all four.
-    for (members, stops, why) in
-        [(3, 3, "member cp-3 (3) cannot be used"), (5, 4, "member cp-4 (4), which is used, cannot be any more")]
-    {
+    for (members, stops, why) in [
+        (3, 3, "member cp-3 (3) cannot be used"),
+        (5, 4, "member cp-4 (4), which is used, cannot be any more"),
+    ] {
         let node = Node::new(members).await;
         let plan = node.plan().await;
         node.set(|etcd| etcd.stopped.push(stops));
         let refused = prepared(&plan).await.1.refused.unwrap();
         assert!(refused.contains(why), "{refused}");
-        assert!(node.etcd.lock().unwrap().transfers.is_empty(), "nothing is moved in vain");
+        assert!(
+            node.etcd.lock().unwrap().transfers.is_empty(),
+            "nothing is moved in vain"
+        );
     }
 }
 
@@ -204,12 +239,18 @@ async fn a_leadership_that_stays_is_told_and_no_failure() {
     let plan = node.plan().await;
     node.set(|etcd| etcd.is_stubborn = true);
     let notes = prepared(&plan).await.1.notes;
-    assert!(notes[1].contains("stays the leader until it stops") && notes[1].contains("timed out"), "{notes:?}");
+    assert!(
+        notes[1].contains("stays the leader until it stops") && notes[1].contains("timed out"),
+        "{notes:?}"
+    );
     // Another leads already: that one is not asked.
     node.set(|etcd| (etcd.is_stubborn, etcd.leader) = (false, 3));
     assert_eq!(prepared(&plan).await.1.notes.len(), 1);
     assert!(node.etcd.lock().unwrap().transfers.is_empty());
-    let refused = plan.clusters[0].gateway.transfer_leadership(&node.url(2), 3).await;
+    let refused = plan.clusters[0]
+        .gateway
+        .transfer_leadership(&node.url(2), 3)
+        .await;
     assert!(refused.unwrap_err().contains("etcdserver: not leader"));
 }
 
@@ -220,12 +261,24 @@ async fn the_clusters_lock_is_held_until_the_end() {
     let objects = cluster.clone();
     let api = serve_with(move |request| objects.answer(request)).await;
     let client = Client::new(&api.access).unwrap();
-    let at = api.access.server.trim_start_matches("https://").trim_end_matches("/k").parse().unwrap();
-    let plan = EtcdPlan { lock: Some(client.clone()), ..node.plan().await };
+    let at = api
+        .access
+        .server
+        .trim_start_matches("https://")
+        .trim_end_matches("/k")
+        .parse()
+        .unwrap();
+    let plan = EtcdPlan {
+        lock: Some(client.clone()),
+        ..node.plan().await
+    };
     let (keeping, held) = prepared_at(&plan, at).await;
     assert_eq!((held.prepared, held.notes), (true, Vec::new()));
     let lease = Holder::parse(&cluster.get(lock::PATH).unwrap());
-    assert!(!lease.changed, "it expires where a bridge is killed: {lease:?}");
+    assert!(
+        !lease.changed,
+        "it expires where a bridge is killed: {lease:?}"
+    );
     drop(keeping);
     timeout(HANG, async {
         while cluster.get(lock::PATH).is_some() {
@@ -235,14 +288,28 @@ async fn the_clusters_lock_is_held_until_the_end() {
     .await
     .unwrap();
     // Another node is upgraded.
-    let other = Holder { upgrade: "u".into(), node: "cp-2".into(), changed: true, ..lease };
-    Lock::new(&client, Claim::new(other, false)).acquire(&Default::default()).await.unwrap();
+    let other = Holder {
+        upgrade: "u".into(),
+        node: "cp-2".into(),
+        changed: true,
+        ..lease
+    };
+    Lock::new(&client, Claim::new(other, false))
+        .acquire(&Default::default())
+        .await
+        .unwrap();
     let refused = prepared_at(&plan, at).await.1.refused.unwrap();
-    assert!(refused.contains("the cluster's lock is held by node cp-2"), "{refused}");
+    assert!(
+        refused.contains("the cluster's lock is held by node cp-2"),
+        "{refused}"
+    );
     // No API: only where it was asked for.
     let mut plan = plan;
     let unlocked = prepared(&plan).await.1;
-    assert!(unlocked.prepared && unlocked.notes[0].contains("nothing keeps another"), "{unlocked:?}");
+    assert!(
+        unlocked.prepared && unlocked.notes[0].contains("nothing keeps another"),
+        "{unlocked:?}"
+    );
     plan.needs_lock = true;
     let refused = prepared(&plan).await.1.refused.unwrap();
     assert!(refused.starts_with("--kubeconfig: "), "{refused}");

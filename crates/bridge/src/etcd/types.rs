@@ -18,7 +18,11 @@ pub struct Member {
 impl Member {
     /// Text for people.
     pub fn describe(&self) -> String {
-        let name = if self.name.is_empty() { "without a name" } else { &self.name };
+        let name = if self.name.is_empty() {
+            "without a name"
+        } else {
+            &self.name
+        };
         format!("member {name} ({:x})", self.id)
     }
 }
@@ -38,14 +42,22 @@ impl MemberList {
         let member = |value: &Value| Member {
             id: number(&value["ID"]),
             name: text(&value["name"]),
-            client_urls: list(&value["clientURLs"]).iter().map(text).filter(|url| !url.is_empty()).collect(),
+            client_urls: list(&value["clientURLs"])
+                .iter()
+                .map(text)
+                .filter(|url| !url.is_empty())
+                .collect(),
             is_learner: value["isLearner"] == true,
         };
         let [cluster, by] = header(answer)?;
         let members: Vec<_> = list(&answer["members"]).iter().map(member).collect();
         let ids: BTreeSet<_> = members.iter().map(|member| member.id).collect();
         let whole = !members.is_empty() && ids.len() == members.len() && !ids.contains(&0);
-        whole.then_some(Self { cluster, by, members })
+        whole.then_some(Self {
+            cluster,
+            by,
+            members,
+        })
     }
 }
 
@@ -67,10 +79,24 @@ impl Status {
     /// None if it is no such answer.
     pub fn parse(answer: &Value) -> Option<Self> {
         let [cluster, member] = header(answer)?;
-        let (revision, leader) = (number(&answer["header"]["revision"]), number(&answer["leader"]));
-        let errors = list(&answer["errors"]).iter().map(text).filter(|error| !error.is_empty()).collect();
+        let (revision, leader) = (
+            number(&answer["header"]["revision"]),
+            number(&answer["leader"]),
+        );
+        let errors = list(&answer["errors"])
+            .iter()
+            .map(text)
+            .filter(|error| !error.is_empty())
+            .collect();
         let version = text(&answer["version"]);
-        Some(Self { cluster, member, revision, leader, errors, version })
+        Some(Self {
+            cluster,
+            member,
+            revision,
+            leader,
+            errors,
+            version,
+        })
     }
 }
 
@@ -101,8 +127,14 @@ pub struct Answer {
 /// The alarms that are on: members and kinds. None if it is no such answer.
 pub fn alarms(answer: &Value) -> Option<Vec<(u64, String)>> {
     header(answer)?;
-    let alarms = list(&answer["alarms"]).iter().map(|alarm| (number(&alarm["memberID"]), text(&alarm["alarm"])));
-    Some(alarms.filter(|(_, kind)| !kind.is_empty() && kind != "NONE").collect())
+    let alarms = list(&answer["alarms"])
+        .iter()
+        .map(|alarm| (number(&alarm["memberID"]), text(&alarm["alarm"])));
+    Some(
+        alarms
+            .filter(|(_, kind)| !kind.is_empty() && kind != "NONE")
+            .collect(),
+    )
 }
 
 /// The IDs of the cluster and of the member that answers.
@@ -112,12 +144,21 @@ fn header(answer: &Value) -> Option<[u64; 2]> {
 }
 
 fn number(value: &Value) -> u64 {
-    value.as_u64().or_else(|| value.as_str()?.parse().ok()).unwrap_or_default()
+    value
+        .as_u64()
+        .or_else(|| value.as_str()?.parse().ok())
+        .unwrap_or_default()
 }
 
 /// It may end in a line of a log or of a terminal.
 fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_default().chars().filter(|c| !c.is_control()).take(500).collect()
+    value
+        .as_str()
+        .unwrap_or_default()
+        .chars()
+        .filter(|c| !c.is_control())
+        .take(500)
+        .collect()
 }
 
 fn list(value: &Value) -> &[Value] {

@@ -6,8 +6,11 @@ mod states;
 use super::*;
 use proptest::prelude::*;
 
-const LIMITS: Limits =
-    Limits { ready: Duration::from_secs(120), settle: Duration::from_secs(20), speedup: Speedup::NONE };
+const LIMITS: Limits = Limits {
+    ready: Duration::from_secs(120),
+    settle: Duration::from_secs(20),
+    speedup: Speedup::NONE,
+};
 
 /// What COMMAND does to the node's own instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,7 +159,10 @@ impl World {
     }
 
     fn seen(&self) -> BridgeObservation {
-        let slow = self.given.slow.is_some_and(|(from, long)| (from..from + long).contains(&self.now));
+        let slow = self
+            .given
+            .slow
+            .is_some_and(|(from, long)| (from..from + long).contains(&self.now));
         BridgeObservation {
             temporary: TemporaryObservation {
                 running: self.temporary.is_some(),
@@ -176,13 +182,17 @@ impl World {
     }
 
     fn named(&self) -> bool {
-        self.steered.zip(self.given.named).is_some_and(|(steered, after)| self.now >= steered + after)
+        self.steered
+            .zip(self.given.named)
+            .is_some_and(|(steered, after)| self.now >= steered + after)
     }
 
     /// Whether COMMAND may begin, once that is known.
     fn prepared(&self) -> Option<bool> {
         let (takes, may) = self.given.prepares;
-        self.prepares.filter(|begun| self.now >= begun + takes).map(|_| may)
+        self.prepares
+            .filter(|begun| self.now >= begun + takes)
+            .map(|_| may)
     }
 
     fn tick(&mut self) {
@@ -194,7 +204,9 @@ impl World {
             self.ends += 1;
         }
         if let (Fate::Crashes(after), true) = (self.given.own, self.command.is_some())
-            && self.own.is_some_and(|(process, left)| process > 1 && left == 0)
+            && self
+                .own
+                .is_some_and(|(process, left)| process > 1 && left == 0)
             && self.own_ready > after
         {
             self.own = self.process(3);
@@ -210,10 +222,18 @@ impl World {
                 };
             }
             if runs == self.given.command {
-                self.machine.command_ended(if self.given.succeeds { Ok(true) } else { Err("exit status 1".into()) });
+                self.machine.command_ended(if self.given.succeeds {
+                    Ok(true)
+                } else {
+                    Err("exit status 1".into())
+                });
             }
         }
-        self.own_ready = if matches!(self.own, Some((_, 0))) { self.own_ready + 1 } else { 0 };
+        self.own_ready = if matches!(self.own, Some((_, 0))) {
+            self.own_ready + 1
+        } else {
+            0
+        };
         if let Some((at, at_once)) = self.given.end
             && at == self.now
         {
@@ -230,7 +250,11 @@ impl World {
             let (seen, action) = (self.seen(), self.next());
             if !matches!(action, Action::Wait | Action::Prepare | Action::Drain) {
                 self.acts.push(action.clone());
-                assert!(self.acts.len() < 10_000, "it goes round in circles: {:?}", &self.acts[9_990..]);
+                assert!(
+                    self.acts.len() < 10_000,
+                    "it goes round in circles: {:?}",
+                    &self.acts[9_990..]
+                );
             }
             match action {
                 Action::Wait if self.asks() => {}
@@ -264,14 +288,21 @@ impl World {
                     let settled = seen.own.ready && self.own_ready >= 20;
                     let replaced = !seen.temporary.ready && seen.own.ready;
                     let reported = self.machine.outcome != BridgeOutcome::Done;
-                    assert!(settled || replaced || reported, "{seen:?} {}", self.own_ready);
+                    assert!(
+                        settled || replaced || reported,
+                        "{seen:?} {}",
+                        self.own_ready
+                    );
                     self.steering = false;
                     self.unsteered = Some(self.now);
                 }
                 Action::Drain => {
                     assert!(!self.steering, "clients are sent to an instance that ends");
                     let begun = self.unsteered.unwrap_or_default();
-                    assert!(self.steered.is_none() || self.now >= begun + 5, "handshakes are cut");
+                    assert!(
+                        self.steered.is_none() || self.now >= begun + 5,
+                        "handshakes are cut"
+                    );
                     (self.temporary, self.drained) = (None, true);
                 }
                 Action::Restore => {
@@ -294,10 +325,20 @@ impl World {
         if self.machine.is_commanding() && self.command.is_none() {
             let steered = self.steered.unwrap();
             let seen = self.seen();
-            assert!(seen.temporary.ready && seen.steering, "no other serves while one is stopped, at {}", self.now);
-            assert!(self.now >= self.resteered + 5, "handshakes that began before are cut");
+            assert!(
+                seen.temporary.ready && seen.steering,
+                "no other serves while one is stopped, at {}",
+                self.now
+            );
+            assert!(
+                self.now >= self.resteered + 5,
+                "handshakes that began before are cut"
+            );
             assert_eq!(self.prepared(), Some(true));
-            assert!(self.named() || self.now >= steered + 15, "the Service may be empty");
+            assert!(
+                self.named() || self.now >= steered + 15,
+                "the Service may be empty"
+            );
             self.command = Some(self.now);
             self.before = self.own.map(|(process, _)| process);
         }
@@ -306,7 +347,10 @@ impl World {
 
     /// Says that COMMAND is to begin, once.
     fn asks(&mut self) -> bool {
-        if self.machine.step() != Step::Hold || self.command.is_some() || self.machine.trouble().is_some() {
+        if self.machine.step() != Step::Hold
+            || self.command.is_some()
+            || self.machine.trouble().is_some()
+        {
             return false;
         }
         let asks = self.now >= *self.asked.get_or_insert(self.now + self.given.asks);
@@ -315,7 +359,10 @@ impl World {
 
     /// What is steered goes to the node's own, which is ready.
     fn is_on_own(&self) -> bool {
-        self.steering && self.own.is_some_and(|(process, left)| left == 0 && self.machine.preferred() == Some(process))
+        self.steering
+            && self.own.is_some_and(|(process, left)| {
+                left == 0 && self.machine.preferred() == Some(process)
+            })
     }
 
     /// The ready instance gets the clients, once the first was steered, but for the time in which that is noticed. Of two that are
@@ -326,16 +373,39 @@ impl World {
         let is_first = self.own.is_some_and(|(process, _)| process == FIRST);
         // What restarts the node's own in the overlap is not COMMAND.
         let is_old = self.steering && own && !is_first && self.machine.step() != Step::Overlap;
-        assert!(!is_old || self.is_on_own(), "the old version answers at {}", self.now);
+        assert!(
+            !is_old || self.is_on_own(),
+            "the old version answers at {}",
+            self.now
+        );
         let may_be_stopped = self.machine.step() == Step::Hold;
-        assert!(!(may_be_stopped && is_first && self.is_on_own()), "COMMAND may stop the server, at {}", self.now);
-        let served = if self.steering { self.is_on_own() || self.temporary_serves() } else { own };
-        let other = if self.steering { own } else { self.temporary_serves() };
-        let counts = self.steered.is_some() && !reported && !served && other && !self.given.unsteerable;
+        assert!(
+            !(may_be_stopped && is_first && self.is_on_own()),
+            "COMMAND may stop the server, at {}",
+            self.now
+        );
+        let served = if self.steering {
+            self.is_on_own() || self.temporary_serves()
+        } else {
+            own
+        };
+        let other = if self.steering {
+            own
+        } else {
+            self.temporary_serves()
+        };
+        let counts =
+            self.steered.is_some() && !reported && !served && other && !self.given.unsteerable;
         self.dark = if counts { self.dark + 1 } else { 0 };
         // Steering comes back with the first good answer.
         let slow = self.given.slow.map_or(0, |(_, long)| long);
-        assert!(self.dark <= 1 + slow, "{} s dark at {} {:?}", self.dark, self.now, self.given);
+        assert!(
+            self.dark <= 1 + slow,
+            "{} s dark at {} {:?}",
+            self.dark,
+            self.now,
+            self.given
+        );
     }
 
     fn run(&mut self, until: u32) -> Option<BridgeOutcome> {
@@ -361,7 +431,8 @@ impl World {
 
     fn next(&mut self) -> Action {
         let seen = self.seen();
-        self.machine.next(&seen, Duration::from_secs(self.now.into()))
+        self.machine
+            .next(&seen, Duration::from_secs(self.now.into()))
     }
 }
 
@@ -438,17 +509,36 @@ fn a_restart_goes_through_every_step() {
     let mut world = World::new(calm(Fate::Restarts(30)));
     world.comes_to_its_end();
     // 10 to be ready, 20 settled; 5 of overlap; 10 of COMMAND; 25 more to be ready, 20 settled; 5 of overlap.
-    assert_eq!((world.steered, world.command, world.unsteered, world.now), (Some(30), Some(35), Some(90), 95));
+    assert_eq!(
+        (world.steered, world.command, world.unsteered, world.now),
+        (Some(30), Some(35), Some(90), 95)
+    );
     use Action::{Entered, Finish, Start, Steer, Unsteer};
     assert_eq!(
         world.acts,
-        [Start, Entered, Entered, Steer, Entered, Entered, Unsteer, Entered, Finish(BridgeOutcome::Done)]
+        [
+            Start,
+            Entered,
+            Entered,
+            Steer,
+            Entered,
+            Entered,
+            Unsteer,
+            Entered,
+            Finish(BridgeOutcome::Done)
+        ]
     );
 }
 
 #[test]
 fn who_is_started_anew_serves_as_soon_as_it_is_ready_and_the_temporary_one_whenever_it_is_not() {
-    let mut world = at(45, Given { command: 200, ..calm(Fate::Restarts(10)) });
+    let mut world = at(
+        45,
+        Given {
+            command: 200,
+            ..calm(Fate::Restarts(10))
+        },
+    );
     assert!(world.steering && !world.is_on_own());
     for again in [50, 100, 150] {
         world.run(again + 1);
@@ -461,7 +551,15 @@ fn who_is_started_anew_serves_as_soon_as_it_is_ready_and_the_temporary_one_whene
         assert!(world.machine.preferred().is_some() && !world.is_on_own());
     }
     world.comes_to_its_end();
-    assert_eq!(world.acts.iter().filter(|act| **act == Action::Unsteer).count(), 1, "steering stays on until the end");
+    assert_eq!(
+        world
+            .acts
+            .iter()
+            .filter(|act| **act == Action::Unsteer)
+            .count(),
+        1,
+        "steering stays on until the end"
+    );
 }
 
 /// A new kubelet restarts it when COMMAND has ended.
@@ -479,7 +577,13 @@ fn who_may_be_restarted_yet_serves_when_it_has_settled() {
 
 #[test]
 fn who_was_there_before_serves_once_it_is_told_to_end() {
-    let mut world = at(60, Given { succeeds: false, ..calm(Fate::Stays) });
+    let mut world = at(
+        60,
+        Given {
+            succeeds: false,
+            ..calm(Fate::Stays)
+        },
+    );
     assert!(world.machine.trouble().is_some() && world.steering && !world.is_on_own());
     world.machine.end(false).unwrap();
     world.run(62);
@@ -498,10 +602,30 @@ fn command_waits_for_all_that_it_needs() {
         (named(Some(40)), 45),
         (named(None), 45),
         // Etcd is prepared.
-        (Given { prepares: (7, true), ..calm() }, 42),
+        (
+            Given {
+                prepares: (7, true),
+                ..calm()
+            },
+            42,
+        ),
         // The temporary one answers. Where it was started again, clients went to the node's own until 46.
-        (Given { asks: 3, slow: Some((38, 2)), ..calm() }, 40),
-        (Given { asks: 14, deaths: vec![36], ..calm() }, 51),
+        (
+            Given {
+                asks: 3,
+                slow: Some((38, 2)),
+                ..calm()
+            },
+            40,
+        ),
+        (
+            Given {
+                asks: 14,
+                deaths: vec![36],
+                ..calm()
+            },
+            51,
+        ),
     ] {
         let mut world = World::new(given);
         world.comes_to_its_end();
@@ -513,18 +637,69 @@ fn command_waits_for_all_that_it_needs() {
 fn what_fails_before_command_changes_nothing() {
     let calm = || calm(Fate::Restarts(0));
     for (given, why, unsteered) in [
-        (Given { start: None, ..calm() }, "not ready after 2m", None),
-        (Given { start: None, deaths: vec![1, 2, 3], ..calm() }, "ended 3 times before it was ready", None),
-        (Given { start: Some(2), deaths: vec![10], ..calm() }, "ended 8s after it was ready", None),
-        (Given { deaths: vec![32], ..calm() }, "ended 2s after it was ready", Some(32)),
+        (
+            Given {
+                start: None,
+                ..calm()
+            },
+            "not ready after 2m",
+            None,
+        ),
+        (
+            Given {
+                start: None,
+                deaths: vec![1, 2, 3],
+                ..calm()
+            },
+            "ended 3 times before it was ready",
+            None,
+        ),
+        (
+            Given {
+                start: Some(2),
+                deaths: vec![10],
+                ..calm()
+            },
+            "ended 8s after it was ready",
+            None,
+        ),
+        (
+            Given {
+                deaths: vec![32],
+                ..calm()
+            },
+            "ended 2s after it was ready",
+            Some(32),
+        ),
         // COMMAND is to begin in the second in which it ends.
-        (Given { asks: 3, deaths: vec![38], ..calm() }, "the temporary kube-apiserver is not ready any more", Some(38)),
-        (Given { prepares: (7, false), ..calm() }, "too few", Some(42)),
+        (
+            Given {
+                asks: 3,
+                deaths: vec![38],
+                ..calm()
+            },
+            "the temporary kube-apiserver is not ready any more",
+            Some(38),
+        ),
+        (
+            Given {
+                prepares: (7, false),
+                ..calm()
+            },
+            "too few",
+            Some(42),
+        ),
     ] {
         let mut world = World::new(given);
-        let Some(BridgeOutcome::NotBegun(reason)) = world.run(1000) else { panic!("it has begun") };
+        let Some(BridgeOutcome::NotBegun(reason)) = world.run(1000) else {
+            panic!("it has begun")
+        };
         assert!(reason.contains(why), "{reason}");
-        assert_eq!((world.command, world.own, world.unsteered), (None, Some((FIRST, 0)), unsteered), "{why}");
+        assert_eq!(
+            (world.command, world.own, world.unsteered),
+            (None, Some((FIRST, 0)), unsteered),
+            "{why}"
+        );
     }
 }
 
@@ -533,7 +708,13 @@ fn what_fails_before_command_changes_nothing() {
 fn handshakes_have_their_time_from_when_steering_begins_or_ends() {
     let mut world = at(30, calm(Fate::Restarts(0)));
     let ready = world.seen();
-    let slow = BridgeObservation { temporary: TemporaryObservation { ready: false, ..ready.temporary }, ..ready };
+    let slow = BridgeObservation {
+        temporary: TemporaryObservation {
+            ready: false,
+            ..ready.temporary
+        },
+        ..ready
+    };
     let seconds = |seconds| Duration::from_secs(seconds);
     assert_eq!(world.machine.next(&ready, seconds(30)), Action::Entered);
     assert_eq!(world.machine.next(&slow, seconds(30)), Action::Wait);
@@ -542,7 +723,10 @@ fn handshakes_have_their_time_from_when_steering_begins_or_ends() {
     world.comes_to_its_end();
     assert_eq!((world.steered, world.command), (Some(32), Some(37)));
     let mut world = at(32, calm(Fate::Restarts(0)));
-    assert_eq!((world.machine.step(), world.next()), (Step::Overlap, Action::Wait));
+    assert_eq!(
+        (world.machine.step(), world.next()),
+        (Step::Overlap, Action::Wait)
+    );
     (world.steering, world.unsteered) = (false, Some(32));
     assert_eq!(world.next(), Action::Steer);
     world.machine.cannot_steer("no descriptor");
@@ -557,7 +741,13 @@ fn a_bridge_is_refused_until_command_runs() {
         world.machine.refuse("another node has the lock");
         (world.run(3000), world.steered)
     };
-    assert_eq!(refused(5), (Some(BridgeOutcome::NotBegun("another node has the lock".into())), None));
+    assert_eq!(
+        refused(5),
+        (
+            Some(BridgeOutcome::NotBegun("another node has the lock".into())),
+            None
+        )
+    );
     assert_eq!(refused(40), (Some(BridgeOutcome::Done), Some(30)));
 }
 
@@ -565,8 +755,18 @@ fn a_bridge_is_refused_until_command_runs() {
 #[test]
 fn a_command_after_an_end_that_failed_waits_as_any_other() {
     let early = |prepares| {
-        let mut world = at(32, Given { prepares, asks: 5000, ..calm(Fate::Stays) });
-        assert_eq!((world.machine.step(), world.machine.end(false)), (Step::Overlap, Ok(())));
+        let mut world = at(
+            32,
+            Given {
+                prepares,
+                asks: 5000,
+                ..calm(Fate::Stays)
+            },
+        );
+        assert_eq!(
+            (world.machine.step(), world.machine.end(false)),
+            (Step::Overlap, Ok(()))
+        );
         world.own = world.process(u32::MAX);
         assert!(world.stays().contains("does not stay ready"));
         world.machine.command_begins().unwrap();
@@ -577,11 +777,23 @@ fn a_command_after_an_end_that_failed_waits_as_any_other() {
     world.run(asked + 10);
     assert_eq!(world.command, Some(asked + 7));
     let mut world = early((7, false));
-    assert_eq!((world.run(asked + 10), world.machine.trouble()), (None, Some("too few")));
+    assert_eq!(
+        (world.run(asked + 10), world.machine.trouble()),
+        (None, Some("too few"))
+    );
     assert!(world.steering && world.command.is_none() && world.machine.step() == Step::Hold);
     // Nor does the Service name the node yet: what was to be restored cannot be, a second later.
-    let mut world = at(32, Given { named: None, ..calm(Fate::Restarts(0)) });
-    assert_eq!((world.machine.end(false), world.machine.restore()), (Ok(()), Ok(())));
+    let mut world = at(
+        32,
+        Given {
+            named: None,
+            ..calm(Fate::Restarts(0))
+        },
+    );
+    assert_eq!(
+        (world.machine.end(false), world.machine.restore()),
+        (Ok(()), Ok(()))
+    );
     assert_eq!((world.act(), world.machine.step()), (None, Step::Hold));
     world.machine.command_begins().unwrap();
     world.run(50);
@@ -599,7 +811,13 @@ fn a_command_that_restarts_nothing_is_told() {
 
 #[test]
 fn who_goes_away_before_command_begins_leaves_no_bridge() {
-    let mut world = at(36, Given { slow: Some((35, 2)), ..calm(Fate::Stays) });
+    let mut world = at(
+        36,
+        Given {
+            slow: Some((35, 2)),
+            ..calm(Fate::Stays)
+        },
+    );
     assert!(!world.machine.is_commanding() && world.machine.step() == Step::Hold);
     world.machine.command_abandoned("it went away");
     world.comes_to_its_end();
@@ -613,13 +831,30 @@ fn steering_that_fails_once_clients_depend_on_it_is_told_until_it_works() {
     world.steering = false;
     assert_eq!(world.next(), Action::Steer);
     world.machine.cannot_steer("no descriptor");
-    assert_eq!((world.machine.step(), world.machine.steering_error()), (Step::Hold, Some("no descriptor")));
+    assert_eq!(
+        (world.machine.step(), world.machine.steering_error()),
+        (Step::Hold, Some("no descriptor"))
+    );
     world.run(43);
-    assert_eq!((world.steering, world.machine.steering_error()), (true, None));
+    assert_eq!(
+        (world.steering, world.machine.steering_error()),
+        (true, None)
+    );
     // Before COMMAND nothing has changed yet.
-    let mut world = at(36, Given { slow: Some((35, 2)), ..calm(Fate::Stays) });
+    let mut world = at(
+        36,
+        Given {
+            slow: Some((35, 2)),
+            ..calm(Fate::Stays)
+        },
+    );
     world.machine.cannot_steer("no descriptor");
-    assert_eq!(world.run(3000), Some(BridgeOutcome::NotBegun("cannot steer: no descriptor".into())));
+    assert_eq!(
+        world.run(3000),
+        Some(BridgeOutcome::NotBegun(
+            "cannot steer: no descriptor".into()
+        ))
+    );
     assert_eq!(world.command, None);
 }
 
@@ -627,7 +862,13 @@ fn steering_that_fails_once_clients_depend_on_it_is_told_until_it_works() {
 #[test]
 fn who_does_not_get_ready_is_told_while_command_runs() {
     // Stopped at 40.
-    let mut world = at(99, Given { command: 200, ..calm(Fate::NeverReady) });
+    let mut world = at(
+        99,
+        Given {
+            command: 200,
+            ..calm(Fate::NeverReady)
+        },
+    );
     assert!(!world.machine.own_is_late());
     world.run(102);
     assert!(world.machine.is_commanding() && world.machine.own_is_late());
@@ -639,29 +880,72 @@ fn who_does_not_get_ready_is_told_while_command_runs() {
 #[test]
 fn a_temporary_instance_that_ends_is_replaced_by_the_own_one_at_once() {
     // COMMAND has not stopped the node's own yet.
-    let mut world = at(38, Given { deaths: vec![37], stops: 9, ..calm(Fate::Restarts(1)) });
-    assert!(!world.steering && world.temporary.is_some(), "the own one serves, and another is started");
+    let mut world = at(
+        38,
+        Given {
+            deaths: vec![37],
+            stops: 9,
+            ..calm(Fate::Restarts(1))
+        },
+    );
+    assert!(
+        !world.steering && world.temporary.is_some(),
+        "the own one serves, and another is started"
+    );
     world.comes_to_its_end();
     // And where the own one does not serve, clients wait at the bridge.
-    let mut world = at(46, Given { deaths: vec![45], ..calm(Fate::Restarts(60)) });
+    let mut world = at(
+        46,
+        Given {
+            deaths: vec![45],
+            ..calm(Fate::Restarts(60))
+        },
+    );
     assert!(world.steering && world.own.is_some_and(|(_, left)| left > 0));
     world.comes_to_its_end();
 }
 
 #[test]
 fn nothing_ends_it_while_a_command_runs_but_at_once() {
-    let mut world = at(60, Given { command: 500, ..calm(Fate::NeverReady) });
-    assert!(world.machine.command_begins().unwrap_err().contains("another COMMAND"));
+    let mut world = at(
+        60,
+        Given {
+            command: 500,
+            ..calm(Fate::NeverReady)
+        },
+    );
+    assert!(
+        world
+            .machine
+            .command_begins()
+            .unwrap_err()
+            .contains("another COMMAND")
+    );
     assert!(world.machine.end(false).unwrap_err().contains("--now"));
-    assert!(world.machine.restore().unwrap_err().contains("COMMAND runs"));
+    assert!(
+        world
+            .machine
+            .restore()
+            .unwrap_err()
+            .contains("COMMAND runs")
+    );
     world.machine.end(true).unwrap();
     let outcome = world.run(3000);
-    assert!(matches!(&outcome, Some(BridgeOutcome::Abandoned(why)) if why.contains("at once")), "{outcome:?}");
+    assert!(
+        matches!(&outcome, Some(BridgeOutcome::Abandoned(why)) if why.contains("at once")),
+        "{outcome:?}"
+    );
 }
 
 #[test]
 fn a_temporary_instance_that_cannot_be_started_again_keeps_nothing_from_ending() {
-    let world = |own| World::new(Given { deaths: vec![50], unstartable: Some(40), ..calm(own) });
+    let world = |own| {
+        World::new(Given {
+            deaths: vec![50],
+            unstartable: Some(40),
+            ..calm(own)
+        })
+    };
     world(Fate::Restarts(30)).comes_to_its_end();
     world(Fate::NeverReady).stays();
 }
@@ -669,36 +953,76 @@ fn a_temporary_instance_that_cannot_be_started_again_keeps_nothing_from_ending()
 #[test]
 fn who_vanishes_leaves_clients_on_the_bridge() {
     for on_failure in [OnFailure::Stay, OnFailure::End] {
-        let mut world = at(60, Given { command: 5000, on_failure, ..calm(Fate::NeverReady) });
+        let mut world = at(
+            60,
+            Given {
+                command: 5000,
+                on_failure,
+                ..calm(Fate::NeverReady)
+            },
+        );
         world.machine.command_abandoned("it went away");
         assert_eq!(world.stays(), "it went away");
         // Trouble that was reported is gone at the end.
         world.machine.end(true).unwrap();
-        assert_eq!((world.machine.step(), world.machine.trouble()), (Step::Linger, None));
+        assert_eq!(
+            (world.machine.step(), world.machine.trouble()),
+            (Step::Linger, None)
+        );
     }
 }
 
 #[test]
 fn what_was_before_is_put_back_once() {
-    let given = |restored| Given { on_failure: OnFailure::Restore, restored, ..calm(Fate::NeverReady) };
-    let Some(BridgeOutcome::Restored(why)) = World::new(given(Some(Some(10)))).run(2000) else { panic!("it is not") };
+    let given = |restored| Given {
+        on_failure: OnFailure::Restore,
+        restored,
+        ..calm(Fate::NeverReady)
+    };
+    let Some(BridgeOutcome::Restored(why)) = World::new(given(Some(Some(10)))).run(2000) else {
+        panic!("it is not")
+    };
     assert!(why.contains("does not stay ready"), "{why}");
     let mut world = World::new(given(Some(None)));
     assert!(world.stays().contains("does not stay ready") && world.steering);
-    assert_eq!(world.acts.iter().filter(|action| **action == Action::Restore).count(), 1);
-    assert!(World::new(given(None)).stays().ends_with("cannot be put back: disk full"));
+    assert_eq!(
+        world
+            .acts
+            .iter()
+            .filter(|action| **action == Action::Restore)
+            .count(),
+        1
+    );
+    assert!(
+        World::new(given(None))
+            .stays()
+            .ends_with("cannot be put back: disk full")
+    );
 }
 
 #[test]
 fn who_was_there_before_is_what_was_before() {
     for succeeds in [true, false] {
-        let given = Given { on_failure: OnFailure::Restore, restored: Some(None), succeeds, ..calm(Fate::Stays) };
+        let given = Given {
+            on_failure: OnFailure::Restore,
+            restored: Some(None),
+            succeeds,
+            ..calm(Fate::Stays)
+        };
         let mut world = World::new(given);
         let outcome = world.run(2000);
-        assert!(matches!(outcome, Some(BridgeOutcome::Restored(_))), "{outcome:?} {:?}", world.machine.trouble());
+        assert!(
+            matches!(outcome, Some(BridgeOutcome::Restored(_))),
+            "{outcome:?} {:?}",
+            world.machine.trouble()
+        );
         assert_eq!(world.own, Some((FIRST, 0)));
         // It had to be ready for a while, again.
-        let restored = world.acts.iter().position(|act| *act == Action::Restore).unwrap();
+        let restored = world
+            .acts
+            .iter()
+            .position(|act| *act == Action::Restore)
+            .unwrap();
         assert!(world.acts[restored..].contains(&Action::Unsteer));
     }
 }
@@ -707,8 +1031,14 @@ fn who_was_there_before_is_what_was_before() {
 fn the_operator_puts_back_what_was_before() {
     // A new one that is ready and not what is wanted: it is not waited for.
     let mut world = at(50, calm(Fate::Restarts(0)));
-    assert_eq!((world.machine.step(), world.machine.restore()), (Step::AwaitOwn, Ok(())));
-    assert_eq!((world.machine.step(), world.machine.trouble()), (Step::Restore, Some("the operator wanted it")));
+    assert_eq!(
+        (world.machine.step(), world.machine.restore()),
+        (Step::AwaitOwn, Ok(()))
+    );
+    assert_eq!(
+        (world.machine.step(), world.machine.trouble()),
+        (Step::Restore, Some("the operator wanted it"))
+    );
     world.machine.restored(Ok(true));
     world.run(100);
     assert_eq!(world.machine.step(), Step::AwaitOwn);
@@ -723,29 +1053,63 @@ fn the_operator_puts_back_what_was_before() {
 fn clients_are_served_while_it_is_put_back() {
     let mut world = at(50, calm(Fate::NeverReady));
     world.machine.restore().unwrap();
-    assert_eq!((world.next(), world.next()), (Action::Restore, Action::Wait), "it is begun once");
+    assert_eq!(
+        (world.next(), world.next()),
+        (Action::Restore, Action::Wait),
+        "it is begun once"
+    );
     (world.temporary, world.ends) = (None, 1);
     assert_eq!(world.next(), Action::Start);
-    assert!(world.machine.end(false).unwrap_err().contains("wait for it"));
-    assert!(world.machine.command_begins().unwrap_err().contains("in the step restore"));
+    assert!(
+        world
+            .machine
+            .end(false)
+            .unwrap_err()
+            .contains("wait for it")
+    );
+    assert!(
+        world
+            .machine
+            .command_begins()
+            .unwrap_err()
+            .contains("in the step restore")
+    );
     world.machine.end(true).unwrap();
     world.machine.restored(Ok(true));
     let ends = (world.machine.step(), world.machine.trouble());
-    assert_eq!(ends, (Step::Linger, None), "it ends although something is written");
+    assert_eq!(
+        ends,
+        (Step::Linger, None),
+        "it ends although something is written"
+    );
 }
 
 #[test]
 fn a_command_that_fails_leaves_clients_where_the_operator_said() {
-    let failed = |on_failure| World::new(Given { succeeds: false, on_failure, ..calm(Fate::NeverReady) });
+    let failed = |on_failure| {
+        World::new(Given {
+            succeeds: false,
+            on_failure,
+            ..calm(Fate::NeverReady)
+        })
+    };
     assert_eq!(failed(OnFailure::Stay).stays(), "exit status 1");
-    let Some(BridgeOutcome::Abandoned(why)) = failed(OnFailure::End).run(2000) else { panic!("it stays") };
-    assert!(why.starts_with("exit status 1; ") && why.contains("does not stay ready"), "{why}");
+    let Some(BridgeOutcome::Abandoned(why)) = failed(OnFailure::End).run(2000) else {
+        panic!("it stays")
+    };
+    assert!(
+        why.starts_with("exit status 1; ") && why.contains("does not stay ready"),
+        "{why}"
+    );
 }
 
 #[test]
 fn a_command_that_nobody_reports_may_run() {
     // By `berth bridge start`: until the operator says that it is over.
-    let unreported = || Given { asks: 5000, ..calm(Fate::Stays) };
+    let unreported = || Given {
+        asks: 5000,
+        ..calm(Fate::Stays)
+    };
     let mut world = at(32, unreported());
     assert!(!world.machine.command_may_run() && world.machine.step() == Step::Overlap);
     for etcd in [true, false] {
@@ -760,7 +1124,13 @@ fn a_command_that_nobody_reports_may_run() {
     world.machine.restore().unwrap();
     assert!(world.machine.command_may_run());
     // One that was abandoned may run until the end, whatever the operator asks for.
-    let mut world = at(60, Given { command: 5000, ..calm(Fate::NeverReady) });
+    let mut world = at(
+        60,
+        Given {
+            command: 5000,
+            ..calm(Fate::NeverReady)
+        },
+    );
     world.machine.command_abandoned("it went away");
     world.run(70);
     assert!(world.machine.command_may_run());
@@ -772,8 +1142,19 @@ fn a_command_that_nobody_reports_may_run() {
 /// The temporary etcd serves again, until the node's own has come back: what stops that is a command that an operator runs by hand.
 #[test]
 fn a_command_that_is_known_to_have_failed_runs_no_more() {
-    let mut world = at(40, Given { succeeds: false, ..calm(Fate::NeverReady) });
-    for (etcd, until, may_run) in [(false, 40, true), (false, 100, false), (true, 101, true), (false, 102, true)] {
+    let mut world = at(
+        40,
+        Given {
+            succeeds: false,
+            ..calm(Fate::NeverReady)
+        },
+    );
+    for (etcd, until, may_run) in [
+        (false, 40, true),
+        (false, 100, false),
+        (true, 101, true),
+        (false, 102, true),
+    ] {
         world.etcd = etcd;
         world.run(until);
         assert_eq!(world.machine.command_may_run(), may_run, "{until}");

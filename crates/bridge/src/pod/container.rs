@@ -51,9 +51,13 @@ impl Container {
         cgroup: String,
         directory: &Path,
     ) -> io::Result<Self> {
-        let args = argv.iter().map(|argument| argument.to_str().map(str::to_owned));
+        let args = argv
+            .iter()
+            .map(|argument| argument.to_str().map(str::to_owned));
         let args: Option<Vec<_>> = args.collect();
-        let mut args = args.ok_or_else(|| io::Error::other("an argument is no UTF-8, as which all are handed on"))?;
+        let mut args = args.ok_or_else(|| {
+            io::Error::other("an argument is no UTF-8, as which all are handed on")
+        })?;
         let memory = directory.join(MEMORY);
         make_private(&memory)?;
         tmpfs(&memory, pod.bytes + SPARE, pod.label())?;
@@ -78,7 +82,9 @@ impl Container {
                     chown(&to, Some(like.uid()), Some(like.gid()))
                 }),
             };
-            copied.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", kept.path.display())))?;
+            copied.map_err(|error| {
+                io::Error::new(error.kind(), format!("{}: {error}", kept.path.display()))
+            })?;
         }
         let audit = directory.join(AUDIT_DIRECTORY);
         let writes = args.iter().any(|argument| argument.contains(AUDIT));
@@ -93,12 +99,19 @@ impl Container {
             root: &memory.join(ROOT),
             cgroup: &format!("/{cgroup}"),
             oom_score_adj: like.oom_score_adj,
-            limits: like.limits.iter().map(|(kind, soft, hard)| (format!("{kind:?}"), *soft, *hard)).collect(),
+            limits: like
+                .limits
+                .iter()
+                .map(|(kind, soft, hard)| (format!("{kind:?}"), *soft, *hard))
+                .collect(),
             instead: &pod.instead(directory),
             besides: &audit.into_iter().chain(pinned).collect::<Vec<_>>(),
         };
         make_private(&memory.join(BUNDLE))?;
-        fs::write(memory.join(BUNDLE).join("config.json"), serde_json::to_vec(&pod.spec.changed(changes)?)?)?;
+        fs::write(
+            memory.join(BUNDLE).join("config.json"),
+            serde_json::to_vec(&pod.spec.changed(changes)?)?,
+        )?;
         Ok(Self { memory, cgroup })
     }
 
@@ -110,9 +123,18 @@ impl Container {
         let state = self.memory.join(STATE);
         found(fs::remove_dir_all(&state))?;
         let mut command = Command::new(self.memory.join(RUNTIME));
-        command.arg("--root").arg(state).args(["run", "--bundle"]).arg(self.memory.join(BUNDLE)).arg(TEMPORARY);
+        command
+            .arg("--root")
+            .arg(state)
+            .args(["run", "--bundle"])
+            .arg(self.memory.join(BUNDLE))
+            .arg(TEMPORARY);
         command.env_clear().env("PATH", PATH);
-        let enclosure = Enclosure { cgroups: cgroup::all(&self.cgroup), signs, ..Enclosure::default() };
+        let enclosure = Enclosure {
+            cgroups: cgroup::all(&self.cgroup),
+            signs,
+            ..Enclosure::default()
+        };
         in_own_processes(&mut command, enclosure)?;
         Ok(command)
     }
@@ -127,13 +149,23 @@ fn renamed(program: &Path, root: &Path) -> io::Result<String> {
         return Err(io::ErrorKind::InvalidInput.into());
     };
     let Some(name) = temporary_name(own) else {
-        return Err(io::Error::other(format!("its program is {}", program.display())));
+        return Err(io::Error::other(format!(
+            "its program is {}",
+            program.display()
+        )));
     };
-    let root = rustix::fs::open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let root = rustix::fs::open(
+        root,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
     let within = tree::within(&root, directory)?;
     linkat(&within, own, &within, name, AtFlags::empty())?;
     let renamed = program.with_file_name(name);
-    renamed.into_os_string().into_string().map_err(|_| io::Error::other("its path is no UTF-8"))
+    renamed
+        .into_os_string()
+        .into_string()
+        .map_err(|_| io::Error::other("its path is no UTF-8"))
 }
 
 /// Lets a container write into what is not in its file systems, where SELinux keeps it from that: as its own files are labelled.
@@ -144,7 +176,9 @@ pub fn let_write(to: &File, label: Option<&str>) -> io::Result<()> {
     let Some(label) = label else { return Ok(()) };
     let value = CString::new(label)?;
     fsetxattr(to, SELINUX, value.as_bytes_with_nul(), XattrFlags::empty()).map_err(|error| {
-        io::Error::other(format!("SELinux's label {label} cannot be given to what the container writes: {error}"))
+        io::Error::other(format!(
+            "SELinux's label {label} cannot be given to what the container writes: {error}"
+        ))
     })
 }
 
@@ -171,14 +205,25 @@ mod tests {
             fs::create_dir_all(&directory).unwrap();
             fs::write(directory.join(OWN), "").unwrap();
         }
-        let name = |program: &str| renamed(Path::new(program), &root).map_err(|error| error.to_string());
-        assert_eq!(name("/usr/bin/kube-apiserver").unwrap(), "/usr/bin/berth-temporary");
+        let name =
+            |program: &str| renamed(Path::new(program), &root).map_err(|error| error.to_string());
+        assert_eq!(
+            name("/usr/bin/kube-apiserver").unwrap(),
+            "/usr/bin/berth-temporary"
+        );
         let inode = |name| fs::metadata(root.join("usr/bin").join(name)).unwrap().ino();
         assert_eq!(inode(OWN), inode(TEMPORARY));
-        assert!(name("/usr/bin/busybox").unwrap_err().contains("its program is /usr/bin/busybox"));
+        assert!(
+            name("/usr/bin/busybox")
+                .unwrap_err()
+                .contains("its program is /usr/bin/busybox")
+        );
         assert!(name("/mounted/kube-apiserver").is_err());
         symlink(&outside, root.join("opt")).unwrap();
-        assert!(name("/opt/kube-apiserver").is_err(), "a link leads out of it");
+        assert!(
+            name("/opt/kube-apiserver").is_err(),
+            "a link leads out of it"
+        );
         assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
     }
 }

@@ -56,10 +56,17 @@ const AUDIT: &str = "/berth-bridge-audit";
 const AUDIT_DIRECTORY: &str = "audit";
 
 /// Its bound there, in memory: it is rotated at this size in MB, and one rotated file is kept.
-const AUDIT_BOUND: [(&str, &str); 2] = [("--audit-log-maxsize", "16"), ("--audit-log-maxbackup", "1")];
+const AUDIT_BOUND: [(&str, &str); 2] = [
+    ("--audit-log-maxsize", "16"),
+    ("--audit-log-maxbackup", "1"),
+];
 
 /// Flags that name files with keys. What is written or signed with one is read and checked with the same.
-const KEYS: [&str; 3] = [ENCRYPTION, "--service-account-key-file", "--service-account-signing-key-file"];
+const KEYS: [&str; 3] = [
+    ENCRYPTION,
+    "--service-account-key-file",
+    "--service-account-signing-key-file",
+];
 
 /// Where the kubelet writes the logs of containers.
 const LOGS: &str = "/var/log/pods";
@@ -173,7 +180,9 @@ impl RunningPod {
     fn measure_mounts(&mut self, root: &OwnedFd, report: &mut Report) {
         let configuration = self.manifest.parent().and_then(Path::parent);
         for mount in self.spec.mounts.iter().filter(|mount| mount.is_bind()) {
-            let (Some(source), destination) = (&mount.source, &mount.destination) else { continue };
+            let (Some(source), destination) = (&mount.source, &mount.destination) else {
+                continue;
+            };
             if destination == Path::new("/dev/shm") {
                 self.memory.push(destination.clone());
                 continue;
@@ -190,15 +199,23 @@ impl RunningPod {
                     }
                     _ => false,
                 };
-                wanted.then(|| tree::measure(&open, Mounted::Follow, LARGEST)).transpose()
+                wanted
+                    .then(|| tree::measure(&open, Mounted::Follow, LARGEST))
+                    .transpose()
             });
             let why = match measured {
                 Ok(Some(size)) if size.bytes > LARGEST => {
-                    format!("has more than {} MiB, which is too much to be kept as it is", LARGEST >> 20)
+                    format!(
+                        "has more than {} MiB, which is too much to be kept as it is",
+                        LARGEST >> 20
+                    )
                 }
                 Ok(Some(size)) if !size.special => {
                     self.bytes += size.bytes;
-                    self.files.push(CopiedFile { path: source.clone(), mounted: Some(destination.clone()) });
+                    self.files.push(CopiedFile {
+                        path: source.clone(),
+                        mounted: Some(destination.clone()),
+                    });
                     continue;
                 }
                 Ok(_) => continue,
@@ -212,7 +229,10 @@ impl RunningPod {
     /// Has the manifest copied, too, so that it can be put back.
     #[must_use]
     pub fn with_manifest(mut self) -> Self {
-        self.files.push(CopiedFile { path: self.manifest.clone(), mounted: None });
+        self.files.push(CopiedFile {
+            path: self.manifest.clone(),
+            mounted: None,
+        });
         self
     }
 
@@ -223,8 +243,15 @@ impl RunningPod {
 
     /// The bridge's copy of a file of the node; that file itself, if there is none.
     pub fn copy_of(&self, path: &Path, directory: &Path) -> PathBuf {
-        let within = |(at, kept): (usize, &CopiedFile)| Some((at, path.strip_prefix(&kept.path).ok()?));
-        match self.files.iter().enumerate().filter_map(within).min_by_key(|(_, rest)| rest.components().count()) {
+        let within =
+            |(at, kept): (usize, &CopiedFile)| Some((at, path.strip_prefix(&kept.path).ok()?));
+        match self
+            .files
+            .iter()
+            .enumerate()
+            .filter_map(within)
+            .min_by_key(|(_, rest)| rest.components().count())
+        {
             None => path.to_owned(),
             Some((at, rest)) if rest == Path::new("") => copy(directory, at),
             Some((at, rest)) => copy(directory, at).join(rest),
@@ -236,14 +263,18 @@ impl RunningPod {
         let path = audit_log(argv)?;
         let copied = self.instead(directory);
         let on_node = self.spec.on_node(&path).filter(|(mount, _)| {
-            mount.destination != path && !mount.is_read_only() && !copied.contains_key(&mount.destination)
+            mount.destination != path
+                && !mount.is_read_only()
+                && !copied.contains_key(&mount.destination)
         });
         if let Some((_, on_node)) = on_node {
             return Some(on_node);
         }
         let name = path.file_name().unwrap_or_default();
         args::set(argv, AUDIT_LOG, Path::new(AUDIT).join(name).as_os_str());
-        AUDIT_BOUND.iter().for_each(|(flag, value)| args::set(argv, flag, OsStr::new(value)));
+        AUDIT_BOUND
+            .iter()
+            .for_each(|(flag, value)| args::set(argv, flag, OsStr::new(value)));
         Some(directory.join(AUDIT_DIRECTORY).join(name))
     }
 
@@ -260,9 +291,19 @@ impl RunningPod {
     /// The end of its log: why it does not serve.
     pub fn last_lines(&self) -> Vec<String> {
         let text = fs::read_to_string(&self.manifest).unwrap_or_default();
-        let Ok(manifest) = Manifest::parse(&text) else { return Vec::new() };
-        let meta = |field: &str| manifest.root().at(&["metadata", field]).and_then(YamlNode::text);
-        let (namespace, name) = (meta("namespace").unwrap_or("default"), meta("name").unwrap_or_default());
+        let Ok(manifest) = Manifest::parse(&text) else {
+            return Vec::new();
+        };
+        let meta = |field: &str| {
+            manifest
+                .root()
+                .at(&["metadata", field])
+                .and_then(YamlNode::text)
+        };
+        let (namespace, name) = (
+            meta("namespace").unwrap_or("default"),
+            meta("name").unwrap_or_default(),
+        );
         let pod = logs::LoggedPod::Name(namespace, name);
         let lines = logs::last_lines(Path::new(LOGS), &pod, manifest.container().name());
         lines.map(|(_, lines)| lines).unwrap_or_default()
@@ -270,42 +311,86 @@ impl RunningPod {
 
     /// The files with keys that it encrypts with, and with which tokens are signed and checked, on the node.
     pub fn keys(&self, command: &[OsString]) -> BTreeSet<PathBuf> {
-        let named = KEYS.into_iter().flat_map(|flag| args::values(command, flag));
-        named.filter_map(|path| self.on_node(Path::new(path))).collect()
+        let named = KEYS
+            .into_iter()
+            .flat_map(|flag| args::values(command, flag));
+        named
+            .filter_map(|path| self.on_node(Path::new(path)))
+            .collect()
     }
 
     /// What it is started from and reads, its manifest last.
     pub fn before(&self, command: &[OsString], directory: &Path) -> Vec<SavedFile> {
         // What the container may write to is not the node's configuration.
-        let on_node =
-            |path: PathBuf| self.spec.on_node(&path).filter(|(mount, _)| mount.is_read_only()).map(|(_, at)| at);
-        let named: BTreeSet<_> = command.iter().flat_map(|argument| paths(argument)).filter_map(on_node).collect();
-        let before = |path: PathBuf, shown| SavedFile { copy: self.copy_of(&path, directory), path, shown };
+        let on_node = |path: PathBuf| {
+            self.spec
+                .on_node(&path)
+                .filter(|(mount, _)| mount.is_read_only())
+                .map(|(_, at)| at)
+        };
+        let named: BTreeSet<_> = command
+            .iter()
+            .flat_map(|argument| paths(argument))
+            .filter_map(on_node)
+            .collect();
+        let before = |path: PathBuf, shown| SavedFile {
+            copy: self.copy_of(&path, directory),
+            path,
+            shown,
+        };
         // Nor is a link: where it led is not copied. What was not copied is the node's.
-        let copies = directory.join(MEMORY).join(FILES).canonicalize().unwrap_or_default();
+        let copies = directory
+            .join(MEMORY)
+            .join(FILES)
+            .canonicalize()
+            .unwrap_or_default();
         let is_copy = |path: &Path| {
             let is_file = fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file());
-            is_file && path.canonicalize().is_ok_and(|real| real.starts_with(&copies))
+            is_file
+                && path
+                    .canonicalize()
+                    .is_ok_and(|real| real.starts_with(&copies))
         };
-        let named = named.into_iter().map(|path| before(path, false)).filter(|before| is_copy(&before.copy));
+        let named = named
+            .into_iter()
+            .map(|path| before(path, false))
+            .filter(|before| is_copy(&before.copy));
         named.chain([before(self.manifest.clone(), true)]).collect()
     }
 
     fn instead(&self, directory: &Path) -> BTreeMap<PathBuf, spec::Instead> {
         let copies = self.files.iter().enumerate();
-        let copies =
-            copies.filter_map(|(at, kept)| Some((kept.mounted.clone()?, spec::Instead::Copy(copy(directory, at)))));
-        copies.chain(self.memory.iter().map(|place| (place.clone(), spec::Instead::Memory))).collect()
+        let copies = copies.filter_map(|(at, kept)| {
+            Some((
+                kept.mounted.clone()?,
+                spec::Instead::Copy(copy(directory, at)),
+            ))
+        });
+        copies
+            .chain(
+                self.memory
+                    .iter()
+                    .map(|place| (place.clone(), spec::Instead::Memory)),
+            )
+            .collect()
     }
 }
 
 /// The absolute paths in an argument: kube-apiserver's flags have one, or several as in `--tls-sni-cert-key=/a,/b:name`.
 fn paths(argument: &OsStr) -> impl Iterator<Item = PathBuf> {
     let bytes = argument.as_bytes();
-    let value = bytes.iter().position(|byte| *byte == b'=').map_or(bytes, |at| &bytes[at + 1..]);
-    let parts = value.split(|byte| b",:".contains(byte)).filter(|part| part.starts_with(b"/"));
+    let value = bytes
+        .iter()
+        .position(|byte| *byte == b'=')
+        .map_or(bytes, |at| &bytes[at + 1..]);
+    let parts = value
+        .split(|byte| b",:".contains(byte))
+        .filter(|part| part.starts_with(b"/"));
     let paths = parts.map(|part| PathBuf::from(OsStr::from_bytes(part)));
-    paths.filter(|path| path.components().all(|part| part != Component::ParentDir)).collect::<Vec<_>>().into_iter()
+    paths
+        .filter(|path| path.components().all(|part| part != Component::ParentDir))
+        .collect::<Vec<_>>()
+        .into_iter()
 }
 
 /// Volumes that the kubelet makes for a pod, and removes with it.

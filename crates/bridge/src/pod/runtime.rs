@@ -27,8 +27,16 @@ const PROGRAMS: [&str; 2] = ["runc", "crun"];
 
 /// The container's ID, from /proc/PID/cgroup: the last 64 hexadecimal digits of a line.
 pub fn container(cgroup: &str) -> Option<&str> {
-    let is_id = |word: &&str| word.len() == 64 && word.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    cgroup.lines().find_map(|line| line.rsplit(|c: char| !c.is_ascii_alphanumeric()).find(is_id))
+    let is_id = |word: &&str| {
+        word.len() == 64
+            && word
+                .bytes()
+                .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    cgroup.lines().find_map(|line| {
+        line.rsplit(|c: char| !c.is_ascii_alphanumeric())
+            .find(is_id)
+    })
 }
 
 /// What stays with a container.
@@ -41,37 +49,58 @@ pub struct Shim {
 impl Shim {
     /// That of the container that a process is in.
     pub fn of(pid: i32) -> Option<Self> {
-        let parents = std::iter::successors(Some(pid), |pid| parent(*pid)).skip(1).take(PARENTS);
+        let parents = std::iter::successors(Some(pid), |pid| parent(*pid))
+            .skip(1)
+            .take(PARENTS);
         parents.take_while(|pid| *pid > 1).find_map(|pid| {
             let arguments: Vec<OsString> = strings(&fs::read(format!("/proc/{pid}/cmdline")).ok()?);
             let name = Path::new(arguments.first()?).file_name()?.to_str()?;
-            (name.starts_with("containerd-shim") || name.starts_with("conmon")).then_some(Self { pid, arguments })
+            (name.starts_with("containerd-shim") || name.starts_with("conmon"))
+                .then_some(Self { pid, arguments })
         })
     }
 
     /// Directories in which the container's specification may be. containerd's shim serves all containers of a pod, and its working
     /// directory is that of one of them.
     fn bundles(&self, id: &str) -> Vec<PathBuf> {
-        let own = self.value("-b").or_else(|| self.value("--bundle")).map(PathBuf::from);
-        own.into_iter().chain([PathBuf::from(format!("/proc/{}/cwd/../{id}", self.pid))]).collect()
+        let own = self
+            .value("-b")
+            .or_else(|| self.value("--bundle"))
+            .map(PathBuf::from);
+        own.into_iter()
+            .chain([PathBuf::from(format!("/proc/{}/cwd/../{id}", self.pid))])
+            .collect()
     }
 
     /// The program that it starts containers with.
     pub fn program(&self) -> Option<PathBuf> {
-        let named =
-            self.value("-r").or_else(|| self.value("--runtime")).map(PathBuf::from).filter(|path| path.is_absolute());
+        let named = self
+            .value("-r")
+            .or_else(|| self.value("--runtime"))
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute());
         let own = fs::read_link(format!("/proc/{}/exe", self.pid)).ok();
         let beside = own.as_deref().and_then(Path::parent).map(PathBuf::from);
-        let environment = strings(&fs::read(format!("/proc/{}/environ", self.pid)).unwrap_or_default());
-        let path = environment.iter().find_map(|variable| variable.as_bytes().strip_prefix(b"PATH="));
-        let path = path.map(|path| std::env::split_paths(OsStr::from_bytes(path)).collect::<Vec<_>>());
-        let directories = beside.into_iter().chain(path.into_iter().flatten()).filter(|path| path.is_absolute());
+        let environment =
+            strings(&fs::read(format!("/proc/{}/environ", self.pid)).unwrap_or_default());
+        let path = environment
+            .iter()
+            .find_map(|variable| variable.as_bytes().strip_prefix(b"PATH="));
+        let path =
+            path.map(|path| std::env::split_paths(OsStr::from_bytes(path)).collect::<Vec<_>>());
+        let directories = beside
+            .into_iter()
+            .chain(path.into_iter().flatten())
+            .filter(|path| path.is_absolute());
         let programs = directories.flat_map(|directory| PROGRAMS.map(|name| directory.join(name)));
         named.into_iter().chain(programs).find(is_program)
     }
 
     fn value(&self, option: &str) -> Option<&OsString> {
-        let at = self.arguments.iter().position(|argument| argument == option)?;
+        let at = self
+            .arguments
+            .iter()
+            .position(|argument| argument == option)?;
         self.arguments.get(at + 1)
     }
 }

@@ -66,10 +66,18 @@ impl Spec {
     /// It is none.
     pub fn parse(json: &[u8]) -> serde_json::Result<Self> {
         let whole: Value = serde_json::from_slice(json)?;
-        if !["process", "root", "linux"].iter().all(|part| whole[part].is_object()) {
-            return Err(serde_json::Error::custom("it is no specification of a container"));
+        if !["process", "root", "linux"]
+            .iter()
+            .all(|part| whole[part].is_object())
+        {
+            return Err(serde_json::Error::custom(
+                "it is no specification of a container",
+            ));
         }
-        Ok(Self { mounts: Vec::deserialize(&whole["mounts"])?, whole })
+        Ok(Self {
+            mounts: Vec::deserialize(&whole["mounts"])?,
+            whole,
+        })
     }
 
     /// The `uid` or the `gid` of the container's process.
@@ -79,7 +87,9 @@ impl Spec {
 
     /// SELinux's label of its files.
     pub fn label(&self) -> Option<&str> {
-        self.whole["linux"]["mountLabel"].as_str().filter(|label| !label.is_empty())
+        self.whole["linux"]["mountLabel"]
+            .as_str()
+            .filter(|label| !label.is_empty())
     }
 
     pub fn has_namespace(&self, kind: &str) -> bool {
@@ -89,19 +99,36 @@ impl Spec {
 
     /// The mount of a directory or file of the node that a path in the container is in, and where on the node that is.
     pub fn on_node(&self, path: &Path) -> Option<(&Mount, PathBuf)> {
-        let binds = self.mounts.iter().filter(|mount| mount.is_bind() && path.starts_with(&mount.destination));
+        let binds = self
+            .mounts
+            .iter()
+            .filter(|mount| mount.is_bind() && path.starts_with(&mount.destination));
         let mount = binds.max_by_key(|mount| mount.destination.components().count())?;
-        let (source, within) = (mount.source.as_ref()?, path.strip_prefix(&mount.destination).ok()?);
-        Some((mount, if within == Path::new("") { source.clone() } else { source.join(within) }))
+        let (source, within) = (
+            mount.source.as_ref()?,
+            path.strip_prefix(&mount.destination).ok()?,
+        );
+        Some((
+            mount,
+            if within == Path::new("") {
+                source.clone()
+            } else {
+                source.join(within)
+            },
+        ))
     }
 
     /// # Errors
     /// A path is not UTF-8.
     pub fn changed(&self, changes: Changes<'_>) -> serde_json::Result<Value> {
         let mut whole = self.whole.clone();
-        DROPPED.iter().for_each(|(at, part)| remove(&mut whole, at, part));
-        let limits =
-            changes.limits.into_iter().map(|(kind, soft, hard)| json!({"type": kind, "soft": soft, "hard": hard}));
+        DROPPED
+            .iter()
+            .for_each(|(at, part)| remove(&mut whole, at, part));
+        let limits = changes
+            .limits
+            .into_iter()
+            .map(|(kind, soft, hard)| json!({"type": kind, "soft": soft, "hard": hard}));
         for (part, key, value) in [
             ("process", "terminal", false.into()),
             ("process", "args", changes.args.into()),
@@ -115,7 +142,9 @@ impl Spec {
         if let Some(Value::Array(namespaces)) = whole.pointer_mut("/linux/namespaces") {
             namespaces.retain(|namespace| !NODES.iter().any(|kind| namespace["type"] == *kind));
             // The others are new ones, not those that the containers of the pod share.
-            namespaces.iter_mut().for_each(|namespace| remove(namespace, "", "path"));
+            namespaces
+                .iter_mut()
+                .for_each(|namespace| remove(namespace, "", "path"));
         }
         if let Some(Value::Array(mounts)) = whole.get_mut("mounts") {
             for (mount, Mount { destination, .. }) in mounts.iter_mut().zip(&self.mounts) {

@@ -31,7 +31,10 @@ fn spec(json: &Value) -> Spec {
 
 fn changed(json: &Value) -> Value {
     let instead = BTreeMap::from([
-        ("/etc/kubernetes/pki".into(), Instead::Copy("/b/files/6".into())),
+        (
+            "/etc/kubernetes/pki".into(),
+            Instead::Copy("/b/files/6".into()),
+        ),
         ("/dev/shm".into(), Instead::Memory),
     ]);
     let changes = Changes {
@@ -53,7 +56,10 @@ fn bind(source: &str, place: &str) -> Value {
 
 /// A pod with this specification that has copies of files of the node, each mounted at some place.
 fn pod(json: &Value, files: &[(&str, &str)]) -> RunningPod {
-    let kept = |(path, mounted): &(&str, &str)| CopiedFile { path: path.into(), mounted: Some(mounted.into()) };
+    let kept = |(path, mounted): &(&str, &str)| CopiedFile {
+        path: path.into(),
+        mounted: Some(mounted.into()),
+    };
     RunningPod {
         spec: spec(json),
         runtime: PathBuf::new(),
@@ -75,18 +81,36 @@ fn only_what_must_differ_is_changed() {
     wanted.as_object_mut().unwrap().remove("annotations");
     wanted["root"] = json!({"path": "/b/root"});
     for (part, key, value) in [
-        ("process", "args", json!(["kube-apiserver", "--secure-port=7000"])),
+        (
+            "process",
+            "args",
+            json!(["kube-apiserver", "--secure-port=7000"]),
+        ),
         ("process", "oomScoreAdj", json!(-997)),
-        ("process", "rlimits", json!([{"type": "RLIMIT_NOFILE", "soft": 1024, "hard": 4096}])),
+        (
+            "process",
+            "rlimits",
+            json!([{"type": "RLIMIT_NOFILE", "soft": 1024, "hard": 4096}]),
+        ),
         ("process", "terminal", json!(false)),
         ("linux", "cgroupsPath", json!("/own")),
         // The network and the host name are the node's, as they were.
-        ("linux", "namespaces", json!([{"type": "pid"}, {"type": "ipc"}, {"type": "mount"}])),
+        (
+            "linux",
+            "namespaces",
+            json!([{"type": "pid"}, {"type": "ipc"}, {"type": "mount"}]),
+        ),
     ] {
         wanted[part][key] = value;
     }
     // A share among pods would be too little beside all of them.
-    assert_eq!(wanted["linux"]["resources"]["cpu"].as_object_mut().unwrap().remove("shares"), Some(256.into()));
+    assert_eq!(
+        wanted["linux"]["resources"]["cpu"]
+            .as_object_mut()
+            .unwrap()
+            .remove("shares"),
+        Some(256.into())
+    );
     let mounts = wanted["mounts"].as_array_mut().unwrap();
     for mount in mounts.iter_mut() {
         match mount["destination"].as_str() {
@@ -99,7 +123,9 @@ fn only_what_must_differ_is_changed() {
         }
     }
     let options = ["bind", "rprivate", "rw"];
-    mounts.push(json!({"destination": AUDIT, "type": "bind", "source": "/run/audit", "options": options}));
+    mounts.push(
+        json!({"destination": AUDIT, "type": "bind", "source": "/run/audit", "options": options}),
+    );
     assert_eq!(changed(&sample()), wanted);
 }
 
@@ -112,18 +138,35 @@ fn what_a_pod_has_done_to_it_is_dropped() {
     json["linux"]["mountLabel"] = "system_u:object_r:container_file_t:s0".into();
     json["process"]["terminal"] = true.into();
     let after = changed(&json);
-    assert_eq!((after.get("hooks"), after.get("hostname"), after["linux"].get("intelRdt")), (None, None, None));
+    assert_eq!(
+        (
+            after.get("hooks"),
+            after.get("hostname"),
+            after["linux"].get("intelRdt")
+        ),
+        (None, None, None)
+    );
     assert_eq!(after["process"]["terminal"], false);
-    assert_eq!(spec(&after).label(), Some("system_u:object_r:container_file_t:s0"));
+    assert_eq!(
+        spec(&after).label(),
+        Some("system_u:object_r:container_file_t:s0")
+    );
     assert!(!spec(&json).has_namespace("user"));
-    json["linux"]["namespaces"].as_array_mut().unwrap().push(json!({"type": "user"}));
+    json["linux"]["namespaces"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!({"type": "user"}));
     assert!(spec(&json).has_namespace("user"));
 }
 
 #[test]
 fn what_is_no_specification_is_refused() {
-    for (part, wrong) in [("process", json!("x")), ("root", json!([])), ("mounts", json!([1])), ("linux", Value::Null)]
-    {
+    for (part, wrong) in [
+        ("process", json!("x")),
+        ("root", json!([])),
+        ("mounts", json!([1])),
+        ("linux", Value::Null),
+    ] {
         let mut json = sample();
         json[part] = wrong;
         assert!(Spec::parse(json.to_string().as_bytes()).is_err(), "{part}");
@@ -136,23 +179,49 @@ fn what_is_no_specification_is_refused() {
 #[test]
 fn files_of_the_node_are_found_by_their_names_in_the_container() {
     let mut json = sample();
-    json["mounts"].as_array_mut().unwrap().push(bind("/srv/more", "/etc/kubernetes/pki/more"));
+    json["mounts"]
+        .as_array_mut()
+        .unwrap()
+        .push(bind("/srv/more", "/etc/kubernetes/pki/more"));
     let spec = spec(&json);
     let on_node = |path: &str| spec.on_node(Path::new(path)).map(|(_, on_node)| on_node);
-    assert_eq!(on_node("/etc/kubernetes/pki/ca.crt"), Some("/etc/kubernetes/pki/ca.crt".into()));
-    assert_eq!(on_node("/etc/kubernetes/pki/more/x"), Some("/srv/more/x".into()));
-    assert_eq!(on_node("/etc/kubernetes/pki/more"), Some("/srv/more".into()));
+    assert_eq!(
+        on_node("/etc/kubernetes/pki/ca.crt"),
+        Some("/etc/kubernetes/pki/ca.crt".into())
+    );
+    assert_eq!(
+        on_node("/etc/kubernetes/pki/more/x"),
+        Some("/srv/more/x".into())
+    );
+    assert_eq!(
+        on_node("/etc/kubernetes/pki/more"),
+        Some("/srv/more".into())
+    );
     assert_eq!(on_node("/etc/kubernetes/pkix"), None);
     assert_eq!(on_node("/sys/fs/cgroup/x"), None, "no file of the node");
 }
 
 #[test]
 fn copies_stand_for_files_of_the_node() {
-    let files = [("/etc/kubernetes", "/k"), ("/etc/kubernetes/pki", "/k/pki"), ("/etc/hosts", "/etc/hosts")];
+    let files = [
+        ("/etc/kubernetes", "/k"),
+        ("/etc/kubernetes/pki", "/k/pki"),
+        ("/etc/hosts", "/etc/hosts"),
+    ];
     let pod = pod(&sample(), &files);
-    let copy = |path: &str| pod.copy_of(Path::new(path), Path::new("/b")).display().to_string();
-    assert_eq!(copy("/etc/kubernetes/pki/ca.crt"), "/b/bridge-memory/files/1/ca.crt");
-    assert_eq!(copy("/etc/kubernetes/admin.conf"), "/b/bridge-memory/files/0/admin.conf");
+    let copy = |path: &str| {
+        pod.copy_of(Path::new(path), Path::new("/b"))
+            .display()
+            .to_string()
+    };
+    assert_eq!(
+        copy("/etc/kubernetes/pki/ca.crt"),
+        "/b/bridge-memory/files/1/ca.crt"
+    );
+    assert_eq!(
+        copy("/etc/kubernetes/admin.conf"),
+        "/b/bridge-memory/files/0/admin.conf"
+    );
     assert_eq!(copy("/etc/hosts"), "/b/bridge-memory/files/2");
     assert_eq!(copy("/etc/hostname"), "/etc/hostname");
 }
@@ -161,30 +230,61 @@ fn copies_stand_for_files_of_the_node() {
 fn the_audit_log_stays_on_the_node() {
     let mut json = sample();
     let mounts = json["mounts"].as_array_mut().unwrap();
-    mounts.extend([bind("/var/log/k8s", "/audit"), bind("/var/log/one.log", "/one.log")]);
+    mounts.extend([
+        bind("/var/log/k8s", "/audit"),
+        bind("/var/log/one.log", "/one.log"),
+    ]);
     let pod = pod(&json, &[("/etc/kubernetes/pki", "/etc/kubernetes/pki")]);
     let kept = |path: &str| {
         let mut argv: Vec<OsString> = vec!["k".into(), format!("--audit-log-path={path}").into()];
         let on_node = pod.keep_audit_log(&mut argv, Path::new("/b"));
-        (argv[1].to_str().unwrap()["--audit-log-path=".len()..].to_owned(), on_node)
+        (
+            argv[1].to_str().unwrap()["--audit-log-path=".len()..].to_owned(),
+            on_node,
+        )
     };
-    assert_eq!(kept("/audit/x.log"), ("/audit/x.log".into(), Some("/var/log/k8s/x.log".into())));
+    assert_eq!(
+        kept("/audit/x.log"),
+        ("/audit/x.log".into(), Some("/var/log/k8s/x.log".into()))
+    );
     for own in ["-", "/dev/stdout", "/proc/self/fd/2"] {
         assert_eq!(kept(own), (own.into(), None));
     }
     // Nowhere, in memory, a file that cannot be rotated, where nothing can be written.
-    for path in ["/x.log", "/etc/kubernetes/pki/x.log", "/one.log", "/etc/ssl/certs/x.log"] {
+    for path in [
+        "/x.log",
+        "/etc/kubernetes/pki/x.log",
+        "/one.log",
+        "/etc/ssl/certs/x.log",
+    ] {
         let name = Path::new(path).file_name().unwrap().to_str().unwrap();
-        assert_eq!(kept(path), (format!("{AUDIT}/{name}"), Some(format!("/b/audit/{name}").into())), "{path}");
+        assert_eq!(
+            kept(path),
+            (
+                format!("{AUDIT}/{name}"),
+                Some(format!("/b/audit/{name}").into())
+            ),
+            "{path}"
+        );
     }
     // Where the bridge's directory has it, its length is the bridge's.
     let bounded = |path: &str| {
-        let mut argv = vec!["k".into(), format!("--audit-log-path={path}").into(), "--audit-log-maxsize=100".into()];
+        let mut argv = vec![
+            "k".into(),
+            format!("--audit-log-path={path}").into(),
+            "--audit-log-maxsize=100".into(),
+        ];
         let _ = pod.keep_audit_log(&mut argv, Path::new("/b"));
-        argv[2..].iter().map(|arg| arg.to_str().unwrap().to_owned()).collect::<Vec<_>>()
+        argv[2..]
+            .iter()
+            .map(|arg| arg.to_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
     };
     assert_eq!(bounded("/audit/x.log"), ["--audit-log-maxsize=100"]);
-    assert_eq!(bounded("/x.log"), ["--audit-log-maxsize=16", "--audit-log-maxbackup=1"]);
+    assert_eq!(
+        bounded("/x.log"),
+        ["--audit-log-maxsize=16", "--audit-log-maxbackup=1"]
+    );
 }
 
 #[test]
@@ -199,9 +299,13 @@ fn containers_are_known_by_their_cgroups() {
     ] {
         assert_eq!(runtime::container(&line), Some(ID), "{line}");
     }
-    for line in
-        ["", "0::/", "0::/system.slice/kubelet.service", &format!("0::/{ID}0"), &format!("0::/{}", ID.to_uppercase())]
-    {
+    for line in [
+        "",
+        "0::/",
+        "0::/system.slice/kubelet.service",
+        &format!("0::/{ID}0"),
+        &format!("0::/{}", ID.to_uppercase()),
+    ] {
         assert_eq!(runtime::container(line), None, "{line}");
     }
 }
@@ -214,11 +318,24 @@ impl Parent {
     fn start(name: &str, arguments: &[&str], directory: &Path) -> (Self, i32) {
         let mut shell = Command::new("sh");
         // The inner one ends when there is nothing more to read: with this.
-        shell.arg0(name).args(["-c", "sh -c 'echo $$; read line'; true"]).args(arguments).current_dir(directory);
-        shell.env("PATH", format!("{}:/usr/bin:/bin", directory.join("bin").display()));
-        let mut child = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        shell
+            .arg0(name)
+            .args(["-c", "sh -c 'echo $$; read line'; true"])
+            .args(arguments)
+            .current_dir(directory);
+        shell.env(
+            "PATH",
+            format!("{}:/usr/bin:/bin", directory.join("bin").display()),
+        );
+        let mut child = shell
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(child.stdout.as_mut().unwrap())
+            .read_line(&mut line)
+            .unwrap();
         (Self(child), line.trim().parse().unwrap())
     }
 }
@@ -243,13 +360,21 @@ fn containerds_shim_says_where_the_specification_is() {
     program(&sandbox.join("bin/crun"));
     fs::create_dir(temp.path().join(ID)).unwrap();
     fs::write(temp.path().join(ID).join("config.json"), CONTAINERD).unwrap();
-    let (_parent, pid) = Parent::start("/usr/bin/containerd-shim-runc-v2", &["-namespace", "k8s.io"], &sandbox);
+    let (_parent, pid) = Parent::start(
+        "/usr/bin/containerd-shim-runc-v2",
+        &["-namespace", "k8s.io"],
+        &sandbox,
+    );
     let shim = runtime::Shim::of(pid);
     assert_eq!(runtime::spec(shim.as_ref(), ID).unwrap(), spec(&sample()));
     // What lies beside it comes before its PATH, which the machine may have too.
     let found = shim.as_ref().unwrap().program().unwrap();
     let beside = fs::canonicalize("/bin/sh").unwrap().with_file_name("runc");
-    assert!(found == sandbox.join("bin/crun") || found == beside, "{}", found.display());
+    assert!(
+        found == sandbox.join("bin/crun") || found == beside,
+        "{}",
+        found.display()
+    );
     fs::write(temp.path().join(ID).join("config.json"), "{").unwrap();
     let tried = runtime::spec(shim.as_ref(), ID).unwrap_err();
     assert!(tried.contains(&format!("{ID}/config.json: EOF")), "{tried}");
@@ -278,16 +403,30 @@ fn a_manifest_is_copied_only_where_it_is_to_be_put_back() {
     let mut measured = pod(&sample(), &[]);
     measured.manifest = temp.path().join("manifests/etcd.yaml");
     measured.measure_mounts(&open(temp.path()), &mut Report::default());
-    assert!(measured.files.iter().all(|file| file.path != measured.manifest), "{:?}", measured.files);
+    assert!(
+        measured
+            .files
+            .iter()
+            .all(|file| file.path != measured.manifest),
+        "{:?}",
+        measured.files
+    );
     let path = measured.manifest.clone();
-    assert_eq!(measured.with_manifest().files.pop(), Some(CopiedFile { path, mounted: None }));
+    assert_eq!(
+        measured.with_manifest().files.pop(),
+        Some(CopiedFile {
+            path,
+            mounted: None
+        })
+    );
 }
 
 #[test]
 fn a_copy_has_modes_links_and_no_more() {
     let temp = tempfile::tempdir().unwrap();
     let (from, to) = (temp.path().join("from"), temp.path().join("to"));
-    let allow = |path: PathBuf, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let allow =
+        |path: PathBuf, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     fs::create_dir_all(from.join("a/b")).unwrap();
     fs::write(from.join("a/b/key"), "secret").unwrap();
     fs::write(from.join("a/program"), vec![7; 5000]).unwrap();
@@ -302,13 +441,37 @@ fn a_copy_has_modes_links_and_no_more() {
     // Three directories, two files, three links; and content of 6, of 5,000 and, for the long link, of 128 bytes.
     for (page, pages) in [(4096, 4), (65536, 3)] {
         let size = tree::measure_in_pages(&open, Mounted::Leave, u64::MAX, page).unwrap();
-        assert_eq!(size, Size { bytes: 8 * 4096 + pages * page, special: false }, "{page}");
+        assert_eq!(
+            size,
+            Size {
+                bytes: 8 * 4096 + pages * page,
+                special: false
+            },
+            "{page}"
+        );
     }
-    let page = u64::try_from(nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).unwrap().unwrap()).unwrap();
+    let page = u64::try_from(
+        nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)
+            .unwrap()
+            .unwrap(),
+    )
+    .unwrap();
     let measured = tree::measure(&open, Mounted::Leave, u64::MAX).unwrap();
-    assert_eq!(measured, tree::measure_in_pages(&open, Mounted::Leave, u64::MAX, page).unwrap());
+    assert_eq!(
+        measured,
+        tree::measure_in_pages(&open, Mounted::Leave, u64::MAX, page).unwrap()
+    );
     tree::copy(&open, &to, Mounted::Leave).unwrap();
-    for path in ["", "a", "a/b", "a/b/key", "a/program", "link", "a/up", "a/long"] {
+    for path in [
+        "",
+        "a",
+        "a/b",
+        "a/b/key",
+        "a/program",
+        "link",
+        "a/up",
+        "a/long",
+    ] {
         let [old, new] = [&from, &to].map(|root| {
             let meta = fs::symlink_metadata(root.join(path)).unwrap();
             (meta.mode(), meta.uid(), meta.gid())
@@ -316,14 +479,24 @@ fn a_copy_has_modes_links_and_no_more() {
         assert_eq!(old, new, "{path}");
     }
     assert_eq!(fs::read_to_string(to.join("a/b/key")).unwrap(), "secret");
-    assert_eq!(fs::read_link(to.join("link")).unwrap(), Path::new("/etc/passwd"));
-    assert!(tree::copy(&open, &to, Mounted::Leave).is_err(), "nothing is written into what is there");
+    assert_eq!(
+        fs::read_link(to.join("link")).unwrap(),
+        Path::new("/etc/passwd")
+    );
+    assert!(
+        tree::copy(&open, &to, Mounted::Leave).is_err(),
+        "nothing is written into what is there"
+    );
     // One file, as a mount may be.
     let one = temp.path().join("one");
     tree::copy(&self::open(&from.join("a/b/key")), &one, Mounted::Follow).unwrap();
     assert_eq!(fs::read_to_string(one).unwrap(), "secret");
     let _socket = UnixListener::bind(from.join("a/socket")).unwrap();
-    assert!(tree::measure(&open, Mounted::Leave, u64::MAX).unwrap().special);
+    assert!(
+        tree::measure(&open, Mounted::Leave, u64::MAX)
+            .unwrap()
+            .special
+    );
     // The owner may remove what is in them again.
     for root in [from, to] {
         allow(root.join("a/b"), 0o700);
@@ -341,23 +514,38 @@ fn what_is_too_large_is_not_looked_through_and_what_cannot_be_read_is_noted() {
     }
     let most = 10 << 20;
     let size = tree::measure(&open(&etc), Mounted::Follow, most).unwrap();
-    assert!(size.bytes > most && size.bytes <= most + (1 << 20) + 4096, "{size:?}");
+    assert!(
+        size.bytes > most && size.bytes <= most + (1 << 20) + 4096,
+        "{size:?}"
+    );
 
     fs::create_dir(temp.path().join("small")).unwrap();
     let deep = temp.path().join("deep").join("d/".repeat(120));
     fs::create_dir_all(&deep).unwrap();
     let mut json = sample();
-    let read_only = |place| json!({"destination": place, "source": place, "type": "bind", "options": ["ro"]});
-    json["mounts"] = ["/etc", "/gone", "/deep", "/small"].map(read_only).to_vec().into();
+    let read_only =
+        |place| json!({"destination": place, "source": place, "type": "bind", "options": ["ro"]});
+    json["mounts"] = ["/etc", "/gone", "/deep", "/small"]
+        .map(read_only)
+        .to_vec()
+        .into();
     let (mut pod, mut report) = (pod(&json, &[]), Report::default());
     pod.measure_mounts(&open(temp.path()), &mut report);
     assert_eq!(report.errors, [""; 0]);
-    for (note, part) in
-        report.notes.iter().zip(["/etc has more than 64 MiB", "/gone cannot be kept", "/deep cannot be"])
-    {
-        assert!(note.starts_with(part) && note.ends_with("reads what COMMAND leaves there"), "{note}");
+    for (note, part) in report.notes.iter().zip([
+        "/etc has more than 64 MiB",
+        "/gone cannot be kept",
+        "/deep cannot be",
+    ]) {
+        assert!(
+            note.starts_with(part) && note.ends_with("reads what COMMAND leaves there"),
+            "{note}"
+        );
     }
-    assert_eq!((report.notes.len(), paths(&pod)), (3, vec![Path::new("/small")]));
+    assert_eq!(
+        (report.notes.len(), paths(&pod)),
+        (3, vec![Path::new("/small")])
+    );
 }
 
 #[test]
@@ -369,16 +557,24 @@ fn what_the_container_writes_to_has_its_label() {
     let directory = fs::File::open(temp.path()).unwrap();
     let label = || {
         let mut value = [0; 64];
-        rustix::fs::fgetxattr(&directory, "security.selinux", &mut value).map(|length| value[..length].to_vec())
+        rustix::fs::fgetxattr(&directory, "security.selinux", &mut value)
+            .map(|length| value[..length].to_vec())
     };
     let before = label();
     container::let_write(&directory, pod(&sample(), &[]).label()).unwrap();
-    assert_eq!(label(), before, "where there is no SELinux, there is no label");
+    assert_eq!(
+        label(),
+        before,
+        "where there is no SELinux, there is no label"
+    );
     match container::let_write(&directory, labelled.label()) {
         Err(error) if error.to_string().contains("not supported") => skipped(&error.to_string()),
         done => {
             done.unwrap();
-            assert_eq!(label().unwrap(), b"system_u:object_r:container_file_t:s0:c1,c2\0");
+            assert_eq!(
+                label().unwrap(),
+                b"system_u:object_r:container_file_t:s0:c1,c2\0"
+            );
         }
     }
 }
@@ -404,9 +600,15 @@ fn what_is_put_into_a_files_place_is_not_waited_for() {
     let (directory, fifo) = (open(temp.path()), open(&temp.path().join("fifo")));
     let (to, opened) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let _ = to.send([tree::file(directory.as_fd(), c"fifo"), tree::file(fifo.as_fd(), c"")]);
+        let _ = to.send([
+            tree::file(directory.as_fd(), c"fifo"),
+            tree::file(fifo.as_fd(), c""),
+        ]);
     });
-    for opened in opened.recv_timeout(std::time::Duration::from_secs(30)).expect("it waits") {
+    for opened in opened
+        .recv_timeout(std::time::Duration::from_secs(30))
+        .expect("it waits")
+    {
         assert!(opened.unwrap_err().to_string().contains("no regular file"));
     }
 }
@@ -430,10 +632,15 @@ fn what_is_mounted_in_a_containers_root_is_left_out() {
         root = root.display()
     );
     let mut shell = Command::new("unshare");
-    shell.args(["--mount", "sh", "-c", &mounts]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    shell
+        .args(["--mount", "sh", "-c", &mounts])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
     let mut child = shell.stderr(Stdio::null()).spawn().unwrap();
     let mut line = String::new();
-    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    BufReader::new(child.stdout.as_mut().unwrap())
+        .read_line(&mut line)
+        .unwrap();
     let Ok(pid) = line.trim().parse() else {
         child.wait().unwrap();
         return refused("no mount namespace can be had");
@@ -442,7 +649,10 @@ fn what_is_mounted_in_a_containers_root_is_left_out() {
     let root = tree::within(&seen, &root).unwrap();
     tree::copy(&root, &to, Mounted::Leave).unwrap();
     let names = |path: &Path| {
-        let mut names: Vec<_> = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let mut names: Vec<_> = fs::read_dir(path)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
         names.sort();
         names
     };
@@ -451,7 +661,10 @@ fn what_is_mounted_in_a_containers_root_is_left_out() {
     let followed = temp.path().join("followed");
     tree::copy(&root, &followed, Mounted::Follow).unwrap();
     assert_eq!(names(&followed.join("proc")), ["x"]);
-    assert_eq!(tree::kind(&tree::within(&seen, Path::new("/etc/passwd")).unwrap()).unwrap(), FileType::RegularFile);
+    assert_eq!(
+        tree::kind(&tree::within(&seen, Path::new("/etc/passwd")).unwrap()).unwrap(),
+        FileType::RegularFile
+    );
     drop(child.stdin.take());
     child.wait().unwrap();
 }

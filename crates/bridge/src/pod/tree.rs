@@ -3,8 +3,8 @@
 
 use berth_os::file::{found, open_regular, regular};
 use rustix::fs::{
-    AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags, Uid, chmod, chownat,
-    mkdir, openat, openat2, readlinkat, statx, symlink,
+    AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags,
+    Uid, chmod, chownat, mkdir, openat, openat2, readlinkat, statx, symlink,
 };
 use rustix::param::page_size;
 use std::ffi::{CStr, CString, OsStr};
@@ -57,7 +57,13 @@ pub fn root_of(pid: i32) -> io::Result<OwnedFd> {
 /// # Errors
 /// There is no such thing.
 pub fn within(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
-    Ok(openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::IN_ROOT)?)
+    Ok(openat2(
+        root,
+        path,
+        OFlags::PATH | OFlags::CLOEXEC,
+        Mode::empty(),
+        ResolveFlags::IN_ROOT,
+    )?)
 }
 
 /// What kind of a file an open path is.
@@ -65,7 +71,9 @@ pub fn within(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
 /// # Errors
 /// Those of statx(2).
 pub fn kind(of: &OwnedFd) -> io::Result<FileType> {
-    Ok(FileType::from_raw_mode(about(of.as_fd(), c"")?.stx_mode.into()))
+    Ok(FileType::from_raw_mode(
+        about(of.as_fd(), c"")?.stx_mode.into(),
+    ))
 }
 
 /// How much a copy would take, in bytes; stops beyond `most`.
@@ -77,9 +85,21 @@ pub fn measure(of: &OwnedFd, mounted: Mounted, most: u64) -> io::Result<Size> {
 }
 
 /// As [`measure`], where memory is taken in pages of this size.
-pub(super) fn measure_in_pages(of: &OwnedFd, mounted: Mounted, most: u64, page: u64) -> io::Result<Size> {
+pub(super) fn measure_in_pages(
+    of: &OwnedFd,
+    mounted: Mounted,
+    most: u64,
+    page: u64,
+) -> io::Result<Size> {
     let mut size = Size::default();
-    measure_one(of.as_fd(), c"", &about(of.as_fd(), c"")?, (mounted, most, page), 0, &mut size)?;
+    measure_one(
+        of.as_fd(),
+        c"",
+        &about(of.as_fd(), c"")?,
+        (mounted, most, page),
+        0,
+        &mut size,
+    )?;
     Ok(size)
 }
 
@@ -101,7 +121,14 @@ fn measure_one(
                 if size.bytes > most {
                     break;
                 }
-                let within = measure_one(directory.as_fd(), &name, &meta, (mounted, most, page), deep + 1, size);
+                let within = measure_one(
+                    directory.as_fd(),
+                    &name,
+                    &meta,
+                    (mounted, most, page),
+                    deep + 1,
+                    size,
+                );
                 found(within)?;
             }
         }
@@ -117,15 +144,33 @@ fn measure_one(
 /// # Errors
 /// Something in it cannot be read, or the copy cannot be written.
 pub fn copy(from: &OwnedFd, to: &Path, mounted: Mounted) -> io::Result<()> {
-    copy_one(from.as_fd(), c"", &about(from.as_fd(), c"")?, to, mounted, 0)
+    copy_one(
+        from.as_fd(),
+        c"",
+        &about(from.as_fd(), c"")?,
+        to,
+        mounted,
+        0,
+    )
 }
 
-fn copy_one(at: BorrowedFd<'_>, name: &CStr, meta: &Statx, to: &Path, mounted: Mounted, deep: usize) -> io::Result<()> {
+fn copy_one(
+    at: BorrowedFd<'_>,
+    name: &CStr,
+    meta: &Statx,
+    to: &Path,
+    mounted: Mounted,
+    deep: usize,
+) -> io::Result<()> {
     let kind = FileType::from_raw_mode(meta.stx_mode.into());
     match kind {
         FileType::RegularFile => {
             let mut from = file(at, name)?;
-            let mut copy = OpenOptions::new().write(true).create_new(true).mode(0o600).open(to)?;
+            let mut copy = OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(to)?;
             io::copy(&mut from, &mut copy)?;
             own(to, meta)?;
             chmod(to, Mode::from_raw_mode(u32::from(meta.stx_mode) & 0o7777))?;
@@ -135,7 +180,14 @@ fn copy_one(at: BorrowedFd<'_>, name: &CStr, meta: &Statx, to: &Path, mounted: M
             let directory = directory(at, name)?;
             for (name, meta) in entries(&directory, mounted, deep)? {
                 let to = to.join(OsStr::from_bytes(name.to_bytes()));
-                found(copy_one(directory.as_fd(), &name, &meta, &to, mounted, deep + 1))?;
+                found(copy_one(
+                    directory.as_fd(),
+                    &name,
+                    &meta,
+                    &to,
+                    mounted,
+                    deep + 1,
+                ))?;
             }
             own(to, meta)?;
             chmod(to, Mode::from_raw_mode(u32::from(meta.stx_mode) & 0o7777))?;
@@ -151,13 +203,25 @@ fn copy_one(at: BorrowedFd<'_>, name: &CStr, meta: &Statx, to: &Path, mounted: M
 
 fn own(path: &Path, meta: &Statx) -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(meta.stx_uid), Gid::from_raw(meta.stx_gid));
-    Ok(chownat(rustix::fs::CWD, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?)
+    Ok(chownat(
+        rustix::fs::CWD,
+        path,
+        Some(uid),
+        Some(gid),
+        AtFlags::SYMLINK_NOFOLLOW,
+    )?)
 }
 
 /// By their names. The kernel marks mount points (since Linux 5.8), so mountinfo need not be parsed.
-fn entries(directory: &OwnedFd, mounted: Mounted, deep: usize) -> io::Result<Vec<(CString, Statx)>> {
+fn entries(
+    directory: &OwnedFd,
+    mounted: Mounted,
+    deep: usize,
+) -> io::Result<Vec<(CString, Statx)>> {
     if deep >= DEEPEST {
-        return Err(io::Error::other(format!("more than {DEEPEST} directories in one another")));
+        return Err(io::Error::other(format!(
+            "more than {DEEPEST} directories in one another"
+        )));
     }
     let mut named = Vec::new();
     for entry in Dir::read_from(directory)? {
@@ -166,8 +230,11 @@ fn entries(directory: &OwnedFd, mounted: Mounted, deep: usize) -> io::Result<Vec
             continue;
         }
         // One that was removed since is none of the directory's.
-        let Some(meta) = found(about(directory.as_fd(), &name))? else { continue };
-        if mounted == Mounted::Follow || !meta.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
+        let Some(meta) = found(about(directory.as_fd(), &name))? else {
+            continue;
+        };
+        if mounted == Mounted::Follow || !meta.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
+        {
             named.push((name, meta));
         }
     }
@@ -182,7 +249,12 @@ fn about(at: BorrowedFd<'_>, name: &CStr) -> io::Result<Statx> {
 
 fn directory(at: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     let name = if name.is_empty() { c"." } else { name };
-    Ok(openat(at, name, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
+    Ok(openat(
+        at,
+        name,
+        OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
 }
 
 /// Opens a file, and fails if it is no regular file by now.

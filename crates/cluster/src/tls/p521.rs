@@ -9,8 +9,8 @@ use ::p521::pkcs8::DecodePrivateKey;
 use ring::digest::{self, digest};
 use rustls::crypto::{CryptoProvider, KeyProvider, WebPkiSupportedAlgorithms, ring as usual};
 use rustls::pki_types::{
-    AlgorithmIdentifier, InvalidSignature, PrivateKeyDer, SignatureVerificationAlgorithm, SubjectPublicKeyInfoDer,
-    alg_id,
+    AlgorithmIdentifier, InvalidSignature, PrivateKeyDer, SignatureVerificationAlgorithm,
+    SubjectPublicKeyInfoDer, alg_id,
 };
 use rustls::sign::{self, Signer, public_key_to_spki};
 use rustls::{Error, SignatureAlgorithm, SignatureScheme};
@@ -20,9 +20,18 @@ const SCHEME: SignatureScheme = SignatureScheme::ECDSA_NISTP521_SHA512;
 
 type Algorithm = &'static dyn SignatureVerificationAlgorithm;
 
-const SHA256: Algorithm = &Verified { signature: alg_id::ECDSA_SHA256, hash: &digest::SHA256 };
-const SHA384: Algorithm = &Verified { signature: alg_id::ECDSA_SHA384, hash: &digest::SHA384 };
-const SHA512: Algorithm = &Verified { signature: alg_id::ECDSA_SHA512, hash: &digest::SHA512 };
+const SHA256: Algorithm = &Verified {
+    signature: alg_id::ECDSA_SHA256,
+    hash: &digest::SHA256,
+};
+const SHA384: Algorithm = &Verified {
+    signature: alg_id::ECDSA_SHA384,
+    hash: &digest::SHA384,
+};
+const SHA512: Algorithm = &Verified {
+    signature: alg_id::ECDSA_SHA512,
+    hash: &digest::SHA512,
+};
 
 /// ring's provider, and P-521. Made once: the lists stay for as long as the process.
 pub(super) fn provider() -> CryptoProvider {
@@ -37,12 +46,20 @@ pub(super) fn provider() -> CryptoProvider {
         };
         (*scheme, &*Vec::leak([algorithms, &[p521][..]].concat()))
     };
-    let mapping: Vec<_> = mapping.iter().map(with_p521).chain([(SCHEME, &[SHA512][..])]).collect();
+    let mapping: Vec<_> = mapping
+        .iter()
+        .map(with_p521)
+        .chain([(SCHEME, &[SHA512][..])])
+        .collect();
     let signature_verification_algorithms = WebPkiSupportedAlgorithms {
         all: Vec::leak([all, &[SHA256, SHA384, SHA512]].concat()),
         mapping: Vec::leak(mapping),
     };
-    CryptoProvider { signature_verification_algorithms, key_provider: &Keys, ..ring }
+    CryptoProvider {
+        signature_verification_algorithms,
+        key_provider: &Keys,
+        ..ring
+    }
 }
 
 #[derive(Debug)]
@@ -52,9 +69,18 @@ struct Verified {
 }
 
 impl SignatureVerificationAlgorithm for Verified {
-    fn verify_signature(&self, key: &[u8], message: &[u8], signature: &[u8]) -> Result<(), InvalidSignature> {
-        let verified = VerifyingKey::from_sec1_bytes(key)
-            .and_then(|key| key.verify_prehash(digest(self.hash, message).as_ref(), &Signature::from_der(signature)?));
+    fn verify_signature(
+        &self,
+        key: &[u8],
+        message: &[u8],
+        signature: &[u8],
+    ) -> Result<(), InvalidSignature> {
+        let verified = VerifyingKey::from_sec1_bytes(key).and_then(|key| {
+            key.verify_prehash(
+                digest(self.hash, message).as_ref(),
+                &Signature::from_der(signature)?,
+            )
+        });
         verified.map_err(|_| InvalidSignature)
     }
 
@@ -71,7 +97,10 @@ impl SignatureVerificationAlgorithm for Verified {
 struct Keys;
 
 impl KeyProvider for Keys {
-    fn load_private_key(&self, key: PrivateKeyDer<'static>) -> Result<Arc<dyn sign::SigningKey>, Error> {
+    fn load_private_key(
+        &self,
+        key: PrivateKeyDer<'static>,
+    ) -> Result<Arc<dyn sign::SigningKey>, Error> {
         let p521 = match &key {
             PrivateKeyDer::Pkcs8(key) => SecretKey::from_pkcs8_der(key.secret_pkcs8_der()).ok(),
             PrivateKeyDer::Sec1(key) => SecretKey::from_sec1_der(key.secret_sec1_der()).ok(),
@@ -89,11 +118,16 @@ struct Key(SigningKey);
 
 impl sign::SigningKey for Key {
     fn choose_scheme(&self, offered: &[SignatureScheme]) -> Option<Box<dyn Signer>> {
-        offered.contains(&SCHEME).then(|| Box::new(self.clone()) as Box<dyn Signer>)
+        offered
+            .contains(&SCHEME)
+            .then(|| Box::new(self.clone()) as Box<dyn Signer>)
     }
 
     fn public_key(&self) -> Option<SubjectPublicKeyInfoDer<'_>> {
-        Some(public_key_to_spki(&alg_id::ECDSA_P521, self.0.verifying_key().to_sec1_point(false)))
+        Some(public_key_to_spki(
+            &alg_id::ECDSA_P521,
+            self.0.verifying_key().to_sec1_point(false),
+        ))
     }
 
     fn algorithm(&self) -> SignatureAlgorithm {
@@ -103,7 +137,10 @@ impl sign::SigningKey for Key {
 
 impl Signer for Key {
     fn sign(&self, message: &[u8]) -> Result<Vec<u8>, Error> {
-        let signature: DerSignature = self.0.try_sign(message).map_err(|error| Error::General(error.to_string()))?;
+        let signature: DerSignature = self
+            .0
+            .try_sign(message)
+            .map_err(|error| Error::General(error.to_string()))?;
         Ok(signature.as_bytes().to_vec())
     }
 

@@ -28,16 +28,24 @@ fn what_go_trusts_is_trusted() {
     let mut all = 0;
     for example in EXAMPLES.split("== ").skip(1) {
         let field = |before: &str, after: &str| {
-            example.split_once(before).and_then(|(_, rest)| Some(rest.split_once(after)?.0)).unwrap().to_owned()
+            example
+                .split_once(before)
+                .and_then(|(_, rest)| Some(rest.split_once(after)?.0))
+                .unwrap()
+                .to_owned()
         };
         let label = example.split_once('\n').unwrap().0;
         let name = ServerName::try_from(field("\nname: ", "\n")).unwrap();
         let at = humantime::parse_rfc3339(&field("\nat: ", "\n")).unwrap();
         let at = UnixTime::since_unix_epoch(at.duration_since(std::time::UNIX_EPOCH).unwrap());
-        let newline = field("\nnewline: \"", "\"\n").replace("\\r", "\r").replace("\\n", "\n");
+        let newline = field("\nnewline: \"", "\"\n")
+            .replace("\\r", "\r")
+            .replace("\\n", "\n");
         let trusted = field("\ntrusted:\n", "\nshown:\n").replace('\n', &newline);
         let shown = certificates(example.split_once("\nshown:\n").unwrap().1.as_bytes());
-        let verified = Trust::from_pem(trusted.as_bytes()).unwrap().verify(&shown, &name, at);
+        let verified = Trust::from_pem(trusted.as_bytes())
+            .unwrap()
+            .verify(&shown, &name, at);
         let go = field("\ngo: ", "\n");
         match (go == "accepts", verified) {
             (true, Err(error)) => drop(refused.insert(label, format!("{error:?}"))),
@@ -68,13 +76,22 @@ const P521: &str = include_str!("../../tests/certificates/p-521.pem");
 fn both_ends_may_have_keys_of_p_521() {
     let pem = P521.as_bytes();
     let (_, sec1) = P521.split_once("-----END PRIVATE KEY-----").unwrap();
-    let clients =
-        WebPkiClientVerifier::builder_with_provider(Trust::from_pem(pem).unwrap().anchors.into(), PROVIDER.clone());
+    let clients = WebPkiClientVerifier::builder_with_provider(
+        Trust::from_pem(pem).unwrap().anchors.into(),
+        PROVIDER.clone(),
+    );
     let clients = clients.build().unwrap();
     for (version, key) in [(&TLS12, P521), (&TLS13, sec1)] {
-        let server = ServerConfig::builder_with_provider(PROVIDER.clone()).with_protocol_versions(&[version]).unwrap();
+        let server = ServerConfig::builder_with_provider(PROVIDER.clone())
+            .with_protocol_versions(&[version])
+            .unwrap();
         let server = server.with_client_cert_verifier(clients.clone());
-        let server = server.with_single_cert(certificates(pem), PrivateKeyDer::from_pem_slice(pem).unwrap()).unwrap();
+        let server = server
+            .with_single_cert(
+                certificates(pem),
+                PrivateKeyDer::from_pem_slice(pem).unwrap(),
+            )
+            .unwrap();
         let client = from_pem(Some(pem), Some((pem, key.as_bytes()))).unwrap();
         let server = handshake(server, client).unwrap();
         assert_eq!(server.peer_certificates().unwrap(), certificates(pem));
@@ -112,16 +129,28 @@ fn without_a_ca_any_server_is_accepted() {
     let key = KeyPair::generate().unwrap();
     let shown = params.self_signed(&key).unwrap();
     for version in [&TLS12, &TLS13] {
-        let signs =
-            PROVIDER.key_provider.load_private_key(PrivateKeyDer::try_from(key.serialize_der()).unwrap()).unwrap();
-        let shows = Arc::new(SingleCertAndKey::from(CertifiedKey::new(vec![shown.der().clone()], signs)));
+        let signs = PROVIDER
+            .key_provider
+            .load_private_key(PrivateKeyDer::try_from(key.serialize_der()).unwrap())
+            .unwrap();
+        let shows = Arc::new(SingleCertAndKey::from(CertifiedKey::new(
+            vec![shown.der().clone()],
+            signs,
+        )));
         let server = || {
-            let builder =
-                ServerConfig::builder_with_provider(PROVIDER.clone()).with_protocol_versions(&[version]).unwrap();
-            builder.with_no_client_auth().with_cert_resolver(shows.clone())
+            let builder = ServerConfig::builder_with_provider(PROVIDER.clone())
+                .with_protocol_versions(&[version])
+                .unwrap();
+            builder
+                .with_no_client_auth()
+                .with_cert_resolver(shows.clone())
         };
         handshake(server(), from_pem(None, None).unwrap()).unwrap();
-        handshake(server(), from_pem(Some(shown.pem().as_bytes()), None).unwrap()).unwrap_err();
+        handshake(
+            server(),
+            from_pem(Some(shown.pem().as_bytes()), None).unwrap(),
+        )
+        .unwrap_err();
     }
 }
 
@@ -136,7 +165,10 @@ fn a_key_that_cannot_be_used_is_told() {
         ),
         ("none", "holds no key in PEM form"),
     ] {
-        let Err(TlsError::Key(told)) = from_pem(None, Some((P521.as_bytes(), key.as_bytes()))) else { panic!("{why}") };
+        let Err(TlsError::Key(told)) = from_pem(None, Some((P521.as_bytes(), key.as_bytes())))
+        else {
+            panic!("{why}")
+        };
         assert!(told.contains(why), "{told}");
     }
 }

@@ -12,13 +12,20 @@ const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// What [`options`] make of a variable that is `spec.nodeName`.
 const NODE_NAME_FIELD: &str = "spec.nodeName";
 
-const GRANT: &str = "`berth grant --out FILE` on the node, its directory mounted, and --cluster FILE";
+const GRANT: &str =
+    "`berth grant --out FILE` on the node, its directory mounted, and --cluster FILE";
 
 impl Examiner<'_> {
     pub(super) fn credentials(&mut self, shim: &Berth<'_>) {
-        let Some((cluster, node_name)) = options::cluster(&shim.parsed) else { return };
+        let Some((cluster, node_name)) = options::cluster(&shim.parsed) else {
+            return;
+        };
         let container = shim.container;
-        let variable = |name: &str| container.variable(name).map_or(container.node().line, |variable| variable.line);
+        let variable = |name: &str| {
+            container
+                .variable(name)
+                .map_or(container.node().line, |variable| variable.line)
+        };
         if cluster == options::IN_CLUSTER {
             self.account(shim, variable("BERTH_CLUSTER"));
         } else {
@@ -26,7 +33,9 @@ impl Examiner<'_> {
         }
         // A static pod belongs to one node, so the name may be literal.
         let of_one = self.case.manifest.kind() == "Pod"
-            && container.variable("BERTH_NODE_NAME").is_none_or(|variable| variable.get("valueFrom").is_none());
+            && container
+                .variable("BERTH_NODE_NAME")
+                .is_none_or(|variable| variable.get("valueFrom").is_none());
         let cause = match node_name {
             Some(NODE_NAME_FIELD) => return,
             Some(_) if of_one => return,
@@ -43,11 +52,17 @@ impl Examiner<'_> {
 
     fn account(&mut self, shim: &Berth<'_>, line: usize) {
         let pod = self.case.manifest.pod();
-        let automount = pod.get("automountServiceAccountToken").map(YamlNode::value) != Some(false.into());
+        let automount =
+            pod.get("automountServiceAccountToken").map(YamlNode::value) != Some(false.into());
         if self.case.manifest.kind() == "Pod" {
             let cause = "--cluster in-cluster is for a pod with a service account, to which a static pod cannot refer";
             self.found(CLUSTER_ACCOUNT, line, cause, GRANT);
-        } else if !automount && shim.container.mount_of(&format!("{ACCOUNT}/token")).is_none() {
+        } else if !automount
+            && shim
+                .container
+                .mount_of(&format!("{ACCOUNT}/token"))
+                .is_none()
+        {
             self.found(
                 CLUSTER_ACCOUNT,
                 line,
@@ -62,19 +77,40 @@ impl Examiner<'_> {
         let name = container.name();
         let Some(mount) = container.mount_of(kubeconfig) else {
             let cause = format!("{kubeconfig} is in no volumeMount of {name}");
-            self.found(CLUSTER_MOUNT, line, cause, "mount its directory from the node, writable");
+            self.found(
+                CLUSTER_MOUNT,
+                line,
+                cause,
+                "mount its directory from the node, writable",
+            );
             return;
         };
-        let single = mount.text_of("mountPath").is_some_and(|path| path.trim_end_matches('/') == kubeconfig);
+        let single = mount
+            .text_of("mountPath")
+            .is_some_and(|path| path.trim_end_matches('/') == kubeconfig);
         let (cause, fix) = if single || mount.text_of("subPath").is_some() {
-            ("is mounted as a file or a subPath, which shows the old one for ever", "mount its directory as a whole")
+            (
+                "is mounted as a file or a subPath, which shows the old one for ever",
+                "mount its directory as a whole",
+            )
         } else if mount.is_true("readOnly") {
-            ("is mounted read-only, and the shim renews the token next to it", "remove readOnly")
+            (
+                "is mounted read-only, and the shim renews the token next to it",
+                "remove readOnly",
+            )
         } else if container.on_node(kubeconfig).is_none() {
-            ("is in no hostPath, so a token that the shim renews ends with the pod", GRANT)
+            (
+                "is in no hostPath, so a token that the shim renews ends with the pod",
+                GRANT,
+            )
         } else {
             return;
         };
-        self.found(CLUSTER_MOUNT, mount.line, format!("{kubeconfig} in {name} {cause}"), fix);
+        self.found(
+            CLUSTER_MOUNT,
+            mount.line,
+            format!("{kubeconfig} in {name} {cause}"),
+            fix,
+        );
     }
 }

@@ -19,7 +19,10 @@ use std::net::SocketAddr;
 pub(super) use volumes::run_dir_of;
 
 pub(super) fn examine(case: &Case<'_>) -> Vec<Finding> {
-    let mut examiner = Examiner { case, findings: Vec::new() };
+    let mut examiner = Examiner {
+        case,
+        findings: Vec::new(),
+    };
     match Layout::of(case.manifest) {
         None => examiner.without_berth(),
         Some(layout) => examiner.behind_berth(&layout),
@@ -35,14 +38,25 @@ struct Examiner<'a> {
 }
 
 impl Examiner<'_> {
-    fn found(&mut self, check: Check, line: usize, cause: impl Into<String>, fix: impl Into<String>) {
-        self.findings.push(check.at(self.case.line(line), cause, fix));
+    fn found(
+        &mut self,
+        check: Check,
+        line: usize,
+        cause: impl Into<String>,
+        fix: impl Into<String>,
+    ) {
+        self.findings
+            .push(check.at(self.case.line(line), cause, fix));
     }
 
     /// kube-apiserver names itself after the host for its peers. Without a CA it asks none; with one and without the feature gate, which is
     /// on since 1.36, it does not start.
     fn peer_proxy(&mut self) {
-        let flag = self.case.manifest.flag("peer-ca-file").filter(|flag| !flag.value.is_empty());
+        let flag = self
+            .case
+            .manifest
+            .flag("peer-ca-file")
+            .filter(|flag| !flag.value.is_empty());
         if let Some(flag) = flag {
             self.found(
                 PEER_PROXY,
@@ -82,12 +96,20 @@ impl Examiner<'_> {
     /// What `berth inject` would do, and what is in its way.
     fn without_berth(&mut self) {
         let manifest = self.case.manifest;
-        let command = manifest.apiserver().get("command").map_or(manifest.apiserver().line, |command| command.line);
+        let command = manifest
+            .apiserver()
+            .get("command")
+            .map_or(manifest.apiserver().line, |command| command.line);
         let cause = "kube-apiserver is started without berth, so it holds its port alone and a second one cannot start";
         match inject::plan(manifest, &inject::InjectOptions::default()) {
             Ok((edits, _)) => {
-                let mut names: Vec<_> = edits.iter().map(|edit| manifest.within(&edit.path)).collect();
-                names.iter_mut().for_each(|name| name.truncate(name.find(['.', '[']).unwrap_or(name.len())));
+                let mut names: Vec<_> = edits
+                    .iter()
+                    .map(|edit| manifest.within(&edit.path))
+                    .collect();
+                names
+                    .iter_mut()
+                    .for_each(|name| name.truncate(name.find(['.', '[']).unwrap_or(name.len())));
                 names.dedup();
                 let fix = format!(
                     "`berth inject FILE --image IMAGE --diff` shows the {} changes that put it behind berth (of {}), \
@@ -102,12 +124,19 @@ impl Examiner<'_> {
                 self.found(NOT_BEHIND_BERTH, command, cause, fix);
                 for problem in problems {
                     let (cause, fix) = problem.parts();
-                    self.found(INJECT_REFUSES, problem.line, format!("berth inject: {cause}"), fix);
+                    self.found(
+                        INJECT_REFUSES,
+                        problem.line,
+                        format!("berth inject: {cause}"),
+                        fix,
+                    );
                 }
             }
         }
         // The rest is what inject fixes; this it leaves to the operator.
-        self.rules(Wrapping::default(), |check| [UPDATE_STRATEGY, PROBE_ELSEWHERE, OTHER_CONTAINER].contains(&check));
+        self.rules(Wrapping::default(), |check| {
+            [UPDATE_STRATEGY, PROBE_ELSEWHERE, OTHER_CONTAINER].contains(&check)
+        });
     }
 
     fn behind_berth(&mut self, layout: &Layout<'_>) {
@@ -119,7 +148,9 @@ impl Examiner<'_> {
             words: 0,
             // What cannot be seen is not judged.
             credentials: probe.is_none_or(shows_itself),
-            drain: serving.and_then(|berth| options::drain(&berth.parsed)).unwrap_or(wrapping.drain),
+            drain: serving
+                .and_then(|berth| options::drain(&berth.parsed))
+                .unwrap_or(wrapping.drain),
         };
         // A shim for the whole node serves on when this apiserver stops, and leaves nothing.
         self.rules(wrapping, |check| serving.is_some() || check != PRE_STOP);
@@ -152,12 +183,18 @@ impl Examiner<'_> {
     /// An init container that never ends: the kubelet waits for its end before it starts kube-apiserver.
     fn start(&mut self, shim: &Berth<'_>) {
         let (node, name) = (shim.container.node(), shim.container.name());
-        let is_init = self.case.manifest.containers("initContainers").any(|container| container.name() == name);
+        let is_init = self
+            .case
+            .manifest
+            .containers("initContainers")
+            .any(|container| container.name() == name);
         if is_init && node.text_of("restartPolicy") != Some("Always") {
             self.found(
                 SHIM_BLOCKS_START,
                 node.line,
-                format!("{name} is an init container that never ends, so kube-apiserver never starts"),
+                format!(
+                    "{name} is an init container that never ends, so kube-apiserver never starts"
+                ),
                 format!("set restartPolicy: Always in {name}"),
             );
         }
@@ -165,8 +202,18 @@ impl Examiner<'_> {
 
     /// What inject's own rules would still change.
     fn rules(&mut self, wrapping: Wrapping<'_>, wanted: impl Fn(Check) -> bool) {
-        for Lapse { check, line, cause, fix } in judge(self.case.manifest, wrapping) {
-            if let Some(check) = CHECKS.iter().copied().find(|known| known.id == check && wanted(*known)) {
+        for Lapse {
+            check,
+            line,
+            cause,
+            fix,
+        } in judge(self.case.manifest, wrapping)
+        {
+            if let Some(check) = CHECKS
+                .iter()
+                .copied()
+                .find(|known| known.id == check && wanted(*known))
+            {
                 self.found(check, line, cause, fix);
             }
         }
@@ -176,18 +223,34 @@ impl Examiner<'_> {
     fn options(&mut self, berth: &Berth<'_>) {
         let (name, line) = (berth.container.name(), berth.container.node().line);
         if matches!(berth.parsed, ParsedOptions::Unseen) {
-            let cause = format!("options of berth in the container {name} come from a ConfigMap or Secret");
-            self.found(NOT_CHECKED, line, cause, "write them into the manifest to have them checked");
+            let cause =
+                format!("options of berth in the container {name} come from a ConfigMap or Secret");
+            self.found(
+                NOT_CHECKED,
+                line,
+                cause,
+                "write them into the manifest to have them checked",
+            );
             return;
         }
         for mistake in options::mistakes(&berth.parsed) {
             let (cause, fix) = split(&mistake);
-            self.found(BERTH_OPTIONS, line, format!("berth {} in {name}: {cause}", berth.command), fix);
+            self.found(
+                BERTH_OPTIONS,
+                line,
+                format!("berth {} in {name}: {cause}", berth.command),
+                fix,
+            );
         }
-        let Some(place) = options::place(&berth.parsed) else { return };
+        let Some(place) = options::place(&berth.parsed) else {
+            return;
+        };
         let unique = |id: &str| id.contains("metadata.uid") || id.contains("metadata.name");
         if let Some(id) = place.instance.as_deref().filter(|id| !unique(id)) {
-            let line = berth.container.variable("BERTH_INSTANCE").map_or(line, |variable| variable.line);
+            let line = berth
+                .container
+                .variable("BERTH_INSTANCE")
+                .map_or(line, |variable| variable.line);
             self.found(
                 INSTANCE_NOT_UNIQUE,
                 line,
@@ -195,9 +258,15 @@ impl Examiner<'_> {
                 "take it from the pod: BERTH_INSTANCE with valueFrom: {fieldRef: {fieldPath: metadata.uid}}",
             );
         }
-        let from_node = place.listen.first().is_some_and(|address| address.starts_with(HOST_IP));
+        let from_node = place
+            .listen
+            .first()
+            .is_some_and(|address| address.starts_with(HOST_IP));
         if from_node && berth.command != "serve" && self.case.manifest.kind() == "Pod" {
-            let line = berth.container.variable("BERTH_LISTEN").map_or(line, |variable| variable.line);
+            let line = berth
+                .container
+                .variable("BERTH_LISTEN")
+                .map_or(line, |variable| variable.line);
             self.found(
                 HOST_IP_UNKNOWN,
                 line,
@@ -209,7 +278,10 @@ impl Examiner<'_> {
     }
 
     fn same_place(&mut self, apiserver: &Berth<'_>, shim: &Berth<'_>) {
-        let (Some(own), Some(other)) = (options::place(&apiserver.parsed), options::place(&shim.parsed)) else {
+        let (Some(own), Some(other)) = (
+            options::place(&apiserver.parsed),
+            options::place(&shim.parsed),
+        ) else {
             return;
         };
         let run_dir = |place: &PlaceArgs| run_dir_of(place).to_owned();
@@ -229,14 +301,25 @@ impl Examiner<'_> {
         if !differ.is_empty() {
             let line = shim.container.node().line;
             let (own, other) = (apiserver.container.name(), shim.container.name());
-            let cause = format!("{own} and {other} do not find each other: {} is not the same", differ.join(", "));
-            self.found(BERTH_DIFFERS, line, cause, format!("give {other} the same BERTH_ variables as {own}"));
+            let cause = format!(
+                "{own} and {other} do not find each other: {} is not the same",
+                differ.join(", ")
+            );
+            self.found(
+                BERTH_DIFFERS,
+                line,
+                cause,
+                format!("give {other} the same BERTH_ variables as {own}"),
+            );
         }
     }
 
     /// Sockets are passed only where both want it.
     fn same_pass(&mut self, apiserver: &Berth<'_>, shim: &Berth<'_>) {
-        if [apiserver, shim].iter().any(|berth| berth.parsed.command().is_none()) {
+        if [apiserver, shim]
+            .iter()
+            .any(|berth| berth.parsed.command().is_none())
+        {
             return;
         }
         let [own, other] = [apiserver, shim].map(|berth| options::pass(&berth.parsed));
@@ -257,7 +340,9 @@ impl Examiner<'_> {
     fn seccomp(&mut self, apiserver: &Berth<'_>) {
         let profile = apiserver.container.security("seccompProfile");
         let profile = profile.filter(|profile| profile.text_of("type") == Some("Localhost"));
-        if let Some(profile) = profile.filter(|_| options::pass(&apiserver.parsed) != PassMode::Relay) {
+        if let Some(profile) =
+            profile.filter(|_| options::pass(&apiserver.parsed) != PassMode::Relay)
+        {
             let file = profile.text_of("localhostProfile").unwrap_or_default();
             self.found(
                 NOT_CHECKED,
@@ -289,20 +374,35 @@ impl Examiner<'_> {
     fn advertised(&mut self, serving: &Berth<'_>) {
         let manifest = self.case.manifest;
         let listen = options::listen(&serving.parsed);
-        let (Some(flag), Some(ip)) = (manifest.flag("advertise-address"), manifest.advertised()) else { return };
-        let Some(port) = listen.first().map(|first| first.addr.port()) else { return };
+        let (Some(flag), Some(ip)) = (manifest.flag("advertise-address"), manifest.advertised())
+        else {
+            return;
+        };
+        let Some(port) = listen.first().map(|first| first.addr.port()) else {
+            return;
+        };
         if !ip.is_loopback() && !covered(SocketAddr::new(ip, port), &listen) {
-            let cause =
-                format!("the shim does not listen on {ip}, to which the Service kubernetes leads: pods are refused");
-            let fix = format!("`berth inject --listen …` with {ip}:{port} too; nothing, if that is a router's address");
+            let cause = format!(
+                "the shim does not listen on {ip}, to which the Service kubernetes leads: pods are refused"
+            );
+            let fix = format!(
+                "`berth inject --listen …` with {ip}:{port} too; nothing, if that is a router's address"
+            );
             self.found(ADVERTISED, flag.line, cause, fix);
         }
     }
 
     /// Whether the probe is let in.
     fn authentication(&mut self, probe: Option<&ProbeArgs>) {
-        let Some(probe) = probe.filter(|probe| probe.probe == ProbeKind::Https) else { return };
-        let Some(flag) = self.case.manifest.flag("authentication-config").filter(|_| !shows_itself(probe)) else {
+        let Some(probe) = probe.filter(|probe| probe.probe == ProbeKind::Https) else {
+            return;
+        };
+        let Some(flag) = self
+            .case
+            .manifest
+            .flag("authentication-config")
+            .filter(|_| !shows_itself(probe))
+        else {
             return;
         };
         let seen = self.case.node.and_then(|node| node.authentication.as_ref());
@@ -311,15 +411,28 @@ impl Examiner<'_> {
         match seen.map(|text| options::lets_probes_in(text)) {
             Some(Ok(true)) => {}
             Some(Ok(false)) => {
-                self.found(ANONYMOUS_AUTH, flag.line, format!("{} does not let the probe in", flag.value), fix);
+                self.found(
+                    ANONYMOUS_AUTH,
+                    flag.line,
+                    format!("{} does not let the probe in", flag.value),
+                    fix,
+                );
             }
             Some(Err(why)) => {
-                self.found(AUTHENTICATION_CONFIG, flag.line, format!("{} cannot be read: {why}", flag.value), fix);
+                self.found(
+                    AUTHENTICATION_CONFIG,
+                    flag.line,
+                    format!("{} cannot be read: {why}", flag.value),
+                    fix,
+                );
             }
             None => self.found(
                 AUTHENTICATION_CONFIG,
                 flag.line,
-                format!("whether {} lets the probe in cannot be seen in the manifest", flag.value),
+                format!(
+                    "whether {} lets the probe in cannot be seen in the manifest",
+                    flag.value
+                ),
                 format!("{fix}; on the node, --node checks the file"),
             ),
         }

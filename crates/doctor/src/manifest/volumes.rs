@@ -14,13 +14,22 @@ impl Examiner<'_> {
     pub(super) fn run_dir(&mut self, layout: &Layout<'_>) {
         let mut directories = Vec::new();
         for berth in std::iter::once(&layout.apiserver).chain(&layout.shim) {
-            let Some(place) = options::place(&berth.parsed) else { continue };
-            let (run_dir, name, line) = (run_dir_of(place), berth.container.name(), berth.container.node().line);
-            let mut wrong = |line, cause: String, fix: String| self.found(RUN_DIR_VOLUME, line, cause, fix);
+            let Some(place) = options::place(&berth.parsed) else {
+                continue;
+            };
+            let (run_dir, name, line) = (
+                run_dir_of(place),
+                berth.container.name(),
+                berth.container.node().line,
+            );
+            let mut wrong =
+                |line, cause: String, fix: String| self.found(RUN_DIR_VOLUME, line, cause, fix);
             let Some(mount) = berth.container.mount_of(run_dir) else {
                 wrong(
                     line,
-                    format!("{name} has no volume at the run directory {run_dir}, so no sibling finds it"),
+                    format!(
+                        "{name} has no volume at the run directory {run_dir}, so no sibling finds it"
+                    ),
                     format!("mount a hostPath of type DirectoryOrCreate at {run_dir}"),
                 );
                 continue;
@@ -39,14 +48,18 @@ impl Examiner<'_> {
                     format!(
                         "the run directory {run_dir} in {name} is no hostPath, so shims of other pods do not meet there"
                     ),
-                    format!("make the volume {{hostPath: {{path: {run_dir}, type: DirectoryOrCreate}}}}"),
+                    format!(
+                        "make the volume {{hostPath: {{path: {run_dir}, type: DirectoryOrCreate}}}}"
+                    ),
                 ),
             }
         }
         if let [(own, _), (other, line)] = &directories[..]
             && own != other
         {
-            let cause = format!("the shim's run directory is {other} on the node, kube-apiserver's is {own}");
+            let cause = format!(
+                "the shim's run directory is {other} on the node, kube-apiserver's is {own}"
+            );
             self.found(RUN_DIR_VOLUME, *line, cause, format!("mount {own} in both"));
         }
     }
@@ -54,5 +67,10 @@ impl Examiner<'_> {
 
 /// The run directory in a container.
 pub(in super::super) fn run_dir_of(place: &PlaceArgs) -> &str {
-    place.run_dir.run_dir.as_deref().and_then(Path::to_str).unwrap_or(RUN_DIR)
+    place
+        .run_dir
+        .run_dir
+        .as_deref()
+        .and_then(Path::to_str)
+        .unwrap_or(RUN_DIR)
 }

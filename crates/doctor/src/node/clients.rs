@@ -47,17 +47,31 @@ impl Clients {
         let mut named: BTreeMap<(String, u16), Vec<String>> = BTreeMap::new();
         for (path, text) in kubeconfigs(root) {
             for place in servers(&text).filter(|(_, port)| ports.contains(port)) {
-                named.entry(place).or_default().push(format!("/{FOLDER}/{path}"));
+                named
+                    .entry(place)
+                    .or_default()
+                    .push(format!("/{FOLDER}/{path}"));
             }
         }
         // A resolver may take seconds for each.
         for ((host, port), files) in named {
             for address in (host, port).to_socket_addrs().into_iter().flatten() {
-                files.iter().for_each(|file| clients.add(address, file.clone()));
+                files
+                    .iter()
+                    .for_each(|file| clients.add(address, file.clone()));
             }
         }
-        let connections: Vec<_> = ports.iter().filter_map(|port| connections(*port).ok()).flatten().collect();
-        let processes = processes_of(&connections.iter().filter_map(|connection| connection.client).collect());
+        let connections: Vec<_> = ports
+            .iter()
+            .filter_map(|port| connections(*port).ok())
+            .flatten()
+            .collect();
+        let processes = processes_of(
+            &connections
+                .iter()
+                .filter_map(|connection| connection.client)
+                .collect(),
+        );
         for connection in connections {
             let remote = connection.remote;
             let by = match connection.client.map(|inode| processes.get(&inode)) {
@@ -67,7 +81,11 @@ impl Clients {
                 // kube-apiserver has connections to itself, and dials its new address from the switch on. Nor is it known
                 // of a process that cannot be seen that it is another one.
                 Some(None) => continue,
-                Some(Some(process)) if matches!(process.name.as_str(), "kube-apiserver" | "berth") => continue,
+                Some(Some(process))
+                    if matches!(process.name.as_str(), "kube-apiserver" | "berth") =>
+                {
+                    continue;
+                }
                 Some(Some(process)) => format!("{} (pid {})", process.name, process.pid),
             };
             clients.add(connection.local, by);
@@ -76,7 +94,10 @@ impl Clients {
     }
 
     pub(in super::super) fn add(&mut self, address: SocketAddr, by: String) {
-        let all = self.0.entry(SocketAddr::new(address.ip().to_canonical(), address.port())).or_default();
+        let all = self
+            .0
+            .entry(SocketAddr::new(address.ip().to_canonical(), address.port()))
+            .or_default();
         if !all.contains(&by) {
             all.push(by);
         }
@@ -85,12 +106,30 @@ impl Clients {
     /// Those that the shim does not listen on; `own` are the addresses of the node.
     pub fn uncovered(&self, listen: &[Listen], own: &[IpAddr]) -> Vec<Uncovered> {
         let mut found = Vec::new();
-        for (address, by) in self.0.iter().filter(|(address, _)| !covered(**address, listen)) {
+        for (address, by) in self
+            .0
+            .iter()
+            .filter(|(address, _)| !covered(**address, listen))
+        {
             let more = by.len().saturating_sub(NAMED);
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            let by = by.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ") + &more;
+            let more = if more > 0 {
+                format!(" and {more} more")
+            } else {
+                String::new()
+            };
+            let by = by
+                .iter()
+                .take(NAMED)
+                .cloned()
+                .collect::<Vec<_>>()
+                .join(", ")
+                + &more;
             let here = address.ip().is_loopback() || own.contains(&address.ip());
-            found.push(Uncovered { address: *address, by, here });
+            found.push(Uncovered {
+                address: *address,
+                by,
+                here,
+            });
         }
         found
     }
@@ -127,9 +166,16 @@ impl Uncovered {
 
 /// The kubeconfigs of the node, by their names.
 pub(super) fn kubeconfigs(root: &Path) -> Vec<(String, String)> {
-    let entries = fs::read_dir(root.join(FOLDER)).into_iter().flatten().flatten();
+    let entries = fs::read_dir(root.join(FOLDER))
+        .into_iter()
+        .flatten()
+        .flatten();
     let read = |entry: fs::DirEntry| {
-        let name = entry.file_name().into_string().ok().filter(|name| name.ends_with(".conf"))?;
+        let name = entry
+            .file_name()
+            .into_string()
+            .ok()
+            .filter(|name| name.ends_with(".conf"))?;
         Some((name, read_small(&entry.path()).and_then(text).ok()?))
     };
     let mut found: Vec<_> = entries.filter_map(read).collect();
@@ -142,7 +188,10 @@ fn servers(text: &str) -> impl Iterator<Item = (String, u16)> {
     let documents = parse(text).unwrap_or_default();
     let clusters = documents.iter().flat_map(|root| root.list("clusters"));
     let urls = clusters.filter_map(|cluster| cluster.at(&["cluster", "server"])?.text());
-    let places: Vec<_> = urls.filter_map(|url| Place::parse(url).ok()).map(|place| (place.host, place.port)).collect();
+    let places: Vec<_> = urls
+        .filter_map(|url| Place::parse(url).ok())
+        .map(|place| (place.host, place.port))
+        .collect();
     places.into_iter()
 }
 
@@ -166,11 +215,18 @@ fn connections(port: u16) -> io::Result<Vec<Connection>> {
 fn pair(port: u16, entries: &[Entry]) -> Vec<Connection> {
     let plain = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
     let ends = |entry: &Entry| (plain(entry.local), plain(entry.remote));
-    let clients: HashMap<_, _> = entries.iter().map(|entry| (ends(entry), entry.inode)).collect();
+    let clients: HashMap<_, _> = entries
+        .iter()
+        .map(|entry| (ends(entry), entry.inode))
+        .collect();
     let established = |entry: &&Entry| entry.state == ESTABLISHED && entry.local.port() == port;
     let accepted = entries.iter().filter(established).map(ends);
     accepted
-        .map(|(local, remote)| Connection { local, remote, client: clients.get(&(remote, local)).copied() })
+        .map(|(local, remote)| Connection {
+            local,
+            remote,
+            client: clients.get(&(remote, local)).copied(),
+        })
         .collect()
 }
 
@@ -182,15 +238,22 @@ mod tests {
 
     fn clients(all: &[(&str, &str)]) -> Clients {
         let mut clients = Clients::default();
-        all.iter().for_each(|(address, by)| clients.add(address.parse().unwrap(), (*by).to_owned()));
+        all.iter()
+            .for_each(|(address, by)| clients.add(address.parse().unwrap(), (*by).to_owned()));
         clients
     }
 
     fn uncovered(dialled: &str, listen: &[&str]) -> Vec<(String, bool)> {
-        let listen: Vec<Listen> = listen.iter().map(|text| berth_options::check::listen(text).unwrap()).collect();
+        let listen: Vec<Listen> = listen
+            .iter()
+            .map(|text| berth_options::check::listen(text).unwrap())
+            .collect();
         let own = ["10.0.0.5".parse().unwrap(), "fd00::5".parse().unwrap()];
         let found = clients(&[(dialled, "a")]).uncovered(&listen, &own);
-        found.into_iter().map(|one| (one.address.to_string(), one.here)).collect()
+        found
+            .into_iter()
+            .map(|one| (one.address.to_string(), one.here))
+            .collect()
     }
 
     #[test]
@@ -206,18 +269,36 @@ mod tests {
             assert_eq!(uncovered(dialled, &[listen]), [], "{dialled} {listen}");
         }
         let here = |address: &str| vec![(address.to_owned(), true)];
-        assert_eq!(uncovered("127.0.0.1:6443", &["10.0.0.5:6443"]), here("127.0.0.1:6443"));
-        assert_eq!(uncovered("127.0.0.1:6443", &["192.0.2.1:6443"]), here("127.0.0.1:6443"));
-        assert_eq!(uncovered("[fd00::5]:6443", &["10.0.0.5:6443", "0.0.0.0:6443"]), here("[fd00::5]:6443"));
-        assert_eq!(uncovered("10.0.0.5:6443", &["10.0.0.5:7443"]), here("10.0.0.5:6443"));
-        assert_eq!(uncovered("10.0.0.9:6443", &["10.0.0.5:6443"]), [("10.0.0.9:6443".to_owned(), false)]);
+        assert_eq!(
+            uncovered("127.0.0.1:6443", &["10.0.0.5:6443"]),
+            here("127.0.0.1:6443")
+        );
+        assert_eq!(
+            uncovered("127.0.0.1:6443", &["192.0.2.1:6443"]),
+            here("127.0.0.1:6443")
+        );
+        assert_eq!(
+            uncovered("[fd00::5]:6443", &["10.0.0.5:6443", "0.0.0.0:6443"]),
+            here("[fd00::5]:6443")
+        );
+        assert_eq!(
+            uncovered("10.0.0.5:6443", &["10.0.0.5:7443"]),
+            here("10.0.0.5:6443")
+        );
+        assert_eq!(
+            uncovered("10.0.0.9:6443", &["10.0.0.5:6443"]),
+            [("10.0.0.9:6443".to_owned(), false)]
+        );
     }
 
     #[test]
     fn an_address_is_told_once_with_a_few_of_its_users() {
         let users = ["a", "b", "a", "c", "d", "e"].map(|by| ("127.0.0.1:6443", by));
         let found = clients(&users).uncovered(&[], &[]);
-        assert_eq!((found.len(), found[0].by.as_str()), (1, "a, b, c and 2 more"));
+        assert_eq!(
+            (found.len(), found[0].by.as_str()),
+            (1, "a, b, c and 2 more")
+        );
     }
 
     #[test]
@@ -226,7 +307,8 @@ mod tests {
         let directory = root.path().join(FOLDER);
         fs::create_dir_all(&directory).unwrap();
         let write = |name: &str, server: &str| {
-            let text = format!("kind: Config\nclusters:\n- name: a\n  cluster: {{server: '{server}'}}\n");
+            let text =
+                format!("kind: Config\nclusters:\n- name: a\n  cluster: {{server: '{server}'}}\n");
             fs::write(directory.join(name), text).unwrap();
         };
         let listener = TcpListener::bind("127.83.2.1:0").unwrap();
@@ -240,15 +322,30 @@ mod tests {
         let client = TcpStream::connect(bound).unwrap();
         let found = Clients::gather(root.path(), &[port]);
         let by = |address: SocketAddr| found.0.get(&address).map(|by| by.join(" "));
-        assert_eq!(by(format!("10.0.0.9:{port}").parse().unwrap()).as_deref(), Some("/etc/kubernetes/admin.conf"));
+        assert_eq!(
+            by(format!("10.0.0.9:{port}").parse().unwrap()).as_deref(),
+            Some("/etc/kubernetes/admin.conf")
+        );
         let local = format!("127.0.0.1:{port}").parse().unwrap();
         assert_eq!(by(local).as_deref(), Some("/etc/kubernetes/kubelet.conf"));
         let own = format!("(pid {})", std::process::id());
-        assert!(by(bound).is_some_and(|by| by.ends_with(&own)), "{found:?} {client:?}");
+        assert!(
+            by(bound).is_some_and(|by| by.ends_with(&own)),
+            "{found:?} {client:?}"
+        );
         let _another = TcpStream::connect(bound).unwrap();
-        let inodes: HashSet<_> = connections(port).unwrap().iter().filter_map(|one| one.client).collect();
+        let inodes: HashSet<_> = connections(port)
+            .unwrap()
+            .iter()
+            .filter_map(|one| one.client)
+            .collect();
         assert_eq!(processes_of(&inodes).len(), 2);
-        assert!(!found.0.keys().any(|address| address.port() == 1 || address.ip().to_string() == "10.0.0.10"));
+        assert!(
+            !found
+                .0
+                .keys()
+                .any(|address| address.port() == 1 || address.ip().to_string() == "10.0.0.10")
+        );
     }
 
     fn address(text: &str) -> SocketAddr {
@@ -267,11 +364,23 @@ mod tests {
         // A server's socket of both families, and its client's of one.
         let entries = [
             socket("[::ffff:10.0.0.5]:6443", "[::ffff:10.0.0.5]:40000", 1),
-            Entry { state: 0x04, ..socket("10.0.0.5:40000", "10.0.0.5:6443", 2) },
+            Entry {
+                state: 0x04,
+                ..socket("10.0.0.5:40000", "10.0.0.5:6443", 2)
+            },
             socket("10.0.0.5:6443", "10.0.0.9:40000", 3),
         ];
-        let connection =
-            |remote: &str, client| Connection { local: address("10.0.0.5:6443"), remote: address(remote), client };
-        assert_eq!(pair(6443, &entries), [connection("10.0.0.5:40000", Some(2)), connection("10.0.0.9:40000", None)]);
+        let connection = |remote: &str, client| Connection {
+            local: address("10.0.0.5:6443"),
+            remote: address(remote),
+            client,
+        };
+        assert_eq!(
+            pair(6443, &entries),
+            [
+                connection("10.0.0.5:40000", Some(2)),
+                connection("10.0.0.9:40000", None)
+            ]
+        );
     }
 }

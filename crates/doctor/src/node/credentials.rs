@@ -26,7 +26,8 @@ impl Credentials {
     /// Of the shim of a manifest, on a node whose files are below `root`. None: it has none from the node, or they may not be read.
     pub(super) fn gather(root: &Path, layout: &Layout<'_>) -> Option<Self> {
         let serving = layout.serving()?;
-        let (cluster, _) = options::cluster(&serving.parsed).filter(|(cluster, _)| *cluster != options::IN_CLUSTER)?;
+        let (cluster, _) = options::cluster(&serving.parsed)
+            .filter(|(cluster, _)| *cluster != options::IN_CLUSTER)?;
         let path = PathBuf::from(serving.container.on_node(cluster)?);
         let at = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
         let directory = path.parent()?;
@@ -39,8 +40,11 @@ impl Credentials {
         let mut files = vec![directory.to_owned(), path.clone()];
         let has_certificate = text.map_err(|error| error.to_string()).and_then(|text| {
             let read = |file: &Path| {
-                let read = resolve(file).map(|file| read_small(&at(&file)).map_err(|error| error.to_string()));
-                read.unwrap_or_else(|| Err(format!("{} is in no hostPath of the shim", file.display())))
+                let read = resolve(file)
+                    .map(|file| read_small(&at(&file)).map_err(|error| error.to_string()));
+                read.unwrap_or_else(|| {
+                    Err(format!("{} is in no hostPath of the shim", file.display()))
+                })
             };
             let access = Access::parse(&text, read).map_err(|mistake| mistake.to_string())?;
             if let Some(Token::File(file)) = &access.token {
@@ -53,7 +57,11 @@ impl Credentials {
             let meta = fs::metadata(at(&path)).ok()?;
             Some((path, meta.uid(), meta.mode() & 0o7777))
         };
-        Some(Self { path, files: files.into_iter().filter_map(look).collect(), has_certificate })
+        Some(Self {
+            path,
+            files: files.into_iter().filter_map(look).collect(),
+            has_certificate,
+        })
     }
 
     pub(in super::super) fn examine(&self, uid: u32) -> Vec<Finding> {
@@ -61,21 +69,27 @@ impl Credentials {
         let grant = format!("berth grant --out {path}");
         let has_certificate = match &self.has_certificate {
             Err(why) => {
-                return vec![CLUSTER_KUBECONFIG.at(path, format!("the shim will not start: {why}"), grant)];
+                return vec![CLUSTER_KUBECONFIG.at(
+                    path,
+                    format!("the shim will not start: {why}"),
+                    grant,
+                )];
             }
             Ok(has_certificate) => *has_certificate,
         };
         let mut found = Vec::new();
         if has_certificate {
-            let cause = "it holds a client certificate, which is an operator's, so the shim will not start";
+            let cause =
+                "it holds a client certificate, which is an operator's, so the shim will not start";
             found.push(CLUSTER_KUBECONFIG.at(path, cause, grant));
         }
         for (file, owner, mode) in &self.files {
             let place = file.display().to_string();
             let (cause, fix) = match () {
-                () if *owner != uid => {
-                    (format!("it belongs to uid {owner}, and the shim is uid {uid}"), format!("chown {uid} {place}"))
-                }
+                () if *owner != uid => (
+                    format!("it belongs to uid {owner}, and the shim is uid {uid}"),
+                    format!("chown {uid} {place}"),
+                ),
                 () if mode & 0o077 != 0 => (
                     format!("it has mode {mode:04o}, so others may use the token"),
                     format!("chmod {:04o} {place}", mode & 0o700),
@@ -90,5 +104,9 @@ impl Credentials {
 
 /// Where a file that a kubeconfig names is on the node.
 fn within(container: Container<'_>, directory: &Path, file: &Path) -> Option<PathBuf> {
-    if file.is_absolute() { container.on_node(file.to_str()?).map(PathBuf::from) } else { Some(directory.join(file)) }
+    if file.is_absolute() {
+        container.on_node(file.to_str()?).map(PathBuf::from)
+    } else {
+        Some(directory.join(file))
+    }
 }

@@ -33,7 +33,11 @@ pub(in super::super) const SIGNS: &str = "service-account-signing-key-file";
 const READ: [&str; 4] = ["file", "-config", "-client-certificate", "-client-key"];
 
 /// Kernel settings that are read.
-const SETTINGS: [&str; 3] = ["kernel.yama.ptrace_scope", "net.ipv4.ip_nonlocal_bind", "net.ipv4.tcp_migrate_req"];
+const SETTINGS: [&str; 3] = [
+    "kernel.yama.ptrace_scope",
+    "net.ipv4.ip_nonlocal_bind",
+    "net.ipv4.tcp_migrate_req",
+];
 
 /// The state of a node. What could not be read is absent, and is not judged.
 #[derive(Debug, Default)]
@@ -80,7 +84,10 @@ pub struct LiveShim {
 
 impl From<Lease> for LiveShim {
     fn from(lease: Lease) -> Self {
-        Self { instance: lease.instance.to_string(), version: lease.berth_version }
+        Self {
+            instance: lease.instance.to_string(),
+            version: lease.berth_version,
+        }
     }
 }
 
@@ -104,13 +111,18 @@ impl Facts {
     pub fn gather(root: &Path, manifest: &Manifest) -> Self {
         let at = |path: &str| root.join(path.trim_start_matches('/'));
         let container = manifest.container();
-        let file = manifest.flag("authentication-config").and_then(|flag| container.on_node(flag.value));
+        let file = manifest
+            .flag("authentication-config")
+            .and_then(|flag| container.on_node(flag.value));
         let settings = SETTINGS.into_iter().filter_map(|name| {
             let path = root.join("proc/sys").join(name.replace('.', "/"));
             Some((name, fs::read_to_string(path).ok()?))
         });
         let apiservers = apiservers(&root.join("proc"));
-        let started = apiservers.iter().filter_map(|process| process.started).min();
+        let started = apiservers
+            .iter()
+            .filter_map(|process| process.started)
+            .min();
         let newer = |flag: &'static str| {
             let path = container.on_node(manifest.flag(flag)?.value)?;
             let changed = fs::metadata(at(&path)).ok()?.modified().ok()?;
@@ -124,7 +136,9 @@ impl Facts {
             authentication: file.and_then(|file| read_small(&at(&file)).and_then(text).ok()),
             addresses: netdevice::addresses().ok(),
             apiservers,
-            available: Meminfo::from_file(root.join("proc/meminfo")).ok().and_then(|memory| memory.mem_available),
+            available: Meminfo::from_file(root.join("proc/meminfo"))
+                .ok()
+                .and_then(|memory| memory.mem_available),
             settings: settings.collect(),
             ..Self::default()
         };
@@ -136,14 +150,20 @@ impl Facts {
 
     /// What clients dial and a shim with these addresses does not listen on.
     pub(super) fn uncovered(&self, listen: &[Listen]) -> Vec<Uncovered> {
-        self.clients.uncovered(listen, self.addresses.as_deref().unwrap_or_default())
+        self.clients
+            .uncovered(listen, self.addresses.as_deref().unwrap_or_default())
     }
 
     fn sample_layout(&mut self, layout: &Layout<'_>, manifest: &Manifest, root: &Path) {
         if let Some(path) = run_dir_on_node(layout) {
             let path = root.join(path.strip_prefix("/").unwrap_or(&path));
             match RunDir::usable(&path, Uid::from_raw(uid(layout.apiserver.container))) {
-                Ok(_) => self.shims = leases(&path).into_iter().map(|(_, lease)| LiveShim::from(lease)).collect(),
+                Ok(_) => {
+                    self.shims = leases(&path)
+                        .into_iter()
+                        .map(|(_, lease)| LiveShim::from(lease))
+                        .collect()
+                }
                 Err(error) => self.run_dir = Some(error),
             }
         }
@@ -152,19 +172,35 @@ impl Facts {
         let listen = listen(layout);
         let ports: BTreeSet<_> = listen.iter().map(|listen| listen.addr.port()).collect();
         self.clients = Clients::gather(root, &dialled(&listen, manifest));
-        for entry in ports.into_iter().filter_map(|port| listeners(port).ok()).flatten() {
-            self.listeners.push(HeldPort { entry, process: process_of(entry.inode) });
+        for entry in ports
+            .into_iter()
+            .filter_map(|port| listeners(port).ok())
+            .flatten()
+        {
+            self.listeners.push(HeldPort {
+                entry,
+                process: process_of(entry.inode),
+            });
         }
     }
 }
 
 /// The files of the node that kube-apiserver reads and that are not there, with their flags.
 fn missing(root: &Path, manifest: &Manifest) -> Vec<(String, String)> {
-    let is_missing = |path: &String| matches!(found(fs::metadata(root.join(path.trim_start_matches('/')))), Ok(None));
+    let is_missing = |path: &String| {
+        matches!(
+            found(fs::metadata(root.join(path.trim_start_matches('/')))),
+            Ok(None)
+        )
+    };
     let flag = |argument: &YamlNode| {
         let (flag, path) = argument.text()?.split_once('=')?;
         let is_read = READ.iter().any(|end| flag.ends_with(end));
-        let path = manifest.container().on_node(path).filter(|_| is_read).filter(is_missing)?;
+        let path = manifest
+            .container()
+            .on_node(path)
+            .filter(|_| is_read)
+            .filter(is_missing)?;
         Some((flag.to_owned(), path))
     };
     manifest.arguments().into_iter().filter_map(flag).collect()
@@ -176,20 +212,34 @@ fn missing(root: &Path, manifest: &Manifest) -> Vec<(String, String)> {
 pub fn obstacle(manifest: &Manifest) -> Option<String> {
     let layout = Layout::of(manifest)?;
     let passes = options::pass(&layout.apiserver.parsed) != PassMode::Relay;
-    passes.then(self_test)?.err().map(|obstacle| obstacle.to_string())
+    passes
+        .then(self_test)?
+        .err()
+        .map(|obstacle| obstacle.to_string())
 }
 
 /// Asks the live shims of the run directory of a node, whose files are below `root`, which of their siblings they have
 /// no connection to.
 pub async fn unconnected(root: &Path, manifest: &Manifest) -> Vec<String> {
     let path = Layout::of(manifest).and_then(|layout| run_dir_on_node(&layout));
-    let Some(path) = path.map(|path| root.join(path.strip_prefix("/").unwrap_or(&path))) else { return Vec::new() };
+    let Some(path) = path.map(|path| root.join(path.strip_prefix("/").unwrap_or(&path))) else {
+        return Vec::new();
+    };
     let mut found = Vec::new();
     for (berth, lease) in leases(&path) {
-        let Ok(socket) = berth.socket_path(&lease.instance) else { continue };
+        let Ok(socket) = berth.socket_path(&lease.instance) else {
+            continue;
+        };
         // A shim that does not answer is reported by its siblings.
-        let Ok(status) = ipc::status(&socket, ipc::PATIENCE).await else { continue };
-        let pair = |other| format!("the shims of {} and {other} have no connection", lease.instance);
+        let Ok(status) = ipc::status(&socket, ipc::PATIENCE).await else {
+            continue;
+        };
+        let pair = |other| {
+            format!(
+                "the shims of {} and {other} have no connection",
+                lease.instance
+            )
+        };
         found.extend(status.unconnected.iter().map(pair));
     }
     found
@@ -197,24 +247,43 @@ pub async fn unconnected(root: &Path, manifest: &Manifest) -> Vec<String> {
 
 /// The live leases of a run directory.
 fn leases(path: &Path) -> Vec<(BerthDir, Lease)> {
-    let (Ok(boot), Ok(now)) = (clock::boot_id(), clock::boottime()) else { return Vec::new() };
-    let berths = RunDir::find(path).ok().flatten().and_then(|run_dir| run_dir.berths().ok()).unwrap_or_default();
+    let (Ok(boot), Ok(now)) = (clock::boot_id(), clock::boottime()) else {
+        return Vec::new();
+    };
+    let berths = RunDir::find(path)
+        .ok()
+        .flatten()
+        .and_then(|run_dir| run_dir.berths().ok())
+        .unwrap_or_default();
     let of = |berth: BerthDir| {
-        let found = lease::list(&berth).map(|listing| listing.found).unwrap_or_default();
+        let found = lease::list(&berth)
+            .map(|listing| listing.found)
+            .unwrap_or_default();
         found.into_iter().map(move |lease| (berth.clone(), lease))
     };
-    berths.into_iter().flat_map(of).filter(|(_, lease)| lease.is_live(&boot, now)).collect()
+    berths
+        .into_iter()
+        .flat_map(of)
+        .filter(|(_, lease)| lease.is_live(&boot, now))
+        .collect()
 }
 
 /// Where the shim of a manifest listens.
 pub(in super::super) fn listen(layout: &Layout<'_>) -> Vec<Listen> {
-    layout.serving().map(|serving| options::listen(&serving.parsed)).unwrap_or_default()
+    layout
+        .serving()
+        .map(|serving| options::listen(&serving.parsed))
+        .unwrap_or_default()
 }
 
 /// Ports by which clients reach kube-apiserver: the shim's, and its own where it was without berth.
 pub(super) fn dialled(listen: &[Listen], manifest: &Manifest) -> Vec<u16> {
     let own = manifest.secure_port().ok().filter(|_| !listen.is_empty());
-    let ports: BTreeSet<_> = listen.iter().map(|listen| listen.addr.port()).chain(own).collect();
+    let ports: BTreeSet<_> = listen
+        .iter()
+        .map(|listen| listen.addr.port())
+        .chain(own)
+        .collect();
     ports.into_iter().collect()
 }
 
@@ -223,13 +292,23 @@ fn apiservers(proc: &Path) -> Vec<RunningProcess> {
     let system = current_system_info();
     let ticks = u32::try_from(system.ticks_per_second()).unwrap_or(u32::MAX);
     let stats = KernelStats::from_file(proc.join("stat"), system).ok();
-    let booted = stats.and_then(|stats| SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(stats.btime)));
+    let booted = stats
+        .and_then(|stats| SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(stats.btime)));
     let read = |process: Process| {
-        let stat = process.stat().ok().filter(|stat| stat.comm == "kube-apiserver")?;
+        let stat = process
+            .stat()
+            .ok()
+            .filter(|stat| stat.comm == "kube-apiserver")?;
         Some(RunningProcess {
             resident: process.status().ok()?.vmrss?.checked_mul(1024)?,
-            started: booted.and_then(|booted| booted.checked_add(Duration::from_secs(stat.starttime) / ticks)),
+            started: booted
+                .and_then(|booted| booted.checked_add(Duration::from_secs(stat.starttime) / ticks)),
         })
     };
-    all_processes_with_root(proc).into_iter().flatten().flatten().filter_map(read).collect()
+    all_processes_with_root(proc)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(read)
+        .collect()
 }

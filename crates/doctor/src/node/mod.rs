@@ -26,17 +26,26 @@ pub use facts::{Facts, HeldPort, LiveShim, RunningProcess, obstacle, unconnected
 pub(super) use serving::untrusted;
 
 pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
-    let mut examiner = Examiner { facts, findings: Vec::new() };
+    let mut examiner = Examiner {
+        facts,
+        findings: Vec::new(),
+    };
     examiner.memory();
     examiner.migrate_req();
     for (flag, path) in &facts.missing {
-        let cause = format!("{flag} names this file, which is not there: kube-apiserver ends as it starts");
-        examiner.findings.push(FILE_MISSING.at(path.clone(), cause, "put the file there, or correct the flag"));
+        let cause =
+            format!("{flag} names this file, which is not there: kube-apiserver ends as it starts");
+        examiner.findings.push(FILE_MISSING.at(
+            path.clone(),
+            cause,
+            "put the file there, or correct the flag",
+        ));
     }
     if facts.unprivileged {
-        let cause =
-            "other users' processes and files cannot be seen, so who holds ports, clients and memory are not all known";
-        examiner.findings.push(NOT_CHECKED.at("this node", cause, "run this as root"));
+        let cause = "other users' processes and files cannot be seen, so who holds ports, clients and memory are not all known";
+        examiner
+            .findings
+            .push(NOT_CHECKED.at("this node", cause, "run this as root"));
     }
     if let Some(layout) = Layout::of(case.manifest) {
         examiner.run_dir(&layout);
@@ -44,11 +53,15 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
         if let Some(serving) = layout.serving() {
             let listen = listen(&layout);
             examiner.addresses(&listen);
-            examiner.findings.extend(facts.uncovered(&listen).iter().map(Uncovered::finding));
+            examiner
+                .findings
+                .extend(facts.uncovered(&listen).iter().map(Uncovered::finding));
             examiner.holders(&listen, uid(serving.container));
             let credentials = facts.credentials.iter();
             let uid = uid(serving.container);
-            examiner.findings.extend(credentials.flat_map(|credentials| credentials.examine(uid)));
+            examiner
+                .findings
+                .extend(credentials.flat_map(|credentials| credentials.examine(uid)));
         }
     }
     examiner.findings.extend(facts.certificate.clone());
@@ -65,13 +78,24 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
 /// What a new manifest does to clients of this node: what they dial and its shim does not listen on, and a certificate that its probe
 /// refuses. The first is not looked for if the manifest is another node's, as far as it names an address.
 pub fn foresee(root: &Path, manifest: &Manifest) -> Vec<Finding> {
-    let listen = Layout::of(manifest).map(|layout| listen(&layout)).unwrap_or_default();
+    let listen = Layout::of(manifest)
+        .map(|layout| listen(&layout))
+        .unwrap_or_default();
     let own = netdevice::addresses().unwrap_or_default();
-    let clients = match listen.iter().map(|listen| listen.addr.ip()).any(|ip| is_host_ip(ip) || own.contains(&ip)) {
+    let clients = match listen
+        .iter()
+        .map(|listen| listen.addr.ip())
+        .any(|ip| is_host_ip(ip) || own.contains(&ip))
+    {
         true => Clients::gather(root, &facts::dialled(&listen, manifest)),
         false => Clients::default(),
     };
-    clients.uncovered(&listen, &own).iter().map(Uncovered::finding).chain(untrusted(root, manifest)).collect()
+    clients
+        .uncovered(&listen, &own)
+        .iter()
+        .map(Uncovered::finding)
+        .chain(untrusted(root, manifest))
+        .collect()
 }
 
 struct Examiner<'a> {
@@ -87,14 +111,17 @@ impl Examiner<'_> {
     /// Whether it can be used, and what is in it.
     fn run_dir(&mut self, layout: &Layout<'_>) {
         let apiserver = layout.apiserver.container;
-        let path = options::place(&layout.apiserver.parsed).and_then(|place| apiserver.on_node(run_dir_of(place)));
+        let path = options::place(&layout.apiserver.parsed)
+            .and_then(|place| apiserver.on_node(run_dir_of(place)));
         let Some(path) = path else { return };
         let uid = uid(apiserver);
         if let Some(error) = &self.facts.run_dir {
             let message = error.to_string();
             let (cause, fix) = match error {
                 registry::Error::Owner { owner, .. } => (
-                    format!("the run directory is owned by uid {owner}, and kube-apiserver is uid {uid}"),
+                    format!(
+                        "the run directory is owned by uid {owner}, and kube-apiserver is uid {uid}"
+                    ),
                     format!("chown -R {uid} {path}"),
                 ),
                 registry::Error::Mode { mode, .. } => (
@@ -106,7 +133,8 @@ impl Examiner<'_> {
                     (cause.to_owned(), fix.to_owned())
                 }
             };
-            self.findings.push(RUN_DIR_OWNER.at(path.clone(), cause, fix));
+            self.findings
+                .push(RUN_DIR_OWNER.at(path.clone(), cause, fix));
         }
         for what in &self.facts.unconnected {
             self.findings.push(SHIMS_UNCONNECTED.at(
@@ -117,7 +145,9 @@ impl Examiner<'_> {
         }
         let own = minor(berth_node::VERSION);
         for shim in &self.facts.shims {
-            let (Some(own), Some(other)) = (own, minor(&shim.version)) else { continue };
+            let (Some(own), Some(other)) = (own, minor(&shim.version)) else {
+                continue;
+            };
             if own.0 != other.0 || own.1.abs_diff(other.1) > 1 {
                 self.findings.push(BERTH_VERSION.at(
                     path.clone(),
@@ -140,7 +170,10 @@ impl Examiner<'_> {
             PassMode::Auto => "clients are relayed",
             PassMode::Inject => "kube-apiserver is not started",
         };
-        let scope = self.setting("kernel.yama.ptrace_scope").map(str::trim).filter(|scope| ["2", "3"].contains(scope));
+        let scope = self
+            .setting("kernel.yama.ptrace_scope")
+            .map(str::trim)
+            .filter(|scope| ["2", "3"].contains(scope));
         let (place, message) = match (scope, &self.facts.obstacle) {
             (Some(scope), _) => (
                 "kernel.yama.ptrace_scope",
@@ -153,7 +186,11 @@ impl Examiner<'_> {
             (None, None) => return,
         };
         let (cause, fix) = split(&message);
-        let mut finding = PASS_OBSTACLE.at(place, format!("{cause}, so with --pass {} {then}", pass.as_str()), fix);
+        let mut finding = PASS_OBSTACLE.at(
+            place,
+            format!("{cause}, so with --pass {} {then}", pass.as_str()),
+            fix,
+        );
         if pass == PassMode::Auto {
             finding.severity = Severity::Warning;
         }
@@ -161,8 +198,12 @@ impl Examiner<'_> {
     }
 
     fn addresses(&mut self, listen: &[Listen]) {
-        let Some(own) = &self.facts.addresses else { return };
-        let anywhere = self.setting("net.ipv4.ip_nonlocal_bind").is_some_and(|value| value.trim() == "1");
+        let Some(own) = &self.facts.addresses else {
+            return;
+        };
+        let anywhere = self
+            .setting("net.ipv4.ip_nonlocal_bind")
+            .is_some_and(|value| value.trim() == "1");
         for Listen { addr, freebind } in listen {
             let ip = addr.ip();
             let there = match ip {
@@ -186,7 +227,9 @@ impl Examiner<'_> {
         for wanted in listen.iter().map(|listen| listen.addr) {
             let host_ip = is_host_ip(wanted.ip());
             for HeldPort { entry, process } in &self.facts.listeners {
-                let Entry { local, uid: other, .. } = *entry;
+                let Entry {
+                    local, uid: other, ..
+                } = *entry;
                 let clashes = if host_ip {
                     local.port() == wanted.port() && !local.ip().is_loopback()
                 } else {
@@ -214,7 +257,8 @@ impl Examiner<'_> {
                 } else {
                     split(&message)
                 };
-                self.findings.push(PORT_HELD.at(wanted.to_string(), cause, fix));
+                self.findings
+                    .push(PORT_HELD.at(wanted.to_string(), cause, fix));
             }
         }
         // One listener can be in the way of several addresses.
@@ -227,9 +271,13 @@ impl Examiner<'_> {
     }
 
     fn memory(&mut self) {
-        let Some(available) = self.facts.available else { return };
+        let Some(available) = self.facts.available else {
+            return;
+        };
         // With two of them, there is room for two.
-        let [running] = &self.facts.apiservers[..] else { return };
+        let [running] = &self.facts.apiservers[..] else {
+            return;
+        };
         let [available, needed] = [available, running.resident].map(|bytes| bytes >> 20);
         if available < needed {
             self.findings.push(MEMORY.at(
@@ -244,7 +292,10 @@ impl Examiner<'_> {
     }
 
     fn migrate_req(&mut self) {
-        if self.setting("net.ipv4.tcp_migrate_req").is_some_and(|value| value.trim() == "1") {
+        if self
+            .setting("net.ipv4.tcp_migrate_req")
+            .is_some_and(|value| value.trim() == "1")
+        {
             self.findings.push(MIGRATE_REQ.at(
                 "net.ipv4.tcp_migrate_req",
                 "the kernel moves what is queued on a listener that closes, and before a fix of 2026 it may not wake the \
@@ -264,5 +315,9 @@ fn minor(version: &str) -> Option<(u32, u32)> {
 /// Where the run directory is on the node.
 fn run_dir_on_node(layout: &Layout<'_>) -> Option<PathBuf> {
     let place = options::place(&layout.apiserver.parsed)?;
-    layout.apiserver.container.on_node(run_dir_of(place)).map(PathBuf::from)
+    layout
+        .apiserver
+        .container
+        .on_node(run_dir_of(place))
+        .map(PathBuf::from)
 }

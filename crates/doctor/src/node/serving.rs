@@ -8,7 +8,9 @@ use berth_manifest::{Container, Manifest};
 use berth_options::check::{Checks, READY, check_probe};
 use berth_os::file::read_small;
 use berth_shim::backend::probe::ProbeKind;
-use rustls::CertificateError::{Expired, ExpiredContext, NotValidForNameContext, NotValidYetContext};
+use rustls::CertificateError::{
+    Expired, ExpiredContext, NotValidForNameContext, NotValidYetContext,
+};
 use rustls::Error::{InvalidCertificate, PeerIncompatible};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use std::path::Path;
@@ -21,42 +23,79 @@ pub(crate) fn untrusted(root: &Path, manifest: &Manifest) -> Option<Finding> {
     let args = options::probe(&serving.parsed).filter(|args| args.probe == ProbeKind::Https)?;
     let probe = check_probe(args, READY, true, &mut Checks::default())?;
     let (name, now) = (probe.server_name.clone(), UnixTime::now());
-    let at = |container: Container<'_>, file: &str| Some(root.join(container.on_node(file)?.trim_start_matches('/')));
-    let shown = |file: &str| Some(certificates(&read_small(&at(manifest.container(), file)?).ok()?));
-    let trust_itself = |chain: &[CertificateDer<'static>]| Trust::new(chain.to_vec()).verify(chain, &name, now);
+    let at = |container: Container<'_>, file: &str| {
+        Some(root.join(container.on_node(file)?.trim_start_matches('/')))
+    };
+    let shown = |file: &str| {
+        Some(certificates(
+            &read_small(&at(manifest.container(), file)?).ok()?,
+        ))
+    };
+    let trust_itself =
+        |chain: &[CertificateDer<'static>]| Trust::new(chain.to_vec()).verify(chain, &name, now);
     // Who asks for an address says no name.
-    let pairs = manifest.flags("tls-sni-cert-key").into_iter().flat_map(|flag| flag.value.split([';', ' ']));
-    let mut pairs = pairs.filter_map(|pair| pair.split_once(',')).filter(|_| matches!(name, ServerName::DnsName(_)));
+    let pairs = manifest
+        .flags("tls-sni-cert-key")
+        .into_iter()
+        .flat_map(|flag| flag.value.split([';', ' ']));
+    let mut pairs = pairs
+        .filter_map(|pair| pair.split_once(','))
+        .filter(|_| matches!(name, ServerName::DnsName(_)));
     let by_name = pairs.find(|(file, rest)| match rest.split_once(':') {
         Some((_, names)) => names.split(',').any(|known| known == name.to_str()),
         None => shown(file).is_some_and(|chain| trust_itself(&chain).is_ok()),
     });
-    let file = by_name.map(|(file, _)| file).or_else(|| manifest.flag("tls-cert-file").map(|flag| flag.value))?;
+    let file = by_name
+        .map(|(file, _)| file)
+        .or_else(|| manifest.flag("tls-cert-file").map(|flag| flag.value))?;
     let (chain, place) = (shown(file)?, manifest.container().on_node(file)?);
-    let probe = probe.with_files(|file| file.to_str().and_then(|file| at(serving.container, file)).unwrap_or_default());
+    let probe = probe.with_files(|file| {
+        file.to_str()
+            .and_then(|file| at(serving.container, file))
+            .unwrap_or_default()
+    });
     if let Err(why) = probe.check() {
         let cause = format!("the shim does not start: {why}");
         return Some(SERVING_CERTIFICATE.at(place, cause, "give its probe other files"));
     }
     // How a TLS message says the length of each: rustls reads 64 KiB of them.
-    let length = chain.iter().map(|certificate| certificate.len() + 5).sum::<usize>() + 4;
+    let length = chain
+        .iter()
+        .map(|certificate| certificate.len() + 5)
+        .sum::<usize>()
+        + 4;
     if length > 0xffff {
-        let cause = format!("it has {length} bytes of certificates, of which the shim's probe reads 64 KiB");
-        return Some(SERVING_CERTIFICATE.at(place, cause, "leave the certificate and its issuers alone in the file"));
+        let cause = format!(
+            "it has {length} bytes of certificates, of which the shim's probe reads 64 KiB"
+        );
+        return Some(SERVING_CERTIFICATE.at(
+            place,
+            cause,
+            "leave the certificate and its issuers alone in the file",
+        ));
     }
-    let error = Trust::from_pem(&read_small(&probe.ca?).ok()?).ok()?.verify(&chain, &name, now).err()?;
+    let error = Trust::from_pem(&read_small(&probe.ca?).ok()?)
+        .ok()?
+        .verify(&chain, &name, now)
+        .err()?;
     let fix = match (&error, trust_itself(&chain)) {
         (InvalidCertificate(NotValidForNameContext { .. }), _) => {
-            "berth inject --probe-server-name NAME with such a name, beside its other options".into()
+            "berth inject --probe-server-name NAME with such a name, beside its other options"
+                .into()
         }
         (_, Ok(())) => format!("berth inject --probe-ca {file}, beside its other options"),
         (_, Err(error @ InvalidCertificate(NotValidForNameContext { .. }))) => {
-            format!("berth inject --probe-ca {file} --probe-server-name NAME, beside its other options: {error}")
+            format!(
+                "berth inject --probe-ca {file} --probe-server-name NAME, beside its other options: {error}"
+            )
         }
-        (_, Err(InvalidCertificate(Expired | ExpiredContext { .. } | NotValidYetContext { .. }))) => {
-            "renew it (kubeadm certs renew apiserver), or set the clock of the node".into()
+        (
+            _,
+            Err(InvalidCertificate(Expired | ExpiredContext { .. } | NotValidYetContext { .. })),
+        ) => "renew it (kubeadm certs renew apiserver), or set the clock of the node".into(),
+        (PeerIncompatible(_), _) => {
+            "make another, with a key of these, or berth inject --probe-insecure".into()
         }
-        (PeerIncompatible(_), _) => "make another, with a key of these, or berth inject --probe-insecure".into(),
         _ => "make another, or berth inject --probe-insecure".into(),
     };
     let cause = format!(

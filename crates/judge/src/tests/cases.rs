@@ -16,8 +16,16 @@ struct Pair {
 impl Pair {
     /// The old instance's life: so many requests for pods were bad, of so many.
     fn new(signal: Signal, life: [f64; 2]) -> Self {
-        let sample = Sample { metrics: Signal::COMPARED.map(Signal::metric).into(), ..Sample::new(Some("")) };
-        let mut pair = Self { judge: Judge::new([]), at: 1000, old: sample.clone(), new: sample };
+        let sample = Sample {
+            metrics: Signal::COMPARED.map(Signal::metric).into(),
+            ..Sample::new(Some(""))
+        };
+        let mut pair = Self {
+            judge: Judge::new([]),
+            at: 1000,
+            old: sample.clone(),
+            new: sample,
+        };
         pair.observe(signal, life, [0.0; 2]);
         pair
     }
@@ -30,7 +38,11 @@ impl Pair {
 
     fn look(&mut self) {
         self.at += 2;
-        self.judge.observe(Duration::from_secs(self.at), self.old.clone(), self.new.clone());
+        self.judge.observe(
+            Duration::from_secs(self.at),
+            self.old.clone(),
+            self.new.clone(),
+        );
     }
 
     /// So many more requests for pods were bad, of so many more.
@@ -49,7 +61,8 @@ impl Pair {
 
     fn sum(&self, signal: Signal) -> Row {
         let mut rows = self.judge.verdict().rows.into_iter();
-        rows.find(|row| row.code == signal && row.subject == "all").expect("every signal has a sum")
+        rows.find(|row| row.code == signal && row.subject == "all")
+            .expect("every signal has a sum")
     }
 }
 
@@ -64,10 +77,17 @@ fn what_is_allowed() {
     let (always, mut usual, mut allowed) = (2.0 + 2.0 * 4.0 / 32.0, 0.0, 0.0);
     for (intervals, old, share) in [(1, [0.0; 2], 0.01), (2, [2.0, 20.0], 0.1)] {
         pair.observe(Signal::Errors, old, [5.0, 100.0]);
-        (usual, allowed) = (usual + 100.0 * share, allowed + always + 3.0 * 100.0 * share);
+        (usual, allowed) = (
+            usual + 100.0 * share,
+            allowed + always + 3.0 * 100.0 * share,
+        );
         let (row, all) = (pair.sum(Signal::Errors), 100 * intervals);
         assert_eq!((row.compared, row.judgement), (all, Judgement::Good));
-        for (is, wanted) in [(row.old, usual / all as f64), (row.new, 0.05), (row.limit, allowed / all as f64)] {
+        for (is, wanted) in [
+            (row.old, usual / all as f64),
+            (row.new, 0.05),
+            (row.limit, allowed / all as f64),
+        ] {
             assert!((is - wanted).abs() < 1e-9, "{wanted}: {row:?}");
         }
     }
@@ -92,7 +112,8 @@ fn what_the_old_one_does_not_have_takes_longer() {
         let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
         pair.observe(Signal::Errors, [0.0, before], [0.0; 2]);
         pair.judge.begin_step();
-        let bad = pair.intervals_until_bad(|pair| pair.observe(Signal::Errors, [0.0, beside], [20.0, 20.0]));
+        let bad = pair
+            .intervals_until_bad(|pair| pair.observe(Signal::Errors, [0.0, beside], [20.0, 20.0]));
         assert_eq!(bad, Some(intervals), "{before} {beside}");
         assert_eq!(pair.judge.verdict().outcome, Outcome::Bad);
     }
@@ -119,7 +140,10 @@ fn few_requests_wait_for_more() {
         pair.judge.begin_step();
         for (more, compared) in [(few - 1, 0), (1, few)] {
             pair.observe(Signal::Rejections, [0.0; 2], [0.0, f64::from(more)]);
-            assert_eq!(pair.sum(Signal::Rejections).compared, u64::from(compared as u32));
+            assert_eq!(
+                pair.sum(Signal::Rejections).compared,
+                u64::from(compared as u32)
+            );
         }
     }
 }
@@ -144,7 +168,11 @@ fn memory_that_grows() {
         pair.new.memory = size(now);
         pair.look();
         let row = pair.sum(Signal::Memory);
-        assert_eq!((row.compared, row.new, row.limit), (1, f64::from(u8::from(grows)), 0.1), "{old} {before} {now}");
+        assert_eq!(
+            (row.compared, row.new, row.limit),
+            (1, f64::from(u8::from(grows)), 0.1),
+            "{old} {before} {now}"
+        );
     }
 }
 
@@ -154,12 +182,18 @@ fn one_service_that_only_the_new_one_cannot_reach_is_enough() {
         let mut pair = Pair::new(Signal::Errors, [0.0; 2]);
         for name in ["a", "b"].into_iter().filter(|_| down.is_some()) {
             pair.old.unavailable.insert(name.to_owned(), false);
-            pair.new.unavailable.insert(name.to_owned(), Some(name) == down);
+            pair.new
+                .unavailable
+                .insert(name.to_owned(), Some(name) == down);
         }
         pair.judge.begin_step();
         pair.look();
         let row = pair.sum(Signal::Aggregation);
-        assert_eq!((row.compared, row.new), (compared, compared as f64), "{down:?}");
+        assert_eq!(
+            (row.compared, row.new),
+            (compared, compared as f64),
+            "{down:?}"
+        );
     }
 }
 
@@ -226,14 +260,23 @@ fn requests_follow_connections() {
         pair.count(Signal::EmptyConnections, "", [0.0; 2], [0.0; 2]);
         pair.look();
         pair.judge.begin_step();
-        pair.count(Signal::EmptyConnections, "", [0.0; 2], [0.0, connections - 1.0]);
+        pair.count(
+            Signal::EmptyConnections,
+            "",
+            [0.0; 2],
+            [0.0, connections - 1.0],
+        );
         pair.count(Signal::Authentication, "", [0.0; 2], [0.0, arrived]);
         (0..10).for_each(|_| pair.look());
         pair.count(Signal::EmptyConnections, "", [0.0; 2], [0.0, 1.0]);
         change(&mut pair);
-        pair.intervals_until_bad(Pair::look).map(|intervals| (10 + intervals, codes(&pair.judge)))
+        pair.intervals_until_bad(Pair::look)
+            .map(|intervals| (10 + intervals, codes(&pair.judge)))
     };
-    assert_eq!(after(20.0, 4.0, |_| ()), Some((11, vec![Signal::NoRequests])));
+    assert_eq!(
+        after(20.0, 4.0, |_| ()),
+        Some((11, vec![Signal::NoRequests]))
+    );
     assert_eq!(after(20.0, 5.0, |_| ()), None);
     assert_eq!(after(19.0, 0.0, |_| ()), None);
     // An instance that has no such metric, or does not give it, may have had requests.
@@ -251,7 +294,13 @@ fn requests_follow_connections() {
 fn a_step_that_was_not_seen_is_lacking_for_good() {
     let unseen = |pair: &Pair| {
         let lacking = pair.judge.verdict().lacking;
-        lacking.iter().find_map(|text| text.strip_prefix("most intervals of ")?.split(' ').next()?.parse().ok())
+        lacking.iter().find_map(|text| {
+            text.strip_prefix("most intervals of ")?
+                .split(' ')
+                .next()?
+                .parse()
+                .ok()
+        })
     };
     let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
     pair.judge.begin_step();
@@ -266,9 +315,13 @@ fn a_step_that_was_not_seen_is_lacking_for_good() {
 /// Ten intervals, a hundred requests that can be compared, and half of all.
 #[test]
 fn just_enough_is_enough() {
-    for (intervals, pods, nodes, lacking) in
-        [(10, 10.0, 10.0, 0), (9, 12.0, 12.0, 1), (11, 9.0, 9.0, 1), (10, 10.0, 11.0, 1), (9, 10.0, 11.0, 3)]
-    {
+    for (intervals, pods, nodes, lacking) in [
+        (10, 10.0, 10.0, 0),
+        (9, 12.0, 12.0, 1),
+        (11, 9.0, 9.0, 1),
+        (10, 10.0, 11.0, 1),
+        (9, 10.0, 11.0, 3),
+    ] {
         let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
         pair.judge.begin_step();
         for _ in 0..intervals {
@@ -277,20 +330,34 @@ fn just_enough_is_enough() {
         }
         let verdict = pair.judge.verdict();
         assert_eq!(verdict.lacking.len(), lacking, "{:?}", verdict.lacking);
-        assert_eq!(verdict.outcome, if lacking == 0 { Outcome::Good } else { Outcome::Undecided });
+        assert_eq!(
+            verdict.outcome,
+            if lacking == 0 {
+                Outcome::Good
+            } else {
+                Outcome::Undecided
+            }
+        );
     }
 }
 
 /// 0.02 and three times 0.16 are half of all.
 #[test]
 fn where_more_than_half_is_allowed_nothing_is_compared() {
-    for (bad, judgement, outcome) in
-        [(160.0, Judgement::Good, Outcome::Good), (170.0, Judgement::NotCompared, Outcome::Undecided)]
-    {
+    for (bad, judgement, outcome) in [
+        (160.0, Judgement::Good, Outcome::Good),
+        (170.0, Judgement::NotCompared, Outcome::Undecided),
+    ] {
         let mut pair = Pair::new(Signal::Errors, [bad, 1000.0]);
         pair.judge.begin_step();
         (0..10).for_each(|_| pair.observe(Signal::Errors, [0.0; 2], [0.0, 100.0]));
-        assert_eq!((pair.sum(Signal::Errors).judgement, pair.judge.verdict().outcome), (judgement, outcome));
+        assert_eq!(
+            (
+                pair.sum(Signal::Errors).judgement,
+                pair.judge.verdict().outcome
+            ),
+            (judgement, outcome)
+        );
     }
 }
 
@@ -300,7 +367,10 @@ fn what_was_not_compared_has_a_row_that_says_so() {
     pair.judge.begin_step();
     let names_metric = |pair: &Pair| {
         let row = pair.sum(Signal::Errors);
-        assert_eq!((row.compared, row.old, row.new, row.limit), (0, 0.0, 0.0, 0.0));
+        assert_eq!(
+            (row.compared, row.old, row.new, row.limit),
+            (0, 0.0, 0.0, 0.0)
+        );
         assert_eq!(row.judgement, Judgement::NotCompared);
         row.note.contains(Signal::Errors.metric())
     };
@@ -319,7 +389,9 @@ fn what_was_not_compared_has_a_row_that_says_so() {
 fn the_five_worst_follow_the_sum() {
     let names = ["r1", "r2", "r3", "r4", "r5", "r6", "r7"];
     let mut pair = Pair::new(Signal::Errors, [0.0; 2]);
-    names.iter().for_each(|name| pair.count(Signal::Errors, name, [0.0, 50.0], [0.0; 2]));
+    names
+        .iter()
+        .for_each(|name| pair.count(Signal::Errors, name, [0.0, 50.0], [0.0; 2]));
     pair.look();
     pair.judge.begin_step();
     for _ in 0..6 {
@@ -328,8 +400,16 @@ fn the_five_worst_follow_the_sum() {
         }
         pair.look();
     }
-    let rows = pair.judge.verdict().rows.into_iter().filter(|row| row.code == Signal::Errors);
-    assert_eq!(rows.map(|row| row.subject).collect::<Vec<_>>(), ["all", "r7", "r6", "r5", "r4", "r3"]);
+    let rows = pair
+        .judge
+        .verdict()
+        .rows
+        .into_iter()
+        .filter(|row| row.code == Signal::Errors);
+    assert_eq!(
+        rows.map(|row| row.subject).collect::<Vec<_>>(),
+        ["all", "r7", "r6", "r5", "r4", "r3"]
+    );
 }
 
 #[test]

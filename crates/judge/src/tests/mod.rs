@@ -38,7 +38,10 @@ impl Upgrade {
 }
 
 fn bad(verdict: &Verdict) -> impl Iterator<Item = &Row> {
-    verdict.rows.iter().filter(|row| row.judgement == Judgement::Bad)
+    verdict
+        .rows
+        .iter()
+        .filter(|row| row.judgement == Judgement::Bad)
 }
 
 fn upgrade(mut cluster: Cluster, accepted: &[Signal]) -> Upgrade {
@@ -58,31 +61,45 @@ fn upgrade(mut cluster: Cluster, accepted: &[Signal]) -> Upgrade {
             }
             seconds += INTERVAL;
             if share == STEPS[0] {
-                (met, minute) = (cluster.met, cluster.all / f64::from(interval + 1) * f64::from(MINUTE));
+                (met, minute) = (
+                    cluster.met,
+                    cluster.all / f64::from(interval + 1) * f64::from(MINUTE),
+                );
             }
             if judge.is_bad() {
                 break 'all;
             }
         }
     }
-    Upgrade { verdict: judge.verdict(), seconds, met, minute }
+    Upgrade {
+        verdict: judge.verdict(),
+        seconds,
+        met,
+        minute,
+    }
 }
 
 /// No good upgrade is sent back, and 95 of 100 are called good. BERTH_JUDGE_UPGRADES is how many are tried.
 #[test]
 fn good_upgrades_are_not_sent_back() {
-    let upgrades = env::var("BERTH_JUDGE_UPGRADES").map_or(30, |count| count.parse().expect("a number"));
+    let upgrades =
+        env::var("BERTH_JUDGE_UPGRADES").map_or(30, |count| count.parse().expect("a number"));
     let all = (0..upgrades).map(|seed| (seed, upgrade(Cluster::noisy(seed), &[])));
     let mut outcomes = BTreeMap::<String, u64>::new();
     for (seed, upgrade) in all {
-        *outcomes.entry(format!("{:?}", upgrade.verdict.outcome)).or_default() += 1;
+        *outcomes
+            .entry(format!("{:?}", upgrade.verdict.outcome))
+            .or_default() += 1;
         for row in bad(&upgrade.verdict) {
             println!("seed {seed}, {} s: {row:?}", upgrade.seconds);
         }
     }
     println!("of {upgrades} good upgrades: {outcomes:?}");
     let of = |outcome: &str| outcomes.get(outcome).copied().unwrap_or_default();
-    assert!(of("Bad") == 0 && of("Good") * 100 >= 95 * upgrades, "{outcomes:?}");
+    assert!(
+        of("Bad") == 0 && of("Good") * 100 >= 95 * upgrades,
+        "{outcomes:?}"
+    );
 }
 
 /// Each fault is found, and in the first minute fewer than one in a hundred requests meet it; at these rates (requests
@@ -102,17 +119,23 @@ fn faults_are_found() {
     ];
     for (fault, code, early) in all {
         for rate in [50.0, 200.0, 1000.0] {
-            let mut upgrades: Vec<_> = (0..seeds).map(|seed| upgrade(Cluster::calm(seed, rate, fault), &[])).collect();
+            let mut upgrades: Vec<_> = (0..seeds)
+                .map(|seed| upgrade(Cluster::calm(seed, rate, fault), &[]))
+                .collect();
             upgrades.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
             let middle = &upgrades[upgrades.len() / 2];
             println!(
                 "{fault:?} {rate}: {} s, {} of {} requests of the first minute",
                 middle.seconds, middle.met, middle.minute
             );
-            assert!(middle.met <= 0.01 * middle.minute && (middle.seconds <= 60.0 || rate < early), "{middle:?}");
+            assert!(
+                middle.met <= 0.01 * middle.minute && (middle.seconds <= 60.0 || rate < early),
+                "{middle:?}"
+            );
             for upgrade in &upgrades {
                 let codes = upgrade.codes();
-                let found = codes.contains(&code) || fault == Fault::Webhook && codes.contains(&Signal::Errors);
+                let found = codes.contains(&code)
+                    || fault == Fault::Webhook && codes.contains(&Signal::Errors);
                 assert!(upgrade.is_bad() && found, "{fault:?} {rate}: {upgrade:?}");
             }
         }
@@ -147,7 +170,11 @@ fn no_fault_is_called_good() {
                     upgrade.verdict.outcome,
                     upgrade.codes()
                 );
-                assert_ne!(upgrade.verdict.outcome, Outcome::Good, "{fault:?} {rate}, seed {seed}: {upgrade:?}");
+                assert_ne!(
+                    upgrade.verdict.outcome,
+                    Outcome::Good,
+                    "{fault:?} {rate}, seed {seed}: {upgrade:?}"
+                );
                 assert!(
                     code.is_none_or(|code| upgrade.codes().contains(&code)),
                     "{fault:?} {rate}, seed {seed}: {upgrade:?}"
@@ -159,34 +186,64 @@ fn no_fault_is_called_good() {
 
 #[test]
 fn an_accepted_finding_does_not_count() {
-    let upgrade = upgrade(Cluster::calm(1, 200.0, Fault::SlowLists), &[Signal::Latency]);
+    let upgrade = upgrade(
+        Cluster::calm(1, 200.0, Fault::SlowLists),
+        &[Signal::Latency],
+    );
     assert_eq!(upgrade.verdict.outcome, Outcome::Good, "{upgrade:?}");
-    let row = upgrade.verdict.rows.iter().find(|row| row.judgement == Judgement::Accepted && row.subject == "LIST");
+    let row = upgrade
+        .verdict
+        .rows
+        .iter()
+        .find(|row| row.judgement == Judgement::Accepted && row.subject == "LIST");
     let note = &row.expect("slow lists are a row").note;
     assert!(note.starts_with("95th percentile "), "{note}");
     // Times are of latency alone.
-    assert!(upgrade.verdict.rows.iter().all(|row| row.code != Signal::Errors || row.note.is_empty()), "{upgrade:?}");
+    assert!(
+        upgrade
+            .verdict
+            .rows
+            .iter()
+            .all(|row| row.code != Signal::Errors || row.note.is_empty()),
+        "{upgrade:?}"
+    );
 }
 
 #[test]
 fn too_little_is_undecided_and_says_what_it_lacks() {
     let upgrade = upgrade(Cluster::calm(1, 1.0, Fault::None), &[]);
     assert_eq!(upgrade.verdict.outcome, Outcome::Undecided);
-    assert!(upgrade.verdict.lacking[0].ends_with("requests to the new one that can be compared, 100 needed"));
+    assert!(
+        upgrade.verdict.lacking[0]
+            .ends_with("requests to the new one that can be compared, 100 needed")
+    );
     assert_eq!(upgrade.verdict.against, None);
     let verdict = Judge::new([]).verdict();
-    assert_eq!((verdict.outcome, verdict.rows.len()), (Outcome::Undecided, 0));
+    assert_eq!(
+        (verdict.outcome, verdict.rows.len()),
+        (Outcome::Undecided, 0)
+    );
 }
 
 /// Where too little comes to prove anything, what refuses everybody is not merely unknown.
 #[test]
 fn few_clients_that_are_refused_speak_against_a_version() {
     for (fault, rate, words) in [
-        (Fault::RefusesAll, 0.1, "requests to the new one were answered 401"),
-        (Fault::Forbids, 0.04, "requests to the new one were answered 403"),
+        (
+            Fault::RefusesAll,
+            0.1,
+            "requests to the new one were answered 401",
+        ),
+        (
+            Fault::Forbids,
+            0.04,
+            "requests to the new one were answered 403",
+        ),
         (Fault::Swallows, 0.5, "connections and let in no request"),
     ] {
-        let Verdict { outcome, against, .. } = upgrade(Cluster::calm(1, rate, fault), &[]).verdict;
+        let Verdict {
+            outcome, against, ..
+        } = upgrade(Cluster::calm(1, rate, fault), &[]).verdict;
         assert_eq!(outcome, Outcome::Undecided, "{fault:?}");
         let against = against.unwrap_or_default();
         assert!(against.ends_with(words), "{fault:?}: {against:?}");
@@ -197,12 +254,19 @@ fn few_clients_that_are_refused_speak_against_a_version() {
 fn judge(both: &str, old: &str, new: &str) -> Judge {
     let mut judge = Judge::new([]);
     let page = |more: &str, times: f64| {
-        let lines = both.lines().map(|line| (line, 1.0)).chain(more.lines().map(|line| (line, times)));
+        let lines = both
+            .lines()
+            .map(|line| (line, 1.0))
+            .chain(more.lines().map(|line| (line, times)));
         let grown = lines.filter_map(|(line, times)| {
             let (name, value) = line.rsplit_once(' ')?;
             // A name with an exclamation mark is that of a gauge.
             let times = if line.starts_with('!') { 1.0 } else { times };
-            Some(format!("{} {}\n", name.trim_start_matches('!'), value.parse::<f64>().ok()? * times))
+            Some(format!(
+                "{} {}\n",
+                name.trim_start_matches('!'),
+                value.parse::<f64>().ok()? * times
+            ))
         });
         grown.collect::<String>()
     };
@@ -211,7 +275,8 @@ fn judge(both: &str, old: &str, new: &str) -> Judge {
             judge.begin_step();
         }
         let times = f64::from(at);
-        let [old, new] = [(old, 1.0 + times), (new, times)].map(|(more, times)| Sample::new(Some(&page(more, times))));
+        let [old, new] = [(old, 1.0 + times), (new, times)]
+            .map(|(more, times)| Sample::new(Some(&page(more, times))));
         judge.observe(Duration::from_secs(2 * at as u64), old, new);
     }
     judge
@@ -226,10 +291,16 @@ fn codes(judge: &Judge) -> Vec<Signal> {
 #[test]
 fn a_webhooks_own_refusals_are_no_fault() {
     let calls = "apiserver_admission_webhook_admission_duration_seconds_bucket{name=\"a\",le=\"+Inf\"} 20\n";
-    let rejected =
-        |error| format!("{calls}apiserver_admission_webhook_rejection_count{{name=\"a\",error_type=\"{error}\"}} 9");
+    let rejected = |error| {
+        format!(
+            "{calls}apiserver_admission_webhook_rejection_count{{name=\"a\",error_type=\"{error}\"}} 9"
+        )
+    };
     assert_eq!(codes(&judge("", calls, &rejected("no_error"))), []);
-    assert_eq!(codes(&judge("", calls, &rejected("calling_webhook_error"))), [Signal::WebhookErrors]);
+    assert_eq!(
+        codes(&judge("", calls, &rejected("calling_webhook_error"))),
+        [Signal::WebhookErrors]
+    );
     let ignored = format!("{calls}apiserver_admission_webhook_fail_open_count{{name=\"a\"}} 9");
     assert_eq!(codes(&judge("", calls, &ignored)), [Signal::WebhookErrors]);
 }
@@ -250,23 +321,44 @@ fn rejections_count_where_seats_are_free() {
             )
     };
     // More than half of the seats are taken, or there are fewer than three quarters of the old one's.
-    for (seats, taken, found) in [(20, 10, true), (20, 11, false), (15, 11, false), (14, 11, true)] {
+    for (seats, taken, found) in [
+        (20, 10, true),
+        (20, 11, false),
+        (15, 11, false),
+        (14, 11, true),
+    ] {
         let codes = codes(&judge("", &served(20), &rejects(seats, taken)));
-        assert_eq!(codes == [Signal::Rejections], found, "{seats} {taken}: {codes:?}");
+        assert_eq!(
+            codes == [Signal::Rejections],
+            found,
+            "{seats} {taken}: {codes:?}"
+        );
     }
 }
 
 #[test]
 fn storage_errors_and_aborts_are_found() {
     for (all, errors, code) in [
-        ("etcd_requests_total{operation=\"get\"}", "etcd_request_errors_total{operation=\"get\"}", Signal::EtcdErrors),
-        ("etcd_requests_total{operation=\"get\"}", "apiserver_storage_decode_errors_total{}", Signal::Decoding),
+        (
+            "etcd_requests_total{operation=\"get\"}",
+            "etcd_request_errors_total{operation=\"get\"}",
+            Signal::EtcdErrors,
+        ),
+        (
+            "etcd_requests_total{operation=\"get\"}",
+            "apiserver_storage_decode_errors_total{}",
+            Signal::Decoding,
+        ),
         (
             "apiserver_storage_transformation_operations_total{status=\"OK\"}",
             "apiserver_storage_transformation_operations_total{status=\"Internal\"}",
             Signal::Encryption,
         ),
-        ("apiserver_request_total{verb=\"GET\"}", "apiserver_request_aborts_total{verb=\"GET\"}", Signal::Aborts),
+        (
+            "apiserver_request_total{verb=\"GET\"}",
+            "apiserver_request_aborts_total{verb=\"GET\"}",
+            Signal::Aborts,
+        ),
     ] {
         let old = format!("{all} 20\n");
         assert_eq!(codes(&judge("", &old, &format!("{old}{errors} 5"))), [code]);
@@ -278,7 +370,8 @@ fn storage_errors_and_aborts_are_found() {
 
 #[test]
 fn a_service_that_only_the_new_one_cannot_reach() {
-    let [up, down] = [0, 1].map(|value| format!("!aggregator_unavailable_apiservice{{name=\"v1.a\"}} {value}"));
+    let [up, down] =
+        [0, 1].map(|value| format!("!aggregator_unavailable_apiservice{{name=\"v1.a\"}} {value}"));
     assert_eq!(codes(&judge("", &up, &down)), [Signal::Aggregation]);
     assert!(bad(&judge("", &up, &down).verdict()).any(|row| row.subject == "v1.a"));
     assert_eq!(codes(&judge("", &down, &down)), []);
@@ -299,8 +392,9 @@ fn a_new_process_is_a_finding() {
 #[test]
 fn an_api_that_is_gone_counts_if_it_is_used() {
     let asked = |count: u32| {
-        let line =
-            format!("apiserver_request_total{{group=\"a\",version=\"v1beta1\",resource=\"x\",verb=\"GET\"}} {count}");
+        let line = format!(
+            "apiserver_request_total{{group=\"a\",version=\"v1beta1\",resource=\"x\",verb=\"GET\"}} {count}"
+        );
         Sample::new(Some(&line)).serves(["v1".to_owned(), "a/v1beta1".to_owned()].into())
     };
     let new = || Sample::new(Some("")).serves(["v1".to_owned(), "a/v1".to_owned()].into());
@@ -312,7 +406,9 @@ fn an_api_that_is_gone_counts_if_it_is_used() {
     judge.observe(Duration::from_secs(9), asked(8), new());
     let verdict = judge.verdict();
     assert_eq!(
-        bad(&verdict).map(|row| (row.code, &*row.subject)).collect::<Vec<_>>(),
+        bad(&verdict)
+            .map(|row| (row.code, &*row.subject))
+            .collect::<Vec<_>>(),
         [(Signal::MissingApi, "a/v1beta1")]
     );
     // A watch that was begun before counts for as long as it is open.
@@ -325,8 +421,11 @@ fn an_api_that_is_gone_counts_if_it_is_used() {
 
 /// An instance that had so many requests that were answered well, and so many that were not.
 fn gets(good: u64, bad: u64) -> Sample {
-    let line =
-        |code, count| format!("apiserver_request_total{{verb=\"GET\",resource=\"pods\",code=\"{code}\"}} {count}\n");
+    let line = |code, count| {
+        format!(
+            "apiserver_request_total{{verb=\"GET\",resource=\"pods\",code=\"{code}\"}} {count}\n"
+        )
+    };
     Sample::new(Some(&(line(200, good) + &line(500, bad))))
 }
 
@@ -337,7 +436,11 @@ fn requests_that_met_a_fault_are_counted() {
     judge.begin_step();
     assert_eq!(judge.met(), (0, 0));
     let bad = (1..99).find(|at| {
-        judge.observe(Duration::from_secs(2 * at), gets(50 + 90 * at, 0), gets(0, 20 * at));
+        judge.observe(
+            Duration::from_secs(2 * at),
+            gets(50 + 90 * at, 0),
+            gets(0, 20 * at),
+        );
         assert!(judge.is_bad() || judge.met().1 == 0);
         judge.is_bad()
     });
@@ -352,11 +455,18 @@ fn an_outage_that_both_have_is_left_out() {
     judge.begin_step();
     for at in 1..40 {
         // A tenth of the old one's requests fail, and all of the new one's.
-        judge.observe(Duration::from_secs(2 * at), gets(50 + 90 * at, 10 * at), gets(0, 20 * at));
+        judge.observe(
+            Duration::from_secs(2 * at),
+            gets(50 + 90 * at, 10 * at),
+            gets(0, 20 * at),
+        );
     }
     let verdict = judge.verdict();
     assert_eq!(verdict.outcome, Outcome::Undecided, "{verdict:?}");
-    assert!(verdict.lacking[0].ends_with("; 39 left out, as the old one suffered too"), "{verdict:?}");
+    assert!(
+        verdict.lacking[0].ends_with("; 39 left out, as the old one suffered too"),
+        "{verdict:?}"
+    );
 }
 
 #[test]
@@ -364,17 +474,24 @@ fn where_the_old_one_is_slow_the_new_one_may_be_slow_elsewhere() {
     // So many requests, of which so many took less than a second.
     let asked = |resource: &str, all: u32, quick: u32| {
         let bucket = |le: &str, count: u32| {
-            let labels = format!("verb=\"GET\",resource=\"{resource}\",scope=\"resource\",le=\"{le}\"");
+            let labels =
+                format!("verb=\"GET\",resource=\"{resource}\",scope=\"resource\",le=\"{le}\"");
             format!("apiserver_request_duration_seconds_bucket{{{labels}}} {count}\n")
         };
         bucket("0.1", quick) + &bucket("1", quick) + &bucket("+Inf", all)
     };
     // The new one's clients ask for something else.
     let (both, new) = (asked("configmaps", 100, 100), asked("configmaps", 20, 2));
-    assert_eq!(codes(&judge(&both, &asked("pods", 6, 6), &new)), [Signal::Latency]);
+    assert_eq!(
+        codes(&judge(&both, &asked("pods", 6, 6), &new)),
+        [Signal::Latency]
+    );
     assert_eq!(codes(&judge(&both, &asked("pods", 6, 1), &new)), []);
     // It needs five requests in an interval to show that.
-    assert_eq!(codes(&judge(&both, &asked("pods", 5, 5), &new)), [Signal::Latency]);
+    assert_eq!(
+        codes(&judge(&both, &asked("pods", 5, 5), &new)),
+        [Signal::Latency]
+    );
     assert_eq!(codes(&judge(&both, &asked("pods", 4, 4), &new)), []);
 }
 

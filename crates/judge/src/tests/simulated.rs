@@ -24,9 +24,28 @@ const REQUESTS: [(&str, &str, &str, f64, f64); 14] = [
     ("GET", "secrets", "resource", 0.05, 0.003),
     ("LIST", "widgets.example.com", "cluster", 0.03, 0.030),
     ("PATCH", "widgets.example.com", "resource", 0.05, 0.015),
-    ("POST", "tokenreviews.authentication.k8s.io", "resource", 0.03, 0.005),
+    (
+        "POST",
+        "tokenreviews.authentication.k8s.io",
+        "resource",
+        0.03,
+        0.005,
+    ),
 ];
-const BOUNDS: [f64; 12] = [0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 15.0, f64::INFINITY];
+const BOUNDS: [f64; 12] = [
+    0.005,
+    0.025,
+    0.05,
+    0.1,
+    0.2,
+    0.4,
+    0.8,
+    1.5,
+    3.0,
+    6.0,
+    15.0,
+    f64::INFINITY,
+];
 const WEBHOOK: &str = "policy.example.com";
 const LEVEL: &str = "workload-low";
 const SIGMA: f64 = 0.7;
@@ -108,8 +127,13 @@ impl Scene {
                 || self.controllers_move && matches!(verb, "PUT" | "PATCH");
         }
         if self.tenant {
-            let request = REQUESTS.iter().position(|(verb, resource, ..)| (*verb, *resource) == ("GET", "pods"));
-            clients.push(Client { life: 30.0, ..Client::new(request.expect("is there"), 9.0 * rate) });
+            let request = REQUESTS
+                .iter()
+                .position(|(verb, resource, ..)| (*verb, *resource) == ("GET", "pods"));
+            clients.push(Client {
+                life: 30.0,
+                ..Client::new(request.expect("is there"), 9.0 * rate)
+            });
         }
     }
 }
@@ -117,7 +141,16 @@ impl Scene {
 impl Client {
     /// Every request is on a connection of its own.
     fn new(request: usize, rate: f64) -> Self {
-        Self { request, rate, fails: 0.0, factor: 1.0, on_new: 0.0, life: 0.0, moves: false, refused: [0.0; 2] }
+        Self {
+            request,
+            rate,
+            fails: 0.0,
+            factor: 1.0,
+            on_new: 0.0,
+            life: 0.0,
+            moves: false,
+            refused: [0.0; 2],
+        }
     }
 }
 
@@ -147,7 +180,8 @@ pub(super) struct Cluster {
 impl Cluster {
     /// Every request on a connection of its own, and no disturbance.
     pub(super) fn calm(seed: u64, rate: f64, fault: Fault) -> Self {
-        let clients = (0..REQUESTS.len()).map(|request| Client::new(request, rate * REQUESTS[request].3));
+        let clients =
+            (0..REQUESTS.len()).map(|request| Client::new(request, rate * REQUESTS[request].3));
         let mut clients = clients.collect();
         let scene = Scene {
             widgets_move: fault == Fault::FailsMoved,
@@ -170,19 +204,34 @@ impl Cluster {
             let all: f64 = sizes.iter().sum();
             clients.extend(sizes.into_iter().map(|size| Client {
                 fails: if rng.f64() < 0.02 { rng.f64() } else { 0.0 },
-                factor: if rng.f64() < 0.05 { 3.0 + 7.0 * rng.f64() } else { 1.0 },
+                factor: if rng.f64() < 0.05 {
+                    3.0 + 7.0 * rng.f64()
+                } else {
+                    1.0
+                },
                 life: 3.0 * 200_f64.powf(rng.f64()),
                 refused: [(); 2].map(|()| if rng.f64() < 0.01 { rng.f64() } else { 0.0 }),
                 ..Client::new(request, rate * share * size / all)
             }));
         }
         let [widgets_move, controllers_move, tenant] = [(); 3].map(|()| rng.f64() < 0.1);
-        Scene { widgets_move, controllers_move, tenant }.apply(&mut clients, rate);
+        Scene {
+            widgets_move,
+            controllers_move,
+            tenant,
+        }
+        .apply(&mut clients, rate);
         Self::new(rng, clients, Fault::None, true)
     }
 
     fn new(mut rng: Rng, clients: Vec<Client>, fault: Fault, noisy: bool) -> Self {
-        let errors = REQUESTS.map(|_| if noisy { 10_f64.powf(-4.0 + 2.0 * rng.f64()) } else { 0.0005 });
+        let errors = REQUESTS.map(|_| {
+            if noisy {
+                10_f64.powf(-4.0 + 2.0 * rng.f64())
+            } else {
+                0.0005
+            }
+        });
         let mut samples = [Sample::new(Some("")), Sample::new(Some(""))];
         for (sample, memory) in samples.iter_mut().zip([1000.0, 700.0]) {
             sample.memory = Some(memory * f64::from(1 << 20));
@@ -208,7 +257,12 @@ impl Cluster {
         };
         // The old instance has a past.
         (0..20).for_each(|_| drop(cluster.interval(0.0)));
-        Self { fault, noisy, all: 0.0, ..cluster }
+        Self {
+            fault,
+            noisy,
+            all: 0.0,
+            ..cluster
+        }
     }
 
     /// Of both instances after an interval in which the new one got this part of new connections.
@@ -218,12 +272,21 @@ impl Cluster {
         for at in 0..self.clients.len() {
             self.ask(at, share);
         }
-        let leak = if self.fault == Fault::Leak && share > 0.0 { 50.0 } else { 2.0 * self.rng.f64() };
+        let leak = if self.fault == Fault::Leak && share > 0.0 {
+            50.0
+        } else {
+            2.0 * self.rng.f64()
+        };
         *self.samples[1].memory.get_or_insert_default() += leak * INTERVAL * f64::from(1 << 20);
         let hangs = self.fault == Fault::Hang && share > 0.0;
         // A probe a second, and who asks for metrics.
         for sample in &mut self.samples {
-            sample.count(Signal::Authentication, Subject::default(), 0.0, INTERVAL + 1.0);
+            sample.count(
+                Signal::Authentication,
+                Subject::default(),
+                0.0,
+                INTERVAL + 1.0,
+            );
         }
         let mut samples = self.samples.clone();
         if hangs {
@@ -232,7 +295,11 @@ impl Cluster {
         if self.fault == Fault::HidesMetrics && share > 0.0 {
             samples[1] = Sample::refused();
         }
-        for (sample, _) in samples.iter_mut().zip(self.refuses).filter(|(_, left)| *left > 0) {
+        for (sample, _) in samples
+            .iter_mut()
+            .zip(self.refuses)
+            .filter(|(_, left)| *left > 0)
+        {
             *sample = Sample::refused();
         }
         let mut connections = self.connections.clone().into_iter();
@@ -260,17 +327,29 @@ impl Cluster {
             self.refuses[self.rng.usize(..2)] = 1 + self.rng.u32(..10);
         }
         if self.burst.1 == 0 && self.rng.f64() < 1.0 / 40.0 {
-            self.burst = (self.rng.usize(..REQUESTS.len()), 1 + self.rng.u32(..5), [self.rng.f64(), self.rng.f64()]);
+            self.burst = (
+                self.rng.usize(..REQUESTS.len()),
+                1 + self.rng.u32(..5),
+                [self.rng.f64(), self.rng.f64()],
+            );
         }
         if self.stall.0 == 0 && self.rng.f64() < 1.0 / 40.0 {
-            self.stall = (1 + self.rng.u32(..4), [0.2 + 0.8 * self.rng.f64(), 0.2 + 0.8 * self.rng.f64()]);
+            self.stall = (
+                1 + self.rng.u32(..4),
+                [0.2 + 0.8 * self.rng.f64(), 0.2 + 0.8 * self.rng.f64()],
+            );
             // One side may see it later.
             self.stall.1[self.rng.usize(..2)] *= f64::from(self.rng.u32(..2));
         }
     }
 
     fn ask(&mut self, at: usize, share: f64) {
-        let Client { request, rate, life, .. } = self.clients[at];
+        let Client {
+            request,
+            rate,
+            life,
+            ..
+        } = self.clients[at];
         let (verb, resource, scope, ..) = REQUESTS[request];
         if self.clients[at].moves {
             self.clients[at].on_new = f64::from(u8::from(share > 0.0));
@@ -279,12 +358,18 @@ impl Cluster {
         } else if self.rng.f64() < INTERVAL / life {
             self.clients[at].on_new = f64::from(u8::from(self.rng.f64() < share));
             // It lists anew.
-            let list = REQUESTS.iter().position(|other| other.0 == "LIST" && other.1 == resource && other.2 == scope);
+            let list = REQUESTS
+                .iter()
+                .position(|other| other.0 == "LIST" && other.1 == resource && other.2 == scope);
             if let Some(list) = list {
                 self.requests(list, at, usize::from(self.clients[at].on_new > 0.0), 2.0);
             }
         }
-        let noise = if self.noisy { (0.5 * self.normal()).exp() } else { 1.0 };
+        let noise = if self.noisy {
+            (0.5 * self.normal()).exp()
+        } else {
+            1.0
+        };
         let count = self.poisson(rate * INTERVAL * noise);
         let new = self.binomial(count, self.clients[at].on_new);
         self.requests(request, at, 0, count - new);
@@ -292,8 +377,17 @@ impl Cluster {
         if matches!(verb, "POST" | "PATCH") {
             for (side, count) in [count - new, new].into_iter().enumerate() {
                 let fails = side == 1 && self.fault == Fault::Webhook && share > 0.0;
-                let bad = if fails { count } else { self.binomial(count, 0.0002) };
-                self.samples[side].count(Signal::WebhookErrors, Subject::resource(WEBHOOK), bad, count);
+                let bad = if fails {
+                    count
+                } else {
+                    self.binomial(count, 0.0002)
+                };
+                self.samples[side].count(
+                    Signal::WebhookErrors,
+                    Subject::resource(WEBHOOK),
+                    bad,
+                    count,
+                );
             }
         }
     }
@@ -303,15 +397,25 @@ impl Cluster {
             return;
         }
         let (verb, resource, scope, _, median) = REQUESTS[request];
-        let subject = Subject { verb: verb.into(), resource: resource.into(), scope: scope.into() };
+        let subject = Subject {
+            verb: verb.into(),
+            resource: resource.into(),
+            scope: scope.into(),
+        };
         let on = |fault: Fault, is: bool| side == 1 && self.fault == fault && is;
         let fails = on(Fault::Errors, true)
             || on(Fault::ErrorsOfOne, resource == "configmaps")
             || on(Fault::FailsBesideTenant, resource == "configmaps")
-            || on(Fault::FailsMoved, verb == "PATCH" && resource == "widgets.example.com")
+            || on(
+                Fault::FailsMoved,
+                verb == "PATCH" && resource == "widgets.example.com",
+            )
             || on(Fault::FailsControllers, matches!(verb, "PUT" | "PATCH"))
             || on(Fault::Webhook, matches!(verb, "POST" | "PATCH"));
-        let missing = on(Fault::NotFound, resource == "widgets.example.com" && matches!(verb, "LIST" | "WATCH"));
+        let missing = on(
+            Fault::NotFound,
+            resource == "widgets.example.com" && matches!(verb, "LIST" | "WATCH"),
+        );
         let slow = on(Fault::SlowLists, verb == "LIST");
         let hangs = on(Fault::Hang, true) || on(Fault::StandStill, true);
         let swallows = on(Fault::Swallows, true);
@@ -329,7 +433,11 @@ impl Cluster {
         }
         let count = self.filters(client, side, count);
         self.met += if fails || missing || slow { count } else { 0.0 };
-        let stalls = if self.stall.0 > 0 { self.stall.1[side] } else { 0.0 };
+        let stalls = if self.stall.0 > 0 {
+            self.stall.1[side]
+        } else {
+            0.0
+        };
         let mut errors = self.errors[request].max(self.clients[client].fails) + 0.1 * stalls;
         if self.burst.1 > 0 && self.burst.0 == request {
             errors = errors.max(self.burst.2[side]);
@@ -337,7 +445,11 @@ impl Cluster {
         let bad = self.binomial(count, if fails { 1.0 } else { errors.min(1.0) });
         if verb != "WATCH" {
             let new = if side == 1 && self.noisy { 1.2 } else { 1.0 };
-            let cold = if side == 1 && self.noisy && self.age <= 3 { 4.0 } else { 1.0 };
+            let cold = if side == 1 && self.noisy && self.age <= 3 {
+                4.0
+            } else {
+                1.0
+            };
             let waits = self.slow_webhook > 0 && matches!(verb, "POST" | "PATCH");
             let fault = match (slow, waits) {
                 (true, _) => 10.0,
@@ -348,15 +460,28 @@ impl Cluster {
             let stalled = self.binomial(count, stalls);
             let histogram = self.times(count - stalled, median * factor);
             let more = self.times(stalled, 2.0);
-            let all = self.samples[side].histograms.entry((Signal::Latency, subject.clone())).or_default();
+            let all = self.samples[side]
+                .histograms
+                .entry((Signal::Latency, subject.clone()))
+                .or_default();
             all.merge(&histogram);
             all.merge(&more);
         }
         let sample = &mut self.samples[side];
         if matches!(verb, "LIST" | "WATCH") {
-            sample.count(Signal::NotFound, subject.clone(), if missing { count } else { 0.0 }, count);
+            sample.count(
+                Signal::NotFound,
+                subject.clone(),
+                if missing { count } else { 0.0 },
+                count,
+            );
         }
-        sample.count(Signal::EtcdErrors, Subject::verb("get"), if stalls > 0.0 { bad } else { 0.0 }, count);
+        sample.count(
+            Signal::EtcdErrors,
+            Subject::verb("get"),
+            if stalls > 0.0 { bad } else { 0.0 },
+            count,
+        );
         sample.count(Signal::Aborts, subject.clone(), 0.0, count);
         sample.count(Signal::Errors, subject, bad, count);
     }
@@ -374,11 +499,23 @@ impl Cluster {
         let left = count - unknown - denied;
         let few = side == 1 && self.fault == Fault::FewSeats;
         let rejected = self.binomial(left, if few { 0.9 } else { 0.0 });
-        let seats = if few { Counts { bad: 6.0, all: 6.0 } } else { Counts { bad: 20.0, all: 600.0 } };
+        let seats = if few {
+            Counts { bad: 6.0, all: 6.0 }
+        } else {
+            Counts {
+                bad: 20.0,
+                all: 600.0,
+            }
+        };
         self.met += unknown + denied + rejected;
         let sample = &mut self.samples[side];
         sample.count(Signal::Authentication, Subject::default(), unknown, count);
-        sample.count(Signal::Authorization, Subject::default(), denied, count - unknown);
+        sample.count(
+            Signal::Authorization,
+            Subject::default(),
+            denied,
+            count - unknown,
+        );
         sample.count(Signal::Rejections, Subject::resource(LEVEL), rejected, left);
         sample.seats.insert(LEVEL.to_owned(), seats);
         left
@@ -389,8 +526,16 @@ impl Cluster {
         let mut histogram = Histogram::default();
         let (mut left, mut before, mut sum) = (count, 0.0, 0.0);
         for bound in BOUNDS {
-            let below = if bound.is_finite() { normal_below((bound / median).ln() / SIGMA) } else { 1.0 };
-            let inside = if below < 1.0 { self.binomial(left, (below - before) / (1.0 - before)) } else { left };
+            let below = if bound.is_finite() {
+                normal_below((bound / median).ln() / SIGMA)
+            } else {
+                1.0
+            };
+            let inside = if below < 1.0 {
+                self.binomial(left, (below - before) / (1.0 - before))
+            } else {
+                left
+            };
             (left, before, sum) = (left - inside, below, sum + inside);
             histogram.add(bound, sum);
         }
@@ -425,7 +570,9 @@ impl Cluster {
         }
         let mean = count * share;
         if mean > 30.0 {
-            return (mean + (mean * (1.0 - share)).sqrt() * self.normal()).round().clamp(0.0, count);
+            return (mean + (mean * (1.0 - share)).sqrt() * self.normal())
+                .round()
+                .clamp(0.0, count);
         }
         // As many waits between bad ones as fit.
         let (mut at, mut bad) = (0.0, 0.0);
@@ -442,6 +589,8 @@ impl Cluster {
 /// The part of a normal distribution below, to four digits (Zelen and Severo, 1964).
 fn normal_below(value: f64) -> f64 {
     let t = 1.0 / (1.0 + 0.33267 * value.abs());
-    let tail = (-value * value / 2.0).exp() / TAU.sqrt() * t * (0.4361836 + t * (-0.1201676 + t * 0.9372980));
+    let tail = (-value * value / 2.0).exp() / TAU.sqrt()
+        * t
+        * (0.4361836 + t * (-0.1201676 + t * 0.9372980));
     if value > 0.0 { 1.0 - tail } else { tail }
 }

@@ -37,21 +37,34 @@ pub fn kubeconfig(account: &str, server: &str, server_name: &str, ca: &[u8]) -> 
 /// Why not, and what fixes it.
 pub fn check(file: &Path) -> Result<(), String> {
     let shown = file.display();
-    let (Some(name), Some(directory)) = (file.file_name(), file.parent().filter(|it| it.parent().is_some())) else {
+    let (Some(name), Some(directory)) = (
+        file.file_name(),
+        file.parent().filter(|it| it.parent().is_some()),
+    ) else {
         return Err(format!(
             "{shown}: name a file in a directory of its own, such as /etc/kubernetes/berth-cluster/kubeconfig"
         ));
     };
     if name == FILE {
-        return Err(format!("{shown}: {FILE} is the name of the token's file: give another, such as kubeconfig"));
+        return Err(format!(
+            "{shown}: {FILE} is the name of the token's file: give another, such as kubeconfig"
+        ));
     }
-    let entries =
-        found(fs::read_dir(directory)).map_err(FileError::of("read", directory)).map_err(|error| error.to_string())?;
+    let entries = found(fs::read_dir(directory))
+        .map_err(FileError::of("read", directory))
+        .map_err(|error| error.to_string())?;
     let ours = |other: &std::ffi::OsStr| {
         // What a shim or this left half written begins with the token's name or a dot.
-        other == name || other.to_string_lossy().starts_with(['.']) || other.to_string_lossy().starts_with(FILE)
+        other == name
+            || other.to_string_lossy().starts_with(['.'])
+            || other.to_string_lossy().starts_with(FILE)
     };
-    let other = entries.into_iter().flatten().flatten().map(|entry| entry.file_name()).find(|other| !ours(other));
+    let other = entries
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.file_name())
+        .find(|other| !ours(other));
     other.map_or(Ok(()), |other| {
         Err(format!(
             "{shown}: {} has {} in it, and is to become a directory that only the shim may read: give a directory of its own, such as \
@@ -70,8 +83,19 @@ pub fn write(file: &Path, uid: u32, kubeconfig: &str, token: &str) -> Result<(),
     let directory = file.parent().unwrap_or(Path::new("/"));
     private_directory(directory, uid).map_err(FileError::of("write", directory))?;
     // The token first: a kubeconfig without one would be none.
-    for (path, text) in [(file.with_file_name(FILE), token), (file.to_owned(), kubeconfig)] {
-        replace_as(&path, text, Some(Access { mode: 0o600, uid, gid: getegid().as_raw() }))?;
+    for (path, text) in [
+        (file.with_file_name(FILE), token),
+        (file.to_owned(), kubeconfig),
+    ] {
+        replace_as(
+            &path,
+            text,
+            Some(Access {
+                mode: 0o600,
+                uid,
+                gid: getegid().as_raw(),
+            }),
+        )?;
     }
     Ok(())
 }
@@ -100,12 +124,19 @@ mod tests {
             ("https://[fd00::5]:6443", Some("kubernetes"))
         );
         assert_eq!((access.ca.as_slice(), access.client), (&b"PEM"[..], None));
-        let Some(Token::File(token)) = access.token else { panic!("no token file") };
+        let Some(Token::File(token)) = access.token else {
+            panic!("no token file")
+        };
         assert_eq!(fs::read_to_string(&token).unwrap(), "two");
         let directory = file.parent().unwrap();
         for (path, mode) in [(directory, 0o700), (&file, 0o600), (&token, 0o600)] {
             let meta = fs::metadata(path).unwrap();
-            assert_eq!((meta.mode() & 0o7777, meta.uid()), (mode, uid), "{}", path.display());
+            assert_eq!(
+                (meta.mode() & 0o7777, meta.uid()),
+                (mode, uid),
+                "{}",
+                path.display()
+            );
         }
         assert_eq!(fs::read_dir(directory).unwrap().count(), 2);
     }
@@ -114,14 +145,21 @@ mod tests {
     #[test]
     fn a_link_in_the_way_is_replaced_and_not_followed() {
         let temp = tempfile::tempdir().unwrap();
-        let (file, aim) = (temp.path().join("cluster/kubeconfig"), temp.path().join("aim"));
+        let (file, aim) = (
+            temp.path().join("cluster/kubeconfig"),
+            temp.path().join("aim"),
+        );
         let own = nix::unistd::geteuid().as_raw();
         write(&file, own, "a", "b").unwrap();
         fs::write(&aim, "kept").unwrap();
         for name in ["token", "kubeconfig"] {
             let _ = fs::remove_file(file.with_file_name(name));
             symlink(&aim, file.with_file_name(name)).unwrap();
-            symlink(&aim, file.with_file_name(format!(".{name}.{}", std::process::id()))).unwrap();
+            symlink(
+                &aim,
+                file.with_file_name(format!(".{name}.{}", std::process::id())),
+            )
+            .unwrap();
         }
         write(&file, own, "a", "b").unwrap();
         assert_eq!(fs::read_to_string(&aim).unwrap(), "kept");
@@ -133,11 +171,16 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         fs::write(temp.path().join("admin.conf"), "").unwrap();
         let error = check(&temp.path().join("berth.conf")).unwrap_err();
-        assert!(error.contains("has admin.conf in it") && error.contains("give a directory of its own"), "{error}");
+        assert!(
+            error.contains("has admin.conf in it") && error.contains("give a directory of its own"),
+            "{error}"
+        );
         for wrong in ["/", "/kubeconfig", "/etc/x/token"] {
             assert!(check(Path::new(wrong)).is_err(), "{wrong}");
         }
-        let error = write(Path::new("/proc/none/kubeconfig"), 0, "", "").unwrap_err().to_string();
+        let error = write(Path::new("/proc/none/kubeconfig"), 0, "", "")
+            .unwrap_err()
+            .to_string();
         assert!(error.starts_with("cannot write /proc/none: "), "{error}");
     }
 }

@@ -85,27 +85,54 @@ pub enum GrantError {
     },
     /// The new credentials lack rights that they should have.
     #[error("{account} may not {}", requests.join(", nor "))]
-    Refused { account: String, requests: Vec<String> },
+    Refused {
+        account: String,
+        requests: Vec<String>,
+    },
 }
 
 /// Creates the objects and a token, writes the files for the shim and tries the credentials. Each call creates a new token.
 ///
 /// # Errors
 /// See [`GrantError`]; what was created until then stays, and a second call continues.
-pub async fn grant(access: &Access, client: &Client, options: &GrantOptions) -> Result<Granted, GrantError> {
-    let GrantOptions { node, server, server_name, ca, uid, file } = options;
+pub async fn grant(
+    access: &Access,
+    client: &Client,
+    options: &GrantOptions,
+) -> Result<Granted, GrantError> {
+    let GrantOptions {
+        node,
+        server,
+        server_name,
+        ca,
+        uid,
+        file,
+    } = options;
     let account = account_name(node);
-    make(client, node).await.map_err(|error| GrantError::Admin(explain(&error)))?;
+    make(client, node)
+        .await
+        .map_err(|error| GrantError::Admin(explain(&error)))?;
     let asked = std::time::SystemTime::now();
     let answer = client.post(&token_path(&account), &token_request()).await;
     let answer = answer.map_err(|error| GrantError::Admin(explain(&error)))?;
     let (token, until) = granted(&answer).ok_or_else(|| {
-        GrantError::Admin(format!("{} gives a token without its end: is it a kube-apiserver?", client.server()))
+        GrantError::Admin(format!(
+            "{} gives a token without its end: is it a kube-apiserver?",
+            client.server()
+        ))
     })?;
     let server = format!("https://{server}");
-    let kubeconfig = files::kubeconfig(&account, &server, server_name, &[&access.ca[..], ca].join(&b'\n'));
+    let kubeconfig = files::kubeconfig(
+        &account,
+        &server,
+        server_name,
+        &[&access.ca[..], ca].join(&b'\n'),
+    );
     files::write(file, *uid, &kubeconfig, token)?;
-    let untried = |why| GrantError::Untried { kubeconfig: file.clone(), why };
+    let untried = |why| GrantError::Untried {
+        kubeconfig: file.clone(),
+        why,
+    };
     let shim = Client::from_kubeconfig(file).map_err(|error| untried(error.to_string()))?;
     let may = try_all(&shim, node, NOTICED).await.map_err(|error| match error {
         TryError::Asked(error) => untried(format!(
@@ -129,8 +156,13 @@ pub async fn grant(access: &Access, client: &Client, options: &GrantOptions) -> 
 }
 
 async fn make(client: &Client, node: &str) -> Result<(), Error> {
-    for object in [objects::namespace(NAMESPACE)].iter().chain(&objects::of_node(node)) {
-        client.apply(&objects::path(object), MANAGER, object).await?;
+    for object in [objects::namespace(NAMESPACE)]
+        .iter()
+        .chain(&objects::of_node(node))
+    {
+        client
+            .apply(&objects::path(object), MANAGER, object)
+            .await?;
     }
     add_to_shared_role(client, node).await
 }
@@ -150,7 +182,9 @@ async fn add_to_shared_role(client: &Client, node: &str) -> Result<(), Error> {
             },
         };
         match written {
-            Err(error) if error.status() == Some(StatusCode::CONFLICT) && tries < TRIES => tries += 1,
+            Err(error) if error.status() == Some(StatusCode::CONFLICT) && tries < TRIES => {
+                tries += 1
+            }
             written => return written.map(drop),
         }
     }
@@ -163,7 +197,11 @@ enum TryError {
 
 /// Whether the one whose credentials these are may do all that a node's shims do. What that one may not is asked again for
 /// so long.
-async fn try_all(client: &Client, node: &str, patience: Duration) -> Result<Vec<Request>, TryError> {
+async fn try_all(
+    client: &Client,
+    node: &str,
+    patience: Duration,
+) -> Result<Vec<Request>, TryError> {
     let end = Instant::now() + patience;
     let requests = objects::requests(node);
     let mut refused = Vec::new();
@@ -173,14 +211,29 @@ async fn try_all(client: &Client, node: &str, patience: Duration) -> Result<Vec<
             Ok(review) => review["status"]["allowed"] == true,
             Err(error) => error.status() != Some(StatusCode::UNAUTHORIZED),
         };
-        let answer = until(end.saturating_duration_since(Instant::now()), INTERVAL, ask, counts).await;
+        let answer = until(
+            end.saturating_duration_since(Instant::now()),
+            INTERVAL,
+            ask,
+            counts,
+        )
+        .await;
         let answer = answer.map_err(TryError::Asked)?;
         if answer["status"]["allowed"] != true {
-            let reason = answer["status"]["reason"].as_str().filter(|reason| !reason.is_empty());
-            refused.push(reason.map_or_else(|| request.to_string(), |reason| format!("{request} ({reason})")));
+            let reason = answer["status"]["reason"]
+                .as_str()
+                .filter(|reason| !reason.is_empty());
+            refused.push(reason.map_or_else(
+                || request.to_string(),
+                |reason| format!("{request} ({reason})"),
+            ));
         }
     }
-    if refused.is_empty() { Ok(requests) } else { Err(TryError::Refused(refused)) }
+    if refused.is_empty() {
+        Ok(requests)
+    } else {
+        Err(TryError::Refused(refused))
+    }
 }
 
 /// Deletes what is a node's alone, the service account first: that ends its tokens, and nothing else does. Gives what
@@ -192,10 +245,18 @@ pub async fn revoke(client: &Client, node: &str) -> Result<Vec<String>, GrantErr
     let mut deleted = Vec::new();
     for object in objects::of_node(node) {
         let answer = found(client.delete(&objects::path(&object)).await);
-        if answer.map_err(|error| GrantError::Admin(explain(&error)))?.is_some() {
+        if answer
+            .map_err(|error| GrantError::Admin(explain(&error)))?
+            .is_some()
+        {
             let of = |value: &Value| value.as_str().unwrap_or_default().to_owned();
             let metadata = &object["metadata"];
-            deleted.push(format!("{} {}/{}", of(&object["kind"]), of(&metadata["namespace"]), of(&metadata["name"])));
+            deleted.push(format!(
+                "{} {}/{}",
+                of(&object["kind"]),
+                of(&metadata["namespace"]),
+                of(&metadata["name"])
+            ));
         }
     }
     Ok(deleted)

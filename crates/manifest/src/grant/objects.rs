@@ -49,10 +49,20 @@ impl Request {
 
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { namespace, group, resource, subresource, name, verb } = self;
+        let Self {
+            namespace,
+            group,
+            resource,
+            subresource,
+            name,
+            verb,
+        } = self;
         let dot = if group.is_empty() { "" } else { "." };
         write!(f, "{verb} {resource}{dot}{group}")?;
-        for part in [name, subresource].into_iter().filter(|part| !part.is_empty()) {
+        for part in [name, subresource]
+            .into_iter()
+            .filter(|part| !part.is_empty())
+        {
             write!(f, "/{part}")?;
         }
         write!(f, " in {namespace}")
@@ -61,7 +71,11 @@ impl fmt::Display for Request {
 
 /// All objects for the shims of one node.
 fn objects(node: &str) -> Vec<Value> {
-    parse(&ACCESS.replace(NODE, node)).iter().flatten().map(YamlNode::value).collect()
+    parse(&ACCESS.replace(NODE, node))
+        .iter()
+        .flatten()
+        .map(YamlNode::value)
+        .collect()
 }
 
 pub fn namespace(name: &str) -> Value {
@@ -73,7 +87,9 @@ pub fn namespace(name: &str) -> Value {
 /// The Role that all nodes share.
 pub fn shared_role<'a>(nodes: impl IntoIterator<Item = &'a str>) -> Value {
     let mut role = objects(NODE).swap_remove(1);
-    let slices = nodes.into_iter().flat_map(|node| Family::ALL.map(|family| slice_name(node, family)));
+    let slices = nodes
+        .into_iter()
+        .flat_map(|node| Family::ALL.map(|family| slice_name(node, family)));
     role["rules"][2]["resourceNames"] = slices.collect();
     role
 }
@@ -86,7 +102,10 @@ pub fn of_node(node: &str) -> Vec<Value> {
 /// All that a node's shims ask for: what the Roles allow.
 pub fn requests(node: &str) -> Vec<Request> {
     let mut requests = Vec::new();
-    for role in objects(node).iter().filter(|object| object["kind"] == "Role") {
+    for role in objects(node)
+        .iter()
+        .filter(|object| object["kind"] == "Role")
+    {
         for rule in items(&role["rules"]) {
             let resource = text(&rule["resources"][0]);
             let (resource, subresource) = resource.split_once('/').unwrap_or((&resource, ""));
@@ -131,10 +150,19 @@ fn nodes_of(role: &Value) -> BTreeSet<String> {
 /// Where an object is in the API.
 pub fn path(object: &Value) -> String {
     let metadata = &object["metadata"];
-    let (api, kind) = (text(&object["apiVersion"]), text(&object["kind"]).to_ascii_lowercase());
+    let (api, kind) = (
+        text(&object["apiVersion"]),
+        text(&object["kind"]).to_ascii_lowercase(),
+    );
     let root = if api.contains('/') { "/apis" } else { "/api" };
-    let namespace = metadata["namespace"].as_str().map(|name| format!("/namespaces/{name}")).unwrap_or_default();
-    format!("{root}/{api}{namespace}/{kind}s/{}", text(&metadata["name"]))
+    let namespace = metadata["namespace"]
+        .as_str()
+        .map(|name| format!("/namespaces/{name}"))
+        .unwrap_or_default();
+    format!(
+        "{root}/{api}{namespace}/{kind}s/{}",
+        text(&metadata["name"])
+    )
 }
 
 fn items(list: &Value) -> impl Iterator<Item = &Value> {
@@ -155,8 +183,11 @@ mod tests {
 
     #[test]
     fn a_nodes_objects_are_where_they_should_be() {
-        let paths: Vec<_> =
-            of_node("cp-1").iter().chain([&namespace(NAMESPACE), &shared_role(["cp-1"])]).map(path).collect();
+        let paths: Vec<_> = of_node("cp-1")
+            .iter()
+            .chain([&namespace(NAMESPACE), &shared_role(["cp-1"])])
+            .map(path)
+            .collect();
         assert_eq!(
             paths,
             [
@@ -169,7 +200,10 @@ mod tests {
             ]
         );
         assert_eq!(of_node("cp-1")[0]["automountServiceAccountToken"], false);
-        assert_eq!(of_node("cp-1")[3]["subjects"][0]["namespace"], "berth-system");
+        assert_eq!(
+            of_node("cp-1")[3]["subjects"][0]["namespace"],
+            "berth-system"
+        );
     }
 
     #[test]
@@ -177,11 +211,16 @@ mod tests {
         let role = of_node("cp-1")[1].clone();
         let rules = shared_role(["cp-1"])["rules"].as_array().unwrap().clone();
         for rule in rules.iter().chain(role["rules"].as_array().unwrap()) {
-            let named = rule["resourceNames"].as_array().is_some_and(|names| !names.is_empty());
+            let named = rule["resourceNames"]
+                .as_array()
+                .is_some_and(|names| !names.is_empty());
             assert!(named || rule["resources"] == json!(["leases"]), "{rule}");
             assert!(!rule.to_string().contains('*'), "{rule}");
         }
-        assert_eq!(role["rules"][1]["resources"], json!(["serviceaccounts/token"]));
+        assert_eq!(
+            role["rules"][1]["resources"],
+            json!(["serviceaccounts/token"])
+        );
         assert_eq!(role["rules"][1]["resourceNames"], json!(["berth-cp-1"]));
     }
 
@@ -196,7 +235,10 @@ mod tests {
             "list leases.coordination.k8s.io in berth-system",
             "create serviceaccounts/berth-cp-1/token in berth-system",
         ] {
-            assert!(said.iter().any(|said| said == request), "{request} in {said:#?}");
+            assert!(
+                said.iter().any(|said| said == request),
+                "{request} in {said:#?}"
+            );
         }
         let review = requests("cp-1").pop().unwrap().review();
         let asked = json!({"namespace": "berth-system", "group": "", "resource": "serviceaccounts", "subresource": "token",
@@ -220,20 +262,36 @@ mod tests {
 
     #[test]
     fn the_kustomize_component_has_the_same_rules() {
-        let documents: Vec<_> = parse(IN_CLUSTER).unwrap().iter().map(YamlNode::value).collect();
+        let documents: Vec<_> = parse(IN_CLUSTER)
+            .unwrap()
+            .iter()
+            .map(YamlNode::value)
+            .collect();
         let roles = documents.iter().filter(|object| object["kind"] == "Role");
-        let rules: Vec<_> = roles.map(|role| (role["metadata"]["namespace"].clone(), role["rules"].clone())).collect();
+        let rules: Vec<_> = roles
+            .map(|role| (role["metadata"]["namespace"].clone(), role["rules"].clone()))
+            .collect();
         let leases = json!([of_node("cp-1")[1]["rules"][0]]);
         assert_eq!(
             rules,
-            [(json!("default"), shared_role(["cp-1"])["rules"].take()), (json!(NAMESPACE), leases)],
+            [
+                (json!("default"), shared_role(["cp-1"])["rules"].take()),
+                (json!(NAMESPACE), leases)
+            ],
             "examples/kustomize/cluster/access.yaml"
         );
-        let bindings: Vec<_> = documents.iter().filter(|object| object["kind"] == "RoleBinding").collect();
+        let bindings: Vec<_> = documents
+            .iter()
+            .filter(|object| object["kind"] == "RoleBinding")
+            .collect();
         assert_eq!(bindings.len(), 2);
         for binding in bindings {
-            let account = json!([{"kind": "ServiceAccount", "name": "berth", "namespace": "kube-system"}]);
-            assert_eq!((&binding["roleRef"]["name"], &binding["subjects"]), (&json!("berth"), &account));
+            let account =
+                json!([{"kind": "ServiceAccount", "name": "berth", "namespace": "kube-system"}]);
+            assert_eq!(
+                (&binding["roleRef"]["name"], &binding["subjects"]),
+                (&json!("berth"), &account)
+            );
         }
         assert!(documents.contains(&namespace(NAMESPACE)), "the namespace");
     }

@@ -8,7 +8,13 @@ use std::sync::{Arc, Mutex};
 const TOKEN: &str = "/berth-cp-1/token ";
 
 fn options(server: &Server, directory: &std::path::Path) -> GrantOptions {
-    let address = server.access.server.strip_prefix("https://").unwrap().strip_suffix("/k").unwrap();
+    let address = server
+        .access
+        .server
+        .strip_prefix("https://")
+        .unwrap()
+        .strip_suffix("/k")
+        .unwrap();
     GrantOptions {
         node: "cp-1".into(),
         server: address.parse().unwrap(),
@@ -39,11 +45,18 @@ async fn apiserver(mut change: impl FnMut(&str) -> Option<String> + Send + 'stat
 }
 
 async fn granted(server: &Server, directory: &std::path::Path) -> Result<Granted, GrantError> {
-    grant(&server.access, &Client::new(&server.access).unwrap(), &options(server, directory)).await
+    grant(
+        &server.access,
+        &Client::new(&server.access).unwrap(),
+        &options(server, directory),
+    )
+    .await
 }
 
 fn asked(server: &mut Server) -> Vec<String> {
-    std::iter::from_fn(|| server.asked.try_recv().ok()).map(|(request, _)| request).collect()
+    std::iter::from_fn(|| server.asked.try_recv().ok())
+        .map(|(request, _)| request)
+        .collect()
 }
 
 #[tokio::test]
@@ -56,27 +69,46 @@ async fn objects_then_the_token_then_every_verb_with_it() {
         ("berth-system/berth-cp-1", "2100-01-01T00:00:00Z")
     );
     assert_eq!(granted.may.len(), 13);
-    assert_eq!(std::fs::read_to_string(temp.path().join("cluster/token")).unwrap(), "n3w");
+    assert_eq!(
+        std::fs::read_to_string(temp.path().join("cluster/token")).unwrap(),
+        "n3w"
+    );
     let asked = asked(&mut server);
-    let lines: Vec<_> = asked.iter().map(|request| request.lines().next().unwrap().replace(" HTTP/1.1", "")).collect();
+    let lines: Vec<_> = asked
+        .iter()
+        .map(|request| request.lines().next().unwrap().replace(" HTTP/1.1", ""))
+        .collect();
     let applied = |path: &str| format!("PATCH /k{path}?fieldManager=berth&force=true");
     let shared = "/k/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles/berth";
     assert_eq!(lines[0], applied("/api/v1/namespaces/berth-system"));
-    assert_eq!(lines[1], applied("/api/v1/namespaces/berth-system/serviceaccounts/berth-cp-1"));
+    assert_eq!(
+        lines[1],
+        applied("/api/v1/namespaces/berth-system/serviceaccounts/berth-cp-1")
+    );
     assert_eq!(
         lines[5..8],
         [
             format!("GET {shared}"),
             format!("PUT {shared}"),
-            format!("POST /k/api/v1/namespaces/berth-system/serviceaccounts{}", TOKEN.trim_end())
+            format!(
+                "POST /k/api/v1/namespaces/berth-system/serviceaccounts{}",
+                TOKEN.trim_end()
+            )
         ]
     );
-    assert!(asked[6].contains("berth-cp-1-ipv4") && asked[6].contains("berth-cp-2-ipv6"), "{}", asked[6]);
+    assert!(
+        asked[6].contains("berth-cp-1-ipv4") && asked[6].contains("berth-cp-2-ipv6"),
+        "{}",
+        asked[6]
+    );
     assert!(asked[7].contains("2592000"), "{}", asked[7]);
     // With the new token, where the shims will ask, and without the administrator's.
     assert_eq!(lines.len(), 8 + 13);
     for review in &asked[8..] {
-        assert!(review.starts_with(&format!("POST {REVIEWS}")) && review.contains("Bearer n3w\r\n"), "{review}");
+        assert!(
+            review.starts_with(&format!("POST {REVIEWS}")) && review.contains("Bearer n3w\r\n"),
+            "{review}"
+        );
     }
 }
 
@@ -87,13 +119,22 @@ async fn the_shared_role_is_read_again_after_a_conflict() {
     let mut puts = 0;
     let mut server = apiserver(move |request| {
         puts += i32::from(request.starts_with("PUT "));
-        (request.starts_with("PUT ") && puts < 4)
-            .then(|| answer("409 Conflict", r#"{"message":"the object has been modified"}"#))
+        (request.starts_with("PUT ") && puts < 4).then(|| {
+            answer(
+                "409 Conflict",
+                r#"{"message":"the object has been modified"}"#,
+            )
+        })
     })
     .await;
     granted(&server, temp.path()).await.unwrap();
     let asked = asked(&mut server);
-    let count = |method: &str| asked.iter().filter(|request| request.starts_with(method)).count();
+    let count = |method: &str| {
+        asked
+            .iter()
+            .filter(|request| request.starts_with(method))
+            .count()
+    };
     assert_eq!((count("GET "), count("PUT ")), (4, 4));
 }
 
@@ -101,13 +142,18 @@ async fn the_shared_role_is_read_again_after_a_conflict() {
 async fn the_first_node_makes_the_shared_role_and_who_is_in_it_leaves_it_alone() {
     for there in [None, Some(objects::shared_role(["cp-1"]))] {
         let temp = tempfile::tempdir().unwrap();
-        let read = there
-            .clone()
-            .map_or_else(|| answer("404 Not Found", "{}"), |role: Value| answer("200 OK", &role.to_string()));
-        let mut server = apiserver(move |request| request.starts_with("GET ").then(|| read.clone())).await;
+        let read = there.clone().map_or_else(
+            || answer("404 Not Found", "{}"),
+            |role: Value| answer("200 OK", &role.to_string()),
+        );
+        let mut server =
+            apiserver(move |request| request.starts_with("GET ").then(|| read.clone())).await;
         granted(&server, temp.path()).await.unwrap();
         let asked = asked(&mut server);
-        let made = asked.iter().filter(|request| request.starts_with("POST ") && request.contains("/roles ")).count();
+        let made = asked
+            .iter()
+            .filter(|request| request.starts_with("POST ") && request.contains("/roles "))
+            .count();
         assert_eq!(made, usize::from(there.is_none()));
         assert!(!asked.iter().any(|request| request.starts_with("PUT ")));
     }
@@ -124,7 +170,9 @@ async fn an_administrator_who_may_not_is_told_what_to_do() {
         let server = apiserver(move |_| Some(answer(status, r#"{"message":"no"}"#))).await;
         let error = granted(&server, temp.path()).await.unwrap_err().to_string();
         assert!(
-            error.starts_with("--kubeconfig: https://") && error.contains(status) && error.contains(fix),
+            error.starts_with("--kubeconfig: https://")
+                && error.contains(status)
+                && error.contains(fix),
             "{error}"
         );
         assert!(!error.contains('\n') && !temp.path().join("cluster").exists());
@@ -151,25 +199,46 @@ async fn what_is_not_known_yet_is_asked_again_and_what_is_refused_is_named() {
     granted(&server, temp.path()).await.unwrap();
     assert_eq!(*seen.lock().unwrap(), 13 + 2);
     let server = apiserver(|request| {
-        let denied = request.contains(REVIEWS) && request.contains("leases") && request.contains("delete");
-        denied.then(|| answer("200 OK", r#"{"status":{"allowed":false,"reason":"webhook"}}"#))
+        let denied =
+            request.contains(REVIEWS) && request.contains("leases") && request.contains("delete");
+        denied.then(|| {
+            answer(
+                "200 OK",
+                r#"{"status":{"allowed":false,"reason":"webhook"}}"#,
+            )
+        })
     })
     .await;
     let client = Client::new(&server.access).unwrap();
     let tried = try_all(&client, "cp-1", INTERVAL).await;
-    let Err(TryError::Refused(requests)) = tried else { panic!("not refused") };
-    assert_eq!(requests, ["delete leases.coordination.k8s.io in berth-system (webhook)"]);
+    let Err(TryError::Refused(requests)) = tried else {
+        panic!("not refused")
+    };
+    assert_eq!(
+        requests,
+        ["delete leases.coordination.k8s.io in berth-system (webhook)"]
+    );
 }
 
 #[tokio::test]
 async fn a_berth_that_does_not_answer_is_told_and_the_files_stay() {
     let temp = tempfile::tempdir().unwrap();
     let server = apiserver(|_| None).await;
-    let options = GrantOptions { server: "127.0.0.1:1".parse().unwrap(), ..options(&server, temp.path()) };
-    let error = grant(&server.access, &Client::new(&server.access).unwrap(), &options).await.unwrap_err();
+    let options = GrantOptions {
+        server: "127.0.0.1:1".parse().unwrap(),
+        ..options(&server, temp.path())
+    };
+    let error = grant(
+        &server.access,
+        &Client::new(&server.access).unwrap(),
+        &options,
+    )
+    .await
+    .unwrap_err();
     let said = error.to_string();
     assert!(
-        said.contains("kubeconfig is written, and cannot be tried: https://127.0.0.1:1") && said.contains("--listen"),
+        said.contains("kubeconfig is written, and cannot be tried: https://127.0.0.1:1")
+            && said.contains("--listen"),
         "{said}"
     );
     assert!(temp.path().join("cluster/kubeconfig").exists());
@@ -177,10 +246,30 @@ async fn a_berth_that_does_not_answer_is_told_and_the_files_stay() {
 
 #[tokio::test]
 async fn revoking_deletes_what_is_the_nodes_and_the_account_first() {
-    let mut server = apiserver(|request| request.contains("rolebindings").then(|| answer("404 Not Found", "{}"))).await;
-    let deleted = revoke(&Client::new(&server.access).unwrap(), "cp-1").await.unwrap();
-    assert_eq!(deleted, ["ServiceAccount berth-system/berth-cp-1", "Role berth-system/berth-cp-1"]);
+    let mut server = apiserver(|request| {
+        request
+            .contains("rolebindings")
+            .then(|| answer("404 Not Found", "{}"))
+    })
+    .await;
+    let deleted = revoke(&Client::new(&server.access).unwrap(), "cp-1")
+        .await
+        .unwrap();
+    assert_eq!(
+        deleted,
+        [
+            "ServiceAccount berth-system/berth-cp-1",
+            "Role berth-system/berth-cp-1"
+        ]
+    );
     let asked = asked(&mut server);
-    assert!(asked.len() == 4 && asked.iter().all(|request| request.starts_with("DELETE ")), "{asked:?}");
-    assert!(asked[0].contains("/serviceaccounts/berth-cp-1 "), "{}", asked[0]);
+    assert!(
+        asked.len() == 4 && asked.iter().all(|request| request.starts_with("DELETE ")),
+        "{asked:?}"
+    );
+    assert!(
+        asked[0].contains("/serviceaccounts/berth-cp-1 "),
+        "{}",
+        asked[0]
+    );
 }

@@ -11,11 +11,15 @@ use std::net::{IpAddr, SocketAddr};
 /// not say where to listen keeps them.
 pub(super) fn inherited(manifest: &Manifest) -> Result<Addresses, Problem> {
     let variable = manifest.container().variable("BERTH_LISTEN");
-    let Some((text, line)) = variable.and_then(|it| Some((it.get("value")?.text()?, it.line))) else {
+    let Some((text, line)) = variable.and_then(|it| Some((it.get("value")?.text()?, it.line)))
+    else {
         return Ok(Addresses::OfManifest);
     };
     let words: Vec<_> = text.split_whitespace().collect();
-    let read: Vec<Listen> = words.iter().filter_map(|word| check::listen(word).ok()).collect();
+    let read: Vec<Listen> = words
+        .iter()
+        .filter_map(|word| check::listen(word).ok())
+        .collect();
     if read.len() == words.len() {
         return Ok(Addresses::Given(read));
     }
@@ -40,20 +44,38 @@ pub fn loopback(addresses: impl IntoIterator<Item = IpAddr>) -> Option<(String, 
     })?;
     let cause = "no other node reaches kube-apiserver there, and the Service kubernetes takes no such address";
     let fix = "give the node's address in --advertise-address, and to `berth inject --listen` as the first";
-    Some((format!("{ip} is of this node or its link alone: {cause}"), fix.to_owned()))
+    Some((
+        format!("{ip} is of this node or its link alone: {cause}"),
+        fix.to_owned(),
+    ))
 }
 
 impl Planner<'_> {
     /// The addresses as far as they are known, and the variables that the apiserver and the shim share.
-    pub(super) fn variables(&mut self, port: u16, ca: Option<&str>) -> (Vec<SocketAddr>, Vec<Value>) {
+    pub(super) fn variables(
+        &mut self,
+        port: u16,
+        ca: Option<&str>,
+    ) -> (Vec<SocketAddr>, Vec<Value>) {
         let (host, from_node) = self.host();
         let (listen, addresses): (String, Vec<SocketAddr>) = match &self.options.addresses {
             Addresses::Given(given) => {
-                let text =
-                    |listen: &Listen| format!("{}{}", listen.addr, if listen.freebind { ",freebind" } else { "" });
-                (given.iter().map(text).collect::<Vec<_>>().join(" "), given.iter().map(|listen| listen.addr).collect())
+                let text = |listen: &Listen| {
+                    format!(
+                        "{}{}",
+                        listen.addr,
+                        if listen.freebind { ",freebind" } else { "" }
+                    )
+                };
+                (
+                    given.iter().map(text).collect::<Vec<_>>().join(" "),
+                    given.iter().map(|listen| listen.addr).collect(),
+                )
             }
-            Addresses::OfManifest => (format!("{host}:{port}"), vec![SocketAddr::from(([0; 4], port))]),
+            Addresses::OfManifest => (
+                format!("{host}:{port}"),
+                vec![SocketAddr::from(([0; 4], port))],
+            ),
         };
         let own = addresses.first().map_or(port, SocketAddr::port);
         self.add_address_notes(port, own, from_node);
@@ -70,7 +92,13 @@ impl Planner<'_> {
             variables.push(parts::variable(PASS, self.options.pass.as_str()));
         }
         variables.extend(ca.map(|ca| parts::variable("BERTH_PROBE_CA", ca)));
-        variables.extend(self.options.probing.variables.iter().map(|(name, value)| parts::variable(name, value)));
+        variables.extend(
+            self.options
+                .probing
+                .variables
+                .iter()
+                .map(|(name, value)| parts::variable(name, value)),
+        );
         (addresses, variables)
     }
 
@@ -88,14 +116,24 @@ impl Planner<'_> {
             Addresses::Given(given) => given.first().map(|listen| listen.addr.ip()),
             Addresses::OfManifest => self.manifest.bound().or_else(|| self.manifest.advertised()),
         };
-        for flag in ["bind-address", "advertise-address"].into_iter().filter_map(|flag| self.manifest.flag(flag)) {
+        for flag in ["bind-address", "advertise-address"]
+            .into_iter()
+            .filter_map(|flag| self.manifest.flag(flag))
+        {
             let known = !flag.value.is_empty() && !flag.value.contains("$(");
             if known && address(flag.value).is_none() {
-                self.wrong(flag.line, format!("{} is no IP address: give one, such as 10.0.0.5", flag.value));
+                self.wrong(
+                    flag.line,
+                    format!(
+                        "{} is no IP address: give one, such as 10.0.0.5",
+                        flag.value
+                    ),
+                );
             }
         }
         let told = loopback(self.manifest.advertised().into_iter().chain(berth));
-        self.notes.extend(told.map(|(cause, fix)| format!("{cause}: {fix}")));
+        self.notes
+            .extend(told.map(|(cause, fix)| format!("{cause}: {fix}")));
         if self.options.addresses == Addresses::OfManifest {
             if self.manifest.bound().is_none() {
                 self.notes.push(

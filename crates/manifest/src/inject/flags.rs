@@ -10,7 +10,11 @@ use std::time::Duration;
 const DELAY: Duration = Duration::from_secs(5);
 
 /// Flags that name files which only one instance may write, and whether each is a file and not a directory.
-pub(super) const OWN: [(&str, bool); 3] = [("audit-log-path", true), ("cert-dir", false), ("debug-socket-path", true)];
+pub(super) const OWN: [(&str, bool); 3] = [
+    ("audit-log-path", true),
+    ("cert-dir", false),
+    ("debug-socket-path", true),
+];
 
 /// How long connections may take to end: kube-apiserver's own limit and the default of `--drain-timeout`.
 pub(super) const DRAIN: Duration = Duration::from_secs(60);
@@ -21,13 +25,17 @@ const MARGIN: Duration = Duration::from_secs(30);
 impl Planner<'_> {
     /// A file that only one instance may write, with the instance in its name.
     pub(super) fn file_of_its_own(&mut self, (name, named): (&str, bool)) {
-        let Some(flag) = self.manifest.flag(name) else { return };
+        let Some(flag) = self.manifest.flag(name) else {
+            return;
+        };
         // An instance's own already, or off.
         if is_own(flag.value) || !is_file(flag.value.as_ref()) {
             return;
         }
         let mount = self.manifest.container().mount_of(flag.value);
-        let mounted = mount.and_then(|mount| mount.get("mountPath")).and_then(YamlNode::text);
+        let mounted = mount
+            .and_then(|mount| mount.get("mountPath"))
+            .and_then(YamlNode::text);
         if named && mounted == Some(flag.value) {
             self.wrong(flag.line, format!("--{name}={} is mounted as this one file, and each instance needs a file of its own: mount its directory", flag.value));
             return;
@@ -37,15 +45,27 @@ impl Planner<'_> {
         } else {
             format!("{}/{{instance}}", flag.written.trim_end_matches('/'))
         };
-        self.set_flag(name, &value, "two instances must not write the same; berth exec puts the instance's name in");
+        self.set_flag(
+            name,
+            &value,
+            "two instances must not write the same; berth exec puts the instance's name in",
+        );
     }
 
     /// A note on the audit log: its name changes, which log shippers and retention have to follow.
     pub(super) fn add_audit_log_note(&mut self) {
-        let Some(flag) = self.manifest.flag("audit-log-path").filter(|flag| is_file(flag.value.as_ref())) else {
+        let Some(flag) = self
+            .manifest
+            .flag("audit-log-path")
+            .filter(|flag| is_file(flag.value.as_ref()))
+        else {
             return;
         };
-        let path = if is_own(flag.value) { flag.written.to_owned() } else { with_instance(flag.written) };
+        let path = if is_own(flag.value) {
+            flag.written.to_owned()
+        } else {
+            with_instance(flag.written)
+        };
         self.notes.push(format!(
             "each pod has an audit log of its own ({path}), so its name changes with each upgrade: let what ships it follow all of \
              them (audit*.log), and remove those of pods that are gone by their age; kube-apiserver only prunes what it rotated itself"
@@ -75,7 +95,11 @@ impl Planner<'_> {
             return self.given_watch_grace();
         }
         let value = humantime::format_duration(WATCH_GRACE).to_string();
-        self.set_flag(name, &value, "clients whose watches end do not come to the other instances at once");
+        self.set_flag(
+            name,
+            &value,
+            "clients whose watches end do not come to the other instances at once",
+        );
         WATCH_GRACE
     }
 
@@ -85,10 +109,22 @@ impl Planner<'_> {
 
     /// A flag in Go's notation of durations.
     fn duration(&mut self, name: &str) -> Duration {
-        let Some(flag) = self.manifest.flag(name) else { return Duration::ZERO };
-        let parsed = if flag.value == "0" { Ok(Duration::ZERO) } else { humantime::parse_duration(flag.value) };
+        let Some(flag) = self.manifest.flag(name) else {
+            return Duration::ZERO;
+        };
+        let parsed = if flag.value == "0" {
+            Ok(Duration::ZERO)
+        } else {
+            humantime::parse_duration(flag.value)
+        };
         parsed.unwrap_or_else(|_| {
-            self.wrong(flag.line, format!("--{name}={}: give it with units, such as 10s or 1m30s", flag.value));
+            self.wrong(
+                flag.line,
+                format!(
+                    "--{name}={}: give it with units, such as 10s or 1m30s",
+                    flag.value
+                ),
+            );
             Duration::ZERO
         })
     }
@@ -97,15 +133,29 @@ impl Planner<'_> {
     /// counts because it is the last: a patch of kubeadm's cannot name an argument by its value.
     fn set_flag(&mut self, name: &str, value: &str, reason: &str) {
         let whole = format!("--{name}={value}");
-        let flag = self.manifest.flag(name).filter(|_| !self.manifest.is_kubeadm());
+        let flag = self
+            .manifest
+            .flag(name)
+            .filter(|_| !self.manifest.is_kubeadm());
         let Some(flag) = flag else {
-            let key = if self.manifest.apiserver().get("args").is_some() { "args" } else { "command" };
+            let key = if self.manifest.apiserver().get("args").is_some() {
+                "args"
+            } else {
+                "command"
+            };
             self.original.flags.push((whole.clone(), None));
-            self.edit(self.container.key(key), Change::Append(vec![whole.into()]), format!("--{name}: {reason}"));
+            self.edit(
+                self.container.key(key),
+                Change::Append(vec![whole.into()]),
+                format!("--{name}: {reason}"),
+            );
             return;
         };
         let new = if flag.apart { value.to_owned() } else { whole };
-        let old = self.manifest.arguments()[flag.argument].text().unwrap_or_default().to_owned();
+        let old = self.manifest.arguments()[flag.argument]
+            .text()
+            .unwrap_or_default()
+            .to_owned();
         let mut path = self.manifest.argument_path(flag.argument);
         // The command has more words by now.
         if let Some(Step::Index(index)) = path.0.last_mut()
@@ -119,15 +169,24 @@ impl Planner<'_> {
 
     /// For a kube-apiserver that takes so long until its connections end.
     pub(super) fn grace(&mut self, delay: Duration, watches: Duration) {
-        let path = self.manifest.pod_path().key("terminationGracePeriodSeconds");
+        let path = self
+            .manifest
+            .pod_path()
+            .key("terminationGracePeriodSeconds");
         let old = self.manifest.pod().get("terminationGracePeriodSeconds");
         let seconds = old.map(YamlNode::number);
         if let (Some(old), Some(None)) = (old, seconds) {
-            self.wrong(old.line, "terminationGracePeriodSeconds is no number of seconds: give one");
+            self.wrong(
+                old.line,
+                "terminationGracePeriodSeconds is no number of seconds: give one",
+            );
         }
         let needed = [delay, watches, self.wrapping.drain, MARGIN];
-        let needed =
-            needed.into_iter().fold(self.hook(), Duration::saturating_add).as_secs().min(i64::MAX.unsigned_abs());
+        let needed = needed
+            .into_iter()
+            .fold(self.hook(), Duration::saturating_add)
+            .as_secs()
+            .min(i64::MAX.unsigned_abs());
         if seconds.flatten().is_some_and(|seconds| seconds >= needed) {
             return;
         }
@@ -150,8 +209,15 @@ fn is_own(value: &str) -> bool {
 pub(super) fn with_instance(path: &str) -> String {
     let name = basename(path);
     // A dot within $(…) is of a variable's name.
-    match name.rfind('.').filter(|at| *at > 0 && !name[*at..].contains(')')) {
-        Some(at) => format!("{}-{{instance}}{}", &path[..path.len() - name.len() + at], &name[at..]),
+    match name
+        .rfind('.')
+        .filter(|at| *at > 0 && !name[*at..].contains(')'))
+    {
+        Some(at) => format!(
+            "{}-{{instance}}{}",
+            &path[..path.len() - name.len() + at],
+            &name[at..]
+        ),
         None => format!("{path}-{{instance}}"),
     }
 }

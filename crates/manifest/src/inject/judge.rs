@@ -40,44 +40,74 @@ pub struct Wrapping<'a> {
 impl Default for Wrapping<'_> {
     /// As [`super::plan`] wraps it.
     fn default() -> Self {
-        Self { binary: BINARY, words: 3, credentials: false, drain: DRAIN }
+        Self {
+            binary: BINARY,
+            words: 3,
+            credentials: false,
+            drain: DRAIN,
+        }
     }
 }
 
 /// Judges a manifest that is behind berth in this way; `words` is 0 then.
 pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
     let options = InjectOptions::default();
-    let mut judge = Judge { planner: Planner::new(manifest, &options, wrapping), lapses: Vec::new() };
+    let mut judge = Judge {
+        planner: Planner::new(manifest, &options, wrapping),
+        lapses: Vec::new(),
+    };
     // That the port is invalid is reported by the code that reads it.
     let port = manifest.secure_port().unwrap_or(6443);
     judge.check("host-network", "", Planner::host_network);
     judge.check(ROLLOUT, "", Planner::rollout);
     for flag in OWN {
-        judge.check("shared-file", "two instances would write one file", |planner| planner.file_of_its_own(flag));
+        judge.check(
+            "shared-file",
+            "two instances would write one file",
+            |planner| planner.file_of_its_own(flag),
+        );
     }
     let lack = "kube-apiserver stops listening the moment it gets SIGTERM";
     let delay = judge.check("shutdown-delay", lack, Planner::shutdown_delay);
     for probe in PROBES {
         let lack = "a probe asks the shared port, where the other instance may answer";
-        judge.check("probe-on-shared-port", lack, |planner| planner.probe(probe, port));
-        judge.check("probe-elsewhere", "", |planner| planner.problems.extend(planner.foreign(probe, port)));
+        judge.check("probe-on-shared-port", lack, |planner| {
+            planner.probe(probe, port)
+        });
+        judge.check("probe-elsewhere", "", |planner| {
+            planner.problems.extend(planner.foreign(probe, port))
+        });
         if manifest.apiserver().get(probe).is_some_and(asks_berth) {
-            judge.check("probe-pace", "a probe of berth comes too often, or waits too short a time", |planner| {
-                planner.pace(probe, &mut Map::new());
-                planner.patience(probe);
-            });
+            judge.check(
+                "probe-pace",
+                "a probe of berth comes too often, or waits too short a time",
+                |planner| {
+                    planner.pace(probe, &mut Map::new());
+                    planner.patience(probe);
+                },
+            );
         }
     }
     let lack = "there is no readiness probe, so an update does not wait for the new instance";
     judge.check("readiness-missing", lack, Planner::readiness);
-    judge.check("declared-ports", "ports are declared, and on one node only one pod can have them", Planner::ports);
-    judge.check("other-container", "", |planner| planner.problems.extend(planner.others()));
+    judge.check(
+        "declared-ports",
+        "ports are declared, and on one node only one pod can have them",
+        Planner::ports,
+    );
+    judge.check("other-container", "", |planner| {
+        planner.problems.extend(planner.others())
+    });
     let lack = "there is no preStop hook, so the shim is notified no sooner than kube-apiserver";
     judge.check("pre-stop", lack, Planner::pre_stop);
-    judge.check("grace-period", "the grace period ends before the shutdown and the drain can", |planner| {
-        let watches = planner.given_watch_grace();
-        planner.grace(delay, watches);
-    });
+    judge.check(
+        "grace-period",
+        "the grace period ends before the shutdown and the drain can",
+        |planner| {
+            let watches = planner.given_watch_grace();
+            planner.grace(delay, watches);
+        },
+    );
     judge.check("anonymous-auth", "", Planner::anonymous);
     judge.lapses
 }
@@ -89,7 +119,12 @@ struct Judge<'a> {
 
 impl<'a> Judge<'a> {
     /// Checks a rule. The edits that follow it are one lapse together, of which `lack` is the cause.
-    fn check<T>(&mut self, check: &'static str, lack: &str, plan: impl FnOnce(&mut Planner<'a>) -> T) -> T {
+    fn check<T>(
+        &mut self,
+        check: &'static str,
+        lack: &str,
+        plan: impl FnOnce(&mut Planner<'a>) -> T,
+    ) -> T {
         let answer = plan(&mut self.planner);
         let (planner, lapses) = (&mut self.planner, &mut self.lapses);
         let manifest = planner.manifest;
@@ -97,13 +132,28 @@ impl<'a> Judge<'a> {
         if let Some(first) = edits.first() {
             let texts: Vec<_> = edits.iter().map(|edit| describe(manifest, edit)).collect();
             let fix = format!("{} ({})", texts.join(", "), first.reason);
-            lapses.push(Lapse { check, line: manifest.line_of(&first.path), cause: lack.to_owned(), fix });
+            lapses.push(Lapse {
+                check,
+                line: manifest.line_of(&first.path),
+                cause: lack.to_owned(),
+                fix,
+            });
         }
         let lapse = |line, message: &str| {
             let (cause, fix) = split(message);
-            Lapse { check, line, cause: cause.to_owned(), fix: fix.to_owned() }
+            Lapse {
+                check,
+                line,
+                cause: cause.to_owned(),
+                fix: fix.to_owned(),
+            }
         };
-        lapses.extend(planner.problems.drain(..).map(|problem| lapse(problem.line, &problem.message)));
+        lapses.extend(
+            planner
+                .problems
+                .drain(..)
+                .map(|problem| lapse(problem.line, &problem.message)),
+        );
         let line = match check {
             ROLLOUT => manifest.root().line,
             _ => manifest.line_of(&planner.container.key("lifecycle").key("preStop")),
@@ -115,17 +165,31 @@ impl<'a> Judge<'a> {
 
 /// An edit as text, with its path from the container or the pod on.
 fn describe(manifest: &Manifest, edit: &Edit) -> String {
-    let style = Style { indented: true, sorted: false, json: false };
+    let style = Style {
+        indented: true,
+        sorted: false,
+        json: false,
+    };
     let path = manifest.within(&edit.path);
-    let list = |values: &[Value]| values.iter().map(|value| style.flow(value)).collect::<Vec<_>>().join(", ");
+    let list = |values: &[Value]| {
+        values
+            .iter()
+            .map(|value| style.flow(value))
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     match &edit.change {
         Change::Set(value) => format!("set {path}: {}", style.flow(value)),
         Change::Remove => format!("remove {path}"),
-        Change::Prepend(values) | Change::Append(values) => format!("add {} to {path}", list(values)),
+        Change::Prepend(values) | Change::Append(values) => {
+            format!("add {} to {path}", list(values))
+        }
     }
 }
 
 /// Whether a probe runs berth.
 fn asks_berth(probe: &YamlNode) -> bool {
-    exec_words(probe).first().is_some_and(|program| basename(program) == "berth")
+    exec_words(probe)
+        .first()
+        .is_some_and(|program| basename(program) == "berth")
 }

@@ -32,7 +32,11 @@ pub(super) fn waits(added: &[Value]) -> Option<Value> {
 
 /// Variables that the operator added to a shim, for which `berth inject` has no options.
 pub(super) fn added(shim: Container<'_>) -> Result<Vec<Value>, Problem> {
-    let words: Vec<_> = shim.arguments().into_iter().filter_map(YamlNode::text).collect();
+    let words: Vec<_> = shim
+        .arguments()
+        .into_iter()
+        .filter_map(YamlNode::text)
+        .collect();
     if words != ["serve"] {
         let message = format!(
             "the shim's command line is {}, which cannot be kept: write its options as variables of the container, such as \
@@ -43,7 +47,9 @@ pub(super) fn added(shim: Container<'_>) -> Result<Vec<Value>, Problem> {
     }
     let all = shim.node().list("env").iter().map(YamlNode::value);
     let own = |name: &str| VARIABLES.contains(&name) || [SERVICE, NODE_NAME].contains(&name);
-    Ok(all.filter(|one| !one["name"].as_str().is_some_and(own) && *one != wait()).collect())
+    Ok(all
+        .filter(|one| !one["name"].as_str().is_some_and(own) && *one != wait())
+        .collect())
 }
 
 /// The init container that brings the binary and makes the run directory.
@@ -105,7 +111,10 @@ fn resources() -> Value {
 
 /// What the apiserver's container mounts.
 pub(super) fn apiserver_mounts(run_dir: &str) -> Vec<Value> {
-    vec![json!({"name": BIN, "mountPath": BIN_DIR, "readOnly": true}), run_mount(run_dir)]
+    vec![
+        json!({"name": BIN, "mountPath": BIN_DIR, "readOnly": true}),
+        run_mount(run_dir),
+    ]
 }
 
 pub(super) fn run_mount(run_dir: &str) -> Value {
@@ -117,11 +126,19 @@ pub(super) fn run_mount(run_dir: &str) -> Value {
 pub(super) fn file_mount(mount: &Value, file: &str, host_path: bool) -> Value {
     let mut new = mount.clone();
     new["readOnly"] = true.into();
-    let directory = mount["mountPath"].as_str().unwrap_or_default().trim_end_matches('/');
-    let rest = file.strip_prefix(directory).unwrap_or_default().trim_start_matches('/');
+    let directory = mount["mountPath"]
+        .as_str()
+        .unwrap_or_default()
+        .trim_end_matches('/');
+    let rest = file
+        .strip_prefix(directory)
+        .unwrap_or_default()
+        .trim_start_matches('/');
     if host_path && !rest.is_empty() && mount.get("subPathExpr").is_none() {
-        let within =
-            mount["subPath"].as_str().map(|path| format!("{}/", path.trim_end_matches('/'))).unwrap_or_default();
+        let within = mount["subPath"]
+            .as_str()
+            .map(|path| format!("{}/", path.trim_end_matches('/')))
+            .unwrap_or_default();
         new["mountPath"] = file.into();
         new["subPath"] = format!("{within}{rest}").into();
     }
@@ -135,8 +152,12 @@ pub(super) fn cluster_mount(directory: &str) -> Value {
 
 /// What the mounts mount; `cluster` is the directory of the shim's credentials.
 pub(super) fn volumes(run_dir: &str, cluster: Option<&str>) -> Vec<Value> {
-    let directory = |name, path, kind| json!({"name": name, "hostPath": {"path": path, "type": kind}});
-    let mut volumes = vec![json!({"name": BIN, "emptyDir": {}}), directory(RUN, run_dir, "DirectoryOrCreate")];
+    let directory =
+        |name, path, kind| json!({"name": name, "hostPath": {"path": path, "type": kind}});
+    let mut volumes = vec![
+        json!({"name": BIN, "emptyDir": {}}),
+        directory(RUN, run_dir, "DirectoryOrCreate"),
+    ];
     // Without credentials the shim would not start: the kubelet reports that better.
     volumes.extend(cluster.map(|path| directory(CLUSTER, path, "Directory")));
     volumes

@@ -14,13 +14,14 @@ const KINDS: [&str; 3] = ["httpGet", "tcpSocket", "grpc"];
 const LIVE: &str = "/livez";
 
 /// What becomes of a probe of the shared port: the shim may not listen on localhost, and is shared if it does.
-const MISTAKEN: &str =
-    "the kubelet takes the other instance's answer for this one's, and kills this one when nothing answers";
+const MISTAKEN: &str = "the kubelet takes the other instance's answer for this one's, and kills this one when nothing answers";
 
 impl<'a> Planner<'a> {
     /// Lets a probe that asks the shared port ask berth, as patiently as it asked before.
     pub(super) fn probe(&mut self, name: &str, port: u16) {
-        let Some(probe) = self.manifest.apiserver().get(name) else { return };
+        let Some(probe) = self.manifest.apiserver().get(name) else {
+            return;
+        };
         match self.asks(probe, port) {
             Asks::Own | Asks::Other(_) => return,
             Asks::Name(port) => {
@@ -30,7 +31,9 @@ impl<'a> Planner<'a> {
                 );
             }
             Asks::By(program) => {
-                let cause = format!("{name} runs {program}, which asks the shared port or localhost; {MISTAKEN}");
+                let cause = format!(
+                    "{name} runs {program}, which asks the shared port or localhost; {MISTAKEN}"
+                );
                 return self.wrong(probe.line, format!("{cause}: {}", self.fix(name, port)));
             }
             Asks::Shared => {}
@@ -41,20 +44,33 @@ impl<'a> Planner<'a> {
         let asking = self.asking(name);
         self.edit(path.key("exec"), Change::Set(asking), reason);
         for (kind, _) in probe.entries() {
-            let Some(kind) = kind.text().filter(|kind| KINDS.contains(kind)) else { continue };
-            original.insert(kind.into(), probe.get(kind).map_or(Value::Null, YamlNode::value));
+            let Some(kind) = kind.text().filter(|kind| KINDS.contains(kind)) else {
+                continue;
+            };
+            original.insert(
+                kind.into(),
+                probe.get(kind).map_or(Value::Null, YamlNode::value),
+            );
             self.edit(path.key(kind), Change::Remove, "berth asks instead");
         }
         self.pace(name, &mut original);
-        self.original.fields.insert(name.into(), Value::Object(original));
+        self.original
+            .fields
+            .insert(name.into(), Value::Object(original));
     }
 
     /// What is to be known of a probe that asks another process, which may ask the shared port in its turn.
     pub(super) fn foreign(&self, name: &str, port: u16) -> Option<Problem> {
         let probe = self.manifest.apiserver().get(name)?;
-        let Asks::Other(whom) = self.asks(probe, port) else { return None };
-        let cause = format!("{name} asks {whom}; if that asks the shared port or localhost, {MISTAKEN}");
-        Some(Problem::new(probe.line, format!("{cause}: {}", self.fix(name, port))))
+        let Asks::Other(whom) = self.asks(probe, port) else {
+            return None;
+        };
+        let cause =
+            format!("{name} asks {whom}; if that asks the shared port or localhost, {MISTAKEN}");
+        Some(Problem::new(
+            probe.line,
+            format!("{cause}: {}", self.fix(name, port)),
+        ))
     }
 
     /// How a probe comes to ask this instance.
@@ -62,26 +78,41 @@ impl<'a> Planner<'a> {
         match self.wrapping.words {
             0 => format!("let it run `{} {}`", self.wrapping.binary, what(name)),
             _ => {
-                format!("write it as an httpGet of the port {port}, which berth inject replaces by a probe of its own")
+                format!(
+                    "write it as an httpGet of the port {port}, which berth inject replaces by a probe of its own"
+                )
             }
         }
     }
 
     /// Gives an exec probe the period and timeout that it needs, and notes what they were.
     pub(super) fn pace(&mut self, name: &str, original: &mut Map<String, Value>) {
-        let Some(probe) = self.manifest.apiserver().get(name) else { return };
+        let Some(probe) = self.manifest.apiserver().get(name) else {
+            return;
+        };
         for (key, default) in [("periodSeconds", 10), ("timeoutSeconds", 1)] {
             let old = probe.get(key);
-            if old.map_or(Some(default), YamlNode::number).is_none_or(|seconds| seconds < LEAST) {
+            if old
+                .map_or(Some(default), YamlNode::number)
+                .is_none_or(|seconds| seconds < LEAST)
+            {
                 original.insert(key.into(), old.map_or(Value::Null, YamlNode::value));
                 let path = self.container.key(name).key(key);
-                self.edit(path, Change::Set(LEAST.into()), "an exec probe starts a process each time");
+                self.edit(
+                    path,
+                    Change::Set(LEAST.into()),
+                    "an exec probe starts a process each time",
+                );
             }
         }
     }
 
     pub(super) fn readiness(&mut self) {
-        let path = self.manifest.apiserver().at(&["readinessProbe", "httpGet", "path"]).and_then(YamlNode::text);
+        let path = self
+            .manifest
+            .apiserver()
+            .at(&["readinessProbe", "httpGet", "path"])
+            .and_then(YamlNode::text);
         if let Some(path) = path.filter(|path| path.contains('?')) {
             self.notes.push(format!(
                 "readinessProbe asks for {path}, and the shim for all of /readyz: while a check fails that this leaves out, new connections \
@@ -93,8 +124,13 @@ impl<'a> Planner<'a> {
         }
         let name = "readinessProbe";
         self.original.fields.insert(name.into(), Value::Null);
-        let new = json!({"exec": self.asking(name), "periodSeconds": LEAST, "timeoutSeconds": LEAST});
-        self.edit(self.container.key(name), Change::Set(new), "an update waits until the new instance is ready");
+        let new =
+            json!({"exec": self.asking(name), "periodSeconds": LEAST, "timeoutSeconds": LEAST});
+        self.edit(
+            self.container.key(name),
+            Change::Set(new),
+            "an update waits until the new instance is ready",
+        );
     }
 
     /// The `exec` of a probe. It waits for its answer as long as the kubelet allows, less a second in which the runtime
@@ -102,13 +138,23 @@ impl<'a> Planner<'a> {
     fn asking(&mut self, probe: &str) -> Value {
         let timeout = format!("{}s", self.seconds(probe) - 1);
         let mut words = vec![self.wrapping.binary, what(probe), "--timeout", &timeout];
-        let path = self.manifest.apiserver().at(&[probe, "httpGet", "path"]).and_then(YamlNode::text);
+        let path = self
+            .manifest
+            .apiserver()
+            .at(&[probe, "httpGet", "path"])
+            .and_then(YamlNode::text);
         // A port that takes connections was enough: without that, an outage of etcd would be its end.
-        let connects = self.manifest.apiserver().at(&[probe, "tcpSocket"]).is_some();
+        let connects = self
+            .manifest
+            .apiserver()
+            .at(&[probe, "tcpSocket"])
+            .is_some();
         // The kubelet takes one without its first slash, too.
         let path = path.map(|path| format!("/{}", path.trim_start_matches('/')));
         let path = path.or(connects.then(|| "/livez/ping".to_owned()));
-        let path = path.as_deref().filter(|path| what(probe) == "live" && *path != LIVE);
+        let path = path
+            .as_deref()
+            .filter(|path| what(probe) == "live" && *path != LIVE);
         match path.map(|path| (path, ask::path(path))) {
             Some((path, Ok(_))) => words.extend(["--path", path]),
             Some((path, Err(_))) => self.notes.push(format!(
@@ -121,22 +167,31 @@ impl<'a> Planner<'a> {
 
     /// Lets a probe of berth without a timeout of its own wait as long as the kubelet does.
     pub(super) fn patience(&mut self, name: &str) {
-        let Some(probe) = self.manifest.apiserver().get(name) else { return };
+        let Some(probe) = self.manifest.apiserver().get(name) else {
+            return;
+        };
         let mut words = exec_words(probe);
-        let patient = words.iter().any(|word| word.starts_with("--timeout") || word.starts_with("--probe-timeout"));
+        let patient = words
+            .iter()
+            .any(|word| word.starts_with("--timeout") || word.starts_with("--probe-timeout"));
         if patient || words.get(1) != Some(&"live") {
             return;
         }
         let timeout = format!("{}s", self.seconds(name) - 1);
         words.extend(["--timeout", &timeout]);
         let path = self.container.key(name).key("exec").key("command");
-        let reason = "without it kube-apiserver has 2s to answer, and is killed when it is only slow";
+        let reason =
+            "without it kube-apiserver has 2s to answer, and is killed when it is only slow";
         self.edit(path, Change::Set(words.into()), reason);
     }
 
     /// How long a probe of berth may run for the kubelet.
     fn seconds(&self, probe: &str) -> u64 {
-        let timeout = self.manifest.apiserver().at(&[probe, "timeoutSeconds"]).and_then(YamlNode::number);
+        let timeout = self
+            .manifest
+            .apiserver()
+            .at(&[probe, "timeoutSeconds"])
+            .and_then(YamlNode::number);
         timeout.unwrap_or(LEAST).max(LEAST)
     }
 
@@ -145,16 +200,28 @@ impl<'a> Planner<'a> {
             let words = exec_words(probe);
             return match words.first().map(|program| basename(program)) {
                 None | Some("berth") => Asks::Own,
-                Some(program) if words.iter().any(|word| is_shared(word, port)) => Asks::By(program.to_owned()),
+                Some(program) if words.iter().any(|word| is_shared(word, port)) => {
+                    Asks::By(program.to_owned())
+                }
                 Some(program) => Asks::Other(program.to_owned()),
             };
         }
         let asked = KINDS.into_iter().find_map(|kind| probe.at(&[kind, "port"]));
-        let Some(asked) = asked.and_then(YamlNode::text) else { return Asks::Own };
+        let Some(asked) = asked.and_then(YamlNode::text) else {
+            return Asks::Own;
+        };
         let ports = self.manifest.apiserver().get("ports");
         let number = match asked.parse::<u16>() {
             Ok(number) => Some(number),
-            Err(_) => ports.and_then(|ports| ports.named(asked)?.1.get("containerPort")?.text()?.parse().ok()),
+            Err(_) => ports.and_then(|ports| {
+                ports
+                    .named(asked)?
+                    .1
+                    .get("containerPort")?
+                    .text()?
+                    .parse()
+                    .ok()
+            }),
         };
         match number {
             Some(number) if number == port => Asks::Shared,
@@ -169,7 +236,9 @@ impl<'a> Planner<'a> {
             return None;
         }
         let directory = |flag: &str| {
-            self.manifest.flag(flag).and_then(|flag| flag.value.rsplit_once('/').map(|(directory, _)| directory))
+            self.manifest
+                .flag(flag)
+                .and_then(|flag| flag.value.rsplit_once('/').map(|(directory, _)| directory))
         };
         match self.manifest.flag("client-ca-file") {
             Some(ca) if directory("client-ca-file") == directory("tls-cert-file") => Some(ca.value),
@@ -196,11 +265,20 @@ impl<'a> Planner<'a> {
         let found = self.manifest.container().mount_of(file);
         let Some(mount) = found else {
             let line = self.manifest.apiserver().line;
-            self.wrong(line, format!("{file}, which the probe needs, is in no volumeMount of the container: mount it"));
+            self.wrong(
+                line,
+                format!(
+                    "{file}, which the probe needs, is in no volumeMount of the container: mount it"
+                ),
+            );
             return None;
         };
         let name = mount.text_of("name").unwrap_or_default();
-        let volume = self.manifest.pod().get("volumes").and_then(|volumes| volumes.named(name));
+        let volume = self
+            .manifest
+            .pod()
+            .get("volumes")
+            .and_then(|volumes| volumes.named(name));
         Some(parts::file_mount(
             &mount.value(),
             file,
@@ -219,17 +297,29 @@ impl<'a> Planner<'a> {
             }
             return;
         }
-        let hook = json!({"exec": {"command": [self.wrapping.binary, "drain", "--wait", "--if-sibling"]}});
+        let hook =
+            json!({"exec": {"command": [self.wrapping.binary, "drain", "--wait", "--if-sibling"]}});
         let path = self.container.key("lifecycle").key("preStop");
-        self.edit(path, Change::Set(hook), "the sibling takes new connections before kube-apiserver receives SIGTERM");
+        self.edit(
+            path,
+            Change::Set(hook),
+            "the sibling takes new connections before kube-apiserver receives SIGTERM",
+        );
     }
 
     /// How long the container's preStop hook sleeps, or waits for streams, as far as it can be seen: that is of the grace period, too.
     pub(super) fn hook(&self) -> Duration {
-        let Some(hook) = self.manifest.apiserver().at(&["lifecycle", "preStop"]) else { return Duration::ZERO };
-        let seconds = hook.at(&["sleep", "seconds"]).and_then(YamlNode::number).unwrap_or_default();
-        let words: Vec<_> =
-            exec_words(hook).into_iter().flat_map(|word| word.split([' ', '=', ';', '&', '\n'])).collect();
+        let Some(hook) = self.manifest.apiserver().at(&["lifecycle", "preStop"]) else {
+            return Duration::ZERO;
+        };
+        let seconds = hook
+            .at(&["sleep", "seconds"])
+            .and_then(YamlNode::number)
+            .unwrap_or_default();
+        let words: Vec<_> = exec_words(hook)
+            .into_iter()
+            .flat_map(|word| word.split([' ', '=', ';', '&', '\n']))
+            .collect();
         let waits = |pair: &&[&str]| basename(pair[0]) == "sleep" || pair[0] == "--wait-streams";
         let time = |pair: &[&str]| match pair[1].parse() {
             Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
@@ -242,14 +332,23 @@ impl<'a> Planner<'a> {
 
 /// Whether a hook runs `berth drain --if-sibling`, by itself or within something else.
 fn drains(hook: &YamlNode) -> bool {
-    let words: Vec<_> = exec_words(hook).into_iter().flat_map(str::split_whitespace).collect();
-    let drain = words.windows(2).any(|pair| basename(pair[0]) == "berth" && pair[1] == "drain");
+    let words: Vec<_> = exec_words(hook)
+        .into_iter()
+        .flat_map(str::split_whitespace)
+        .collect();
+    let drain = words
+        .windows(2)
+        .any(|pair| basename(pair[0]) == "berth" && pair[1] == "drain");
     drain && words.contains(&"--if-sibling")
 }
 
 /// What berth is asked in the place of a probe.
 fn what(probe: &str) -> &'static str {
-    if probe == "readinessProbe" { "ready" } else { "live" }
+    if probe == "readinessProbe" {
+        "ready"
+    } else {
+        "live"
+    }
 }
 
 /// Whether a word of a command names the shared port, or an address of loopback, where another instance may listen, or none.

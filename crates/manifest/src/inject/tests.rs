@@ -26,29 +26,57 @@ fn options() -> InjectOptions {
 
 /// Options for a shim that does not check the certificate of the apiserver that it probes.
 fn trusting() -> InjectOptions {
-    let probing = Probing { trusts: true, credentials: true, ..Probing::default() };
-    InjectOptions { probing, ..options() }
+    let probing = Probing {
+        trusts: true,
+        credentials: true,
+        ..Probing::default()
+    };
+    InjectOptions {
+        probing,
+        ..options()
+    }
 }
 
 /// For the Deployment, whose CA is not to be found.
 fn with_ca() -> InjectOptions {
     let ca = "/etc/kubernetes/secrets/ca.crt".to_owned();
-    let probing =
-        Probing { variables: vec![("BERTH_PROBE_CA", ca.clone())], files: vec![ca], trusts: true, credentials: false };
-    InjectOptions { probing, ..options() }
+    let probing = Probing {
+        variables: vec![("BERTH_PROBE_CA", ca.clone())],
+        files: vec![ca],
+        trusts: true,
+        credentials: false,
+    };
+    InjectOptions {
+        probing,
+        ..options()
+    }
 }
 
 fn listens(texts: &[&str]) -> Vec<Listen> {
-    texts.iter().map(|text| berth_options::check::listen(text).unwrap()).collect()
+    texts
+        .iter()
+        .map(|text| berth_options::check::listen(text).unwrap())
+        .collect()
 }
 
 fn diff(old: &str, outcome: &Injection) -> String {
-    let notes: String = outcome.notes.iter().map(|note| format!("note: {note}\n")).collect();
-    notes + &TextDiff::from_lines(old, &outcome.text).unified_diff().to_string()
+    let notes: String = outcome
+        .notes
+        .iter()
+        .map(|note| format!("note: {note}\n"))
+        .collect();
+    notes
+        + &TextDiff::from_lines(old, &outcome.text)
+            .unified_diff()
+            .to_string()
 }
 
 fn problems(text: &str) -> Vec<String> {
-    inject(text, &options()).unwrap_err().iter().map(Problem::to_string).collect()
+    inject(text, &options())
+        .unwrap_err()
+        .iter()
+        .map(Problem::to_string)
+        .collect()
 }
 
 fn values(text: &str) -> Vec<Value> {
@@ -85,24 +113,54 @@ fn the_service_is_kept_with_the_shims_own_credentials() {
             json!({"path": directory, "type": "Directory"}),
             None,
         ),
-        (DEPLOYMENT, with_ca(), "in-cluster", Value::Null, Value::Null, Some("--service: the pod's service account")),
+        (
+            DEPLOYMENT,
+            with_ca(),
+            "in-cluster",
+            Value::Null,
+            Value::Null,
+            Some("--service: the pod's service account"),
+        ),
     ] {
-        let outcome = inject(text, &InjectOptions { service: Some(kubeconfig.into()), ..options.clone() }).unwrap();
+        let outcome = inject(
+            text,
+            &InjectOptions {
+                service: Some(kubeconfig.into()),
+                ..options.clone()
+            },
+        )
+        .unwrap();
         let manifest = Manifest::parse(&outcome.text).unwrap();
         let (pod, apiserver) = (manifest.pod().value(), manifest.apiserver().value());
         let named = |list: &Value, name: &str| {
-            list.as_array().unwrap().iter().find(|one| one["name"] == name).cloned().unwrap_or_default()
+            list.as_array()
+                .unwrap()
+                .iter()
+                .find(|one| one["name"] == name)
+                .cloned()
+                .unwrap_or_default()
         };
         let shim = named(&pod["initContainers"], SHIM);
         assert_eq!(named(&shim["env"], "BERTH_CLUSTER")["value"], cluster);
-        assert_eq!(named(&shim["env"], "BERTH_NODE_NAME")["valueFrom"]["fieldRef"]["fieldPath"], "spec.nodeName");
+        assert_eq!(
+            named(&shim["env"], "BERTH_NODE_NAME")["valueFrom"]["fieldRef"]["fieldPath"],
+            "spec.nodeName"
+        );
         assert_eq!(named(&shim["volumeMounts"], VOLUMES[2]), mount);
         assert_eq!(named(&pod["volumes"], VOLUMES[2])["hostPath"], host_path);
         assert_eq!(named(&apiserver["volumeMounts"], VOLUMES[2]), Value::Null);
         assert!(!apiserver["env"].to_string().contains("BERTH_CLUSTER"));
-        assert!(note.is_none_or(|note| has_note(&outcome, note)), "{:?}", outcome.notes);
+        assert!(
+            note.is_none_or(|note| has_note(&outcome, note)),
+            "{:?}",
+            outcome.notes
+        );
         let without = inject(&outcome.text, &options).unwrap();
-        assert!(has_note(&without, "without --service the shim"), "{:?}", without.notes);
+        assert!(
+            has_note(&without, "without --service the shim"),
+            "{:?}",
+            without.notes
+        );
     }
 }
 
@@ -117,40 +175,77 @@ fn passing_sockets_is_one_variable_in_two_containers() {
         let before = inject(text, &off).unwrap();
         assert!(!before.text.contains(PASS));
         for pass in [PassMode::Auto, PassMode::Inject] {
-            let on = InjectOptions { pass, ..off.clone() };
+            let on = InjectOptions {
+                pass,
+                ..off.clone()
+            };
             let after = inject(text, &on).unwrap();
             let (before, after) = (before.text.as_str(), after.text.as_str());
             let manifest = Manifest::parse(after).unwrap();
-            let of = |container: Container<'_>| container.variable(PASS).unwrap().text_of("value").map(str::to_owned);
+            let of = |container: Container<'_>| {
+                container
+                    .variable(PASS)
+                    .unwrap()
+                    .text_of("value")
+                    .map(str::to_owned)
+            };
             let both = [of(manifest.container()), of(shim_of(&manifest).unwrap())];
-            assert_eq!(both, [Some(pass.as_str().into()), Some(pass.as_str().into())]);
+            assert_eq!(
+                both,
+                [Some(pass.as_str().into()), Some(pass.as_str().into())]
+            );
             let diff = TextDiff::from_lines(before, after);
-            let changed = diff.iter_all_changes().filter(|change| change.tag() != ChangeTag::Equal);
-            let changed: Vec<_> = changed.map(|change| (change.tag(), change.value().trim().to_owned())).collect();
-            let lines =
-                [format!("- name: {PASS}"), format!("value: {}", pass.as_str())].map(|line| (ChangeTag::Insert, line));
+            let changed = diff
+                .iter_all_changes()
+                .filter(|change| change.tag() != ChangeTag::Equal);
+            let changed: Vec<_> = changed
+                .map(|change| (change.tag(), change.value().trim().to_owned()))
+                .collect();
+            let lines = [
+                format!("- name: {PASS}"),
+                format!("value: {}", pass.as_str()),
+            ]
+            .map(|line| (ChangeTag::Insert, line));
             assert_eq!(changed, [&lines[..], &lines].concat());
             // Without the option, nothing of it is left; one that is not given is off, as with `--service`.
-            assert_eq!((ejected(after), values(&ejected(after))), (ejected(before), values(text)));
+            assert_eq!(
+                (ejected(after), values(&ejected(after))),
+                (ejected(before), values(text))
+            );
             let again = inject(after, &off).unwrap();
             assert_eq!(values(&again.text), values(before));
-            assert!(has_note(&again, "without --pass the shim relays"), "{:?}", again.notes);
+            assert!(
+                has_note(&again, "without --pass the shim relays"),
+                "{:?}",
+                again.notes
+            );
             assert_eq!(values(&inject(before, &on).unwrap().text), values(after));
             assert!(inject(after, &on).unwrap().edits.is_empty());
         }
     }
     let patches = |options: &InjectOptions| {
         let manifest = Manifest::parse(KUBEADM).unwrap();
-        patches(&manifest, &plan(&manifest, options).unwrap().0).unwrap().map(|file| file.text).concat()
+        patches(&manifest, &plan(&manifest, options).unwrap().0)
+            .unwrap()
+            .map(|file| file.text)
+            .concat()
     };
-    let [before, after] = [PassMode::Relay, PassMode::Auto].map(|pass| patches(&InjectOptions { pass, ..options() }));
-    assert_eq!((before.matches(PASS).count(), after.matches(PASS).count()), (0, 2));
+    let [before, after] =
+        [PassMode::Relay, PassMode::Auto].map(|pass| patches(&InjectOptions { pass, ..options() }));
+    assert_eq!(
+        (before.matches(PASS).count(), after.matches(PASS).count()),
+        (0, 2)
+    );
     let taken = KUBEADM.replacen(
         "    name: kube-apiserver\n",
         "    name: kube-apiserver\n    env: [{name: BERTH_PASS, value: auto}]\n",
         1,
     );
-    assert!(problems(&taken)[0].contains("BERTH_PASS is in env already"), "{:?}", problems(&taken));
+    assert!(
+        problems(&taken)[0].contains("BERTH_PASS is in env already"),
+        "{:?}",
+        problems(&taken)
+    );
 }
 
 #[test]
@@ -163,9 +258,17 @@ fn patches_for_kubeadm() {
     let manifest = Manifest::parse(KUBEADM).unwrap();
     let (edits, _) = plan(&manifest, &options()).unwrap();
     let [command, rest] = patches(&manifest, &edits).unwrap();
-    insta::assert_snapshot!(format!("{}\n{}\n{}\n{}", command.name, command.text, rest.name, rest.text));
+    insta::assert_snapshot!(format!(
+        "{}\n{}\n{}\n{}",
+        command.name, command.text, rest.name, rest.text
+    ));
     let deployment = Manifest::parse(DEPLOYMENT).unwrap();
-    assert!(patches(&deployment, &[]).unwrap_err().message.starts_with("kubeadm did not write this"));
+    assert!(
+        patches(&deployment, &[])
+            .unwrap_err()
+            .message
+            .starts_with("kubeadm did not write this")
+    );
 }
 
 #[test]
@@ -176,8 +279,15 @@ fn twice_is_once_and_eject_gives_the_original_back() {
         assert_eq!((&twice.text, twice.edits.len()), (&once.text, 0));
         assert_eq!(values(&ejected(&once.text)), values(text));
         // Other options replace the earlier ones, and leave nothing of them behind.
-        let other = InjectOptions { image: "other:v2".into(), run_dir: "/run/b".into(), ..options.clone() };
-        assert_eq!(values(&inject(&once.text, &other).unwrap().text), values(&inject(text, &other).unwrap().text));
+        let other = InjectOptions {
+            image: "other:v2".into(),
+            run_dir: "/run/b".into(),
+            ..options.clone()
+        };
+        assert_eq!(
+            values(&inject(&once.text, &other).unwrap().text),
+            values(&inject(text, &other).unwrap().text)
+        );
     }
     let kubeadm = inject(KUBEADM, &options()).unwrap().text;
     assert_eq!(ejected(&kubeadm), KUBEADM);
@@ -187,26 +297,43 @@ fn twice_is_once_and_eject_gives_the_original_back() {
 fn eject_keeps_what_was_changed_since() {
     let injected = inject(DEPLOYMENT, &with_ca()).unwrap().text;
     let changes = [
-        ("terminationGracePeriodSeconds: 130", "terminationGracePeriodSeconds: 300"),
+        (
+            "terminationGracePeriodSeconds: 130",
+            "terminationGracePeriodSeconds: 300",
+        ),
         ("v1.36.3", "v1.36.4"),
         ("initialDelaySeconds: 15", "initialDelaySeconds: 20"),
         ("audit-{instance}.log # grows", "b-{instance}.log"),
     ];
-    let changed = changes.iter().fold(injected, |text, (old, new)| text.replacen(old, new, 1));
+    let changed = changes
+        .iter()
+        .fold(injected, |text, (old, new)| text.replacen(old, new, 1));
     let mut wanted = values(DEPLOYMENT);
     let pod = &mut wanted[1]["spec"]["template"]["spec"];
     pod["terminationGracePeriodSeconds"] = 300.into();
     pod["containers"][0]["image"] = "registry.k8s.io/kube-apiserver:v1.36.4".into();
     pod["containers"][0]["livenessProbe"]["initialDelaySeconds"] = 20.into();
-    pod["containers"][0]["args"][1] = "--audit-log-path=/var/log/kubernetes/b-{instance}.log".into();
+    pod["containers"][0]["args"][1] =
+        "--audit-log-path=/var/log/kubernetes/b-{instance}.log".into();
     assert_eq!(values(&ejected(&changed)), wanted);
 }
 
 #[test]
 fn eject_refuses_what_inject_did_not_write() {
-    let refused = |text: &str| undo(&Manifest::parse(text).unwrap()).unwrap_err().to_string();
-    assert!(refused(KUBEADM).starts_with("1: berth inject did not write this"), "{}", refused(KUBEADM));
-    let torn = inject(KUBEADM, &options()).unwrap().text.replace("'{\"fields\"", "'{fields\"");
+    let refused = |text: &str| {
+        undo(&Manifest::parse(text).unwrap())
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(
+        refused(KUBEADM).starts_with("1: berth inject did not write this"),
+        "{}",
+        refused(KUBEADM)
+    );
+    let torn = inject(KUBEADM, &options())
+        .unwrap()
+        .text
+        .replace("'{\"fields\"", "'{fields\"");
     assert!(refused(&torn).starts_with("5: the annotation berth/original cannot be read"));
 }
 
@@ -215,7 +342,10 @@ fn every_problem_is_told_at_once_with_its_line() {
     let text = kubeadm_with("hostNetwork: true", "hostNetwork: false")
         .replace("--secure-port=6443", "--secure-port=no")
         .replace("ca-certs", "berth-run")
-        .replace("    - --tls-cert-file=/etc/kubernetes/pki", "    - --anonymous-auth=false\n    - --tls-cert-file=/x")
+        .replace(
+            "    - --tls-cert-file=/etc/kubernetes/pki",
+            "    - --anonymous-auth=false\n    - --tls-cert-file=/x",
+        )
         .replace("status: {}", "  terminationGracePeriodSeconds: long");
     insta::assert_snapshot!(problems(&text).join("\n"), @r"
     12: hostNetwork is not true, and a pod of its own network has no address of the node to share: set it to true
@@ -231,7 +361,10 @@ fn every_problem_is_told_at_once_with_its_line() {
 fn shapes_that_cannot_be_put_behind_berth_are_refused() {
     let refused = |text: &str, why: &str| {
         let problems = problems(text);
-        assert!(problems.len() == 1 && problems[0].contains(why), "{why} in {problems:?}");
+        assert!(
+            problems.len() == 1 && problems[0].contains(why),
+            "{why} in {problems:?}"
+        );
     };
     for (old, new, why) in [
         (
@@ -239,7 +372,11 @@ fn shapes_that_cannot_be_put_behind_berth_are_refused() {
             "- /usr/bin/berth\n    - exec\n    - --\n    - kube-apiserver\n",
             "take berth out by hand",
         ),
-        ("port: probe-port", "port: other", "Probe asks the port other by its name"),
+        (
+            "port: probe-port",
+            "port: other",
+            "Probe asks the port other by its name",
+        ),
         (
             "mountPath: /etc/kubernetes/pki",
             "mountPath: /etc/pki",
@@ -250,9 +387,21 @@ fn shapes_that_cannot_be_put_behind_berth_are_refused() {
             "      type: RuntimeDefault\n    runAsNonRoot: true",
             "runAsNonRoot without runAsUser",
         ),
-        ("- --secure-port=6443", "- --shutdown-delay-duration=soon", "give it with units"),
-        ("- --advertise-address=10.0.0.5", "- --advertise-address=node-1", "node-1 is no IP address: give one"),
-        ("- --secure-port=6443", "- --bind-address=[::]", "[::] is no IP address: give one"),
+        (
+            "- --secure-port=6443",
+            "- --shutdown-delay-duration=soon",
+            "give it with units",
+        ),
+        (
+            "- --advertise-address=10.0.0.5",
+            "- --advertise-address=node-1",
+            "node-1 is no IP address: give one",
+        ),
+        (
+            "- --secure-port=6443",
+            "- --bind-address=[::]",
+            "[::] is no IP address: give one",
+        ),
         (
             "    name: kube-apiserver\n",
             "    name: kube-apiserver\n    env: [{name: BERTH_LISTEN, value: '10.0.0.9:6443'}]\n",
@@ -262,9 +411,14 @@ fn shapes_that_cannot_be_put_behind_berth_are_refused() {
         refused(&kubeadm_with(old, new), why);
     }
     let file = "- mountPath: /log/audit.log\n      name: ca-certs\n    - mountPath: /etc/ssl/certs";
-    let text = kubeadm_with("- mountPath: /etc/ssl/certs", file)
-        .replace("- --secure", "- --audit-log-path=/log/audit.log\n    - --secure");
-    refused(&text, "is mounted as this one file, and each instance needs a file of its own: mount its directory");
+    let text = kubeadm_with("- mountPath: /etc/ssl/certs", file).replace(
+        "- --secure",
+        "- --audit-log-path=/log/audit.log\n    - --secure",
+    );
+    refused(
+        &text,
+        "is mounted as this one file, and each instance needs a file of its own: mount its directory",
+    );
 }
 
 /// Without the query an outage of etcd has kube-apiserver restarted, which does not bring etcd back.
@@ -272,7 +426,10 @@ fn shapes_that_cannot_be_put_behind_berth_are_refused() {
 fn what_a_probe_asks_for_is_carried_over() {
     for (path, words) in [
         ("/livez", ""),
-        ("/livez?exclude=etcd&exclude=kms-provider-0", ", --path, /livez?exclude=etcd&exclude=kms-provider-0"),
+        (
+            "/livez?exclude=etcd&exclude=kms-provider-0",
+            ", --path, /livez?exclude=etcd&exclude=kms-provider-0",
+        ),
         ("/healthz", ", --path, /healthz"),
         ("livez/ping", ", --path, /livez/ping"),
         // No request can ask for these.
@@ -283,18 +440,26 @@ fn what_a_probe_asks_for_is_carried_over() {
         let outcome = inject(&text, &options()).unwrap();
         let manifest = Manifest::parse(&outcome.text).unwrap();
         let asked = |probe| crate::exec_words(manifest.apiserver().get(probe).unwrap()).join(", ");
-        assert_eq!(asked("livenessProbe"), format!("{BINARY}, live, --timeout, 14s{words}"));
+        assert_eq!(
+            asked("livenessProbe"),
+            format!("{BINARY}, live, --timeout, 14s{words}")
+        );
         assert_eq!(asked("startupProbe"), asked("livenessProbe"));
         assert_eq!(values(&ejected(&outcome.text)), values(&text));
         assert_eq!(
-            outcome.notes.iter().any(|note| note.contains("is no path of a request")),
+            outcome
+                .notes
+                .iter()
+                .any(|note| note.contains("is no path of a request")),
             path.contains('\''),
             "{path}"
         );
     }
     // That a port takes connections depends on nothing else.
-    let [http, connects] =
-        ["httpGet:\n        host: 10.0.0.5\n        path: /livez\n", "tcpSocket:\n        host: 10.0.0.5\n"];
+    let [http, connects] = [
+        "httpGet:\n        host: 10.0.0.5\n        path: /livez\n",
+        "tcpSocket:\n        host: 10.0.0.5\n",
+    ];
     let text = KUBEADM.replace(http, connects);
     assert_ne!(text, KUBEADM);
     let outcome = inject(&text, &options()).unwrap();
@@ -304,7 +469,10 @@ fn what_a_probe_asks_for_is_carried_over() {
     assert_eq!(values(&ejected(&outcome.text)), values(&text));
     let text = KUBEADM.replace("path: /readyz", "path: /readyz?exclude=informer-sync");
     let outcome = inject(&text, &options()).unwrap();
-    assert!(has_note(&outcome, "readinessProbe asks for /readyz?exclude=informer-sync, and the shim for all"));
+    assert!(has_note(
+        &outcome,
+        "readinessProbe asks for /readyz?exclude=informer-sync, and the shim for all"
+    ));
 }
 
 /// The kubelet would kill kube-apiserver for ever.
@@ -321,39 +489,79 @@ fn a_program_that_asks_the_shared_port_for_a_probe_is_refused() {
         );
         (name, problem.line)
     });
-    assert_eq!(lines.collect::<Vec<_>>(), [("startupProbe", 84), ("livenessProbe", 44), ("readinessProbe", 64)]);
+    assert_eq!(
+        lines.collect::<Vec<_>>(),
+        [
+            ("startupProbe", 84),
+            ("livenessProbe", 44),
+            ("readinessProbe", 64)
+        ]
+    );
     // The fix, and programs that do not name the port, which are reported.
     let fixed = RKE2.replace(
         "      exec:\n        command:\n        - kubectl\n        - get\n        - --server=https://localhost:6443/\n",
         "      httpGet:\n        port: 6443\n      ignored:\n        command:\n",
     );
     assert_eq!(asking(&inject(&fixed, &trusting()).unwrap()), "");
-    let other = RKE2.replace("--server=https://localhost:6443/", "--server=https://api.example/");
+    let other = RKE2.replace(
+        "--server=https://localhost:6443/",
+        "--server=https://api.example/",
+    );
     let notes = asking(&inject(&other, &trusting()).unwrap());
-    assert_eq!(notes.matches("Probe asks kubectl; if that asks the shared port or localhost").count(), 3, "{notes}");
+    assert_eq!(
+        notes
+            .matches("Probe asks kubectl; if that asks the shared port or localhost")
+            .count(),
+        3,
+        "{notes}"
+    );
 }
 
 #[test]
 fn a_sidecar_that_answers_a_probe_is_told_of() {
     let outcome = inject(KOPS, &trusting()).unwrap();
     let notes = asking(&outcome);
-    assert!(notes.starts_with("livenessProbe asks the port 3990; if that asks"), "{notes}");
-    assert!(outcome.text.contains("        path: /healthz\n        port: 3990\n"));
+    assert!(
+        notes.starts_with("livenessProbe asks the port 3990; if that asks"),
+        "{notes}"
+    );
+    assert!(
+        outcome
+            .text
+            .contains("        path: /healthz\n        port: 3990\n")
+    );
 }
 
 /// The notes of an injection about probes.
 fn asking(outcome: &Injection) -> String {
-    outcome.notes.iter().filter(|note| note.contains("Probe asks")).cloned().collect::<Vec<_>>().join("\n")
+    outcome
+        .notes
+        .iter()
+        .filter(|note| note.contains("Probe asks"))
+        .cloned()
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 #[test]
 fn words_that_name_the_shared_port_or_loopback_are_known() {
-    for shared in
-        ["https://localhost:6443/", "10.0.0.5:6443", "--port=6443", "curl -k https://127.0.0.1/", "[::1]:1", "::1"]
-    {
+    for shared in [
+        "https://localhost:6443/",
+        "10.0.0.5:6443",
+        "--port=6443",
+        "curl -k https://127.0.0.1/",
+        "[::1]:1",
+        "::1",
+    ] {
         assert!(is_shared(shared, 6443), "{shared}");
     }
-    for other in ["https://10.0.0.5:16443/", "--raw=/livez", "localhost.example:1", "127", "6443s"] {
+    for other in [
+        "https://10.0.0.5:16443/",
+        "--raw=/livez",
+        "localhost.example:1",
+        "127",
+        "6443s",
+    ] {
         assert!(!is_shared(other, 6443), "{other}");
     }
 }
@@ -363,27 +571,61 @@ fn words_that_name_the_shared_port_or_loopback_are_known() {
 fn other_containers_of_the_pod_are_told_of() {
     for (list, fields, ports, runs) in [
         ("containers", "ports: [{containerPort: 8083}]", "8083", true),
-        ("containers", "ports: [{containerPort: 80, hostPort: 8132}, {containerPort: 8133}]", "8132, 8133", true),
-        ("initContainers", "restartPolicy: Always, ports: [{containerPort: 8083}]", "8083", true),
+        (
+            "containers",
+            "ports: [{containerPort: 80, hostPort: 8132}, {containerPort: 8133}]",
+            "8132, 8133",
+            true,
+        ),
+        (
+            "initContainers",
+            "restartPolicy: Always, ports: [{containerPort: 8083}]",
+            "8083",
+            true,
+        ),
         ("initContainers", "restartPolicy: Always", "", true),
         ("containers", "ports: []", "", true),
-        ("containers", "args: [--listen=/var/run/kmsplugin/socket.sock]", "", true),
+        (
+            "containers",
+            "args: [--listen=/var/run/kmsplugin/socket.sock]",
+            "",
+            true,
+        ),
         // It has ended before kube-apiserver starts.
-        ("initContainers", "ports: [{containerPort: 8083}]", "", false),
+        (
+            "initContainers",
+            "ports: [{containerPort: 8083}]",
+            "",
+            false,
+        ),
     ] {
         let container = format!("  - {{name: kms-plugin, image: kms:v1, {fields}}}\n");
         let text = match list {
-            "containers" => kubeadm_with("  hostNetwork: true\n", &format!("{container}  hostNetwork: true\n")),
-            _ => kubeadm_with("  hostNetwork: true\n", &format!("  hostNetwork: true\n  initContainers:\n{container}")),
+            "containers" => kubeadm_with(
+                "  hostNetwork: true\n",
+                &format!("{container}  hostNetwork: true\n"),
+            ),
+            _ => kubeadm_with(
+                "  hostNetwork: true\n",
+                &format!("  hostNetwork: true\n  initContainers:\n{container}"),
+            ),
         };
         let Ok(outcome) = inject(&text, &options()) else {
             let refused = problems(&text);
-            let wanted = format!(": kms-plugin declares the port {ports}, and the kubelet refuses a second pod");
-            assert!(refused.len() == 1 && !ports.is_empty() && refused[0].contains(&wanted), "{fields}: {refused:?}");
+            let wanted = format!(
+                ": kms-plugin declares the port {ports}, and the kubelet refuses a second pod"
+            );
+            assert!(
+                refused.len() == 1 && !ports.is_empty() && refused[0].contains(&wanted),
+                "{fields}: {refused:?}"
+            );
             continue;
         };
         assert_eq!(
-            (ports, has_note(&outcome, "kms-plugin is in the pod, too, and runs twice")),
+            (
+                ports,
+                has_note(&outcome, "kms-plugin is in the pod, too, and runs twice")
+            ),
             ("", runs),
             "{fields}"
         );
@@ -394,8 +636,14 @@ fn other_containers_of_the_pod_are_told_of() {
 fn a_native_sidecar_is_for_versions_that_have_them() {
     let with = |tag: &str| kubeadm_with("kube-apiserver:v1.36.3", &format!("kube-apiserver:{tag}"));
     let refused = problems(&with("v1.28.15"));
-    assert!(refused.len() == 1 && refused[0].ends_with("never start: upgrade it first"), "{refused:?}");
-    assert!(refused[0].starts_with("42: kube-apiserver is v1.28, "), "{refused:?}");
+    assert!(
+        refused.len() == 1 && refused[0].ends_with("never start: upgrade it first"),
+        "{refused:?}"
+    );
+    assert!(
+        refused[0].starts_with("42: kube-apiserver is v1.28, "),
+        "{refused:?}"
+    );
     assert!(problems(&with("1.26.4"))[0].starts_with("42: kube-apiserver is v1.26, "));
     for (tag, is_known) in [
         ("v1.29.0", true),
@@ -406,7 +654,11 @@ fn a_native_sidecar_is_for_versions_that_have_them() {
         ("v1@sha256:00", false),
     ] {
         let outcome = inject(&with(tag), &options()).unwrap();
-        assert_eq!(has_note(&outcome, "the image registry.k8s.io/kube-apiserver:"), !is_known, "{tag}");
+        assert_eq!(
+            has_note(&outcome, "the image registry.k8s.io/kube-apiserver:"),
+            !is_known,
+            "{tag}"
+        );
     }
 }
 
@@ -422,11 +674,24 @@ fn what_is_right_already_stays() {
         "    name: kube-apiserver\n    lifecycle: {preStop: {exec: {command: [a]}}}\n",
     );
     let outcome = inject(&text, &options()).unwrap();
-    let paths: Vec<_> = outcome.edits.iter().map(|edit| edit.path.to_string()).collect();
+    let paths: Vec<_> = outcome
+        .edits
+        .iter()
+        .map(|edit| edit.path.to_string())
+        .collect();
     for path in ["terminationGrace", "lifecycle", "command[", "args"] {
-        assert!(!paths.iter().any(|edited| edited.contains(path)), "{path} in {paths:?}");
+        assert!(
+            !paths.iter().any(|edited| edited.contains(path)),
+            "{path} in {paths:?}"
+        );
     }
-    assert!(!outcome.text.contains("5s") && outcome.notes.iter().any(|note| note.contains("preStop hook is kept")));
+    assert!(
+        !outcome.text.contains("5s")
+            && outcome
+                .notes
+                .iter()
+                .any(|note| note.contains("preStop hook is kept"))
+    );
 }
 
 #[test]
@@ -436,16 +701,35 @@ fn the_address_is_the_manifests_own_or_the_nodes() {
     for (instead, addresses, wanted) in [
         (ADVERTISE, Addresses::OfManifest, "10.0.0.5:6443"),
         ("--v=1", Addresses::OfManifest, "$(BERTH_HOST_IP):6443"),
-        ("--bind-address=10.0.0.7", Addresses::OfManifest, "10.0.0.7:6443"),
+        (
+            "--bind-address=10.0.0.7",
+            Addresses::OfManifest,
+            "10.0.0.7:6443",
+        ),
         (six, Addresses::OfManifest, "[fd00::5]:6443"),
         // kube-apiserver takes it for none.
-        ("--advertise-address=0.0.0.0", Addresses::OfManifest, "$(BERTH_HOST_IP):6443"),
+        (
+            "--advertise-address=0.0.0.0",
+            Addresses::OfManifest,
+            "$(BERTH_HOST_IP):6443",
+        ),
         (ADVERTISE, given(), "10.0.0.5:6443 10.0.0.9:6443,freebind"),
     ] {
-        let options = InjectOptions { addresses, ..options() };
+        let options = InjectOptions {
+            addresses,
+            ..options()
+        };
         let outcome = inject(&kubeadm_with(ADVERTISE, instead), &options).unwrap();
-        let line = outcome.text.lines().skip_while(|line| !line.contains("BERTH_LISTEN")).nth(1).unwrap();
-        assert_eq!(line.trim().trim_start_matches("value: ").trim_matches('\''), wanted);
+        let line = outcome
+            .text
+            .lines()
+            .skip_while(|line| !line.contains("BERTH_LISTEN"))
+            .nth(1)
+            .unwrap();
+        assert_eq!(
+            line.trim().trim_start_matches("value: ").trim_matches('\''),
+            wanted
+        );
     }
 }
 
@@ -454,12 +738,29 @@ fn flags_have_the_values_of_the_variables_in_them() {
     let env = "    env: [{name: A, value: '10.9.9.9'}, {name: B, value: '$(A)'}, {name: C, value: '$$(A)$(D)'}, {name: P, value: '6443'}, {name: D, \
                value: 70s}]\n    name: kube-apiserver\n";
     let with = |flag: &str| {
-        let text = kubeadm_with(ADVERTISE, flag).replace("--secure-port=6443", "--secure-port=$(P)");
-        let outcome = inject(&text.replacen("    name: kube-apiserver\n", env, 1), &options()).unwrap();
+        let text =
+            kubeadm_with(ADVERTISE, flag).replace("--secure-port=6443", "--secure-port=$(P)");
+        let outcome = inject(
+            &text.replacen("    name: kube-apiserver\n", env, 1),
+            &options(),
+        )
+        .unwrap();
         let manifest = Manifest::parse(&outcome.text).unwrap();
-        let listen =
-            manifest.container().variable("BERTH_LISTEN").and_then(|it| it.text_of("value")).unwrap().to_owned();
-        (listen, manifest.pod().get("terminationGracePeriodSeconds").unwrap().number().unwrap())
+        let listen = manifest
+            .container()
+            .variable("BERTH_LISTEN")
+            .and_then(|it| it.text_of("value"))
+            .unwrap()
+            .to_owned();
+        (
+            listen,
+            manifest
+                .pod()
+                .get("terminationGracePeriodSeconds")
+                .unwrap()
+                .number()
+                .unwrap(),
+        )
     };
     for (flag, listen, grace) in [
         ("--bind-address=$(A)", "10.9.9.9:6443", 120),
@@ -467,17 +768,33 @@ fn flags_have_the_values_of_the_variables_in_them() {
         // A $ that is escaped, what comes later, and what is not there.
         ("--bind-address=$(C)", "$(BERTH_HOST_IP):6443", 120),
         ("--advertise-address=$(NONE)", "$(BERTH_HOST_IP):6443", 120),
-        ("--shutdown-delay-duration=$(D)", "$(BERTH_HOST_IP):6443", 185),
+        (
+            "--shutdown-delay-duration=$(D)",
+            "$(BERTH_HOST_IP):6443",
+            185,
+        ),
     ] {
         assert_eq!(with(flag), (listen.into(), grace), "{flag}");
     }
-    let doubled: String = (1..99).map(|at| format!(", {{name: A{at}, value: '$(A{0})$(A{0})'}}", at - 1)).collect();
+    let doubled: String = (1..99)
+        .map(|at| format!(", {{name: A{at}, value: '$(A{0})$(A{0})'}}", at - 1))
+        .collect();
     let text = pod_with_env(&format!("{{name: A0, value: x}}{doubled}"));
-    assert!(Manifest::parse(&text).unwrap().flag("v").unwrap().value.len() < 10_000);
+    assert!(
+        Manifest::parse(&text)
+            .unwrap()
+            .flag("v")
+            .unwrap()
+            .value
+            .len()
+            < 10_000
+    );
 }
 
 fn pod_with_env(env: &str) -> String {
-    format!("kind: Pod\nspec:\n  containers:\n  - {{name: a, command: [kube-apiserver, --v=$(A98)], env: [{env}]}}\n")
+    format!(
+        "kind: Pod\nspec:\n  containers:\n  - {{name: a, command: [kube-apiserver, --v=$(A98)], env: [{env}]}}\n"
+    )
 }
 
 #[test]
@@ -491,10 +808,21 @@ fn an_address_of_loopback_is_told_of() {
         (ADVERTISE, Some("127.0.0.1:6443"), true),
         (ADVERTISE, None, false),
     ] {
-        let addresses = listen.map_or(Addresses::OfManifest, |listen| Addresses::Given(listens(&[listen])));
-        let outcome = inject(&kubeadm_with(ADVERTISE, flag), &InjectOptions { addresses, ..options() }).unwrap();
-        let told_of =
-            outcome.notes.iter().any(|note| note.contains("is of this node or its link alone: no other node"));
+        let addresses = listen.map_or(Addresses::OfManifest, |listen| {
+            Addresses::Given(listens(&[listen]))
+        });
+        let outcome = inject(
+            &kubeadm_with(ADVERTISE, flag),
+            &InjectOptions {
+                addresses,
+                ..options()
+            },
+        )
+        .unwrap();
+        let told_of = outcome
+            .notes
+            .iter()
+            .any(|note| note.contains("is of this node or its link alone: no other node"));
         assert_eq!(told_of, told, "{flag} {listen:?}");
     }
 }
@@ -507,7 +835,8 @@ fn what_is_added_has_the_label_of_the_apiservers_own_container() {
     let text = kubeadm_with("    name: kube-apiserver\n", labelled);
     let added = inject(&text, &options()).unwrap().manifest.pod().value()["initContainers"].clone();
     for container in added.as_array().unwrap() {
-        let types = ["seLinuxOptions", "appArmorProfile"].map(|field| &container["securityContext"][field]["type"]);
+        let types = ["seLinuxOptions", "appArmorProfile"]
+            .map(|field| &container["securityContext"][field]["type"]);
         assert_eq!(types, ["spc_t", "Unconfined"], "{}", container["name"]);
     }
 }
@@ -517,11 +846,20 @@ fn what_is_added_has_the_label_of_the_apiservers_own_container() {
 fn a_hook_that_sleeps_is_in_the_grace_period() {
     for (hook, seconds) in [
         ("exec: {command: [sleep, '100']}", 220),
-        ("exec: {command: [/bin/sh, -c, 'sleep 1m; kill 1 && sleep 5.5']}", 185),
+        (
+            "exec: {command: [/bin/sh, -c, 'sleep 1m; kill 1 && sleep 5.5']}",
+            185,
+        ),
         ("sleep: {seconds: 15}", 135),
-        ("exec: {command: [/opt/berth/berth, drain, --wait-streams=5m]}", 420),
+        (
+            "exec: {command: [/opt/berth/berth, drain, --wait-streams=5m]}",
+            420,
+        ),
         ("exec: {command: [sleep, long]}", 120),
-        ("exec: {command: [sh, -c, 'sleep 1.8e19; sleep 1.8e19']}", i64::MAX.unsigned_abs()),
+        (
+            "exec: {command: [sh, -c, 'sleep 1.8e19; sleep 1.8e19']}",
+            i64::MAX.unsigned_abs(),
+        ),
     ] {
         let text = kubeadm_with(
             "    name: kube-apiserver\n",
@@ -529,7 +867,10 @@ fn a_hook_that_sleeps_is_in_the_grace_period() {
         );
         let injected = inject(&text, &options()).unwrap().manifest;
         assert_eq!(
-            injected.pod().get("terminationGracePeriodSeconds").and_then(YamlNode::number),
+            injected
+                .pod()
+                .get("terminationGracePeriodSeconds")
+                .and_then(YamlNode::number),
             Some(seconds),
             "{hook}"
         );
@@ -540,15 +881,27 @@ fn a_hook_that_sleeps_is_in_the_grace_period() {
 #[test]
 fn numbers_are_those_that_kubernetes_reads() {
     let with = |uid: &str| {
-        kubeadm_with("      type: RuntimeDefault", &format!("      type: RuntimeDefault\n    runAsUser: {uid}"))
+        kubeadm_with(
+            "      type: RuntimeDefault",
+            &format!("      type: RuntimeDefault\n    runAsUser: {uid}"),
+        )
     };
     for (text, uid) in [("010", 8), ("08", 8), ("1e3", 1000)] {
         let injected = inject(&with(text), &options()).unwrap().text;
-        let written = [format!("    - --owner\n    - \"{uid}\"\n"), format!("      runAsUser: {uid}\n")];
-        assert!(written.iter().all(|line| injected.contains(line)), "{text}: {injected}");
+        let written = [
+            format!("    - --owner\n    - \"{uid}\"\n"),
+            format!("      runAsUser: {uid}\n"),
+        ];
+        assert!(
+            written.iter().all(|line| injected.contains(line)),
+            "{text}: {injected}"
+        );
     }
     for text in ["'8'", "8.5", "-8"] {
-        assert!(problems(&with(text))[0].contains("runAsUser is no uid"), "{text}");
+        assert!(
+            problems(&with(text))[0].contains("runAsUser is no uid"),
+            "{text}"
+        );
     }
     let text = KUBEADM
         .replace("periodSeconds: 10\n", "periodSeconds: 10.0\n")
@@ -561,18 +914,42 @@ fn numbers_are_those_that_kubernetes_reads() {
 fn a_manifest_that_is_injected_again_listens_where_it_did() {
     let given = listens(&["10.0.0.5:6443", "127.0.0.1:6443", "10.0.0.9:6443,freebind"]);
     let on_node = kubeadm_with(ADVERTISE, "--v=1");
-    for (text, addresses) in [(KUBEADM, Addresses::Given(given)), (&on_node, Addresses::OfManifest)] {
-        let before = inject(text, &InjectOptions { addresses: addresses.clone(), ..options() }).unwrap();
-        let newer = InjectOptions { image: "registry.example/berth:v0.2.0".into(), ..options() };
-        let wanted = inject(text, &InjectOptions { addresses, ..newer.clone() }).unwrap();
+    for (text, addresses) in [
+        (KUBEADM, Addresses::Given(given)),
+        (&on_node, Addresses::OfManifest),
+    ] {
+        let before = inject(
+            text,
+            &InjectOptions {
+                addresses: addresses.clone(),
+                ..options()
+            },
+        )
+        .unwrap();
+        let newer = InjectOptions {
+            image: "registry.example/berth:v0.2.0".into(),
+            ..options()
+        };
+        let wanted = inject(
+            text,
+            &InjectOptions {
+                addresses,
+                ..newer.clone()
+            },
+        )
+        .unwrap();
         let again = inject(&before.text, &newer).unwrap();
         assert_eq!(values(&again.text), values(&wanted.text));
         // And so does what kubeadm will write.
-        let edits = |options: &InjectOptions| plan(&Manifest::parse(text).unwrap(), options).unwrap().0;
+        let edits =
+            |options: &InjectOptions| plan(&Manifest::parse(text).unwrap(), options).unwrap().0;
         assert_eq!(edits(&again.options), edits(&wanted.options));
     }
     let odd = inject(&on_node, &options()).unwrap().text;
-    let odd = odd.replace("value: $(BERTH_HOST_IP):6443", "value: $(BERTH_HOST_IP):6443 127.0.0.1:6443");
+    let odd = odd.replace(
+        "value: $(BERTH_HOST_IP):6443",
+        "value: $(BERTH_HOST_IP):6443 127.0.0.1:6443",
+    );
     assert!(
         problems(&odd)[0].contains("cannot be kept unless they are given: give each as --listen"),
         "{:?}",
@@ -582,8 +959,7 @@ fn a_manifest_that_is_injected_again_listens_where_it_did() {
 
 #[test]
 fn variables_that_somebody_added_to_the_shim_are_kept() {
-    let admin =
-        "    - name: BERTH_ADMIN\n      value: 127.0.0.1:9464\n    - name: BERTH_FIRST\n      value: 10.0.0.0/24\n";
+    let admin = "    - name: BERTH_ADMIN\n      value: 127.0.0.1:9464\n    - name: BERTH_FIRST\n      value: 10.0.0.0/24\n";
     let before = options();
     let waits = "    - name: BERTH_BIND_WAIT\n      value: 10m\n";
     let text = inject(KUBEADM, &before).unwrap().text;
@@ -591,9 +967,15 @@ fn variables_that_somebody_added_to_the_shim_are_kept() {
     assert_ne!(text, by_hand);
     // The same options leave the file as it is, newer ones change nothing else.
     assert_eq!(inject(&by_hand, &before).unwrap().text, by_hand);
-    let newer = InjectOptions { image: "registry.example/berth:v0.2.0".into(), ..before };
+    let newer = InjectOptions {
+        image: "registry.example/berth:v0.2.0".into(),
+        ..before
+    };
     let again = inject(&by_hand, &newer).unwrap();
-    assert_eq!(values(&again.text), values(&by_hand.replace("berth:v0.1.0", "berth:v0.2.0")));
+    assert_eq!(
+        values(&again.text),
+        values(&by_hand.replace("berth:v0.1.0", "berth:v0.2.0"))
+    );
     // And so does what kubeadm will write.
     let manifest = Manifest::parse(&again.base).unwrap();
     let files = patches(&manifest, &plan(&manifest, &again.options).unwrap().0).unwrap();
@@ -605,12 +987,22 @@ fn variables_that_somebody_added_to_the_shim_are_kept() {
     let mut tuned = by_hand.clone();
     let at = tuned.rfind("memory: 32Mi").unwrap();
     tuned.replace_range(at..at + "memory: 32Mi".len(), "memory: 64Mi");
-    let notes =
-        |text: &str| inject(text, &newer).unwrap().notes.iter().filter(|note| note.starts_with("resources of")).count();
+    let notes = |text: &str| {
+        inject(text, &newer)
+            .unwrap()
+            .notes
+            .iter()
+            .filter(|note| note.starts_with("resources of"))
+            .count()
+    };
     assert_eq!((notes(&by_hand), notes(&tuned)), (0, 1));
-    let changed = by_hand.replace("    - serve\n", "    - serve\n    - --admin=127.0.0.1:9464\n");
+    let changed = by_hand.replace(
+        "    - serve\n",
+        "    - serve\n    - --admin=127.0.0.1:9464\n",
+    );
     assert!(
-        problems(&changed)[0].contains("is serve --admin=127.0.0.1:9464, which cannot be kept: write"),
+        problems(&changed)[0]
+            .contains("is serve --admin=127.0.0.1:9464, which cannot be kept: write"),
         "{:?}",
         problems(&changed)
     );
@@ -622,21 +1014,47 @@ fn a_variable_is_an_instances_own_only_by_its_uid_or_name() {
         let env = format!(
             "    env: [{{name: B, valueFrom: {{fieldRef: {{fieldPath: {field}}}}}}}, {{name: A, value: x-$(B)}}]\n"
         );
-        let text = kubeadm_with("- --secure-port=6443", "- --secure-port=6443\n    - --audit-log-path=/l/$(A).log");
-        let text = text.replacen("    name: kube-apiserver\n", &format!("    name: kube-apiserver\n{env}"), 1);
+        let text = kubeadm_with(
+            "- --secure-port=6443",
+            "- --secure-port=6443\n    - --audit-log-path=/l/$(A).log",
+        );
+        let text = text.replacen(
+            "    name: kube-apiserver\n",
+            &format!("    name: kube-apiserver\n{env}"),
+            1,
+        );
         let outcome = inject(&text, &options()).unwrap();
-        (outcome.text.contains("--audit-log-path=/l/$(A)-{instance}.log"), outcome.notes.join("\n"))
+        (
+            outcome
+                .text
+                .contains("--audit-log-path=/l/$(A)-{instance}.log"),
+            outcome.notes.join("\n"),
+        )
     };
     for own in ["metadata.uid", "metadata.name"] {
         let (changed, notes) = audit(own);
-        assert!(!changed && notes.contains("each pod has an audit log of its own (/l/$(A).log"), "{own} {notes}");
+        assert!(
+            !changed && notes.contains("each pod has an audit log of its own (/l/$(A).log"),
+            "{own} {notes}"
+        );
     }
     for shared in ["spec.nodeName", "status.hostIP", "metadata.namespace"] {
         let (changed, notes) = audit(shared);
-        assert!(changed && notes.contains("(/l/$(A)-{instance}.log"), "{shared} {notes}");
+        assert!(
+            changed && notes.contains("(/l/$(A)-{instance}.log"),
+            "{shared} {notes}"
+        );
     }
-    let unknown = kubeadm_with("- --secure-port=6443", "- --secure-port=6443\n    - --cert-dir=/c/$(UNKNOWN)");
-    assert!(inject(&unknown, &options()).unwrap().text.contains("--cert-dir=/c/$(UNKNOWN)/{instance}"));
+    let unknown = kubeadm_with(
+        "- --secure-port=6443",
+        "- --secure-port=6443\n    - --cert-dir=/c/$(UNKNOWN)",
+    );
+    assert!(
+        inject(&unknown, &options())
+            .unwrap()
+            .text
+            .contains("--cert-dir=/c/$(UNKNOWN)/{instance}")
+    );
 }
 
 #[test]
@@ -651,11 +1069,19 @@ fn what_each_process_has_of_its_own_stays() {
         ("/dev/shm/audit", true),
         ("/device/audit", true),
     ] {
-        let text =
-            kubeadm_with("- --secure-port=6443", &format!("- --secure-port=6443\n    - --audit-log-path={path}"));
+        let text = kubeadm_with(
+            "- --secure-port=6443",
+            &format!("- --secure-port=6443\n    - --audit-log-path={path}"),
+        );
         let outcome = inject(&text, &options()).unwrap();
-        let changed = outcome.text.contains(&format!("--audit-log-path={path}-{{instance}}"));
-        assert_eq!((changed, has_note(&outcome, "each pod has an audit log")), (is_file, is_file), "{path}");
+        let changed = outcome
+            .text
+            .contains(&format!("--audit-log-path={path}-{{instance}}"));
+        assert_eq!(
+            (changed, has_note(&outcome, "each pod has an audit log")),
+            (is_file, is_file),
+            "{path}"
+        );
     }
 }
 
@@ -676,7 +1102,12 @@ fn a_file_of_its_own_has_the_instance_before_its_extension() {
 
 /// Manifests as people write them: in blocks or not, with lists here and there, commented everywhere.
 fn manifest() -> impl Strategy<Value = String> {
-    let pieces = (any::<[bool; 12]>(), prop::sample::select(vec![2, 3, 5]), 1..30_u64, "[a-zé #:]{0,9}");
+    let pieces = (
+        any::<[bool; 12]>(),
+        prop::sample::select(vec![2, 3, 5]),
+        1..30_u64,
+        "[a-zé #:]{0,9}",
+    );
     pieces.prop_map(|(is, words, seconds, comment)| {
         let comment = format!("# {comment}");
         let dash = if is[0] { "  - " } else { "- " };

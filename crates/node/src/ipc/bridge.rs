@@ -226,7 +226,10 @@ impl Connection {
 
     /// Of an open socket.
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
-        Ok(Self(awaitable(socket, Interest::READABLE | Interest::WRITABLE)?))
+        Ok(Self(awaitable(
+            socket,
+            Interest::READABLE | Interest::WRITABLE,
+        )?))
     }
 
     /// The process at the other end.
@@ -280,24 +283,39 @@ mod tests {
                 ends: 0,
                 probe: "200".into(),
             },
-            own: OwnStatus { address: "10.0.0.5:6443".parse().ok(), ..OwnStatus::default() },
+            own: OwnStatus {
+                address: "10.0.0.5:6443".parse().ok(),
+                ..OwnStatus::default()
+            },
             ..BridgeStatus::default()
         };
         let line = text(&Reply::Status(Box::new(status.clone())));
         assert!(
-            line.contains(r#""step":"await-own""#) && line.contains(r#""outcome":"abandoned","why":"a reason""#),
+            line.contains(r#""step":"await-own""#)
+                && line.contains(r#""outcome":"abandoned","why":"a reason""#),
             "{line}"
         );
-        assert_eq!(serde_json::from_str::<Reply>(&line).unwrap(), Reply::Status(Box::new(status.clone())));
-        let running = BridgeStatus { outcome: None, ..status };
-        assert_eq!(serde_json::from_str::<BridgeStatus>(&text(&running)).unwrap(), running);
+        assert_eq!(
+            serde_json::from_str::<Reply>(&line).unwrap(),
+            Reply::Status(Box::new(status.clone()))
+        );
+        let running = BridgeStatus {
+            outcome: None,
+            ..status
+        };
+        assert_eq!(
+            serde_json::from_str::<BridgeStatus>(&text(&running)).unwrap(),
+            running
+        );
     }
 
     #[tokio::test]
     async fn what_was_sent_before_an_end_is_read_also_where_the_other_end_had_not_read_all() {
         let directory = tempfile::tempdir().unwrap();
         let listener = seqpacket::listener(&directory.path().join(SOCKET)).unwrap();
-        let command = Connection::ask(directory.path(), &Ask::Accompany).await.unwrap();
+        let command = Connection::ask(directory.path(), &Ask::Accompany)
+            .await
+            .unwrap();
         let bridge = Connection::new(seqpacket::accept(listener.as_fd()).unwrap()).unwrap();
         assert_eq!(command.peer(), i32::try_from(std::process::id()).ok());
         bridge.send(&Reply::Refused("unread".into())).await.unwrap();

@@ -53,7 +53,10 @@ impl Server {
     /// `EADDRINUSE` when a live shim listens there, or those of the system calls.
     pub fn bind(path: &Path) -> io::Result<Self> {
         let (listener, file) = listen(path)?;
-        Ok(Self { listener: berth_os::awaitable(listener, Interest::READABLE)?, _file: file })
+        Ok(Self {
+            listener: berth_os::awaitable(listener, Interest::READABLE)?,
+            _file: file,
+        })
     }
 
     /// Reads requests until it is dropped; `answer` gets those that are allowed.
@@ -61,10 +64,19 @@ impl Server {
         self,
         answer: impl Fn(IncomingRequest) -> F + Send + Sync + 'static,
     ) {
-        let (answer, places, mut troubled) = (Arc::new(answer), Arc::new(Semaphore::new(REQUESTS)), false);
+        let (answer, places, mut troubled) =
+            (Arc::new(answer), Arc::new(Semaphore::new(REQUESTS)), false);
         loop {
-            let Ok(place) = places.clone().acquire_owned().await else { return };
-            match self.listener.async_io(Interest::READABLE, |listener| seqpacket::accept(listener.as_fd())).await {
+            let Ok(place) = places.clone().acquire_owned().await else {
+                return;
+            };
+            match self
+                .listener
+                .async_io(Interest::READABLE, |listener| {
+                    seqpacket::accept(listener.as_fd())
+                })
+                .await
+            {
                 Ok(socket) => {
                     troubled = false;
                     let answer = answer.clone();
@@ -78,7 +90,9 @@ impl Server {
                                     "a process connected to the shim's socket and sent no request: connection closed"
                                 );
                             }
-                            Err(error) => tracing::debug!(%error, "a request on the shim's socket failed"),
+                            Err(error) => {
+                                tracing::debug!(%error, "a request on the shim's socket failed")
+                            }
                         }
                     });
                 }
@@ -110,7 +124,9 @@ pub fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
     match seqpacket::dial(path) {
         Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
         // Its queue is full: it is alive.
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(io::ErrorKind::AddrInUse.into()),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
         Err(_) => {}
     }
     // Made under another name and renamed: a client finds the old one or the new one, never none. The kernel bounds the length
@@ -122,12 +138,20 @@ pub fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
     let listener = seqpacket::listener(&made)?;
     let file = file_at(&made)?;
     std::fs::rename(&made, path)?;
-    Ok((listener, SocketFile { path: path.to_owned(), file }))
+    Ok((
+        listener,
+        SocketFile {
+            path: path.to_owned(),
+            file,
+        },
+    ))
 }
 
 fn turn_in(directory: &Path, wait: Duration) -> io::Result<Flock<File>> {
     lock_within(File::open(directory)?, wait).map_err(|errno| match errno {
-        Errno::EWOULDBLOCK => io::Error::other("another shim that starts there is stopped or hangs: end it"),
+        Errno::EWOULDBLOCK => {
+            io::Error::other("another shim that starts there is stopped or hangs: end it")
+        }
         errno => errno.into(),
     })
 }
@@ -167,18 +191,27 @@ impl IncomingRequest {
             Ok(message) => write(&self.socket, &message, &[]).await,
             Err(error) => Err(error.into()),
         };
-        written.inspect_err(|error| tracing::debug!(%error, "a reply on the shim's socket was not read")).ok()?;
+        written
+            .inspect_err(
+                |error| tracing::debug!(%error, "a reply on the shim's socket was not read"),
+            )
+            .ok()?;
         Some(self.socket)
     }
 }
 
 /// Reads one request. None: it was refused.
 async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
-    let (uid, own) = (seqpacket::peer(socket.as_fd())?.uid(), nix::unistd::geteuid().as_raw());
+    let (uid, own) = (
+        seqpacket::peer(socket.as_fd())?.uid(),
+        nix::unistd::geteuid().as_raw(),
+    );
     let socket = berth_os::awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
     let why = if uid != own && uid != 0 {
         tracing::warn!(uid, "a request of a process of another uid was refused");
-        format!("uid {uid} may not send requests to a shim of uid {own}: run it as that uid or as root")
+        format!(
+            "uid {uid} may not send requests to a shim of uid {own}: run it as that uid or as root"
+        )
     } else {
         let (message, descriptors) = read(&socket, PATIENCE).await?;
         let (json, rest) = wire::split(&message);
@@ -186,17 +219,33 @@ async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
             // The client has given up, and may have done something else instead: a shim that hung and is now the last one must not
             // leave because of an old request, nor take a sibling that dialled again for another one of its name. With a client's
             // connection comes a token that decides this.
-            Ok(Request { ask, .. }) if ask != Ask::Pass && seqpacket::is_closed(socket.get_ref().as_fd())? => {
-                tracing::info!(?ask, "a request is not granted: its sender was gone before this shim read it");
+            Ok(Request { ask, .. })
+                if ask != Ask::Pass && seqpacket::is_closed(socket.get_ref().as_fd())? =>
+            {
+                tracing::info!(
+                    ?ask,
+                    "a request is not granted: its sender was gone before this shim read it"
+                );
                 return Ok(None);
             }
             // Root may read the status and drain; listeners and connections go only to a process that could listen here.
             Ok(Request { ask, .. }) if uid != own && ask.is_of_siblings() => {
-                tracing::warn!(uid, own, "a sibling of another uid was refused: run all shims of a berth with one uid");
-                format!("a shim of uid {uid} cannot share the port of one of uid {own}: run both with one uid")
+                tracing::warn!(
+                    uid,
+                    own,
+                    "a sibling of another uid was refused: run all shims of a berth with one uid"
+                );
+                format!(
+                    "a shim of uid {uid} cannot share the port of one of uid {own}: run both with one uid"
+                )
             }
             Ok(Request { ask, .. }) => {
-                return Ok(Some(IncomingRequest { ask, rest: rest.to_vec(), descriptors, socket }));
+                return Ok(Some(IncomingRequest {
+                    ask,
+                    rest: rest.to_vec(),
+                    descriptors,
+                    socket,
+                }));
             }
             Err(why) => {
                 tracing::warn!("a request on the shim's socket was refused: {why}");
@@ -222,7 +271,10 @@ pub const HANGS: &str = "it does not answer within";
 
 /// Requests a shim's status, and waits at most this long for the reply.
 pub async fn status(path: &Path, patience: Duration) -> Result<Box<Status>, String> {
-    match exchange(path, Ask::Status, &[], &[], patience).await.map(|(reply, _)| reply) {
+    match exchange(path, Ask::Status, &[], &[], patience)
+        .await
+        .map(|(reply, _)| reply)
+    {
         Ok(Reply::Status(status)) => Ok(status),
         Ok(Reply::Refused(why)) => Err(format!("it refuses: {why}")),
         Ok(_) => Err("unexpected reply".into()),
@@ -244,12 +296,20 @@ pub async fn exchange(
     descriptors: &[BorrowedFd<'_>],
     patience: Duration,
 ) -> io::Result<(Reply, AsyncFd<OwnedFd>)> {
-    let socket = timeout(patience, dial(path)).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    let socket = timeout(patience, dial(path))
+        .await
+        .map_err(|_| io::ErrorKind::TimedOut)??;
     let socket = berth_os::awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
     // As in `read_request`: siblings have one uid.
-    let (uid, own) = (seqpacket::peer(socket.get_ref().as_fd())?.uid(), nix::unistd::geteuid().as_raw());
+    let (uid, own) = (
+        seqpacket::peer(socket.get_ref().as_fd())?.uid(),
+        nix::unistd::geteuid().as_raw(),
+    );
     if uid != own && ask.is_of_siblings() {
-        let why = format!("{} is of uid {uid}, this process is uid {own}: a sibling has the same uid", path.display());
+        let why = format!(
+            "{} is of uid {uid}, this process is uid {own}: a sibling has the same uid",
+            path.display()
+        );
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
     }
     let mut message = serde_json::to_vec(&Request::from(ask))?;
@@ -257,7 +317,8 @@ pub async fn exchange(
     message.extend_from_slice(rest);
     write(&socket, &message, descriptors).await?;
     let (reply, _) = read(&socket, patience).await?;
-    let reply = wire::parse_reply(&reply).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?;
+    let reply =
+        wire::parse_reply(&reply).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?;
     Ok((reply, socket))
 }
 
@@ -269,32 +330,63 @@ pub async fn dial(path: &Path) -> io::Result<OwnedFd> {
     static DIALS: LazyLock<OffThread> = LazyLock::new(|| OffThread::new("a shim's socket"));
     loop {
         let path = path.to_owned();
-        match DIALS.within(Duration::MAX, move || seqpacket::dial(&path)).await.flatten() {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(QUEUE_FULL).await,
+        match DIALS
+            .within(Duration::MAX, move || seqpacket::dial(&path))
+            .await
+            .flatten()
+        {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                tokio::time::sleep(QUEUE_FULL).await
+            }
             dialled => return dialled,
         }
     }
 }
 
-async fn read(socket: &AsyncFd<OwnedFd>, patience: Duration) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
-    timeout(patience, receive(socket)).await.map_err(|_| io::ErrorKind::TimedOut)?
+async fn read(
+    socket: &AsyncFd<OwnedFd>,
+    patience: Duration,
+) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    timeout(patience, receive(socket))
+        .await
+        .map_err(|_| io::ErrorKind::TimedOut)?
 }
 
-async fn write(socket: &AsyncFd<OwnedFd>, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    timeout(PATIENCE, transmit(socket, message, descriptors)).await.map_err(|_| io::ErrorKind::TimedOut)?
+async fn write(
+    socket: &AsyncFd<OwnedFd>,
+    message: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    timeout(PATIENCE, transmit(socket, message, descriptors))
+        .await
+        .map_err(|_| io::ErrorKind::TimedOut)?
 }
 
 /// The next message. Can be dropped and called again.
 async fn receive(socket: &AsyncFd<OwnedFd>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut message = vec![0; seqpacket::MESSAGE];
-    let receive = socket.async_io(Interest::READABLE, |socket| seqpacket::receive(socket.as_fd(), &mut message));
+    let receive = socket.async_io(Interest::READABLE, |socket| {
+        seqpacket::receive(socket.as_fd(), &mut message)
+    });
     let received = receive.await?;
     message.truncate(received.length);
-    if message.is_empty() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok((message, received.descriptors)) }
+    if message.is_empty() {
+        Err(io::ErrorKind::UnexpectedEof.into())
+    } else {
+        Ok((message, received.descriptors))
+    }
 }
 
-async fn transmit(socket: &AsyncFd<OwnedFd>, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    socket.async_io(Interest::WRITABLE, |to| seqpacket::transmit(to.as_fd(), message, descriptors)).await
+async fn transmit(
+    socket: &AsyncFd<OwnedFd>,
+    message: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    socket
+        .async_io(Interest::WRITABLE, |to| {
+            seqpacket::transmit(to.as_fd(), message, descriptors)
+        })
+        .await
 }
 
 #[cfg(test)]
@@ -332,8 +424,14 @@ mod tests {
                 let all = [(); 4].map(|()| scope.spawn(listen));
                 all.into_iter().map(|one| one.join().unwrap()).collect()
             });
-            let errors = listening.extract_if(.., |one| one.is_err()).map(|one| one.unwrap_err());
-            assert_eq!(errors.collect::<Vec<_>>(), [io::ErrorKind::AddrInUse; 3], "round {round}");
+            let errors = listening
+                .extract_if(.., |one| one.is_err())
+                .map(|one| one.unwrap_err());
+            assert_eq!(
+                errors.collect::<Vec<_>>(),
+                [io::ErrorKind::AddrInUse; 3],
+                "round {round}"
+            );
             assert!(seqpacket::dial(&path).is_ok(), "round {round}");
         }
     }
@@ -342,7 +440,12 @@ mod tests {
     fn a_start_that_waits_in_vain_names_what_it_waits_for() {
         let directory = tempfile::tempdir().unwrap();
         let turn = turn_in(directory.path(), LISTEN_WAIT).unwrap();
-        assert!(turn_in(directory.path(), Duration::ZERO).unwrap_err().to_string().contains("hangs: end it"));
+        assert!(
+            turn_in(directory.path(), Duration::ZERO)
+                .unwrap_err()
+                .to_string()
+                .contains("hangs: end it")
+        );
         drop(turn);
         turn_in(directory.path(), Duration::ZERO).unwrap();
     }
@@ -354,7 +457,12 @@ mod tests {
         let server = Server::bind(&path).unwrap();
         // The shim reads nothing meanwhile.
         let late = seqpacket::dial(&path).unwrap();
-        seqpacket::transmit(late.as_fd(), &serde_json::to_vec(&Request::from(Ask::Drain)).unwrap(), &[]).unwrap();
+        seqpacket::transmit(
+            late.as_fd(),
+            &serde_json::to_vec(&Request::from(Ask::Drain)).unwrap(),
+            &[],
+        )
+        .unwrap();
         drop(late);
         let (granted, mut asks) = tokio::sync::mpsc::unbounded_channel();
         let serving = server.serve(move |asked: IncomingRequest| {
@@ -379,11 +487,15 @@ mod tests {
         let server = Server::bind(&path).unwrap();
         listen(server.listener.get_ref(), Backlog::new(0).unwrap()).unwrap();
         let _queued = seqpacket::dial(&path).unwrap();
-        assert_eq!(seqpacket::dial(&path).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(
+            seqpacket::dial(&path).unwrap_err().kind(),
+            io::ErrorKind::WouldBlock
+        );
         let mut asking = pin!(ask(&path, Ask::Drain, PATIENCE));
         let first = std::future::poll_fn(|cx| Poll::Ready(asking.as_mut().poll(cx))).await;
         assert!(first.is_pending(), "{first:?}");
-        let serving = server.serve(async |asked: IncomingRequest| drop(asked.reply(&Reply::Done).await));
+        let serving =
+            server.serve(async |asked: IncomingRequest| drop(asked.reply(&Reply::Done).await));
         tokio::select! {
             reply = asking => assert_eq!(reply.unwrap(), Reply::Done),
             () = serving => {}

@@ -71,7 +71,8 @@ pub enum ToShim {
 /// # Errors
 /// It is none.
 pub fn parse<T: DeserializeOwned>(message: &[u8]) -> Result<T, String> {
-    serde_json::from_slice(message).map_err(|error| format!("no message between a shim and a supervisor: {error}"))
+    serde_json::from_slice(message)
+        .map_err(|error| format!("no message between a shim and a supervisor: {error}"))
 }
 
 #[cfg(test)]
@@ -85,13 +86,22 @@ mod tests {
         let json = r#"{"message":"client","seq":7}"#;
         assert_eq!(serde_json::to_string(&client).unwrap(), json);
         let recall = r#"{"message":"recall","seq":7}"#;
-        assert_eq!(serde_json::to_string(&FromShim::Recall { seq: 7 }).unwrap(), recall);
-        let hello = ToShim::Hello { version: VERSION, instance: InstanceId::parse("a").unwrap() };
+        assert_eq!(
+            serde_json::to_string(&FromShim::Recall { seq: 7 }).unwrap(),
+            recall
+        );
+        let hello = ToShim::Hello {
+            version: VERSION,
+            instance: InstanceId::parse("a").unwrap(),
+        };
         for (sent, json) in [
             (hello, r#"{"message":"hello","version":2,"instance":"a"}"#),
             (ToShim::Listening, r#"{"message":"listening"}"#),
             (ToShim::Closed, r#"{"message":"closed"}"#),
-            (ToShim::Taken { seqs: vec![7, 9] }, r#"{"message":"taken","seqs":[7,9]}"#),
+            (
+                ToShim::Taken { seqs: vec![7, 9] },
+                r#"{"message":"taken","seqs":[7,9]}"#,
+            ),
             (ToShim::Back { seq: 7 }, r#"{"message":"back","seq":7}"#),
         ] {
             assert_eq!(serde_json::to_string(&sent).unwrap(), json);
@@ -99,7 +109,10 @@ mod tests {
             assert_eq!(parse(later.as_bytes()), Ok(sent));
         }
         let later = br#"{"message":"fly","seq":7}"#;
-        assert_eq!((parse(later), parse(later)), (Ok(FromShim::Unknown), Ok(ToShim::Unknown)));
+        assert_eq!(
+            (parse(later), parse(later)),
+            (Ok(FromShim::Unknown), Ok(ToShim::Unknown))
+        );
     }
 
     proptest! {

@@ -72,7 +72,10 @@ pub enum Side {
 
 impl From<Ask> for Request {
     fn from(ask: Ask) -> Self {
-        Self { version: ask.since(), ask }
+        Self {
+            version: ask.since(),
+            ask,
+        }
     }
 }
 
@@ -80,7 +83,12 @@ impl Ask {
     /// The first version that knows it.
     fn since(&self) -> u32 {
         match self {
-            Self::Status | Self::Metrics | Self::Drain | Self::DrainIfSibling | Self::Pass | Self::Join { .. } => 1,
+            Self::Status
+            | Self::Metrics
+            | Self::Drain
+            | Self::DrainIfSibling
+            | Self::Pass
+            | Self::Join { .. } => 1,
             Self::Share(_) => 2,
         }
     }
@@ -248,7 +256,11 @@ impl Status {
     pub fn shown(&self) -> serde_json::Result<Value> {
         let mut json = serde_json::to_value(self)?;
         json["state"] = self.state.as_str().into();
-        let instances = json["instances"].as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut);
+        let instances = json["instances"]
+            .as_array_mut()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_object_mut);
         for (instance, of) in instances.zip(&self.instances) {
             instance.remove("standing");
             instance.insert("health".into(), of.health.as_str().into());
@@ -260,18 +272,38 @@ impl Status {
     pub fn ready(&self) -> Result<(), String> {
         let own = self.instances.iter().find(|instance| instance.own);
         if self.blocked {
-            return Err(format!("a relaying thread of the shim of instance {} does not answer", self.instance));
+            return Err(format!(
+                "a relaying thread of the shim of instance {} does not answer",
+                self.instance
+            ));
         }
-        let any = self.discover && self.instances.iter().any(|instance| instance.health == InstanceHealth::Ready);
+        let any = self.discover
+            && self
+                .instances
+                .iter()
+                .any(|instance| instance.health == InstanceHealth::Ready);
         match (own, self.state) {
             (_, Phase::Joined) if any => Ok(()),
-            (None, _) if self.discover => Err(format!("none of {} instances is ready", self.instances.len())),
-            (None, _) => Err(format!("instance {} is not running: `berth exec` has recorded none", self.instance)),
-            (Some(own), _) if own.health != InstanceHealth::Ready => {
-                Err(format!("instance {} is {}: {}", self.instance, own.health.as_str(), own.last_probe))
-            }
+            (None, _) if self.discover => Err(format!(
+                "none of {} instances is ready",
+                self.instances.len()
+            )),
+            (None, _) => Err(format!(
+                "instance {} is not running: `berth exec` has recorded none",
+                self.instance
+            )),
+            (Some(own), _) if own.health != InstanceHealth::Ready => Err(format!(
+                "instance {} is {}: {}",
+                self.instance,
+                own.health.as_str(),
+                own.last_probe
+            )),
             (Some(_), Phase::Joined) => Ok(()),
-            (Some(_), state) => Err(format!("the shim of instance {} is {}", self.instance, state.as_str())),
+            (Some(_), state) => Err(format!(
+                "the shim of instance {} is {}",
+                self.instance,
+                state.as_str()
+            )),
         }
     }
 }
@@ -290,11 +322,16 @@ fn parse_request_as(known: u32, message: &[u8]) -> Result<Request, String> {
     struct Versioned {
         version: u32,
     }
-    let Versioned { version } = serde_json::from_slice(message).map_err(|error| format!("not a request: {error}"))?;
+    let Versioned { version } =
+        serde_json::from_slice(message).map_err(|error| format!("not a request: {error}"))?;
     if version == 0 || version > known {
-        return Err(format!("version {version} is not known, this is berth {} with version {known}", crate::VERSION));
+        return Err(format!(
+            "version {version} is not known, this is berth {} with version {known}",
+            crate::VERSION
+        ));
     }
-    serde_json::from_slice(message).map_err(|error| format!("not a request of version {version}: {error}"))
+    serde_json::from_slice(message)
+        .map_err(|error| format!("not a request of version {version}: {error}"))
 }
 
 /// The JSON of a message, and the bytes after it.
@@ -308,8 +345,13 @@ pub fn split(message: &[u8]) -> (&[u8], &[u8]) {
 /// # Errors
 /// It is no update, or one of version 0.
 pub fn parse_update(message: &[u8]) -> Result<Update, String> {
-    let update: Update = serde_json::from_slice(message).map_err(|error| format!("not an update: {error}"))?;
-    if update.version == 0 { Err("an update of version 0".into()) } else { Ok(update) }
+    let update: Update =
+        serde_json::from_slice(message).map_err(|error| format!("not an update: {error}"))?;
+    if update.version == 0 {
+        Err("an update of version 0".into())
+    } else {
+        Ok(update)
+    }
 }
 
 pub fn parse_reply(message: &[u8]) -> Result<Reply, String> {
@@ -322,7 +364,14 @@ mod tests {
 
     fn share() -> Share {
         let [old, new] = ["a", "b"].map(|id| id.parse().unwrap());
-        Share { old, new, permille: 50, salt: 7, lease_ms: 10_000, local: false }
+        Share {
+            old,
+            new,
+            permille: 50,
+            salt: 7,
+            lease_ms: 10_000,
+            local: false,
+        }
     }
 
     /// The update of version 1: it must be understood for as long as N−1 is.
@@ -342,15 +391,24 @@ mod tests {
             },
             guards: vec![(Cookie(7), "10.0.0.5:6443".parse().unwrap())],
         };
-        assert_eq!(String::from_utf8(serde_json::to_vec(&update).unwrap()).unwrap(), String::from_utf8_lossy(bytes));
+        assert_eq!(
+            String::from_utf8(serde_json::to_vec(&update).unwrap()).unwrap(),
+            String::from_utf8_lossy(bytes)
+        );
         assert_eq!(parse_update(bytes).as_ref(), Ok(&update));
         for (ask, json) in [
             (Ask::Status, r#"{"version":1,"ask":"status"}"#),
             (Ask::Metrics, r#"{"version":1,"ask":"metrics"}"#),
             (Ask::Drain, r#"{"version":1,"ask":"drain"}"#),
-            (Ask::DrainIfSibling, r#"{"version":1,"ask":"drain_if_sibling"}"#),
+            (
+                Ask::DrainIfSibling,
+                r#"{"version":1,"ask":"drain_if_sibling"}"#,
+            ),
             (Ask::Pass, r#"{"version":1,"ask":"pass"}"#),
-            (Ask::Join { holder: ShimId(5) }, r#"{"version":1,"ask":{"join":{"holder":5}}}"#),
+            (
+                Ask::Join { holder: ShimId(5) },
+                r#"{"version":1,"ask":{"join":{"holder":5}}}"#,
+            ),
             (
                 Ask::Share(share()),
                 r#"{"version":2,"ask":{"share":{"old":"a","new":"b","permille":50,"salt":7,"lease_ms":10000,"local":false}}}"#,
@@ -362,7 +420,10 @@ mod tests {
             let later = json.replace(r#""ask""#, r#""later":[],"ask""#);
             assert_eq!(parse_request(later.as_bytes()), Ok(request));
         }
-        assert_eq!(serde_json::to_string(&Reply::Joined { holder: ShimId(5) }).unwrap(), r#"{"joined":{"holder":5}}"#);
+        assert_eq!(
+            serde_json::to_string(&Reply::Joined { holder: ShimId(5) }).unwrap(),
+            r#"{"joined":{"holder":5}}"#
+        );
         assert_eq!(serde_json::to_string(&Reply::Done).unwrap(), r#""done""#);
         assert_eq!(serde_json::to_string(&Reply::Alone).unwrap(), r#""alone""#);
     }
@@ -370,25 +431,46 @@ mod tests {
     #[test]
     fn the_version_before_grants_what_it_knows() {
         let drains = [Ask::Drain, Ask::DrainIfSibling];
-        for ask in [Ask::Status, Ask::Metrics, Ask::Pass, Ask::Join { holder: ShimId(5) }].into_iter().chain(drains) {
+        for ask in [
+            Ask::Status,
+            Ask::Metrics,
+            Ask::Pass,
+            Ask::Join { holder: ShimId(5) },
+        ]
+        .into_iter()
+        .chain(drains)
+        {
             let request = Request::from(ask);
             for known in request.version..=VERSION {
-                assert_eq!(parse_request_as(known, &serde_json::to_vec(&request).unwrap()), Ok(request.clone()));
+                assert_eq!(
+                    parse_request_as(known, &serde_json::to_vec(&request).unwrap()),
+                    Ok(request.clone())
+                );
             }
             assert_eq!(request.version, 1, "version 1 knew {request:?}");
         }
         let share = serde_json::to_vec(&Request::from(Ask::Share(share()))).unwrap();
-        assert!(parse_request_as(1, &share).unwrap_err().contains("version 2 is not known"));
+        assert!(
+            parse_request_as(1, &share)
+                .unwrap_err()
+                .contains("version 2 is not known")
+        );
     }
 
     #[test]
     fn a_state_that_is_not_known_is_one_that_does_nothing() {
-        assert_eq!(serde_json::from_str::<InstanceHealth>(r#""elsewhere""#).unwrap(), InstanceHealth::Unready);
+        assert_eq!(
+            serde_json::from_str::<InstanceHealth>(r#""elsewhere""#).unwrap(),
+            InstanceHealth::Unready
+        );
         let update = include_str!("../../../../tests/golden/update-v1.json");
         let later = update.replace(r#""phase":"joined""#, r#""phase":"elsewhere""#);
         assert_ne!(update, later);
         let [now, later] = [update, &later].map(|update| parse_update(update.as_bytes()).unwrap());
-        let announce = Announce { phase: Phase::Waiting, ..now.announce };
+        let announce = Announce {
+            phase: Phase::Waiting,
+            ..now.announce
+        };
         assert_eq!(later, Update { announce, ..now });
     }
 
@@ -400,14 +482,31 @@ mod tests {
             "own":true,"standing":"failing","since":"","last_probe":""}]}"#;
         let status: Status = serde_json::from_str(wire).unwrap();
         let sent: Value = serde_json::from_str(wire).unwrap();
-        assert_eq!(serde_json::to_value(&status).unwrap(), sent, "version 1 stays as it is");
-        let shown = wire.replace("dry", "refusing").replace("standing", "health");
-        assert_eq!(status.shown().unwrap(), serde_json::from_str::<Value>(&shown).unwrap());
+        assert_eq!(
+            serde_json::to_value(&status).unwrap(),
+            sent,
+            "version 1 stays as it is"
+        );
+        let shown = wire
+            .replace("dry", "refusing")
+            .replace("standing", "health");
+        assert_eq!(
+            status.shown().unwrap(),
+            serde_json::from_str::<Value>(&shown).unwrap()
+        );
     }
 
     #[test]
     fn another_version_is_named() {
-        assert!(parse_request(br#"{"version":99,"ask":"fly"}"#).unwrap_err().contains("version 99"));
-        assert!(parse_request(br#"{"version":1,"ask":"fly"}"#).unwrap_err().contains("fly"));
+        assert!(
+            parse_request(br#"{"version":99,"ask":"fly"}"#)
+                .unwrap_err()
+                .contains("version 99")
+        );
+        assert!(
+            parse_request(br#"{"version":1,"ask":"fly"}"#)
+                .unwrap_err()
+                .contains("fly")
+        );
     }
 }

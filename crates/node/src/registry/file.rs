@@ -32,7 +32,10 @@ pub struct IgnoredFile {
 
 impl IgnoredFile {
     pub(super) fn new(path: PathBuf, reason: &str) -> Self {
-        Self { path, reason: reason.chars().take(MAX_REASON).collect() }
+        Self {
+            path,
+            reason: reason.chars().take(MAX_REASON).collect(),
+        }
     }
 }
 
@@ -41,7 +44,12 @@ impl fmt::Display for IgnoredFile {
         // Names and contents are not trusted: no line feed or escape gets into the log.
         let printable = |text: &str| text.replace(char::is_control, "\u{fffd}");
         let path = self.path.to_string_lossy();
-        write!(f, "{} is ignored: {}", printable(&path), printable(&self.reason))
+        write!(
+            f,
+            "{} is ignored: {}",
+            printable(&path),
+            printable(&self.reason)
+        )
     }
 }
 
@@ -85,7 +93,9 @@ pub(super) fn read_all<T>(
 
 pub(super) fn names(directory: &Path) -> io::Result<Vec<OsString>> {
     let entries = found(fs::read_dir(directory))?.into_iter().flatten();
-    entries.map(|entry| entry.map(|entry| entry.file_name())).collect()
+    entries
+        .map(|entry| entry.map(|entry| entry.file_name()))
+        .collect()
 }
 
 pub(super) fn id_of(name: &OsStr) -> Option<InstanceId> {
@@ -110,10 +120,16 @@ pub(super) fn read<T>(
     parse: impl FnOnce(&[u8]) -> Result<T, String>,
 ) -> Result<Option<Opened<T>>, String> {
     // O_NONBLOCK, or a FIFO would stop us.
-    let file = match OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {
+    let file = match OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)
+    {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err("it is a symbolic link".into()),
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
+            return Err("it is a symbolic link".into());
+        }
         Err(error) => return Err(format!("it cannot be opened: {error}")),
     };
     let meta = file.metadata().map_err(|error| error.to_string())?;
@@ -124,11 +140,20 @@ pub(super) fn read<T>(
         return Err(format!("it is owned by uid {}", meta.uid()));
     }
     if meta.len() > MAX_SIZE {
-        return Err(format!("it is {} bytes long, at most {MAX_SIZE} are read", meta.len()));
+        return Err(format!(
+            "it is {} bytes long, at most {MAX_SIZE} are read",
+            meta.len()
+        ));
     }
     let mut bytes = Vec::new();
-    let read = (&file).take(MAX_SIZE).read_to_end(&mut bytes).map_err(|error| error.to_string());
-    Ok(Some(Opened { file, content: read.and_then(|_| parse(&bytes)) }))
+    let read = (&file)
+        .take(MAX_SIZE)
+        .read_to_end(&mut bytes)
+        .map_err(|error| error.to_string());
+    Ok(Some(Opened {
+        file,
+        content: read.and_then(|_| parse(&bytes)),
+    }))
 }
 
 pub(super) fn to_bytes(content: &impl Serialize) -> io::Result<Vec<u8>> {
@@ -138,7 +163,11 @@ pub(super) fn to_bytes(content: &impl Serialize) -> io::Result<Vec<u8>> {
 }
 
 /// Reads a `what` of the format `known`. The error is why it is ignored.
-pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], what: &str, known: u32) -> Result<T, String> {
+pub(super) fn parse<T: DeserializeOwned>(
+    bytes: &[u8],
+    what: &str,
+    known: u32,
+) -> Result<T, String> {
     #[derive(Deserialize)]
     struct Format {
         version: u32,
@@ -158,11 +187,16 @@ pub(super) fn remove(path: &Path) -> io::Result<bool> {
 
 /// Fields that are the text of a type, and times of the wall clock as Kubernetes' Time (`2026-05-04T03:02:01Z`) and
 /// MicroTime (`2026-05-04T03:02:01.000000Z`).
-pub(super) fn display<S: Serializer>(value: &impl fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn display<S: Serializer>(
+    value: &impl fmt::Display,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
 }
 
-pub(super) fn from_str<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(from: D) -> Result<T, D::Error> {
+pub(super) fn from_str<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(
+    from: D,
+) -> Result<T, D::Error> {
     String::deserialize(from)?.parse().map_err(D::Error::custom)
 }
 
@@ -170,12 +204,24 @@ pub(super) fn time<'de, D: Deserializer<'de>>(from: D) -> Result<SystemTime, D::
     humantime::parse_rfc3339(&String::deserialize(from)?).map_err(D::Error::custom)
 }
 
-pub(super) fn second_time<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn second_time<S: Serializer>(
+    time: &SystemTime,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     display(&humantime::format_rfc3339_seconds(*time), serializer)
 }
 
-pub(super) fn micro_time<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn micro_time<S: Serializer>(
+    time: &SystemTime,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     // A wrong clock is no reason to fail.
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().min(LAST_TIME);
-    display(&humantime::format_rfc3339_micros(SystemTime::UNIX_EPOCH + since), serializer)
+    let since = time
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default()
+        .min(LAST_TIME);
+    display(
+        &humantime::format_rfc3339_micros(SystemTime::UNIX_EPOCH + since),
+        serializer,
+    )
 }

@@ -85,9 +85,13 @@ impl Record {
             return Err(format!("it is about the instance {}", record.instance));
         }
         match record.address {
-            SocketAddr::V4(address) if address.ip().is_loopback() && address.port() != 0 => Ok(record),
+            SocketAddr::V4(address) if address.ip().is_loopback() && address.port() != 0 => {
+                Ok(record)
+            }
             // Connections would leave the node, or fail.
-            other => Err(format!("the address {other} is none in 127.0.0.0/8 with a port")),
+            other => Err(format!(
+                "the address {other} is none in 127.0.0.0/8 with a port"
+            )),
         }
     }
 }
@@ -100,7 +104,11 @@ pub enum ClaimError {
         pid.map(|pid| format!(" (pid {pid} by its own account)")).unwrap_or_default(),
         path.display()
     )]
-    Alive { instance: InstanceId, path: PathBuf, pid: Option<u32> },
+    Alive {
+        instance: InstanceId,
+        path: PathBuf,
+        pid: Option<u32>,
+    },
     #[error(
         "another process has held {} for {} s: one that starts an apiserver is stopped or hangs; end it",
         path.display(),
@@ -113,7 +121,11 @@ pub enum ClaimError {
         "cannot {what} {}: {why}: is the file system full or read-only? Another can be given with --run-dir",
         path.display()
     )]
-    Io { what: &'static str, path: PathBuf, why: io::Error },
+    Io {
+        what: &'static str,
+        path: PathBuf,
+        why: io::Error,
+    },
 }
 
 #[derive(Debug, Clone)]
@@ -209,7 +221,10 @@ impl HeldRecord {
 pub fn claim(
     berth: &BerthDir,
     claimant: &Claimant<'_>,
-    choose: impl FnOnce(Option<SocketAddr>, &[SocketAddr]) -> Result<SocketAddr, Box<dyn Error + Send + Sync>>,
+    choose: impl FnOnce(
+        Option<SocketAddr>,
+        &[SocketAddr],
+    ) -> Result<SocketAddr, Box<dyn Error + Send + Sync>>,
 ) -> Result<InstanceClaim, ClaimError> {
     let directory = berth.instances();
     let _names = lock_names(&directory, LOCK_WAIT)?;
@@ -217,7 +232,10 @@ pub fn claim(
     let previous = previous(berth, claimant.instance, &path)?;
     let listing = list(berth).map_err(failed("list", &directory))?;
     prune_names(berth, SystemTime::now()).map_err(failed("list", &directory))?;
-    let others = listing.found.into_iter().filter(|other| other.record.instance != *claimant.instance);
+    let others = listing
+        .found
+        .into_iter()
+        .filter(|other| other.record.instance != *claimant.instance);
     let taken: Vec<_> = others.map(|other| other.record.address).collect();
     let record = Record {
         version: VERSION,
@@ -240,7 +258,12 @@ pub fn claim(
 /// The directory cannot be listed. If there is none, the listing is empty.
 pub fn list(berth: &BerthDir) -> io::Result<Listing<ListedInstance>> {
     read_all(&berth.instances(), |id, path| {
-        Ok(inspect(berth, id, path)?.map(|(held, alive)| ListedInstance { record: held.record, alive }))
+        Ok(
+            inspect(berth, id, path)?.map(|(held, alive)| ListedInstance {
+                record: held.record,
+                alive,
+            }),
+        )
     })
 }
 
@@ -278,34 +301,71 @@ fn prune_names(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
 }
 
 fn is_long_dead(berth: &BerthDir, path: &Path, id: &InstanceId, now: SystemTime) -> bool {
-    let Ok(Some(found)) = RecordFile::open(berth, id, path) else { return false };
-    let Ok(meta) = found.file.metadata() else { return false };
-    let since = meta.modified().ok().filter(|_| meta.mode() & 0o777 == DEAD_MODE);
-    let long = since.and_then(|since| now.duration_since(since).ok()).is_some_and(|dead| dead > KEEP_DEAD);
+    let Ok(Some(found)) = RecordFile::open(berth, id, path) else {
+        return false;
+    };
+    let Ok(meta) = found.file.metadata() else {
+        return false;
+    };
+    let since = meta
+        .modified()
+        .ok()
+        .filter(|_| meta.mode() & 0o777 == DEAD_MODE);
+    let long = since
+        .and_then(|since| now.duration_since(since).ok())
+        .is_some_and(|dead| dead > KEEP_DEAD);
     long && is_locked(&found.file).is_ok_and(|locked| !locked)
 }
 
 /// The address in an earlier record of that ID, if it is dead and readable.
-fn previous(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<SocketAddr>, ClaimError> {
+fn previous(
+    berth: &BerthDir,
+    id: &InstanceId,
+    path: &Path,
+) -> Result<Option<SocketAddr>, ClaimError> {
     // What cannot be opened as a record (a link, another user's file) is replaced.
-    let Ok(Some(found)) = RecordFile::open(berth, id, path) else { return Ok(None) };
+    let Ok(Some(found)) = RecordFile::open(berth, id, path) else {
+        return Ok(None);
+    };
     // A locked file is alive, whatever its content: maybe a later berth wrote it.
     if is_locked(&found.file).map_err(failed("lock", path))? {
         let pid = found.content.ok().and_then(|record| record.pid);
-        return Err(ClaimError::Alive { instance: id.clone(), path: path.to_owned(), pid });
+        return Err(ClaimError::Alive {
+            instance: id.clone(),
+            path: path.to_owned(),
+            pid,
+        });
     }
     Ok(found.content.ok().map(|record| record.address))
 }
 
 /// A record and whether its process lives. None: it is gone. The error is why it is ignored.
-fn inspect(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<(HeldRecord, bool)>, String> {
-    let Some(found) = RecordFile::open(berth, id, path)? else { return Ok(None) };
-    let alive = is_locked(&found.file).map_err(|error| format!("its lock cannot be tested: {error}"))?;
+fn inspect(
+    berth: &BerthDir,
+    id: &InstanceId,
+    path: &Path,
+) -> Result<Option<(HeldRecord, bool)>, String> {
+    let Some(found) = RecordFile::open(berth, id, path)? else {
+        return Ok(None);
+    };
+    let alive =
+        is_locked(&found.file).map_err(|error| format!("its lock cannot be tested: {error}"))?;
     if !alive {
         mark_dead(&found.file);
     }
-    let inode = found.file.metadata().map_err(|error| error.to_string())?.ino();
-    Ok(Some((HeldRecord { record: found.content?, file: Arc::new(found.file), inode }, alive)))
+    let inode = found
+        .file
+        .metadata()
+        .map_err(|error| error.to_string())?
+        .ino();
+    Ok(Some((
+        HeldRecord {
+            record: found.content?,
+            file: Arc::new(found.file),
+            inode,
+        },
+        alive,
+    )))
 }
 
 /// A file that is named as a record.
@@ -327,8 +387,14 @@ fn path_of(berth: &BerthDir, id: &InstanceId) -> PathBuf {
 ///
 /// A failure (a read-only mount, a file of another user) only keeps the record longer.
 fn mark_dead(file: &File) {
-    let marked = file.metadata().is_ok_and(|meta| meta.mode() & 0o777 == DEAD_MODE);
-    if !marked && file.set_times(FileTimes::new().set_modified(SystemTime::now())).is_ok() {
+    let marked = file
+        .metadata()
+        .is_ok_and(|meta| meta.mode() & 0o777 == DEAD_MODE);
+    if !marked
+        && file
+            .set_times(FileTimes::new().set_modified(SystemTime::now()))
+            .is_ok()
+    {
         let _ = file.set_permissions(Permissions::from_mode(DEAD_MODE));
     }
 }
@@ -349,7 +415,9 @@ fn lock_names(directory: &Path, wait: Duration) -> Result<Flock<File>, ClaimErro
     let nofollow = nix::fcntl::OFlag::O_NOFOLLOW | nix::fcntl::OFlag::O_NONBLOCK;
     let flags = nofollow | nix::fcntl::OFlag::O_CREAT | nix::fcntl::OFlag::O_CLOEXEC;
     let mode = nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR;
-    let file = nix::fcntl::open(&path, flags, mode).map(File::from).map_err(|e| failed("open", &path)(e.into()))?;
+    let file = nix::fcntl::open(&path, flags, mode)
+        .map(File::from)
+        .map_err(|e| failed("open", &path)(e.into()))?;
     lock_within(file, wait).map_err(|errno| match errno {
         Errno::EWOULDBLOCK => ClaimError::Busy { path },
         errno => failed("lock", &path)(errno.into()),
@@ -363,7 +431,8 @@ fn write(directory: &Path, record: &Record) -> Result<Flock<File>, ClaimError> {
     // Only a claim that died can have left the new file: claims of a berth follow one another.
     let written = replace(&path, &new, |file| {
         // It stays open for writing, so that its closing, when the process ends, is an event for a `super::watch::Watch`.
-        let mut file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno)?;
+        let mut file =
+            Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno)?;
         file.write_all(&file::to_bytes(record)?)?;
         Ok(file)
     });

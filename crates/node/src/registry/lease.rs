@@ -93,19 +93,26 @@ impl Lease {
     /// One that would hold for more than ten durations and a minute is invalid, and would never expire.
     pub fn is_live(&self, boot_id: &str, now: Duration) -> bool {
         let left = self.expires().saturating_sub(now);
-        self.boot_id == boot_id && !left.is_zero() && left <= 10 * self.duration() + Duration::from_secs(60)
+        self.boot_id == boot_id
+            && !left.is_zero()
+            && left <= 10 * self.duration() + Duration::from_secs(60)
     }
 
     /// Lets it hold for its duration from `now` (CLOCK_BOOTTIME) on. `wall` is the same time on the wall clock.
     pub fn renew(&mut self, now: Duration, wall: SystemTime) {
         self.renew_time = wall;
-        self.expires_boottime_ms = now.saturating_add(self.duration()).as_millis().try_into().unwrap_or(u64::MAX);
+        self.expires_boottime_ms = now
+            .saturating_add(self.duration())
+            .as_millis()
+            .try_into()
+            .unwrap_or(u64::MAX);
     }
 
     /// A time on CLOCK_BOOTTIME before its last renewal, and at most a second earlier: its duration is written in whole
     /// seconds, so the exact time is not known.
     pub fn renewed_after(&self) -> Duration {
-        self.expires().saturating_sub(self.duration() + Duration::from_secs(1))
+        self.expires()
+            .saturating_sub(self.duration() + Duration::from_secs(1))
     }
 
     /// How long it holds after each renewal.
@@ -125,22 +132,37 @@ impl Lease {
 
     fn check(&self) -> Result<(), String> {
         if !(1..=MAX_DURATION).contains(&self.lease_duration_seconds) {
-            return Err(format!("a duration of {} s is not between 1 and {MAX_DURATION}", self.lease_duration_seconds));
+            return Err(format!(
+                "a duration of {} s is not between 1 and {MAX_DURATION}",
+                self.lease_duration_seconds
+            ));
         }
-        let nowhere = |backend: &SocketAddr| backend.ip().to_canonical().is_unspecified() || !is_usable(*backend);
+        let nowhere = |backend: &SocketAddr| {
+            backend.ip().to_canonical().is_unspecified() || !is_usable(*backend)
+        };
         if let Some(backend) = self.backend.filter(nowhere) {
-            return Err(format!("the backend {backend} is no address of one host, with a port"));
+            return Err(format!(
+                "the backend {backend} is no address of one host, with a port"
+            ));
         }
         if self.listen.len() > MAX_LISTEN {
-            return Err(format!("{} listen addresses, at most {MAX_LISTEN} are read", self.listen.len()));
+            return Err(format!(
+                "{} listen addresses, at most {MAX_LISTEN} are read",
+                self.listen.len()
+            ));
         }
         if let Some(bad) = self.listen.iter().find(|address| !is_usable(**address)) {
             return Err(format!("the listen address {bad} is none, or has no port"));
         }
-        for (name, text) in [("berthVersion", &self.berth_version), ("bootId", &self.boot_id)] {
+        for (name, text) in [
+            ("berthVersion", &self.berth_version),
+            ("bootId", &self.boot_id),
+        ] {
             let printable = text.bytes().all(|byte| byte.is_ascii_graphic());
             if text.is_empty() || text.len() > MAX_TEXT || !printable {
-                return Err(format!("its {name} is not 1 to {MAX_TEXT} printable characters"));
+                return Err(format!(
+                    "its {name} is not 1 to {MAX_TEXT} printable characters"
+                ));
             }
         }
         Ok(())
@@ -156,10 +178,18 @@ impl Lease {
 /// The file system is full, read-only or the like, or siblings would ignore the lease
 /// (`InvalidInput`).
 pub fn write(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
-    lease.check().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+    lease
+        .check()
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
     let bytes = file::to_bytes(lease)?;
-    let new = berth.leases().join(format!(".{}.lease.new", lease.instance));
-    let write = || replace(&path_of(berth, &lease.instance), &new, |mut file| file.write_all(&bytes));
+    let new = berth
+        .leases()
+        .join(format!(".{}.lease.new", lease.instance));
+    let write = || {
+        replace(&path_of(berth, &lease.instance), &new, |mut file| {
+            file.write_all(&bytes)
+        })
+    };
     // A prune may have removed the new file as left over: the wall clock jumped while it was written.
     write().or_else(|_| write())
 }
@@ -208,8 +238,12 @@ pub fn prune(berth: &BerthDir, boot_id: &str, now: Duration) -> io::Result<usize
         let bytes = name.as_encoded_bytes();
         let stale = match file::id_of(&name) {
             // Twice, the second time just before it is removed: see the module.
-            Some(id) => (0..2).all(|_| read_at(berth, &id, &path).is_ok_and(|found| is_stale(found, boot_id, now))),
-            None => bytes.starts_with(b".") && bytes.ends_with(b".lease.new") && is_left_over(&path),
+            Some(id) => (0..2).all(|_| {
+                read_at(berth, &id, &path).is_ok_and(|found| is_stale(found, boot_id, now))
+            }),
+            None => {
+                bytes.starts_with(b".") && bytes.ends_with(b".lease.new") && is_left_over(&path)
+            }
         };
         if stale {
             removed = match (removed, file::remove(&path)) {
@@ -226,13 +260,19 @@ fn is_stale(found: Option<Lease>, boot_id: &str, now: Duration) -> bool {
 }
 
 fn is_left_over(path: &Path) -> bool {
-    let written = fs::symlink_metadata(path).and_then(|meta| meta.modified()).ok();
-    written.and_then(|written| written.elapsed().ok()).is_some_and(|age| age > LEFT_OVER)
+    let written = fs::symlink_metadata(path)
+        .and_then(|meta| meta.modified())
+        .ok();
+    written
+        .and_then(|written| written.elapsed().ok())
+        .is_some_and(|age| age > LEFT_OVER)
 }
 
 /// None: it is gone. The error is why it is ignored.
 fn read_at(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Lease>, String> {
-    file::read(berth, path, |bytes| Lease::parse(bytes, id))?.map(|opened| opened.content).transpose()
+    file::read(berth, path, |bytes| Lease::parse(bytes, id))?
+        .map(|opened| opened.content)
+        .transpose()
 }
 
 fn path_of(berth: &BerthDir, id: &InstanceId) -> PathBuf {

@@ -40,7 +40,11 @@ pub enum Error {
         "cannot make the directory {}: {why}: make it with mode 0700 for uid {uid}, or give another with --run-dir",
         path.display()
     )]
-    Make { path: PathBuf, why: io::Error, uid: u32 },
+    Make {
+        path: PathBuf,
+        why: io::Error,
+        uid: u32,
+    },
     #[error("cannot read the directory {}: {why}: give another with --run-dir", path.display())]
     Read { path: PathBuf, why: io::Error },
     #[error(
@@ -119,7 +123,11 @@ impl RunDir {
     /// # Errors
     /// As [`RunDir::open`], of each directory.
     pub fn berth(&self, address: SocketAddr) -> Result<BerthDir, Error> {
-        let berth = BerthDir { path: self.path.join(address.to_string()), address, owner: self.owner };
+        let berth = BerthDir {
+            path: self.path.join(address.to_string()),
+            address,
+            owner: self.owner,
+        };
         for path in [berth.path.clone(), berth.instances(), berth.leases()] {
             open_dir(&path)?;
         }
@@ -129,14 +137,23 @@ impl RunDir {
     /// The berths that have a directory, in the order of their addresses. What does not have an address for its name
     /// or is no directory is skipped.
     pub fn berths(&self) -> Result<Vec<BerthDir>, Error> {
-        let read = |why| Error::Read { path: self.path.clone(), why };
+        let read = |why| Error::Read {
+            path: self.path.clone(),
+            why,
+        };
         let mut berths = Vec::new();
         for entry in fs::read_dir(&self.path).map_err(read)? {
             let name = entry.map_err(read)?.file_name();
-            let Some(address) = name.to_str().and_then(parse_name) else { continue };
+            let Some(address) = name.to_str().and_then(parse_name) else {
+                continue;
+            };
             let path = self.path.join(&name);
             if let Ok(Some(owner)) = check_dir_to_read(&path) {
-                berths.push(BerthDir { path, address, owner });
+                berths.push(BerthDir {
+                    path,
+                    address,
+                    owner,
+                });
             }
         }
         berths.sort_by_key(|berth| berth.address);
@@ -202,7 +219,9 @@ impl BerthDir {
 
 fn default_path(root: bool, xdg: Option<OsString>) -> PathBuf {
     // The XDG specification requires that a relative path is ignored.
-    let xdg = xdg.map(PathBuf::from).filter(|xdg| !root && xdg.is_absolute());
+    let xdg = xdg
+        .map(PathBuf::from)
+        .filter(|xdg| !root && xdg.is_absolute());
     xdg.unwrap_or_else(|| "/run".into()).join("berth")
 }
 
@@ -212,7 +231,9 @@ fn plain(path: &Path) -> PathBuf {
 }
 
 fn parse_name(name: &str) -> Option<SocketAddr> {
-    name.parse().ok().filter(|address: &SocketAddr| address.to_string() == name)
+    name.parse()
+        .ok()
+        .filter(|address: &SocketAddr| address.to_string() == name)
 }
 
 /// Creates a directory unless it exists, checks it, and gives its owner.
@@ -220,7 +241,11 @@ fn open_dir(path: &Path) -> Result<u32, Error> {
     if let Some(owner) = check_dir(path)? {
         return Ok(owner);
     }
-    let failed = |why| Error::Make { path: path.to_owned(), why, uid: geteuid().as_raw() };
+    let failed = |why| Error::Make {
+        path: path.to_owned(),
+        why,
+        uid: geteuid().as_raw(),
+    };
     match make_private(path) {
         Ok(()) => {}
         // Another process created it just now: it is checked below.
@@ -243,7 +268,9 @@ fn check_dir(path: &Path) -> Result<Option<u32>, Error> {
 fn check_dir_to_read(path: &Path) -> Result<Option<u32>, Error> {
     match check_dir(path) {
         // Checked again as its owner would.
-        Err(Error::Owner { owner, .. }) if geteuid().is_root() => check_dir_as(path, Uid::from_raw(owner)),
+        Err(Error::Owner { owner, .. }) if geteuid().is_root() => {
+            check_dir_as(path, Uid::from_raw(owner))
+        }
         // The directory is not this process's to change.
         Err(Error::Owner { path, owner, uid }) => Err(Error::Reader { path, owner, uid }),
         checked => checked,
@@ -251,19 +278,36 @@ fn check_dir_to_read(path: &Path) -> Result<Option<u32>, Error> {
 }
 
 fn check_dir_as(path: &Path, uid: Uid) -> Result<Option<u32>, Error> {
-    let meta = found(fs::symlink_metadata(path)).map_err(|why| Error::Read { path: path.to_owned(), why })?;
+    let meta = found(fs::symlink_metadata(path)).map_err(|why| Error::Read {
+        path: path.to_owned(),
+        why,
+    })?;
     let Some(meta) = meta else { return Ok(None) };
     let path = || path.to_owned();
     if !meta.is_dir() {
-        let found = if meta.is_symlink() { "a symbolic link" } else { "a file" };
-        return Err(Error::NotADirectory { path: path(), found });
+        let found = if meta.is_symlink() {
+            "a symbolic link"
+        } else {
+            "a file"
+        };
+        return Err(Error::NotADirectory {
+            path: path(),
+            found,
+        });
     }
     let owner = meta.uid();
     if owner != uid.as_raw() {
-        return Err(Error::Owner { path: path(), owner, uid: uid.as_raw() });
+        return Err(Error::Owner {
+            path: path(),
+            owner,
+            uid: uid.as_raw(),
+        });
     }
     if meta.mode() & WRITABLE_BY_OTHERS != 0 {
-        return Err(Error::Mode { path: path(), mode: meta.mode() & 0o7777 });
+        return Err(Error::Mode {
+            path: path(),
+            mode: meta.mode() & 0o7777,
+        });
     }
     Ok(Some(owner))
 }
@@ -290,8 +334,14 @@ mod tests {
         assert_eq!(problems.len(), expected.len(), "{problems:#?}");
         for (problem, (name, part)) in problems.iter().zip(expected) {
             let text = problem.to_string();
-            assert!(text.contains(&format!("/{name} is ignored: ")) && text.contains(part), "{text}");
-            assert!(problem.reason.len() <= 300 && !text.contains(char::is_control), "{text}");
+            assert!(
+                text.contains(&format!("/{name} is ignored: ")) && text.contains(part),
+                "{text}"
+            );
+            assert!(
+                problem.reason.len() <= 300 && !text.contains(char::is_control),
+                "{text}"
+            );
         }
     }
 
@@ -301,8 +351,14 @@ mod tests {
 
     #[test]
     fn the_default_follows_the_user() {
-        assert_eq!(default_path(true, Some("/run/user/7".into())), Path::new("/run/berth"));
-        assert_eq!(default_path(false, Some("/run/user/7".into())), Path::new("/run/user/7/berth"));
+        assert_eq!(
+            default_path(true, Some("/run/user/7".into())),
+            Path::new("/run/berth")
+        );
+        assert_eq!(
+            default_path(false, Some("/run/user/7".into())),
+            Path::new("/run/user/7/berth")
+        );
         for unset in [None, Some("".into()), Some("relative".into())] {
             assert_eq!(default_path(false, unset), Path::new("/run/berth"));
         }
@@ -317,14 +373,24 @@ mod tests {
         for name in names {
             let berth = run.berth(name.parse().unwrap()).unwrap();
             assert_eq!(berth.path(), run.path().join(name));
-            for path in [run.path(), berth.path(), &berth.instances(), &berth.leases()] {
+            for path in [
+                run.path(),
+                berth.path(),
+                &berth.instances(),
+                &berth.leases(),
+            ] {
                 assert_eq!(mode(path), 0o700, "{path:?}");
             }
         }
         fs::write(run.path().join("10.0.0.6:6443"), "a file").unwrap();
         fs::create_dir(run.path().join("010.0.0.5:6443")).unwrap();
         fs::create_dir(run.path().join("lost+found")).unwrap();
-        let found: Vec<_> = run.berths().unwrap().iter().map(|berth| berth.address().to_string()).collect();
+        let found: Vec<_> = run
+            .berths()
+            .unwrap()
+            .iter()
+            .map(|berth| berth.address().to_string())
+            .collect();
         assert_eq!(found, names);
     }
 
@@ -343,28 +409,54 @@ mod tests {
         for link in ["link", "link/", "dangling"] {
             assert!(refused(link).contains("a symbolic link"), "{link}");
         }
-        assert!(RunDir::open(&path("file/below")).unwrap_err().to_string().contains("--run-dir"));
+        assert!(
+            RunDir::open(&path("file/below"))
+                .unwrap_err()
+                .to_string()
+                .contains("--run-dir")
+        );
     }
 
     #[test]
     fn refuses_another_owner() {
         if !geteuid().is_root() {
             // Of root's own: for anyone else it is a directory of another user.
-            assert!(matches!(RunDir::open(Path::new("/proc")), Err(Error::Owner { owner: 0, .. })));
+            assert!(matches!(
+                RunDir::open(Path::new("/proc")),
+                Err(Error::Owner { owner: 0, .. })
+            ));
             return;
         }
         // Root may only read.
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("run");
-        let berth = RunDir::open(&path).unwrap().berth("10.0.0.5:6443".parse().unwrap()).unwrap();
+        let berth = RunDir::open(&path)
+            .unwrap()
+            .berth("10.0.0.5:6443".parse().unwrap())
+            .unwrap();
         for directory in [&path, berth.path()] {
             std::os::unix::fs::chown(directory, Some(65534), None).unwrap();
             assert!(RunDir::find(&path).unwrap().is_some());
         }
-        assert!(matches!(RunDir::open(&path), Err(Error::Owner { owner: 65534, uid: 0, .. })));
+        assert!(matches!(
+            RunDir::open(&path),
+            Err(Error::Owner {
+                owner: 65534,
+                uid: 0,
+                ..
+            })
+        ));
         assert!(RunDir::usable(&path, Uid::from_raw(65534)).unwrap());
         assert!(RunDir::usable(&path, Uid::from_raw(0)).is_err());
-        assert_eq!(RunDir::find(&path).unwrap().unwrap().berths().unwrap().len(), 1);
+        assert_eq!(
+            RunDir::find(&path)
+                .unwrap()
+                .unwrap()
+                .berths()
+                .unwrap()
+                .len(),
+            1
+        );
     }
 
     #[test]
@@ -373,9 +465,22 @@ mod tests {
         let run = RunDir::open(temp.path()).unwrap();
         let berth = run.berth("[::1]:6443".parse().unwrap()).unwrap();
         let id = id("a");
-        assert!(berth.socket_path(&id).unwrap().ends_with("[::1]:6443/a.sock"));
+        assert!(
+            berth
+                .socket_path(&id)
+                .unwrap()
+                .ends_with("[::1]:6443/a.sock")
+        );
         let deep = RunDir::open(&temp.path().join("x".repeat(100))).unwrap();
-        let error = deep.berth("[::1]:6443".parse().unwrap()).unwrap().socket_path(&id).unwrap_err().to_string();
-        assert!(error.contains("107") && error.contains("--run-dir"), "{error}");
+        let error = deep
+            .berth("[::1]:6443".parse().unwrap())
+            .unwrap()
+            .socket_path(&id)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("107") && error.contains("--run-dir"),
+            "{error}"
+        );
     }
 }

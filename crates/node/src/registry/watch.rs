@@ -45,7 +45,10 @@ impl Watch {
         let named = WatchFlags::MOVED_TO | WatchFlags::DELETE | WatchFlags::ONLYDIR;
         let written = WatchFlags::CLOSE_WRITE | WatchFlags::CREATE;
         let mut watch = Self {
-            directories: [(berth.instances(), named | written), (berth.leases(), named)],
+            directories: [
+                (berth.instances(), named | written),
+                (berth.leases(), named),
+            ],
             events: None,
             calls: OffThread::new("the run directory"),
             tick,
@@ -106,7 +109,8 @@ impl Watch {
         let directories = self.directories.clone();
         Ok(move || {
             // The second directory is watched even if the first cannot be.
-            let [instances, leases] = directories.map(|(directory, wanted)| events.watch(&directory, wanted));
+            let [instances, leases] =
+                directories.map(|(directory, wanted)| events.watch(&directory, wanted));
             instances.and(leases)
         })
     }
@@ -127,7 +131,10 @@ impl Watch {
 fn is_change(names: &[Option<CString>]) -> bool {
     // Names with a dot are the registry's own: the lock, and temporary files. An overflow of the queue and the end of a
     // directory have no name and mean that anything may have changed.
-    let own = |name: &Option<CString>| name.as_ref().is_some_and(|name| name.to_bytes().starts_with(b"."));
+    let own = |name: &Option<CString>| {
+        name.as_ref()
+            .is_some_and(|name| name.to_bytes().starts_with(b"."))
+    };
     !names.iter().all(own)
 }
 
@@ -144,14 +151,28 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(20);
 
     fn claim_a(berth: &BerthDir) -> InstanceClaim {
-        let claimant =
-            Claimant { instance: &id("a"), advertise: "10.0.0.5".parse().unwrap(), supervisor: None, pid: None };
-        claim(berth, &claimant, |_, _| Ok("127.1.2.3:6443".parse().unwrap())).unwrap()
+        let claimant = Claimant {
+            instance: &id("a"),
+            advertise: "10.0.0.5".parse().unwrap(),
+            supervisor: None,
+            pid: None,
+        };
+        claim(berth, &claimant, |_, _| {
+            Ok("127.1.2.3:6443".parse().unwrap())
+        })
+        .unwrap()
     }
 
     /// Waits by notices alone until the living are as many.
     async fn until_alive(watch: &mut Watch, berth: &BerthDir, count: usize) {
-        let alive = || list(berth).unwrap().found.iter().filter(|listed| listed.alive).count();
+        let alive = || {
+            list(berth)
+                .unwrap()
+                .found
+                .iter()
+                .filter(|listed| listed.alive)
+                .count()
+        };
         timeout(PATIENCE, async {
             while alive() != count {
                 watch.changed().await;
@@ -182,7 +203,12 @@ mod tests {
         for _ in 0..2 {
             timeout(PATIENCE, watch.changed()).await.expect("no notice");
         }
-        assert!(timeout(Duration::from_millis(100), watch.changed()).await.is_err(), "a third notice");
+        assert!(
+            timeout(Duration::from_millis(100), watch.changed())
+                .await
+                .is_err(),
+            "a third notice"
+        );
     }
 
     #[tokio::test]
@@ -210,7 +236,11 @@ mod tests {
         prune(&berth, SystemTime::now()).unwrap();
         lease::list(&berth).unwrap();
         lease::prune(&berth, &lease.boot_id, Duration::ZERO).unwrap();
-        assert!(timeout(Duration::from_millis(100), watch.changed()).await.is_err());
+        assert!(
+            timeout(Duration::from_millis(100), watch.changed())
+                .await
+                .is_err()
+        );
     }
 
     #[tokio::test]

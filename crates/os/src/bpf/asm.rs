@@ -100,8 +100,17 @@ pub(super) struct Assembler {
 
 impl Assembler {
     fn emit(&mut self, code: u8, to: u8, from: u8, offset: i16, immediate: i32) {
-        let registers = if cfg!(target_endian = "little") { from << 4 | to } else { to << 4 | from };
-        self.instructions.push(Instruction { code, registers, offset, immediate });
+        let registers = if cfg!(target_endian = "little") {
+            from << 4 | to
+        } else {
+            to << 4 | from
+        };
+        self.instructions.push(Instruction {
+            code,
+            registers,
+            offset,
+            immediate,
+        });
     }
 
     pub(super) fn copy(&mut self, to: Reg, from: Reg) {
@@ -136,7 +145,13 @@ impl Assembler {
 
     /// Adds to 64 bits of memory that others write too.
     pub(super) fn atomic_add(&mut self, to: Reg, offset: i16, from: Reg) {
-        self.emit(STX | ATOMIC | Size::U64 as u8, to as u8, from as u8, offset, i32::from(ADD));
+        self.emit(
+            STX | ATOMIC | Size::U64 as u8,
+            to as u8,
+            from as u8,
+            offset,
+            i32::from(ADD),
+        );
     }
 
     /// Loads a map by its descriptor, which must be open when the program is loaded. Takes the place of two instructions.
@@ -186,10 +201,12 @@ impl Assembler {
     pub(super) fn finish(mut self) -> io::Result<Vec<Instruction>> {
         let wrong = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         for (at, label) in self.jumps {
-            let target = self.labels[label.0].ok_or_else(|| wrong("a jump to a label that was not placed"))?;
+            let target = self.labels[label.0]
+                .ok_or_else(|| wrong("a jump to a label that was not placed"))?;
             let offset = i16::try_from(target as i64 - at as i64 - 1);
-            self.instructions[at].offset =
-                offset.map_err(|_| wrong("a jump of more than 32,767 instructions: too many addresses"))?;
+            self.instructions[at].offset = offset.map_err(|_| {
+                wrong("a jump of more than 32,767 instructions: too many addresses")
+            })?;
         }
         Ok(self.instructions)
     }
@@ -219,7 +236,12 @@ mod tests {
             asm.finish().map(|program| program[0].offset)
         };
         assert_eq!(far(32_767).unwrap(), i16::MAX);
-        assert!(far(32_768).unwrap_err().to_string().contains("too many addresses"));
+        assert!(
+            far(32_768)
+                .unwrap_err()
+                .to_string()
+                .contains("too many addresses")
+        );
     }
 
     #[test]

@@ -3,7 +3,10 @@
 //! dialled. A cgroup is where it is attached; that it is a network namespace's, as the other is, is checked by the namespace's cookie.
 
 use super::asm::{Assembler, Helper, If, Instruction, MapAs, Reg, Size};
-use super::parts::{CONTEXT, LISTENER, RESULT, SLOT, Slot, State, finish, jump_if_same, match_ipv4, match_ipv6, word};
+use super::parts::{
+    CONTEXT, LISTENER, RESULT, SLOT, Slot, State, finish, jump_if_same, match_ipv4, match_ipv6,
+    word,
+};
 use super::sys;
 use std::io;
 use std::mem::offset_of;
@@ -53,7 +56,13 @@ pub(super) fn program(
             match_ipv4(&mut asm, context::IP4, addresses, matched, end);
         }
         Slot::Ipv6 => {
-            jump_if_same(&mut asm, CONTEXT, context::IP6, Ipv6Addr::LOCALHOST.octets(), local);
+            jump_if_same(
+                &mut asm,
+                CONTEXT,
+                context::IP6,
+                Ipv6Addr::LOCALHOST.octets(),
+                local,
+            );
             asm.jump(end);
             asm.place(local);
             match_ipv6(&mut asm, context::IP6, addresses, matched, end);
@@ -69,7 +78,12 @@ pub(super) fn program(
     asm.copy(Reg::R1, CONTEXT);
     asm.call(Helper::NamespaceCookie);
     asm.load_map(Reg::R1, state.as_raw_fd(), MapAs::Value);
-    asm.load(Size::U64, Reg::R2, Reg::R1, offset_of!(State, namespace) as i16);
+    asm.load(
+        Size::U64,
+        Reg::R2,
+        Reg::R1,
+        offset_of!(State, namespace) as i16,
+    );
     asm.jump_if(If::Differs(Reg::R0, Reg::R2), end);
     finish(asm, listeners, state, end, |asm| {
         let done = asm.label();

@@ -60,7 +60,11 @@ pub struct Refused {
 
 impl Refused {
     fn at(step: Step) -> impl Fn(io::Error) -> Self {
-        move |source| Self { step, source, log: String::new() }
+        move |source| Self {
+            step,
+            source,
+            log: String::new(),
+        }
     }
 }
 
@@ -73,10 +77,16 @@ impl fmt::Display for Refused {
             Step::Link => "cannot attach the BPF program to the network namespace",
             Step::Cgroup => "cannot attach the BPF program to the root of cgroup v2",
             Step::Listener => "cannot steer to this socket",
-            Step::Query => "cannot list the BPF programs that are attached to the network namespace",
+            Step::Query => {
+                "cannot list the BPF programs that are attached to the network namespace"
+            }
         };
         write!(to, "{what}: {}", self.source)?;
-        if self.log.is_empty() { Ok(()) } else { write!(to, "\n{}", self.log) }
+        if self.log.is_empty() {
+            Ok(())
+        } else {
+            write!(to, "\n{}", self.log)
+        }
     }
 }
 
@@ -110,5 +120,11 @@ impl fmt::Display for Attached {
 /// `EPERM` without CAP_NET_ADMIN, `EINVAL` where the kernel has no such programs.
 pub fn attached(namespace: BorrowedFd<'_>) -> Result<Vec<Attached>, Refused> {
     let ids = sys::attached(namespace)?;
-    Ok(ids.into_iter().map(|id| Attached { id, known: sys::program_info(id).ok() }).collect())
+    Ok(ids
+        .into_iter()
+        .map(|id| Attached {
+            id,
+            known: sys::program_info(id).ok(),
+        })
+        .collect())
 }

@@ -74,9 +74,16 @@ pub(super) fn finish(
 }
 
 /// The addresses of one family; `None` if the program steers all addresses of that family.
-fn of_family<A: PartialEq>(addresses: &[IpAddr], any: &A, of: impl Fn(IpAddr) -> Option<A>) -> Option<Vec<A>> {
+fn of_family<A: PartialEq>(
+    addresses: &[IpAddr],
+    any: &A,
+    of: impl Fn(IpAddr) -> Option<A>,
+) -> Option<Vec<A>> {
     // ::ffff:10.0.0.5 is how a socket of IPv6 is bound to 10.0.0.5.
-    let found: Vec<_> = addresses.iter().filter_map(|address| of(address.to_canonical())).collect();
+    let found: Vec<_> = addresses
+        .iter()
+        .filter_map(|address| of(address.to_canonical()))
+        .collect();
     (!addresses.is_empty() && !found.contains(any)).then_some(found)
 }
 
@@ -85,9 +92,23 @@ pub(super) fn word(bytes: [u8; 4]) -> i32 {
 }
 
 /// Of the context's address of IPv4 there.
-pub(super) fn match_ipv4(asm: &mut Assembler, at: i16, addresses: &[IpAddr], matched: Label, end: Label) {
-    let ipv4 = |address| if let IpAddr::V4(address) = address { Some(address) } else { None };
-    let Some(addresses) = of_family(addresses, &Ipv4Addr::UNSPECIFIED, ipv4) else { return asm.jump(matched) };
+pub(super) fn match_ipv4(
+    asm: &mut Assembler,
+    at: i16,
+    addresses: &[IpAddr],
+    matched: Label,
+    end: Label,
+) {
+    let ipv4 = |address| {
+        if let IpAddr::V4(address) = address {
+            Some(address)
+        } else {
+            None
+        }
+    };
+    let Some(addresses) = of_family(addresses, &Ipv4Addr::UNSPECIFIED, ipv4) else {
+        return asm.jump(matched);
+    };
     asm.load(Size::U32, Reg::R2, CONTEXT, at);
     for address in addresses {
         asm.jump_if(If::Equal(Reg::R2, word(address.octets())), matched);
@@ -95,9 +116,23 @@ pub(super) fn match_ipv4(asm: &mut Assembler, at: i16, addresses: &[IpAddr], mat
     asm.jump(end);
 }
 
-pub(super) fn match_ipv6(asm: &mut Assembler, at: i16, addresses: &[IpAddr], matched: Label, end: Label) {
-    let ipv6 = |address| if let IpAddr::V6(address) = address { Some(address) } else { None };
-    let Some(addresses) = of_family(addresses, &Ipv6Addr::UNSPECIFIED, ipv6) else { return asm.jump(matched) };
+pub(super) fn match_ipv6(
+    asm: &mut Assembler,
+    at: i16,
+    addresses: &[IpAddr],
+    matched: Label,
+    end: Label,
+) {
+    let ipv6 = |address| {
+        if let IpAddr::V6(address) = address {
+            Some(address)
+        } else {
+            None
+        }
+    };
+    let Some(addresses) = of_family(addresses, &Ipv6Addr::UNSPECIFIED, ipv6) else {
+        return asm.jump(matched);
+    };
     for address in addresses {
         jump_if_same(asm, CONTEXT, at, address.octets(), matched);
     }

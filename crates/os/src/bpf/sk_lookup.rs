@@ -2,7 +2,10 @@
 
 use super::asm::{Assembler, Helper, If, Instruction, Reg, Size};
 use super::connect;
-use super::parts::{CONTEXT, LISTENER, RESULT, SLOT, Slot, State, finish, jump_if_same, match_ipv4, match_ipv6, word};
+use super::parts::{
+    CONTEXT, LISTENER, RESULT, SLOT, Slot, State, finish, jump_if_same, match_ipv4, match_ipv6,
+    word,
+};
 use super::sys::{self, ProgramType, SharedValue};
 use super::{Refused, Step};
 use std::io;
@@ -64,9 +67,13 @@ impl Steerer {
         let listeners = sys::socket_map(SLOTS)?;
         // SAFETY: it is made of atomics only.
         let state: SharedValue<State> = unsafe { SharedValue::new() }?;
-        let program =
-            program(purpose, port, addresses, listeners.as_fd(), state.as_fd()).map_err(Refused::at(Step::Assemble))?;
-        Ok(Self { program: sys::load_program(ProgramType::SocketLookup, purpose.name(), &program)?, listeners, state })
+        let program = program(purpose, port, addresses, listeners.as_fd(), state.as_fd())
+            .map_err(Refused::at(Step::Assemble))?;
+        Ok(Self {
+            program: sys::load_program(ProgramType::SocketLookup, purpose.name(), &program)?,
+            listeners,
+            state,
+        })
     }
 
     /// From here on the kernel runs the program, until the result is dropped. It runs after those that are attached
@@ -94,14 +101,35 @@ impl Steerer {
     ) -> Result<Vec<Link>, Refused> {
         self.state.namespace.store(namespace, Relaxed);
         let cover = |slot| {
-            let program = connect::program(slot, exempt, port, addresses, self.listeners.as_fd(), self.state.as_fd())
-                .map_err(Refused::at(Step::Assemble))?;
-            let prog_type = if slot == Slot::Ipv4 { ProgramType::Connect4 } else { ProgramType::Connect6 };
+            let program = connect::program(
+                slot,
+                exempt,
+                port,
+                addresses,
+                self.listeners.as_fd(),
+                self.state.as_fd(),
+            )
+            .map_err(Refused::at(Step::Assemble))?;
+            let prog_type = if slot == Slot::Ipv4 {
+                ProgramType::Connect4
+            } else {
+                ProgramType::Connect6
+            };
             let program = sys::load_program(prog_type, "berth_localhost", &program)?;
-            sys::link(prog_type, program.as_fd(), cgroup).map(Link).map_err(Refused::at(Step::Cgroup))
+            sys::link(prog_type, program.as_fd(), cgroup)
+                .map(Link)
+                .map_err(Refused::at(Step::Cgroup))
         };
-        let has = |slot: &Slot| addresses.iter().any(|ip| ip.to_canonical().is_ipv4() == (*slot == Slot::Ipv4));
-        [Slot::Ipv4, Slot::Ipv6].into_iter().filter(has).map(cover).collect()
+        let has = |slot: &Slot| {
+            addresses
+                .iter()
+                .any(|ip| ip.to_canonical().is_ipv4() == (*slot == Slot::Ipv4))
+        };
+        [Slot::Ipv4, Slot::Ipv6]
+            .into_iter()
+            .filter(has)
+            .map(cover)
+            .collect()
     }
 
     /// Steers a family to this listener, which is not kept open, and to those that share its address and port
@@ -126,7 +154,10 @@ impl Steerer {
 
     /// Lets it steer, if it is on, until then on CLOCK_MONOTONIC: a holder that hangs steers nothing to itself for long.
     pub fn steer_until(&self, monotonic: Duration) {
-        self.state.until.store(u64::try_from(monotonic.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+        self.state.until.store(
+            u64::try_from(monotonic.as_nanos()).unwrap_or(u64::MAX),
+            Relaxed,
+        );
     }
 
     /// The last [`Steerer::steer_until`].
@@ -185,7 +216,13 @@ fn program(
     match_ipv4(&mut asm, context::LOCAL_IP4, addresses, matched, end);
     asm.place(ipv6);
     asm.set(SLOT, Slot::Ipv6 as i32);
-    jump_if_same(&mut asm, CONTEXT, context::REMOTE_IP6, Ipv6Addr::LOCALHOST.octets(), end);
+    jump_if_same(
+        &mut asm,
+        CONTEXT,
+        context::REMOTE_IP6,
+        Ipv6Addr::LOCALHOST.octets(),
+        end,
+    );
     match_ipv6(&mut asm, context::LOCAL_IP6, addresses, matched, end);
 
     asm.place(matched);

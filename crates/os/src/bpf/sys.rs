@@ -89,8 +89,17 @@ unsafe fn bpf_fd<T>(command: c_int, attr: &mut T) -> io::Result<OwnedFd> {
 
 /// Before Linux 5.11, maps and programs count as locked memory, and beyond the limit of that the kernel returns `EPERM`, as for a
 /// missing capability.
-fn with_memory<T>(mut make: impl FnMut() -> io::Result<T>, raise: impl FnOnce() -> bool) -> io::Result<T> {
-    make().or_else(|error| if error.raw_os_error() == Some(libc::EPERM) && raise() { make() } else { Err(error) })
+fn with_memory<T>(
+    mut make: impl FnMut() -> io::Result<T>,
+    raise: impl FnOnce() -> bool,
+) -> io::Result<T> {
+    make().or_else(|error| {
+        if error.raw_os_error() == Some(libc::EPERM) && raise() {
+            make()
+        } else {
+            Err(error)
+        }
+    })
 }
 
 fn number(fd: BorrowedFd<'_>) -> u32 {
@@ -100,7 +109,10 @@ fn number(fd: BorrowedFd<'_>) -> u32 {
 /// The name of a map, a program or a thread, as the kernel has it: at most 15 bytes.
 pub(super) fn name(text: &str) -> [u8; 16] {
     let mut name = [0; 16];
-    name.iter_mut().take(15).zip(text.bytes()).for_each(|(to, from)| *to = from);
+    name.iter_mut()
+        .take(15)
+        .zip(text.bytes())
+        .for_each(|(to, from)| *to = from);
     name
 }
 
@@ -117,7 +129,12 @@ struct MapCreate {
     map_name: [u8; 16],
 }
 
-fn create_map(map_type: u32, value_size: usize, max_entries: u32, map_flags: u32) -> Result<OwnedFd, Refused> {
+fn create_map(
+    map_type: u32,
+    value_size: usize,
+    max_entries: u32,
+    map_flags: u32,
+) -> Result<OwnedFd, Refused> {
     let mut attr = MapCreate {
         map_type,
         key_size: size_of::<u32>() as u32,
@@ -128,7 +145,11 @@ fn create_map(map_type: u32, value_size: usize, max_entries: u32, map_flags: u32
         ..MapCreate::default()
     };
     // SAFETY: there is no address in it, and it returns a descriptor.
-    with_memory(|| unsafe { bpf_fd(MAP_CREATE, &mut attr) }, raise_locked_memory).map_err(Refused::at(Step::Map))
+    with_memory(
+        || unsafe { bpf_fd(MAP_CREATE, &mut attr) },
+        raise_locked_memory,
+    )
+    .map_err(Refused::at(Step::Map))
 }
 
 /// A map of listening sockets.
@@ -146,16 +167,28 @@ struct MapElement {
 }
 
 /// Sets a socket in a map, which does not keep it open.
-pub(super) fn set_socket(map: BorrowedFd<'_>, key: u32, socket: BorrowedFd<'_>) -> Result<(), Refused> {
+pub(super) fn set_socket(
+    map: BorrowedFd<'_>,
+    key: u32,
+    socket: BorrowedFd<'_>,
+) -> Result<(), Refused> {
     #[cfg(debug_assertions)]
     if super::is_unsteered() {
         return super::unsteered::check(socket);
     }
     let value = u64::from(number(socket));
     let (key, value) = (from_ref(&key) as u64, from_ref(&value) as u64);
-    let mut attr = MapElement { map_fd: number(map), reserved: 0, key, value, flags: 0 };
+    let mut attr = MapElement {
+        map_fd: number(map),
+        reserved: 0,
+        key,
+        value,
+        flags: 0,
+    };
     // SAFETY: key and value live for the call and are as long as the map's are.
-    unsafe { bpf(MAP_UPDATE_ELEM, &mut attr) }.map(drop).map_err(Refused::at(Step::Listener))
+    unsafe { bpf(MAP_UPDATE_ELEM, &mut attr) }
+        .map(drop)
+        .map_err(Refused::at(Step::Listener))
 }
 
 /// The one value of an array map, in the memory of this process too. It begins as zeroes.
@@ -171,7 +204,8 @@ unsafe impl<T: Sync> Send for SharedValue<T> {}
 unsafe impl<T: Sync> Sync for SharedValue<T> {}
 
 impl<T> SharedValue<T> {
-    const BYTES: NonZeroUsize = NonZeroUsize::new(size_of::<T>()).expect("a map's value has a size");
+    const BYTES: NonZeroUsize =
+        NonZeroUsize::new(size_of::<T>()).expect("a map's value has a size");
 
     /// # Safety
     /// `T` is made of atomics only: the kernel writes to it at any time, and zeroes are one.
@@ -188,7 +222,10 @@ impl<T> SharedValue<T> {
         // SAFETY: the kernel chooses the address.
         let address = unsafe { mmap(None, Self::BYTES, access, MapFlags::MAP_SHARED, &map, 0) };
         let address = address.map_err(|error| Refused::at(Step::Map)(error.into()))?;
-        Ok(Self { map, address: address.cast() })
+        Ok(Self {
+            map,
+            address: address.cast(),
+        })
     }
 }
 
@@ -234,7 +271,11 @@ struct ProgLoad {
 ///
 /// # Errors
 /// With the verifier's log, if it is the verifier that refuses it.
-pub(super) fn load_program(prog_type: ProgramType, as_name: &str, program: &[Instruction]) -> Result<OwnedFd, Refused> {
+pub(super) fn load_program(
+    prog_type: ProgramType,
+    as_name: &str,
+    program: &[Instruction],
+) -> Result<OwnedFd, Refused> {
     let (prog_type, expected_attach_type) = prog_type.numbers();
     let load = |log: &mut [u8]| {
         let mut attr = ProgLoad {
@@ -244,7 +285,11 @@ pub(super) fn load_program(prog_type: ProgramType, as_name: &str, program: &[Ins
             license: LICENSE.as_ptr() as u64,
             log_level: u32::from(!log.is_empty()),
             log_size: log.len() as u32,
-            log_buf: if log.is_empty() { 0 } else { log.as_mut_ptr() as u64 },
+            log_buf: if log.is_empty() {
+                0
+            } else {
+                log.as_mut_ptr() as u64
+            },
             kern_version: 0,
             prog_flags: STRICT_ALIGNMENT,
             prog_name: name(as_name),
@@ -259,7 +304,11 @@ pub(super) fn load_program(prog_type: ProgramType, as_name: &str, program: &[Ins
         let mut log = vec![0; LOG_BYTES];
         load(&mut log).map_err(|source| {
             let text = log.split(|byte| *byte == 0).next().unwrap_or_default();
-            Refused { step: Step::Program, source, log: String::from_utf8_lossy(text).trim_end().to_owned() }
+            Refused {
+                step: Step::Program,
+                source,
+                log: String::from_utf8_lossy(text).trim_end().to_owned(),
+            }
         })
     })
 }
@@ -273,10 +322,25 @@ struct LinkCreate {
 }
 
 /// Attaches a program to a network namespace or, one for connect(2), to a cgroup, for as long as the link is open.
-pub(super) fn link(prog_type: ProgramType, program: BorrowedFd<'_>, target: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let ((_, attach_type), prog_fd, target_fd) = (prog_type.numbers(), number(program), number(target));
+pub(super) fn link(
+    prog_type: ProgramType,
+    program: BorrowedFd<'_>,
+    target: BorrowedFd<'_>,
+) -> io::Result<OwnedFd> {
+    let ((_, attach_type), prog_fd, target_fd) =
+        (prog_type.numbers(), number(program), number(target));
     // SAFETY: there is no address in it, and it returns a descriptor.
-    unsafe { bpf_fd(LINK_CREATE, &mut LinkCreate { prog_fd, target_fd, attach_type, flags: 0 }) }
+    unsafe {
+        bpf_fd(
+            LINK_CREATE,
+            &mut LinkCreate {
+                prog_fd,
+                target_fd,
+                attach_type,
+                flags: 0,
+            },
+        )
+    }
 }
 
 #[repr(C)]
@@ -287,7 +351,15 @@ struct LinkDetach {
 /// Ends the effect of a link, also if there are duplicates of it.
 pub(super) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: there is no address in it.
-    unsafe { bpf(LINK_DETACH, &mut LinkDetach { link_fd: number(link) }) }.map(drop)
+    unsafe {
+        bpf(
+            LINK_DETACH,
+            &mut LinkDetach {
+                link_fd: number(link),
+            },
+        )
+    }
+    .map(drop)
 }
 
 #[repr(C)]
@@ -361,12 +433,34 @@ struct ProgInfo {
 /// `EPERM` without CAP_SYS_ADMIN, `ENOENT` if it is gone.
 pub(super) fn program_info(id: u32) -> io::Result<(String, u32)> {
     // SAFETY: there is no address in it, and it returns a descriptor.
-    let program = unsafe { bpf_fd(PROG_GET_FD_BY_ID, &mut GetById { id, next_id: 0, open_flags: 0 }) }?;
+    let program = unsafe {
+        bpf_fd(
+            PROG_GET_FD_BY_ID,
+            &mut GetById {
+                id,
+                next_id: 0,
+                open_flags: 0,
+            },
+        )
+    }?;
     let mut info = ProgInfo::default();
     let (info_len, address) = (size_of::<ProgInfo>() as u32, from_mut(&mut info) as u64);
     // SAFETY: `info` lives for the call, has the given length, and holds numbers only.
-    unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut GetInfo { fd: number(program.as_fd()), info_len, info: address }) }?;
-    let name = info.name.split(|byte| *byte == 0).next().unwrap_or_default();
+    unsafe {
+        bpf(
+            OBJ_GET_INFO_BY_FD,
+            &mut GetInfo {
+                fd: number(program.as_fd()),
+                info_len,
+                info: address,
+            },
+        )
+    }?;
+    let name = info
+        .name
+        .split(|byte| *byte == 0)
+        .next()
+        .unwrap_or_default();
     Ok((String::from_utf8_lossy(name).into_owned(), info.uid))
 }
 
@@ -384,7 +478,9 @@ mod tests {
             let made = with_memory(
                 || {
                     count += 1;
-                    errors.next().map_or(Ok(()), |error| Err(io::Error::from_raw_os_error(*error)))
+                    errors
+                        .next()
+                        .map_or(Ok(()), |error| Err(io::Error::from_raw_os_error(*error)))
                 },
                 || raises,
             );
@@ -393,7 +489,11 @@ mod tests {
         let (lacks, other) = (libc::EPERM, libc::EINVAL);
         assert_eq!(tried(&[], true), (None, 1));
         assert_eq!(tried(&[lacks], true), (None, 2));
-        assert_eq!(tried(&[lacks, lacks], true), (Some(lacks), 2), "a capability is what it lacks");
+        assert_eq!(
+            tried(&[lacks, lacks], true),
+            (Some(lacks), 2),
+            "a capability is what it lacks"
+        );
         assert_eq!(tried(&[lacks], false), (Some(lacks), 1));
         assert_eq!(tried(&[other], true), (Some(other), 1));
     }

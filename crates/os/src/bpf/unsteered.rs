@@ -26,6 +26,14 @@ pub(super) fn descriptor() -> io::Result<OwnedFd> {
 
 /// What does not listen is refused, as by the kernel.
 pub(super) fn check(socket: BorrowedFd<'_>) -> Result<(), Refused> {
-    let listens = socket2::SockRef::from(&socket).is_listener().map_err(Refused::at(Step::Listener))?;
-    if listens { Ok(()) } else { Err(Refused::at(Step::Listener)(io::Error::from_raw_os_error(libc::EOPNOTSUPP))) }
+    let listens = socket2::SockRef::from(&socket)
+        .is_listener()
+        .map_err(Refused::at(Step::Listener))?;
+    if listens {
+        Ok(())
+    } else {
+        Err(Refused::at(Step::Listener)(io::Error::from_raw_os_error(
+            libc::EOPNOTSUPP,
+        )))
+    }
 }

@@ -24,7 +24,10 @@ pub(super) struct Busy {
 
 impl Busy {
     pub(super) fn of(record: &Record) -> Self {
-        Self { late: joined(record.late.clone()), is_slow: record.behind > MOST_BEHIND }
+        Self {
+            late: joined(record.late.clone()),
+            is_slow: record.behind > MOST_BEHIND,
+        }
     }
 
     /// Whether the machine had no time for a request that waited long: for half of the wait or more, or
@@ -64,7 +67,10 @@ fn joined(mut periods: Vec<(Stamp, Stamp)>) -> Vec<(Stamp, Stamp)> {
 
 /// How long these periods and this one have in common.
 fn common((from, to): (Stamp, Stamp), periods: &[(Stamp, Stamp)]) -> Duration {
-    periods.iter().map(|(began, ended)| to.min(*ended).since(from.max(*began))).sum()
+    periods
+        .iter()
+        .map(|(began, ended)| to.min(*ended).since(from.max(*began)))
+        .sum()
 }
 
 #[cfg(test)]
@@ -86,7 +92,10 @@ mod tests {
             (&[(0, 1_000), (16_000, 90_000)], false),
         ] {
             let periods = late.iter().map(|(from, to)| (at(*from), at(*to))).collect();
-            let record = Record { late: periods, ..Record::default() };
+            let record = Record {
+                late: periods,
+                ..Record::default()
+            };
             assert_eq!(Busy::of(&record).explains(&wait), is_explained, "{late:?}");
         }
     }

@@ -32,19 +32,31 @@ pub(crate) struct Ends<'a> {
 
 impl<'a> Ends<'a> {
     pub(crate) fn new(record: &'a Record) -> Self {
-        let reports = record.reports.iter().map(|(_, report)| (report.stream.as_str(), report)).collect();
-        Self { record, reports, lag: LAG + record.behind }
+        let reports = record
+            .reports
+            .iter()
+            .map(|(_, report)| (report.stream.as_str(), report))
+            .collect();
+        Self {
+            record,
+            reports,
+            lag: LAG + record.behind,
+        }
     }
 
     /// Whether a stream's instance ended it; if not, what is known.
     pub(crate) fn by_instance(&self, end: &StreamEnd) -> Result<(), &'static str> {
         match self.reports.get(end.stream.as_str()) {
-            Some(report) if report.by != EndedBy::Instance => Err("its instance saw the other side end it"),
+            Some(report) if report.by != EndedBy::Instance => {
+                Err("its instance saw the other side end it")
+            }
             Some(report) if report.at > end.at => Err("its instance ended it only later"),
             Some(_) => Ok(()),
             None if !self.stopping(&end.instance, end.at) => Err("its instance was not stopping"),
             None if end.signed.is_some() || self.as_control(end) => Ok(()),
-            None => Err("its instance announced nothing, and connections without berth stayed open"),
+            None => {
+                Err("its instance announced nothing, and connections without berth stayed open")
+            }
         }
     }
 
@@ -52,21 +64,32 @@ impl<'a> Ends<'a> {
     pub(crate) fn stopping(&self, instance: &str, at: Stamp) -> bool {
         let began = self.began(instance, at);
         let stops = [MarkKind::Sigterm, MarkKind::Terminating, MarkKind::Exited];
-        let mut moments = self.record.moments.0.iter().filter(|m| m.instance == instance && stops.contains(&m.mark));
+        let mut moments = self
+            .record
+            .moments
+            .0
+            .iter()
+            .filter(|m| m.instance == instance && stops.contains(&m.mark));
         moments.any(|m| m.at >= began && m.at <= at.plus(self.lag))
     }
 
     /// Whether a connection of the same kind to the instance itself had ended.
     fn as_control(&self, end: &StreamEnd) -> bool {
         let began = self.began(&end.instance, end.at);
-        let mut ends = self.record.control.ends.iter().filter(|c| c.instance == end.instance && kind(c) == kind(end));
+        let mut ends = self
+            .record
+            .control
+            .ends
+            .iter()
+            .filter(|c| c.instance == end.instance && kind(c) == kind(end));
         ends.any(|control| control.at >= began && control.at <= end.at.plus(self.lag))
     }
 
     /// When the present life of an instance began: it may have been started again.
     fn began(&self, instance: &str, at: Stamp) -> Stamp {
         let moments = self.record.moments.0.iter();
-        let started = moments.filter(|m| m.instance == instance && m.mark == MarkKind::Started && m.at <= at);
+        let started =
+            moments.filter(|m| m.instance == instance && m.mark == MarkKind::Started && m.at <= at);
         started.map(|m| m.at).max().unwrap_or(Stamp(0))
     }
 }
@@ -93,8 +116,10 @@ mod tests {
         let mut record = Record::default();
         record.moments.add(OLD, MarkKind::Started, at(0));
         record.moments.add(OLD, MarkKind::Sigterm, at(1000));
-        record.control =
-            Control { ends: vec![end(StreamKind::Kept, 1200), end(StreamKind::Watch, 2000)], ..Control::default() };
+        record.control = Control {
+            ends: vec![end(StreamKind::Kept, 1200), end(StreamKind::Watch, 2000)],
+            ..Control::default()
+        };
         record
     }
 
@@ -109,24 +134,57 @@ mod tests {
             (end(StreamKind::Watch, 2000), true),
             (end(StreamKind::Watch, 1500), false),
             // Of another kind.
-            (StreamEnd { protocol: Protocol::Http1, ..end(StreamKind::Kept, 1300) }, false),
-            (StreamEnd { instance: NEW.into(), ..end(StreamKind::Kept, 1300) }, false),
+            (
+                StreamEnd {
+                    protocol: Protocol::Http1,
+                    ..end(StreamKind::Kept, 1300)
+                },
+                false,
+            ),
+            (
+                StreamEnd {
+                    instance: NEW.into(),
+                    ..end(StreamKind::Kept, 1300)
+                },
+                false,
+            ),
         ] {
-            assert_eq!(Ends::new(&record).by_instance(&end).is_ok(), is_its_own, "{end:?}");
+            assert_eq!(
+                Ends::new(&record).by_instance(&end).is_ok(),
+                is_its_own,
+                "{end:?}"
+            );
         }
         // Clients that lag see the same moment later.
-        let lagging = Record { behind: Duration::from_millis(200), ..record };
-        assert_eq!(Ends::new(&lagging).by_instance(&end(StreamKind::Kept, 1000)), Ok(()));
+        let lagging = Record {
+            behind: Duration::from_millis(200),
+            ..record
+        };
+        assert_eq!(
+            Ends::new(&lagging).by_instance(&end(StreamKind::Kept, 1000)),
+            Ok(())
+        );
     }
 
     #[test]
     fn an_announcement_counts_once_the_instance_was_sent_sigterm() {
         let record = stopped();
         let ends = Ends::new(&record);
-        for signed in [Signed::EndOfAnswer, Signed::LastAnswer, Signed::GoAway, Signed::CloseNotify] {
-            let signed = |at| StreamEnd { signed: Some(signed), ..end(StreamKind::Watch, at) };
+        for signed in [
+            Signed::EndOfAnswer,
+            Signed::LastAnswer,
+            Signed::GoAway,
+            Signed::CloseNotify,
+        ] {
+            let signed = |at| StreamEnd {
+                signed: Some(signed),
+                ..end(StreamKind::Watch, at)
+            };
             assert_eq!(ends.by_instance(&signed(1001)), Ok(()));
-            assert_eq!(ends.by_instance(&signed(900)), Err("its instance was not stopping"));
+            assert_eq!(
+                ends.by_instance(&signed(900)),
+                Err("its instance was not stopping")
+            );
         }
     }
 
@@ -135,17 +193,34 @@ mod tests {
         let not_its_own = Err("its instance saw the other side end it");
         for (by, reported_at, wanted) in [
             (EndedBy::Instance, 3000, Ok(())),
-            (EndedBy::Instance, 3001, Err("its instance ended it only later")),
+            (
+                EndedBy::Instance,
+                3001,
+                Err("its instance ended it only later"),
+            ),
             (EndedBy::Peer, 2000, not_its_own),
             (EndedBy::PeerEarly, 2000, not_its_own),
         ] {
-            let record = Record { reports: vec![report("stream", by, reported_at)], ..stopped() };
-            let end = StreamEnd { signed: Some(Signed::CloseNotify), ..end(StreamKind::Watch, 3000) };
+            let record = Record {
+                reports: vec![report("stream", by, reported_at)],
+                ..stopped()
+            };
+            let end = StreamEnd {
+                signed: Some(Signed::CloseNotify),
+                ..end(StreamKind::Watch, 3000)
+            };
             assert_eq!(Ends::new(&record).by_instance(&end), wanted);
         }
         // A report of another stream says nothing of this stream.
-        let record = Record { reports: vec![report("other", EndedBy::Instance, 500)], ..stopped() };
-        assert!(Ends::new(&record).by_instance(&end(StreamKind::Kept, 900)).is_err());
+        let record = Record {
+            reports: vec![report("other", EndedBy::Instance, 500)],
+            ..stopped()
+        };
+        assert!(
+            Ends::new(&record)
+                .by_instance(&end(StreamKind::Kept, 900))
+                .is_err()
+        );
     }
 
     #[test]

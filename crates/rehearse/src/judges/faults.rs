@@ -36,7 +36,15 @@ fn check(record: &Record, span: &Span) -> Vec<Promise> {
     let (slack, busy) = (slack(record), Busy::of(record));
     let check = |injected| {
         let (broken, seen) = (Vec::new(), Vec::new());
-        Check { record, injected, slack, busy: &busy, broken, seen }.run(span)
+        Check {
+            record,
+            injected,
+            slack,
+            busy: &busy,
+            broken,
+            seen,
+        }
+        .run(span)
     };
     record.injected.iter().map(check).collect()
 }
@@ -54,15 +62,26 @@ pub(super) struct Lost<'a> {
 
 /// The fault whose promise allows a loss, the last one if there are several: its place in [`Record::injected`].
 pub(super) fn excuse(injected: &[Injected], lost: &Lost<'_>, slack: Duration) -> Option<usize> {
-    injected.iter().rposition(|fault| allows(fault, lost, slack))
+    injected
+        .iter()
+        .rposition(|fault| allows(fault, lost, slack))
 }
 
 /// What everything may take longer than on an idle machine: as long as clients were behind their timetable, and as long as they
 /// waited at most before the first fault.
 pub(super) fn slack(record: &Record) -> Duration {
-    let Some(first) = record.injected.iter().map(|injected| injected.at).min() else { return Duration::ZERO };
-    let before = record.attempts.iter().filter(|a| a.done < first && matches!(a.answer, Answer::Good { .. }));
-    record.behind + before.map(|a| a.done.since(a.due)).max().unwrap_or_default()
+    let Some(first) = record.injected.iter().map(|injected| injected.at).min() else {
+        return Duration::ZERO;
+    };
+    let before = record
+        .attempts
+        .iter()
+        .filter(|a| a.done < first && matches!(a.answer, Answer::Good { .. }));
+    record.behind
+        + before
+            .map(|a| a.done.since(a.due))
+            .max()
+            .unwrap_or_default()
 }
 
 fn allows(injected: &Injected, lost: &Lost<'_>, slack: Duration) -> bool {
@@ -71,7 +90,10 @@ fn allows(injected: &Injected, lost: &Lost<'_>, slack: Duration) -> bool {
         return false;
     }
     // What a bridge's process accepts while it is being killed is lost with it: no other process has a guard of its listener.
-    let killed = injected.noticed.filter(|_| injected.standby == Standby::Bridge).unwrap_or(*at);
+    let killed = injected
+        .noticed
+        .filter(|_| injected.standby == Standby::Bridge)
+        .unwrap_or(*at);
     let begun = lost.due.is_none_or(|due| due <= killed);
     match fault {
         Fault::KillShim | Fault::CrashAfterReady if injected.standby == Standby::Nothing => {
@@ -81,7 +103,9 @@ fn allows(injected: &Injected, lost: &Lost<'_>, slack: Duration) -> bool {
         }
         Fault::KillShim | Fault::CrashAfterReady | Fault::KillTemporary | Fault::KillOld => {
             let ended = matches!(lost.loss, Loss::Reset | Loss::Closed | Loss::StreamEnded);
-            let there = lost.instance.is_none_or(|instance| instance == injected.instance);
+            let there = lost
+                .instance
+                .is_none_or(|instance| instance == injected.instance);
             ended && there && begun && lost.seen <= killed.plus(NOTICE + slack)
         }
         _ => false,
@@ -100,14 +124,24 @@ struct Check<'a> {
 
 impl Check<'_> {
     fn run(mut self, span: &Span) -> Promise {
-        let Injected { fault, instance, at, over, standby, seen, .. } = self.injected;
+        let Injected {
+            fault,
+            instance,
+            at,
+            over,
+            standby,
+            seen,
+            ..
+        } = self.injected;
         self.seen.extend(seen.iter().cloned());
         if over.is_none() {
             self.broken.push("its end was not seen".into());
         }
         match fault {
             Fault::BadFlag | Fault::NeverReady => self.never_served(),
-            Fault::CrashAfterReady | Fault::KillShim | Fault::KillTemporary | Fault::KillOld => self.comes_back(),
+            Fault::CrashAfterReady | Fault::KillShim | Fault::KillTemporary | Fault::KillOld => {
+                self.comes_back()
+            }
             Fault::Hang if *standby == Standby::Bridge => self.is_noticed(),
             Fault::Hang | Fault::HangShim | Fault::NoDescriptors | Fault::ClockJump => self.waits(),
         }
@@ -134,7 +168,8 @@ impl Check<'_> {
             self.broken.push("it joined".into());
         }
         if self.injected.seen.is_empty() {
-            self.broken.push("no reason was seen why it does not get ready".into());
+            self.broken
+                .push("no reason was seen why it does not get ready".into());
         }
     }
 
@@ -142,26 +177,48 @@ impl Check<'_> {
     fn comes_back(&mut self) {
         let Injected { at, over, .. } = *self.injected;
         let Some(over) = over else { return };
-        let good = |a: &&Attempt| a.kind == ConnectionKind::New && matches!(a.answer, Answer::Good { .. });
-        let first = self.record.attempts.iter().filter(good).filter(|a| a.due > at).map(|a| a.due).min();
-        let failed =
-            self.record.attempts.iter().filter(|a| a.kind == ConnectionKind::New && a.due > at && a.due <= over);
-        let refused = failed.filter(|a| matches!(a.answer, Answer::Failed(_))).count();
+        let good =
+            |a: &&Attempt| a.kind == ConnectionKind::New && matches!(a.answer, Answer::Good { .. });
+        let first = self
+            .record
+            .attempts
+            .iter()
+            .filter(good)
+            .filter(|a| a.due > at)
+            .map(|a| a.due)
+            .min();
+        let failed = self
+            .record
+            .attempts
+            .iter()
+            .filter(|a| a.kind == ConnectionKind::New && a.due > at && a.due <= over);
+        let refused = failed
+            .filter(|a| matches!(a.answer, Answer::Failed(_)))
+            .count();
         match first {
             Some(first) if refused > 0 => {
-                self.seen.push(format!("the API was away for {:.2?}, {refused} new connections", first.since(at)));
+                self.seen.push(format!(
+                    "the API was away for {:.2?}, {refused} new connections",
+                    first.since(at)
+                ));
             }
             Some(_) => self.seen.push("the API was never away".into()),
-            None => self.broken.push("no new connection was answered after it".into()),
+            None => self
+                .broken
+                .push("no new connection was answered after it".into()),
         }
-        self.seen.push(format!("all as before after {:.1?}", over.since(at)));
+        self.seen
+            .push(format!("all as before after {:.1?}", over.since(at)));
     }
 
     /// No client is on the one that hangs.
     fn is_noticed(&mut self) {
         match self.injected.noticed {
             Some(noticed) => {
-                self.seen.push(format!("the bridge noticed after {:.1?}", noticed.since(self.injected.at)));
+                self.seen.push(format!(
+                    "the bridge noticed after {:.1?}",
+                    noticed.since(self.injected.at)
+                ));
             }
             None => self.broken.push("the bridge did not notice".into()),
         }
@@ -169,23 +226,54 @@ impl Check<'_> {
 
     /// Which requests wait, and for how long.
     fn waits(&mut self) {
-        let Injected { fault, at, over, standby, noticed, has, .. } = *self.injected;
+        let Injected {
+            fault,
+            at,
+            over,
+            standby,
+            noticed,
+            has,
+            ..
+        } = *self.injected;
         let Some(over) = over else { return };
-        let meanwhile = || self.record.attempts.iter().filter(|a| a.due >= at && a.due < over);
-        let longest = meanwhile().map(|a| a.done.since(a.due)).max().unwrap_or_default();
-        self.seen.push(format!("it lasted {:.1?}; the longest wait meanwhile was {longest:.1?}", over.since(at)));
+        let meanwhile = || {
+            self.record
+                .attempts
+                .iter()
+                .filter(|a| a.due >= at && a.due < over)
+        };
+        let longest = meanwhile()
+            .map(|a| a.done.since(a.due))
+            .max()
+            .unwrap_or_default();
+        self.seen.push(format!(
+            "it lasted {:.1?}; the longest wait meanwhile was {longest:.1?}",
+            over.since(at)
+        ));
         let (jitter, hung) = (JITTER + self.slack, over.since(at));
         if fault == Fault::ClockJump {
-            let waited = meanwhile().filter(|a| a.done > a.due.plus(jitter) && !self.busy.explains(a)).count();
+            let waited = meanwhile()
+                .filter(|a| a.done > a.due.plus(jitter) && !self.busy.explains(a))
+                .count();
             if waited > 0 {
-                self.broken.push(format!("{waited} requests waited for more than {jitter:.1?}"));
+                self.broken.push(format!(
+                    "{waited} requests waited for more than {jitter:.1?}"
+                ));
             }
             return;
         }
         // A kept connection has its requests one after the other, and those that become due meanwhile.
         let kept = jitter + hung;
-        let patience = |a: &Attempt| if a.kind == ConnectionKind::New { jitter } else { kept };
-        let late = meanwhile().filter(|a| a.done > over.plus(patience(a)) && !self.busy.explains(a)).count();
+        let patience = |a: &Attempt| {
+            if a.kind == ConnectionKind::New {
+                jitter
+            } else {
+                kept
+            }
+        };
+        let late = meanwhile()
+            .filter(|a| a.done > over.plus(patience(a)) && !self.busy.explains(a))
+            .count();
         if late > 0 {
             self.broken.push(format!(
                 "{late} requests waited on after it was over: new connections for more than {jitter:.1?}, kept ones for more than {kept:.1?}"
@@ -236,11 +324,22 @@ impl Check<'_> {
     fn moves(&mut self, noticed: Stamp) {
         let Injected { instance, at, .. } = self.injected;
         let jitter = JITTER + self.slack;
-        let waited =
-            |a: &&Attempt| a.kind == ConnectionKind::New && a.due > at.plus(AFTER + self.slack) && a.due < noticed;
-        let its_own = |a: &Attempt| matches!(&a.answer, Answer::Good { instance: by } if by == instance);
-        let waited: Vec<_> = self.record.attempts.iter().filter(waited).filter(|a| a.done > noticed).collect();
-        let stayed = waited.iter().filter(|a| its_own(a) || a.done > noticed.plus(jitter)).count();
+        let waited = |a: &&Attempt| {
+            a.kind == ConnectionKind::New && a.due > at.plus(AFTER + self.slack) && a.due < noticed
+        };
+        let its_own =
+            |a: &Attempt| matches!(&a.answer, Answer::Good { instance: by } if by == instance);
+        let waited: Vec<_> = self
+            .record
+            .attempts
+            .iter()
+            .filter(waited)
+            .filter(|a| a.done > noticed)
+            .collect();
+        let stayed = waited
+            .iter()
+            .filter(|a| its_own(a) || a.done > noticed.plus(jitter))
+            .count();
         if stayed > 0 {
             self.broken.push(format!(
                 "{stayed} new connections that waited were not answered by the other one within {jitter:?} after it was noticed"
@@ -277,29 +376,49 @@ mod tests {
 
     /// Answered by this instance, or refused.
     fn tried(due: i64, done: i64, by: Option<&str>) -> Attempt {
-        attempt("new-0", due, done, by.map_or(Answer::Failed(Failure::Refused), good))
+        attempt(
+            "new-0",
+            due,
+            done,
+            by.map_or(Answer::Failed(Failure::Refused), good),
+        )
     }
 
     fn lost(loss: Loss, due: Option<i64>, seen: i64) -> Lost<'static> {
-        Lost { loss, due: due.map(at), seen: at(seen), instance: Some(NEW) }
+        Lost {
+            loss,
+            due: due.map(at),
+            seen: at(seen),
+            instance: Some(NEW),
+        }
     }
 
     /// Whether a fault excuses a loss that was due and seen then, of a connection to the instance that was harmed.
     fn assert_excused(fault: &Injected, cases: &[(Loss, Option<i64>, i64, bool)]) {
         for (loss, due, seen, is_excused) in cases {
             let excused = excuse(std::slice::from_ref(fault), &lost(*loss, *due, *seen)).is_some();
-            assert_eq!(excused, *is_excused, "{fault:?}: {loss:?} due {due:?}, seen {seen}");
+            assert_eq!(
+                excused, *is_excused,
+                "{fault:?}: {loss:?} due {due:?}, seen {seen}"
+            );
         }
     }
 
     /// What breaks the promise of a fault under which these were tried.
     fn broken(fault: Injected, attempts: Vec<Attempt>) -> Vec<String> {
-        broken_in(&Record { injected: vec![fault], attempts, ..Record::default() })
+        broken_in(&Record {
+            injected: vec![fault],
+            attempts,
+            ..Record::default()
+        })
     }
 
     fn broken_in(record: &Record) -> Vec<String> {
         let promise = check(record);
-        let broken = promise.what_happened.iter().filter_map(|line| line.strip_prefix("broken: "));
+        let broken = promise
+            .what_happened
+            .iter()
+            .filter_map(|line| line.strip_prefix("broken: "));
         let broken: Vec<String> = broken.map(str::to_owned).collect();
         assert_eq!(promise.held, broken.is_empty(), "{promise:?}");
         broken
@@ -321,7 +440,10 @@ mod tests {
                     (Loss::StreamEnded, None, 2_500, false),
                 ],
             );
-            let elsewhere = Lost { instance: Some(OLD), ..lost(Loss::StreamEnded, None, 1_001) };
+            let elsewhere = Lost {
+                instance: Some(OLD),
+                ..lost(Loss::StreamEnded, None, 1_001)
+            };
             assert_eq!(excuse(&[fault], &elsewhere), None);
         }
     }
@@ -329,7 +451,11 @@ mod tests {
     /// No other process holds the bridge's listener: what it accepted until it was gone is lost.
     #[test]
     fn a_kill_under_a_bridge_excuses_what_was_on_the_one_that_died_until_it_was_gone() {
-        let killed = |fault| Injected { standby: Standby::Bridge, noticed: Some(at(1_020)), ..injected(fault) };
+        let killed = |fault| Injected {
+            standby: Standby::Bridge,
+            noticed: Some(at(1_020)),
+            ..injected(fault)
+        };
         for fault in [Fault::KillShim, Fault::KillTemporary, Fault::KillOld] {
             assert_excused(
                 &killed(fault),
@@ -341,14 +467,20 @@ mod tests {
                 ],
             );
         }
-        assert_excused(&killed(Fault::BadFlag), &[(Loss::Reset, Some(1_015), 1_030, false)]);
+        assert_excused(
+            &killed(Fault::BadFlag),
+            &[(Loss::Reset, Some(1_015), 1_030, false)],
+        );
     }
 
     #[test]
     fn an_outage_excuses_until_its_end_and_no_longer() {
         for fault in [Fault::KillShim, Fault::CrashAfterReady] {
             assert_excused(
-                &Injected { standby: Standby::Nothing, ..injected(fault) },
+                &Injected {
+                    standby: Standby::Nothing,
+                    ..injected(fault)
+                },
                 &[
                     (Loss::Refused, Some(9_990), 10_001, true),
                     (Loss::StreamEnded, None, 1_000, true),
@@ -361,7 +493,11 @@ mod tests {
 
     #[test]
     fn of_two_faults_the_later_one_is_to_blame() {
-        let second = Injected { at: at(12_000), over: None, ..injected(Fault::KillShim) };
+        let second = Injected {
+            at: at(12_000),
+            over: None,
+            ..injected(Fault::KillShim)
+        };
         let cut = lost(Loss::StreamEnded, None, 12_500);
         assert_eq!(excuse(&[injected(Fault::KillShim), second], &cut), Some(1));
     }
@@ -372,43 +508,84 @@ mod tests {
         let record = Record {
             behind: Duration::from_millis(300),
             injected: vec![injected(Fault::KillShim)],
-            attempts: vec![tried(500, 700, Some(NEW)), tried(400, 999, None), tried(990, 5_000, Some(NEW))],
+            attempts: vec![
+                tried(500, 700, Some(NEW)),
+                tried(400, 999, None),
+                tried(990, 5_000, Some(NEW)),
+            ],
             ..Record::default()
         };
         let slack = slack(&record);
         assert_eq!(slack, Duration::from_millis(500));
-        let cut = |seen| super::excuse(&record.injected, &lost(Loss::StreamEnded, None, seen), slack).is_some();
+        let cut = |seen| {
+            super::excuse(
+                &record.injected,
+                &lost(Loss::StreamEnded, None, seen),
+                slack,
+            )
+            .is_some()
+        };
         assert!(cut(2_500) && !cut(2_501));
 
-        for (behind_ms, done, is_broken) in [(0, 11_100, true), (100, 11_100, false), (100, 11_101, true)] {
+        for (behind_ms, done, is_broken) in
+            [(0, 11_100, true), (100, 11_100, false), (100, 11_101, true)]
+        {
             let broken = broken_in(&Record {
                 behind: Duration::from_millis(behind_ms),
                 injected: vec![injected(Fault::HangShim)],
                 attempts: vec![tried(8_000, done, Some(NEW))],
                 ..Record::default()
             });
-            assert_eq!(!broken.is_empty(), is_broken, "{behind_ms} {done}: {broken:?}");
+            assert_eq!(
+                !broken.is_empty(),
+                is_broken,
+                "{behind_ms} {done}: {broken:?}"
+            );
         }
     }
 
     #[test]
     fn requests_of_a_kept_connection_wait_for_each_other() {
         for (done, is_late) in [(11_001, false), (20_000, false), (22_001, true)] {
-            let kept = Attempt { kind: ConnectionKind::Kept, ..tried(8_000, done, Some(NEW)) };
-            let broken = broken(injected(Fault::HangShim), vec![kept, tried(8_000, 8_010, Some(NEW))]);
-            assert_eq!(broken.iter().any(|line| line.contains("waited on")), is_late, "{done}: {broken:?}");
+            let kept = Attempt {
+                kind: ConnectionKind::Kept,
+                ..tried(8_000, done, Some(NEW))
+            };
+            let broken = broken(
+                injected(Fault::HangShim),
+                vec![kept, tried(8_000, 8_010, Some(NEW))],
+            );
+            assert_eq!(
+                broken.iter().any(|line| line.contains("waited on")),
+                is_late,
+                "{done}: {broken:?}"
+            );
         }
     }
 
     #[test]
     fn no_more_kept_connections_wait_than_a_shim_had() {
-        let kept = |stream, done| Attempt { kind: ConnectionKind::Kept, ..attempt(stream, 2_000, done, good(NEW)) };
+        let kept = |stream, done| Attempt {
+            kind: ConnectionKind::Kept,
+            ..attempt(stream, 2_000, done, good(NEW))
+        };
         let more = &["2 kept connections waited for more than 3.0s, of 1 that it had"][..];
         for (has, wanted) in [(None, &[][..]), (Some(2), &[]), (Some(1), more)] {
-            let mut attempts =
-                [("a", 9_000), ("b", 9_000), ("b", 9_100), ("c", 2_010)].map(|(s, done)| kept(s, done)).to_vec();
+            let mut attempts = [("a", 9_000), ("b", 9_000), ("b", 9_100), ("c", 2_010)]
+                .map(|(s, done)| kept(s, done))
+                .to_vec();
             attempts.push(tried(8_000, 8_010, Some(OLD)));
-            assert_eq!(broken(Injected { has, ..injected(Fault::HangShim) }, attempts), wanted, "{has:?}");
+            assert_eq!(
+                broken(
+                    Injected {
+                        has,
+                        ..injected(Fault::HangShim)
+                    },
+                    attempts
+                ),
+                wanted,
+                "{has:?}"
+            );
         }
     }
 
@@ -416,22 +593,42 @@ mod tests {
     fn nobody_waits_for_a_clock_that_jumped() {
         for kind in [ConnectionKind::New, ConnectionKind::Kept] {
             // Unless this machine was busy.
-            for (late, wanted) in
-                [(Vec::new(), &["1 requests waited for more than 3.0s"][..]), (vec![(at(2_000), at(6_000))], &[])]
-            {
-                let long = Attempt { kind, ..tried(2_000, 8_000, Some(NEW)) };
+            for (late, wanted) in [
+                (Vec::new(), &["1 requests waited for more than 3.0s"][..]),
+                (vec![(at(2_000), at(6_000))], &[]),
+            ] {
+                let long = Attempt {
+                    kind,
+                    ..tried(2_000, 8_000, Some(NEW))
+                };
                 let attempts = vec![long, tried(3_000, 5_900, Some(NEW))];
                 let injected = vec![injected(Fault::ClockJump)];
-                assert_eq!(broken_in(&Record { injected, attempts, late, ..Record::default() }), wanted);
+                assert_eq!(
+                    broken_in(&Record {
+                        injected,
+                        attempts,
+                        late,
+                        ..Record::default()
+                    }),
+                    wanted
+                );
             }
         }
     }
 
     #[test]
     fn other_faults_excuse_nothing() {
-        for fault in [Fault::BadFlag, Fault::NeverReady, Fault::Hang, Fault::HangShim] {
+        for fault in [
+            Fault::BadFlag,
+            Fault::NeverReady,
+            Fault::Hang,
+            Fault::HangShim,
+        ] {
             let losses = [Loss::Refused, Loss::StreamEnded, Loss::Unanswered];
-            assert_excused(&injected(fault), &losses.map(|loss| (loss, None, 1_001, false)));
+            assert_excused(
+                &injected(fault),
+                &losses.map(|loss| (loss, None, 1_001, false)),
+            );
         }
     }
 
@@ -440,13 +637,30 @@ mod tests {
         for fault in [Fault::BadFlag, Fault::NeverReady] {
             let sound = || injected(fault);
             assert_eq!(broken(sound(), Vec::new()), [""; 0]);
-            assert!(broken(sound(), vec![tried(2_000, 2_001, Some(NEW))])[0].contains("answered 1"));
-            let mut joined = Record { injected: vec![sound()], ..Record::default() };
+            assert!(
+                broken(sound(), vec![tried(2_000, 2_001, Some(NEW))])[0].contains("answered 1")
+            );
+            let mut joined = Record {
+                injected: vec![sound()],
+                ..Record::default()
+            };
             joined.moments.add(NEW, MarkKind::Joined, at(2_000));
             assert_eq!(broken_in(&joined), ["it joined"]);
             for (injected, why) in [
-                (Injected { seen: Vec::new(), ..sound() }, "no reason was seen why"),
-                (Injected { over: None, ..sound() }, "end was not seen"),
+                (
+                    Injected {
+                        seen: Vec::new(),
+                        ..sound()
+                    },
+                    "no reason was seen why",
+                ),
+                (
+                    Injected {
+                        over: None,
+                        ..sound()
+                    },
+                    "end was not seen",
+                ),
             ] {
                 assert!(broken(injected, Vec::new())[0].contains(why));
             }
@@ -455,28 +669,46 @@ mod tests {
 
     #[test]
     fn an_outage_is_measured() {
-        let mut record = Record { injected: vec![injected(Fault::KillShim)], ..Record::default() };
+        let mut record = Record {
+            injected: vec![injected(Fault::KillShim)],
+            ..Record::default()
+        };
         record.attempts = vec![tried(1_010, 1_011, None), tried(3_500, 3_501, Some(NEW))];
         let promise = check(&record);
         assert!(promise.held, "{promise:?}");
-        assert_eq!(promise.what_happened[1], "the API was away for 2.50s, 1 new connections");
+        assert_eq!(
+            promise.what_happened[1],
+            "the API was away for 2.50s, 1 new connections"
+        );
         record.attempts.pop();
         assert!(!check(&record).held);
     }
 
     #[test]
     fn clients_wait_for_the_lease_or_the_probe_and_no_longer() {
-        let hang = || Injected { noticed: Some(at(7_000)), ..injected(Fault::Hang) };
+        let hang = || Injected {
+            noticed: Some(at(7_000)),
+            ..injected(Fault::Hang)
+        };
         let later = || tried(8_000, 8_010, Some(OLD));
         for fault in [hang(), injected(Fault::HangShim)] {
             for (attempts, why) in [
-                (vec![tried(8_000, 11_500, Some(OLD))], "although the other one served"),
+                (
+                    vec![tried(8_000, 11_500, Some(OLD))],
+                    "although the other one served",
+                ),
                 (vec![tried(1_500, 13_500, Some(OLD)), later()], "waited on"),
-                (vec![tried(1_500, 1_510, Some(OLD))], "no new connection after"),
+                (
+                    vec![tried(1_500, 1_510, Some(OLD))],
+                    "no new connection after",
+                ),
             ] {
                 assert!(broken(fault.clone(), attempts)[0].contains(why), "{why}");
             }
-            assert_eq!(broken(fault, vec![tried(1_500, 10_100, Some(OLD)), later()])[..], [""; 0]);
+            assert_eq!(
+                broken(fault, vec![tried(1_500, 10_100, Some(OLD)), later()])[..],
+                [""; 0]
+            );
         }
         // What is due soon after the fault may have been answered in part before it.
         let in_time = "1 new connections that waited were not answered by the other one within 3s after it was noticed";
@@ -486,10 +718,20 @@ mod tests {
             (OLD, 1_600, 10_000, &[]),
             (OLD, 1_600, 10_100, &[in_time]),
         ] {
-            assert_eq!(broken(hang(), vec![tried(due, done, Some(by)), later()]), wanted, "{by} {due} {done}");
+            assert_eq!(
+                broken(hang(), vec![tried(due, done, Some(by)), later()]),
+                wanted,
+                "{by} {due} {done}"
+            );
         }
-        let bridged = Injected { standby: Standby::Bridge, ..injected(Fault::Hang) };
-        let noticed = Injected { noticed: Some(at(4_000)), ..bridged.clone() };
+        let bridged = Injected {
+            standby: Standby::Bridge,
+            ..injected(Fault::Hang)
+        };
+        let noticed = Injected {
+            noticed: Some(at(4_000)),
+            ..bridged.clone()
+        };
         for (fault, wanted) in [
             (injected(Fault::Hang), &["its shim did not notice"][..]),
             (bridged, &["the bridge did not notice"]),
@@ -497,7 +739,13 @@ mod tests {
         ] {
             assert_eq!(broken(fault, Vec::new()), wanted);
         }
-        let alone = Injected { standby: Standby::Nothing, ..injected(Fault::HangShim) };
-        assert_eq!(broken(alone, vec![tried(8_000, 12_000, Some(NEW))]), [""; 0]);
+        let alone = Injected {
+            standby: Standby::Nothing,
+            ..injected(Fault::HangShim)
+        };
+        assert_eq!(
+            broken(alone, vec![tried(8_000, 12_000, Some(NEW))]),
+            [""; 0]
+        );
     }
 }

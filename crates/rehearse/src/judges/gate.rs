@@ -44,17 +44,31 @@ impl Gates {
         for (shim, metrics) in shims {
             let before = self.before.insert(shim.clone(), metrics.clone());
             // What the first sample has is from before the load; later, a shim is new.
-            let first = if self.waiting.is_empty() { metrics.clone() } else { GateMetrics::default() };
+            let first = if self.waiting.is_empty() {
+                metrics.clone()
+            } else {
+                GateMetrics::default()
+            };
             let before = before.unwrap_or(first);
             add(&mut self.waited, &metrics.waited, &before.waited);
             add(&mut self.dropped, &metrics.dropped, &before.dropped);
         }
-        self.waiting.push((at, shims.iter().flat_map(|(_, metrics)| metrics.waiting.values()).sum()));
+        self.waiting.push((
+            at,
+            shims
+                .iter()
+                .flat_map(|(_, metrics)| metrics.waiting.values())
+                .sum(),
+        ));
     }
 }
 
 /// Adds what is counted to what was. One that counts from 0 again was started since.
-fn add(to: &mut BTreeMap<String, u64>, counted: &BTreeMap<String, u64>, before: &BTreeMap<String, u64>) {
+fn add(
+    to: &mut BTreeMap<String, u64>,
+    counted: &BTreeMap<String, u64>,
+    before: &BTreeMap<String, u64>,
+) {
     for (key, count) in counted {
         let before = before.get(key).copied().unwrap_or_default();
         *to.entry(key.clone()).or_default() += count.checked_sub(before).unwrap_or(*count);
@@ -63,9 +77,20 @@ fn add(to: &mut BTreeMap<String, u64>, counted: &BTreeMap<String, u64>, before: 
 
 /// How many clients waited, and why some had no turn.
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
-    let Some(Gates { waiting, waited, dropped, .. }) = Gates::of(case.record) else { return };
+    let Some(Gates {
+        waiting,
+        waited,
+        dropped,
+        ..
+    }) = Gates::of(case.record)
+    else {
+        return;
+    };
     let during = waiting.iter().filter(|(at, _)| *at >= case.span.began);
-    let most = during.map(|(_, waiting)| *waiting).max().unwrap_or_default();
+    let most = during
+        .map(|(_, waiting)| *waiting)
+        .max()
+        .unwrap_or_default();
     let all = waited.values().chain(dropped.values()).sum();
     let why = |(reason, clients): (&String, &u64)| {
         let words = match reason.as_str() {
@@ -76,12 +101,27 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         };
         format!("{} {words}", count(*clients))
     };
-    let left: Vec<_> = dropped.iter().filter(|(_, count)| **count > 0).map(why).collect();
-    let left = if left.is_empty() { "none".to_owned() } else { left.join(", ") };
-    let words = format!("{} had to wait, dropped: {left}", format::of(all, "client", "clients"));
-    ran.add("most clients queued at the gate", Value::Count(most)).note(words);
+    let left: Vec<_> = dropped
+        .iter()
+        .filter(|(_, count)| **count > 0)
+        .map(why)
+        .collect();
+    let left = if left.is_empty() {
+        "none".to_owned()
+    } else {
+        left.join(", ")
+    };
+    let words = format!(
+        "{} had to wait, dropped: {left}",
+        format::of(all, "client", "clients")
+    );
+    ran.add("most clients queued at the gate", Value::Count(most))
+        .note(words);
     for (class, clients) in waited {
-        ran.add(format!("of the gate's class {class}"), Value::Count(clients))
-            .note("clients that waited and were connected");
+        ran.add(
+            format!("of the gate's class {class}"),
+            Value::Count(clients),
+        )
+        .note("clients that waited and were connected");
     }
 }

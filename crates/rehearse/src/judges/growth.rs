@@ -24,27 +24,64 @@ struct Series {
 }
 
 const SERIES: [Series; 3] = [
-    Series { name: "KiB of memory (RssAnon)", of: |f| f.memory_kib, most: 1500.0, step: 8000.0 },
-    Series { name: "descriptors of no connection", of: |f| f.descriptors, most: 8.0, step: 0.0 },
-    Series { name: "threads", of: |f| f.threads, most: 1.6, step: 0.0 },
+    Series {
+        name: "KiB of memory (RssAnon)",
+        of: |f| f.memory_kib,
+        most: 1500.0,
+        step: 8000.0,
+    },
+    Series {
+        name: "descriptors of no connection",
+        of: |f| f.descriptors,
+        most: 8.0,
+        step: 0.0,
+    },
+    Series {
+        name: "threads",
+        of: |f| f.threads,
+        most: 1.6,
+        step: 0.0,
+    },
 ];
 
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let mut shims: BTreeMap<(&str, u32), Vec<&Footprint>> = BTreeMap::new();
     for Event { subject, what, .. } in &case.record.events {
         if let EventKind::Footprint(footprint) = what {
-            shims.entry((subject, footprint.pid)).or_default().push(footprint);
+            shims
+                .entry((subject, footprint.pid))
+                .or_default()
+                .push(footprint);
         }
     }
     if !shims.is_empty() && shims.values().all(|footprints| footprints.len() < FEWEST) {
-        ran.notes.push(format!("no shim lived through {FEWEST} rounds: whether one grows was not judged"));
+        ran.notes.push(format!(
+            "no shim lived through {FEWEST} rounds: whether one grows was not judged"
+        ));
     }
-    for ((shim, _), footprints) in shims.iter().filter(|(_, footprints)| footprints.len() >= FEWEST) {
-        for Series { name, of, most, step } in SERIES {
-            let values: Vec<f64> = footprints[footprints.len() / WARM_UP..].iter().map(|f| of(f) as f64).collect();
-            let (low, high) = values.iter().fold((f64::MAX, f64::MIN), |(l, h), value| (l.min(*value), h.max(*value)));
+    for ((shim, _), footprints) in shims
+        .iter()
+        .filter(|(_, footprints)| footprints.len() >= FEWEST)
+    {
+        for Series {
+            name,
+            of,
+            most,
+            step,
+        } in SERIES
+        {
+            let values: Vec<f64> = footprints[footprints.len() / WARM_UP..]
+                .iter()
+                .map(|f| of(f) as f64)
+                .collect();
+            let (low, high) = values.iter().fold((f64::MAX, f64::MIN), |(l, h), value| {
+                (l.min(*value), h.max(*value))
+            });
             let rise = rise(&without_step(&values, step));
-            let seen = format!("the shim {shim} had {low} to {high} {name} in {} rounds", values.len());
+            let seen = format!(
+                "the shim {shim} had {low} to {high} {name} in {} rounds",
+                values.len()
+            );
             match rise > most {
                 true => ran.object(format!("{seen}, and more from round to round: {rise:+.1}")),
                 false => ran.notes.push(seen),
@@ -56,9 +93,21 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
 /// The values without the greatest step up, as far as it is allowed: one is no growth, a leak has many.
 fn without_step(values: &[f64], most: f64) -> Vec<f64> {
     let steps = values.windows(2).map(|pair| pair[1] - pair[0]).enumerate();
-    let (before, step) = steps.max_by(|(_, a), (_, b)| a.total_cmp(b)).unwrap_or_default();
-    let less = |index| if index > before { step.clamp(0.0, most) } else { 0.0 };
-    values.iter().enumerate().map(|(index, value)| value - less(index)).collect()
+    let (before, step) = steps
+        .max_by(|(_, a), (_, b)| a.total_cmp(b))
+        .unwrap_or_default();
+    let less = |index| {
+        if index > before {
+            step.clamp(0.0, most)
+        } else {
+            0.0
+        }
+    };
+    values
+        .iter()
+        .enumerate()
+        .map(|(index, value)| value - less(index))
+        .collect()
 }
 
 /// By how much the line that fits best (least squares) rises from the first value to the last.
@@ -66,9 +115,19 @@ fn rise(values: &[f64]) -> f64 {
     let last = values.len().saturating_sub(1) as f64;
     let mean = values.iter().sum::<f64>() / values.len() as f64;
     let from_middle = |index: usize| index as f64 - last / 2.0;
-    let varies: f64 = (0..values.len()).map(|index| from_middle(index).powi(2)).sum();
-    let together: f64 = values.iter().enumerate().map(|(index, value)| from_middle(index) * (value - mean)).sum();
-    if varies > 0.0 { together / varies * last } else { 0.0 }
+    let varies: f64 = (0..values.len())
+        .map(|index| from_middle(index).powi(2))
+        .sum();
+    let together: f64 = values
+        .iter()
+        .enumerate()
+        .map(|(index, value)| from_middle(index) * (value - mean))
+        .sum();
+    if varies > 0.0 {
+        together / varies * last
+    } else {
+        0.0
+    }
 }
 
 #[cfg(test)]
@@ -79,7 +138,9 @@ mod tests {
     #[test]
     fn a_leak_in_every_second_round_is_growth_and_noise_is_not() {
         let leak = |one_in: u32| {
-            (0..22).map(|round| 33.0 + f64::from(round * 7 % 5) + f64::from(round / one_in)).collect::<Vec<_>>()
+            (0..22)
+                .map(|round| 33.0 + f64::from(round * 7 % 5) + f64::from(round / one_in))
+                .collect::<Vec<_>>()
         };
         let most = SERIES[1].most;
         assert!(rise(&leak(1)) > most && rise(&leak(2)) > most && rise(&leak(u32::MAX)) < most);
@@ -88,7 +149,11 @@ mod tests {
 
     #[test]
     fn one_step_is_no_growth_and_many_are() {
-        let steps = |at: &[usize]| (0..30).map(|x| at.iter().filter(|at| x >= **at).count() as f64).collect::<Vec<_>>();
+        let steps = |at: &[usize]| {
+            (0..30)
+                .map(|x| at.iter().filter(|at| x >= **at).count() as f64)
+                .collect::<Vec<_>>()
+        };
         assert!((0..30).all(|at| rise(&steps(&[at])) < SERIES[2].most));
         assert!(rise(&steps(&[5, 10, 15, 20, 25])) > SERIES[2].most);
     }
@@ -97,10 +162,21 @@ mod tests {
     #[test]
     fn one_step_of_memory_is_no_growth_but_a_greater_one_and_a_leak_are() {
         let grows = |values: &[f64]| rise(&without_step(values, SERIES[0].step)) > SERIES[0].most;
-        let run = [3812.0, 3824.0, 3924.0, 3932.0, 3868.0, 5588.0, 5588.0, 5584.0, 5584.0, 5944.0, 5944.0, 6064.0];
+        let run = [
+            3812.0, 3824.0, 3924.0, 3932.0, 3868.0, 5588.0, 5588.0, 5584.0, 5584.0, 5944.0, 5944.0,
+            6064.0,
+        ];
         assert!(!grows(&run));
-        assert!(grows(&run.map(|value| if value > 5000.0 { value + 9000.0 } else { value })));
-        assert!(grows(&(0..30).map(|round| f64::from(round) * 60.0).collect::<Vec<_>>()));
+        assert!(grows(&run.map(|value| if value > 5000.0 {
+            value + 9000.0
+        } else {
+            value
+        })));
+        assert!(grows(
+            &(0..30)
+                .map(|round| f64::from(round) * 60.0)
+                .collect::<Vec<_>>()
+        ));
         assert_eq!(without_step(&[], 9.0), [0.0; 0]);
     }
 }

@@ -14,14 +14,29 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let record = case.record;
     for Player { name, version, .. } in &record.players {
         let version = version.clone().unwrap_or_default();
-        ran.add(format!("connections on {name}"), Value::Count(served(record, name))).note(version.clone());
-        ran.instances.push(Instance { name: name.clone(), version });
+        ran.add(
+            format!("connections on {name}"),
+            Value::Count(served(record, name)),
+        )
+        .note(version.clone());
+        ran.instances.push(Instance {
+            name: name.clone(),
+            version,
+        });
     }
-    let untrusted = record.events.iter().filter(|event| event.what == EventKind::UntrustedCertificate).count();
+    let untrusted = record
+        .events
+        .iter()
+        .filter(|event| event.what == EventKind::UntrustedCertificate)
+        .count();
     ran.add("x509 errors of apiservers", Value::Count(untrusted as u64))
         .note("in their logs: one met another's certificate");
-    let turns: Vec<&str> =
-        record.players.iter().filter(|player| player.serves).map(|player| player.name.as_str()).collect();
+    let turns: Vec<&str> = record
+        .players
+        .iter()
+        .filter(|player| player.serves)
+        .map(|player| player.name.as_str())
+        .collect();
     if turns.len() < 2 {
         ran.object("there was no upgrade".into());
     }
@@ -38,7 +53,10 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
 
 /// New connections that an instance answered.
 fn served(record: &Record, name: &str) -> u64 {
-    let new = record.attempts.iter().filter(|attempt| attempt.kind == ConnectionKind::New);
+    let new = record
+        .attempts
+        .iter()
+        .filter(|attempt| attempt.kind == ConnectionKind::New);
     let by = new
         .filter(|a| matches!(&a.answer, Answer::Good { instance } | Answer::Bad { instance, .. } if instance == name));
     by.count() as u64
@@ -48,17 +66,30 @@ fn served(record: &Record, name: &str) -> u64 {
 fn upgrade(record: &Record, old: &str, new: &str, ran: &mut Ran) {
     let moments = &record.moments;
     // A real apiserver does not report these moments: they are seen from outside, a little later.
-    let ready = moments.first(new, MarkKind::Ready).or(moments.first(new, MarkKind::Joined));
-    let stopped = moments.last(old, MarkKind::Terminating).or(moments.last(old, MarkKind::Sigterm));
-    let gone = moments.last(old, MarkKind::Drained).or(moments.last(old, MarkKind::Exited));
+    let ready = moments
+        .first(new, MarkKind::Ready)
+        .or(moments.first(new, MarkKind::Joined));
+    let stopped = moments
+        .last(old, MarkKind::Terminating)
+        .or(moments.last(old, MarkKind::Sigterm));
+    let gone = moments
+        .last(old, MarkKind::Drained)
+        .or(moments.last(old, MarkKind::Exited));
     let served = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if instance == new);
-    let early = record.attempts.iter().filter(served).filter(|a| ready.is_none_or(|r| a.done < r)).count();
+    let early = record
+        .attempts
+        .iter()
+        .filter(served)
+        .filter(|a| ready.is_none_or(|r| a.done < r))
+        .count();
     let after = |gone: Stamp| record.attempts.iter().filter(served).any(|a| a.due > gone);
     let objection = match (stopped, gone, ready) {
         (None, ..) => Some(format!("{old} was never sent SIGTERM")),
         (_, None, _) => Some(format!("{old} did not come to the end of its drain")),
         (_, _, None) => Some(format!("{new} never got ready")),
-        (Some(stopped), _, Some(ready)) if stopped < ready => Some(format!("{old} was stopped before {new} was ready")),
+        (Some(stopped), _, Some(ready)) if stopped < ready => {
+            Some(format!("{old} was stopped before {new} was ready"))
+        }
         (_, Some(gone), _) if !after(gone) => {
             ran.doubt(format!("{new} served nothing after {old} was gone"));
             None
@@ -69,6 +100,8 @@ fn upgrade(record: &Record, old: &str, new: &str, ran: &mut Ran) {
         ran.object(objection);
     }
     if early > 0 {
-        ran.object(format!("{new} answered {early} requests before its /readyz was 200"));
+        ran.object(format!(
+            "{new} answered {early} requests before its /readyz was 200"
+        ));
     }
 }

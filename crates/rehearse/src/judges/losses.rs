@@ -17,7 +17,13 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let record = case.record;
     let mut losses = Losses::new(case, ran);
     losses.clients(&record.attempts, &record.ends);
-    let Losses { local, ended, rejected, untold, .. } = losses;
+    let Losses {
+        local,
+        ended,
+        rejected,
+        untold,
+        ..
+    } = losses;
     busy::object(untold, ran);
     ran.doubt_machine(local);
     events(case, ran);
@@ -25,18 +31,27 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let words = (allowed > 0).then(|| format!("and {} that a promise allows", count(allowed)));
     let lost = (!ran.lost.is_empty()).then(|| loss::words(&ran.lost));
     let words = lost.into_iter().chain(words).collect::<Vec<_>>().join(", ");
-    ran.add("lost", Value::Count(ran.lost.values().sum())).main().note(words);
+    ran.add("lost", Value::Count(ran.lost.values().sum()))
+        .main()
+        .note(words);
     if !ran.promises.is_empty() {
         ran.add("allowed under faults", Value::Count(allowed));
     }
-    let streams = record.control.streams.values().map(|streams| streams.len() as u64).sum();
+    let streams = record
+        .control
+        .streams
+        .values()
+        .map(|streams| streams.len() as u64)
+        .sum();
     let words = format!(
         "closed as it shut down (normal); of those straight to it {} of {}",
         count(record.control.ends.len() as u64),
         count(streams)
     );
-    ran.add("streams ended by the instance", Value::Count(ended)).note(words);
-    ran.add("rejected by the instance", Value::Count(rejected)).note("503 or 429 while it shut down");
+    ran.add("streams ended by the instance", Value::Count(ended))
+        .note(words);
+    ran.add("rejected by the instance", Value::Count(rejected))
+        .note("503 or 429 while it shut down");
 }
 
 /// What watches and informers missed or saw twice.
@@ -50,8 +65,18 @@ fn events(case: &Case<'_>, ran: &mut Ran) {
     }
     // An object too many is an event that was missed: that of its end.
     for (loss, count) in [
-        (Loss::EventMissed, record.informers.iter().map(|i| i.missing + i.stale).sum::<u64>()),
-        (Loss::EventDuplicated, record.informers.iter().map(|i| i.duplicated).sum()),
+        (
+            Loss::EventMissed,
+            record
+                .informers
+                .iter()
+                .map(|i| i.missing + i.stale)
+                .sum::<u64>(),
+        ),
+        (
+            Loss::EventDuplicated,
+            record.informers.iter().map(|i| i.duplicated).sum(),
+        ),
     ] {
         if count > 0 {
             *ran.lost.entry(loss).or_default() += count;
@@ -85,18 +110,25 @@ impl<'a, 'r> Losses<'a, 'r> {
     fn new(case: &'r Case<'a>, ran: &'r mut Ran) -> Self {
         let record = case.record;
         let new_ends = record.ends.iter().filter(|end| end.what == StreamKind::New);
-        let served_by = record.attempts.iter().filter_map(|attempt| match &attempt.answer {
-            Answer::Good { instance } | Answer::Bad { instance, .. } => {
-                Some((attempt.stream.as_str(), instance.as_str()))
-            }
-            Answer::Failed(_) => None,
-        });
+        let served_by = record
+            .attempts
+            .iter()
+            .filter_map(|attempt| match &attempt.answer {
+                Answer::Good { instance } | Answer::Bad { instance, .. } => {
+                    Some((attempt.stream.as_str(), instance.as_str()))
+                }
+                Answer::Failed(_) => None,
+            });
         Self {
             case,
             ran,
             ends: Ends::new(record),
             new_ends: new_ends.map(|end| (end.stream.as_str(), end)).collect(),
-            reported: record.reports.iter().map(|(_, report)| (report.stream.as_str(), report.rejected)).collect(),
+            reported: record
+                .reports
+                .iter()
+                .map(|(_, report)| (report.stream.as_str(), report.rejected))
+                .collect(),
             served_by: served_by.collect(),
             ended: 0,
             rejected: 0,
@@ -116,12 +148,16 @@ impl<'a, 'r> Losses<'a, 'r> {
                 Answer::Failed(failure) => self.failed(attempt, failure),
             }
         }
-        ends.iter().filter(|end| end.what != StreamKind::New).for_each(|end| self.ended(end));
+        ends.iter()
+            .filter(|end| end.what != StreamKind::New)
+            .for_each(|end| self.ended(end));
     }
 
     /// Whether a new connection that failed was ended by the instance that it had come to.
     fn instance_ended(&self, stream: &str) -> bool {
-        self.new_ends.get(stream).is_some_and(|end| self.ends.by_instance(end).is_ok())
+        self.new_ends
+            .get(stream)
+            .is_some_and(|end| self.ends.by_instance(end).is_ok())
     }
 
     /// Whether an instance rejected a request because it was stopping: it reports their number, or the status shows it.
@@ -141,8 +177,16 @@ impl<'a, 'r> Losses<'a, 'r> {
             self.rejected += 1;
         } else {
             let (due, seen) = (Some(attempt.due), attempt.done);
-            let lost = Lost { loss: Loss::BadStatus, due, seen, instance: Some(instance) };
-            self.lose(&lost, &format!("{}: {status} from {instance}", attempt.stream));
+            let lost = Lost {
+                loss: Loss::BadStatus,
+                due,
+                seen,
+                instance: Some(instance),
+            };
+            self.lose(
+                &lost,
+                &format!("{}: {status} from {instance}", attempt.stream),
+            );
         }
     }
 
@@ -152,7 +196,9 @@ impl<'a, 'r> Losses<'a, 'r> {
             Failure::Unanswered => {}
             // The end of a kept connection is judged once, as the end of a stream.
             _ if attempt.kind == ConnectionKind::Kept => return,
-            Failure::Reset | Failure::Closed | Failure::Http(_) if self.instance_ended(&attempt.stream) => {
+            Failure::Reset | Failure::Closed | Failure::Http(_)
+                if self.instance_ended(&attempt.stream) =>
+            {
                 self.apart(attempt.done);
                 return;
             }
@@ -161,16 +207,25 @@ impl<'a, 'r> Losses<'a, 'r> {
         let Some(loss) = failure.loss() else { return };
         let waited = attempt.done.since(attempt.due);
         let instance = self.served_by.get(attempt.stream.as_str()).copied();
-        let lost = Lost { loss, due: Some(attempt.due), seen: attempt.done, instance };
+        let lost = Lost {
+            loss,
+            due: Some(attempt.due),
+            seen: attempt.done,
+            instance,
+        };
         // With its timer in time, the client had given up before.
-        let in_vain = loss == Loss::Unanswered || matches!(loss, Loss::Reset | Loss::Closed) && waited >= UNANSWERED;
+        let in_vain = loss == Loss::Unanswered
+            || matches!(loss, Loss::Reset | Loss::Closed) && waited >= UNANSWERED;
         // What a promise allows, is that.
         let is_untold = in_vain && self.busy.explains(attempt);
         if is_untold && faults::excuse(&self.case.record.injected, &lost, self.slack).is_none() {
             self.untold += 1;
             return;
         }
-        self.lose(&lost, &format!("{}: {failure} after {waited:.1?}", attempt.stream));
+        self.lose(
+            &lost,
+            &format!("{}: {failure} after {waited:.1?}", attempt.stream),
+        );
     }
 
     fn ended(&mut self, end: &'a StreamEnd) {
@@ -181,10 +236,22 @@ impl<'a, 'r> Losses<'a, 'r> {
         match self.ends.by_instance(end) {
             Ok(()) => self.apart(end.at),
             Err(why) => {
-                let while_what = if end.in_flight { "with a request under way" } else { "between requests" };
-                let words = format!("{} ({:?}): {} {while_what}, {why}", end.stream, end.what, end.how);
+                let while_what = if end.in_flight {
+                    "with a request under way"
+                } else {
+                    "between requests"
+                };
+                let words = format!(
+                    "{} ({:?}): {} {while_what}, {why}",
+                    end.stream, end.what, end.how
+                );
                 let instance = Some(end.instance.as_str());
-                let lost = Lost { loss: Loss::StreamEnded, due: None, seen: end.at, instance };
+                let lost = Lost {
+                    loss: Loss::StreamEnded,
+                    due: None,
+                    seen: end.at,
+                    instance,
+                };
                 self.lose(&lost, &words);
             }
         }
@@ -200,21 +267,32 @@ impl<'a, 'r> Losses<'a, 'r> {
 
     /// Counts a loss, under the fault that excuses it if there is one.
     fn lose(&mut self, lost: &Lost<'_>, example: &str) {
-        let Self { case: Case { record, steps, .. }, ran, .. } = self;
+        let Self {
+            case: Case { record, steps, .. },
+            ran,
+            ..
+        } = self;
         let step = steps.at(lost.seen);
         let excuse = faults::excuse(&record.injected, lost, self.slack);
         let is_its = |fault: &usize| {
-            let allowed = ran.promises[*fault].allowed.get(&lost.loss).copied().unwrap_or_default();
-            lost.loss != Loss::StreamEnded || record.injected[*fault].has.is_none_or(|has| allowed < has)
+            let allowed = ran.promises[*fault]
+                .allowed
+                .get(&lost.loss)
+                .copied()
+                .unwrap_or_default();
+            lost.loss != Loss::StreamEnded
+                || record.injected[*fault].has.is_none_or(|has| allowed < has)
         };
         if let Some(fault) = excuse.filter(is_its) {
             *ran.promises[fault].allowed.entry(lost.loss).or_default() += 1;
-            step.into_iter().for_each(|step| ran.timeline.allowed[step] += 1);
+            step.into_iter()
+                .for_each(|step| ran.timeline.allowed[step] += 1);
             return;
         }
         if !ran.lost.contains_key(&lost.loss) {
             let into = lost.seen.since(record.began.unwrap_or(lost.seen));
-            ran.examples.push(format!("{example}, {into:.1?} into the load"));
+            ran.examples
+                .push(format!("{example}, {into:.1?} into the load"));
         }
         if let Some(step) = step {
             steps.count(&mut ran.timeline.lost, lost.loss, step, 1);

@@ -10,14 +10,24 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let mut marks: BTreeMap<(i64, &str, MarkKind), String> = BTreeMap::new();
     for moment in &moments.0 {
         let what = match moment.mark {
-            MarkKind::Terminating if moments.first(&moment.instance, MarkKind::Sigterm).is_none() => MarkKind::Sigterm,
+            MarkKind::Terminating
+                if moments.first(&moment.instance, MarkKind::Sigterm).is_none() =>
+            {
+                MarkKind::Sigterm
+            }
             MarkKind::Listening | MarkKind::Terminating | MarkKind::Draining => continue,
             mark => mark,
         };
-        marks.insert((span.ms(moment.at), &moment.instance, what), moment.text.clone());
+        marks.insert(
+            (span.ms(moment.at), &moment.instance, what),
+            moment.text.clone(),
+        );
     }
     for promise in &ran.promises {
-        marks.insert((promise.from_ms, &promise.instance, MarkKind::Fault), promise.fault.clone());
+        marks.insert(
+            (promise.from_ms, &promise.instance, MarkKind::Fault),
+            promise.fault.clone(),
+        );
     }
     // What both the instance and the script logged is drawn once, until the instance is started, ends or is harmed.
     let mut drawn: BTreeSet<(&str, MarkKind)> = BTreeSet::new();

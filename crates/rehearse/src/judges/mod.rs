@@ -52,14 +52,22 @@ struct Case<'a> {
 pub fn judge(record: &Record, plan: &Plan, failed: Option<&str>) -> Ran {
     let mut ran = Ran::default();
     let unfinished = failed.map(|why| format!("it did not come to its end: {why}"));
-    unfinished.into_iter().chain(record.troubles.iter().cloned()).for_each(|trouble| ran.object(trouble));
+    unfinished
+        .into_iter()
+        .chain(record.troubles.iter().cloned())
+        .for_each(|trouble| ran.object(trouble));
     for event in &record.events {
         if let EventKind::Note(note) = &event.what {
             ran.notes.push(note.clone());
         }
     }
     let span = Span::of(record);
-    let case = Case { record, plan, span, steps: Steps::of(&span) };
+    let case = Case {
+        record,
+        plan,
+        span,
+        steps: Steps::of(&span),
+    };
     ran.simulated = plan.old.is_simulated();
     ran.load_ms = span.over.since(span.began).as_millis() as u64;
     ran.timeline = case.steps.timeline();
@@ -74,7 +82,11 @@ pub fn judge(record: &Record, plan: &Plan, failed: Option<&str>) -> Ran {
 
 /// What a promise came to, in words: why it was broken, then what was seen.
 fn what_happened(broken: Vec<String>, seen: Vec<String>) -> Vec<String> {
-    broken.into_iter().map(|why| format!("broken: {why}")).chain(seen).collect()
+    broken
+        .into_iter()
+        .map(|why| format!("broken: {why}"))
+        .chain(seen)
+        .collect()
 }
 
 /// The load, and all that came of it.
@@ -92,12 +104,20 @@ impl Span {
     fn of(record: &Record) -> Self {
         let load = record.load();
         let last = record.attempts.iter().map(|a| a.done).max();
-        Self { began: load.start, over: load.end, last: last.map_or(load.end, |last| last.max(load.end)) }
+        Self {
+            began: load.start,
+            over: load.end,
+            last: last.map_or(load.end, |last| last.max(load.end)),
+        }
     }
 
     fn ms(&self, at: Stamp) -> i64 {
         let ms = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
-        if at < self.began { -ms(self.began.since(at)) } else { ms(at.since(self.began)) }
+        if at < self.began {
+            -ms(self.began.since(at))
+        } else {
+            ms(at.since(self.began))
+        }
     }
 }
 

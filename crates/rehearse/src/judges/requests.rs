@@ -18,11 +18,23 @@ pub(super) const MOST_BEHIND: Duration = Duration::from_secs(1);
 
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let Case { record, plan, .. } = case;
-    let new = record.attempts.iter().filter(|attempt| attempt.kind == ConnectionKind::New);
-    let x509 = new.clone().filter(|attempt| matches!(attempt.answer, Answer::Failed(Failure::X509(_)))).count();
+    let new = record
+        .attempts
+        .iter()
+        .filter(|attempt| attempt.kind == ConnectionKind::New);
+    let x509 = new
+        .clone()
+        .filter(|attempt| matches!(attempt.answer, Answer::Failed(Failure::X509(_))))
+        .count();
     let connections = new.count() as u64;
-    let words = format!("{} on a new connection, to {}", count(connections), ran.apiservers());
-    ran.add("requests", Value::Count(record.attempts.len() as u64)).main().note(words);
+    let words = format!(
+        "{} on a new connection, to {}",
+        count(connections),
+        ran.apiservers()
+    );
+    ran.add("requests", Value::Count(record.attempts.len() as u64))
+        .main()
+        .note(words);
     ran.add("new connections", Value::Count(connections));
     waits(record, ran);
     ran.add("x509 errors", Value::Count(x509 as u64));
@@ -41,31 +53,54 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let planned = (f64::from(plan.load.rate) * load.as_secs_f64()) as u64;
     let fewest = FEWEST.min(planned);
     if connections < fewest {
-        ran.doubt(format!("only {connections} new connections; fewer than {fewest} prove nothing"));
+        ran.doubt(format!(
+            "only {connections} new connections; fewer than {fewest} prove nothing"
+        ));
     }
 }
 
 fn waits(record: &Record, ran: &mut Ran) {
-    let mut waits: Vec<Duration> = record.attempts.iter().map(|attempt| attempt.done.since(attempt.due)).collect();
+    let mut waits: Vec<Duration> = record
+        .attempts
+        .iter()
+        .map(|attempt| attempt.done.since(attempt.due))
+        .collect();
     waits.sort_unstable();
-    let [median, p99, longest] = [0.5, 0.99, 1.0].map(|share| percentile(&waits, share).map_or(0.0, millis));
+    let [median, p99, longest] =
+        [0.5, 0.99, 1.0].map(|share| percentile(&waits, share).map_or(0.0, millis));
     let words = format!("median {}, 99 % within {}", wait(median), wait(p99));
-    ran.add("longest wait", Value::Ms(longest)).main().note(words);
+    ran.add("longest wait", Value::Ms(longest))
+        .main()
+        .note(words);
     ran.add("median wait", Value::Ms(median));
     ran.add("99th percentile", Value::Ms(p99));
     let load = record.load();
     let answers = good_answers(record, &load);
     let words = match silent_s(&answers, &load) {
         0 => String::new(),
-        s => format!("{} without any good answer", format::of(s, "whole second", "whole seconds")),
+        s => format!(
+            "{} without any good answer",
+            format::of(s, "whole second", "whole seconds")
+        ),
     };
-    ran.add("longest time without an answer", Value::Ms(millis(longest_silence(&answers, &load)))).main().note(words);
+    ran.add(
+        "longest time without an answer",
+        Value::Ms(millis(longest_silence(&answers, &load))),
+    )
+    .main()
+    .note(words);
 }
 
 /// When good answers came within the load, in order.
 fn good_answers(record: &Record, load: &Range<Stamp>) -> Vec<Stamp> {
-    let good = record.attempts.iter().filter(|a| matches!(a.answer, Answer::Good { .. }));
-    let mut answers: Vec<Stamp> = good.map(|a| a.done).filter(|at| load.contains(at)).collect();
+    let good = record
+        .attempts
+        .iter()
+        .filter(|a| matches!(a.answer, Answer::Good { .. }));
+    let mut answers: Vec<Stamp> = good
+        .map(|a| a.done)
+        .filter(|at| load.contains(at))
+        .collect();
     answers.sort_unstable();
     answers
 }
@@ -73,7 +108,10 @@ fn good_answers(record: &Record, load: &Range<Stamp>) -> Vec<Stamp> {
 /// The whole seconds of the load without a good answer.
 fn silent_s(answers: &[Stamp], load: &Range<Stamp>) -> u64 {
     let seconds = load.end.since(load.start).as_secs();
-    let mut answered: Vec<u64> = answers.iter().map(|at| at.since(load.start).as_secs()).collect();
+    let mut answered: Vec<u64> = answers
+        .iter()
+        .map(|at| at.since(load.start).as_secs())
+        .collect();
     answered.dedup();
     seconds - answered.iter().filter(|second| **second < seconds).count() as u64
 }
@@ -81,6 +119,8 @@ fn silent_s(answers: &[Stamp], load: &Range<Stamp>) -> u64 {
 /// The longest time within the load without a good answer.
 fn longest_silence(answers: &[Stamp], load: &Range<Stamp>) -> Duration {
     let answers = answers.iter().copied().chain([load.end]);
-    let silences = answers.scan(load.start, |before, at| Some(at.since(std::mem::replace(before, at))));
+    let silences = answers.scan(load.start, |before, at| {
+        Some(at.since(std::mem::replace(before, at)))
+    });
     silences.max().unwrap_or_default()
 }

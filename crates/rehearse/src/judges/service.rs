@@ -12,7 +12,9 @@ fn gaps(record: &Record) -> Option<Vec<(Stamp, Stamp)>> {
     let mut gaps = None::<Vec<(Stamp, Stamp)>>;
     let mut was_empty = false;
     for Event { at, what, .. } in &record.events {
-        let EventKind::Service(names_any) = what else { continue };
+        let EventKind::Service(names_any) = what else {
+            continue;
+        };
         let is_empty = !names_any;
         match &mut gaps {
             None if is_empty => {}
@@ -30,10 +32,14 @@ fn gaps(record: &Record) -> Option<Vec<(Stamp, Stamp)>> {
 }
 
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
-    let Some(gaps) = gaps(case.record) else { return };
+    let Some(gaps) = gaps(case.record) else {
+        return;
+    };
     let empty = millis(gaps.iter().map(|(from, to)| to.since(*from)).sum());
     let words = "the instance that stops removes the address, even if another serves";
-    ran.add("Service kubernetes was empty for", Value::Ms(empty)).main().note(words);
+    ran.add("Service kubernetes was empty for", Value::Ms(empty))
+        .main()
+        .note(words);
 }
 
 #[cfg(test)]
@@ -45,12 +51,19 @@ mod tests {
         let record = |looks: &[bool]| {
             let sample = |(n, names_any): (usize, &bool)| {
                 let (at, what) = (Stamp(n as u64), EventKind::Service(*names_any));
-                Event { at, subject: "kubernetes".into(), what }
+                Event {
+                    at,
+                    subject: "kubernetes".into(),
+                    what,
+                }
             };
             Record::of(looks.iter().enumerate().map(sample).collect())
         };
         let seen = record(&[false, true, false, false, true, false]);
-        assert_eq!(gaps(&seen), Some(vec![(Stamp(2), Stamp(4)), (Stamp(5), Stamp(5))]));
+        assert_eq!(
+            gaps(&seen),
+            Some(vec![(Stamp(2), Stamp(4)), (Stamp(5), Stamp(5))])
+        );
         assert_eq!(gaps(&record(&[false])), None);
     }
 }

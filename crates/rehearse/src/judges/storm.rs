@@ -30,7 +30,12 @@ impl<'a> StormEvents<'a> {
         for Event { at, what, .. } in &record.events {
             match (what, &mut storm) {
                 (EventKind::StormBegan(clients), _) => {
-                    storm = Some(Self { clients: *clients, at: *at, over: None, tries: Vec::new() });
+                    storm = Some(Self {
+                        clients: *clients,
+                        at: *at,
+                        over: None,
+                        tries: Vec::new(),
+                    });
                 }
                 (EventKind::StormTry(answer), Some(storm)) => storm.tries.push((*at, answer)),
                 (EventKind::StormEnded, Some(storm)) => storm.over = Some(*at),
@@ -42,7 +47,10 @@ impl<'a> StormEvents<'a> {
 
     /// When each client was served that was, in order.
     fn served(&self) -> Vec<Stamp> {
-        let good = self.tries.iter().filter(|(_, answer)| matches!(answer, Answer::Good { .. }));
+        let good = self
+            .tries
+            .iter()
+            .filter(|(_, answer)| matches!(answer, Answer::Good { .. }));
         let mut served: Vec<Stamp> = good.map(|(at, _)| *at).collect();
         served.sort_unstable();
         served
@@ -51,19 +59,28 @@ impl<'a> StormEvents<'a> {
     /// When all had been served.
     fn all_served(&self) -> Option<Stamp> {
         let served = self.served();
-        served.last().copied().filter(|_| served.len() == self.clients as usize)
+        served
+            .last()
+            .copied()
+            .filter(|_| served.len() == self.clients as usize)
     }
 
     /// Tries that failed, each with its reason.
     fn failures(&self) -> impl Iterator<Item = &Failure> {
-        self.tries
-            .iter()
-            .filter_map(|(_, answer)| if let Answer::Failed(failure) = answer { Some(failure) } else { None })
+        self.tries.iter().filter_map(|(_, answer)| {
+            if let Answer::Failed(failure) = answer {
+                Some(failure)
+            } else {
+                None
+            }
+        })
     }
 
     /// Tries that ended because a client would not wait any longer.
     fn gave_up(&self) -> u64 {
-        self.failures().filter(|failure| **failure == Failure::Unanswered).count() as u64
+        self.failures()
+            .filter(|failure| **failure == Failure::Unanswered)
+            .count() as u64
     }
 
     /// Each client is served in the end, although it gave up and tried again.
@@ -72,15 +89,24 @@ impl<'a> StormEvents<'a> {
         let mut broken = Vec::new();
         let mut seen = Vec::new();
         match self.all_served() {
-            Some(last) => seen.push(format!("all {clients} were served within {:.1?}", last.since(self.at))),
+            Some(last) => seen.push(format!(
+                "all {clients} were served within {:.1?}",
+                last.since(self.at)
+            )),
             None => broken.push(format!("of {clients} only {served} were served")),
         }
-        let x509 = self.failures().filter(|failure| matches!(failure, Failure::X509(_))).count();
+        let x509 = self
+            .failures()
+            .filter(|failure| matches!(failure, Failure::X509(_)))
+            .count();
         if x509 > 0 {
             broken.push(format!("{x509} met a certificate that they do not trust"));
         }
         let failed = self.tries.len() - served;
-        seen.push(format!("{failed} tries failed, of which {} were given up", self.gave_up()));
+        seen.push(format!(
+            "{failed} tries failed, of which {} were given up",
+            self.gave_up()
+        ));
         Promise {
             fault: NAME.to_owned(),
             instance: NAME.to_owned(),
@@ -113,7 +139,8 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         if let Answer::Failed(Failure::Local(why)) = answer {
             *local.entry(why).or_default() += 1;
         }
-        loss.into_iter().for_each(|loss| *failed.entry(loss).or_default() += 1);
+        loss.into_iter()
+            .for_each(|loss| *failed.entry(loss).or_default() += 1);
     }
     ran.doubt_machine(local);
     ran.promises.push(storm.promise(&case.span));
@@ -124,15 +151,27 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         Some(ms) => format!("all served within {}", wait(ms)),
         None => format!("only {} were served", count(served.len() as u64)),
     };
-    let words = (gave_up > 0).then(|| format::of(gave_up, "try given up", "tries given up")).into_iter();
-    let words = words.chain((!failed.is_empty()).then(|| loss::words(&failed))).collect::<Vec<_>>().join(", ");
-    let words = if words.is_empty() { "at the first try".to_owned() } else { words };
-    ran.add("clients of the storm", Value::Count(storm.clients.into())).main().note(format!("{came_to}; {words}"));
+    let words = (gave_up > 0)
+        .then(|| format::of(gave_up, "try given up", "tries given up"))
+        .into_iter();
+    let words = words
+        .chain((!failed.is_empty()).then(|| loss::words(&failed)))
+        .collect::<Vec<_>>()
+        .join(", ");
+    let words = if words.is_empty() {
+        "at the first try".to_owned()
+    } else {
+        words
+    };
+    ran.add("clients of the storm", Value::Count(storm.clients.into()))
+        .main()
+        .note(format!("{came_to}; {words}"));
     if let Some(half) = served.get((storm.clients as usize).div_ceil(2).saturating_sub(1)) {
         ran.add("half of the storm served within", Value::Ms(after(half)));
     }
     if let Some(all) = all_served {
         ran.add("storm served within", Value::Ms(all));
     }
-    ran.add("storm: tries given up", Value::Count(gave_up)).note("no TLS handshake for 10 s, or no answer for 15 s");
+    ran.add("storm: tries given up", Value::Count(gave_up))
+        .note("no TLS handshake for 10 s, or no answer for 15 s");
 }

@@ -35,22 +35,39 @@ impl Steps {
         let few_enough = LENGTHS.into_iter().find(|length| all / length < STEPS);
         let length_ms = few_enough.unwrap_or_else(|| (all / STEPS).next_multiple_of(10_000));
         // The last moment is in a step too.
-        Self { began: span.began, length_ms, count: usize::try_from(all / length_ms).unwrap_or(0) + 1 }
+        Self {
+            began: span.began,
+            length_ms,
+            count: usize::try_from(all / length_ms).unwrap_or(0) + 1,
+        }
     }
 
     /// One in which nothing has happened yet.
     pub(super) fn timeline(self) -> Timeline {
         let nothing = vec![0; self.count];
         let (allowed, ended_by_instance) = (nothing.clone(), nothing);
-        Timeline { step_ms: self.length_ms, allowed, ended_by_instance, ..Timeline::default() }
+        Timeline {
+            step_ms: self.length_ms,
+            allowed,
+            ended_by_instance,
+            ..Timeline::default()
+        }
     }
 
     pub(super) fn at(self, at: Stamp) -> Option<usize> {
         let step = at.since(self.began).as_millis() / u128::from(self.length_ms);
-        usize::try_from(step).ok().filter(|step| at >= self.began && *step < self.count)
+        usize::try_from(step)
+            .ok()
+            .filter(|step| at >= self.began && *step < self.count)
     }
 
-    pub(super) fn count<K: Ord>(self, series: &mut BTreeMap<K, Vec<u64>>, key: K, step: usize, more: u64) {
+    pub(super) fn count<K: Ord>(
+        self,
+        series: &mut BTreeMap<K, Vec<u64>>,
+        key: K,
+        step: usize,
+        more: u64,
+    ) {
         series.entry(key).or_insert_with(|| vec![0; self.count])[step] += more;
     }
 }

@@ -9,28 +9,51 @@ use crate::report::format::count;
 
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let Case { record, plan, .. } = case;
-    let Record { watches, informers, .. } = record;
-    let gaps = ran.lost.contains_key(&Loss::EventMissed) || ran.lost.contains_key(&Loss::EventDuplicated);
+    let Record {
+        watches, informers, ..
+    } = record;
+    let gaps =
+        ran.lost.contains_key(&Loss::EventMissed) || ran.lost.contains_key(&Loss::EventDuplicated);
     let events = watches.iter().flat_map(|w| w.events.values()).sum();
-    let seen = if gaps { "with gaps" } else { "no write missed or duplicated" };
-    ran.add("watch events", Value::Count(events)).main().note(seen);
+    let seen = if gaps {
+        "with gaps"
+    } else {
+        "no write missed or duplicated"
+    };
+    ran.add("watch events", Value::Count(events))
+        .main()
+        .note(seen);
     // What the quiet ones hold is no evidence.
     let copies = || informers.iter().filter(|informer| !informer.is_quiet());
-    let whole = copies().filter(|informer| informer.missing + informer.stale + informer.duplicated == 0).count();
+    let whole = copies()
+        .filter(|informer| informer.missing + informer.stale + informer.duplicated == 0)
+        .count();
     let words = format!("of {} hold exactly what was written", copies().count());
     ran.add("informers", Value::Count(whole as u64)).note(words);
     let both = |watch: fn(&WatchSum) -> u64, informer: fn(&Informer) -> u64| -> u64 {
-        watches.iter().map(watch).chain(informers.iter().map(informer)).sum()
+        watches
+            .iter()
+            .map(watch)
+            .chain(informers.iter().map(informer))
+            .sum()
     };
     let words = format!(
         "{} after 410 Gone: their resourceVersion was older than the instance (--settle)",
         count(both(|w| w.expired, |i| i.expired))
     );
-    ran.add("relists", Value::Count(both(|w| w.relists, |i| i.relists))).note(words);
+    ran.add("relists", Value::Count(both(|w| w.relists, |i| i.relists)))
+        .note(words);
     if watches.len() < plan.load.watches as usize {
-        ran.object(format!("only {} of {} watches came to their end", watches.len(), plan.load.watches));
+        ran.object(format!(
+            "only {} of {} watches came to their end",
+            watches.len(),
+            plan.load.watches
+        ));
     }
-    if !watches.iter().any(|w| w.events.values().filter(|events| **events > 0).count() > 1) {
+    if !watches
+        .iter()
+        .any(|w| w.events.values().filter(|events| **events > 0).count() > 1)
+    {
         ran.doubt("no watch saw events from more than one instance".into());
     }
 }

@@ -74,7 +74,9 @@ async fn connection(target: &Target, source: IpAddr, path: String, due: Due) -> 
         if let Ok(address) = socket.local_addr() {
             client = address.to_string();
         }
-        let mut link = target.dial_from(socket, Protocol::Http1, client.clone()).await?;
+        let mut link = target
+            .dial_from(socket, Protocol::Http1, client.clone())
+            .await?;
         step = "request";
         Ok(link.ask(get(path)).await?.0)
     });
@@ -83,5 +85,10 @@ async fn connection(target: &Target, source: IpAddr, path: String, due: Due) -> 
         Ok(status) => Err(format!("{step}: {status}")),
         Err(failure) => Err(format!("{step}: {failure}")),
     };
-    Connection { began, client, took: due.instant.elapsed(), result }
+    Connection {
+        began,
+        client,
+        took: due.instant.elapsed(),
+        result,
+    }
 }

@@ -32,8 +32,17 @@ impl Closed {
     /// # Errors
     /// A request was not answered with 200, or none can be made.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<u64, String> {
-        let Self { server, ca, cert, key, path, clients, fresh } = self;
-        let config = certs::client_config(ca, Some(&Identity { cert, key })).map_err(|error| error.to_string())?;
+        let Self {
+            server,
+            ca,
+            cert,
+            key,
+            path,
+            clients,
+            fresh,
+        } = self;
+        let config = certs::client_config(ca, Some(&Identity { cert, key }))
+            .map_err(|error| error.to_string())?;
         let target = Target::of(server, certs::Names::default(), &config);
         let over = CancellationToken::new();
         let mut asking = JoinSet::new();
@@ -55,7 +64,12 @@ impl Closed {
     }
 }
 
-async fn client(target: Target, path: String, fresh: bool, over: CancellationToken) -> Result<u64, String> {
+async fn client(
+    target: Target,
+    path: String,
+    fresh: bool,
+    over: CancellationToken,
+) -> Result<u64, String> {
     let mut kept: Option<Link> = None;
     let mut answers = 0;
     while !over.is_cancelled() {
@@ -63,7 +77,11 @@ async fn client(target: Target, path: String, fresh: bool, over: CancellationTok
             let mut link = match kept.take() {
                 Some(link) => link,
                 None => {
-                    let protocol = if fresh { Protocol::Http1 } else { Protocol::Http2 };
+                    let protocol = if fresh {
+                        Protocol::Http1
+                    } else {
+                        Protocol::Http2
+                    };
                     target.dial(protocol, "closed".into()).await?
                 }
             };

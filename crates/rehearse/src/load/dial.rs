@@ -3,7 +3,9 @@
 use super::observe::{EndSignals, Observed};
 use super::{Instances, Joined, objects};
 use crate::certs::{Certs, Names};
-use crate::event::{Answer, Failure, Protocol, STREAM_HEADER, Signed, StreamEnd, StreamId, StreamKind};
+use crate::event::{
+    Answer, Failure, Protocol, STREAM_HEADER, Signed, StreamEnd, StreamId, StreamKind,
+};
 use crate::stamp::Stamp;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -30,8 +32,10 @@ const USER_AGENT: &str = concat!("berth-rehearse/", env!("CARGO_PKG_VERSION"));
 const GOODBYE: Duration = Duration::from_secs(1);
 
 /// After 30 s without a sign of life of its peer, an idle connection ends. client-go notices it after 45 s (HTTP/2's pings).
-const KEEPALIVE: TcpKeepalive =
-    TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5)).with_retries(3);
+const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
+    .with_time(Duration::from_secs(15))
+    .with_interval(Duration::from_secs(5))
+    .with_retries(3);
 
 /// Stands for a server whose certificate is trusted and belongs to no instance.
 const STRANGER: &str = "unknown";
@@ -52,12 +56,20 @@ pub struct Target {
 impl Target {
     /// The berth's address; its IP must be in the certificates.
     pub fn new(address: SocketAddr, certs: &Certs) -> Result<Self, rustls::Error> {
-        Ok(Self::of(address, certs.names.clone(), &certs.client_config()?))
+        Ok(Self::of(
+            address,
+            certs.names.clone(),
+            &certs.client_config()?,
+        ))
     }
 
     /// The same as an admin.
     pub(super) fn admin(address: SocketAddr, certs: &Certs) -> Result<Self, rustls::Error> {
-        Ok(Self::of(address, certs.names.clone(), &certs.admin_config()?))
+        Ok(Self::of(
+            address,
+            certs.names.clone(),
+            &certs.admin_config()?,
+        ))
     }
 
     /// The same with other certificates.
@@ -79,7 +91,10 @@ impl Target {
     }
 
     pub(super) fn at(&self, instance: &Joined) -> Self {
-        Self { address: instance.address, ..self.clone() }
+        Self {
+            address: instance.address,
+            ..self.clone()
+        }
     }
 
     pub(super) fn address(&self) -> SocketAddr {
@@ -88,7 +103,11 @@ impl Target {
 
     /// Those of all instances, the one that came last first; the berth's if there are none.
     pub(super) fn direct(&self, instances: &Instances) -> Vec<Self> {
-        let mut targets: Vec<Self> = instances.iter().rev().map(|joined| self.at(joined)).collect();
+        let mut targets: Vec<Self> = instances
+            .iter()
+            .rev()
+            .map(|joined| self.at(joined))
+            .collect();
         if targets.is_empty() {
             targets.push(self.clone());
         }
@@ -97,13 +116,21 @@ impl Target {
 
     /// From an address of its own, under a name of its own.
     pub(super) fn from(&self, source: IpAddr, agent: String) -> Self {
-        Self { source: Some(source), agent, ..self.clone() }
+        Self {
+            source: Some(source),
+            agent,
+            ..self.clone()
+        }
     }
 
     /// A socket to dial from.
     pub(super) fn socket(&self) -> Result<TcpSocket, Failure> {
         let socket = || {
-            let socket = if self.address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+            let socket = if self.address.is_ipv4() {
+                TcpSocket::new_v4()
+            } else {
+                TcpSocket::new_v6()
+            }?;
             // So that an idle connection ends, too, when its peer is gone without a FIN.
             SockRef::from(&socket).set_tcp_keepalive(&KEEPALIVE)?;
             if let Some(source) = self.source {
@@ -126,13 +153,19 @@ impl Target {
         protocol: Protocol,
         stream: StreamId,
     ) -> Result<Link, Failure> {
-        let tcp = socket.connect(self.address).await.map_err(|e| io_failure(&e))?;
+        let tcp = socket
+            .connect(self.address)
+            .await
+            .map_err(|e| io_failure(&e))?;
         let _ = tcp.set_nodelay(true);
         let connector = match protocol {
             Protocol::Http1 => &self.http1,
             Protocol::Http2 => &self.http2,
         };
-        let tls = connector.connect(self.name.clone(), tcp).await.map_err(|e| io_failure(&e))?;
+        let tls = connector
+            .connect(self.name.clone(), tcp)
+            .await
+            .map_err(|e| io_failure(&e))?;
         let instance = self.names.instance(tls.get_ref().1.peer_certificates());
         let observed = Observed::new(tls, protocol == Protocol::Http2);
         let end_signals = observed.end_signals();
@@ -140,13 +173,20 @@ impl Target {
         let over = CancellationToken::new();
         let (sender, driver) = match protocol {
             Protocol::Http1 => {
-                let (sender, connection) = http1::handshake(io).await.map_err(|e| http_failure(&e))?;
-                (Sender::Http1(sender), tokio::spawn(drive(connection, over.clone())))
+                let (sender, connection) =
+                    http1::handshake(io).await.map_err(|e| http_failure(&e))?;
+                (
+                    Sender::Http1(sender),
+                    tokio::spawn(drive(connection, over.clone())),
+                )
             }
             Protocol::Http2 => {
                 let handshake = http2::handshake(TokioExecutor::new(), io);
                 let (sender, connection) = handshake.await.map_err(|e| http_failure(&e))?;
-                (Sender::Http2(sender), tokio::spawn(drive(connection, over.clone())))
+                (
+                    Sender::Http2(sender),
+                    tokio::spawn(drive(connection, over.clone())),
+                )
             }
         };
         Ok(Link {
@@ -188,7 +228,10 @@ pub(super) struct Link {
 
 /// Moves the bytes of a connection until it ends. When this side closes it, it gets a moment
 /// for the TLS close; an answer that never comes must not keep it open.
-async fn drive(connection: impl Future<Output = hyper::Result<()>>, over: CancellationToken) -> hyper::Result<()> {
+async fn drive(
+    connection: impl Future<Output = hyper::Result<()>>,
+    over: CancellationToken,
+) -> hyper::Result<()> {
     let mut connection = pin!(connection);
     tokio::select! {
         result = connection.as_mut() => result,
@@ -206,7 +249,10 @@ pub(super) enum Unsent {
 
 impl Link {
     /// Sends a request; the answer's head.
-    pub(super) async fn send(&mut self, request: objects::Request) -> Result<Response<Incoming>, Unsent> {
+    pub(super) async fn send(
+        &mut self,
+        request: objects::Request,
+    ) -> Result<Response<Incoming>, Unsent> {
         let uri = match self.sender {
             Sender::Http1(_) => request.path,
             Sender::Http2(_) => format!("https://{}{}", self.host, request.path),
@@ -221,7 +267,9 @@ impl Link {
         if request.method == Method::POST {
             builder = builder.header(header::CONTENT_TYPE, "application/json");
         }
-        let request = builder.body(request.body.into()).map_err(|e| Unsent::Died(Failure::Local(e.to_string())))?;
+        let request = builder
+            .body(request.body.into())
+            .map_err(|e| Unsent::Died(Failure::Local(e.to_string())))?;
         let sent = match &mut self.sender {
             Sender::Http1(sender) => sender.try_send_request(request).await,
             Sender::Http2(sender) => sender.try_send_request(request).await,
@@ -230,12 +278,18 @@ impl Link {
             Some(_) => Unsent::NeverSent,
             None => Unsent::Died(http_failure(error.error())),
         })?;
-        self.last_answer |= response.headers().get(header::CONNECTION).is_some_and(|value| value == "close");
+        self.last_answer |= response
+            .headers()
+            .get(header::CONNECTION)
+            .is_some_and(|value| value == "close");
         Ok(response)
     }
 
     /// Sends the first request, before which nothing can be under way.
-    pub(super) async fn first(&mut self, request: objects::Request) -> Result<Response<Incoming>, Failure> {
+    pub(super) async fn first(
+        &mut self,
+        request: objects::Request,
+    ) -> Result<Response<Incoming>, Failure> {
         match self.send(request).await {
             Ok(response) => Ok(response),
             Err(Unsent::Died(failure)) => Err(failure),
@@ -244,7 +298,10 @@ impl Link {
     }
 
     /// Sends the first request; its whole answer.
-    pub(super) async fn ask(&mut self, request: objects::Request) -> Result<(StatusCode, Bytes), Failure> {
+    pub(super) async fn ask(
+        &mut self,
+        request: objects::Request,
+    ) -> Result<(StatusCode, Bytes), Failure> {
         let response = self.first(request).await?;
         let status = response.status();
         Ok((status, whole(response.into_body()).await?))
@@ -253,7 +310,11 @@ impl Link {
     /// What a status means.
     pub(super) fn judge(&self, status: StatusCode) -> Answer {
         let (instance, status) = (self.instance.clone(), status.as_u16());
-        if status < 400 { Answer::Good { instance } } else { Answer::Bad { instance, status } }
+        if status < 400 {
+            Answer::Good { instance }
+        } else {
+            Answer::Bad { instance, status }
+        }
     }
 
     /// Waits until the connection ends without this side wanting it; how it did. Cancel-safe.
@@ -266,7 +327,13 @@ impl Link {
     }
 
     /// Its end, seen now. An answer that was under way may have come to its end as it should.
-    pub(super) fn end(&self, what: StreamKind, how: Failure, in_flight: bool, end_of_answer: bool) -> StreamEnd {
+    pub(super) fn end(
+        &self,
+        what: StreamKind,
+        how: Failure,
+        in_flight: bool,
+        end_of_answer: bool,
+    ) -> StreamEnd {
         let signed = if end_of_answer {
             Some(Signed::EndOfAnswer)
         } else if self.end_signals.close_notify() {
@@ -292,20 +359,33 @@ impl Link {
 }
 
 /// A step that takes longer than its bound is unanswered.
-pub(super) async fn within<T>(bound: Duration, step: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    tokio::time::timeout(bound, step).await.unwrap_or(Err(Failure::Unanswered))
+pub(super) async fn within<T>(
+    bound: Duration,
+    step: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    tokio::time::timeout(bound, step)
+        .await
+        .unwrap_or(Err(Failure::Unanswered))
 }
 
 /// Reads a body to its end.
 pub(super) async fn whole(body: Incoming) -> Result<Bytes, Failure> {
-    body.collect().await.map(http_body_util::Collected::to_bytes).map_err(|e| http_failure(&e))
+    body.collect()
+        .await
+        .map(http_body_util::Collected::to_bytes)
+        .map_err(|e| http_failure(&e))
 }
 
 /// What an I/O error of connect or TLS means.
 fn io_failure(error: &io::Error) -> Failure {
     use io::ErrorKind as Kind;
-    match error.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>()) {
-        Some(x509 @ rustls::Error::InvalidCertificate(_)) => return Failure::X509(x509.to_string()),
+    match error
+        .get_ref()
+        .and_then(|e| e.downcast_ref::<rustls::Error>())
+    {
+        Some(x509 @ rustls::Error::InvalidCertificate(_)) => {
+            return Failure::X509(x509.to_string());
+        }
         Some(tls) => return Failure::Tls(tls.to_string()),
         None => {}
     }

@@ -83,13 +83,19 @@ impl<V: View> Follower<V> {
     /// Follows until the load stops and the goal is reached, or nothing came for the time to catch up; the goal.
     pub(super) async fn run(&mut self, mut goal: Receiver<Option<Arc<Goal>>>) -> Option<Arc<Goal>> {
         let mut goal_set = goal.clone();
-        let (mut progress, recorder, catch_up) =
-            (self.progress.subscribe(), Arc::clone(&self.client.recorder), self.client.catch_up);
+        let (mut progress, recorder, catch_up) = (
+            self.progress.subscribe(),
+            Arc::clone(&self.client.recorder),
+            self.client.catch_up,
+        );
         let too_late = async {
             let _ = goal_set.wait_for(Option::is_some).await;
             // On a machine so busy that clients were behind their timetable, so may the last writes be.
             let patience = catch_up + recorder.behind();
-            while matches!(tokio::time::timeout(patience, progress.changed()).await, Ok(Ok(()))) {}
+            while matches!(
+                tokio::time::timeout(patience, progress.changed()).await,
+                Ok(Ok(()))
+            ) {}
         };
         tokio::select! {
             biased;
@@ -110,9 +116,15 @@ impl<V: View> Follower<V> {
                 continue;
             };
             self.begun = None;
-            let mut lines = Lines { body: response.into_body(), rest: Vec::new() };
+            let mut lines = Lines {
+                body: response.into_body(),
+                rest: Vec::new(),
+            };
             let (how, end_of_answer) = loop {
-                let reached = goal.borrow_and_update().as_ref().is_some_and(|goal| self.view.has(goal));
+                let reached = goal
+                    .borrow_and_update()
+                    .as_ref()
+                    .is_some_and(|goal| self.view.has(goal));
                 if reached {
                     return;
                 }
@@ -128,7 +140,8 @@ impl<V: View> Follower<V> {
             };
             // An ERROR event ends a watch by the protocol, which is no loss.
             if self.revision.is_some() || !end_of_answer {
-                self.client.ended(link.end(StreamKind::Watch, how, true, end_of_answer));
+                self.client
+                    .ended(link.end(StreamKind::Watch, how, true, end_of_answer));
             }
         }
     }
@@ -144,7 +157,11 @@ impl<V: View> Follower<V> {
             let opened = self.watch(&mut link, &mut kind, due).await;
             if let Err(failure) = &opened {
                 // On a connection that answered before, the end is judged as a stream's.
-                let what = if kind == ConnectionKind::New { StreamKind::New } else { StreamKind::Watch };
+                let what = if kind == ConnectionKind::New {
+                    StreamKind::New
+                } else {
+                    StreamKind::Watch
+                };
                 let end = link.end(what, failure.clone(), true, false);
                 self.client.ended(end);
             }
@@ -153,7 +170,8 @@ impl<V: View> Follower<V> {
         match opened.await {
             Ok(opened) => opened,
             Err(failure) => {
-                self.client.attempt(kind, Ask::List, &stream, due.stamp, Answer::Failed(failure));
+                self.client
+                    .attempt(kind, Ask::List, &stream, due.stamp, Answer::Failed(failure));
                 None
             }
         }
@@ -171,7 +189,8 @@ impl<V: View> Follower<V> {
             let answer = link.judge(response.status());
             let good = matches!(answer, Answer::Good { .. });
             let body = dial::whole(response.into_body()).await?;
-            self.client.attempt(*kind, Ask::List, &link.stream, due.stamp, answer);
+            self.client
+                .attempt(*kind, Ask::List, &link.stream, due.stamp, answer);
             *kind = ConnectionKind::Kept;
             if !good || !self.listed(&body) {
                 return Ok(None);
@@ -185,10 +204,15 @@ impl<V: View> Follower<V> {
         let response = link.first(get(path)).await?;
         // The watch was answered, if only that its revision is too old.
         let gone = response.status() == StatusCode::GONE;
-        let status = if gone { StatusCode::OK } else { response.status() };
+        let status = if gone {
+            StatusCode::OK
+        } else {
+            response.status()
+        };
         let answer = link.judge(status);
         let good = matches!(answer, Answer::Good { .. }) && !gone;
-        self.client.attempt(*kind, Ask::List, &link.stream, due.stamp, answer);
+        self.client
+            .attempt(*kind, Ask::List, &link.stream, due.stamp, answer);
         if gone {
             self.expired += 1;
             self.revision = None;
@@ -251,7 +275,9 @@ impl Lines {
                 return Err(Failure::Http("an event is too long".into()));
             }
             match self.body.frame().await {
-                Some(Ok(frame)) => self.rest.extend_from_slice(frame.data_ref().map_or(&[][..], |d| d)),
+                Some(Ok(frame)) => self
+                    .rest
+                    .extend_from_slice(frame.data_ref().map_or(&[][..], |d| d)),
                 Some(Err(error)) => return Err(dial::http_failure(&error)),
                 None => return Ok(None),
             }

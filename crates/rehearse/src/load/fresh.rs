@@ -20,7 +20,18 @@ pub(super) async fn run(client: Client, seed: Seed, rate: u32) {
             client.recorder.add("", EventKind::Behind(behind));
         }
         let client = client.clone();
-        async move { drop(client.open(protocol(entry.number), client.name("new", entry.number), entry, due.stamp).await) }
+        async move {
+            drop(
+                client
+                    .open(
+                        protocol(entry.number),
+                        client.name("new", entry.number),
+                        entry,
+                        due.stamp,
+                    )
+                    .await,
+            )
+        }
     })
     .await;
 }
@@ -59,6 +70,9 @@ mod tests {
     #[tokio::test]
     #[should_panic(expected = "closed pipe")]
     async fn an_attempt_that_panics_ends_all() {
-        begin(pending(), Seed(0).fresh(1_000), |_, _| async { panic!("closed pipe") }).await;
+        begin(pending(), Seed(0).fresh(1_000), |_, _| async {
+            panic!("closed pipe")
+        })
+        .await;
     }
 }

@@ -33,14 +33,19 @@ pub async fn grant(address: SocketAddr, certs: &Certs) -> Result<(), String> {
         until(&admin, &bind(), &CREATED).await?;
         until(&client, &read, &[StatusCode::OK]).await
     };
-    let forbidden = |why| format!("the clients of the rehearsal, group {CLIENTS}, may not read and write: {why}");
+    let forbidden = |why| {
+        format!("the clients of the rehearsal, group {CLIENTS}, may not read and write: {why}")
+    };
     granted.await.map_err(forbidden)
 }
 
 /// An admin, and a client.
 fn targets(address: SocketAddr, certs: &Certs) -> Result<(Target, Target), String> {
     let unusable = |e| format!("cannot use the certificates just made: {e}");
-    Ok((Target::admin(address, certs).map_err(unusable)?, Target::new(address, certs).map_err(unusable)?))
+    Ok((
+        Target::admin(address, certs).map_err(unusable)?,
+        Target::new(address, certs).map_err(unusable)?,
+    ))
 }
 
 /// Asks until the answer is a good one, for [`WITHIN`].
@@ -67,7 +72,11 @@ fn bind() -> Request {
         "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "cluster-admin"},
         "subjects": [{"apiGroup": group, "kind": "Group", "name": CLIENTS}],
     });
-    Request { method: Method::POST, path: BINDINGS.into(), body: binding.to_string() }
+    Request {
+        method: Method::POST,
+        path: BINDINGS.into(),
+        body: binding.to_string(),
+    }
 }
 
 async fn ask(target: &Target, request: &Request) -> Result<StatusCode, Failure> {

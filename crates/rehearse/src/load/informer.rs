@@ -50,13 +50,25 @@ pub(super) async fn run(
     goal: Receiver<Option<Arc<Goal>>>,
     begun: Option<Sender<()>>,
 ) {
-    let copy = Copy { tag: client.tag.clone(), scope, held: BTreeSet::new(), duplicated: 0, missed: 0 };
-    let kind = if matches!(scope, Scope::All) { "informer" } else { "quiet" };
+    let copy = Copy {
+        tag: client.tag.clone(),
+        scope,
+        held: BTreeSet::new(),
+        duplicated: 0,
+        missed: 0,
+    };
+    let kind = if matches!(scope, Scope::All) {
+        "informer"
+    } else {
+        "quiet"
+    };
     let mut follower = Follower::new(client, kind, index, scope.path(), copy);
     follower.begun = begun;
     let goal = follower.run(goal).await;
     // Without a goal its copy cannot be compared.
-    let Some(written) = goal.as_ref().and_then(|goal| follower.view.wanted(goal)) else { return };
+    let Some(written) = goal.as_ref().and_then(|goal| follower.view.wanted(goal)) else {
+        return;
+    };
     let held = &follower.view.held;
     let informer = Informer {
         id: follower.name.clone(),
@@ -68,7 +80,10 @@ pub(super) async fn run(
         relists: follower.relists,
         expired: follower.expired,
     };
-    follower.client.recorder.add(&follower.name, EventKind::Informer(informer));
+    follower
+        .client
+        .recorder
+        .add(&follower.name, EventKind::Informer(informer));
 }
 
 /// The copy: names are enough, as no object is changed.
@@ -85,14 +100,23 @@ impl Copy {
     /// What it should hold; none if that is not known.
     fn wanted(&self, goal: &Goal) -> Option<BTreeSet<String>> {
         let objects = goal.objects.as_ref()?;
-        Some(objects.iter().filter(|name| self.scope.holds(&self.tag, name)).cloned().collect())
+        Some(
+            objects
+                .iter()
+                .filter(|name| self.scope.holds(&self.tag, name))
+                .cloned()
+                .collect(),
+        )
     }
 }
 
 impl View for Copy {
     fn listed(&mut self, objects: &[Object<'_>]) {
         let names = objects.iter().map(|object| &*object.metadata.name);
-        self.held = names.filter(|name| self.scope.holds(&self.tag, name)).map(str::to_owned).collect();
+        self.held = names
+            .filter(|name| self.scope.holds(&self.tag, name))
+            .map(str::to_owned)
+            .collect();
     }
 
     fn observe(&mut self, _: &str, event: &Event<'_>) {
@@ -121,9 +145,16 @@ mod tests {
     fn it_holds_what_events_have_and_notices_duplicates() {
         let tag = Tag::now();
         let name = |number| tag.write(number);
-        let mut copy = Copy { tag: tag.clone(), scope: Scope::All, held: BTreeSet::new(), duplicated: 0, missed: 0 };
+        let mut copy = Copy {
+            tag: tag.clone(),
+            scope: Scope::All,
+            held: BTreeSet::new(),
+            duplicated: 0,
+            missed: 0,
+        };
         let mut observe = |kind: &str, name: String| {
-            let event = format!(r#"{{"type":"{kind}","object":{{"metadata":{{"name":"{name}"}}}}}}"#);
+            let event =
+                format!(r#"{{"type":"{kind}","object":{{"metadata":{{"name":"{name}"}}}}}}"#);
             copy.observe("old", &serde_json::from_str(&event).unwrap());
             (copy.held.len(), copy.duplicated, copy.missed)
         };
@@ -137,7 +168,10 @@ mod tests {
         ] {
             assert_eq!(observe(kind, name.clone()), now, "{kind} {name}");
         }
-        let goal = |numbers: &[u64]| Goal { last: 2, objects: Some(numbers.iter().map(|n| name(*n)).collect()) };
+        let goal = |numbers: &[u64]| Goal {
+            last: 2,
+            objects: Some(numbers.iter().map(|n| name(*n)).collect()),
+        };
         assert!(copy.has(&goal(&[2])) && !copy.has(&goal(&[])) && !copy.has(&goal(&[1, 2])));
         copy.listed(&[]);
         assert!(copy.has(&goal(&[])));

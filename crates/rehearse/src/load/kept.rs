@@ -14,7 +14,12 @@ use crate::stamp::Stamp;
 /// first connection.
 pub(super) async fn run(client: Client, seed: Seed, index: u64) {
     let start = Due::now();
-    let mut kept = KeptConnection { client, index, opened: 0, link: None };
+    let mut kept = KeptConnection {
+        client,
+        index,
+        opened: 0,
+        link: None,
+    };
     for entry in seed.kept(index, PACE) {
         let due = start.plus(entry.after);
         if !kept.wait(due).await {
@@ -76,7 +81,8 @@ impl KeptConnection {
                     Answer::Failed(Failure::Unanswered)
                 }
             };
-            self.client.attempt(ConnectionKind::Kept, entry.ask, &stream, due, answer);
+            self.client
+                .attempt(ConnectionKind::Kept, entry.ask, &stream, due, answer);
         } else {
             self.open(entry, due).await;
         }
@@ -94,7 +100,8 @@ impl KeptConnection {
 
     fn ended(&mut self, how: Failure, in_flight: bool) {
         if let Some(link) = self.link.take() {
-            self.client.ended(link.end(StreamKind::Kept, how, in_flight, false));
+            self.client
+                .ended(link.end(StreamKind::Kept, how, in_flight, false));
         }
     }
 }
@@ -129,7 +136,12 @@ mod tests {
         let recorder = client.recorder.clone();
         // When the machine started.
         let due = Stamp(0);
-        let mut kept = KeptConnection { client, index: 0, opened: 0, link: None };
+        let mut kept = KeptConnection {
+            client,
+            index: 0,
+            opened: 0,
+            link: None,
+        };
         let entry = Seed(0).kept(0, PACE).next().unwrap();
         let served = async {
             let accepted = listener.accept().await.unwrap();
@@ -139,7 +151,13 @@ mod tests {
         };
         tokio::join!(kept.open(entry, due), served);
         let attempt = recorder.read(|log| attempts(log).next().unwrap().clone());
-        assert!(matches!(attempt.answer, Answer::Failed(Failure::Reset | Failure::Closed)), "{attempt:?}");
+        assert!(
+            matches!(
+                attempt.answer,
+                Answer::Failed(Failure::Reset | Failure::Closed)
+            ),
+            "{attempt:?}"
+        );
         assert_eq!(attempt.due, due, "it waited since then");
     }
 }

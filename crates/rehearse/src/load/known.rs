@@ -29,8 +29,15 @@ impl Known {
     ///
     /// The instances behind the server are not known, so that no answer names one.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<Record, String> {
-        let Self { server, ca, cert, key, plan } = self;
-        let config = certs::client_config(ca, Some(&Identity { cert, key })).map_err(|error| error.to_string())?;
+        let Self {
+            server,
+            ca,
+            cert,
+            key,
+            plan,
+        } = self;
+        let config = certs::client_config(ca, Some(&Identity { cert, key }))
+            .map_err(|error| error.to_string())?;
         let target = Target::of(server, certs::Names::default(), &config);
         let (_none, instances) = channel(Instances::new());
         let recorder = Arc::new(Recorder::default());

@@ -43,7 +43,9 @@ pub use grant::grant;
 pub use known::Known;
 pub(crate) use storm::StormClients;
 
-use super::event::{Answer, Attempt, ConnectionKind, Dialed, EventKind, Protocol, StreamEnd, StreamId, StreamKind};
+use super::event::{
+    Answer, Attempt, ConnectionKind, Dialed, EventKind, Protocol, StreamEnd, StreamId, StreamKind,
+};
 use super::log::Recorder;
 use super::plan::{LoadPlan, UNANSWERED};
 use super::stamp::Stamp;
@@ -77,7 +79,11 @@ pub struct Joined {
 impl Joined {
     /// One that joined now.
     pub fn now(name: &str, address: SocketAddr) -> Self {
-        Self { at: Stamp::now(), name: name.to_owned(), address }
+        Self {
+            at: Stamp::now(),
+            name: name.to_owned(),
+            address,
+        }
     }
 }
 
@@ -123,16 +129,25 @@ impl Load {
         let (begin, begun) = oneshot::channel();
         let (end, over) = oneshot::channel();
         let run = run(*plan, client, instances.clone(), begin);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
         let runtime = runtime.map_err(|e| format!("no runtime: {e}"))?;
         let token = gone.clone();
-        let thread = std::thread::Builder::new().name("load".into()).spawn(move || {
-            if let Some(result) = runtime.block_on(token.run_until_cancelled(run)) {
-                let _ = end.send(result);
-            }
-        });
+        let thread = std::thread::Builder::new()
+            .name("load".into())
+            .spawn(move || {
+                if let Some(result) = runtime.block_on(token.run_until_cancelled(run)) {
+                    let _ = end.send(result);
+                }
+            });
         let thread = thread.map_err(|e| format!("no thread: {e}"))?;
-        let mut load = Self { stop, gone, over, thread: Some(thread) };
+        let mut load = Self {
+            stop,
+            gone,
+            over,
+            thread: Some(thread),
+        };
         match begun.await {
             Ok(()) => Ok(load),
             Err(_) => Err(load.result().await.err().unwrap_or_default()),
@@ -148,7 +163,9 @@ impl Load {
 
     async fn result(&mut self) -> Result<(), String> {
         let result = (&mut self.over).await;
-        result.unwrap_or_else(|_| Err("the clients of the rehearsal broke down: a bug in berth".to_owned()))
+        result.unwrap_or_else(|_| {
+            Err("the clients of the rehearsal broke down: a bug in berth".to_owned())
+        })
     }
 }
 
@@ -180,8 +197,18 @@ async fn run(
     // They watch before anything else happens, so that what they know is older than any later instance.
     let (begin_quiet, mut quiet_begun) = mpsc::channel(1);
     for index in 0..QUIET {
-        let scope = if index < QUIET / 2 { Scope::QuietNamespace } else { Scope::QuietResource };
-        followers.spawn(informer::run(client.clone(), index, scope, goal.clone(), Some(begin_quiet.clone())));
+        let scope = if index < QUIET / 2 {
+            Scope::QuietNamespace
+        } else {
+            Scope::QuietResource
+        };
+        followers.spawn(informer::run(
+            client.clone(),
+            index,
+            scope,
+            goal.clone(),
+            Some(begin_quiet.clone()),
+        ));
     }
     drop(begin_quiet);
     let _ = tokio::time::timeout(UNANSWERED, quiet_begun.recv()).await;
@@ -234,7 +261,13 @@ async fn run(
         Err(_) => broken += 1,
     }
     broken += ended(&mut followers).await;
-    if broken == 0 { Ok(()) } else { Err(format!("{broken} clients of the rehearsal broke down: a bug in berth")) }
+    if broken == 0 {
+        Ok(())
+    } else {
+        Err(format!(
+            "{broken} clients of the rehearsal broke down: a bug in berth"
+        ))
+    }
 }
 
 async fn after(pause: Duration, client: impl Future<Output = ()>) {
@@ -268,7 +301,11 @@ impl Client {
     /// One that dials an instance itself.
     fn control(&self, instance: &Joined) -> Self {
         let target = self.target.at(instance);
-        Self { target, control: Some(instance.clone()), ..self.clone() }
+        Self {
+            target,
+            control: Some(instance.clone()),
+            ..self.clone()
+        }
     }
 
     /// Name of one client of a kind.
@@ -279,24 +316,54 @@ impl Client {
         }
     }
 
-    fn attempt(&self, kind: ConnectionKind, ask: Ask, stream: &StreamId, due: Stamp, answer: Answer) {
+    fn attempt(
+        &self,
+        kind: ConnectionKind,
+        ask: Ask,
+        stream: &StreamId,
+        due: Stamp,
+        answer: Answer,
+    ) {
         let writes = ask == Ask::Create;
-        let attempt = Attempt { kind, writes, stream: stream.clone(), due, done: Stamp::now(), answer };
-        self.recorder.add_at(attempt.done, stream, EventKind::Attempt(self.dialed(), attempt));
+        let attempt = Attempt {
+            kind,
+            writes,
+            stream: stream.clone(),
+            due,
+            done: Stamp::now(),
+            answer,
+        };
+        self.recorder.add_at(
+            attempt.done,
+            stream,
+            EventKind::Attempt(self.dialed(), attempt),
+        );
     }
 
     /// A connection ended that should not have.
     fn ended(&self, end: StreamEnd) {
-        self.recorder.add_at(end.at, &end.stream.clone(), EventKind::StreamEnd(self.dialed(), end));
+        self.recorder.add_at(
+            end.at,
+            &end.stream.clone(),
+            EventKind::StreamEnd(self.dialed(), end),
+        );
     }
 
     fn dialed(&self) -> Dialed {
-        self.control.as_ref().map_or(Dialed::Front, |joined| Dialed::Instance(joined.name.clone()))
+        self.control.as_ref().map_or(Dialed::Front, |joined| {
+            Dialed::Instance(joined.name.clone())
+        })
     }
 
     /// Connects and sends a first request: an attempt of kind [`ConnectionKind::New`]. The link is there when
     /// it was answered.
-    async fn open(&self, protocol: Protocol, stream: StreamId, entry: Entry, due: Stamp) -> Option<Link> {
+    async fn open(
+        &self,
+        protocol: Protocol,
+        stream: StreamId,
+        entry: Entry,
+        due: Stamp,
+    ) -> Option<Link> {
         // From now on: a client that waited for its last request is late, and has not failed yet.
         let opened = dial::within(UNANSWERED, async {
             let mut link = self.target.dial(protocol, stream.clone()).await?;
@@ -322,7 +389,9 @@ impl Client {
         let name = self.tag.made(&link.stream, entry.number);
         let response = link.send(self.tag.request(entry.ask, &name)).await?;
         let status = response.status();
-        dial::whole(response.into_body()).await.map_err(Unsent::Died)?;
+        dial::whole(response.into_body())
+            .await
+            .map_err(Unsent::Died)?;
         if entry.ask == Ask::Create && status.is_success() {
             self.ledger.created(name);
         }
@@ -339,10 +408,16 @@ struct Due {
 
 impl Due {
     fn now() -> Self {
-        Self { instant: Instant::now(), stamp: Stamp::now() }
+        Self {
+            instant: Instant::now(),
+            stamp: Stamp::now(),
+        }
     }
 
     fn plus(self, after: Duration) -> Self {
-        Self { instant: self.instant + after, stamp: self.stamp.plus(after) }
+        Self {
+            instant: self.instant + after,
+            stamp: self.stamp.plus(after),
+        }
     }
 }

@@ -91,13 +91,16 @@ impl Object<'_> {
 impl Tag {
     /// Of this moment: one etcd does not see two rehearsals begin in the same millisecond.
     pub(super) fn now() -> Self {
-        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let time = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         Self(format!("rehearsal-{:x}", time.as_millis()))
     }
 
     /// Whether an object is one of this rehearsal.
     pub(super) fn is_on(&self, name: &str) -> bool {
-        name.strip_prefix(&self.0).is_some_and(|rest| rest.starts_with('-'))
+        name.strip_prefix(&self.0)
+            .is_some_and(|rest| rest.starts_with('-'))
     }
 
     /// Name of a write.
@@ -112,7 +115,9 @@ impl Tag {
 
     /// What must be there before the load: creates.
     pub(super) fn stock(&self) -> Vec<Request> {
-        (0..READ_OBJECTS).map(|n| create(READ, &self.read(n), "hello", "world")).collect()
+        (0..READ_OBJECTS)
+            .map(|n| create(READ, &self.read(n), "hello", "world"))
+            .collect()
     }
 
     fn read(&self, number: u64) -> String {
@@ -121,7 +126,8 @@ impl Tag {
 
     /// Whether an object is one of those in [`READ`].
     pub(super) fn is_read(&self, name: &str) -> bool {
-        name.strip_prefix(&self.0).is_some_and(|rest| rest.starts_with("-read-"))
+        name.strip_prefix(&self.0)
+            .is_some_and(|rest| rest.starts_with("-read-"))
     }
 
     /// What a timetable asks for; `name` is that of a create.
@@ -140,11 +146,19 @@ pub(super) fn write(name: &str, number: u64) -> Request {
 }
 
 pub(super) fn delete(name: &str) -> Request {
-    Request { method: Method::DELETE, path: format!("{}/{name}", maps(WRITTEN)), body: String::new() }
+    Request {
+        method: Method::DELETE,
+        path: format!("{}/{name}", maps(WRITTEN)),
+        body: String::new(),
+    }
 }
 
 pub(super) fn get(path: String) -> Request {
-    Request { method: Method::GET, path, body: String::new() }
+    Request {
+        method: Method::GET,
+        path,
+        body: String::new(),
+    }
 }
 
 /// ConfigMaps of a namespace.
@@ -163,5 +177,9 @@ fn create(namespace: &str, name: &str, field: &str, value: &str) -> Request {
         "kind": "ConfigMap", "apiVersion": "v1",
         "metadata": {"namespace": namespace, "name": name}, "data": {field: value},
     });
-    Request { method: Method::POST, path: maps(namespace), body: object.to_string() }
+    Request {
+        method: Method::POST,
+        path: maps(namespace),
+        body: object.to_string(),
+    }
 }

@@ -39,7 +39,11 @@ pub(super) struct Observed<T> {
 
 impl<T> Observed<T> {
     pub(super) fn new(inner: T, http2: bool) -> Self {
-        Self { inner, end_signals: EndSignals::default(), frames: http2.then(Frames::default) }
+        Self {
+            inner,
+            end_signals: EndSignals::default(),
+            frames: http2.then(Frames::default),
+        }
     }
 
     pub(super) fn end_signals(&self) -> EndSignals {
@@ -48,7 +52,11 @@ impl<T> Observed<T> {
 }
 
 impl<T: AsyncRead + Unpin> AsyncRead for Observed<T> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let (before, room) = (buf.filled().len(), buf.remaining());
         ready!(Pin::new(&mut this.inner).poll_read(cx, buf))?;
@@ -57,7 +65,11 @@ impl<T: AsyncRead + Unpin> AsyncRead for Observed<T> {
         if read.is_empty() && room > 0 {
             this.end_signals.set(CLOSE_NOTIFY);
         }
-        if this.frames.as_mut().is_some_and(|frames| frames.goaway(read)) {
+        if this
+            .frames
+            .as_mut()
+            .is_some_and(|frames| frames.goaway(read))
+        {
             this.end_signals.set(GOAWAY);
         }
         Poll::Ready(Ok(()))
@@ -65,7 +77,11 @@ impl<T: AsyncRead + Unpin> AsyncRead for Observed<T> {
 }
 
 impl<T: AsyncWrite + Unpin> AsyncWrite for Observed<T> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.get_mut().inner).poll_write(cx, buf)
     }
 
@@ -113,15 +129,24 @@ impl Frames {
             let skipped = self.skip.min(bytes.len());
             self.skip -= skipped;
             bytes = &bytes[skipped..];
-            let wanted = if self.is_goaway() { self.begun.len() } else { HEADER };
+            let wanted = if self.is_goaway() {
+                self.begun.len()
+            } else {
+                HEADER
+            };
             let taken = bytes.len().min(wanted - self.have);
             self.begun[self.have..self.have + taken].copy_from_slice(&bytes[..taken]);
             self.have += taken;
             bytes = &bytes[taken..];
-            let whole = if self.is_goaway() { self.begun.len() } else { HEADER };
+            let whole = if self.is_goaway() {
+                self.begun.len()
+            } else {
+                HEADER
+            };
             if self.have == whole {
                 seen |= self.is_goaway() && self.begun[HEADER + 4..] == [0; 4];
-                let length = u32::from_be_bytes([0, self.begun[0], self.begun[1], self.begun[2]]) as usize;
+                let length =
+                    u32::from_be_bytes([0, self.begun[0], self.begun[1], self.begun[2]]) as usize;
                 self.skip = length.saturating_sub(whole - HEADER);
                 self.have = 0;
             }

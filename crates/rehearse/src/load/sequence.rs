@@ -47,8 +47,13 @@ mod tests {
     fn gaps_doubles_and_a_missing_end() {
         let mut sequence = Sequence::default();
         sequence.listed(10);
-        let flaws: Vec<_> = [11, 12, 15, 15, 14, 16].map(|number| sequence.observe(number)).into();
-        let (missed, duplicated) = (Some((Loss::EventMissed, 2)), Some((Loss::EventDuplicated, 1)));
+        let flaws: Vec<_> = [11, 12, 15, 15, 14, 16]
+            .map(|number| sequence.observe(number))
+            .into();
+        let (missed, duplicated) = (
+            Some((Loss::EventMissed, 2)),
+            Some((Loss::EventDuplicated, 1)),
+        );
         assert_eq!(flaws, [None, None, missed, duplicated, duplicated, None]);
         assert!(sequence.has(16) && !sequence.has(17));
         // What a second list has is not missed.

@@ -43,7 +43,9 @@ pub(crate) struct StormClients {
 impl StormClients {
     /// Starts the clients, on a thread of their own: the others' timetables must not wait for their handshakes.
     pub(crate) fn start(clients: u32, target: &Target) -> io::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
         let (sender, tries) = unbounded_channel();
         let (target, over) = (target.clone(), CancellationToken::new());
         let token = over.clone();
@@ -56,16 +58,24 @@ impl StormClients {
             drop(sender);
             token.cancelled().await;
         };
-        std::thread::Builder::new().name("storm".into()).spawn(move || runtime.block_on(run))?;
-        Ok(Self { tries, _goes_on: over.drop_guard() })
+        std::thread::Builder::new()
+            .name("storm".into())
+            .spawn(move || runtime.block_on(run))?;
+        Ok(Self {
+            tries,
+            _goes_on: over.drop_guard(),
+        })
     }
 }
 
 async fn client(target: Target, number: u32, until: Instant, sender: UnboundedSender<Try>) {
     for again in 0_u32.. {
-        let answer = ask(&target, format!("storm-{number}-{again}")).await.unwrap_or_else(Answer::Failed);
+        let answer = ask(&target, format!("storm-{number}-{again}"))
+            .await
+            .unwrap_or_else(Answer::Failed);
         let served = matches!(answer, Answer::Good { .. });
-        if sender.send((Stamp::now(), answer)).is_err() || served || Instant::now() + PAUSE >= until {
+        if sender.send((Stamp::now(), answer)).is_err() || served || Instant::now() + PAUSE >= until
+        {
             return;
         }
         sleep(PAUSE).await;

@@ -39,7 +39,14 @@ mod tests {
         tokio::time::sleep(2 * TICK).await;
         timer.shutdown().await;
         let late = recorder.drain().into_iter();
-        late.map(|event| if let EventKind::Late(late) = event.what { late } else { panic!("{event:?}") }).collect()
+        late.map(|event| {
+            if let EventKind::Late(late) = event.what {
+                late
+            } else {
+                panic!("{event:?}")
+            }
+        })
+        .collect()
     }
 
     #[tokio::test]
@@ -52,6 +59,10 @@ mod tests {
     /// What is under test may be as slow as it likes.
     #[tokio::test(start_paused = true)]
     async fn waiting_for_an_answer_makes_it_not_late() {
-        assert!(late(tokio::time::sleep(Duration::from_secs(15))).await.is_empty());
+        assert!(
+            late(tokio::time::sleep(Duration::from_secs(15)))
+                .await
+                .is_empty()
+        );
     }
 }

@@ -67,7 +67,11 @@ fn entries(
     iter::from_fn(move || {
         // Of the number, not summed up: rounding must not slow the rate.
         let after = Duration::from_nanos(u64::try_from(step.as_nanos()).ok()?.checked_mul(number)?);
-        let entry = Entry { number, after: after + jitter(&mut rng), ask: ask(&mut rng) };
+        let entry = Entry {
+            number,
+            after: after + jitter(&mut rng),
+            ask: ask(&mut rng),
+        };
         number += 1;
         Some(entry)
     })
@@ -85,7 +89,11 @@ fn ask(rng: &mut Rng) -> Ask {
 
 /// The half of the clients that speaks this.
 pub(super) fn protocol(index: u64) -> Protocol {
-    if index.is_multiple_of(2) { Protocol::Http1 } else { Protocol::Http2 }
+    if index.is_multiple_of(2) {
+        Protocol::Http1
+    } else {
+        Protocol::Http2
+    }
 }
 
 #[cfg(test)]

@@ -30,7 +30,10 @@ pub(super) async fn run(client: Client, index: u64, goal: Receiver<Option<Arc<Go
         relists: follower.relists,
         expired: follower.expired,
     };
-    follower.client.recorder.add(&follower.name, EventKind::Watch(sum));
+    follower
+        .client
+        .recorder
+        .add(&follower.name, EventKind::Watch(sum));
 }
 
 #[derive(Debug, Default)]
@@ -43,20 +46,29 @@ struct Counted {
 
 impl Counted {
     fn record(&mut self, flaw: Option<(Loss, u64)>) {
-        self.flaws.extend(flaw.map(|(loss, count)| (Stamp::now(), loss, count)));
+        self.flaws
+            .extend(flaw.map(|(loss, count)| (Stamp::now(), loss, count)));
     }
 }
 
 impl View for Counted {
     fn listed(&mut self, objects: &[Object<'_>]) {
-        self.sequence.listed(objects.iter().filter_map(Object::sequence).max().unwrap_or(0));
+        self.sequence.listed(
+            objects
+                .iter()
+                .filter_map(Object::sequence)
+                .max()
+                .unwrap_or(0),
+        );
     }
 
     fn observe(&mut self, instance: &str, event: &Event<'_>) {
         if event.kind != "ADDED" {
             return;
         }
-        let Some(number) = event.object.sequence() else { return };
+        let Some(number) = event.object.sequence() else {
+            return;
+        };
         match self.events.get_mut(instance) {
             Some(events) => *events += 1,
             None => drop(self.events.insert(instance.to_owned(), 1)),

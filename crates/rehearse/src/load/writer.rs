@@ -72,14 +72,23 @@ pub(super) struct Writer {
 
 impl Writer {
     pub(super) fn new(client: Client, tag: Tag, instances: Receiver<Instances>) -> Self {
-        Self { client, tag, instances, link: None, dialled: 0, last: 0, why: String::new() }
+        Self {
+            client,
+            tag,
+            instances,
+            link: None,
+            dialled: 0,
+            last: 0,
+            why: String::new(),
+        }
     }
 
     /// Writes what must be there before the load.
     pub(super) async fn stock(&mut self) -> Result<(), String> {
         let deadline = Instant::now() + PATIENCE;
         for request in self.tag.stock() {
-            let made = tokio::time::timeout_at(deadline, self.done(&request, StatusCode::CONFLICT)).await;
+            let made =
+                tokio::time::timeout_at(deadline, self.done(&request, StatusCode::CONFLICT)).await;
             made.map_err(|_| format!("cannot write the objects of the rehearsal: {}", self.why))?;
         }
         Ok(())
@@ -95,7 +104,10 @@ impl Writer {
             let number = self.last + 1;
             let name = self.tag.write(number);
             // What was begun is brought to its end, or it would not be known whether it was written.
-            if !self.bounded(&objects::write(&name, number), StatusCode::CONFLICT).await {
+            if !self
+                .bounded(&objects::write(&name, number), StatusCode::CONFLICT)
+                .await
+            {
                 break;
             }
             self.last = number;
@@ -103,7 +115,10 @@ impl Writer {
             if number.is_multiple_of(DELETE_EVERY) {
                 let name = self.tag.write(number - DELETE_BEFORE);
                 self.client.ledger.deleted(&name);
-                if !self.bounded(&objects::delete(&name), StatusCode::NOT_FOUND).await {
+                if !self
+                    .bounded(&objects::delete(&name), StatusCode::NOT_FOUND)
+                    .await
+                {
                     break;
                 }
             }
@@ -114,14 +129,29 @@ impl Writer {
     /// What there is, and what is wrong with that. To be called after the last write.
     pub(super) async fn goal(mut self) -> (Goal, Option<String>) {
         let Ok(list) = timeout(PATIENCE, self.list()).await else {
-            let trouble =
-                format!("the objects could not be listed at the end, so it is unknown what is there: {}", self.why);
-            return (Goal { last: self.last, objects: None }, Some(trouble));
+            let trouble = format!(
+                "the objects could not be listed at the end, so it is unknown what is there: {}",
+                self.why
+            );
+            return (
+                Goal {
+                    last: self.last,
+                    objects: None,
+                },
+                Some(trouble),
+            );
         };
         let lost = self.client.ledger.lock().difference(&list).count();
-        let trouble =
-            (lost > 0).then(|| format!("{lost} objects are not there although their creation was acknowledged"));
-        (Goal { last: self.last, objects: Some(list) }, trouble)
+        let trouble = (lost > 0).then(|| {
+            format!("{lost} objects are not there although their creation was acknowledged")
+        });
+        (
+            Goal {
+                last: self.last,
+                objects: Some(list),
+            },
+            trouble,
+        )
     }
 
     /// Like [`Writer::done`]; false if the load stops and it cannot be done in time.
@@ -143,8 +173,12 @@ impl Writer {
             match self.sent(request).await {
                 Ok((status, _)) if status.is_success() || status == already => return,
                 Ok((status, body)) => {
-                    self.why =
-                        format!("{} {}: {status} {}", request.method, request.path, String::from_utf8_lossy(&body));
+                    self.why = format!(
+                        "{} {}: {status} {}",
+                        request.method,
+                        request.path,
+                        String::from_utf8_lossy(&body)
+                    );
                 }
                 Err(why) => self.why = format!("{} {}: {why}", request.method, request.path),
             }
@@ -159,7 +193,10 @@ impl Writer {
             match self.sent(&objects::get(ALL.to_owned())).await {
                 Ok((StatusCode::OK, body)) => match serde_json::from_slice::<List<'_>>(&body) {
                     Ok(list) => {
-                        let names = list.items.iter().map(|object| object.metadata.name.to_string());
+                        let names = list
+                            .items
+                            .iter()
+                            .map(|object| object.metadata.name.to_string());
                         return names.filter(|name| self.tag.is_on(name)).collect();
                     }
                     Err(error) => self.why = error.to_string(),
@@ -182,11 +219,18 @@ impl Writer {
             }
         }
         self.link = None;
-        let targets: Vec<Target> = self.client.target.direct(&self.instances.borrow_and_update());
+        let targets: Vec<Target> = self
+            .client
+            .target
+            .direct(&self.instances.borrow_and_update());
         for target in targets {
             self.dialled += 1;
             let sent = async {
-                let mut link = within(TRY, target.dial(protocol(1), format!("writer-{}", self.dialled))).await?;
+                let mut link = within(
+                    TRY,
+                    target.dial(protocol(1), format!("writer-{}", self.dialled)),
+                )
+                .await?;
                 Ok((within(TRY, link.ask(request.clone())).await?, link))
             };
             match sent.await {

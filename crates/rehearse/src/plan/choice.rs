@@ -8,13 +8,17 @@ use std::fmt;
 
 /// What `--via` takes: all but port sharing, which is only compared with.
 pub fn via_names() -> impl TypedValueParser<Value = Via> {
-    let decides = Via::value_variants().iter().filter(|via| **via != Via::PortSharing);
+    let decides = Via::value_variants()
+        .iter()
+        .filter(|via| **via != Via::PortSharing);
     let names = PossibleValuesParser::new(decides.filter_map(Via::to_possible_value));
     names.try_map(|name| Via::from_str(&name, false))
 }
 
 /// The way from clients to instances.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize,
+)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Via {
@@ -62,7 +66,9 @@ pub enum Topology {
 
 /// An enum's name on the command line.
 fn name(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    value
+        .to_possible_value()
+        .map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 impl fmt::Display for Via {

@@ -123,7 +123,14 @@ pub struct LoadPlan {
 
 impl Default for LoadPlan {
     fn default() -> Self {
-        Self { rate: 100, clients: 8, watches: 8, storm: 0, seed: 0, catch_up: Duration::from_secs(5) }
+        Self {
+            rate: 100,
+            clients: 8,
+            watches: 8,
+            storm: 0,
+            seed: 0,
+            catch_up: Duration::from_secs(5),
+        }
     }
 }
 
@@ -179,7 +186,10 @@ impl Plan {
     /// Why a fault has no place in this rehearsal.
     pub fn misplaced(&self, fault: Fault) -> impl Iterator<Item = &'static str> {
         let bridged = self.topology == Topology::Bridge;
-        let apart = matches!(self.topology, Topology::Sidecar | Topology::NativeSidecar | Topology::Node);
+        let apart = matches!(
+            self.topology,
+            Topology::Sidecar | Topology::NativeSidecar | Topology::Node
+        );
         let rules = [
             (
                 fault.needs_a_bridge() && !(bridged && self.via == Via::Berth),
@@ -189,15 +199,27 @@ impl Plan {
                 fault.is_of_shims() && !apart,
                 "it needs a shim in a process of its own; give --topology sidecar, native-sidecar or node",
             ),
-            (fault.is_of_shims() && self.via == Via::Haproxy, "HAProxy has no such shim; leave the fault out"),
-            (fault.needs_a_shim() && self.via == Via::None, "there is nothing that relays; leave the fault out"),
+            (
+                fault.is_of_shims() && self.via == Via::Haproxy,
+                "HAProxy has no such shim; leave the fault out",
+            ),
+            (
+                fault.needs_a_shim() && self.via == Via::None,
+                "there is nothing that relays; leave the fault out",
+            ),
         ];
-        rules.into_iter().filter_map(|(is_wrong, why)| is_wrong.then_some(why))
+        rules
+            .into_iter()
+            .filter_map(|(is_wrong, why)| is_wrong.then_some(why))
     }
 
     /// True if the shims' clock may jump.
     pub(crate) fn clock_jumps(&self) -> bool {
-        let faults = if self.lasts.is_some() { self.drawn() } else { Vec::from_iter(self.faults.clone()) };
+        let faults = if self.lasts.is_some() {
+            self.drawn()
+        } else {
+            Vec::from_iter(self.faults.clone())
+        };
         faults.contains(&Fault::ClockJump)
     }
 
@@ -207,7 +229,11 @@ impl Plan {
         let is_kept = |fault: &Fault| self.topology == Topology::Node && *fault == Fault::KillShim;
         let has_place = |fault: &Fault| self.misplaced(*fault).next().is_none() && !is_kept(fault);
         match self.faults.is_empty() {
-            true => Fault::value_variants().iter().copied().filter(has_place).collect(),
+            true => Fault::value_variants()
+                .iter()
+                .copied()
+                .filter(has_place)
+                .collect(),
             false => self.faults.iter().copied().collect(),
         }
     }
@@ -219,14 +245,23 @@ impl Plan {
         for ((option, apiserver), version) in sides.into_iter().zip(&mut self.versions) {
             let asked = apiserver.version(version).await;
             let fix = |why| {
-                format!("{option}: {why}; give a kube-apiserver's command that starts, or stand-in for a simulated one")
+                format!(
+                    "{option}: {why}; give a kube-apiserver's command that starts, or stand-in for a simulated one"
+                )
             };
             if let Some(reported) = checks.ok(asked.map_err(fix)) {
                 *version = reported;
             }
         }
-        if let Some(berth) = self.berth.as_ref().filter(|_| self.topology == Topology::Bridge) {
-            let help = tokio::process::Command::new(berth).args(["bridge", "--help"]).output().await;
+        if let Some(berth) = self
+            .berth
+            .as_ref()
+            .filter(|_| self.topology == Topology::Bridge)
+        {
+            let help = tokio::process::Command::new(berth)
+                .args(["bridge", "--help"])
+                .output()
+                .await;
             if !help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--settle")) {
                 let why = "it has no bridge, which --topology bridge needs; give a newer one";
                 checks.wrong(format!("--berth {}: {why}", berth.display()));
@@ -259,6 +294,8 @@ pub fn find_program(program: &OsStr) -> Result<PathBuf, String> {
         };
     }
     let dirs = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&dirs).map(|dir| dir.join(program)).find(can_run);
+    let found = std::env::split_paths(&dirs)
+        .map(|dir| dir.join(program))
+        .find(can_run);
     found.ok_or_else(|| format!("{} is not in PATH", path.display()))
 }

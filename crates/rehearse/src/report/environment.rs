@@ -27,9 +27,14 @@ const SYSCTLS: [&str; 8] = [
 pub fn read(programs: Vec<Program>) -> Environment {
     let sysctl = |name: &&str| {
         let value = fs::read_to_string(format!("/proc/sys/{}", name.replace('.', "/"))).ok()?;
-        Some(((*name).to_owned(), value.split_whitespace().collect::<Vec<_>>().join(" ")))
+        Some((
+            (*name).to_owned(),
+            value.split_whitespace().collect::<Vec<_>>().join(" "),
+        ))
     };
-    let cpu_model = CpuInfo::current().ok().and_then(|cpus| cpus.model_name(0).map(str::to_owned));
+    let cpu_model = CpuInfo::current()
+        .ok()
+        .and_then(|cpus| cpus.model_name(0).map(str::to_owned));
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
     Environment {
         kernel: kernel().unwrap_or_default(),
@@ -45,29 +50,57 @@ pub fn read(programs: Vec<Program>) -> Environment {
 /// The apiservers, each once, and what was between or behind them.
 pub(super) fn programs(plan: &Plan, runs: &[Run]) -> Vec<Program> {
     let mut seen = BTreeSet::new();
-    let known = runs.iter().filter_map(Run::ran).flat_map(|ran| &ran.instances).filter(|i| !i.version.is_empty());
+    let known = runs
+        .iter()
+        .filter_map(Run::ran)
+        .flat_map(|ran| &ran.instances)
+        .filter(|i| !i.version.is_empty());
     let new = known.filter(|instance| seen.insert(instance.name.as_str()));
-    let kind = if plan.old.is_simulated() { " (simulated)" } else { "" };
+    let kind = if plan.old.is_simulated() {
+        " (simulated)"
+    } else {
+        ""
+    };
     let version = |instance: &Instance| instance.version.clone() + kind;
-    let apiservers = new.map(|instance| Program { role: instance.name.clone(), version: version(instance) });
-    let etcd = plan.etcd.as_ref().and_then(|program| ask("etcd", program.as_os_str(), "--version"));
-    let haproxy = runs.iter().find(|run| run.via == Via::Haproxy && run.ran().is_some());
+    let apiservers = new.map(|instance| Program {
+        role: instance.name.clone(),
+        version: version(instance),
+    });
+    let etcd = plan
+        .etcd
+        .as_ref()
+        .and_then(|program| ask("etcd", program.as_os_str(), "--version"));
+    let haproxy = runs
+        .iter()
+        .find(|run| run.via == Via::Haproxy && run.ran().is_some());
     let haproxy = haproxy.and_then(|_| ask("haproxy", "haproxy".as_ref(), "-v"));
     // Of this program the version is in the report already.
-    let berth = plan.berth.as_ref().and_then(|program| ask("berth", program.as_os_str(), "--version"));
+    let berth = plan
+        .berth
+        .as_ref()
+        .and_then(|program| ask("berth", program.as_os_str(), "--version"));
     apiservers.chain(etcd).chain(haproxy).chain(berth).collect()
 }
 
 /// Asks a program for its version; none if it prints none.
 fn ask(role: &str, program: &OsStr, option: &str) -> Option<Program> {
-    let output = Command::new(program).arg(option).stdin(Stdio::null()).output().ok()?;
+    let output = Command::new(program)
+        .arg(option)
+        .stdin(Stdio::null())
+        .output()
+        .ok()?;
     let output = String::from_utf8_lossy(&output.stdout);
-    Some(Program { role: role.to_owned(), version: version(&output)?.to_owned() })
+    Some(Program {
+        role: role.to_owned(),
+        version: version(&output)?.to_owned(),
+    })
 }
 
 /// The word after `version` or `berth`.
 fn version(output: &str) -> Option<&str> {
-    let is_before = |word: &&str| ["version", "berth"].contains(&&*word.trim_end_matches(':').to_ascii_lowercase());
+    let is_before = |word: &&str| {
+        ["version", "berth"].contains(&&*word.trim_end_matches(':').to_ascii_lowercase())
+    };
     let mut words = output.split_whitespace();
     words.find(is_before)?;
     words.next()
@@ -81,7 +114,9 @@ pub fn now() -> String {
 fn kernel() -> nix::Result<String> {
     let name = nix::sys::utsname::uname()?;
     let words = [name.sysname(), name.release(), name.machine()];
-    Ok(words.map(|word| word.to_string_lossy().into_owned()).join(" "))
+    Ok(words
+        .map(|word| word.to_string_lossy().into_owned())
+        .join(" "))
 }
 
 #[cfg(test)]
@@ -90,22 +125,45 @@ mod tests {
 
     #[test]
     fn programs_print_their_version_in_their_own_way() {
-        let haproxy = "HAProxy version 2.6.12-1+deb12u1 2023/12/16 - https://haproxy.org/\nStatus: stable";
+        let haproxy =
+            "HAProxy version 2.6.12-1+deb12u1 2023/12/16 - https://haproxy.org/\nStatus: stable";
         assert_eq!(version(haproxy), Some("2.6.12-1+deb12u1"));
-        assert_eq!(version("etcd Version: 3.5.17\nGit SHA: 507c0de\n"), Some("3.5.17"));
+        assert_eq!(
+            version("etcd Version: 3.5.17\nGit SHA: 507c0de\n"),
+            Some("3.5.17")
+        );
         assert_eq!(version("berth 0.1.0\n"), Some("0.1.0"));
-        assert_eq!((version("no such option"), version("version")), (None, None));
-        assert_eq!(ask("etcd", "echo".as_ref(), "Version: 3").unwrap().version, "3");
+        assert_eq!(
+            (version("no such option"), version("version")),
+            (None, None)
+        );
+        assert_eq!(
+            ask("etcd", "echo".as_ref(), "Version: 3").unwrap().version,
+            "3"
+        );
         assert_eq!(ask("etcd", "/no/such/program".as_ref(), "--version"), None);
     }
 
     #[test]
     fn a_linux_machine_shows_what_matters() {
-        let seen = read(vec![Program { role: "old".into(), version: "v1.33.0".into() }]);
+        let seen = read(vec![Program {
+            role: "old".into(),
+            version: "v1.33.0".into(),
+        }]);
         assert!(seen.kernel.starts_with("Linux "), "{}", seen.kernel);
-        assert!(seen.cpus > 0 && seen.memory_bytes > 1 << 20 && seen.open_files_limit > 0, "{seen:?}");
+        assert!(
+            seen.cpus > 0 && seen.memory_bytes > 1 << 20 && seen.open_files_limit > 0,
+            "{seen:?}"
+        );
         let range = &seen.sysctls["net.ipv4.ip_local_port_range"];
-        assert_eq!(range.split(' ').filter(|port| port.parse::<u16>().is_ok()).count(), 2, "{range}");
+        assert_eq!(
+            range
+                .split(' ')
+                .filter(|port| port.parse::<u16>().is_ok())
+                .count(),
+            2,
+            "{range}"
+        );
         assert!(now().ends_with('Z'));
     }
 }

@@ -41,13 +41,20 @@ pub(crate) fn moment(ms: i64) -> String {
 /// A size of memory.
 pub fn bytes(bytes: u64) -> String {
     let gib = bytes as f64 / f64::from(1 << 30);
-    if gib < 1.0 { format!("{:.0} MiB", gib * 1024.0) } else { format!("{gib:.1} GiB") }
+    if gib < 1.0 {
+        format!("{:.0} MiB", gib * 1024.0)
+    } else {
+        format!("{gib:.1} GiB")
+    }
 }
 
 /// Words as a heading or a row of a page begins them.
 pub(crate) fn capital(words: &str) -> String {
     let mut letters = words.chars();
-    letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
+    letters
+        .next()
+        .map(|first| first.to_uppercase().chain(letters).collect())
+        .unwrap_or_default()
 }
 
 /// A text as HTML, in an element or in a quoted attribute.
@@ -72,15 +79,39 @@ mod tests {
 
     #[test]
     fn waits_have_a_unit() {
-        let texts = [0.0, 0.123, 4.56, 38.2, 999.4, 4_100.0, 1_234_567.0, f64::NAN].map(wait);
-        assert_eq!(texts, ["0 ms", "0.12 ms", "4.6 ms", "38 ms", "999 ms", "4.1 s", "1,234 s", "unknown"]);
+        let texts = [
+            0.0,
+            0.123,
+            4.56,
+            38.2,
+            999.4,
+            4_100.0,
+            1_234_567.0,
+            f64::NAN,
+        ]
+        .map(wait);
+        assert_eq!(
+            texts,
+            [
+                "0 ms", "0.12 ms", "4.6 ms", "38 ms", "999 ms", "4.1 s", "1,234 s", "unknown"
+            ]
+        );
     }
 
     #[test]
     fn moments_sizes_and_counts() {
-        assert_eq!([0, 999, 1_000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
-        assert_eq!([-1_250, 0, 61_007].map(moment), ["−1.25 s", "0.00 s", "61.00 s"]);
+        assert_eq!(
+            [0, 999, 1_000, 1_234_567].map(count),
+            ["0", "999", "1,000", "1,234,567"]
+        );
+        assert_eq!(
+            [-1_250, 0, 61_007].map(moment),
+            ["−1.25 s", "0.00 s", "61.00 s"]
+        );
         assert_eq!([512 << 20, 16 << 30].map(bytes), ["512 MiB", "16.0 GiB"]);
-        assert_eq!(of(1, "watch", "watches") + " " + &of(2_000, "watch", "watches"), "1 watch 2,000 watches");
+        assert_eq!(
+            of(1, "watch", "watches") + " " + &of(2_000, "watch", "watches"),
+            "1 watch 2,000 watches"
+        );
     }
 }

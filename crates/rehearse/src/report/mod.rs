@@ -24,7 +24,11 @@ pub fn assemble(plan: &Plan, rehearsed: Rehearsed, argv: &[String]) -> Report {
         version: data::VERSION,
         berth_version: berth_node::VERSION.to_owned(),
         made_at: environment::now(),
-        command: argv.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "),
+        command: argv
+            .iter()
+            .map(|word| quoted(word))
+            .collect::<Vec<_>>()
+            .join(" "),
         environment: environment::read(environment::programs(plan, &rehearsed.runs)),
         aborted: rehearsed.aborted.as_ref().map(ToString::to_string),
         runs: rehearsed.runs,
@@ -33,7 +37,10 @@ pub fn assemble(plan: &Plan, rehearsed: Rehearsed, argv: &[String]) -> Report {
 
 /// A word as a shell reads it, and as a person writes it: `--name='a value'`.
 fn quoted(word: &str) -> String {
-    let plain = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+    let plain = |name: &str| {
+        name.bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+    };
     match word.split_once('=').filter(|(name, _)| plain(name)) {
         Some((name, value)) => format!("{name}={}", shell_words::quote(value)),
         None => shell_words::quote(word).into_owned(),
@@ -50,7 +57,10 @@ pub struct Error {
 
 /// Whether a file can be written there, to be asked before anything is worth writing.
 pub fn check_writable(path: &Path) -> Result<(), Error> {
-    let error = |why| Error { path: path.to_owned(), why };
+    let error = |why| Error {
+        path: path.to_owned(),
+        why,
+    };
     if path.is_dir() {
         return Err(error(io::ErrorKind::IsADirectory.into()));
     }
@@ -79,16 +89,24 @@ pub fn write_file(path: &Path, text: io::Result<String>) -> Result<(), Error> {
         file.persist(path)?;
         Ok(())
     };
-    write().map_err(|why| Error { path: path.to_owned(), why })
+    write().map_err(|why| Error {
+        path: path.to_owned(),
+        why,
+    })
 }
 
 /// A file in the same directory, which is removed unless it is renamed.
 fn temporary(path: &Path) -> io::Result<NamedTempFile> {
     use std::os::unix::fs::PermissionsExt;
-    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+    let directory = path
+        .parent()
+        .filter(|directory| !directory.as_os_str().is_empty());
     // As any program would make it: the process's umask decides what remains.
     let mode = std::fs::Permissions::from_mode(0o666);
-    Builder::new().prefix(".berth-").permissions(mode).tempfile_in(directory.unwrap_or(Path::new(".")))
+    Builder::new()
+        .prefix(".berth-")
+        .permissions(mode)
+        .tempfile_in(directory.unwrap_or(Path::new(".")))
 }
 
 #[cfg(test)]
@@ -110,7 +128,10 @@ mod tests {
     #[test]
     fn words_are_quoted() {
         let argv = ["berth", "--rate=9", "--new=a b", "--old", "it's; $(x)", ""];
-        assert_eq!(argv.map(quoted).join(" "), r"berth --rate=9 --new='a b' --old 'it'\''s; $(x)' ''");
+        assert_eq!(
+            argv.map(quoted).join(" "),
+            r"berth --rate=9 --new='a b' --old 'it'\''s; $(x)' ''"
+        );
     }
 
     #[test]
@@ -124,7 +145,11 @@ mod tests {
         write(&report(), Some(&json), Some(&html)).unwrap();
         let read: Report = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
         assert_eq!(read, report());
-        assert!(std::fs::read_to_string(&html).unwrap().starts_with("<!DOCTYPE html>"));
+        assert!(
+            std::fs::read_to_string(&html)
+                .unwrap()
+                .starts_with("<!DOCTYPE html>")
+        );
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
         write(&report(), None, None).unwrap();
     }
@@ -134,12 +159,28 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let missing = dir.path().join("missing/a.json");
         let html = dir.path().join("a.html");
-        for error in [check_writable(&missing), write(&report(), Some(&missing), Some(&html))] {
+        for error in [
+            check_writable(&missing),
+            write(&report(), Some(&missing), Some(&html)),
+        ] {
             let error = error.unwrap_err().to_string();
-            assert!(error.contains("missing/a.json: ") && error.contains("; give a file"), "{error}");
+            assert!(
+                error.contains("missing/a.json: ") && error.contains("; give a file"),
+                "{error}"
+            );
         }
         assert!(html.exists());
-        assert!(check_writable(Path::new("")).unwrap_err().to_string().contains("names no file"));
-        assert!(check_writable(dir.path()).unwrap_err().to_string().contains("directory"));
+        assert!(
+            check_writable(Path::new(""))
+                .unwrap_err()
+                .to_string()
+                .contains("names no file")
+        );
+        assert!(
+            check_writable(dir.path())
+                .unwrap_err()
+                .to_string()
+                .contains("directory")
+        );
     }
 }

@@ -14,11 +14,17 @@ pub(super) fn render(report: &Report) -> String {
     let mut runs: Vec<&Run> = report.runs.iter().collect();
     // First the run that the page is about.
     runs.sort_by_key(|run| run.via != Via::Berth);
-    let made: Vec<(&Run, &Ran)> = runs.iter().filter_map(|run| Some((*run, run.ran()?))).collect();
+    let made: Vec<(&Run, &Ran)> = runs
+        .iter()
+        .filter_map(|run| Some((*run, run.ran()?)))
+        .collect();
     let several = runs.len() > 1;
     let (tone, headline) = match made.first() {
         _ if report.aborted.is_some() => ("unsure", "Stopped before its end".to_owned()),
-        Some((run, ran)) if several => (tone(ran), format!("{}: {}", format::capital(run.via.way()), ran.words())),
+        Some((run, ran)) if several => (
+            tone(ran),
+            format!("{}: {}", format::capital(run.via.way()), ran.words()),
+        ),
         Some((_, ran)) => (tone(ran), verdict(ran)),
         None => ("unsure", "Nothing was rehearsed".to_owned()),
     };
@@ -36,9 +42,20 @@ pub(super) fn render(report: &Report) -> String {
         headline = escape(&headline),
         made_at = escape(&report.made_at),
         berth_version = escape(&report.berth_version),
-        lead = aborted.unwrap_or_default() + &made.first().map(|(run, ran)| lead(run, ran)).unwrap_or_default(),
-        comparison = if made.len() > 1 { comparison(&made) } else { String::new() },
-        runs = runs.iter().map(|run| section(run, &frame, several)).collect::<String>(),
+        lead = aborted.unwrap_or_default()
+            + &made
+                .first()
+                .map(|(run, ran)| lead(run, ran))
+                .unwrap_or_default(),
+        comparison = if made.len() > 1 {
+            comparison(&made)
+        } else {
+            String::new()
+        },
+        runs = runs
+            .iter()
+            .map(|run| section(run, &frame, several))
+            .collect::<String>(),
         command = escape(&report.command),
         environment = environment(&report.environment),
     )
@@ -59,17 +76,31 @@ fn tone(ran: &Ran) -> &'static str {
 
 /// What was rehearsed, and the figures that matter most, large.
 fn lead(run: &Run, ran: &Ran) -> String {
-    let tile = |Row { name, value, note, .. }: &Row| {
-        let (name, value, note) = (escape(&format::capital(name)), escape(&value.to_string()), escape(note));
+    let tile = |Row {
+                    name, value, note, ..
+                }: &Row| {
+        let (name, value, note) = (
+            escape(&format::capital(name)),
+            escape(&value.to_string()),
+            escape(note),
+        );
         format!("<div><dt>{name}</dt><dd>{value}<small>{note}</small></dd></div>")
     };
     let tiles: String = ran.rows.iter().filter(|row| row.main).map(tile).collect();
-    format!("<p>{}</p><dl class=\"tiles\">{tiles}</dl>", escape(&what(run, ran)))
+    format!(
+        "<p>{}</p><dl class=\"tiles\">{tiles}</dl>",
+        escape(&what(run, ran))
+    )
 }
 
 /// What was rehearsed, in a line.
 fn what(run: &Run, ran: &Ran) -> String {
-    let names = ran.instances.iter().map(plot::named).collect::<Vec<_>>().join(" → ");
+    let names = ran
+        .instances
+        .iter()
+        .map(plot::named)
+        .collect::<Vec<_>>()
+        .join(" → ");
     let load = format!("{} of load", format::wait(ran.load_ms as f64));
     [ran.apiservers(), &names, &run.topology, &load].join(" · ")
 }
@@ -78,15 +109,28 @@ fn what(run: &Run, ran: &Ran) -> String {
 fn comparison(made: &[(&Run, &Ran)]) -> String {
     let heading = |(run, ran): &(&Run, &Ran)| {
         let way = escape(&format::capital(run.via.way()));
-        format!("<th scope=\"col\">{way}<small class=\"{}\">{}</small></th>", tone(ran), verdict(ran))
+        format!(
+            "<th scope=\"col\">{way}<small class=\"{}\">{}</small></th>",
+            tone(ran),
+            verdict(ran)
+        )
     };
     let headings: String = made.iter().map(heading).collect();
     let row = |(name, cells): (&str, Vec<String>)| {
-        let cells: String = cells.iter().map(|cell| format!("<td>{}</td>", escape(cell))).collect();
-        format!("<tr><th scope=\"row\">{}</th>{cells}</tr>", escape(&format::capital(name)))
+        let cells: String = cells
+            .iter()
+            .map(|cell| format!("<td>{}</td>", escape(cell)))
+            .collect();
+        format!(
+            "<tr><th scope=\"row\">{}</th>{cells}</tr>",
+            escape(&format::capital(name))
+        )
     };
     let runs: Vec<&Ran> = made.iter().map(|(_, ran)| *ran).collect();
-    let rows: String = table::side_by_side(&runs, false).into_iter().map(row).collect();
+    let rows: String = table::side_by_side(&runs, false)
+        .into_iter()
+        .map(row)
+        .collect();
     format!(
         "<section><h2>Side by side</h2><div class=\"scroll\" tabindex=\"0\"><table><thead><tr><td></td>{headings}</tr></thead>\
          <tbody>{rows}</tbody></table></div></section>"
@@ -94,7 +138,11 @@ fn comparison(made: &[(&Run, &Ran)]) -> String {
 }
 
 fn section(run: &Run, frame: &Frame, several: bool) -> String {
-    let title = if several { format::capital(run.via.way()) } else { "What happened".to_owned() };
+    let title = if several {
+        format::capital(run.via.way())
+    } else {
+        "What happened".to_owned()
+    };
     let body = match &run.outcome {
         RunOutcome::Skipped(why) => format!("<p>Skipped: {}.</p>", escape(why)),
         RunOutcome::Ran(ran) => ran_section(ran, frame),
@@ -103,9 +151,17 @@ fn section(run: &Run, frame: &Frame, several: bool) -> String {
 }
 
 fn ran_section(ran: &Ran, frame: &Frame) -> String {
-    let row = |Row { name, value, note, .. }: &Row| {
-        let (name, value, note) = (escape(&format::capital(name)), escape(&value.to_string()), escape(note));
-        format!("<tr><th scope=\"row\">{name}</th><td>{value}</td><td class=\"quiet\">{note}</td></tr>")
+    let row = |Row {
+                   name, value, note, ..
+               }: &Row| {
+        let (name, value, note) = (
+            escape(&format::capital(name)),
+            escape(&value.to_string()),
+            escape(note),
+        );
+        format!(
+            "<tr><th scope=\"row\">{name}</th><td>{value}</td><td class=\"quiet\">{note}</td></tr>"
+        )
     };
     [
         list("Not as it should be", &ran.objections),
@@ -130,19 +186,45 @@ fn list(heading: &str, lines: &[String]) -> String {
     if lines.is_empty() {
         return String::new();
     }
-    let lines: String = lines.iter().map(|line| format!("<li>{}</li>", escape(line))).collect();
+    let lines: String = lines
+        .iter()
+        .map(|line| format!("<li>{}</li>", escape(line)))
+        .collect();
     format!("<h3>{heading}</h3><ul>{lines}</ul>")
 }
 
 fn promise(promise: &Promise) -> String {
-    let Promise { fault, instance, from_ms, to_ms, promise, held, what_happened, allowed } = promise;
-    let (tone, came_to) = if *held { ("good", "held") } else { ("bad", "broken") };
+    let Promise {
+        fault,
+        instance,
+        from_ms,
+        to_ms,
+        promise,
+        held,
+        what_happened,
+        allowed,
+    } = promise;
+    let (tone, came_to) = if *held {
+        ("good", "held")
+    } else {
+        ("bad", "broken")
+    };
     // A version that is wrong on purpose is named by what is wrong with it.
-    let at = if instance == fault { String::new() } else { format!(" at {instance}") };
-    let to = to_ms.map(|to| format!(" to {}", format::moment(to))).unwrap_or_default();
+    let at = if instance == fault {
+        String::new()
+    } else {
+        format!(" at {instance}")
+    };
+    let to = to_ms
+        .map(|to| format!(" to {}", format::moment(to)))
+        .unwrap_or_default();
     let from = format::moment(*from_ms);
     let allowed = (!allowed.is_empty()).then(|| format!("allowed: {}", loss::words(allowed)));
-    let seen: String = what_happened.iter().chain(&allowed).map(|line| format!("<li>{}</li>", escape(line))).collect();
+    let seen: String = what_happened
+        .iter()
+        .chain(&allowed)
+        .map(|line| format!("<li>{}</li>", escape(line)))
+        .collect();
     format!(
         "<h3 class=\"{tone}\">{}{}: {came_to}</h3><p>{} <span class=\"quiet\">{from}{to}</span></p><ul>{seen}</ul>",
         escape(fault),
@@ -152,7 +234,15 @@ fn promise(promise: &Promise) -> String {
 }
 
 fn environment(environment: &Environment) -> String {
-    let Environment { kernel, cpu_model, cpus, memory_bytes, open_files_limit, sysctls, programs } = environment;
+    let Environment {
+        kernel,
+        cpu_model,
+        cpus,
+        memory_bytes,
+        open_files_limit,
+        sysctls,
+        programs,
+    } = environment;
     let machine = [
         ("Kernel", kernel.clone()),
         ("CPUs", format!("{cpus} × {cpu_model}")),
@@ -160,9 +250,13 @@ fn environment(environment: &Environment) -> String {
         ("Open files (ulimit -n)", format::count(*open_files_limit)),
     ];
     let machine = machine.iter().map(|(name, value)| (*name, value));
-    let programs = programs.iter().map(|program| (program.role.as_str(), &program.version));
+    let programs = programs
+        .iter()
+        .map(|program| (program.role.as_str(), &program.version));
     let sysctls = sysctls.iter().map(|(name, value)| (name.as_str(), value));
-    let pair = |(name, value): (&str, &String)| format!("<dt>{}</dt><dd>{}</dd>", escape(name), escape(value));
+    let pair = |(name, value): (&str, &String)| {
+        format!("<dt>{}</dt><dd>{}</dd>", escape(name), escape(value))
+    };
     machine.chain(programs).chain(sysctls).map(pair).collect()
 }
 
@@ -173,34 +267,56 @@ mod tests {
     use crate::event::{Answer, EndedBy, Failure, StreamKind};
     use crate::fault::Fault;
     use crate::judges::judge;
-    use crate::judges::tests::{at, attempt, end, good, injected, plan, record, report as end_report};
+    use crate::judges::tests::{
+        at, attempt, end, good, injected, plan, record, report as end_report,
+    };
     use crate::verdict::OLD;
 
     /// What judges make of a run in which a shim is killed at 0.5 s; that may cost connections, and the end of it may be not seen.
     fn ran(is_lossy: bool) -> Ran {
         let mut record = record();
         // One burst, and streams that old ended.
-        record.attempts.extend((0..500).map(|_| attempt("burst", 200, 210, good(OLD))));
+        record
+            .attempts
+            .extend((0..500).map(|_| attempt("burst", 200, 210, good(OLD))));
         for stream in ["a", "b", "c"] {
             record.ends.push(end(StreamKind::Watch, stream, 2_000));
-            record.reports.push(end_report(stream, EndedBy::Instance, 2_000));
+            record
+                .reports
+                .push(end_report(stream, EndedBy::Instance, 2_000));
         }
         record.moments.add(OLD, MarkKind::Exited, at(2_200));
         if is_lossy {
             let failed = |due, failure| attempt("failed", due, 610, Answer::Failed(failure));
-            record.attempts.extend((0..7).map(|_| failed(600, Failure::Refused)));
-            record.attempts.extend((0..3).map(|_| failed(490, Failure::Reset)));
+            record
+                .attempts
+                .extend((0..7).map(|_| failed(600, Failure::Refused)));
+            record
+                .attempts
+                .extend((0..3).map(|_| failed(490, Failure::Reset)));
         }
-        record.injected.push(injected(Fault::KillShim, OLD, 500, (!is_lossy).then_some(600)));
+        record.injected.push(injected(
+            Fault::KillShim,
+            OLD,
+            500,
+            (!is_lossy).then_some(600),
+        ));
         judge(&record, &plan(0), None)
     }
 
     fn run(via: Via, ran: Ran) -> Run {
-        Run { via, topology: "sidecar".into(), outcome: RunOutcome::Ran(Box::new(ran)) }
+        Run {
+            via,
+            topology: "sidecar".into(),
+            outcome: RunOutcome::Ran(Box::new(ran)),
+        }
     }
 
     fn report(runs: Vec<Run>) -> Report {
-        let program = Program { role: "etcd".into(), version: "3.6.1".into() };
+        let program = Program {
+            role: "etcd".into(),
+            version: "3.6.1".into(),
+        };
         Report {
             version: 1,
             berth_version: "0.1.0".into(),
@@ -217,32 +333,86 @@ mod tests {
     }
 
     fn has(page: &str, texts: &[&str]) {
-        texts.iter().for_each(|text| assert!(page.contains(text), "{text}: {page}"));
+        texts
+            .iter()
+            .for_each(|text| assert!(page.contains(text), "{text}: {page}"));
     }
 
     #[test]
     fn a_page_has_the_verdict_all_figures_the_drawings_and_the_command() {
         let page = render(&report(vec![run(Via::Berth, ran(false))]));
-        has(&page, &["<h1>Nothing was lost</h1>", "simulated apiservers · old v1.33.0 → new v1.34.0 · sidecar"]);
-        has(&page, &["99th percentile", "10 ms", "berth rehearse --seed=7", "3.6.1"]);
+        has(
+            &page,
+            &[
+                "<h1>Nothing was lost</h1>",
+                "simulated apiservers · old v1.33.0 → new v1.34.0 · sidecar",
+            ],
+        );
+        has(
+            &page,
+            &[
+                "99th percentile",
+                "10 ms",
+                "berth rehearse --seed=7",
+                "3.6.1",
+            ],
+        );
         // The one burst is cut off, and its rate is there in words.
-        has(&page, &["kill-shim 0.50 s", "exited 2.20 s", "ended by the instance: 3", "↑ 10,100"]);
+        has(
+            &page,
+            &[
+                "kill-shim 0.50 s",
+                "exited 2.20 s",
+                "ended by the instance: 3",
+                "↑ 10,100",
+            ],
+        );
         assert!(!page.contains("Side by side") && !page.contains("class=\"lost\""));
     }
 
     #[test]
     fn losses_and_broken_promises_are_shown() {
         let page = render(&report(vec![run(Via::Berth, ran(true))]));
-        has(&page, &["Something was lost", "7 connections refused", "connections refused: 7", "class=\"lost\""]);
-        has(&page, &["kill-shim at old: broken", "its end was not seen", "allowed: 3 connections reset"]);
+        has(
+            &page,
+            &[
+                "Something was lost",
+                "7 connections refused",
+                "connections refused: 7",
+                "class=\"lost\"",
+            ],
+        );
+        has(
+            &page,
+            &[
+                "kill-shim at old: broken",
+                "its end was not seen",
+                "allowed: 3 connections reset",
+            ],
+        );
     }
 
     #[test]
     fn runs_are_compared_and_the_page_is_about_berths() {
         let missing = RunOutcome::Skipped("there is no haproxy in PATH".into());
-        let skipped = Run { via: Via::Haproxy, topology: "sidecar".into(), outcome: missing };
-        let page = render(&report(vec![run(Via::None, ran(true)), skipped, run(Via::Berth, ran(false))]));
-        has(&page, &["<h1>Through berth: nothing was lost</h1>", "Side by side", "there is no haproxy in PATH"]);
+        let skipped = Run {
+            via: Via::Haproxy,
+            topology: "sidecar".into(),
+            outcome: missing,
+        };
+        let page = render(&report(vec![
+            run(Via::None, ran(true)),
+            skipped,
+            run(Via::Berth, ran(false)),
+        ]));
+        has(
+            &page,
+            &[
+                "<h1>Through berth: nothing was lost</h1>",
+                "Side by side",
+                "there is no haproxy in PATH",
+            ],
+        );
         has(&page, &["<td>0</td><td>7</td>"]);
     }
 
@@ -251,38 +421,88 @@ mod tests {
         let mut aborted = report(vec![run(Via::Berth, ran(false))]);
         aborted.aborted = Some("SIGINT".into());
         let page = render(&aborted);
-        has(&page, &["<h1>Stopped before its end</h1>", "aborted: SIGINT"]);
+        has(
+            &page,
+            &["<h1>Stopped before its end</h1>", "aborted: SIGINT"],
+        );
         assert!(!page.contains("<h1>Nothing was lost"));
         has(&render(&report(Vec::new())), &["Nothing was rehearsed"]);
-        has(&render(&report(vec![run(Via::None, Ran::default())])), &["<h1>Nothing was lost</h1>"]);
+        has(
+            &render(&report(vec![run(Via::None, Ran::default())])),
+            &["<h1>Nothing was lost</h1>"],
+        );
     }
 
     #[test]
     fn what_others_wrote_is_text() {
         let evil = || "<script>alert(1)</script>\"'><img src=x>&".to_owned();
         let mut hostile = ran(true);
-        hostile.instances.push(Instance { name: evil(), version: evil() });
-        hostile.timeline.answered.insert(evil(), vec![1; hostile.timeline.allowed.len()]);
-        hostile.marks.push(Mark { at_ms: 100, instance: evil(), what: MarkKind::Fault, text: evil() });
-        let Promise { fault, instance, promise, what_happened, .. } = &mut hostile.promises[0];
+        hostile.instances.push(Instance {
+            name: evil(),
+            version: evil(),
+        });
+        hostile
+            .timeline
+            .answered
+            .insert(evil(), vec![1; hostile.timeline.allowed.len()]);
+        hostile.marks.push(Mark {
+            at_ms: 100,
+            instance: evil(),
+            what: MarkKind::Fault,
+            text: evil(),
+        });
+        let Promise {
+            fault,
+            instance,
+            promise,
+            what_happened,
+            ..
+        } = &mut hostile.promises[0];
         for text in [fault, promise, &mut what_happened[0]] {
             *text = evil();
         }
         *instance = evil() + "x";
         hostile.add(evil(), Value::Count(1)).main().note(evil());
-        for lines in [&mut hostile.objections, &mut hostile.notes, &mut hostile.examples] {
+        for lines in [
+            &mut hostile.objections,
+            &mut hostile.notes,
+            &mut hostile.examples,
+        ] {
             lines.push(evil());
         }
-        let skipped = Run { via: Via::None, topology: evil(), outcome: RunOutcome::Skipped(evil()) };
-        let mut report = report(vec![Run { topology: evil(), ..run(Via::Berth, hostile) }, skipped]);
-        for text in [&mut report.berth_version, &mut report.made_at, &mut report.command] {
+        let skipped = Run {
+            via: Via::None,
+            topology: evil(),
+            outcome: RunOutcome::Skipped(evil()),
+        };
+        let mut report = report(vec![
+            Run {
+                topology: evil(),
+                ..run(Via::Berth, hostile)
+            },
+            skipped,
+        ]);
+        for text in [
+            &mut report.berth_version,
+            &mut report.made_at,
+            &mut report.command,
+        ] {
             *text = evil();
         }
         report.aborted = Some(evil());
-        let Environment { kernel, cpu_model, sysctls, programs, .. } = &mut report.environment;
+        let Environment {
+            kernel,
+            cpu_model,
+            sysctls,
+            programs,
+            ..
+        } = &mut report.environment;
         (*kernel, *cpu_model) = (evil(), evil());
         sysctls.insert(evil(), evil());
-        programs.push(Program { role: evil(), version: evil() });
+        programs.push(Program {
+            role: evil(),
+            version: evil(),
+        });
         let page = render(&report);
         assert!(page.contains("&lt;script&gt;alert(1)"));
         for forbidden in ["<script", "<img", "\"'>"] {

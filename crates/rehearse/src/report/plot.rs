@@ -43,7 +43,9 @@ pub(super) struct Frame {
 
 impl Frame {
     pub(super) fn of(runs: &[&Ran]) -> Self {
-        let ends = runs.iter().map(|ran| (ran.timeline.step_ms * steps(ran) as u64).max(ran.load_ms) as f64);
+        let ends = runs
+            .iter()
+            .map(|ran| (ran.timeline.step_ms * steps(ran) as u64).max(ran.load_ms) as f64);
         let end = ends.fold(1.0, f64::max);
         let marks = || runs.iter().flat_map(|ran| &ran.marks);
         let at = || marks().map(|mark| mark.at_ms as f64);
@@ -70,13 +72,19 @@ impl Frame {
     /// A drawing with a title, lines for round seconds, and their numbers below.
     fn svg(&self, title: &str, words: &str, bottom: f64, body: &str) -> String {
         let step = nice_step((self.to - self.from) / 1e3, 10);
-        let (first, last) = ((self.from / 1e3 / step).ceil() as i64, (self.to / 1e3 / step).floor() as i64);
+        let (first, last) = (
+            (self.from / 1e3 / step).ceil() as i64,
+            (self.to / 1e3 / step).floor() as i64,
+        );
         let (mut lines, mut numbers) = (String::new(), String::new());
         for second in (first..=last).map(|n| n as f64 * step) {
             let x = self.x(second * 1e3);
             let _ = write!(lines, "M{x:.1},{TITLE}V{bottom}");
-            let _ =
-                write!(numbers, "<text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{second} s</text>", bottom + 15.0);
+            let _ = write!(
+                numbers,
+                "<text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{second} s</text>",
+                bottom + 15.0
+            );
         }
         format!(
             "<svg viewBox=\"0 0 {WIDTH} {}\" role=\"img\"><title>{title}</title><desc>{}</desc>\
@@ -107,13 +115,22 @@ fn steps(ran: &Ran) -> usize {
 
 /// The class of an instance's colour; further ones begin again.
 fn look(ran: &Ran, instance: &str) -> String {
-    let known = ran.instances.iter().position(|known| known.name == instance);
+    let known = ran
+        .instances
+        .iter()
+        .position(|known| known.name == instance);
     known.map_or("other".to_owned(), |index| format!("i{}", index % 5))
 }
 
 /// Answers a second of all instances by steps.
 fn totals(ran: &Ran) -> Vec<f64> {
-    let sum = |step| ran.timeline.answered.values().map(|counts| counts[step]).sum::<u64>();
+    let sum = |step| {
+        ran.timeline
+            .answered
+            .values()
+            .map(|counts| counts[step])
+            .sum::<u64>()
+    };
     (0..steps(ran)).map(|step| rate(ran, sum(step))).collect()
 }
 
@@ -128,7 +145,11 @@ fn usual_most(ran: &Ran) -> f64 {
     totals.sort_unstable_by(f64::total_cmp);
     let usual = totals.get(totals.len() * 9 / 10).copied().unwrap_or(0.0);
     let most = totals.last().copied().unwrap_or(0.0);
-    if usual > 0.0 && most > BURST * usual { usual * 1.3 } else { most }
+    if usual > 0.0 && most > BURST * usual {
+        usual * 1.3
+    } else {
+        most
+    }
 }
 
 /// Answered requests a second by instance, one upon the other; below, a row for each kind of loss.
@@ -140,7 +161,11 @@ pub(super) fn requests(frame: &Frame, ran: &Ran) -> String {
     let mut body = String::new();
     for value in (0..=(most / step) as u64).map(|n| n as f64 * step) {
         let (at, number) = (y(value), format::count(value as u64));
-        let _ = write!(body, "<path class=\"grid\" d=\"M{LEFT},{at:.1}H{}\"/>", frame.right);
+        let _ = write!(
+            body,
+            "<path class=\"grid\" d=\"M{LEFT},{at:.1}H{}\"/>",
+            frame.right
+        );
         let _ = write!(
             body,
             "<text class=\"quiet\" x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{number}</text>",
@@ -149,11 +174,21 @@ pub(super) fn requests(frame: &Frame, ran: &Ran) -> String {
         );
     }
     let known = ran.instances.iter().map(|instance| &instance.name);
-    let others = ran.timeline.answered.keys().filter(|name| ran.instances.iter().all(|known| known.name != **name));
+    let others = ran
+        .timeline
+        .answered
+        .keys()
+        .filter(|name| ran.instances.iter().all(|known| known.name != **name));
     let mut below = vec![0.0; steps(ran)];
     for name in known.chain(others) {
-        let Some(counts) = ran.timeline.answered.get(name) else { continue };
-        let above: Vec<f64> = below.iter().zip(counts).map(|(below, count)| below + rate(ran, *count)).collect();
+        let Some(counts) = ran.timeline.answered.get(name) else {
+            continue;
+        };
+        let above: Vec<f64> = below
+            .iter()
+            .zip(counts)
+            .map(|(below, count)| below + rate(ran, *count))
+            .collect();
         let mut path = format!("M{:.1},{bottom}", frame.step(ran, 0));
         for (step, rate) in above.iter().enumerate() {
             let _ = write!(path, "V{:.1}H{:.1}", y(*rate), frame.step(ran, step + 1));
@@ -161,11 +196,20 @@ pub(super) fn requests(frame: &Frame, ran: &Ran) -> String {
         for (step, rate) in below.iter().enumerate().rev() {
             let _ = write!(path, "V{:.1}H{:.1}", y(*rate), frame.step(ran, step));
         }
-        let _ =
-            write!(body, "<path class=\"{}\" d=\"{path}Z\"><title>{}</title></path>", look(ran, name), escape(name));
+        let _ = write!(
+            body,
+            "<path class=\"{}\" d=\"{path}Z\"><title>{}</title></path>",
+            look(ran, name),
+            escape(name)
+        );
         below = above;
     }
-    let burst = below.iter().copied().enumerate().filter(|(_, rate)| *rate > most).max_by(|a, b| a.1.total_cmp(&b.1));
+    let burst = below
+        .iter()
+        .copied()
+        .enumerate()
+        .filter(|(_, rate)| *rate > most)
+        .max_by(|a, b| a.1.total_cmp(&b.1));
     if let Some((step, rate)) = burst {
         let at = frame.step(ran, step + 1) + 3.0;
         let _ = write!(
@@ -176,10 +220,20 @@ pub(super) fn requests(frame: &Frame, ran: &Ran) -> String {
         );
     }
     let timeline = &ran.timeline;
-    let lost = timeline.lost.iter().map(|(loss, counts)| ("lost", loss.many(), counts));
-    let apart = [("ended by the instance", &timeline.ended_by_instance), ("allowed by a promise", &timeline.allowed)];
-    let apart = apart.into_iter().map(|(name, counts)| ("apart", name, counts));
-    let rows = lost.chain(apart).map(|(class, name, counts)| (class, name, counts, counts.iter().sum::<u64>()));
+    let lost = timeline
+        .lost
+        .iter()
+        .map(|(loss, counts)| ("lost", loss.many(), counts));
+    let apart = [
+        ("ended by the instance", &timeline.ended_by_instance),
+        ("allowed by a promise", &timeline.allowed),
+    ];
+    let apart = apart
+        .into_iter()
+        .map(|(name, counts)| ("apart", name, counts));
+    let rows = lost
+        .chain(apart)
+        .map(|(class, name, counts)| (class, name, counts, counts.iter().sum::<u64>()));
     let (mut top, mut seen) = (bottom + 10.0, Vec::new());
     for (class, name, counts, sum) in rows.filter(|(.., sum)| *sum > 0) {
         seen.push(format!("{} {name}", format::count(sum)));
@@ -204,8 +258,17 @@ pub(super) fn requests(frame: &Frame, ran: &Ran) -> String {
         top += ROW;
     }
     let answered: u64 = timeline.answered.values().flatten().sum();
-    let words = format!("{} answers in all. {}", format::count(answered), seen.join(", "));
-    frame.svg("Answered requests a second, by instance, and what was lost", &words, top, &body)
+    let words = format!(
+        "{} answers in all. {}",
+        format::count(answered),
+        seen.join(", ")
+    );
+    frame.svg(
+        "Answered requests a second, by instance, and what was lost",
+        &words,
+        top,
+        &body,
+    )
 }
 
 /// A row for each instance, from its start to its end, and its marks below. Nothing for the many instances of a rehearsal in rounds: their marks
@@ -215,7 +278,10 @@ pub(super) fn instances(frame: &Frame, ran: &Ran) -> String {
         return String::new();
     }
     let (mut body, mut top) = (String::new(), TITLE);
-    let known = ran.instances.iter().map(|instance| (instance.name.as_str(), named(instance)));
+    let known = ran
+        .instances
+        .iter()
+        .map(|instance| (instance.name.as_str(), named(instance)));
     let mut names: Vec<(&str, String)> = known.collect();
     for Mark { instance, .. } in &ran.marks {
         if names.iter().all(|(name, _)| name != instance) {
@@ -223,9 +289,18 @@ pub(super) fn instances(frame: &Frame, ran: &Ran) -> String {
         }
     }
     for (instance, name) in &names {
-        let marks: Vec<&Mark> = ran.marks.iter().filter(|mark| mark.instance == *instance).collect();
-        let _ =
-            write!(body, "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>", LEFT - 8.0, top + 11.0, escape(name));
+        let marks: Vec<&Mark> = ran
+            .marks
+            .iter()
+            .filter(|mark| mark.instance == *instance)
+            .collect();
+        let _ = write!(
+            body,
+            "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>",
+            LEFT - 8.0,
+            top + 11.0,
+            escape(name)
+        );
         for (from, to) in lives(&marks) {
             let (from, to) = (frame.x(from), to.map_or(frame.right, |to| frame.x(to)));
             let (look, width) = (look(ran, instance), (to - from).max(2.0));
@@ -234,10 +309,18 @@ pub(super) fn instances(frame: &Frame, ran: &Ran) -> String {
                 "<rect class=\"{look}\" x=\"{from:.1}\" y=\"{top}\" width=\"{width:.1}\" height=\"12\" rx=\"2\"/>"
             );
         }
-        let places =
-            place(&marks.iter().map(|mark| (frame.x(mark.at_ms as f64), width(&words(mark)))).collect::<Vec<_>>());
+        let places = place(
+            &marks
+                .iter()
+                .map(|mark| (frame.x(mark.at_ms as f64), width(&words(mark))))
+                .collect::<Vec<_>>(),
+        );
         for (mark, (x, row)) in marks.iter().zip(&places) {
-            let class = if mark.what == MarkKind::Fault { "fault" } else { "mark" };
+            let class = if mark.what == MarkKind::Fault {
+                "fault"
+            } else {
+                "mark"
+            };
             let y = top + ROW * (*row as f64 + 2.0) - 2.0;
             let _ = write!(
                 body,
@@ -250,15 +333,20 @@ pub(super) fn instances(frame: &Frame, ran: &Ran) -> String {
         }
         top += ROW * (places.iter().map(|(_, row)| row + 1).max().unwrap_or(0) as f64 + 1.0) + 12.0;
     }
-    let words: Vec<String> = ran.marks.iter().map(|mark| format!("{} {}", mark.instance, words(mark))).collect();
+    let words: Vec<String> = ran
+        .marks
+        .iter()
+        .map(|mark| format!("{} {}", mark.instance, words(mark)))
+        .collect();
     frame.svg("Instances", &words.join(", "), top, &body)
 }
 
 /// From when to when an instance ran, which may have been started again. No end: it was not seen.
 fn lives(marks: &[&Mark]) -> Vec<(f64, Option<f64>)> {
     let mut lives: Vec<(f64, Option<f64>)> = Vec::new();
-    for Mark { at_ms, what, .. } in
-        marks.iter().filter(|mark| matches!(mark.what, MarkKind::Started | MarkKind::Exited))
+    for Mark { at_ms, what, .. } in marks
+        .iter()
+        .filter(|mark| matches!(mark.what, MarkKind::Started | MarkKind::Exited))
     {
         // What is started again had ended, even if that was not seen, or was in the same millisecond.
         if let Some((_, to)) = lives.last_mut().filter(|(from, _)| *from < *at_ms as f64) {
@@ -278,7 +366,10 @@ fn place(labels: &[(f64, f64)]) -> Vec<(f64, usize)> {
     let mut rows: Vec<f64> = Vec::new();
     let mut places: Vec<(f64, usize)> = Vec::new();
     for &(x, width) in labels.iter().rev() {
-        let row = rows.iter().position(|next| x + width <= *next).unwrap_or(rows.len());
+        let row = rows
+            .iter()
+            .position(|next| x + width <= *next)
+            .unwrap_or(rows.len());
         rows.resize(rows.len().max(row + 1), x);
         rows[..=row].fill(x);
         places.push((x, row));
@@ -291,7 +382,11 @@ fn place(labels: &[(f64, f64)]) -> Vec<(f64, usize)> {
 fn nice_step(span: f64, wanted: u32) -> f64 {
     let rough = (span / f64::from(wanted)).max(1.0);
     let power = 10_f64.powf(rough.log10().floor());
-    [1.0, 2.0, 5.0].map(|n| n * power).into_iter().find(|step| *step >= rough * 0.999).unwrap_or(10.0 * power)
+    [1.0, 2.0, 5.0]
+        .map(|n| n * power)
+        .into_iter()
+        .find(|step| *step >= rough * 0.999)
+        .unwrap_or(10.0 * power)
 }
 
 #[cfg(test)]
@@ -300,29 +395,57 @@ mod tests {
 
     #[test]
     fn steps_are_round() {
-        assert_eq!([187.0, 0.0, 3.0, 30.0].map(|span| nice_step(span, 4)), [50.0, 1.0, 1.0, 10.0]);
+        assert_eq!(
+            [187.0, 0.0, 3.0, 30.0].map(|span| nice_step(span, 4)),
+            [50.0, 1.0, 1.0, 10.0]
+        );
     }
 
     /// Marks of one millisecond are in the order of their kinds.
     #[test]
     fn an_instance_that_is_started_again_at_once_has_two_lives() {
         use MarkKind::{Exited, Started};
-        let mark = |(at_ms, what)| Mark { at_ms, instance: "a".into(), what, text: String::new() };
+        let mark = |(at_ms, what)| Mark {
+            at_ms,
+            instance: "a".into(),
+            what,
+            text: String::new(),
+        };
         for again in [10, 11] {
             let marks = [(0, Started), (10, Exited), (again, Started), (30, Exited)].map(mark);
             let mut marks: Vec<&Mark> = marks.iter().collect();
             marks.sort_by_key(|mark| (mark.at_ms, mark.what));
-            assert_eq!(lives(&marks), [(0.0, Some(10.0)), (again as f64, Some(30.0))]);
+            assert_eq!(
+                lives(&marks),
+                [(0.0, Some(10.0)), (again as f64, Some(30.0))]
+            );
         }
     }
 
     #[test]
     fn labels_of_close_marks_are_in_rows_with_the_first_lowest() {
-        let rows = |labels: &[(f64, f64)]| place(labels).into_iter().map(|(_, row)| row).collect::<Vec<_>>();
-        assert_eq!(rows(&[(100.0, 60.0), (300.0, 60.0), (500.0, 60.0)]), [0, 0, 0]);
-        assert_eq!(rows(&[(100.0, 60.0), (125.0, 60.0), (150.0, 60.0)]), [2, 1, 0]);
+        let rows = |labels: &[(f64, f64)]| {
+            place(labels)
+                .into_iter()
+                .map(|(_, row)| row)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            rows(&[(100.0, 60.0), (300.0, 60.0), (500.0, 60.0)]),
+            [0, 0, 0]
+        );
+        assert_eq!(
+            rows(&[(100.0, 60.0), (125.0, 60.0), (150.0, 60.0)]),
+            [2, 1, 0]
+        );
         // The line of the second goes through the first row.
-        assert_eq!(rows(&[(100.0, 40.0), (125.0, 60.0), (150.0, 60.0)]), [2, 1, 0]);
-        assert_eq!(rows(&[(100.0, 20.0), (125.0, 60.0), (150.0, 60.0)]), [0, 1, 0]);
+        assert_eq!(
+            rows(&[(100.0, 40.0), (125.0, 60.0), (150.0, 60.0)]),
+            [2, 1, 0]
+        );
+        assert_eq!(
+            rows(&[(100.0, 20.0), (125.0, 60.0), (150.0, 60.0)]),
+            [0, 1, 0]
+        );
     }
 }

@@ -63,10 +63,19 @@ impl Play<'_> {
     }
 
     /// An upgrade in place to a version that cannot serve: clients stay on the bridge, and the operator brings the old one back.
-    pub(super) async fn failing_bridged_upgrade(&mut self, old: &InstanceSpec, fault: Fault) -> Result<(), Error> {
+    pub(super) async fn failing_bridged_upgrade(
+        &mut self,
+        old: &InstanceSpec,
+        fault: Fault,
+    ) -> Result<(), Error> {
         let new = super::failing(self.context.plan, fault);
         // Long enough for the temporary one; no longer, for clients wait for the end of it.
-        let ready = self.context.plan.timing.failing.max(self.context.plan.timing.ready_within / 2);
+        let ready = self
+            .context
+            .plan
+            .timing
+            .failing
+            .max(self.context.plan.timing.ready_within / 2);
         self.bridge(old, ready).await?;
         self.print(&format!("stop {}", old.name));
         self.stop(old).await;
@@ -88,7 +97,9 @@ impl Play<'_> {
         }
         self.settle().await;
         // How it ends is no matter.
-        self.stage.stop(&new.name, self.context.plan.timing.grace).await;
+        self.stage
+            .stop(&new.name, self.context.plan.timing.grace)
+            .await;
         self.start_own(old).await?;
         self.stage.end_bridge()?;
         self.bridge_ends(old, 0).await?;
@@ -102,7 +113,13 @@ impl Play<'_> {
     async fn bridge(&mut self, running: &InstanceSpec, ready: Duration) -> Result<(), Error> {
         let temporary = running.temporary();
         self.print(&format!("berth bridge over {}", running.name));
-        let (limits, began) = (Limits { ready, settle: self.context.plan.timing.settle }, Instant::now());
+        let (limits, began) = (
+            Limits {
+                ready,
+                settle: self.context.plan.timing.settle,
+            },
+            Instant::now(),
+        );
         self.stage.bridge(running, limits, self.patience()).await?;
         self.check_version(&temporary).await;
         self.print(&format!(
@@ -120,9 +137,15 @@ impl Play<'_> {
         let code = self.stage.bridge_ended(self.patience()).await?;
         if code != Some(wanted) {
             let code = code.map_or_else(|| "a signal".into(), |code| format!("exit status {code}"));
-            return Err(self.stage.failed(&name, format!("ended with {code} instead of {wanted}")).await);
+            return Err(self
+                .stage
+                .failed(&name, format!("ended with {code} instead of {wanted}"))
+                .await);
         }
-        self.print(&format!("berth bridge ended with {wanted} after {:.1?}", began.elapsed()));
+        self.print(&format!(
+            "berth bridge ended with {wanted} after {:.1?}",
+            began.elapsed()
+        ));
         Ok(())
     }
 
@@ -139,10 +162,19 @@ impl Play<'_> {
     }
 
     /// Waits until the bridge reports that the node's own is ready, and another process than the one with this listener.
-    async fn own_ready(&mut self, own: &InstanceSpec, before: Option<u64>, within: Duration) -> Result<(), Error> {
+    async fn own_ready(
+        &mut self,
+        own: &InstanceSpec,
+        before: Option<u64>,
+        within: Duration,
+    ) -> Result<(), Error> {
         let ready = async |stage: &Stage| {
             let now = stage.bridge_status().own;
-            if now.ready && now.listener != before { Ok(()) } else { Err(now.probe) }
+            if now.ready && now.listener != before {
+                Ok(())
+            } else {
+                Err(now.probe)
+            }
         };
         let ((), took) = self.stage.until(&own.name, "ready", within, ready).await?;
         self.print(&format!("{} is ready after {took:.1?}", own.name));
@@ -157,7 +189,8 @@ impl Play<'_> {
         // Nothing is done without it.
         self.stage.command_ends(1)?;
         self.bridge_ends(old, 1).await?;
-        self.bridge(old, self.context.plan.timing.ready_within).await?;
+        self.bridge(old, self.context.plan.timing.ready_within)
+            .await?;
         self.end_fault(place).await;
         Ok(())
     }
@@ -177,10 +210,18 @@ impl Play<'_> {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
         let ready = self.context.plan.timing.ready_within;
-        self.stage.bridge_is("it saw the end", ready, |status| status.temporary.pid != killed).await?;
+        self.stage
+            .bridge_is("it saw the end", ready, |status| {
+                status.temporary.pid != killed
+            })
+            .await?;
         self.context.step(place, FaultStep::Noticed);
-        let serves = |status: &Status| status.steering && status.temporary.ready && status.temporary.pid != killed;
-        self.stage.bridge_is("another was ready", ready, serves).await?;
+        let serves = |status: &Status| {
+            status.steering && status.temporary.ready && status.temporary.pid != killed
+        };
+        self.stage
+            .bridge_is("another was ready", ready, serves)
+            .await?;
         self.stage.temporary_joined();
         self.end_fault(place).await;
         Ok(())
@@ -196,7 +237,8 @@ impl Play<'_> {
         }
         self.context.step(place, FaultStep::Noticed);
         self.start_own(own).await?;
-        self.own_ready(own, before, self.context.plan.timing.ready_within).await?;
+        self.own_ready(own, before, self.context.plan.timing.ready_within)
+            .await?;
         self.end_fault(place).await;
         Ok(())
     }
@@ -207,13 +249,17 @@ impl Play<'_> {
         if let Some(pid) = self.stage.apiserver(&new.name) {
             self.stage.freeze(pid);
         }
-        let noticed = self.stage.bridge_is("it saw it hang", LONGEST_HANG, |status| !status.own.ready).await;
+        let noticed = self
+            .stage
+            .bridge_is("it saw it hang", LONGEST_HANG, |status| !status.own.ready)
+            .await;
         if noticed.is_ok() {
             self.context.step(place, FaultStep::Noticed);
             sleep(SETTLE).await;
         }
         self.stage.thaw();
-        self.own_ready(new, None, self.context.plan.timing.ready_within).await?;
+        self.own_ready(new, None, self.context.plan.timing.ready_within)
+            .await?;
         self.end_fault(place).await;
         Ok(())
     }

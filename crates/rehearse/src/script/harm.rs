@@ -31,7 +31,11 @@ const BEYOND_LEASE: Duration = Duration::from_secs(3);
 
 impl Play<'_> {
     /// An upgrade to a version that cannot serve: it is given up after a while.
-    pub(super) async fn failing_upgrade(&mut self, old: &InstanceSpec, fault: Fault) -> Result<(), Error> {
+    pub(super) async fn failing_upgrade(
+        &mut self,
+        old: &InstanceSpec,
+        fault: Fault,
+    ) -> Result<(), Error> {
         if self.stage.layout.bridges() {
             return self.failing_bridged_upgrade(old, fault).await;
         }
@@ -41,7 +45,11 @@ impl Play<'_> {
             self.print(&format!("stop {}", old.name));
             self.stop(old).await;
         }
-        let standby = if alone { Standby::Nothing } else { Standby::Sibling };
+        let standby = if alone {
+            Standby::Nothing
+        } else {
+            Standby::Sibling
+        };
         let place = self.inject(fault, &new.name, standby);
         self.print(&format!("fault {fault}: start {}", new.name));
         let timing = &self.context.plan.timing;
@@ -56,7 +64,9 @@ impl Play<'_> {
         if let Ok(Err(error @ Error::Unavailable(_))) = started {
             return Err(error);
         }
-        while Instant::now() < patience && (fault != Fault::BadFlag || self.stage.ended(&new.name).is_none()) {
+        while Instant::now() < patience
+            && (fault != Fault::BadFlag || self.stage.ended(&new.name).is_none())
+        {
             sleep(POLL).await;
         }
         let why = match self.end_of(&new.name).await {
@@ -70,7 +80,9 @@ impl Play<'_> {
         self.context.step(place, FaultStep::Seen(why));
         self.settle().await;
         // How it ends is no matter.
-        self.stage.stop(&new.name, self.context.plan.timing.grace).await;
+        self.stage
+            .stop(&new.name, self.context.plan.timing.grace)
+            .await;
         if alone {
             self.start(old).await?;
             self.joined(old).await?;
@@ -82,13 +94,25 @@ impl Play<'_> {
     /// How an instance ended and what it logged last, if it has ended.
     pub(super) async fn end_of(&mut self, name: &str) -> Option<String> {
         let status = self.stage.ended(name)?;
-        Some(format!("it ended with {status}; its last line of log:\n{}", self.stage.last_words(name).await))
+        Some(format!(
+            "it ended with {status}; its last line of log:\n{}",
+            self.stage.last_words(name).await
+        ))
     }
 
     /// What goes wrong while both serve.
-    pub(super) async fn harm(&mut self, old: &InstanceSpec, new: &InstanceSpec, fault: Fault) -> Result<(), Error> {
+    pub(super) async fn harm(
+        &mut self,
+        old: &InstanceSpec,
+        new: &InstanceSpec,
+        fault: Fault,
+    ) -> Result<(), Error> {
         // Most streams are on the old one.
-        let hit = if matches!(fault, Fault::KillShim | Fault::HangShim) { old } else { new };
+        let hit = if matches!(fault, Fault::KillShim | Fault::HangShim) {
+            old
+        } else {
+            new
+        };
         let name = &hit.name;
         let via = self.context.via;
         let lacks = match fault {
@@ -106,11 +130,14 @@ impl Play<'_> {
             _ => self.stage.relay(name),
         };
         let Some(target) = target else {
-            self.context.trouble(format!("{name} had ended before {fault} could happen"));
+            self.context
+                .trouble(format!("{name} had ended before {fault} could happen"));
             return Ok(());
         };
         if fault == Fault::ClockJump && !has_faketime(target) {
-            self.print(&format!("fault {fault}: libfaketime is not installed, or berth is a static binary: skipped"));
+            self.print(&format!(
+                "fault {fault}: libfaketime is not installed, or berth is a static binary: skipped"
+            ));
             return Ok(());
         }
         let alone = match via {
@@ -118,18 +145,26 @@ impl Play<'_> {
             Via::Berth if self.stage.layout.topology == Topology::Node => fault.needs_a_shim(),
             _ => false,
         };
-        let standby = if alone { Standby::Nothing } else { Standby::Sibling };
+        let standby = if alone {
+            Standby::Nothing
+        } else {
+            Standby::Sibling
+        };
         self.print(&format!("fault {fault} at {name}"));
         let has = match fault {
             // The apiserver of a unit ends with the shim.
             Fault::KillShim if self.stage.layout.topology == Topology::Run => None,
-            Fault::KillShim | Fault::HangShim => {
-                self.stage.status(name).await.ok().map(|status| status.connections_open)
-            }
+            Fault::KillShim | Fault::HangShim => self
+                .stage
+                .status(name)
+                .await
+                .ok()
+                .map(|status| status.connections_open),
             _ => None,
         };
         let place = self.inject(fault, name, standby);
-        has.into_iter().for_each(|has| self.context.step(place, FaultStep::Has(has)));
+        has.into_iter()
+            .for_each(|has| self.context.step(place, FaultStep::Has(has)));
         match fault {
             Fault::Hang => self.hang(name, target, place).await,
             Fault::HangShim => self.hang_beyond_lease(target).await,
@@ -143,9 +178,17 @@ impl Play<'_> {
                 limit(false).await?;
             }
             Fault::ClockJump => {
-                let jump =
-                    |seconds| self.stage.set_clock(seconds).map_err(Error::unavailable("cannot set the shims' clock"));
-                jump(fastrand::Rng::with_seed(self.context.plan.load.seed.wrapping_add(place as u64)).i64(-DAY..=DAY))?;
+                let jump = |seconds| {
+                    self.stage
+                        .set_clock(seconds)
+                        .map_err(Error::unavailable("cannot set the shims' clock"))
+                };
+                jump(
+                    fastrand::Rng::with_seed(
+                        self.context.plan.load.seed.wrapping_add(place as u64),
+                    )
+                    .i64(-DAY..=DAY),
+                )?;
                 sleep(STARVED).await;
                 jump(0)?;
             }
@@ -170,7 +213,10 @@ impl Play<'_> {
             sleep(self.context.plan.timing.speedup.of(POLL * 10)).await;
             let (served, slow) = self.context.recorder.read(|log| {
                 let lately = || attempts(log).rev().take_while(|a| a.done >= since);
-                (lately().count(), lately().any(|a| a.done.since(a.due) > CALM))
+                (
+                    lately().count(),
+                    lately().any(|a| a.done.since(a.due) > CALM),
+                )
             });
             if served > 0 && !slow {
                 return;
@@ -189,7 +235,11 @@ impl Play<'_> {
                 sleep(SETTLE).await;
                 // Until a request was answered by the other one.
                 let since = |a: &Attempt| a.kind == ConnectionKind::New && a.due > noticed;
-                let seen = || self.context.recorder.read(|log| attempts(log).rev().any(since));
+                let seen = || {
+                    self.context
+                        .recorder
+                        .read(|log| attempts(log).rev().any(since))
+                };
                 while Instant::now() < deadline && !seen() {
                     sleep(POLL).await;
                 }

@@ -36,13 +36,22 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// Runs the script. What clients and instances did is in the log afterwards.
 pub(crate) async fn play(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error> {
-    let Context { plan, ref recorder, .. } = *context;
+    let Context {
+        plan, ref recorder, ..
+    } = *context;
     let path = stage.setting.store();
-    let what = format!("cannot make the socket {} (TMPDIR names another place)", path.display());
+    let what = format!(
+        "cannot make the socket {} (TMPDIR names another place)",
+        path.display()
+    );
     let socket = UnixListener::bind(&path).map_err(Error::unavailable(what))?;
     // Aborted with this future when it is dropped.
     let mut background = JoinSet::new();
-    background.spawn(store_server::serve(socket, Arc::clone(&context.store), Arc::clone(recorder)));
+    background.spawn(store_server::serve(
+        socket,
+        Arc::clone(&context.store),
+        Arc::clone(recorder),
+    ));
     if plan.etcd.is_none() && !plan.old.is_simulated() {
         context.print("--etcd-servers is given: what this rehearsal writes stays there");
     }
@@ -53,7 +62,11 @@ pub(crate) async fn play(context: &Context<'_>, stage: &mut Stage) -> Result<(),
     if service.is_none() && !plan.old.is_simulated() {
         context.print("the Service kubernetes is not observed: no loopback address can be in it (see --netns)");
     }
-    let mut play = Play { context, stage, monitor };
+    let mut play = Play {
+        context,
+        stage,
+        monitor,
+    };
 
     play.stage.open()?;
     let old = instance(plan, 0);
@@ -64,12 +77,17 @@ pub(crate) async fn play(context: &Context<'_>, stage: &mut Stage) -> Result<(),
         play.service_back().await;
     }
     if !plan.old.is_simulated() {
-        grant(play.stage.setting.address, &play.stage.setting.certs).await.map_err(Error::Unavailable)?;
+        grant(play.stage.setting.address, &play.stage.setting.certs)
+            .await
+            .map_err(Error::Unavailable)?;
     }
     watch_gates(context, &play.stage.setting, &mut background);
     let load = start_load(context, play.stage).await?;
     let mut old = old;
-    let until = plan.lasts.filter(|_| context.via == plan.via).map(|lasts| Instant::now() + lasts);
+    let until = plan
+        .lasts
+        .filter(|_| context.via == plan.via)
+        .map(|lasts| Instant::now() + lasts);
     let (drawn, mut random) = (plan.drawn(), fastrand::Rng::with_seed(plan.load.seed));
     for upgrade in 1.. {
         let faults: BTreeSet<Fault> = match until {
@@ -96,14 +114,18 @@ pub(crate) async fn play(context: &Context<'_>, stage: &mut Stage) -> Result<(),
 
 /// Starts the load; returns when there was some.
 async fn start_load(context: &Context<'_>, stage: &Stage) -> Result<Load, Error> {
-    let Context { plan, ref recorder, .. } = *context;
+    let Context {
+        plan, ref recorder, ..
+    } = *context;
     let load = &plan.load;
     context.print(&format!(
         "load: {} new connections a second, {} kept connections, {} watches, seed {}",
         load.rate, load.clients, load.watches, load.seed
     ));
     let target = target(&stage.setting)?;
-    let load = Load::start(load, &target, &stage.instances(), recorder).await.map_err(Error::Unavailable)?;
+    let load = Load::start(load, &target, &stage.instances(), recorder)
+        .await
+        .map_err(Error::Unavailable)?;
     recorder.add("", EventKind::LoadBegan);
     sleep(plan.timing.phase).await;
     Ok(load)
@@ -112,18 +134,25 @@ async fn start_load(context: &Context<'_>, stage: &Stage) -> Result<Load, Error>
 /// Logs the gates' metrics, if there is to be a storm.
 fn watch_gates(context: &Context<'_>, setting: &StageSetting, background: &mut JoinSet<()>) {
     if context.plan.load.storm > 0 {
-        background.spawn(stage::watch_gates(setting.clone(), Arc::clone(&context.recorder)));
+        background.spawn(stage::watch_gates(
+            setting.clone(),
+            Arc::clone(&context.recorder),
+        ));
     }
 }
 
 fn target(setting: &StageSetting) -> Result<Target, Error> {
-    Target::new(setting.address, &setting.certs).map_err(Error::unavailable("cannot use the certificates just made"))
+    Target::new(setting.address, &setting.certs)
+        .map_err(Error::unavailable("cannot use the certificates just made"))
 }
 
 /// The storm, if there is to be one and was none yet. Returns when each of its clients was served, or has given up.
 async fn storm(context: &Context<'_>, setting: &StageSetting) -> Result<(), Error> {
     let (clients, recorder) = (context.plan.load.storm, &context.recorder);
-    let began = |log: &[Event]| log.iter().any(|event| matches!(event.what, EventKind::StormBegan(_)));
+    let began = |log: &[Event]| {
+        log.iter()
+            .any(|event| matches!(event.what, EventKind::StormBegan(_)))
+    };
     if clients == 0 || recorder.read(began) {
         return Ok(());
     }
@@ -137,7 +166,10 @@ async fn storm(context: &Context<'_>, setting: &StageSetting) -> Result<(), Erro
         recorder.add_at(at, "", EventKind::StormTry(answer));
     }
     recorder.add("", EventKind::StormEnded);
-    context.print(&format!("{served} of the storm's clients were served, within {:.1?}", began.elapsed()));
+    context.print(&format!(
+        "{served} of the storm's clients were served, within {:.1?}",
+        began.elapsed()
+    ));
     Ok(())
 }
 
@@ -151,17 +183,39 @@ async fn finish(load: Load, context: &Context<'_>) {
 /// The instance that serves after this many upgrades.
 fn instance(plan: &Plan, upgrades: u32) -> InstanceSpec {
     let new = !upgrades.is_multiple_of(2);
-    let (side, apiserver) = if new { (NEW, &plan.new) } else { (OLD, &plan.old) };
-    let name = if upgrades < 2 { side.to_owned() } else { format!("{side}-{}", upgrades / 2 + 1) };
+    let (side, apiserver) = if new {
+        (NEW, &plan.new)
+    } else {
+        (OLD, &plan.old)
+    };
+    let name = if upgrades < 2 {
+        side.to_owned()
+    } else {
+        format!("{side}-{}", upgrades / 2 + 1)
+    };
     let version = plan.versions[usize::from(new)].clone();
     // The first serves when the rehearsal begins.
-    let start_delay = if upgrades > 0 { plan.timing.start_delay } else { Duration::ZERO };
-    InstanceSpec { name, apiserver: apiserver.clone(), version, start_delay, fault: None }
+    let start_delay = if upgrades > 0 {
+        plan.timing.start_delay
+    } else {
+        Duration::ZERO
+    };
+    InstanceSpec {
+        name,
+        apiserver: apiserver.clone(),
+        version,
+        start_delay,
+        fault: None,
+    }
 }
 
 /// The instance of an upgrade that fails.
 fn failing(plan: &Plan, fault: Fault) -> InstanceSpec {
-    InstanceSpec { name: fault.to_string(), fault: Some(fault), ..instance(plan, 1) }
+    InstanceSpec {
+        name: fault.to_string(),
+        fault: Some(fault),
+        ..instance(plan, 1)
+    }
 }
 
 /// What every step on one stage has.
@@ -195,7 +249,11 @@ impl Play<'_> {
         for fault in faults.iter().filter(|fault| fault.fails_the_upgrade()) {
             self.failing_upgrade(&old, *fault).await?;
         }
-        let meanwhile: Vec<Fault> = faults.iter().copied().filter(|fault| !fault.fails_the_upgrade()).collect();
+        let meanwhile: Vec<Fault> = faults
+            .iter()
+            .copied()
+            .filter(|fault| !fault.fails_the_upgrade())
+            .collect();
         let new = instance(self.context.plan, upgrade);
         self.upgrade(&old, &new, &meanwhile).await?;
         self.storm().await?;
@@ -206,7 +264,12 @@ impl Play<'_> {
         Ok(new)
     }
 
-    async fn upgrade(&mut self, old: &InstanceSpec, new: &InstanceSpec, faults: &[Fault]) -> Result<(), Error> {
+    async fn upgrade(
+        &mut self,
+        old: &InstanceSpec,
+        new: &InstanceSpec,
+        faults: &[Fault],
+    ) -> Result<(), Error> {
         if self.stage.layout.bridges() {
             return self.bridged_upgrade(old, new, faults).await;
         }
@@ -240,7 +303,11 @@ impl Play<'_> {
     async fn refuses(&self) {
         let (gone, deadline) = (Stamp::now(), Instant::now() + UNANSWERED);
         let refused = |a: &Attempt| a.done >= gone && a.answer == Answer::Failed(Failure::Refused);
-        let seen = || self.context.recorder.read(|log| attempts(log).rev().any(refused));
+        let seen = || {
+            self.context
+                .recorder
+                .read(|log| attempts(log).rev().any(refused))
+        };
         while Instant::now() < deadline && !seen() {
             sleep(POLL / 10).await;
         }
@@ -257,13 +324,24 @@ impl Play<'_> {
     /// Waits until the one instance is ready that is there; how long that took.
     async fn ready(&mut self, alone: &InstanceSpec) -> Result<Duration, Error> {
         let (monitor, within) = (&self.monitor, self.context.plan.timing.ready_within);
-        Ok(self.stage.until(&alone.name, "ready", within, async |_| monitor.is_ready().await).await?.1)
+        Ok(self
+            .stage
+            .until(&alone.name, "ready", within, async |_| {
+                monitor.is_ready().await
+            })
+            .await?
+            .1)
     }
 
     async fn service_back(&self) {
         let own = self.stage.setting.address.ip();
-        if timeout(SERVICE_BACK_WITHIN, self.monitor.service_names(own)).await.is_err() {
-            self.context.trouble(format!("the Service kubernetes was empty for {SERVICE_BACK_WITHIN:?} and more"));
+        if timeout(SERVICE_BACK_WITHIN, self.monitor.service_names(own))
+            .await
+            .is_err()
+        {
+            self.context.trouble(format!(
+                "the Service kubernetes was empty for {SERVICE_BACK_WITHIN:?} and more"
+            ));
         }
     }
 
@@ -280,22 +358,33 @@ impl Play<'_> {
         };
         let trouble = match version {
             Ok(version) if version == *expected => None,
-            Ok(version) => Some(format!("{name} should be {expected}, and its /version is {version}")),
+            Ok(version) => Some(format!(
+                "{name} should be {expected}, and its /version is {version}"
+            )),
             Err(why) => Some(format!("{name} did not report its version: {why}")),
         };
         match trouble {
-            None => self.context.recorder.add(name, EventKind::Version(expected.clone())),
+            None => self
+                .context
+                .recorder
+                .add(name, EventKind::Version(expected.clone())),
             Some(trouble) => self.context.trouble(trouble),
         }
     }
 
     async fn start(&mut self, instance: &InstanceSpec) -> Result<(), Error> {
-        self.print(&format!("start {} behind {}", instance.name, self.stage.setting.address));
+        self.print(&format!(
+            "start {} behind {}",
+            instance.name, self.stage.setting.address
+        ));
         self.stage.start(instance, true).await
     }
 
     async fn joined(&mut self, instance: &InstanceSpec) -> Result<(), Error> {
-        let (way, took) = self.stage.joined(&instance.name, self.context.plan.timing.ready_within).await?;
+        let (way, took) = self
+            .stage
+            .joined(&instance.name, self.context.plan.timing.ready_within)
+            .await?;
         // Only a shim waits until it is ready.
         let what = if self.context.via == Via::Berth && !self.stage.layout.bridges() {
             "is ready and joined"
@@ -304,7 +393,10 @@ impl Play<'_> {
         };
         self.print(&format!("{} {what} after {took:.1?}", instance.name));
         if let Some(way) = way {
-            self.context.log_note(&format!("--pass {}: {way}", self.context.plan.pass.as_str()));
+            self.context.log_note(&format!(
+                "--pass {}: {way}",
+                self.context.plan.pass.as_str()
+            ));
         }
         Ok(())
     }
@@ -327,7 +419,9 @@ impl Play<'_> {
                 "{name} was still there {:?} after SIGTERM and had to be killed",
                 self.context.plan.timing.grace
             )),
-            Some(status) if stopped.early => Some(format!("{name} ended before it was stopped ({status})")),
+            Some(status) if stopped.early => {
+                Some(format!("{name} ended before it was stopped ({status})"))
+            }
             Some(status) if !status.success() => Some(format!("{name} ended with {status}")),
             _ => None,
         };

@@ -20,7 +20,11 @@ use std::time::Duration;
 const MAX_BODY: usize = 3 << 20;
 
 /// Answers one request. Never fails: what goes wrong is a `Status`.
-pub(super) async fn handle(server: &Server, connection: Arc<Connection>, request: Request<Incoming>) -> Response<Body> {
+pub(super) async fn handle(
+    server: &Server,
+    connection: Arc<Connection>,
+    request: Request<Incoming>,
+) -> Response<Body> {
     connection.request(request.headers());
     let resource = Resource::parse(request.uri().path());
     let query = Query::parse(request.uri());
@@ -28,13 +32,24 @@ pub(super) async fn handle(server: &Server, connection: Arc<Connection>, request
     let (is_head, version) = (request.method() == Method::HEAD, request.version());
 
     // Watches and health checks are not waited for and not rejected, as in kube-apiserver.
-    let under_way = if watch || resource.is_probe() { None } else { server.life.begin_request() };
+    let under_way = if watch || resource.is_probe() {
+        None
+    } else {
+        server.life.begin_request()
+    };
     let rejected = under_way.is_none() && !watch && !resource.is_probe();
     let mut response = if rejected {
         connection.reject();
         rejection(server, version)
     } else {
-        Asked { server, connection: &connection, resource, query }.answer(request).await
+        Asked {
+            server,
+            connection: &connection,
+            resource,
+            query,
+        }
+        .answer(request)
+        .await
     };
     if is_head {
         *response.body_mut() = Payload::Whole(hyper::body::Bytes::new());
@@ -51,9 +66,13 @@ fn rejection(server: &Server, version: Version) -> Response<Payload> {
         (StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", "1")
     };
     let mut response = failure(status, reason, "apiserver is shutting down", "");
-    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(after));
+    response
+        .headers_mut()
+        .insert(header::RETRY_AFTER, HeaderValue::from_static(after));
     if version < Version::HTTP_2 {
-        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        response
+            .headers_mut()
+            .insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response
 }
@@ -74,7 +93,12 @@ impl Asked<'_> {
             return failure(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized", "");
         }
         if !server.has_roles() && !self.resource.is_probe() {
-            return failure(StatusCode::FORBIDDEN, "Forbidden", "forbidden: RBAC: clusterroles not found", "");
+            return failure(
+                StatusCode::FORBIDDEN,
+                "Forbidden",
+                "forbidden: RBAC: clusterroles not found",
+                "",
+            );
         }
         let reads = matches!(*request.method(), Method::GET | Method::HEAD);
         let fixed = match &self.resource {
@@ -89,7 +113,9 @@ impl Asked<'_> {
             Resource::List { .. } | Resource::Map { .. } => return self.maps(request).await,
             _ if !reads => return not_allowed(),
             Resource::Live => return objects::text(StatusCode::OK, "ok"),
-            Resource::Ready if server.life.is_ready() => return objects::text(StatusCode::OK, "ok"),
+            Resource::Ready if server.life.is_ready() => {
+                return objects::text(StatusCode::OK, "ok");
+            }
             Resource::Ready => {
                 let text = if server.life.terminating.is_cancelled() {
                     "[-]shutdown failed: reason withheld\nreadyz check failed\n"
@@ -110,19 +136,38 @@ impl Asked<'_> {
             _ => String::new(),
         };
         let result = match (request.method().as_str(), self.resource, self.query) {
-            (_, _, Err(message)) => return failure(StatusCode::BAD_REQUEST, "BadRequest", &message, ""),
+            (_, _, Err(message)) => {
+                return failure(StatusCode::BAD_REQUEST, "BadRequest", &message, "");
+            }
             ("GET" | "HEAD", Resource::List { kind, namespace }, Ok(query)) => {
-                list_or_watch(self.server, self.connection, Wanted { kind, namespace }, &query).await
+                list_or_watch(
+                    self.server,
+                    self.connection,
+                    Wanted { kind, namespace },
+                    &query,
+                )
+                .await
             }
-            ("GET" | "HEAD", Resource::Map { namespace, name }, _) => {
-                self.server.store.call(Call::Get { namespace, name }).await.map(|r| one(r, StatusCode::OK, ""))
-            }
-            ("POST", Resource::List { kind: ObjectKind::ConfigMap, namespace: Some(namespace) }, _) => {
-                create(self.server, request, &namespace).await
-            }
-            ("DELETE", Resource::Map { namespace, name }, _) => {
-                self.server.store.call(Call::Delete { namespace, name }).await.map(deleted)
-            }
+            ("GET" | "HEAD", Resource::Map { namespace, name }, _) => self
+                .server
+                .store
+                .call(Call::Get { namespace, name })
+                .await
+                .map(|r| one(r, StatusCode::OK, "")),
+            (
+                "POST",
+                Resource::List {
+                    kind: ObjectKind::ConfigMap,
+                    namespace: Some(namespace),
+                },
+                _,
+            ) => create(self.server, request, &namespace).await,
+            ("DELETE", Resource::Map { namespace, name }, _) => self
+                .server
+                .store
+                .call(Call::Delete { namespace, name })
+                .await
+                .map(deleted),
             _ => return not_allowed(),
         };
         match result {
@@ -137,7 +182,12 @@ impl Asked<'_> {
 }
 
 fn internal_error(why: &str) -> Response<Payload> {
-    failure(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", &format!("Internal error occurred: {why}"), "")
+    failure(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "InternalError",
+        &format!("Internal error occurred: {why}"),
+        "",
+    )
 }
 
 async fn list_or_watch(
@@ -149,54 +199,115 @@ async fn list_or_watch(
     if !query.watch {
         let (revision, mut items) = server.store.list(wanted.namespace.clone()).await?;
         items.retain(|object| wanted.matches(object));
-        return Ok(objects::answer(StatusCode::OK, &objects::list(wanted.kind, revision, &items)));
+        return Ok(objects::answer(
+            StatusCode::OK,
+            &objects::list(wanted.kind, revision, &items),
+        ));
     }
     let grace = server.flags.shutdown_watch_termination_grace_period;
     // kube-apiserver ends watches at a limited rate over the grace period; a random point in it has
     // the same rate.
-    let share = if grace.is_zero() { 0.0 } else { f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX) };
-    let ending = Ending { life: server.life.clone(), after: grace.mul_f64(share), connection: Arc::clone(connection) };
+    let share = if grace.is_zero() {
+        0.0
+    } else {
+        f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX)
+    };
+    let ending = Ending {
+        life: server.life.clone(),
+        after: grace.mul_f64(share),
+        connection: Arc::clone(connection),
+    };
     let lines = watch::start(server, wanted, query, ending).await?;
     let mut response = Response::new(Payload::Lines(lines));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
     Ok(response)
 }
 
-async fn create(server: &Server, request: Request<Incoming>, namespace: &str) -> io::Result<Response<Payload>> {
-    let kind = request.headers().get(header::CONTENT_TYPE).map_or(Ok("application/json"), HeaderValue::to_str);
+async fn create(
+    server: &Server,
+    request: Request<Incoming>,
+    namespace: &str,
+) -> io::Result<Response<Payload>> {
+    let kind = request
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .map_or(Ok("application/json"), HeaderValue::to_str);
     if kind.unwrap_or_default().split(';').next().map(str::trim) != Some("application/json") {
         let message = "the body must be JSON";
-        return Ok(failure(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType", message, ""));
+        return Ok(failure(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "UnsupportedMediaType",
+            message,
+            "",
+        ));
     }
-    let body =
-        tokio::time::timeout(Duration::from_secs(60), Limited::new(request.into_body(), MAX_BODY).collect()).await;
+    let body = tokio::time::timeout(
+        Duration::from_secs(60),
+        Limited::new(request.into_body(), MAX_BODY).collect(),
+    )
+    .await;
     let body = match body {
         Ok(Ok(body)) => body.to_bytes(),
         Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
             let message = format!("the body is larger than {MAX_BODY} bytes");
-            return Ok(failure(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", &message, ""));
+            return Ok(failure(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "RequestEntityTooLarge",
+                &message,
+                "",
+            ));
         }
-        Ok(Err(error)) => return Ok(failure(StatusCode::BAD_REQUEST, "BadRequest", &error.to_string(), "")),
-        Err(_) => return Ok(failure(StatusCode::GATEWAY_TIMEOUT, "Timeout", "the body did not come", "")),
+        Ok(Err(error)) => {
+            return Ok(failure(
+                StatusCode::BAD_REQUEST,
+                "BadRequest",
+                &error.to_string(),
+                "",
+            ));
+        }
+        Err(_) => {
+            return Ok(failure(
+                StatusCode::GATEWAY_TIMEOUT,
+                "Timeout",
+                "the body did not come",
+                "",
+            ));
+        }
     };
     let object = serde_json::from_slice(&body).unwrap_or_default();
     let (object, name) = match objects::admit(object, namespace) {
         Ok(admitted) => admitted,
         Err((status, reason, message)) => return Ok(failure(status, reason, &message, "")),
     };
-    Ok(one(server.store.call(Call::Create { object }).await?, StatusCode::CREATED, &name))
+    Ok(one(
+        server.store.call(Call::Create { object }).await?,
+        StatusCode::CREATED,
+        &name,
+    ))
 }
 
 /// The answer with one object, or why there is none.
 fn one(reply: Reply, good: StatusCode, name: &str) -> Response<Payload> {
     match reply {
         Reply::Object { object } => objects::answer(good, &object),
-        Reply::Failed { reason: Reason::NotFound } => failure(StatusCode::NOT_FOUND, "NotFound", "", ""),
-        Reply::Failed { reason: Reason::Exists } => {
+        Reply::Failed {
+            reason: Reason::NotFound,
+        } => failure(StatusCode::NOT_FOUND, "NotFound", "", ""),
+        Reply::Failed {
+            reason: Reason::Exists,
+        } => {
             let message = format!("configmaps {name:?} already exists");
             failure(StatusCode::CONFLICT, "AlreadyExists", &message, name)
         }
-        other => failure(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", &unexpected(&other).to_string(), ""),
+        other => failure(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "InternalError",
+            &unexpected(&other).to_string(),
+            "",
+        ),
     }
 }
 
@@ -213,5 +324,10 @@ fn deleted(reply: Reply) -> Response<Payload> {
 
 fn not_allowed() -> Response<Payload> {
     let message = "the server does not allow this method on the requested resource";
-    failure(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message, "")
+    failure(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "MethodNotAllowed",
+        message,
+        "",
+    )
 }

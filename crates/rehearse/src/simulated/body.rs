@@ -29,9 +29,18 @@ pub(super) struct Body {
 }
 
 impl Body {
-    pub(super) fn new(payload: Payload, connection: Arc<Connection>, under_way: Option<TaskTrackerToken>) -> Self {
+    pub(super) fn new(
+        payload: Payload,
+        connection: Arc<Connection>,
+        under_way: Option<TaskTrackerToken>,
+    ) -> Self {
         let finished = matches!(&payload, Payload::Whole(bytes) if bytes.is_empty());
-        Self { payload, finished, connection, _under_way: under_way }
+        Self {
+            payload,
+            finished,
+            connection,
+            _under_way: under_way,
+        }
     }
 }
 
@@ -39,7 +48,10 @@ impl HttpBody for Body {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = self.get_mut();
         match &mut this.payload {
             Payload::Whole(bytes) => {

@@ -24,7 +24,10 @@ impl Cache {
     pub(super) async fn start(store: &StoreClient, keep: usize) -> io::Result<Arc<Self>> {
         let (revision, _) = store.list(None).await?;
         let mut source = store.watch(revision).await?;
-        let cache = Arc::new(Self { log: Log::new(revision, keep), progress: AtomicU64::new(revision) });
+        let cache = Arc::new(Self {
+            log: Log::new(revision, keep),
+            progress: AtomicU64::new(revision),
+        });
         let kept = Arc::clone(&cache);
         tokio::spawn(async move {
             loop {
@@ -32,7 +35,9 @@ impl Cache {
                     Ok(Reply::Change(change)) => cache.log.add(change),
                     // Earlier changes are in the log already.
                     Ok(Reply::Progress { revision }) => cache.progress.store(revision, Relaxed),
-                    Ok(other) => return tracing::warn!(error = %unexpected(&other), "the store is lost"),
+                    Ok(other) => {
+                        return tracing::warn!(error = %unexpected(&other), "the store is lost");
+                    }
                     Err(error) => return tracing::warn!(%error, "the store is lost"),
                 }
             }

@@ -46,7 +46,10 @@ impl Connection {
 
     /// A request came; the first one names the stream. Whether it is a client's of the rehearsal.
     pub(super) fn request(&self, headers: &HeaderMap) {
-        let name = headers.get(STREAM_HEADER).and_then(|v| v.to_str().ok()).filter(|v| v.len() <= LONGEST_NAME);
+        let name = headers
+            .get(STREAM_HEADER)
+            .and_then(|v| v.to_str().ok())
+            .filter(|v| v.len() <= LONGEST_NAME);
         if let Some(name) = name {
             let _ = self.stream.set(name.to_owned());
         }
@@ -89,7 +92,13 @@ impl Connection {
 
     fn report_as(&self, by: EndedBy, at: Stamp) -> Option<EndReport> {
         let stream = self.stream.get()?.clone();
-        Some(EndReport { stream, peer: self.peer, by, at, rejected: self.rejected.load(Relaxed) })
+        Some(EndReport {
+            stream,
+            peer: self.peer,
+            by,
+            at,
+            rejected: self.rejected.load(Relaxed),
+        })
     }
 }
 
@@ -127,7 +136,10 @@ mod tests {
 
     #[test]
     fn one_without_a_name_is_not_reported() {
-        assert_eq!(Connection::new(([127, 0, 0, 1], 1).into(), false).report(), None);
+        assert_eq!(
+            Connection::new(([127, 0, 0, 1], 1).into(), false).report(),
+            None
+        );
         assert_eq!(connection(&"x".repeat(LONGEST_NAME + 1)).report(), None);
     }
 }

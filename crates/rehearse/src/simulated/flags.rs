@@ -84,7 +84,9 @@ impl Flags {
         while let Some(arg) = args.next() {
             let Some(flag) = arg.strip_prefix("--") else {
                 match arg.strip_prefix('-').and_then(|rest| rest.chars().next()) {
-                    Some(short) => return Err(format!("unknown shorthand flag: '{short}' in {arg}")),
+                    Some(short) => {
+                        return Err(format!("unknown shorthand flag: '{short}' in {arg}"));
+                    }
                     None => positional.push(arg.clone()),
                 }
                 continue;
@@ -96,25 +98,37 @@ impl Flags {
             if flag.starts_with(['-', '=']) {
                 return Err(format!("bad flag syntax: {arg}"));
             }
-            let (name, value) = flag.split_once('=').map_or((flag, None), |(n, v)| (n, Some(v)));
+            let (name, value) = flag
+                .split_once('=')
+                .map_or((flag, None), |(n, v)| (n, Some(v)));
             let known = name.replace('_', "-");
             let value = match value {
                 Some(value) => value,
                 None if SWITCHES.contains(&known.as_str()) => "true",
-                None if !FLAGS.contains(&known.as_str()) => return Err(format!("unknown flag: --{name}")),
-                None => args.next().ok_or_else(|| format!("flag needs an argument: --{name}"))?,
+                None if !FLAGS.contains(&known.as_str()) => {
+                    return Err(format!("unknown flag: --{name}"));
+                }
+                None => args
+                    .next()
+                    .ok_or_else(|| format!("flag needs an argument: --{name}"))?,
             };
             flags.set(&known, name, value)?;
         }
         if !positional.is_empty() {
-            return Err(format!("\"kube-apiserver\" does not take any arguments, got {positional:?}"));
+            return Err(format!(
+                "\"kube-apiserver\" does not take any arguments, got {positional:?}"
+            ));
         }
         flags.check()
     }
 }
 
 /// Names of the flags that are true when they stand alone.
-const SWITCHES: [&str; 3] = ["shutdown-send-retry-after", "permit-port-sharing", "anonymous-auth"];
+const SWITCHES: [&str; 3] = [
+    "shutdown-send-retry-after",
+    "permit-port-sharing",
+    "anonymous-auth",
+];
 
 /// Names of the flags that take a value.
 const FLAGS: [&str; 19] = [
@@ -141,16 +155,28 @@ const FLAGS: [&str; 19] = [
 
 impl Flags {
     fn set(&mut self, known: &str, name: &str, value: &str) -> Result<(), String> {
-        let invalid = |why: String| format!("invalid argument {value:?} for \"--{name}\" flag: {why}");
-        let ip = || value.trim().parse().map_err(|_| invalid(format!("failed to parse IP: {value:?}")));
+        let invalid =
+            |why: String| format!("invalid argument {value:?} for \"--{name}\" flag: {why}");
+        let ip = || {
+            value
+                .trim()
+                .parse()
+                .map_err(|_| invalid(format!("failed to parse IP: {value:?}")))
+        };
         let time = || duration(value).map_err(invalid);
-        let syntax = || invalid(format!("strconv.ParseBool: parsing {value:?}: invalid syntax"));
+        let syntax = || {
+            invalid(format!(
+                "strconv.ParseBool: parsing {value:?}: invalid syntax"
+            ))
+        };
         let truth = || args::parse_bool(value).ok_or_else(syntax);
         match known {
             "bind-address" => self.bind_address = ip()?,
             "secure-port" => {
                 self.secure_port = value.parse().map_err(|_| {
-                    invalid(format!("strconv.ParseInt: parsing {value:?}: not a port between 1 and 65535"))
+                    invalid(format!(
+                        "strconv.ParseInt: parsing {value:?}: not a port between 1 and 65535"
+                    ))
                 })?;
             }
             "tls-cert-file" => self.tls_cert_file = value.into(),
@@ -170,7 +196,9 @@ impl Flags {
             }
             "endpoint-reconciler-type" => {}
             "shutdown-delay-duration" => self.shutdown_delay_duration = time()?,
-            "shutdown-watch-termination-grace-period" => self.shutdown_watch_termination_grace_period = time()?,
+            "shutdown-watch-termination-grace-period" => {
+                self.shutdown_watch_termination_grace_period = time()?
+            }
             "audit-log-path" => self.audit_log_path = path(value),
             "stand-in-name" => self.name = value.into(),
             "stand-in-bridge-name" => self.bridge_name = Some(value.into()),
@@ -181,7 +209,9 @@ impl Flags {
                 self.watch_cache_size = value.parse().map_err(|_| invalid(why()))?;
             }
             "stand-in-bookmark-period" => {
-                self.bookmark_period = Some(time()?).filter(|time| !time.is_zero()).unwrap_or(BOOKMARK_PERIOD);
+                self.bookmark_period = Some(time()?)
+                    .filter(|time| !time.is_zero())
+                    .unwrap_or(BOOKMARK_PERIOD);
             }
             "shutdown-send-retry-after" => self.shutdown_send_retry_after = truth()?,
             "permit-port-sharing" => self.permit_port_sharing = truth()?,
@@ -198,7 +228,9 @@ impl Flags {
                     .into(),
             );
         }
-        if self.tls_cert_file.as_os_str().is_empty() || self.tls_private_key_file.as_os_str().is_empty() {
+        if self.tls_cert_file.as_os_str().is_empty()
+            || self.tls_private_key_file.as_os_str().is_empty()
+        {
             errors.push(
                 "--tls-cert-file and --tls-private-key-file must be specified: a simulated apiserver makes none".into(),
             );
@@ -213,7 +245,11 @@ impl Flags {
             _ => return Err(format!("[{}]", errors.join(", "))),
         }
         // A bridge changes its copy's address, and no flag that it does not know.
-        if let Some(name) = self.bridge_name.take().filter(|_| self.bind_address.is_loopback()) {
+        if let Some(name) = self
+            .bridge_name
+            .take()
+            .filter(|_| self.bind_address.is_loopback())
+        {
             self.name = name;
         }
         Ok(self)
@@ -234,10 +270,14 @@ fn duration(text: &str) -> Result<Duration, String> {
     }
     let mut sum = 0.0;
     while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        let digits = rest
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(rest.len());
         let (number, tail) = rest.split_at(digits);
         let number: f64 = number.parse().map_err(|_| invalid())?;
-        let end = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
+        let end = tail
+            .find(|c: char| c.is_ascii_digit() || c == '.')
+            .unwrap_or(tail.len());
         let (unit, tail) = tail.split_at(end);
         sum += number
             * match unit {
@@ -266,16 +306,27 @@ mod tests {
         Flags::parse(&args.iter().map(ToString::to_string).collect::<Vec<_>>())
     }
 
-    const NEEDED: [&str; 3] = ["--etcd-servers=unix:///s", "--tls-cert-file=c", "--tls-private-key-file=k"];
+    const NEEDED: [&str; 3] = [
+        "--etcd-servers=unix:///s",
+        "--tls-cert-file=c",
+        "--tls-private-key-file=k",
+    ];
 
     #[test]
     fn the_temporary_instance_of_a_bridge_has_a_name_of_its_own() {
         let name = |bind: &str| {
-            let own = ["--stand-in-name=old", "--stand-in-bridge-name=old-bridge", bind];
+            let own = [
+                "--stand-in-name=old",
+                "--stand-in-bridge-name=old-bridge",
+                bind,
+            ];
             parse(&[&NEEDED[..], &own].concat()).unwrap().name
         };
         assert_eq!(
-            (name("--bind-address=0.0.0.0"), name("--bind-address=127.1.2.3")),
+            (
+                name("--bind-address=0.0.0.0"),
+                name("--bind-address=127.1.2.3")
+            ),
             ("old".into(), "old-bridge".into())
         );
     }

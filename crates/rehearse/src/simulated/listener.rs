@@ -48,7 +48,9 @@ pub(super) async fn accept(server: Arc<Server>, listener: TcpListener, tls: TlsA
         match accepted {
             Ok((tcp, peer)) => {
                 id += 1;
-                server.tasks.spawn(serve(Arc::clone(&server), id, tcp, peer, tls.clone()));
+                server
+                    .tasks
+                    .spawn(serve(Arc::clone(&server), id, tcp, peer, tls.clone()));
             }
             Err(error) => {
                 tracing::warn!(%error, "accept");
@@ -130,26 +132,36 @@ pub(super) fn tls(flags: &Flags) -> io::Result<TlsAcceptor> {
         io::Error::other(format!("failed to load {}: {error}", path.display()))
     };
     let cert = &flags.tls_cert_file;
-    let chain: Vec<CertificateDer<'static>> =
-        CertificateDer::pem_file_iter(cert).and_then(Iterator::collect).map_err(|e| named(cert, &e))?;
+    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(cert)
+        .and_then(Iterator::collect)
+        .map_err(|e| named(cert, &e))?;
     let key = &flags.tls_private_key_file;
     let key = PrivateKeyDer::from_pem_file(key).map_err(|e| named(key, &e))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let clients = match &flags.client_ca_file {
         Some(file) => {
             let mut roots = rustls::RootCertStore::empty();
-            let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+            let read = CertificateDer::pem_file_iter(file)
+                .and_then(Iterator::collect::<Result<Vec<_>, _>>);
             for ca in read.map_err(|e| named(file, &e))? {
                 roots.add(ca).map_err(|e| named(file, &e))?;
             }
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
-            verifier.allow_unauthenticated().build().map_err(|e| named(file, &e))?
+            let verifier =
+                WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+            verifier
+                .allow_unauthenticated()
+                .build()
+                .map_err(|e| named(file, &e))?
         }
         None => WebPkiClientVerifier::no_client_auth(),
     };
     let mut config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .and_then(|builder| builder.with_client_cert_verifier(clients).with_single_cert(chain, key))
+        .and_then(|builder| {
+            builder
+                .with_client_cert_verifier(clients)
+                .with_single_cert(chain, key)
+        })
         .map_err(|e| named(cert, &e))?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
@@ -168,8 +180,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("store");
         let listener = tokio::net::UnixListener::bind(&socket).unwrap();
-        let hub =
-            tokio::spawn(store_server::serve(listener, Arc::new(Store::default()), Arc::new(Recorder::default())));
+        let hub = tokio::spawn(store_server::serve(
+            listener,
+            Arc::new(Store::default()),
+            Arc::new(Recorder::default()),
+        ));
         let certs = certs::make(dir.path(), &[]).unwrap();
         certs.issue("it").unwrap();
         let flags = Flags::parse(&[
@@ -186,7 +201,11 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut waiting = Vec::new();
         for _ in 0..3 {
-            waiting.push(TcpStream::connect(listener.local_addr().unwrap()).await.unwrap());
+            waiting.push(
+                TcpStream::connect(listener.local_addr().unwrap())
+                    .await
+                    .unwrap(),
+            );
         }
         server.life.closing.cancel();
         accept(Arc::clone(&server), listener, tls).await;

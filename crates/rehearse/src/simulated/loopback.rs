@@ -32,8 +32,15 @@ pub(super) async fn reach_itself(address: SocketAddr, own: &CertificateDer<'_>) 
 async fn reaches(address: SocketAddr, own: &CertificateDer<'_>) -> io::Result<bool> {
     let config = tls::config(None, None).map_err(io::Error::other)?;
     let tcp = TcpStream::connect(address).await?;
-    let tls = TlsConnector::from(Arc::new(config)).connect(ServerName::IpAddress(address.ip().into()), tcp).await?;
-    Ok(tls.get_ref().1.peer_certificates().and_then(|chain| chain.first()) == Some(own))
+    let tls = TlsConnector::from(Arc::new(config))
+        .connect(ServerName::IpAddress(address.ip().into()), tcp)
+        .await?;
+    Ok(tls
+        .get_ref()
+        .1
+        .peer_certificates()
+        .and_then(|chain| chain.first())
+        == Some(own))
 }
 
 #[cfg(test)]
@@ -62,7 +69,10 @@ mod tests {
         let cert = CertificateDer::from_pem_file(certs.cert_file("own")).unwrap();
         for (serves, expected) in [(other, false), (own, true)] {
             let (reached, _) = tokio::join!(reaches(address, &cert), async {
-                serves.accept(listener.accept().await.unwrap().0).await.unwrap()
+                serves
+                    .accept(listener.accept().await.unwrap().0)
+                    .await
+                    .unwrap()
             });
             assert_eq!(reached.unwrap(), expected);
         }

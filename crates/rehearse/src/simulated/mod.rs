@@ -49,8 +49,12 @@ const BACKLOG: u32 = 65_535;
 /// the process at once with 1.
 pub fn run(args: &[String]) -> u8 {
     let ended = Flags::parse(args).and_then(|flags| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.and_then(|runtime| runtime.block_on(live(flags))).map_err(|error| error.to_string())
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime
+            .and_then(|runtime| runtime.block_on(live(flags)))
+            .map_err(|error| error.to_string())
     });
     match ended {
         Ok(()) => 0,
@@ -66,27 +70,40 @@ async fn live(flags: Flags) -> io::Result<()> {
     let tls = listener::tls(&flags)?;
     let own = CertificateDer::from_pem_file(&flags.tls_cert_file).map_err(io::Error::other)?;
     if let Some(path) = &flags.audit_log_path {
-        let open = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
+        let open = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(path);
         open.map_err(|e| io::Error::other(format!("failed to open {}: {e}", path.display())))?;
     }
     let store = StoreClient::connect(&flags.store, &flags.name).await?;
     let cache = Cache::start(&store, flags.watch_cache_size).await?;
     let address = SocketAddr::new(flags.bind_address, flags.secure_port);
-    let listener = listen(address, flags.permit_port_sharing)
-        .map_err(|e| io::Error::other(format!("failed to create listener: failed to listen on {address}: {e}")))?;
+    let listener = listen(address, flags.permit_port_sharing).map_err(|e| {
+        io::Error::other(format!(
+            "failed to create listener: failed to listen on {address}: {e}"
+        ))
+    })?;
 
     let life = Life::default();
     let server = Arc::new(Server::new(flags, store, cache, life.clone()));
     tracing::info!(%address, name = server.flags.name, version = server.flags.version, "serving securely");
-    server.tasks.spawn(listener::accept(Arc::clone(&server), listener, tls));
+    server
+        .tasks
+        .spawn(listener::accept(Arc::clone(&server), listener, tls));
     server.store.mark(MarkKind::Listening, Stamp::now()).await;
 
     let ready = async {
         let hooks = async {
-            tokio::join!(tokio::time::sleep(server.flags.start_delay), loopback::reach_itself(address, &own));
+            tokio::join!(
+                tokio::time::sleep(server.flags.start_delay),
+                loopback::reach_itself(address, &own)
+            );
         };
         // Before its probe passes: no client may see it ready before it has reported that.
-        life.start(hooks, || server.store.mark(MarkKind::Ready, Stamp::now())).await;
+        life.start(hooks, || server.store.mark(MarkKind::Ready, Stamp::now()))
+            .await;
         std::future::pending::<()>().await;
     };
     tokio::select! {
@@ -98,7 +115,11 @@ async fn live(flags: Flags) -> io::Result<()> {
 }
 
 fn listen(address: SocketAddr, share: bool) -> io::Result<TcpListener> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    let socket = if address.is_ipv4() {
+        TcpSocket::new_v4()
+    } else {
+        TcpSocket::new_v6()
+    }?;
     socket.set_reuseaddr(true)?;
     socket.set_reuseport(share)?;
     socket.bind(address)?;
@@ -124,9 +145,16 @@ async fn shut_down(server: &Server, mut stop: Stop) {
     life.drain(flags.shutdown_send_retry_after).await;
     server.store.mark(MarkKind::Draining, began).await;
     server.tasks.close();
-    let patience = if flags.shutdown_send_retry_after { LINGER } else { DRAIN };
+    let patience = if flags.shutdown_send_retry_after {
+        LINGER
+    } else {
+        DRAIN
+    };
     let patience = patience.max(flags.shutdown_watch_termination_grace_period);
-    if tokio::time::timeout(patience, server.tasks.wait()).await.is_err() {
+    if tokio::time::timeout(patience, server.tasks.wait())
+        .await
+        .is_err()
+    {
         tracing::warn!("connections are left after the drain");
     }
     server.abandon().await;
@@ -140,7 +168,10 @@ struct Stop {
 
 impl Stop {
     fn new() -> io::Result<Self> {
-        Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
+        Ok(Self {
+            term: signal(SignalKind::terminate())?,
+            int: signal(SignalKind::interrupt())?,
+        })
     }
 
     async fn requested(&mut self) {

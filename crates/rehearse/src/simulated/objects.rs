@@ -18,12 +18,19 @@ pub(super) fn text(status: StatusCode, text: impl Into<Bytes>) -> Response<Paylo
 fn with_type(status: StatusCode, kind: &'static str, bytes: Bytes) -> Response<Payload> {
     let mut response = Response::new(Payload::Whole(bytes));
     *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
     response
 }
 
 /// An error as kube-apiserver words it.
-pub(super) fn failure(status: StatusCode, reason: &str, message: &str, name: &str) -> Response<Payload> {
+pub(super) fn failure(
+    status: StatusCode,
+    reason: &str,
+    message: &str,
+    name: &str,
+) -> Response<Payload> {
     answer(status, &status_object(status, reason, message, name))
 }
 
@@ -81,7 +88,10 @@ pub(super) fn api_resources() -> Value {
 /// `/version`.
 pub(super) fn version(git: &str) -> Value {
     let mut parts = git.trim_start_matches('v').split('.');
-    let (major, minor) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let (major, minor) = (
+        parts.next().unwrap_or_default(),
+        parts.next().unwrap_or_default(),
+    );
     json!({
         "major": major, "minor": minor, "gitVersion": git, "gitCommit": "", "gitTreeState": "clean",
         "buildDate": "1970-01-01T00:00:00Z", "goVersion": "none (simulated by berth)", "compiler": "rustc",
@@ -128,26 +138,50 @@ pub(super) fn admit(mut object: Value, namespace: &str) -> Result<(Value, String
         match object.get(field) {
             None => object[field] = json!(wanted),
             Some(value) if value == wanted => {}
-            Some(value) => return Err(bad(format!("{field} is {value}, only {wanted} is known here"))),
+            Some(value) => {
+                return Err(bad(format!(
+                    "{field} is {value}, only {wanted} is known here"
+                )));
+            }
         }
     }
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
         return Err(invalid("metadata.name", "Required value: name is required"));
     };
-    match metadata.get("namespace").map(|n| n.as_str().unwrap_or_default()) {
+    match metadata
+        .get("namespace")
+        .map(|n| n.as_str().unwrap_or_default())
+    {
         None | Some("") => {
             metadata.insert("namespace".into(), json!(namespace));
         }
         Some(there) if there == namespace => {}
-        Some(_) => return Err(bad("the namespace of the object does not match the namespace of the request".into())),
+        Some(_) => {
+            return Err(bad(
+                "the namespace of the object does not match the namespace of the request".into(),
+            ));
+        }
     }
-    let name = metadata.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let name = metadata
+        .get("name")
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+        .to_owned();
     if !is_subdomain(&name) {
-        return Err(invalid("metadata.name", "Invalid value: a lowercase RFC 1123 subdomain is required"));
+        return Err(invalid(
+            "metadata.name",
+            "Invalid value: a lowercase RFC 1123 subdomain is required",
+        ));
     }
     for field in ["data", "binaryData"] {
-        let strings = |v: &Value| v.as_object().is_some_and(|map| map.values().all(Value::is_string));
-        if object.get(field).is_some_and(|v| !v.is_null() && !strings(v)) {
+        let strings = |v: &Value| {
+            v.as_object()
+                .is_some_and(|map| map.values().all(Value::is_string))
+        };
+        if object
+            .get(field)
+            .is_some_and(|v| !v.is_null() && !strings(v))
+        {
             return Err(bad(format!("{field} must be a map of strings")));
         }
     }
@@ -159,7 +193,8 @@ fn is_subdomain(name: &str) -> bool {
     let word = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     let label = |label: &str| {
         let bytes = label.as_bytes();
-        let ends = bytes.first().is_some_and(|&b| word(b)) && bytes.last().is_some_and(|&b| word(b));
+        let ends =
+            bytes.first().is_some_and(|&b| word(b)) && bytes.last().is_some_and(|&b| word(b));
         ends && bytes.iter().all(|&b| word(b) || b == b'-')
     };
     name.len() <= 253 && name.split('.').all(label)

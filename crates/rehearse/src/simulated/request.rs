@@ -28,13 +28,19 @@ pub(super) enum Resource {
 impl Resource {
     pub(super) fn parse(path: &str) -> Self {
         let path = path.strip_prefix('/').unwrap_or(path);
-        let Some(parts) =
-            path.trim_end_matches('/').split('/').map(|part| decode(part, false)).collect::<Option<Vec<_>>>()
+        let Some(parts) = path
+            .trim_end_matches('/')
+            .split('/')
+            .map(|part| decode(part, false))
+            .collect::<Option<Vec<_>>>()
         else {
             return Self::Unknown;
         };
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
-        let list = |kind, namespace: Option<&str>| Self::List { kind, namespace: namespace.map(str::to_owned) };
+        let list = |kind, namespace: Option<&str>| Self::List {
+            kind,
+            namespace: namespace.map(str::to_owned),
+        };
         match parts[..] {
             ["livez" | "healthz"] => Self::Live,
             ["readyz"] => Self::Ready,
@@ -42,10 +48,19 @@ impl Resource {
             ["api", "v1"] => Self::ApiV1,
             ["api", "v1", "configmaps"] => list(ObjectKind::ConfigMap, None),
             ["api", "v1", "secrets"] => list(ObjectKind::Secret, None),
-            ["api", "v1", "namespaces", n, "secrets"] if !n.is_empty() => list(ObjectKind::Secret, Some(n)),
-            ["api", "v1", "namespaces", n, "configmaps"] if !n.is_empty() => list(ObjectKind::ConfigMap, Some(n)),
-            ["api", "v1", "namespaces", n, "configmaps", name] if !n.is_empty() && !name.is_empty() => {
-                Self::Map { namespace: n.into(), name: name.into() }
+            ["api", "v1", "namespaces", n, "secrets"] if !n.is_empty() => {
+                list(ObjectKind::Secret, Some(n))
+            }
+            ["api", "v1", "namespaces", n, "configmaps"] if !n.is_empty() => {
+                list(ObjectKind::ConfigMap, Some(n))
+            }
+            ["api", "v1", "namespaces", n, "configmaps", name]
+                if !n.is_empty() && !name.is_empty() =>
+            {
+                Self::Map {
+                    namespace: n.into(),
+                    name: name.into(),
+                }
             }
             _ => Self::Unknown,
         }
@@ -76,7 +91,12 @@ impl Query {
     /// Reads a query; what changes the answer and is not known here is an error, in words.
     pub(super) fn parse(uri: &Uri) -> Result<Self, String> {
         let mut query = Self::default();
-        for pair in uri.query().unwrap_or_default().split('&').filter(|p| !p.is_empty()) {
+        for pair in uri
+            .query()
+            .unwrap_or_default()
+            .split('&')
+            .filter(|p| !p.is_empty())
+        {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             let bad = || format!("invalid query parameter: {pair}");
             let value = decode(value, true).ok_or_else(bad)?;
@@ -85,13 +105,19 @@ impl Query {
                 "watch" => query.watch = flag(),
                 "allowWatchBookmarks" => query.bookmarks = flag(),
                 "resourceVersion" if !value.is_empty() => {
-                    query.resource_version = Some(value.parse().map_err(|_| bad())?).filter(|&v| v != 0);
+                    query.resource_version =
+                        Some(value.parse().map_err(|_| bad())?).filter(|&v| v != 0);
                 }
-                "timeoutSeconds" => query.timeout_seconds = Some(value.parse().map_err(|_| bad())?).filter(|&v| v != 0),
+                "timeoutSeconds" => {
+                    query.timeout_seconds =
+                        Some(value.parse().map_err(|_| bad())?).filter(|&v| v != 0)
+                }
                 "fieldSelector" | "labelSelector" if !value.is_empty() => {
                     return Err("a simulated apiserver knows no selectors".into());
                 }
-                "sendInitialEvents" if flag() => return Err("a simulated apiserver knows no streaming lists".into()),
+                "sendInitialEvents" if flag() => {
+                    return Err("a simulated apiserver knows no streaming lists".into());
+                }
                 _ => {}
             }
         }

@@ -26,7 +26,15 @@ pub(super) struct Server {
 impl Server {
     pub(super) fn new(flags: Flags, store: StoreClient, cache: Arc<Cache>, life: Life) -> Self {
         let (began, open, tasks) = (Instant::now(), Mutex::default(), TaskTracker::new());
-        Self { flags, store, cache, life, began, open, tasks }
+        Self {
+            flags,
+            store,
+            cache,
+            life,
+            began,
+            open,
+            tasks,
+        }
     }
 
     /// Whether RBAC knows its roles.
@@ -49,7 +57,11 @@ impl Server {
 
     /// Reports connections that are still open when the process is about to end.
     pub(super) async fn abandon(&self) {
-        let open: Vec<_> = self.lock().drain().map(|(_, connection)| connection).collect();
+        let open: Vec<_> = self
+            .lock()
+            .drain()
+            .map(|(_, connection)| connection)
+            .collect();
         for report in open.iter().filter_map(|c| c.report_abandoned()) {
             self.store.ended(report).await;
         }

@@ -31,11 +31,20 @@ pub(super) struct StoreConnection {
 impl StoreConnection {
     async fn open(path: &Path, instance: &str) -> io::Result<Self> {
         let (reader, writer) = UnixStream::connect(path).await?.into_split();
-        let mut connection = Self { reader: BufReader::new(reader), writer };
-        let hello = Call::Hello { version: wire::VERSION, instance: instance.to_owned() };
+        let mut connection = Self {
+            reader: BufReader::new(reader),
+            writer,
+        };
+        let hello = Call::Hello {
+            version: wire::VERSION,
+            instance: instance.to_owned(),
+        };
         match connection.call(&hello).await? {
             Reply::Noted => Ok(connection),
-            other => Err(io::Error::other(format!("the store does not speak protocol {}: {other:?}", wire::VERSION))),
+            other => Err(io::Error::other(format!(
+                "the store does not speak protocol {}: {other:?}",
+                wire::VERSION
+            ))),
         }
     }
 
@@ -45,7 +54,9 @@ impl StoreConnection {
     }
 
     async fn next(&mut self) -> io::Result<Reply> {
-        wire::read(&mut self.reader).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+        wire::read(&mut self.reader)
+            .await?
+            .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 }
 
@@ -62,14 +73,21 @@ impl StoreClient {
                 let _ = answer.send(connection.call(&call).await);
             }
         });
-        Ok(Self { calls, path: path.to_owned(), instance: instance.to_owned() })
+        Ok(Self {
+            calls,
+            path: path.to_owned(),
+            instance: instance.to_owned(),
+        })
     }
 
     /// Makes a call and waits for the reply.
     pub(super) async fn call(&self, call: Call) -> io::Result<Reply> {
         let (answer, answered) = oneshot::channel();
         let closed = || io::Error::from(io::ErrorKind::BrokenPipe);
-        self.calls.send((call, answer)).await.map_err(|_| closed())?;
+        self.calls
+            .send((call, answer))
+            .await
+            .map_err(|_| closed())?;
         answered.await.map_err(|_| closed())?
     }
 

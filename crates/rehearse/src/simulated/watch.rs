@@ -36,7 +36,11 @@ pub(super) struct Wanted {
 impl Wanted {
     pub(super) fn matches(&self, object: &Value) -> bool {
         let namespace = &object["metadata"]["namespace"];
-        self.kind == ObjectKind::ConfigMap && self.namespace.as_ref().is_none_or(|wanted| namespace == wanted)
+        self.kind == ObjectKind::ConfigMap
+            && self
+                .namespace
+                .as_ref()
+                .is_none_or(|wanted| namespace == wanted)
     }
 }
 
@@ -64,9 +68,18 @@ pub(super) async fn start(
         }
     };
     let (lines, received) = mpsc::channel(QUEUE);
-    let until = Instant::now() + query.timeout_seconds.map_or(LONGEST, |s| Duration::from_secs(s).min(LONGEST_ASKED));
+    let until = Instant::now()
+        + query
+            .timeout_seconds
+            .map_or(LONGEST, |s| Duration::from_secs(s).min(LONGEST_ASKED));
     let bookmarks = query.bookmarks.then_some(server.flags.bookmark_period);
-    let watch = Watch { cache: Arc::clone(&server.cache), wanted, lines, revision, bookmarks };
+    let watch = Watch {
+        cache: Arc::clone(&server.cache),
+        wanted,
+        lines,
+        revision,
+        bookmarks,
+    };
     tokio::spawn(watch.run(initial, until, ending));
     Ok(received)
 }
@@ -89,7 +102,12 @@ impl Watch {
     /// down.
     async fn run(mut self, initial: Vec<Value>, until: Instant, ending: Ending) {
         for object in initial.iter().filter(|o| self.wanted.matches(o)) {
-            if self.lines.send(objects::event(&ChangeKind::Added, object)).await.is_err() {
+            if self
+                .lines
+                .send(objects::event(&ChangeKind::Added, object))
+                .await
+                .is_err()
+            {
                 return;
             }
         }
@@ -128,12 +146,17 @@ impl Watch {
         if self.bookmarks.is_none() {
             return Ok(());
         }
-        self.send(objects::bookmark(self.wanted.kind, self.revision)).await
+        self.send(objects::bookmark(self.wanted.kind, self.revision))
+            .await
     }
 
     async fn pass_on(&mut self, batch: Result<Vec<Change>, Reason>) -> Result<(), WatchEnded> {
         let Ok(batch) = batch else {
-            let message = format!("too old resource version: {} ({})", self.revision, self.cache.log.after());
+            let message = format!(
+                "too old resource version: {} ({})",
+                self.revision,
+                self.cache.log.after()
+            );
             let status = objects::status_object(StatusCode::GONE, "Expired", &message, "");
             self.send(objects::event(&"ERROR", &status)).await?;
             return Err(WatchEnded);
@@ -144,7 +167,8 @@ impl Watch {
                 self.revision = change.revision;
             }
             if self.wanted.matches(&change.object) {
-                self.send(objects::event(&change.kind, &change.object)).await?;
+                self.send(objects::event(&change.kind, &change.object))
+                    .await?;
             }
         }
         Ok(())

@@ -69,12 +69,17 @@ impl Stage {
         let opened = mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).map_err(io::Error::from);
         // For both ways: to open it never waits for the other end.
         let opened = opened.and_then(|()| OpenOptions::new().read(true).write(true).open(&fifo));
-        let command = opened.map_err(Error::unavailable(format!("cannot make the FIFO {}", fifo.display())))?;
+        let command = opened.map_err(Error::unavailable(format!(
+            "cannot make the FIFO {}",
+            fifo.display()
+        )))?;
         // With it the bridge keeps the Service `kubernetes`.
         self.setting.certs.write_kubeconfig(self.setting.address)?;
         let run: [OsString; 4] = ["sh".into(), "-c".into(), COMMAND.into(), fifo.into()];
         let own = self.own_address(&running.name)?;
-        let part = self.layout.bridge(&self.setting, running, own, limits, run.into());
+        let part = self
+            .layout
+            .bridge(&self.setting, running, own, limits, run.into());
         self.plays(&temporary, true);
         self.bridge_gone(within).await?;
         self.spawn(&temporary.name, &part)?;
@@ -88,9 +93,24 @@ impl Stage {
             names: self.setting.certs.names.clone(),
         };
         let (mut follower, daemon) = (JoinSet::new(), Arc::default());
-        follower.spawn(follow(self.setting.bridge(), marks, to, Arc::clone(&daemon)));
-        self.bridge = Some(Bridge { name: temporary.name, own, status, command, follower, daemon });
-        self.bridge_is("its COMMAND began", within, |status| status.command && status.steering).await?;
+        follower.spawn(follow(
+            self.setting.bridge(),
+            marks,
+            to,
+            Arc::clone(&daemon),
+        ));
+        self.bridge = Some(Bridge {
+            name: temporary.name,
+            own,
+            status,
+            command,
+            follower,
+            daemon,
+        });
+        self.bridge_is("its COMMAND began", within, |status| {
+            status.command && status.steering
+        })
+        .await?;
         self.temporary_joined();
         Ok(())
     }
@@ -102,7 +122,9 @@ impl Stage {
         within: Duration,
         so: impl Fn(&Status) -> bool,
     ) -> Result<(), Error> {
-        let Some(bridge) = &self.bridge else { return Ok(()) };
+        let Some(bridge) = &self.bridge else {
+            return Ok(());
+        };
         let (name, mut status) = (bridge.name.clone(), bridge.status.clone());
         let why = tokio::select! {
             biased;
@@ -115,14 +137,20 @@ impl Stage {
 
     /// The bridge's last status.
     pub(crate) fn bridge_status(&self) -> Status {
-        self.bridge.as_ref().map(|bridge| bridge.status.borrow().clone()).unwrap_or_default()
+        self.bridge
+            .as_ref()
+            .map(|bridge| bridge.status.borrow().clone())
+            .unwrap_or_default()
     }
 
     /// The control's clients, too, dial the temporary instance itself.
     pub(crate) fn temporary_joined(&mut self) {
-        let Some((name, Some(SocketAddr::V4(address)))) =
-            self.bridge.as_ref().map(|bridge| (bridge.name.clone(), bridge.status.borrow().temporary.address))
-        else {
+        let Some((name, Some(SocketAddr::V4(address)))) = self.bridge.as_ref().map(|bridge| {
+            (
+                bridge.name.clone(),
+                bridge.status.borrow().temporary.address,
+            )
+        }) else {
             return;
         };
         self.own.insert(name.clone(), address.into());
@@ -138,51 +166,79 @@ impl Stage {
 
     /// Lets COMMAND end with this exit status.
     pub(crate) fn command_ends(&mut self, status: u8) -> Result<(), Error> {
-        let Some(bridge) = &mut self.bridge else { return Ok(()) };
+        let Some(bridge) = &mut self.bridge else {
+            return Ok(());
+        };
         let written = bridge.command.write_all(format!("{status}\n").as_bytes());
         written.map_err(Error::unavailable("cannot make COMMAND end"))
     }
 
     /// Runs `berth bridge end`, as an operator does.
     pub(crate) fn end_bridge(&mut self) -> Result<(), Error> {
-        let Some(name) = self.bridge.as_ref().map(|bridge| bridge.name.clone()) else { return Ok(()) };
+        let Some(name) = self.bridge.as_ref().map(|bridge| bridge.name.clone()) else {
+            return Ok(());
+        };
         let part = self.layout.end_bridge(&self.setting);
         self.spawn(&name, &part)
     }
 
     /// Waits until `berth bridge` or `berth bridge end` has ended; its exit status, none if that was a signal.
     pub(crate) async fn bridge_ended(&mut self, within: Duration) -> Result<Option<i32>, Error> {
-        let Some(name) = self.bridge.as_ref().map(|bridge| bridge.name.clone()) else { return Ok(None) };
+        let Some(name) = self.bridge.as_ref().map(|bridge| bridge.name.clone()) else {
+            return Ok(None);
+        };
         match timeout(within, self.any_ended(&name)).await {
             Ok(status) => Ok(status.code()),
-            Err(_) => Err(self.failed(&name, format!("did not end within {within:?}")).await),
+            Err(_) => Err(self
+                .failed(&name, format!("did not end within {within:?}"))
+                .await),
         }
     }
 
     /// Waits until the bridge has sent its last status, and all is logged.
     pub(crate) async fn bridge_gone(&mut self, within: Duration) -> Result<(), Error> {
-        let Some(Bridge { name, follower, .. }) = &mut self.bridge else { return Ok(()) };
+        let Some(Bridge { name, follower, .. }) = &mut self.bridge else {
+            return Ok(());
+        };
         let name = name.clone();
-        match timeout(within, async { while follower.join_next().await.is_some() {} }).await {
+        match timeout(within, async {
+            while follower.join_next().await.is_some() {}
+        })
+        .await
+        {
             Ok(()) => Ok(()),
-            Err(_) => Err(self.failed(&name, format!("was not gone within {within:?}")).await),
+            Err(_) => Err(self
+                .failed(&name, format!("was not gone within {within:?}"))
+                .await),
         }
     }
 
     /// The last lines of its logs, if it is a bridge's.
     pub(super) fn bridge_log(&self, name: &str) -> Vec<String> {
-        let of_it = self.bridge.as_ref().is_some_and(|bridge| bridge.name == name);
-        let logs = LOGS.iter().filter(|_| of_it).map(|log| std::fs::read_to_string(self.setting.bridge().join(log)));
+        let of_it = self
+            .bridge
+            .as_ref()
+            .is_some_and(|bridge| bridge.name == name);
+        let logs = LOGS
+            .iter()
+            .filter(|_| of_it)
+            .map(|log| std::fs::read_to_string(self.setting.bridge().join(log)));
         let last = |log: String| {
             let skipped = log.lines().count().saturating_sub(LAST);
-            log.lines().skip(skipped).map(|line| format!("  {line}")).collect::<Vec<_>>()
+            log.lines()
+                .skip(skipped)
+                .map(|line| format!("  {line}"))
+                .collect::<Vec<_>>()
         };
-        logs.flat_map(|log| log.map(last).unwrap_or_default()).collect()
+        logs.flat_map(|log| log.map(last).unwrap_or_default())
+            .collect()
     }
 
     /// Kills the bridge, and waits until it is gone.
     pub(crate) async fn kill_bridge(&self) {
-        let Some(daemon) = self.bridge.as_ref().and_then(|bridge| bridge.daemon.get()) else { return };
+        let Some(daemon) = self.bridge.as_ref().and_then(|bridge| bridge.daemon.get()) else {
+            return;
+        };
         let _ = daemon.kill();
         while !daemon.ends_within(Duration::ZERO).unwrap_or(true) {
             sleep(POLL).await;
@@ -213,16 +269,29 @@ impl Marks {
             for (is_temporary, mark) in changes(before, now) {
                 let name = if is_temporary { &self.temporary } else { &own };
                 // What a simulated apiserver reports itself is more exact, and may be known before.
-                let (started, ready) = (last(log, name, MarkKind::Started), last(log, name, MarkKind::Ready));
+                let (started, ready) = (
+                    last(log, name, MarkKind::Started),
+                    last(log, name, MarkKind::Ready),
+                );
                 let at = match mark {
                     MarkKind::Ready if ready >= started && ready.is_some() => continue,
                     MarkKind::Started => {
-                        let before = ready.filter(|ready| started.is_none_or(|started| *ready > started));
-                        before.filter(|_| last(log, name, MarkKind::Exited) < ready).unwrap_or(at)
+                        let before =
+                            ready.filter(|ready| started.is_none_or(|started| *ready > started));
+                        before
+                            .filter(|_| last(log, name, MarkKind::Exited) < ready)
+                            .unwrap_or(at)
                     }
                     _ => at,
                 };
-                log.push(Event { at, subject: name.clone(), what: EventKind::Mark { mark, text: String::new() } });
+                log.push(Event {
+                    at,
+                    subject: name.clone(),
+                    what: EventKind::Mark {
+                        mark,
+                        text: String::new(),
+                    },
+                });
             }
         });
     }
@@ -251,7 +320,12 @@ fn changes(before: &Status, now: &Status) -> Vec<(bool, MarkKind)> {
 }
 
 /// Reads a bridge's status until its socket is closed.
-async fn follow(directory: PathBuf, marks: Marks, to: watch::Sender<Status>, daemon: Arc<OnceLock<HeldProcess>>) {
+async fn follow(
+    directory: PathBuf,
+    marks: Marks,
+    to: watch::Sender<Status>,
+    daemon: Arc<OnceLock<HeldProcess>>,
+) {
     let bridge = loop {
         match Connection::ask(&directory, &Ask::Status).await {
             Ok(bridge) => break bridge,
@@ -273,7 +347,10 @@ async fn follow(directory: PathBuf, marks: Marks, to: watch::Sender<Status>, dae
         }
     }
     // With it went all that it held.
-    let gone = Status { pid: to.borrow().pid, ..Status::default() };
+    let gone = Status {
+        pid: to.borrow().pid,
+        ..Status::default()
+    };
     marks.record(&to.borrow(), &gone);
     to.send_replace(gone);
 }
@@ -281,7 +358,11 @@ async fn follow(directory: PathBuf, marks: Marks, to: watch::Sender<Status>, dae
 impl Bridge {
     /// Waits until it is gone. It removes its socket before its cgroup and itself, so that a missing socket does not mean that it has ended.
     pub(super) fn ends(&self) {
-        if let Some(daemon) = self.daemon.get().filter(|daemon| !daemon.ends_within(GOING).unwrap_or(false)) {
+        if let Some(daemon) = self
+            .daemon
+            .get()
+            .filter(|daemon| !daemon.ends_within(GOING).unwrap_or(false))
+        {
             kill_held(daemon);
         }
     }
@@ -289,8 +370,12 @@ impl Bridge {
 
 /// Kills the bridge that keeps its socket there, if one does, and waits until it is gone.
 pub(super) fn kill_left(run: &Path) {
-    let Ok(socket) = seqpacket::dial(&run.join(BRIDGE).join(SOCKET)) else { return };
-    let Ok(peer) = seqpacket::peer(socket.as_fd()) else { return };
+    let Ok(socket) = seqpacket::dial(&run.join(BRIDGE).join(SOCKET)) else {
+        return;
+    };
+    let Ok(peer) = seqpacket::peer(socket.as_fd()) else {
+        return;
+    };
     if let Ok(held) = HeldProcess::of(peer.pid()) {
         kill_held(&held);
     }
@@ -309,23 +394,56 @@ mod tests {
     use std::process::{Command, Stdio};
 
     fn status(step: Step, steering: bool, pid: Option<u32>, ready: bool) -> Status {
-        let temporary = TemporaryStatus { pid, ready, ..TemporaryStatus::default() };
-        Status { step, steering, temporary, ..Status::default() }
+        let temporary = TemporaryStatus {
+            pid,
+            ready,
+            ..TemporaryStatus::default()
+        };
+        Status {
+            step,
+            steering,
+            temporary,
+            ..Status::default()
+        }
     }
 
     #[test]
     fn what_a_bridge_reports_becomes_marks() {
         let life = [
             (status(Step::Start, false, None, false), vec![]),
-            (status(Step::Start, false, Some(7), false), vec![(true, Started)]),
-            (status(Step::Settle, false, Some(7), true), vec![(true, Ready)]),
-            (status(Step::Overlap, true, Some(7), true), vec![(true, Joined), (false, Left)]),
+            (
+                status(Step::Start, false, Some(7), false),
+                vec![(true, Started)],
+            ),
+            (
+                status(Step::Settle, false, Some(7), true),
+                vec![(true, Ready)],
+            ),
+            (
+                status(Step::Overlap, true, Some(7), true),
+                vec![(true, Joined), (false, Left)],
+            ),
             // Killed, and started again.
-            (status(Step::Hold, false, None, false), vec![(true, Left), (false, Joined), (true, Exited)]),
-            (status(Step::Hold, false, Some(8), false), vec![(true, Started)]),
-            (status(Step::Hold, true, Some(8), true), vec![(true, Ready), (true, Joined), (false, Left)]),
-            (status(Step::Linger, false, Some(8), true), vec![(true, Left), (false, Joined)]),
-            (status(Step::Drain, false, Some(8), true), vec![(true, Sigterm)]),
+            (
+                status(Step::Hold, false, None, false),
+                vec![(true, Left), (false, Joined), (true, Exited)],
+            ),
+            (
+                status(Step::Hold, false, Some(8), false),
+                vec![(true, Started)],
+            ),
+            (
+                status(Step::Hold, true, Some(8), true),
+                vec![(true, Ready), (true, Joined), (false, Left)],
+            ),
+            (
+                status(Step::Linger, false, Some(8), true),
+                vec![(true, Left), (false, Joined)],
+            ),
+            (
+                status(Step::Drain, false, Some(8), true),
+                vec![(true, Sigterm)],
+            ),
             (Status::default(), vec![(true, Exited)]),
         ];
         let mut before = Status::default();
@@ -340,7 +458,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("command");
         mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
-        let mut child = Command::new("sh").args(["-c", COMMAND]).arg(&fifo).stdin(Stdio::null()).spawn().unwrap();
+        let mut child = Command::new("sh")
+            .args(["-c", COMMAND])
+            .arg(&fifo)
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
         let held = HeldProcess::of(child.id().try_into().unwrap()).unwrap();
         if !held.ends_within(GOING).unwrap() {
             held.kill().unwrap();

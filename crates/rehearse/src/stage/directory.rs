@@ -31,7 +31,11 @@ impl Directory {
     pub(super) fn new() -> io::Result<Self> {
         loop {
             let dir = Builder::new().prefix(PREFIX).tempdir()?;
-            let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(dir.path().join(LOCK))?;
+            let file = OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(dir.path().join(LOCK))?;
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) if lock.metadata()?.nlink() > 0 => return Ok(Self { dir, _lock: lock }),
                 // Another rehearsal took it for one that was left behind, before it was locked.
@@ -48,9 +52,19 @@ impl Directory {
 
 /// Removes this user's directories whose rehearsal was killed; which.
 pub(crate) fn sweep() -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(std::env::temp_dir()) else { return Vec::new() };
-    let named = entries.flatten().filter(|entry| entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()));
-    named.map(|entry| entry.path()).filter(|dir| remove_abandoned(dir).unwrap_or(false)).collect()
+    let Ok(entries) = fs::read_dir(std::env::temp_dir()) else {
+        return Vec::new();
+    };
+    let named = entries.flatten().filter(|entry| {
+        entry
+            .file_name()
+            .as_encoded_bytes()
+            .starts_with(PREFIX.as_bytes())
+    });
+    named
+        .map(|entry| entry.path())
+        .filter(|dir| remove_abandoned(dir).unwrap_or(false))
+        .collect()
 }
 
 /// Removes a directory if no process holds its lock; whether it did.
@@ -61,15 +75,23 @@ fn remove_abandoned(dir: &Path) -> io::Result<bool> {
         return Ok(false);
     }
     let lock = dir.join(LOCK);
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&lock)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(&lock)?;
     if !own(file.metadata()?) {
         return Ok(false);
     }
-    let Ok(_held) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else { return Ok(false) };
+    let Ok(_held) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
+        return Ok(false);
+    };
     super::bridge::kill_left(dir);
     // The lock's file last: if this is killed, too, or a process that is about to end still writes, the
     // next one goes on.
-    for entry in fs::read_dir(dir)?.flatten().filter(|entry| entry.file_name() != LOCK) {
+    for entry in fs::read_dir(dir)?
+        .flatten()
+        .filter(|entry| entry.file_name() != LOCK)
+    {
         match entry.file_type()?.is_dir() {
             true => fs::remove_dir_all(entry.path())?,
             false => fs::remove_file(entry.path())?,

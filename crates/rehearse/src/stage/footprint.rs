@@ -29,11 +29,15 @@ impl Stage {
         let mut least = BTreeMap::<String, Footprint>::new();
         for _ in 0..TRIES {
             let before = statuses(&self.setting).await;
-            let counted = before.into_iter().filter_map(|(shim, status)| Some((shim, count(&status)?, status)));
+            let counted = before
+                .into_iter()
+                .filter_map(|(shim, status)| Some((shim, count(&status)?, status)));
             let counted: Vec<_> = counted.collect();
             let after = statuses(&self.setting).await;
             for (shim, footprint, status) in counted {
-                let same = |now: &Status| now.pid == status.pid && of_connections(now) == of_connections(&status);
+                let same = |now: &Status| {
+                    now.pid == status.pid && of_connections(now) == of_connections(&status)
+                };
                 if after.iter().any(|(_, now)| same(now)) {
                     let known = least.entry(shim).or_insert(footprint);
                     known.descriptors = known.descriptors.min(footprint.descriptors);
@@ -52,7 +56,10 @@ impl Stage {
             false => berth_os::process::raise_file_limit()?,
         };
         let mut command = Command::new("prlimit");
-        command.arg(format!("--pid={pid}")).arg(format!("--nofile={limit}:")).stdin(Stdio::null());
+        command
+            .arg(format!("--pid={pid}"))
+            .arg(format!("--nofile={limit}:"))
+            .stdin(Stdio::null());
         match command.status().await? {
             status if status.success() => Ok(()),
             status => Err(io::Error::other(format!("prlimit: {status}"))),
@@ -72,15 +79,32 @@ pub(crate) fn has_faketime(pid: Pid) -> bool {
 
 /// The file of libfaketime, if it is installed.
 pub(crate) fn faketime() -> Option<PathBuf> {
-    let inside = |directory: &str| fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
-    let all = LIBRARIES.iter().flat_map(|directory| inside(directory).chain([PathBuf::from(directory)]));
-    all.map(|directory: PathBuf| directory.join(FAKETIME)).find(|file: &PathBuf| Path::exists(file))
+    let inside = |directory: &str| {
+        fs::read_dir(directory)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path())
+    };
+    let all = LIBRARIES
+        .iter()
+        .flat_map(|directory| inside(directory).chain([PathBuf::from(directory)]));
+    all.map(|directory: PathBuf| directory.join(FAKETIME))
+        .find(|file: &PathBuf| Path::exists(file))
 }
 
 async fn statuses(setting: &StageSetting) -> Vec<(String, Box<Status>)> {
-    let status = |reply| if let Reply::Status(status) = reply { Some(status) } else { None };
+    let status = |reply| {
+        if let Reply::Status(status) = reply {
+            Some(status)
+        } else {
+            None
+        }
+    };
     let shims = of_shims(&setting.run_dir(), Ask::Status, status).await;
-    let named = |(socket, status): (PathBuf, _)| Some((socket.file_stem()?.to_string_lossy().into_owned(), status));
+    let named = |(socket, status): (PathBuf, _)| {
+        Some((socket.file_stem()?.to_string_lossy().into_owned(), status))
+    };
     shims.into_iter().filter_map(named).collect()
 }
 
@@ -93,7 +117,9 @@ fn of_connections(status: &Status) -> u64 {
 fn count(status: &Status) -> Option<Footprint> {
     let pid = i32::try_from(status.pid).ok()?;
     let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let memory = text.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    let memory = text
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"))?;
     Some(Footprint {
         pid: status.pid,
         memory_kib: memory.split_whitespace().next()?.parse().ok()?,
@@ -104,5 +130,7 @@ fn count(status: &Status) -> Option<Footprint> {
 
 /// Number of entries of a directory of a process in /proc.
 fn entries(pid: i32, directory: &str) -> Option<u64> {
-    fs::read_dir(format!("/proc/{pid}/{directory}")).ok().map(|entries| entries.count() as u64)
+    fs::read_dir(format!("/proc/{pid}/{directory}"))
+        .ok()
+        .map(|entries| entries.count() as u64)
 }

@@ -128,11 +128,26 @@ pub(crate) struct Stopped {
 impl Stage {
     /// Makes the directory and the certificates, and finds an address. No process is started.
     pub(crate) fn new(context: &Context<'_>) -> Result<Self, Error> {
-        let Context { plan, via, ref recorder, .. } = *context;
-        let dir = Directory::new()
-            .map_err(Error::unavailable("cannot make a temporary directory (TMPDIR names another place)"))?;
-        let address = if plan.netns { NETNS.into() } else { free_address().map_err(Error::unavailable(NO_ADDRESS))? };
-        let etcd = plan.etcd.as_ref().map(|_| Etcd::new()).transpose().map_err(Error::unavailable(NO_ADDRESS))?;
+        let Context {
+            plan,
+            via,
+            ref recorder,
+            ..
+        } = *context;
+        let dir = Directory::new().map_err(Error::unavailable(
+            "cannot make a temporary directory (TMPDIR names another place)",
+        ))?;
+        let address = if plan.netns {
+            NETNS.into()
+        } else {
+            free_address().map_err(Error::unavailable(NO_ADDRESS))?
+        };
+        let etcd = plan
+            .etcd
+            .as_ref()
+            .map(|_| Etcd::new())
+            .transpose()
+            .map_err(Error::unavailable(NO_ADDRESS))?;
         let setting = StageSetting {
             dir: dir.path().to_owned(),
             address,
@@ -146,7 +161,10 @@ impl Stage {
         };
         let stage = Self {
             setting,
-            layout: Layout { via, topology: plan.topology },
+            layout: Layout {
+                via,
+                topology: plan.topology,
+            },
             recorder: Arc::clone(recorder),
             processes: Vec::new(),
             etcd: plan.etcd.clone().zip(etcd),
@@ -156,7 +174,9 @@ impl Stage {
             frozen: Vec::new(),
             _dir: dir,
         };
-        stage.set_clock(0).map_err(Error::unavailable("cannot write the shims' clock"))?;
+        stage
+            .set_clock(0)
+            .map_err(Error::unavailable("cannot write the shims' clock"))?;
         Ok(stage)
     }
 
@@ -188,7 +208,9 @@ impl Stage {
             let ended = self.ended(owner);
             let failed = match ended {
                 Some(status) => format!("ended before it was {what} ({status})"),
-                None if began.elapsed() > within => format!("was not {what} within {within:?} ({why})"),
+                None if began.elapsed() > within => {
+                    format!("was not {what} within {within:?} ({why})")
+                }
                 None => {
                     sleep(POLL).await;
                     continue;
@@ -196,22 +218,37 @@ impl Stage {
             };
             let error = self.failed(owner, failed).await;
             let is_unavailable = ended.and_then(|status| status.code()) == Some(UNAVAILABLE);
-            return Err(if is_unavailable { error.into_unavailable() } else { error });
+            return Err(if is_unavailable {
+                error.into_unavailable()
+            } else {
+                error
+            });
         }
     }
 
     /// Starts an etcd if one is wanted, and waits until it is up.
     pub(crate) async fn start_etcd(&mut self) -> Result<(), Error> {
-        let Some((program, etcd)) = self.etcd.clone() else { return Ok(()) };
+        let Some((program, etcd)) = self.etcd.clone() else {
+            return Ok(());
+        };
         self.spawn(etcd::NAME, &etcd.part(&program, &self.setting.dir))?;
-        let healthy =
-            async |_: &Self| timeout(etcd::UP_WITHIN, etcd.healthy()).await.unwrap_or_else(|_| Err("no answer".into()));
-        self.until(etcd::NAME, "up", etcd::UP_WITHIN, healthy).await.map_err(Error::into_unavailable)?;
+        let healthy = async |_: &Self| {
+            timeout(etcd::UP_WITHIN, etcd.healthy())
+                .await
+                .unwrap_or_else(|_| Err("no answer".into()))
+        };
+        self.until(etcd::NAME, "up", etcd::UP_WITHIN, healthy)
+            .await
+            .map_err(Error::into_unavailable)?;
         Ok(())
     }
 
     /// Starts the processes of an instance, again if they were there before and ended.
-    pub(crate) async fn start(&mut self, instance: &InstanceSpec, serves: bool) -> Result<(), Error> {
+    pub(crate) async fn start(
+        &mut self,
+        instance: &InstanceSpec,
+        serves: bool,
+    ) -> Result<(), Error> {
         let name = &instance.name;
         self.plays(instance, serves);
         self.recorder.mark(name, MarkKind::Started);
@@ -219,11 +256,15 @@ impl Stage {
         let own = self.own_address(name)?;
         if self.layout.via == Via::Haproxy {
             let path = self.setting.dir.join(haproxy::file(name));
-            std::fs::write(&path, haproxy::config(self.setting.address, own))
-                .map_err(Error::unavailable(format!("cannot write {}", path.display())))?;
+            std::fs::write(&path, haproxy::config(self.setting.address, own)).map_err(
+                Error::unavailable(format!("cannot write {}", path.display())),
+            )?;
         }
         for part in self.layout.parts(&self.setting, instance, own) {
-            if self.process(name, part.role).is_some_and(|p| p.living().is_some()) {
+            if self
+                .process(name, part.role)
+                .is_some_and(|p| p.living().is_some())
+            {
                 continue;
             }
             if let Some(address) = part.awaits {
@@ -244,17 +285,30 @@ impl Stage {
         let (recorder, name, role) = (Arc::clone(&self.recorder), owner.to_owned(), part.role);
         let over = move |status: ExitStatus| match role {
             Role::Apiserver | Role::Unit => {
-                recorder.add(&name, EventKind::Mark { mark: MarkKind::Exited, text: status.to_string() });
+                recorder.add(
+                    &name,
+                    EventKind::Mark {
+                        mark: MarkKind::Exited,
+                        text: status.to_string(),
+                    },
+                );
             }
             Role::Proxy | Role::Bridge | Role::Store => {}
         };
-        let faketime = (part.role == Role::Proxy && self.layout.via == Via::Berth).then(|| self.setting.fake_time());
+        let faketime = (part.role == Role::Proxy && self.layout.via == Via::Berth)
+            .then(|| self.setting.fake_time());
         let process =
-            StageProcess::start(owner, part, faketime.unwrap_or_default(), &on_line, over).map_err(|error| {
-                let program = part.argv.first().map(|program| program.display().to_string()).unwrap_or_default();
-                Error::Unavailable(format!("cannot start {program} for {owner}: {error}"))
-            })?;
-        self.processes.retain(|p| p.owner != owner || p.role != part.role);
+            StageProcess::start(owner, part, faketime.unwrap_or_default(), &on_line, over)
+                .map_err(|error| {
+                    let program = part
+                        .argv
+                        .first()
+                        .map(|program| program.display().to_string())
+                        .unwrap_or_default();
+                    Error::Unavailable(format!("cannot start {program} for {owner}: {error}"))
+                })?;
+        self.processes
+            .retain(|p| p.owner != owner || p.role != part.role);
         self.processes.push(process);
         Ok(())
     }
@@ -273,17 +327,26 @@ impl Stage {
     /// Waits until an instance listens on its own address.
     async fn until_open(&mut self, name: &str, address: SocketAddr) -> Result<(), Error> {
         let listens = |process: &StageProcess| proc_net::listens(process.pid().as_raw(), address);
-        let open = async |stage: &Self| match stage.process(name, Role::Apiserver).is_some_and(listens) {
-            true => Ok(()),
-            false => Err(format!("it does not listen on {address}")),
-        };
+        let open =
+            async |stage: &Self| match stage.process(name, Role::Apiserver).is_some_and(listens) {
+                true => Ok(()),
+                false => Err(format!("it does not listen on {address}")),
+            };
         self.until(name, "listening", Duration::MAX, open).await?;
         Ok(())
     }
 
     /// Waits until new connections come to an instance: how, if that was to be chosen, and how long that took.
-    pub(crate) async fn joined(&mut self, name: &str, within: Duration) -> Result<(Option<String>, Duration), Error> {
-        let joined = self.until(name, "ready", within, async |stage| stage.check_joined(name).await).await?;
+    pub(crate) async fn joined(
+        &mut self,
+        name: &str,
+        within: Duration,
+    ) -> Result<(Option<String>, Duration), Error> {
+        let joined = self
+            .until(name, "ready", within, async |stage| {
+                stage.check_joined(name).await
+            })
+            .await?;
         self.publish_joined(name);
         Ok(joined)
     }
@@ -294,7 +357,9 @@ impl Stage {
     }
 
     pub(crate) fn publish_joined(&self, name: &str) {
-        let Some(address) = self.direct(name) else { return };
+        let Some(address) = self.direct(name) else {
+            return;
+        };
         self.joined.send_modify(|instances| {
             instances.retain(|other| other.name != name);
             instances.push(Joined::now(name, address));
@@ -322,9 +387,10 @@ impl Stage {
     /// Whether new connections do not come to an instance any more. A shim that does not answer in time does not count.
     pub(crate) async fn is_missed(&self, name: &str) -> bool {
         match self.layout.via {
-            Via::Berth if !self.layout.bridges() => {
-                self.status(name).await.is_ok_and(|status| probe::is_missed(&status, name))
-            }
+            Via::Berth if !self.layout.bridges() => self
+                .status(name)
+                .await
+                .is_ok_and(|status| probe::is_missed(&status, name)),
             _ => self.check_joined(name).await.is_err(),
         }
     }
@@ -342,7 +408,11 @@ impl Stage {
     }
 
     fn shim_of<'a>(&self, name: &'a str) -> &'a str {
-        if self.layout.shared(&self.setting).is_some() { NODE } else { name }
+        if self.layout.shared(&self.setting).is_some() {
+            NODE
+        } else {
+            name
+        }
     }
 
     fn listens(&self, name: &str, role: Role) -> Result<(), String> {
@@ -351,19 +421,25 @@ impl Stage {
         if !probe::listens(process.pid(), address) {
             return Err(format!("it does not listen on {address}"));
         }
-        if self.recorder.last(name, MarkKind::Joined) < self.recorder.last(name, MarkKind::Started) {
+        if self.recorder.last(name, MarkKind::Joined) < self.recorder.last(name, MarkKind::Started)
+        {
             self.recorder.mark(name, MarkKind::Joined);
         }
         Ok(())
     }
 
     fn process(&self, owner: &str, role: Role) -> Option<&StageProcess> {
-        self.processes.iter().find(|p| p.owner == owner && p.role == role)
+        self.processes
+            .iter()
+            .find(|p| p.owner == owner && p.role == role)
     }
 
     /// The exit status of the first process of an instance that has ended.
     pub(crate) fn ended(&self, name: &str) -> Option<ExitStatus> {
-        self.processes.iter().filter(|p| p.owner == name).find_map(StageProcess::status)
+        self.processes
+            .iter()
+            .filter(|p| p.owner == name)
+            .find_map(StageProcess::status)
     }
 
     /// Waits until one of an owner's processes has ended.
@@ -382,8 +458,10 @@ impl Stage {
         let deadline = Instant::now() + grace;
         self.recorder.mark(name, MarkKind::Sigterm);
         for group in self.layout.stop() {
-            let signalled: Vec<_> =
-                group.iter().filter_map(|(role, signal)| self.process(name, *role).map(|p| (p, *signal))).collect();
+            let signalled: Vec<_> = group
+                .iter()
+                .filter_map(|(role, signal)| self.process(name, *role).map(|p| (p, *signal)))
+                .collect();
             for (process, signal) in &signalled {
                 process.signal(*signal);
             }
@@ -393,24 +471,45 @@ impl Stage {
                 never = self.leaves(name) => match never {},
             }
         }
-        let left: Vec<_> = self.processes.iter().filter(|p| p.owner == name && p.status().is_none()).collect();
+        let left: Vec<_> = self
+            .processes
+            .iter()
+            .filter(|p| p.owner == name && p.status().is_none())
+            .collect();
         let killed: Vec<Role> = left.iter().map(|process| process.role).collect();
         // A kubelet kills all at once. But a large process takes longer to go, and it must not look as if
         // its shim had cut what ends with the apiserver.
         for is_proxy in [false, true] {
-            let group = || left.iter().filter(|process| (process.role == Role::Proxy) == is_proxy);
+            let group = || {
+                left.iter()
+                    .filter(|process| (process.role == Role::Proxy) == is_proxy)
+            };
             group().for_each(|process| process.signal(Signal::SIGKILL));
             all_ended(group().copied()).await;
         }
-        let server = self.processes.iter().find(|p| p.owner == name && p.role != Role::Proxy);
-        let status = server.filter(|p| !killed.contains(&p.role)).and_then(StageProcess::status);
-        Stopped { status, early, killed }
+        let server = self
+            .processes
+            .iter()
+            .find(|p| p.owner == name && p.role != Role::Proxy);
+        let status = server
+            .filter(|p| !killed.contains(&p.role))
+            .and_then(StageProcess::status);
+        Stopped {
+            status,
+            early,
+            killed,
+        }
     }
 
     /// Logs when an instance leaves the port, where no shim does.
     async fn leaves(&self, name: &str) -> Infallible {
-        let role = if self.layout.via == Via::Haproxy { Role::Proxy } else { Role::Apiserver };
-        let left = self.recorder.last(name, MarkKind::Left) > self.recorder.last(name, MarkKind::Joined);
+        let role = if self.layout.via == Via::Haproxy {
+            Role::Proxy
+        } else {
+            Role::Apiserver
+        };
+        let left =
+            self.recorder.last(name, MarkKind::Left) > self.recorder.last(name, MarkKind::Joined);
         if self.layout.via != Via::Berth
             && !left
             && let Some(process) = self.process(name, role)
@@ -439,7 +538,8 @@ impl Stage {
 
     /// The process ID of what relays to an instance, if there is such a process and it lives.
     pub(crate) fn relay(&self, name: &str) -> Option<Pid> {
-        self.process(self.shim_of(name), self.layout.relays()?)?.living()
+        self.process(self.shim_of(name), self.layout.relays()?)?
+            .living()
     }
 
     /// Sends SIGKILL to one of an instance's processes, and waits until it is gone. What is left of a
@@ -448,11 +548,17 @@ impl Stage {
         let apiserver = self.apiserver(name);
         let _ = kill(pid, Signal::SIGKILL);
         // A supervisor ends with its child.
-        let process = self.processes.iter().find(|p| p.pid() == pid).or(self.process(name, Role::Apiserver));
+        let process = self
+            .processes
+            .iter()
+            .find(|p| p.pid() == pid)
+            .or(self.process(name, Role::Apiserver));
         if let Some(process) = process {
             process.wait().await;
         }
-        let Some(unit) = self.process(name, Role::Unit) else { return };
+        let Some(unit) = self.process(name, Role::Unit) else {
+            return;
+        };
         // It ends with its apiserver.
         unit.wait().await;
         if let Some(apiserver) = apiserver.filter(|apiserver| *apiserver != pid) {
@@ -480,7 +586,13 @@ impl Stage {
     pub(crate) async fn log(&mut self, name: &str) -> String {
         let mut lines = Vec::new();
         for process in self.processes.iter_mut().filter(|p| p.owner == name) {
-            lines.extend(process.log().await.into_iter().map(|line| format!("  {line}")));
+            lines.extend(
+                process
+                    .log()
+                    .await
+                    .into_iter()
+                    .map(|line| format!("  {line}")),
+            );
         }
         lines.extend(self.bridge_log(name));
         lines.join("\n")
@@ -496,7 +608,11 @@ impl Stage {
     }
 
     pub(crate) async fn failed(&mut self, name: &str, what: String) -> Error {
-        Error::Instance { instance: name.to_owned(), what, log: self.log(name).await }
+        Error::Instance {
+            instance: name.to_owned(),
+            what,
+            log: self.log(name).await,
+        }
     }
 
     /// Ends what still runs.
@@ -504,7 +620,10 @@ impl Stage {
         self.thaw();
         for process in self.processes.iter().filter(|p| p.role == Role::Store) {
             if let Some(status) = process.status() {
-                self.recorder.trouble(format!("{} ended before it was stopped ({status})", process.owner));
+                self.recorder.trouble(format!(
+                    "{} ended before it was stopped ({status})",
+                    process.owner
+                ));
             }
         }
         for wait in [ABORT / 2, ABORT / 2] {
@@ -515,7 +634,9 @@ impl Stage {
                 break;
             }
         }
-        self.processes.iter().for_each(|process| process.signal(Signal::SIGKILL));
+        self.processes
+            .iter()
+            .for_each(|process| process.signal(Signal::SIGKILL));
         all_ended(&self.processes).await;
     }
 }
@@ -546,18 +667,29 @@ mod tests {
 
     #[tokio::test]
     async fn an_etcd_that_does_not_come_up_is_shown_with_its_log() {
-        let plan = Plan { etcd: Some("/bin/false".into()), ..Plan::default() };
+        let plan = Plan {
+            etcd: Some("/bin/false".into()),
+            ..Plan::default()
+        };
         let mut stage = Stage::new(&Context::new(&plan, Via::None)).unwrap();
         let error = stage.start_etcd().await.unwrap_err();
         assert!(matches!(error, Error::Unavailable(_)), "{error}");
-        assert!(error.to_string().starts_with("etcd ended before it was up (exit status: 1); its last"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .starts_with("etcd ended before it was up (exit status: 1); its last"),
+            "{error}"
+        );
         stage.close().await;
     }
 
     /// This test's own binary knows no `run --listen`: it ends at once with an error.
     #[tokio::test]
     async fn an_instance_that_cannot_start_is_shown_with_its_log() {
-        let plan = Plan { topology: Topology::Run, ..Plan::default() };
+        let plan = Plan {
+            topology: Topology::Run,
+            ..Plan::default()
+        };
         let mut stage = Stage::new(&Context::new(&plan, Via::Berth)).unwrap();
         let dir = stage.setting.dir.clone();
         let old = InstanceSpec {
@@ -568,8 +700,16 @@ mod tests {
             fault: None,
         };
         stage.start(&old, true).await.unwrap();
-        let error = stage.joined("old", Duration::from_secs(30)).await.unwrap_err().to_string();
-        assert!(error.contains("old ended before it was ready (exit status: ") && error.contains("listen"), "{error}");
+        let error = stage
+            .joined("old", Duration::from_secs(30))
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("old ended before it was ready (exit status: ")
+                && error.contains("listen"),
+            "{error}"
+        );
         let stopped = stage.stop("old", Duration::from_secs(30)).await;
         assert!(stopped.early && !stopped.status.unwrap().success());
         stage.close().await;

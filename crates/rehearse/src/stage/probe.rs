@@ -56,12 +56,22 @@ pub(super) fn on_line(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> 
         if layout.via != Via::Berth {
             return;
         }
-        if let Some((instance, mark)) = serde_json::from_str(line).ok().and_then(|line| mark_of(&owner, &line)) {
+        if let Some((instance, mark)) = serde_json::from_str(line)
+            .ok()
+            .and_then(|line| mark_of(&owner, &line))
+        {
             recorder.with(|log| {
                 // What the instance reports itself is more exact.
                 let known = last(log, &instance, mark) > last(log, &instance, MarkKind::Started);
                 if mark != MarkKind::Ready || !known {
-                    log.push(Event { at, subject: instance, what: EventKind::Mark { mark, text: String::new() } });
+                    log.push(Event {
+                        at,
+                        subject: instance,
+                        what: EventKind::Mark {
+                            mark,
+                            text: String::new(),
+                        },
+                    });
                 }
             });
         }
@@ -87,13 +97,20 @@ fn mark_of(owner: &str, line: &LogLine) -> Option<(String, MarkKind)> {
 }
 
 /// Whether a shim reports that it listens and that an instance is ready, and how clients come to that, if that was to be chosen; or why not.
-pub(super) fn joined(status: &Status, name: &str, pass: PassMode) -> Result<Option<String>, String> {
+pub(super) fn joined(
+    status: &Status,
+    name: &str,
+    pass: PassMode,
+) -> Result<Option<String>, String> {
     let own = of(status, name).ok_or("its shim does not know it yet")?;
     if own.health != InstanceHealth::Ready {
         return Err(own.last_probe.clone());
     }
     if status.state != Phase::Joined {
-        return Err(format!("its shim has not joined: {}", status.state.as_str()));
+        return Err(format!(
+            "its shim has not joined: {}",
+            status.state.as_str()
+        ));
     }
     match (pass, &own.relayed) {
         (PassMode::Relay, _) => Ok(None),
@@ -109,15 +126,22 @@ pub(super) fn is_missed(status: &Status, name: &str) -> bool {
 }
 
 fn of<'a>(status: &'a Status, name: &str) -> Option<&'a InstanceStatus> {
-    status.instances.iter().find(|own| own.instance.as_str() == name)
+    status
+        .instances
+        .iter()
+        .find(|own| own.instance.as_str() == name)
 }
 
 /// A shim's status, or why it does not report one.
 pub(super) async fn status(setting: &StageSetting, shim: &str) -> Result<Box<Status>, String> {
     let berth = berth(setting).ok_or("the run directory is still empty")?;
     let shim = InstanceId::parse(shim).map_err(|error| error.to_string())?;
-    let path = berth.socket_path(&shim).map_err(|error| error.to_string())?;
-    ipc::status(&path, ipc::PATIENCE).await.map_err(|why| format!("its shim cannot be asked: {why}"))
+    let path = berth
+        .socket_path(&shim)
+        .map_err(|error| error.to_string())?;
+    ipc::status(&path, ipc::PATIENCE)
+        .await
+        .map_err(|why| format!("its shim cannot be asked: {why}"))
 }
 
 /// What the shims of a run directory answer, by their sockets.
@@ -126,10 +150,14 @@ pub(crate) async fn of_shims<T: Send + 'static>(
     ask: Ask,
     take: fn(Reply) -> Option<T>,
 ) -> Vec<(PathBuf, T)> {
-    let Ok(seen) = RunDirSnapshot::read(Some(run_dir)) else { return Vec::new() };
+    let Ok(seen) = RunDirSnapshot::read(Some(run_dir)) else {
+        return Vec::new();
+    };
     let mut asked = JoinSet::new();
     for shim in seen.instances.into_iter().filter(|known| known.socket) {
-        let (Ok(path), ask) = (shim.berth.socket_path(&shim.id), ask.clone()) else { continue };
+        let (Ok(path), ask) = (shim.berth.socket_path(&shim.id), ask.clone()) else {
+            continue;
+        };
         asked.spawn(async move {
             let reply = ipc::ask(&path, ask, PATIENCE).await.ok()?;
             Some((path, take(reply)?))
@@ -172,11 +200,17 @@ pub(super) fn living(setting: &StageSetting, name: &str) -> Option<ListedInstanc
 /// The same of any.
 pub(super) fn listed(setting: &StageSetting, name: &str) -> Option<ListedInstance> {
     let listing = instance::list(&berth(setting)?).ok()?;
-    listing.found.into_iter().find(|listed| listed.record.instance.as_str() == name)
+    listing
+        .found
+        .into_iter()
+        .find(|listed| listed.record.instance.as_str() == name)
 }
 
 fn berth(setting: &StageSetting) -> Option<BerthDir> {
-    RunDir::find(&setting.run_dir()).ok()??.berth(setting.address).ok()
+    RunDir::find(&setting.run_dir())
+        .ok()??
+        .berth(setting.address)
+        .ok()
 }
 
 #[cfg(test)]
@@ -193,22 +227,40 @@ mod tests {
             ("127.0.0.1:0", "0.0.0.0", false),
             ("[::]:0", "127.0.0.1", false),
         ] {
-            let Ok(listener) = std::net::TcpListener::bind(bound) else { continue };
+            let Ok(listener) = std::net::TcpListener::bind(bound) else {
+                continue;
+            };
             let port = listener.local_addr().unwrap().port();
-            assert_eq!(listens(own, SocketAddr::new(asked.parse().unwrap(), port)), is_there, "{bound} {asked}");
+            assert_eq!(
+                listens(own, SocketAddr::new(asked.parse().unwrap(), port)),
+                is_there,
+                "{bound} {asked}"
+            );
         }
     }
 
     #[test]
     fn shims_report_themselves_and_a_node_shim_reports_all() {
-        let line = |message: &str, instance: &str| LogLine { message: message.into(), instance: instance.into() };
-        let marked = |owner, message, instance| mark_of(owner, &line(message, instance)).map(|(_, mark)| mark);
+        let line = |message: &str, instance: &str| LogLine {
+            message: message.into(),
+            instance: instance.into(),
+        };
+        let marked = |owner, message, instance| {
+            mark_of(owner, &line(message, instance)).map(|(_, mark)| mark)
+        };
         assert_eq!(marked("a", "joined", ""), Some(MarkKind::Joined));
         assert_eq!(marked("a", "ready", "a"), Some(MarkKind::Ready));
         assert_eq!(marked("a", "ready", "b"), None);
         assert_eq!(marked("a", "left", ""), Some(MarkKind::Left));
         assert_eq!(marked(NODE, "joined", ""), None);
         assert_eq!(marked(NODE, "ready", "b"), Some(MarkKind::Joined));
-        assert_eq!(marked(NODE, "a sibling's instance is not ready any more: refused", "b"), Some(MarkKind::Left));
+        assert_eq!(
+            marked(
+                NODE,
+                "a sibling's instance is not ready any more: refused",
+                "b"
+            ),
+            Some(MarkKind::Left)
+        );
     }
 }

@@ -50,16 +50,31 @@ impl StageProcess {
     ) -> io::Result<Self> {
         let (program, arguments) = part.argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = command(program);
-        let mut child =
-            command.envs(variables).args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).ok_or(io::ErrorKind::NotFound)?;
+        let mut child = command
+            .envs(variables)
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let pid = child
+            .id()
+            .and_then(|pid| i32::try_from(pid).ok())
+            .ok_or(io::ErrorKind::NotFound)?;
         let log = Arc::default();
         let mut readers = Vec::new();
         if let Some(out) = child.stdout.take() {
-            readers.push(tokio::spawn(keep_log(out, Arc::clone(&log), Arc::clone(on_line))));
+            readers.push(tokio::spawn(keep_log(
+                out,
+                Arc::clone(&log),
+                Arc::clone(on_line),
+            )));
         }
         if let Some(err) = child.stderr.take() {
-            readers.push(tokio::spawn(keep_log(err, Arc::clone(&log), Arc::clone(on_line))));
+            readers.push(tokio::spawn(keep_log(
+                err,
+                Arc::clone(&log),
+                Arc::clone(on_line),
+            )));
         }
         let (exit_sender, ended) = watch::channel(None);
         let waiter = tokio::spawn(async move {
@@ -69,7 +84,15 @@ impl StageProcess {
             }
         });
         let waiter = waiter.abort_handle();
-        Ok(Self { owner: owner.to_owned(), role: part.role, pid: Pid::from_raw(pid), ended, waiter, log, readers })
+        Ok(Self {
+            owner: owner.to_owned(),
+            role: part.role,
+            pid: Pid::from_raw(pid),
+            ended,
+            waiter,
+            log,
+            readers,
+        })
     }
 
     pub(super) fn pid(&self) -> Pid {
@@ -122,7 +145,10 @@ fn command(program: &OsStr) -> Command {
     if program == this() {
         command.arg0("berth");
     }
-    command.process_group(0).kill_on_drop(true).stdin(Stdio::null());
+    command
+        .process_group(0)
+        .kill_on_drop(true)
+        .stdin(Stdio::null());
     berth_os::process::remove_settings(command.as_std_mut());
     // One that is stopped on purpose handles no other signal. The kernel continues it when its parent is gone, but not where it is only
     // about to stop.
@@ -137,7 +163,11 @@ impl Drop for StageProcess {
     }
 }
 
-async fn keep_log(from: impl AsyncRead + Unpin, log: Arc<Mutex<VecDeque<String>>>, on_line: Listener) {
+async fn keep_log(
+    from: impl AsyncRead + Unpin,
+    log: Arc<Mutex<VecDeque<String>>>,
+    on_line: Listener,
+) {
     let mut lines = BufReader::new(from).lines();
     while let Ok(Some(line)) = lines.next_line().await {
         on_line(&line);
@@ -155,7 +185,13 @@ async fn keep_log(from: impl AsyncRead + Unpin, log: Arc<Mutex<VecDeque<String>>
 fn informs(line: &str) -> bool {
     let klog = |line: &str| line.len() > 5 && line.as_bytes()[1..5].iter().all(u8::is_ascii_digit);
     (line.starts_with(['I', 'W']) && klog(line))
-        || ["\"level\":\"INFO\"", "\"level\":\"info\"", "\"level\":\"warn\""].iter().any(|level| line.contains(level))
+        || [
+            "\"level\":\"INFO\"",
+            "\"level\":\"info\"",
+            "\"level\":\"warn\"",
+        ]
+        .iter()
+        .any(|level| line.contains(level))
 }
 
 /// A line of a JSON log as a person reads it; other lines as they are.
@@ -164,14 +200,28 @@ fn readable(line: &str) -> String {
         return line.to_owned();
     };
     // etcd has msg.
-    let text = if fields.contains_key("msg") { "msg" } else { "message" };
+    let text = if fields.contains_key("msg") {
+        "msg"
+    } else {
+        "message"
+    };
     let mut take = |name: &str| {
         let value = fields.remove(name).unwrap_or_default();
-        value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+        value
+            .as_str()
+            .map_or_else(|| value.to_string(), str::to_owned)
     };
     let (level, message) = (take("level"), take(text));
-    fields.retain(|name, _| !matches!(name.as_str(), "timestamp" | "target" | "ts" | "caller" | "stacktrace"));
-    let rest: String = fields.iter().map(|(name, value)| format!(" {name}={value}")).collect();
+    fields.retain(|name, _| {
+        !matches!(
+            name.as_str(),
+            "timestamp" | "target" | "ts" | "caller" | "stacktrace"
+        )
+    });
+    let rest: String = fields
+        .iter()
+        .map(|(name, value)| format!(" {name}={value}"))
+        .collect();
     format!("{level} {message}{rest}")
 }
 
@@ -181,10 +231,15 @@ mod tests {
 
     #[tokio::test]
     async fn errors_stay_in_the_log_and_so_does_the_last_line() {
-        let lines: String = (0..40).map(|n| format!("{}1121 {n}\n", if n == 3 { 'E' } else { 'I' })).collect();
+        let lines: String = (0..40)
+            .map(|n| format!("{}1121 {n}\n", if n == 3 { 'E' } else { 'I' }))
+            .collect();
         let log = Arc::default();
         keep_log(lines.as_bytes(), Arc::clone(&log), Arc::new(|_| {})).await;
         let log = log.lock().unwrap();
-        assert!(log.len() == LOG_LINES && log[0] == "E1121 3" && log[LOG_LINES - 1] == "I1121 39", "{log:?}");
+        assert!(
+            log.len() == LOG_LINES && log[0] == "E1121 3" && log[LOG_LINES - 1] == "I1121 39",
+            "{log:?}"
+        );
     }
 }

@@ -52,23 +52,43 @@ struct RunDirContents {
 
 /// Reads records and leases. A lease that exists and cannot be read holds as it was read before, in `known`.
 fn read(berth: &BerthDir, own: &OwnShim, known: &[Lease]) -> io::Result<RunDirContents> {
-    let mut found = RunDirContents { leases: lease::list(berth)?.found, ..RunDirContents::default() };
+    let mut found = RunDirContents {
+        leases: lease::list(berth)?.found,
+        ..RunDirContents::default()
+    };
     for lease in known {
-        let read = found.leases.iter().any(|read| read.instance == lease.instance);
+        let read = found
+            .leases
+            .iter()
+            .any(|read| read.instance == lease.instance);
         if !read && !lease::is_missing(berth, &lease.instance) {
             found.leases.push(lease.clone());
         }
     }
     let (boot, now) = (clock::boot_id()?, clock::boottime()?);
-    found.leases.retain(|lease| lease.instance != own.id && lease.is_live(&boot, now));
+    found
+        .leases
+        .retain(|lease| lease.instance != own.id && lease.is_live(&boot, now));
     for lease in &found.leases {
-        let leased = lease.backend.map(|address| (lease.instance.clone(), LiveInstance { address, inode: None }));
+        let leased = lease.backend.map(|address| {
+            (
+                lease.instance.clone(),
+                LiveInstance {
+                    address,
+                    inode: None,
+                },
+            )
+        });
         found.live.extend(leased);
         found.shimmed.insert(lease.instance.clone());
     }
     let records = instance::list_live(berth)?;
     found.problems.extend(records.problems);
-    for held in records.found.into_iter().filter(|held| !(own.given && held.record().instance == own.id)) {
+    for held in records
+        .found
+        .into_iter()
+        .filter(|held| !(own.given && held.record().instance == own.id))
+    {
         found.hold(held);
     }
     Ok(found)
@@ -77,7 +97,10 @@ fn read(berth: &BerthDir, own: &OwnShim, known: &[Lease]) -> io::Result<RunDirCo
 impl RunDirContents {
     fn hold(&mut self, held: HeldRecord) {
         let id = held.record().instance.clone();
-        let live = LiveInstance { address: held.record().address, inode: Some(held.inode()) };
+        let live = LiveInstance {
+            address: held.record().address,
+            inode: Some(held.inode()),
+        };
         self.live.insert(id.clone(), live);
         self.held.insert(id, held);
     }
@@ -91,8 +114,9 @@ impl RunDirContents {
         if let Err(error) = instance::prune(berth, SystemTime::now()) {
             tracing::debug!(%error, "cannot prune instance records");
         }
-        let (alive, ended): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            std::mem::take(&mut self.held).into_iter().partition(|(_, held)| held.is_alive());
+        let (alive, ended): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut self.held)
+            .into_iter()
+            .partition(|(_, held)| held.is_alive());
         match found {
             Ok(mut found) => {
                 for (id, before) in alive {
@@ -104,7 +128,13 @@ impl RunDirContents {
             }
             Err(error) => {
                 self.live.retain(|id, _| !ended.contains_key(id));
-                (Self { held: alive, ..self }, Err(error))
+                (
+                    Self {
+                        held: alive,
+                        ..self
+                    },
+                    Err(error),
+                )
             }
         }
     }
@@ -117,7 +147,9 @@ pub(crate) async fn follow(berth: BerthDir, own: OwnShim, files: OffThread, mut 
     let mut broken = false;
     loop {
         let (before, directory, shim) = (known.clone(), berth.clone(), own.clone());
-        let looked = files.within(PATIENCE, move || before.read_again(&directory, &shim)).await;
+        let looked = files
+            .within(PATIENCE, move || before.read_again(&directory, &shim))
+            .await;
         let (found, read) = looked.unwrap_or_else(|error| (known.clone(), Err(error)));
         match read {
             Ok(()) => broken = false,
@@ -181,7 +213,10 @@ mod tests {
     }
 
     fn find(table: &Table, id: &str) -> Option<(SocketAddr, u64)> {
-        let found = table.instances.iter().find(|instance| instance.id.as_str() == id)?;
+        let found = table
+            .instances
+            .iter()
+            .find(|instance| instance.id.as_str() == id)?;
         Some((found.address, found.started))
     }
 
@@ -196,18 +231,35 @@ mod tests {
     impl Followed {
         async fn until(&mut self, is: impl Fn(&Table) -> bool) -> Arc<Table> {
             const LONG: Duration = Duration::from_secs(60);
-            timeout(LONG, self.table.wait_for(|table| is(table))).await.unwrap().unwrap().clone()
+            timeout(LONG, self.table.wait_for(|table| is(table)))
+                .await
+                .unwrap()
+                .unwrap()
+                .clone()
         }
     }
 
     fn followed() -> Followed {
         let temp = tempfile::tempdir().unwrap();
-        let berth = RunDir::open(&temp.path().join("run")).unwrap().berth("10.0.0.5:6443".parse().unwrap()).unwrap();
+        let berth = RunDir::open(&temp.path().join("run"))
+            .unwrap()
+            .berth("10.0.0.5:6443".parse().unwrap())
+            .unwrap();
         let writer = TableWriter::new(1, 1);
         let table = writer.subscribe();
-        let (_state, state) = watch::channel(ShimState { phase: Phase::Joined, ..ShimState::default() });
+        let (_state, state) = watch::channel(ShimState {
+            phase: Phase::Joined,
+            ..ShimState::default()
+        });
         let own: InstanceId = "a".parse().unwrap();
-        let metrics = Arc::new(Metrics::new(&own, 1, 8, writer.subscribe(), state, Vec::new()));
+        let metrics = Arc::new(Metrics::new(
+            &own,
+            1,
+            8,
+            writer.subscribe(),
+            state,
+            Vec::new(),
+        ));
         let probe = Probe::new(ProbeConfig {
             kind: ProbeKind::Tcp,
             path: String::new(),
@@ -218,10 +270,31 @@ mod tests {
             timeout: Duration::from_secs(1),
         });
         let interval = Duration::from_secs(1);
-        let probers = Probers::new(writer, probe, ProbeKind::Tcp, interval, PassMode::Relay, metrics);
+        let probers = Probers::new(
+            writer,
+            probe,
+            ProbeKind::Tcp,
+            interval,
+            PassMode::Relay,
+            metrics,
+        );
         let files = OffThread::new("the run directory");
-        tokio::spawn(follow(berth.clone(), OwnShim { id: own, given: true, any: false }, files, probers));
-        Followed { _temp: temp, berth, table, _state }
+        tokio::spawn(follow(
+            berth.clone(),
+            OwnShim {
+                id: own,
+                given: true,
+                any: false,
+            },
+            files,
+            probers,
+        ));
+        Followed {
+            _temp: temp,
+            berth,
+            table,
+            _state,
+        }
     }
 
     /// Within the second that a record has, with a pid that is the same in each container.
@@ -229,18 +302,28 @@ mod tests {
     async fn an_instance_whose_record_reads_as_the_last_ones_is_another() {
         let mut followed = followed();
         let b: InstanceId = "b".parse().unwrap();
-        let claimant =
-            Claimant { instance: &b, advertise: "10.0.0.5".parse().unwrap(), supervisor: None, pid: Some(7) };
+        let claimant = Claimant {
+            instance: &b,
+            advertise: "10.0.0.5".parse().unwrap(),
+            supervisor: None,
+            pid: Some(7),
+        };
         let berth = followed.berth.clone();
-        let claimed = || claim(&berth, &claimant, |_, _| Ok("127.1.2.3:1".parse().unwrap())).unwrap();
+        let claimed =
+            || claim(&berth, &claimant, |_, _| Ok("127.1.2.3:1".parse().unwrap())).unwrap();
         loop {
             let first = claimed();
-            let before = find(&*followed.until(|table| find(table, "b").is_some()).await, "b");
+            let before = find(
+                &*followed.until(|table| find(table, "b").is_some()).await,
+                "b",
+            );
             let record = std::fs::read(first.path()).unwrap();
             drop(first);
             let second = claimed();
             if std::fs::read(second.path()).unwrap() == record {
-                followed.until(|table| find(table, "b").is_some_and(|now| Some(now) != before)).await;
+                followed
+                    .until(|table| find(table, "b").is_some_and(|now| Some(now) != before))
+                    .await;
                 return;
             }
             drop(second);
@@ -256,11 +339,17 @@ mod tests {
         of_another_format(&berth, "b");
         lease::write(&berth, &lease("c", "127.1.2.4:1", 600)).unwrap();
         let after = followed.until(|table| find(table, "c").is_some()).await;
-        assert_eq!(find(&after, "b"), find(&before, "b"), "nothing is known against it");
+        assert_eq!(
+            find(&after, "b"),
+            find(&before, "b"),
+            "nothing is known against it"
+        );
 
         // A second later it has expired, whether it was seen meanwhile or not.
         lease::write(&berth, &lease("b", "127.1.2.5:1", 1)).unwrap();
-        followed.until(|table| find(table, "b") != find(&before, "b")).await;
+        followed
+            .until(|table| find(table, "b") != find(&before, "b"))
+            .await;
         of_another_format(&berth, "b");
         followed.until(|table| find(table, "b").is_none()).await;
 

@@ -30,7 +30,12 @@ pub(crate) struct HealthTracker {
 impl HealthTracker {
     /// A new instance: unready until `rise` consecutive probes passed. Numbers below 1 count as 1.
     pub(crate) fn new(rise: u32, fall: u32) -> Self {
-        Self { rise, fall, health: InstanceHealth::Unready, against: 0 }
+        Self {
+            rise,
+            fall,
+            health: InstanceHealth::Unready,
+            against: 0,
+        }
     }
 
     pub(crate) fn health(&self) -> InstanceHealth {
@@ -49,7 +54,9 @@ impl HealthTracker {
 
     pub(crate) fn observe(&mut self, seen: Observation) -> InstanceHealth {
         let (needed, becomes) = match (self.health, seen) {
-            (InstanceHealth::Ready, Observation::Fail | Observation::Rejected) => (self.fall, InstanceHealth::Failing),
+            (InstanceHealth::Ready, Observation::Fail | Observation::Rejected) => {
+                (self.fall, InstanceHealth::Failing)
+            }
             (InstanceHealth::Ready, Observation::StandsStill) => (0, InstanceHealth::Failing),
             (InstanceHealth::Unready | InstanceHealth::Failing, Observation::Pass) => {
                 (self.rise, InstanceHealth::Ready)
@@ -108,7 +115,11 @@ mod tests {
             for seen in history {
                 health.observe(*seen);
             }
-            assert_eq!((health.is_rising(), health.is_well()), expected, "{history:?}");
+            assert_eq!(
+                (health.is_rising(), health.is_well()),
+                expected,
+                "{history:?}"
+            );
         }
     }
 
@@ -116,9 +127,14 @@ mod tests {
     fn by_definition(history: &[Observation], rise: u32, fall: u32) -> InstanceHealth {
         let last_run = |of: Observation, length: u32| {
             let length = length as usize;
-            (length..=history.len()).rev().find(|end| history[end - length..*end].iter().all(|s| *s == of))
+            (length..=history.len())
+                .rev()
+                .find(|end| history[end - length..*end].iter().all(|s| *s == of))
         };
-        match (last_run(Observation::Pass, rise), last_run(Observation::Fail, fall)) {
+        match (
+            last_run(Observation::Pass, rise),
+            last_run(Observation::Fail, fall),
+        ) {
             (None, _) => InstanceHealth::Unready,
             (Some(pass), Some(fail)) if fail > pass => InstanceHealth::Failing,
             (Some(_), _) => InstanceHealth::Ready,

@@ -79,19 +79,28 @@ impl Table {
     /// one that was ready and never refused since, one that is stuck last. `usable` leaves out those that the connection has tried.
     pub fn pick(&self, usable: impl Fn(&BackendInstance) -> bool) -> Option<&BackendInstance> {
         let with = |health, stands_still| {
-            let is_fit = |i: &&BackendInstance| i.health() == health && i.stands_still == stands_still && usable(i);
+            let is_fit = |i: &&BackendInstance| {
+                i.health() == health && i.stands_still == stands_still && usable(i)
+            };
             let mut fit = self.instances.iter().filter(is_fit);
             fit.clone().find(|i| !i.fallback).or_else(|| fit.next())
         };
-        let failing = || with(InstanceHealth::Failing, false).or_else(|| with(InstanceHealth::Failing, true));
+        let failing =
+            || with(InstanceHealth::Failing, false).or_else(|| with(InstanceHealth::Failing, true));
         with(InstanceHealth::Ready, false).or_else(failing)
     }
 
     /// The instance that a new connection goes to while the shim leaves: a ready sibling's before the
     /// own one, which may have got its SIGTERM with the shim's and still pass its probe. A TLS handshake
     /// that it finishes now may well be one whose request it ends without an answer.
-    pub fn pick_leaving(&self, usable: impl Fn(&BackendInstance) -> bool) -> Option<&BackendInstance> {
-        let sibling = self.instances.iter().find(|i| !i.own && i.health() == InstanceHealth::Ready && usable(i));
+    pub fn pick_leaving(
+        &self,
+        usable: impl Fn(&BackendInstance) -> bool,
+    ) -> Option<&BackendInstance> {
+        let sibling = self
+            .instances
+            .iter()
+            .find(|i| !i.own && i.health() == InstanceHealth::Ready && usable(i));
         sibling.or_else(|| self.pick(usable))
     }
 
@@ -112,7 +121,12 @@ pub struct TableWriter {
 impl TableWriter {
     /// An empty table, where `rise` and `fall` decide about instances.
     pub fn new(rise: u32, fall: u32) -> Self {
-        Self { table: watch::Sender::new(Arc::default()), rise, fall, next_epoch: 1 }
+        Self {
+            table: watch::Sender::new(Arc::default()),
+            rise,
+            fall,
+            next_epoch: 1,
+        }
     }
 
     pub fn subscribe(&self) -> watch::Receiver<Arc<Table>> {
@@ -125,8 +139,21 @@ impl TableWriter {
 
     /// Adds an instance; a known one at another address, or with `renewed`, begins a new epoch. Returns
     /// its epoch if it has to be probed from the start.
-    pub fn insert(&mut self, id: &InstanceId, address: SocketAddr, own: bool, renewed: bool) -> Option<u64> {
-        if !renewed && self.table.borrow().instances.iter().any(|i| i.id == *id && i.address == address) {
+    pub fn insert(
+        &mut self,
+        id: &InstanceId,
+        address: SocketAddr,
+        own: bool,
+        renewed: bool,
+    ) -> Option<u64> {
+        if !renewed
+            && self
+                .table
+                .borrow()
+                .instances
+                .iter()
+                .any(|i| i.id == *id && i.address == address)
+        {
             return None;
         }
         let epoch = self.draw_epoch();
@@ -157,7 +184,8 @@ impl TableWriter {
 
     pub(crate) fn remove(&self, id: &InstanceId) {
         if self.table.borrow().instances.iter().any(|i| i.id == *id) {
-            self.table.send_modify(|table| Arc::make_mut(table).instances.retain(|i| i.id != *id));
+            self.table
+                .send_modify(|table| Arc::make_mut(table).instances.retain(|i| i.id != *id));
         }
     }
 
@@ -179,8 +207,8 @@ impl TableWriter {
             let (before, after) = (instance.health(), instance.tracker.observe(seen));
             observed = Some((before, after));
             // It moves when its probe has passed as often as it must to be ready.
-            let stands_still =
-                after == InstanceHealth::Failing && (instance.stands_still || seen == Observation::StandsStill);
+            let stands_still = after == InstanceHealth::Failing
+                && (instance.stands_still || seen == Observation::StandsStill);
             let stood_still = std::mem::replace(&mut instance.stands_still, stands_still);
             if before != after {
                 instance.since = SystemTime::now();
@@ -202,7 +230,9 @@ impl TableWriter {
     }
 
     pub(crate) fn set_fallback(&self, id: &InstanceId, fallback: bool) {
-        self.update(id, |instance| std::mem::replace(&mut instance.fallback, fallback) != fallback);
+        self.update(id, |instance| {
+            std::mem::replace(&mut instance.fallback, fallback) != fallback
+        });
     }
 
     pub(crate) fn set_version(&self, id: &InstanceId, version: Option<Arc<str>>) {
@@ -213,21 +243,34 @@ impl TableWriter {
     }
 
     pub(crate) fn set_link(&self, id: &InstanceId, link: Option<Arc<Link>>) {
-        self.update(id, |instance| std::mem::replace(&mut instance.link, link).is_some() || instance.link.is_some());
+        self.update(id, |instance| {
+            std::mem::replace(&mut instance.link, link).is_some() || instance.link.is_some()
+        });
     }
 
     pub(crate) fn set_relayed(&self, id: &InstanceId, why: &str) {
-        self.update(id, |instance| instance.relayed.replace(why.into()).is_none());
+        self.update(id, |instance| {
+            instance.relayed.replace(why.into()).is_none()
+        });
     }
 
     pub(crate) fn find(&self, id: &InstanceId) -> Option<BackendInstance> {
-        self.table.borrow().instances.iter().find(|i| i.id == *id).cloned()
+        self.table
+            .borrow()
+            .instances
+            .iter()
+            .find(|i| i.id == *id)
+            .cloned()
     }
 
     /// Changes an instance. Receivers are woken if `change` returns true.
     fn update(&self, id: &InstanceId, change: impl FnOnce(&mut BackendInstance) -> bool) {
         self.table.send_if_modified(|table| {
-            Arc::make_mut(table).instances.iter_mut().find(|i| i.id == *id).is_some_and(change)
+            Arc::make_mut(table)
+                .instances
+                .iter_mut()
+                .find(|i| i.id == *id)
+                .is_some_and(change)
         });
     }
 
@@ -268,11 +311,19 @@ mod tests {
         observe(&mut writer, &own, Observation::Pass);
         assert_eq!(picked(&writer), Some(own.clone()));
         observe(&mut writer, &own, Observation::Fail);
-        assert_eq!(picked(&writer), Some(sibling.clone()), "a failing own one comes after a ready sibling's");
+        assert_eq!(
+            picked(&writer),
+            Some(sibling.clone()),
+            "a failing own one comes after a ready sibling's"
+        );
         observe(&mut writer, &sibling, Observation::Fail);
         assert_eq!(picked(&writer), Some(own.clone()), "both fail: open");
         observe(&mut writer, &own, Observation::StandsStill);
-        assert_eq!(picked(&writer), Some(sibling.clone()), "one that fails its probe may be slow");
+        assert_eq!(
+            picked(&writer),
+            Some(sibling.clone()),
+            "one that fails its probe may be slow"
+        );
         observe(&mut writer, &sibling, Observation::StandsStill);
         assert_eq!(picked(&writer), Some(own.clone()), "both stand still: open");
         observe(&mut writer, &own, Observation::Refused);
@@ -284,13 +335,18 @@ mod tests {
     #[test]
     fn a_leaving_shim_prefers_a_ready_sibling() {
         let (mut writer, own, sibling) = writer();
-        let leaving = |writer: &TableWriter| writer.table().pick_leaving(|_| true).map(|i| i.id.clone());
+        let leaving =
+            |writer: &TableWriter| writer.table().pick_leaving(|_| true).map(|i| i.id.clone());
         observe(&mut writer, &own, Observation::Pass);
         assert_eq!(leaving(&writer), Some(own.clone()), "no other is ready");
         observe(&mut writer, &sibling, Observation::Pass);
         assert_eq!(leaving(&writer), Some(sibling.clone()));
         observe(&mut writer, &sibling, Observation::Fail);
-        assert_eq!(leaving(&writer), Some(own), "the own one is better than a failing sibling's");
+        assert_eq!(
+            leaving(&writer),
+            Some(own),
+            "the own one is better than a failing sibling's"
+        );
     }
 
     #[test]
@@ -311,7 +367,11 @@ mod tests {
         let old = writer.find(&own).unwrap().epoch;
         observe(&mut writer, &own, Observation::Refused);
         observe(&mut writer, &own, Observation::Pass);
-        assert!(writer.observe(&own, old, Observation::Refused, "late").is_none());
+        assert!(
+            writer
+                .observe(&own, old, Observation::Refused, "late")
+                .is_none()
+        );
         assert_eq!(picked(&writer), Some(own));
     }
 
@@ -319,8 +379,16 @@ mod tests {
     fn a_new_record_starts_anew() {
         let (mut writer, own, _) = writer();
         observe(&mut writer, &own, Observation::Pass);
-        assert!(writer.insert(&own, "127.1.0.1:6443".parse().unwrap(), true, false).is_none());
-        assert!(writer.insert(&own, "127.1.0.1:6443".parse().unwrap(), true, true).is_some());
+        assert!(
+            writer
+                .insert(&own, "127.1.0.1:6443".parse().unwrap(), true, false)
+                .is_none()
+        );
+        assert!(
+            writer
+                .insert(&own, "127.1.0.1:6443".parse().unwrap(), true, true)
+                .is_some()
+        );
         assert_eq!(picked(&writer), None);
     }
 

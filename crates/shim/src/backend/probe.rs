@@ -129,13 +129,20 @@ struct Credentials {
 impl Probe {
     /// Its files are read for each probe.
     pub fn new(config: ProbeConfig) -> Self {
-        Self { files: Arc::new(Files::new(config)), reading: OffThread::new("the probe's files"), source: None }
+        Self {
+            files: Arc::new(Files::new(config)),
+            reading: OffThread::new("the probe's files"),
+            source: None,
+        }
     }
 
     /// It dials from this address: what comes from loopback is not steered.
     #[must_use]
     pub fn from(self, source: IpAddr) -> Self {
-        Self { source: Some(source), ..self }
+        Self {
+            source: Some(source),
+            ..self
+        }
     }
 
     /// Reads the files once, so that a missing one is known at start.
@@ -144,7 +151,11 @@ impl Probe {
     /// One sentence naming the file, the option and the cause.
     pub async fn check(&self) -> Result<(), String> {
         match self.files.config.kind {
-            ProbeKind::Https => self.credentials(START).await.map(drop).map_err(|answer| answer.words),
+            ProbeKind::Https => self
+                .credentials(START)
+                .await
+                .map(drop)
+                .map_err(|answer| answer.words),
             ProbeKind::Tcp => Ok(()),
         }
     }
@@ -155,7 +166,11 @@ impl Probe {
         match self.reading.within(most, move || files.read()).await {
             Ok(read) => read.map_err(|why| fail("config", why)),
             // The instance was not asked: its silence would be another result.
-            Err(error) => self.files.last().clone().ok_or_else(|| fail("config", error.to_string())),
+            Err(error) => self
+                .files
+                .last()
+                .clone()
+                .ok_or_else(|| fail("config", error.to_string())),
         }
     }
 
@@ -187,10 +202,18 @@ impl Probe {
             _ => {}
         }
         let timeout = self.files.config.timeout.saturating_sub(began.elapsed());
-        let config = ProbeConfig { ca: None, client: None, token: None, timeout, ..self.files.config.clone() };
+        let config = ProbeConfig {
+            ca: None,
+            client: None,
+            token: None,
+            timeout,
+            ..self.files.config.clone()
+        };
         let again = Self::new(config).ready(address).await;
         match (again.result, again.seen) {
-            ("ok" | "unauthorized" | "forbidden", _) | ("tls", Observation::Rejected) => Ok(Some(answer.words)),
+            ("ok" | "unauthorized" | "forbidden", _) | ("tls", Observation::Rejected) => {
+                Ok(Some(answer.words))
+            }
             _ => Err(again),
         }
     }
@@ -213,16 +236,30 @@ impl Probe {
         self.bounded(self.get_unbounded(address, path)).await
     }
 
-    async fn bounded<T>(&self, question: impl Future<Output = Result<T, Answer>>) -> Result<T, Answer> {
-        let late = || format!("no answer in {} (--probe-timeout)", humantime::format_duration(self.timeout()));
-        tokio::time::timeout(self.timeout(), question).await.unwrap_or_else(|_| Err(fail("timeout", late())))
+    async fn bounded<T>(
+        &self,
+        question: impl Future<Output = Result<T, Answer>>,
+    ) -> Result<T, Answer> {
+        let late = || {
+            format!(
+                "no answer in {} (--probe-timeout)",
+                humantime::format_duration(self.timeout())
+            )
+        };
+        tokio::time::timeout(self.timeout(), question)
+            .await
+            .unwrap_or_else(|_| Err(fail("timeout", late())))
     }
 
     async fn connect(&self, address: SocketAddr) -> Result<TcpStream, Answer> {
         http::connect(self.source, address).await.map_err(|error| {
             if error.kind() == io::ErrorKind::ConnectionRefused {
                 let words = format!("nothing listens on {address}");
-                Answer { seen: Observation::Refused, result: "refused", words }
+                Answer {
+                    seen: Observation::Refused,
+                    result: "refused",
+                    words,
+                }
             } else {
                 fail("connect", format!("cannot connect to {address}: {error}"))
             }
@@ -233,7 +270,9 @@ impl Probe {
         let Credentials { tls, .. } = self.credentials(self.timeout() / 2).await?;
         let stream = self.connect(address).await?;
         // Any answer, even the end of the connection, shows that it reads.
-        let _ = TlsConnector::from(tls).connect(self.files.config.server_name.clone(), stream).await;
+        let _ = TlsConnector::from(tls)
+            .connect(self.files.config.server_name.clone(), stream)
+            .await;
         Ok(())
     }
 
@@ -247,50 +286,82 @@ impl Probe {
         let name = self.files.config.server_name.to_str();
         let mut request = Request::get(path)
             .header(header::HOST, &*name)
-            .header(header::USER_AGENT, concat!("berth-probe/", env!("CARGO_PKG_VERSION")))
+            .header(
+                header::USER_AGENT,
+                concat!("berth-probe/", env!("CARGO_PKG_VERSION")),
+            )
             .header(header::CONNECTION, "close");
         if let Some(token) = token {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
-        let request = request
-            .body(Full::default())
-            .map_err(|error| fail("config", format!("cannot request {path}: {error}; check the token")))?;
+        let request = request.body(Full::default()).map_err(|error| {
+            fail(
+                "config",
+                format!("cannot request {path}: {error}; check the token"),
+            )
+        })?;
         let answered = http::ask(stream, request, BODY_LIMIT).await;
-        let (status, body) = answered.map_err(|error| fail("http", format!("no HTTP answer: {error}")))?;
+        let (status, body) =
+            answered.map_err(|error| fail("http", format!("no HTTP answer: {error}")))?;
         let body = body.unwrap_or_default();
-        if status == StatusCode::OK { Ok(body) } else { Err(self.explain_status(status, path, &body)) }
+        if status == StatusCode::OK {
+            Ok(body)
+        } else {
+            Err(self.explain_status(status, path, &body))
+        }
     }
 
     fn explain_status(&self, status: StatusCode, path: &str, body: &[u8]) -> Answer {
         let credentials = match (&self.files.config.client, &self.files.config.token) {
-            (None, None) => "give it credentials with --probe-cert and --probe-key, or --probe-token-file",
-            (Some(_), _) => "the user of --probe-cert may not: grant it this path (nonResourceURLs)",
-            (None, Some(_)) => "the token of --probe-token-file is not good for it: check it and its rights",
+            (None, None) => {
+                "give it credentials with --probe-cert and --probe-key, or --probe-token-file"
+            }
+            (Some(_), _) => {
+                "the user of --probe-cert may not: grant it this path (nonResourceURLs)"
+            }
+            (None, Some(_)) => {
+                "the token of --probe-token-file is not good for it: check it and its rights"
+            }
         };
         match status {
             StatusCode::UNAUTHORIZED => Answer {
                 seen: Observation::Rejected,
-                ..fail("unauthorized", format!("alive, but rejects the probe (401 for {path}): {credentials}"))
+                ..fail(
+                    "unauthorized",
+                    format!("alive, but rejects the probe (401 for {path}): {credentials}"),
+                )
             },
             StatusCode::FORBIDDEN => {
                 let new = "a new cluster answers so until its default roles are there; if it lasts";
                 fail(
                     "forbidden",
-                    format!("alive, but the probe is not allowed to (403 for {path}): {new}, {credentials}"),
+                    format!(
+                        "alive, but the probe is not allowed to (403 for {path}): {new}, {credentials}"
+                    ),
                 )
             }
             _ => {
                 // kube-apiserver lists its checks, one a line; the failed ones begin with [-].
                 let body = String::from_utf8_lossy(body);
-                let failed: Vec<&str> = body.lines().filter(|line| line.starts_with("[-]")).take(3).collect();
-                let detail = if failed.is_empty() { String::new() } else { format!(": {}", failed.join(" ")) };
+                let failed: Vec<&str> = body
+                    .lines()
+                    .filter(|line| line.starts_with("[-]"))
+                    .take(3)
+                    .collect();
+                let detail = if failed.is_empty() {
+                    String::new()
+                } else {
+                    format!(": {}", failed.join(" "))
+                };
                 fail("status", format!("{} for {path}{detail}", status.as_u16()))
             }
         }
     }
 
     fn explain_tls(&self, error: &io::Error) -> Answer {
-        let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+        let cause = error
+            .get_ref()
+            .and_then(|inner| inner.downcast_ref::<rustls::Error>());
         let fix = match cause {
             // A new CA often has the old one's name, and then it is its signature that does not fit.
             Some(rustls::Error::InvalidCertificate(
@@ -303,9 +374,12 @@ impl Probe {
                 rustls::CertificateError::UnknownIssuer
                 | rustls::CertificateError::BadSignature
                 | rustls::CertificateError::Other(_),
-            )) => "; --probe-ca must hold the CA that signed its serving certificate, or that certificate itself",
+            )) => {
+                "; --probe-ca must hold the CA that signed its serving certificate, or that certificate itself"
+            }
             Some(rustls::Error::InvalidCertificate(
-                rustls::CertificateError::NotValidForName | rustls::CertificateError::NotValidForNameContext { .. },
+                rustls::CertificateError::NotValidForName
+                | rustls::CertificateError::NotValidForNameContext { .. },
             )) => "; set --probe-server-name to a name that is in its serving certificate",
             Some(rustls::Error::InvalidMessage(InvalidMessage::HandshakePayloadTooLarge)) => {
                 "; leave in the file of --tls-cert-file its certificate and the issuers alone: the probe reads 64 KiB of them"
@@ -315,18 +389,31 @@ impl Probe {
         };
         // The instance speaks TLS, and other clients may accept what the probe does not. The first message tells apart what is no TLS.
         let rejected = cause.is_some_and(|cause| match cause {
-            rustls::Error::InvalidMessage(message) => *message == InvalidMessage::HandshakePayloadTooLarge,
+            rustls::Error::InvalidMessage(message) => {
+                *message == InvalidMessage::HandshakePayloadTooLarge
+            }
             _ => true,
         });
-        let seen = if rejected { Observation::Rejected } else { Observation::Fail };
+        let seen = if rejected {
+            Observation::Rejected
+        } else {
+            Observation::Fail
+        };
         let words = cause.map_or_else(|| error.to_string(), tls::words);
-        Answer { seen, ..fail("tls", format!("TLS handshake failed: {words}{fix}")) }
+        Answer {
+            seen,
+            ..fail("tls", format!("TLS handshake failed: {words}{fix}"))
+        }
     }
 }
 
 impl Files {
     fn new(config: ProbeConfig) -> Self {
-        Self { config, read: Mutex::default(), replaced: AtomicBool::new(false) }
+        Self {
+            config,
+            read: Mutex::default(),
+            replaced: AtomicBool::new(false),
+        }
     }
 
     fn last(&self) -> MutexGuard<'_, Option<Credentials>> {
@@ -336,7 +423,10 @@ impl Files {
     fn read(&self) -> Result<Credentials, String> {
         let read = |option: &str, path: &Path| {
             let (bytes, linked) = read_linked(path).map_err(|error| {
-                format!("cannot read {option} {}: {error}: check the path and who may read it", path.display())
+                format!(
+                    "cannot read {option} {}: {error}: check the path and who may read it",
+                    path.display()
+                )
             })?;
             if !linked && !self.replaced.swap(true, Ordering::Relaxed) {
                 let file = path.display();
@@ -353,7 +443,11 @@ impl Files {
             of[2] = read("--probe-key", key)?;
         }
         let token = self.token()?;
-        let known = self.last().as_ref().filter(|last| last.of == of).map(|last| last.tls.clone());
+        let known = self
+            .last()
+            .as_ref()
+            .filter(|last| last.of == of)
+            .map(|last| last.tls.clone());
         let tls = known.map_or_else(|| self.build_tls(&of).map(Arc::new), Ok)?;
         Ok(self.last().insert(Credentials { of, tls, token }).clone())
     }
@@ -364,18 +458,27 @@ impl Files {
             let paths = self.config.client.as_ref();
             let (option, path, why) = match error {
                 TlsError::Ca(why) => ("--probe-ca", self.config.ca.as_ref(), why),
-                TlsError::Certificate(why) => ("--probe-cert", paths.map(|(certificate, _)| certificate), why),
+                TlsError::Certificate(why) => (
+                    "--probe-cert",
+                    paths.map(|(certificate, _)| certificate),
+                    why,
+                ),
                 TlsError::Key(why) => ("--probe-key", paths.map(|(_, key)| key), why),
             };
-            format!("{option} {} {why}", path.map_or(Path::new(""), PathBuf::as_path).display())
+            format!(
+                "{option} {} {why}",
+                path.map_or(Path::new(""), PathBuf::as_path).display()
+            )
         })
     }
 
     fn token(&self) -> Result<Option<String>, String> {
-        let Some(path) = &self.config.token else { return Ok(None) };
-        let token = read_small(path)
-            .and_then(text)
-            .map_err(|error| format!("cannot read --probe-token-file {}: {error}", path.display()))?;
+        let Some(path) = &self.config.token else {
+            return Ok(None);
+        };
+        let token = read_small(path).and_then(text).map_err(|error| {
+            format!("cannot read --probe-token-file {}: {error}", path.display())
+        })?;
         let token = token.trim();
         if token.is_empty() {
             Err(format!("--probe-token-file {} is empty", path.display()))
@@ -407,7 +510,11 @@ async fn timed<T>(got: impl Future<Output = Result<T, Answer>>, what: &str) -> A
 }
 
 fn fail(result: &'static str, words: String) -> Answer {
-    Answer { seen: Observation::Fail, result, words: berth_os::plain(words) }
+    Answer {
+        seen: Observation::Fail,
+        result,
+        words: berth_os::plain(words),
+    }
 }
 
 #[cfg(test)]

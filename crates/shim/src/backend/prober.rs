@@ -53,10 +53,13 @@ impl Passing {
     pub(crate) fn of(berth: &BerthDir, record: Option<&Record>) -> Self {
         const UNWANTED: &str = "its `berth exec` runs without --pass inject and --pass auto";
         Self(match record {
-            Some(record) if record.supervised => {
-                berth.supervisor_path(&record.instance).map_err(|error| error.to_string())
-            }
-            Some(record) => Err(record.unsupervised.clone().unwrap_or_else(|| UNWANTED.into())),
+            Some(record) if record.supervised => berth
+                .supervisor_path(&record.instance)
+                .map_err(|error| error.to_string()),
+            Some(record) => Err(record
+                .unsupervised
+                .clone()
+                .unwrap_or_else(|| UNWANTED.into())),
             None => Self::unrecorded().0,
         })
     }
@@ -75,21 +78,53 @@ impl Probers {
         pass: PassMode,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let shared = Shared { writer: Arc::new(Mutex::new(writer)), probe, kind, interval, pass, metrics };
-        Self { shared: Arc::new(shared), tasks: HashMap::new() }
+        let shared = Shared {
+            writer: Arc::new(Mutex::new(writer)),
+            probe,
+            kind,
+            interval,
+            pass,
+            metrics,
+        };
+        Self {
+            shared: Arc::new(shared),
+            tasks: HashMap::new(),
+        }
     }
 
     /// Probers with the same table and another probe.
     pub(crate) fn with(&self, probe: Probe) -> Self {
-        let Shared { writer, kind, interval, pass, metrics, .. } = &*self.shared;
+        let Shared {
+            writer,
+            kind,
+            interval,
+            pass,
+            metrics,
+            ..
+        } = &*self.shared;
         let (writer, metrics) = (writer.clone(), metrics.clone());
-        let shared = Shared { writer, probe, kind: *kind, interval: *interval, pass: *pass, metrics };
-        Self { shared: Arc::new(shared), tasks: HashMap::new() }
+        let shared = Shared {
+            writer,
+            probe,
+            kind: *kind,
+            interval: *interval,
+            pass: *pass,
+            metrics,
+        };
+        Self {
+            shared: Arc::new(shared),
+            tasks: HashMap::new(),
+        }
     }
 
     /// Prefers an instance to another one as `preferred` demands; never ends.
     pub(crate) async fn prefer(mut self, preferred: Preferred, to: InstanceId) {
-        let Preferred { id, address, mut process, .. } = preferred;
+        let Preferred {
+            id,
+            address,
+            mut process,
+            ..
+        } = preferred;
         loop {
             let now = *process.borrow_and_update();
             match now {
@@ -104,8 +139,20 @@ impl Probers {
     }
 
     /// Begins to probe an instance, or begins again if it moved or `renewed`.
-    pub(crate) fn insert(&mut self, id: &InstanceId, address: SocketAddr, own: bool, renewed: bool, passing: Passing) {
-        if self.shared.writer().insert(id, address, own, renewed).is_none() {
+    pub(crate) fn insert(
+        &mut self,
+        id: &InstanceId,
+        address: SocketAddr,
+        own: bool,
+        renewed: bool,
+        passing: Passing,
+    ) {
+        if self
+            .shared
+            .writer()
+            .insert(id, address, own, renewed)
+            .is_none()
+        {
             return;
         }
         tracing::info!(instance = %id, %address, own, "probing");
@@ -181,12 +228,17 @@ impl Shared {
         let mut standstill = Standstill::new(self.probe.timeout());
         loop {
             tokio::time::sleep(standstill.interval).await;
-            let Some(instance) = self.writer().find(id) else { return };
+            let Some(instance) = self.writer().find(id) else {
+                return;
+            };
             standstill.sample(&instance.handshakes);
             let is_certain = instance.stands_still || standstill.is_certain(instance.is_well());
             suspect.store(is_certain || standstill.is_suspect(), Relaxed);
             if is_certain && !instance.stands_still {
-                let words = format!("no handshake ended for {}", humantime::format_duration(self.probe.timeout()));
+                let words = format!(
+                    "no handshake ended for {}",
+                    humantime::format_duration(self.probe.timeout())
+                );
                 self.observe(id, instance.epoch, Observation::StandsStill, &words);
             }
         }
@@ -197,14 +249,24 @@ impl Shared {
         let mut began = tokio::time::Instant::now();
         loop {
             let started = tokio::time::Instant::now();
-            let Some(BackendInstance { epoch, .. }) = self.writer().find(id) else { return };
+            let Some(BackendInstance { epoch, .. }) = self.writer().find(id) else {
+                return;
+            };
             let is_suspect = suspect.load(Relaxed);
-            let answer = if is_suspect { self.probe.moves(address).await } else { self.probe.ready(address).await };
+            let answer = if is_suspect {
+                self.probe.moves(address).await
+            } else {
+                self.probe.ready(address).await
+            };
             if !is_suspect && suspect.load(Relaxed) {
                 // The probe was weaker than what is required by now.
                 continue;
             }
-            let Answer { seen, result, words } = answer;
+            let Answer {
+                seen,
+                result,
+                words,
+            } = answer;
             self.metrics.probed(result);
             let became_ready = self.observe(id, epoch, seen, &words);
             if result != last_result && seen != Observation::Pass {
@@ -215,7 +277,9 @@ impl Shared {
                 let version = self.version(address).await;
                 self.writer().set_version(id, version);
             }
-            let Some(instance) = self.writer().find(id) else { return };
+            let Some(instance) = self.writer().find(id) else {
+                return;
+            };
             let pause = match seen {
                 _ if instance.is_rising() => continue,
                 Observation::Refused => {
@@ -223,7 +287,8 @@ impl Shared {
                     self.interval.min(STARTING)
                 }
                 Observation::Fail
-                    if instance.health() == InstanceHealth::Unready && started - began < STARTS_WITHIN =>
+                    if instance.health() == InstanceHealth::Unready
+                        && started - began < STARTS_WITHIN =>
                 {
                     self.interval.min(STARTING)
                 }
@@ -235,7 +300,9 @@ impl Shared {
 
     /// Records an observation and logs a change. Returns whether the instance became ready.
     fn observe(&self, id: &InstanceId, epoch: u64, seen: Observation, words: &str) -> bool {
-        let Some((before, after)) = self.writer().observe(id, epoch, seen, words) else { return false };
+        let Some((before, after)) = self.writer().observe(id, epoch, seen, words) else {
+            return false;
+        };
         match (before, after) {
             (before, after) if before == after => return false,
             (_, InstanceHealth::Ready) => tracing::info!(instance = %id, "ready"),

@@ -54,15 +54,33 @@ pub(super) struct Standstill {
 impl Standstill {
     /// It is certain when none has ended for this time.
     pub(super) fn new(timeout: Duration) -> Self {
-        let samples = SAMPLES.max(timeout.as_millis().div_ceil(INTERVAL.as_millis()).try_into().unwrap_or(u32::MAX));
-        Self { interval: timeout / samples, samples, ended: 0, still: [0; 2] }
+        let samples = SAMPLES.max(
+            timeout
+                .as_millis()
+                .div_ceil(INTERVAL.as_millis())
+                .try_into()
+                .unwrap_or(u32::MAX),
+        );
+        Self {
+            interval: timeout / samples,
+            samples,
+            ended: 0,
+            still: [0; 2],
+        }
     }
 
     pub(super) fn sample(&mut self, handshakes: &Handshakes) {
-        let (in_flight, ended) = (handshakes.in_flight.load(Relaxed), handshakes.ended.load(Relaxed));
+        let (in_flight, ended) = (
+            handshakes.in_flight.load(Relaxed),
+            handshakes.ended.load(Relaxed),
+        );
         let moved = std::mem::replace(&mut self.ended, ended) != ended;
         for (least, still) in (1..).zip(&mut self.still) {
-            *still = if moved || in_flight < least { 0 } else { still.saturating_add(1) };
+            *still = if moved || in_flight < least {
+                0
+            } else {
+                still.saturating_add(1)
+            };
         }
     }
 
@@ -94,7 +112,10 @@ mod tests {
         let mut now = Standstill::new(Duration::from_secs(2));
         let (handshakes, all) = (Handshakes::default(), SAMPLES + 1);
         sampled(&mut now, &handshakes, 2 * all);
-        assert!(!now.is_suspect() && !now.is_certain(false), "no client waits");
+        assert!(
+            !now.is_suspect() && !now.is_certain(false),
+            "no client waits"
+        );
         let one = handshakes.begin();
         sampled(&mut now, &handshakes, all - 1);
         assert!(!now.is_suspect());
@@ -104,7 +125,10 @@ mod tests {
         sampled(&mut now, &handshakes, all - 1);
         assert!(!now.is_certain(true), "the second has just begun");
         sampled(&mut now, &handshakes, 1);
-        assert!(now.is_certain(true) && !now.is_certain(true), "reported once");
+        assert!(
+            now.is_certain(true) && !now.is_certain(true),
+            "reported once"
+        );
         drop(two);
         sampled(&mut now, &handshakes, all);
         assert!(!now.is_certain(true) && now.is_certain(false));
@@ -134,9 +158,12 @@ mod tests {
     fn it_is_detected_within_a_second_of_any_timeout() {
         for millis in [1, 100, 500, 2000, 10_000, 3_600_000] {
             let timeout = Duration::from_millis(millis);
-            let Standstill { interval, samples, .. } = Standstill::new(timeout);
+            let Standstill {
+                interval, samples, ..
+            } = Standstill::new(timeout);
             assert!(
-                interval * samples <= timeout && interval * (samples + 2) <= timeout + Duration::from_secs(1),
+                interval * samples <= timeout
+                    && interval * (samples + 2) <= timeout + Duration::from_secs(1),
                 "{timeout:?}"
             );
             assert!(interval * (samples + 1) >= timeout);

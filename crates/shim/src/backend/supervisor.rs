@@ -76,7 +76,11 @@ impl Passed {
 impl Link {
     fn new(socket: OwnedFd) -> io::Result<Self> {
         let socket = awaitable(socket, Interest::READABLE)?;
-        Ok(Self { socket, places: Arc::new(Semaphore::new(UNACKNOWLEDGED)), unacknowledged: Mutex::default() })
+        Ok(Self {
+            socket,
+            places: Arc::new(Semaphore::new(UNACKNOWLEDGED)),
+            unacknowledged: Mutex::default(),
+        })
     }
 
     /// Waits for a place; `None` if the connection has ended.
@@ -88,7 +92,11 @@ impl Link {
     ///
     /// # Errors
     /// The supervisor does not have the client.
-    pub(crate) fn send(&self, client: BorrowedFd<'_>, place: OwnedSemaphorePermit) -> io::Result<(u64, Arc<Passed>)> {
+    pub(crate) fn send(
+        &self,
+        client: BorrowedFd<'_>,
+        place: OwnedSemaphorePermit,
+    ) -> io::Result<(u64, Arc<Passed>)> {
         let passed = Arc::<Passed>::default();
         let mut unacknowledged = self.unacknowledged();
         if self.has_ended() {
@@ -116,7 +124,11 @@ impl Link {
     }
 
     fn transmit(&self, message: FromShim, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        seqpacket::transmit(self.socket.get_ref().as_fd(), &serde_json::to_vec(&message)?, descriptors)
+        seqpacket::transmit(
+            self.socket.get_ref().as_fd(),
+            &serde_json::to_vec(&message)?,
+            descriptors,
+        )
     }
 
     fn acknowledge(&self, seqs: &[u64], became: Became) {
@@ -129,7 +141,9 @@ impl Link {
     }
 
     fn unacknowledged(&self) -> MutexGuard<'_, Unacknowledged> {
-        self.unacknowledged.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unacknowledged
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn receive(&self) -> io::Result<ToShim> {
@@ -156,13 +170,20 @@ impl Drop for Reading {
     fn drop(&mut self) {
         let mut unacknowledged = self.0.unacknowledged();
         self.0.places.close();
-        unacknowledged.clients.drain().for_each(|(_, (client, _))| client.set(Became::Unknown));
+        unacknowledged
+            .clients
+            .drain()
+            .for_each(|(_, (client, _))| client.set(Became::Unknown));
     }
 }
 
 /// Keeps a connection to the supervisor of an instance; tells `changed` of a link while the instance accepts, and otherwise of none. Ends with
 /// the reason if this shim does not understand the supervisor.
-pub(crate) async fn keep(path: &Path, instance: &InstanceId, changed: impl Fn(Option<Arc<Link>>)) -> String {
+pub(crate) async fn keep(
+    path: &Path,
+    instance: &InstanceId,
+    changed: impl Fn(Option<Arc<Link>>),
+) -> String {
     loop {
         if let Ok(link) = ipc::dial(path).await.and_then(Link::new) {
             let reading = Reading(Arc::new(link));
@@ -170,7 +191,9 @@ pub(crate) async fn keep(path: &Path, instance: &InstanceId, changed: impl Fn(Op
             changed(None);
             match ended {
                 Ok(why) => return why,
-                Err(error) => tracing::debug!(%instance, %error, "the connection to its supervisor has ended"),
+                Err(error) => {
+                    tracing::debug!(%instance, %error, "the connection to its supervisor has ended")
+                }
             }
         }
         sleep(PAUSE).await;
@@ -178,12 +201,20 @@ pub(crate) async fn keep(path: &Path, instance: &InstanceId, changed: impl Fn(Op
 }
 
 /// Reads until the connection ends, or gives why clients cannot be sent.
-async fn read(link: &Arc<Link>, instance: &InstanceId, changed: impl Fn(Option<Arc<Link>>)) -> io::Result<String> {
+async fn read(
+    link: &Arc<Link>,
+    instance: &InstanceId,
+    changed: impl Fn(Option<Arc<Link>>),
+) -> io::Result<String> {
     match link.receive().await? {
         ToShim::Hello { version, .. } if version != VERSION => {
-            return Ok(format!("its supervisor has version {version} of the messages, and this shim {VERSION}"));
+            return Ok(format!(
+                "its supervisor has version {version} of the messages, and this shim {VERSION}"
+            ));
         }
-        ToShim::Hello { instance: other, .. } if other != *instance => {
+        ToShim::Hello {
+            instance: other, ..
+        } if other != *instance => {
             return Err(io::Error::other(format!("it is the supervisor of {other}")));
         }
         ToShim::Hello { .. } => {}
@@ -224,8 +255,12 @@ mod tests {
             let path: PathBuf = temp.path().join("a.accept");
             let (listener, file) = ipc::listen(&path).unwrap();
             let (changed, links) = mpsc::unbounded_channel();
-            let shim =
-                async move { keep(&path, &InstanceId::parse("a").unwrap(), |link| drop(changed.send(link))).await };
+            let shim = async move {
+                keep(&path, &InstanceId::parse("a").unwrap(), |link| {
+                    drop(changed.send(link))
+                })
+                .await
+            };
             let shim = tokio::spawn(shim);
             let supervisor = loop {
                 match seqpacket::accept(listener.as_fd()) {
@@ -233,15 +268,28 @@ mod tests {
                     Err(_) => yield_now().await,
                 }
             };
-            Self { supervisor, links, shim, _listens: (temp, listener, file) }
+            Self {
+                supervisor,
+                links,
+                shim,
+                _listens: (temp, listener, file),
+            }
         }
 
         fn say(&self, message: &ToShim) {
-            seqpacket::transmit(self.supervisor.as_fd(), &serde_json::to_vec(message).unwrap(), &[]).unwrap();
+            seqpacket::transmit(
+                self.supervisor.as_fd(),
+                &serde_json::to_vec(message).unwrap(),
+                &[],
+            )
+            .unwrap();
         }
 
         fn hello(&self, version: u32) {
-            self.say(&ToShim::Hello { version, instance: InstanceId::parse("a").unwrap() });
+            self.say(&ToShim::Hello {
+                version,
+                instance: InstanceId::parse("a").unwrap(),
+            });
         }
     }
 
@@ -254,7 +302,10 @@ mod tests {
             let why = dialled.shim.await.unwrap();
             assert!(why.contains(&format!("version {version}")), "{why}");
             assert!(dialled.links.recv().await.unwrap().is_none());
-            assert!(dialled.links.recv().await.is_none(), "it is not dialled again");
+            assert!(
+                dialled.links.recv().await.is_none(),
+                "it is not dialled again"
+            );
         }
     }
 
@@ -275,16 +326,25 @@ mod tests {
         let mut buffer = [0; 1024];
         let first = seqpacket::receive(dialled.supervisor.as_fd(), &mut buffer).unwrap();
         assert_eq!(first.descriptors.len(), 1);
-        assert_eq!(parse(&buffer[..first.length]), Ok(FromShim::Client { seq: 1 }));
+        assert_eq!(
+            parse(&buffer[..first.length]),
+            Ok(FromShim::Client { seq: 1 })
+        );
         let mut answers = answers.into_iter();
         let (seq, back) = answers.next().unwrap();
         dialled.say(&ToShim::Back { seq });
         back.told().await;
         assert_eq!(back.became(), Some(Became::Back));
         let taken: Vec<_> = answers.by_ref().take(TOGETHER).collect();
-        dialled.say(&ToShim::Taken { seqs: taken.iter().map(|(seq, _)| *seq).collect() });
+        dialled.say(&ToShim::Taken {
+            seqs: taken.iter().map(|(seq, _)| *seq).collect(),
+        });
         let (_first, second) = (link.place().await.unwrap(), link.place().await.unwrap());
-        assert!(taken.iter().all(|(_, client)| client.became() == Some(Became::Taken)));
+        assert!(
+            taken
+                .iter()
+                .all(|(_, client)| client.became() == Some(Became::Taken))
+        );
         // The supervisor ends, and has read only one: the shim sees a reset before the last acknowledgement.
         let (seq, last) = answers.next().unwrap();
         dialled.say(&ToShim::Taken { seqs: vec![seq] });

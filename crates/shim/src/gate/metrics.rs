@@ -24,10 +24,17 @@ pub(super) struct GateCounters {
 impl GateCounters {
     pub(super) fn new() -> Self {
         // A handshake takes 1 to 3 ms of a CPU, and counts for 5 s at most.
-        let handshakes = Histogram::new([0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0]);
+        let handshakes = Histogram::new([
+            0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+        ]);
         // Nobody waits for longer than 15 s.
-        let waits = Class::ALL.map(|_| Histogram::new([0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0]));
-        Self { handshakes, waits, dropped: Default::default() }
+        let waits =
+            Class::ALL.map(|_| Histogram::new([0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0]));
+        Self {
+            handshakes,
+            waits,
+            dropped: Default::default(),
+        }
     }
 
     pub(super) fn answered(&self, took: Duration) {
@@ -49,24 +56,56 @@ pub(crate) struct GateMetrics(pub(crate) Arc<Gate>);
 impl Collector for GateMetrics {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         let (now, counters) = (self.0.status(), &self.0.counters);
-        let help =
-            "TLS handshakes in flight: clients that have sent something and that kube-apiserver has not answered";
+        let help = "TLS handshakes in flight: clients that have sent something and that kube-apiserver has not answered";
         gauge(&mut to, "berth_gate_openings", help, now.openings)?;
         let help = "Most TLS handshakes that may be in flight; 0 before the first client";
         gauge(&mut to, "berth_gate_openings_limit", help, now.limit)?;
-        let waiting =
-            Class::ALL.map(|class| ([("class", class.as_str())], ConstGauge::new(self.0.waiting(class) as u64)));
+        let waiting = Class::ALL.map(|class| {
+            (
+                [("class", class.as_str())],
+                ConstGauge::new(self.0.waiting(class) as u64),
+            )
+        });
         let help = "Clients that wait at the gate for their turn, by class";
-        family(&mut to, "berth_gate_waiting", help, MetricType::Gauge, waiting)?;
-        let dropped = |why: Refused| ConstCounter::new(counters.dropped[why as usize].load(Relaxed));
+        family(
+            &mut to,
+            "berth_gate_waiting",
+            help,
+            MetricType::Gauge,
+            waiting,
+        )?;
+        let dropped =
+            |why: Refused| ConstCounter::new(counters.dropped[why as usize].load(Relaxed));
         let dropped = Refused::ALL.map(|why| ([("reason", why.as_str())], dropped(why)));
         let help = "Clients that waited at the gate and got no turn, by reason";
-        family(&mut to, "berth_gate_dropped", help, MetricType::Counter, dropped)?;
+        family(
+            &mut to,
+            "berth_gate_dropped",
+            help,
+            MetricType::Counter,
+            dropped,
+        )?;
         let help = "Time from a client's first bytes to kube-apiserver's, in seconds; 5 at most";
-        let handshakes = describe(&mut to, "berth_gate_opening_seconds", help, MetricType::Histogram)?;
+        let handshakes = describe(
+            &mut to,
+            "berth_gate_opening_seconds",
+            help,
+            MetricType::Histogram,
+        )?;
         counters.handshakes.encode(handshakes)?;
-        let waits = Class::ALL.map(|class| ([("class", class.as_str())], counters.waits[class as usize].clone()));
+        let waits = Class::ALL.map(|class| {
+            (
+                [("class", class.as_str())],
+                counters.waits[class as usize].clone(),
+            )
+        });
         let help = "Time that clients waited at the gate for their turn, in seconds, by class";
-        family(&mut to, "berth_gate_wait_seconds", help, MetricType::Histogram, waits)
+        family(
+            &mut to,
+            "berth_gate_wait_seconds",
+            help,
+            MetricType::Histogram,
+            waits,
+        )
     }
 }

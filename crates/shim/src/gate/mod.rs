@@ -43,7 +43,10 @@ const HELLO_WITHIN: Duration = Duration::from_secs(5);
 const SOURCE_SHARE: usize = 2;
 
 /// Room of a queue: the clients of some thousand nodes. A ClientHello is 0.3 to 2 KB, which is kept in memory.
-const ROOM: Room = Room { clients: 16_384, bytes: 64 << 20 };
+const ROOM: Room = Room {
+    clients: 16_384,
+    bytes: 64 << 20,
+};
 
 /// Handshakes that an instance may have in flight for each CPU of the node: enough that no CPU waits for one, and few enough that
 /// a client whose turn it is has its answer soon (docs/gate.md, "Measured").
@@ -111,7 +114,12 @@ impl Gate {
             MaxOpenings::Fixed(most) => most.get(),
         };
         let first = First::new(first);
-        Some(Arc::new(Self { bound, first, instances: Mutex::default(), counters: GateCounters::new() }))
+        Some(Arc::new(Self {
+            bound,
+            first,
+            instances: Mutex::default(),
+            counters: GateCounters::new(),
+        }))
     }
 
     /// Deadline for the ClientHello of a client that comes now.
@@ -120,7 +128,13 @@ impl Gate {
     }
 
     /// Gives a client a slot at an instance (by its epoch), or queues it. It has sent this number of bytes, and waits `since` then.
-    pub(crate) fn enter(self: &Arc<Self>, to: u64, client: IpAddr, bytes: usize, since: Instant) -> Entry {
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        to: u64,
+        client: IpAddr,
+        bytes: usize,
+        since: Instant,
+    ) -> Entry {
         let (source, now) = (Source::of(client), Instant::now());
         let mut instances = self.instances();
         if !instances.contains_key(&to) {
@@ -132,23 +146,50 @@ impl Gate {
         // After this, no waiting client could have a free slot.
         if instance.in_flight < self.bound && has_room(&instance.of_source, &source, self.bound) {
             instance.open(source);
-            return Entry::Open(HandshakeSlot { gate: self.clone(), to, source, began: now });
+            return Entry::Open(HandshakeSlot {
+                gate: self.clone(),
+                to,
+                source,
+                began: now,
+            });
         }
-        let (ticket, rejected) = instance.queue.push((source, self.first.contains(client)), bytes, since, now);
+        let (ticket, rejected) =
+            instance
+                .queue
+                .push((source, self.first.contains(client)), bytes, since, now);
         let (admit, admitted) = oneshot::channel();
         instance.waiting.insert(ticket, admit);
         // Dropping the sender notifies it.
-        rejected.iter().for_each(|rejected| drop(instance.waiting.remove(rejected)));
-        Entry::Wait(Waiting { gate: self.clone(), to, source, ticket, since, admitted })
+        rejected
+            .iter()
+            .for_each(|rejected| drop(instance.waiting.remove(rejected)));
+        Entry::Wait(Waiting {
+            gate: self.clone(),
+            to,
+            source,
+            ticket,
+            since,
+            admitted,
+        })
     }
 
     /// Gives slots to the next clients of the queue.
     fn admit(&self, instance: &mut InstanceGate, now: Instant) {
         while !instance.queue.is_empty() && instance.in_flight < self.bound {
-            let InstanceGate { queue, of_source, .. } = instance;
-            let Some(next) = queue.next(now, |source| has_room(of_source, source, self.bound)) else { break };
-            self.counters.waited(next.class, now.saturating_duration_since(next.since));
-            if instance.waiting.remove(&next.ticket).is_some_and(|admit| admit.send(()).is_ok()) {
+            let InstanceGate {
+                queue, of_source, ..
+            } = instance;
+            let Some(next) = queue.next(now, |source| has_room(of_source, source, self.bound))
+            else {
+                break;
+            };
+            self.counters
+                .waited(next.class, now.saturating_duration_since(next.since));
+            if instance
+                .waiting
+                .remove(&next.ticket)
+                .is_some_and(|admit| admit.send(()).is_ok())
+            {
                 instance.open(next.source);
             }
         }
@@ -159,14 +200,20 @@ impl Gate {
         let mut guard = self.instances();
         let mut instances: Vec<_> = guard.values_mut().collect();
         instances.sort_by_key(|instance| Reverse(instance.queue.len()));
-        instances
-            .into_iter()
-            .any(|instance| instance.queue.reject().is_some_and(|ticket| instance.waiting.remove(&ticket).is_some()))
+        instances.into_iter().any(|instance| {
+            instance
+                .queue
+                .reject()
+                .is_some_and(|ticket| instance.waiting.remove(&ticket).is_some())
+        })
     }
 
     /// Renews what is known of the node's own addresses, until it is dropped.
     pub(crate) async fn keep(&self) {
-        let (mut ticks, kernel) = (tokio::time::interval(shortened(LISTED)), OffThread::new("the node's addresses"));
+        let (mut ticks, kernel) = (
+            tokio::time::interval(shortened(LISTED)),
+            OffThread::new("the node's addresses"),
+        );
         loop {
             ticks.tick().await;
             self.first.renew(&kernel, LISTED).await;
@@ -179,10 +226,17 @@ impl Gate {
         let mut status = GateStatus::default();
         let newest = instances.keys().max().copied();
         // Those of instances that are gone have no handshakes in flight.
-        let instances = instances.iter().filter(|(of, instance)| Some(**of) == newest || !instance.is_idle());
-        let longest = instances.clone().filter_map(|(_, instance)| instance.queue.longest()).max();
-        status.longest =
-            longest.map(|(clients, source)| LongestQueue { source: source.to_string(), clients: clients as u64 });
+        let instances = instances
+            .iter()
+            .filter(|(of, instance)| Some(**of) == newest || !instance.is_idle());
+        let longest = instances
+            .clone()
+            .filter_map(|(_, instance)| instance.queue.longest())
+            .max();
+        status.longest = longest.map(|(clients, source)| LongestQueue {
+            source: source.to_string(),
+            clients: clients as u64,
+        });
         for (_, instance) in instances {
             status.openings += instance.in_flight as u64;
             status.limit += self.bound as u64;
@@ -192,22 +246,34 @@ impl Gate {
     }
 
     fn waiting(&self, class: Class) -> usize {
-        self.instances().values().map(|instance| instance.queue.waiting(class)).sum()
+        self.instances()
+            .values()
+            .map(|instance| instance.queue.waiting(class))
+            .sum()
     }
 
     fn instances(&self) -> MutexGuard<'_, HashMap<u64, InstanceGate>> {
-        self.instances.lock().unwrap_or_else(PoisonError::into_inner)
+        self.instances
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Whether a source has fewer handshakes than slots.
 fn has_room(of_source: &HashMap<Source, usize>, source: &Source, bound: usize) -> bool {
-    of_source.get(source).is_none_or(|handshakes| *handshakes < bound.div_ceil(SOURCE_SHARE))
+    of_source
+        .get(source)
+        .is_none_or(|handshakes| *handshakes < bound.div_ceil(SOURCE_SHARE))
 }
 
 impl InstanceGate {
     fn new() -> Self {
-        Self { queue: Queue::new(ROOM), in_flight: 0, of_source: HashMap::new(), waiting: HashMap::new() }
+        Self {
+            queue: Queue::new(ROOM),
+            in_flight: 0,
+            of_source: HashMap::new(),
+            waiting: HashMap::new(),
+        }
     }
 
     fn is_idle(&self) -> bool {
@@ -247,7 +313,10 @@ impl HandshakeSlot {
 
     /// Whether a client waits for a slot.
     pub(crate) fn is_awaited(&self) -> bool {
-        self.gate.instances().get(&self.to).is_some_and(|instance| !instance.queue.is_empty())
+        self.gate
+            .instances()
+            .get(&self.to)
+            .is_some_and(|instance| !instance.queue.is_empty())
     }
 
     /// The instance's first byte has come, or is overdue.
@@ -286,7 +355,12 @@ impl Waiting {
         match timeout_at(expires, &mut self.admitted).await {
             Ok(Ok(())) => {
                 let began = Instant::now();
-                Ok(HandshakeSlot { gate: self.gate.clone(), to: self.to, source: self.source, began })
+                Ok(HandshakeSlot {
+                    gate: self.gate.clone(),
+                    to: self.to,
+                    source: self.source,
+                    began,
+                })
             }
             Ok(Err(_)) if Instant::now() < expires => Err(Refused::Full),
             Ok(Err(_)) | Err(_) => Err(Refused::Expired),

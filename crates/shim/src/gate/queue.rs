@@ -115,7 +115,11 @@ pub(super) struct Queue {
 
 impl Queue {
     pub(super) fn new(room: Room) -> Self {
-        Self { room, turn: 1, ..Self::default() }
+        Self {
+            room,
+            turn: 1,
+            ..Self::default()
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -134,7 +138,9 @@ impl Queue {
     /// Whether a source has a queue.
     #[cfg(test)]
     pub(super) fn has(&self, source: &Source) -> bool {
-        Class::ALL.iter().any(|class| self.queues.contains_key(&(*class, *source)))
+        Class::ALL
+            .iter()
+            .any(|class| self.queues.contains_key(&(*class, *source)))
     }
 
     /// Length and source of the longest queue.
@@ -153,7 +159,14 @@ impl Queue {
     ) -> (Ticket, Vec<Ticket>) {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        let key = (if is_first { Class::First } else { Class::Others }, source);
+        let key = (
+            if is_first {
+                Class::First
+            } else {
+                Class::Others
+            },
+            source,
+        );
         self.clients.insert(ticket, Waiting { key, since, bytes });
         self.bytes += bytes;
         self.ages[0].insert((since, ticket));
@@ -161,7 +174,9 @@ impl Queue {
         self.age(now);
         let mut rejected = Vec::new();
         while self.clients.len() > self.room.clients || self.bytes > self.room.bytes {
-            let Some(newest) = self.reject().or_else(|| self.reject_of(true)) else { break };
+            let Some(newest) = self.reject().or_else(|| self.reject_of(true)) else {
+                break;
+            };
             rejected.push(newest);
         }
         (ticket, rejected)
@@ -181,7 +196,9 @@ impl Queue {
 
     /// Removes a client; whether it was there.
     pub(super) fn remove(&mut self, ticket: Ticket) -> bool {
-        let Some(Waiting { key, since, bytes }) = self.clients.remove(&ticket) else { return false };
+        let Some(Waiting { key, since, bytes }) = self.clients.remove(&ticket) else {
+            return false;
+        };
         self.bytes -= bytes;
         self.ages[usize::from(key.0 == Class::Late)].remove(&(since, ticket));
         self.leave(key, (since, ticket));
@@ -193,7 +210,9 @@ impl Queue {
         self.age(now);
         let (class, source) = Class::in_turn(self.turn).into_iter().find_map(|class| {
             let mut queues = self.turns.range((class, 0)..=(class, u64::MAX));
-            queues.find(|(_, source)| may(source)).map(|(_, source)| (class, *source))
+            queues
+                .find(|(_, source)| may(source))
+                .map(|(_, source)| (class, *source))
         })?;
         let queue = self.queues.get_mut(&(class, source))?;
         let (since, ticket) = *queue.places.first()?;
@@ -203,21 +222,36 @@ impl Queue {
         self.next_turn += 1;
         self.turn = (self.turn + 1) % TURNS;
         self.remove(ticket);
-        Some(Next { ticket, source, class, since })
+        Some(Next {
+            ticket,
+            source,
+            class,
+            since,
+        })
     }
 
     /// Moves clients that have waited long to the late class, and drops those that have expired: each has its own timer.
     fn age(&mut self, now: Instant) {
-        while let Some(place) = self.ages[0].first().filter(|(since, _)| now >= *since + LATE).copied() {
+        while let Some(place) = self.ages[0]
+            .first()
+            .filter(|(since, _)| now >= *since + LATE)
+            .copied()
+        {
             self.ages[0].remove(&place);
             self.ages[1].insert(place);
-            let Some(client) = self.clients.get_mut(&place.1) else { continue };
+            let Some(client) = self.clients.get_mut(&place.1) else {
+                continue;
+            };
             let (before, after) = (client.key, (Class::Late, client.key.1));
             client.key = after;
             self.leave(before, place);
             self.join(after, place);
         }
-        while let Some((_, ticket)) = self.ages[1].first().filter(|(since, _)| now >= *since + LONGEST_WAIT).copied() {
+        while let Some((_, ticket)) = self.ages[1]
+            .first()
+            .filter(|(since, _)| now >= *since + LONGEST_WAIT)
+            .copied()
+        {
             self.remove(ticket);
         }
     }
@@ -238,7 +272,9 @@ impl Queue {
     }
 
     fn leave(&mut self, key: Key, place: Place) {
-        let Some(queue) = self.queues.get_mut(&key) else { return };
+        let Some(queue) = self.queues.get_mut(&key) else {
+            return;
+        };
         self.waiting[key.0 as usize] -= 1;
         let lengths = &mut self.lengths[usize::from(key.0 == Class::First)];
         lengths.remove(&(queue.places.len(), queue.any, key));

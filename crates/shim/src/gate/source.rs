@@ -57,19 +57,28 @@ impl First {
             );
             Vec::new()
         });
-        Self { given, own: RwLock::new(own.into_iter().collect()) }
+        Self {
+            given,
+            own: RwLock::new(own.into_iter().collect()),
+        }
     }
 
     pub(super) fn contains(&self, client: IpAddr) -> bool {
         let client = client.to_canonical();
-        let is_own = || self.own.read().unwrap_or_else(PoisonError::into_inner).contains(&client);
+        let is_own = || {
+            self.own
+                .read()
+                .unwrap_or_else(PoisonError::into_inner)
+                .contains(&client)
+        };
         client.is_loopback() || self.given.iter().any(|net| net.contains(&client)) || is_own()
     }
 
     /// Lists the node's own addresses again. If they cannot be listed, the last list is kept.
     pub(super) async fn renew(&self, kernel: &OffThread, most: Duration) {
         if let Ok(Ok(addresses)) = kernel.within(most, netdevice::addresses).await {
-            *self.own.write().unwrap_or_else(PoisonError::into_inner) = addresses.into_iter().collect();
+            *self.own.write().unwrap_or_else(PoisonError::into_inner) =
+                addresses.into_iter().collect();
         }
     }
 }
@@ -83,7 +92,12 @@ mod tests {
         let (first, client) = (First::new(Vec::new()), "192.0.2.1".parse().unwrap());
         first.own.write().unwrap().insert(client);
         assert!(first.contains(client));
-        first.renew(&OffThread::new("the node's addresses"), Duration::from_secs(3600)).await;
+        first
+            .renew(
+                &OffThread::new("the node's addresses"),
+                Duration::from_secs(3600),
+            )
+            .await;
         assert!(!first.contains(client));
     }
 }

@@ -64,20 +64,35 @@ async fn poll_turn(mut waiting: Waiting) -> Result<HandshakeSlot, Waiting> {
 
 fn check(gate: &Gate, bound: usize, opened: usize, waiting: usize) {
     let instances = gate.instances();
-    let Some(instance) = instances.get(&TO) else { return };
-    assert_eq!(instance.in_flight, instance.of_source.values().sum::<usize>());
+    let Some(instance) = instances.get(&TO) else {
+        return;
+    };
+    assert_eq!(
+        instance.in_flight,
+        instance.of_source.values().sum::<usize>()
+    );
     assert!(
         instance.in_flight <= bound
-            && instance.of_source.values().all(|openings| *openings <= bound.div_ceil(SOURCE_SHARE)),
+            && instance
+                .of_source
+                .values()
+                .all(|openings| *openings <= bound.div_ceil(SOURCE_SHARE)),
         "{instance:?}"
     );
     // Those that have a slot and did not check yet.
-    assert_eq!(instance.in_flight - opened, waiting - instance.queue.len(), "{instance:?}");
+    assert_eq!(
+        instance.in_flight - opened,
+        waiting - instance.queue.len(),
+        "{instance:?}"
+    );
     assert_eq!(instance.waiting.len(), instance.queue.len());
-    let mut free = (0..SOURCES)
-        .map(source)
-        .filter(|source| instance.in_flight < bound && has_room(&instance.of_source, source, bound));
-    assert!(free.all(|source| !instance.queue.has(&source)), "no client waits for what is free: {instance:?}");
+    let mut free = (0..SOURCES).map(source).filter(|source| {
+        instance.in_flight < bound && has_room(&instance.of_source, source, bound)
+    });
+    assert!(
+        free.all(|source| !instance.queue.has(&source)),
+        "no client waits for what is free: {instance:?}"
+    );
 }
 
 proptest! {
@@ -128,16 +143,24 @@ fn room_is_made_at_another_instance_where_the_longest_queue_has_none() {
 }
 
 fn gate(bound: usize) -> Arc<Gate> {
-    Gate::new(MaxOpenings::Fixed(NonZeroUsize::new(bound).unwrap()), Vec::new()).unwrap()
+    Gate::new(
+        MaxOpenings::Fixed(NonZeroUsize::new(bound).unwrap()),
+        Vec::new(),
+    )
+    .unwrap()
 }
 
 fn opened(entry: Entry) -> HandshakeSlot {
-    let Entry::Open(slot) = entry else { panic!("it waits") };
+    let Entry::Open(slot) = entry else {
+        panic!("it waits")
+    };
     slot
 }
 
 fn queued(entry: Entry) -> Waiting {
-    let Entry::Wait(waiting) = entry else { panic!("it has a slot") };
+    let Entry::Wait(waiting) = entry else {
+        panic!("it has a slot")
+    };
     waiting
 }
 
@@ -159,7 +182,10 @@ fn a_source_has_half_of_the_slots_at_most() {
 async fn a_client_has_five_seconds_for_its_hello_and_an_instance_for_its_answer() {
     let gate = gate(1);
     let slot = opened(gate.enter(TO, address(1), 300, Instant::now()));
-    assert_eq!([gate.hello_deadline(), slot.ends()], [Instant::now() + Duration::from_secs(5); 2]);
+    assert_eq!(
+        [gate.hello_deadline(), slot.ends()],
+        [Instant::now() + Duration::from_secs(5); 2]
+    );
 }
 
 /// An instance is known until another one comes when no handshake is in flight at it.
@@ -192,12 +218,20 @@ async fn why_a_client_gets_no_slot() {
     assert!(gate.make_room());
     assert_eq!(rejected.turn().await.err(), Some(Refused::Full));
     let mut expires = queued(enter(1));
-    assert_eq!(expires.turn().await.err(), Some(Refused::Expired), "its own timer");
+    assert_eq!(
+        expires.turn().await.err(),
+        Some(Refused::Expired),
+        "its own timer"
+    );
     let mut expires = queued(enter(1));
     tokio::time::advance(LONGEST_WAIT).await;
     drop(slot);
     drop(enter(2));
-    assert_eq!(expires.turn().await.err(), Some(Refused::Expired), "its instance is forgotten");
+    assert_eq!(
+        expires.turn().await.err(),
+        Some(Refused::Expired),
+        "its instance is forgotten"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -208,19 +242,40 @@ async fn status_and_metrics_are_called_as_the_reference_has_them() {
         registry.register_collector(Box::new(GateMetrics(gate.clone())));
         let mut page = String::new();
         prometheus_client::encoding::text::encode(&mut page, &registry).unwrap();
-        let lines = page.lines().filter_map(|line| line.strip_prefix("berth_gate_")?.strip_prefix(what));
+        let lines = page
+            .lines()
+            .filter_map(|line| line.strip_prefix("berth_gate_")?.strip_prefix(what));
         lines.map(str::to_owned).collect::<Vec<_>>().join(" ")
     };
     let enter = |to, client: &str| gate.enter(to, client.parse().unwrap(), 300, Instant::now());
     let slots = [enter(1, "10.0.0.1"), enter(2, "10.0.0.2")].map(opened);
     let late = queued(enter(1, "10.0.0.3"));
     tokio::time::advance(LATE).await;
-    let mut waiting: Vec<_> = ["2001:db8::1", "2001:db8::2", "127.0.0.1"].map(|client| queued(enter(1, client))).into();
+    let mut waiting: Vec<_> = ["2001:db8::1", "2001:db8::2", "127.0.0.1"]
+        .map(|client| queued(enter(1, client)))
+        .into();
     waiting.push(queued(enter(2, "10.0.0.1")));
-    let longest = Some(LongestQueue { source: "2001:db8::/64".to_owned(), clients: 2 });
-    assert_eq!(gate.status(), GateStatus { openings: 2, limit: 2, waiting: 5, longest });
-    assert_eq!((page("openings "), page("openings_limit ")), ("2".to_owned(), "2".to_owned()));
-    assert_eq!(page("waiting"), r#"{class="first"} 1 {class="others"} 3 {class="late"} 1"#);
+    let longest = Some(LongestQueue {
+        source: "2001:db8::/64".to_owned(),
+        clients: 2,
+    });
+    assert_eq!(
+        gate.status(),
+        GateStatus {
+            openings: 2,
+            limit: 2,
+            waiting: 5,
+            longest
+        }
+    );
+    assert_eq!(
+        (page("openings "), page("openings_limit ")),
+        ("2".to_owned(), "2".to_owned())
+    );
+    assert_eq!(
+        page("waiting"),
+        r#"{class="first"} 1 {class="others"} 3 {class="late"} 1"#
+    );
     for why in Refused::ALL {
         waiting.pop().unwrap().refuse(why);
     }
@@ -229,7 +284,10 @@ async fn status_and_metrics_are_called_as_the_reference_has_them() {
     tokio::time::advance(Duration::from_secs(1)).await;
     slots.into_iter().for_each(HandshakeSlot::end);
     assert_eq!(page("opening_seconds_sum"), " 18.0");
-    assert_eq!(page("wait_seconds_sum"), r#"{class="first"} 0.0 {class="others"} 1.0 {class="late"} 0.0"#);
+    assert_eq!(
+        page("wait_seconds_sum"),
+        r#"{class="first"} 0.0 {class="others"} 1.0 {class="late"} 0.0"#
+    );
     drop(late);
 }
 
@@ -237,5 +295,9 @@ async fn status_and_metrics_are_called_as_the_reference_has_them() {
 async fn the_nodes_addresses_are_listed_as_long_as_the_gate_is() {
     let gate = gate(1);
     let mut keep = pin!(gate.keep());
-    assert!(poll_fn(|cx| Poll::Ready(keep.as_mut().poll(cx))).await.is_pending());
+    assert!(
+        poll_fn(|cx| Poll::Ready(keep.as_mut().poll(cx)))
+            .await
+            .is_pending()
+    );
 }

@@ -44,7 +44,8 @@ fn write(shared: &Shared, lease: &Lease) -> io::Result<()> {
         // The directory was removed: without leases, siblings that are connected take each other for hung.
         io::ErrorKind::NotFound => {
             let place = &shared.config.place;
-            let berth = RunDir::open(&place.run_dir).and_then(|run_dir| run_dir.berth(place.berth()));
+            let berth =
+                RunDir::open(&place.run_dir).and_then(|run_dir| run_dir.berth(place.berth()));
             lease::write(&berth.map_err(io::Error::other)?, lease)
         }
         _ => Err(error),
@@ -70,7 +71,10 @@ impl Group {
                 0 => "no sibling was there to accept from its listeners, so new clients waited",
                 _ => "siblings that did not stall accepted from its listeners meanwhile",
             };
-            tracing::warn!(seconds = silent.as_secs(), "this shim stalled beyond its lease: {who}");
+            tracing::warn!(
+                seconds = silent.as_secs(),
+                "this shim stalled beyond its lease: {who}"
+            );
         }
         let workers = self.lease.workers.len() as u64;
         if self.lease.alive.load(Relaxed) >= workers {
@@ -83,7 +87,9 @@ impl Group {
             self.ping();
         } else {
             if self.shared.update(|state| state.blocked = true) {
-                tracing::warn!("a relaying thread does not answer: the lease is not renewed, siblings will take over");
+                tracing::warn!(
+                    "a relaying thread does not answer: the lease is not renewed, siblings will take over"
+                );
             }
             self.shared.metrics.renewed("blocked");
         }
@@ -104,8 +110,16 @@ impl Group {
         let unconnected = self.machine.unconnected();
         for holder in &unconnected {
             if self.siblings.logged_unconnected.insert(*holder) {
-                let instance = self.siblings.instances.get(holder).map(tracing::field::display);
-                let why = self.siblings.unreachable.get(holder).map_or("it does not dial", String::as_str);
+                let instance = self
+                    .siblings
+                    .instances
+                    .get(holder)
+                    .map(tracing::field::display);
+                let why = self
+                    .siblings
+                    .unreachable
+                    .get(holder)
+                    .map_or("it does not dial", String::as_str);
                 tracing::warn!(
                     instance,
                     "a live sibling has had no connection to this shim for longer than a lease, so neither guards the \
@@ -113,9 +127,14 @@ impl Group {
                 );
             }
         }
-        let names: Vec<_> =
-            unconnected.iter().filter_map(|holder| self.siblings.instances.get(holder).cloned()).collect();
-        self.shared.metrics.siblings_unconnected.set(i64::try_from(names.len()).unwrap_or(i64::MAX));
+        let names: Vec<_> = unconnected
+            .iter()
+            .filter_map(|holder| self.siblings.instances.get(holder).cloned())
+            .collect();
+        self.shared
+            .metrics
+            .siblings_unconnected
+            .set(i64::try_from(names.len()).unwrap_or(i64::MAX));
         self.shared.update(|state| state.unconnected = names);
     }
 
@@ -124,7 +143,9 @@ impl Group {
         Lease {
             version: lease::VERSION,
             holder_identity: self.me,
-            lease_duration_seconds: u32::try_from(self.config.lease.as_secs()).unwrap_or(u32::MAX).max(1),
+            lease_duration_seconds: u32::try_from(self.config.lease.as_secs())
+                .unwrap_or(u32::MAX)
+                .max(1),
             acquire_time: self.lease.acquired,
             renew_time: SystemTime::now(),
             lease_transitions: 0,
@@ -136,15 +157,22 @@ impl Group {
             listen: self.machine.addresses().to_vec(),
             berth_version: berth_node::VERSION.to_owned(),
             boot_id: self.lease.boot_id.clone(),
-            expires_boottime_ms: u64::try_from((self.lease.renewed + self.config.lease).as_millis())
-                .unwrap_or(u64::MAX),
+            expires_boottime_ms: u64::try_from(
+                (self.lease.renewed + self.config.lease).as_millis(),
+            )
+            .unwrap_or(u64::MAX),
         }
     }
 
     fn writing(&self) -> impl Future<Output = io::Result<()>> + Send + use<> {
         let (shared, lease, most) = (self.shared.clone(), self.lease_now(), self.patience());
         let run_dir = shared.run_dir.clone();
-        async move { run_dir.within(most, move || write(&shared, &lease)).await.flatten() }
+        async move {
+            run_dir
+                .within(most, move || write(&shared, &lease))
+                .await
+                .flatten()
+        }
     }
 
     pub(super) async fn begin_lease(&mut self) {
@@ -174,7 +202,11 @@ impl Group {
     /// Reads the siblings' leases, and dials new siblings. Of two, the one with the smaller
     /// ID dials, so that there is one connection; if it does not within a lease, the other tries too.
     pub(super) async fn read_leases(&mut self) {
-        let (berth, boot_id, now) = (self.shared.berth.clone(), self.lease.boot_id.clone(), self.now());
+        let (berth, boot_id, now) = (
+            self.shared.berth.clone(),
+            self.lease.boot_id.clone(),
+            self.now(),
+        );
         let list = move || {
             let listing = lease::list(&berth);
             if let Err(error) = lease::prune(&berth, &boot_id, now) {
@@ -182,7 +214,12 @@ impl Group {
             }
             listing
         };
-        let listing = self.shared.run_dir.within(self.patience(), list).await.flatten();
+        let listing = self
+            .shared
+            .run_dir
+            .within(self.patience(), list)
+            .await
+            .flatten();
         let now = self.now();
         let listing = match listing {
             Ok(listing) => listing,
@@ -202,16 +239,31 @@ impl Group {
         let live: Vec<_> = listing
             .found
             .into_iter()
-            .filter(|lease| lease.is_live(&self.lease.boot_id, now) && lease.holder_identity != self.me)
+            .filter(|lease| {
+                lease.is_live(&self.lease.boot_id, now) && lease.holder_identity != self.me
+            })
             .collect();
         self.forget(&live.iter().map(|lease| lease.holder_identity).collect());
-        let leases: Vec<_> =
-            live.iter().map(|lease| (lease.holder_identity, lease.renewed_after(), lease.expires())).collect();
+        let leases: Vec<_> = live
+            .iter()
+            .map(|lease| {
+                (
+                    lease.holder_identity,
+                    lease.renewed_after(),
+                    lease.expires(),
+                )
+            })
+            .collect();
         let actions = self.machine.leased(now, &leases);
         self.act(actions);
         for lease in &live {
             let holder = lease.holder_identity;
-            if self.siblings.instances.insert(holder, lease.instance.clone()).is_none() {
+            if self
+                .siblings
+                .instances
+                .insert(holder, lease.instance.clone())
+                .is_none()
+            {
                 let same: BTreeSet<_> = self.machine.addresses().iter().collect();
                 if lease.listen.iter().collect::<BTreeSet<_>>() != same {
                     tracing::warn!(
@@ -222,7 +274,8 @@ impl Group {
                     );
                 }
             }
-            let exists = self.siblings.writers.contains_key(&holder) || self.siblings.connecting.contains_key(&holder);
+            let exists = self.siblings.writers.contains_key(&holder)
+                || self.siblings.connecting.contains_key(&holder);
             let dials = self.me < holder || self.machine.unconnected().contains(&holder);
             if dials && !exists && !self.machine.is_dead(holder) {
                 self.dial(holder, &lease.instance);

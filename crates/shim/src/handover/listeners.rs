@@ -53,10 +53,24 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    pub(super) fn new(sockets: Vec<(SocketAddr, OwnedFd)>, events: mpsc::UnboundedSender<LoopEvent>) -> Self {
-        let waiting = sockets.into_iter().map(|(address, socket)| (address, Arc::new(socket))).collect();
+    pub(super) fn new(
+        sockets: Vec<(SocketAddr, OwnedFd)>,
+        events: mpsc::UnboundedSender<LoopEvent>,
+    ) -> Self {
+        let waiting = sockets
+            .into_iter()
+            .map(|(address, socket)| (address, Arc::new(socket)))
+            .collect();
         let (not_listening, failed, unknown) = Default::default();
-        Self { waiting, loops: BTreeMap::new(), events, retry: None, not_listening, failed, unknown }
+        Self {
+            waiting,
+            loops: BTreeMap::new(),
+            events,
+            retry: None,
+            not_listening,
+            failed,
+            unknown,
+        }
     }
 }
 
@@ -90,12 +104,16 @@ impl Group {
                 }
                 self.count("listen", "ok");
                 let trouble = listen_trouble(address);
-                self.logged_problems.retain(|logged| !logged.starts_with(&trouble));
+                self.logged_problems
+                    .retain(|logged| !logged.starts_with(&trouble));
                 self.machine.listening(address, cookie)
             }
             Err(error) => {
                 // To find the process that holds the port, every socket of the host is read: once, not at each attempt.
-                if self.logged_problems.insert(listen_trouble(address) + &error.to_string()) {
+                if self
+                    .logged_problems
+                    .insert(listen_trouble(address) + &error.to_string())
+                {
                     tokio::spawn(async move {
                         let why = match error.raw_os_error() {
                             Some(libc::EADDRINUSE) => {
@@ -121,7 +139,12 @@ impl Group {
         Ok(match self.listeners.waiting.entry(address) {
             Entry::Occupied(own) => own.get().clone(),
             Entry::Vacant(free) => {
-                let freebind = self.config.place.listen.iter().any(|listen| listen.addr == address && listen.freebind);
+                let freebind = self
+                    .config
+                    .place
+                    .listen
+                    .iter()
+                    .any(|listen| listen.addr == address && listen.freebind);
                 let own = socket::bind(address, freebind)?;
                 free.insert(Arc::new(own)).clone()
             }
@@ -131,7 +154,9 @@ impl Group {
     /// Accepts from a listener, whichever shim made it: the options that its connections inherit are this shim's.
     pub(super) fn accept(&mut self, cookie: Cookie) -> Vec<Action> {
         let held = lock(&self.published).held.get(&cookie).cloned();
-        let Some((address, listener)) = held else { return self.machine.failed(cookie) };
+        let Some((address, listener)) = held else {
+            return self.machine.failed(cookie);
+        };
         let ready = socket::set_options(listener.as_fd())
             .and_then(|()| socket::start_listening(listener.as_fd(), BACKLOG))
             .and_then(|()| listener.as_fd().try_clone_to_owned());
@@ -148,12 +173,20 @@ impl Group {
         }
     }
 
-    fn start_loop(&mut self, cookie: Cookie, address: SocketAddr, duplicate: OwnedFd, how: Accepting) {
+    fn start_loop(
+        &mut self,
+        cookie: Cookie,
+        address: SocketAddr,
+        duplicate: OwnedFd,
+        how: Accepting,
+    ) {
         let accepting = watch::Sender::new(how);
         let (runs, ends) = (self.listeners.events.clone(), self.listeners.events.clone());
         // Sent by the loop itself: a sibling releases the listener because of it.
         let runs = move || drop(runs.send(LoopEvent::Runs(cookie)));
-        let task = self.dispatcher.spawn(duplicate, accepting.subscribe(), runs);
+        let task = self
+            .dispatcher
+            .spawn(duplicate, accepting.subscribe(), runs);
         self.listeners.loops.insert(cookie, accepting);
         tokio::spawn(async move {
             let _ = ends.send(match task.await {
@@ -168,7 +201,11 @@ impl Group {
     }
 
     /// Accepts what is queued at a guard that is closed, because no shim stays.
-    pub(super) fn drain_guard(&mut self, cookie: Cookie, guard: Option<(SocketAddr, Arc<OwnedFd>)>) -> Vec<Action> {
+    pub(super) fn drain_guard(
+        &mut self,
+        cookie: Cookie,
+        guard: Option<(SocketAddr, Arc<OwnedFd>)>,
+    ) -> Vec<Action> {
         let Some((address, guard)) = guard else {
             return self.machine.ended(cookie);
         };
@@ -181,8 +218,16 @@ impl Group {
         }
     }
 
-    pub(super) fn cannot_accept(&mut self, cookie: Cookie, address: SocketAddr, why: &str) -> Vec<Action> {
-        if self.logged_problems.insert(format!("accept {address}: {why}")) {
+    pub(super) fn cannot_accept(
+        &mut self,
+        cookie: Cookie,
+        address: SocketAddr,
+        why: &str,
+    ) -> Vec<Action> {
+        if self
+            .logged_problems
+            .insert(format!("accept {address}: {why}"))
+        {
             tracing::error!(%address, "cannot accept, trying again: {why}");
         }
         self.count("accept", "failed");
@@ -204,10 +249,16 @@ impl Group {
             return;
         }
         let addresses = self.machine.addresses().to_vec();
-        let (kernel, events, most) = (self.shared.kernel.clone(), self.listeners.events.clone(), self.config.lease);
+        let (kernel, events, most) = (
+            self.shared.kernel.clone(),
+            self.listeners.events.clone(),
+            self.config.lease,
+        );
         tokio::spawn(async move {
             let listed = move || {
-                let listeners = addresses.into_iter().flat_map(|at| sock_diag::listeners_at(at).unwrap_or_default());
+                let listeners = addresses
+                    .into_iter()
+                    .flat_map(|at| sock_diag::listeners_at(at).unwrap_or_default());
                 listeners.map(|listener| listener.inode).collect()
             };
             if let Ok(inodes) = kernel.within(most, listed).await {
@@ -223,11 +274,18 @@ impl Group {
         if !self.machine.has_all_guards() {
             return;
         }
-        let guards: BTreeSet<_> =
-            lock(&self.published).held.values().filter_map(|(_, listener)| socket::inode(listener.as_fd())).collect();
+        let guards: BTreeSet<_> = lock(&self.published)
+            .held
+            .values()
+            .filter_map(|(_, listener)| socket::inode(listener.as_fd()))
+            .collect();
         let unknown = inodes - &guards;
         let foreign = unknown.intersection(&self.listeners.unknown).count();
-        let before = self.shared.metrics.foreign_listeners.set(i64::try_from(foreign).unwrap_or(i64::MAX));
+        let before = self
+            .shared
+            .metrics
+            .foreign_listeners
+            .set(i64::try_from(foreign).unwrap_or(i64::MAX));
         if before == 0 && foreign > 0 {
             tracing::warn!(
                 listeners = foreign,

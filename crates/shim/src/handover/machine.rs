@@ -74,7 +74,12 @@ struct Peer {
 
 impl Peer {
     fn new(now: Time) -> Self {
-        Self { announced: None, since: now, fresh_until: now, connected: false }
+        Self {
+            announced: None,
+            since: now,
+            fresh_until: now,
+            connected: false,
+        }
     }
 
     /// It may be alive, and announce something yet: its lease holds, and it has not been known for the time of a lease.
@@ -84,7 +89,9 @@ impl Peer {
 
     /// Its announcement counts: it is connected and does not hang.
     fn live(&self, now: Time) -> Option<&Announce> {
-        self.announced.as_ref().filter(|_| self.connected && now < self.fresh_until)
+        self.announced
+            .as_ref()
+            .filter(|_| self.connected && now < self.fresh_until)
     }
 }
 
@@ -97,12 +104,19 @@ struct Held {
 
 impl Held {
     fn new(address: SocketAddr, own: bool) -> Self {
-        Self { address, own, accept: AcceptLoop::None }
+        Self {
+            address,
+            own,
+            accept: AcceptLoop::None,
+        }
     }
 
     /// This shim accepts from it, or soon will.
     fn accepting(&self) -> bool {
-        matches!(self.accept, AcceptLoop::Starting | AcceptLoop::Running | AcceptLoop::Failed)
+        matches!(
+            self.accept,
+            AcceptLoop::Starting | AcceptLoop::Running | AcceptLoop::Failed
+        )
     }
 }
 
@@ -160,7 +174,12 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn new(rules: Rules, now: Time) -> Self {
-        Self { rules, now, unreachable_since: Some(now), ..Self::default() }
+        Self {
+            rules,
+            now,
+            unreachable_since: Some(now),
+            ..Self::default()
+        }
     }
 
     /// The last time that it was given.
@@ -183,14 +202,24 @@ impl Machine {
 
     /// The announcement to siblings.
     pub(crate) fn announce(&self) -> Announce {
-        let with = |of: fn(&Held) -> bool| self.held.iter().filter(|(_, h)| of(h)).map(|(c, _)| *c).collect();
+        let with = |of: fn(&Held) -> bool| {
+            self.held
+                .iter()
+                .filter(|(_, h)| of(h))
+                .map(|(c, _)| *c)
+                .collect()
+        };
         Announce {
             phase: self.phase,
             ready: self.facts.ready,
             reachable: self.facts.reachable,
             leaving: self.facts.leaving,
             // A shim that leaves owns none: siblings take over from here on.
-            owns: if self.is_leaving() { BTreeSet::new() } else { with(|held| held.own) },
+            owns: if self.is_leaving() {
+                BTreeSet::new()
+            } else {
+                with(|held| held.own)
+            },
             accepts: with(|held| held.accept == AcceptLoop::Running),
         }
     }
@@ -202,23 +231,34 @@ impl Machine {
         if self.is_last() {
             return Vec::new();
         }
-        let given = |held: &Held| !held.own || held.accept != AcceptLoop::Starting || self.is_leaving();
-        self.held.iter().filter(|(_, held)| given(held)).map(|(cookie, held)| (*cookie, held.address)).collect()
+        let given =
+            |held: &Held| !held.own || held.accept != AcceptLoop::Starting || self.is_leaving();
+        self.held
+            .iter()
+            .filter(|(_, held)| given(held))
+            .map(|(cookie, held)| (*cookie, held.address))
+            .collect()
     }
 
     /// Siblings that are joined and ready, for connections that the own instance cannot serve.
     pub(crate) fn joined_siblings(&self) -> Vec<ShimId> {
-        self.those(|peer| peer.live(self.now).is_some_and(|its| its.phase == Phase::Joined && its.ready))
+        self.those(|peer| {
+            peer.live(self.now)
+                .is_some_and(|its| its.phase == Phase::Joined && its.ready)
+        })
     }
 
     /// Whether there is a sibling that is joined, ready and not leaving.
     pub(crate) fn has_successor(&self) -> bool {
-        self.live().any(|its| its.phase == Phase::Joined && its.ready && !its.leaving)
+        self.live()
+            .any(|its| its.phase == Phase::Joined && its.ready && !its.leaving)
     }
 
     /// Siblings that are connected and have announced nothing for the time of a lease.
     pub(crate) fn silent(&self) -> Vec<ShimId> {
-        self.those(|peer| peer.connected && peer.announced.is_none() && self.now >= peer.since + self.rules.lease)
+        self.those(|peer| {
+            peer.connected && peer.announced.is_none() && self.now >= peer.since + self.rules.lease
+        })
     }
 
     /// Siblings that have a lease, and no connection for the time of a lease.
@@ -234,13 +274,19 @@ impl Machine {
     }
 
     fn those(&self, are: impl Fn(&Peer) -> bool) -> Vec<ShimId> {
-        self.peers.iter().filter(|(_, peer)| are(peer)).map(|(holder, _)| *holder).collect()
+        self.peers
+            .iter()
+            .filter(|(_, peer)| are(peer))
+            .map(|(holder, _)| *holder)
+            .collect()
     }
 
     /// Whether every sibling that has a lease is connected and has announced its state: then a listener without a
     /// guard is no sibling's.
     pub(crate) fn has_all_guards(&self) -> bool {
-        self.peers.values().all(|peer| (peer.connected && peer.announced.is_some()) || self.now >= peer.fresh_until)
+        self.peers.values().all(|peer| {
+            (peer.connected && peer.announced.is_some()) || self.now >= peer.fresh_until
+        })
     }
 
     /// When it needs [`Machine::tick`] without an event.
@@ -250,13 +296,22 @@ impl Machine {
             self.leaving_since.map(|since| since + self.rules.lease),
             self.released.map(|since| since + self.rules.lease),
         ];
-        let peers = self.peers.values().flat_map(|peer| [peer.fresh_until, peer.since + self.rules.lease]);
-        waits.into_iter().flatten().chain(peers).filter(|at| *at > self.now).min()
+        let peers = self
+            .peers
+            .values()
+            .flat_map(|peer| [peer.fresh_until, peer.since + self.rules.lease]);
+        waits
+            .into_iter()
+            .flatten()
+            .chain(peers)
+            .filter(|at| *at > self.now)
+            .min()
     }
 
     pub(crate) fn tick(&mut self, now: Time) -> Vec<Action> {
         self.now = self.now.max(now);
-        self.peers.retain(|_, peer| peer.connected || self.now < peer.fresh_until);
+        self.peers
+            .retain(|_, peer| peer.connected || self.now < peer.fresh_until);
         self.settle()
     }
 
@@ -309,7 +364,9 @@ impl Machine {
         guards: &[(Cookie, SocketAddr)],
     ) -> Vec<Action> {
         for (cookie, address) in guards {
-            self.held.entry(*cookie).or_insert(Held::new(*address, false));
+            self.held
+                .entry(*cookie)
+                .or_insert(Held::new(*address, false));
         }
         self.peer(holder).announced = Some(announce);
         self.settle()
@@ -326,7 +383,11 @@ impl Machine {
     /// A listener listens, and clients are accepted from it.
     pub(crate) fn accepting(&mut self, cookie: Cookie) -> Vec<Action> {
         // One that has to end meanwhile ends.
-        if let Some(held) = self.held.get_mut(&cookie).filter(|held| held.accept == AcceptLoop::Starting) {
+        if let Some(held) = self
+            .held
+            .get_mut(&cookie)
+            .filter(|held| held.accept == AcceptLoop::Starting)
+        {
             held.accept = AcceptLoop::Running;
         }
         self.settle()
@@ -336,7 +397,11 @@ impl Machine {
     pub(crate) fn failed(&mut self, cookie: Cookie) -> Vec<Action> {
         self.closing.remove(&cookie);
         if let Some(held) = self.held.get_mut(&cookie) {
-            held.accept = if held.accepting() { AcceptLoop::Failed } else { AcceptLoop::None };
+            held.accept = if held.accepting() {
+                AcceptLoop::Failed
+            } else {
+                AcceptLoop::None
+            };
         }
         self.settle()
     }
@@ -367,7 +432,11 @@ impl Machine {
     /// Whether the accept loop of a listener has not ended yet.
     #[cfg(test)]
     fn is_ending(&self, cookie: Cookie) -> bool {
-        self.closing.contains(&cookie) || self.held.get(&cookie).is_some_and(|held| held.accept == AcceptLoop::Ending)
+        self.closing.contains(&cookie)
+            || self
+                .held
+                .get(&cookie)
+                .is_some_and(|held| held.accept == AcceptLoop::Ending)
     }
 
     fn peer(&mut self, holder: ShimId) -> &mut Peer {
@@ -404,18 +473,25 @@ impl Machine {
 
     fn update_reachable(&mut self) {
         let reachable = self.facts.reachable || self.live().any(|its| its.reachable);
-        self.unreachable_since = if reachable { None } else { self.unreachable_since.or(Some(self.now)) };
+        self.unreachable_since = if reachable {
+            None
+        } else {
+            self.unreachable_since.or(Some(self.now))
+        };
     }
 
     fn is_refusing(&self) -> bool {
-        self.unreachable_since.is_some_and(|since| self.now >= since + self.rules.hold)
+        self.unreachable_since
+            .is_some_and(|since| self.now >= since + self.rules.hold)
     }
 
     fn change_phase(&mut self, actions: &mut Vec<Action>) {
         let Facts { ready, leaving, .. } = self.facts;
         // Its instance is down and another shim's is up, which should take the connections.
         let relieved = !ready && self.has_successor();
-        let listens = self.phase != Phase::Waiting || self.returning || self.held.values().any(|held| held.own);
+        let listens = self.phase != Phase::Waiting
+            || self.returning
+            || self.held.values().any(|held| held.own);
         let wants_out = leaving || (relieved && listens);
         if !wants_out {
             self.leaving_since = None;
@@ -434,10 +510,13 @@ impl Machine {
             _ if wants_out || self.released.is_some() => false,
             // No sibling relieves it any more: it holds clients, which would otherwise wait in an accept queue.
             Phase::Left | Phase::Refusing => !self.is_refusing(),
-            Phase::Waiting => (ready && self.knows_siblings()) || (self.returning && !self.is_refusing()),
+            Phase::Waiting => {
+                (ready && self.knows_siblings()) || (self.returning && !self.is_refusing())
+            }
             Phase::Joined => false,
         };
-        self.returning = self.phase == Phase::Left || (self.phase == Phase::Waiting && self.returning);
+        self.returning =
+            self.phase == Phase::Left || (self.phase == Phase::Waiting && self.returning);
         self.phase = match self.phase {
             _ if self.has_released() => {
                 self.released = None;
@@ -463,7 +542,9 @@ impl Machine {
     /// Each address has a listener of its own that is accepted from.
     fn listens_everywhere(&self) -> bool {
         let serves = |address: &SocketAddr| {
-            let fits = |held: &Held| held.own && held.address == *address && held.accept == AcceptLoop::Running;
+            let fits = |held: &Held| {
+                held.own && held.address == *address && held.accept == AcceptLoop::Running
+            };
             self.held.values().any(fits)
         };
         self.rules.addresses.iter().all(serves)
@@ -471,17 +552,30 @@ impl Machine {
 
     /// It has to leave, and so has every sibling that may be alive: none will accept from what it holds.
     fn is_last(&self) -> bool {
-        let stays = |peer: &Peer| self.now < peer.fresh_until && peer.announced.as_ref().is_none_or(|its| !its.leaving);
+        let stays = |peer: &Peer| {
+            self.now < peer.fresh_until && peer.announced.as_ref().is_none_or(|its| !its.leaving)
+        };
         self.facts.leaving && !self.peers.values().any(stays)
     }
 
     /// What it accepts from, or holds while it has to leave, and no sibling that stays accepts from.
     fn uncovered(&self) -> Vec<Cookie> {
-        let covered = |cookie: &Cookie| self.live().any(|its| !its.leaving && its.accepts.contains(cookie));
+        let covered = |cookie: &Cookie| {
+            self.live()
+                .any(|its| !its.leaving && its.accepts.contains(cookie))
+        };
         // A loop that ends would not accept what is queued.
-        let left = |held: &Held| held.accepting() || (self.facts.leaving && held.accept == AcceptLoop::None);
-        let left = |(cookie, held): &(&Cookie, &Held)| left(held) && !covered(cookie) && !self.closing.contains(cookie);
-        self.held.iter().filter(left).map(|(cookie, _)| *cookie).collect()
+        let left = |held: &Held| {
+            held.accepting() || (self.facts.leaving && held.accept == AcceptLoop::None)
+        };
+        let left = |(cookie, held): &(&Cookie, &Held)| {
+            left(held) && !covered(cookie) && !self.closing.contains(cookie)
+        };
+        self.held
+            .iter()
+            .filter(left)
+            .map(|(cookie, _)| *cookie)
+            .collect()
     }
 
     fn release(&mut self, actions: &mut Vec<Action>) {
@@ -504,7 +598,9 @@ impl Machine {
 
     /// Every known sibling has announced what it owns and holds, or its lease has expired, or it had the time of a lease to.
     fn knows_siblings(&self) -> bool {
-        self.peers.values().all(|peer| !peer.is_awaited(self.now, self.rules.lease))
+        self.peers
+            .values()
+            .all(|peer| !peer.is_awaited(self.now, self.rules.lease))
     }
 
     fn change_listeners(&mut self, actions: &mut Vec<Action>) {
@@ -513,8 +609,10 @@ impl Machine {
                 self.own_a_listener(address, actions);
             }
         }
-        let owned_elsewhere =
-            |cookie: &Cookie| self.live().any(|its| its.owns.contains(cookie) && its.accepts.contains(cookie));
+        let owned_elsewhere = |cookie: &Cookie| {
+            self.live()
+                .any(|its| its.owns.contains(cookie) && its.accepts.contains(cookie))
+        };
         let (refusing, knows) = (self.is_refusing(), self.knows_siblings());
         let may = match self.phase {
             _ if self.released.is_some() => false,
@@ -541,7 +639,9 @@ impl Machine {
             })
             .collect();
         for (cookie, wants) in wanted {
-            let Some(held) = self.held.get_mut(&cookie) else { continue };
+            let Some(held) = self.held.get_mut(&cookie) else {
+                continue;
+            };
             match (held.accept, wants) {
                 (AcceptLoop::None, true) => {
                     held.accept = AcceptLoop::Starting;
@@ -550,7 +650,11 @@ impl Machine {
                 (AcceptLoop::Failed, false) => held.accept = AcceptLoop::None,
                 (AcceptLoop::Starting | AcceptLoop::Running, false) => {
                     held.accept = AcceptLoop::Ending;
-                    actions.push(if refusing { Action::Refuse(cookie) } else { Action::Guard(cookie) });
+                    actions.push(if refusing {
+                        Action::Refuse(cookie)
+                    } else {
+                        Action::Guard(cookie)
+                    });
                 }
                 // One that ends is not started again until it has ended: two loops of one listener would share unevenly.
                 _ => {}
@@ -560,11 +664,21 @@ impl Machine {
 
     /// Keeps, takes over or makes a listener for an address.
     fn own_a_listener(&mut self, address: SocketAddr, actions: &mut Vec<Action>) {
-        if self.held.values().any(|held| held.own && held.address == address) {
+        if self
+            .held
+            .values()
+            .any(|held| held.own && held.address == address)
+        {
             return;
         }
-        let owned: BTreeSet<Cookie> = self.live().flat_map(|its| its.owns.iter().copied()).collect();
-        let orphan = self.held.iter_mut().find(|(cookie, held)| held.address == address && !owned.contains(cookie));
+        let owned: BTreeSet<Cookie> = self
+            .live()
+            .flat_map(|its| its.owns.iter().copied())
+            .collect();
+        let orphan = self
+            .held
+            .iter_mut()
+            .find(|(cookie, held)| held.address == address && !owned.contains(cookie));
         match orphan {
             Some((_, held)) => held.own = true,
             None if self.requested.insert(address) => actions.push(Action::Listen(address)),

@@ -74,9 +74,16 @@ pub(crate) async fn keep(
     mut requests: mpsc::UnboundedReceiver<IncomingRequest>,
 ) -> io::Result<()> {
     let now = clock::boottime()?;
-    let me = ShimId::new(now, getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?);
+    let me = ShimId::new(
+        now,
+        getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?,
+    );
     let config = &shared.config;
-    let rules = Rules { addresses: config.place.addresses().collect(), hold: config.hold, lease: config.lease };
+    let rules = Rules {
+        addresses: config.place.addresses().collect(),
+        hold: config.hold,
+        lease: config.lease,
+    };
     let (to_events, mut events) = mpsc::unbounded_channel();
     let (to_loops, mut loops) = mpsc::unbounded_channel();
     let (mut table, mut state) = (shared.table.clone(), shared.state.subscribe());
@@ -136,9 +143,15 @@ impl Group {
 
     fn wake(&self) -> Instant {
         let now = self.now();
-        let machine = self.machine.wake().map(|at| Instant::now() + at.saturating_sub(now));
-        let dead =
-            self.siblings.looked.filter(|_| !self.machine.awaited().is_empty()).map(|looked| looked + siblings::DEAD);
+        let machine = self
+            .machine
+            .wake()
+            .map(|at| Instant::now() + at.saturating_sub(now));
+        let dead = self
+            .siblings
+            .looked
+            .filter(|_| !self.machine.awaited().is_empty())
+            .map(|looked| looked + siblings::DEAD);
         // An hour: another event will wake it before.
         machine
             .into_iter()
@@ -149,15 +162,24 @@ impl Group {
             .unwrap_or_else(|| Instant::now() + Duration::from_secs(3600))
     }
 
-    fn update_facts(&mut self, table: &mut watch::Receiver<Arc<Table>>, state: &mut watch::Receiver<ShimState>) {
+    fn update_facts(
+        &mut self,
+        table: &mut watch::Receiver<Arc<Table>>,
+        state: &mut watch::Receiver<ShimState>,
+    ) {
         self.tick();
         let state = state.borrow_and_update().clone();
         let blocked = state.blocked;
         let facts = {
             let table = table.borrow_and_update();
-            let own = table.own().is_some_and(|own| own.health() == InstanceHealth::Ready);
+            let own = table
+                .own()
+                .is_some_and(|own| own.health() == InstanceHealth::Ready);
             let any = self.config.discover
-                && table.instances.iter().any(|instance| instance.health() == InstanceHealth::Ready);
+                && table
+                    .instances
+                    .iter()
+                    .any(|instance| instance.health() == InstanceHealth::Ready);
             Facts {
                 ready: (own || any) && !blocked,
                 reachable: table.pick(|_| true).is_some(),
@@ -174,7 +196,12 @@ impl Group {
         if self.config.discover || self.config.preferred.is_some() {
             return Err("this shim serves several instances: a share is between two shims of one instance each".into());
         }
-        self.shared.share.put(share, &self.shared.instance, &self.shared.berth, Instant::now())
+        self.shared.share.put(
+            share,
+            &self.shared.instance,
+            &self.shared.berth,
+            Instant::now(),
+        )
     }
 
     /// Whether this shim has stalled: what it knows of leases is old, and must not be used.
@@ -192,7 +219,11 @@ impl Group {
     fn tick(&mut self) {
         self.shared.share.expire(Instant::now());
         self.listeners.retry = self.listeners.retry.filter(|at| *at > Instant::now());
-        let mut actions = if self.has_stalled() { Vec::new() } else { self.machine.tick(self.now()) };
+        let mut actions = if self.has_stalled() {
+            Vec::new()
+        } else {
+            self.machine.tick(self.now())
+        };
         if self.listeners.retry.is_none() {
             for address in std::mem::take(&mut self.listeners.not_listening) {
                 actions.extend(self.machine.listen_again(address));
@@ -214,7 +245,9 @@ impl Group {
                 self.siblings.unreachable.remove(&holder);
                 self.siblings.logged_unconnected.remove(&holder);
                 // Both dialled, and the other connection is established already: this one ends here.
-                let Entry::Vacant(free) = self.siblings.writers.entry(holder) else { return };
+                let Entry::Vacant(free) = self.siblings.writers.entry(holder) else {
+                    return;
+                };
                 let changed = free.insert(Arc::default()).clone();
                 self.count("connect", "ok");
                 let addresses: Arc<[SocketAddr]> = self.machine.addresses().into();
@@ -233,7 +266,10 @@ impl Group {
                 for (cookie, address, descriptor) in guards {
                     self.count("guard", "ok");
                     known.push((cookie, address));
-                    lock(&self.published).held.entry(cookie).or_insert_with(|| (address, Arc::new(descriptor)));
+                    lock(&self.published)
+                        .held
+                        .entry(cookie)
+                        .or_insert_with(|| (address, Arc::new(descriptor)));
                 }
                 self.machine.updated(holder, announce, &known)
             }
@@ -263,8 +299,15 @@ impl Group {
                     self.siblings.connecting.remove(&holder);
                     return;
                 }
-                let instance = self.siblings.instances.get(&holder).map(tracing::field::display);
-                tracing::info!(instance, "a sibling is gone: this shim accepts from its listeners, if it had any");
+                let instance = self
+                    .siblings
+                    .instances
+                    .get(&holder)
+                    .map(tracing::field::display);
+                tracing::info!(
+                    instance,
+                    "a sibling is gone: this shim accepts from its listeners, if it had any"
+                );
                 self.machine.gone(self.now(), holder)
             }
         };
@@ -282,7 +325,9 @@ impl Group {
                 Action::Refuse(cookie) => {
                     if let Some((address, listener)) = lock(&self.published).held.get(&cookie) {
                         match socket::refuse(listener.as_fd()) {
-                            Ok(()) => tracing::warn!(%address, "nothing is reachable: clients are refused"),
+                            Ok(()) => {
+                                tracing::warn!(%address, "nothing is reachable: clients are refused")
+                            }
                             Err(error) => tracing::warn!(%address, %error, "cannot end listening"),
                         }
                     }
@@ -302,7 +347,12 @@ impl Group {
                     {
                         let mut published = lock(&self.published);
                         published.announce = self.machine.announce();
-                        published.guards = self.machine.guards().into_iter().map(|(cookie, _)| cookie).collect();
+                        published.guards = self
+                            .machine
+                            .guards()
+                            .into_iter()
+                            .map(|(cookie, _)| cookie)
+                            .collect();
                     }
                     for writer in self.siblings.writers.values() {
                         writer.notify_one();
@@ -318,7 +368,8 @@ impl Group {
                     let connections = self.shared.metrics.open();
                     tracing::info!(connections, siblings, "{}", phase.as_str());
                     self.count(phase.as_str(), "ok");
-                    self.shared.update(|state| (state.phase, state.since) = (phase, SystemTime::now()));
+                    self.shared
+                        .update(|state| (state.phase, state.since) = (phase, SystemTime::now()));
                     if phase == Phase::Joined {
                         self.list_listeners();
                     }
@@ -339,6 +390,8 @@ impl Drop for Group {
         }
         let (berth, lease) = (self.shared.berth.clone(), self.lease_now());
         let most = self.patience().min(PATIENCE);
-        self.shared.run_dir.finish_within(most, move || drop(lease::remove(&berth, &lease)));
+        self.shared
+            .run_dir
+            .finish_within(most, move || drop(lease::remove(&berth, &lease)));
     }
 }

@@ -43,10 +43,16 @@ impl Group {
         // There may be no descriptors for its connection to an instance, nor for the messages of siblings.
         if self.dispatcher.is_full() {
             self.count("take", "full");
-            return Err("this shim has as many connections as --max-connections or its open files allow".to_owned());
+            return Err(
+                "this shim has as many connections as --max-connections or its open files allow"
+                    .to_owned(),
+            );
         }
         let [client, token] = &request.descriptors[..] else {
-            return Err(format!("{} descriptors came, not two", request.descriptors.len()));
+            return Err(format!(
+                "{} descriptors came, not two",
+                request.descriptors.len()
+            ));
         };
         let peer = socket::check_connection(client.as_fd())?;
         socket::set_nonblocking(client.as_fd()).map_err(|error| error.to_string())?;
@@ -55,7 +61,8 @@ impl Group {
             self.count("take", "late");
             return Err("the sender serves it already".to_owned());
         }
-        self.dispatcher.take_over(TcpStream::from(client), peer, request.rest.clone());
+        self.dispatcher
+            .take_over(TcpStream::from(client), peer, request.rest.clone());
         self.count("take", "ok");
         Ok(())
     }
@@ -63,22 +70,39 @@ impl Group {
     /// Publishes which siblings take clients: those passes that wait for another one are given up.
     pub(super) fn publish_takers(&self) {
         let joined = self.machine.joined_siblings();
-        let Shared { table, config, cluster, .. } = &self.shared;
+        let Shared {
+            table,
+            config,
+            cluster,
+            ..
+        } = &self.shared;
         let sibling = self.machine.has_successor();
         if config.cluster.is_some() {
             let (phase, blocked) = (self.machine.phase(), self.shared.is_blocked());
             cluster.publish(phase, sibling, blocked, &table.borrow(), config.discover);
         }
-        let instances = joined.into_iter().filter_map(|holder| self.siblings.instances.get(&holder));
-        let paths: Vec<_> = instances.filter_map(|instance| self.shared.berth.socket_path(instance).ok()).collect();
-        self.siblings.passing.takers.send_if_modified(|now| std::mem::replace(now, paths.clone()) != paths);
+        let instances = joined
+            .into_iter()
+            .filter_map(|holder| self.siblings.instances.get(&holder));
+        let paths: Vec<_> = instances
+            .filter_map(|instance| self.shared.berth.socket_path(instance).ok())
+            .collect();
+        self.siblings
+            .passing
+            .takers
+            .send_if_modified(|now| std::mem::replace(now, paths.clone()) != paths);
     }
 
     /// Passes a client's connection to the first joined sibling that takes it.
     pub(super) fn pass(&self, pass: Pass) {
         let (passing, metrics) = (self.siblings.passing.clone(), self.shared.metrics.clone());
         tokio::spawn(async move {
-            let Pass { client, sent, only, taken } = pass;
+            let Pass {
+                client,
+                sent,
+                only,
+                taken,
+            } = pass;
             let passed = passing.pass(client.as_fd(), &sent, only.as_deref()).await;
             // A client that is only offered is served here otherwise.
             if passed || only.is_none() {
@@ -117,14 +141,26 @@ impl Passing {
     async fn pass(&self, client: BorrowedFd<'_>, sent: &[u8], only: Option<&Path>) -> bool {
         let turn = match only {
             // For a share, which is to be right also when many clients come at one moment.
-            Some(_) => timeout(AT_ONCE, self.free.acquire()).await.ok().and_then(Result::ok),
+            Some(_) => timeout(AT_ONCE, self.free.acquire())
+                .await
+                .ok()
+                .and_then(Result::ok),
             None => self.next().await,
         };
         let Some(_turn) = turn else { return false };
-        let patience = if only.is_some() { self.patience.min(AT_ONCE) } else { self.patience };
-        let Ok(token) = PassToken::new() else { return false };
+        let patience = if only.is_some() {
+            self.patience.min(AT_ONCE)
+        } else {
+            self.patience
+        };
+        let Ok(token) = PassToken::new() else {
+            return false;
+        };
         let siblings = self.takers.borrow().clone();
-        for path in siblings.into_iter().filter(|path| only.is_none_or(|only| path == only)) {
+        for path in siblings
+            .into_iter()
+            .filter(|path| only.is_none_or(|only| path == only))
+        {
             let with = [client, token.0.as_fd()];
             let reply = tokio::select! {
                 reply = ipc::exchange(&path, Ask::Pass, sent, &with, patience) => reply,
@@ -166,7 +202,11 @@ impl Passing {
 
     /// Waits until the siblings that take clients satisfy `wanted`.
     async fn until(&self, wanted: impl Fn(&[PathBuf]) -> bool) {
-        let _ = self.takers.subscribe().wait_for(|takers| wanted(takers)).await;
+        let _ = self
+            .takers
+            .subscribe()
+            .wait_for(|takers| wanted(takers))
+            .await;
     }
 }
 

@@ -66,8 +66,13 @@ pub async fn exchange_updates(
         received = receive_updates(&socket, holder, &addresses, &events) => received,
     };
     match ended {
-        Err(error) if is_end(&error) => tracing::debug!(sibling = holder.0, "a sibling closed its connection"),
-        Err(error) => tracing::warn!(sibling = holder.0, "the connection to a sibling ended: {error}"),
+        Err(error) if is_end(&error) => {
+            tracing::debug!(sibling = holder.0, "a sibling closed its connection")
+        }
+        Err(error) => tracing::warn!(
+            sibling = holder.0,
+            "the connection to a sibling ended: {error}"
+        ),
         Ok(()) => {}
     }
     let _ = events.send(Event::Gone(holder));
@@ -75,10 +80,17 @@ pub async fn exchange_updates(
 
 /// Whether the other end is gone.
 fn is_end(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+    matches!(
+        error.kind(),
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
+    )
 }
 
-async fn send_updates(socket: &AsyncFd<OwnedFd>, published: &Mutex<Published>, changed: &Notify) -> io::Result<()> {
+async fn send_updates(
+    socket: &AsyncFd<OwnedFd>,
+    published: &Mutex<Published>,
+    changed: &Notify,
+) -> io::Result<()> {
     let mut given: BTreeSet<Cookie> = BTreeSet::new();
     loop {
         changed.notified().await;
@@ -88,13 +100,25 @@ async fn send_updates(socket: &AsyncFd<OwnedFd>, published: &Mutex<Published>, c
             let (message, guards, sockets, more) = {
                 let published = lock(published);
                 given.retain(|cookie| published.held.contains_key(cookie));
-                let wanted = |cookie: &Cookie| published.guards.contains(cookie) && !given.contains(cookie);
-                let new: Vec<_> = published.held.iter().filter(|(cookie, _)| wanted(cookie)).collect();
+                let wanted =
+                    |cookie: &Cookie| published.guards.contains(cookie) && !given.contains(cookie);
+                let new: Vec<_> = published
+                    .held
+                    .iter()
+                    .filter(|(cookie, _)| wanted(cookie))
+                    .collect();
                 let more = new.len() > seqpacket::DESCRIPTORS;
                 let new = &new[..new.len().min(seqpacket::DESCRIPTORS)];
-                let guards: Vec<_> = new.iter().map(|(cookie, (address, _))| (**cookie, *address)).collect();
+                let guards: Vec<_> = new
+                    .iter()
+                    .map(|(cookie, (address, _))| (**cookie, *address))
+                    .collect();
                 let sockets: Vec<_> = new.iter().map(|(_, (_, socket))| socket.clone()).collect();
-                let update = Update { version: wire::STATE_VERSION, announce: published.announce.clone(), guards };
+                let update = Update {
+                    version: wire::STATE_VERSION,
+                    announce: published.announce.clone(),
+                    guards,
+                };
                 (serde_json::to_vec(&update)?, update.guards, sockets, more)
             };
             let descriptors: Vec<_> = sockets.iter().map(|socket| socket.as_fd()).collect();
@@ -116,13 +140,20 @@ async fn receive_updates(
     addresses: &[SocketAddr],
     events: &mpsc::UnboundedSender<Event>,
 ) -> io::Result<()> {
-    let invalid =
-        |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("invalid message from peer: {what}"));
+    let invalid = |what: String| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("invalid message from peer: {what}"),
+        )
+    };
     let mut buffer = vec![0; seqpacket::MESSAGE];
     let mut reset = false;
     loop {
-        let received =
-            socket.async_io(Interest::READABLE, |socket| seqpacket::receive(socket.as_fd(), &mut buffer)).await;
+        let received = socket
+            .async_io(Interest::READABLE, |socket| {
+                seqpacket::receive(socket.as_fd(), &mut buffer)
+            })
+            .await;
         let received = match received {
             // The kernel reports first, and once, that the other end died with unread data; what it sent before is queued.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset && !reset => {
@@ -134,9 +165,15 @@ async fn receive_updates(
         if received.length == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let Update { announce, guards, .. } = wire::parse_update(&buffer[..received.length]).map_err(invalid)?;
+        let Update {
+            announce, guards, ..
+        } = wire::parse_update(&buffer[..received.length]).map_err(invalid)?;
         if guards.len() != received.descriptors.len() {
-            return Err(invalid(format!("{} listeners, and {} descriptors", guards.len(), received.descriptors.len())));
+            return Err(invalid(format!(
+                "{} listeners, and {} descriptors",
+                guards.len(),
+                received.descriptors.len()
+            )));
         }
         let mut checked = Vec::new();
         for ((cookie, address), descriptor) in guards.into_iter().zip(received.descriptors) {
@@ -149,7 +186,10 @@ async fn receive_updates(
                 tracing::info!(sibling = holder.0, %address, "a listener of an address that is not ours is refused");
             }
         }
-        if events.send(Event::Updated(holder, announce, checked)).is_err() {
+        if events
+            .send(Event::Updated(holder, announce, checked))
+            .is_err()
+        {
             return Ok(());
         }
     }
@@ -163,11 +203,16 @@ mod tests {
     /// The events of a sibling that sent an update and died: with unread data or not, and while an update is sent to it or not.
     async fn received(unread: bool, updates: bool) -> Vec<Event> {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-        let (theirs, ours) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+        let (theirs, ours) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
         let listener = socket::bind("127.0.0.1:0".parse().unwrap(), false).unwrap();
         let address = socket::local_address(listener.as_fd()).unwrap();
         let guards = vec![(Cookie(socket::cookie(listener.as_fd()).unwrap()), address)];
-        let update = Update { version: wire::STATE_VERSION, announce: Announce::default(), guards };
+        let update = Update {
+            version: wire::STATE_VERSION,
+            announce: Announce::default(),
+            guards,
+        };
         let last = serde_json::to_vec(&update).unwrap();
         seqpacket::transmit(theirs.as_fd(), &last, &[listener.as_fd()]).unwrap();
         if unread {
@@ -175,11 +220,20 @@ mod tests {
         }
         drop(theirs);
         let ours = berth_os::awaitable(ours, Interest::READABLE | Interest::WRITABLE).unwrap();
-        let (changed, (events, mut received)) = (Arc::new(Notify::new()), mpsc::unbounded_channel());
+        let (changed, (events, mut received)) =
+            (Arc::new(Notify::new()), mpsc::unbounded_channel());
         if updates {
             changed.notify_one();
         }
-        exchange_updates(ours, ShimId(1), [address].into(), Arc::default(), changed, events).await;
+        exchange_updates(
+            ours,
+            ShimId(1),
+            [address].into(),
+            Arc::default(),
+            changed,
+            events,
+        )
+        .await;
         std::iter::from_fn(|| received.try_recv().ok()).collect()
     }
 
@@ -189,7 +243,8 @@ mod tests {
         for _ in 0..20 {
             for (unread, updates) in [(false, false), (true, false), (false, true), (true, true)] {
                 let events = received(unread, updates).await;
-                let [Event::Updated(ShimId(1), _, guards), Event::Gone(ShimId(1))] = &events[..] else {
+                let [Event::Updated(ShimId(1), _, guards), Event::Gone(ShimId(1))] = &events[..]
+                else {
                     panic!("unread {unread}, updates {updates}: {events:?}")
                 };
                 assert_eq!(guards.len(), 1);

@@ -64,25 +64,45 @@ impl Siblings {
 
 impl Group {
     pub(super) fn dial(&mut self, holder: ShimId, instance: &InstanceId) {
-        let Ok(path) = self.shared.berth.socket_path(instance) else { return };
+        let Ok(path) = self.shared.berth.socket_path(instance) else {
+            return;
+        };
         self.siblings.connecting.insert(holder, Connecting::Dialled);
-        let (me, events, shared, instance) =
-            (self.me, self.siblings.events.clone(), self.shared.clone(), instance.clone());
+        let (me, events, shared, instance) = (
+            self.me,
+            self.siblings.events.clone(),
+            self.shared.clone(),
+            instance.clone(),
+        );
         tokio::spawn(async move {
             let answer = ipc::exchange(&path, Ask::Join { holder: me }, &[], &[], PATIENCE).await;
             let path = path.display();
             let event = match answer {
-                Ok((Reply::Joined { holder: there }, socket)) if there == holder => Event::Connected(holder, socket),
+                Ok((Reply::Joined { holder: there }, socket)) if there == holder => {
+                    Event::Connected(holder, socket)
+                }
                 Ok((Reply::Joined { holder: there }, socket)) => {
                     let read = move || lease::read(&shared.berth, &instance);
-                    let read = shared.run_dir.within(PATIENCE, read).await.ok().and_then(Result::ok).flatten();
+                    let read = shared
+                        .run_dir
+                        .within(PATIENCE, read)
+                        .await
+                        .ok()
+                        .and_then(Result::ok)
+                        .flatten();
                     let leased = read.map(|lease| lease.holder_identity);
                     if leased == Some(there) {
                         // It was restarted after the lease was read.
-                        let _ = events.send(Event::Unreachable(holder, format!("{path} has another holder now")));
+                        let _ = events.send(Event::Unreachable(
+                            holder,
+                            format!("{path} has another holder now"),
+                        ));
                         Event::Connected(there, socket)
                     } else {
-                        Event::Conflict(holder, format!("{path} is answered by {there}, and the lease is of {holder}"))
+                        Event::Conflict(
+                            holder,
+                            format!("{path} is answered by {there}, and the lease is of {holder}"),
+                        )
                     }
                 }
                 Ok((reply, _)) => Event::Refused(holder, format!("{path} replied {reply:?}")),
@@ -101,16 +121,42 @@ impl Group {
     pub(super) async fn find_dead(&mut self) {
         self.tick();
         let awaited = self.machine.awaited();
-        if awaited.is_empty() || self.siblings.looked.is_some_and(|looked| looked.elapsed() < DEAD) {
+        if awaited.is_empty()
+            || self
+                .siblings
+                .looked
+                .is_some_and(|looked| looked.elapsed() < DEAD)
+        {
             return;
         }
         self.siblings.looked = Some(Instant::now());
-        let path = |holder| self.shared.berth.socket_path(self.siblings.instances.get(&holder)?).ok();
-        let paths: Vec<_> = awaited.into_iter().filter_map(|holder| Some((holder, path(holder)?))).collect();
-        let refuses =
-            |path: &PathBuf| seqpacket::dial(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
-        let look = move || paths.into_iter().filter(|(_, path)| refuses(path)).collect::<Vec<_>>();
-        for (holder, path) in self.shared.run_dir.within(self.patience(), look).await.unwrap_or_default() {
+        let path = |holder| {
+            self.shared
+                .berth
+                .socket_path(self.siblings.instances.get(&holder)?)
+                .ok()
+        };
+        let paths: Vec<_> = awaited
+            .into_iter()
+            .filter_map(|holder| Some((holder, path(holder)?)))
+            .collect();
+        let refuses = |path: &PathBuf| {
+            seqpacket::dial(path)
+                .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        };
+        let look = move || {
+            paths
+                .into_iter()
+                .filter(|(_, path)| refuses(path))
+                .collect::<Vec<_>>()
+        };
+        for (holder, path) in self
+            .shared
+            .run_dir
+            .within(self.patience(), look)
+            .await
+            .unwrap_or_default()
+        {
             tracing::info!(socket = %path.display(), "a sibling's lease holds and its socket refuses: it has died");
             let actions = self.machine.gone(self.now(), holder);
             self.act(actions);
@@ -120,9 +166,18 @@ impl Group {
     /// Forgets those that have neither a lease nor a connection: each start of a shim has a new ID.
     pub(super) fn forget(&mut self, leased: &BTreeSet<ShimId>) {
         self.machine.forget_dead(leased);
-        let Siblings { instances, connecting, writers, unreachable, logged_unconnected, .. } = &mut self.siblings;
+        let Siblings {
+            instances,
+            connecting,
+            writers,
+            unreachable,
+            logged_unconnected,
+            ..
+        } = &mut self.siblings;
         let known = |holder: &ShimId| {
-            leased.contains(holder) || connecting.contains_key(holder) || writers.contains_key(holder)
+            leased.contains(holder)
+                || connecting.contains_key(holder)
+                || writers.contains_key(holder)
         };
         instances.retain(|holder, _| known(holder));
         unreachable.retain(|holder, _| known(holder));
@@ -140,7 +195,8 @@ impl Group {
         if self.siblings.connecting.get(&holder) == Some(&Connecting::Dialled) {
             self.siblings.connecting.remove(&holder);
         }
-        !self.siblings.writers.contains_key(&holder) && !self.siblings.connecting.contains_key(&holder)
+        !self.siblings.writers.contains_key(&holder)
+            && !self.siblings.connecting.contains_key(&holder)
     }
 
     /// Whether a shim may join; if not, why.
@@ -177,19 +233,26 @@ impl Group {
                     Reply::Refused("this shim dials itself".into())
                 }
                 Ok(()) => {
-                    self.siblings.connecting.insert(holder, Connecting::Accepted);
+                    self.siblings
+                        .connecting
+                        .insert(holder, Connecting::Accepted);
                     let (me, events) = (self.me, self.siblings.events.clone());
                     tokio::spawn(async move {
-                        let _ = events.send(match request.reply(&Reply::Joined { holder: me }).await {
-                            Some(socket) => Event::Connected(holder, socket),
-                            None => Event::Gone(holder),
-                        });
+                        let _ =
+                            events.send(match request.reply(&Reply::Joined { holder: me }).await {
+                                Some(socket) => Event::Connected(holder, socket),
+                                None => Event::Gone(holder),
+                            });
                     });
                     return;
                 }
             },
-            Ask::Pass => self.take_over(&request).map_or_else(Reply::Refused, |()| Reply::Done),
-            Ask::Share(ref share) => self.share(share.clone()).map_or_else(Reply::Refused, |()| Reply::Done),
+            Ask::Pass => self
+                .take_over(&request)
+                .map_or_else(Reply::Refused, |()| Reply::Done),
+            Ask::Share(ref share) => self
+                .share(share.clone())
+                .map_or_else(Reply::Refused, |()| Reply::Done),
             _ => Reply::Refused("not here".into()),
         };
         tokio::spawn(async move { request.reply(&reply).await });

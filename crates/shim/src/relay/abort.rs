@@ -16,7 +16,10 @@ pub(super) struct AbortOnDrop {
 
 impl AbortOnDrop {
     pub(super) fn new(stream: TcpStream) -> Self {
-        Self { stream, abort: true }
+        Self {
+            stream,
+            abort: true,
+        }
     }
 
     /// Whether dropping it resets the peer. Not so while another process may have the socket too: the option is the

@@ -97,7 +97,11 @@ impl Opening<'_> {
             && let Some(sibling) = self.sibling_by_share()
         {
             let passed = self.pass(Some(sibling)).await;
-            context.share.count(if passed { Placed::Passed } else { Placed::Declined });
+            context.share.count(if passed {
+                Placed::Passed
+            } else {
+                Placed::Declined
+            });
             if passed {
                 return Err(Outcome::Passed);
             }
@@ -118,7 +122,9 @@ impl Opening<'_> {
             // A relay to a sibling's instance would end with this shim, which may be about to follow its own
             // instance: the sibling should have the socket itself.
             let is_elsewhere = picked.as_ref().is_none_or(|instance| !instance.own);
-            let is_linked = picked.as_ref().is_some_and(|instance| self.link_to(instance).is_some());
+            let is_linked = picked
+                .as_ref()
+                .is_some_and(|instance| self.link_to(instance).is_some());
             if passes > 0 && is_elsewhere && !is_linked && (leaving || !context.stays) {
                 passes -= 1;
                 if self.pass(None).await {
@@ -127,7 +133,10 @@ impl Opening<'_> {
             }
             let Some(instance) = picked else {
                 if let Some(outcome) = self.ended
-                    && table.borrow().pick(|instance| !self.tried.refused(instance)).is_some()
+                    && table
+                        .borrow()
+                        .pick(|instance| !self.tried.refused(instance))
+                        .is_some()
                 {
                     // It is ready and ended two attempts: on purpose.
                     return Err(self.end_alike(outcome));
@@ -135,7 +144,9 @@ impl Opening<'_> {
                 let tried = self.tried.clone();
                 let found = async {
                     // The sender lives as long as the workers do.
-                    let _ = table.wait_for(|table| pick(table, leaving, &tried).is_some()).await;
+                    let _ = table
+                        .wait_for(|table| pick(table, leaving, &tried).is_some())
+                        .await;
                 };
                 self.hold(found).await?;
                 continue;
@@ -164,7 +175,12 @@ impl Opening<'_> {
             match result {
                 AttemptResult::Injected => return Ok(Reached::Injected(instance.id)),
                 AttemptResult::Answered(backend, source, exchanged) => {
-                    return Ok(Reached::Connected { backend, source, instance: instance.id, exchanged });
+                    return Ok(Reached::Connected {
+                        backend,
+                        source,
+                        instance: instance.id,
+                        exchanged,
+                    });
                 }
                 AttemptResult::Refused(outcome) => return Err(self.end_alike(outcome)),
                 AttemptResult::Unreachable(error) => {
@@ -208,19 +224,33 @@ impl Opening<'_> {
         if !context.share.is_on() || context.state.borrow().is_leaving() {
             return None;
         }
-        if !context.table.borrow().pick(|_| true).is_some_and(|picked| picked.own) {
+        if !context
+            .table
+            .borrow()
+            .pick(|_| true)
+            .is_some_and(|picked| picked.own)
+        {
             return None;
         }
-        context.share.elsewhere(self.peer, self.client.local_addr().ok(), Instant::now())
+        context
+            .share
+            .elsewhere(self.peer, self.client.local_addr().ok(), Instant::now())
     }
 
     /// Passes the connection to a sibling, or `only` to this one if it takes the connection immediately. True if the sibling
     /// has the connection: the own descriptor may be dropped.
     async fn pass(&mut self, only: Option<Arc<Path>>) -> bool {
-        let Ok(duplicate) = self.client.as_fd().try_clone_to_owned() else { return false };
+        let Ok(duplicate) = self.client.as_fd().try_clone_to_owned() else {
+            return false;
+        };
         let (taken, answer) = oneshot::channel();
         self.client.set_abort(false);
-        let pass = Pass { client: duplicate, sent: self.kept.consumed().to_vec(), only, taken };
+        let pass = Pass {
+            client: duplicate,
+            sent: self.kept.consumed().to_vec(),
+            only,
+            taken,
+        };
         let passed = self.context.passes.send(pass).is_ok() && answer.await.unwrap_or(false);
         self.client.set_abort(!passed);
         passed
@@ -230,7 +260,10 @@ impl Opening<'_> {
     async fn attempt(&mut self, instance: &BackendInstance, replay: bool) -> AttemptResult {
         let context = self.context;
         let mut slot = self.turn.slot.take();
-        let mut handshake = self.kept.is_client_hello().then(|| instance.handshakes.begin());
+        let mut handshake = self
+            .kept
+            .is_client_hello()
+            .then(|| instance.handshakes.begin());
         let connected = connect(context, instance.address, self.peer, &self.kept.bytes).await;
         let (mut backend, mut sent, source) = match connected {
             Ok((backend, sent, source)) => (AbortOnDrop::new(backend), sent, source),
@@ -250,7 +283,14 @@ impl Opening<'_> {
             }
             let began = Instant::now();
             let counts_until = slot.as_ref().filter(|_| !is_early).map(HandshakeSlot::ends);
-            let first = first_byte(self.client, &mut backend, &mut self.kept, &mut sent, is_early, counts_until);
+            let first = first_byte(
+                self.client,
+                &mut backend,
+                &mut self.kept,
+                &mut sent,
+                is_early,
+                counts_until,
+            );
             let first = match slot.take().filter(|_| !is_early) {
                 Some(slot) => with_slot(slot, first).await,
                 None => first.await,
@@ -288,8 +328,15 @@ impl Opening<'_> {
 /// be slow, and its waiting clients would only be more handshakes for the next one.
 pub(super) async fn stuck(table: &mut watch::Receiver<Arc<Table>>, epoch: u64, tried: &Tried) {
     let is_stuck = |table: &Arc<Table>| {
-        let moves = table.instances.iter().any(|instance| instance.epoch == epoch && !instance.stands_still);
-        !moves && table.instances.iter().any(|other| other.health() == InstanceHealth::Ready && tried.allows(other))
+        let moves = table
+            .instances
+            .iter()
+            .any(|instance| instance.epoch == epoch && !instance.stands_still);
+        !moves
+            && table
+                .instances
+                .iter()
+                .any(|other| other.health() == InstanceHealth::Ready && tried.allows(other))
     };
     if table.wait_for(is_stuck).await.is_err() {
         // The sender is gone, and the shim with it.
@@ -297,9 +344,17 @@ pub(super) async fn stuck(table: &mut watch::Receiver<Arc<Table>>, epoch: u64, t
     }
 }
 
-fn pick<'table>(table: &'table Table, leaving: bool, tried: &Tried) -> Option<&'table BackendInstance> {
+fn pick<'table>(
+    table: &'table Table,
+    leaving: bool,
+    tried: &Tried,
+) -> Option<&'table BackendInstance> {
     let usable = |instance: &BackendInstance| tried.allows(instance);
-    if leaving { table.pick_leaving(usable) } else { table.pick(usable) }
+    if leaving {
+        table.pick_leaving(usable)
+    } else {
+        table.pick(usable)
+    }
 }
 
 /// Waits until a client that waits for its turn at an instance should go to another one.
@@ -310,7 +365,9 @@ async fn choice_changed(
     epoch: u64,
     tried: &Tried,
 ) {
-    let is_other = |table: &Arc<Table>| pick(table, leaving, tried).is_none_or(|instance| instance.epoch != epoch);
+    let is_other = |table: &Arc<Table>| {
+        pick(table, leaving, tried).is_none_or(|instance| instance.epoch != epoch)
+    };
     let mut state = context.state.clone();
     let changed = tokio::select! {
         changed = table.wait_for(is_other) => changed.is_ok(),
@@ -361,8 +418,13 @@ async fn connect(
             }
         }
     }
-    let source = context.from_loopback.then_some(Ipv6Addr::LOCALHOST.into()).filter(|_| to.is_ipv6());
-    connect_from(context, source, to, first).await.map(|(stream, sent)| (stream, sent, None))
+    let source = context
+        .from_loopback
+        .then_some(Ipv6Addr::LOCALHOST.into())
+        .filter(|_| to.is_ipv6());
+    connect_from(context, source, to, first)
+        .await
+        .map(|(stream, sent)| (stream, sent, None))
 }
 
 async fn connect_from(
@@ -384,12 +446,16 @@ async fn connect_from(
     };
     let stream = TcpStream::from_std(stream)?;
     if !connected {
-        timeout(CONNECT_TIMEOUT, stream.writable()).await.map_err(|_| io::ErrorKind::TimedOut)??;
+        timeout(CONNECT_TIMEOUT, stream.writable())
+            .await
+            .map_err(|_| io::ErrorKind::TimedOut)??;
         if let Some(error) = stream.take_error()? {
             return Err(error);
         }
     }
-    context.connect_seconds.observe(started.elapsed().as_secs_f64());
+    context
+        .connect_seconds
+        .observe(started.elapsed().as_secs_f64());
     Ok((stream, sent))
 }
 
@@ -425,12 +491,20 @@ async fn first_byte(
             }
             let answer = with_buffer(|buffer| {
                 let mut read = ReadBuf::new(buffer);
-                Pin::new(&mut *backend).poll_read(cx, &mut read).map_ok(|()| read.filled().to_vec())
+                Pin::new(&mut *backend)
+                    .poll_read(cx, &mut read)
+                    .map_ok(|()| read.filled().to_vec())
             });
             match answer {
-                Poll::Ready(Ok(down)) if down.is_empty() => return Poll::Ready(Err(Outcome::Closed)),
+                Poll::Ready(Ok(down)) if down.is_empty() => {
+                    return Poll::Ready(Err(Outcome::Closed));
+                }
                 Poll::Ready(Ok(down)) => {
-                    return Poll::Ready(Ok(Some(Exchanged { sent: *sent, up: kept.bytes.split_off(*sent), down })));
+                    return Poll::Ready(Ok(Some(Exchanged {
+                        sent: *sent,
+                        up: kept.bytes.split_off(*sent),
+                        down,
+                    })));
                 }
                 Poll::Ready(Err(_)) => return Poll::Ready(Err(Outcome::BackendReset)),
                 Poll::Pending => {}
@@ -452,10 +526,18 @@ async fn first_byte(
             } else if kept.is_full() {
                 // What comes next cannot be kept: from then on there is no replay. An instance may
                 // need all of a large ClientHello before it answers.
-                return client.poll_peek(cx, &mut ReadBuf::new(&mut [0])).map(|more| {
-                    more.map(|_| Some(Exchanged { sent: *sent, up: Vec::new(), down: Vec::new() }))
+                return client
+                    .poll_peek(cx, &mut ReadBuf::new(&mut [0]))
+                    .map(|more| {
+                        more.map(|_| {
+                            Some(Exchanged {
+                                sent: *sent,
+                                up: Vec::new(),
+                                down: Vec::new(),
+                            })
+                        })
                         .map_err(|_| Outcome::ClientReset)
-                });
+                    });
             } else if ready!(kept.poll_fill(cx, client)).is_err() {
                 return Poll::Ready(Err(Outcome::ClientReset));
             }
@@ -468,18 +550,36 @@ async fn first_byte(
 ///
 /// # Errors
 /// It sent nothing.
-fn at_reset(backend: &TcpStream, kept: &mut ReplayBuffer, sent: usize) -> Result<Option<Exchanged>, Outcome> {
-    let read = |buffer: &mut [u8]| socket::read(backend.as_fd(), buffer).map(|read| buffer[..read].to_vec());
+fn at_reset(
+    backend: &TcpStream,
+    kept: &mut ReplayBuffer,
+    sent: usize,
+) -> Result<Option<Exchanged>, Outcome> {
+    let read = |buffer: &mut [u8]| {
+        socket::read(backend.as_fd(), buffer).map(|read| buffer[..read].to_vec())
+    };
     match with_buffer(read) {
-        Ok(down) if !down.is_empty() => Ok(Some(Exchanged { sent, up: kept.bytes.split_off(sent), down })),
+        Ok(down) if !down.is_empty() => Ok(Some(Exchanged {
+            sent,
+            up: kept.bytes.split_off(sent),
+            down,
+        })),
         _ => Err(Outcome::BackendReset),
     }
 }
 
 /// Whether this process or host lacks a descriptor, memory, or a port of the source.
 fn is_local_shortage(error: &io::Error) -> bool {
-    let lacks = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];
-    error.raw_os_error().is_some_and(|code| lacks.contains(&code))
+    let lacks = [
+        libc::EMFILE,
+        libc::ENFILE,
+        libc::ENOBUFS,
+        libc::ENOMEM,
+        libc::EADDRNOTAVAIL,
+    ];
+    error
+        .raw_os_error()
+        .is_some_and(|code| lacks.contains(&code))
 }
 
 #[cfg(test)]
@@ -507,7 +607,10 @@ mod tests {
         socket::reset_on_close(&instance);
         drop(instance);
         let first = first_byte(&mut client, &mut backend, &mut kept, &mut 0, false, None).await;
-        let down = first.unwrap_or_else(|outcome| panic!("{}", outcome.as_str())).unwrap().down;
+        let down = first
+            .unwrap_or_else(|outcome| panic!("{}", outcome.as_str()))
+            .unwrap()
+            .down;
         assert_eq!(down, b"answer");
     }
 }

@@ -45,7 +45,11 @@ struct Counted(Pipe);
 
 impl Counted {
     fn new() -> io::Result<Self> {
-        let pipe = Pipe::new(if COUNT.load(Ordering::Relaxed) < LARGE_PIPES { MOST } else { PLAIN })?;
+        let pipe = Pipe::new(if COUNT.load(Ordering::Relaxed) < LARGE_PIPES {
+            MOST
+        } else {
+            PLAIN
+        })?;
         COUNT.fetch_add(1, Ordering::Relaxed);
         Ok(Self(pipe))
     }
@@ -127,10 +131,19 @@ pub(super) fn poll_move(
     if rest.is_ok() {
         PIPE.set(Some(pipe));
     }
-    Some(Poll::Ready(Ok(Moved { read, written, rest })))
+    Some(Poll::Ready(Ok(Moved {
+        read,
+        written,
+        rest,
+    })))
 }
 
-fn poll_fill(cx: &mut Context<'_>, pipe: &Pipe, source: &TcpStream, most: usize) -> Poll<io::Result<usize>> {
+fn poll_fill(
+    cx: &mut Context<'_>,
+    pipe: &Pipe,
+    source: &TcpStream,
+    most: usize,
+) -> Poll<io::Result<usize>> {
     loop {
         ready!(source.poll_read_ready(cx))?;
         match source.try_io(Interest::READABLE, || pipe.fill(source, most)) {
@@ -140,7 +153,12 @@ fn poll_fill(cx: &mut Context<'_>, pipe: &Pipe, source: &TcpStream, most: usize)
     }
 }
 
-fn poll_drain(cx: &mut Context<'_>, pipe: &Pipe, destination: &TcpStream, length: usize) -> Poll<io::Result<usize>> {
+fn poll_drain(
+    cx: &mut Context<'_>,
+    pipe: &Pipe,
+    destination: &TcpStream,
+    length: usize,
+) -> Poll<io::Result<usize>> {
     loop {
         ready!(destination.poll_write_ready(cx))?;
         match destination.try_io(Interest::WRITABLE, || pipe.drain(destination, length)) {
@@ -153,7 +171,10 @@ fn poll_drain(cx: &mut Context<'_>, pipe: &Pipe, destination: &TcpStream, length
 /// Whether an error of splice(2) is about the call and not the socket, which still has all its bytes: a
 /// sandbox without it, or no memory for pages.
 fn is_refusal(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EPERM | libc::ENOMEM | libc::EOPNOTSUPP))
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EINVAL | libc::ENOSYS | libc::EPERM | libc::ENOMEM | libc::EOPNOTSUPP)
+    )
 }
 
 #[cfg(test)]
@@ -165,12 +186,16 @@ mod tests {
 
     async fn pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
         (client, listener.accept().await.unwrap().0)
     }
 
     async fn moved(source: &TcpStream, destination: &TcpStream, most: usize) -> Moved {
-        poll_fn(|cx| poll_move(cx, source, destination, most).unwrap()).await.unwrap()
+        poll_fn(|cx| poll_move(cx, source, destination, most).unwrap())
+            .await
+            .unwrap()
     }
 
     fn has_pipe() -> bool {
@@ -203,7 +228,11 @@ mod tests {
         let ((mut source, from), (to, mut destination)) = (pair().await, pair().await);
         for _ in 0..2 {
             source.write_all(b"hello").await.unwrap();
-            let Moved { read, written, rest } = moved(&from, &to, MOST).await;
+            let Moved {
+                read,
+                written,
+                rest,
+            } = moved(&from, &to, MOST).await;
             assert_eq!((read, written, rest.unwrap()), (5, 5, Vec::new()));
             assert!(has_pipe());
             let mut got = [0; 5];
@@ -228,7 +257,11 @@ mod tests {
             filled += written;
         }
         source.write_all(b"secret").await.unwrap();
-        let Moved { read, written, rest } = moved(&from, &to, MOST).await;
+        let Moved {
+            read,
+            written,
+            rest,
+        } = moved(&from, &to, MOST).await;
         assert_eq!((read, written, rest.unwrap()), (6, 0, b"secret".to_vec()));
         assert!(has_pipe());
 
@@ -238,7 +271,11 @@ mod tests {
         drop(destination);
         let _ = to.read(&mut [0]).await;
         source.write_all(b"secret").await.unwrap();
-        let Moved { read, written, rest } = moved(&from, &to, MOST).await;
+        let Moved {
+            read,
+            written,
+            rest,
+        } = moved(&from, &to, MOST).await;
         assert!(read == 6 && written == 0 && rest.is_err());
         assert!(!has_pipe(), "closed with what is in it");
     }

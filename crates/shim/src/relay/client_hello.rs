@@ -16,13 +16,20 @@ pub fn is_whole(mut bytes: &[u8]) -> bool {
     let (mut received, mut header) = (0, [0; MESSAGE_HEADER]);
     while let [kind, _, _, high, low, rest @ ..] = bytes {
         let record = usize::from(u16::from_be_bytes([*high, *low]));
-        let Some((fragment, next)) = rest.split_at_checked(record) else { return false };
+        let Some((fragment, next)) = rest.split_at_checked(record) else {
+            return false;
+        };
         if *kind == HANDSHAKE {
-            header[received.min(MESSAGE_HEADER)..].iter_mut().zip(fragment).for_each(|(to, from)| *to = *from);
+            header[received.min(MESSAGE_HEADER)..]
+                .iter_mut()
+                .zip(fragment)
+                .for_each(|(to, from)| *to = *from);
             received += fragment.len();
         }
         let [_, length @ ..] = header;
-        let length = length.into_iter().fold(0, |length, byte| length << 8 | usize::from(byte));
+        let length = length
+            .into_iter()
+            .fold(0, |length, byte| length << 8 | usize::from(byte));
         if received >= MESSAGE_HEADER && received - MESSAGE_HEADER >= length {
             return true;
         }
@@ -45,8 +52,15 @@ mod tests {
         let mut bytes = Vec::new();
         let mut rest = &message[..];
         while !rest.is_empty() {
-            let (record, next) = rest.split_at(records.next().unwrap_or(usize::MAX).min(rest.len()));
-            bytes.extend([HANDSHAKE, 3, 1, (record.len() >> 8) as u8, record.len() as u8]);
+            let (record, next) =
+                rest.split_at(records.next().unwrap_or(usize::MAX).min(rest.len()));
+            bytes.extend([
+                HANDSHAKE,
+                3,
+                1,
+                (record.len() >> 8) as u8,
+                record.len() as u8,
+            ]);
             bytes.extend(record);
             rest = next;
         }
@@ -57,13 +71,22 @@ mod tests {
     fn what_can_be_none_is_not_waited_for() {
         assert!(!is_whole(b"") && !is_whole(&[HANDSHAKE]) && !is_whole(&[HANDSHAKE, 3, 1, 0, 9]));
         assert!(is_whole(b"G") && is_whole(b"GET / HTTP/1.1"), "no TLS");
-        assert!(is_whole(&[HANDSHAKE, 3, 1, 0, 4, 2, 0, 0, 0]), "a ServerHello");
+        assert!(
+            is_whole(&[HANDSHAKE, 3, 1, 0, 4, 2, 0, 0, 0]),
+            "a ServerHello"
+        );
         assert!(!is_whole(&[HANDSHAKE, 3, 1, 0, 1, 2]), "a part of one");
-        assert!(!is_whole(&[HANDSHAKE, 3, 1, 0x40, 0, CLIENT_HELLO, 0, 0, 0]), "a short message in a long record");
+        assert!(
+            !is_whole(&[HANDSHAKE, 3, 1, 0x40, 0, CLIENT_HELLO, 0, 0, 0]),
+            "a short message in a long record"
+        );
         let mut within = vec![HANDSHAKE, 3, 1, 0, 1, CLIENT_HELLO, 21, 3, 1, 0, 2, 1, 90];
         assert!(!is_whole(&within), "an alert within it");
         within.extend([HANDSHAKE, 3, 1, 0, 3, 0, 0, 0]);
-        assert!(is_whole(&within) && !is_whole(&within[..within.len() - 1]), "and the rest of it");
+        assert!(
+            is_whole(&within) && !is_whole(&within[..within.len() - 1]),
+            "and the rest of it"
+        );
     }
 
     proptest! {

@@ -66,14 +66,21 @@ struct Rest {
 
 impl Rest {
     fn of(bytes: Vec<u8>) -> Option<Self> {
-        (!bytes.is_empty()).then(|| Self { bytes: bytes.into(), written: 0 })
+        (!bytes.is_empty()).then(|| Self {
+            bytes: bytes.into(),
+            written: 0,
+        })
     }
 
     fn is_gone(&self) -> bool {
         self.written == self.bytes.len()
     }
 
-    fn poll_write(&mut self, cx: &mut Context<'_>, destination: &mut TcpStream) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        destination: &mut TcpStream,
+    ) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(destination).poll_write(cx, &self.bytes[self.written..]))?;
         self.written += written;
         Poll::Ready(Ok(written))
@@ -113,7 +120,15 @@ struct SourceGone;
 impl Direction {
     fn new(pending: Vec<u8>) -> Self {
         let (rest, bulk) = (Rest::of(pending), Bulk::default());
-        Self { phase: Phase::Open, reset: false, rest, full: false, large: false, took: MOST, bulk }
+        Self {
+            phase: Phase::Open,
+            reset: false,
+            rest,
+            full: false,
+            large: false,
+            took: MOST,
+            bulk,
+        }
     }
 
     /// Whether the destination takes nothing, so that the source is not read.
@@ -159,11 +174,14 @@ impl Direction {
                 self.full = true;
                 let room = ready!(poll_room(cx, destination));
                 self.full = false;
-                room.min(self.took).min(if is_short() { SMALL } else { MOST })
+                room.min(self.took)
+                    .min(if is_short() { SMALL } else { MOST })
             } else {
                 SMALL
             };
-            let Ok(read) = ready!(self.poll_move(cx, source, destination, &mut *buffer, most, &mut count)) else {
+            let Ok(read) =
+                ready!(self.poll_move(cx, source, destination, &mut *buffer, most, &mut count))
+            else {
                 return Poll::Ready(Err(SourceGone));
             };
             if read == 0 {
@@ -214,7 +232,11 @@ impl Direction {
             && most >= LARGE
             && let Some(moved) = bulk::poll_move(cx, source, destination, most)
         {
-            let Moved { read, written, rest } = ready!(moved)?;
+            let Moved {
+                read,
+                written,
+                rest,
+            } = ready!(moved)?;
             count(written);
             match rest {
                 Ok(rest) => self.rest = Rest::of(rest),
@@ -258,7 +280,11 @@ fn poll_room(cx: &mut Context<'_>, destination: &TcpStream) -> Poll<usize> {
             return Poll::Ready(room.max(1));
         }
         // After this check the kernel reports when there is more room.
-        let check = || is_writable(destination).then_some(()).ok_or_else(|| io::ErrorKind::WouldBlock.into());
+        let check = || {
+            is_writable(destination)
+                .then_some(())
+                .ok_or_else(|| io::ErrorKind::WouldBlock.into())
+        };
         if destination.try_io(Interest::WRITABLE, check).is_ok() {
             return Poll::Ready(SMALL);
         }
@@ -292,7 +318,9 @@ impl ResetWatch {
     /// Ready when nothing moved for a while.
     fn poll_still(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let still = shortened(STILL);
-        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(still)));
+        let timer = self
+            .timer
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(still)));
         loop {
             ready!(timer.as_mut().poll(cx));
             timer.as_mut().reset(Instant::now() + still);
@@ -336,16 +364,24 @@ pub(super) async fn copy(
             match (up.phase, down.phase) {
                 (Phase::Finished, Phase::Finished) => Poll::Ready(Outcome::Closed),
                 // Everything that the broken instance had sent was read; likewise for the client.
-                (Phase::Broken, Phase::Finished | Phase::Broken) => Poll::Ready(Outcome::BackendReset),
+                (Phase::Broken, Phase::Finished | Phase::Broken) => {
+                    Poll::Ready(Outcome::BackendReset)
+                }
                 (Phase::Finished, Phase::Broken) => Poll::Ready(Outcome::ClientReset),
                 // The client is gone, and its last bytes may wait for an instance that takes nothing.
                 (Phase::Open, Phase::Broken) => watch.poll_still(cx).map(|()| Outcome::ClientReset),
                 // Half closed: one end sends no more, and may be gone. A client may be slow to read the
                 // last bytes of an instance that is gone.
-                (Phase::Finished | Phase::Broken, Phase::Open) => watch.poll(cx, client).map(|()| Outcome::ClientReset),
+                (Phase::Finished | Phase::Broken, Phase::Open) => {
+                    watch.poll(cx, client).map(|()| Outcome::ClientReset)
+                }
                 // The instance takes nothing, so the client is not read.
-                (Phase::Open, _) if up.is_stuck() => watch.poll(cx, client).map(|()| Outcome::ClientReset),
-                (Phase::Open, Phase::Finished) => watch.poll(cx, backend).map(|()| Outcome::BackendReset),
+                (Phase::Open, _) if up.is_stuck() => {
+                    watch.poll(cx, client).map(|()| Outcome::ClientReset)
+                }
+                (Phase::Open, Phase::Finished) => {
+                    watch.poll(cx, backend).map(|()| Outcome::BackendReset)
+                }
                 (Phase::Open, Phase::Open) => Poll::Pending,
             }
         })

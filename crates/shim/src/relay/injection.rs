@@ -57,7 +57,11 @@ enum Salvage {
 impl Salvage {
     /// For a client that sent `kept` bytes before its socket was passed.
     fn of(progress: Progress, kept: usize, is_replayable: bool) -> Self {
-        let Progress { sent, received, unread } = progress;
+        let Progress {
+            sent,
+            received,
+            unread,
+        } = progress;
         match usize::try_from(received.saturating_sub(unread)) {
             _ if sent > 0 => Self::Answered,
             Ok(0) => Self::Intact,
@@ -120,7 +124,10 @@ impl Opening<'_> {
             self.context.stats.replays.fetch_add(1, Relaxed);
         }
         let (slot, began) = (self.turn.slot.take(), Instant::now());
-        let handshake = self.kept.is_client_hello().then(|| instance.handshakes.begin());
+        let handshake = self
+            .kept
+            .is_client_hello()
+            .then(|| instance.handshakes.begin());
         let mut changes = table.clone();
         let recall = async {
             stuck(&mut changes, instance.epoch, tried).await;
@@ -128,18 +135,38 @@ impl Opening<'_> {
         };
         let gone = async {
             // If the sender is gone, so is the shim.
-            let _ = table.wait_for(|table| table.instances.iter().all(|other| other.started != instance.started)).await;
+            let _ = table
+                .wait_for(|table| {
+                    table
+                        .instances
+                        .iter()
+                        .all(|other| other.started != instance.started)
+                })
+                .await;
         };
-        let sent = follow(self.client, &passed, recall, gone, || link.has_ended(), slot).await;
+        let sent = follow(
+            self.client,
+            &passed,
+            recall,
+            gone,
+            || link.has_ended(),
+            slot,
+        )
+        .await;
         let answered = match sent {
             Sent::Answered => Some(began.elapsed()),
             Sent::Kept => return Some(AttemptResult::Injected),
             Sent::Back => {
                 tracing::debug!(instance = %instance.id, "a client's socket came back: relay");
-                return self.take_back(None).err().map(|_| AttemptResult::Refused(Outcome::ClientReset));
+                return self
+                    .take_back(None)
+                    .err()
+                    .map(|_| AttemptResult::Refused(Outcome::ClientReset));
             }
             Sent::Recalled => {
-                let back = self.take_back(None).map_or(Some(Outcome::ClientReset), |()| None);
+                let back = self
+                    .take_back(None)
+                    .map_or(Some(Outcome::ClientReset), |()| None);
                 return Some(back.map_or(AttemptResult::Abandoned, AttemptResult::Refused));
             }
             Sent::Ended => None,
@@ -152,17 +179,29 @@ impl Opening<'_> {
             return Some(AttemptResult::Injected);
         }
         let progress = socket::progress(self.client.as_fd()).ok();
-        let salvage = progress.map(|progress| Salvage::of(progress, self.kept.bytes.len(), self.kept.is_replayable()));
+        let salvage = progress.map(|progress| {
+            Salvage::of(progress, self.kept.bytes.len(), self.kept.is_replayable())
+        });
         tracing::debug!(instance = %instance.id, ?salvage, "ended with a client's socket");
         let read = match salvage {
             Some(Salvage::Answered) => return Some(AttemptResult::Injected),
             Some(Salvage::Intact) => None,
             Some(Salvage::Replay(read)) => Some(read),
-            Some(Salvage::Lost) | None => return Some(AttemptResult::Refused(Outcome::BackendReset)),
+            Some(Salvage::Lost) | None => {
+                return Some(AttemptResult::Refused(Outcome::BackendReset));
+            }
         };
         let is_there = self.take_back(read).is_ok();
-        let ended = if is_there { AttemptResult::Ended } else { AttemptResult::Refused };
-        Some(ended(if is_there { Outcome::BackendReset } else { Outcome::ClientReset }))
+        let ended = if is_there {
+            AttemptResult::Ended
+        } else {
+            AttemptResult::Refused
+        };
+        Some(ended(if is_there {
+            Outcome::BackendReset
+        } else {
+            Outcome::ClientReset
+        }))
     }
 
     /// The socket is the shim's alone again; the instance has `read` as many of the bytes.
@@ -191,15 +230,23 @@ async fn follow(
     ended: impl Fn() -> bool,
     mut slot: Option<HandshakeSlot>,
 ) -> Sent {
-    let (mut recall, mut gone, mut recalled, mut is_gone) = (pin!(recall), pin!(gone), false, false);
-    let (began, mut accepted, mut ends, mut has_left) = (Instant::now(), None::<Instant>, None::<Instant>, false);
+    let (mut recall, mut gone, mut recalled, mut is_gone) =
+        (pin!(recall), pin!(gone), false, false);
+    let (began, mut accepted, mut ends, mut has_left) =
+        (Instant::now(), None::<Instant>, None::<Instant>, false);
     loop {
         // Of what is known already, no event comes: a client's ClientHello is not its next message.
-        let _ = client.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+        let _ = client.try_io(Interest::READABLE, || {
+            Err::<(), _>(io::ErrorKind::WouldBlock.into())
+        });
         let now = Instant::now();
         // A slot for which others wait is kept for a half longer than the instance needs, at most.
         let look = slot.as_ref().map_or(LOOK, |slot| {
-            let least = if slot.is_awaited() { FIRST_LOOK } else { LOOK_AT_GATE };
+            let least = if slot.is_awaited() {
+                FIRST_LOOK
+            } else {
+                LOOK_AT_GATE
+            };
             ((now - began) / 2).clamp(least, LOOK)
         });
         tokio::select! {
@@ -224,7 +271,10 @@ async fn follow(
             Ok(ready) = client.ready(Interest::READABLE), if !has_left => has_left = ready.is_read_closed(),
             () = sleep(look) => {}
         }
-        let (now, has_answered) = (Instant::now(), socket::has_sent(client.as_fd()).unwrap_or(false));
+        let (now, has_answered) = (
+            Instant::now(),
+            socket::has_sent(client.as_fd()).unwrap_or(false),
+        );
         if let Some(slot) = slot.take_if(|slot| has_answered || slot.ends() <= now) {
             slot.end();
         }
@@ -273,8 +323,16 @@ mod tests {
             (1, 300, 0, 300, true, Salvage::Answered),
             (1, 300, 300, 300, true, Salvage::Answered),
         ] {
-            let progress = Progress { sent, received, unread };
-            assert_eq!(Salvage::of(progress, kept, is_replayable), then, "{progress:?} {kept} {is_replayable}");
+            let progress = Progress {
+                sent,
+                received,
+                unread,
+            };
+            assert_eq!(
+                Salvage::of(progress, kept, is_replayable),
+                then,
+                "{progress:?} {kept} {is_replayable}"
+            );
         }
     }
 
@@ -307,19 +365,30 @@ mod tests {
             let sent = follow(&kept, &passed, pending(), answers, || false, Some(slot)).await;
             assert!(matches!(sent, Sent::Answered));
             let waited = began.elapsed();
-            assert!(waited <= Duration::from_millis(most), "{after} {is_awaited}: {waited:?}");
+            assert!(
+                waited <= Duration::from_millis(most),
+                "{after} {is_awaited}: {waited:?}"
+            );
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_instance_without_a_record_keeps_its_client_while_its_supervisor_lives() {
         let accepted = Some(Became::Taken);
-        for (became, ends) in [(None, false), (Some(Became::Unknown), false), (accepted, false), (accepted, true)] {
+        for (became, ends) in [
+            (None, false),
+            (Some(Became::Unknown), false),
+            (accepted, false),
+            (accepted, true),
+        ] {
             let (_client, _instance, kept) = connected();
             let passed = Passed::default();
             became.into_iter().for_each(|became| passed.set(became));
             let began = Instant::now();
-            assert!(matches!(follow(&kept, &passed, pending(), ready(()), || ends, None).await, Sent::Ended));
+            assert!(matches!(
+                follow(&kept, &passed, pending(), ready(()), || ends, None).await,
+                Sent::Ended
+            ));
             assert_eq!(began.elapsed() >= ENDS_WITHIN, !ends);
         }
     }

@@ -103,7 +103,10 @@ pub struct Context {
 impl Context {
     fn report_refused(&self, instance: &BackendInstance) {
         // The receiver is gone when the shim ends.
-        let _ = self.refusals.send(Refusal { id: instance.id.clone(), epoch: instance.epoch });
+        let _ = self.refusals.send(Refusal {
+            id: instance.id.clone(),
+            epoch: instance.epoch,
+        });
     }
 
     /// Counts how long the own instance took to answer a ClientHello; none: it did not.
@@ -128,7 +131,10 @@ impl Open {
     #[must_use]
     pub fn new(context: &Arc<Context>) -> Self {
         context.stats.open.fetch_add(1, Relaxed);
-        Self { context: context.clone(), pending: Some(Pending::new(context.stats.clone())) }
+        Self {
+            context: context.clone(),
+            pending: Some(Pending::new(context.stats.clone())),
+        }
     }
 }
 
@@ -156,7 +162,11 @@ impl Pending {
     fn set(&mut self, is: bool) {
         if std::mem::replace(&mut self.is, is) != is {
             let pending = &self.stats.pending;
-            _ = if is { pending.fetch_add(1, Relaxed) } else { pending.fetch_sub(1, Relaxed) };
+            _ = if is {
+                pending.fetch_add(1, Relaxed)
+            } else {
+                pending.fetch_sub(1, Relaxed)
+            };
         }
     }
 }
@@ -193,7 +203,11 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, sent:
     let pending = open.pending.take();
     let context = &*open.context;
     let started = Instant::now();
-    let mut bytes = Bytes { stats: &context.stats, up: 0, down: 0 };
+    let mut bytes = Bytes {
+        stats: &context.stats,
+        up: 0,
+        down: 0,
+    };
     let mut instance = None;
     let mut source = None;
     let outcome = 'served: {
@@ -209,7 +223,11 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, sent:
         };
         // Boxed: the state that is needed only until the first byte is not part of a connection's memory
         // for the rest of its life.
-        let outcome = match Box::pin(Opening::new(context, &mut client, peer, kept).reach_instance()).await {
+        let outcome = match Box::pin(
+            Opening::new(context, &mut client, peer, kept).reach_instance(),
+        )
+        .await
+        {
             Err(outcome) => outcome,
             Ok(Reached::Injected(id)) => {
                 instance = Some(id);
@@ -221,7 +239,12 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, sent:
                 }
                 Outcome::Injected
             }
-            Ok(Reached::Connected { mut backend, source: _in_use, instance: id, exchanged }) => {
+            Ok(Reached::Connected {
+                mut backend,
+                source: _in_use,
+                instance: id,
+                exchanged,
+            }) => {
                 if context.log_connections || tracing::enabled!(tracing::Level::DEBUG) {
                     source = backend.local_addr().ok();
                     instance = Some(id);
@@ -251,5 +274,9 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, sent:
             )
         };
     }
-    if context.log_connections { log!(info) } else { log!(debug) }
+    if context.log_connections {
+        log!(info)
+    } else {
+        log!(debug)
+    }
 }

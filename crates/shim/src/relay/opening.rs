@@ -38,7 +38,10 @@ impl Tried {
     }
 
     fn attempts(&self, epoch: u64) -> u8 {
-        self.0.iter().find(|(known, _)| *known == epoch).map_or(0, |(_, attempts)| *attempts)
+        self.0
+            .iter()
+            .find(|(known, _)| *known == epoch)
+            .map_or(0, |(_, attempts)| *attempts)
     }
 
     pub(super) fn add(&mut self, epoch: u64) {
@@ -70,7 +73,12 @@ pub(super) struct Opening<'a> {
 }
 
 impl<'a> Opening<'a> {
-    pub(super) fn new(context: &'a Context, client: &'a mut AbortOnDrop, peer: SocketAddr, kept: ReplayBuffer) -> Self {
+    pub(super) fn new(
+        context: &'a Context,
+        client: &'a mut AbortOnDrop,
+        peer: SocketAddr,
+        kept: ReplayBuffer,
+    ) -> Self {
         Self {
             context,
             client,

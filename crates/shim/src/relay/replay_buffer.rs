@@ -44,7 +44,15 @@ impl ReplayBuffer {
         let (passed, bytes) = (sent.is_some(), sent.unwrap_or_default());
         // What a sibling has read is not in the socket.
         let peeks = peeks && bytes.is_empty();
-        let mut kept = Self { bytes, peeks, unread: 0, finished: false, passed, held: false, pending };
+        let mut kept = Self {
+            bytes,
+            peeks,
+            unread: 0,
+            finished: false,
+            passed,
+            held: false,
+            pending,
+        };
         kept.catch_up(client.as_fd())?;
         Ok(kept)
     }
@@ -54,7 +62,11 @@ impl ReplayBuffer {
         if self.is_full() || self.finished {
             return Ok(());
         }
-        let read = if self.peeks { self.peek(client) } else { with_buffer(|buffer| self.read_some(client, buffer)) };
+        let read = if self.peeks {
+            self.peek(client)
+        } else {
+            with_buffer(|buffer| self.read_some(client, buffer))
+        };
         match read {
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
             _ => {}
@@ -142,7 +154,9 @@ impl ReplayBuffer {
 
     /// Whether bytes that an instance already got can be replayed to another.
     pub(super) fn is_replayable(&self) -> bool {
-        self.bytes.first().is_none_or(|first| *first == client_hello::HANDSHAKE)
+        self.bytes
+            .first()
+            .is_none_or(|first| *first == client_hello::HANDSHAKE)
     }
 
     /// Whether the client gave up: it closed its side before the TLS handshake.
@@ -165,7 +179,11 @@ impl ReplayBuffer {
     }
 
     /// Reads, or peeks at, what the client sends next.
-    pub(super) fn poll_fill(&mut self, cx: &mut task::Context<'_>, client: &mut TcpStream) -> Poll<io::Result<()>> {
+    pub(super) fn poll_fill(
+        &mut self,
+        cx: &mut task::Context<'_>,
+        client: &mut TcpStream,
+    ) -> Poll<io::Result<()>> {
         while self.peeks {
             ready!(client.poll_read_ready(cx))?;
             match client.try_io(Interest::READABLE, || self.peek(client.as_fd())) {
@@ -206,7 +224,12 @@ mod tests {
         let kept = ReplayBuffer::read(&client, None, None, true).unwrap();
         assert_eq!(kept.bytes, sent);
         let duplicate = client.try_clone().unwrap();
-        (sender, TcpStream::from_std(client).unwrap(), duplicate, kept)
+        (
+            sender,
+            TcpStream::from_std(client).unwrap(),
+            duplicate,
+            kept,
+        )
     }
 
     async fn fill(kept: &mut ReplayBuffer, client: &mut TcpStream) -> io::Result<()> {
@@ -247,6 +270,9 @@ mod tests {
         let (sender, mut client, _duplicate, mut kept) = peeked(&HELLO);
         socket::reset_on_close(&sender);
         drop(sender);
-        assert_eq!(fill(&mut kept, &mut client).await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+        assert_eq!(
+            fill(&mut kept, &mut client).await.unwrap_err().kind(),
+            io::ErrorKind::ConnectionReset
+        );
     }
 }

@@ -40,8 +40,16 @@ impl Sources {
         // A UUID.
         let digits: String = boot_id.chars().filter(char::is_ascii_hexdigit).collect();
         let key = u128::from_str_radix(&digits, 16).unwrap_or_default();
-        let most = if socket::takes_every_port() { MOST } else { MOST_EVEN };
-        Self { key: ((key >> 64) as u64, key as u64), most, in_use: Mutex::default() }
+        let most = if socket::takes_every_port() {
+            MOST
+        } else {
+            MOST_EVEN
+        };
+        Self {
+            key: ((key >> 64) as u64, key as u64),
+            most,
+            in_use: Mutex::default(),
+        }
     }
 
     /// The first source of a client that has room, from its `number`th on.
@@ -52,7 +60,11 @@ impl Sources {
             let used = in_use.entry(address).or_default();
             if *used < self.most {
                 *used += 1;
-                return Source { sources: self.clone(), address, number };
+                return Source {
+                    sources: self.clone(),
+                    address,
+                    number,
+                };
             }
             number += 1;
         }
@@ -76,7 +88,11 @@ impl Sources {
         let [.., b, c, d] = hash(self.key, client, number).to_be_bytes();
         let address = Ipv4Addr::new(127, b | HASHED, c, d);
         // That one is for broadcast.
-        if address == Ipv4Addr::new(127, 255, 255, 255) { Ipv4Addr::new(127, 255, 255, 254) } else { address }
+        if address == Ipv4Addr::new(127, 255, 255, 255) {
+            Ipv4Addr::new(127, 255, 255, 254)
+        } else {
+            address
+        }
     }
 
     fn in_use(&self) -> MutexGuard<'_, HashMap<Ipv4Addr, u32>> {
@@ -85,7 +101,10 @@ impl Sources {
 }
 
 /// The same in all versions of berth.
-#[expect(deprecated, reason = "its successor has no key, and may be another function in another version of berth")]
+#[expect(
+    deprecated,
+    reason = "its successor has no key, and may be another function in another version of berth"
+)]
 pub(crate) fn hash(key: (u64, u64), client: IpAddr, number: u32) -> u64 {
     let mut hasher = std::hash::SipHasher::new_with_keys(key.0, key.1);
     match client {
@@ -125,7 +144,10 @@ mod tests {
     const BOOT: &str = "a1c08b3e-61a4-4dc9-b52b-0d8f86d6a1ee";
 
     fn sources(boot_id: &str, most: u32) -> Arc<Sources> {
-        Arc::new(Sources { most, ..Sources::new(boot_id) })
+        Arc::new(Sources {
+            most,
+            ..Sources::new(boot_id)
+        })
     }
 
     fn name(sources: &Arc<Sources>, client: &str) -> Ipv4Addr {
@@ -133,7 +155,9 @@ mod tests {
     }
 
     fn is_hashed(address: Ipv4Addr) -> bool {
-        address.octets()[0] == 127 && address.octets()[1] >= HASHED && address != Ipv4Addr::new(127, 255, 255, 255)
+        address.octets()[0] == 127
+            && address.octets()[1] >= HASHED
+            && address != Ipv4Addr::new(127, 255, 255, 255)
     }
 
     #[test]
@@ -155,17 +179,35 @@ mod tests {
     #[test]
     fn other_names_are_hashes_of_their_own() {
         let (here, again, later) = (sources(BOOT, 10), sources(BOOT, 10), sources("0e", 10));
-        let clients =
-            ["10.0.0.1", "192.0.0.1", "10.0.0.0", "10.252.0.0", "127.255.255.255", "2001:db8::1", "2001:db8::2"];
+        let clients = [
+            "10.0.0.1",
+            "192.0.0.1",
+            "10.0.0.0",
+            "10.252.0.0",
+            "127.255.255.255",
+            "2001:db8::1",
+            "2001:db8::2",
+        ];
         let names: HashSet<_> = clients.iter().map(|client| name(&here, client)).collect();
         assert_eq!(names.len(), clients.len(), "{names:?}");
         assert!(names.iter().all(|name| is_hashed(*name)), "{names:?}");
         for client in clients {
-            assert_eq!(name(&here, client), name(&again, client), "all shims of a node agree");
-            assert_ne!(name(&here, client), name(&later, client), "the key is the boot's");
+            assert_eq!(
+                name(&here, client),
+                name(&again, client),
+                "all shims of a node agree"
+            );
+            assert_ne!(
+                name(&here, client),
+                name(&later, client),
+                "the key is the boot's"
+            );
         }
         // The very numbers: another version of berth must say the same.
-        assert_eq!(name(&here, "2001:db8::1"), Ipv4Addr::new(127, 253, 104, 169));
+        assert_eq!(
+            name(&here, "2001:db8::1"),
+            Ipv4Addr::new(127, 253, 104, 169)
+        );
     }
 
     #[test]
@@ -176,9 +218,17 @@ mod tests {
         let of = |used: &[Source]| used.iter().map(|source| source.address).collect::<Vec<_>>();
         let addresses = of(&used);
         assert_eq!(addresses[..2], [Ipv4Addr::new(127, 1, 2, 3); 2]);
-        assert!(addresses[2] == addresses[3] && addresses[4] == addresses[5] && addresses[2] != addresses[4]);
+        assert!(
+            addresses[2] == addresses[3]
+                && addresses[4] == addresses[5]
+                && addresses[2] != addresses[4]
+        );
         assert!(addresses[2..].iter().all(|address| is_hashed(*address)));
-        assert_ne!(name(&sources, "10.1.2.4"), addresses[2], "another client has its own");
+        assert_ne!(
+            name(&sources, "10.1.2.4"),
+            addresses[2],
+            "another client has its own"
+        );
         // One whose ports are taken by others is passed over.
         assert_eq!(sources.acquire(client, 1).number, 3);
         used.remove(0);

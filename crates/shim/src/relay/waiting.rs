@@ -17,7 +17,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 impl Opening<'_> {
     /// Returns when the instance may be dialled, or may get the ClientHello that is complete now.
     pub(super) async fn wait_for_turn(&mut self, to: &BackendInstance) -> Result<(), Outcome> {
-        let Some(gate) = &self.context.gate else { return Ok(()) };
+        let Some(gate) = &self.context.gate else {
+            return Ok(());
+        };
         let (client, kept, turn) = (&mut *self.client, &mut self.kept, &mut self.turn);
         let by = *turn.hello_by.get_or_insert_with(|| gate.hello_deadline());
         let hello = async {
@@ -29,7 +31,12 @@ impl Opening<'_> {
         if let Ok(Err(_)) = timeout_at(by, hello).await {
             return Err(Outcome::ClientReset);
         }
-        let mut waiting = match gate.enter(to.epoch, self.peer.ip(), kept.bytes.len(), Instant::now() - turn.waited) {
+        let mut waiting = match gate.enter(
+            to.epoch,
+            self.peer.ip(),
+            kept.bytes.len(),
+            Instant::now() - turn.waited,
+        ) {
             Entry::Open(slot) => {
                 turn.slot = Some(slot);
                 return Ok(());
@@ -65,7 +72,11 @@ impl Opening<'_> {
     /// The client waits for its turn no longer.
     pub(super) fn leave_queue(&mut self) {
         self.kept.set_held(false);
-        self.turn.waited += self.turn.since.take().map_or(Duration::ZERO, |since| since.elapsed());
+        self.turn.waited += self
+            .turn
+            .since
+            .take()
+            .map_or(Duration::ZERO, |since| since.elapsed());
     }
 
     /// Holds the client until `awaited` returns, for `--hold` at most, all times together.
@@ -75,7 +86,9 @@ impl Opening<'_> {
     pub(super) async fn hold(&mut self, awaited: impl Future<Output = ()>) -> Result<(), Outcome> {
         let began = Instant::now();
         let until = began + self.context.hold.saturating_sub(self.held);
-        let Ok(_place) = self.context.held.try_acquire() else { return Err(self.end_alike(Outcome::HoldFull)) };
+        let Ok(_place) = self.context.held.try_acquire() else {
+            return Err(self.end_alike(Outcome::HoldFull));
+        };
         self.kept.set_held(true);
         let waited = tokio::select! {
             () = awaited => Ok(()),
@@ -89,7 +102,11 @@ impl Opening<'_> {
 
     /// Waits until a silent client sends something, `--hold` at most. It takes no place among held clients: no answer is due.
     pub(super) async fn sends_something(&mut self) -> bool {
-        let filled = timeout(self.context.hold, poll_fn(|cx| self.kept.poll_fill(cx, self.client))).await;
+        let filled = timeout(
+            self.context.hold,
+            poll_fn(|cx| self.kept.poll_fill(cx, self.client)),
+        )
+        .await;
         filled.is_ok_and(|filled| filled.is_ok()) && !self.kept.bytes.is_empty()
     }
 }
@@ -113,7 +130,10 @@ async fn left(client: &mut TcpStream, kept: &mut ReplayBuffer) -> Outcome {
 async fn gone(client: &TcpStream, kept: &ReplayBuffer) {
     if kept.peeks() {
         // The first bytes are still there, and hide the end. A descriptor of its own: the client's must keep the event of bytes that come now.
-        let watched = client.as_fd().try_clone_to_owned().and_then(|fd| awaitable(fd, Interest::READABLE));
+        let watched = client
+            .as_fd()
+            .try_clone_to_owned()
+            .and_then(|fd| awaitable(fd, Interest::READABLE));
         if let Ok(watched) = watched {
             while !socket::has_ended(&watched)
                 && let Ok(mut ready) = watched.readable().await
@@ -154,10 +174,17 @@ mod tests {
             // The wait sees its events, and goes on.
             for sent in [&[][..], &[HANDSHAKE]] {
                 sender.write_all(sent).unwrap();
-                assert!(timeout(Duration::from_millis(1), &mut leaves).await.is_err());
+                assert!(
+                    timeout(Duration::from_millis(1), &mut leaves)
+                        .await
+                        .is_err()
+                );
             }
         }
-        let filled = timeout(Duration::from_secs(30), poll_fn(|cx| kept.poll_fill(cx, &mut client)));
+        let filled = timeout(
+            Duration::from_secs(30),
+            poll_fn(|cx| kept.poll_fill(cx, &mut client)),
+        );
         filled.await.expect("the bytes are there").unwrap();
         assert_eq!(kept.bytes, [HANDSHAKE]);
     }

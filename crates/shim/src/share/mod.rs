@@ -39,8 +39,11 @@ pub(crate) enum Placed {
 }
 
 impl Placed {
-    const ALL: [(Self, &'static str); 3] =
-        [(Self::Kept, "kept"), (Self::Passed, "passed"), (Self::Declined, "declined")];
+    const ALL: [(Self, &'static str); 3] = [
+        (Self::Kept, "kept"),
+        (Self::Passed, "passed"),
+        (Self::Declined, "declined"),
+    ];
 }
 
 /// The share of a shim, if one is in force.
@@ -67,23 +70,49 @@ impl Sharing {
     ///
     /// # Errors
     /// It is not for this shim, or out of bounds.
-    pub(crate) fn put(&self, share: Share, own: &InstanceId, berth: &BerthDir, at: Instant) -> Result<(), String> {
-        let Share { old, new, permille, salt, local, .. } = &share;
+    pub(crate) fn put(
+        &self,
+        share: Share,
+        own: &InstanceId,
+        berth: &BerthDir,
+        at: Instant,
+    ) -> Result<(), String> {
+        let Share {
+            old,
+            new,
+            permille,
+            salt,
+            local,
+            ..
+        } = &share;
         let lease = Duration::from_millis(share.lease_ms);
         let (side, sibling) = match () {
-            () if old == new => return Err(format!("a share between instance {old} and itself: name the other one")),
+            () if old == new => {
+                return Err(format!(
+                    "a share between instance {old} and itself: name the other one"
+                ));
+            }
             () if own == old => (Side::Old, new),
             () if own == new => (Side::New, old),
-            () => return Err(format!("a share between instances {old} and {new}, and this is the shim of {own}")),
+            () => {
+                return Err(format!(
+                    "a share between instances {old} and {new}, and this is the shim of {own}"
+                ));
+            }
         };
         if *permille > 1000 {
             return Err(format!("a share of {permille} thousandths: give 0 to 1000"));
         }
         if lease > LONGEST {
             let [lease, most] = [lease, LONGEST].map(format_duration);
-            return Err(format!("a share for {lease}: give {most} at most, and send it again before that"));
+            return Err(format!(
+                "a share for {lease}: give {most} at most, and send it again before that"
+            ));
         }
-        let sibling = berth.socket_path(sibling).map_err(|error| error.to_string())?.into();
+        let sibling = berth
+            .socket_path(sibling)
+            .map_err(|error| error.to_string())?
+            .into();
         if lease.is_zero() {
             self.end("as requested");
             return Ok(());
@@ -91,15 +120,32 @@ impl Sharing {
         self.expire(at);
         let mut now = self.now();
         let before = now.take();
-        let is_renewed = |before: &InForce| Share { lease_ms: share.lease_ms, ..before.share.clone() } == share;
+        let is_renewed = |before: &InForce| {
+            Share {
+                lease_ms: share.lease_ms,
+                ..before.share.clone()
+            } == share
+        };
         if !before.as_ref().is_some_and(is_renewed) {
-            let what = if before.is_some() { "changes" } else { "begins" };
+            let what = if before.is_some() {
+                "changes"
+            } else {
+                "begins"
+            };
             let lease = format_duration(lease);
             tracing::info!(%old, %new, permille, salt, local, %lease, "a share of new connections {what}");
         }
-        let sides = before.map(|before| before.sides).filter(|sides| sides.salt == *salt);
+        let sides = before
+            .map(|before| before.sides)
+            .filter(|sides| sides.salt == *salt);
         let sides = sides.unwrap_or_else(|| Sides::new(*salt));
-        *now = Some(InForce { side, sibling, until: at + lease, sides, share });
+        *now = Some(InForce {
+            side,
+            sibling,
+            until: at + lease,
+            sides,
+            share,
+        });
         self.is_on.store(true, Relaxed);
         Ok(())
     }
@@ -118,7 +164,13 @@ impl Sharing {
 
     fn end(&self, why: &str) {
         self.is_on.store(false, Relaxed);
-        if let Some(InForce { share: Share { old, new, permille, .. }, .. }) = self.now().take() {
+        if let Some(InForce {
+            share: Share {
+                old, new, permille, ..
+            },
+            ..
+        }) = self.now().take()
+        {
             tracing::info!(%old, %new, permille, "the share of new connections ends: {why}");
         }
     }
@@ -129,13 +181,23 @@ impl Sharing {
 
     /// The socket of the sibling that a new connection is to be passed to: none if it is on the own side. `listener` is
     /// the address that the client dialled.
-    pub(crate) fn elsewhere(&self, client: SocketAddr, listener: Option<SocketAddr>, at: Instant) -> Option<Arc<Path>> {
+    pub(crate) fn elsewhere(
+        &self,
+        client: SocketAddr,
+        listener: Option<SocketAddr>,
+        at: Instant,
+    ) -> Option<Arc<Path>> {
         let mut now = self.now();
         // The control plane may be late.
         let now = now.as_mut().filter(|now| at < now.until)?;
         let ip = client.ip().to_canonical();
-        let is_local = ip.is_loopback() || listener.is_some_and(|listener| listener.ip().to_canonical() == ip);
-        let side = if is_local && !now.share.local { Side::Old } else { now.sides.side(now.share.permille, client) };
+        let is_local =
+            ip.is_loopback() || listener.is_some_and(|listener| listener.ip().to_canonical() == ip);
+        let side = if is_local && !now.share.local {
+            Side::Old
+        } else {
+            now.sides.side(now.share.permille, client)
+        };
         if side == now.side {
             self.count(Placed::Kept);
             return None;
@@ -149,7 +211,13 @@ impl Sharing {
 
     pub(crate) fn status(&self) -> Option<ShareStatus> {
         let now = self.now();
-        let InForce { share, side, until, sides, .. } = now.as_ref()?;
+        let InForce {
+            share,
+            side,
+            until,
+            sides,
+            ..
+        } = now.as_ref()?;
         let left = until.checked_duration_since(Instant::now())?;
         Some(ShareStatus {
             share: share.clone(),
@@ -172,15 +240,29 @@ pub(crate) struct ShareMetrics(pub(crate) Arc<Sharing>);
 impl Collector for ShareMetrics {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         if let Some(ShareStatus { share, side, .. }) = self.0.status() {
-            let own = if side == Side::New { share.permille } else { 1000 - share.permille };
-            let help = "Part of the node's new connections that kube-apiserver is to get, from 0 to 1";
+            let own = if side == Side::New {
+                share.permille
+            } else {
+                1000 - share.permille
+            };
+            let help =
+                "Part of the node's new connections that kube-apiserver is to get, from 0 to 1";
             gauge(&mut to, "berth_share_ratio", help, f64::from(own) / 1000.0)?;
         }
         let connections = Placed::ALL.map(|(placed, result)| {
-            ([("result", result)], ConstCounter::new(self.0.connections[placed as usize].load(Relaxed)))
+            (
+                [("result", result)],
+                ConstCounter::new(self.0.connections[placed as usize].load(Relaxed)),
+            )
         });
         let help = "New connections while a share of them was in force, by result";
-        family(&mut to, "berth_share_connections", help, MetricType::Counter, connections)
+        family(
+            &mut to,
+            "berth_share_connections",
+            help,
+            MetricType::Counter,
+            connections,
+        )
     }
 }
 

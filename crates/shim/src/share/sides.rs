@@ -54,7 +54,12 @@ struct Bucket {
 
 impl Sides {
     pub(super) fn new(salt: u64) -> Self {
-        Self { salt, buckets: vec![Bucket::default(); BUCKETS].into(), by_address: 0, by_connection: 0 }
+        Self {
+            salt,
+            buckets: vec![Bucket::default(); BUCKETS].into(),
+            by_address: 0,
+            by_connection: 0,
+        }
     }
 
     /// The side of a client's new connection, where this is the new side's part.
@@ -74,7 +79,11 @@ impl Sides {
             self.by_address += 1;
         }
         let thousandth = (u128::from(drawn) * 1000) >> 64;
-        if thousandth < permille.into() { Side::New } else { Side::Old }
+        if thousandth < permille.into() {
+            Side::New
+        } else {
+            Side::Old
+        }
     }
 }
 

@@ -13,20 +13,33 @@ struct Shim {
 impl Shim {
     fn new() -> Self {
         let temp = tempfile::tempdir().unwrap();
-        let berth = RunDir::open(&temp.path().join("run")).unwrap().berth("10.0.0.5:6443".parse().unwrap()).unwrap();
-        Self { sharing: Sharing::default(), berth, _temp: temp }
+        let berth = RunDir::open(&temp.path().join("run"))
+            .unwrap()
+            .berth("10.0.0.5:6443".parse().unwrap())
+            .unwrap();
+        Self {
+            sharing: Sharing::default(),
+            berth,
+            _temp: temp,
+        }
     }
 
     /// Of instance a.
     fn put(&self, share: Share, now: Instant) -> Result<(), String> {
-        self.sharing.put(share, &"a".parse().unwrap(), &self.berth, now)
+        self.sharing
+            .put(share, &"a".parse().unwrap(), &self.berth, now)
     }
 
     /// Whether the connection of a client is the sibling's.
     fn is_elsewhere(&self, client: &str, now: Instant) -> bool {
         let client = SocketAddr::new(client.parse::<IpAddr>().unwrap(), 1);
-        let socket = self.sharing.elsewhere(client, "10.0.0.5:6443".parse().ok(), now);
-        assert!(socket.iter().all(|path| path.ends_with("b.sock")), "{socket:?}");
+        let socket = self
+            .sharing
+            .elsewhere(client, "10.0.0.5:6443".parse().ok(), now);
+        assert!(
+            socket.iter().all(|path| path.ends_with("b.sock")),
+            "{socket:?}"
+        );
         socket.is_some()
     }
 
@@ -37,15 +50,25 @@ impl Shim {
 
 fn share(old: &str, new: &str, permille: u16) -> Share {
     let [old, new] = [old, new].map(|id| id.parse().unwrap());
-    Share { old, new, permille, salt: 1, lease_ms: 10_000, local: false }
+    Share {
+        old,
+        new,
+        permille,
+        salt: 1,
+        lease_ms: 10_000,
+        local: false,
+    }
 }
 
 #[test]
 fn all_or_none_go_elsewhere() {
     let now = Instant::now();
-    for (of, permille, elsewhere) in
-        [(("a", "b"), 0, false), (("a", "b"), 1000, true), (("b", "a"), 0, true), (("b", "a"), 1000, false)]
-    {
+    for (of, permille, elsewhere) in [
+        (("a", "b"), 0, false),
+        (("a", "b"), 1000, true),
+        (("b", "a"), 0, true),
+        (("b", "a"), 1000, false),
+    ] {
         let shim = Shim::new();
         assert!(!shim.is_elsewhere(AFAR, now), "none is in force");
         shim.put(share(of.0, of.1, permille), now).unwrap();
@@ -57,10 +80,32 @@ fn all_or_none_go_elsewhere() {
 #[test]
 fn clients_on_the_node_are_on_the_old_side() {
     let (shim, now) = (Shim::new(), Instant::now());
-    for (old, new, local, elsewhere) in [("a", "b", false, false), ("a", "b", true, true), ("b", "a", false, true)] {
-        shim.put(Share { local, ..share(old, new, 1000) }, now).unwrap();
-        for client in ["127.0.0.1", "127.4.5.6", "::1", "::ffff:127.0.0.1", "10.0.0.5", "::ffff:10.0.0.5"] {
-            assert_eq!(shim.is_elsewhere(client, now), elsewhere, "{client} {old} {new} {local}");
+    for (old, new, local, elsewhere) in [
+        ("a", "b", false, false),
+        ("a", "b", true, true),
+        ("b", "a", false, true),
+    ] {
+        shim.put(
+            Share {
+                local,
+                ..share(old, new, 1000)
+            },
+            now,
+        )
+        .unwrap();
+        for client in [
+            "127.0.0.1",
+            "127.4.5.6",
+            "::1",
+            "::ffff:127.0.0.1",
+            "10.0.0.5",
+            "::ffff:10.0.0.5",
+        ] {
+            assert_eq!(
+                shim.is_elsewhere(client, now),
+                elsewhere,
+                "{client} {old} {new} {local}"
+            );
         }
     }
 }
@@ -74,7 +119,10 @@ fn it_ends_with_its_lease_or_as_requested() {
         let elsewhere = shim.is_elsewhere(AFAR, at);
         shim.sharing.expire(at);
         assert_eq!(shim.is_elsewhere(AFAR, at), elsewhere);
-        assert_eq!((shim.sharing.is_on(), shim.sharing.until().is_some()), (elsewhere, elsewhere));
+        assert_eq!(
+            (shim.sharing.is_on(), shim.sharing.until().is_some()),
+            (elsewhere, elsewhere)
+        );
         elsewhere
     };
     shim.put(share("a", "b", 1000), now).unwrap();
@@ -83,7 +131,10 @@ fn it_ends_with_its_lease_or_as_requested() {
     shim.put(share("a", "b", 1000), now).unwrap();
     shim.put(share("a", "b", 1000), seconds(5)).unwrap();
     assert!(is_on(seconds(14)), "it was renewed");
-    let shorter = |lease_ms| Share { lease_ms, ..share("a", "b", 1000) };
+    let shorter = |lease_ms| Share {
+        lease_ms,
+        ..share("a", "b", 1000)
+    };
     shim.put(shorter(1_000), seconds(5)).unwrap();
     assert!(is_on(seconds(5)));
     shim.put(shorter(0), seconds(5)).unwrap();
@@ -94,37 +145,65 @@ fn it_ends_with_its_lease_or_as_requested() {
 #[test]
 fn a_step_goes_on_from_the_last_one() {
     let (shim, now) = (Shim::new(), Instant::now());
-    let counted = || shim.sharing.status().map(|status| status.by_address + status.by_connection);
+    let counted = || {
+        shim.sharing
+            .status()
+            .map(|status| status.by_address + status.by_connection)
+    };
     shim.put(share("a", "b", 50), now).unwrap();
     shim.is_elsewhere(AFAR, now);
     shim.put(share("a", "b", 250), now).unwrap();
     shim.is_elsewhere(AFAR, now);
     assert_eq!(counted(), Some(2));
-    shim.put(Share { salt: 2, ..share("a", "b", 250) }, now).unwrap();
+    shim.put(
+        Share {
+            salt: 2,
+            ..share("a", "b", 250)
+        },
+        now,
+    )
+    .unwrap();
     assert_eq!(counted(), Some(0));
 }
 
 #[test]
 fn its_metrics_are_called_as_the_reference_has_them() {
-    let Shim { sharing, berth, _temp } = Shim::new();
+    let Shim {
+        sharing,
+        berth,
+        _temp,
+    } = Shim::new();
     let sharing = Arc::new(sharing);
     let page = || {
         let mut registry = prometheus_client::registry::Registry::default();
         registry.register_collector(Box::new(ShareMetrics(sharing.clone())));
         let mut page = String::new();
         prometheus_client::encoding::text::encode(&mut page, &registry).unwrap();
-        page.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect::<Vec<_>>()
+        page.lines()
+            .filter(|line| !line.starts_with('#'))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
     };
     let connections = |[kept, passed, declined]: [u64; 3]| {
-        [("kept", kept), ("passed", passed), ("declined", declined)]
-            .map(|(result, count)| format!("berth_share_connections_total{{result=\"{result}\"}} {count}"))
+        [("kept", kept), ("passed", passed), ("declined", declined)].map(|(result, count)| {
+            format!("berth_share_connections_total{{result=\"{result}\"}} {count}")
+        })
     };
     assert_eq!(page(), connections([0, 0, 0]));
     for (old, new, ratio) in [("a", "b", "0.95"), ("b", "a", "0.05")] {
-        sharing.put(share(old, new, 50), &"a".parse().unwrap(), &berth, Instant::now()).unwrap();
+        sharing
+            .put(
+                share(old, new, 50),
+                &"a".parse().unwrap(),
+                &berth,
+                Instant::now(),
+            )
+            .unwrap();
         assert_eq!(page()[0], format!("berth_share_ratio {ratio}"));
     }
-    [Placed::Kept, Placed::Passed, Placed::Passed].into_iter().for_each(|placed| sharing.count(placed));
+    [Placed::Kept, Placed::Passed, Placed::Passed]
+        .into_iter()
+        .for_each(|placed| sharing.count(placed));
     assert_eq!(page()[1..], connections([1, 2, 0]));
 }
 
@@ -152,8 +231,20 @@ impl tracing::Subscriber for Logged {
 fn a_share_is_logged_when_it_begins_and_changes_and_not_when_it_is_renewed() {
     let (shim, now, logged) = (Shim::new(), Instant::now(), Arc::<AtomicU64>::default());
     tracing::subscriber::with_default(Logged(logged.clone()), || {
-        for (permille, lease_ms, messages) in [(50, 10_000, 1), (50, 10_000, 1), (50, 600_000, 1), (51, 600_000, 2)] {
-            shim.put(Share { lease_ms, ..share("a", "b", permille) }, now).unwrap();
+        for (permille, lease_ms, messages) in [
+            (50, 10_000, 1),
+            (50, 10_000, 1),
+            (50, 600_000, 1),
+            (51, 600_000, 2),
+        ] {
+            shim.put(
+                Share {
+                    lease_ms,
+                    ..share("a", "b", permille)
+                },
+                now,
+            )
+            .unwrap();
             assert_eq!(logged.load(Relaxed), messages, "{permille} {lease_ms}");
         }
     });
@@ -162,7 +253,14 @@ fn a_share_is_logged_when_it_begins_and_changes_and_not_when_it_is_renewed() {
 #[test]
 fn its_status_says_until_when_it_lasts() {
     let (shim, before) = (Shim::new(), SystemTime::now());
-    shim.put(Share { lease_ms: 600_000, ..share("a", "b", 50) }, Instant::now()).unwrap();
+    shim.put(
+        Share {
+            lease_ms: 600_000,
+            ..share("a", "b", 50)
+        },
+        Instant::now(),
+    )
+    .unwrap();
     let until = humantime::parse_rfc3339(&shim.sharing.status().unwrap().until).unwrap();
     assert!(until > before && until <= SystemTime::now() + LONGEST);
 }
@@ -173,10 +271,28 @@ fn a_share_that_cannot_be_is_refused_and_changes_nothing() {
     shim.put(share("a", "b", 1000), now).unwrap();
     for (share, why) in [
         (share("a", "a", 50), "between instance a and itself"),
-        (share("b", "c", 50), "between instances b and c, and this is the shim of a"),
-        (share("a", "b", 1001), "a share of 1001 thousandths: give 0 to 1000"),
-        (Share { lease_ms: 600_001, ..share("a", "b", 50) }, "a share for 10m 1ms: give 10m at most"),
-        (Share { lease_ms: u64::MAX, ..share("a", "b", 50) }, "give 10m at most"),
+        (
+            share("b", "c", 50),
+            "between instances b and c, and this is the shim of a",
+        ),
+        (
+            share("a", "b", 1001),
+            "a share of 1001 thousandths: give 0 to 1000",
+        ),
+        (
+            Share {
+                lease_ms: 600_001,
+                ..share("a", "b", 50)
+            },
+            "a share for 10m 1ms: give 10m at most",
+        ),
+        (
+            Share {
+                lease_ms: u64::MAX,
+                ..share("a", "b", 50)
+            },
+            "give 10m at most",
+        ),
     ] {
         let refused = shim.put(share, now).unwrap_err();
         assert!(refused.contains(why), "{refused}");

@@ -14,11 +14,23 @@ type Client = super::Client<u64>;
 
 fn client(number: u64, shim: Option<Shim>) -> Client {
     let from = shim.map(|shim| (shim, number));
-    Client { socket: number, peer: ([10, 0, 0, 1], 40_000).into(), from }
+    Client {
+        socket: number,
+        peer: ([10, 0, 0, 1], 40_000).into(),
+        from,
+    }
 }
 
 fn call(id: u64, call: Call, socket: RawFd) -> Notification {
-    Notification { id, thread: 1, call, socket, address: 0, length: 0, flags: 0 }
+    Notification {
+        id,
+        thread: 1,
+        call,
+        socket,
+        address: 0,
+        length: 0,
+        flags: 0,
+    }
 }
 
 fn accept(id: u64) -> Notification {
@@ -89,16 +101,24 @@ impl World {
                 self.machine.looked(self.listener.is_some());
                 self.carry_out(how, works);
                 self.calls.insert(id, false);
-                self.machine.binds(call(id, Call::Bind, 5 + (id % 2) as RawFd), ours);
+                self.machine
+                    .binds(call(id, Call::Bind, 5 + (id % 2) as RawFd), ours);
                 let swaps = matches!(self.machine.actions.back(), Some(Action::Swap(_)));
                 assert_eq!(swaps, ours && self.listener.is_none());
                 self.carry_out(how, works);
             }
-            Event::Accept { number, by_server, blocking } => {
+            Event::Accept {
+                number,
+                by_server,
+                blocking,
+            } => {
                 self.calls.insert(id, blocking);
                 self.rung = false;
                 let thread = if by_server { 1 } else { 2 };
-                let call = Notification { thread, ..call(id, Call::Accept, number) };
+                let call = Notification {
+                    thread,
+                    ..call(id, Call::Accept, number)
+                };
                 self.machine.accepts(call, by_server, blocking);
                 self.carry_out(how, true);
             }
@@ -108,11 +128,21 @@ impl World {
                 self.machine.came(client(id, shim));
                 self.carry_out(how, true);
                 // One that came back from a call is about to be called for again.
-                let rings = first && self.waiting.contains_key(&id) && self.calls.is_empty() && how.is_none();
-                assert!(!rings || self.rung, "the first that waits is announced at once");
+                let rings = first
+                    && self.waiting.contains_key(&id)
+                    && self.calls.is_empty()
+                    && how.is_none();
+                assert!(
+                    !rings || self.rung,
+                    "the first that waits is announced at once"
+                );
             }
             Event::Recall(shim) => {
-                let last = self.waiting.iter().rfind(|(_, of)| **of == Some(shim)).map(|(number, _)| *number);
+                let last = self
+                    .waiting
+                    .iter()
+                    .rfind(|(_, of)| **of == Some(shim))
+                    .map(|(number, _)| *number);
                 self.machine.recall(shim, last.unwrap_or(id));
                 self.carry_out(how, true);
                 assert!(last.is_none_or(|last| !self.waiting.contains_key(&last)));
@@ -138,7 +168,10 @@ impl World {
             match action {
                 Action::Continue(call) => self.answered(call),
                 Action::Fail(call, errno) => {
-                    assert!(errno != Errno::EAGAIN || !self.calls[&call.id], "a blocking call gets no EAGAIN");
+                    assert!(
+                        errno != Errno::EAGAIN || !self.calls[&call.id],
+                        "a blocking call gets no EAGAIN"
+                    );
                     self.answered(call);
                 }
                 Action::Swap(call) => {
@@ -151,7 +184,10 @@ impl World {
                 Action::Listening => self.shims_know = true,
                 Action::Close => self.shims_know = false,
                 Action::HandOver(call, client) => {
-                    assert_eq!(call.thread, 1, "the server's clients are not its children's");
+                    assert_eq!(
+                        call.thread, 1,
+                        "the server's clients are not its children's"
+                    );
                     let first = self.waiting.keys().next();
                     assert_eq!(first, Some(&client.socket), "first come, first served");
                     if how.is_none_or(|errno| errno == Errno::ENOENT) {
@@ -171,22 +207,41 @@ impl World {
 
     /// Once.
     fn answered(&mut self, call: Notification) {
-        assert!(self.calls.remove(&call.id).is_some(), "{call:?} is answered twice");
+        assert!(
+            self.calls.remove(&call.id).is_some(),
+            "{call:?} is answered twice"
+        );
     }
 
     fn check(&self) {
         let known = self.machine.waiting.iter().map(|client| client.socket);
-        assert!(self.waiting.keys().copied().eq(known), "no client is dropped");
+        assert!(
+            self.waiting.keys().copied().eq(known),
+            "no client is dropped"
+        );
         let known = self.machine.calls.iter().map(|call| call.id);
-        assert!(self.calls.keys().copied().eq(known), "each call has an answer, or waits");
+        assert!(
+            self.calls.keys().copied().eq(known),
+            "each call has an answer, or waits"
+        );
         assert!(self.calls.values().all(|may_wait| *may_wait));
-        assert!(self.waiting.is_empty() || self.calls.is_empty(), "nobody waits for a call that waits");
+        assert!(
+            self.waiting.is_empty() || self.calls.is_empty(),
+            "nobody waits for a call that waits"
+        );
         let listens = matches!(self.machine.phase(), Phase::Listening(_));
         assert_eq!(listens, self.shims_know);
-        assert!(self.waiting.is_empty() || listens, "clients of no listener are given back");
+        assert!(
+            self.waiting.is_empty() || listens,
+            "clients of no listener are given back"
+        );
         let wake = self.machine.wake();
         assert!(wake.is_none_or(|wake| wake <= self.now.max(self.machine.now) + PATIENCE));
-        assert_eq!(wake.is_some(), !self.waiting.is_empty(), "a bell is outstanding while clients wait");
+        assert_eq!(
+            wake.is_some(),
+            !self.waiting.is_empty(),
+            "a bell is outstanding while clients wait"
+        );
     }
 
     /// Within one bell, a server that is there takes all, and one that is not has none.
@@ -197,7 +252,14 @@ impl World {
         if let Phase::Listening(number) = self.machine.phase() {
             assert!(self.waiting.is_empty() || self.rung);
             for _ in 0..=self.waiting.len() {
-                self.step(Event::Accept { number, by_server: true, blocking }, None);
+                self.step(
+                    Event::Accept {
+                        number,
+                        by_server: true,
+                        blocking,
+                    },
+                    None,
+                );
             }
         }
         assert!(self.waiting.is_empty());
@@ -211,7 +273,11 @@ impl World {
 fn event() -> impl Strategy<Value = Event> {
     let mostly = prop::bool::weighted(0.8);
     let number = prop_oneof![8 => 5..=6, 1 => Just(9)];
-    let accept = |(number, by_server, blocking)| Event::Accept { number, by_server, blocking };
+    let accept = |(number, by_server, blocking)| Event::Accept {
+        number,
+        by_server,
+        blocking,
+    };
     prop_oneof![
         1 => (mostly, mostly).prop_map(|(ours, works)| Event::Bind { ours, works }),
         8 => (number, mostly, prop::bool::weighted(0.3)).prop_map(accept),
@@ -225,7 +291,10 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 fn failure() -> impl Strategy<Value = Option<Errno>> {
-    prop::option::weighted(0.3, prop::sample::select(vec![Errno::ENOENT, Errno::EMFILE, Errno::EPERM]))
+    prop::option::weighted(
+        0.3,
+        prop::sample::select(vec![Errno::ENOENT, Errno::EMFILE, Errno::EPERM]),
+    )
 }
 
 proptest! {
@@ -254,9 +323,16 @@ fn listening() -> Machine<u64> {
     assert_eq!(actions(&mut machine), [Action::Swap(bind)]);
     machine.bound(5);
     machine.came(client(1, Some(1)));
-    assert_eq!(actions(&mut machine), [Action::Back(client(1, Some(1)))], "nothing has accepted yet");
+    assert_eq!(
+        actions(&mut machine),
+        [Action::Back(client(1, Some(1)))],
+        "nothing has accepted yet"
+    );
     machine.accepts(accept(2), true, false);
-    assert_eq!(actions(&mut machine), [Action::Listening, Action::Fail(accept(2), Errno::EAGAIN)]);
+    assert_eq!(
+        actions(&mut machine),
+        [Action::Listening, Action::Fail(accept(2), Errno::EAGAIN)]
+    );
     machine
 }
 
@@ -274,7 +350,10 @@ fn a_bell_rings_for_the_first_that_waits_and_again_for_a_server_that_is_stopped(
     let late = PATIENCE + Duration::from_millis(5);
     machine.tick(late);
     machine.accepts(accept(3), true, false);
-    assert_eq!(actions(&mut machine), [Action::HandOver(accept(3), client(2, Some(1)))]);
+    assert_eq!(
+        actions(&mut machine),
+        [Action::HandOver(accept(3), client(2, Some(1)))]
+    );
     machine.handed(accept(3), client(2, Some(1)), &Ok(()));
     assert_eq!(actions(&mut machine), [Action::Taken(client(2, Some(1)))]);
     // One that takes no more than one a bell gets another.
@@ -282,7 +361,10 @@ fn a_bell_rings_for_the_first_that_waits_and_again_for_a_server_that_is_stopped(
     machine.tick(late + PATIENCE);
     assert_eq!(actions(&mut machine), [Action::Look]);
     machine.looked(false);
-    assert_eq!(actions(&mut machine), [Action::Close, Action::Back(client(3, None))]);
+    assert_eq!(
+        actions(&mut machine),
+        [Action::Close, Action::Back(client(3, None))]
+    );
     assert_eq!(machine.wake(), None);
     // It may bind again.
     let bind = call(4, Call::Bind, 7);
@@ -296,23 +378,41 @@ fn a_blocking_call_waits_for_a_client_or_a_signal() {
     machine.accepts(accept(3), true, true);
     assert_eq!(actions(&mut machine), []);
     machine.came(client(2, None));
-    assert_eq!(actions(&mut machine), [Action::HandOver(accept(3), client(2, None))]);
+    assert_eq!(
+        actions(&mut machine),
+        [Action::HandOver(accept(3), client(2, None))]
+    );
     let full = error(Errno::EMFILE);
     machine.handed(accept(3), client(2, None), &full);
-    assert_eq!(actions(&mut machine), [Action::Fail(accept(3), Errno::EMFILE)]);
+    assert_eq!(
+        actions(&mut machine),
+        [Action::Fail(accept(3), Errno::EMFILE)]
+    );
     machine.accepts(accept(4), true, true);
-    assert_eq!(actions(&mut machine), [Action::HandOver(accept(4), client(2, None))]);
-    let failed = [Action::Fail(accept(4), Errno::ECONNABORTED), Action::Back(client(2, None))];
+    assert_eq!(
+        actions(&mut machine),
+        [Action::HandOver(accept(4), client(2, None))]
+    );
+    let failed = [
+        Action::Fail(accept(4), Errno::ECONNABORTED),
+        Action::Back(client(2, None)),
+    ];
     machine.handed(accept(4), client(2, None), &error(Errno::EPERM));
     assert_eq!(actions(&mut machine), failed);
     machine.accepts(accept(5), true, true);
     assert_eq!(actions(&mut machine), []);
     machine.signalled();
-    assert_eq!(actions(&mut machine), [Action::Fail(accept(5), Errno::EINTR)]);
+    assert_eq!(
+        actions(&mut machine),
+        [Action::Fail(accept(5), Errno::EINTR)]
+    );
     machine.accepts(accept(6), true, true);
     assert_eq!(actions(&mut machine), []);
     machine.looked(false);
-    assert_eq!(actions(&mut machine), [Action::Close, Action::Continue(accept(6))]);
+    assert_eq!(
+        actions(&mut machine),
+        [Action::Close, Action::Continue(accept(6))]
+    );
     machine.looked(false);
     assert_eq!(actions(&mut machine), [], "once");
 }

@@ -34,13 +34,21 @@ impl Both {
     /// As this client, at their own addresses.
     pub fn new(client: &Client) -> Self {
         let [old, new] = [client, client].map(Instance::new);
-        Self { old, new, patience: MOST_PATIENCE, served: BTreeMap::new() }
+        Self {
+            old,
+            new,
+            patience: MOST_PATIENCE,
+            served: BTreeMap::new(),
+        }
     }
 
     /// What they answer, at the same time.
     pub async fn sample(&mut self, [old, new]: [&InstanceDetails; 2]) -> [Seen; 2] {
         let patience = self.patience;
-        let (mut old, mut new) = tokio::join!(self.old.sample(old, patience), self.new.sample(new, patience));
+        let (mut old, mut new) = tokio::join!(
+            self.old.sample(old, patience),
+            self.new.sample(new, patience)
+        );
         if old.page.is_some() {
             self.patience = (old.took * TIMES).clamp(PATIENCE, MOST_PATIENCE);
         }
@@ -48,7 +56,11 @@ impl Both {
             let used = old.sample.used();
             // Those for which there is no time are asked for beside the next sample.
             let _ = timeout(patience, self.look_for(&used)).await;
-            let serves = used.iter().filter(|api| self.served.get(*api) != Some(&false)).cloned().collect();
+            let serves = used
+                .iter()
+                .filter(|api| self.served.get(*api) != Some(&false))
+                .cloned()
+                .collect();
             (old.sample, new.sample) = (old.sample.serves(used), new.sample.serves(serves));
         }
         [old, new]
@@ -101,7 +113,10 @@ impl Instance {
         let began = Instant::now();
         let page = async {
             match details.address {
-                Some(address) => self.page(address, patience).await.map_err(|error| error.status().is_some()),
+                Some(address) => self
+                    .page(address, patience)
+                    .await
+                    .map_err(|error| error.status().is_some()),
                 None => Err(false),
             }
         };
@@ -116,7 +131,11 @@ impl Instance {
         if let Some(connections) = connections {
             sample = sample.with_connections(connections);
         }
-        Seen { sample, page: page.ok(), took }
+        Seen {
+            sample,
+            page: page.ok(),
+            took,
+        }
     }
 
     /// Its metrics.
@@ -131,14 +150,18 @@ impl Instance {
     /// Whether it serves an API, if it says so.
     async fn serves(&self, api: &str) -> Option<bool> {
         let prefix = if api.contains('/') { "/apis" } else { "/api" };
-        found(self.0.get(&format!("{prefix}/{api}")).await).ok().map(|list| list.is_some())
+        found(self.0.get(&format!("{prefix}/{api}")).await)
+            .ok()
+            .map(|list| list.is_some())
     }
 
     /// Lists one object of each resource, and writes it as it is without effect (`dryRun=All`).
     async fn ask(&self, resources: &[String], writes: bool, patience: Duration) {
         let asks = async {
             for path in resources {
-                let Ok(list) = self.0.get(&format!("{path}?limit=1")).await else { continue };
+                let Ok(list) = self.0.get(&format!("{path}?limit=1")).await else {
+                    continue;
+                };
                 if let Some((path, object)) = writes.then(|| first(path, &list)).flatten() {
                     let _ = self.0.put(&format!("{path}?dryRun=All"), &object).await;
                 }
@@ -152,15 +175,19 @@ impl Instance {
 /// What its shim counted of its clients; none: it does not answer, or is older.
 async fn connections(details: &InstanceDetails) -> Option<Connections> {
     let asked = ipc::ask(details.socket.as_deref()?, Ask::Metrics, ipc::PATIENCE).await;
-    if let Ok(Reply::Metrics(page)) = asked { counted(&page) } else { None }
+    if let Ok(Reply::Metrics(page)) = asked {
+        counted(&page)
+    } else {
+        None
+    }
 }
 
 fn counted(page: &str) -> Option<Connections> {
     let mut counted = Connections::default();
     let mut known = false;
-    for line in
-        samples(page, |name| name.starts_with("berth_first_byte_seconds_") || name == "berth_empty_attempts_total")
-    {
+    for line in samples(page, |name| {
+        name.starts_with("berth_first_byte_seconds_") || name == "berth_empty_attempts_total"
+    }) {
         match line.name {
             "berth_empty_attempts_total" => {
                 (counted.empty, known) = (line.value, true);
@@ -169,7 +196,9 @@ fn counted(page: &str) -> Option<Connections> {
             "berth_first_byte_seconds_count" => counted.all += line.value,
             "berth_first_byte_seconds_bucket" => {
                 let bound = line.label("le").parse();
-                bound.into_iter().for_each(|bound| counted.first_byte.add(bound, line.value));
+                bound
+                    .into_iter()
+                    .for_each(|bound| counted.first_byte.add(bound, line.value));
             }
             _ => {}
         }
@@ -183,7 +212,9 @@ fn first(resource: &str, list: &Value) -> Option<(String, Value)> {
     object["apiVersion"] = list["apiVersion"].clone();
     object["kind"] = list["kind"].as_str()?.strip_suffix("List")?.into();
     let (before, plural) = resource.rsplit_once('/')?;
-    let name = object["metadata"]["name"].as_str().filter(|name| is_plain(name))?;
+    let name = object["metadata"]["name"]
+        .as_str()
+        .filter(|name| is_plain(name))?;
     let namespace = match object["metadata"]["namespace"].as_str() {
         Some(namespace) if is_plain(namespace) => format!("namespaces/{namespace}/"),
         Some(_) => return None,
@@ -196,23 +227,39 @@ fn first(resource: &str, list: &Value) -> Option<(String, Value)> {
 fn used(page: &str) -> Vec<String> {
     let mut counts: BTreeMap<String, f64> = BTreeMap::new();
     for line in samples(page, |name| name == "apiserver_request_total") {
-        let [group, version, resource] = ["group", "version", "resource"].map(|name| line.label(name));
-        let is_list =
-            line.label("verb") == "LIST" && line.label("code") == "200" && line.label("subresource").is_empty();
-        if is_list && [version, resource].iter().all(|part| is_plain(part)) && (group.is_empty() || is_plain(group)) {
-            let prefix = if group.is_empty() { "/api".to_owned() } else { format!("/apis/{group}") };
-            *counts.entry(format!("{prefix}/{version}/{resource}")).or_default() += line.value;
+        let [group, version, resource] =
+            ["group", "version", "resource"].map(|name| line.label(name));
+        let is_list = line.label("verb") == "LIST"
+            && line.label("code") == "200"
+            && line.label("subresource").is_empty();
+        if is_list
+            && [version, resource].iter().all(|part| is_plain(part))
+            && (group.is_empty() || is_plain(group))
+        {
+            let prefix = if group.is_empty() {
+                "/api".to_owned()
+            } else {
+                format!("/apis/{group}")
+            };
+            *counts
+                .entry(format!("{prefix}/{version}/{resource}"))
+                .or_default() += line.value;
         }
     }
     let mut used: Vec<_> = counts.into_iter().collect();
     used.sort_by(|(_, a), (_, b)| b.total_cmp(a));
-    used.into_iter().take(RESOURCES).map(|(path, _)| path).collect()
+    used.into_iter()
+        .take(RESOURCES)
+        .map(|(path, _)| path)
+        .collect()
 }
 
 /// A name that is a part of a path as it is. Of RBAC, some have a colon.
 fn is_plain(name: &str) -> bool {
     !name.is_empty()
-        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b':' | b'_'))
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b':' | b'_'))
 }
 
 #[cfg(test)]
@@ -224,16 +271,39 @@ mod tests {
 
     #[test]
     fn what_clients_list_is_asked_for() {
-        let line = |labels: &str, count: u32| format!("apiserver_request_total{{{labels},subresource=\"\"}} {count}\n");
+        let line = |labels: &str, count: u32| {
+            format!("apiserver_request_total{{{labels},subresource=\"\"}} {count}\n")
+        };
         let page = [
-            line(r#"verb="LIST",code="200",group="",version="v1",resource="pods",scope="cluster""#, 3),
-            line(r#"verb="LIST",code="200",group="",version="v1",resource="pods",scope="namespace""#, 3),
-            line(r#"verb="LIST",code="200",group="apps",version="v1",resource="deployments""#, 9),
-            line(r#"verb="LIST",code="200",group="",version="v1",resource="../x""#, 99),
-            line(r#"verb="LIST",code="404",group="a.b",version="v1",resource="gone""#, 99),
-            line(r#"verb="GET",code="200",group="",version="v1",resource="secrets""#, 99),
+            line(
+                r#"verb="LIST",code="200",group="",version="v1",resource="pods",scope="cluster""#,
+                3,
+            ),
+            line(
+                r#"verb="LIST",code="200",group="",version="v1",resource="pods",scope="namespace""#,
+                3,
+            ),
+            line(
+                r#"verb="LIST",code="200",group="apps",version="v1",resource="deployments""#,
+                9,
+            ),
+            line(
+                r#"verb="LIST",code="200",group="",version="v1",resource="../x""#,
+                99,
+            ),
+            line(
+                r#"verb="LIST",code="404",group="a.b",version="v1",resource="gone""#,
+                99,
+            ),
+            line(
+                r#"verb="GET",code="200",group="",version="v1",resource="secrets""#,
+                99,
+            ),
         ];
-        assert_eq!(used(&page.concat()), ["/apis/apps/v1/deployments", "/api/v1/pods"]);
+        assert_eq!(
+            used(&page.concat()),
+            ["/apis/apps/v1/deployments", "/api/v1/pods"]
+        );
     }
 
     #[test]
@@ -241,8 +311,14 @@ mod tests {
         let page = "berth_first_byte_seconds_bucket{le=\"0.1\",shim=\"a\"} 5\nberth_first_byte_seconds_bucket{le=\"+Inf\",shim=\"a\"} 7\n\
                     berth_first_byte_seconds_count{shim=\"a\"} 7\n";
         assert!(counted(page).is_none(), "an older shim");
-        let Connections { all, empty, first_byte } =
-            counted(&format!("{page}berth_empty_attempts_total{{shim=\"a\"}} 3\n# EOF\n")).unwrap();
+        let Connections {
+            all,
+            empty,
+            first_byte,
+        } = counted(&format!(
+            "{page}berth_empty_attempts_total{{shim=\"a\"}} 3\n# EOF\n"
+        ))
+        .unwrap();
         assert_eq!((all, empty, first_byte.total()), (10.0, 3.0, 7.0));
     }
 
@@ -251,12 +327,25 @@ mod tests {
     async fn a_refusal_of_metrics_is_no_silence() {
         let ca = authority();
         let page = answer("200 OK", "process_start_time_seconds 1\n");
-        let old = serve_as(&ca, ([127, 0, 0, 1], 0).into(), "127.0.0.1", move |_| page.clone()).await;
+        let old = serve_as(&ca, ([127, 0, 0, 1], 0).into(), "127.0.0.1", move |_| {
+            page.clone()
+        })
+        .await;
         let busy = answer("429 Too Many Requests", "{}");
-        let busy = serve_as(&ca, ([127, 0, 0, 1], 0).into(), "127.0.0.1", move |_| busy.clone()).await;
-        let silent = serve_as(&ca, ([127, 0, 0, 1], 0).into(), "127.0.0.1", |_| "no HTTP\r\n\r\n".into()).await;
+        let busy = serve_as(&ca, ([127, 0, 0, 1], 0).into(), "127.0.0.1", move |_| {
+            busy.clone()
+        })
+        .await;
+        let silent = serve_as(&ca, ([127, 0, 0, 1], 0).into(), "127.0.0.1", |_| {
+            "no HTTP\r\n\r\n".into()
+        })
+        .await;
         let at = |server: &Server| InstanceDetails {
-            address: server.access.server.strip_prefix("https://").map(|address| address.parse().unwrap()),
+            address: server
+                .access
+                .server
+                .strip_prefix("https://")
+                .map(|address| address.parse().unwrap()),
             ..InstanceDetails::default()
         };
         for (new, is_bad) in [(busy, false), (silent, true)] {
@@ -273,14 +362,29 @@ mod tests {
 
     #[test]
     fn an_object_is_written_as_it_is() {
-        let list =
-            |meta: Value| json!({"apiVersion": "v1", "kind": "PodList", "items": [{"metadata": meta, "spec": 1}]});
-        let (path, object) = first("/api/v1/pods", &list(json!({"name": "a", "namespace": "b"}))).unwrap();
+        let list = |meta: Value| json!({"apiVersion": "v1", "kind": "PodList", "items": [{"metadata": meta, "spec": 1}]});
+        let (path, object) = first(
+            "/api/v1/pods",
+            &list(json!({"name": "a", "namespace": "b"})),
+        )
+        .unwrap();
         assert_eq!(path, "/api/v1/namespaces/b/pods/a");
         let metadata = json!({"name": "a", "namespace": "b"});
-        assert_eq!(object, json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": 1}));
-        assert_eq!(first("/api/v1/nodes", &list(json!({"name": "a"}))).unwrap().0, "/api/v1/nodes/a");
-        for none in [json!({}), list(json!({"name": "a/b"})), list(json!({"name": "a", "namespace": "?"}))] {
+        assert_eq!(
+            object,
+            json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": 1})
+        );
+        assert_eq!(
+            first("/api/v1/nodes", &list(json!({"name": "a"})))
+                .unwrap()
+                .0,
+            "/api/v1/nodes/a"
+        );
+        for none in [
+            json!({}),
+            list(json!({"name": "a/b"})),
+            list(json!({"name": "a", "namespace": "?"})),
+        ] {
             assert_eq!(first("/api/v1/pods", &none), None);
         }
     }

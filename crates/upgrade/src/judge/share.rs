@@ -24,20 +24,33 @@ impl Shares {
     pub fn new(upgrade: &InstanceId, local: bool) -> Self {
         let mut hasher = DefaultHasher::new();
         upgrade.hash(&mut hasher);
-        Self { salt: hasher.finish(), local, sent: None }
+        Self {
+            salt: hasher.finish(),
+            local,
+            sent: None,
+        }
     }
 
     /// Gives a slot's instance this part, in thousandths, and the other one the rest.
     ///
     /// # Errors
     /// Why a shim refuses. One that is not there, or does not answer now, is told the next time.
-    pub async fn keep(&mut self, slot: Slot, permille: u16, details: &NodeDetails) -> Result<(), String> {
-        let is_kept = |(at, of, part): (Instant, Slot, u16)| (of, part) == (slot, permille) && at.elapsed() < RENEWED;
+    pub async fn keep(
+        &mut self,
+        slot: Slot,
+        permille: u16,
+        details: &NodeDetails,
+    ) -> Result<(), String> {
+        let is_kept = |(at, of, part): (Instant, Slot, u16)| {
+            (of, part) == (slot, permille) && at.elapsed() < RENEWED
+        };
         if self.sent.is_some_and(is_kept) {
             return Ok(());
         }
         let [new, old] = [details.of(slot), details.of(slot.other())];
-        let (Some(to), Some(from)) = (&new.id, &old.id) else { return Ok(()) };
+        let (Some(to), Some(from)) = (&new.id, &old.id) else {
+            return Ok(());
+        };
         self.sent = Some((Instant::now(), slot, permille));
         let share = Share {
             old: from.clone(),
@@ -53,7 +66,9 @@ impl Shares {
 }
 
 async fn tell(details: &InstanceDetails, share: &Share) -> Result<(), String> {
-    let Some(socket) = &details.socket else { return Ok(()) };
+    let Some(socket) = &details.socket else {
+        return Ok(());
+    };
     match ipc::ask(socket, Ask::Share(share.clone()), ipc::PATIENCE).await {
         Ok(Reply::Refused(why)) => Err(why),
         Ok(_) | Err(_) => Ok(()),
@@ -64,9 +79,21 @@ async fn tell(details: &InstanceDetails, share: &Share) -> Result<(), String> {
 ///
 /// # Errors
 /// Why not.
-pub(super) async fn knows_shares(details: &InstanceDetails, other: &InstanceId) -> Result<(), String> {
-    let (Some(own), Some(socket)) = (&details.id, &details.socket) else { return Err("it has no shim".into()) };
-    let share = Share { old: own.clone(), new: other.clone(), permille: 0, salt: 0, lease_ms: 0, local: false };
+pub(super) async fn knows_shares(
+    details: &InstanceDetails,
+    other: &InstanceId,
+) -> Result<(), String> {
+    let (Some(own), Some(socket)) = (&details.id, &details.socket) else {
+        return Err("it has no shim".into());
+    };
+    let share = Share {
+        old: own.clone(),
+        new: other.clone(),
+        permille: 0,
+        salt: 0,
+        lease_ms: 0,
+        local: false,
+    };
     match ipc::ask(socket, Ask::Share(share), LEASE).await {
         Ok(Reply::Done) => Ok(()),
         Ok(Reply::Refused(why)) => Err(why),
@@ -92,19 +119,40 @@ mod tests {
             async move { drop(request.reply(&reply).await) }
         });
         tokio::spawn(serving);
-        (InstanceDetails { id: id.parse().ok(), socket: Some(socket), ..InstanceDetails::default() }, asked)
+        (
+            InstanceDetails {
+                id: id.parse().ok(),
+                socket: Some(socket),
+                ..InstanceDetails::default()
+            },
+            asked,
+        )
     }
 
     #[tokio::test]
     async fn a_shim_that_knows_no_shares_is_known_before_anything_changes() {
         let temp = tempfile::tempdir().unwrap();
         let other = "b".parse().unwrap();
-        let (older, _) = shim(temp.path(), "older", Reply::Refused("version 2 is not known".into()));
-        assert_eq!(knows_shares(&older, &other).await, Err("version 2 is not known".into()));
-        assert!(knows_shares(&InstanceDetails::default(), &other).await.is_err());
+        let (older, _) = shim(
+            temp.path(),
+            "older",
+            Reply::Refused("version 2 is not known".into()),
+        );
+        assert_eq!(
+            knows_shares(&older, &other).await,
+            Err("version 2 is not known".into())
+        );
+        assert!(
+            knows_shares(&InstanceDetails::default(), &other)
+                .await
+                .is_err()
+        );
         let (shim, asked) = shim(temp.path(), "a", Reply::Done);
         assert_eq!(knows_shares(&shim, &other).await, Ok(()));
-        assert!(matches!(&asked.lock().unwrap()[..], [Ask::Share(share)] if share.lease_ms == 0), "it begins nothing");
+        assert!(
+            matches!(&asked.lock().unwrap()[..], [Ask::Share(share)] if share.lease_ms == 0),
+            "it begins nothing"
+        );
     }
 
     #[tokio::test]
@@ -112,26 +160,42 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let (canonical, of_old) = shim(temp.path(), "old", Reply::Done);
         let (temporary, of_new) = shim(temp.path(), "new", Reply::Done);
-        let details = NodeDetails { canonical, temporary, ..NodeDetails::default() };
+        let details = NodeDetails {
+            canonical,
+            temporary,
+            ..NodeDetails::default()
+        };
         let mut shares = Shares::new(&"u".parse().unwrap(), true);
         for permille in [50, 50, 250] {
-            assert_eq!(shares.keep(Slot::Temporary, permille, &details).await, Ok(()));
+            assert_eq!(
+                shares.keep(Slot::Temporary, permille, &details).await,
+                Ok(())
+            );
         }
         let told = |asked: &Mutex<Vec<Ask>>| {
             let asked = asked.lock().unwrap();
             let share = |ask: &Ask| match ask {
-                Ask::Share(share) => (share.old.to_string(), share.new.to_string(), share.permille, share.local),
+                Ask::Share(share) => (
+                    share.old.to_string(),
+                    share.new.to_string(),
+                    share.permille,
+                    share.local,
+                ),
                 other => panic!("{other:?}"),
             };
             asked.iter().map(share).collect::<Vec<_>>()
         };
-        let [first, last] = [50, 250].map(|permille| ("old".to_owned(), "new".to_owned(), permille, true));
+        let [first, last] =
+            [50, 250].map(|permille| ("old".to_owned(), "new".to_owned(), permille, true));
         // Not again before it is due, unless it changes.
         assert_eq!(told(&of_new).first(), Some(&first));
         assert_eq!(told(&of_new).last(), Some(&last));
         assert_eq!(told(&of_old), told(&of_new));
         // The other way round, the temporary one is the old one.
         shares.keep(Slot::Canonical, 0, &details).await.unwrap();
-        assert_eq!(told(&of_old).last(), Some(&("new".to_owned(), "old".to_owned(), 0, true)));
+        assert_eq!(
+            told(&of_old).last(),
+            Some(&("new".to_owned(), "old".to_owned(), 0, true))
+        );
     }
 }

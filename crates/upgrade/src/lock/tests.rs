@@ -73,7 +73,10 @@ struct World {
 
 impl World {
     fn time(&self) -> (Duration, SystemTime) {
-        (Duration::from_secs(self.now), SystemTime::UNIX_EPOCH + Duration::from_secs(self.now))
+        (
+            Duration::from_secs(self.now),
+            SystemTime::UNIX_EPOCH + Duration::from_secs(self.now),
+        )
     }
 
     fn apply(&mut self, op: Op) {
@@ -90,17 +93,24 @@ impl World {
             }
             Op::Kill(node) => self.nodes[node].process = None,
             Op::Release(node) => {
-                let Some(process) = &mut self.nodes[node].process else { return };
+                let Some(process) = &mut self.nodes[node].process else {
+                    return;
+                };
                 if process.phase == Phase::Drives {
                     process.phase = Phase::Released;
                     process.decided = None;
-                    self.lease.take_if(|lease| Holder::parse(lease).upgrade == process.upgrade);
+                    self.lease
+                        .take_if(|lease| Holder::parse(lease).upgrade == process.upgrade);
                     self.nodes[node].changed = false;
                 }
             }
             Op::Remove(node) => {
                 let node = &mut self.nodes[node];
-                if node.process.take_if(|process| process.phase == Phase::Released).is_some() {
+                if node
+                    .process
+                    .take_if(|process| process.phase == Phase::Released)
+                    .is_some()
+                {
                     node.state = None;
                     self.done += 1;
                 }
@@ -114,8 +124,16 @@ impl World {
         let process = node.process.get_or_insert_with(|| {
             self.drawn += 1;
             let upgrade = node.state.clone().unwrap_or_else(|| self.drawn.to_string());
-            let claim = Claim::new(holder(&upgrade, &format!("cp-{at}"), node.state.is_some()), false);
-            Process { upgrade, claim, decided: None, phase: Phase::Takes }
+            let claim = Claim::new(
+                holder(&upgrade, &format!("cp-{at}"), node.state.is_some()),
+                false,
+            );
+            Process {
+                upgrade,
+                claim,
+                decided: None,
+                phase: Phase::Takes,
+            }
         });
         if process.phase == Phase::Released {
             return;
@@ -130,11 +148,15 @@ impl World {
 
     fn write(&mut self, at: usize, answered: bool) {
         let node = &mut self.nodes[at];
-        let Some(process) = &mut node.process else { return };
+        let Some(process) = &mut node.process else {
+            return;
+        };
         let version = |object: &Value| object["metadata"]["resourceVersion"].clone();
         let mut object = match (process.decided.take(), &self.lease) {
             (Some(Turn::Create(object)), None) => object,
-            (Some(Turn::Replace(object)), Some(there)) if version(&object) == version(there) => object,
+            (Some(Turn::Replace(object)), Some(there)) if version(&object) == version(there) => {
+                object
+            }
             // 409, 404, or nothing to do.
             _ => return,
         };
@@ -222,14 +244,29 @@ proptest! {
 fn who_holds_it_is_told_with_the_fix() {
     let mut claim = Claim::new(holder("a", "cp-1", false), false);
     let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1);
-    let Turn::Create(object) = claim.next(Duration::ZERO, time, None) else { panic!() };
+    let Turn::Create(object) = claim.next(Duration::ZERO, time, None) else {
+        panic!()
+    };
     let read = Holder::parse(&object);
-    assert_eq!(read, Holder { since: "1970-01-01T00:00:01.000000Z".into(), ..holder("a", "cp-1", false) });
-    let changed = Holder { changed: true, ..read.clone() };
+    assert_eq!(
+        read,
+        Holder {
+            since: "1970-01-01T00:00:01.000000Z".into(),
+            ..holder("a", "cp-1", false)
+        }
+    );
+    let changed = Holder {
+        changed: true,
+        ..read.clone()
+    };
     let who = "node cp-1 since 1970-01-01T00:00:01Z (process 7 there: berth upgrade m)";
     for (holder, asks, parts) in [
         (&read, "cp-2", &[who, ": wait for it"][..]),
-        (&changed, "cp-2", &[who, "run `berth upgrade` on cp-1", "--break-lock"]),
+        (
+            &changed,
+            "cp-2",
+            &[who, "run `berth upgrade` on cp-1", "--break-lock"],
+        ),
         (&changed, "cp-1", &["--state-dir"]),
     ] {
         let message = holder.refuses(asks);
@@ -245,7 +282,10 @@ fn lock(server: &Server, upgrade: &str, node: &str) -> Lock {
 }
 
 fn claimed(server: &Server, holder: Holder, breaks: bool) -> Lock {
-    Lock::new(&Client::new(&server.access).unwrap(), Claim::new(holder, breaks))
+    Lock::new(
+        &Client::new(&server.access).unwrap(),
+        Claim::new(holder, breaks),
+    )
 }
 
 /// An API with a namespace, and its server.
@@ -253,7 +293,10 @@ async fn api() -> (Objects, Server) {
     let objects = Objects::default();
     objects.set(NAMESPACE_PATH, Some(json!({})));
     let answers = objects.clone();
-    (objects, serve_with(move |request| answers.answer(request)).await)
+    (
+        objects,
+        serve_with(move |request| answers.answer(request)).await,
+    )
 }
 
 #[tokio::test]
@@ -264,23 +307,38 @@ async fn a_lock_is_taken_marked_and_released() {
     let progress = Progress::default();
     let first = lock(&server, "a", "cp-1");
     first.acquire(&progress).await.unwrap();
-    assert!(objects.get(NAMESPACE_PATH).is_some(), "the namespace is made");
+    assert!(
+        objects.get(NAMESPACE_PATH).is_some(),
+        "the namespace is made"
+    );
     assert!(!Holder::parse(&objects.get(PATH).unwrap()).changed);
     first.mark(&progress).await.unwrap();
     let held = objects.get(PATH).unwrap();
     assert!(Holder::parse(&held).changed);
 
-    let busy = lock(&server, "b", "cp-2").acquire(&progress).await.unwrap_err();
+    let busy = lock(&server, "b", "cp-2")
+        .acquire(&progress)
+        .await
+        .unwrap_err();
     assert!(busy.to_string().contains("node cp-1 since"), "{busy}");
     // The same upgrade, gone on with.
-    claimed(&server, holder("a", "cp-1", true), false).acquire(&progress).await.unwrap();
+    claimed(&server, holder("a", "cp-1", true), false)
+        .acquire(&progress)
+        .await
+        .unwrap();
     let again = objects.get(PATH).unwrap();
     assert_eq!(again["spec"]["acquireTime"], held["spec"]["acquireTime"]);
 
     let breaker = claimed(&server, holder("b", "cp-2", false), true);
     breaker.acquire(&progress).await.unwrap();
     let broken = objects.get(PATH).unwrap();
-    assert_eq!((Holder::parse(&broken).node.as_str(), &broken["spec"]["leaseTransitions"]), ("cp-2", &json!(1)));
+    assert_eq!(
+        (
+            Holder::parse(&broken).node.as_str(),
+            &broken["spec"]["leaseTransitions"]
+        ),
+        ("cp-2", &json!(1))
+    );
     first.release(&progress).await;
     assert!(objects.get(PATH).is_some(), "it is another's now");
     breaker.release(&progress).await;
@@ -292,7 +350,9 @@ async fn a_lock_is_taken_marked_and_released() {
 async fn a_release_that_fails_is_given_up() {
     let server = serve_with(|_| answer("503 Service Unavailable", "{}")).await;
     let began = tokio::time::Instant::now();
-    claimed(&server, holder("a", "cp-1", true), false).release(&Progress::default()).await;
+    claimed(&server, holder("a", "cp-1", true), false)
+        .release(&Progress::default())
+        .await;
     assert!(began.elapsed() >= RELEASE);
 }
 
@@ -321,8 +381,8 @@ async fn who_lives_is_believed_as_soon_as_it_is_seen() {
 async fn of_two_that_race_one_has_it() {
     let (objects, server) = api().await;
     let progress = Progress::default();
-    let locks =
-        [("a", "cp-1"), ("b", "cp-2")].map(|(upgrade, node)| claimed(&server, holder(upgrade, node, true), false));
+    let locks = [("a", "cp-1"), ("b", "cp-2")]
+        .map(|(upgrade, node)| claimed(&server, holder(upgrade, node, true), false));
     let (first, second) = tokio::join!(locks[0].acquire(&progress), locks[1].acquire(&progress));
     assert!(first.is_ok() != second.is_ok(), "{first:?} {second:?}");
     let has = Holder::parse(&objects.get(PATH).unwrap()).node;
@@ -332,10 +392,19 @@ async fn of_two_that_race_one_has_it() {
 #[tokio::test]
 async fn a_cluster_that_does_not_give_it_is_no_other_upgrade() {
     let progress = Progress::default();
-    for (status, message) in [("403 Forbidden", "403"), ("500 Internal Server Error", "500")] {
+    for (status, message) in [
+        ("403 Forbidden", "403"),
+        ("500 Internal Server Error", "500"),
+    ] {
         let server = serve_with(move |_| answer(status, r#"{"message": "no"}"#)).await;
-        let error = lock(&server, "a", "cp-1").acquire(&progress).await.unwrap_err();
-        assert!(matches!(&error, LockError::Api(error) if error.to_string().contains(message)), "{error}");
+        let error = lock(&server, "a", "cp-1")
+            .acquire(&progress)
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(&error, LockError::Api(error) if error.to_string().contains(message)),
+            "{error}"
+        );
     }
     // Once a holder was seen, it is.
     let (objects, mut first) = (Objects::default(), true);
@@ -346,7 +415,10 @@ async fn a_cluster_that_does_not_give_it_is_no_other_upgrade() {
         true => objects.answer(request),
         false => answer("500 Internal Server Error", "no"),
     });
-    let error = lock(&server.await, "a", "cp-1").acquire(&progress).await.unwrap_err();
+    let error = lock(&server.await, "a", "cp-1")
+        .acquire(&progress)
+        .await
+        .unwrap_err();
     assert!(matches!(error, LockError::Busy { .. }), "{error}");
 }
 
@@ -354,14 +426,31 @@ async fn a_cluster_that_does_not_give_it_is_no_other_upgrade() {
 #[tokio::test]
 async fn no_shim_may_touch_it() {
     let (_, mut server) = api().await;
-    lock(&server, "a", "cp-1").acquire(&Progress::default()).await.unwrap();
-    let asked: Vec<_> = std::iter::from_fn(|| server.asked.try_recv().ok()).map(|(request, _)| request).collect();
-    let namespace =
-        |path: &str| path.split_once("/namespaces/")?.1.split(['/', '?', ' ']).next().map(ToOwned::to_owned);
-    let granted = objects::of_node("cp-1").into_iter().chain([objects::shared_role(["cp-1"])]);
-    let granted: Vec<_> = granted.filter_map(|object| namespace(&objects::path(&object))).collect();
+    lock(&server, "a", "cp-1")
+        .acquire(&Progress::default())
+        .await
+        .unwrap();
+    let asked: Vec<_> = std::iter::from_fn(|| server.asked.try_recv().ok())
+        .map(|(request, _)| request)
+        .collect();
+    let namespace = |path: &str| {
+        path.split_once("/namespaces/")?
+            .1
+            .split(['/', '?', ' '])
+            .next()
+            .map(ToOwned::to_owned)
+    };
+    let granted = objects::of_node("cp-1")
+        .into_iter()
+        .chain([objects::shared_role(["cp-1"])]);
+    let granted: Vec<_> = granted
+        .filter_map(|object| namespace(&objects::path(&object)))
+        .collect();
     for request in &asked {
         let of_lock = namespace(request).unwrap();
-        assert!(!granted.contains(&of_lock), "shims have rights in {of_lock}: {request}");
+        assert!(
+            !granted.contains(&of_lock),
+            "shims have rights in {of_lock}: {request}"
+        );
     }
 }

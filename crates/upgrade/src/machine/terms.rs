@@ -75,7 +75,9 @@ impl Step {
     /// Whose instance has to serve in it. The other one may be stopped.
     pub fn watched(self) -> Slot {
         match self {
-            Self::StartTemporary | Self::SettleTemporary | Self::JudgeTemporary | Self::StopOld => Slot::Temporary,
+            Self::StartTemporary | Self::SettleTemporary | Self::JudgeTemporary | Self::StopOld => {
+                Slot::Temporary
+            }
             _ => Slot::Canonical,
         }
     }

@@ -11,13 +11,21 @@ use world::{Fate, Given, Judge, Reboot, World};
 const BAD: &str = "errors: all";
 const UNDECIDED: &str = "not enough to judge";
 
-const LIMITS: Limits =
-    Limits { ready: Duration::from_secs(120), settle: Duration::from_secs(20), stop: Duration::from_secs(60) };
+const LIMITS: Limits = Limits {
+    ready: Duration::from_secs(120),
+    settle: Duration::from_secs(20),
+    stop: Duration::from_secs(60),
+};
 
 /// In any second of an upgrade or after any of its actions, with pods that start in any order and get ready within the time for that.
 fn reboot() -> impl Strategy<Value = Reboot> {
     let when = prop_oneof![(0..200u32, Just(0)), (Just(0), 0..25usize)];
-    (when, 0..40u32, 0..90u32, 0..90u32).prop_map(|((at, after), away, a, b)| Reboot { at, after, away, boot: [a, b] })
+    (when, 0..40u32, 0..90u32, 0..90u32).prop_map(|((at, after), away, a, b)| Reboot {
+        at,
+        after,
+        away,
+        boot: [a, b],
+    })
 }
 
 /// In which second each slot's shim stops to answer, and for how many.
@@ -41,7 +49,11 @@ fn verdict() -> impl Strategy<Value = Judged> {
 
 fn judge() -> impl Strategy<Value = Option<Judge>> {
     let judge = (any::<bool>(), 0..60u32, prop::array::uniform2(verdict()));
-    prop::option::of(judge.prop_map(|(emulated, takes, verdicts)| Judge { emulated, takes, verdicts }))
+    prop::option::of(judge.prop_map(|(emulated, takes, verdicts)| Judge {
+        emulated,
+        takes,
+        verdicts,
+    }))
 }
 
 prop_compose! {
@@ -178,11 +190,22 @@ fn good() -> Given {
 
 /// In this step.
 fn machine(step: Step) -> Machine {
-    Machine::new(Position { step, ..Position::begin() }, LIMITS, Course::default())
+    Machine::new(
+        Position {
+            step,
+            ..Position::begin()
+        },
+        LIMITS,
+        Course::default(),
+    )
 }
 
 fn passes(emulated: bool) -> Judge {
-    Judge { emulated, takes: 30, verdicts: [Judged::GoOn, Judged::GoOn] }
+    Judge {
+        emulated,
+        takes: 30,
+        verdicts: [Judged::GoOn, Judged::GoOn],
+    }
 }
 
 /// How it ends, and why.
@@ -195,23 +218,63 @@ fn ended(given: Given) -> (Action, Option<String>) {
 fn what_fails_is_told() {
     let why = |given| ended(given).1.unwrap_or_default();
     assert_eq!(ended(good()), (Action::Finish(UpgradeOutcome::Done), None));
-    let temporary = |temporary| why(Given { temporary, ..good() });
+    let temporary = |temporary| {
+        why(Given {
+            temporary,
+            ..good()
+        })
+    };
     assert_eq!(temporary(Fate::NeverReady), "it was not ready in 2m");
-    assert_eq!(temporary(Fate::Refuses), "its process ended 3 times without getting ready");
-    assert_eq!(temporary(Fate::Crashes(7)), "its process ended 11s after it was ready");
-    assert_eq!(why(Given { interrupt: Some(1), ..good() }), "it was interrupted");
+    assert_eq!(
+        temporary(Fate::Refuses),
+        "its process ended 3 times without getting ready"
+    );
+    assert_eq!(
+        temporary(Fate::Crashes(7)),
+        "its process ended 11s after it was ready"
+    );
+    assert_eq!(
+        why(Given {
+            interrupt: Some(1),
+            ..good()
+        }),
+        "it was interrupted"
+    );
     assert_eq!(temporary(Fate::NotStarted), "the kubelet cannot start it");
     assert_eq!(
-        why(Given { temporary: Fate::NotStarted, journal: false, ..good() }),
+        why(Given {
+            temporary: Fate::NotStarted,
+            journal: false,
+            ..good()
+        }),
         "it was not ready in 2m",
         "where the kubelet cannot be asked"
     );
     let rolled_back = Action::Finish(UpgradeOutcome::RolledBack);
-    let not_started = ended(Given { canonical: Fate::NotStarted, ..good() });
-    assert_eq!(not_started, (rolled_back, Some("the kubelet cannot start it".into())));
-    let canonical = |back| ended(Given { canonical: Fate::Refuses, back, ..good() }).0;
-    assert_eq!(canonical(Fate::Good), Action::Finish(UpgradeOutcome::RolledBack));
-    assert_eq!(canonical(Fate::NeverReady), Action::Halt("it was not ready in 2m".into()));
+    let not_started = ended(Given {
+        canonical: Fate::NotStarted,
+        ..good()
+    });
+    assert_eq!(
+        not_started,
+        (rolled_back, Some("the kubelet cannot start it".into()))
+    );
+    let canonical = |back| {
+        ended(Given {
+            canonical: Fate::Refuses,
+            back,
+            ..good()
+        })
+        .0
+    };
+    assert_eq!(
+        canonical(Fate::Good),
+        Action::Finish(UpgradeOutcome::RolledBack)
+    );
+    assert_eq!(
+        canonical(Fate::NeverReady),
+        Action::Halt("it was not ready in 2m".into())
+    );
 }
 
 #[test]
@@ -220,34 +283,80 @@ fn a_verdict_sends_back_to_what_serves_beside_it() {
     let bad = |judge: Judge, at: usize| {
         let mut verdicts = judge.verdicts;
         verdicts[at] = Judged::GoBack(BAD.into());
-        ended(Given { judge: Some(Judge { verdicts, ..judge }), ..good() })
+        ended(Given {
+            judge: Some(Judge { verdicts, ..judge }),
+            ..good()
+        })
     };
     let why = Some(BAD.to_owned());
-    assert_eq!(bad(passes(false), 1), (Action::Finish(RolledBack), why.clone()));
-    assert_eq!(bad(passes(true), 1), (Action::Finish(RolledBack), why.clone()));
+    assert_eq!(
+        bad(passes(false), 1),
+        (Action::Finish(RolledBack), why.clone())
+    );
+    assert_eq!(
+        bad(passes(true), 1),
+        (Action::Finish(RolledBack), why.clone())
+    );
     assert_eq!(bad(passes(true), 0), (Action::Finish(Emulating), why));
     // Without emulation there is no second verdict.
     assert_eq!(bad(passes(false), 0), (Action::Finish(Done), None));
-    let judge = Judge { verdicts: [Judged::GoOn, Judged::Stop(UNDECIDED.into())], ..passes(true) };
-    assert_eq!(ended(Given { judge: Some(judge), ..good() }), (Action::Halt(UNDECIDED.into()), None));
+    let judge = Judge {
+        verdicts: [Judged::GoOn, Judged::Stop(UNDECIDED.into())],
+        ..passes(true)
+    };
+    assert_eq!(
+        ended(Given {
+            judge: Some(judge),
+            ..good()
+        }),
+        (Action::Halt(UNDECIDED.into()), None)
+    );
 }
 
 /// Whatever is judged of it, an instance that is not in the group does not get the other one's place.
 #[test]
 fn one_that_is_lost_while_it_is_judged_goes() {
-    for (step, back) in [(Step::JudgeTemporary, Step::Withdraw), (Step::JudgeCanonical, Step::StartCanonical)] {
+    for (step, back) in [
+        (Step::JudgeTemporary, Step::Withdraw),
+        (Step::JudgeCanonical, Step::StartCanonical),
+    ] {
         let mut world = World::new(good());
-        let files = if step == Step::JudgeTemporary { Version::Old } else { Version::New };
+        let files = if step == Step::JudgeTemporary {
+            Version::Old
+        } else {
+            Version::New
+        };
         (world.files, world.pods[1]) = ([Some(files), Some(Version::Emulated)], world.pods[0]);
-        let course = Course { judged: true, emulated: true, same: false };
-        let mut machine = Machine::new(Position { step, ..Position::begin() }, LIMITS, course);
+        let course = Course {
+            judged: true,
+            emulated: true,
+            same: false,
+        };
+        let mut machine = Machine::new(
+            Position {
+                step,
+                ..Position::begin()
+            },
+            LIMITS,
+            course,
+        );
         let seen = world.see();
-        assert!(matches!(machine.next(&seen, Duration::ZERO), Action::Judge(_)), "{step}");
+        assert!(
+            matches!(machine.next(&seen, Duration::ZERO), Action::Judge(_)),
+            "{step}"
+        );
         let away = InstanceObservation::default();
-        let lost = NodeObservation { canonical: away, temporary: away, ..seen };
+        let lost = NodeObservation {
+            canonical: away,
+            temporary: away,
+            ..seen
+        };
         let _ = machine.next(&lost, Duration::from_secs(1));
         machine.judged(Judged::GoOn);
-        assert_eq!(machine.next(&lost, Duration::from_secs(1) + LOST), Action::Entered);
+        assert_eq!(
+            machine.next(&lost, Duration::from_secs(1) + LOST),
+            Action::Entered
+        );
         assert_eq!(machine.position().step, back);
         assert!(!machine.position().judged);
     }
@@ -256,29 +365,60 @@ fn one_that_is_lost_while_it_is_judged_goes() {
 /// However long the other one was waited for before.
 #[test]
 fn the_time_to_stop_begins_when_the_file_has_gone() {
-    let mut world = World::new(Given { drains: false, ..good() });
+    let mut world = World::new(Given {
+        drains: false,
+        ..good()
+    });
     world.files[1] = Some(Version::New);
     world.pods[1] = world.pods[0].take();
     let mut machine = machine(Step::Withdraw);
     assert_eq!(machine.next(&world.see(), Duration::ZERO), Action::Wait);
     world.pods[0] = world.pods[1];
-    assert_eq!(machine.next(&world.see(), Duration::from_secs(100)), Action::Remove(Slot::Temporary));
+    assert_eq!(
+        machine.next(&world.see(), Duration::from_secs(100)),
+        Action::Remove(Slot::Temporary)
+    );
     world.files[1] = None;
-    assert_eq!(machine.next(&world.see(), Duration::from_secs(101)), Action::Wait);
+    assert_eq!(
+        machine.next(&world.see(), Duration::from_secs(101)),
+        Action::Wait
+    );
     let late = machine.next(&world.see(), Duration::from_secs(161));
-    assert!(matches!(late, Action::Halt(why) if why.starts_with("the kubelet has not stopped the pod in 1m")));
+    assert!(
+        matches!(late, Action::Halt(why) if why.starts_with("the kubelet has not stopped the pod in 1m"))
+    );
 }
 
 #[test]
 fn what_another_wrote_is_left_alone() {
     let seen = World::new(good()).see();
-    for step in [Step::StartTemporary, Step::StopOld, Step::StopTemporary, Step::Withdraw] {
+    for step in [
+        Step::StartTemporary,
+        Step::StopOld,
+        Step::StopTemporary,
+        Step::Withdraw,
+    ] {
         for (other, what) in [
-            (NodeObservation { canonical_file: Content::Other, ..seen }, "canonical file"),
-            (NodeObservation { temporary_file: Content::Other, ..seen }, "temporary file"),
+            (
+                NodeObservation {
+                    canonical_file: Content::Other,
+                    ..seen
+                },
+                "canonical file",
+            ),
+            (
+                NodeObservation {
+                    temporary_file: Content::Other,
+                    ..seen
+                },
+                "temporary file",
+            ),
         ] {
             let next = machine(step).next(&other, Duration::ZERO);
-            assert!(matches!(&next, Action::Halt(why) if why.contains(what)), "{step:?}: {next:?}");
+            assert!(
+                matches!(&next, Action::Halt(why) if why.contains(what)),
+                "{step:?}: {next:?}"
+            );
         }
     }
 }
@@ -291,7 +431,10 @@ fn a_shim_that_cannot_be_drained_stops_it_before_anything_goes() {
     let seen = world.see();
     let mut refused = machine(Step::StopOld);
     for _ in 0..DRAINS {
-        assert_eq!(refused.next(&seen, Duration::ZERO), Action::Drain(Slot::Canonical));
+        assert_eq!(
+            refused.next(&seen, Duration::ZERO),
+            Action::Drain(Slot::Canonical)
+        );
         refused.drained(false);
     }
     assert_eq!(refused.next(&seen, Duration::ZERO), Action::Entered);
@@ -299,15 +442,27 @@ fn a_shim_that_cannot_be_drained_stops_it_before_anything_goes() {
     // Where it accepted one drain, it leaves, and nothing leads back to it: its later answers were lost.
     let mut lost = machine(Step::StopOld);
     for asked in [true, false, false, false] {
-        assert_eq!(lost.next(&seen, Duration::ZERO), Action::Drain(Slot::Canonical));
+        assert_eq!(
+            lost.next(&seen, Duration::ZERO),
+            Action::Drain(Slot::Canonical)
+        );
         lost.drained(asked);
     }
-    assert_eq!(lost.next(&seen, Duration::ZERO), Action::Remove(Slot::Canonical));
+    assert_eq!(
+        lost.next(&seen, Duration::ZERO),
+        Action::Remove(Slot::Canonical)
+    );
     // Drained, but still there: it is stopped all the same, since the other one is in the group.
     let mut drained = machine(Step::StopOld);
-    assert_eq!(drained.next(&seen, Duration::ZERO), Action::Drain(Slot::Canonical));
+    assert_eq!(
+        drained.next(&seen, Duration::ZERO),
+        Action::Drain(Slot::Canonical)
+    );
     drained.drained(true);
-    assert_eq!(drained.next(&seen, LEAVING), Action::Remove(Slot::Canonical));
+    assert_eq!(
+        drained.next(&seen, LEAVING),
+        Action::Remove(Slot::Canonical)
+    );
 }
 
 /// The shim of the temporary one is silent when the failed new version is to go: that ends again and again until then.

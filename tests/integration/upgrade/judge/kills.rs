@@ -14,7 +14,11 @@ fn upgrade() {
     every_kill(2, || {
         let judged = Judged::new();
         let manifest = judged.node.new_manifest(NEW);
-        Upgraded { load: Some(judged.load_each(PERIOD)), judged, manifest }
+        Upgraded {
+            load: Some(judged.load_each(PERIOD)),
+            judged,
+            manifest,
+        }
     });
 }
 
@@ -37,7 +41,9 @@ impl Scene for Upgraded {
     }
 
     fn command(&self) -> Command {
-        let mut upgrade = self.judged.again(&["--canary", "50%", "--canary-time", "1s", "--speedup", "80"]);
+        let mut upgrade =
+            self.judged
+                .again(&["--canary", "50%", "--canary-time", "1s", "--speedup", "80"]);
         upgrade.env("BERTH_SETTLE", "100ms").arg(&self.manifest);
         upgrade
     }
@@ -47,7 +53,10 @@ impl Scene for Upgraded {
         let files = files(&node.directory());
         assert!(!files.is_empty(), "no manifest is left");
         for (name, text) in files {
-            assert!(text.ends_with("\nstatus: {}\n"), "half a manifest of {name}: {text}");
+            assert!(
+                text.ends_with("\nstatus: {}\n"),
+                "half a manifest of {name}: {text}"
+            );
         }
     }
 

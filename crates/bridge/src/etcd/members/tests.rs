@@ -3,18 +3,36 @@ use crate::etcd::types::Status;
 use proptest::prelude::*;
 
 fn member(id: u64) -> Member {
-    Member { id, name: format!("cp-{id}"), client_urls: vec![format!("https://10.0.0.{id}:2379")], is_learner: false }
+    Member {
+        id,
+        name: format!("cp-{id}"),
+        client_urls: vec![format!("https://10.0.0.{id}:2379")],
+        is_learner: false,
+    }
 }
 
 fn answer(id: u64) -> Answer {
-    let status = Status { cluster: 77, member: id, revision: 100, leader: 1, ..Status::default() };
-    Answer { url: format!("https://10.0.0.{id}:2379"), status }
+    let status = Status {
+        cluster: 77,
+        member: id,
+        revision: 100,
+        leader: 1,
+        ..Status::default()
+    };
+    Answer {
+        url: format!("https://10.0.0.{id}:2379"),
+        status,
+    }
 }
 
 /// All is well with this many; asked at the first.
 fn sample(members: u64) -> Sample {
     Sample {
-        list: MemberList { cluster: 77, by: 1, members: (1..=members).map(member).collect() },
+        list: MemberList {
+            cluster: 77,
+            by: 1,
+            members: (1..=members).map(member).collect(),
+        },
         leader: 1,
         version: "3.6.16".into(),
         alarms: Ok(Vec::new()),
@@ -27,17 +45,35 @@ fn sample(members: u64) -> Sample {
 fn all_that_is_missing_is_named_at_once() {
     type Break = fn(&mut Sample);
     let broken: [(Break, &str); 9] = [
-        (|it| it.list.members[2].name.clear(), "has not started: start its etcd, or `etcdctl member remove 3`"),
-        (|it| it.list.members[2].is_learner = true, "is no voter yet: `etcdctl member promote 3`"),
+        (
+            |it| it.list.members[2].name.clear(),
+            "has not started: start its etcd, or `etcdctl member remove 3`",
+        ),
+        (
+            |it| it.list.members[2].is_learner = true,
+            "is no voter yet: `etcdctl member promote 3`",
+        ),
         (
             |it| drop(it.answers.insert(3, Err("TLS handshake failed".into()))),
             "cannot be used: TLS handshake failed: see",
         ),
-        (|it| drop(it.answers.insert(3, Err(String::new()))), "has no client URL"),
-        (|it| set(it, |status| status.cluster = 78), "answers for another etcd"),
-        (|it| set(it, |status| status.errors.push("memory".into())), "reports memory"),
+        (
+            |it| drop(it.answers.insert(3, Err(String::new()))),
+            "has no client URL",
+        ),
+        (
+            |it| set(it, |status| status.cluster = 78),
+            "answers for another etcd",
+        ),
+        (
+            |it| set(it, |status| status.errors.push("memory".into())),
+            "reports memory",
+        ),
         (|it| set(it, |status| status.leader = 0), "knows no leader"),
-        (|it| set(it, |status| status.revision = 99), "is at revision 99, and others at 100: wait"),
+        (
+            |it| set(it, |status| status.revision = 99),
+            "is at revision 99, and others at 100: wait",
+        ),
         (
             |it| it.alarms = Ok(vec![(3, "NOSPACE".into())]),
             "has the alarm NOSPACE: remove its cause, then `etcdctl alarm disarm`",
@@ -56,12 +92,25 @@ fn all_that_is_missing_is_named_at_once() {
     let mut three = sample(3);
     three.answers.clear();
     assert_eq!(three.choose().unwrap_err().len(), 3);
-    for (leader, why) in [(1, "its alarms cannot be read: no answer in 2s"), (0, "this node's member knows no leader")]
-    {
-        let three = Sample { leader, alarms: Err("no answer in 2s".into()), ..sample(3) };
+    for (leader, why) in [
+        (1, "its alarms cannot be read: no answer in 2s"),
+        (0, "this node's member knows no leader"),
+    ] {
+        let three = Sample {
+            leader,
+            alarms: Err("no answer in 2s".into()),
+            ..sample(3)
+        };
         let all = three.choose().unwrap_err();
         assert!(all.len() == 2 && all[0].starts_with(why), "{all:?}");
-        assert_eq!(Sample { list: sample(1).list, ..three }.choose(), Ok(Choice::Alone));
+        assert_eq!(
+            Sample {
+                list: sample(1).list,
+                ..three
+            }
+            .choose(),
+            Ok(Choice::Alone)
+        );
     }
     // One that has left the list is named by its number.
     let mut three = sample(3);

@@ -48,24 +48,35 @@ pub struct Look {
 impl Look {
     /// The process that has the lock on the file that the path names.
     pub fn holder(&self) -> Option<i32> {
-        self.locks.iter().find(|lock| lock.file == self.file && lock.kind == LockKind::Flock)?.pid
+        self.locks
+            .iter()
+            .find(|lock| lock.file == self.file && lock.kind == LockKind::Flock)?
+            .pid
     }
 
     /// Processes that have another file locked as a database is.
     pub fn holders_of_others(&self) -> impl Iterator<Item = i32> {
-        let others = self.locks.iter().filter(|lock| lock.file != self.file && lock.kind == LockKind::Flock);
+        let others = self
+            .locks
+            .iter()
+            .filter(|lock| lock.file != self.file && lock.kind == LockKind::Flock);
         others.filter_map(|lock| lock.pid)
     }
 }
 
 /// True if no process has a lock on the database or on a segment of the log.
 fn is_unlocked(locks: &[Lock], database: LockedFile, segments: &[LockedFile]) -> bool {
-    !locks.iter().any(|lock| lock.file == database || segments.contains(&lock.file))
+    !locks
+        .iter()
+        .any(|lock| lock.file == database || segments.contains(&lock.file))
 }
 
 impl Database {
     pub fn of(data: &Path) -> Self {
-        Self { data: data.to_owned(), devices: Devices::default() }
+        Self {
+            data: data.to_owned(),
+            devices: Devices::default(),
+        }
     }
 
     pub fn path(&self) -> PathBuf {
@@ -87,7 +98,12 @@ impl Database {
         let path = self.path();
         let file = self.devices.file(&path)?;
         let size = fs::metadata(&path)?.len();
-        Ok(Look { file, size, snapshot, locks: locks::all()? })
+        Ok(Look {
+            file,
+            size,
+            snapshot,
+            locks: locks::all()?,
+        })
     }
 
     /// The name of the last raft snapshot.
@@ -112,9 +128,17 @@ impl Database {
     pub fn is_free(&self, look: &Look) -> io::Result<bool> {
         let log = self.data.join(LOG);
         let device = Devices::default().file(&log)?.device;
-        let segments = fs::read_dir(&log)?.map(|entry| Ok(LockedFile { device, inode: entry?.ino() }));
-        Ok(is_unlocked(&look.locks, look.file, &segments.collect::<io::Result<Vec<_>>>()?)
-            && !self.is_defragmented()?)
+        let segments = fs::read_dir(&log)?.map(|entry| {
+            Ok(LockedFile {
+                device,
+                inode: entry?.ino(),
+            })
+        });
+        Ok(is_unlocked(
+            &look.locks,
+            look.file,
+            &segments.collect::<io::Result<Vec<_>>>()?,
+        ) && !self.is_defragmented()?)
     }
 
     /// Whether a process has open what a defragmentation writes. A rename that failed leaves such a file, which nobody has open.
@@ -122,7 +146,11 @@ impl Database {
         let mut left = Vec::new();
         for entry in fs::read_dir(self.data.join(SNAPSHOTS))? {
             let entry = entry?;
-            if entry.file_name().as_bytes().starts_with(DEFRAGMENTED.as_bytes()) {
+            if entry
+                .file_name()
+                .as_bytes()
+                .starts_with(DEFRAGMENTED.as_bytes())
+            {
                 left.push(identity(&entry.metadata()?));
             }
         }
@@ -146,14 +174,22 @@ impl Database {
                 last = last.max(Some((entry.file_name(), identity(&entry.metadata()?))));
             }
         }
-        Ok(last.is_some_and(|(_, segment)| open_files(pid).any(|(_, file)| identity(&file) == segment)))
+        Ok(last.is_some_and(|(_, segment)| {
+            open_files(pid).any(|(_, file)| identity(&file) == segment)
+        }))
     }
 
     /// The same database as a process finds it by its own arguments, with its own mounts. `None` if they do not name it.
     pub fn as_named_by(pid: i32) -> Option<Self> {
-        let command = berth_manifest::command::strings(&fs::read(format!("/proc/{pid}/cmdline")).ok()?);
-        let data = args::value(&command, "--data-dir").map(Path::new)?.strip_prefix("/").ok()?;
-        Some(Self::of(&Path::new(&format!("/proc/{pid}/root")).join(data)))
+        let command =
+            berth_manifest::command::strings(&fs::read(format!("/proc/{pid}/cmdline")).ok()?);
+        let data = args::value(&command, "--data-dir")
+            .map(Path::new)?
+            .strip_prefix("/")
+            .ok()?;
+        Some(Self::of(
+            &Path::new(&format!("/proc/{pid}/root")).join(data),
+        ))
     }
 
     /// What a process has open as its database, and by which descriptor if that is not this one.
@@ -184,18 +220,29 @@ fn identity(meta: &Metadata) -> (u64, u64) {
 
 /// The regular files that a process has open, each by its path in /proc/PID/fd.
 fn open_files(pid: i32) -> impl Iterator<Item = (PathBuf, Metadata)> {
-    let all = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten().map(|entry| entry.path());
+    let all = fs::read_dir(format!("/proc/{pid}/fd"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
     // A socket or a pipe has no path.
     let files = all.filter(|path| fs::read_link(path).is_ok_and(|to| to.is_absolute()));
-    files.filter_map(|path| fs::metadata(&path).ok().filter(Metadata::is_file).map(|meta| (path, meta)))
+    files.filter_map(|path| {
+        fs::metadata(&path)
+            .ok()
+            .filter(Metadata::is_file)
+            .map(|meta| (path, meta))
+    })
 }
 
 /// Whether a process has locked a file that it has open, by flock(2).
 fn is_locked(pid: i32, open: &Path) -> bool {
     let descriptor = open.file_name().unwrap_or_else(|| OsStr::new(""));
-    let info = fs::read_to_string(Path::new(&format!("/proc/{pid}/fdinfo")).join(descriptor)).unwrap_or_default();
+    let info = fs::read_to_string(Path::new(&format!("/proc/{pid}/fdinfo")).join(descriptor))
+        .unwrap_or_default();
     let held = info.lines().filter_map(|line| line.strip_prefix("lock:"));
-    held.flat_map(locks::parse).any(|lock| lock.kind == LockKind::Flock)
+    held.flat_map(locks::parse)
+        .any(|lock| lock.kind == LockKind::Flock)
 }
 
 #[cfg(test)]
@@ -224,7 +271,10 @@ mod tests {
         let file = File::create(database.path()).unwrap();
         assert_eq!(database.look().unwrap().holder(), None);
         // Another test may have a lock on another file.
-        assert!(matches!(database.opened_by(this()).0, Opened::Waits | Opened::Other));
+        assert!(matches!(
+            database.opened_by(this()).0,
+            Opened::Waits | Opened::Other
+        ));
         file.lock().unwrap();
         assert_eq!(database.look().unwrap().holder(), Some(this()));
         assert_eq!(database.opened_by(this()).0, Opened::Named);
@@ -275,12 +325,18 @@ mod tests {
     fn later_snapshots_sort_behind() {
         let (temp, database) = database();
         assert_eq!(database.last_snapshot().unwrap(), None);
-        for name in
-            ["0000000000000002-000000000000271b.snap", "0000000000000002-0000000000002710.snap", "db", "x.snap.db"]
-        {
+        for name in [
+            "0000000000000002-000000000000271b.snap",
+            "0000000000000002-0000000000002710.snap",
+            "db",
+            "x.snap.db",
+        ] {
             fs::write(temp.path().join(SNAPSHOTS).join(name), "").unwrap();
         }
-        assert_eq!(database.last_snapshot().unwrap(), Some("0000000000000002-000000000000271b.snap".into()));
+        assert_eq!(
+            database.last_snapshot().unwrap(),
+            Some("0000000000000002-000000000000271b.snap".into())
+        );
     }
 
     proptest! {

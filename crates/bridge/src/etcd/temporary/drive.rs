@@ -2,7 +2,8 @@
 
 use super::database::{Database, Look};
 use super::machine::{
-    EtcdMachine, EtcdObservation, EtcdWanted, Holder, Opened, OwnEtcd, Process, Route, TemporaryEtcd,
+    EtcdMachine, EtcdObservation, EtcdWanted, Holder, Opened, OwnEtcd, Process, Route,
+    TemporaryEtcd,
 };
 use super::plan::{self, Plan};
 use super::rescue::{Rescued, rescue};
@@ -84,19 +85,31 @@ impl EtcdDaemon {
         speedup: Speedup,
         status: watch::Sender<EtcdStatus>,
     ) -> Result<Self, String> {
-        let failed = |error: &dyn std::fmt::Display| format!("cannot prepare the temporary etcd: {error}");
+        let failed =
+            |error: &dyn std::fmt::Display| format!("cannot prepare the temporary etcd: {error}");
         let own = directory.join(ETCD);
         make_private(&own).map_err(|error| failed(&error))?;
-        let template = Template::of_etcd(&plan, &own, &directory.join(logs::ETCD)).map_err(|error| failed(&error))?;
-        let steering = relay::steering(plan.members.own, &plan.relay).map_err(|error| failed(&error))?;
-        let listener = plan.relay.try_clone().and_then(TcpListener::from_std).map_err(|error| failed(&error))?;
+        let template = Template::of_etcd(&plan, &own, &directory.join(logs::ETCD))
+            .map_err(|error| failed(&error))?;
+        let steering =
+            relay::steering(plan.members.own, &plan.relay).map_err(|error| failed(&error))?;
+        let listener = plan
+            .relay
+            .try_clone()
+            .and_then(TcpListener::from_std)
+            .map_err(|error| failed(&error))?;
         let (route, routes) = watch::channel(Route::Own);
         let (ends, ended) = watch::channel(0);
         let mut tasks = JoinSet::new();
         tasks.spawn(relay::serve(listener, plan.members, routes, ended));
         let mut follow = |to: SocketAddrV4| {
             let (answers, known) = watch::channel(to == plan.members.own);
-            tasks.spawn(probe::follow(plan.members.source.into(), to.into(), plan.tls.clone(), answers));
+            tasks.spawn(probe::follow(
+                plan.members.source.into(),
+                to.into(),
+                plan.tls.clone(),
+                answers,
+            ));
             known
         };
         let (own, temporary) = (follow(plan.members.own), follow(plan.members.temporary));
@@ -173,7 +186,10 @@ impl EtcdDaemon {
         let process = self.own_process();
         let lock = look.as_ref().and_then(Look::holder);
         let is_temporary = |pid| running && self.is_temporary(pid);
-        let (had_by_temporary, is_own) = (lock.is_some_and(is_temporary), lock.is_some() && lock == process);
+        let (had_by_temporary, is_own) = (
+            lock.is_some_and(is_temporary),
+            lock.is_some() && lock == process,
+        );
         let opened = match &look {
             Some(_) if had_by_temporary => Opened::Named,
             Some(look) if running && look.holders_of_others().any(is_temporary) => Opened::Other,
@@ -202,7 +218,10 @@ impl EtcdDaemon {
             }
             // One that runs may have the lock in the next moment, and what is copied may be all that there is.
             (Some(look), None)
-                if !running && own.opened == Opened::Unseen && self.rescue.is_empty() && self.is_free(look) =>
+                if !running
+                    && own.opened == Opened::Unseen
+                    && self.rescue.is_empty()
+                    && self.is_free(look) =>
             {
                 Holder::Nobody
             }
@@ -216,14 +235,23 @@ impl EtcdDaemon {
             opened,
         };
         let unrecovered = self.rescued.as_ref().is_some_and(Rescued::is_unrecovered);
-        EtcdObservation { own, temporary, holder, size: look.map_or(0, |look| look.size), commanding, unrecovered }
+        EtcdObservation {
+            own,
+            temporary,
+            holder,
+            size: look.map_or(0, |look| look.size),
+            commanding,
+            unrecovered,
+        }
     }
 
     /// What the node's own etcd has open as its database, if that is not the one that the bridge's path names.
     fn opened_by_own(&self, pid: i32) -> Opened {
         let opened = match self.plan.database.opened_by(pid).0 {
             // COMMAND may have moved its data.
-            Opened::Other => Database::as_named_by(pid).map_or(Opened::Other, |own| own.opened_by(pid).0),
+            Opened::Other => {
+                Database::as_named_by(pid).map_or(Opened::Other, |own| own.opened_by(pid).0)
+            }
             opened => opened,
         };
         // Another process has the lock of the file that this one is found to have: that changed since.
@@ -235,8 +263,10 @@ impl EtcdDaemon {
 
     /// Keeps the process that has the data, to know when that process has ended. Another process may have the same PID later.
     fn hold(&mut self, pid: i32) {
-        let is_held =
-            self.last.as_ref().is_some_and(|last| matches!(last, Ok(it) if it.pid == pid && !has_ended(last)));
+        let is_held = self
+            .last
+            .as_ref()
+            .is_some_and(|last| matches!(last, Ok(it) if it.pid == pid && !has_ended(last)));
         if !is_held {
             self.last = Some(HeldProcess::of(pid).map_err(|_| pid));
         }
@@ -255,11 +285,17 @@ impl EtcdDaemon {
     fn begin_rescue(&mut self, process: Option<i32>) {
         let is_due = self.rescue_due.is_some_and(|due| Instant::now() >= due);
         let is_new = |pid: &i32| (is_due || self.rescues != Some(*pid)) && self.rescue.is_empty();
-        let Some(pid) = process.filter(is_new) else { return };
+        let Some(pid) = process.filter(is_new) else {
+            return;
+        };
         self.rescues = Some(pid);
         let (database, known) = (self.plan.database.clone(), self.snapshot.clone());
-        tracing::warn!(pid, "the node's own etcd serves from a database to which no name leads: it is copied");
-        self.rescue.spawn_blocking(move || rescue(pid, &database, known.as_ref()));
+        tracing::warn!(
+            pid,
+            "the node's own etcd serves from a database to which no name leads: it is copied"
+        );
+        self.rescue
+            .spawn_blocking(move || rescue(pid, &database, known.as_ref()));
     }
 
     fn end_rescue(&mut self, done: Result<Option<Rescued>, JoinError>) {
@@ -272,13 +308,18 @@ impl EtcdDaemon {
                 self.rescue_due = rescued.copy.is_err().then(|| Instant::now() + RESCUES);
                 self.rescued = Some(rescued);
             }
-            Err(error) => tracing::warn!(%error, "the database of the node's own etcd was not copied"),
+            Err(error) => {
+                tracing::warn!(%error, "the database of the node's own etcd was not copied")
+            }
         }
     }
 
     /// What an operator has to decide.
     fn trouble(&self) -> Option<String> {
-        self.rescued.as_ref().map(Rescued::trouble).or_else(|| self.machine.trouble())
+        self.rescued
+            .as_ref()
+            .map(Rescued::trouble)
+            .or_else(|| self.machine.trouble())
     }
 
     /// The search for a socket's process reads all of /proc, so it is made once a listener.
@@ -293,14 +334,25 @@ impl EtcdDaemon {
 
     /// Whether a process is the temporary etcd: a descendant of the one that was started, which watches over it.
     fn is_temporary(&self, pid: i32) -> bool {
-        let child = self.process.pid().and_then(|child| i32::try_from(child).ok());
-        let mut ancestors = std::iter::successors(process::parent(pid), |pid| process::parent(*pid)).take(ANCESTORS);
+        let child = self
+            .process
+            .pid()
+            .and_then(|child| i32::try_from(child).ok());
+        let mut ancestors =
+            std::iter::successors(process::parent(pid), |pid| process::parent(*pid))
+                .take(ANCESTORS);
         let cgroups = || fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         ancestors.any(|ancestor| Some(ancestor) == child) || cgroups().contains(&self.plan.cgroup())
     }
 
     fn put(&mut self, wanted: EtcdWanted) {
-        let EtcdWanted { route, ends_connections, steers, temporary, .. } = wanted;
+        let EtcdWanted {
+            route,
+            ends_connections,
+            steers,
+            temporary,
+            ..
+        } = wanted;
         match (route == Route::Hold, self.held) {
             (true, None) => self.held = Some(Instant::now()),
             (false, Some(since)) => {
@@ -323,7 +375,8 @@ impl EtcdDaemon {
         } else {
             self.steering.off();
         }
-        self.route.send_if_modified(|known| std::mem::replace(known, route) != route);
+        self.route
+            .send_if_modified(|known| std::mem::replace(known, route) != route);
         if ends_connections && !std::mem::replace(&mut self.ended, ends_connections) {
             self.ends.send_modify(|ends| *ends = ends.wrapping_add(1));
         }
@@ -335,7 +388,9 @@ impl EtcdDaemon {
             Process::Run if !self.process.is_running() => {
                 self.process.start(RESTART);
             }
-            Process::Terminate if self.process.is_running() && !std::mem::replace(&mut self.is_ending, true) => {
+            Process::Terminate
+                if self.process.is_running() && !std::mem::replace(&mut self.is_ending, true) =>
+            {
                 self.process.signal(Signal::SIGTERM);
             }
             Process::Kill if self.process.is_running() => {

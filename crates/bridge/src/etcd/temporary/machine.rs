@@ -188,12 +188,19 @@ pub fn expected_pause(bytes: u64) -> Duration {
 
 impl EtcdMachine {
     pub fn new(speedup: Speedup) -> Self {
-        Self { speedup, ..Self::default() }
+        Self {
+            speedup,
+            ..Self::default()
+        }
     }
 
     /// One that is slow to answer does not count as one that stops.
     pub fn step(&self) -> EtcdStep {
-        if self.step == EtcdStep::Stopping && !self.has_stopped { EtcdStep::Own } else { self.step }
+        if self.step == EtcdStep::Stopping && !self.has_stopped {
+            EtcdStep::Own
+        } else {
+            self.step
+        }
     }
 
     /// What an operator has to decide.
@@ -228,16 +235,27 @@ impl EtcdMachine {
 
     pub fn next(&mut self, seen: &EtcdObservation, now: Duration) -> EtcdWanted {
         self.note(seen, now);
-        let EtcdObservation { own, temporary, holder, .. } = *seen;
-        let is_other = self.other.is_some_and(|since| now.saturating_sub(since) >= SEEN_TWICE);
+        let EtcdObservation {
+            own,
+            temporary,
+            holder,
+            ..
+        } = *seen;
+        let is_other = self
+            .other
+            .is_some_and(|since| now.saturating_sub(since) >= SEEN_TWICE);
         let elapsed = now.saturating_sub(self.since);
         let next = match self.step {
             EtcdStep::Own if is_other => EtcdStep::Returning,
             EtcdStep::Own if own.answers => EtcdStep::Own,
             EtcdStep::Own => EtcdStep::Stopping,
-            _ if own.serves() && !(self.step == EtcdStep::Temporary && temporary.running) => EtcdStep::Own,
+            _ if own.serves() && !(self.step == EtcdStep::Temporary && temporary.running) => {
+                EtcdStep::Own
+            }
             EtcdStep::Stopping if temporary.serves() && !temporary.ending => EtcdStep::Temporary,
-            EtcdStep::Stopping | EtcdStep::Temporary if seen.unrecovered || self.is_due_back(seen, now) => {
+            EtcdStep::Stopping | EtcdStep::Temporary
+                if seen.unrecovered || self.is_due_back(seen, now) =>
+            {
                 EtcdStep::GivenBack
             }
             EtcdStep::Stopping if temporary.ends.saturating_sub(self.ends) >= ENDS => {
@@ -248,7 +266,10 @@ impl EtcdMachine {
             EtcdStep::Temporary if !temporary.running || must_not_run(seen) => EtcdStep::Stopping,
             // One that answers has other data: COMMAND wanted that.
             EtcdStep::Temporary
-                if own.answers || is_other || (own.waits() && now >= self.retry) || self.is_hung(seen, now) =>
+                if own.answers
+                    || is_other
+                    || (own.waits() && now >= self.retry)
+                    || self.is_hung(seen, now) =>
             {
                 EtcdStep::Returning
             }
@@ -258,7 +279,9 @@ impl EtcdMachine {
                 }
                 EtcdStep::Stopping
             }
-            EtcdStep::GivenBack if !seen.commanding && !self.given_up && !seen.unrecovered => EtcdStep::Stopping,
+            EtcdStep::GivenBack if !seen.commanding && !self.given_up && !seen.unrecovered => {
+                EtcdStep::Stopping
+            }
             step => step,
         };
         let elapsed = if next == self.step {
@@ -284,22 +307,35 @@ impl EtcdMachine {
 
     /// Notes since when things have been as they are seen.
     fn note(&mut self, seen: &EtcdObservation, now: Duration) {
-        let EtcdObservation { own, temporary, holder, .. } = *seen;
+        let EtcdObservation {
+            own,
+            temporary,
+            holder,
+            ..
+        } = *seen;
         let since = |known: Option<Duration>, is_so: bool| is_so.then(|| known.unwrap_or(now));
         // A slow answer is no absence.
         let serves = own.serves() || self.back.is_some() && self.step() == EtcdStep::Own;
         self.back = since(self.back, serves);
-        let is_back = self.back.is_some_and(|since| now.saturating_sub(since) >= self.speedup.of(BACK));
+        let is_back = self
+            .back
+            .is_some_and(|since| now.saturating_sub(since) >= self.speedup.of(BACK));
         self.away = since(self.away, !own.answers || self.away.is_some() && !is_back);
         self.ending = since(self.ending, temporary.ending);
         self.other = since(self.other, own.opened == Opened::Other);
         self.unseen = since(self.unseen, own.answers && own.opened == Opened::Unseen);
-        self.is_unseen = self.unseen.is_some_and(|since| now.saturating_sub(since) >= UNSEEN);
+        self.is_unseen = self
+            .unseen
+            .is_some_and(|since| now.saturating_sub(since) >= UNSEEN);
         let has_lock = holder == Holder::Temporary;
-        let silent = self.silent.filter(|(_, had_lock)| *had_lock == has_lock).unwrap_or((now, has_lock));
+        let silent = self
+            .silent
+            .filter(|(_, had_lock)| *had_lock == has_lock)
+            .unwrap_or((now, has_lock));
         self.silent = (temporary.running && !temporary.serves()).then_some(silent);
         self.served = temporary.running && (self.served || temporary.serves());
-        self.had_data |= self.step == EtcdStep::Returning && !temporary.running && own.process.is_some();
+        self.had_data |=
+            self.step == EtcdStep::Returning && !temporary.running && own.process.is_some();
         if self.kills && !temporary.running {
             self.ends = self.ends.saturating_add(1);
         }
@@ -307,29 +343,51 @@ impl EtcdMachine {
 
     fn wanted(&self, seen: &EtcdObservation, now: Duration, elapsed: Duration) -> EtcdWanted {
         let ends_connections = self.has_stopped && elapsed < ENDS_CONNECTIONS;
-        let is_late = self.ending.is_some_and(|since| now.saturating_sub(since) >= HUNG);
+        let is_late = self
+            .ending
+            .is_some_and(|since| now.saturating_sub(since) >= HUNG);
         let end = if self.served && !is_late && seen.temporary.opened != Opened::Other {
             Process::Terminate
         } else {
             Process::Kill
         };
-        let hold = EtcdWanted { route: Route::Hold, temporary: end, ..EtcdWanted::default() };
+        let hold = EtcdWanted {
+            route: Route::Hold,
+            temporary: end,
+            ..EtcdWanted::default()
+        };
         match self.step {
             EtcdStep::Own if seen.own.opened == Opened::Other => hold,
-            EtcdStep::Own => EtcdWanted { route: Route::Own, ..hold },
+            EtcdStep::Own => EtcdWanted {
+                route: Route::Own,
+                ..hold
+            },
             EtcdStep::GivenBack => hold,
             EtcdStep::Stopping => {
-                let TemporaryEtcd { running, ending, .. } = seen.temporary;
+                let TemporaryEtcd {
+                    running, ending, ..
+                } = seen.temporary;
                 // One that was told to end may do so at any time.
                 let may_begin = seen.holder == Holder::Nobody && !seen.unrecovered;
                 let may_run = !ending && !must_not_run(seen) && (running || may_begin);
                 let temporary = if may_run { Process::Run } else { Process::Kill };
-                EtcdWanted { ends_connections, steers: true, temporary, ..hold }
+                EtcdWanted {
+                    ends_connections,
+                    steers: true,
+                    temporary,
+                    ..hold
+                }
             }
-            EtcdStep::Temporary => {
-                EtcdWanted { route: Route::Temporary, steers: true, temporary: Process::Run, ..hold }
-            }
-            EtcdStep::Returning => EtcdWanted { ends_connections, ..hold },
+            EtcdStep::Temporary => EtcdWanted {
+                route: Route::Temporary,
+                steers: true,
+                temporary: Process::Run,
+                ..hold
+            },
+            EtcdStep::Returning => EtcdWanted {
+                ends_connections,
+                ..hold
+            },
         }
     }
 
@@ -347,7 +405,9 @@ impl EtcdMachine {
 
     fn is_due_back(&self, seen: &EtcdObservation, now: Duration) -> bool {
         let waits = seen.own.waits() && self.failed == 0;
-        let away = self.away.map_or(Duration::ZERO, |since| now.saturating_sub(since));
+        let away = self
+            .away
+            .map_or(Duration::ZERO, |since| now.saturating_sub(since));
         seen.commanding && !waits && away >= self.speedup.of(GIVES_BACK)
     }
 }
@@ -373,7 +433,8 @@ impl TemporaryEtcd {
 
 /// The temporary etcd waits for the data that another process has, or serves what no name leads to: the next one has all that is in the log.
 fn must_not_run(seen: &EtcdObservation) -> bool {
-    seen.temporary.running && (seen.holder == Holder::Another || seen.temporary.opened == Opened::Other)
+    seen.temporary.running
+        && (seen.holder == Holder::Another || seen.temporary.opened == Opened::Other)
 }
 
 #[cfg(test)]

@@ -35,11 +35,18 @@ const MANIFEST: &str = "etcd.yaml";
 const VERSIONS: [&str; 2] = ["3.5.", "3.6."];
 
 /// Flags with which the temporary one would be another etcd, or on the same port.
-const OTHERS: [&str; 4] = ["--config-file", "--wal-dir", "--force-new-cluster", "--listen-client-http-urls"];
+const OTHERS: [&str; 4] = [
+    "--config-file",
+    "--wal-dir",
+    "--force-new-cluster",
+    "--listen-client-http-urls",
+];
 
 /// Flags by which an etcd defragments its database as it starts: 3.5 knows the second one, 3.6 both. Without them it does not.
-const DEFRAGMENTS: [&str; 2] =
-    ["--bootstrap-defrag-threshold-megabytes", "--experimental-bootstrap-defrag-threshold-megabytes"];
+const DEFRAGMENTS: [&str; 2] = [
+    "--bootstrap-defrag-threshold-megabytes",
+    "--experimental-bootstrap-defrag-threshold-megabytes",
+];
 
 /// The number of log entries after which etcd writes a raft snapshot, etcd's own if there is none, and how many more the temporary one
 /// waits for: none of its first entries is in a snapshot, so that all of them can be read from the log.
@@ -48,7 +55,8 @@ const SNAPSHOT_COUNT_BY_DEFAULT: u64 = 100_000;
 const MORE_ENTRIES: u64 = 5_000;
 
 /// What becomes of one that is left alone.
-const ALONE: &str = "it is left alone, and requests that need it wait or time out while COMMAND restarts it";
+const ALONE: &str =
+    "it is left alone, and requests that need it wait or time out while COMMAND restarts it";
 
 /// An etcd that is to be stood in for.
 #[derive(Debug)]
@@ -76,11 +84,16 @@ impl Plan {
     /// reported.
     pub async fn find(
         command: &[OsString],
-        Alone { gateway, urls, version }: &Alone,
+        Alone {
+            gateway,
+            urls,
+            version,
+        }: &Alone,
         manifest: Option<&Path>,
         report: &mut Report,
     ) -> Option<Self> {
-        let found = address(urls, *urls == servers::of(command)).and_then(|own| Ok((own, process_on(own)?)));
+        let found = address(urls, *urls == servers::of(command))
+            .and_then(|own| Ok((own, process_on(own)?)));
         let (own, NamedProcess { pid, name }) = match found {
             Ok(found) => found,
             Err(why) => {
@@ -95,16 +108,24 @@ impl Plan {
         }
         let process = report.ok(&what, HeldProcess::of(pid))?;
         let like = report.ok(&what, ProcessAttributes::of(pid))?;
-        let read = |what: &str| fs::read(format!("/proc/{pid}/{what}")).map(|bytes| strings(&bytes));
-        let (command_line, environment) = (report.ok(&what, read("cmdline"))?, report.ok(&what, read("environ"))?);
+        let read =
+            |what: &str| fs::read(format!("/proc/{pid}/{what}")).map(|bytes| strings(&bytes));
+        let (command_line, environment) = (
+            report.ok(&what, read("cmdline"))?,
+            report.ok(&what, read("environ"))?,
+        );
         let fix = |why: &str| format!("{what}{why}: {OWN}");
-        let is_in_container =
-            || fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|all| runtime::container(&all).is_some());
+        let is_in_container = || {
+            fs::read_to_string(format!("/proc/{pid}/cgroup"))
+                .is_ok_and(|all| runtime::container(&all).is_some())
+        };
         let pod = match (is_shared_with(pid, "mnt"), manifest) {
             (true, _) => None,
-            (false, Some(manifest)) if is_in_container() => {
-                Some(RunningPod::find(pid, &manifest.with_file_name(MANIFEST), report)?)
-            }
+            (false, Some(manifest)) if is_in_container() => Some(RunningPod::find(
+                pid,
+                &manifest.with_file_name(MANIFEST),
+                report,
+            )?),
             (false, _) => {
                 report.error(fix(
                     "it has a mount namespace of its own (a unit with such as PrivateTmp or ProtectSystem, or a container beside a \
@@ -113,17 +134,29 @@ impl Plan {
                 return None;
             }
         };
-        let data = report.ok("", data(&command_line, &environment).map_err(|why| fix(&why)))?;
-        let on_node = pod.as_ref().map_or(Some(data.clone()), |pod| pod.on_node(&data));
-        let mut database =
-            Database::of(&report.ok("", on_node.ok_or_else(|| fix("its data is in no directory of the node")))?);
+        let data = report.ok(
+            "",
+            data(&command_line, &environment).map_err(|why| fix(&why)),
+        )?;
+        let on_node = pod
+            .as_ref()
+            .map_or(Some(data.clone()), |pod| pod.on_node(&data));
+        let mut database = Database::of(&report.ok(
+            "",
+            on_node.ok_or_else(|| fix("its data is in no directory of the node")),
+        )?);
         if fs::symlink_metadata(database.path()).is_ok_and(|file| file.is_symlink()) {
             report.error(fix(
                 "its database is a symbolic link, which an etcd can replace whatever is mounted on the file",
             ));
             return None;
         }
-        let look = report.ok("", database.look().map_err(|error| fix(&format!("its database: {error}"))))?;
+        let look = report.ok(
+            "",
+            database
+                .look()
+                .map_err(|error| fix(&format!("its database: {error}"))),
+        )?;
         let locked = match (look.holder(), database.opened_by(pid).0) {
             (Some(holder), _) if holder == pid => Ok(()),
             (_, Opened::Other) => {
@@ -134,7 +167,10 @@ impl Plan {
                 return None;
             }
             (Some(other), _) => Err(format!("process {other} has the lock on its database")),
-            (None, _) => Err("its file system shows no lock on its database (NFS has none that counts)".to_owned()),
+            (None, _) => Err(
+                "its file system shows no lock on its database (NFS has none that counts)"
+                    .to_owned(),
+            ),
         };
         report.ok("", locked.map_err(|why| fix(&why)))?;
         if !may_mount() {
@@ -152,7 +188,11 @@ impl Plan {
         let answered = probe::once(source.into(), own.into(), tls.clone()).await;
         report.ok(
             "",
-            answered.map_err(|error| fix(&format!("it does not answer a TLS handshake from {source}: {error}"))),
+            answered.map_err(|error| {
+                fix(&format!(
+                    "it does not answer a TLS handshake from {source}: {error}"
+                ))
+            }),
         )?;
         if !VERSIONS.iter().any(|known| version.starts_with(known)) {
             report.error(fix(&format!(
@@ -176,12 +216,32 @@ impl Plan {
                 Ok(relay)
             }),
         )?;
-        let members = Members { own, temporary, source };
+        let members = Members {
+            own,
+            temporary,
+            source,
+        };
         let server = format!("https://{}", report.ok(&what, relay.local_addr())?).into();
         let url = |at: SocketAddrV4| format!("https://{at}");
         let gateway = gateway.named(&own.ip().to_string());
-        let revisions = Revisions { gateway, own: url(own), temporary: url(temporary) };
-        Some(Self { server, members, database, data, argv, process, like, pod, tls, relay, revisions })
+        let revisions = Revisions {
+            gateway,
+            own: url(own),
+            temporary: url(temporary),
+        };
+        Some(Self {
+            server,
+            members,
+            database,
+            data,
+            argv,
+            process,
+            like,
+            pod,
+            tls,
+            relay,
+            revisions,
+        })
     }
 
     pub fn cgroup(&self) -> String {
@@ -191,13 +251,16 @@ impl Plan {
 
 /// Whether an only member of this version acknowledges a write before the write is in its log (etcd-io/etcd#14370).
 fn acknowledges_early(version: &str) -> bool {
-    let patch = version.strip_prefix("3.5.").and_then(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());
+    let patch = version
+        .strip_prefix("3.5.")
+        .and_then(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());
     patch.is_some_and(|patch| patch.parse::<u32>().is_ok_and(|patch| patch < 5))
 }
 
 /// Whether this process may mount.
 fn may_mount() -> bool {
-    rustix::thread::capabilities(None).is_ok_and(|has| has.effective.contains(CapabilitySet::SYS_ADMIN))
+    rustix::thread::capabilities(None)
+        .is_ok_and(|has| has.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
 /// The address that can be stood in for.
@@ -205,7 +268,10 @@ fn address(urls: &[String], is_for_all: bool) -> Result<SocketAddrV4, String> {
     if !is_for_all {
         return Err("it is for some resources alone (--etcd-servers-overrides)".into());
     }
-    let host = |url: &String| url.strip_prefix("https://").map(|rest| rest.trim_end_matches('/').to_owned());
+    let host = |url: &String| {
+        url.strip_prefix("https://")
+            .map(|rest| rest.trim_end_matches('/').to_owned())
+    };
     let hosts: Vec<_> = urls.iter().filter_map(host).collect();
     let own = hosts.iter().find_map(|host| host.parse().ok());
     own.ok_or_else(|| match hosts.iter().any(|host| host.starts_with('[')) {
@@ -220,36 +286,54 @@ fn address(urls: &[String], is_for_all: bool) -> Result<SocketAddrV4, String> {
 
 /// The process that listens at an address.
 fn process_on(at: SocketAddrV4) -> Result<NamedProcess, String> {
-    let inode = listener(at).ok_or_else(|| format!("nothing in this network namespace listens on {at}"))?;
-    proc_net::process_of(inode).ok_or_else(|| format!("the process that listens on {at} cannot be seen from here"))
+    let inode =
+        listener(at).ok_or_else(|| format!("nothing in this network namespace listens on {at}"))?;
+    proc_net::process_of(inode)
+        .ok_or_else(|| format!("the process that listens on {at} cannot be seen from here"))
 }
 
 /// Inode of the listener at an address.
 pub fn listener(at: SocketAddrV4) -> Option<u64> {
     let all = sock_diag::listeners(at.port()).ok()?;
     let any = |ip: IpAddr| ip == IpAddr::from(*at.ip()) || ip.is_unspecified();
-    all.into_iter().find(|entry| any(entry.local.ip())).map(|entry| entry.inode)
+    all.into_iter()
+        .find(|entry| any(entry.local.ip()))
+        .map(|entry| entry.inode)
 }
 
 /// The data directory, where etcd is configured by flags alone.
 fn data(command: &[OsString], environment: &[OsString]) -> Result<PathBuf, String> {
-    if let Some(flag) = OTHERS.into_iter().find(|flag| args::value(command, flag).is_some()) {
+    if let Some(flag) = OTHERS
+        .into_iter()
+        .find(|flag| args::value(command, flag).is_some())
+    {
         return Err(format!("it has {flag}"));
     }
-    let names = environment.iter().filter_map(|variable| variable.to_str()?.split_once('=').map(|(name, _)| name));
-    if let Some(name) = names.filter(|name| name.starts_with("ETCD_")).find(|name| !is_service_link(name)) {
+    let names = environment
+        .iter()
+        .filter_map(|variable| variable.to_str()?.split_once('=').map(|(name, _)| name));
+    if let Some(name) = names
+        .filter(|name| name.starts_with("ETCD_"))
+        .find(|name| !is_service_link(name))
+    {
         return Err(format!("it has the variable {name}"));
     }
-    let data = args::value(command, "--data-dir").map(PathBuf::from).filter(|data| data.is_absolute());
+    let data = args::value(command, "--data-dir")
+        .map(PathBuf::from)
+        .filter(|data| data.is_absolute());
     data.ok_or_else(|| "it has no --data-dir with an absolute path".to_owned())
 }
 
 /// Whether the kubelet sets a variable of this name for a Service called etcd or etcd-…: no flag of etcd's has such a name.
 fn is_service_link(name: &str) -> bool {
-    let ends = ["_PORT", "_SERVICE_HOST"].into_iter().any(|end| name.ends_with(end));
+    let ends = ["_PORT", "_SERVICE_HOST"]
+        .into_iter()
+        .any(|end| name.ends_with(end));
     let protocol = ["_TCP", "_UDP", "_SCTP"].into_iter().any(|protocol| {
         let before = name.split_once(protocol).map(|(before, _)| before);
-        before.and_then(|before| before.rsplit_once("_PORT_")).is_some_and(|(_, port)| port.parse::<u16>().is_ok())
+        before
+            .and_then(|before| before.rsplit_once("_PORT_"))
+            .is_some_and(|(_, port)| port.parse::<u16>().is_ok())
     });
     ends || protocol || name.contains("_SERVICE_PORT_")
 }
@@ -257,24 +341,40 @@ fn is_service_link(name: &str) -> bool {
 /// The temporary one's address and command line: all listeners are on an address of its own. What it tells of itself stays.
 fn arguments(mut argv: Vec<OsString>) -> io::Result<(SocketAddrV4, Vec<OsString>)> {
     let ip = address::random().map_err(io::Error::other)?;
-    let free: Vec<_> = (0..3).map(|_| TcpListener::bind((ip, 0))).collect::<io::Result<_>>()?;
+    let free: Vec<_> = (0..3)
+        .map(|_| TcpListener::bind((ip, 0)))
+        .collect::<io::Result<_>>()?;
     let [clients, peers, metrics] = [0, 1, 2].map(|at| free[at].local_addr());
     let (clients, peers, metrics) = (clients?, peers?, metrics?);
     let scheme = |argv: &[OsString], flag: &str| {
-        let value = args::value(argv, flag).and_then(OsStr::to_str).unwrap_or_default();
-        if value.starts_with("https:") { "https" } else { "http" }
+        let value = args::value(argv, flag)
+            .and_then(OsStr::to_str)
+            .unwrap_or_default();
+        if value.starts_with("https:") {
+            "https"
+        } else {
+            "http"
+        }
     };
-    for (flag, at) in
-        [("--listen-client-urls", clients), ("--listen-peer-urls", peers), ("--listen-metrics-urls", metrics)]
-    {
+    for (flag, at) in [
+        ("--listen-client-urls", clients),
+        ("--listen-peer-urls", peers),
+        ("--listen-metrics-urls", metrics),
+    ] {
         let url = format!("{}://{at}", scheme(&argv, flag));
         args::set(&mut argv, flag, url.as_ref());
     }
-    for flag in DEFRAGMENTS.into_iter().filter(|flag| args::value(&argv, flag).is_some()).collect::<Vec<_>>() {
+    for flag in DEFRAGMENTS
+        .into_iter()
+        .filter(|flag| args::value(&argv, flag).is_some())
+        .collect::<Vec<_>>()
+    {
         args::set(&mut argv, flag, "0".as_ref());
     }
     let count = args::value(&argv, SNAPSHOT_COUNT).and_then(|count| count.to_str()?.parse().ok());
-    let more = count.unwrap_or(SNAPSHOT_COUNT_BY_DEFAULT).saturating_add(MORE_ENTRIES);
+    let more = count
+        .unwrap_or(SNAPSHOT_COUNT_BY_DEFAULT)
+        .saturating_add(MORE_ENTRIES);
     args::set(&mut argv, SNAPSHOT_COUNT, more.to_string().as_ref());
     match clients {
         SocketAddr::V4(clients) => Ok((clients, argv)),
@@ -298,16 +398,40 @@ mod tests {
                      --experimental-bootstrap-defrag-threshold-megabytes 100 --bootstrap-defrag-threshold-megabytes=100";
         let (at, own) = arguments(argv(given)).unwrap();
         assert!(address::is_usable(*at.ip()));
-        let value = |flag| args::value(&own, flag).unwrap().to_str().unwrap().to_owned();
+        let value = |flag| {
+            args::value(&own, flag)
+                .unwrap()
+                .to_str()
+                .unwrap()
+                .to_owned()
+        };
         assert_eq!(value("--listen-client-urls"), format!("https://{at}"));
         assert!(value("--listen-peer-urls").starts_with(&format!("https://{}:", at.ip())));
         assert!(value("--listen-metrics-urls").starts_with(&format!("http://{}:", at.ip())));
-        assert_eq!(DEFRAGMENTS.map(value), ["0", "0"], "it never replaces its database");
+        assert_eq!(
+            DEFRAGMENTS.map(value),
+            ["0", "0"],
+            "it never replaces its database"
+        );
         assert_eq!(value(SNAPSHOT_COUNT), "15000");
         let (_, other) = arguments(argv("etcd --data-dir=/d")).unwrap();
-        assert!(DEFRAGMENTS.iter().all(|flag| args::value(&other, flag).is_none()), "it may not know the flag");
-        for same in ["--name", "--data-dir", "--advertise-client-urls", "--initial-cluster"] {
-            assert_eq!(args::value(&own, same), args::value(&argv(given), same), "{same}");
+        assert!(
+            DEFRAGMENTS
+                .iter()
+                .all(|flag| args::value(&other, flag).is_none()),
+            "it may not know the flag"
+        );
+        for same in [
+            "--name",
+            "--data-dir",
+            "--advertise-client-urls",
+            "--initial-cluster",
+        ] {
+            assert_eq!(
+                args::value(&own, same),
+                args::value(&argv(given), same),
+                "{same}"
+            );
         }
     }
 
@@ -315,9 +439,14 @@ mod tests {
     fn what_else_configures_it_is_refused() {
         let data = |command: &str, variable: &str| data(&argv(command), &[variable.into()]);
         assert_eq!(data("etcd --data-dir=/d", "PATH=/bin"), Ok("/d".into()));
-        for link in
-            ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_CLIENT", "PORT", "PORT_2379_TCP", "PORT_2379_TCP_ADDR"]
-        {
+        for link in [
+            "SERVICE_HOST",
+            "SERVICE_PORT",
+            "SERVICE_PORT_CLIENT",
+            "PORT",
+            "PORT_2379_TCP",
+            "PORT_2379_TCP_ADDR",
+        ] {
             for service in ["ETCD", "ETCD_CLUSTER"] {
                 assert_eq!(
                     data("etcd --data-dir=/d", &format!("{service}_{link}=10.96.0.7")),
@@ -357,7 +486,10 @@ mod tests {
     #[test]
     fn why_one_is_left_alone_is_said() {
         let why = |url: &str, is_for_all| address(&[url.to_owned()], is_for_all);
-        assert_eq!(why("https://127.0.0.1:2379/", true), Ok("127.0.0.1:2379".parse().unwrap()));
+        assert_eq!(
+            why("https://127.0.0.1:2379/", true),
+            Ok("127.0.0.1:2379".parse().unwrap())
+        );
         for (url, is_for_all, part) in [
             ("https://127.0.0.1:2379", false, "--etcd-servers-overrides"),
             ("https://[::1]:2379", true, "IPv6"),
@@ -365,8 +497,15 @@ mod tests {
         ] {
             assert!(why(url, is_for_all).unwrap_err().contains(part), "{url}");
         }
-        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let free = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
         let nobody = process_on(SocketAddrV4::new([127, 0, 0, 1].into(), free)).unwrap_err();
-        assert!(nobody.contains("nothing in this network namespace"), "{nobody}");
+        assert!(
+            nobody.contains("nothing in this network namespace"),
+            "{nobody}"
+        );
     }
 }

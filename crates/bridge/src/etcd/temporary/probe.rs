@@ -23,7 +23,12 @@ const SILENCE: Duration = Duration::from_millis(250);
 const ONCE: Duration = Duration::from_secs(5);
 
 /// Probes for as long as there is a receiver.
-pub async fn follow(source: IpAddr, to: SocketAddr, tls: Arc<ClientConfig>, answers: watch::Sender<bool>) {
+pub async fn follow(
+    source: IpAddr,
+    to: SocketAddr,
+    tls: Arc<ClientConfig>,
+    answers: watch::Sender<bool>,
+) {
     let mut in_flight = JoinSet::new();
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -58,8 +63,17 @@ pub async fn once(source: IpAddr, to: SocketAddr, tls: Arc<ClientConfig>) -> io:
 /// Any answer in TLS shows that it serves: its certificate may be renewed meanwhile.
 async fn handshake(source: IpAddr, to: SocketAddr, tls: Arc<ClientConfig>) -> io::Result<()> {
     let stream = dial(source, to).await?;
-    match TlsConnector::from(tls).connect(ServerName::IpAddress(to.ip().into()), stream).await {
-        Err(error) if error.get_ref().is_none_or(|inner| !inner.is::<rustls::Error>()) => Err(error),
+    match TlsConnector::from(tls)
+        .connect(ServerName::IpAddress(to.ip().into()), stream)
+        .await
+    {
+        Err(error)
+            if error
+                .get_ref()
+                .is_none_or(|inner| !inner.is::<rustls::Error>()) =>
+        {
+            Err(error)
+        }
         _ => Ok(()),
     }
 }

@@ -44,8 +44,16 @@ pub struct Members {
 }
 
 /// Relays until it is dropped. Each change of `ends` ends all connections that were connected before.
-pub async fn serve(listener: TcpListener, members: Members, route: watch::Receiver<Route>, ends: watch::Receiver<u64>) {
-    accept(listener, |client| relay(client, members, route.clone(), ends.clone())).await;
+pub async fn serve(
+    listener: TcpListener,
+    members: Members,
+    route: watch::Receiver<Route>,
+    ends: watch::Receiver<u64>,
+) {
+    accept(listener, |client| {
+        relay(client, members, route.clone(), ends.clone())
+    })
+    .await;
 }
 
 /// Gives each client of this node to `relay`, until this is dropped.
@@ -85,7 +93,11 @@ async fn relay(
 }
 
 /// Passes bytes until one of them ends, or `ends` does.
-pub async fn pass(mut client: TcpStream, mut etcd: TcpStream, ends: impl Future<Output = ()>) -> io::Result<()> {
+pub async fn pass(
+    mut client: TcpStream,
+    mut etcd: TcpStream,
+    ends: impl Future<Output = ()>,
+) -> io::Result<()> {
     client.set_nodelay(true)?;
     etcd.set_nodelay(true)?;
     tokio::select! {
@@ -103,7 +115,11 @@ async fn connect(
     let mut dials = 0;
     loop {
         let ended = |_| io::Error::from(io::ErrorKind::BrokenPipe);
-        let open = timeout(REDIAL * DIALS, route.wait_for(|route| *route != Route::Hold)).await?;
+        let open = timeout(
+            REDIAL * DIALS,
+            route.wait_for(|route| *route != Route::Hold),
+        )
+        .await?;
         let chosen = *open.map_err(ended)?;
         ends.mark_unchanged();
         let to = match chosen {
@@ -122,7 +138,11 @@ async fn connect(
 
 /// Both are of one family.
 pub async fn dial(source: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
-    let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    let socket = if to.is_ipv4() {
+        TcpSocket::new_v4()
+    } else {
+        TcpSocket::new_v6()
+    }?;
     socket.bind((source, 0).into())?;
     socket.connect(to).await
 }
@@ -137,6 +157,9 @@ mod tests {
             assert!(!is_of_node(stranger.parse().unwrap()), "{stranger}");
         }
         let own = netdevice::addresses().unwrap();
-        assert!(own.iter().all(|ip| is_of_node(*ip)) && is_of_node("127.99.1.2".parse().unwrap()), "{own:?}");
+        assert!(
+            own.iter().all(|ip| is_of_node(*ip)) && is_of_node("127.99.1.2".parse().unwrap()),
+            "{own:?}"
+        );
     }
 }

@@ -79,11 +79,17 @@ pub fn rescue(pid: i32, database: &Database, known: Option<&Option<OsString>>) -
 }
 
 /// Stops a process, copies its database, and goes on with `then` before the process does.
-fn save(process: &HeldProcess, database: &Database, then: impl FnOnce(&Path)) -> io::Result<Option<PathBuf>> {
+fn save(
+    process: &HeldProcess,
+    database: &Database,
+    then: impl FnOnce(&Path),
+) -> io::Result<Option<PathBuf>> {
     let _paused = process.pause(STOPS)?;
     let named = Database::as_named_by(process.pid);
     let (opened, from) = named.as_ref().unwrap_or(database).opened_by(process.pid);
-    let Some(from) = from.filter(|_| opened == Opened::Other) else { return Ok(None) };
+    let Some(from) = from.filter(|_| opened == Opened::Other) else {
+        return Ok(None);
+    };
     let copy = copy_in_time(from.clone(), database.data().to_owned())?;
     // Whatever becomes of the bridge, its log names the copy.
     tracing::info!(pid = process.pid, copy = %copy.display(), "the database of the node's own etcd was copied");
@@ -99,15 +105,22 @@ fn copy_in_time(from: PathBuf, beside: PathBuf) -> io::Result<PathBuf> {
             let _: io::Result<()> = fs::remove_file::<PathBuf>(late);
         }
     });
-    copied
-        .recv_timeout(COPIES)
-        .unwrap_or_else(|_| Err(io::Error::other(format!("the copy takes longer than {COPIES:?}"))))
+    copied.recv_timeout(COPIES).unwrap_or_else(|_| {
+        Err(io::Error::other(format!(
+            "the copy takes longer than {COPIES:?}"
+        )))
+    })
 }
 
 /// Copies a file beside a directory, on the disk when this returns.
 fn copy(from: &Path, beside: &Path) -> io::Result<PathBuf> {
-    let mut name = beside.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mut name = beside
+        .file_name()
+        .ok_or(io::ErrorKind::InvalidInput)?
+        .to_owned();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     name.push(format!("-berth-{}.db", now.as_millis()));
     let to = beside.with_file_name(name);
     // A copy that ends with the bridge is half a database, and has another name.
@@ -133,12 +146,19 @@ fn end(
     known: Option<&Option<OsString>>,
 ) -> Result<(), String> {
     let is_deleted = fs::metadata(from).is_ok_and(|file| file.nlink() == 0);
-    let has_log = database.has_log_of(process.pid).map_err(|error| format!("its log cannot be listed: {error}"))?;
+    let has_log = database
+        .has_log_of(process.pid)
+        .map_err(|error| format!("its log cannot be listed: {error}"))?;
     if !is_deleted || !has_log {
-        return Err(format!("its database or its log is not in {}", database.data().display()));
+        return Err(format!(
+            "its database or its log is not in {}",
+            database.data().display()
+        ));
     }
     let known = known.ok_or("its database was never seen where its path leads")?;
-    let now = database.last_snapshot().map_err(|error| format!("its snapshots cannot be listed: {error}"))?;
+    let now = database
+        .last_snapshot()
+        .map_err(|error| format!("its snapshots cannot be listed: {error}"))?;
     if now > *known {
         let now = now.unwrap_or_default();
         return Err(format!(
@@ -148,7 +168,9 @@ fn end(
     }
     match process.kill() {
         // It has ended meanwhile.
-        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => Ok(()),
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {
+            Ok(())
+        }
         killed => killed.map_err(|error| error.to_string()),
     }
 }
@@ -167,8 +189,16 @@ mod tests {
         let mut command = Command::new("flock");
         // With a segment of its log open, if that is there.
         let script = "[ ! -e \"$0\" ] || exec 9<\"$0\"; echo; read line";
-        command.arg("--no-fork").arg(database.path()).args(["sh", "-c", script]).arg(database.data().join(SEGMENT));
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().ok()?;
+        command
+            .arg("--no-fork")
+            .arg(database.path())
+            .args(["sh", "-c", script])
+            .arg(database.data().join(SEGMENT));
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .ok()?;
         let mut line = [0];
         io::Read::read_exact(child.stdout.as_mut()?, &mut line).ok()?;
         Some(child)
@@ -195,9 +225,14 @@ mod tests {
             if has_log {
                 fs::write(&segment, "").unwrap();
             }
-            let Some(mut child) = etcd(&database) else { return };
+            let Some(mut child) = etcd(&database) else {
+                return;
+            };
             let pid = i32::try_from(child.id()).unwrap();
-            assert!(rescue(pid, &database, Some(&None)).is_none(), "it is the one that its path names");
+            assert!(
+                rescue(pid, &database, Some(&None)).is_none(),
+                "it is the one that its path names"
+            );
             assert!(child.try_wait().unwrap().is_none());
             fs::write(at.with_file_name("db.tmp.1"), "old").unwrap();
             fs::rename(at.with_file_name("db.tmp.1"), &at).unwrap();
@@ -207,14 +242,25 @@ mod tests {
             let known = known.map(|known| known.map(OsString::from));
             let rescued = rescue(pid, &database, known.as_ref()).unwrap();
             let copy = rescued.copy.as_ref().unwrap();
-            assert_eq!((copy.parent(), fs::read_to_string(copy).unwrap().as_str()), (data.parent(), "acknowledged"));
+            assert_eq!(
+                (copy.parent(), fs::read_to_string(copy).unwrap().as_str()),
+                (data.parent(), "acknowledged")
+            );
             assert_eq!(fs::metadata(copy).unwrap().mode() & 0o777, 0o600);
-            assert_eq!(rescued.ended.is_ok(), ends, "{known:?} {now:?}: {rescued:?}");
+            assert_eq!(
+                rescued.ended.is_ok(),
+                ends,
+                "{known:?} {now:?}: {rescued:?}"
+            );
             assert!(rescued.trouble().contains(&copy.display().to_string()));
             assert_eq!(rescued.trouble().contains(PAGE), !ends);
             drop(child.stdin.take());
             let status = child.wait().unwrap();
-            assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status).is_some(), ends, "{status}");
+            assert_eq!(
+                std::os::unix::process::ExitStatusExt::signal(&status).is_some(),
+                ends,
+                "{status}"
+            );
         }
     }
 }

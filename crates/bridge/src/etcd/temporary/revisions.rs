@@ -30,7 +30,11 @@ pub struct Compared {
 
 impl Revisions {
     /// Goes on until one end of the channels is dropped.
-    pub async fn compare(self, mut etcd: watch::Receiver<EtcdStatus>, compared: watch::Sender<Compared>) {
+    pub async fn compare(
+        self,
+        mut etcd: watch::Receiver<EtcdStatus>,
+        compared: watch::Sender<Compared>,
+    ) {
         let mut last = 0;
         while !compared.is_closed() {
             let step = etcd.borrow_and_update().step;
@@ -86,8 +90,15 @@ mod tests {
         let gateway = Gateway::new(access.ca.clone(), access.client.clone()).named("127.0.0.1");
         // Of the simulated members, the third one answers with these revisions.
         let at = || servers[2].access.server.clone();
-        let revisions = Revisions { gateway, own: at(), temporary: at() };
-        let (to, etcd) = watch::channel(EtcdStatus { step: EtcdStep::Stopping, ..EtcdStatus::default() });
+        let revisions = Revisions {
+            gateway,
+            own: at(),
+            temporary: at(),
+        };
+        let (to, etcd) = watch::channel(EtcdStatus {
+            step: EtcdStep::Stopping,
+            ..EtcdStatus::default()
+        });
         let (tells, told) = watch::channel(Compared::default());
         let comparing = tokio::spawn(revisions.compare(etcd, tells));
         let left = || members.lock().unwrap().revisions.len();
@@ -108,16 +119,31 @@ mod tests {
     async fn writes_that_are_missing_are_counted() {
         use EtcdStep::{Own, Returning, Temporary};
         for (steps, missing) in [
-            (&[(Temporary, 150), (Returning, 0), (Own, 100)][..], Some("the node's own etcd serves from other data")),
+            (
+                &[(Temporary, 150), (Returning, 0), (Own, 100)][..],
+                Some("the node's own etcd serves from other data"),
+            ),
             (&[(Temporary, 100), (Own, 100)], None),
             (&[(Temporary, 90), (Own, 100)], None),
             // COMMAND put a copy there while the node's own was away, or between two temporary ones.
-            (&[(Own, 150), (Temporary, 100), (Own, 100)], Some("the temporary etcd serves from other data")),
-            (&[(Temporary, 150), (Returning, 0), (Temporary, 100)], Some("the temporary etcd serves from other data")),
+            (
+                &[(Own, 150), (Temporary, 100), (Own, 100)],
+                Some("the temporary etcd serves from other data"),
+            ),
+            (
+                &[(Temporary, 150), (Returning, 0), (Temporary, 100)],
+                Some("the temporary etcd serves from other data"),
+            ),
         ] {
-            let Compared { missing: told, is_open } = compared(steps).await;
+            let Compared {
+                missing: told,
+                is_open,
+            } = compared(steps).await;
             assert_eq!(told.is_some(), missing.is_some(), "{steps:?}: {told:?}");
-            assert!(missing.is_none_or(|part| told.as_ref().unwrap().contains(part)), "{told:?}");
+            assert!(
+                missing.is_none_or(|part| told.as_ref().unwrap().contains(part)),
+                "{told:?}"
+            );
             assert!(told.is_none_or(|why| why.contains("at least 50 writes")));
             assert_eq!(is_open, steps.last().unwrap().0 != Own);
         }

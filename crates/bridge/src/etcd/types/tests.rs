@@ -20,10 +20,17 @@ fn json(text: &str) -> Value {
 #[test]
 fn answers_of_both_versions_are_understood() {
     let list = MemberList::parse(&json(LIST)).unwrap();
-    assert_eq!((list.cluster, list.by, list.members.len()), (7895810959607866176, 9372538179322589801, 3));
+    assert_eq!(
+        (list.cluster, list.by, list.members.len()),
+        (7895810959607866176, 9372538179322589801, 3)
+    );
     assert_eq!(list.members[1].client_urls, ["https://10.0.0.6:2379"]);
     assert_eq!(list.members[1].describe(), "member cp-2 (91bc3c398fb3c146)");
-    let learner = Member { id: 18249187646912138824, is_learner: true, ..Member::default() };
+    let learner = Member {
+        id: 18249187646912138824,
+        is_learner: true,
+        ..Member::default()
+    };
     assert_eq!(list.members[2], learner);
     let old = Status::parse(&json(STATUS_3_5)).unwrap();
     let status = Status {
@@ -38,19 +45,38 @@ fn answers_of_both_versions_are_understood() {
     let new = Status::parse(&json(STATUS_3_6)).unwrap();
     assert_eq!(
         new,
-        Status { leader: 0, errors: vec!["etcdserver: no leader".into()], version: "3.6.6".into(), ..status }
+        Status {
+            leader: 0,
+            errors: vec!["etcdserver: no leader".into()],
+            version: "3.6.6".into(),
+            ..status
+        }
     );
     let header = r#""header":{"cluster_id":"1","member_id":"2","revision":"42","raft_term":"10"}"#;
     assert_eq!(alarms(&json(&format!("{{{header}}}"))), Some(vec![]));
-    let on = format!(r#"{{{header},"alarms":[{{"memberID":"7","alarm":"NOSPACE"}},{{"memberID":"8"}}]}}"#);
+    let on = format!(
+        r#"{{{header},"alarms":[{{"memberID":"7","alarm":"NOSPACE"}},{{"memberID":"8"}}]}}"#
+    );
     assert_eq!(alarms(&json(&on)), Some(vec![(7, "NOSPACE".into())]));
 }
 
 #[test]
 fn other_answers_are_none() {
-    for other in ["{}", "[]", r#"{"error":"etcdserver: no leader","code":14}"#, r#"{"header":{"cluster_id":"1"}}"#] {
+    for other in [
+        "{}",
+        "[]",
+        r#"{"error":"etcdserver: no leader","code":14}"#,
+        r#"{"header":{"cluster_id":"1"}}"#,
+    ] {
         let other = json(other);
-        assert_eq!((MemberList::parse(&other), Status::parse(&other), alarms(&other)), (None, None, None));
+        assert_eq!(
+            (
+                MemberList::parse(&other),
+                Status::parse(&other),
+                alarms(&other)
+            ),
+            (None, None, None)
+        );
     }
     let twice = LIST.replace("18249187646912138824", "10501334649042878790");
     let nameless = LIST.replace(r#""ID":"18249187646912138824","#, "");

@@ -4,18 +4,33 @@ use super::*;
 use Step::{AwaitOwn, Drain, Hold, Linger, Overlap, Restore, Settle, Start};
 use berth_testing::{NANOSECOND, changes_after};
 
-const STEPS: [Step; 8] = [Start, Settle, Overlap, Hold, AwaitOwn, Restore, Linger, Drain];
+const STEPS: [Step; 8] = [
+    Start, Settle, Overlap, Hold, AwaitOwn, Restore, Linger, Drain,
+];
 
 const SECOND: u64 = FIRST + 1;
 
-const READY: TemporaryObservation = TemporaryObservation { running: true, ready: true, ends: 0 };
-const SLOW: TemporaryObservation = TemporaryObservation { ready: false, ..READY };
-const GONE: TemporaryObservation = TemporaryObservation { running: false, ..SLOW };
+const READY: TemporaryObservation = TemporaryObservation {
+    running: true,
+    ready: true,
+    ends: 0,
+};
+const SLOW: TemporaryObservation = TemporaryObservation {
+    ready: false,
+    ..READY
+};
+const GONE: TemporaryObservation = TemporaryObservation {
+    running: false,
+    ..SLOW
+};
 
 /// Both serve, new connections go to the bridge, and nothing keeps COMMAND from beginning.
 const SERVED: BridgeObservation = BridgeObservation {
     temporary: READY,
-    own: OwnObservation { process: Some(FIRST), ready: true },
+    own: OwnObservation {
+        process: Some(FIRST),
+        ready: true,
+    },
     steering: true,
     named: true,
     etcd: true,
@@ -24,12 +39,21 @@ const SERVED: BridgeObservation = BridgeObservation {
 };
 
 /// The node's own is not ready.
-const UNREADY: BridgeObservation =
-    BridgeObservation { own: OwnObservation { process: Some(FIRST), ready: false }, ..SERVED };
+const UNREADY: BridgeObservation = BridgeObservation {
+    own: OwnObservation {
+        process: Some(FIRST),
+        ready: false,
+    },
+    ..SERVED
+};
 
 /// In this step since the time 0.
 fn from(step: Step) -> Machine {
-    Machine { step, since: Some(Duration::ZERO), ..Machine::new(LIMITS, OnFailure::Stay) }
+    Machine {
+        step,
+        since: Some(Duration::ZERO),
+        ..Machine::new(LIMITS, OnFailure::Stay)
+    }
 }
 
 fn secs(seconds: u64) -> Duration {
@@ -54,13 +78,44 @@ fn a_command_may_run_while_nobody_says_that_it_has_ended() {
     for step in STEPS {
         let unreported = matches!(step, Hold | Restore);
         assert_eq!(from(step).command_may_run(), unreported, "{step}");
-        assert!(!Machine { ended: true, ..from(step) }.command_may_run(), "{step}");
-        assert!(Machine { commanding: true, ended: true, ..from(step) }.command_may_run(), "{step}");
-        assert!(Machine { abandoned: true, ended: true, ..from(step) }.command_may_run(), "{step}");
+        assert!(
+            !Machine {
+                ended: true,
+                ..from(step)
+            }
+            .command_may_run(),
+            "{step}"
+        );
+        assert!(
+            Machine {
+                commanding: true,
+                ended: true,
+                ..from(step)
+            }
+            .command_may_run(),
+            "{step}"
+        );
+        assert!(
+            Machine {
+                abandoned: true,
+                ended: true,
+                ..from(step)
+            }
+            .command_may_run(),
+            "{step}"
+        );
     }
     // Etcd that serves again ends that knowledge, and etcd that does not gives none.
-    for (ended, etcd, then) in [(true, true, false), (true, false, true), (false, true, false), (false, false, false)] {
-        let mut machine = Machine { ended, ..from(Hold) };
+    for (ended, etcd, then) in [
+        (true, true, false),
+        (true, false, true),
+        (false, true, false),
+        (false, false, false),
+    ] {
+        let mut machine = Machine {
+            ended,
+            ..from(Hold)
+        };
         machine.next(&BridgeObservation { etcd, ..SERVED }, Duration::ZERO);
         assert_eq!(machine.ended, then, "{ended} {etcd}");
     }
@@ -69,15 +124,29 @@ fn a_command_may_run_while_nobody_says_that_it_has_ended() {
 #[test]
 fn steered_connections_prefer_what_was_started_since_the_bridge_began_or_command() {
     for step in STEPS {
-        for (process, before) in [(FIRST, FIRST), (FIRST, SECOND), (SECOND, FIRST), (SECOND, SECOND)] {
-            let machine = Machine { first: Some(FIRST), process: Some(process), before: Some(before), ..from(step) };
+        for (process, before) in [
+            (FIRST, FIRST),
+            (FIRST, SECOND),
+            (SECOND, FIRST),
+            (SECOND, SECOND),
+        ] {
+            let machine = Machine {
+                first: Some(FIRST),
+                process: Some(process),
+                before: Some(before),
+                ..from(step)
+            };
             let is_preferred = match step {
                 Start | Settle | Overlap => false,
                 Hold | Restore => process != FIRST,
                 AwaitOwn => process != FIRST || before != FIRST,
                 Linger | Drain => true,
             };
-            assert_eq!(machine.preferred(), is_preferred.then_some(process), "{step} {before}");
+            assert_eq!(
+                machine.preferred(),
+                is_preferred.then_some(process),
+                "{step} {before}"
+            );
         }
         assert_eq!(from(step).preferred(), None);
     }
@@ -87,24 +156,55 @@ fn steered_connections_prefer_what_was_started_since_the_bridge_began_or_command
 fn one_command_begins_in_the_step_hold() {
     for step in STEPS {
         let mut machine = from(step);
-        assert_eq!((machine.command_begins().is_ok(), machine.wanted), (step == Hold, step == Hold), "{step}");
+        assert_eq!(
+            (machine.command_begins().is_ok(), machine.wanted),
+            (step == Hold, step == Hold),
+            "{step}"
+        );
     }
-    assert!(Machine { wanted: true, ..from(Hold) }.command_begins().is_err());
-    assert!(Machine { commanding: true, ..from(Hold) }.command_begins().is_err());
+    assert!(
+        Machine {
+            wanted: true,
+            ..from(Hold)
+        }
+        .command_begins()
+        .is_err()
+    );
+    assert!(
+        Machine {
+            commanding: true,
+            ..from(Hold)
+        }
+        .command_begins()
+        .is_err()
+    );
 }
 
 #[test]
 fn the_end_of_a_command_counts_where_one_runs_and_is_waited_for() {
-    for (step, commanding, then) in
-        [(Hold, true, AwaitOwn), (Hold, false, Hold), (Linger, true, Linger), (AwaitOwn, false, AwaitOwn)]
-    {
-        let mut machine = Machine { commanding, ..from(step) };
+    for (step, commanding, then) in [
+        (Hold, true, AwaitOwn),
+        (Hold, false, Hold),
+        (Linger, true, Linger),
+        (AwaitOwn, false, AwaitOwn),
+    ] {
+        let mut machine = Machine {
+            commanding,
+            ..from(step)
+        };
         machine.command_ended(Ok(true));
         assert_eq!((machine.step, machine.commanding), (then, false));
-        let mut machine = Machine { commanding, ..from(step) };
+        let mut machine = Machine {
+            commanding,
+            ..from(step)
+        };
         machine.command_abandoned("it went away");
         let told = commanding && step == Hold;
-        assert_eq!((machine.abandoned, machine.trouble().is_some()), (commanding, told), "{step}");
+        assert_eq!(
+            (machine.abandoned, machine.trouble().is_some()),
+            (commanding, told),
+            "{step}"
+        );
     }
 }
 
@@ -112,7 +212,10 @@ fn the_end_of_a_command_counts_where_one_runs_and_is_waited_for() {
 fn what_was_kept_is_put_back_in_two_steps_and_not_beside_a_command() {
     for step in STEPS {
         for commanding in [false, true] {
-            let mut machine = Machine { commanding, ..from(step) };
+            let mut machine = Machine {
+                commanding,
+                ..from(step)
+            };
             let may = step == AwaitOwn || step == Hold && !commanding;
             assert_eq!(machine.restore().is_ok(), may, "{step} {commanding}");
             assert_eq!(machine.step, if may { Restore } else { step });
@@ -120,12 +223,22 @@ fn what_was_kept_is_put_back_in_two_steps_and_not_beside_a_command() {
     }
     for step in STEPS {
         for (process, before) in [(FIRST, None), (SECOND, Some(SECOND))] {
-            let mut machine = Machine { first: Some(FIRST), process: Some(process), ..from(step) };
+            let mut machine = Machine {
+                first: Some(FIRST),
+                process: Some(process),
+                ..from(step)
+            };
             machine.restored(Ok(true));
             match step {
                 // What it is to be started anew from is what the first was started from.
-                Restore => assert_eq!((machine.step, machine.before, machine.anew), (AwaitOwn, before, true)),
-                _ => assert_eq!((machine.step, machine.before, machine.anew), (step, None, false)),
+                Restore => assert_eq!(
+                    (machine.step, machine.before, machine.anew),
+                    (AwaitOwn, before, true)
+                ),
+                _ => assert_eq!(
+                    (machine.step, machine.before, machine.anew),
+                    (step, None, false)
+                ),
             }
         }
     }
@@ -135,7 +248,11 @@ fn what_was_kept_is_put_back_in_two_steps_and_not_beside_a_command() {
 fn an_operator_ends_it_at_once_or_when_no_command_runs() {
     for step in STEPS {
         for (now, commanding) in [(false, false), (false, true), (true, false), (true, true)] {
-            let mut machine = Machine { commanding, before: Some(FIRST), ..from(step) };
+            let mut machine = Machine {
+                commanding,
+                before: Some(FIRST),
+                ..from(step)
+            };
             let then = match step {
                 Linger | Drain => Some(step),
                 Start | Settle => Some(Drain),
@@ -144,12 +261,27 @@ fn an_operator_ends_it_at_once_or_when_no_command_runs() {
                 Restore => None,
                 _ => Some(AwaitOwn),
             };
-            assert_eq!(machine.end(now).is_ok(), then.is_some(), "{step} {now} {commanding}");
-            assert_eq!(machine.step, then.unwrap_or(step), "{step} {now} {commanding}");
-            assert_eq!(machine.before.is_none(), then == Some(AwaitOwn), "whichever process it is");
+            assert_eq!(
+                machine.end(now).is_ok(),
+                then.is_some(),
+                "{step} {now} {commanding}"
+            );
+            assert_eq!(
+                machine.step,
+                then.unwrap_or(step),
+                "{step} {now} {commanding}"
+            );
+            assert_eq!(
+                machine.before.is_none(),
+                then == Some(AwaitOwn),
+                "whichever process it is"
+            );
             assert_eq!(is_not_begun(&machine), matches!(step, Start | Settle));
             let is_abandoned = matches!(machine.outcome, BridgeOutcome::Abandoned(_));
-            assert_eq!(is_abandoned, now && matches!(step, Overlap | Hold | AwaitOwn | Restore));
+            assert_eq!(
+                is_abandoned,
+                now && matches!(step, Overlap | Hold | AwaitOwn | Restore)
+            );
         }
     }
 }
@@ -158,19 +290,33 @@ fn an_operator_ends_it_at_once_or_when_no_command_runs() {
 fn what_keeps_a_command_from_beginning_ends_the_bridge_as_long_as_nothing_depends_on_it() {
     for step in STEPS {
         for wanted in [false, true] {
-            let mut machine = Machine { wanted, ..from(step) };
+            let mut machine = Machine {
+                wanted,
+                ..from(step)
+            };
             machine.refuse("too few");
             let then = match step {
                 Start | Settle => Drain,
                 Overlap => Linger,
                 _ => step,
             };
-            assert_eq!((machine.step, is_not_begun(&machine)), (then, then != step), "{step}");
+            assert_eq!(
+                (machine.step, is_not_begun(&machine)),
+                (then, then != step),
+                "{step}"
+            );
             assert_eq!(machine.trouble().is_some(), step == Hold && wanted);
-            let mut machine = Machine { wanted, ..from(step) };
+            let mut machine = Machine {
+                wanted,
+                ..from(step)
+            };
             machine.cannot_steer("no descriptor");
             let ends = step == Overlap || wanted;
-            assert_eq!((machine.step == Linger, is_not_begun(&machine)), (ends || step == Linger, ends), "{step}");
+            assert_eq!(
+                (machine.step == Linger, is_not_begun(&machine)),
+                (ends || step == Linger, ends),
+                "{step}"
+            );
             assert_eq!(machine.steering_error().is_some(), !ends);
         }
     }
@@ -188,23 +334,48 @@ fn one_that_is_lost_before_command_runs_ends_the_bridge_where_the_own_one_serves
         (Hold, false, GONE, SERVED, false),
         (AwaitOwn, false, GONE, SERVED, false),
     ] {
-        let mut machine = Machine { wanted, ..from(step) };
+        let mut machine = Machine {
+            wanted,
+            ..from(step)
+        };
         machine.next(&BridgeObservation { temporary, ..seen }, Duration::ZERO);
         let then = if ends { (Linger, true) } else { (step, false) };
-        assert_eq!((machine.step, is_not_begun(&machine)), then, "{step} {wanted} {temporary:?}");
+        assert_eq!(
+            (machine.step, is_not_begun(&machine)),
+            then,
+            "{step} {wanted} {temporary:?}"
+        );
     }
 }
 
 #[test]
 fn one_slow_answer_is_no_loss_and_an_end_is_one_at_once() {
-    let slow = BridgeObservation { temporary: SLOW, ..SERVED };
+    let slow = BridgeObservation {
+        temporary: SLOW,
+        ..SERVED
+    };
     leads_after(LOST, from(Settle), &slow, Drain);
     let mut machine = from(Settle);
-    machine.next(&BridgeObservation { temporary: GONE, ..SERVED }, Duration::ZERO);
+    machine.next(
+        &BridgeObservation {
+            temporary: GONE,
+            ..SERVED
+        },
+        Duration::ZERO,
+    );
     assert_eq!(machine.step, Drain);
     // Also when it has been started again meanwhile.
     let mut machine = from(Hold);
-    assert_eq!(machine.next(&BridgeObservation { temporary: GONE, ..UNREADY }, secs(1)), Action::Start);
+    assert_eq!(
+        machine.next(
+            &BridgeObservation {
+                temporary: GONE,
+                ..UNREADY
+            },
+            secs(1)
+        ),
+        Action::Start
+    );
     assert_eq!(machine.next(&slow, secs(2)), Action::Unsteer);
     // A good answer begins it anew.
     let mut machine = from(Hold);
@@ -215,7 +386,10 @@ fn one_slow_answer_is_no_loss_and_an_end_is_one_at_once() {
 
 #[test]
 fn new_connections_go_to_the_one_that_is_ready() {
-    let away = BridgeObservation { steering: false, ..SERVED };
+    let away = BridgeObservation {
+        steering: false,
+        ..SERVED
+    };
     for (seen, temporary, lost, action) in [
         (SERVED, READY, false, None),
         (away, READY, false, Some(Action::Steer)),
@@ -227,25 +401,47 @@ fn new_connections_go_to_the_one_that_is_ready() {
         (away, SLOW, true, None),
         (away, GONE, true, Some(Action::Start)),
     ] {
-        assert_eq!(keep_steered(&BridgeObservation { temporary, ..seen }, lost), action, "{seen:?} {temporary:?}");
+        assert_eq!(
+            keep_steered(&BridgeObservation { temporary, ..seen }, lost),
+            action,
+            "{seen:?} {temporary:?}"
+        );
     }
 }
 
 #[test]
 fn the_temporary_one_has_its_time_and_its_tries_to_get_ready_and_stays_so() {
-    let start = |temporary| BridgeObservation { temporary, steering: false, ..SERVED };
+    let start = |temporary| BridgeObservation {
+        temporary,
+        steering: false,
+        ..SERVED
+    };
     leads_after(LIMITS.ready, from(Start), &start(SLOW), Drain);
     leads_after(LIMITS.settle, from(Settle), &start(READY), Overlap);
     for (temporary, action, step) in [
         (READY, Action::Entered, Settle),
         (SLOW, Action::Wait, Start),
         (GONE, Action::Start, Start),
-        (TemporaryObservation { ends: ENDS - 1, ..GONE }, Action::Start, Start),
-        (TemporaryObservation { ends: ENDS, ..GONE }, Action::Entered, Drain),
+        (
+            TemporaryObservation {
+                ends: ENDS - 1,
+                ..GONE
+            },
+            Action::Start,
+            Start,
+        ),
+        (
+            TemporaryObservation { ends: ENDS, ..GONE },
+            Action::Entered,
+            Drain,
+        ),
     ] {
         let mut machine = from(Start);
         assert_eq!(machine.next(&start(temporary), Duration::ZERO), action);
-        assert_eq!((machine.step, is_not_begun(&machine)), (step, step == Drain));
+        assert_eq!(
+            (machine.step, is_not_begun(&machine)),
+            (step, step == Drain)
+        );
     }
     // It is over, but the last answer was slow.
     let mut machine = from(Settle);
@@ -256,28 +452,69 @@ fn the_temporary_one_has_its_time_and_its_tries_to_get_ready_and_stays_so() {
 /// Handshakes that began before, the Service, and etcd.
 #[test]
 fn a_command_waits_for_clients_and_etcd() {
-    let unnamed = BridgeObservation { named: false, ..SERVED };
+    let unnamed = BridgeObservation {
+        named: false,
+        ..SERVED
+    };
     leads_after(OVERLAP, from(Overlap), &SERVED, Hold);
     leads_after(NAMED, from(Overlap), &unnamed, Hold);
     for (seen, waits) in [(SERVED, OVERLAP), (unnamed, NAMED)] {
-        let mut machine = Machine { wanted: true, ..from(Hold) };
-        for (now, begins) in [(Duration::ZERO, false), (waits - NANOSECOND, false), (waits, true)] {
+        let mut machine = Machine {
+            wanted: true,
+            ..from(Hold)
+        };
+        for (now, begins) in [
+            (Duration::ZERO, false),
+            (waits - NANOSECOND, false),
+            (waits, true),
+        ] {
             assert_eq!(machine.next(&seen, now), Action::Wait);
-            assert_eq!((machine.commanding, machine.wanted), (begins, !begins), "{now:?}");
+            assert_eq!(
+                (machine.commanding, machine.wanted),
+                (begins, !begins),
+                "{now:?}"
+            );
         }
     }
-    let steered = || Machine { steered: Some(Duration::ZERO), ..from(Hold) };
+    let steered = || Machine {
+        steered: Some(Duration::ZERO),
+        ..from(Hold)
+    };
     for (seen, wanted, action) in [
         (SERVED, false, Action::Wait),
-        (BridgeObservation { temporary: SLOW, ..SERVED }, true, Action::Wait),
-        (BridgeObservation { prepared: false, ..SERVED }, true, Action::Prepare),
+        (
+            BridgeObservation {
+                temporary: SLOW,
+                ..SERVED
+            },
+            true,
+            Action::Wait,
+        ),
+        (
+            BridgeObservation {
+                prepared: false,
+                ..SERVED
+            },
+            true,
+            Action::Prepare,
+        ),
     ] {
-        let mut machine = Machine { wanted, ..steered() };
-        assert_eq!((machine.next(&seen, NAMED), machine.commanding), (action, false), "{seen:?}");
+        let mut machine = Machine {
+            wanted,
+            ..steered()
+        };
+        assert_eq!(
+            (machine.next(&seen, NAMED), machine.commanding),
+            (action, false),
+            "{seen:?}"
+        );
     }
     // What COMMAND is to replace is the process as it began.
     for commanding in [false, true] {
-        let mut machine = Machine { commanding, ..steered() };
+        let mut machine = Machine {
+            commanding,
+            ..steered()
+        };
         machine.next(&SERVED, NAMED);
         assert_eq!(machine.before, (!commanding).then_some(FIRST));
     }
@@ -292,10 +529,21 @@ fn what_takes_long_is_told_of_the_own_one_that_command_replaces() {
         (Hold, true, SERVED, false),
         (AwaitOwn, false, SERVED, false),
     ] {
-        let mut machine = Machine { commanding, ..from(step) };
-        for (now, late) in [(Duration::ZERO, false), (LATE - NANOSECOND, false), (LATE, true)] {
+        let mut machine = Machine {
+            commanding,
+            ..from(step)
+        };
+        for (now, late) in [
+            (Duration::ZERO, false),
+            (LATE - NANOSECOND, false),
+            (LATE, true),
+        ] {
             machine.next(&seen, now);
-            assert_eq!(machine.own_is_late(), is_late && late, "{step} {commanding} {now:?}");
+            assert_eq!(
+                machine.own_is_late(),
+                is_late && late,
+                "{step} {commanding} {now:?}"
+            );
         }
     }
 }
@@ -304,19 +552,48 @@ fn what_takes_long_is_told_of_the_own_one_that_command_replaces() {
 fn the_own_one_is_back_when_it_has_stayed_ready() {
     leads_after(LIMITS.settle, from(AwaitOwn), &SERVED, Linger);
     leads_after(LIMITS.ready, from(AwaitOwn), &UNREADY, Hold);
-    let awaits = |anew, before| Machine { anew, before: Some(before), ..from(AwaitOwn) };
+    let awaits = |anew, before| Machine {
+        anew,
+        before: Some(before),
+        ..from(AwaitOwn)
+    };
     // It shall be another process, or may be the same.
     leads_after(LIMITS.ready, awaits(true, FIRST), &SERVED, Hold);
     leads_after(LIMITS.settle, awaits(true, SECOND), &SERVED, Linger);
     leads_after(LIMITS.settle, awaits(false, FIRST), &SERVED, Linger);
-    let second = BridgeObservation { own: OwnObservation { process: Some(SECOND), ready: true }, ..SERVED };
-    let deaf = BridgeObservation { etcd: false, ..SERVED };
+    let second = BridgeObservation {
+        own: OwnObservation {
+            process: Some(SECOND),
+            ready: true,
+        },
+        ..SERVED
+    };
+    let deaf = BridgeObservation {
+        etcd: false,
+        ..SERVED
+    };
     let (settle, ready) = (LIMITS.settle, LIMITS.ready);
     for (course, last) in [
         // Another process begins anew.
-        (&[(&SERVED, secs(0)), (&second, secs(10)), (&second, secs(30) - NANOSECOND), (&second, secs(30))][..], Linger),
+        (
+            &[
+                (&SERVED, secs(0)),
+                (&second, secs(10)),
+                (&second, secs(30) - NANOSECOND),
+                (&second, secs(30)),
+            ][..],
+            Linger,
+        ),
         // The node's member of etcd may be slow, but not in the last moment. A lost member makes the wait begin anew.
-        (&[(&SERVED, secs(0)), (&deaf, settle), (&deaf, settle + LOST - NANOSECOND), (&SERVED, settle + LOST)], Linger),
+        (
+            &[
+                (&SERVED, secs(0)),
+                (&deaf, settle),
+                (&deaf, settle + LOST - NANOSECOND),
+                (&SERVED, settle + LOST),
+            ],
+            Linger,
+        ),
         (
             &[
                 (&SERVED, secs(0)),
@@ -338,12 +615,23 @@ fn the_own_one_is_back_when_it_has_stayed_ready() {
             ],
             Linger,
         ),
-        (&[(&UNREADY, secs(0)), (&UNREADY, ready - NANOSECOND), (&SERVED, ready)], Hold),
+        (
+            &[
+                (&UNREADY, secs(0)),
+                (&UNREADY, ready - NANOSECOND),
+                (&SERVED, ready),
+            ],
+            Hold,
+        ),
     ] {
         let mut machine = from(AwaitOwn);
         for (nth, (seen, now)) in course.iter().enumerate() {
             machine.next(seen, *now);
-            let step = if nth + 1 == course.len() { last } else { AwaitOwn };
+            let step = if nth + 1 == course.len() {
+                last
+            } else {
+                AwaitOwn
+            };
             assert_eq!(machine.step, step, "{now:?}");
         }
     }
@@ -351,12 +639,21 @@ fn the_own_one_is_back_when_it_has_stayed_ready() {
 
 #[test]
 fn it_ends_after_handshakes_and_the_bridges_connections() {
-    let away = BridgeObservation { steering: false, ..SERVED };
+    let away = BridgeObservation {
+        steering: false,
+        ..SERVED
+    };
     assert_eq!(from(Linger).next(&SERVED, OVERLAP), Action::Unsteer);
     leads_after(OVERLAP, from(Linger), &away, Drain);
     assert_eq!(from(Drain).next(&away, Duration::ZERO), Action::Drain);
-    let drained = BridgeObservation { drained: true, ..away };
-    assert_eq!(from(Drain).next(&drained, Duration::ZERO), Action::Finish(BridgeOutcome::Done));
+    let drained = BridgeObservation {
+        drained: true,
+        ..away
+    };
+    assert_eq!(
+        from(Drain).next(&drained, Duration::ZERO),
+        Action::Finish(BridgeOutcome::Done)
+    );
 }
 
 #[test]
@@ -368,7 +665,11 @@ fn what_fails_is_put_back_once_where_the_operator_said_so() {
         (OnFailure::Stay, BridgeOutcome::Done, Hold),
         (OnFailure::End, BridgeOutcome::Done, Linger),
     ] {
-        let mut machine = Machine { on_failure, outcome, ..from(AwaitOwn) };
+        let mut machine = Machine {
+            on_failure,
+            outcome,
+            ..from(AwaitOwn)
+        };
         machine.next(&UNREADY, LIMITS.ready);
         assert_eq!(machine.step, step, "{on_failure:?}");
     }

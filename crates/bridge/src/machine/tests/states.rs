@@ -48,8 +48,17 @@ struct Bounded {
 
 const LATER: u32 = 1_000_000;
 
-fn root(second: u32, on_failure: OnFailure, restored: Option<Option<u32>>, budget: Budget) -> Bounded {
-    let prepares = if second < 32 { (LATER, true) } else { (0, true) };
+fn root(
+    second: u32,
+    on_failure: OnFailure,
+    restored: Option<Option<u32>>,
+    budget: Budget,
+) -> Bounded {
+    let prepares = if second < 32 {
+        (LATER, true)
+    } else {
+        (0, true)
+    };
     let named = (second >= 32).then_some(0);
     let given = Given {
         asks: LATER,
@@ -61,7 +70,11 @@ fn root(second: u32, on_failure: OnFailure, restored: Option<Option<u32>>, budge
         restored,
         ..calm(Fate::NeverReady)
     };
-    Bounded { world: at(second, given), budget, over: false }
+    Bounded {
+        world: at(second, given),
+        budget,
+        over: false,
+    }
 }
 
 impl Model for Bounded {
@@ -73,27 +86,69 @@ impl Model for Bounded {
         if self.over {
             return events;
         }
-        let mut may = |left: u8, all: &[Event]| events.extend_from_slice(if left > 0 { all } else { &[] });
-        may(budget.passes, &[Event::Pass(1), Event::Pass(5), Event::Pass(21), Event::Pass(121)]);
-        may(budget.temporary, &[Event::TemporaryEnds, Event::Slow(2), Event::Slow(4)]);
+        let mut may =
+            |left: u8, all: &[Event]| events.extend_from_slice(if left > 0 { all } else { &[] });
+        may(
+            budget.passes,
+            &[
+                Event::Pass(1),
+                Event::Pass(5),
+                Event::Pass(21),
+                Event::Pass(121),
+            ],
+        );
+        may(
+            budget.temporary,
+            &[Event::TemporaryEnds, Event::Slow(2), Event::Slow(4)],
+        );
         // One that ends after it has settled is not the bridge's any more.
         let is_over = matches!(machine.step(), Step::Linger | Step::Drain);
-        may(if is_over { 0 } else { budget.own }, &[Event::Own(Some(0)), Event::Own(Some(4)), Event::Own(None)]);
-        may(budget.others, &[Event::Etcd(!self.world.etcd), Event::Steerable(given.unsteerable)]);
+        may(
+            if is_over { 0 } else { budget.own },
+            &[Event::Own(Some(0)), Event::Own(Some(4)), Event::Own(None)],
+        );
+        may(
+            budget.others,
+            &[
+                Event::Etcd(!self.world.etcd),
+                Event::Steerable(given.unsteerable),
+            ],
+        );
         may(u8::from(given.named.is_none()), &[Event::Named]);
-        may(u8::from(given.prepares.0 == LATER), &[Event::Prepared(true), Event::Prepared(false)]);
+        may(
+            u8::from(given.prepares.0 == LATER),
+            &[Event::Prepared(true), Event::Prepared(false)],
+        );
         if machine.is_commanding() {
-            may(1, &[Event::End(Ok(true)), Event::End(Ok(false)), Event::End(Err(())), Event::Vanish]);
+            may(
+                1,
+                &[
+                    Event::End(Ok(true)),
+                    Event::End(Ok(false)),
+                    Event::End(Err(())),
+                    Event::Vanish,
+                ],
+            );
         } else {
-            may(budget.commands.min(u8::from(machine.step() == Step::Hold)), &[Event::Begin]);
+            may(
+                budget.commands.min(u8::from(machine.step() == Step::Hold)),
+                &[Event::Begin],
+            );
             may(u8::from(machine.wanted), &[Event::Vanish]);
         }
-        may(budget.orders, &[Order::End, Order::EndNow, Order::Restore].map(Event::Operator));
+        may(
+            budget.orders,
+            &[Order::End, Order::EndNow, Order::Restore].map(Event::Operator),
+        );
         events
     }
 
     fn happen(&mut self, event: Event) {
-        let Self { world, budget, over } = self;
+        let Self {
+            world,
+            budget,
+            over,
+        } = self;
         match event {
             Event::Pass(seconds) => {
                 budget.passes -= 1;
@@ -129,7 +184,9 @@ impl Model for Bounded {
             }
             Event::End(how) => {
                 world.command = None;
-                world.machine.command_ended(how.map_err(|()| "exit status 1".into()));
+                world
+                    .machine
+                    .command_ended(how.map_err(|()| "exit status 1".into()));
             }
             Event::Vanish => {
                 world.command = None;
@@ -170,7 +227,11 @@ impl Model for Bounded {
         model.world.machine.command_ended(Ok(false));
         let _ = model.world.machine.end(false);
         let outcome = model.world.run(model.world.now + 400);
-        assert!(outcome.is_some(), "it does not end: {:?}", model.world.machine);
+        assert!(
+            outcome.is_some(),
+            "it does not end: {:?}",
+            model.world.machine
+        );
     }
 }
 
@@ -201,31 +262,106 @@ impl World {
             outcome,
         } = &self.machine;
         let now = Duration::from_secs(self.now.into());
-        let age =
-            |since: &Option<Duration>, most: u64| since.map(|since| now.saturating_sub(since).as_secs().min(most));
-        let left = |until: &Option<Duration>| until.map(|until| until.saturating_sub(now).as_secs());
+        let age = |since: &Option<Duration>, most: u64| {
+            since.map(|since| now.saturating_sub(since).as_secs().min(most))
+        };
+        let left =
+            |until: &Option<Duration>| until.map(|until| until.saturating_sub(now).as_secs());
         // What counts of processes is which are the same.
-        let all = [*first, *process, *before, own_ready.map(|(process, _)| process), self.own.map(|(own, _)| own)];
+        let all = [
+            *first,
+            *process,
+            *before,
+            own_ready.map(|(process, _)| process),
+            self.own.map(|(own, _)| own),
+        ];
         let name = |of: Option<u64>| all.iter().position(|known| *known == of);
-        (all.map(name), *on_failure as u8, step, wanted, commanding, abandoned, ended, anew).hash(digest);
-        (age(since, 121), left(etcd_lost), age(&own_ready.map(|(_, since)| since), 21), age(steered, 15)).hash(digest);
-        (left(lost), age(own_lost, 60), own_is_late, trouble.is_some(), steering_error.is_some(), restores)
+        (
+            all.map(name),
+            *on_failure as u8,
+            step,
+            wanted,
+            commanding,
+            abandoned,
+            ended,
+            anew,
+        )
+            .hash(digest);
+        (
+            age(since, 121),
+            left(etcd_lost),
+            age(&own_ready.map(|(_, since)| since), 21),
+            age(steered, 15),
+        )
+            .hash(digest);
+        (
+            left(lost),
+            age(own_lost, 60),
+            own_is_late,
+            trouble.is_some(),
+            steering_error.is_some(),
+            restores,
+        )
             .hash(digest);
         std::mem::discriminant(outcome).hash(digest);
-        let Given { slow, named, prepares, restored, own, unsteerable, start, .. } = &self.given;
+        let Given {
+            slow,
+            named,
+            prepares,
+            restored,
+            own,
+            unsteerable,
+            start,
+            ..
+        } = &self.given;
         let slow = slow.map(|(from, long)| ((from + long).saturating_sub(self.now), long));
-        (slow, named, prepares, restored, *own == Fate::NeverReady, unsteerable, start).hash(digest);
+        (
+            slow,
+            named,
+            prepares,
+            restored,
+            *own == Fate::NeverReady,
+            unsteerable,
+            start,
+        )
+            .hash(digest);
         let age = |since: u32, most: u32| self.now.saturating_sub(since).min(most);
-        let own = self.own.map(|(process, left)| (process == FIRST, left.min(200)));
-        (self.temporary.map(|(_, left)| left), own, self.ends.min(3), self.steering, self.etcd, self.drained)
+        let own = self
+            .own
+            .map(|(process, left)| (process == FIRST, left.min(200)));
+        (
+            self.temporary.map(|(_, left)| left),
+            own,
+            self.ends.min(3),
+            self.steering,
+            self.etcd,
+            self.drained,
+        )
             .hash(digest);
-        (self.own_ready.min(21), self.dark, self.steered.map(|since| age(since, 15)), age(self.resteered, 5))
+        (
+            self.own_ready.min(21),
+            self.dark,
+            self.steered.map(|since| age(since, 15)),
+            age(self.resteered, 5),
+        )
             .hash(digest);
-        (self.unsteered.map(|since| age(since, 5)), self.prepares.is_some(), self.command.is_some()).hash(digest);
+        (
+            self.unsteered.map(|since| age(since, 5)),
+            self.prepares.is_some(),
+            self.command.is_some(),
+        )
+            .hash(digest);
     }
 }
 
-const NONE: Budget = Budget { passes: 4, temporary: 0, own: 0, others: 0, commands: 1, orders: 0 };
+const NONE: Budget = Budget {
+    passes: 4,
+    temporary: 0,
+    own: 0,
+    others: 0,
+    commands: 1,
+    orders: 0,
+};
 
 fn explore_with(name: &str, budget: Budget, usually: usize) {
     let mut roots = Vec::new();
@@ -239,16 +375,51 @@ fn explore_with(name: &str, budget: Budget, usually: usize) {
 
 #[test]
 fn every_state_of_a_bridge() {
-    let all = Budget { passes: 6, temporary: 2, own: 2, others: 2, commands: 2, orders: 2 };
+    let all = Budget {
+        passes: 6,
+        temporary: 2,
+        own: 2,
+        others: 2,
+        commands: 2,
+        orders: 2,
+    };
     explore_with("bridge", all, 8_000);
 }
 
 /// Few kinds of events each, so that their orders are tried to the end.
 #[test]
 fn every_state_of_a_bridge_and_a_few_faults() {
-    explore_with("bridge, its instance fails", Budget { temporary: 2, ..NONE }, 6_000);
-    explore_with("bridge, the node's own fails", Budget { own: 2, ..NONE }, 6_000);
-    explore_with("bridge, etcd fails or nothing can be steered", Budget { others: 2, ..NONE }, 6_000);
-    explore_with("bridge, the operator interferes", Budget { orders: 2, ..NONE }, 6_000);
-    explore_with("bridge, two commands", Budget { passes: 5, commands: 2, temporary: 1, ..NONE }, 6_000);
+    explore_with(
+        "bridge, its instance fails",
+        Budget {
+            temporary: 2,
+            ..NONE
+        },
+        6_000,
+    );
+    explore_with(
+        "bridge, the node's own fails",
+        Budget { own: 2, ..NONE },
+        6_000,
+    );
+    explore_with(
+        "bridge, etcd fails or nothing can be steered",
+        Budget { others: 2, ..NONE },
+        6_000,
+    );
+    explore_with(
+        "bridge, the operator interferes",
+        Budget { orders: 2, ..NONE },
+        6_000,
+    );
+    explore_with(
+        "bridge, two commands",
+        Budget {
+            passes: 5,
+            commands: 2,
+            temporary: 1,
+            ..NONE
+        },
+        6_000,
+    );
 }

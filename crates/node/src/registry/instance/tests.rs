@@ -10,9 +10,20 @@ fn addr(last: u8) -> SocketAddr {
     SocketAddr::from(([127, 1, 2, last], 6443))
 }
 
-fn claim_with(berth: &BerthDir, instance: &str, address: SocketAddr) -> Result<InstanceClaim, ClaimError> {
-    let claimant = Claimant { instance: &id(instance), advertise: HOST, supervisor: None, pid: Some(7) };
-    claim(berth, &claimant, |previous, _| Ok(previous.unwrap_or(address)))
+fn claim_with(
+    berth: &BerthDir,
+    instance: &str,
+    address: SocketAddr,
+) -> Result<InstanceClaim, ClaimError> {
+    let claimant = Claimant {
+        instance: &id(instance),
+        advertise: HOST,
+        supervisor: None,
+        pid: Some(7),
+    };
+    claim(berth, &claimant, |previous, _| {
+        Ok(previous.unwrap_or(address))
+    })
 }
 
 fn states(berth: &BerthDir) -> Vec<(String, SocketAddr, bool)> {
@@ -27,11 +38,20 @@ fn alive_while_claimed_then_dead_with_its_address_kept() {
     let (_temp, berth) = berth();
     let a = claim_with(&berth, "a", addr(1)).unwrap();
     let b = claim_with(&berth, "b", addr(2)).unwrap();
-    assert_eq!(states(&berth), [("a".into(), addr(1), true), ("b".into(), addr(2), true)]);
+    assert_eq!(
+        states(&berth),
+        [("a".into(), addr(1), true), ("b".into(), addr(2), true)]
+    );
     let refused = claim_with(&berth, "a", addr(3)).unwrap_err().to_string();
-    assert!(refused.contains("instance a is alive (pid 7") && refused.contains("--instance"), "{refused}");
+    assert!(
+        refused.contains("instance a is alive (pid 7") && refused.contains("--instance"),
+        "{refused}"
+    );
     drop(a);
-    assert_eq!(states(&berth), [("a".into(), addr(1), false), ("b".into(), addr(2), true)]);
+    assert_eq!(
+        states(&berth),
+        [("a".into(), addr(1), false), ("b".into(), addr(2), true)]
+    );
     let a = claim_with(&berth, "a", addr(3)).unwrap();
     assert_eq!(a.record().address, addr(1));
     assert_eq!(fs::metadata(a.path()).unwrap().mode() & 0o777, 0o600);
@@ -45,7 +65,12 @@ fn the_chooser_gets_the_addresses_of_others() {
     let _live = claim_with(&berth, "live", addr(1)).unwrap();
     drop(claim_with(&berth, "dead", addr(2)).unwrap());
     drop(claim_with(&berth, "own", addr(3)).unwrap());
-    let claimant = Claimant { instance: &id("own"), advertise: HOST, supervisor: None, pid: None };
+    let claimant = Claimant {
+        instance: &id("own"),
+        advertise: HOST,
+        supervisor: None,
+        pid: None,
+    };
     let own = claim(&berth, &claimant, |previous, taken| {
         assert_eq!((previous, taken), (Some(addr(3)), &[addr(2), addr(1)][..]));
         Ok(addr(4))
@@ -57,7 +82,12 @@ fn the_chooser_gets_the_addresses_of_others() {
 fn a_choice_that_fails_leaves_the_earlier_record() {
     let (_temp, berth) = berth();
     drop(claim_with(&berth, "a", addr(1)).unwrap());
-    let claimant = Claimant { instance: &id("a"), advertise: HOST, supervisor: None, pid: None };
+    let claimant = Claimant {
+        instance: &id("a"),
+        advertise: HOST,
+        supervisor: None,
+        pid: None,
+    };
     let refused = claim(&berth, &claimant, |_, _| Err("no address".into()));
     assert!(matches!(refused, Err(ClaimError::Address(_))));
     assert_eq!(states(&berth), [("a".into(), addr(1), false)]);
@@ -96,7 +126,10 @@ fn two_claims_of_one_id_at_once_give_one() {
                 })
             })
             .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
     });
     assert_eq!(claims.iter().filter(|claim| claim.is_ok()).count(), 1);
 }
@@ -108,19 +141,33 @@ fn the_dead_are_pruned_ten_minutes_after_they_were_seen_dead() {
     let path = claim.path().to_owned();
     // Written long ago, and alive until now.
     let old = SystemTime::now() - 10 * KEEP_DEAD;
-    claim.lock.set_times(FileTimes::new().set_modified(old)).unwrap();
+    claim
+        .lock
+        .set_times(FileTimes::new().set_modified(old))
+        .unwrap();
     let later = |wait| SystemTime::now() + wait;
     assert_eq!(prune(&berth, later(2 * KEEP_DEAD)).unwrap(), 0);
     drop(claim);
-    assert_eq!(prune(&berth, later(2 * KEEP_DEAD)).unwrap(), 0, "it has not been found dead");
+    assert_eq!(
+        prune(&berth, later(2 * KEEP_DEAD)).unwrap(),
+        0,
+        "it has not been found dead"
+    );
     states(&berth);
     let seen = fs::metadata(&path).unwrap().modified().unwrap();
     assert!(seen > old);
     states(&berth);
-    assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), seen, "recorded once");
+    assert_eq!(
+        fs::metadata(&path).unwrap().modified().unwrap(),
+        seen,
+        "recorded once"
+    );
     assert_eq!(prune(&berth, seen + KEEP_DEAD).unwrap(), 0);
     fs::write(berth.instances().join(".b.new"), "left over").unwrap();
-    assert_eq!(prune(&berth, seen + KEEP_DEAD + Duration::from_secs(1)).unwrap(), 2);
+    assert_eq!(
+        prune(&berth, seen + KEEP_DEAD + Duration::from_secs(1)).unwrap(),
+        2
+    );
     assert_eq!(states(&berth), []);
 }
 
@@ -129,7 +176,10 @@ fn prune_waits_for_no_claim() {
     let (_temp, berth) = berth();
     let _names = lock_names(&berth.instances(), Duration::ZERO).unwrap();
     assert_eq!(prune(&berth, SystemTime::now()).unwrap(), 0);
-    assert!(matches!(lock_names(&berth.instances(), Duration::ZERO), Err(ClaimError::Busy { .. })));
+    assert!(matches!(
+        lock_names(&berth.instances(), Duration::ZERO),
+        Err(ClaimError::Busy { .. })
+    ));
 }
 
 /// What any file may be that others write is tested with leases; here what only a record may be, and who claims in its place.
@@ -142,8 +192,17 @@ fn hostile_files_are_reported_and_ignored() {
     fs::write(path("torn.json"), &good[..good.len() / 2]).unwrap();
     fs::write(path("other.json"), &good).unwrap();
     fs::write(path("later.json"), r#"{"version": 2}"#).unwrap();
-    fs::write(path("away.json"), good.replace("good", "away").replace("127.1.2.1", "10.0.0.9")).unwrap();
-    fs::write(path("six.json"), good.replace("good", "six").replace("127.1.2.1", "[::1]")).unwrap();
+    fs::write(
+        path("away.json"),
+        good.replace("good", "away")
+            .replace("127.1.2.1", "10.0.0.9"),
+    )
+    .unwrap();
+    fs::write(
+        path("six.json"),
+        good.replace("good", "six").replace("127.1.2.1", "[::1]"),
+    )
+    .unwrap();
     fs::create_dir(path("folder.json")).unwrap();
     symlink(path("good.json"), path("link.json")).unwrap();
     nix::unistd::mkfifo(&path("fifo.json"), nix::sys::stat::Mode::S_IRUSR).unwrap();
@@ -161,11 +220,18 @@ fn hostile_files_are_reported_and_ignored() {
     ];
     assert_ignored(&listing.problems, &expected);
     for name in ["torn", "link", "fifo"] {
-        assert_eq!(claim_with(&berth, name, addr(9)).unwrap().record().address, addr(9));
+        assert_eq!(
+            claim_with(&berth, name, addr(9)).unwrap().record().address,
+            addr(9)
+        );
     }
     assert!(fs::symlink_metadata(path("link.json")).unwrap().is_file());
     assert!(claim_with(&berth, "folder", addr(9)).is_err());
-    assert_eq!(fs::read_to_string(path("good.json")).unwrap(), good, "a link's target is not written");
+    assert_eq!(
+        fs::read_to_string(path("good.json")).unwrap(),
+        good,
+        "a link's target is not written"
+    );
 }
 
 #[test]
@@ -174,7 +240,10 @@ fn a_locked_record_of_a_later_format_is_alive() {
     fs::write(berth.instances().join("a.json"), r#"{"version": 2}"#).unwrap();
     let file = File::open(berth.instances().join("a.json")).unwrap();
     let _lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).unwrap();
-    assert!(matches!(claim_with(&berth, "a", addr(1)), Err(ClaimError::Alive { pid: None, .. })));
+    assert!(matches!(
+        claim_with(&berth, "a", addr(1)),
+        Err(ClaimError::Alive { pid: None, .. })
+    ));
 }
 
 #[test]

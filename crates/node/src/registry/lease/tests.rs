@@ -24,7 +24,10 @@ pub(in crate::registry) fn golden() -> Lease {
         state: Phase::Joined,
         ready: true,
         reachable: true,
-        listen: vec![SocketAddr::from(([10, 0, 0, 5], 6443)), "[fd00::5]:6443".parse().unwrap()],
+        listen: vec![
+            SocketAddr::from(([10, 0, 0, 5], 6443)),
+            "[fd00::5]:6443".parse().unwrap(),
+        ],
         berth_version: "0.1.0".into(),
         boot_id: "0f2c6e3a-8f4e-4c7e-9a57-1f2d3c4b5a69".into(),
         expires_boottime_ms: 86_403_123,
@@ -36,29 +39,51 @@ fn wall(text: &str) -> SystemTime {
 }
 
 fn of(instance: &str, holder: u64) -> Lease {
-    Lease { instance: id(instance), holder_identity: ShimId(holder), ..golden() }
+    Lease {
+        instance: id(instance),
+        holder_identity: ShimId(holder),
+        ..golden()
+    }
 }
 
 fn ids(berth: &BerthDir) -> Vec<String> {
     let listing = list(berth).unwrap();
     assert_eq!(listing.problems, []);
-    listing.found.iter().map(|lease| lease.instance.to_string()).collect()
+    listing
+        .found
+        .iter()
+        .map(|lease| lease.instance.to_string())
+        .collect()
 }
 
 #[test]
 fn the_format_stays() {
     assert_eq!(Lease::parse(GOLDEN, &id("v1.34_b")).unwrap(), golden());
-    assert_eq!(String::from_utf8(file::to_bytes(&golden()).unwrap()).unwrap(), String::from_utf8_lossy(GOLDEN));
+    assert_eq!(
+        String::from_utf8(file::to_bytes(&golden()).unwrap()).unwrap(),
+        String::from_utf8_lossy(GOLDEN)
+    );
     let (_temp, berth) = berth();
     write(&berth, &golden()).unwrap();
-    assert_eq!(fs::read(berth.leases().join("v1.34_b.json")).unwrap(), GOLDEN);
+    assert_eq!(
+        fs::read(berth.leases().join("v1.34_b.json")).unwrap(),
+        GOLDEN
+    );
 }
 
 #[test]
 fn what_a_later_berth_adds_is_passed_over() {
     let text = std::str::from_utf8(GOLDEN).unwrap();
-    let later = text.replace("\"ready\"", "\"later\": [{}], \"ready\"").replace("\"backend\"", "\"unknown\"");
-    assert_eq!(Lease::parse(later.as_bytes(), &id("v1.34_b")).unwrap(), Lease { backend: None, ..golden() });
+    let later = text
+        .replace("\"ready\"", "\"later\": [{}], \"ready\"")
+        .replace("\"backend\"", "\"unknown\"");
+    assert_eq!(
+        Lease::parse(later.as_bytes(), &id("v1.34_b")).unwrap(),
+        Lease {
+            backend: None,
+            ..golden()
+        }
+    );
     let next = Lease::parse(br#"{"version": 2}"#, &id("a")).unwrap_err();
     assert_eq!(next, "format 2, this berth reads 1");
 }
@@ -67,7 +92,14 @@ fn what_a_later_berth_adds_is_passed_over() {
 fn holders_have_one_text() {
     assert_eq!(ShimId(0xab).to_string(), "00000000000000ab");
     assert_eq!("00000000000000ab".parse(), Ok(ShimId(0xab)));
-    for bad in ["", "ab", "00000000000000AB", "+0000000000000ab", "000000000000000ab", "000000000000000g"] {
+    for bad in [
+        "",
+        "ab",
+        "00000000000000AB",
+        "+0000000000000ab",
+        "000000000000000ab",
+        "000000000000000g",
+    ] {
         assert!(bad.parse::<ShimId>().is_err(), "{bad:?}");
     }
 }
@@ -78,26 +110,87 @@ fn nonsense_is_refused_when_read_and_when_written() {
     let addr = |text: &str| text.parse::<SocketAddr>().unwrap();
     let mut bad = Vec::new();
     for seconds in [0, MAX_DURATION + 1] {
-        bad.push((Lease { lease_duration_seconds: seconds, ..golden() }, "duration"));
+        bad.push((
+            Lease {
+                lease_duration_seconds: seconds,
+                ..golden()
+            },
+            "duration",
+        ));
     }
-    let nobody = ["10.0.0.5:0", "224.0.0.1:1", "255.255.255.255:1", "[ff02::1]:1", "[::ffff:224.0.0.1]:1"].map(addr);
+    let nobody = [
+        "10.0.0.5:0",
+        "224.0.0.1:1",
+        "255.255.255.255:1",
+        "[ff02::1]:1",
+        "[::ffff:224.0.0.1]:1",
+    ]
+    .map(addr);
     for address in nobody {
-        bad.push((Lease { backend: Some(address), ..golden() }, "backend"));
-        bad.push((Lease { listen: vec![address], ..golden() }, "listen address"));
+        bad.push((
+            Lease {
+                backend: Some(address),
+                ..golden()
+            },
+            "backend",
+        ));
+        bad.push((
+            Lease {
+                listen: vec![address],
+                ..golden()
+            },
+            "listen address",
+        ));
     }
     for address in ["0.0.0.0:6443", "[::]:6443", "[::ffff:0.0.0.0]:6443"].map(addr) {
-        bad.push((Lease { backend: Some(address), ..golden() }, "backend"));
-        assert!(Lease { listen: vec![address], ..golden() }.check().is_ok());
+        bad.push((
+            Lease {
+                backend: Some(address),
+                ..golden()
+            },
+            "backend",
+        ));
+        assert!(
+            Lease {
+                listen: vec![address],
+                ..golden()
+            }
+            .check()
+            .is_ok()
+        );
     }
-    bad.push((Lease { listen: vec![addr("10.0.0.5:6443"); MAX_LISTEN + 1], ..golden() }, "65 listen"));
+    bad.push((
+        Lease {
+            listen: vec![addr("10.0.0.5:6443"); MAX_LISTEN + 1],
+            ..golden()
+        },
+        "65 listen",
+    ));
     for text in ["", "a b", "a\n", "ä", &"x".repeat(MAX_TEXT + 1)] {
-        bad.push((Lease { berth_version: text.into(), ..golden() }, "berthVersion"));
-        bad.push((Lease { boot_id: text.into(), ..golden() }, "bootId"));
+        bad.push((
+            Lease {
+                berth_version: text.into(),
+                ..golden()
+            },
+            "berthVersion",
+        ));
+        bad.push((
+            Lease {
+                boot_id: text.into(),
+                ..golden()
+            },
+            "bootId",
+        ));
     }
     for (lease, part) in bad {
-        let error = Lease::parse(&file::to_bytes(&lease).unwrap(), &lease.instance).unwrap_err().to_string();
+        let error = Lease::parse(&file::to_bytes(&lease).unwrap(), &lease.instance)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(part), "{error}");
-        assert_eq!(write(&berth, &lease).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(
+            write(&berth, &lease).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
     }
     assert_eq!(fs::read_dir(berth.leases()).unwrap().count(), 0);
 }
@@ -108,8 +201,15 @@ fn a_lease_lives_in_its_boot_and_not_for_longer_than_any_may() {
     let boot = lease.boot_id.clone();
     let ms = Duration::from_millis;
     lease.renew(ms(5_000), wall("2026-05-04T03:02:08Z"));
-    assert_eq!((lease.expires(), lease.renew_time), (ms(8_000), wall("2026-05-04T03:02:08Z")));
-    assert_eq!(lease.renewed_after(), ms(4_000), "at most a second too early");
+    assert_eq!(
+        (lease.expires(), lease.renew_time),
+        (ms(8_000), wall("2026-05-04T03:02:08Z"))
+    );
+    assert_eq!(
+        lease.renewed_after(),
+        ms(4_000),
+        "at most a second too early"
+    );
     assert!(lease.is_live(&boot, ms(5_000)) && !lease.is_live(OTHER_BOOT, ms(5_000)));
     lease.expires_boottime_ms = 5_000 + 90_000;
     assert!(lease.is_live(&boot, ms(5_000)) && !lease.is_live(&boot, ms(4_999)));
@@ -121,9 +221,16 @@ fn a_lease_lives_in_its_boot_and_not_for_longer_than_any_may() {
 fn clocks_that_are_wrong_are_written_all_the_same() {
     let early = SystemTime::UNIX_EPOCH - Duration::from_secs(1);
     let late = wall("9999-12-31T23:59:59Z") + Duration::from_secs(1);
-    let lease = Lease { acquire_time: early, renew_time: late, ..golden() };
+    let lease = Lease {
+        acquire_time: early,
+        renew_time: late,
+        ..golden()
+    };
     let read = Lease::parse(&file::to_bytes(&lease).unwrap(), &lease.instance).unwrap();
-    assert_eq!((read.acquire_time, read.renew_time), (SystemTime::UNIX_EPOCH, wall("9999-12-31T23:59:59Z")));
+    assert_eq!(
+        (read.acquire_time, read.renew_time),
+        (SystemTime::UNIX_EPOCH, wall("9999-12-31T23:59:59Z"))
+    );
 }
 
 #[test]
@@ -148,7 +255,11 @@ fn writing_replaces_and_removing_takes_only_ones_own() {
     remove(&berth, &successor).unwrap();
     remove(&berth, &successor).unwrap();
     assert_eq!(ids(&berth), ["b"]);
-    assert_eq!(fs::read_dir(berth.leases()).unwrap().count(), 1, "nothing left over");
+    assert_eq!(
+        fs::read_dir(berth.leases()).unwrap().count(),
+        1,
+        "nothing left over"
+    );
 }
 
 #[test]
@@ -160,10 +271,18 @@ fn a_link_in_the_way_is_replaced_and_not_followed() {
         symlink(berth.path().join("target"), path(link)).unwrap();
     }
     let lease = of("a", 1);
-    assert!(read(&berth, &lease.instance).unwrap_err().reason.contains("symbolic link"));
+    assert!(
+        read(&berth, &lease.instance)
+            .unwrap_err()
+            .reason
+            .contains("symbolic link")
+    );
     write(&berth, &lease).unwrap();
     assert!(fs::symlink_metadata(path("a.json")).unwrap().is_file());
-    assert_eq!(fs::read_to_string(berth.path().join("target")).unwrap(), "kept");
+    assert_eq!(
+        fs::read_to_string(berth.path().join("target")).unwrap(),
+        "kept"
+    );
     fs::remove_file(path("a.json")).unwrap();
     fs::create_dir(path("a.json")).unwrap();
     assert!(write(&berth, &lease).is_err());
@@ -176,12 +295,22 @@ fn the_stale_are_pruned_after_another_duration() {
     let lease = golden();
     let prune_at = |ms| prune(&berth, &lease.boot_id, Duration::from_millis(ms)).unwrap();
     write(&berth, &lease).unwrap();
-    write(&berth, &Lease { boot_id: OTHER_BOOT.into(), ..of("earlier", 1) }).unwrap();
+    write(
+        &berth,
+        &Lease {
+            boot_id: OTHER_BOOT.into(),
+            ..of("earlier", 1)
+        },
+    )
+    .unwrap();
     fs::write(berth.leases().join("torn.json"), "{").unwrap();
     assert_eq!(prune_at(lease.expires_boottime_ms + 3_000), 1);
     assert_eq!(list(&berth).unwrap().found, std::slice::from_ref(&lease));
     assert_eq!(prune_at(lease.expires_boottime_ms + 3_001), 1);
-    assert!(berth.leases().join("torn.json").exists(), "its owner is unknown");
+    assert!(
+        berth.leases().join("torn.json").exists(),
+        "its owner is unknown"
+    );
     fs::remove_dir_all(berth.leases()).unwrap();
     assert_eq!((prune_at(0), ids(&berth)), (0, vec![]));
 }
@@ -189,10 +318,13 @@ fn the_stale_are_pruned_after_another_duration() {
 #[test]
 fn what_was_half_written_long_ago_is_pruned() {
     let (_temp, berth) = berth();
-    let [half, of_others @ ..] = [".a.lease.new", ".a.lease", "a.lease.new"].map(|name| berth.leases().join(name));
+    let [half, of_others @ ..] =
+        [".a.lease.new", ".a.lease", "a.lease.new"].map(|name| berth.leases().join(name));
     let file = fs::File::create(&half).unwrap();
     let old = SystemTime::now() - 2 * LEFT_OVER;
-    of_others.iter().for_each(|path| fs::File::create(path).unwrap().set_modified(old).unwrap());
+    of_others
+        .iter()
+        .for_each(|path| fs::File::create(path).unwrap().set_modified(old).unwrap());
     let prune = || prune(&berth, OTHER_BOOT, Duration::ZERO).unwrap();
     assert_eq!(prune(), 0, "it may be being written");
     file.set_modified(old).unwrap();
@@ -206,7 +338,10 @@ fn one_that_cannot_be_removed_does_not_keep_the_others() {
     // Taken for left over by its name and age, and no file.
     let directory = berth.leases().join(".a.lease.new");
     fs::create_dir(&directory).unwrap();
-    fs::File::open(&directory).unwrap().set_modified(SystemTime::now() - 2 * LEFT_OVER).unwrap();
+    fs::File::open(&directory)
+        .unwrap()
+        .set_modified(SystemTime::now() - 2 * LEFT_OVER)
+        .unwrap();
     assert!(write(&berth, &of("a", 1)).is_err());
     for instance in ["b", "c"] {
         write(&berth, &of(instance, 1)).unwrap();
@@ -251,7 +386,11 @@ fn hostile_files_are_reported_and_ignored() {
     fs::write(path("other.json"), &good).unwrap();
     put("later", "\"version\": 1", "\"version\": 2");
     put("holder", "0000000000000001", "1");
-    put("ready", "\"ready\": true", &format!("\"ready\": \"\\u001b[31m{}\"", "x".repeat(9_000)));
+    put(
+        "ready",
+        "\"ready\": true",
+        &format!("\"ready\": \"\\u001b[31m{}\"", "x".repeat(9_000)),
+    );
     put("time", "T03:02:07.250000Z", "T03:02:07.250000Q");
     fs::write(path("huge.json"), vec![b' '; 70_000]).unwrap();
     fs::write(path("new\nline"), "").unwrap();
@@ -280,11 +419,17 @@ fn hostile_files_are_reported_and_ignored() {
     let listing = list(&berth).unwrap();
     assert_eq!(listing.found, [of("good", 1)]);
     assert_ignored(&listing.problems, &expected);
-    assert_eq!(prune(&berth, OTHER_BOOT, Duration::ZERO).unwrap(), 1, "only what can be read is judged");
+    assert_eq!(
+        prune(&berth, OTHER_BOOT, Duration::ZERO).unwrap(),
+        1,
+        "only what can be read is judged"
+    );
 }
 
 fn addresses() -> impl Strategy<Value = SocketAddr> {
-    any::<(IpAddr, u16)>().prop_map(SocketAddr::from).prop_filter("usable", |address| is_usable(*address))
+    any::<(IpAddr, u16)>()
+        .prop_map(SocketAddr::from)
+        .prop_filter("usable", |address| is_usable(*address))
 }
 
 prop_compose! {

@@ -26,20 +26,35 @@ struct Node {
 impl Node {
     fn new() -> io::Result<Self> {
         netdevice::set("lo", netdevice::InterfaceSetting::Up)?;
-        let root = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].into_iter().map(Path::new);
-        let root = root.into_iter().find(|root| root.join("cgroup.controllers").exists());
+        let root = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
+            .into_iter()
+            .map(Path::new);
+        let root = root
+            .into_iter()
+            .find(|root| root.join("cgroup.controllers").exists());
         let cgroup = File::open(root.ok_or_else(|| io::Error::other("no cgroup v2 is mounted"))?)?;
-        let listeners = [TcpListener::bind("127.9.9.9:0")?, TcpListener::bind("[::1]:0")?];
-        let steerer = Steerer::load(Purpose::Bridge, PORT, &[]).map_err(|refused| match &refused.log[..] {
-            "" => io::Error::other(refused),
-            log => panic!("{log}"),
-        })?;
+        let listeners = [
+            TcpListener::bind("127.9.9.9:0")?,
+            TcpListener::bind("[::1]:0")?,
+        ];
+        let steerer = Steerer::load(Purpose::Bridge, PORT, &[]).map_err(
+            |refused| match &refused.log[..] {
+                "" => io::Error::other(refused),
+                log => panic!("{log}"),
+            },
+        )?;
         for (slot, listener) in [Slot::Ipv4, Slot::Ipv6].into_iter().zip(&listeners) {
-            steerer.set_listener(slot, listener.as_fd()).map_err(io::Error::other)?;
+            steerer
+                .set_listener(slot, listener.as_fd())
+                .map_err(io::Error::other)?;
         }
         steerer.steer_until(Duration::MAX);
         steerer.switch(true);
-        let node = Self { steerer, listeners, cgroup };
+        let node = Self {
+            steerer,
+            listeners,
+            cgroup,
+        };
         // What is missing is missing here.
         match node.try_cover(&BOTH) {
             Err(refused) if refused.log.is_empty() => return Err(io::Error::other(refused)),
@@ -49,7 +64,10 @@ impl Node {
     }
 
     fn try_cover(&self, addresses: &[&str]) -> Result<Vec<Link>, crate::bpf::Refused> {
-        let addresses: Vec<IpAddr> = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        let addresses: Vec<IpAddr> = addresses
+            .iter()
+            .map(|address| address.parse().unwrap())
+            .collect();
         let to = (self.cgroup.as_fd(), socket::namespace_cookie().unwrap());
         self.steerer.cover_localhost(to, EXEMPT, PORT, &addresses)
     }
@@ -61,7 +79,9 @@ impl Node {
     /// Whether a connection there comes to a listener; else it is refused.
     fn steers(&self, to: &str) -> bool {
         let to: SocketAddr = to.parse().unwrap();
-        let listener = self.listeners[usize::from(to.is_ipv6())].local_addr().unwrap();
+        let listener = self.listeners[usize::from(to.is_ipv6())]
+            .local_addr()
+            .unwrap();
         match TcpStream::connect(to) {
             Ok(stream) => {
                 assert_eq!(stream.peer_addr().unwrap(), listener, "{to}");
@@ -106,8 +126,17 @@ fn localhost_is_steered_but_for_one_name_and_for_as_long_as_the_rest() {
         assert_eq!(all(), [true; 3]);
         assert_eq!(node.steerer.steered(), 3);
         assert_eq!(LOCALHOST.map(|to| node.steers_as(EXEMPT, to)), [false; 3]);
-        for other in ["kube-apiserver2", "kube-apiserve", "Kube-apiserver", "berth-temporary"] {
-            assert_eq!(LOCALHOST.map(|to| node.steers_as(other, to)), [true; 3], "{other}");
+        for other in [
+            "kube-apiserver2",
+            "kube-apiserve",
+            "Kube-apiserver",
+            "berth-temporary",
+        ] {
+            assert_eq!(
+                LOCALHOST.map(|to| node.steers_as(other, to)),
+                [true; 3],
+                "{other}"
+            );
         }
         node.steerer.switch(false);
         assert_eq!(all(), [false; 3]);
@@ -117,7 +146,9 @@ fn localhost_is_steered_but_for_one_name_and_for_as_long_as_the_rest() {
         assert_eq!(node.steerer.steered(), 15);
         node.steerer.steer_until(Duration::MAX);
         assert_eq!(all(), [true; 3]);
-        node.listeners.iter().for_each(|listener| socket::refuse(listener.as_fd()).unwrap());
+        node.listeners
+            .iter()
+            .for_each(|listener| socket::refuse(listener.as_fd()).unwrap());
         assert_eq!(all(), [false; 3], "the port's own listener, not none");
         drop(links);
         assert_eq!((all(), node.steerer.steered()), ([false; 3], 18));
@@ -129,7 +160,12 @@ fn what_is_no_connection_to_localhost_there_is_left_alone() {
     on_a_node(|node| {
         let links = node.cover(&BOTH);
         // Where instances of berth's listen, and other ports.
-        for to in ["127.9.9.9:6443", "127.1.0.1:6443", "127.0.0.1:11033", "[::1]:443"] {
+        for to in [
+            "127.9.9.9:6443",
+            "127.1.0.1:6443",
+            "127.0.0.1:11033",
+            "[::1]:443",
+        ] {
             assert!(!node.steers(to), "{to}");
         }
         let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -155,7 +191,11 @@ fn what_is_no_connection_to_localhost_there_is_left_alone() {
             (&[], [false; 3]),
         ] {
             let _links = node.cover(addresses);
-            assert_eq!(LOCALHOST.map(|to| node.steers(to)), steered, "{addresses:?}");
+            assert_eq!(
+                LOCALHOST.map(|to| node.steers(to)),
+                steered,
+                "{addresses:?}"
+            );
         }
     });
 }

@@ -32,7 +32,10 @@ struct Listeners {
 impl Listeners {
     fn new() -> Self {
         let any = |ip: IpAddr| TcpListener::bind((ip, 0));
-        Self { ipv4: any(Ipv4Addr::UNSPECIFIED.into()).unwrap(), ipv6: any(Ipv6Addr::UNSPECIFIED.into()).ok() }
+        Self {
+            ipv4: any(Ipv4Addr::UNSPECIFIED.into()).unwrap(),
+            ipv6: any(Ipv6Addr::UNSPECIFIED.into()).ok(),
+        }
     }
 
     fn put(&self, steerer: &Steerer) {
@@ -44,7 +47,11 @@ impl Listeners {
 
     /// The name of the listener that a client of this address is steered to.
     fn cookie(&self, of: IpAddr) -> Option<u64> {
-        let listener = if of.is_ipv4() { Some(&self.ipv4) } else { self.ipv6.as_ref() };
+        let listener = if of.is_ipv4() {
+            Some(&self.ipv4)
+        } else {
+            self.ipv6.as_ref()
+        };
         listener.map(|listener| socket::cookie(listener.as_fd()).unwrap())
     }
 }
@@ -52,14 +59,25 @@ impl Listeners {
 /// A new connection of TCP.
 fn connection(from: IpAddr, to: SocketAddr) -> Lookup {
     let (protocol, local_port) = (libc::IPPROTO_TCP as u32, u32::from(to.port()));
-    let lookup = Lookup { protocol, local_port, remote_port: 40_000_u16.to_be_bytes(), ..Lookup::default() };
+    let lookup = Lookup {
+        protocol,
+        local_port,
+        remote_port: 40_000_u16.to_be_bytes(),
+        ..Lookup::default()
+    };
     match (from, to.ip()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            Lookup { family: libc::AF_INET as u32, remote_ip4: from.octets(), local_ip4: to.octets(), ..lookup }
-        }
-        (IpAddr::V6(from), IpAddr::V6(to)) => {
-            Lookup { family: libc::AF_INET6 as u32, remote_ip6: from.octets(), local_ip6: to.octets(), ..lookup }
-        }
+        (IpAddr::V4(from), IpAddr::V4(to)) => Lookup {
+            family: libc::AF_INET as u32,
+            remote_ip4: from.octets(),
+            local_ip4: to.octets(),
+            ..lookup
+        },
+        (IpAddr::V6(from), IpAddr::V6(to)) => Lookup {
+            family: libc::AF_INET6 as u32,
+            remote_ip6: from.octets(),
+            local_ip6: to.octets(),
+            ..lookup
+        },
         mixed => panic!("a connection has one family: {mixed:?}"),
     }
 }
@@ -82,7 +100,11 @@ fn ip(text: &str) -> IpAddr {
 }
 
 fn asked(steerer: &Steerer, from: &str, to: &str) -> Option<u64> {
-    run(steerer.program.as_fd(), &connection(ip(from), to.parse().unwrap())).unwrap()
+    run(
+        steerer.program.as_fd(),
+        &connection(ip(from), to.parse().unwrap()),
+    )
+    .unwrap()
 }
 
 #[test]
@@ -97,7 +119,10 @@ fn it_steers_only_while_it_is_on_and_its_time_lasts() {
         assert_eq!(client(), None, "and has no time");
         let now = clock::monotonic().unwrap();
         steerer.steer_until(now + Duration::from_secs(600));
-        assert_eq!((client(), steerer.steered()), (listeners.cookie(ip("10.0.0.5")), 1));
+        assert_eq!(
+            (client(), steerer.steered()),
+            (listeners.cookie(ip("10.0.0.5")), 1)
+        );
         steerer.steer_until(now);
         assert_eq!(client(), None, "it has expired");
         steerer.steer_until(Duration::MAX);
@@ -111,8 +136,15 @@ fn what_comes_from_the_address_itself_is_steered_for_etcd_alone() {
     in_a_namespace(|| {
         let listeners = Listeners::new();
         let steerer = steering_for(Purpose::Etcd, &[ip("127.0.0.1")], &listeners);
-        assert_eq!(asked(&steerer, "127.0.0.1", "127.0.0.1:6443"), listeners.cookie(ip("127.0.0.1")));
-        for (from, to) in [("127.9.9.9", "127.0.0.1:6443"), ("10.0.0.9", "10.0.0.5:6443"), ("::1", "[::1]:6443")] {
+        assert_eq!(
+            asked(&steerer, "127.0.0.1", "127.0.0.1:6443"),
+            listeners.cookie(ip("127.0.0.1"))
+        );
+        for (from, to) in [
+            ("127.9.9.9", "127.0.0.1:6443"),
+            ("10.0.0.9", "10.0.0.5:6443"),
+            ("::1", "[::1]:6443"),
+        ] {
             assert_eq!(asked(&steerer, from, to), None, "{from} to {to}");
         }
         assert_eq!(steerer.steered(), 1);
@@ -142,7 +174,11 @@ fn what_is_none_of_its_business_is_not_counted() {
         assert_eq!(run(steerer.program.as_fd(), &udp).unwrap(), None);
         assert_eq!(steerer.steered(), 0);
         for near in ["126.0.0.1", "128.0.0.1", "1.0.0.127"] {
-            assert_eq!(asked(&steerer, near, "10.0.0.5:6443"), listeners.cookie(ip(near)), "{near} is no loopback");
+            assert_eq!(
+                asked(&steerer, near, "10.0.0.5:6443"),
+                listeners.cookie(ip(near)),
+                "{near} is no loopback"
+            );
         }
         assert_eq!(steerer.steered(), 3);
     });
@@ -156,7 +192,9 @@ fn a_listener_that_is_gone_or_of_the_wrong_family_fails_to_get_it() {
         let ipv4 = || asked(&steerer, "10.0.0.9", "10.0.0.5:6443");
         assert!(ipv4().is_some());
         // It takes clients of IPv4 only: the kernel refuses to assign it.
-        steerer.set_listener(Slot::Ipv6, listeners.ipv4.as_fd()).unwrap();
+        steerer
+            .set_listener(Slot::Ipv6, listeners.ipv4.as_fd())
+            .unwrap();
         assert_eq!(asked(&steerer, "fd00::9", "[fd00::5]:6443"), None);
         assert_eq!(steerer.steered(), 1);
         socket::refuse(listeners.ipv4.as_fd()).unwrap();
@@ -176,14 +214,23 @@ fn a_listener_that_is_gone_or_of_the_wrong_family_fails_to_get_it() {
 
         let bound = socket::bind("0.0.0.0:0".parse().unwrap(), false).unwrap();
         let refused = steerer.set_listener(Slot::Ipv4, bound.as_fd()).unwrap_err();
-        assert_eq!((refused.step, refused.source.raw_os_error()), (Step::Listener, Some(libc::EOPNOTSUPP)));
+        assert_eq!(
+            (refused.step, refused.source.raw_os_error()),
+            (Step::Listener, Some(libc::EOPNOTSUPP))
+        );
     });
 }
 
 /// Few values, so that what is listed and what is dialled meet often, and differ in one place.
 fn address() -> impl Strategy<Value = IpAddr> {
-    let ipv4 = (prop::sample::select(vec![0_u8, 10, 127]), 0_u8..2, 0_u8..2).prop_map(|(a, c, d)| [a, 0, c, d].into());
-    let ipv6 = (prop::sample::select(vec![0_u16, 0xfd00]), 0_u16..2, 0_u16..2, 0_u16..2)
+    let ipv4 = (prop::sample::select(vec![0_u8, 10, 127]), 0_u8..2, 0_u8..2)
+        .prop_map(|(a, c, d)| [a, 0, c, d].into());
+    let ipv6 = (
+        prop::sample::select(vec![0_u16, 0xfd00]),
+        0_u16..2,
+        0_u16..2,
+        0_u16..2,
+    )
         .prop_map(|(a, d, f, h)| [a, 0, 0, d, 0, f, 0, h].into());
     let mapped = (0_u8..2).prop_map(|d| Ipv4Addr::new(10, 0, 0, d).to_ipv6_mapped().into());
     prop_oneof![4 => ipv4, 4 => ipv6, 1 => mapped]
@@ -195,7 +242,9 @@ fn is_steered(addresses: &[IpAddr], from: IpAddr, to: SocketAddr) -> bool {
         let listed = listed.to_canonical();
         listed == to.ip() || listed.is_unspecified() && listed.is_ipv4() == to.is_ipv4()
     };
-    to.port() == PORT && !from.is_loopback() && (addresses.is_empty() || addresses.iter().copied().any(covers))
+    to.port() == PORT
+        && !from.is_loopback()
+        && (addresses.is_empty() || addresses.iter().copied().any(covers))
 }
 
 #[test]
@@ -217,7 +266,11 @@ fn what_is_steered_is_what_the_model_says() {
                 }
                 let to = SocketAddr::new(to, port);
                 let chosen = run(steerer.program.as_fd(), &connection(from, to)).unwrap();
-                let expected = if is_steered(&addresses, from, to) { listeners.cookie(to.ip()) } else { None };
+                let expected = if is_steered(&addresses, from, to) {
+                    listeners.cookie(to.ip())
+                } else {
+                    None
+                };
                 prop_assert_eq!(chosen, expected, "{:?}: {} to {}", addresses, from, to);
             }
             Ok(())
@@ -231,7 +284,10 @@ fn nothing_is_attached_when_a_link_is_dropped_of_which_there_is_a_duplicate() {
     in_a_namespace(|| {
         let namespace = File::open("/proc/thread-self/ns/net").unwrap();
         let count = || attached(namespace.as_fd()).unwrap().len();
-        let link = Steerer::load(Purpose::Bridge, PORT, &[]).unwrap().attach(namespace.as_fd()).unwrap();
+        let link = Steerer::load(Purpose::Bridge, PORT, &[])
+            .unwrap()
+            .attach(namespace.as_fd())
+            .unwrap();
         // As a child has one before its execve.
         let _duplicate = link.0.try_clone().unwrap();
         assert_eq!(count(), 1, "the link is enough");
@@ -244,11 +300,16 @@ fn nothing_is_attached_when_a_link_is_dropped_of_which_there_is_a_duplicate() {
 fn many_addresses_fit_until_a_jump_is_too_long() {
     in_a_namespace(|| {
         let many = |count: u16| -> Vec<IpAddr> {
-            (0..count).map(|n| Ipv6Addr::from([0xfd00, 0, 0, 0, 0, 0, 1, n]).into()).collect()
+            (0..count)
+                .map(|n| Ipv6Addr::from([0xfd00, 0, 0, 0, 0, 0, 1, n]).into())
+                .collect()
         };
         let listeners = Listeners::new();
         let steerer = steering(&many(1000), &listeners);
-        assert_eq!(asked(&steerer, "fd00::9", "[fd00::1:3e7]:6443"), listeners.cookie(ip("::")));
+        assert_eq!(
+            asked(&steerer, "fd00::9", "[fd00::1:3e7]:6443"),
+            listeners.cookie(ip("::"))
+        );
         assert_eq!(asked(&steerer, "fd00::9", "[fd00::1:3e8]:6443"), None);
         let refused = Steerer::load(Purpose::Bridge, PORT, &many(5000)).unwrap_err();
         assert_eq!(refused.step, Step::Assemble);
@@ -261,8 +322,16 @@ fn a_program_that_is_refused_has_the_verifiers_log() {
         let mut asm = Assembler::default();
         asm.copy(Reg::R0, Reg::R7);
         asm.exit();
-        let refused = sys::load_program(ProgramType::SocketLookup, "berth_test", &asm.finish().unwrap()).unwrap_err();
-        assert_eq!((refused.step, refused.source.raw_os_error()), (Step::Program, Some(libc::EACCES)));
+        let refused = sys::load_program(
+            ProgramType::SocketLookup,
+            "berth_test",
+            &asm.finish().unwrap(),
+        )
+        .unwrap_err();
+        assert_eq!(
+            (refused.step, refused.source.raw_os_error()),
+            (Step::Program, Some(libc::EACCES))
+        );
         assert!(refused.to_string().contains("R7 !read_ok"), "{refused}");
     });
 }

@@ -18,8 +18,20 @@ type Ca = CertifiedIssuer<'static, KeyPair>;
 /// Answers every request with the same bytes; with none, it is silent.
 async fn serve(ca: &Ca, answer: &str) -> (SocketAddr, mpsc::UnboundedReceiver<(String, usize)>) {
     let answer = answer.to_owned();
-    let server = serve_as(ca, ([127, 0, 0, 1], 0).into(), "kubernetes", move |_| answer.clone()).await;
-    (server.access.server.strip_prefix("https://").unwrap().parse().unwrap(), server.asked)
+    let server = serve_as(ca, ([127, 0, 0, 1], 0).into(), "kubernetes", move |_| {
+        answer.clone()
+    })
+    .await;
+    (
+        server
+            .access
+            .server
+            .strip_prefix("https://")
+            .unwrap()
+            .parse()
+            .unwrap(),
+        server.asked,
+    )
 }
 
 /// A server that shows its certificate this often.
@@ -27,9 +39,16 @@ async fn serve_chain(ca: &Ca, often: usize) -> SocketAddr {
     let (certificate, key) = issue(ca, &["kubernetes"]);
     let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap(); often];
     let provider = rustls::crypto::ring::default_provider();
-    let config = ServerConfig::builder_with_provider(provider.into()).with_safe_default_protocol_versions().unwrap();
+    let config = ServerConfig::builder_with_provider(provider.into())
+        .with_safe_default_protocol_versions()
+        .unwrap();
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
-    let acceptor = TlsAcceptor::from(Arc::new(config.with_no_client_auth().with_single_cert(chain, key).unwrap()));
+    let acceptor = TlsAcceptor::from(Arc::new(
+        config
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .unwrap(),
+    ));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -76,7 +95,10 @@ impl Files {
     fn with_client(mut self, (certificate, key): &(String, String)) -> Self {
         self.write("client.crt", certificate);
         self.write("client.key", key);
-        self.config.client = Some((self.temp.path().join("client.crt"), self.temp.path().join("client.key")));
+        self.config.client = Some((
+            self.temp.path().join("client.crt"),
+            self.temp.path().join("client.key"),
+        ));
         self
     }
 
@@ -88,8 +110,17 @@ impl Files {
 #[track_caller]
 fn assert_failed(answer: &Answer, result: &str, parts: &[&str]) {
     let rejected = result == "unauthorized" || answer.words.contains("invalid peer certificate");
-    let seen = if rejected { Observation::Rejected } else { Observation::Fail };
-    assert_eq!((answer.seen, answer.result), (seen, result), "{}", answer.words);
+    let seen = if rejected {
+        Observation::Rejected
+    } else {
+        Observation::Fail
+    };
+    assert_eq!(
+        (answer.seen, answer.result),
+        (seen, result),
+        "{}",
+        answer.words
+    );
     for part in parts {
         assert!(answer.words.contains(part), "{part} in {}", answer.words);
     }
@@ -101,10 +132,22 @@ async fn asks_as_it_should_and_takes_200() {
     let (address, mut asked) = serve(&ca, &answer("200 OK", "ok")).await;
     let files = Files::new(&ca).with_token(" secret\n");
     let ready = files.probe().ready(address).await;
-    assert_eq!((ready.seen, ready.result), (Observation::Pass, "ok"), "{}", ready.words);
+    assert_eq!(
+        (ready.seen, ready.result),
+        (Observation::Pass, "ok"),
+        "{}",
+        ready.words
+    );
     let (head, certificates) = asked.recv().await.unwrap();
-    assert!(head.starts_with("GET /readyz HTTP/1.1\r\n") && certificates == 0, "{head}");
-    for part in ["host: kubernetes\r\n", "authorization: Bearer secret\r\n", "user-agent: berth-probe/"] {
+    assert!(
+        head.starts_with("GET /readyz HTTP/1.1\r\n") && certificates == 0,
+        "{head}"
+    );
+    for part in [
+        "host: kubernetes\r\n",
+        "authorization: Bearer secret\r\n",
+        "user-agent: berth-probe/",
+    ] {
         assert!(head.contains(part), "{part} in {head}");
     }
     assert_eq!(files.probe().get(address, "/version").await.unwrap(), "ok");
@@ -114,13 +157,34 @@ async fn asks_as_it_should_and_takes_200() {
 #[tokio::test]
 async fn refused_credentials_name_the_option_that_mends_it() {
     let ca = authority();
-    for (code, result) in [("401 Unauthorized", "unauthorized"), ("403 Forbidden", "forbidden")] {
+    for (code, result) in [
+        ("401 Unauthorized", "unauthorized"),
+        ("403 Forbidden", "forbidden"),
+    ] {
         let (address, _asked) = serve(&ca, &answer(code, "")).await;
         let none = Files::new(&ca).probe().ready(address).await;
-        assert_failed(&none, result, &["alive", &code[..3], "/readyz", "--probe-cert", "--probe-token-file"]);
+        assert_failed(
+            &none,
+            result,
+            &[
+                "alive",
+                &code[..3],
+                "/readyz",
+                "--probe-cert",
+                "--probe-token-file",
+            ],
+        );
         let token = Files::new(&ca).with_token("x").probe().ready(address).await;
-        assert_failed(&token, result, &["alive", "the token of --probe-token-file"]);
-        let client = Files::new(&ca).with_client(&issue(&ca, &["probe"])).probe().ready(address).await;
+        assert_failed(
+            &token,
+            result,
+            &["alive", "the token of --probe-token-file"],
+        );
+        let client = Files::new(&ca)
+            .with_client(&issue(&ca, &["probe"]))
+            .probe()
+            .ready(address)
+            .await;
         assert_failed(&client, result, &["alive", "the user of --probe-cert"]);
     }
 }
@@ -130,18 +194,34 @@ async fn other_answers_are_not_ready() {
     let ca = authority();
     let checks = "[+]ping ok\n[-]etcd failed: reason withheld\n[+]log ok\nreadyz check failed\n";
     let answers = [
-        (answer("500 Internal Server Error", checks), "status", "500 for /readyz: [-]etcd failed: reason withheld"),
-        (answer("429 Too Many Requests", ""), "status", "429 for /readyz"),
+        (
+            answer("500 Internal Server Error", checks),
+            "status",
+            "500 for /readyz: [-]etcd failed: reason withheld",
+        ),
+        (
+            answer("429 Too Many Requests", ""),
+            "status",
+            "429 for /readyz",
+        ),
         (answer("302 Found", ""), "status", "302 for /readyz"),
         (answer("204 No Content", ""), "status", "204 for /readyz"),
         // More than is read, and without an end.
-        (format!("HTTP/1.1 503 No\r\n\r\n{}", "x".repeat(1 << 20)), "status", "503 for /readyz"),
+        (
+            format!("HTTP/1.1 503 No\r\n\r\n{}", "x".repeat(1 << 20)),
+            "status",
+            "503 for /readyz",
+        ),
         ("SSH-2.0-OpenSSH\r\n".to_owned(), "http", "no HTTP answer"),
         ("HTTP/1.1 ".to_owned(), "http", "no HTTP answer"),
     ];
     for (bytes, result, words) in answers {
         let (address, _asked) = serve(&ca, &bytes).await;
-        assert_failed(&Files::new(&ca).probe().ready(address).await, result, &[words]);
+        assert_failed(
+            &Files::new(&ca).probe().ready(address).await,
+            result,
+            &[words],
+        );
     }
 }
 
@@ -155,41 +235,80 @@ async fn silence_is_a_timeout_and_nobody_there_a_refusal() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let silent_in_tls = listener.local_addr().unwrap();
     for address in [silent_in_http, silent_in_tls] {
-        assert_failed(&files.probe().ready(address).await, "timeout", &["100ms", "--probe-timeout"]);
+        assert_failed(
+            &files.probe().ready(address).await,
+            "timeout",
+            &["100ms", "--probe-timeout"],
+        );
     }
     drop(listener);
     // The child of another test has a duplicate of it until execve.
     let is_gone = async { while TcpStream::connect(silent_in_tls).await.is_ok() {} };
-    tokio::time::timeout(Duration::from_secs(60), is_gone).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(60), is_gone)
+        .await
+        .unwrap();
     for kind in [ProbeKind::Https, ProbeKind::Tcp] {
         files.config.kind = kind;
         let refused = files.probe().ready(silent_in_tls).await;
-        assert_eq!((refused.seen, refused.result), (Observation::Refused, "refused"), "{}", refused.words);
-        assert!(refused.words.contains("nothing listens on 127.0.0.1:"), "{}", refused.words);
+        assert_eq!(
+            (refused.seen, refused.result),
+            (Observation::Refused, "refused"),
+            "{}",
+            refused.words
+        );
+        assert!(
+            refused.words.contains("nothing listens on 127.0.0.1:"),
+            "{}",
+            refused.words
+        );
     }
     let tcp = files.probe().ready(silent_in_http).await;
-    assert_eq!((tcp.seen, tcp.result), (Observation::Pass, "ok"), "a TCP probe asks for no more: {}", tcp.words);
+    assert_eq!(
+        (tcp.seen, tcp.result),
+        (Observation::Pass, "ok"),
+        "a TCP probe asks for no more: {}",
+        tcp.words
+    );
 }
 
 #[tokio::test]
 async fn a_certificate_that_does_not_fit_names_the_option_that_mends_it() {
     let (ca, other) = (authority(), authority());
     let (address, _asked) = serve(&ca, &answer("200 OK", "")).await;
-    assert_failed(&Files::new(&other).probe().ready(address).await, "tls", &["--probe-ca"]);
+    assert_failed(
+        &Files::new(&other).probe().ready(address).await,
+        "tls",
+        &["--probe-ca"],
+    );
     let mut files = Files::new(&ca);
     files.config.server_name = ServerName::try_from("example.com").unwrap();
-    assert_failed(&files.probe().ready(address).await, "tls", &["--probe-server-name"]);
+    assert_failed(
+        &files.probe().ready(address).await,
+        "tls",
+        &["--probe-server-name"],
+    );
     files.config.ca = None;
-    assert_eq!(files.probe().ready(address).await.seen, Observation::Pass, "--probe-insecure");
+    assert_eq!(
+        files.probe().ready(address).await.seen,
+        Observation::Pass,
+        "--probe-insecure"
+    );
 
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let plain = listener.local_addr().unwrap();
     tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
-        stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
+        stream
+            .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            .await
+            .unwrap();
         let _ = stream.read_to_end(&mut Vec::new()).await;
     });
-    assert_failed(&Files::new(&ca).probe().ready(plain).await, "tls", &["does it speak TLS there?"]);
+    assert_failed(
+        &Files::new(&ca).probe().ready(plain).await,
+        "tls",
+        &["does it speak TLS there?"],
+    );
 }
 
 /// Who is asked so restarts an instance that does not live: what the probe lacks is no reason to.
@@ -197,7 +316,13 @@ async fn a_certificate_that_does_not_fit_names_the_option_that_mends_it() {
 async fn an_instance_that_answers_lives_whatever_the_probe_lacks() {
     let (ca, other) = (authority(), authority());
     let (well, _asked) = serve(&ca, &answer("200 OK", "ok")).await;
-    let lives = async |files: &Files, address| files.probe().lives(address).await.map_err(|answer| answer.words);
+    let lives = async |files: &Files, address| {
+        files
+            .probe()
+            .lives(address)
+            .await
+            .map_err(|answer| answer.words)
+    };
     assert_eq!(lives(&Files::new(&ca), well).await, Ok(None));
     let mut named = Files::new(&ca);
     named.config.server_name = ServerName::try_from("example.com").unwrap();
@@ -215,8 +340,19 @@ async fn an_instance_that_answers_lives_whatever_the_probe_lacks() {
     // The disk with its files stands still.
     let stuck = Files::new(&ca).probe();
     let (go_on, hangs) = std::sync::mpsc::channel::<()>();
-    stuck.reading.within(Duration::from_millis(1), move || hangs.recv().is_err()).await.unwrap_err();
-    assert!(stuck.lives(well).await.unwrap().unwrap().contains("no answer of the probe's files"));
+    stuck
+        .reading
+        .within(Duration::from_millis(1), move || hangs.recv().is_err())
+        .await
+        .unwrap_err();
+    assert!(
+        stuck
+            .lives(well)
+            .await
+            .unwrap()
+            .unwrap()
+            .contains("no answer of the probe's files")
+    );
     drop(go_on);
     for rejects in ["401 Unauthorized", "403 Forbidden"] {
         let (address, _asked) = serve(&ca, &answer(rejects, "")).await;
@@ -224,26 +360,56 @@ async fn an_instance_that_answers_lives_whatever_the_probe_lacks() {
             assert!(lives(&files, address).await.unwrap().is_some(), "{rejects}");
         }
     }
-    let (ill, _asked) = serve(&ca, &answer("500 Internal Server Error", "[-]etcd failed\n")).await;
+    let (ill, _asked) = serve(
+        &ca,
+        &answer("500 Internal Server Error", "[-]etcd failed\n"),
+    )
+    .await;
     let (mute, _asked) = serve(&ca, "SSH-2.0-OpenSSH\r\n").await;
     for files in [Files::new(&ca), Files::new(&other)] {
-        assert!(lives(&files, ill).await.unwrap_err().contains("[-]etcd failed"));
-        assert!(lives(&files, mute).await.unwrap_err().contains("no HTTP answer"));
+        assert!(
+            lives(&files, ill)
+                .await
+                .unwrap_err()
+                .contains("[-]etcd failed")
+        );
+        assert!(
+            lives(&files, mute)
+                .await
+                .unwrap_err()
+                .contains("no HTTP answer")
+        );
     }
     // Go reads 256 KiB of certificates.
     let large = serve_chain(&ca, 200).await;
-    assert_eq!(Files::new(&ca).probe().ready(large).await.seen, Observation::Rejected);
-    assert!(lives(&Files::new(&ca), large).await.unwrap().unwrap().contains("64 KiB"));
+    assert_eq!(
+        Files::new(&ca).probe().ready(large).await.seen,
+        Observation::Rejected
+    );
+    assert!(
+        lives(&Files::new(&ca), large)
+            .await
+            .unwrap()
+            .unwrap()
+            .contains("64 KiB")
+    );
     let (silent, _asked) = serve(&ca, "").await;
     let mut hasty = Files::new(&other);
     hasty.config.timeout = Duration::from_millis(300);
-    assert!(lives(&hasty, silent).await.unwrap_err().contains("no answer in"));
+    assert!(
+        lives(&hasty, silent)
+            .await
+            .unwrap_err()
+            .contains("no answer in")
+    );
 }
 
 #[tokio::test]
 async fn certificates_and_tokens_are_read_again_when_they_change() {
     let (old, new) = (authority(), authority());
-    let files = Files::new(&old).with_token("one").with_client(&issue(&old, &["probe-one"]));
+    let files = Files::new(&old)
+        .with_token("one")
+        .with_client(&issue(&old, &["probe-one"]));
     let probe = files.probe();
     let (at_old, mut asked_old) = serve(&old, &answer("200 OK", "")).await;
     let (at_new, mut asked_new) = serve(&new, &answer("200 OK", "")).await;
@@ -257,7 +423,11 @@ async fn certificates_and_tokens_are_read_again_when_they_change() {
     let (certificate, key) = issue(&new, &["probe-two"]);
     // A moment in which they do not fit together costs one answer and no more.
     files.write("client.crt", &certificate);
-    assert_failed(&probe.ready(at_new).await, "config", &["--probe-key", "is not the key of the certificate"]);
+    assert_failed(
+        &probe.ready(at_new).await,
+        "config",
+        &["--probe-key", "is not the key of the certificate"],
+    );
     files.write("client.key", &key);
     files.write("token", "two\n");
     assert_eq!(probe.ready(at_new).await.seen, Observation::Pass);
@@ -266,9 +436,17 @@ async fn certificates_and_tokens_are_read_again_when_they_change() {
     assert!(head.contains("Bearer two\r\n") && certificates == 1);
 
     files.write("token", "\n");
-    assert_failed(&probe.ready(at_new).await, "config", &["--probe-token-file", "is empty"]);
+    assert_failed(
+        &probe.ready(at_new).await,
+        "config",
+        &["--probe-token-file", "is empty"],
+    );
     std::fs::remove_file(files.temp.path().join("ca.crt")).unwrap();
-    assert_failed(&probe.ready(at_new).await, "config", &["cannot read --probe-ca"]);
+    assert_failed(
+        &probe.ready(at_new).await,
+        "config",
+        &["cannot read --probe-ca"],
+    );
 }
 
 #[tokio::test]
@@ -280,7 +458,13 @@ async fn a_ca_that_was_replaced_behind_its_mount_is_named() {
     // What a mount of the file shows: the same file, whatever has its name.
     let path = files.temp.path().join("ca.crt");
     let mounted = File::open(&path).unwrap();
-    files.config.ca = Some(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&mounted)).into());
+    files.config.ca = Some(
+        format!(
+            "/proc/self/fd/{}",
+            std::os::fd::AsRawFd::as_raw_fd(&mounted)
+        )
+        .into(),
+    );
     let probe = files.probe();
     let both = format!("{}{}", old.pem(), new.pem());
     assert_failed(&probe.ready(at_new).await, "tls", &["--probe-ca must hold"]);
@@ -290,7 +474,11 @@ async fn a_ca_that_was_replaced_behind_its_mount_is_named() {
     files.write("ca.crt.new", &both);
     std::fs::rename(files.temp.path().join("ca.crt.new"), &path).unwrap();
     assert_eq!(probe.ready(at_old).await.seen, Observation::Pass);
-    assert_failed(&probe.ready(at_new).await, "tls", &["was replaced on the node", "`berth upgrade`"]);
+    assert_failed(
+        &probe.ready(at_new).await,
+        "tls",
+        &["was replaced on the node", "`berth upgrade`"],
+    );
 }
 
 #[tokio::test]
@@ -305,7 +493,11 @@ async fn files_that_do_not_hold_what_they_should_are_told_at_start() {
         ("ca.crt", credentials.1.as_str(), "--probe-ca"),
         ("client.crt", "nonsense", "--probe-cert"),
         ("client.key", "nonsense", "--probe-key"),
-        ("client.key", other_key.as_str(), "is not the key of the certificate"),
+        (
+            "client.key",
+            other_key.as_str(),
+            "is not the key of the certificate",
+        ),
         ("token", " ", "--probe-token-file"),
     ];
     for (name, content, part) in broken {
@@ -328,7 +520,9 @@ async fn files_that_come_late_are_waited_for_at_start() {
     files.config.timeout = Duration::from_secs(2);
     let probe = files.probe();
     let (comes, late) = std::sync::mpsc::channel::<()>();
-    let before = probe.reading.within(Duration::from_secs(600), move || late.recv().is_err());
+    let before = probe
+        .reading
+        .within(Duration::from_secs(600), move || late.recv().is_err());
     let passes = async {
         for _ in 0..10 {
             tokio::time::advance(probe.timeout()).await;

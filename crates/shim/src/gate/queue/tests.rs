@@ -2,7 +2,10 @@ use super::*;
 use proptest::prelude::*;
 use std::net::{IpAddr, Ipv4Addr};
 
-const SMALL: Room = Room { clients: 12, bytes: 100 };
+const SMALL: Room = Room {
+    clients: 12,
+    bytes: 100,
+};
 
 fn source(number: u8) -> Source {
     Source::of(IpAddr::V4(Ipv4Addr::new(10, 0, 0, number)))
@@ -10,18 +13,30 @@ fn source(number: u8) -> Source {
 
 /// A queue with room for all, in which each source has this many clients.
 fn filled(sources: &[(u8, bool, usize)], since: Instant) -> Queue {
-    let mut queue = Queue::new(Room { clients: usize::MAX, bytes: usize::MAX });
-    let clients =
-        sources.iter().flat_map(|(number, is_first, count)| std::iter::repeat_n((*number, *is_first), *count));
+    let mut queue = Queue::new(Room {
+        clients: usize::MAX,
+        bytes: usize::MAX,
+    });
+    let clients = sources
+        .iter()
+        .flat_map(|(number, is_first, count)| std::iter::repeat_n((*number, *is_first), *count));
     for (number, is_first) in clients {
-        assert!(queue.push((source(number), is_first), 1, since, since).1.is_empty());
+        assert!(
+            queue
+                .push((source(number), is_first), 1, since, since)
+                .1
+                .is_empty()
+        );
     }
     queue
 }
 
 /// The classes, and the sources, of the next clients.
 fn turns(queue: &mut Queue, count: usize, now: Instant) -> (Vec<Class>, Vec<Source>) {
-    (0..count).filter_map(|_| queue.next(now, |_| true)).map(|next| (next.class, next.source)).unzip()
+    (0..count)
+        .filter_map(|_| queue.next(now, |_| true))
+        .map(|next| (next.class, next.source))
+        .unzip()
 }
 
 fn of<T: PartialEq>(which: &T, all: &[T]) -> usize {
@@ -60,7 +75,10 @@ fn no_class_starves_another() {
     let start = Instant::now();
     let mut queue = filled(&[(1, true, 500), (2, false, 500)], start);
     let (classes, _) = turns(&mut queue, 100, start);
-    assert_eq!((of(&Class::First, &classes), of(&Class::Others, &classes)), (60, 40));
+    assert_eq!(
+        (of(&Class::First, &classes), of(&Class::Others, &classes)),
+        (60, 40)
+    );
 
     let now = start + LATE;
     for nth in (0..250).cycle().take(1000) {
@@ -87,7 +105,11 @@ fn beyond_the_room_the_longest_queue_loses_its_newest() {
     for (waiting, comes, clients, bytes, rejected) in rows {
         let (mut queue, now) = (Queue::new(Room { clients, bytes }), Instant::now());
         let mut push = |(number, is_first)| queue.push((source(number), is_first), 10, now, now);
-        let tickets: Vec<_> = waiting.iter().chain([&comes]).map(|client| push(*client)).collect();
+        let tickets: Vec<_> = waiting
+            .iter()
+            .chain([&comes])
+            .map(|client| push(*client))
+            .collect();
         let (last, before) = tickets.split_last().unwrap();
         assert!(before.iter().all(|(_, rejected)| rejected.is_empty()));
         let expected: Vec<_> = rejected.map(|nth| tickets[nth].0).into_iter().collect();
@@ -97,9 +119,16 @@ fn beyond_the_room_the_longest_queue_loses_its_newest() {
 
 #[derive(Debug, Clone)]
 enum Event {
-    Push { source: u8, is_first: bool, bytes: usize, waited: u64 },
+    Push {
+        source: u8,
+        is_first: bool,
+        bytes: usize,
+        waited: u64,
+    },
     Remove(usize),
-    Next { full: u8 },
+    Next {
+        full: u8,
+    },
     Pass(u64),
 }
 

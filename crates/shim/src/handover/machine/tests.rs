@@ -161,18 +161,24 @@ impl World {
             Event::Start if self.shims.len() < 5 => self.start(),
             Event::Start => {}
             Event::Ready(nth, ready) => {
-                let Some(holder) = self.holder(nth) else { return };
+                let Some(holder) = self.holder(nth) else {
+                    return;
+                };
                 let shim = self.shims.get_mut(&holder).unwrap();
                 (shim.ready, shim.was_ready) = (ready, shim.was_ready || ready);
                 self.update_facts();
             }
             Event::Leave(nth) => {
-                let Some(holder) = self.holder(nth) else { return };
+                let Some(holder) = self.holder(nth) else {
+                    return;
+                };
                 self.shims.get_mut(&holder).unwrap().leaving = true;
                 self.update_facts();
             }
             Event::Exit(nth) => {
-                let Some(holder) = self.holder(nth) else { return };
+                let Some(holder) = self.holder(nth) else {
+                    return;
+                };
                 let shim = &self.shims[&holder];
                 if shim.leaving && !shim.hung && shim.machine.phase() == Phase::Left {
                     self.check_drained(holder);
@@ -180,12 +186,16 @@ impl World {
                 }
             }
             Event::Crash(nth) => {
-                let Some(holder) = self.holder(nth) else { return };
+                let Some(holder) = self.holder(nth) else {
+                    return;
+                };
                 self.check_given(holder);
                 self.end(holder);
             }
             Event::CrashUnread(nth) => {
-                let Some(holder) = self.holder(nth) else { return };
+                let Some(holder) = self.holder(nth) else {
+                    return;
+                };
                 self.check_given(holder);
                 for other in self.shims.values_mut() {
                     if let Some(inbox) = other.inbox.get_mut(&holder) {
@@ -201,12 +211,16 @@ impl World {
                 }
             }
             Event::Wake(nth) => {
-                let Some(holder) = self.holder(nth) else { return };
+                let Some(holder) = self.holder(nth) else {
+                    return;
+                };
                 self.shims.get_mut(&holder).unwrap().hung = false;
                 self.wake();
             }
             Event::WakeBy(nth, from) => {
-                let Some(holder) = self.holder(nth) else { return };
+                let Some(holder) = self.holder(nth) else {
+                    return;
+                };
                 if std::mem::take(&mut self.shims.get_mut(&holder).unwrap().hung) {
                     self.deliver(holder, from);
                     self.wake();
@@ -234,7 +248,9 @@ impl World {
                 }
             }
             Event::Repeat(to, from) => {
-                let (Some(to), Some(from)) = (self.holder(to), self.holder(from)) else { return };
+                let (Some(to), Some(from)) = (self.holder(to), self.holder(from)) else {
+                    return;
+                };
                 if self.shims[&from].connected.contains_key(&to) {
                     let announce = self.shims[&from].machine.announce();
                     self.post(to, from, Message::Update(announce, Vec::new()));
@@ -251,7 +267,14 @@ impl World {
         let holder = ShimId(self.next);
         let mut addresses = vec![address()];
         addresses.extend(self.two.then(|| SocketAddr::new(address().ip(), 7443)));
-        let machine = Machine::new(Rules { addresses, hold: HOLD, lease: LEASE }, self.now);
+        let machine = Machine::new(
+            Rules {
+                addresses,
+                hold: HOLD,
+                lease: LEASE,
+            },
+            self.now,
+        );
         let others: Vec<_> = self.shims.keys().copied().collect();
         let shim = Shim {
             machine,
@@ -272,17 +295,26 @@ impl World {
         // Each finds the other's lease, then the connection stands.
         for other in others {
             let (now, lease) = (self.now, self.shims[&other].lease);
-            self.act(holder, |machine| machine.leased(now, &[(other, lease - LEASE, lease)]));
+            self.act(holder, |machine| {
+                machine.leased(now, &[(other, lease - LEASE, lease)])
+            });
             // Who hangs takes no connection before it wakes.
             if !self.shims[&other].hung {
                 self.connect(holder, other);
             }
         }
         // It finds the leases of the dead, too.
-        for (dead, lease) in self.graves.iter().map(|(dead, (lease, _))| (*dead, *lease)).collect::<Vec<_>>() {
+        for (dead, lease) in self
+            .graves
+            .iter()
+            .map(|(dead, (lease, _))| (*dead, *lease))
+            .collect::<Vec<_>>()
+        {
             let now = self.now;
             if lease > now {
-                self.act(holder, |machine| machine.leased(now, &[(dead, lease - LEASE, lease)]));
+                self.act(holder, |machine| {
+                    machine.leased(now, &[(dead, lease - LEASE, lease)])
+                });
             }
         }
         self.dial(holder);
@@ -310,7 +342,11 @@ impl World {
 
     fn connect(&mut self, one: ShimId, other: ShimId) {
         for (to, from) in [(one, other), (other, one)] {
-            self.shims.get_mut(&to).unwrap().connected.insert(from, BTreeSet::new());
+            self.shims
+                .get_mut(&to)
+                .unwrap()
+                .connected
+                .insert(from, BTreeSet::new());
             self.post(to, from, Message::Connected);
         }
     }
@@ -318,7 +354,14 @@ impl World {
     /// What was sent before is read before the end, as at a crash.
     fn end_connection(&mut self, one: ShimId, other: ShimId) {
         for (to, from) in [(one, other), (other, one)] {
-            if self.shims.get_mut(&to).unwrap().connected.remove(&from).is_some() {
+            if self
+                .shims
+                .get_mut(&to)
+                .unwrap()
+                .connected
+                .remove(&from)
+                .is_some()
+            {
                 self.post(to, from, Message::Gone);
             }
         }
@@ -326,7 +369,10 @@ impl World {
 
     /// It has read all messages of the other.
     fn is_quiet(&self, at: ShimId, from: ShimId) -> bool {
-        self.shims[&at].inbox.get(&from).is_none_or(VecDeque::is_empty)
+        self.shims[&at]
+            .inbox
+            .get(&from)
+            .is_none_or(VecDeque::is_empty)
     }
 
     fn post(&mut self, to: ShimId, from: ShimId, mut message: Message) {
@@ -335,12 +381,21 @@ impl World {
         {
             announce.phase = Phase::Waiting;
         }
-        self.shims.get_mut(&to).unwrap().inbox.entry(from).or_default().push_back(message);
+        self.shims
+            .get_mut(&to)
+            .unwrap()
+            .inbox
+            .entry(from)
+            .or_default()
+            .push_back(message);
     }
 
     fn end(&mut self, holder: ShimId) {
         let ended = self.shims.remove(&holder).unwrap();
-        self.graves.insert(holder, (ended.lease, ended.connected.keys().copied().collect()));
+        self.graves.insert(
+            holder,
+            (ended.lease, ended.connected.keys().copied().collect()),
+        );
         for (cookie, socket) in &mut self.sockets {
             socket.acceptors.remove(&holder);
             socket.holders.remove(&holder);
@@ -348,7 +403,11 @@ impl World {
         }
         // What it sent before is delivered before the end of file; what it had not sent is lost.
         for other in ended.connected.into_keys() {
-            if self.shims.get_mut(&other).is_some_and(|other| other.connected.remove(&holder).is_some()) {
+            if self
+                .shims
+                .get_mut(&other)
+                .is_some_and(|other| other.connected.remove(&holder).is_some())
+            {
                 self.post(other, holder, Message::Gone);
             }
         }
@@ -364,19 +423,27 @@ impl World {
     fn check_given(&self, holder: ShimId) {
         let ends = &self.shims[&holder];
         let lost = |(cookie, socket): &(&Cookie, &Socket)| {
-            socket.listening && !ends.starting.contains(*cookie) && socket.holders.iter().eq([&holder])
+            socket.listening
+                && !ends.starting.contains(*cookie)
+                && socket.holders.iter().eq([&holder])
         };
         if let Some(lost) = self.sockets.iter().filter(|_| !ends.leaving).find(lost) {
-            let stays = |(_, shim): &(&ShimId, &Shim)| !shim.leaving && shim.connected.contains_key(&holder);
+            let stays = |(_, shim): &(&ShimId, &Shim)| {
+                !shim.leaving && shim.connected.contains_key(&holder)
+            };
             for (other, _) in self.shims.iter().filter(stays) {
                 let heard = self.is_quiet(*other, holder) && self.is_quiet(holder, *other);
-                assert!(!heard || !ends.connected.contains_key(other), "{other:?} has no guard of {lost:?}");
+                assert!(
+                    !heard || !ends.connected.contains_key(other),
+                    "{other:?} has no guard of {lost:?}"
+                );
             }
         }
     }
 
     fn is_disturbed(&self) -> Option<Time> {
-        self.disturbed.filter(|when| self.now <= *when + LEASE + STEP)
+        self.disturbed
+            .filter(|when| self.now <= *when + LEASE + STEP)
     }
 
     /// The last holder of a listener has accepted what was queued before it exits, or its exit resets that; unless it
@@ -388,9 +455,16 @@ impl World {
         }
         for (cookie, socket) in &self.sockets {
             let flies = |message: &Message| matches!(message, Message::Update(_, guards) if guards.iter().any(|(guard, _)| guard == cookie));
-            let mut inboxes = self.shims.values().flat_map(|shim| shim.inbox.get(&holder)).flatten();
+            let mut inboxes = self
+                .shims
+                .values()
+                .flat_map(|shim| shim.inbox.get(&holder))
+                .flatten();
             let last = socket.listening && socket.holders == BTreeSet::from([holder]);
-            assert!(!last || inboxes.any(flies), "{holder:?} exits and resets what waits at {cookie:?}: {socket:?}");
+            assert!(
+                !last || inboxes.any(flies),
+                "{holder:?} exits and resets what waits at {cookie:?}: {socket:?}"
+            );
         }
     }
 
@@ -400,7 +474,12 @@ impl World {
         for holder in holders {
             let shim = &self.shims[&holder];
             if !shim.hung {
-                let facts = Facts { ready: shim.ready, reachable, leaving: shim.leaving, blocked: false };
+                let facts = Facts {
+                    ready: shim.ready,
+                    reachable,
+                    leaving: shim.leaving,
+                    blocked: false,
+                };
                 self.dial(holder);
                 self.act(holder, |machine| machine.facts(facts));
             }
@@ -408,7 +487,9 @@ impl World {
     }
 
     fn deliver(&mut self, to: ShimId, from: ShimId) -> bool {
-        let waits = |shim: &&Shim| !shim.hung && shim.inbox.get(&from).is_some_and(|inbox| !inbox.is_empty());
+        let waits = |shim: &&Shim| {
+            !shim.hung && shim.inbox.get(&from).is_some_and(|inbox| !inbox.is_empty())
+        };
         if self.shims.get(&to).filter(waits).is_none() {
             return false;
         }
@@ -417,8 +498,13 @@ impl World {
         if now < self.shims[&to].machine.now() + LEASE / 2 {
             self.act(to, |machine| machine.tick(now));
         }
-        let inbox = self.shims.get_mut(&to).and_then(|shim| shim.inbox.get_mut(&from));
-        let Some(message) = inbox.and_then(VecDeque::pop_front) else { return false };
+        let inbox = self
+            .shims
+            .get_mut(&to)
+            .and_then(|shim| shim.inbox.get_mut(&from));
+        let Some(message) = inbox.and_then(VecDeque::pop_front) else {
+            return false;
+        };
         match message {
             Message::Connected => self.act(to, |machine| machine.connected(from)),
             Message::Update(announce, guards) => {
@@ -427,8 +513,10 @@ impl World {
                         socket.holders.insert(to);
                     }
                 }
-                let guards: Vec<_> =
-                    guards.into_iter().filter(|(cookie, _)| self.sockets.contains_key(cookie)).collect();
+                let guards: Vec<_> = guards
+                    .into_iter()
+                    .filter(|(cookie, _)| self.sockets.contains_key(cookie))
+                    .collect();
                 self.act(to, |machine| machine.updated(from, announce, &guards));
             }
             Message::Runs(cookie) => self.loop_runs(to, cookie),
@@ -477,7 +565,10 @@ impl World {
     fn deliver_those(&mut self, chosen: impl Fn(ShimId, ShimId) -> bool) {
         for round in 0.. {
             assert!(round < 1000, "messages without end");
-            let pairs: Vec<_> = self.waiting().filter(|(to, from)| chosen(*to, *from)).collect();
+            let pairs: Vec<_> = self
+                .waiting()
+                .filter(|(to, from)| chosen(*to, *from))
+                .collect();
             if pairs.is_empty() {
                 return;
             }
@@ -490,7 +581,12 @@ impl World {
     /// Shims that do not hang, and who sent each a message that it has not read.
     fn waiting(&self) -> impl Iterator<Item = (ShimId, ShimId)> {
         let shims = self.shims.iter().filter(|(_, shim)| !shim.hung);
-        shims.flat_map(|(to, shim)| shim.inbox.iter().filter(|(_, q)| !q.is_empty()).map(|(from, _)| (*to, *from)))
+        shims.flat_map(|(to, shim)| {
+            shim.inbox
+                .iter()
+                .filter(|(_, q)| !q.is_empty())
+                .map(|(from, _)| (*to, *from))
+        })
     }
 
     fn pass(&mut self) {
@@ -510,30 +606,66 @@ impl World {
             }
         }
         let living = self.shims.iter().map(|(holder, shim)| (holder, shim.lease));
-        let dead = self.graves.iter().map(|(holder, (lease, _))| (holder, *lease));
-        let leases: Vec<_> = living.chain(dead).map(|(holder, lease)| (*holder, lease)).collect();
-        let holders: Vec<_> = self.shims.iter().filter(|(_, s)| !s.hung).map(|(h, _)| *h).collect();
-        let live: BTreeSet<_> = leases.iter().filter(|(_, lease)| *lease > now).map(|(holder, _)| *holder).collect();
+        let dead = self
+            .graves
+            .iter()
+            .map(|(holder, (lease, _))| (holder, *lease));
+        let leases: Vec<_> = living
+            .chain(dead)
+            .map(|(holder, lease)| (*holder, lease))
+            .collect();
+        let holders: Vec<_> = self
+            .shims
+            .iter()
+            .filter(|(_, s)| !s.hung)
+            .map(|(h, _)| *h)
+            .collect();
+        let live: BTreeSet<_> = leases
+            .iter()
+            .filter(|(_, lease)| *lease > now)
+            .map(|(holder, _)| *holder)
+            .collect();
         for holder in &holders {
             let Shim { machine, .. } = self.shims.get_mut(holder).unwrap();
             machine.forget_dead(&live);
-            let seen = leases.iter().filter(|(other, lease)| other != holder && *lease > now);
-            let seen: Vec<_> = seen.map(|(other, lease)| (*other, *lease - LEASE, *lease)).collect();
-            let dead: Vec<_> = live.iter().filter(|other| machine.is_dead(**other)).collect();
+            let seen = leases
+                .iter()
+                .filter(|(other, lease)| other != holder && *lease > now);
+            let seen: Vec<_> = seen
+                .map(|(other, lease)| (*other, *lease - LEASE, *lease))
+                .collect();
+            let dead: Vec<_> = live
+                .iter()
+                .filter(|other| machine.is_dead(**other))
+                .collect();
             self.act(*holder, |machine| machine.leased(now, &seen));
-            for other in dead.into_iter().filter(|other| !self.shims[holder].machine.is_dead(**other)) {
-                let saw_it_die = self.graves.get(other).is_some_and(|(_, saw)| saw.contains(holder));
-                assert!(!saw_it_die, "{other:?} is dead, and a lease from before revived it");
+            for other in dead
+                .into_iter()
+                .filter(|other| !self.shims[holder].machine.is_dead(**other))
+            {
+                let saw_it_die = self
+                    .graves
+                    .get(other)
+                    .is_some_and(|(_, saw)| saw.contains(holder));
+                assert!(
+                    !saw_it_die,
+                    "{other:?} is dead, and a lease from before revived it"
+                );
             }
         }
         // Of two without a connection the one with the smaller name dials, if it does not know that the other died.
         for one in &holders {
             for other in holders.iter().filter(|other| *other > one) {
                 let known = |at: &ShimId, of: &ShimId| {
-                    let Shim { connected, inbox, .. } = &self.shims[at];
+                    let Shim {
+                        connected, inbox, ..
+                    } = &self.shims[at];
                     connected.contains_key(of) || !inbox.get(of).is_none_or(VecDeque::is_empty)
                 };
-                if !known(one, other) && !known(other, one) && !self.shims[one].machine.is_dead(*other) {
+                if !known(one, other)
+                    && !known(other, one)
+                    && !self.shims[one].machine.is_dead(*other)
+                {
                     self.connect(*one, *other);
                 }
             }
@@ -541,7 +673,12 @@ impl World {
     }
 
     fn tick(&mut self) {
-        let holders: Vec<_> = self.shims.iter().filter(|(_, s)| !s.hung).map(|(h, _)| *h).collect();
+        let holders: Vec<_> = self
+            .shims
+            .iter()
+            .filter(|(_, s)| !s.hung)
+            .map(|(h, _)| *h)
+            .collect();
         for holder in holders {
             self.dial(holder);
             for address in std::mem::take(&mut self.shims.get_mut(&holder).unwrap().left_alone) {
@@ -555,13 +692,18 @@ impl World {
 
     /// Lets a machine take something in, and does what it wants.
     fn act(&mut self, holder: ShimId, input: impl FnOnce(&mut Machine) -> Vec<Action>) {
-        let Some(shim) = self.shims.get_mut(&holder) else { return };
+        let Some(shim) = self.shims.get_mut(&holder) else {
+            return;
+        };
         let mut actions = VecDeque::from(input(&mut shim.machine));
         while let Some(action) = actions.pop_front() {
             match action {
                 Action::Listen(address) => {
                     let shim = self.shims.get_mut(&holder).unwrap();
-                    assert!(!shim.left_alone.contains(&address), "what could not listen is left alone for a while");
+                    assert!(
+                        !shim.left_alone.contains(&address),
+                        "what could not listen is left alone for a while"
+                    );
                     if shim.deaf {
                         shim.left_alone.insert(address);
                         continue;
@@ -571,15 +713,29 @@ impl World {
                         let apart = !self.shims[&holder].connected.contains_key(&other);
                         apart || !self.is_quiet(holder, other) || !self.is_quiet(other, holder)
                     };
-                    let fallback = self.shims.iter().any(|(o, shim)| *o != holder && (shim.hung || unheard(*o)));
+                    let fallback = self
+                        .shims
+                        .iter()
+                        .any(|(o, shim)| *o != holder && (shim.hung || unheard(*o)));
                     self.fallbacks += usize::from(fallback);
                     self.next += 1;
                     let cookie = Cookie(self.next);
                     self.check_heard(holder);
                     let holders = BTreeSet::from([holder]);
-                    let socket = Socket { holders, listening: true, reserved: Some(holder), ..Socket::default() };
+                    let socket = Socket {
+                        holders,
+                        listening: true,
+                        reserved: Some(holder),
+                        ..Socket::default()
+                    };
                     self.sockets.insert(cookie, socket);
-                    actions.extend(self.shims.get_mut(&holder).unwrap().machine.listening(address, cookie));
+                    actions.extend(
+                        self.shims
+                            .get_mut(&holder)
+                            .unwrap()
+                            .machine
+                            .listening(address, cookie),
+                    );
                 }
                 Action::Accept(cookie) if self.shims[&holder].deaf => {
                     self.sockets.get_mut(&cookie).unwrap().reserved = None;
@@ -588,15 +744,29 @@ impl World {
                     actions.extend(shim.machine.failed(cookie));
                 }
                 Action::Accept(cookie) => {
-                    let socket = self.sockets.get_mut(&cookie).expect("it accepts from what it holds");
-                    assert!(socket.holders.contains(&holder), "it accepts from what it holds");
+                    let socket = self
+                        .sockets
+                        .get_mut(&cookie)
+                        .expect("it accepts from what it holds");
+                    assert!(
+                        socket.holders.contains(&holder),
+                        "it accepts from what it holds"
+                    );
                     // The maker sets its own options on the listener, and connections inherit the options. A maker that leaves need not.
-                    let other = socket.reserved.filter(|maker| *maker != holder && self.shims.contains_key(maker));
-                    assert!(other.is_none(), "{holder:?} accepts from {cookie:?}, and {other:?} is about to");
+                    let other = socket
+                        .reserved
+                        .filter(|maker| *maker != holder && self.shims.contains_key(maker));
+                    assert!(
+                        other.is_none(),
+                        "{holder:?} accepts from {cookie:?}, and {other:?} is about to"
+                    );
                     socket.listening = true;
                     let shim = self.shims.get_mut(&holder).unwrap();
                     shim.failed.remove(&cookie);
-                    assert!(shim.starting.insert(cookie), "one accept loop of a listener");
+                    assert!(
+                        shim.starting.insert(cookie),
+                        "one accept loop of a listener"
+                    );
                     self.post(holder, LOOPS, Message::Runs(cookie));
                 }
                 Action::Guard(cookie) => {
@@ -612,42 +782,68 @@ impl World {
                     }
                 }
                 Action::Close(cookie) => {
-                    assert!(self.shims[&holder].leaving, "{holder:?} closes {cookie:?}, and need not leave");
+                    assert!(
+                        self.shims[&holder].leaving,
+                        "{holder:?} closes {cookie:?}, and need not leave"
+                    );
                     let could = self.shims.iter().any(|(other, shim)| {
                         // Both have read all messages of the other.
                         let together = shim.connected.contains_key(&holder);
-                        let met = together && self.is_quiet(*other, holder) && self.is_quiet(holder, *other);
+                        let met = together
+                            && self.is_quiet(*other, holder)
+                            && self.is_quiet(holder, *other);
                         met && !shim.hung && !shim.leaving && shim.lease > self.now
                     });
                     // Of a guard, too, a loop takes out what is queued.
                     if !self.end_loop(holder, cookie) {
                         self.post(holder, LOOPS, Message::Ended(cookie));
                     }
-                    self.sockets.get_mut(&cookie).unwrap().holders.remove(&holder);
+                    self.sockets
+                        .get_mut(&cookie)
+                        .unwrap()
+                        .holders
+                        .remove(&holder);
                     let socket = &self.sockets[&cookie];
-                    assert!(!could || !socket.holders.is_empty(), "closed, and a live sibling could hold it");
+                    assert!(
+                        !could || !socket.holders.is_empty(),
+                        "closed, and a live sibling could hold it"
+                    );
                     self.fallbacks += usize::from(!socket.holders.is_empty());
                 }
                 Action::Announce => {
-                    let Shim { machine, connected, .. } = self.shims.get_mut(&holder).unwrap();
+                    let Shim {
+                        machine, connected, ..
+                    } = self.shims.get_mut(&holder).unwrap();
                     let (announce, guards) = (machine.announce(), machine.guards());
                     if machine.is_leaving() {
-                        let its = self.sockets.values_mut().filter(|socket| socket.reserved == Some(holder));
+                        let its = self
+                            .sockets
+                            .values_mut()
+                            .filter(|socket| socket.reserved == Some(holder));
                         its.for_each(|socket| socket.reserved = None);
                     }
                     let mut updates = Vec::new();
                     for (other, given) in connected {
                         given.retain(|cookie| machine.held.contains_key(cookie));
-                        let new: Vec<_> = guards.iter().filter(|(cookie, _)| given.insert(*cookie)).copied().collect();
+                        let new: Vec<_> = guards
+                            .iter()
+                            .filter(|(cookie, _)| given.insert(*cookie))
+                            .copied()
+                            .collect();
                         updates.push((*other, Message::Update(announce.clone(), new)));
                     }
-                    updates.into_iter().for_each(|(other, message)| self.post(other, holder, message));
+                    updates
+                        .into_iter()
+                        .for_each(|(other, message)| self.post(other, holder, message));
                     self.is_true(holder, &announce);
                 }
                 Action::Phase(phase) => {
                     self.is_so(holder, phase);
                     let was_ready = self.shims[&holder].was_ready;
-                    assert!(phase != Phase::Joined || was_ready, "{holder:?} joins, and its apiserver was never ready");
+                    assert!(
+                        phase != Phase::Joined || was_ready,
+                        "{holder:?} joins, and its apiserver was never ready"
+                    );
                 }
             }
         }
@@ -661,53 +857,102 @@ impl World {
         let mut others = self.shims.iter().filter(|(other, _)| **other != holder);
         let all_read = others.all(|(other, shim)| self.is_quiet(holder, *other) && !shim.hung);
         let dead = self.graves.keys().any(|dead| !self.is_quiet(holder, *dead));
-        let Socket { acceptors, listening, .. } = &self.sockets[&cookie];
+        let Socket {
+            acceptors,
+            listening,
+            ..
+        } = &self.sockets[&cookie];
         if all_read && !dead && *listening && self.is_disturbed().is_none() {
-            let covers = |other: &ShimId| *other != holder && !(leaving && self.shims[other].leaving);
-            assert!(acceptors.iter().any(covers), "{holder:?} lets go of {cookie:?}, and nobody else accepts from it");
+            let covers =
+                |other: &ShimId| *other != holder && !(leaving && self.shims[other].leaving);
+            assert!(
+                acceptors.iter().any(covers),
+                "{holder:?} lets go of {cookie:?}, and nobody else accepts from it"
+            );
         }
     }
 
     /// A new shim makes no listener before each sibling has announced something: a sibling may have an orphan for the new shim.
     fn check_heard(&self, holder: ShimId) {
-        let Shim { machine, connected, .. } = &self.shims[&holder];
+        let Shim {
+            machine, connected, ..
+        } = &self.shims[&holder];
         let is_new = machine.phase() == Phase::Waiting && !machine.returning;
-        for sibling in connected.keys().filter(|sibling| **sibling < holder && is_new && self.is_disturbed().is_none())
+        for sibling in connected
+            .keys()
+            .filter(|sibling| **sibling < holder && is_new && self.is_disturbed().is_none())
         {
             let hangs = self.shims.get(sibling).is_none_or(|shim| shim.hung);
-            let heard = machine.peers.get(sibling).is_none_or(|peer| peer.announced.is_some());
-            assert!(hangs || heard, "{holder:?} has heard nothing of {sibling:?}, and makes a listener");
+            let heard = machine
+                .peers
+                .get(sibling)
+                .is_none_or(|peer| peer.announced.is_some());
+            assert!(
+                hangs || heard,
+                "{holder:?} has heard nothing of {sibling:?}, and makes a listener"
+            );
         }
     }
 
     /// A shim accepts from the listeners, and holds the listeners, that its announcement names.
     fn is_true(&self, holder: ShimId, announce: &Announce) {
         let Announce { owns, accepts, .. } = announce;
-        let runs = |cookie: &Cookie| self.sockets.get(cookie).is_some_and(|socket| socket.acceptors.contains(&holder));
+        let runs = |cookie: &Cookie| {
+            self.sockets
+                .get(cookie)
+                .is_some_and(|socket| socket.acceptors.contains(&holder))
+        };
         // A sibling refused, and the shim has not heard yet that its loop ended.
         let ends = self.shims[&holder].inbox.get(&LOOPS);
-        let ended = |cookie, end: &Message| matches!(end, Message::Ended(ended) if *ended == cookie);
+        let ended =
+            |cookie, end: &Message| matches!(end, Message::Ended(ended) if *ended == cookie);
         let unheard = |cookie: &Cookie| ends.into_iter().flatten().any(|end| ended(*cookie, end));
-        accepts.iter().for_each(|cookie| assert!(runs(cookie) || unheard(cookie), "{holder:?} announces {announce:?}"));
-        let held = |cookie: &Cookie| self.sockets.get(cookie).is_some_and(|socket| socket.holders.contains(&holder));
-        owns.iter().for_each(|cookie| assert!(held(cookie), "{holder:?} announces {announce:?}"));
+        accepts.iter().for_each(|cookie| {
+            assert!(
+                runs(cookie) || unheard(cookie),
+                "{holder:?} announces {announce:?}"
+            )
+        });
+        let held = |cookie: &Cookie| {
+            self.sockets
+                .get(cookie)
+                .is_some_and(|socket| socket.holders.contains(&holder))
+        };
+        owns.iter()
+            .for_each(|cookie| assert!(held(cookie), "{holder:?} announces {announce:?}"));
     }
 
     /// A phase is announced only while it holds.
     fn is_so(&self, holder: ShimId, phase: Phase) {
-        let accepts = self.sockets.values().filter(|socket| socket.acceptors.contains(&holder)).count();
+        let accepts = self
+            .sockets
+            .values()
+            .filter(|socket| socket.acceptors.contains(&holder))
+            .count();
         let machine = &self.shims[&holder].machine;
         let mut ends = self.shims[&holder].inbox.get(&LOOPS).into_iter().flatten();
         match phase {
             Phase::Joined => {
                 // A sibling refused just now, and it does not know yet that its loop ended.
                 let unheard = |end: &Message| matches!(end, Message::Ended(cookie) if !machine.is_ending(*cookie));
-                assert!(accepts > 0 || ends.any(unheard), "joined, and accepts from no listener");
+                assert!(
+                    accepts > 0 || ends.any(unheard),
+                    "joined, and accepts from no listener"
+                );
             }
             Phase::Left => {
-                let running = ends.filter(|end| matches!(end, Message::Ended(cookie) if machine.is_ending(*cookie)));
-                assert_eq!((accepts, running.count()), (0, 0), "left, and an accept loop runs");
-                assert!(self.shims[&holder].starting.is_empty(), "left, and an accept loop is about to run");
+                let running = ends.filter(
+                    |end| matches!(end, Message::Ended(cookie) if machine.is_ending(*cookie)),
+                );
+                assert_eq!(
+                    (accepts, running.count()),
+                    (0, 0),
+                    "left, and an accept loop runs"
+                );
+                assert!(
+                    self.shims[&holder].starting.is_empty(),
+                    "left, and an accept loop is about to run"
+                );
             }
             Phase::Waiting | Phase::Refusing => {}
         }
@@ -730,14 +975,24 @@ impl World {
             // Nothing is kept of those that are gone.
             let Machine { peers, dead, .. } = &shim.machine;
             let known = peers.keys().all(|peer| self.shims.contains_key(peer)) && dead.is_empty();
-            assert!(known, "{holder:?} knows {:?} and that {dead:?} ended", peers.keys());
+            assert!(
+                known,
+                "{holder:?} knows {:?} and that {dead:?} ended",
+                peers.keys()
+            );
         }
         let serves = self.shims.values().any(|shim| shim.ready && !shim.leaving);
         for (cookie, socket) in &self.sockets {
             let accepted = !socket.acceptors.is_empty();
-            assert!(!serves || (accepted && socket.listening), "{cookie:?} lies idle: {socket:?}");
+            assert!(
+                !serves || (accepted && socket.listening),
+                "{cookie:?} lies idle: {socket:?}"
+            );
             if !self.reachable() {
-                assert!(!socket.listening || !accepted, "nothing is reachable and {cookie:?} accepts");
+                assert!(
+                    !socket.listening || !accepted,
+                    "nothing is reachable and {cookie:?} accepts"
+                );
             }
         }
     }
@@ -757,16 +1012,28 @@ impl World {
             // Those that stay and hold it, and that reach an instance.
             let stays = |holder: &&ShimId| {
                 runs(holder) && {
-                    let Shim { machine, leaving, deaf, .. } = &self.shims[holder];
+                    let Shim {
+                        machine,
+                        leaving,
+                        deaf,
+                        ..
+                    } = &self.shims[holder];
                     !leaving && !deaf && matches!(machine.phase(), Phase::Joined | Phase::Waiting)
                 }
             };
             let mut stay = socket.holders.iter().filter(stays).peekable();
             if reachable && stay.peek().is_some() {
                 let ready = stay.any(|holder| self.shims[holder].ready);
-                let longest = if ready && disturbed.is_none() { Time::ZERO } else { LEASE + STEP };
+                let longest = if ready && disturbed.is_none() {
+                    Time::ZERO
+                } else {
+                    LEASE + STEP
+                };
                 let alone = now - since.max(disturbed.unwrap_or_default());
-                assert!(alone <= longest, "{cookie:?} has had no acceptor for {alone:?}: {socket:?}");
+                assert!(
+                    alone <= longest,
+                    "{cookie:?} has had no acceptor for {alone:?}: {socket:?}"
+                );
             } else {
                 socket.alone_since = Some(now);
             }
@@ -826,36 +1093,71 @@ fn a_newcomer_takes_an_orphan_when_it_has_heard_its_siblings_out() {
         world.apply(event);
     }
     let (newcomer, shim) = world.shims.last_key_value().unwrap();
-    let (newcomer, accepts) =
-        (*newcomer, |world: &World, holder| world.sockets.values().any(|s| s.acceptors.contains(&holder)));
+    let (newcomer, accepts) = (*newcomer, |world: &World, holder| {
+        world
+            .sockets
+            .values()
+            .any(|s| s.acceptors.contains(&holder))
+    });
     assert!(!shim.machine.knows_siblings() && !accepts(&world, newcomer));
     world.apply(Pass(1));
-    assert!(accepts(&world, newcomer), "a lease after it came: {:?}", world.sockets);
+    assert!(
+        accepts(&world, newcomer),
+        "a lease after it came: {:?}",
+        world.sockets
+    );
 }
 
 /// Its accept loop runs on a thread that is blocked and will not end.
 #[test]
 fn who_is_blocked_has_left_a_lease_after_it_let_go() {
     let leaves = |blocked: bool| {
-        let rules = Rules { addresses: vec![address()], hold: HOLD, lease: LEASE };
+        let rules = Rules {
+            addresses: vec![address()],
+            hold: HOLD,
+            lease: LEASE,
+        };
         let mut machine = Machine::new(rules, Time::ZERO);
-        let ready = Facts { ready: true, reachable: true, ..Facts::default() };
+        let ready = Facts {
+            ready: true,
+            reachable: true,
+            ..Facts::default()
+        };
         machine.facts(ready);
         machine.listening(address(), Cookie(1));
         machine.accepting(Cookie(1));
         assert_eq!(machine.phase(), Phase::Joined);
         machine.tick(STEP);
-        machine.facts(Facts { ready: !blocked, leaving: true, blocked, ..ready });
+        machine.facts(Facts {
+            ready: !blocked,
+            leaving: true,
+            blocked,
+            ..ready
+        });
         machine
     };
     let mut machine = leaves(true);
-    assert_eq!(machine.phase(), Phase::Joined, "its accept loop has not ended");
+    assert_eq!(
+        machine.phase(),
+        Phase::Joined,
+        "its accept loop has not ended"
+    );
     assert_eq!(machine.wake(), Some(STEP + LEASE));
     let actions = machine.tick(STEP + LEASE);
-    assert_eq!((machine.phase(), actions.contains(&Action::Phase(Phase::Left))), (Phase::Left, true));
+    assert_eq!(
+        (
+            machine.phase(),
+            actions.contains(&Action::Phase(Phase::Left))
+        ),
+        (Phase::Left, true)
+    );
     let mut machine = leaves(false);
     machine.tick(10 * LEASE);
-    assert_eq!(machine.phase(), Phase::Joined, "its accept loop has not ended, and will");
+    assert_eq!(
+        machine.phase(),
+        Phase::Joined,
+        "its accept loop has not ended, and will"
+    );
     machine.ended(Cookie(1));
     assert_eq!(machine.phase(), Phase::Left);
 }
@@ -865,19 +1167,46 @@ fn who_is_blocked_has_left_a_lease_after_it_let_go() {
 fn no_sibling_accepts_from_a_listener_whose_owner_is_about_to() {
     use Event::{Deliver, DeliverAll, Ready, Start};
     let mut world = World::default();
-    for event in [Start, Ready(0, true), DeliverAll, Start, DeliverAll, Ready(1, true)] {
+    for event in [
+        Start,
+        Ready(0, true),
+        DeliverAll,
+        Start,
+        DeliverAll,
+        Ready(1, true),
+    ] {
         world.apply(event);
     }
     let (first, second) = (world.holder(0).unwrap(), world.holder(1).unwrap());
-    assert!(!world.shims[&second].starting.is_empty(), "the accept loop of the second is about to run");
-    let accepts = |world: &World| world.sockets.values().filter(|s| s.acceptors.contains(&first)).count();
+    assert!(
+        !world.shims[&second].starting.is_empty(),
+        "the accept loop of the second is about to run"
+    );
+    let accepts = |world: &World| {
+        world
+            .sockets
+            .values()
+            .filter(|s| s.acceptors.contains(&first))
+            .count()
+    };
     // All messages of the second until now, and then that its loop runs.
     for _ in 0..8 {
         world.apply(Deliver(0, 1));
     }
-    assert_eq!((accepts(&world), world.shims[&first].starting.len()), (1, 0), "the first keeps to its own");
+    assert_eq!(
+        (accepts(&world), world.shims[&first].starting.len()),
+        (1, 0),
+        "the first keeps to its own"
+    );
     world.apply(DeliverAll);
-    assert!(world.sockets.values().all(|s| s.holders.len() == 2 && s.acceptors.len() == 1), "{:?}", world.sockets);
+    assert!(
+        world
+            .sockets
+            .values()
+            .all(|s| s.holders.len() == 2 && s.acceptors.len() == 1),
+        "{:?}",
+        world.sockets
+    );
 }
 
 /// It hangs before its accept loop ran, and when it wakes its time to leave has passed: siblings have its listener.
@@ -885,16 +1214,36 @@ fn no_sibling_accepts_from_a_listener_whose_owner_is_about_to() {
 fn who_leaves_before_it_accepts_gives_its_listener() {
     use Event::{DeliverAll, Hang, Pass, Ready, Start, Wake};
     let mut world = World::default();
-    for event in [Start, Start, Ready(1, true), DeliverAll, Ready(0, true), Ready(0, false), Hang(0), Pass(6), Wake(0)]
-    {
+    for event in [
+        Start,
+        Start,
+        Ready(1, true),
+        DeliverAll,
+        Ready(0, true),
+        Ready(0, false),
+        Hang(0),
+        Pass(6),
+        Wake(0),
+    ] {
         world.apply(event);
     }
     assert_eq!(world.sockets.len(), 2, "{:?}", world.sockets);
-    assert!(world.sockets.values().all(|socket| !socket.acceptors.is_empty()), "{:?}", world.sockets);
+    assert!(
+        world
+            .sockets
+            .values()
+            .all(|socket| !socket.acceptors.is_empty()),
+        "{:?}",
+        world.sockets
+    );
 }
 
 fn acceptors(world: &World) -> Vec<Vec<u64>> {
-    world.sockets.values().map(|socket| socket.acceptors.iter().map(|holder| holder.0).collect()).collect()
+    world
+        .sockets
+        .values()
+        .map(|socket| socket.acceptors.iter().map(|holder| holder.0).collect())
+        .collect()
 }
 
 /// The sibling that stays has no guard of the orphan yet.
@@ -902,13 +1251,23 @@ fn acceptors(world: &World) -> Vec<Vec<u64>> {
 fn who_waits_and_leaves_keeps_an_orphan_until_it_is_covered() {
     use Event::{Crash, Deliver, DeliverAll, Leave, Ready, Start};
     let mut world = World::default();
-    let begin = [Start, Ready(0, true), Start, DeliverAll, Crash(0), DeliverAll];
+    let begin = [
+        Start,
+        Ready(0, true),
+        Start,
+        DeliverAll,
+        Crash(0),
+        DeliverAll,
+    ];
     for event in begin.into_iter().chain([Start, Deliver(0, 1), Leave(0)]) {
         world.apply(event);
     }
     assert_eq!(acceptors(&world), [[3]]);
     world.apply(DeliverAll);
-    assert_eq!((acceptors(&world), world.shims[&ShimId(3)].machine.phase()), (vec![vec![4]], Phase::Left));
+    assert_eq!(
+        (acceptors(&world), world.shims[&ShimId(3)].machine.phase()),
+        (vec![vec![4]], Phase::Left)
+    );
 }
 
 /// Its accept loop has not run, so that no sibling has a guard: clients may be queued.
@@ -916,14 +1275,28 @@ fn who_waits_and_leaves_keeps_an_orphan_until_it_is_covered() {
 fn who_is_about_to_join_and_leaves_keeps_its_listener_until_it_is_covered() {
     use Event::{DeliverAll, Leave, Ready, Start};
     let mut world = World::default();
-    for event in [Start, Ready(0, true), DeliverAll, Start, DeliverAll, Ready(1, true), Leave(1)] {
+    for event in [
+        Start,
+        Ready(0, true),
+        DeliverAll,
+        Start,
+        DeliverAll,
+        Ready(1, true),
+        Leave(1),
+    ] {
         world.apply(event);
     }
     let shim = &world.shims[&world.holder(1).unwrap()];
-    assert_eq!((shim.machine.phase(), shim.starting.len()), (Phase::Waiting, 1));
+    assert_eq!(
+        (shim.machine.phase(), shim.starting.len()),
+        (Phase::Waiting, 1)
+    );
     world.apply(DeliverAll);
     let leaves = world.shims[&world.holder(1).unwrap()].machine.phase();
-    assert_eq!((acceptors(&world), leaves), (vec![vec![1], vec![1]], Phase::Left));
+    assert_eq!(
+        (acceptors(&world), leaves),
+        (vec![vec![1], vec![1]], Phase::Left)
+    );
 }
 
 /// It would exit with clients that are queued.
@@ -931,7 +1304,16 @@ fn who_is_about_to_join_and_leaves_keeps_its_listener_until_it_is_covered() {
 fn who_accepts_again_has_not_left() {
     use Event::{Crash, DeliverAll, Exit, Leave, Ready, Start};
     let mut world = World::default();
-    let begin = [Start, Start, DeliverAll, Ready(0, true), Ready(1, true), DeliverAll, Ready(0, false), DeliverAll];
+    let begin = [
+        Start,
+        Start,
+        DeliverAll,
+        Ready(0, true),
+        Ready(1, true),
+        DeliverAll,
+        Ready(0, false),
+        DeliverAll,
+    ];
     for event in begin {
         world.apply(event);
     }
@@ -941,24 +1323,38 @@ fn who_accepts_again_has_not_left() {
     while !world.is_quiet(ShimId(1), ShimId(2)) {
         world.deliver(ShimId(1), ShimId(2));
     }
-    assert_eq!((phase(&world), world.shims[&ShimId(1)].starting.is_empty()), (Phase::Waiting, false));
+    assert_eq!(
+        (phase(&world), world.shims[&ShimId(1)].starting.is_empty()),
+        (Phase::Waiting, false)
+    );
     for event in [Leave(0), Exit(0), DeliverAll] {
         world.apply(event);
     }
-    assert_eq!((phase(&world), world.sockets.len()), (Phase::Left, 0), "its queues are drained");
+    assert_eq!(
+        (phase(&world), world.sockets.len()),
+        (Phase::Left, 0),
+        "its queues are drained"
+    );
 }
 
 /// The sibling renewed its lease and ended while this shim was stopped: the end of the connection is read before the leases are.
 #[test]
 fn a_sibling_that_ended_during_a_stall_is_gone() {
-    let rules = Rules { addresses: vec![address()], hold: HOLD, lease: LEASE };
+    let rules = Rules {
+        addresses: vec![address()],
+        hold: HOLD,
+        lease: LEASE,
+    };
     let (mut machine, sibling) = (Machine::new(rules, Time::ZERO), ShimId(1));
     machine.leased(Time::ZERO, &[(sibling, Time::ZERO, LEASE)]);
     machine.connected(sibling);
     machine.updated(sibling, Announce::default(), &[]);
     machine.gone(3 * STEP, sibling);
     machine.leased(3 * STEP, &[(sibling, 2 * STEP, 2 * STEP + LEASE)]);
-    assert!(machine.is_dead(sibling) && machine.peers.is_empty(), "{machine:?}");
+    assert!(
+        machine.is_dead(sibling) && machine.peers.is_empty(),
+        "{machine:?}"
+    );
     // Only its connection ended.
     machine.leased(5 * STEP, &[(sibling, 4 * STEP, 4 * STEP + LEASE)]);
     assert!(!machine.is_dead(sibling));

@@ -31,17 +31,30 @@ struct Clients {
 impl Clients {
     /// So many new connections, each from another port.
     fn connections(&self, number: u16) -> impl Iterator<Item = SocketAddr> {
-        let (mut state, Self { addresses, skew, .. }) = (self.seed, self.clone());
+        let (
+            mut state,
+            Self {
+                addresses, skew, ..
+            },
+        ) = (self.seed, self.clone());
         (0..number).map(move |port| {
             let uniform = draw(&mut state) as f64 / 2_f64.powi(64);
-            (address((uniform.powi(skew) * addresses as f64) as u64), port).into()
+            (
+                address((uniform.powi(skew) * addresses as f64) as u64),
+                port,
+            )
+                .into()
         })
     }
 }
 
 fn clients() -> impl Strategy<Value = Clients> {
     let addresses = prop_oneof![Just(1_u64), 2..30_u64, 1_000..5_000_u64];
-    (addresses, 1..8, any::<u64>()).prop_map(|(addresses, skew, seed)| Clients { addresses, skew, seed })
+    (addresses, 1..8, any::<u64>()).prop_map(|(addresses, skew, seed)| Clients {
+        addresses,
+        skew,
+        seed,
+    })
 }
 
 fn part() -> impl Strategy<Value = u16> {
@@ -58,7 +71,10 @@ fn side(sides: &mut Sides, permille: u16, client: SocketAddr) -> (Side, bool) {
 /// (Bernstein's inequality).
 fn furthest(draws: impl Iterator<Item = u64> + Clone, chance: f64) -> f64 {
     let log = (2e12_f64).ln();
-    let variance: f64 = draws.clone().map(|size| (size * size) as f64 * chance * (1.0 - chance)).sum();
+    let variance: f64 = draws
+        .clone()
+        .map(|size| (size * size) as f64 * chance * (1.0 - chance))
+        .sum();
     let largest = log * draws.max().unwrap_or_default() as f64 / 3.0;
     largest + (largest * largest + 2.0 * variance * log).sqrt()
 }
@@ -124,11 +140,19 @@ proptest! {
 #[test]
 fn many_equal_addresses_are_taken_as_a_whole_and_one_address_is_not() {
     let mut sides = Sides::new(1);
-    let many: Vec<SocketAddr> = (0..30_000).map(|n| (address(n % 3_000), (n / 3_000) as u16).into()).collect();
-    let new: BTreeSet<_> =
-        many.iter().filter(|client| sides.side(250, **client) == Side::New).map(SocketAddr::ip).collect();
+    let many: Vec<SocketAddr> = (0..30_000)
+        .map(|n| (address(n % 3_000), (n / 3_000) as u16).into())
+        .collect();
+    let new: BTreeSet<_> = many
+        .iter()
+        .filter(|client| sides.side(250, **client) == Side::New)
+        .map(SocketAddr::ip)
+        .collect();
     assert_eq!((sides.by_address, sides.by_connection), (30_000, 0));
-    assert!(many.iter().all(|client| (sides.side(250, *client) == Side::New) == new.contains(&client.ip())));
+    assert!(
+        many.iter()
+            .all(|client| (sides.side(250, *client) == Side::New) == new.contains(&client.ip()))
+    );
     let mut sides = Sides::new(1);
     for port in 0..1_000 {
         sides.side(250, (address(1), port).into());
@@ -142,11 +166,18 @@ fn many_equal_addresses_are_taken_as_a_whole_and_one_address_is_not() {
 fn an_address_has_too_many_connections_beyond_its_part_of_them() {
     for (others, one_by_one) in [(278, 1), (279, 0)] {
         let mut sides = Sides::new(1);
-        let others_and_nine = (2..others + 2).map(|n| (address(n), 1)).chain((1..=9).map(|port| (address(1), port)));
+        let others_and_nine = (2..others + 2)
+            .map(|n| (address(n), 1))
+            .chain((1..=9).map(|port| (address(1), port)));
         for client in others_and_nine {
             sides.side(500, client.into());
         }
-        assert_eq!(sides.by_connection, one_by_one, "the ninth of {}", others + 9);
+        assert_eq!(
+            sides.by_connection,
+            one_by_one,
+            "the ninth of {}",
+            others + 9
+        );
     }
 }
 
@@ -157,7 +188,9 @@ fn while_one_side_gets_nothing_it_gets_nobody_and_every_address_is_whole() {
         // So many that some have the first thousandth, and some the last.
         let clients = (0..20_000).map(|n| (address(n % 19_000), (n / 19_000) as u16).into());
         assert!(
-            clients.chain((0..100).map(|port| (address(1), port).into())).all(|it| sides.side(permille, it) == all)
+            clients
+                .chain((0..100).map(|port| (address(1), port).into()))
+                .all(|it| sides.side(permille, it) == all)
         );
         assert_eq!(sides.by_connection, 0);
     }
@@ -166,7 +199,9 @@ fn while_one_side_gets_nothing_it_gets_nobody_and_every_address_is_whole() {
 #[test]
 fn a_network_of_ipv6_is_one_client_and_an_address_has_two_forms() {
     for salt in 0..100 {
-        let side = |client: &str| Sides::new(salt).side(500, (client.parse::<IpAddr>().unwrap(), 1).into());
+        let side = |client: &str| {
+            Sides::new(salt).side(500, (client.parse::<IpAddr>().unwrap(), 1).into())
+        };
         assert_eq!(side("2001:db8::1"), side("2001:db8::ffff:1"));
         assert_eq!(side("::ffff:10.0.0.1"), side("10.0.0.1"));
     }
@@ -179,7 +214,11 @@ fn sides_are_the_same_in_all_versions() {
         let mut sides = Sides::new(7);
         let side = |n| {
             let (d, port) = by(n);
-            if sides.side(500, ([10, 0, 0, d], port).into()) == Side::New { 'n' } else { 'o' }
+            if sides.side(500, ([10, 0, 0, d], port).into()) == Side::New {
+                'n'
+            } else {
+                'o'
+            }
         };
         (0..32).map(side).collect()
     };

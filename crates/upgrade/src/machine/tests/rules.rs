@@ -2,8 +2,8 @@
 
 use super::*;
 use Step::{
-    JudgeCanonical, JudgeTemporary, SettleCanonical, SettleTemporary, StartCanonical, StartTemporary, StopOld,
-    StopTemporary, Verify, Withdraw,
+    JudgeCanonical, JudgeTemporary, SettleCanonical, SettleTemporary, StartCanonical,
+    StartTemporary, StopOld, StopTemporary, Verify, Withdraw,
 };
 use Version::{Emulated, New, Old};
 
@@ -30,8 +30,13 @@ const AWAY: InstanceObservation = InstanceObservation {
     not_started: false,
 };
 
-const SERVES: InstanceObservation =
-    InstanceObservation { alive: true, in_group: true, drains: true, process: Some(1), ..AWAY };
+const SERVES: InstanceObservation = InstanceObservation {
+    alive: true,
+    in_group: true,
+    drains: true,
+    process: Some(1),
+    ..AWAY
+};
 
 /// Both instances serve.
 fn both(canonical: Version, temporary: Version) -> NodeObservation {
@@ -44,7 +49,15 @@ fn both(canonical: Version, temporary: Version) -> NodeObservation {
 }
 
 fn with_target(step: Step, target: Version) -> Machine {
-    Machine::new(Position { step, target, ..Position::begin() }, LIMITS, Course::default())
+    Machine::new(
+        Position {
+            step,
+            target,
+            ..Position::begin()
+        },
+        LIMITS,
+        Course::default(),
+    )
 }
 
 fn secs(seconds: u64) -> Duration {
@@ -57,11 +70,24 @@ fn halts(action: &Action) -> bool {
 
 #[test]
 fn an_interrupt_leads_back_until_the_old_one_has_gone() {
-    let back = [StartTemporary, SettleTemporary, JudgeTemporary, JudgeCanonical, Withdraw];
+    let back = [
+        StartTemporary,
+        SettleTemporary,
+        JudgeTemporary,
+        JudgeCanonical,
+        Withdraw,
+    ];
     for step in STEPS {
-        assert_eq!(with_target(step, New).goes_back(), back.contains(&step), "{step}");
+        assert_eq!(
+            with_target(step, New).goes_back(),
+            back.contains(&step),
+            "{step}"
+        );
         // An upgrade on its way back goes on back.
-        assert!(with_target(step, Old).goes_back() && with_target(step, Emulated).goes_back(), "{step}");
+        assert!(
+            with_target(step, Old).goes_back() && with_target(step, Emulated).goes_back(),
+            "{step}"
+        );
     }
 }
 
@@ -77,15 +103,24 @@ fn a_step_is_told_as_it_is_kept() {
     for step in STEPS {
         assert_eq!(serde_json::to_value(step).unwrap(), step.to_string());
     }
-    assert_eq!([Old, Emulated, New].map(|version| version.to_string()), ["old", "new, emulating", "new"]);
+    assert_eq!(
+        [Old, Emulated, New].map(|version| version.to_string()),
+        ["old", "new, emulating", "new"]
+    );
 }
 
 #[test]
 fn what_another_wrote_halts_every_step() {
     for step in STEPS {
-        let seen = NodeObservation { canonical_file: Content::Other, ..both(Old, New) };
+        let seen = NodeObservation {
+            canonical_file: Content::Other,
+            ..both(Old, New)
+        };
         assert!(halts(&machine(step).next(&seen, Duration::ZERO)), "{step}");
-        let seen = NodeObservation { temporary_file: Content::Other, ..both(Old, New) };
+        let seen = NodeObservation {
+            temporary_file: Content::Other,
+            ..both(Old, New)
+        };
         assert!(halts(&machine(step).next(&seen, Duration::ZERO)), "{step}");
     }
 }
@@ -94,12 +129,27 @@ fn what_another_wrote_halts_every_step() {
 #[test]
 fn a_canonical_file_that_is_not_the_steps_halts_it() {
     for (steps, bad) in [
-        (&[StartTemporary, SettleTemporary, JudgeTemporary, StopOld, Withdraw][..], New),
+        (
+            &[
+                StartTemporary,
+                SettleTemporary,
+                JudgeTemporary,
+                StopOld,
+                Withdraw,
+            ][..],
+            New,
+        ),
         (&[SettleCanonical, JudgeCanonical, StopTemporary], Old),
     ] {
         for step in steps {
-            assert!(halts(&machine(*step).next(&both(bad, New), Duration::ZERO)), "{step}");
-            let none = NodeObservation { canonical_file: Content::Absent, ..both(Old, New) };
+            assert!(
+                halts(&machine(*step).next(&both(bad, New), Duration::ZERO)),
+                "{step}"
+            );
+            let none = NodeObservation {
+                canonical_file: Content::Absent,
+                ..both(Old, New)
+            };
             let next = machine(*step).next(&none, Duration::ZERO);
             // It is what goes in the step.
             assert_eq!(halts(&next), *step != StopOld, "{step}");
@@ -109,9 +159,16 @@ fn a_canonical_file_that_is_not_the_steps_halts_it() {
 
 #[test]
 fn a_temporary_file_that_was_removed_sends_back_while_its_instance_is_watched() {
-    for (step, next) in [(SettleTemporary, Withdraw), (JudgeTemporary, Withdraw), (SettleCanonical, SettleCanonical)] {
+    for (step, next) in [
+        (SettleTemporary, Withdraw),
+        (JudgeTemporary, Withdraw),
+        (SettleCanonical, SettleCanonical),
+    ] {
         let canonical = if step == SettleCanonical { New } else { Old };
-        let seen = NodeObservation { temporary_file: Content::Absent, ..both(canonical, New) };
+        let seen = NodeObservation {
+            temporary_file: Content::Absent,
+            ..both(canonical, New)
+        };
         let mut machine = machine(step);
         let _ = machine.next(&seen, Duration::ZERO);
         assert_eq!(machine.position().step, next, "{step}");
@@ -124,31 +181,58 @@ fn only_the_old_ones_shim_has_to_accept_a_drain() {
         let mut machine = machine(step);
         (0..DRAINS).for_each(|_| machine.drained(false));
         let seen = match step {
-            StopOld => NodeObservation { canonical: goes, ..both(canonical, New) },
-            _ => NodeObservation { temporary: goes, ..both(canonical, New) },
+            StopOld => NodeObservation {
+                canonical: goes,
+                ..both(canonical, New)
+            },
+            _ => NodeObservation {
+                temporary: goes,
+                ..both(canonical, New)
+            },
         };
         (machine.next(&seen, Duration::ZERO), machine.position().step)
     };
     assert_eq!(refused(StopOld, Old, SERVES), (Action::Entered, Withdraw));
-    let left = InstanceObservation { in_group: false, ..SERVES };
-    assert_eq!(refused(StopOld, Old, left), (Action::Remove(Slot::Canonical), StopOld));
-    assert_eq!(refused(StopTemporary, New, SERVES), (Action::Remove(Slot::Temporary), StopTemporary));
+    let left = InstanceObservation {
+        in_group: false,
+        ..SERVES
+    };
+    assert_eq!(
+        refused(StopOld, Old, left),
+        (Action::Remove(Slot::Canonical), StopOld)
+    );
+    assert_eq!(
+        refused(StopTemporary, New, SERVES),
+        (Action::Remove(Slot::Temporary), StopTemporary)
+    );
 }
 
 /// As the new one is lost while the old one is stopped: back only to what is in the group and was not drained.
 #[test]
 fn what_was_drained_or_has_left_is_not_gone_back_to() {
-    let away = InstanceObservation { in_group: false, ..SERVES };
-    for (old, drained, back) in
-        [(SERVES, false, true), (SERVES, true, false), (away, false, false), (away, true, false)]
-    {
-        let seen = NodeObservation { canonical: old, ..both(Old, New) };
+    let away = InstanceObservation {
+        in_group: false,
+        ..SERVES
+    };
+    for (old, drained, back) in [
+        (SERVES, false, true),
+        (SERVES, true, false),
+        (away, false, false),
+        (away, true, false),
+    ] {
+        let seen = NodeObservation {
+            canonical: old,
+            ..both(Old, New)
+        };
         let mut machine = machine(StopOld);
         let _ = machine.next(&seen, secs(0));
         if drained {
             machine.drained(true);
         }
-        let lost = NodeObservation { temporary: away, ..seen };
+        let lost = NodeObservation {
+            temporary: away,
+            ..seen
+        };
         assert_eq!(machine.next(&lost, secs(1)), Action::Wait);
         let next = machine.next(&lost, secs(1) + LOST);
         if back {
@@ -164,44 +248,92 @@ fn what_was_drained_or_has_left_is_not_gone_back_to() {
 /// Until the time to get ready is over.
 #[test]
 fn what_is_to_go_waits_for_the_one_that_stays() {
-    let away = InstanceObservation { in_group: false, ..SERVES };
+    let away = InstanceObservation {
+        in_group: false,
+        ..SERVES
+    };
     for (mut machine, seen) in [
-        (with_target(StartCanonical, Old), NodeObservation { temporary: away, ..both(New, New) }),
-        (with_target(Withdraw, Old), NodeObservation { canonical: away, ..both(Old, New) }),
+        (
+            with_target(StartCanonical, Old),
+            NodeObservation {
+                temporary: away,
+                ..both(New, New)
+            },
+        ),
+        (
+            with_target(Withdraw, Old),
+            NodeObservation {
+                canonical: away,
+                ..both(Old, New)
+            },
+        ),
     ] {
         assert_eq!(machine.next(&seen, secs(0)), Action::Wait);
-        assert_eq!(machine.next(&seen, LIMITS.ready - Duration::from_nanos(1)), Action::Wait);
+        assert_eq!(
+            machine.next(&seen, LIMITS.ready - Duration::from_nanos(1)),
+            Action::Wait
+        );
         assert!(halts(&machine.next(&seen, LIMITS.ready)));
     }
 }
 
 #[test]
 fn it_is_told_how_the_new_one_was_lost() {
-    let away = |ends| NodeObservation { temporary: InstanceObservation { ends, ..AWAY }, ..both(Old, New) };
+    let away = |ends| NodeObservation {
+        temporary: InstanceObservation { ends, ..AWAY },
+        ..both(Old, New)
+    };
     let why = |machine: &Machine| machine.position().why.clone().unwrap();
     for (ends, how) in [(0, "it got unready"), (1, "its process ended")] {
         let mut machine = machine(SettleTemporary);
         let _ = machine.next(&both(Old, New), secs(0));
         let _ = machine.next(&away(ends), secs(1));
         assert_eq!(machine.next(&away(ends), secs(1) + LOST), Action::Entered);
-        assert!(why(&machine).starts_with(how) && why(&machine).ends_with("after it was ready"), "{}", why(&machine));
+        assert!(
+            why(&machine).starts_with(how) && why(&machine).ends_with("after it was ready"),
+            "{}",
+            why(&machine)
+        );
     }
     // An instance that was never ready in this run.
     let mut machine = machine(SettleTemporary);
     assert_eq!(machine.next(&away(0), secs(0)), Action::Wait);
     assert_eq!(machine.next(&away(0), LIMITS.ready), Action::Entered);
-    assert!(!why(&machine).contains("after it was ready"), "{}", why(&machine));
+    assert!(
+        !why(&machine).contains("after it was ready"),
+        "{}",
+        why(&machine)
+    );
 }
 
 #[test]
 fn it_is_over_when_one_instance_of_the_right_file_serves_alone() {
-    let done = NodeObservation { temporary_file: Content::Absent, temporary: AWAY, ..both(New, New) };
-    assert_eq!(machine(Verify).next(&done, secs(0)), Action::Finish(UpgradeOutcome::Done));
+    let done = NodeObservation {
+        temporary_file: Content::Absent,
+        temporary: AWAY,
+        ..both(New, New)
+    };
+    assert_eq!(
+        machine(Verify).next(&done, secs(0)),
+        Action::Finish(UpgradeOutcome::Done)
+    );
     for seen in [
-        NodeObservation { canonical_file: Content::Holds(Old), ..done },
-        NodeObservation { temporary_file: Content::Holds(New), ..done },
-        NodeObservation { temporary: SERVES, ..done },
-        NodeObservation { canonical: AWAY, ..done },
+        NodeObservation {
+            canonical_file: Content::Holds(Old),
+            ..done
+        },
+        NodeObservation {
+            temporary_file: Content::Holds(New),
+            ..done
+        },
+        NodeObservation {
+            temporary: SERVES,
+            ..done
+        },
+        NodeObservation {
+            canonical: AWAY,
+            ..done
+        },
     ] {
         let mut machine = machine(Verify);
         assert_eq!(machine.next(&seen, secs(0)), Action::Wait, "{seen:?}");

@@ -50,21 +50,33 @@ impl Model for Bounded {
         if self.over.is_some() {
             return events;
         }
-        let mut may = |left: u8, all: &[Event]| events.extend_from_slice(if left > 0 { all } else { &[] });
+        let mut may =
+            |left: u8, all: &[Event]| events.extend_from_slice(if left > 0 { all } else { &[] });
         may(1, &[Event::Act]);
         may(budget.passes, &[Event::Pass(2), Event::Pass(25)]);
         may(budget.kills, &[Event::Kill(0), Event::Kill(40)]);
-        may(budget.reboots, &[[3, 3], [3, 60], [60, 3]].map(Event::Reboot));
+        may(
+            budget.reboots,
+            &[[3, 3], [3, 60], [60, 3]].map(Event::Reboot),
+        );
         for slot in [Slot::Canonical, Slot::Temporary] {
-            may(budget.silences, &[2, 29].map(|long| Event::Silent(slot, long)));
+            may(
+                budget.silences,
+                &[2, 29].map(|long| Event::Silent(slot, long)),
+            );
         }
-        may(budget.answers.min(u8::from(!self.world.loses_answer)), &[Event::LoseAnswer]);
+        may(
+            budget.answers.min(u8::from(!self.world.loses_answer)),
+            &[Event::LoseAnswer],
+        );
         may(budget.interrupts, &[Event::Interrupt]);
         events
     }
 
     fn happen(&mut self, event: Event) {
-        let Self { world, run, budget, .. } = self;
+        let Self {
+            world, run, budget, ..
+        } = self;
         let until = match event {
             Event::Act => world.now + 400,
             Event::Pass(seconds) => {
@@ -97,7 +109,10 @@ impl Model for Bounded {
             }
         };
         let done = run.actions;
-        while self.over.is_none() && world.now < until && !(matches!(event, Event::Act) && run.actions > done) {
+        while self.over.is_none()
+            && world.now < until
+            && !(matches!(event, Event::Act) && run.actions > done)
+        {
             self.over = world.step(run);
         }
     }
@@ -109,11 +124,20 @@ impl Model for Bounded {
 
     /// It ends, and where it was halted, the same command goes on once the cause is gone. Where nothing failed it has done its work.
     fn check(&self, _: usize) {
-        let Self { mut world, run: Run { mut disk, .. }, .. } = self.clone();
+        let Self {
+            mut world,
+            run: Run { mut disk, .. },
+            ..
+        } = self.clone();
         if let Some(over) = &self.over {
             return assert!(matches!(over, Action::Finish(_) | Action::Halt(_)));
         }
-        let Given { temporary, canonical, interrupt, .. } = world.given;
+        let Given {
+            temporary,
+            canonical,
+            interrupt,
+            ..
+        } = world.given;
         let mut over = world.run(&mut disk);
         // Three lost answers lead back.
         let is_calm = interrupt.is_none() && self.budget.answers > 0;
@@ -132,34 +156,117 @@ impl Model for Bounded {
 }
 
 fn explore_with(name: &str, budgets: &[Budget], usually: usize) {
-    let failing = [(Fate::NeverReady, Fate::Good), (Fate::Good, Fate::Refuses), (Fate::Good, Fate::Crashes(5))];
-    let given = [(Fate::Good, Fate::Good)].into_iter().chain(failing).flat_map(|(temporary, canonical)| {
-        let judges = [None, Some(passes(true))];
-        judges.map(|judge| Given { temporary, canonical, judge, ..good() })
-    });
-    let roots: Vec<_> = given.flat_map(|given| budgets.iter().map(move |budget| (given.clone(), *budget))).collect();
-    let roots = roots.into_iter().enumerate().map(|(root, (given, budget))| {
-        let (world, run) = (World::new(given.clone()), Run::new(Position::begin(), given.course()));
-        Bounded { root, world, run, budget, over: None }
-    });
+    let failing = [
+        (Fate::NeverReady, Fate::Good),
+        (Fate::Good, Fate::Refuses),
+        (Fate::Good, Fate::Crashes(5)),
+    ];
+    let given = [(Fate::Good, Fate::Good)]
+        .into_iter()
+        .chain(failing)
+        .flat_map(|(temporary, canonical)| {
+            let judges = [None, Some(passes(true))];
+            judges.map(|judge| Given {
+                temporary,
+                canonical,
+                judge,
+                ..good()
+            })
+        });
+    let roots: Vec<_> = given
+        .flat_map(|given| budgets.iter().map(move |budget| (given.clone(), *budget)))
+        .collect();
+    let roots = roots
+        .into_iter()
+        .enumerate()
+        .map(|(root, (given, budget))| {
+            let (world, run) = (
+                World::new(given.clone()),
+                Run::new(Position::begin(), given.course()),
+            );
+            Bounded {
+                root,
+                world,
+                run,
+                budget,
+                over: None,
+            }
+        });
     explore(name, &roots.collect::<Vec<_>>(), usually);
 }
 
 #[test]
 fn every_state_of_an_upgrade() {
-    let budget = Budget { passes: 2, kills: 2, reboots: 1, silences: 0, answers: 3, interrupts: 1 };
-    let silent = Budget { reboots: 0, kills: 1, silences: 2, ..budget };
+    let budget = Budget {
+        passes: 2,
+        kills: 2,
+        reboots: 1,
+        silences: 0,
+        answers: 3,
+        interrupts: 1,
+    };
+    let silent = Budget {
+        reboots: 0,
+        kills: 1,
+        silences: 2,
+        ..budget
+    };
     explore_with("upgrade", &[budget, silent], 8_000);
 }
 
 /// Few faults each, so that one is tried after each action, to the end.
 #[test]
 fn every_state_of_an_upgrade_and_a_few_faults() {
-    let none = Budget { passes: 1, kills: 0, reboots: 0, silences: 0, answers: 3, interrupts: 0 };
-    explore_with("upgrade, lost answers", &[Budget { passes: 0, ..none }], 3_000);
-    explore_with("upgrade, lost answers of a silent shim", &[Budget { passes: 0, silences: 1, ..none }], 3_000);
+    let none = Budget {
+        passes: 1,
+        kills: 0,
+        reboots: 0,
+        silences: 0,
+        answers: 3,
+        interrupts: 0,
+    };
+    explore_with(
+        "upgrade, lost answers",
+        &[Budget { passes: 0, ..none }],
+        3_000,
+    );
+    explore_with(
+        "upgrade, lost answers of a silent shim",
+        &[Budget {
+            passes: 0,
+            silences: 1,
+            ..none
+        }],
+        3_000,
+    );
     explore_with("upgrade, kills", &[Budget { kills: 2, ..none }], 3_000);
-    explore_with("upgrade, a reboot", &[Budget { reboots: 1, interrupts: 1, ..none }], 3_000);
-    explore_with("upgrade, a silent shim", &[Budget { silences: 1, kills: 1, answers: 1, ..none }], 3_000);
-    explore_with("upgrade, an interrupt", &[Budget { interrupts: 1, kills: 1, passes: 2, ..none }], 3_000);
+    explore_with(
+        "upgrade, a reboot",
+        &[Budget {
+            reboots: 1,
+            interrupts: 1,
+            ..none
+        }],
+        3_000,
+    );
+    explore_with(
+        "upgrade, a silent shim",
+        &[Budget {
+            silences: 1,
+            kills: 1,
+            answers: 1,
+            ..none
+        }],
+        3_000,
+    );
+    explore_with(
+        "upgrade, an interrupt",
+        &[Budget {
+            interrupts: 1,
+            kills: 1,
+            passes: 2,
+            ..none
+        }],
+        3_000,
+    );
 }

@@ -79,7 +79,11 @@ pub(super) struct Judge {
 impl Given {
     pub(super) fn course(&self) -> Course {
         let emulated = self.judge.as_ref().is_some_and(|judge| judge.emulated);
-        Course { same: self.same, judged: self.judge.is_some(), emulated }
+        Course {
+            same: self.same,
+            judged: self.judge.is_some(),
+            emulated,
+        }
     }
 }
 
@@ -127,7 +131,12 @@ pub(super) struct Run {
 
 impl Run {
     pub(super) fn new(disk: Position, course: Course) -> Self {
-        Self { machine: Machine::new(disk.clone(), LIMITS, course), disk, actions: 0, judging: 0 }
+        Self {
+            machine: Machine::new(disk.clone(), LIMITS, course),
+            disk,
+            actions: 0,
+            judging: 0,
+        }
     }
 }
 
@@ -159,7 +168,8 @@ impl World {
     }
 
     pub(super) fn reboot(&mut self, boot: [u32; 2]) {
-        (self.pods, self.known, self.unknown_for, self.dark) = ([None, None], self.files, [0; 2], true);
+        (self.pods, self.known, self.unknown_for, self.dark) =
+            ([None, None], self.files, [0; 2], true);
         for (at, start) in boot.into_iter().enumerate() {
             self.start(at, start);
         }
@@ -167,7 +177,9 @@ impl World {
 
     /// The kubelet starts the pod of a file.
     fn start(&mut self, at: usize, start: u32) {
-        let Some(version) = self.known[at] else { return };
+        let Some(version) = self.known[at] else {
+            return;
+        };
         let fate = match (at, version) {
             (0, Version::New) => self.given.canonical,
             (0, Version::Old | Version::Emulated) => self.given.back,
@@ -175,7 +187,14 @@ impl World {
         };
         self.processes += 1;
         let life = Life::Starting(start);
-        self.pods[at] = Some(Pod { version, fate, life, drained: false, backoff: 10, process: self.processes });
+        self.pods[at] = Some(Pod {
+            version,
+            fate,
+            life,
+            drained: false,
+            backoff: 10,
+            process: self.processes,
+        });
     }
 
     pub(super) fn in_group(&self, slot: usize) -> bool {
@@ -194,10 +213,13 @@ impl World {
             drains: self.given.drains && pod.is_some(),
             in_group: self.in_group(slot) && !silent,
             silent: silent && self.reported[slot],
-            process: pod.filter(|pod| !matches!(pod.life, Life::Down(_))).map(|pod| pod.process),
+            process: pod
+                .filter(|pod| !matches!(pod.life, Life::Down(_)))
+                .map(|pod| pod.process),
             ends: self.ends[slot],
-            not_started: self.pods[slot]
-                .is_some_and(|pod| self.given.journal && pod.fate == Fate::NotStarted && pod.version != Version::Old),
+            not_started: self.pods[slot].is_some_and(|pod| {
+                self.given.journal && pod.fate == Fate::NotStarted && pod.version != Version::Old
+            }),
         }
     }
 
@@ -247,12 +269,19 @@ impl World {
 
     /// The old one goes for one that was judged, and so does the one that emulates it for one that does not.
     fn may_go(&self, slot: Slot) {
-        let Course { judged, emulated, .. } = self.given.course();
+        let Course {
+            judged, emulated, ..
+        } = self.given.course();
         let [old, new] = [self.files[slot as usize], self.files[1 - slot as usize]];
         match (slot, old, new) {
-            (Slot::Canonical, Some(Version::Old), _) => assert!(!judged || self.passed[1], "the old one goes"),
+            (Slot::Canonical, Some(Version::Old), _) => {
+                assert!(!judged || self.passed[1], "the old one goes")
+            }
             (Slot::Temporary, _, Some(Version::New)) => {
-                assert!(!emulated || self.passed[0] || self.given.interrupt.is_some(), "the one that emulates it goes");
+                assert!(
+                    !emulated || self.passed[0] || self.given.interrupt.is_some(),
+                    "the one that emulates it goes"
+                );
             }
             _ => {}
         }
@@ -311,7 +340,12 @@ impl World {
                 Life::Stopping(left) => pod.life = Life::Stopping(left - 1),
             }
         }
-        let Given { temporary, canonical, back, .. } = self.given;
+        let Given {
+            temporary,
+            canonical,
+            back,
+            ..
+        } = self.given;
         let good = [temporary, canonical, back] == [Fate::Good; 3];
         self.dark &= !(good && (self.in_group(0) || self.in_group(1)));
         let serves = self.in_group(0) || self.in_group(1) || self.dark;
@@ -345,7 +379,12 @@ impl World {
     /// Does what is next. Returns how it ends, if it does.
     pub(super) fn step(&mut self, run: &mut Run) -> Option<Action> {
         self.report();
-        let Run { machine, disk, actions, judging } = run;
+        let Run {
+            machine,
+            disk,
+            actions,
+            judging,
+        } = run;
         let accepted = machine.drained && machine.position.step == Step::StopOld;
         match machine.next(&self.see(), Duration::from_secs(self.now.into())) {
             action @ (Action::Wait | Action::Judge(_)) => {
@@ -366,7 +405,10 @@ impl World {
             }
             Action::Entered => {
                 let is_back = machine.position.step == Step::Withdraw;
-                assert!(!accepted || !is_back, "back to an instance that accepted a drain");
+                assert!(
+                    !accepted || !is_back,
+                    "back to an instance that accepted a drain"
+                );
                 (*disk, *judging) = (machine.position().clone(), 0);
             }
             // A silent shim closes the connection and has not read the request.
@@ -400,7 +442,12 @@ impl World {
         if self.given.interrupt == Some(*actions) {
             machine.interrupt();
         }
-        let away = self.given.kills.iter().find(|(after, _)| after == actions).map(|(_, away)| *away);
+        let away = self
+            .given
+            .kills
+            .iter()
+            .find(|(after, _)| after == actions)
+            .map(|(_, away)| *away);
         away.into_iter().for_each(|away| self.be_away(run, away));
         None
     }
@@ -424,7 +471,12 @@ impl World {
 
     /// Hashes what changes in a world, with a run of berth in it.
     pub(super) fn digest(&self, run: &Run, digest: &mut Digest) {
-        let Run { machine, disk, actions: _, judging } = run;
+        let Run {
+            machine,
+            disk,
+            actions: _,
+            judging,
+        } = run;
         let Machine {
             position,
             limits: _,
@@ -438,24 +490,77 @@ impl World {
             drains_failed,
             judged,
         } = machine;
-        for Position { step, target, why, judged } in [position, disk] {
+        for Position {
+            step,
+            target,
+            why,
+            judged,
+        } in [position, disk]
+        {
             (step, *target as u8, why.is_some(), judged).hash(digest);
         }
-        let age = |since: Duration| Duration::from_secs(self.now.into()).saturating_sub(since).as_secs().min(121);
-        (interrupted, joined, lost.map(age), stopping.map(age), drained, drains_failed, judged.is_some()).hash(digest);
+        let age = |since: Duration| {
+            Duration::from_secs(self.now.into())
+                .saturating_sub(since)
+                .as_secs()
+                .min(121)
+        };
+        (
+            interrupted,
+            joined,
+            lost.map(age),
+            stopping.map(age),
+            drained,
+            drains_failed,
+            judged.is_some(),
+        )
+            .hash(digest);
         (judging, since.map(|since| age(since.at))).hash(digest);
-        let Self { given, files, known, unknown_for, pods, ends, processes: _, now, loses_answer, .. } = self;
+        let Self {
+            given,
+            files,
+            known,
+            unknown_for,
+            pods,
+            ends,
+            processes: _,
+            now,
+            loses_answer,
+            ..
+        } = self;
         for at in 0..2 {
             let slot = [Slot::Canonical, Slot::Temporary][at];
             let before = since.map(|since| since.seen.instance(slot));
             let process = pods[at].map(|pod| pod.process);
-            let is_same = before.map(|before| (before.process.is_some(), before.process == process));
+            let is_same =
+                before.map(|before| (before.process.is_some(), before.process == process));
             let ended = before.map(|before| ends[at].saturating_sub(before.ends).min(ENDS));
             let version = |version: &Option<Version>| version.map(|version| version as u8);
-            (is_same, ended, version(&files[at]), version(&known[at]), unknown_for[at]).hash(digest);
+            (
+                is_same,
+                ended,
+                version(&files[at]),
+                version(&known[at]),
+                unknown_for[at],
+            )
+                .hash(digest);
             let silence = given.silences[at].map(|(from, long)| (from + long).saturating_sub(*now));
-            (silence, self.reported[at], self.passed[at], pods[at].is_some()).hash(digest);
-            if let Some(Pod { version, fate: _, life, drained, backoff, process: _ }) = pods[at] {
+            (
+                silence,
+                self.reported[at],
+                self.passed[at],
+                pods[at].is_some(),
+            )
+                .hash(digest);
+            if let Some(Pod {
+                version,
+                fate: _,
+                life,
+                drained,
+                backoff,
+                process: _,
+            }) = pods[at]
+            {
                 let life = match life {
                     Life::Starting(left) => (0, left),
                     Life::Ready(age) => (1, age.min(60)),

@@ -77,11 +77,19 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let file = File { number: 0, locked: true };
+        let file = File {
+            number: 0,
+            locked: true,
+        };
         Self {
             machine: EtcdMachine::new(Speedup::default()),
             now: Duration::ZERO,
-            own: Some(Own { kind: Kind::Good, stops: None, opens: 0, file }),
+            own: Some(Own {
+                kind: Kind::Good,
+                stops: None,
+                opens: 0,
+                file,
+            }),
             temporary: None,
             named: 0,
             snapped: false,
@@ -96,10 +104,18 @@ impl World {
 
     fn happen(&mut self, event: Event) {
         match event {
-            Event::Stop(ticks) => self.own.iter_mut().for_each(|own| own.stops = own.stops.or(Some(ticks))),
+            Event::Stop(ticks) => self
+                .own
+                .iter_mut()
+                .for_each(|own| own.stops = own.stops.or(Some(ticks))),
             Event::Crash => self.own = None,
             Event::Start(kind) if self.own.is_none() => {
-                self.own = Some(Own { kind, stops: None, opens: 4, file: self.opened() });
+                self.own = Some(Own {
+                    kind,
+                    stops: None,
+                    opens: 4,
+                    file: self.opened(),
+                });
             }
             Event::Start(_) => {}
             Event::CrashTemporary => {
@@ -114,7 +130,10 @@ impl World {
     }
 
     fn opened(&self) -> File {
-        File { number: self.named, locked: false }
+        File {
+            number: self.named,
+            locked: false,
+        }
     }
 
     fn end_temporary(&mut self) {
@@ -138,26 +157,48 @@ impl World {
     fn seen(&self) -> EtcdObservation {
         let own = self.own.map_or(OwnEtcd::default(), |own| OwnEtcd {
             process: Some(1),
-            answers: own.file.locked && own.opens == 0 && own.stops.is_none() && own.kind == Kind::Good,
+            answers: own.file.locked
+                && own.opens == 0
+                && own.stops.is_none()
+                && own.kind == Kind::Good,
             opened: self.as_seen(own.file),
         });
-        let temporary = self.temporary.map_or(TemporaryEtcd::default(), |it| TemporaryEtcd {
-            running: true,
-            ending: self.told,
-            ends: 0,
-            answers: it.file.locked && it.opens == 0 && !it.hangs && it.ending.is_none(),
-            // One that waits is not looked at.
-            opened: Some(self.as_seen(it.file)).filter(|opened| *opened != Opened::Waits).unwrap_or_default(),
-        });
+        let temporary = self
+            .temporary
+            .map_or(TemporaryEtcd::default(), |it| TemporaryEtcd {
+                running: true,
+                ending: self.told,
+                ends: 0,
+                answers: it.file.locked && it.opens == 0 && !it.hangs && it.ending.is_none(),
+                // One that waits is not looked at.
+                opened: Some(self.as_seen(it.file))
+                    .filter(|opened| *opened != Opened::Waits)
+                    .unwrap_or_default(),
+            });
         let holder = match (own.opened, temporary.opened) {
             (_, Opened::Named) => Holder::Temporary,
             (Opened::Named, _) => Holder::Another,
             (Opened::Unseen, _) => Holder::Nobody,
             _ => Holder::Unknown,
         };
-        let temporary = TemporaryEtcd { ends: self.ends, ..temporary };
-        let Self { size, commanding, unrecovered, .. } = *self;
-        EtcdObservation { own, temporary, holder, size, commanding, unrecovered }
+        let temporary = TemporaryEtcd {
+            ends: self.ends,
+            ..temporary
+        };
+        let Self {
+            size,
+            commanding,
+            unrecovered,
+            ..
+        } = *self;
+        EtcdObservation {
+            own,
+            temporary,
+            holder,
+            size,
+            commanding,
+            unrecovered,
+        }
     }
 
     fn tick(&mut self) {
@@ -167,7 +208,13 @@ impl World {
             let mut ends = false;
             match &mut own.stops {
                 Some(0) => ends = true,
-                Some(left) => *left = if self.wanted.ends_connections { 0 } else { *left - 1 },
+                Some(left) => {
+                    *left = if self.wanted.ends_connections {
+                        0
+                    } else {
+                        *left - 1
+                    }
+                }
                 None if !own.file.locked => own.file.locked = !is_locked(self, own.file),
                 None if own.kind == Kind::Refuses => ends = true,
                 None => own.opens = own.opens.saturating_sub(1),
@@ -197,14 +244,25 @@ impl World {
         match self.wanted.temporary {
             Process::Run if self.temporary.is_none() => {
                 assert!(!self.locks(self.named), "it never waits for the lock");
-                assert!(!self.unrecovered, "it never starts from what may lack writes");
-                self.temporary = Some(Temporary { hangs: false, ending: None, opens: 4, file: self.opened() });
+                assert!(
+                    !self.unrecovered,
+                    "it never starts from what may lack writes"
+                );
+                self.temporary = Some(Temporary {
+                    hangs: false,
+                    ending: None,
+                    opens: 4,
+                    file: self.opened(),
+                });
             }
             Process::Run => {}
             Process::Terminate => {
                 // One that waits for the lock, or has just got it, ignores the signal.
                 self.told |= self.temporary.is_some();
-                let handles = self.temporary.iter_mut().filter(|it| it.file.locked && it.opens == 0);
+                let handles = self
+                    .temporary
+                    .iter_mut()
+                    .filter(|it| it.file.locked && it.opens == 0);
                 handles.for_each(|it| it.ending = it.ending.or(Some(4)));
             }
             Process::Kill => {
@@ -213,8 +271,13 @@ impl World {
             }
         }
         if self.wanted.temporary == Process::Run {
-            let holds = self.own.is_some_and(|own| self.as_seen(own.file) == Opened::Named);
-            assert!(!holds, "the temporary one runs although the node's own has the lock");
+            let holds = self
+                .own
+                .is_some_and(|own| self.as_seen(own.file) == Opened::Named);
+            assert!(
+                !holds,
+                "the temporary one runs although the node's own has the lock"
+            );
         }
         match self.wanted.rescues {
             true if self.snapped => self.unrecovered = true,
@@ -227,11 +290,23 @@ impl World {
     fn check(&self, seen: &EtcdObservation, before: EtcdStep) {
         let (step, wanted) = (self.machine.step, self.wanted);
         if seen.own.serves() {
-            assert!(matches!(step, EtcdStep::Own | EtcdStep::Returning), "{step} although the node's own answers");
+            assert!(
+                matches!(step, EtcdStep::Own | EtcdStep::Returning),
+                "{step} although the node's own answers"
+            );
         }
-        assert_eq!(wanted.route == Route::Temporary, step == EtcdStep::Temporary);
-        assert!(!wanted.ends_connections || wanted.route == Route::Hold, "what serves is left alone");
-        let is_the_nodes = matches!(step, EtcdStep::Own | EtcdStep::Returning | EtcdStep::GivenBack);
+        assert_eq!(
+            wanted.route == Route::Temporary,
+            step == EtcdStep::Temporary
+        );
+        assert!(
+            !wanted.ends_connections || wanted.route == Route::Hold,
+            "what serves is left alone"
+        );
+        let is_the_nodes = matches!(
+            step,
+            EtcdStep::Own | EtcdStep::Returning | EtcdStep::GivenBack
+        );
         assert!(wanted.temporary != Process::Run || !is_the_nodes && !seen.temporary.ending);
         assert_eq!(wanted.steers, !is_the_nodes);
         // No client is let through to a process whose file is another than the path's, nor to one before its file was seen.
@@ -260,7 +335,11 @@ impl World {
         let began = self.now;
         while self.machine.step() != step {
             self.tick();
-            assert!(self.now - began < secs(120), "{} and not {step}", self.machine.step());
+            assert!(
+                self.now - began < secs(120),
+                "{} and not {step}",
+                self.machine.step()
+            );
         }
         self.now - began
     }
@@ -276,7 +355,9 @@ impl World {
     /// COMMAND has ended, and a good one of the node's own is started.
     fn ends_well(&mut self) {
         self.happen(Event::Command(false));
-        let is_good = |own: Own| own.kind == Kind::Good && own.stops.is_none() && own.file.number == self.named;
+        let is_good = |own: Own| {
+            own.kind == Kind::Good && own.stops.is_none() && own.file.number == self.named
+        };
         if !self.own.is_some_and(is_good) {
             self.happen(Event::Crash);
             self.happen(Event::Start(Kind::Good));
@@ -372,12 +453,22 @@ fn an_own_that_is_replaced_costs_two_pauses() {
     let mut world = serving();
     world.happen(Event::Stop(140));
     let pause = world.until(EtcdStep::Temporary);
-    assert!(pause < expected_pause(0), "its connections are ended, so that it ends: {pause:?}");
+    assert!(
+        pause < expected_pause(0),
+        "its connections are ended, so that it ends: {pause:?}"
+    );
     world.run(secs(12));
-    assert_eq!((world.machine.step(), world.wanted.route), (EtcdStep::Temporary, Route::Temporary));
+    assert_eq!(
+        (world.machine.step(), world.wanted.route),
+        (EtcdStep::Temporary, Route::Temporary)
+    );
     world.happen(Event::Start(Kind::Good));
     world.until(EtcdStep::Returning);
-    assert_eq!((world.wanted.route, world.wanted.ends_connections), (Route::Hold, false), "calls may be answered yet");
+    assert_eq!(
+        (world.wanted.route, world.wanted.ends_connections),
+        (Route::Hold, false),
+        "calls may be answered yet"
+    );
     assert!(world.until(EtcdStep::Own) < expected_pause(0));
     world.run(secs(1));
     assert!(world.temporary.is_none());
@@ -388,7 +479,10 @@ fn calls_in_flight_have_their_time_to_be_answered() {
     let mut world = World::new();
     world.happen(Event::Stop(u32::MAX));
     world.run(GRACE);
-    assert_eq!((world.wanted.ends_connections, world.wanted.route), (false, Route::Hold));
+    assert_eq!(
+        (world.wanted.ends_connections, world.wanted.route),
+        (false, Route::Hold)
+    );
     world.run(2 * TICK);
     assert!(world.wanted.ends_connections);
 }
@@ -397,10 +491,16 @@ fn calls_in_flight_have_their_time_to_be_answered() {
 fn a_slow_answer_costs_nothing() {
     let mut world = serving();
     let wanted = world.answer_slowly();
-    assert_eq!((wanted.route, wanted.ends_connections), (Route::Hold, false));
+    assert_eq!(
+        (wanted.route, wanted.ends_connections),
+        (Route::Hold, false)
+    );
     assert_eq!(world.machine.step(), EtcdStep::Own);
     world.tick();
-    assert_eq!((world.machine.step(), world.wanted.route), (EtcdStep::Own, Route::Own));
+    assert_eq!(
+        (world.machine.step(), world.wanted.route),
+        (EtcdStep::Own, Route::Own)
+    );
 }
 
 #[test]
@@ -418,7 +518,10 @@ fn slow_answers_for_minutes_are_no_absence() {
 
 #[test]
 fn one_that_refuses_the_data_is_tried_again_once_a_minute() {
-    let mut world = World { commanding: false, ..replaced() };
+    let mut world = World {
+        commanding: false,
+        ..replaced()
+    };
     for _ in 0..2 {
         world.happen(Event::Start(Kind::Refuses));
         world.until(EtcdStep::Returning);
@@ -468,8 +571,16 @@ fn a_temporary_one_that_comes_too_late_is_killed_before_it_has_a_client() {
     world.tick();
     assert!(world.temporary.is_some() && world.wanted.temporary == Process::Run);
     // The kubelet's is faster.
-    let file = File { number: world.named, locked: true };
-    world.own = Some(Own { kind: Kind::Good, stops: None, opens: 100, file });
+    let file = File {
+        number: world.named,
+        locked: true,
+    };
+    world.own = Some(Own {
+        kind: Kind::Good,
+        stops: None,
+        opens: 100,
+        file,
+    });
     for _ in 0..90 {
         world.tick();
         assert!(world.temporary.is_none() && world.wanted.route == Route::Hold);
@@ -483,7 +594,10 @@ fn a_temporary_one_with_another_file_is_killed_at_once() {
     let mut world = replaced();
     world.happen(Event::Replace);
     world.tick();
-    assert_eq!((world.wanted.route, world.wanted.temporary), (Route::Hold, Process::Kill));
+    assert_eq!(
+        (world.wanted.route, world.wanted.temporary),
+        (Route::Hold, Process::Kill)
+    );
     world.until(EtcdStep::Temporary);
 }
 
@@ -495,7 +609,10 @@ fn an_own_with_another_file_is_seen_twice_and_saved() {
         world.happen(Event::Replace);
         world.snapped = snapped;
         world.tick();
-        assert_eq!((world.wanted.route, world.wanted.rescues), (Route::Hold, false));
+        assert_eq!(
+            (world.wanted.route, world.wanted.rescues),
+            (Route::Hold, false)
+        );
         world.run(SEEN_TWICE);
         assert!(world.wanted.ends_connections && world.wanted.rescues);
         world.run(secs(30));
@@ -506,7 +623,10 @@ fn an_own_with_another_file_is_seen_twice_and_saved() {
 
 #[test]
 fn what_may_lack_writes_is_the_nodes_alone_until_its_own_serves() {
-    let mut world = World { commanding: false, ..serving() };
+    let mut world = World {
+        commanding: false,
+        ..serving()
+    };
     world.happen(Event::Replace);
     world.happen(Event::Snapshot);
     world.run(secs(1));
@@ -564,7 +684,11 @@ fn a_defragmentation_that_ends_well_costs_no_connection() {
 #[test]
 fn a_large_database_has_more_time_to_open() {
     for (size, opens) in [(0, 100), (1_u64 << 30, 600), (8 << 30, 3000)] {
-        let mut world = World { size, commanding: false, ..crashed() };
+        let mut world = World {
+            size,
+            commanding: false,
+            ..crashed()
+        };
         world.tick();
         world.temporary.iter_mut().for_each(|it| it.opens = opens);
         // Its time counts from when it has the lock.
@@ -578,8 +702,16 @@ fn a_large_database_has_more_time_to_open() {
 fn what_cannot_be_seen_gets_no_client_and_an_operator_is_told() {
     let mut world = crashed();
     world.tick();
-    let own = OwnEtcd { process: Some(1), answers: true, opened: Opened::Unseen };
-    let seen = EtcdObservation { own, holder: Holder::Unknown, ..EtcdObservation::default() };
+    let own = OwnEtcd {
+        process: Some(1),
+        answers: true,
+        opened: Opened::Unseen,
+    };
+    let seen = EtcdObservation {
+        own,
+        holder: Holder::Unknown,
+        ..EtcdObservation::default()
+    };
     world.machine.next(&seen, world.now);
     let wanted = world.machine.next(&seen, world.now + UNSEEN);
     assert_eq!(wanted.route, Route::Hold);

@@ -71,7 +71,11 @@ struct Bounded {
 /// A world in which these events were, and what may come.
 fn root(mut world: World, begin: &[Event], budget: Budget, late: Late) -> Bounded {
     begin.iter().for_each(|event| world.apply(*event));
-    let mut root = Bounded { world, budget, late };
+    let mut root = Bounded {
+        world,
+        budget,
+        late,
+    };
     root.deliver_prompt();
     root
 }
@@ -80,7 +84,8 @@ impl Bounded {
     fn deliver_prompt(&mut self) {
         let (late, ids) = (self.late, self.world.ids());
         let nth = |shim: ShimId| ids.iter().position(|id| *id == shim);
-        self.world.deliver_those(|to, from| !late.has(nth(to).unwrap(), nth(from)));
+        self.world
+            .deliver_those(|to, from| !late.has(nth(to).unwrap(), nth(from)));
         self.world.check();
     }
 }
@@ -109,17 +114,32 @@ impl Model for Bounded {
         }
         events.extend((budget.starts > 0).then_some(Event::Start));
         for (nth, (holder, shim)) in shims.iter().enumerate() {
-            events.extend((shim.leaving && shim.machine.phase() == Phase::Left).then_some(Event::Exit(nth)));
+            events.extend(
+                (shim.leaving && shim.machine.phase() == Phase::Left).then_some(Event::Exit(nth)),
+            );
             events.extend((budget.leaves > 0 && !shim.leaving).then_some(Event::Leave(nth)));
             events.extend((budget.readies > 0).then_some(Event::Ready(nth, !shim.ready)));
             if budget.deaths > 0 {
                 events.push(Event::Crash(nth));
-                let unread = |other: &Shim| other.inbox.get(holder).is_some_and(|inbox| !inbox.is_empty());
-                events.extend(shims.values().any(unread).then_some(Event::CrashUnread(nth)));
+                let unread = |other: &Shim| {
+                    other
+                        .inbox
+                        .get(holder)
+                        .is_some_and(|inbox| !inbox.is_empty())
+                };
+                events.extend(
+                    shims
+                        .values()
+                        .any(unread)
+                        .then_some(Event::CrashUnread(nth)),
+                );
             }
             if shim.hung {
                 events.push(Event::Wake(nth));
-                let senders = shim.inbox.iter().filter(|(from, inbox)| **from != LOOPS && !inbox.is_empty());
+                let senders = shim
+                    .inbox
+                    .iter()
+                    .filter(|(from, inbox)| **from != LOOPS && !inbox.is_empty());
                 events.extend(senders.map(|(from, _)| Event::WakeBy(nth, *from)));
                 continue;
             }
@@ -127,15 +147,29 @@ impl Model for Bounded {
             events.extend((shim.deaf || budget.deaf > 0).then_some(Event::Deaf(nth, !shim.deaf)));
             for (other, (id, _)) in shims.iter().enumerate() {
                 let connected = shim.connected.contains_key(id);
-                events.extend((budget.breaks > 0 && other > nth && connected).then_some(Event::Break(nth, other)));
-                events.extend((budget.repeats > 0 && connected).then_some(Event::Repeat(other, nth)));
+                events.extend(
+                    (budget.breaks > 0 && other > nth && connected)
+                        .then_some(Event::Break(nth, other)),
+                );
+                events
+                    .extend((budget.repeats > 0 && connected).then_some(Event::Repeat(other, nth)));
             }
         }
         events
     }
 
     fn happen(&mut self, event: Event) {
-        let Budget { starts, readies, leaves, deaths, hangs, deaf, breaks, repeats, passes } = &mut self.budget;
+        let Budget {
+            starts,
+            readies,
+            leaves,
+            deaths,
+            hangs,
+            deaf,
+            breaks,
+            repeats,
+            passes,
+        } = &mut self.budget;
         match event {
             Event::Start => *starts -= 1,
             Event::Ready(..) => *readies -= 1,
@@ -185,7 +219,10 @@ impl Names<'_> {
 
     fn listener(&self, cookie: Cookie) -> (bool, usize) {
         let sockets = &self.0.sockets;
-        (sockets.contains_key(&cookie), sockets.range(..cookie).count())
+        (
+            sockets.contains_key(&cookie),
+            sockets.range(..cookie).count(),
+        )
     }
 
     fn shims<'b>(&self, shims: impl IntoIterator<Item = &'b ShimId>) -> Vec<usize> {
@@ -193,23 +230,50 @@ impl Names<'_> {
     }
 
     fn listeners<'b>(&self, cookies: impl IntoIterator<Item = &'b Cookie>) -> Vec<(bool, usize)> {
-        cookies.into_iter().map(|cookie| self.listener(*cookie)).collect()
+        cookies
+            .into_iter()
+            .map(|cookie| self.listener(*cookie))
+            .collect()
     }
 
     fn guards(&self, guards: &[(Cookie, SocketAddr)]) -> Vec<((bool, usize), u16)> {
-        guards.iter().map(|(cookie, address)| (self.listener(*cookie), address.port())).collect()
+        guards
+            .iter()
+            .map(|(cookie, address)| (self.listener(*cookie), address.port()))
+            .collect()
     }
 
     fn announce(&self, announce: &Announce, digest: &mut Digest) {
-        let Announce { phase, ready, reachable, leaving, owns, accepts } = announce;
-        (*phase as u8, ready, reachable, leaving, self.listeners(owns), self.listeners(accepts)).hash(digest);
+        let Announce {
+            phase,
+            ready,
+            reachable,
+            leaving,
+            owns,
+            accepts,
+        } = announce;
+        (
+            *phase as u8,
+            ready,
+            reachable,
+            leaving,
+            self.listeners(owns),
+            self.listeners(accepts),
+        )
+            .hash(digest);
     }
 
     fn machine(&self, machine: &Machine, digest: &mut Digest) {
         let Machine {
             rules: _,
             phase,
-            facts: Facts { ready, reachable, leaving, blocked },
+            facts:
+                Facts {
+                    ready,
+                    reachable,
+                    leaving,
+                    blocked,
+                },
             now,
             held,
             peers,
@@ -224,20 +288,64 @@ impl Names<'_> {
             announced,
         } = machine;
         let age = |since: Time, most| steps(now.saturating_sub(since).min(most));
-        (*phase as u8, ready, reachable, leaving, blocked, joining, returning).hash(digest);
+        (
+            *phase as u8,
+            ready,
+            reachable,
+            leaving,
+            blocked,
+            joining,
+            returning,
+        )
+            .hash(digest);
         let lag = self.0.now.saturating_sub(*now).min(2 * LEASE);
         let waits = [leaving_since, released].map(|since| since.map(|since| age(since, LEASE)));
-        (steps(lag), waits, unreachable_since.map(|since| age(since, HOLD)), self.listeners(closing)).hash(digest);
-        for (cookie, Held { address, own, accept }) in held {
+        (
+            steps(lag),
+            waits,
+            unreachable_since.map(|since| age(since, HOLD)),
+            self.listeners(closing),
+        )
+            .hash(digest);
+        for (
+            cookie,
+            Held {
+                address,
+                own,
+                accept,
+            },
+        ) in held
+        {
             (self.listener(*cookie), address.port(), own, *accept as u8).hash(digest);
         }
-        for (shim, Peer { announced, since, fresh_until, connected }) in peers {
+        for (
+            shim,
+            Peer {
+                announced,
+                since,
+                fresh_until,
+                connected,
+            },
+        ) in peers
+        {
             let fresh = steps(fresh_until.saturating_sub(*now));
-            (self.shim(*shim), age(*since, LEASE), fresh, connected, announced.is_some()).hash(digest);
-            announced.iter().for_each(|announced| self.announce(announced, digest));
+            (
+                self.shim(*shim),
+                age(*since, LEASE),
+                fresh,
+                connected,
+                announced.is_some(),
+            )
+                .hash(digest);
+            announced
+                .iter()
+                .for_each(|announced| self.announce(announced, digest));
         }
-        requested.iter().for_each(|address| address.port().hash(digest));
-        dead.iter().for_each(|(shim, ended)| (self.shim(*shim), age(*ended, 2 * LEASE)).hash(digest));
+        requested
+            .iter()
+            .for_each(|address| address.port().hash(digest));
+        dead.iter()
+            .for_each(|(shim, ended)| (self.shim(*shim), age(*ended, 2 * LEASE)).hash(digest));
         self.announce(&announced.0, digest);
         self.guards(&announced.1).hash(digest);
     }
@@ -259,33 +367,91 @@ impl Names<'_> {
 impl World {
     /// Of all shims, by when they started.
     fn ids(&self) -> Vec<ShimId> {
-        let mut ids: Vec<_> = self.shims.keys().chain(self.graves.keys()).copied().collect();
+        let mut ids: Vec<_> = self
+            .shims
+            .keys()
+            .chain(self.graves.keys())
+            .copied()
+            .collect();
         ids.sort();
         ids
     }
 
     fn digest(&self, digest: &mut Digest) {
         let names = Names(self);
-        let Self { two: _, later: _, now, shims, graves, sockets, next: _, most_alive, fallbacks, disturbed } = self;
+        let Self {
+            two: _,
+            later: _,
+            now,
+            shims,
+            graves,
+            sockets,
+            next: _,
+            most_alive,
+            fallbacks,
+            disturbed,
+        } = self;
         let age = |since: Time| steps((*now - since).min(LEASE + 2 * STEP));
         (disturbed.map(age), most_alive, fallbacks).hash(digest);
         for (shim, (lease, saw)) in graves.iter().filter(|(_, (lease, _))| lease > now) {
             (names.shim(*shim), steps(*lease - *now), names.shims(saw)).hash(digest);
         }
-        for (cookie, Socket { holders, acceptors, listening, alone_since, reserved }) in sockets {
+        for (
+            cookie,
+            Socket {
+                holders,
+                acceptors,
+                listening,
+                alone_since,
+                reserved,
+            },
+        ) in sockets
+        {
             let alone = alone_since.map(age);
-            (names.listener(*cookie), names.shims(holders), names.shims(acceptors), listening, alone).hash(digest);
+            (
+                names.listener(*cookie),
+                names.shims(holders),
+                names.shims(acceptors),
+                listening,
+                alone,
+            )
+                .hash(digest);
             reserved.map(|maker| names.shim(maker)).hash(digest);
         }
         for (holder, shim) in shims {
-            let Shim { machine, ready, was_ready, leaving, hung, deaf, starting, failed, left_alone, .. } = shim;
-            let Shim { lease, inbox, connected, .. } = shim;
+            let Shim {
+                machine,
+                ready,
+                was_ready,
+                leaving,
+                hung,
+                deaf,
+                starting,
+                failed,
+                left_alone,
+                ..
+            } = shim;
+            let Shim {
+                lease,
+                inbox,
+                connected,
+                ..
+            } = shim;
             (names.shim(*holder), ready, was_ready, leaving, hung, deaf).hash(digest);
-            (names.listeners(starting), names.listeners(failed), steps(lease.saturating_sub(*now))).hash(digest);
-            left_alone.iter().for_each(|address| address.port().hash(digest));
+            (
+                names.listeners(starting),
+                names.listeners(failed),
+                steps(lease.saturating_sub(*now)),
+            )
+                .hash(digest);
+            left_alone
+                .iter()
+                .for_each(|address| address.port().hash(digest));
             for (from, messages) in inbox.iter().filter(|(_, messages)| !messages.is_empty()) {
                 (names.shim(*from), messages.len()).hash(digest);
-                messages.iter().for_each(|message| names.message(message, digest));
+                messages
+                    .iter()
+                    .for_each(|message| names.message(message, digest));
             }
             for (other, given) in connected {
                 (names.shim(*other), names.listeners(given)).hash(digest);
@@ -295,8 +461,17 @@ impl World {
     }
 }
 
-const NONE: Budget =
-    Budget { starts: 0, readies: 0, leaves: 0, deaths: 0, hangs: 0, deaf: 0, breaks: 0, repeats: 0, passes: 1 };
+const NONE: Budget = Budget {
+    starts: 0,
+    readies: 0,
+    leaves: 0,
+    deaths: 0,
+    hangs: 0,
+    deaf: 0,
+    breaks: 0,
+    repeats: 0,
+    passes: 1,
+};
 
 const BEGIN: [Event; 11] = {
     use Event::{DeliverAll, Ready, Start};
@@ -326,11 +501,20 @@ const THREE_SERVE: usize = 11;
 
 /// Searches for which a budget each is given, and the messages that may be late in it.
 fn explore_from(world: &World, usually: usize, late: &[Late], budgets: &[(usize, Budget)]) {
-    let test = std::thread::current().name().and_then(|name| name.rsplit("::").next().map(str::to_owned));
+    let test = std::thread::current()
+        .name()
+        .and_then(|name| name.rsplit("::").next().map(str::to_owned));
     for (nth, (first, budget)) in budgets.iter().enumerate() {
         for late in late {
-            let name = format!("{} {nth}, {late:?} late", test.as_deref().unwrap_or_default());
-            explore(&name, &[root(world.clone(), &BEGIN[..*first], *budget, *late)], usually);
+            let name = format!(
+                "{} {nth}, {late:?} late",
+                test.as_deref().unwrap_or_default()
+            );
+            explore(
+                &name,
+                &[root(world.clone(), &BEGIN[..*first], *budget, *late)],
+                usually,
+            );
         }
     }
 }
@@ -339,40 +523,168 @@ fn explore_from(world: &World, usually: usize, late: &[Late], budgets: &[(usize,
 #[test]
 fn two_shims_and_a_few_faults() {
     let budgets = [
-        (SECOND_COMES, Budget { readies: 1, leaves: 1, ..NONE }),
-        (SECOND_WAITS, Budget { readies: 1, leaves: 1, hangs: 1, ..NONE }),
-        (TWO_SERVE, Budget { readies: 1, deaf: 1, ..NONE }),
-        (TWO_SERVE, Budget { deaths: 1, hangs: 1, ..NONE }),
-        (TWO_SERVE, Budget { breaks: 1, deaths: 1, ..NONE }),
+        (
+            SECOND_COMES,
+            Budget {
+                readies: 1,
+                leaves: 1,
+                ..NONE
+            },
+        ),
+        (
+            SECOND_WAITS,
+            Budget {
+                readies: 1,
+                leaves: 1,
+                hangs: 1,
+                ..NONE
+            },
+        ),
+        (
+            TWO_SERVE,
+            Budget {
+                readies: 1,
+                deaf: 1,
+                ..NONE
+            },
+        ),
+        (
+            TWO_SERVE,
+            Budget {
+                deaths: 1,
+                hangs: 1,
+                ..NONE
+            },
+        ),
+        (
+            TWO_SERVE,
+            Budget {
+                breaks: 1,
+                deaths: 1,
+                ..NONE
+            },
+        ),
         (TWO_SERVE, Budget { leaves: 2, ..NONE }),
         (TWO_SERVE, Budget { readies: 2, ..NONE }),
     ];
-    explore_from(&World::default(), 1_400, &[Late::To(0), Late::To(1), Late::Between(0, 1)], &budgets);
+    explore_from(
+        &World::default(),
+        1_400,
+        &[Late::To(0), Late::To(1), Late::Between(0, 1)],
+        &budgets,
+    );
 }
 
 #[test]
 fn three_shims_and_a_few_faults() {
     let budgets = [
-        (SERVES, Budget { starts: 2, readies: 1, deaths: 2, passes: 0, ..NONE }),
+        (
+            SERVES,
+            Budget {
+                starts: 2,
+                readies: 1,
+                deaths: 2,
+                passes: 0,
+                ..NONE
+            },
+        ),
         (THIRD_COMES, Budget { deaths: 2, ..NONE }),
-        (THIRD_WAITS, Budget { leaves: 1, hangs: 1, ..NONE }),
-        (THIRD_WAITS, Budget { readies: 1, deaths: 1, ..NONE }),
+        (
+            THIRD_WAITS,
+            Budget {
+                leaves: 1,
+                hangs: 1,
+                ..NONE
+            },
+        ),
+        (
+            THIRD_WAITS,
+            Budget {
+                readies: 1,
+                deaths: 1,
+                ..NONE
+            },
+        ),
         (THREE_SERVE, Budget { leaves: 2, ..NONE }),
-        (THREE_SERVE, Budget { deaths: 1, hangs: 1, ..NONE }),
-        (THREE_SERVE, Budget { leaves: 1, deaths: 1, ..NONE }),
+        (
+            THREE_SERVE,
+            Budget {
+                deaths: 1,
+                hangs: 1,
+                ..NONE
+            },
+        ),
+        (
+            THREE_SERVE,
+            Budget {
+                leaves: 1,
+                deaths: 1,
+                ..NONE
+            },
+        ),
     ];
-    explore_from(&World::default(), 1_000, &[Late::From(0), Late::To(1), Late::To(2), Late::Loops], &budgets);
+    explore_from(
+        &World::default(),
+        1_000,
+        &[Late::From(0), Late::To(1), Late::To(2), Late::Loops],
+        &budgets,
+    );
 }
 
 #[test]
 fn two_shims_whose_messages_are_late() {
     let budgets = [
-        (SERVES, Budget { starts: 1, readies: 1, leaves: 1, ..NONE }),
-        (SECOND_WAITS, Budget { readies: 2, leaves: 1, passes: 0, ..NONE }),
-        (SECOND_WAITS, Budget { leaves: 2, deaths: 1, ..NONE }),
-        (TWO_SERVE, Budget { readies: 2, deaths: 1, ..NONE }),
-        (TWO_SERVE, Budget { leaves: 1, hangs: 1, ..NONE }),
-        (TWO_SERVE, Budget { leaves: 1, breaks: 1, repeats: 1, ..NONE }),
+        (
+            SERVES,
+            Budget {
+                starts: 1,
+                readies: 1,
+                leaves: 1,
+                ..NONE
+            },
+        ),
+        (
+            SECOND_WAITS,
+            Budget {
+                readies: 2,
+                leaves: 1,
+                passes: 0,
+                ..NONE
+            },
+        ),
+        (
+            SECOND_WAITS,
+            Budget {
+                leaves: 2,
+                deaths: 1,
+                ..NONE
+            },
+        ),
+        (
+            TWO_SERVE,
+            Budget {
+                readies: 2,
+                deaths: 1,
+                ..NONE
+            },
+        ),
+        (
+            TWO_SERVE,
+            Budget {
+                leaves: 1,
+                hangs: 1,
+                ..NONE
+            },
+        ),
+        (
+            TWO_SERVE,
+            Budget {
+                leaves: 1,
+                breaks: 1,
+                repeats: 1,
+                ..NONE
+            },
+        ),
     ];
     explore_from(&World::default(), 1_400, &[Late::All], &budgets);
 }
@@ -380,38 +692,168 @@ fn two_shims_whose_messages_are_late() {
 #[test]
 fn two_shims() {
     let budgets = [
-        (SERVES, Budget { starts: 1, readies: 2, leaves: 2, deaths: 1, ..NONE }),
-        (SECOND_WAITS, Budget { readies: 1, leaves: 2, deaths: 1, hangs: 1, passes: 2, ..NONE }),
-        (TWO_SERVE, Budget { readies: 3, leaves: 1, deaths: 1, passes: 2, ..NONE }),
-        (TWO_SERVE, Budget { leaves: 1, hangs: 1, breaks: 1, repeats: 1, passes: 2, ..NONE }),
+        (
+            SERVES,
+            Budget {
+                starts: 1,
+                readies: 2,
+                leaves: 2,
+                deaths: 1,
+                ..NONE
+            },
+        ),
+        (
+            SECOND_WAITS,
+            Budget {
+                readies: 1,
+                leaves: 2,
+                deaths: 1,
+                hangs: 1,
+                passes: 2,
+                ..NONE
+            },
+        ),
+        (
+            TWO_SERVE,
+            Budget {
+                readies: 3,
+                leaves: 1,
+                deaths: 1,
+                passes: 2,
+                ..NONE
+            },
+        ),
+        (
+            TWO_SERVE,
+            Budget {
+                leaves: 1,
+                hangs: 1,
+                breaks: 1,
+                repeats: 1,
+                passes: 2,
+                ..NONE
+            },
+        ),
     ];
-    explore_from(&World::default(), 700, &[Late::To(0), Late::To(1), Late::Loops], &budgets);
+    explore_from(
+        &World::default(),
+        700,
+        &[Late::To(0), Late::To(1), Late::Loops],
+        &budgets,
+    );
 }
 
 #[test]
 fn two_shims_on_two_addresses() {
     let budgets = [
-        (SECOND_WAITS, Budget { readies: 1, leaves: 1, ..NONE }),
-        (TWO_SERVE, Budget { leaves: 1, deaths: 1, ..NONE }),
-        (SECOND_WAITS, Budget { readies: 2, leaves: 2, deaths: 1, ..NONE }),
-        (TWO_SERVE, Budget { readies: 1, leaves: 2, deaths: 1, deaf: 1, ..NONE }),
+        (
+            SECOND_WAITS,
+            Budget {
+                readies: 1,
+                leaves: 1,
+                ..NONE
+            },
+        ),
+        (
+            TWO_SERVE,
+            Budget {
+                leaves: 1,
+                deaths: 1,
+                ..NONE
+            },
+        ),
+        (
+            SECOND_WAITS,
+            Budget {
+                readies: 2,
+                leaves: 2,
+                deaths: 1,
+                ..NONE
+            },
+        ),
+        (
+            TWO_SERVE,
+            Budget {
+                readies: 1,
+                leaves: 2,
+                deaths: 1,
+                deaf: 1,
+                ..NONE
+            },
+        ),
     ];
-    explore_from(&World { two: true, ..World::default() }, 700, &[Late::To(0), Late::To(1), Late::Loops], &budgets);
+    explore_from(
+        &World {
+            two: true,
+            ..World::default()
+        },
+        700,
+        &[Late::To(0), Late::To(1), Late::Loops],
+        &budgets,
+    );
 }
 
 #[test]
 fn three_shims() {
     let budgets = [
-        (SECOND_WAITS, Budget { starts: 1, readies: 1, leaves: 1, deaths: 2, ..NONE }),
-        (THIRD_COMES, Budget { leaves: 3, deaths: 1, ..NONE }),
-        (THIRD_WAITS, Budget { readies: 1, leaves: 3, deaths: 1, ..NONE }),
-        (THREE_SERVE, Budget { deaths: 2, hangs: 1, leaves: 1, passes: 2, ..NONE }),
-        (THREE_SERVE, Budget { deaths: 1, readies: 2, leaves: 1, passes: 2, ..NONE }),
+        (
+            SECOND_WAITS,
+            Budget {
+                starts: 1,
+                readies: 1,
+                leaves: 1,
+                deaths: 2,
+                ..NONE
+            },
+        ),
+        (
+            THIRD_COMES,
+            Budget {
+                leaves: 3,
+                deaths: 1,
+                ..NONE
+            },
+        ),
+        (
+            THIRD_WAITS,
+            Budget {
+                readies: 1,
+                leaves: 3,
+                deaths: 1,
+                ..NONE
+            },
+        ),
+        (
+            THREE_SERVE,
+            Budget {
+                deaths: 2,
+                hangs: 1,
+                leaves: 1,
+                passes: 2,
+                ..NONE
+            },
+        ),
+        (
+            THREE_SERVE,
+            Budget {
+                deaths: 1,
+                readies: 2,
+                leaves: 1,
+                passes: 2,
+                ..NONE
+            },
+        ),
     ];
     explore_from(
         &World::default(),
         400,
-        &[Late::To(0), Late::To(1), Late::To(2), Late::From(0), Late::From(1)],
+        &[
+            Late::To(0),
+            Late::To(1),
+            Late::To(2),
+            Late::From(0),
+            Late::From(1),
+        ],
         &budgets,
     );
 }
@@ -419,11 +861,41 @@ fn three_shims() {
 #[test]
 fn a_sibling_of_a_later_version() {
     let budgets = [
-        (SECOND_WAITS, Budget { readies: 1, leaves: 1, deaths: 1, ..NONE }),
-        (TWO_SERVE, Budget { readies: 2, leaves: 1, ..NONE }),
-        (THREE_SERVE, Budget { leaves: 1, deaths: 1, ..NONE }),
+        (
+            SECOND_WAITS,
+            Budget {
+                readies: 1,
+                leaves: 1,
+                deaths: 1,
+                ..NONE
+            },
+        ),
+        (
+            TWO_SERVE,
+            Budget {
+                readies: 2,
+                leaves: 1,
+                ..NONE
+            },
+        ),
+        (
+            THREE_SERVE,
+            Budget {
+                leaves: 1,
+                deaths: 1,
+                ..NONE
+            },
+        ),
     ];
     for later in [1, 3].map(|id| Some(ShimId(id))) {
-        explore_from(&World { later, ..World::default() }, 700, &[Late::To(0), Late::To(1)], &budgets);
+        explore_from(
+            &World {
+                later,
+                ..World::default()
+            },
+            700,
+            &[Late::To(0), Late::To(1)],
+            &budgets,
+        );
     }
 }

@@ -4,30 +4,82 @@ use super::*;
 use EtcdStep::{GivenBack, Own, Returning, Stopping, Temporary};
 use berth_testing::{NANOSECOND, changes_after};
 
-const GONE: OwnEtcd = OwnEtcd { process: None, answers: false, opened: Opened::Unseen };
-const SILENT: OwnEtcd = OwnEtcd { process: Some(1), ..GONE };
-const WAITS: OwnEtcd = OwnEtcd { opened: Opened::Waits, ..SILENT };
-const SERVES: OwnEtcd = OwnEtcd { process: Some(1), answers: true, opened: Opened::Named };
-const UNSEEN_ONE: OwnEtcd = OwnEtcd { opened: Opened::Unseen, ..SERVES };
+const GONE: OwnEtcd = OwnEtcd {
+    process: None,
+    answers: false,
+    opened: Opened::Unseen,
+};
+const SILENT: OwnEtcd = OwnEtcd {
+    process: Some(1),
+    ..GONE
+};
+const WAITS: OwnEtcd = OwnEtcd {
+    opened: Opened::Waits,
+    ..SILENT
+};
+const SERVES: OwnEtcd = OwnEtcd {
+    process: Some(1),
+    answers: true,
+    opened: Opened::Named,
+};
+const UNSEEN_ONE: OwnEtcd = OwnEtcd {
+    opened: Opened::Unseen,
+    ..SERVES
+};
 /// The node's etcd has opened another file than the database that the path names.
-const STRAY: OwnEtcd = OwnEtcd { opened: Opened::Other, ..SERVES };
+const STRAY: OwnEtcd = OwnEtcd {
+    opened: Opened::Other,
+    ..SERVES
+};
 
-const NONE: TemporaryEtcd =
-    TemporaryEtcd { running: false, ending: false, ends: 0, answers: false, opened: Opened::Unseen };
-const BEGINS: TemporaryEtcd = TemporaryEtcd { running: true, ..NONE };
-const REPLACES: TemporaryEtcd = TemporaryEtcd { running: true, answers: true, opened: Opened::Named, ..NONE };
-const ENDING: TemporaryEtcd = TemporaryEtcd { ending: true, ..REPLACES };
-const STRAYS: TemporaryEtcd = TemporaryEtcd { opened: Opened::Other, ..REPLACES };
+const NONE: TemporaryEtcd = TemporaryEtcd {
+    running: false,
+    ending: false,
+    ends: 0,
+    answers: false,
+    opened: Opened::Unseen,
+};
+const BEGINS: TemporaryEtcd = TemporaryEtcd {
+    running: true,
+    ..NONE
+};
+const REPLACES: TemporaryEtcd = TemporaryEtcd {
+    running: true,
+    answers: true,
+    opened: Opened::Named,
+    ..NONE
+};
+const ENDING: TemporaryEtcd = TemporaryEtcd {
+    ending: true,
+    ..REPLACES
+};
+const STRAYS: TemporaryEtcd = TemporaryEtcd {
+    opened: Opened::Other,
+    ..REPLACES
+};
 
-const HOLDERS: [Holder; 4] = [Holder::Unknown, Holder::Nobody, Holder::Temporary, Holder::Another];
+const HOLDERS: [Holder; 4] = [
+    Holder::Unknown,
+    Holder::Nobody,
+    Holder::Temporary,
+    Holder::Another,
+];
 
 fn observed(own: OwnEtcd, temporary: TemporaryEtcd, holder: Holder) -> EtcdObservation {
-    EtcdObservation { own, temporary, holder, ..EtcdObservation::default() }
+    EtcdObservation {
+        own,
+        temporary,
+        holder,
+        ..EtcdObservation::default()
+    }
 }
 
 /// In this step since the time 0.
 fn from(step: EtcdStep) -> EtcdMachine {
-    EtcdMachine { step, ..EtcdMachine::default() }
+    EtcdMachine {
+        step,
+        ..EtcdMachine::default()
+    }
 }
 
 /// What it wants, and the step, after one observation at the time 0.
@@ -50,7 +102,10 @@ fn leads_after(time: Duration, mut machine: EtcdMachine, seen: &EtcdObservation,
 
 #[test]
 fn one_observation_leads_to_one_step() {
-    let answers_without_a_process = TemporaryEtcd { running: false, ..REPLACES };
+    let answers_without_a_process = TemporaryEtcd {
+        running: false,
+        ..REPLACES
+    };
     for (step, own, temporary, holder, next) in [
         (Own, SERVES, NONE, Holder::Another, Own),
         (Own, UNSEEN_ONE, NONE, Holder::Unknown, Own),
@@ -59,7 +114,16 @@ fn one_observation_leads_to_one_step() {
         (Stopping, SERVES, NONE, Holder::Another, Own),
         (Stopping, SERVES, BEGINS, Holder::Another, Own),
         (Stopping, UNSEEN_ONE, NONE, Holder::Unknown, Stopping),
-        (Stopping, OwnEtcd { answers: false, ..SERVES }, NONE, Holder::Another, Stopping),
+        (
+            Stopping,
+            OwnEtcd {
+                answers: false,
+                ..SERVES
+            },
+            NONE,
+            Holder::Another,
+            Stopping,
+        ),
         (Returning, SERVES, BEGINS, Holder::Another, Own),
         (Returning, UNSEEN_ONE, NONE, Holder::Unknown, Returning),
         (GivenBack, SERVES, NONE, Holder::Another, Own),
@@ -68,8 +132,23 @@ fn one_observation_leads_to_one_step() {
         (Stopping, GONE, ENDING, Holder::Temporary, Stopping),
         (Stopping, GONE, BEGINS, Holder::Temporary, Stopping),
         (Stopping, GONE, STRAYS, Holder::Unknown, Stopping),
-        (Stopping, GONE, TemporaryEtcd { answers: false, ..REPLACES }, Holder::Temporary, Stopping),
-        (Stopping, GONE, answers_without_a_process, Holder::Unknown, Stopping),
+        (
+            Stopping,
+            GONE,
+            TemporaryEtcd {
+                answers: false,
+                ..REPLACES
+            },
+            Holder::Temporary,
+            Stopping,
+        ),
+        (
+            Stopping,
+            GONE,
+            answers_without_a_process,
+            Holder::Unknown,
+            Stopping,
+        ),
         // It serves until it has gone or must not, or the node's own is there.
         (Temporary, GONE, REPLACES, Holder::Temporary, Temporary),
         (Temporary, SILENT, REPLACES, Holder::Temporary, Temporary),
@@ -77,7 +156,13 @@ fn one_observation_leads_to_one_step() {
         (Temporary, GONE, REPLACES, Holder::Another, Stopping),
         (Temporary, GONE, STRAYS, Holder::Unknown, Stopping),
         (Temporary, WAITS, REPLACES, Holder::Temporary, Returning),
-        (Temporary, UNSEEN_ONE, REPLACES, Holder::Temporary, Returning),
+        (
+            Temporary,
+            UNSEEN_ONE,
+            REPLACES,
+            Holder::Temporary,
+            Returning,
+        ),
         (Temporary, SERVES, REPLACES, Holder::Temporary, Returning),
         (Temporary, SERVES, NONE, Holder::Another, Own),
         // The node's own has the data until it has gone.
@@ -95,19 +180,37 @@ fn one_observation_leads_to_one_step() {
 fn what_is_given_back_stays_so_while_command_may_replace_it_or_it_may_lack_writes_or_fails() {
     for bits in 0..8 {
         let [commanding, given_up, unrecovered] = [1, 2, 4].map(|bit| bits & bit != 0);
-        let seen = EtcdObservation { commanding, unrecovered, ..observed(GONE, NONE, Holder::Nobody) };
-        let machine = EtcdMachine { given_up, ..from(GivenBack) };
-        assert_eq!(step_after(machine, &seen) == Stopping, bits == 0, "{seen:?} {given_up}");
+        let seen = EtcdObservation {
+            commanding,
+            unrecovered,
+            ..observed(GONE, NONE, Holder::Nobody)
+        };
+        let machine = EtcdMachine {
+            given_up,
+            ..from(GivenBack)
+        };
+        assert_eq!(
+            step_after(machine, &seen) == Stopping,
+            bits == 0,
+            "{seen:?} {given_up}"
+        );
     }
 }
 
 /// From the first moment on, in which the step is another still.
 #[test]
 fn nothing_is_started_from_what_may_lack_writes() {
-    for (step, temporary) in
-        [(Own, NONE), (Returning, NONE), (Stopping, NONE), (Temporary, REPLACES), (GivenBack, NONE)]
-    {
-        let seen = EtcdObservation { unrecovered: true, ..observed(GONE, temporary, Holder::Nobody) };
+    for (step, temporary) in [
+        (Own, NONE),
+        (Returning, NONE),
+        (Stopping, NONE),
+        (Temporary, REPLACES),
+        (GivenBack, NONE),
+    ] {
+        let seen = EtcdObservation {
+            unrecovered: true,
+            ..observed(GONE, temporary, Holder::Nobody)
+        };
         let (wanted, machine) = at_once(from(step), &seen);
         assert_ne!(wanted.temporary, Process::Run, "{step}");
         assert!(matches!(machine.step, Stopping | GivenBack), "{step}");
@@ -120,12 +223,28 @@ fn the_temporary_one_is_started_where_nobody_has_the_data_and_killed_where_anoth
         for (temporary, runs) in [
             (NONE, holder == Holder::Nobody),
             (BEGINS, holder != Holder::Another),
-            (TemporaryEtcd { ending: true, ..BEGINS }, false),
-            (TemporaryEtcd { opened: Opened::Other, ..BEGINS }, false),
+            (
+                TemporaryEtcd {
+                    ending: true,
+                    ..BEGINS
+                },
+                false,
+            ),
+            (
+                TemporaryEtcd {
+                    opened: Opened::Other,
+                    ..BEGINS
+                },
+                false,
+            ),
         ] {
             let (wanted, machine) = at_once(from(Stopping), &observed(GONE, temporary, holder));
             let process = if runs { Process::Run } else { Process::Kill };
-            assert_eq!((machine.step, wanted.temporary), (Stopping, process), "{temporary:?} {holder:?}");
+            assert_eq!(
+                (machine.step, wanted.temporary),
+                (Stopping, process),
+                "{temporary:?} {holder:?}"
+            );
         }
     }
 }
@@ -141,22 +260,40 @@ fn each_step_has_its_route() {
         (Returning, WAITS, REPLACES, Route::Hold, false),
     ] {
         let (wanted, machine) = at_once(from(step), &observed(own, temporary, Holder::Unknown));
-        assert_eq!((machine.step, wanted.route, wanted.steers), (step, route, steers), "{own:?}");
+        assert_eq!(
+            (machine.step, wanted.route, wanted.steers),
+            (step, route, steers),
+            "{own:?}"
+        );
         let runs = matches!(step, Stopping | Temporary);
         assert_eq!(wanted.temporary == Process::Run, runs, "{step}");
     }
-    let seen = EtcdObservation { commanding: true, ..observed(GONE, NONE, Holder::Nobody) };
+    let seen = EtcdObservation {
+        commanding: true,
+        ..observed(GONE, NONE, Holder::Nobody)
+    };
     let (wanted, machine) = at_once(from(GivenBack), &seen);
-    assert_eq!((machine.step, wanted.route, wanted.steers), (GivenBack, Route::Hold, false));
+    assert_eq!(
+        (machine.step, wanted.route, wanted.steers),
+        (GivenBack, Route::Hold, false)
+    );
 }
 
 /// One that never served does not handle SIGTERM, one that is late has hung, and what strays has nothing to write.
 #[test]
 fn one_that_served_is_told_to_end_and_others_are_killed() {
     let end = |served, temporary, now| {
-        let mut machine = EtcdMachine { served, ..from(Returning) };
-        machine.next(&observed(WAITS, temporary, Holder::Temporary), Duration::ZERO);
-        machine.next(&observed(WAITS, temporary, Holder::Temporary), now).temporary
+        let mut machine = EtcdMachine {
+            served,
+            ..from(Returning)
+        };
+        machine.next(
+            &observed(WAITS, temporary, Holder::Temporary),
+            Duration::ZERO,
+        );
+        machine
+            .next(&observed(WAITS, temporary, Holder::Temporary), now)
+            .temporary
     };
     assert_eq!(end(false, BEGINS, secs(1)), Process::Kill);
     assert_eq!(end(false, REPLACES, secs(1)), Process::Terminate);
@@ -165,7 +302,10 @@ fn one_that_served_is_told_to_end_and_others_are_killed() {
     assert_eq!(end(true, ENDING, HUNG - NANOSECOND), Process::Terminate);
     assert_eq!(end(true, ENDING, HUNG), Process::Kill);
     // The next process has not served.
-    let mut machine = EtcdMachine { served: true, ..from(Temporary) };
+    let mut machine = EtcdMachine {
+        served: true,
+        ..from(Temporary)
+    };
     machine.next(&observed(GONE, NONE, Holder::Nobody), Duration::ZERO);
     assert!(!machine.served);
 }
@@ -182,19 +322,55 @@ fn connections_are_ended_for_a_while_once_calls_have_had_their_time() {
         (ENDS_CONNECTIONS, false),
     ] {
         let wanted = machine.next(&stopping, now);
-        assert_eq!((machine.step, wanted.ends_connections), (Stopping, ends), "{now:?}");
+        assert_eq!(
+            (machine.step, wanted.ends_connections),
+            (Stopping, ends),
+            "{now:?}"
+        );
     }
     // What has gone has no calls in flight, and what strays gets no time to acknowledge more.
-    let stray = |step| EtcdMachine { other: Some(Duration::ZERO), ..from(step) };
+    let stray = |step| EtcdMachine {
+        other: Some(Duration::ZERO),
+        ..from(step)
+    };
     for (mut machine, seen, step, ends) in [
-        (from(Temporary), observed(GONE, NONE, Holder::Nobody), Stopping, true),
-        (from(Returning), observed(GONE, NONE, Holder::Nobody), Stopping, true),
-        (from(Temporary), observed(WAITS, REPLACES, Holder::Temporary), Returning, false),
-        (stray(Own), observed(STRAY, NONE, Holder::Unknown), Returning, true),
-        (stray(Temporary), observed(STRAY, REPLACES, Holder::Temporary), Returning, true),
+        (
+            from(Temporary),
+            observed(GONE, NONE, Holder::Nobody),
+            Stopping,
+            true,
+        ),
+        (
+            from(Returning),
+            observed(GONE, NONE, Holder::Nobody),
+            Stopping,
+            true,
+        ),
+        (
+            from(Temporary),
+            observed(WAITS, REPLACES, Holder::Temporary),
+            Returning,
+            false,
+        ),
+        (
+            stray(Own),
+            observed(STRAY, NONE, Holder::Unknown),
+            Returning,
+            true,
+        ),
+        (
+            stray(Temporary),
+            observed(STRAY, REPLACES, Holder::Temporary),
+            Returning,
+            true,
+        ),
     ] {
         let wanted = machine.next(&seen, SEEN_TWICE);
-        assert_eq!((machine.step, wanted.ends_connections), (step, ends), "{seen:?}");
+        assert_eq!(
+            (machine.step, wanted.ends_connections),
+            (step, ends),
+            "{seen:?}"
+        );
     }
 }
 
@@ -214,8 +390,16 @@ fn a_database_without_a_name_is_saved_where_no_other_process_has_one() {
     for step in [Own, Stopping, Temporary] {
         let temporary = if step == Temporary { REPLACES } else { NONE };
         // One that answers is returned to at once.
-        let own = OwnEtcd { answers: step == Own, ..STRAY };
-        leads_after(SEEN_TWICE, from(step), &observed(own, temporary, Holder::Unknown), Returning);
+        let own = OwnEtcd {
+            answers: step == Own,
+            ..STRAY
+        };
+        leads_after(
+            SEEN_TWICE,
+            from(step),
+            &observed(own, temporary, Holder::Unknown),
+            Returning,
+        );
     }
 }
 
@@ -228,29 +412,56 @@ fn one_that_had_the_data_and_ended_has_to_wait() {
         (SILENT, BEGINS, false, false),
         (GONE, BEGINS, false, false),
     ] {
-        let mut machine = EtcdMachine { rescued, failed: 1, ..from(Returning) };
+        let mut machine = EtcdMachine {
+            rescued,
+            failed: 1,
+            ..from(Returning)
+        };
         for _ in 0..2 {
             machine.next(&observed(own, temporary, Holder::Unknown), secs(1));
             assert_eq!(machine.failed, 1);
         }
         machine.next(&observed(GONE, NONE, Holder::Nobody), secs(2));
-        let (failed, retry) = if fails { (2, secs(2) + RETRY) } else { (1, Duration::ZERO) };
-        assert_eq!((machine.step, machine.failed, machine.retry), (Stopping, failed, retry), "{own:?} {temporary:?}");
+        let (failed, retry) = if fails {
+            (2, secs(2) + RETRY)
+        } else {
+            (1, Duration::ZERO)
+        };
+        assert_eq!(
+            (machine.step, machine.failed, machine.retry),
+            (Stopping, failed, retry),
+            "{own:?} {temporary:?}"
+        );
     }
-    let retried = || EtcdMachine { failed: 1, retry: secs(5), ..from(Temporary) };
-    leads_after(secs(5), retried(), &observed(WAITS, REPLACES, Holder::Temporary), Returning);
+    let retried = || EtcdMachine {
+        failed: 1,
+        retry: secs(5),
+        ..from(Temporary)
+    };
+    leads_after(
+        secs(5),
+        retried(),
+        &observed(WAITS, REPLACES, Holder::Temporary),
+        Returning,
+    );
     // At that time the node's own etcd does not wait for the data, so the step stays; the failures are over when the node's own serves.
     let mut machine = retried();
     machine.next(&observed(SILENT, REPLACES, Holder::Temporary), secs(6));
     assert_eq!((machine.step, machine.failed), (Temporary, 1));
     machine.next(&observed(SERVES, NONE, Holder::Another), secs(7));
-    assert_eq!((machine.step, machine.failed, machine.retry), (Own, 0, Duration::ZERO));
+    assert_eq!(
+        (machine.step, machine.failed, machine.retry),
+        (Own, 0, Duration::ZERO)
+    );
 }
 
 #[test]
 fn it_is_given_up_after_ends_by_itself_in_this_step() {
     let ended = |ends| observed(GONE, TemporaryEtcd { ends, ..NONE }, Holder::Unknown);
-    let mut machine = EtcdMachine { ends: 2, ..from(Stopping) };
+    let mut machine = EtcdMachine {
+        ends: 2,
+        ..from(Stopping)
+    };
     // As long as the lock's holder is not known, none is started, which is no end.
     for nth in 0..10 {
         machine.next(&ended(2 + ENDS - 1), secs(nth));
@@ -272,27 +483,52 @@ fn it_is_given_up_after_ends_by_itself_in_this_step() {
 #[test]
 fn one_that_gives_no_answer_is_hung_after_its_time() {
     let size = 1 << 30;
-    let silent = |holder| EtcdObservation { size, ..observed(GONE, BEGINS, holder) };
+    let silent = |holder| EtcdObservation {
+        size,
+        ..observed(GONE, BEGINS, holder)
+    };
     leads_after(STARTS, from(Stopping), &silent(Holder::Nobody), Returning);
-    leads_after(patience(size), from(Stopping), &silent(Holder::Temporary), Returning);
-    let served = EtcdMachine { served: true, ..from(Temporary) };
+    leads_after(
+        patience(size),
+        from(Stopping),
+        &silent(Holder::Temporary),
+        Returning,
+    );
+    let served = EtcdMachine {
+        served: true,
+        ..from(Temporary)
+    };
     leads_after(HUNG, served, &silent(Holder::Temporary), Returning);
     // Its time begins anew when it has the lock, and as its process starts.
-    for before in [silent(Holder::Nobody), observed(GONE, NONE, Holder::Unknown)] {
+    for before in [
+        silent(Holder::Nobody),
+        observed(GONE, NONE, Holder::Unknown),
+    ] {
         let mut machine = from(Stopping);
         for (seen, now, step) in [
             (&before, Duration::ZERO, Stopping),
             (&before, STARTS - NANOSECOND, Stopping),
             (&silent(Holder::Temporary), STARTS, Stopping),
-            (&silent(Holder::Temporary), STARTS + patience(size) - NANOSECOND, Stopping),
-            (&silent(Holder::Temporary), STARTS + patience(size), Returning),
+            (
+                &silent(Holder::Temporary),
+                STARTS + patience(size) - NANOSECOND,
+                Stopping,
+            ),
+            (
+                &silent(Holder::Temporary),
+                STARTS + patience(size),
+                Returning,
+            ),
         ] {
             machine.next(seen, now);
             assert_eq!(machine.step, step, "{now:?}");
         }
     }
     // Where none runs, none is hung, nor is one that serves.
-    for (step, temporary, holder) in [(Stopping, NONE, Holder::Unknown), (Temporary, REPLACES, Holder::Temporary)] {
+    for (step, temporary, holder) in [
+        (Stopping, NONE, Holder::Unknown),
+        (Temporary, REPLACES, Holder::Temporary),
+    ] {
         let mut machine = from(step);
         for now in [Duration::ZERO, 2 * STARTS] {
             machine.next(&observed(GONE, temporary, holder), now);
@@ -303,10 +539,19 @@ fn one_that_gives_no_answer_is_hung_after_its_time() {
 
 #[test]
 fn the_data_is_given_back_while_command_may_replace_it() {
-    let stopping = |failed| EtcdMachine { failed, ..from(Stopping) };
-    let commanding = |own| EtcdObservation { commanding: true, ..observed(own, NONE, Holder::Unknown) };
+    let stopping = |failed| EtcdMachine {
+        failed,
+        ..from(Stopping)
+    };
+    let commanding = |own| EtcdObservation {
+        commanding: true,
+        ..observed(own, NONE, Holder::Unknown)
+    };
     leads_after(GIVES_BACK, stopping(0), &commanding(GONE), GivenBack);
-    let temporary = EtcdObservation { temporary: REPLACES, ..commanding(GONE) };
+    let temporary = EtcdObservation {
+        temporary: REPLACES,
+        ..commanding(GONE)
+    };
     leads_after(GIVES_BACK, from(Temporary), &temporary, GivenBack);
     // One that waits gets the data at once, unless it has failed.
     leads_after(GIVES_BACK, stopping(1), &commanding(WAITS), GivenBack);
@@ -321,29 +566,50 @@ fn the_data_is_given_back_while_command_may_replace_it() {
 
 #[test]
 fn an_absence_is_over_when_it_has_served_without_a_break() {
-    let (serves, gone) = (observed(SERVES, NONE, Holder::Another), observed(GONE, NONE, Holder::Unknown));
+    let (serves, gone) = (
+        observed(SERVES, NONE, Holder::Another),
+        observed(GONE, NONE, Holder::Unknown),
+    );
     let unseen = observed(UNSEEN_ONE, NONE, Holder::Unknown);
     // Gone at 0, for longer than a slow answer; back at 10.
     let away = |then: &[(&EtcdObservation, Duration)]| {
         let mut machine = from(Own);
-        for (seen, now) in [(&gone, secs(0)), (&gone, secs(2)), (&serves, secs(10))].iter().chain(then) {
+        for (seen, now) in [(&gone, secs(0)), (&gone, secs(2)), (&serves, secs(10))]
+            .iter()
+            .chain(then)
+        {
             machine.next(seen, *now);
         }
         machine.away
     };
     let since = Some(Duration::ZERO);
     let back = secs(10) + BACK;
-    assert_eq!((away(&[(&serves, back - NANOSECOND)]), away(&[(&serves, back)])), (since, None));
+    assert_eq!(
+        (
+            away(&[(&serves, back - NANOSECOND)]),
+            away(&[(&serves, back)])
+        ),
+        (since, None)
+    );
     // A slow answer is no break, an end is one.
     let slow = [(&gone, secs(12)), (&serves, secs(12)), (&serves, back)];
     assert_eq!(away(&slow), None);
-    let ends = [(&gone, secs(12)), (&gone, secs(14)), (&gone, secs(14)), (&serves, secs(14)), (&serves, back)];
+    let ends = [
+        (&gone, secs(12)),
+        (&gone, secs(14)),
+        (&gone, secs(14)),
+        (&serves, secs(14)),
+        (&serves, back),
+    ];
     assert_eq!(away(&ends), since);
     // Who answers all the time is not away; who only answers does not serve.
     for seen in [&serves, &unseen] {
         let mut machine = from(Own);
         machine.next(seen, Duration::ZERO);
-        assert_eq!((machine.away, machine.back.is_some()), (None, seen.own.serves()));
+        assert_eq!(
+            (machine.away, machine.back.is_some()),
+            (None, seen.own.serves())
+        );
     }
 }
 
@@ -351,8 +617,15 @@ fn an_absence_is_over_when_it_has_served_without_a_break() {
 fn one_that_is_slow_to_answer_is_told_as_the_nodes_own() {
     for step in [Own, Stopping, Temporary, Returning, GivenBack] {
         for has_stopped in [false, true] {
-            let machine = EtcdMachine { has_stopped, ..from(step) };
-            let told = if step == Stopping && !has_stopped { Own } else { step };
+            let machine = EtcdMachine {
+                has_stopped,
+                ..from(step)
+            };
+            let told = if step == Stopping && !has_stopped {
+                Own
+            } else {
+                step
+            };
             assert_eq!(machine.step(), told, "{has_stopped}");
         }
     }
@@ -362,21 +635,55 @@ fn one_that_is_slow_to_answer_is_told_as_the_nodes_own() {
 fn an_operator_is_told_what_is_to_be_decided() {
     let told = |machine: EtcdMachine| machine.trouble().unwrap_or_default();
     for (machine, what) in [
-        (EtcdMachine { is_unseen: true, ..from(Own) }, "the data directory of before"),
-        (EtcdMachine { is_unseen: true, ..from(Temporary) }, "no client is let through"),
-        (EtcdMachine { given_up: true, ..from(GivenBack) }, "etcd.log"),
+        (
+            EtcdMachine {
+                is_unseen: true,
+                ..from(Own)
+            },
+            "the data directory of before",
+        ),
+        (
+            EtcdMachine {
+                is_unseen: true,
+                ..from(Temporary)
+            },
+            "no client is let through",
+        ),
+        (
+            EtcdMachine {
+                given_up: true,
+                ..from(GivenBack)
+            },
+            "etcd.log",
+        ),
         (from(GivenBack), "COMMAND may put a backup"),
-        (EtcdMachine { failed: 1, ..from(Temporary) }, "1 times"),
+        (
+            EtcdMachine {
+                failed: 1,
+                ..from(Temporary)
+            },
+            "1 times",
+        ),
     ] {
         assert!(told(machine.clone()).contains(what), "{machine:?}");
         let is_own = machine.step == Own;
-        assert!(!is_own || !told(machine).contains("no client"), "clients of the node's own are let through");
+        assert!(
+            !is_own || !told(machine).contains("no client"),
+            "clients of the node's own are let through"
+        );
     }
-    assert_eq!([Own, Stopping, Temporary, Returning].map(|step| told(from(step))), [""; 4]);
+    assert_eq!(
+        [Own, Stopping, Temporary, Returning].map(|step| told(from(step))),
+        [""; 4]
+    );
     // An etcd that answers without a visible database is reported after a while. An absent etcd is not reported, nor an etcd with a database.
     for (own, is_told) in [(UNSEEN_ONE, true), (SILENT, false), (SERVES, false)] {
         let mut machine = from(Own);
-        for (now, late) in [(Duration::ZERO, false), (UNSEEN - NANOSECOND, false), (UNSEEN, true)] {
+        for (now, late) in [
+            (Duration::ZERO, false),
+            (UNSEEN - NANOSECOND, false),
+            (UNSEEN, true),
+        ] {
             machine.next(&observed(own, NONE, Holder::Unknown), now);
             assert_eq!(machine.is_unseen, is_told && late, "{own:?} {now:?}");
         }
@@ -386,7 +693,10 @@ fn an_operator_is_told_what_is_to_be_decided() {
 #[test]
 fn a_large_database_has_its_time_for_each_gib() {
     let (none, half, one) = (0, 1 << 29, 1 << 30);
-    assert_eq!([none, half, one].map(patience), [HUNG, HUNG + HUNG_PER_GIB / 2, HUNG + HUNG_PER_GIB]);
+    assert_eq!(
+        [none, half, one].map(patience),
+        [HUNG, HUNG + HUNG_PER_GIB / 2, HUNG + HUNG_PER_GIB]
+    );
     let pause = GRACE + PAUSE;
     let expected = [pause, pause + PAUSE_PER_GIB / 2, pause + PAUSE_PER_GIB];
     assert_eq!([none, half, one].map(expected_pause), expected);
