@@ -350,7 +350,7 @@ impl Node {
     /// What starts it, for a shell, which may be killed at any time: the file has a whole number.
     fn start(&self) -> String {
         format!(
-            "{} >> {} 2>&1 < /dev/null & echo $! > {pid}.new && mv {pid}.new {pid}",
+            "{} >> {} 2>&1 < /dev/null & echo $! > {pid}.new && {{ mv {pid}.new {pid} || mv {pid}.new {pid}; }}",
             self.own(),
             self.path("own.log").display(),
             pid = self.path("pid").display()

@@ -205,7 +205,7 @@ impl Only {
              --advertise-client-urls=https://127.0.0.1:2379 --listen-peer-urls=http://127.0.0.1:2380 \
              --initial-advertise-peer-urls=http://127.0.0.1:2380 --initial-cluster=cp-1=http://127.0.0.1:2380 \
              --listen-metrics-urls=http://127.0.0.1:2381 --cert-file={at}/etcd.crt --key-file={at}/etcd.key --snapshot-count=500 \
-             >> {at}/etcd-own.log 2>&1 < /dev/null & echo $! > {at}/etcd.new && mv {at}/etcd.new {at}/etcd.pid"
+             >> {at}/etcd-own.log 2>&1 < /dev/null & echo $! > {at}/etcd.new && {{ mv {at}/etcd.new {at}/etcd.pid || mv {at}/etcd.new {at}/etcd.pid; }}"
         );
         // COMMAND is long enough for the temporary etcd, if there is one.
         let restart = format!(
