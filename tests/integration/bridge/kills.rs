@@ -121,6 +121,11 @@ impl Scene for Bridged<'_> {
     fn is_done(&mut self) {
         let now = [self.node.own_pid(), self.etcd.pid()];
         assert_ne!(now[0], self.before[0], "COMMAND has not run");
+        assert_eq!(
+            kill(Pid::from_raw(now[0]), None),
+            Ok(()),
+            "the pid file names a process that has ended"
+        );
         assert!(
             now[1] != self.before[1] || now[1] == 0,
             "COMMAND has not restarted etcd"
