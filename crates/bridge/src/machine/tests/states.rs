@@ -174,7 +174,9 @@ impl Model for Bounded {
             Event::Steerable(can) => {
                 budget.others -= 1;
                 world.given.unsteerable = !can;
-                world.steering &= can;
+                if world.steering && !can {
+                    (world.steering, world.unsteered) = (false, Some(world.now));
+                }
             }
             Event::Named => world.given.named = Some(0),
             Event::Prepared(may) => world.given.prepares = (0, may),
