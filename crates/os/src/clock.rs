@@ -1,23 +1,25 @@
-//! A clock that does not jump, and which boot it counts from.
+//! Clocks that cannot be set, and the boot from which they count.
 
 use nix::time::{ClockId, clock_gettime};
 use procfs::sys::kernel::random;
 use std::io;
 use std::time::Duration;
 
-/// Time since this boot, with the time that the machine slept. It cannot be set, and all processes of a node read the
-/// same, so expiry times can be exchanged. (A time namespace would shift it; Kubernetes makes none.)
+/// Returns the time since boot, including time in which the machine slept. Nobody can set this
+/// clock, and every process of a node reads the same time, so processes can exchange expiry times.
+/// (A time namespace would shift the clock; Kubernetes makes none.)
 pub fn boottime() -> io::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_BOOTTIME)?.into())
 }
 
-/// Time since this boot, without the time that the machine slept: what BPF programs read. (A time namespace would shift
-/// it for a process and not for them.)
+/// Returns the time since boot, excluding time in which the machine slept. BPF programs read this
+/// clock. (A time namespace would shift the clock for a process, but not for BPF programs.)
 pub fn monotonic() -> io::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_MONOTONIC)?.into())
 }
 
-/// The boot that [`boottime`] counts from: a random UUID, the same in all containers of a node.
+/// Returns the ID of the boot from which [`boottime`] counts: a random UUID, equal in every
+/// container of a node.
 pub fn boot_id() -> io::Result<String> {
     let failed = |why: &dyn std::fmt::Display| {
         io::Error::other(format!(
@@ -44,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_goes_on_within_one_boot() {
+    fn boottime_advances_within_one_boot() {
         let before = boottime().unwrap();
         std::thread::sleep(Duration::from_millis(2));
         assert!(boottime().unwrap() >= before + Duration::from_millis(2));

@@ -1,4 +1,4 @@
-//! Files that other processes read while they are written, their locks, and private directories.
+//! Files that other processes read while they are written, file locks, and private directories.
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -13,12 +13,13 @@ use std::time::{Duration, Instant};
 /// Pause between two attempts to lock: flock(2) has no timeout.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
-/// Replaces or creates a file atomically: a reader finds the whole old one or the whole new one. `fill` gets the
-/// new one, which has mode 0600 and the name `temporary`, in the same directory, until it is filled. A file of that name is
-/// removed: a writer that died left it.
+/// Replaces or creates a file atomically: a reader finds the whole old file or the whole new file.
+/// `fill` gets the new file, which has mode 0600 and is named `temporary` until it is filled;
+/// `temporary` must be in the same directory. An existing file of that name was left by a
+/// writer that died, and is removed.
 ///
 /// # Errors
-/// Those of the system calls and of `fill`. Then the file is as it was.
+/// Errors of the system calls and of `fill`. The file is then unchanged.
 pub fn replace<T>(
     path: &Path,
     temporary: &Path,
@@ -34,10 +35,10 @@ pub fn replace<T>(
     filled.inspect_err(|_| drop(fs::remove_file(temporary)))
 }
 
-/// What was done with a path, or none if nothing is there.
+/// Returns the result of an operation on a path, or `None` if nothing exists at the path.
 ///
 /// # Errors
-/// Every other error.
+/// Every error except `NotFound`.
 pub fn found<T>(done: io::Result<T>) -> io::Result<Option<T>> {
     match done {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -45,10 +46,11 @@ pub fn found<T>(done: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Opens a file at a path from outside: a FIFO or a device cannot block this.
+/// Opens a file at a path that an operator or a file gave. A FIFO or a device at the path cannot
+/// block the call.
 ///
 /// # Errors
-/// Those of open(2), or it is no regular file.
+/// Errors of open(2), or the path is not a regular file.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     regular(
         OpenOptions::new()
@@ -58,21 +60,22 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
     )
 }
 
-/// Most bytes of a file of certificates, credentials or configuration.
+/// Size limit of a file of certificates, credentials or configuration, in bytes.
 const SMALL: u64 = 1 << 20;
 
-/// What is in a small file at a path from outside: a FIFO cannot block this, and a file of gigabytes takes no memory.
+/// Reads a small file at a path that an operator or a file gave. A FIFO cannot block the call, and
+/// a file of gigabytes takes no memory.
 ///
 /// # Errors
-/// Those of the system calls, or it is no regular file, or larger than 1 MiB.
+/// Errors of the system calls, or the file is not regular, or larger than 1 MiB.
 pub fn read_small(path: &Path) -> io::Result<Vec<u8>> {
     small(open_regular(path)?)
 }
 
-/// What is in an open small file. One that is no regular file may block this.
+/// Reads an open small file. A file that is not regular may block the call.
 ///
 /// # Errors
-/// Those of the system calls, or it is larger than 1 MiB.
+/// Errors of the system calls, or the file is larger than 1 MiB.
 pub fn small(file: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(SMALL + 1).read_to_end(&mut bytes)?;
@@ -83,19 +86,19 @@ pub fn small(file: impl Read) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Bytes of a file as text.
+/// Converts a file's bytes to text.
 ///
 /// # Errors
-/// They are not UTF-8.
+/// The bytes are not UTF-8.
 pub fn text(bytes: Vec<u8>) -> io::Result<String> {
     String::from_utf8(bytes)
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is no text"))
 }
 
-/// The open file, if it is a regular file.
+/// Returns the open file if it is a regular file.
 ///
 /// # Errors
-/// It is none, or fstat(2) failed.
+/// The file is not regular, or fstat(2) failed.
 pub fn regular(file: File) -> io::Result<File> {
     if file.metadata()?.is_file() {
         Ok(file)
@@ -104,17 +107,18 @@ pub fn regular(file: File) -> io::Result<File> {
     }
 }
 
-/// A file in memory that can be executed, and is open in children too, also where `vm.memfd_noexec` is 1. Kernels before 6.3 do not know
-/// the flag for that, and do not need it.
+/// Makes an executable file in memory. The file stays open in children, and is executable even if
+/// `vm.memfd_noexec` is 1. Kernels before 6.3 do not know the flag for executable files, and do not
+/// need it.
 ///
 /// # Errors
-/// Those of memfd_create(2).
+/// Errors of memfd_create(2).
 pub fn program_in_memory(name: &str) -> io::Result<File> {
     let created = match memfd_create(name, MemfdFlags::EXEC) {
         Err(rustix::io::Errno::INVAL) => memfd_create(name, MemfdFlags::empty()),
         Err(rustix::io::Errno::ACCESS) => {
             return Err(io::Error::other(
-                "vm.memfd_noexec is 2 here, with which nothing in memory can be executed: set it to 1",
+                "vm.memfd_noexec is 2, so files in memory cannot be executed: set it to 1",
             ));
         }
         created => created,
@@ -122,10 +126,10 @@ pub fn program_in_memory(name: &str) -> io::Result<File> {
     Ok(File::from(created?))
 }
 
-/// Locks a file exclusively. Another process's lock is waited for, at most this long.
+/// Locks a file exclusively. Waits for another process's lock, at most for `wait`.
 ///
 /// # Errors
-/// Those of flock(2); EWOULDBLOCK: it is locked still.
+/// Errors of flock(2); EWOULDBLOCK if the file is still locked after `wait`.
 pub fn lock_within(mut file: File, wait: Duration) -> Result<Flock<File>, Errno> {
     let until = Instant::now() + wait;
     loop {
@@ -137,24 +141,27 @@ pub fn lock_within(mut file: File, wait: Duration) -> Result<Flock<File>, Errno>
     }
 }
 
-/// Creates a directory with mode 0700, and those above it. One that exists stays as it is.
+/// Creates a directory with mode 0700, and its missing parents. An existing directory is not
+/// changed.
 ///
 /// # Errors
-/// Those of mkdir(2).
+/// Errors of mkdir(2).
 pub fn make_private(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
-/// Creates a directory with mode 0700 and this owner, or gives one that exists that mode and owner.
+/// Creates a directory with mode 0700 and this owner, or sets mode and owner of an existing
+/// directory.
 ///
-/// By a descriptor, so that the name cannot be exchanged meanwhile. The mode comes first: CHOWN alone does not allow to
-/// change that of another user's directory.
+/// Mode and owner are set through a descriptor, so that nobody can exchange the directory
+/// meanwhile. The mode is set first: CAP_CHOWN alone does not allow to change the mode of another
+/// user's directory.
 ///
 /// # Errors
-/// Those of the system calls.
+/// Errors of the system calls.
 pub fn private_directory(dir: &Path, owner: u32) -> io::Result<()> {
     match make_private(dir) {
-        // If the name is a file's or a link's, the open below fails.
+        // If the path is a file or a link, the open below fails.
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
@@ -165,7 +172,8 @@ pub fn private_directory(dir: &Path, owner: u32) -> io::Result<()> {
             .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW | flags)
             .open(&plain)
     };
-    // Root without capabilities may open only the path of another uid's private directory.
+    // Root without capabilities may open only the path (O_PATH) of another user's private
+    // directory.
     let meta = open(libc::O_PATH)?.metadata()?;
     if (meta.uid(), meta.mode() & 0o7777) == (owner, 0o700) {
         return Ok(());
@@ -191,7 +199,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn a_program_in_memory_runs_where_others_are_not_executable() {
+    fn a_program_in_memory_runs_despite_memfd_noexec() {
         const INSIDE: &str = "BERTH_TEST_MEMFD_NOEXEC";
         if std::env::var_os(INSIDE).is_some() {
             let mut copy = program_in_memory("program").unwrap();
@@ -201,9 +209,9 @@ mod tests {
             assert!(Command::new(path).status().unwrap().success());
             return;
         }
-        // A PID namespace has a value of its own.
+        // A PID namespace has its own value of vm.memfd_noexec.
         let own = std::env::current_exe().unwrap();
-        let name = "file::tests::a_program_in_memory_runs_where_others_are_not_executable";
+        let name = "file::tests::a_program_in_memory_runs_despite_memfd_noexec";
         let script =
             "echo 1 > /proc/sys/vm/memfd_noexec || exit 77; exec \"$0\" --exact \"$1\" --nocapture";
         let mut command = Command::new("unshare");
@@ -225,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_file_is_read_and_no_other() {
+    fn only_a_small_regular_file_is_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a");
         fs::write(&path, b"a\xff").unwrap();
@@ -251,7 +259,8 @@ mod tests {
     fn a_file_is_replaced_whole_or_not_at_all() {
         let directory = tempfile::tempdir().unwrap();
         let (path, temporary) = (directory.path().join("a"), directory.path().join(".a.new"));
-        // Not followed, and not in the way.
+        // A symbolic link at the temporary name is not followed, and does not prevent the
+        // replacement.
         symlink(&path, &temporary).unwrap();
         replace(&path, &temporary, |mut file| file.write_all(b"one")).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"one");
@@ -269,13 +278,13 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_gets_mode_and_owner_and_may_be_there() {
+    fn a_private_directory_gets_mode_and_owner_even_if_it_exists() {
         let temp = tempfile::tempdir().unwrap();
         let dir = temp.path().join("run/berth/");
         let own = nix::unistd::geteuid().as_raw();
         private_directory(&dir, own).unwrap();
         fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
-        // Only root can give it away.
+        // Only root can give the directory away.
         let owner = if own == 0 { 65534 } else { own };
         private_directory(&dir, owner).unwrap();
         let meta = fs::metadata(&dir).unwrap();

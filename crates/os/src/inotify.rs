@@ -10,17 +10,17 @@ use std::path::Path;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Room for a burst of events; one has at most 16 bytes and a name.
+/// Room for a burst of events, in bytes. An event has at most 16 bytes and a name.
 const ROOM: usize = 4096;
 
 #[derive(Debug)]
 pub struct Events(AsyncFd<OwnedFd>);
 
 impl Events {
-    /// To be called within a tokio runtime that has I/O.
+    /// Must be called within a tokio runtime that has I/O.
     ///
     /// # Errors
-    /// EMFILE if the user has too many, and those of epoll.
+    /// EMFILE if the user has too many inotify instances, and errors of epoll.
     pub fn new() -> io::Result<Self> {
         Ok(Self(crate::awaitable(
             init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?,
@@ -28,7 +28,7 @@ impl Events {
         )?))
     }
 
-    /// Adds a path, or changes what is watched there.
+    /// Adds a path to the watched paths, or changes the watched events of a path.
     ///
     /// # Errors
     /// ENOENT, EACCES, and ENOSPC if the user has too many watches.
@@ -37,7 +37,8 @@ impl Events {
         Ok(())
     }
 
-    /// Waits for events and takes them; gives the name that each is about, if any. Dropping the future loses none.
+    /// Waits for events and returns the file name of each event, if the event has one. Dropping the
+    /// future loses no event.
     pub async fn next(&self) -> io::Result<Vec<Option<CString>>> {
         self.0
             .async_io(Interest::READABLE, |inotify| {

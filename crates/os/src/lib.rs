@@ -1,7 +1,7 @@
-//! System calls and /proc. All `unsafe` of berth is here.
+//! System calls and /proc. Every `unsafe` block of berth is in this crate.
 #![allow(
     unsafe_code,
-    reason = "it is here and nowhere else, each block with its SAFETY comment"
+    reason = "this is the only crate with unsafe code, each block with its SAFETY comment"
 )]
 
 pub mod bpf;
@@ -26,13 +26,13 @@ use std::os::fd::OwnedFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Lets the runtime wait for a descriptor. To be called within a tokio runtime that has I/O.
+/// Lets the runtime wait for a descriptor. Must be called within a tokio runtime that has I/O.
 pub fn awaitable(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an OwnedFd is open, and the same, until the AsyncFd drops it.
+    // SAFETY: an OwnedFd stays open, with the same number, until the AsyncFd drops it.
     Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
 }
 
-/// A message without the numbers that Rust puts behind the system's own words: " (os error 2)".
+/// Removes the numbers that Rust appends to the system's messages: " (os error 2)".
 pub fn plain(message: String) -> String {
     match message.split_once(" (os error ") {
         Some((before, rest)) => {
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_system_says_has_no_numbers() {
+    fn numbers_are_removed_from_the_systems_messages() {
         let missing = io::Error::from_raw_os_error(2);
         assert_eq!(
             plain(format!("a: {missing}: b ({missing})")),

@@ -1,4 +1,4 @@
-//! Locks on files, as the kernel lists them in /proc/locks.
+//! File locks, as the kernel lists them in /proc/locks.
 
 use procfs::FromRead as _;
 use procfs::process::MountInfos;
@@ -11,12 +11,12 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
-/// How a lock was taken.
+/// The system call that took a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockKind {
-    /// By flock(2).
+    /// flock(2).
     Flock,
-    /// By fcntl(2), owned by an open file and not by a process (F_OFD_SETLK).
+    /// fcntl(2) with F_OFD_SETLK. An open file owns the lock, not a process.
     OpenFile,
     Other,
 }
@@ -24,21 +24,23 @@ pub enum LockKind {
 /// A file as /proc/locks names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LockedFile {
-    /// Major and minor number of the file system's device. stat(2) has another one for a subvolume of btrfs.
+    /// Major and minor number of the file system's device. stat(2) shows another device for a
+    /// subvolume of btrfs.
     pub device: (u32, u32),
     pub inode: u64,
 }
 
-/// A lock that is held. Processes that wait for one are not listed here.
+/// A lock that is held. Waiting processes are not listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lock {
     pub kind: LockKind,
-    /// `None` if an open file owns it, or a process that is not visible here.
+    /// `None` if an open file owns the lock, or if the owning process is not visible here.
     pub pid: Option<i32>,
     pub file: LockedFile,
 }
 
-/// Lists the locks in /proc/locks: the locks of all processes in this process's PID namespace and below.
+/// Lists the locks in /proc/locks: the locks of processes in this process's PID namespace and
+/// below.
 ///
 /// # Errors
 /// /proc/locks cannot be read.
@@ -46,7 +48,8 @@ pub fn all() -> io::Result<Vec<Lock>> {
     Ok(parse(&fs::read_to_string("/proc/locks")?))
 }
 
-/// Locks a socket until its last descriptor is closed, in whatever process that is: [`locked_sockets`] counts it so long.
+/// Locks a socket until its last descriptor is closed, in any process. [`locked_sockets`] counts
+/// the socket until then.
 ///
 /// # Errors
 /// `ENOLCK` for lack of memory.
@@ -54,12 +57,12 @@ pub fn lock_socket(socket: impl AsFd) -> io::Result<()> {
     Ok(flock(socket, FlockOperation::NonBlockingLockShared)?)
 }
 
-/// Sockets that this process has locked and that are open, here or in another process.
+/// Counts the sockets that this process has locked and that are open here or in another process.
 ///
 /// # Errors
-/// Those of [`all`].
+/// Errors of [`all`].
 pub fn locked_sockets() -> io::Result<u64> {
-    // All sockets are on one device.
+    // Every socket is on one device.
     let device = fstat(UnixDatagram::unbound()?)?.st_dev;
     let (device, this) = (
         (major(device), minor(device)),
@@ -71,12 +74,12 @@ pub fn locked_sockets() -> io::Result<u64> {
     Ok(all()?.iter().filter(is_counted).count() as u64)
 }
 
-/// Reads the text of /proc/locks, or of the lock in /proc/PID/fdinfo/FD without its first word.
+/// Parses the text of /proc/locks, or of the lock in /proc/PID/fdinfo/FD without its first word.
 pub fn parse(text: &str) -> Vec<Lock> {
     text.lines().filter_map(parse_line).collect()
 }
 
-/// Such as `13: FLOCK  ADVISORY  WRITE 11366 fe:00:10559497 0 EOF`.
+/// Parses a line such as `13: FLOCK  ADVISORY  WRITE 11366 fe:00:10559497 0 EOF`.
 fn parse_line(line: &str) -> Option<Lock> {
     let mut words = line.split_whitespace().skip(1);
     let kind = match words.next()? {
@@ -100,18 +103,19 @@ fn parse_line(line: &str) -> Option<Lock> {
     })
 }
 
-/// Which device the kernel lists files of a mount with: the last mount is remembered.
+/// Finds the device under which the kernel lists a mount's files. Remembers the last mount.
 #[derive(Debug, Clone, Default)]
 pub struct Devices(Option<(Mounted, (u32, u32))>);
 
-/// A mount's number, which may be given to another one later, and the device that stat(2) shows there.
+/// A mount's number, and the device that stat(2) shows there. The kernel may later give the number
+/// to another mount.
 type Mounted = (u64, u32, u32);
 
 impl Devices {
-    /// The file at a path; a symbolic link is followed.
+    /// Returns the file at a path. Follows a symbolic link.
     ///
     /// # Errors
-    /// There is no such file, or its mount is not listed in /proc/self/mountinfo.
+    /// The file does not exist, or its mount is not listed in /proc/self/mountinfo.
     pub fn file(&mut self, path: &Path) -> io::Result<LockedFile> {
         let flags = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
         let meta = statx(CWD, path, AtFlags::empty(), flags)?;
@@ -161,7 +165,7 @@ mod tests {
                          5 <none>:0\n";
 
     #[test]
-    fn each_lock_is_read_with_its_device_and_who_waits_is_left_out() {
+    fn locks_are_parsed_with_their_device_and_without_waiting_processes() {
         let lock = |kind, pid, device, inode| Lock {
             kind,
             pid,
@@ -213,7 +217,7 @@ mod tests {
             "one is another process's alone"
         );
         drop(kept);
-        // The other end was closed.
+        // The child ends because the other end of the socket pair was closed.
         child.wait().unwrap();
         assert_eq!(locked_sockets().unwrap(), 0);
     }
@@ -225,7 +229,7 @@ mod tests {
         }
 
         #[test]
-        fn a_line_that_is_cut_is_a_shorter_lock_or_none(at in 0..LOCKS.len()) {
+        fn a_truncated_line_is_parsed_without_a_panic(at in 0..LOCKS.len()) {
             prop_assert!(parse(&LOCKS[..at]).len() <= 4);
         }
     }

@@ -1,8 +1,9 @@
-//! Own mount and PID namespaces: what is mounted and what runs in them ends with them, however their owner ends.
+//! Own mount and PID namespaces: mounts and processes in them end when their owner ends, for
+//! whatever reason.
 
 use crate::clock::monotonic;
 use crate::process::{
-    Credentials, KILL_CHILD, ProcessAttributes, check_single_threaded, die_with, ended,
+    Credentials, KILL_CHILD, ProcessAttributes, check_single_threaded, die_with, try_wait,
 };
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -25,17 +26,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
-/// Whether a process is in this process's namespace of a kind, a name in /proc/PID/ns. True also if neither can be read.
+/// True if a process is in this process's namespace of a kind (a name in /proc/PID/ns). True also
+/// if neither namespace can be read.
 pub fn is_shared_with(pid: i32, kind: &str) -> bool {
     let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/{kind}")).ok();
     of(&pid.to_string()) == of("self")
 }
 
-/// Enters a new mount namespace, to which mounts of the old one propagate, but not back.
-/// To be called by a process with one thread: others would stay in the old one.
+/// Enters a new mount namespace. Mounts of the old namespace propagate to the new one, but not
+/// back. Must be called by a process with one thread: other threads would stay in the old
+/// namespace.
 ///
 /// # Errors
-/// There is another thread, or CAP_SYS_ADMIN is missing.
+/// The process has several threads, or CAP_SYS_ADMIN is missing.
 pub fn own_mounts() -> io::Result<()> {
     check_single_threaded()?;
     unshare(CloneFlags::CLONE_NEWNS)?;
@@ -48,11 +51,11 @@ pub fn own_mounts() -> io::Result<()> {
     )?)
 }
 
-/// Mounts a tmpfs for at most this many bytes, with mode 0700, which is never swapped since Linux 6.4. With `label`, all its files
-/// have this SELinux label.
+/// Mounts a tmpfs of at most this many bytes with mode 0700. The tmpfs is never swapped on Linux
+/// 6.4 and newer. With `label`, every file in the tmpfs has this SELinux label.
 ///
 /// # Errors
-/// Those of mount(2).
+/// Errors of mount(2).
 pub fn tmpfs(at: &Path, bytes: u64, label: Option<&str>) -> io::Result<()> {
     let label = label
         .map(|label| format!(",context=\"{label}\""))
@@ -67,7 +70,7 @@ pub fn tmpfs(at: &Path, bytes: u64, label: Option<&str>) -> io::Result<()> {
             Some(options.as_str()),
         )
     };
-    // An older kernel refuses an unknown option.
+    // A kernel before 6.4 refuses the unknown option.
     let mounted = with(",noswap").or_else(|error| {
         if error == Errno::EINVAL {
             with("")
@@ -78,68 +81,72 @@ pub fn tmpfs(at: &Path, bytes: u64, label: Option<&str>) -> io::Result<()> {
     Ok(mounted?)
 }
 
-/// Unmounts it, even while it is in use.
+/// Unmounts a path, even while the mount is in use.
 ///
 /// # Errors
-/// Those of umount2(2).
+/// Errors of umount2(2).
 pub fn unmount(at: &Path) -> io::Result<()> {
     Ok(umount2(at, MntFlags::MNT_DETACH)?)
 }
 
-/// What a child gets that runs in namespaces of its own.
+/// Settings of a child that runs in namespaces of its own.
 #[derive(Debug, Default)]
 pub struct Enclosure {
-    /// Cgroups that are left and removed in the end, each given as the cgroup.procs of its parent and its own directory. A cgroup with
-    /// other processes in it stays.
+    /// Cgroups that the child leaves and removes in the end. Each is given as the cgroup.procs of
+    /// its parent, and its own directory. A cgroup with other processes stays.
     pub cgroups: Vec<(PathBuf, PathBuf)>,
-    /// Files that nothing in the namespace can rename, replace or remove (EBUSY): each is mounted onto itself.
+    /// Files that no process in the namespace can rename, replace or remove (EBUSY): each file is
+    /// mounted onto itself.
     pub pinned: Vec<PathBuf>,
-    /// The process that the child runs like, with its environment, directory, user, limits and OOM score. `None` if the program sees to
-    /// that itself.
+    /// The process after which the child is modelled: environment, directory, user, limits and OOM
+    /// score. `None` if the program sets these itself.
     pub like: Option<ProcessAttributes>,
-    /// Where the child's life depends on signs of another's.
+    /// Signs of life of another process, without which the child is killed. `None` if the child's
+    /// life does not depend on signs.
     pub signs: Option<SignReader>,
 }
 
-/// Signs of life: bytes in a pipe.
+/// The writing end of signs of life: bytes in a pipe.
 #[derive(Debug)]
 pub struct SignWriter(OwnedFd);
 
-/// The other end, and how long no sign may come.
+/// The reading end of signs of life, and the longest time without a sign.
 #[derive(Debug)]
 pub struct SignReader {
     pipe: OwnedFd,
     patience: Duration,
 }
 
-/// Both ends of signs of life, of which one must come within each such time.
+/// Makes both ends of signs of life. A sign must come at least once per `patience`.
 ///
 /// # Errors
-/// Those of pipe2(2).
+/// Errors of pipe2(2).
 pub fn signs_of_life(patience: Duration) -> io::Result<(SignWriter, SignReader)> {
     let (pipe, writer) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
     Ok((SignWriter(writer), SignReader { pipe, patience }))
 }
 
 impl SignWriter {
-    /// Gives a sign. A pipe that is full has signs enough, and one without a reader needs none.
+    /// Gives a sign. A full pipe has signs enough, and a pipe without a reader needs none.
     pub fn give(&self) {
         let _ = rustix::io::write(&self.0, b".");
     }
 }
 
 impl SignReader {
-    /// Takes the signs that came; whether there was one.
+    /// Reads the pending signs. Returns true if at least one sign was pending.
     fn take(&self) -> bool {
         let mut signs = [0; 4096];
         rustix::io::read(&self.pipe, &mut signs).is_ok_and(|length| length > 0)
     }
 }
 
-/// Runs the child's program as the first process of new PID and mount namespaces, so that everything it starts ends with it. The
-/// child itself stays outside until the program has ended, and ends with its exit status, or 128 and the number of the signal that
-/// ended it. It forwards SIGTERM; when the thread that started it ends, on [`KILL_CHILD`], or when signs of life stay away, it kills all
-/// processes of the namespace. Where signs of life are awaited, the child has a process group of its own.
+/// Runs the child's program as the first process of new PID and mount namespaces, so that the
+/// program's descendants end with the program. The child itself stays outside as a supervisor until
+/// the program has ended. The supervisor exits with the program's exit status, or with 128 plus the
+/// number of the signal that ended the program. The supervisor forwards SIGTERM. It kills every
+/// process of the namespace on [`KILL_CHILD`], when the thread that started the supervisor ends, or
+/// when no sign of life comes. With signs of life, the supervisor has a process group of its own.
 ///
 /// # Errors
 /// A path contains a NUL.
@@ -162,11 +169,12 @@ pub fn in_own_processes(command: &mut Command, enclosure: Enclosure) -> io::Resu
         signs,
     };
     if let Some(like) = like {
-        like.surround(command);
+        like.set_surroundings(command);
     }
     let parent = getpid();
-    // SAFETY: in the child, and in its own child, only system calls are made and errors without allocation constructed: all
-    // async-signal-safe, as fork(2) is without a registered handler.
+    // SAFETY: the child and the child's child only make system calls and construct errors without
+    // allocation. These calls are async-signal-safe, and so is fork(2) without a registered
+    // handler.
     unsafe {
         command.pre_exec(move || supervise(parent, &inner));
     }
@@ -182,16 +190,17 @@ struct Inner {
     signs: Option<SignReader>,
 }
 
-/// Returns in the first process of new namespaces, never in this one.
+/// Returns in the first process of new namespaces, never in the supervisor.
 fn supervise(parent: Pid, inner: &Inner) -> io::Result<()> {
     let awaited: SigSet = [Signal::SIGCHLD, Signal::SIGTERM, KILL_CHILD]
         .into_iter()
         .collect();
-    // Blocked before they can come, so that none is missed.
+    // Blocked before a signal can come, so that none is missed.
     let mask = awaited.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     die_with(parent, KILL_CHILD)?;
     if inner.signs.is_some() {
-        // A signal to the process group of who gives the signs, such as SIGSTOP, is not for who waits for them.
+        // A signal to the process group of the process that gives signs, such as SIGSTOP, must not
+        // reach the supervisor that waits for the signs.
         setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
     }
     if let Some(score) = &inner.oom_score
@@ -201,7 +210,8 @@ fn supervise(parent: Pid, inner: &Inner) -> io::Result<()> {
             Mode::empty(),
         )
     {
-        // A score lower than this process's needs CAP_SYS_RESOURCE. Without the capability the child keeps this process's score.
+        // A score lower than this process's needs CAP_SYS_RESOURCE. Without the capability the
+        // child keeps this process's score.
         let _ = rustix::io::write(&file, score.as_bytes());
     }
     unshare(CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS)?;
@@ -222,7 +232,7 @@ fn supervise(parent: Pid, inner: &Inner) -> io::Result<()> {
             None::<&str>,
         )?;
     }
-    // The ID of a process outside is meaningless in the new namespace.
+    // A process ID from outside is meaningless in the new namespace, so a pidfd is used.
     let this = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
     // SAFETY: this process has one thread, being a child that has not executed anything yet.
     match unsafe { fork() }? {
@@ -232,9 +242,9 @@ fn supervise(parent: Pid, inner: &Inner) -> io::Result<()> {
             if let Some(credentials) = &inner.credentials {
                 credentials.assume()?;
             }
-            // After that: the kernel forgets it when the user changes.
+            // Set after the change of user, at which the kernel forgets the signal.
             prctl::set_pdeathsig(Signal::SIGKILL)?;
-            // The parent may have died before the line above.
+            // The supervisor may have died before the line above.
             let mut ended = [PollFd::new(this.as_fd(), PollFlags::POLLIN)];
             if poll(&mut ended, PollTimeout::ZERO)? > 0 {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
@@ -251,14 +261,14 @@ fn supervise(parent: Pid, inner: &Inner) -> io::Result<()> {
             for (above, own) in &inner.cgroups {
                 remove_cgroup(above, own);
             }
-            // SAFETY: it only ends this process.
+            // SAFETY: the call only ends this process.
             unsafe { libc::_exit(code) }
         }
     }
 }
 
-/// Closes all descriptors of this process but one and the first three. One of them is the pipe whose end shows the parent that the
-/// program was executed.
+/// Closes every descriptor of this process except `one` and the first three. The closed descriptors
+/// include the pipe that tells the parent, by its end, that the program was executed.
 fn close_all_but(one: Option<RawFd>) {
     let close = |first: libc::c_uint, last: libc::c_uint| {
         if first <= last {
@@ -278,16 +288,16 @@ fn close_all_but(one: Option<RawFd>) {
     }
 }
 
-/// Time between two looks at the signs of life.
+/// Time between two reads of the signs of life.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Waits until the child has ended. A child whose signs of life stay away is killed.
+/// Waits until the child has ended. Kills a child without signs of life.
 fn watch(child: Pid, awaited: &SigSet, signs: Option<&SignReader>) -> io::Result<ExitStatus> {
     let mut last = monotonic()?;
     loop {
         match wait_within(awaited, signs.map(|signs| LOOK.min(signs.patience)))? {
             Some(Signal::SIGCHLD) => {
-                if let Some(status) = ended(child)? {
+                if let Some(status) = try_wait(child)? {
                     return Ok(status);
                 }
             }
@@ -305,13 +315,14 @@ fn watch(child: Pid, awaited: &SigSet, signs: Option<&SignReader>) -> io::Result
     }
 }
 
-/// Waits for a blocked signal, at most this long.
+/// Waits for a blocked signal, at most for `most`.
 fn wait_within(awaited: &SigSet, most: Option<Duration>) -> io::Result<Option<Signal>> {
     let Some(most) = most else {
         return Ok(Some(awaited.wait()?));
     };
     let most = TimeSpec::from_duration(most);
-    // SAFETY: both references are valid for the call, and a null pointer asks for no more about the signal.
+    // SAFETY: both references are valid for the call. The null pointer means that no details of the
+    // signal are requested.
     let signal =
         unsafe { libc::sigtimedwait(awaited.as_ref(), std::ptr::null_mut(), most.as_ref()) };
     match Errno::result(signal) {
@@ -321,7 +332,7 @@ fn wait_within(awaited: &SigSet, most: Option<Duration>) -> io::Result<Option<Si
     }
 }
 
-/// Leaves a cgroup and removes it, by system calls alone.
+/// Leaves a cgroup and removes the cgroup, by system calls alone.
 fn remove_cgroup(above: &CStr, own: &CStr) {
     if let Ok(above) = open(above, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
         // 0 is the writing process.
@@ -337,7 +348,8 @@ mod tests {
     use std::io::{BufRead, BufReader, Read};
     use std::process::{Child, Stdio};
 
-    /// Runs a script as the first process; it has printed something when this returns, unless there can be no namespaces here.
+    /// Runs a script as the first process of new namespaces, and waits for the script's first line.
+    /// `None` if no namespace can be made here.
     fn start(script: &str, enclosure: Enclosure) -> Option<(Child, String)> {
         let mut command = Command::new("sh");
         command
@@ -361,9 +373,10 @@ mod tests {
         }
     }
 
-    /// The end of all that can write to the child's output, and its status.
+    /// Waits until every process that can write to the child's output has ended. Returns the
+    /// child's exit status.
     fn end(mut child: Child) -> Option<i32> {
-        // Who reads goes on.
+        // The end of its input lets the script go on.
         drop(child.stdin.take());
         child
             .stdout
@@ -379,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_first_process_and_ends_as_it_ends() {
+    fn a_program_is_the_first_process_and_its_status_is_passed_on() {
         let Some((child, line)) = start(
             "echo $$ $(readlink /proc/self | wc -w); read line; exit 7",
             Enclosure::default(),
@@ -394,27 +407,27 @@ mod tests {
     }
 
     #[test]
-    fn what_it_is_told_reaches_it() {
+    fn sigterm_reaches_the_program() {
         let script = "trap 'exit 3' TERM; echo; while :; do read line; done";
         let Some((mut child, _)) = start(script, Enclosure::default()) else {
             return;
         };
         let stdin = child.stdin.take();
         signal(&child, Signal::SIGTERM);
-        // A shell acts when it has read.
+        // A shell runs its trap after the read.
         drop(stdin);
         assert_eq!(end(child), Some(3));
     }
 
     #[test]
-    fn all_that_it_started_ends_with_it() {
+    fn descendants_of_the_program_end_with_it() {
         let script = "trap '' TERM; setsid sleep 1000 & echo; wait";
         let Some((child, _)) = start(script, Enclosure::default()) else {
             return;
         };
         signal(&child, KILL_CHILD);
         assert_eq!(end(child), Some(128 + 9));
-        // By the end of what stays outside, and of its parent.
+        // Killed by the end of the supervisor, and by the end of the supervisor's parent.
         let Some((child, _)) = start(script, Enclosure::default()) else {
             return;
         };
@@ -433,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn its_cgroups_are_removed() {
+    fn the_programs_cgroups_are_removed() {
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
         let mut roots = mounts
             .lines()
@@ -463,9 +476,9 @@ mod tests {
         assert!(!own.exists());
     }
 
-    /// It is alive for as long as its starter shows that it is.
+    /// The program lives as long as its starter gives signs of life.
     #[test]
-    fn it_is_killed_when_signs_of_life_stay_away() {
+    fn a_program_without_signs_of_life_is_killed() {
         let patience = Duration::from_millis(300);
         let (writer, signs) = signs_of_life(patience).unwrap();
         let enclosure = Enclosure {
@@ -484,7 +497,7 @@ mod tests {
         let is_slow = begun.elapsed() > 5 * patience;
         assert!(
             is_slow || child.try_wait().unwrap().is_none(),
-            "it lives with signs of life"
+            "killed in spite of signs of life"
         );
         assert_eq!(end(child), Some(128 + 9));
         assert!(begun.elapsed() >= 5 * patience - patience / 30);
@@ -492,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pinned_cannot_be_replaced_there_and_can_be_outside() {
+    fn a_pinned_file_can_be_replaced_outside_the_namespace_only() {
         let temp = tempfile::tempdir().unwrap();
         let [file, other] = ["db", "db.tmp"].map(|name| temp.path().join(name));
         fs::write(&file, "old").unwrap();
@@ -524,7 +537,7 @@ mod tests {
             .unwrap();
         assert!(
             text.ends_with("new"),
-            "what is put there by others is seen: {text}"
+            "the new file of a process outside is not visible: {text}"
         );
         child.wait().unwrap();
         let mut command = Command::new("true");
@@ -541,10 +554,10 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_mounted_where_it_can_be() {
+    fn a_tmpfs_is_mounted_with_its_size_and_mode() {
         assert!(
             own_mounts().unwrap_err().to_string().contains("threads"),
-            "a test has several"
+            "a test has several threads"
         );
         let temp = tempfile::tempdir().unwrap();
         let at = temp.path().to_owned();
@@ -564,12 +577,12 @@ mod tests {
                     .nth(1)
                     .is_some_and(|place| at == Path::new(place))
             });
-            let line = line.expect("it is mounted");
+            let line = line.expect("the tmpfs is not mounted");
             let release = crate::process::kernel_release();
             let mut numbers = release
                 .split('.')
                 .map(|part| part.parse::<u32>().unwrap_or_default());
-            // The root of a user namespace may not keep memory from being swapped.
+            // Root of a user namespace may not keep memory from being swapped.
             let is_root = !line.contains(",uid=");
             let has_noswap = is_root && (numbers.next(), numbers.next()) >= (Some(6), Some(4));
             assert_eq!(line.contains(",noswap"), has_noswap, "{line} on {release}");

@@ -1,4 +1,5 @@
-//! Addresses of network interfaces, and what netdevice(7) sets of one, in the network namespace of this thread.
+//! Addresses of network interfaces, and settings of netdevice(7), in the network namespace of this
+//! thread.
 
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::if_nametoindex;
@@ -9,13 +10,13 @@ use std::os::fd::AsRawFd;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InterfaceSetting {
-    /// It is up, and has no other flag.
+    /// The interface is up, and has no other flag.
     Up,
     Address(Ipv4Addr),
     Netmask(Ipv4Addr),
 }
 
-/// Sets something of an interface. Fails as the kernel does: `ENODEV`, `EPERM`.
+/// Changes a setting of an interface. Fails as the kernel does: `ENODEV`, `EPERM`.
 pub fn set(interface: &str, setting: InterfaceSetting) -> io::Result<()> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
     let (what, ifr_ifru) = match setting {
@@ -49,7 +50,7 @@ pub fn set(interface: &str, setting: InterfaceSetting) -> io::Result<()> {
         *to = from as libc::c_char;
     }
     let request = libc::ifreq { ifr_name, ifr_ifru };
-    // SAFETY: the descriptor is open, and for each `what` above the kernel reads an ifreq, which lives
+    // SAFETY: the descriptor is open. For each `what` above the kernel reads an ifreq, which lives
     // for the call.
     match unsafe { libc::ioctl(socket.as_raw_fd(), what, &raw const request) } {
         0 => Ok(()),
@@ -57,7 +58,7 @@ pub fn set(interface: &str, setting: InterfaceSetting) -> io::Result<()> {
     }
 }
 
-/// Gives an interface an address of IPv6, of no network. Fails as [`set`] does.
+/// Gives an interface an IPv6 address with a prefix of 128 bits. Fails as [`set`] does.
 pub fn add_ipv6(interface: &str, address: Ipv6Addr) -> io::Result<()> {
     let socket = Socket::new(Domain::IPV6, Type::DGRAM, None)?;
     let ifr6_ifindex = if_nametoindex(interface)?.cast_signed();
@@ -69,17 +70,18 @@ pub fn add_ipv6(interface: &str, address: Ipv6Addr) -> io::Result<()> {
         ifr6_prefixlen: 128,
         ifr6_ifindex,
     };
-    // SAFETY: the descriptor is open, and of a socket of IPv6 the kernel reads an in6_ifreq, which lives for the call.
+    // SAFETY: the descriptor is open. For an IPv6 socket the kernel reads an in6_ifreq, which lives
+    // for the call.
     match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFADDR, &raw const request) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// The addresses of all interfaces.
+/// Returns the addresses of every interface.
 ///
 /// # Errors
-/// Those of getifaddrs(3).
+/// Errors of getifaddrs(3).
 pub fn addresses() -> io::Result<Vec<IpAddr>> {
     let addresses = getifaddrs()?.filter_map(|interface| {
         let address = interface.address?;
@@ -95,7 +97,7 @@ pub fn addresses() -> io::Result<Vec<IpAddr>> {
     Ok(addresses.collect())
 }
 
-/// As a sockaddr_in without a port.
+/// Converts an address to a sockaddr_in without a port.
 fn sockaddr(address: Ipv4Addr) -> libc::sockaddr {
     let mut sa_data = [0; 14];
     for (to, from) in sa_data[2..6].iter_mut().zip(address.octets()) {

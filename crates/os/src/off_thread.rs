@@ -1,4 +1,5 @@
-//! Calls that may block (on a disk that stalls, or on a lock of the kernel), away from a thread that has to go on.
+//! Runs calls that may block (on a disk that hangs, or on a kernel lock) away from a thread that
+//! must not block.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -9,24 +10,26 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-/// A wait has this many parts: a process that was stopped itself has used up one of them, not the whole wait.
+/// A wait is divided into this number of parts. If this process itself was stopped for a while,
+/// only one part is used up, not the whole wait.
 const PARTS: u32 = 4;
 
-/// Makes calls on another thread, one after the other. A call that hangs is waited for once; until it ends, further calls fail at
-/// once and start no thread.
+/// Makes calls on another thread, one after the other. A call that hangs is waited for once. Until
+/// the call ends, further calls fail at once and start no thread.
 #[derive(Debug, Clone)]
 pub struct OffThread {
     what: &'static str,
-    /// One permit, for the call that is being made or was begun; closed before the last call.
+    /// One permit, held by the current or started call. The semaphore is closed before the last
+    /// call.
     turns: Arc<Semaphore>,
-    /// Held by the call that is being made.
+    /// Locked by the running call.
     running: Arc<Mutex<()>>,
-    /// The last wait for a call was in vain.
+    /// True if the last wait for a call timed out.
     late: Arc<AtomicBool>,
 }
 
 impl OffThread {
-    /// `what` is called, for messages.
+    /// Makes a caller. `what` names the callee in messages.
     pub fn new(what: &'static str) -> Self {
         Self {
             what,
@@ -36,8 +39,9 @@ impl OffThread {
         }
     }
 
-    /// What a call returns, if that is within this time. A call that returns later is made nevertheless. To be called within a tokio
-    /// runtime, whose end must not wait for its threads.
+    /// Returns the result of a call if the call returns within `most`. A call that takes longer
+    /// still runs to its end. Must be called within a tokio runtime that does not wait for its
+    /// blocking threads when it ends.
     ///
     /// # Errors
     /// `TimedOut`; or the call panicked, or came after [`Self::finish_within`].
@@ -78,8 +82,8 @@ impl OffThread {
         ))
     }
 
-    /// As [`Self::within`], where something is dropped: the last call, after the one that is being made. Calls that wait for their turn
-    /// are not made any more.
+    /// Makes the last call, for example a removal, after the running call has ended, and waits for
+    /// at most `most`. Queued calls are not made any more.
     pub fn finish_within(&self, most: Duration, call: impl FnOnce() + Send + 'static) {
         self.turns.close();
         let (running, (returns, returned)) = (self.running.clone(), mpsc::channel());
@@ -94,8 +98,8 @@ impl OffThread {
     }
 }
 
-/// In a debug build, a call hangs while the directory that this variable names has a file of the call's name. Another file shows that a
-/// call hangs.
+/// Hangs, in a debug build, while the directory that BERTH_TEST_HANGS names contains a file of the
+/// call's name. A second file shows that a call hangs.
 #[cfg(debug_assertions)]
 fn hang_in_tests(what: &str) {
     let Some(directory) = std::env::var_os("BERTH_TEST_HANGS") else {
@@ -131,7 +135,7 @@ mod tests {
         let (called, calls_made) = mpsc::channel();
         for _ in 0..100 {
             let called = called.clone();
-            // At once, however long it may take.
+            // Fails at once, although the call may take long.
             let refused = calls
                 .within(LONG, move || called.send(()))
                 .await
@@ -144,13 +148,13 @@ mod tests {
         }
         assert!(
             calls_made.try_recv().is_err(),
-            "what failed is not made up for"
+            "a failed call was made later"
         );
         assert_eq!(calls.within(LONG, || 7).await.unwrap(), 7);
     }
 
     #[tokio::test]
-    async fn a_call_that_takes_long_is_waited_for_by_the_next() {
+    async fn a_call_waits_for_a_slow_call_before_it() {
         let calls = OffThread::new("a disk");
         let (go_on, waits) = mpsc::channel::<()>();
         let first = calls.within(LONG, move || waits.recv().is_err());
@@ -163,7 +167,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn after_the_last_call_none_is_made() {
+    async fn no_call_is_made_after_the_last_one() {
         let calls = OffThread::new("a disk");
         let (go_on, waits) = mpsc::channel::<()>();
         let (called, made) = mpsc::channel();
@@ -187,13 +191,13 @@ mod tests {
             .is_err();
         assert!(
             refused,
-            "a lease that is written after it was removed is that of a shim which hangs"
+            "a lease written after its removal would be taken for a lease of a shim that hangs"
         );
         assert_eq!(made.iter().collect::<Vec<_>>(), ["last"]);
     }
 
     #[test]
-    fn what_ends_is_waited_for_no_longer_than_it_may_take() {
+    fn the_last_call_is_waited_for_within_its_limit() {
         let (go_on, hangs) = mpsc::channel::<()>();
         let (called, was_called) = mpsc::channel();
         let calls = OffThread::new("a disk");

@@ -1,5 +1,5 @@
-//! Pipes as the kernel's own buffer: what a socket received moves to another socket by splice(2), page
-//! by page and without a copy.
+//! Pipes as the kernel's own buffer: splice(2) moves received bytes from a socket to another
+//! socket, page by page and without a copy.
 
 use nix::fcntl::{FcntlArg, OFlag, SpliceFFlags, fcntl, splice};
 use nix::unistd::{pipe2, read};
@@ -14,27 +14,29 @@ pub struct Pipe {
 }
 
 impl Pipe {
-    /// A pipe that holds `size` bytes, or what the kernel gives if that is more, or all that is left.
+    /// Makes a pipe with room for `size` bytes, or for the kernel's default if that is larger. The
+    /// room is smaller where the user's limit of pipe memory is reached.
     pub fn new(size: usize) -> io::Result<Self> {
         let (read, write) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
-        // Without privilege all pipes of a user share a limit (pipe-user-pages-soft): beyond it they
-        // stay at 64 KiB, which works too.
+        // An unprivileged user's pipes share a limit (pipe-user-pages-soft). A pipe beyond the
+        // limit keeps its default of 64 KiB, which works too.
         let size = i32::try_from(size).unwrap_or(i32::MAX);
-        // The kernel gives 16 pages, and each part of what a socket received takes one, however short it is: where a page has 64 KiB,
-        // 64 KiB would be a single part a move.
+        // The kernel gives 16 pages, and each received fragment takes a page, however short the
+        // fragment is. Where a page has 64 KiB, a pipe of 64 KiB would move a single fragment at a
+        // time.
         if fcntl(&write, FcntlArg::F_GETPIPE_SZ).is_ok_and(|has| has < size) {
             let _ = fcntl(&write, FcntlArg::F_SETPIPE_SZ(size));
         }
         Ok(Self { read, write })
     }
 
-    /// Moves up to `length` bytes from a socket into the pipe, which must be empty: then `EAGAIN` is
-    /// about the socket alone. 0 is the socket's end.
+    /// Moves up to `length` bytes from a socket into the pipe, which must be empty: then `EAGAIN`
+    /// can only mean that the socket has no bytes. 0 means end of file.
     pub fn fill(&self, socket: &impl AsFd, length: usize) -> io::Result<usize> {
         Ok(splice(socket, None, &self.write, None, length, flags())?)
     }
 
-    /// Reads what is in the pipe, `length` bytes.
+    /// Reads `length` bytes from the pipe.
     pub fn read(&self, length: usize) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; length];
         let mut at = 0;
@@ -47,10 +49,11 @@ impl Pipe {
         Ok(bytes)
     }
 
-    /// Moves up to `length` bytes from the pipe to a socket; there must be as many.
+    /// Moves up to `length` bytes from the pipe, which must hold so many, to a socket.
     ///
     /// # Errors
-    /// Those of splice(2). It raises no SIGPIPE where that is ignored, as in Rust programs.
+    /// Errors of splice(2). A broken pipe raises no SIGPIPE if SIGPIPE is ignored, as in Rust
+    /// programs.
     pub fn drain(&self, socket: &impl AsFd, length: usize) -> io::Result<usize> {
         Ok(splice(&self.read, None, socket, None, length, flags())?)
     }
@@ -65,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pipe_has_no_fewer_pages_than_the_kernel_gives() {
+    fn a_pipe_is_at_least_as_large_as_the_kernels_default() {
         let size = |pipe: &OwnedFd| fcntl(pipe, FcntlArg::F_GETPIPE_SZ).unwrap();
         let (_read, kernels) = pipe2(OFlag::O_CLOEXEC).unwrap();
         assert_eq!(size(&Pipe::new(1).unwrap().write), size(&kernels));

@@ -1,6 +1,8 @@
-//! Which process holds a port, from /proc, so that the error of a failed bind can name it.
+//! Finds the process that holds a port, by /proc, so that the error of a failed bind can name the
+//! process.
 //!
-//! For messages and `berth doctor`: no decision of a shim depends on it. Listeners alone are cheaper by [`super::sock_diag`].
+//! Used for messages and by `berth doctor`: no decision of a shim depends on this module. To list
+//! only listeners, [`super::sock_diag`] is cheaper.
 
 use crate::file::found;
 use nix::unistd::Uid;
@@ -16,37 +18,38 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 /// State of a listening socket in /proc/net/tcp (TCP_LISTEN in the kernel's tcp_states.h).
 pub const LISTEN: u8 = 0x0a;
 
-/// State of an established connection there (TCP_ESTABLISHED).
+/// State of an established connection in /proc/net/tcp (TCP_ESTABLISHED).
 pub const ESTABLISHED: u8 = 0x01;
 
-/// thread-self, because /proc/net shows the namespace of the process's first thread.
+/// thread-self, because /proc/net shows the network namespace of the process's first thread.
 const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
 
 /// A line of /proc/net/tcp or /proc/net/tcp6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     pub local: SocketAddr,
-    /// Address of its peer; unspecified for a listener.
+    /// Address of the peer; unspecified for a listener.
     pub remote: SocketAddr,
-    /// State, after the kernel's tcp_states.h; 0x0a is listening.
+    /// State, from the kernel's tcp_states.h; 0x0a is listening.
     pub state: u8,
     /// Effective user ID of the process that created the socket.
     pub uid: u32,
-    /// Inode of the socket; 0 if it has no file any more.
+    /// Inode of the socket; 0 if the socket has no file any more.
     pub inode: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedProcess {
     pub pid: i32,
-    /// Its name, at most 15 bytes, without control characters.
+    /// Name of the process, at most 15 bytes, without control characters.
     pub name: String,
 }
 
-/// All sockets in this thread's network namespace that have a file or wait for what is left of a connection.
+/// Lists the sockets in this thread's network namespace: sockets with a file, and closed sockets of
+/// connections that are not over yet.
 ///
 /// # Errors
-/// /proc/net/tcp cannot be read. A missing tcp6 means that there is no IPv6.
+/// /proc/net/tcp cannot be read. A missing tcp6 means that the kernel has no IPv6.
 pub fn sockets() -> io::Result<Vec<Entry>> {
     let mut all: Vec<_> = entries(TABLES[0])?.collect::<io::Result<_>>()?;
     all.extend(
@@ -57,14 +60,16 @@ pub fn sockets() -> io::Result<Vec<Entry>> {
     Ok(all)
 }
 
-/// The process that has the socket with this inode. Of a parent and a child that both have it, the parent if the child is about to become
-/// another program and has the parent's files until then, and else the child: a supervisor's server. None if they are in another PID
-/// namespace or may not be inspected.
+/// Returns the process that has the socket with this inode. If a parent and a child both have the
+/// socket, the child is returned: a supervisor's server. But a child that was forked and has not
+/// executed its program yet has its parent's files, and then the parent is returned. `None` if the
+/// holder is in another PID namespace or may not be inspected.
 pub fn process_of(inode: u64) -> Option<NamedProcess> {
     processes_of(&HashSet::from([inode])).remove(&inode)
 }
 
-/// As [`process_of`], of many sockets: every open file of every process is read, but only once.
+/// Does the work of [`process_of`] for many sockets. Every open file of every process is read, but
+/// only once.
 pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, NamedProcess> {
     let mut found = HashMap::<u64, NamedProcess>::new();
     for process in all_processes().into_iter().flatten().flatten() {
@@ -90,7 +95,7 @@ pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, NamedProcess> {
     found
 }
 
-/// The process that this one is a fork of, until it executes another program.
+/// Returns the parent of a process that was forked and has not executed another program yet.
 fn before_fork(process: &Process, inode: u64) -> Option<Process> {
     let parent = Process::new(process.stat().ok()?.ppid).ok()?;
     let is_same =
@@ -98,13 +103,13 @@ fn before_fork(process: &Process, inode: u64) -> Option<Process> {
     is_same.then_some(parent)
 }
 
-/// Whether a process has a socket that listens on this address, in its network namespace.
+/// True if a process has a socket that listens on this address, in the process's network namespace.
 pub fn listens(pid: i32, address: SocketAddr) -> bool {
     let table = format!(
         "/proc/{pid}/net/{}",
         if address.is_ipv6() { "tcp6" } else { "tcp" }
     );
-    // The kernel shows listeners first, and no more is read.
+    // The kernel shows listeners first, so reading stops after them.
     let listeners = entries(&table)
         .into_iter()
         .flatten()
@@ -117,7 +122,8 @@ pub fn listens(pid: i32, address: SocketAddr) -> bool {
     Process::new(pid).is_ok_and(|process| sockets_of(&process).any(|inode| inodes.contains(&inode)))
 }
 
-/// Inodes of a process's sockets; none if it may not be inspected.
+/// Returns the inodes of a process's sockets. The iterator is empty if the process may not be
+/// inspected.
 fn sockets_of(process: &Process) -> impl Iterator<Item = u64> {
     process
         .fd()
@@ -135,7 +141,8 @@ fn name_of(process: &Process) -> String {
     })
 }
 
-/// One sentence on which process holds `wanted` and the fix, for a bind that failed with EADDRINUSE.
+/// Explains a bind that failed with EADDRINUSE: a sentence that names the holder of `wanted` and
+/// the fix.
 pub fn explain(wanted: SocketAddr) -> String {
     match sockets() {
         Ok(entries) => describe(wanted, Uid::effective().as_raw(), &entries, process_of),
@@ -145,14 +152,16 @@ pub fn explain(wanted: SocketAddr) -> String {
     }
 }
 
-/// As [`explain`], from sockets that were read already; `our_uid` is the effective user ID of the process that wants the port.
+/// Explains as [`explain`] does, from sockets that were read already. `our_uid` is the effective
+/// user ID of the process that wants the port.
 pub fn describe(
     wanted: SocketAddr,
     our_uid: u32,
     entries: &[Entry],
     process_of: impl Fn(u64) -> Option<NamedProcess>,
 ) -> String {
-    // A listener first, and of these the very address: a dual-stack guess must not hide it.
+    // Listeners come first, and among listeners the very address: a wildcard of both families,
+    // which is a guess, must not hide it.
     let elsewhere = |entry: &Entry| entry.local.ip().to_canonical() != wanted.ip().to_canonical();
     let clashing = entries.iter().filter(|entry| clashes(wanted, entry.local));
     let Some(entry) = clashing.min_by_key(|entry| (entry.state != LISTEN, elsewhere(entry))) else {
@@ -171,7 +180,8 @@ pub fn describe(
     }
     if entry.local.ip().is_unspecified() != wanted.ip().is_unspecified() {
         let holder = entry.local;
-        // 7443 is where berth's documents move the in-cluster port; a berth that is there already moves on.
+        // berth's documents move the in-cluster port to 7443; a berth that is on 7443 already moves
+        // on to 8443.
         let other = if port == 7443 { 8443 } else { 7443 };
         return format!(
             "{wanted} is held by {holder} of {owner}: a wildcard listener takes the port on every address, and so \
@@ -191,8 +201,8 @@ pub fn describe(
     }
 }
 
-/// Whether two sockets of one port exclude each other. A listener on `::` is taken for one of
-/// both families, the default; berth's own IPv6 sockets are IPv6 only.
+/// True if two sockets of one port exclude each other. A listener on `::` counts for both families,
+/// which is the default; berth's own IPv6 sockets are IPv6 only.
 pub fn clashes(wanted: SocketAddr, other: SocketAddr) -> bool {
     let (wanted_ip, other_ip) = (wanted.ip().to_canonical(), other.ip().to_canonical());
     let any_family = other_ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
@@ -207,7 +217,7 @@ pub fn clashes(wanted: SocketAddr, other: SocketAddr) -> bool {
 pub struct Owner(u32, Option<NamedProcess>);
 
 impl Owner {
-    /// Of a socket with this inode, made with this effective uid.
+    /// Finds the owner of a socket.
     pub fn of(entry: &Entry) -> Self {
         Self(entry.uid, process_of(entry.inode))
     }
@@ -224,17 +234,18 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Lines that are no entries are skipped, as the heading is.
+/// Reads the entries of a table. Skips lines that are not entries, such as the heading.
 fn entries(table: &str) -> io::Result<impl Iterator<Item = io::Result<Entry>>> {
     let lines = BufReader::new(fs::File::open(table)?).lines();
     Ok(lines.filter_map(|line| line.map(|line| parse_line(&line)).transpose()))
 }
 
-/// A line of /proc/net/tcp or /proc/net/tcp6, if it is one.
+/// Parses a line of /proc/net/tcp or /proc/net/tcp6. `None` if the line is not an entry.
 ///
-/// One line at a time, because procfs makes nothing of a table in which it cannot read one.
+/// Lines are parsed one at a time, because procfs rejects a whole table if it cannot parse a single
+/// line.
 pub fn parse_line(line: &str) -> Option<Entry> {
-    // What it reads first is the heading, which it passes over.
+    // procfs takes the first line for the heading, and skips it.
     let table =
         TcpNetEntries::from_buf_read(["\n", line].concat().as_bytes(), current_system_info())
             .ok()?;
@@ -321,13 +332,13 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_is_about_to_become_another_program_is_not_named() {
+    fn a_forked_child_is_not_named_before_its_execve() {
         let socket = TcpListener::bind("127.83.1.2:0").unwrap();
         let bound = socket.local_addr().unwrap();
         let ((mut forked, mut tell), (mut wait, mut go_on)) =
             (io::pipe().unwrap(), io::pipe().unwrap());
         let mut command = std::process::Command::new("true");
-        // SAFETY: it makes system calls only.
+        // SAFETY: the closure makes system calls only.
         unsafe {
             command.pre_exec(move || {
                 tell.write_all(&std::process::id().to_ne_bytes())?;
@@ -349,11 +360,12 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_named_rather_than_its_supervisor() {
+    fn a_server_is_named_instead_of_its_supervisor() {
         let socket = TcpListener::bind("127.83.1.2:0").unwrap();
         let inode = sock_diag::listeners_at(socket.local_addr().unwrap()).unwrap()[0].inode;
         let (stdin, _ends) = io::pipe().unwrap();
-        // Of the duplicate that is a child's standard output, execve(2) closes nothing.
+        // execve(2) does not close the duplicate, because the duplicate is a child's standard
+        // output.
         let duplicate = std::os::fd::OwnedFd::from(socket.try_clone().unwrap());
         let mut server = std::process::Command::new("cat")
             .stdin(stdin)
@@ -373,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_is_seen_and_its_end_too() {
+    fn a_listener_is_found_until_it_is_closed() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         assert!(listens(nix::unistd::getpid().as_raw(), address));
@@ -425,7 +437,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn takes_any_fields(fields in prop::collection::vec("[0-9A-Fa-f:+é]{0,34}|[0-9]{1,22}", 0..14)) {
+        fn any_fields_are_parsed_without_a_panic(fields in prop::collection::vec("[0-9A-Fa-f:+é]{0,34}|[0-9]{1,22}", 0..14)) {
             let _ = parse_line(&fields.join(" "));
         }
     }

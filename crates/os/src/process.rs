@@ -24,15 +24,15 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// The most open files that the kernel allows a process by default (/proc/sys/fs/nr_open). With a limit far above, programs that close
-/// all that may be open take minutes.
+/// Upper limit of open files: the kernel's default of /proc/sys/fs/nr_open. With a much higher
+/// limit, programs that close every possible descriptor take minutes.
 const FILES: u64 = 1 << 20;
 
-/// Which capabilities this thread lacks for BPF programs that concern the network. CAP_BPF is new with Linux 5.8, and
-/// part of CAP_SYS_ADMIN.
+/// Returns the missing capabilities of this thread for BPF programs that concern the network.
+/// CAP_BPF is new with Linux 5.8, and part of CAP_SYS_ADMIN.
 ///
 /// # Errors
-/// Those of capget(2).
+/// Errors of capget(2).
 pub fn lacks_for_bpf() -> io::Result<Vec<&'static str>> {
     let has = rustix::thread::capabilities(None)?.effective;
     let needed = [
@@ -46,13 +46,15 @@ pub fn lacks_for_bpf() -> io::Result<Vec<&'static str>> {
         .collect())
 }
 
-/// Processors that are online: how much at once can be computed on this node, whatever share of it this process has. (Not by sysconf(3), which
-/// counts those of this process where the C library is musl.)
+/// Returns the number of online processors of this node, whatever share of them this process may
+/// use. (sysconf(3) is not used: with musl it counts only the processors that this process may
+/// use.)
 pub fn cpus() -> usize {
     CpuInfo::current().map_or(1, |info| info.num_cores().max(1))
 }
 
-/// Raises the limit of locked memory, to none if this process may. Whether it is another now.
+/// Raises the limit of locked memory, to unlimited if this process may. Returns true if the limit
+/// was changed.
 pub(crate) fn raise_locked_memory() -> bool {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_MEMLOCK) else {
         return false;
@@ -61,7 +63,7 @@ pub(crate) fn raise_locked_memory() -> bool {
     raise(libc::RLIM_INFINITY) || raise(hard)
 }
 
-/// The kernel's release, as `uname -r` prints it.
+/// Returns the kernel's release, as `uname -r` prints it.
 pub fn kernel_release() -> String {
     rustix::system::uname()
         .release()
@@ -69,8 +71,9 @@ pub fn kernel_release() -> String {
         .into_owned()
 }
 
-/// Raises the limit of open files to the hard limit, or to the kernel's default if that is less, as it is of `infinity`; returns what it is
-/// then, or the kernel's default.
+/// Raises the limit of open files to the hard limit, or to the kernel's default if the hard limit
+/// is higher, for example `infinity`. Returns the smaller of the hard limit and the kernel's
+/// default.
 pub fn raise_file_limit() -> io::Result<u64> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let most = hard.min(FILES);
@@ -80,7 +83,8 @@ pub fn raise_file_limit() -> io::Result<u64> {
     Ok(most)
 }
 
-/// As [`raise_file_limit`], and for root the hard limit too, up to the kernel's default.
+/// Raises the limit of open files as [`raise_file_limit`] does. As root, raises the hard limit too,
+/// up to the kernel's default.
 pub fn raise_hard_file_limit() -> io::Result<u64> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let kernels = fs::read_to_string("/proc/sys/fs/nr_open")
@@ -93,7 +97,7 @@ pub fn raise_hard_file_limit() -> io::Result<u64> {
     raise_file_limit()
 }
 
-/// CPU time of this process, user and system, in seconds.
+/// Returns the CPU time of this process, user and system, in seconds.
 pub fn cpu_seconds() -> f64 {
     use nix::sys::resource::{UsageWho, getrusage};
     let seconds =
@@ -103,8 +107,8 @@ pub fn cpu_seconds() -> f64 {
     })
 }
 
-/// This process's use of the machine, by the names that Prometheus' client libraries agreed on. What /proc does
-/// not show is left out.
+/// Returns this process's use of resources, by the names that Prometheus' client libraries agreed
+/// on. Values that /proc does not show are left out.
 pub fn usage() -> Vec<(&'static str, &'static str, f64)> {
     let mut all = Vec::new();
     if let Ok(own) = Process::myself() {
@@ -122,9 +126,10 @@ pub fn usage() -> Vec<(&'static str, &'static str, f64)> {
             all.push(("process_start_time_seconds", help, start));
         }
     }
-    // Not by procfs, which counts the directory that is being read on some kernels and not on others.
+    // procfs is not used, because its count includes the directory that is being read on some
+    // kernels only.
     if let Ok(open) = fs::read_dir("/proc/self/fd") {
-        // One of them is the directory that is being read.
+        // One descriptor is the directory that is being read.
         all.push((
             "process_open_fds",
             "Open file descriptors of the shim's process",
@@ -141,11 +146,12 @@ pub fn usage() -> Vec<(&'static str, &'static str, f64)> {
     all
 }
 
-/// Lets SIGTERM and SIGINT end this process also where it is the first one of a PID namespace, for which the kernel
-/// drops a signal without a handler. One that is ignored stays so. Execve takes that back.
+/// Lets SIGTERM and SIGINT end this process even if it is the first process of a PID namespace, for
+/// which the kernel drops signals without a handler. Ignored signals stay ignored. Execve resets
+/// the handlers.
 pub fn end_on_signals() -> io::Result<()> {
     extern "C" fn end(signal: libc::c_int) {
-        // SAFETY: it ends the process and is async-signal-safe.
+        // SAFETY: _exit only ends the process, and is async-signal-safe.
         unsafe { libc::_exit(128 + signal) }
     }
     let action = SigAction::new(SigHandler::Handler(end), SaFlags::empty(), SigSet::empty());
@@ -153,29 +159,31 @@ pub fn end_on_signals() -> io::Result<()> {
         // SAFETY: the handler calls nothing but _exit.
         let before = unsafe { sigaction(signal, &action) }?;
         if matches!(before.handler(), SigHandler::SigIgn) {
-            // SAFETY: it was so before.
+            // SAFETY: the action was in effect before.
             unsafe { sigaction(signal, &before) }?;
         }
     }
     Ok(())
 }
 
-/// Lets the child get a signal when the thread that starts it ends: `pdeathsig` follows the thread, so
-/// start children from the main thread. It outlives execve. When a process of several threads dies, each that still
-/// lives gets its children for a moment, so it can come several times: see [`go_on_as_child`].
+/// Makes the kernel send the child a signal when the thread that starts the child ends. `pdeathsig`
+/// follows the thread, so start children from the main thread. The setting outlives execve. When a
+/// process of several threads dies, its children pass to each thread that still lives for a moment,
+/// so the signal can come several times: see [`go_on_as_child`].
 pub fn die_with_parent(command: &mut Command, signal: Signal) {
     let parent = getpid();
     // SAFETY: between fork and exec only prctl, getppid and error construction without allocation
-    // are called, all async-signal-safe.
+    // are called, and they are async-signal-safe.
     unsafe {
         command.pre_exec(move || die_with(parent, signal));
     }
 }
 
-/// Lets the child ignore a signal, as nohup(1) does with SIGHUP. That outlives execve.
+/// Lets the child ignore a signal, as nohup(1) does with SIGHUP. The setting outlives execve.
 pub fn ignore_signal(command: &mut Command, signal: Signal) {
     let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
-    // SAFETY: between fork and exec only sigaction(2) is called, which is async-signal-safe, and no handler is set.
+    // SAFETY: between fork and exec only sigaction(2) is called, which is async-signal-safe, and no
+    // handler is set.
     unsafe {
         command.pre_exec(move || {
             sigaction(signal, &ignore)?;
@@ -184,8 +192,8 @@ pub fn ignore_signal(command: &mut Command, signal: Signal) {
     }
 }
 
-/// Keeps this process's variables `BERTH_*` from a child: they set options of berth, and the child is to run with those of its
-/// command line alone.
+/// Removes this process's variables `BERTH_*` from a child's environment. The variables set options
+/// of berth, and the child must run with the options of its command line alone.
 pub fn remove_settings(command: &mut Command) {
     for (name, _) in
         std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"BERTH_"))
@@ -194,7 +202,7 @@ pub fn remove_settings(command: &mut Command) {
     }
 }
 
-/// The parent of a process, if it is there.
+/// Returns the parent of a process. `None` if the process does not exist.
 pub fn parent(pid: i32) -> Option<i32> {
     Process::new(pid)
         .and_then(|process| process.stat())
@@ -202,7 +210,8 @@ pub fn parent(pid: i32) -> Option<i32> {
         .map(|stat| stat.ppid)
 }
 
-/// A process by its pidfd: the number may be reused, the descriptor stays its own.
+/// A process held by its pidfd: the process ID may be reused, but the descriptor always means the
+/// same process.
 #[derive(Debug)]
 pub struct HeldProcess {
     pub pid: i32,
@@ -210,8 +219,10 @@ pub struct HeldProcess {
 }
 
 impl HeldProcess {
+    /// Opens a process.
+    ///
     /// # Errors
-    /// No process has this number.
+    /// No process has this ID.
     pub fn of(pid: i32) -> io::Result<Self> {
         let number = rustix::process::Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
         Ok(Self {
@@ -220,11 +231,12 @@ impl HeldProcess {
         })
     }
 
-    /// What `read` finds by its number. (Keeping its root and program open instead would not do: the mounts in a root go with the last
-    /// process there, and would be copied as empty.)
+    /// Returns the result of `read`, which finds the process by its ID. (An open root and program
+    /// instead of a check would not do: the mounts in a root go with the last process of a mount
+    /// namespace, and would be copied as empty.)
     ///
     /// # Errors
-    /// That of `read`, or the process ended, so that what was read may be another's.
+    /// The error of `read`, or the process has ended, so that `read` may have read another process.
     pub fn read<T>(&self, read: impl FnOnce(i32) -> io::Result<T>) -> io::Result<T> {
         let found = read(self.pid);
         if self.ends_within(Duration::ZERO)? {
@@ -236,10 +248,11 @@ impl HeldProcess {
         found
     }
 
-    /// Waits at most this long until it has ended with all its threads, so that none of its files is open; whether it has.
+    /// Waits at most for `most` until the process has ended with its threads, so that none of its
+    /// files is open. Returns true if the process has ended.
     ///
     /// # Errors
-    /// Those of poll(2).
+    /// Errors of poll(2).
     pub fn ends_within(&self, most: Duration) -> io::Result<bool> {
         let until = Instant::now() + most;
         let mut ends = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
@@ -255,8 +268,10 @@ impl HeldProcess {
         }
     }
 
+    /// Sends SIGKILL.
+    ///
     /// # Errors
-    /// It has ended, or may not be signalled.
+    /// The process has ended, or may not be signalled.
     pub fn kill(&self) -> io::Result<()> {
         Ok(rustix::process::pidfd_send_signal(
             &self.fd,
@@ -264,10 +279,12 @@ impl HeldProcess {
         )?)
     }
 
-    /// Stops it (SIGSTOP), and waits at most this long until none of its threads runs. It goes on when what is returned is dropped.
+    /// Stops the process (SIGSTOP), and waits at most for `most` until none of its threads runs.
+    /// The process continues when the result is dropped.
     ///
     /// # Errors
-    /// It has ended, may not be signalled, or a thread of it still runs, such as one that waits for a disk.
+    /// The process has ended, may not be signalled, or has a thread that still runs, for example a
+    /// thread that waits for a disk.
     pub fn pause(&self, most: Duration) -> io::Result<Paused<'_>> {
         let guard = guard(self.pid)?;
         rustix::process::pidfd_send_signal(&self.fd, rustix::process::Signal::STOP)?;
@@ -288,19 +305,19 @@ impl HeldProcess {
     }
 }
 
-/// Pause between two looks at a process that is to stop.
+/// Pause between two checks of a process that is being stopped.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// True if no thread of a process runs or waits in the kernel.
 fn is_stopped(pid: i32) -> io::Result<bool> {
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
         let stat = match fs::read_to_string(thread?.path().join("stat")) {
-            // A thread that has ended since, which says either of them.
+            // NotFound and ESRCH mean that the thread has ended meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
             stat => stat?,
         };
-        // The name before it may have parentheses, too.
+        // The name before the state may contain parentheses, too.
         let state = stat
             .rsplit_once(") ")
             .and_then(|(_, rest)| rest.chars().next());
@@ -311,8 +328,9 @@ fn is_stopped(pid: i32) -> io::Result<bool> {
     Ok(true)
 }
 
-/// A process that lets a stopped one go on as soon as this process has ended, even by SIGKILL: the kernel closes the pipe that it reads.
-/// In a process group of its own, it outlives signals to this process's.
+/// Starts a guard: a process that lets a stopped process continue as soon as this process has
+/// ended, even by SIGKILL, because the kernel then closes the pipe that the guard reads. The guard
+/// has a process group of its own, and so outlives signals to the process group of this process.
 fn guard(pid: i32) -> io::Result<Child> {
     let mut guard = Command::new("sh");
     guard.args([
@@ -328,7 +346,7 @@ fn guard(pid: i32) -> io::Result<Child> {
         .spawn()
 }
 
-/// A process that is stopped for as long as this and this process live.
+/// A process that is stopped until the value is dropped or this process ends.
 #[derive(Debug)]
 pub struct Paused<'a> {
     process: &'a HeldProcess,
@@ -338,13 +356,14 @@ pub struct Paused<'a> {
 impl Drop for Paused<'_> {
     fn drop(&mut self) {
         let _ = rustix::process::pidfd_send_signal(&self.process.fd, rustix::process::Signal::CONT);
-        // Without its pipe the guard ends: where the process has ended since, no other one is to get its signal.
+        // Killed before its pipe closes: if the stopped process has ended, the guard must not
+        // signal another process with the reused process ID.
         let _ = self.guard.kill();
         let _ = self.guard.wait();
     }
 }
 
-/// How a process runs, so that another one can be run in the same way.
+/// Attributes of a process, with which a similar process can be started.
 #[derive(Debug, Clone)]
 pub struct ProcessAttributes {
     pub environment: Vec<(OsString, OsString)>,
@@ -352,18 +371,18 @@ pub struct ProcessAttributes {
     pub uid: u32,
     pub gid: u32,
     pub groups: Vec<u32>,
-    /// Resources, and the soft and the hard limit of each.
+    /// Resources, each with its soft and hard limit.
     pub limits: Vec<(Resource, u64, u64)>,
     pub oom_score_adj: i16,
-    /// Its memory that is not of files, in bytes: what another process like it needs, too.
+    /// Anonymous memory (not of files) in bytes: a similar process needs as much.
     pub anonymous: u64,
 }
 
 impl ProcessAttributes {
-    /// Of a process in this one's namespaces.
+    /// Reads the attributes of a process in the namespaces of this process.
     ///
     /// # Errors
-    /// It has ended, or may not be inspected.
+    /// The process has ended, or may not be inspected.
     pub fn of(pid: i32) -> io::Result<Self> {
         Self::read(pid).map_err(io::Error::other)
     }
@@ -401,25 +420,26 @@ impl ProcessAttributes {
         })
     }
 
-    /// Gives a child its environment, directory, user and limits. The child gets SIGKILL when the thread that starts it
-    /// ends. Access to the child's program is the caller's task, and so is the OOM score ([`Self::set_oom_score`]).
+    /// Gives a child the environment, directory, user and limits. The child gets SIGKILL when the
+    /// thread that starts it ends. The caller has to see to access to the child's program, and to
+    /// the OOM score ([`Self::set_oom_score`]).
     pub fn apply(&self, command: &mut Command) {
-        self.surround(command);
+        self.set_surroundings(command);
         let credentials = self.credentials();
         let parent = getpid();
-        // SAFETY: between fork and exec only the system calls of `assume`, prctl and getppid are called, and construction of an
-        // error without allocation: all async-signal-safe.
+        // SAFETY: between fork and exec only the system calls of `assume`, prctl and getppid are
+        // made, and an error is constructed without allocation. They are async-signal-safe.
         unsafe {
             command.pre_exec(move || {
                 credentials.assume()?;
-                // Last: the kernel forgets it when the user changes.
+                // Last, because the kernel forgets the signal when the user changes.
                 die_with(parent, Signal::SIGKILL)
             });
         }
     }
 
-    /// Gives a child its environment and directory alone.
-    pub(crate) fn surround(&self, command: &mut Command) {
+    /// Gives a child only the environment and directory.
+    pub(crate) fn set_surroundings(&self, command: &mut Command) {
         command
             .env_clear()
             .envs(self.environment.iter().map(|(name, value)| (name, value)));
@@ -439,10 +459,10 @@ impl ProcessAttributes {
         }
     }
 
-    /// Gives a child its OOM score.
+    /// Sets a child's OOM score.
     ///
     /// # Errors
-    /// A lower one than this process's own needs CAP_SYS_RESOURCE.
+    /// A score lower than the score of this process needs CAP_SYS_RESOURCE.
     pub fn set_oom_score(&self, child: u32) -> io::Result<()> {
         let child = i32::try_from(child).map_err(io::Error::other)?;
         Process::new(child)
@@ -461,15 +481,16 @@ pub(crate) struct Credentials {
 }
 
 impl Credentials {
-    /// Gives them to this process, by setrlimit, and as root setgroups, setgid and setuid, without allocation.
+    /// Gives user and limits to this process, by setrlimit, and as root by setgroups, setgid and
+    /// setuid, without allocation.
     ///
     /// # Errors
-    /// Those of the system calls.
+    /// Errors of the system calls.
     pub(crate) fn assume(&self) -> io::Result<()> {
         for (resource, soft, hard) in &self.limits {
             setrlimit(*resource, *soft, *hard)?;
         }
-        // Only root may.
+        // Only root may change its user.
         if geteuid().is_root() {
             setgroups(&self.groups)?;
             setgid(self.gid)?;
@@ -479,16 +500,16 @@ impl Credentials {
     }
 }
 
-/// Which process this is after [`detach`].
+/// The result of [`detach`]: caller or daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detached {
-    /// The one that was there, and the ID of the other.
+    /// The process that called `detach`, with the daemon's process ID.
     Caller(i32),
-    /// The one that goes on in a session of its own.
+    /// The daemon, in a session of its own.
     Daemon,
 }
 
-/// Fails unless this process has one thread.
+/// Checks that this process has only one thread.
 pub(crate) fn check_single_threaded() -> io::Result<()> {
     match Process::myself()
         .and_then(|own| own.stat())
@@ -502,14 +523,15 @@ pub(crate) fn check_single_threaded() -> io::Result<()> {
     }
 }
 
-/// Forks this process, which must have one thread; the child gets its own session. To be called before anything is made that both
-/// would share, such as a runtime with its pipe for signals.
+/// Forks this process, which must have one thread. The child gets a session of its own. Must be
+/// called before the process makes resources that parent and child would share, such as a runtime
+/// with its pipe for signals.
 ///
 /// # Errors
-/// There is another thread, or those of the system calls.
+/// The process has several threads, or errors of the system calls.
 pub fn detach() -> io::Result<Detached> {
     check_single_threaded()?;
-    // SAFETY: with one thread, no other holds a lock that the child would wait for.
+    // SAFETY: with one thread, no other thread holds a lock for which the child would wait.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => Ok(Detached::Caller(child.as_raw())),
         ForkResult::Child => {
@@ -519,20 +541,21 @@ pub fn detach() -> io::Result<Detached> {
     }
 }
 
-/// Gives this process an OOM score, which its children inherit.
+/// Sets this process's OOM score, which its children inherit.
 ///
 /// # Errors
-/// A lower one than it has had needs CAP_SYS_RESOURCE.
+/// A score lower than the previous score needs CAP_SYS_RESOURCE.
 pub fn set_oom_score(score: i16) -> io::Result<()> {
     Process::myself()
         .and_then(|own| own.set_oom_score_adj(score))
         .map_err(io::Error::other)
 }
 
-/// Leaves the working directory and the terminal; this process writes its output into `log` from now on.
+/// Leaves the working directory and the terminal. From now on, this process writes its output into
+/// `log`.
 ///
 /// # Errors
-/// Those of the system calls.
+/// Errors of the system calls.
 pub fn leave_terminal(log: &File) -> io::Result<()> {
     std::env::set_current_dir("/")?;
     dup2_stdin(File::open("/dev/null")?.as_fd())?;
@@ -551,17 +574,19 @@ pub(crate) fn die_with(parent: Pid, signal: Signal) -> io::Result<()> {
     }
 }
 
-/// The signal on which the parent in [`go_on_as_child`] kills the child: neither the kernel nor people send it.
+/// The signal on which the parent in [`go_on_as_child`] kills the child: neither the kernel nor
+/// people send it.
 pub const KILL_CHILD: Signal = Signal::SIGSTKFLT;
 
-/// Forks and returns in the child. The parent stays until the child ends, and then ends with the same status. It forwards SIGTERM,
-/// SIGINT, SIGHUP and SIGQUIT (on which Go writes its stacks first), each once, however often it comes, and one [`KILL_CHILD`] as
-/// SIGKILL. It has one thread, so its own death reaches the child once: as SIGKILL, also through execve.
+/// Forks and returns in the child. The parent stays until the child ends, and then ends with the
+/// child's status. The parent forwards SIGTERM, SIGINT, SIGHUP and SIGQUIT (on which Go writes its
+/// stacks first) once each, however often they come, and one [`KILL_CHILD`] as SIGKILL. The parent
+/// has one thread, so the parent's death reaches the child once: as SIGKILL, also through execve.
 ///
-/// To be called by a process with one thread.
+/// Must be called by a process with one thread.
 ///
 /// # Errors
-/// Those of the system calls, or `ESRCH` in a child whose parent died at once.
+/// Errors of the system calls, or `ESRCH` in a child if the parent died at once.
 pub fn go_on_as_child() -> io::Result<()> {
     let signals = [
         Signal::SIGCHLD,
@@ -572,10 +597,10 @@ pub fn go_on_as_child() -> io::Result<()> {
         KILL_CHILD,
     ];
     let signals: SigSet = signals.into_iter().collect();
-    // Blocked before there is a child, so that none is missed.
+    // Blocked before the child exists, so that no signal is missed.
     let mask = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     let parent = getpid();
-    // SAFETY: with one thread, no other holds a lock that the child would wait for.
+    // SAFETY: with one thread, no other thread holds a lock for which the child would wait.
     match unsafe { fork() }? {
         ForkResult::Child => {
             mask.thread_set_mask()?;
@@ -590,7 +615,7 @@ fn forward_signals(child: Pid, signals: &SigSet) -> io::Result<ExitStatus> {
     let mut forwarded = SigSet::empty();
     loop {
         let (signal, passed) = match signals.wait()? {
-            Signal::SIGCHLD => match ended(child)? {
+            Signal::SIGCHLD => match try_wait(child)? {
                 Some(status) => return Ok(status),
                 None => continue,
             },
@@ -604,15 +629,15 @@ fn forward_signals(child: Pid, signals: &SigSet) -> io::Result<ExitStatus> {
         if let Err(error) = kill(child, passed) {
             tracing::warn!(pid = child.as_raw(), signal = %passed, %error, "cannot signal the apiserver");
         } else if passed == Signal::SIGTERM {
-            // One that is stopped handles it only then. As systemd does.
+            // A stopped child handles SIGTERM only after SIGCONT. systemd does the same.
             let _ = kill(child, Signal::SIGCONT);
         }
     }
 }
 
-/// How a child ended, if it has.
-pub(crate) fn ended(child: Pid) -> io::Result<Option<ExitStatus>> {
-    // Not nix's: that one has no real-time signals.
+/// Returns the status of a child that has ended. `None` if the child still runs.
+pub(crate) fn try_wait(child: Pid) -> io::Result<Option<ExitStatus>> {
+    // nix's waitpid is not used, because nix has no real-time signals.
     let ended = rustix::process::waitpid(
         rustix::process::Pid::from_raw(child.as_raw()),
         WaitOptions::NOHANG,
@@ -620,7 +645,8 @@ pub(crate) fn ended(child: Pid) -> io::Result<Option<ExitStatus>> {
     Ok(ended.map(|(_, status)| ExitStatus::from_raw(status.as_raw())))
 }
 
-/// A child that has ended, and how, if there is one: as PID 1 of a container also what other processes left behind.
+/// Returns a child that has ended, and its status. `None` if no child has ended. PID 1 of a
+/// container also gets orphans of other processes.
 ///
 /// # Errors
 /// `ECHILD` if this process has no child.
@@ -634,28 +660,28 @@ pub fn reap() -> io::Result<Option<(i32, ExitStatus)>> {
     }))
 }
 
-/// Sends any signal, a real-time one too.
+/// Sends any signal, also a real-time signal.
 ///
 /// # Errors
-/// Those of kill(2).
+/// Errors of kill(2).
 pub fn send_signal(pid: i32, signal: i32) -> io::Result<()> {
-    // SAFETY: numbers only.
+    // SAFETY: the call takes numbers only.
     Errno::result(unsafe { libc::kill(pid, signal) })?;
     Ok(())
 }
 
-/// Ends this process as another one has ended: by the same signal, or with 128 and its number where that is ignored, as for PID 1 of a
-/// container.
+/// Ends this process as another process has ended: by the same signal, or with 128 and the signal's
+/// number if the signal is ignored, as for PID 1 of a container.
 ///
-/// To be called by a process with one thread.
+/// Must be called by a process with one thread.
 pub fn end_as(status: ExitStatus) -> ! {
     if let Some(signal) = status.signal() {
-        // One core file is enough.
+        // The core file of the other process is enough.
         let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
-        // SAFETY: the default action needs no handler, and there is no other thread.
+        // SAFETY: the default action needs no handler, and this process has one thread.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
         let _ = SigSet::all().thread_unblock();
-        // SAFETY: it takes any number.
+        // SAFETY: raise(3) takes any number.
         unsafe { libc::raise(signal) };
         std::process::exit(128 + signal);
     }
@@ -667,9 +693,9 @@ mod tests {
     use super::*;
     use nix::sched::{CpuSet, sched_setaffinity};
 
-    /// As in a container whose processors are its own.
+    /// A container with its own set of processors, imitated by an affinity.
     #[test]
-    fn processors_are_the_nodes_and_open_files_have_a_limit() {
+    fn processors_of_the_whole_node_are_counted_and_open_files_are_limited() {
         let all = cpus();
         let pinned = std::thread::spawn(|| {
             let mut one = CpuSet::new();
@@ -688,13 +714,13 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_another_processs_is_not_taken() {
+    fn a_result_that_may_be_of_another_process_is_rejected() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         let held = HeldProcess::of(pid).unwrap();
         let its = |pid: i32| parent(pid).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound));
         assert_eq!(held.read(its).unwrap(), getpid().as_raw());
-        // As if another had its number.
+        // A process that ends during the read, so that another process could have its ID.
         let other = |_| {
             child.kill()?;
             child.wait()?;
@@ -710,7 +736,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_process_is_waited_for() {
+    fn a_wait_returns_when_the_process_has_ended() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let held = HeldProcess::of(i32::try_from(child.id()).unwrap()).unwrap();
         assert!(!held.ends_within(Duration::ZERO).unwrap());
@@ -721,7 +747,7 @@ mod tests {
             assert!(waits.join().unwrap());
         });
         child.wait().unwrap();
-        assert!(held.kill().is_err(), "no other process has its number");
+        assert!(held.kill().is_err(), "another process was killed");
     }
 
     #[test]
@@ -742,14 +768,14 @@ mod tests {
         assert!(is_stopped(held.pid).unwrap());
         drop(paused);
         until(false);
-        // Where the one that stopped it has ended, the kernel closes the guard's pipe.
+        // If the process that stopped it has ended, the kernel closes the guard's pipe.
         let mut guard = guard(held.pid).unwrap();
         kill(Pid::from_raw(held.pid), Signal::SIGSTOP).unwrap();
         until(true);
         drop(guard.stdin.take());
         until(false);
         guard.wait().unwrap();
-        // One that is stopped can be killed.
+        // A stopped process can be killed.
         let paused = held.pause(Duration::from_secs(60)).unwrap();
         held.kill().unwrap();
         child.wait().unwrap();
@@ -757,11 +783,11 @@ mod tests {
         assert!(held.pause(Duration::ZERO).is_err());
     }
 
-    /// In the environment of the process that may have another limit.
+    /// The environment variable of the child process in which the limit may be changed.
     const LIMITED: &str = "BERTH_TEST_LOCKED_MEMORY";
 
     #[test]
-    fn the_limit_of_locked_memory_is_raised_as_far_as_it_may_be() {
+    fn the_limit_of_locked_memory_is_raised_as_far_as_permitted() {
         if std::env::var_os(LIMITED).is_some() {
             setrlimit(Resource::RLIMIT_MEMLOCK, 4096, 8192).unwrap();
             assert!(raise_locked_memory());
@@ -778,7 +804,7 @@ mod tests {
                     (8192, 8192)
                 }
             );
-            assert!(!raise_locked_memory(), "there is no more to be had");
+            assert!(!raise_locked_memory(), "the limit cannot be raised further");
             return;
         }
         berth_testing::namespace::again_with(LIMITED);

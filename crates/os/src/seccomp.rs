@@ -1,10 +1,13 @@
-//! Seccomp's user notification (seccomp_unotify(2)): bind(2), accept(2) and accept4(2) of a child wait until this process answers them.
+//! Seccomp's user notification (seccomp_unotify(2)): bind(2), accept(2) and accept4(2) of a child
+//! wait until this process answers the calls.
 //!
-//! A socket comes to the child in two steps: the kernel adds a descriptor, then the call returns the descriptor's number.
-//! (SECCOMP_ADDFD_FLAG_SEND does both at once. But if this process is stopped meanwhile, the call returns 0, and the child takes its standard
-//! input for a client.) Between the two steps only the child's death may end the call: SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, of Linux 5.19.
-//! Before Linux 6.17, that flag does not hold for a call that is answered before the child has slept a second time, and a signal then repeats the
-//! call after its answer. The added descriptor wakes the child, and the child sleeps again before the answer.
+//! A child gets a socket in two steps: the kernel adds a descriptor, then the call returns the
+//! descriptor's number. (SECCOMP_ADDFD_FLAG_SEND combines the steps. But if this process is stopped
+//! meanwhile, the call returns 0, and the child takes its standard input for a client.) Between the
+//! two steps only the child's death may end the call: SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, of
+//! Linux 5.19. Before Linux 6.17, that flag does not hold for a call that is answered before the
+//! child has slept a second time, and a signal then repeats the call after its answer. The added
+//! descriptor wakes the child, and the child sleeps again before the answer.
 
 use crate::file::found;
 use crate::process::{check_single_threaded, die_with};
@@ -33,14 +36,16 @@ use std::os::unix::fs::FileExt;
 use std::ptr::from_mut;
 use std::slice;
 
-/// AUDIT_ARCH_X86_64 and AUDIT_ARCH_AARCH64 of linux/audit.h; 0 where the filter is not known to be right.
+/// AUDIT_ARCH_X86_64 and AUDIT_ARCH_AARCH64 of linux/audit.h; 0 on architectures for which the
+/// filter is not known to be right.
 const ARCHITECTURE: u32 = match () {
     () if cfg!(target_arch = "x86_64") => 0xc000_003e,
     () if cfg!(all(target_arch = "aarch64", target_endian = "little")) => 0xc000_00b7,
     () => 0,
 };
 
-/// SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP of linux/seccomp.h: who answers runs on the CPU of who calls, and back.
+/// SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP of linux/seccomp.h: the answering process runs on the CPU of
+/// the caller, and the caller then runs on the same CPU.
 const SYNC_WAKE_UP: libc::c_ulong = 1;
 
 // Sizes of linux/seccomp.h: the kernel reads and writes whole structures.
@@ -48,30 +53,34 @@ const _: () = assert!(size_of::<seccomp_data>() == 64 && size_of::<seccomp_notif
 const _: () =
     assert!(size_of::<seccomp_notif_resp>() == 24 && size_of::<seccomp_notif_addfd>() == 24);
 
-/// A child under the filter. As a descriptor it is readable while a call waits to be received.
+/// A child under the filter. Its descriptor is readable while a call waits to be received.
 #[derive(Debug)]
 pub struct Child {
     pub pid: i32,
     notifications: OwnedFd,
     /// Messages of the child before execve(2).
     report: OwnedFd,
-    /// The child's memory, since its last bind(2).
+    /// The memory of the child, opened at its last bind(2).
     memory: Option<File>,
 }
 
-/// Forks a child. The child installs the filter and calls `run`, which executes a program, and returns only on failure.
-/// The child has no_new_privs, and gets SIGKILL when this process ends. (The kernel forgets the SIGKILL if an ordinary user executes a
-/// program with file capabilities. Such a child gets `ENOSYS` from its next call, unless this process was PID 1 of a container, which
-/// the kernel ends as a whole.) This process never drops `run`: a lock that `run` owns stays locked for the child.
+/// Forks a child. The child installs the filter and calls `run`, which executes a program and
+/// returns only on failure. The child has no_new_privs, and gets SIGKILL when this process ends.
+/// (The kernel forgets the SIGKILL if an ordinary user executes a program with file capabilities.
+/// Such a child gets `ENOSYS` from its next call, unless this process was PID 1 of a container,
+/// which the kernel ends as a whole.) This process never drops `run`: a lock that `run` owns stays
+/// locked for the child.
 ///
-/// Calls of a child's children, which inherit the filter, wait as well. A call that was received ends by its answer or by the death of the child:
-/// a signal to the child has to be followed by an answer, so that the signal's handler can run.
+/// Calls of a child's children, which inherit the filter, wait as well. A received call ends by its
+/// answer or by the death of the child: after a signal to the child, answer the call, so that the
+/// signal's handler can run.
 ///
-/// To be called by a process with one thread.
+/// Must be called by a process with one thread.
 ///
 /// # Errors
-/// That of seccomp(2): `EBUSY` if another process receives notifications of this one, `EINVAL` before Linux 5.19, `ENOSYS` without
-/// seccomp, `EPERM` and `EACCES` by a policy. Also errors of fork(2) and socketpair(2).
+/// Errors of seccomp(2): `EBUSY` if another process receives this process's notifications, `EINVAL`
+/// before Linux 5.19, `ENOSYS` without seccomp, `EPERM` and `EACCES` by a policy. Also errors of
+/// fork(2) and socketpair(2).
 pub fn start(run: impl FnOnce() -> io::Error) -> io::Result<Child> {
     check_single_threaded()?;
     let (report, reports) = socketpair(
@@ -81,7 +90,7 @@ pub fn start(run: impl FnOnce() -> io::Error) -> io::Result<Child> {
         SockFlag::SOCK_CLOEXEC,
     )?;
     let parent = getpid();
-    // SAFETY: with one thread, no other holds a lock that the child would wait for.
+    // SAFETY: with one thread, no other thread holds a lock for which the child would wait.
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(report);
@@ -91,7 +100,7 @@ pub fn start(run: impl FnOnce() -> io::Error) -> io::Result<Child> {
             let error = sent.map_or_else(|error| error, |()| run());
             let number = error.raw_os_error().unwrap_or(libc::ECANCELED);
             let _ = seqpacket::transmit(reports.as_fd(), &number.to_ne_bytes(), &[]);
-            // SAFETY: it ends the process and nothing more: what the parent owns is not dropped here.
+            // SAFETY: _exit only ends the process: no value of the parent is dropped here.
             unsafe { libc::_exit(127) }
         }
         ForkResult::Parent { child } => {
@@ -109,7 +118,8 @@ pub fn start(run: impl FnOnce() -> io::Error) -> io::Result<Child> {
                 report,
                 memory: None,
             };
-            // Before Linux 6.6, each call waits for another CPU twice, as long as that one is busy.
+            // Before Linux 6.6, each call waits for another CPU twice, for as long as that CPU is
+            // busy.
             // SAFETY: the request takes a number.
             unsafe {
                 libc::ioctl(
@@ -168,19 +178,20 @@ impl Child {
         read_report(&self.report).map(drop)
     }
 
-    /// Whether a thread belongs to the child, and not to a process that the child started: the filter is inherited.
+    /// True if a thread belongs to the child. False for a thread of a process that the child
+    /// started: such a process inherits the filter.
     pub fn has_thread(&self, thread: i32) -> bool {
-        // SAFETY: numbers only, and signal 0 is never delivered.
+        // SAFETY: the call takes numbers only, and signal 0 is never delivered.
         unsafe { libc::syscall(libc::SYS_tgkill, self.pid, thread, 0) == 0 }
     }
 
-    /// Whether a descriptor of the child is non-blocking.
+    /// True if a descriptor of the child is non-blocking.
     ///
     /// # Errors
     /// The descriptor is closed, or /proc does not show it.
     pub fn is_nonblocking(&self, number: RawFd) -> io::Result<bool> {
         let info = std::fs::read_to_string(format!("/proc/{}/fdinfo/{number}", self.pid))?;
-        // After the position, in octal.
+        // The flags follow the position, in octal.
         let flags = info
             .split_whitespace()
             .nth(3)
@@ -190,7 +201,7 @@ impl Child {
             .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Whether a descriptor of the child is this socket.
+    /// True if a descriptor of the child is this socket.
     ///
     /// # Errors
     /// /proc does not show the descriptor.
@@ -202,14 +213,15 @@ impl Child {
         Ok(target == inode(socket).map(|inode| format!("socket:[{inode}]").into()))
     }
 
-    /// Waits for the next notification. `None` if a signal ended the call before: wait until the descriptor is readable again.
+    /// Waits for the next notification. `None` if a signal ended the call before: wait until the
+    /// descriptor is readable again.
     ///
     /// # Errors
-    /// Those of ioctl(2).
+    /// Errors of ioctl(2).
     pub fn receive(&self) -> io::Result<Option<Notification>> {
-        // SAFETY: numbers, and the kernel wants zeroes.
+        // SAFETY: the structure holds numbers, and the kernel requires zeroes.
         let mut got: seccomp_notif = unsafe { std::mem::zeroed() };
-        // SAFETY: what the request takes.
+        // SAFETY: the request takes a `seccomp_notif`.
         match unsafe { self.request(libc::SECCOMP_IOCTL_NOTIF_RECV, &mut got) } {
             Err(Errno::ENOENT | Errno::EINTR) => return Ok(None),
             result => result?,
@@ -235,6 +247,8 @@ impl Child {
         }))
     }
 
+    /// Answers a notification.
+    ///
     /// # Errors
     /// `ENOENT` if the call waits no more.
     pub fn answer(&self, id: u64, answer: Answer) -> io::Result<()> {
@@ -249,32 +263,35 @@ impl Child {
             error,
             flags,
         };
-        // SAFETY: what the request takes.
+        // SAFETY: the request takes a `seccomp_notif_resp`.
         unsafe { self.request(libc::SECCOMP_IOCTL_NOTIF_SEND, &mut answer) }?;
         Ok(())
     }
 
-    /// Whether a call of bind(2) names this address. Clients' addresses will be written to the memory of the caller, if that is the child.
+    /// True if a call of bind(2) names this address. If the caller is the child, clients' addresses
+    /// will be written to the caller's memory.
     ///
     /// # Errors
     /// The memory cannot be opened or read.
     pub fn binds(&mut self, bind: &Notification, wanted: SocketAddr) -> io::Result<bool> {
-        let memory = memory(bind.thread)?;
+        let memory = open_memory(bind.thread)?;
         let mut id = bind.id;
-        // If the call still waits, the memory is not that of another process, to which the kernel gave the thread's number meanwhile.
-        // SAFETY: what the request takes.
+        // The call must still wait after the memory was opened. Otherwise the kernel may have given
+        // the thread's number to another process.
+        // SAFETY: the request takes a notification's ID.
         unsafe { self.request(libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &mut id) }?;
-        let named = names(bind, wanted, &memory);
+        let named = names_address(bind, wanted, &memory);
         if self.has_thread(bind.thread) {
             self.memory = Some(memory);
         }
         named
     }
 
-    /// Puts a socket in the place of the one that is being bound, close-on-exec. The call still waits.
+    /// Replaces the socket that is being bound by another socket, close-on-exec. The call still
+    /// waits.
     ///
     /// # Errors
-    /// `ENOENT` if the call waits no more, or the refusal of a policy.
+    /// `ENOENT` if the call does not wait any more, or the refusal of a policy.
     pub fn replace(&self, bind: &Notification, by: BorrowedFd<'_>) -> io::Result<()> {
         self.add(bind.id, by, Some(bind.socket), true).map(drop)
     }
@@ -282,8 +299,9 @@ impl Child {
     /// Makes a client's socket the result of a call of accept(2) or accept4(2).
     ///
     /// # Errors
-    /// `ENOENT` or `ESRCH` if the call waits no more: a signal ended the call, or the child ends. `EMFILE` if the child has no room for another
-    /// descriptor. Errors of writing the client's address. After an error the child does not have the client.
+    /// `ENOENT` or `ESRCH` if the call does not wait any more: a signal ended the call, or the
+    /// child ends. `EMFILE` if the child has no room for another descriptor. Errors of writing the
+    /// client's address. After an error the child does not have the client.
     pub fn hand_over(
         &self,
         accept: &Notification,
@@ -331,7 +349,7 @@ impl Child {
             },
         };
         loop {
-            // SAFETY: what the request takes.
+            // SAFETY: the request takes a `seccomp_notif_addfd`.
             match unsafe { self.request(libc::SECCOMP_IOCTL_NOTIF_ADDFD, &mut added) } {
                 // The socket was not added.
                 Err(Errno::EINTR) => {}
@@ -341,7 +359,7 @@ impl Child {
     }
 
     /// # Safety
-    /// `value` is what the request takes.
+    /// `value` has the type that the request takes.
     unsafe fn request<T>(&self, request: libc::Ioctl, value: &mut T) -> nix::Result<c_int> {
         // SAFETY: `value` lives for the call; the rest is the caller's promise.
         Errno::result(unsafe {
@@ -350,7 +368,7 @@ impl Child {
     }
 }
 
-/// The next message of a child: a descriptor, an error, or the end.
+/// Reads the next message of a child: a descriptor, an error, or `None` for the end.
 fn read_report(report: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     let mut number = [0; 4];
     let received = seqpacket::receive(report.as_fd(), &mut number)?;
@@ -360,7 +378,7 @@ fn read_report(report: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// The program that the kernel runs for each system call.
+/// Returns the program that the kernel runs for each system call.
 fn filter() -> [sock_filter; 8] {
     let (load, equal, end) = (
         BPF_LD | BPF_W | BPF_ABS,
@@ -385,7 +403,7 @@ fn filter() -> [sock_filter; 8] {
     ]
 }
 
-/// Puts the filter on this thread, for its life, and on its children.
+/// Installs the filter on this thread for the rest of its life, and on its children.
 fn install() -> io::Result<OwnedFd> {
     if ARCHITECTURE == 0 {
         return Err(io::Error::from_raw_os_error(libc::ENOSYS));
@@ -398,7 +416,7 @@ fn install() -> io::Result<OwnedFd> {
     };
     let flags =
         libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
-    // SAFETY: the program and its instructions live for the call, and the length is theirs.
+    // SAFETY: the program and its instructions live for the call, and the length is correct.
     match unsafe {
         libc::syscall(
             libc::SYS_seccomp,
@@ -408,14 +426,15 @@ fn install() -> io::Result<OwnedFd> {
         )
     } {
         -1 => Err(io::Error::last_os_error()),
-        // SAFETY: the descriptor is new, so nothing else owns the descriptor; the kernel's descriptors fit into an int.
+        // SAFETY: the descriptor is new, so nothing else owns it; the kernel's descriptors fit
+        // into an int.
         fd => Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) }),
     }
 }
 
-/// Whether a call of bind(2) names this address.
-fn names(bind: &Notification, wanted: SocketAddr, memory: &File) -> io::Result<bool> {
-    // Then follows padding, or a scope.
+/// True if a call of bind(2) names this address.
+fn names_address(bind: &Notification, wanted: SocketAddr, memory: &File) -> io::Result<bool> {
+    // Only padding or a scope follows the compared bytes.
     let (wanted, known) = (
         SockAddr::from(wanted),
         if wanted.is_ipv4() { 8 } else { 24 },
@@ -428,7 +447,7 @@ fn names(bind: &Notification, wanted: SocketAddr, memory: &File) -> io::Result<b
     Ok(named[..known] == bytes(&wanted)[..known])
 }
 
-/// Writes a client's address and the address's length, as far as there is room, as accept(2) does.
+/// Writes a client's address and the address's length, as far as there is room, like accept(2).
 fn write_address(accept: &Notification, client: SocketAddr, memory: &File) -> io::Result<()> {
     let (mut room, client) = ([0; 4], SockAddr::from(client));
     memory.read_exact_at(&mut room, accept.length)?;
@@ -438,15 +457,15 @@ fn write_address(accept: &Notification, client: SocketAddr, memory: &File) -> io
     memory.write_all_at(&client.len().to_ne_bytes(), accept.length)
 }
 
-/// A struct sockaddr_in or sockaddr_in6.
+/// Returns the bytes of a struct sockaddr_in or sockaddr_in6.
 fn bytes(address: &SockAddr) -> &[u8] {
-    // SAFETY: it has that length, and lives as long.
+    // SAFETY: the address has this length, and lives as long as the result.
     unsafe { slice::from_raw_parts(address.as_ptr().cast(), address.len() as usize) }
 }
 
-/// The memory of a thread. (Not by process_vm_writev(2), which needs the same right to trace it, and which a seccomp profile may forbid
-/// besides.)
-fn memory(thread: i32) -> io::Result<File> {
+/// Opens the memory of a thread. (process_vm_writev(2) needs the same right to trace the thread,
+/// and a seccomp profile may forbid that call besides.)
+fn open_memory(thread: i32) -> io::Result<File> {
     File::options()
         .read(true)
         .write(true)
@@ -460,7 +479,7 @@ mod tests {
     use std::net::SocketAddrV6;
     use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-    /// What the filter says of a call.
+    /// Returns the filter's action for a call.
     fn verdict(arch: u32, number: i64) -> u32 {
         let (filter, mut at, mut loaded) = (filter(), 0, 0);
         loop {
@@ -477,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn three_calls_of_this_architecture_wait() {
+    fn only_bind_accept_and_accept4_of_this_architecture_wait() {
         let waiting = [libc::SYS_accept, libc::SYS_accept4, libc::SYS_bind];
         for number in 0..1000 {
             let waits = waiting.contains(&number);
@@ -497,11 +516,11 @@ mod tests {
         }
     }
 
-    fn own() -> File {
-        memory(nix::unistd::gettid().as_raw()).unwrap()
+    fn own_memory() -> File {
+        open_memory(nix::unistd::gettid().as_raw()).unwrap()
     }
 
-    /// Memory of this process that a call names, and the call.
+    /// Memory of this process to which a call points, and the call.
     struct Memory {
         address: Vec<AtomicU8>,
         length: Vec<AtomicU8>,
@@ -534,8 +553,8 @@ mod tests {
             }
         }
 
-        /// What was written, and the length beside it.
-        fn seen(&self) -> (Vec<u8>, [u8; 4]) {
+        /// Returns the written bytes and the written length.
+        fn read_back(&self) -> (Vec<u8>, [u8; 4]) {
             let read = |bytes: &[AtomicU8]| {
                 bytes
                     .iter()
@@ -546,7 +565,7 @@ mod tests {
         }
     }
 
-    /// 127.1.2.3:6443 as C has it.
+    /// Returns 127.1.2.3:6443 as a C structure.
     fn four() -> Vec<u8> {
         [
             &(libc::AF_INET as u16).to_ne_bytes()[..],
@@ -557,14 +576,19 @@ mod tests {
     }
 
     #[test]
-    fn the_address_of_a_call_is_read() {
+    fn the_address_of_a_bind_is_compared() {
         let wanted = "127.1.2.3:6443".parse().unwrap();
-        let binds =
-            |bytes: &[u8], wanted| names(&Memory::new(bytes, 0).call(Call::Bind), wanted, &own());
+        let binds = |bytes: &[u8], wanted| {
+            names_address(
+                &Memory::new(bytes, 0).call(Call::Bind),
+                wanted,
+                &own_memory(),
+            )
+        };
         assert!(binds(&four(), wanted).unwrap());
         assert!(
             binds(&[&four()[..8], &[1; 8]].concat(), wanted).unwrap(),
-            "padding may be anything"
+            "the padding was compared"
         );
         assert!(!binds(&four(), "127.1.2.4:6443".parse().unwrap()).unwrap());
         assert!(!binds(&four(), "127.1.2.3:6444".parse().unwrap()).unwrap());
@@ -572,31 +596,33 @@ mod tests {
         assert!(binds(bytes(&six), "[::1]:6443".parse().unwrap()).unwrap());
         assert!(!binds(bytes(&six), wanted).unwrap());
         let short = Memory::new(&four(), 0).call(Call::Bind);
-        assert!(!names(&Notification { length: 4, ..short }, wanted, &own()).unwrap());
         assert!(
-            names(
+            !names_address(&Notification { length: 4, ..short }, wanted, &own_memory()).unwrap()
+        );
+        assert!(
+            names_address(
                 &Notification {
                     address: 0,
                     ..short
                 },
                 wanted,
-                &own()
+                &own_memory()
             )
             .is_err()
         );
     }
 
     #[test]
-    fn no_more_is_written_than_a_call_has_room_for() {
+    fn a_clients_address_is_cut_to_the_room_of_the_call() {
         let client = "127.1.2.3:6443".parse().unwrap();
         for room in [0, 7, 16, 40] {
             let memory = Memory::new(&[0xff; 40], room);
-            write_address(&memory.call(Call::Accept), client, &own()).unwrap();
+            write_address(&memory.call(Call::Accept), client, &own_memory()).unwrap();
             let mut expected = [0xff; 40];
             let written = 16.min(room as usize);
             expected[..written].copy_from_slice(&four()[..written]);
             assert_eq!(
-                memory.seen(),
+                memory.read_back(),
                 (expected.into(), 16_i32.to_ne_bytes()),
                 "{room}"
             );
@@ -604,24 +630,24 @@ mod tests {
         let negative = Memory::new(&[0xff; 40], -1);
         let call = negative.call(Call::Accept);
         assert_eq!(
-            write_address(&call, client, &own())
+            write_address(&call, client, &own_memory())
                 .unwrap_err()
                 .raw_os_error(),
             Some(libc::EINVAL)
         );
-        assert!(write_address(&Notification { length: 8, ..call }, client, &own()).is_err());
-        assert_eq!(negative.seen().0, [0xff; 40]);
+        assert!(write_address(&Notification { length: 8, ..call }, client, &own_memory()).is_err());
+        assert_eq!(negative.read_back().0, [0xff; 40]);
     }
 
     proptest! {
         #[test]
-        fn what_accept_says_is_what_bind_would_take(ip: [u8; 16], port: u16, flow: u32, scope: u32, is_four: bool) {
+        fn an_address_that_accept_writes_is_read_back_by_bind(ip: [u8; 16], port: u16, flow: u32, scope: u32, is_four: bool) {
             let six = SocketAddrV6::new(ip.into(), port, flow, scope).into();
             let address = if is_four { SocketAddr::from(([ip[0], ip[1], ip[2], ip[3]], port)) } else { six };
             let memory = Memory::new(&[0; 28], 28);
-            write_address(&memory.call(Call::Accept), address, &own()).unwrap();
-            prop_assert!(names(&memory.call(Call::Bind), address, &own()).unwrap());
-            let (written, length) = memory.seen();
+            write_address(&memory.call(Call::Accept), address, &own_memory()).unwrap();
+            prop_assert!(names_address(&memory.call(Call::Bind), address, &own_memory()).unwrap());
+            let (written, length) = memory.read_back();
             prop_assert_eq!(i32::from_ne_bytes(length), if is_four { 16 } else { 28 });
             prop_assert_eq!(&written[2..4], port.to_be_bytes());
         }

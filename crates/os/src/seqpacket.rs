@@ -1,4 +1,5 @@
-//! Unix sockets that keep messages apart (`SOCK_SEQPACKET`), non-blocking and close-on-exec.
+//! Unix sockets that preserve message boundaries (`SOCK_SEQPACKET`), non-blocking and
+//! close-on-exec.
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
@@ -15,10 +16,10 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 
-/// Largest message, in bytes.
+/// Size limit of a message, in bytes.
 pub const MESSAGE: usize = 64 * 1024;
 
-/// Most descriptors with a message; the kernel takes 253 (SCM_MAX_FD).
+/// Limit of descriptors in a message. The kernel allows 253 (SCM_MAX_FD).
 pub const DESCRIPTORS: usize = 64;
 
 fn new() -> io::Result<OwnedFd> {
@@ -30,11 +31,11 @@ fn new() -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Length of a listener's queue: what net.core.somaxconn allows (4,096 by default). All of a sibling's clients may
-/// come at one moment.
+/// Length of a listener's queue: the limit of net.core.somaxconn (4,096 by default), because every
+/// client of a sibling may come at one moment.
 const BACKLOG: Backlog = Backlog::MAXALLOWABLE;
 
-/// A listener at a path, which must not be there yet.
+/// Makes a listener at a path, which must not exist yet.
 pub fn listener(path: &Path) -> io::Result<OwnedFd> {
     let socket = new()?;
     bind(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
@@ -42,17 +43,17 @@ pub fn listener(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Connects to a listener; it never waits.
+/// Connects to a listener without waiting.
 ///
 /// # Errors
-/// `ENOENT` and `ECONNREFUSED` where nothing listens, `EAGAIN` where the queue is full: try again.
+/// `ENOENT` and `ECONNREFUSED` if nobody listens, `EAGAIN` if the queue is full: try again.
 pub fn dial(path: &Path) -> io::Result<OwnedFd> {
     let socket = new()?;
     connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
     Ok(socket)
 }
 
-/// The next connection of a listener; `EWOULDBLOCK` when there is none.
+/// Accepts the next connection of a listener. `EWOULDBLOCK` if no connection waits.
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(accept_with(
         listener,
@@ -60,12 +61,13 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// The process of the other end and its effective uid, when it connected or began to listen.
+/// Returns the process and the effective uid of the peer, as they were when the peer connected or
+/// began to listen.
 pub fn peer(socket: BorrowedFd<'_>) -> io::Result<UnixCredentials> {
     Ok(getsockopt(&socket, sockopt::PeerCredentials)?)
 }
 
-/// Whether the other end has been closed: what is sent now is not read.
+/// True if the other end is closed, so that messages sent now are not read.
 pub fn is_closed(socket: BorrowedFd<'_>) -> io::Result<bool> {
     let mut polled = [PollFd::new(socket, PollFlags::empty())];
     poll(&mut polled, PollTimeout::ZERO)?;
@@ -77,16 +79,17 @@ pub fn is_closed(socket: BorrowedFd<'_>) -> io::Result<bool> {
 /// A message and the descriptors that came with it.
 #[derive(Debug)]
 pub struct Received {
-    /// Its length in the buffer; 0 is the end.
+    /// The message's length in the buffer; 0 is the end.
     pub length: usize,
-    /// In the order in which they were sent.
+    /// The descriptors, in the order in which they were sent.
     pub descriptors: Vec<OwnedFd>,
 }
 
 /// Receives one message.
 ///
 /// # Errors
-/// `EWOULDBLOCK` when there is none; `EMSGSIZE` when it or its descriptors did not fit: those that did are closed.
+/// `EWOULDBLOCK` if no message has arrived. `EMSGSIZE` if the message or its descriptors do not
+/// fit; the descriptors that fit are closed.
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -100,7 +103,7 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received
         .flags
         .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
     {
-        // What the kernel installed goes with `control`.
+        // Dropping `control` closes the installed descriptors.
         return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
     }
     let mut descriptors = Vec::new();
@@ -115,11 +118,11 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received
     })
 }
 
-/// Sends one message with duplicates of descriptors, at most [`DESCRIPTORS`].
+/// Sends one message with duplicates of at most [`DESCRIPTORS`] descriptors.
 ///
 /// # Errors
-/// `EWOULDBLOCK` when the other end does not read; `EPIPE` when it is gone; `ETOOMANYREFS` when too many
-/// descriptors are under way.
+/// `EWOULDBLOCK` if the other end does not read, `EPIPE` if the other end is closed, `ETOOMANYREFS`
+/// if too many descriptors are in flight.
 pub fn transmit(
     socket: BorrowedFd<'_>,
     message: &[u8],
@@ -162,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_gone_is_seen_also_behind_a_message() {
+    fn a_closed_peer_is_noticed_even_behind_an_unread_message() {
         let (from, to) = pair();
         assert!(!is_closed(to.as_fd()).unwrap());
         transmit(from.as_fd(), b"a request", &[]).unwrap();
@@ -174,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_come_in_their_order() {
+    fn descriptors_arrive_in_order() {
         let (from, to) = pair();
         let sent: Vec<_> = (0..DESCRIPTORS)
             .map(|_| UnixStream::pair().unwrap())
@@ -198,16 +201,16 @@ mod tests {
         );
     }
 
-    /// Of too many descriptors the kernel installs as many as fit, and reports that there were more.
+    /// The kernel installs as many descriptors as fit, and reports that more were sent.
     #[test]
-    fn a_message_that_does_not_fit_leaves_no_descriptor_behind() {
+    fn a_message_that_does_not_fit_leaves_no_open_descriptor() {
         for (message, descriptors) in [(&b"70"[..], 70), (&[0; 65], 1)] {
             let (from, to) = pair();
             let (mut mine, other) = UnixStream::pair().unwrap();
             transmit(from.as_fd(), message, &vec![other.as_fd(); descriptors]).unwrap();
             drop(other);
             let error = receive(to.as_fd(), &mut [0; 64]).unwrap_err();
-            // The end comes when the last duplicate is closed.
+            // A read returns the end once the last duplicate is closed.
             mine.set_read_timeout(Some(Duration::from_secs(30)))
                 .unwrap();
             assert_eq!(mine.read(&mut [0; 1]).unwrap(), 0);

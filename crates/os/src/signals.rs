@@ -5,12 +5,13 @@ use std::io;
 use std::task::Poll;
 use tokio::signal::unix::{self, SignalKind};
 
-/// Signals that a process waits for; from when this is made until the process ends, they do nothing by themselves.
+/// Signals for which a process waits. The default action of these signals is off from the
+/// construction until the process ends.
 #[derive(Debug)]
 pub struct Signals(Vec<(Signal, unix::Signal)>);
 
 impl Signals {
-    /// To be called within a tokio runtime that has I/O.
+    /// Must be called within a tokio runtime that has I/O.
     pub fn new(signals: &[Signal]) -> io::Result<Self> {
         let listen =
             |signal: &Signal| Ok((*signal, unix::signal(SignalKind::from_raw(*signal as i32))?));
@@ -21,7 +22,7 @@ impl Signals {
             .map(Self)
     }
 
-    /// The next of them. Can be dropped and called again.
+    /// Waits for the next signal. The future can be dropped, and `next` called again.
     pub async fn next(&mut self) -> Signal {
         std::future::poll_fn(|cx| {
             for (signal, comes) in &mut self.0 {

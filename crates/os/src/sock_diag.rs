@@ -1,10 +1,11 @@
-//! TCP sockets by sock_diag(7), in this thread's network namespace. It needs no privilege, and unlike /proc/net/tcp it can
-//! filter by port and state, and shows a socket's options. For listeners alone the kernel does not walk over its table of
-//! connections, which has 262,144 buckets on a node of 24 GiB, and is read to its end where there are few of them.
+//! TCP sockets by sock_diag(7), in this thread's network namespace. sock_diag needs no privilege,
+//! and unlike /proc/net/tcp it can filter by port and state, and shows a socket's options. To list
+//! only listeners, the kernel does not walk its table of connections. The table has 262,144 buckets
+//! on a node of 24 GiB, and is read to its end if it holds few connections.
 //!
-//! The crate netlink-packet-sock-diag would be of use for little more than a reply's header: it does not know
-//! INET_DIAG_SOCKOPT, and brings three more crates. Offsets and numbers here are those of linux/netlink.h and
-//! linux/inet_diag.h.
+//! The crate netlink-packet-sock-diag would help with little more than a reply's header: the crate
+//! does not know INET_DIAG_SOCKOPT, and brings three more crates. Offsets and numbers here are from
+//! linux/netlink.h and linux/inet_diag.h.
 
 use crate::file::found;
 use crate::proc_net::{self, ESTABLISHED, Entry, LISTEN};
@@ -13,14 +14,15 @@ use std::io::{self, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-/// State of a connection whose peer has sent FIN (TCP_CLOSE_WAIT in the kernel's tcp_states.h).
+/// State of a connection after its peer's FIN (TCP_CLOSE_WAIT in the kernel's tcp_states.h).
 const CLOSE_WAIT: u8 = 0x08;
 
 /// Not in the libc crate; from linux/sock_diag.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
 
-/// The attribute with a struct inet_diag_sockopt, and the bit bind_address_no_port in its second byte.
+/// The attribute with a struct inet_diag_sockopt, and the bit bind_address_no_port in its second
+/// byte.
 const INET_DIAG_SOCKOPT: u16 = 22;
 const BIND_ADDRESS_NO_PORT: u8 = if cfg!(target_endian = "little") {
     0x01
@@ -28,54 +30,59 @@ const BIND_ADDRESS_NO_PORT: u8 = if cfg!(target_endian = "little") {
     0x80
 };
 
-/// Lengths of a struct nlmsghdr and of it with a struct inet_diag_req_v2.
+/// Length of a struct nlmsghdr, and length of a request: a struct nlmsghdr and a struct
+/// inet_diag_req_v2.
 const HEADER: usize = 16;
 const REQUEST: usize = HEADER + 56;
 
-/// Length of a struct inet_diag_sockid, which both a request and a reply have.
+/// Length of a struct inet_diag_sockid, which is part of a request and of a reply.
 const ID: usize = 48;
 
-/// The largest datagram of a reply.
+/// Size limit of a reply's datagram.
 const DATAGRAM: usize = 32 * 1024;
 
-/// Longest wait for a reply, with all attempts: the calling thread may have to renew a lease each second.
+/// Limit of the wait for a reply, over all attempts: the calling thread may have to renew a lease
+/// every second.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// The same for a list of listeners, which is short: only a process that gets no CPU waits.
+/// Limit of the wait for a list of listeners. The list is short: only a process that gets no CPU
+/// waits.
 const LISTENERS_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How often a listing is repeated when the kernel's tables change meanwhile.
+/// Attempts to list sockets, if the kernel's tables change meanwhile.
 const ATTEMPTS: usize = 4;
 
-/// The listening sockets with this port. A socket that is bound and does not listen is not there: the kernel does not show it.
+/// Returns the listening sockets with this port. A socket that is bound but does not listen is
+/// missing: the kernel does not show such a socket.
 ///
 /// # Errors
-/// `TimedOut`; `InvalidData` for a reply that cannot be parsed; those of socket(2).
+/// `TimedOut`; `InvalidData` for a reply that cannot be parsed; errors of socket(2).
 pub fn listeners(port: u16) -> io::Result<Vec<Entry>> {
     let list = |family| sockets(family, port, &[LISTEN], LISTENERS_PATIENCE);
     let listed = list(libc::AF_INET).and_then(|mut listeners| {
-        // None for a kernel without IPv6.
+        // A kernel without IPv6 lists no IPv6 sockets.
         listeners.extend(found(list(libc::AF_INET6))?.into_iter().flatten());
         Ok(listeners)
     });
-    or_by_table(listed, |local| local.port() == port)
+    or_read_proc(listed, |local| local.port() == port)
 }
 
-/// As [`listeners`], those with this address.
+/// Returns the listening sockets with this address and port. See [`listeners`].
 pub fn listeners_at(address: SocketAddr) -> io::Result<Vec<Entry>> {
     let family = if address.is_ipv6() {
         libc::AF_INET6
     } else {
         libc::AF_INET
     };
-    or_by_table(
+    or_read_proc(
         sockets(family, address.port(), &[LISTEN], LISTENERS_PATIENCE),
         |local| *local == address,
     )
 }
 
-/// Those with a local address that is wanted; from /proc where there is no sock_diag, or none for TCP (CONFIG_INET_TCP_DIAG).
-fn or_by_table(
+/// Returns the sockets with a wanted local address. Reads /proc instead if the kernel has no
+/// sock_diag, or no sock_diag for TCP (CONFIG_INET_TCP_DIAG).
+fn or_read_proc(
     listed: io::Result<Vec<ListedSocket>>,
     wants: impl Fn(&SocketAddr) -> bool,
 ) -> io::Result<Vec<Entry>> {
@@ -102,11 +109,13 @@ fn or_by_table(
         .collect())
 }
 
-/// Ends the connections that a listener on this local port accepted, unless it had [`super::socket::mark_listener`]: both ends get an
-/// error. Needs CAP_NET_ADMIN, and a kernel with CONFIG_INET_DIAG_DESTROY.
+/// Ends the connections that a listener on this local port accepted, except connections of a
+/// listener with the mark of [`super::socket::mark_listener`]. Both ends get an error. Needs
+/// CAP_NET_ADMIN, and a kernel with CONFIG_INET_DIAG_DESTROY.
 ///
 /// # Errors
-/// `EOPNOTSUPP` for a kernel that cannot; `EPERM`; `ENOENT` for one without tcp_diag; as [`listeners`].
+/// `EOPNOTSUPP` if the kernel cannot end connections; `EPERM`; `ENOENT` if the kernel has no
+/// tcp_diag; errors of [`listeners`].
 pub fn destroy_unmarked(port: u16) -> io::Result<usize> {
     let list = |family| sockets(family, port, &[ESTABLISHED, CLOSE_WAIT], PATIENCE);
     let mut all = list(libc::AF_INET)?;
@@ -116,7 +125,7 @@ pub fn destroy_unmarked(port: u16) -> io::Result<usize> {
         .iter()
         .filter(|socket| socket.local.port() == port && socket.is_marked == Some(false))
     {
-        // One that has ended meanwhile is none.
+        // `None` if the connection has ended meanwhile.
         ended += usize::from(found(destroy(socket))?.is_some());
     }
     Ok(ended)
@@ -141,12 +150,13 @@ fn destroy(socket: &ListedSocket) -> io::Result<()> {
 /// A socket in a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ListedSocket {
-    /// Its struct inet_diag_sockid.
+    /// The struct inet_diag_sockid.
     id: [u8; ID],
     local: SocketAddr,
     uid: u32,
     inode: u32,
-    /// Whether its listener had the mark. None if the kernel does not show it, before Linux 5.10.
+    /// True if the socket's listener had the mark. `None` before Linux 5.10, where the kernel does
+    /// not show the mark.
     is_marked: Option<bool>,
 }
 
@@ -173,11 +183,12 @@ impl ListedSocket {
 struct ReplyPart {
     sockets: Vec<ListedSocket>,
     is_last: bool,
-    /// The kernel's tables changed: the whole reply may lack some sockets, or have some twice.
+    /// True if the kernel's tables changed: the reply may lack some sockets, or contain some twice.
     is_inconsistent: bool,
 }
 
-/// The sockets of a family with this local port, of every port for 0, that are in one of these states.
+/// Lists the sockets of a family with one of these states and this local port. Port 0 means every
+/// port.
 fn sockets(
     family: i32,
     port: u16,
@@ -196,14 +207,14 @@ fn sockets(
     ))
 }
 
-/// None if the reply is inconsistent.
+/// Lists sockets once. `None` if the reply is inconsistent.
 fn dump(
     family: i32,
     port: u16,
     states: &[u8],
     by: Instant,
 ) -> io::Result<Option<Vec<ListedSocket>>> {
-    // One request per socket: everything it receives is the reply.
+    // Each request has a socket of its own, so every received datagram belongs to the reply.
     let mut id = [0; ID];
     id[..2].copy_from_slice(&port.to_be_bytes());
     let mut socket = netlink(&request(
@@ -217,7 +228,7 @@ fn dump(
     let (mut sockets, mut is_inconsistent) = (Vec::new(), false);
     loop {
         let left = by.saturating_duration_since(Instant::now());
-        // The system takes a timeout below a microsecond for none.
+        // The system takes a timeout below a microsecond for no timeout.
         if left < Duration::from_millis(1) {
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
@@ -236,7 +247,7 @@ fn dump(
             }
             read => read?,
         };
-        // One that was too long for the buffer ends within a message, which parse finds.
+        // A datagram too long for the buffer ends within a message, which parse rejects.
         let part = parse(buffer.get(..length).unwrap_or_default())?;
         sockets.extend(part.sockets);
         is_inconsistent |= part.is_inconsistent;
@@ -253,7 +264,7 @@ fn netlink(request: &[u8]) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// A struct nlmsghdr and a struct inet_diag_req_v2.
+/// Returns a request: a struct nlmsghdr and a struct inet_diag_req_v2.
 fn request(kind: u16, flags: i32, family: i32, states: &[u8], id: &[u8; ID]) -> [u8; REQUEST] {
     let mut request = [0; REQUEST];
     let mut put = |at: usize, bytes: &[u8]| {
@@ -276,10 +287,10 @@ fn request(kind: u16, flags: i32, family: i32, states: &[u8], id: &[u8; ID]) -> 
     request
 }
 
-/// A datagram of messages.
+/// Parses a datagram of messages.
 ///
 /// # Errors
-/// The kernel's own, or `InvalidData`.
+/// The error that the kernel reports, or `InvalidData`.
 fn parse(mut datagram: &[u8]) -> io::Result<ReplyPart> {
     let mut part = ReplyPart::default();
     loop {
@@ -291,10 +302,10 @@ fn parse(mut datagram: &[u8]) -> io::Result<ReplyPart> {
                 None => part.is_last = true,
                 Some(error) => return Err(error),
             },
-            // One without an error is the answer to what does not list.
+            // NLMSG_ERROR without an error is the answer to a request other than a listing.
             libc::NLMSG_ERROR => return Err(error_in(body).flatten().unwrap_or_else(unreadable)),
             _ if header.kind == SOCK_DIAG_BY_FAMILY => {
-                part.sockets.push(entry(body).ok_or_else(unreadable)?)
+                part.sockets.push(parse_entry(body).ok_or_else(unreadable)?)
             }
             _ => return Err(unreadable()),
         }
@@ -316,7 +327,7 @@ struct Header {
     flags: u16,
 }
 
-/// Takes a message off: its struct nlmsghdr and what comes after.
+/// Takes a message from a datagram: its struct nlmsghdr and its body.
 fn message<'a>(datagram: &mut &'a [u8]) -> Option<(Header, &'a [u8])> {
     let length = u32::from_ne_bytes(field(datagram, 0)?);
     let message = take(datagram, length.try_into().ok()?)?;
@@ -327,7 +338,8 @@ fn message<'a>(datagram: &mut &'a [u8]) -> Option<(Header, &'a [u8])> {
     Some((header, message.get(HEADER..)?))
 }
 
-/// The negated errno that a message of failure, or the last one of an answer, begins with; Some(None) for 0.
+/// Returns the error in the body of NLMSG_ERROR or NLMSG_DONE, which begins with a negated errno.
+/// Some(None) for 0.
 fn error_in(body: &[u8]) -> Option<Option<io::Error>> {
     match i32::from_ne_bytes(field(body, 0)?).checked_neg()? {
         0 => Some(None),
@@ -335,8 +347,8 @@ fn error_in(body: &[u8]) -> Option<Option<io::Error>> {
     }
 }
 
-/// A struct inet_diag_msg and its attributes.
-fn entry(body: &[u8]) -> Option<ListedSocket> {
+/// Parses a struct inet_diag_msg and its attributes.
+fn parse_entry(body: &[u8]) -> Option<ListedSocket> {
     let [family] = field(body, 0)?;
     let ip: IpAddr = match i32::from(family) {
         libc::AF_INET => field::<4>(body, 8)?.into(),
@@ -366,7 +378,8 @@ fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk().copied()
 }
 
-/// Takes this many bytes off, and what fills them up to a multiple of 4. (The last one need not be filled up.)
+/// Takes `length` bytes, and the padding up to a multiple of 4. (Padding may be missing at the
+/// end.)
 fn take<'a>(bytes: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
     let taken = bytes.get(..length)?;
     *bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
@@ -389,7 +402,7 @@ mod tests {
     const NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
     const PORT: u16 = 6443;
 
-    /// Runs a test in a network namespace of its own, whose host has two addresses.
+    /// Runs a test in a network namespace with two addresses.
     fn in_a_namespace(test: impl FnOnce() + Send + 'static) {
         namespace::run(CloneFlags::CLONE_NEWNET, || {
             netdevice::set("lo", InterfaceSetting::Up).unwrap();
@@ -416,22 +429,22 @@ mod tests {
         socket.into()
     }
 
-    fn marked(at: impl Into<SocketAddr>) -> TcpListener {
+    fn listen_marked(at: impl Into<SocketAddr>) -> TcpListener {
         let listener = listener(at, 4096);
         mark_listener(listener.as_fd()).unwrap();
         listener
     }
 
-    /// A client, and its connection here.
-    fn connected(to: (Ipv4Addr, u16), listener: &TcpListener) -> (TcpStream, TcpStream) {
+    /// Returns a client and its accepted connection.
+    fn connect_client(to: (Ipv4Addr, u16), listener: &TcpListener) -> (TcpStream, TcpStream) {
         (
             TcpStream::connect(to).unwrap(),
             listener.accept().unwrap().0,
         )
     }
 
-    /// Waits for what the kernel does when it comes to it.
-    fn eventually<T: PartialEq + std::fmt::Debug>(actual: impl Fn() -> T, expected: &T) {
+    /// Waits for a change that the kernel makes in its own time.
+    fn wait_until_equal<T: PartialEq + std::fmt::Debug>(actual: impl Fn() -> T, expected: &T) {
         let begun = Instant::now();
         while actual() != *expected && begun.elapsed() < Duration::from_secs(60) {
             std::thread::yield_now();
@@ -439,8 +452,8 @@ mod tests {
         assert_eq!(actual(), *expected);
     }
 
-    /// Asks once more when the machine was so busy that the kernel's reply was not read in time.
-    fn in_time<T>(ask: impl Fn() -> io::Result<T>) -> T {
+    /// Asks again if the machine was so busy that the kernel's reply was not read in time.
+    fn retry_on_timeout<T>(ask: impl Fn() -> io::Result<T>) -> T {
         loop {
             match ask() {
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {}
@@ -450,16 +463,19 @@ mod tests {
     }
 
     #[test]
-    fn without_sock_diag_listeners_are_in_proc() {
+    fn without_sock_diag_listeners_are_read_from_proc() {
         let here = listener((Ipv4Addr::LOCALHOST, 0), 1);
         let at = here.local_addr().unwrap();
         let instead_of = |error| {
-            or_by_table(Err(io::Error::from_raw_os_error(error)), |local| {
+            or_read_proc(Err(io::Error::from_raw_os_error(error)), |local| {
                 *local == at
             })
         };
         for error in [libc::EPROTONOSUPPORT, libc::ENOENT] {
-            assert_eq!(instead_of(error).unwrap(), in_time(|| listeners_at(at)));
+            assert_eq!(
+                instead_of(error).unwrap(),
+                retry_on_timeout(|| listeners_at(at))
+            );
         }
         assert_eq!(
             instead_of(libc::EPERM).unwrap_err().raw_os_error(),
@@ -468,16 +484,19 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_ended_but_those_of_a_marked_listener() {
+    fn connections_are_ended_except_those_of_a_marked_listener() {
         in_a_namespace(|| {
-            let (ours, theirs) = (marked((NODE, PORT)), listener((NEIGHBOUR, PORT), 128));
+            let (ours, theirs) = (
+                listen_marked((NODE, PORT)),
+                listener((NEIGHBOUR, PORT), 128),
+            );
             let elsewhere = listener((NODE, PORT + 1), 128);
             let kept = [
-                connected((NODE, PORT), &ours),
-                connected((NODE, PORT + 1), &elsewhere),
+                connect_client((NODE, PORT), &ours),
+                connect_client((NODE, PORT + 1), &elsewhere),
             ];
-            let mut ended = connected((NEIGHBOUR, PORT), &theirs);
-            assert_eq!(in_time(|| destroy_unmarked(PORT)), 1);
+            let mut ended = connect_client((NEIGHBOUR, PORT), &theirs);
+            assert_eq!(retry_on_timeout(|| destroy_unmarked(PORT)), 1);
             for end in [&mut ended.0, &mut ended.1] {
                 assert!(end.read(&mut [0]).is_err());
             }
@@ -485,36 +504,38 @@ mod tests {
                 client.write_all(b"k").unwrap();
                 assert_eq!(end.read(&mut [0]).unwrap(), 1);
             }
-            // For the kernel, any port.
-            assert_eq!(in_time(|| destroy_unmarked(0)), 0);
+            // For the kernel, port 0 means any port.
+            assert_eq!(retry_on_timeout(|| destroy_unmarked(0)), 0);
         });
     }
 
-    /// Its datagrams have some 200 connections each.
+    /// The reply's datagrams have some 200 connections each.
     #[test]
-    fn an_answer_of_many_parts_is_counted_right() {
+    fn a_reply_of_many_datagrams_is_counted_right() {
         in_a_namespace(|| {
-            let _ours = marked((NODE, PORT));
+            let _ours = listen_marked((NODE, PORT));
             let _theirs = listener((NEIGHBOUR, PORT), 4096);
-            // Their clients are gone, so that no descriptors are needed: they wait to be accepted, in CLOSE_WAIT.
+            // The clients close at once, so that few descriptors are needed. Their connections wait
+            // to be accepted, in CLOSE_WAIT.
             for to in [NODE, NODE, NEIGHBOUR] {
                 (0..1000).for_each(|_| drop(TcpStream::connect((to, PORT)).unwrap()));
             }
             let are = |marked| move |socket: &&ListedSocket| socket.is_marked == Some(marked);
             let counted = || {
-                let all = in_time(|| sockets(libc::AF_INET, PORT, &[CLOSE_WAIT], PATIENCE));
+                let all =
+                    retry_on_timeout(|| sockets(libc::AF_INET, PORT, &[CLOSE_WAIT], PATIENCE));
                 (
                     all.iter().filter(are(true)).count(),
                     all.iter().filter(are(false)).count(),
                 )
             };
-            eventually(counted, &(2000, 1000));
+            wait_until_equal(counted, &(2000, 1000));
         });
     }
 
-    /// However much there is to be listed, and however often.
+    /// The limit holds however many sockets are listed, and however often.
     #[test]
-    fn an_answer_is_not_waited_for_beyond_its_time() {
+    fn a_reply_is_not_waited_for_beyond_the_limit() {
         let late = dump(libc::AF_INET, PORT, &[LISTEN], Instant::now()).map(drop);
         assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
@@ -543,8 +564,8 @@ mod tests {
         attribute
     }
 
-    /// As the kernel reports it, between attributes that were not requested.
-    fn encoded(entry: &ListedSocket) -> Vec<u8> {
+    /// Encodes a socket as the kernel reports it, between attributes that were not requested.
+    fn encode(entry: &ListedSocket) -> Vec<u8> {
         let mut body = vec![0; 72];
         body[4..6].copy_from_slice(&entry.local.port().to_be_bytes());
         let (family, ip) = match entry.local.ip() {
@@ -581,14 +602,14 @@ mod tests {
                     is_marked,
                 };
                 let mut id = [0; ID];
-                id.copy_from_slice(&encoded(&listed)[HEADER + 4..][..ID]);
+                id.copy_from_slice(&encode(&listed)[HEADER + 4..][..ID]);
                 ListedSocket { id, ..listed }
             },
         )
     }
 
     fn answer(sockets: &[ListedSocket]) -> Vec<u8> {
-        let mut answer: Vec<u8> = sockets.iter().flat_map(encoded).collect();
+        let mut answer: Vec<u8> = sockets.iter().flat_map(encode).collect();
         answer.extend(message(
             libc::NLMSG_DONE,
             libc::NLM_F_MULTI,
@@ -599,16 +620,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_told_is_read(sockets in prop::collection::vec(any_entry(), 0..20)) {
+        fn every_listed_socket_is_parsed(sockets in prop::collection::vec(any_entry(), 0..20)) {
             prop_assert_eq!(parse(&answer(&sockets)).unwrap(), ReplyPart { sockets, is_last: true, is_inconsistent: false });
         }
 
-        /// A part of an answer is one only where a message ends.
+        /// A part of a reply is accepted only if it ends where a message ends.
         #[test]
-        fn what_is_cut_off_is_refused(sockets in prop::collection::vec(any_entry(), 1..4), cut: prop::sample::Index) {
+        fn a_truncated_reply_is_refused(sockets in prop::collection::vec(any_entry(), 1..4), cut: prop::sample::Index) {
             let answer = answer(&sockets);
             let cut = cut.index(answer.len());
-            let ends = sockets.iter().scan(0, |end, entry| { *end += encoded(entry).len(); Some(*end) });
+            let ends = sockets.iter().scan(0, |end, entry| { *end += encode(entry).len(); Some(*end) });
             match parse(&answer[..cut]) {
                 Ok(part) => prop_assert!(!part.is_last && ends.into_iter().any(|end| end == cut)),
                 Err(error) => prop_assert_eq!(error.kind(), io::ErrorKind::InvalidData),
@@ -616,7 +637,7 @@ mod tests {
         }
 
         #[test]
-        fn no_changed_byte_panics(
+        fn a_corrupted_reply_does_not_panic(
             sockets in prop::collection::vec(any_entry(), 0..4),
             changes in prop::collection::vec(any::<(prop::sample::Index, u8)>(), 1..8),
         ) {
@@ -630,7 +651,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_refuses_is_its_error() {
+    fn a_refusal_of_the_kernel_is_returned_as_its_error() {
         let errno = |kind, code: i32| {
             parse(&message(kind, 0, &code.to_ne_bytes())).map_err(|error| error.raw_os_error())
         };
@@ -641,7 +662,7 @@ mod tests {
         }
         assert_eq!(errno(libc::NLMSG_ERROR, 0), Err(None));
         assert_eq!(errno(libc::NLMSG_OVERRUN, 0), Err(None));
-        assert!(parse(&[]).is_err(), "an answer has a last message");
+        assert!(parse(&[]).is_err(), "an empty reply was accepted");
         let changed = message(libc::NLMSG_DONE, libc::NLM_F_DUMP_INTR, &[0; 4]);
         assert_eq!(
             parse(&changed).unwrap(),

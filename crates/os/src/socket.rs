@@ -1,6 +1,7 @@
-//! TCP sockets with the options that std and tokio do not offer.
+//! TCP sockets with options that std and tokio do not offer.
 //!
-//! Every function is one system call or a fixed short row of them; what to do about a failure is decided by the caller.
+//! Each function makes one system call or a fixed short sequence of calls. The caller decides what
+//! to do about a failure.
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -20,7 +21,8 @@ use std::time::Duration;
 const IP_LOCAL_PORT_RANGE: c_int = 51;
 
 sockopt_impl!(
-    /// Which ports the socket may have: the lowest, and the highest in the upper half.
+    /// The socket's range of ports: the lowest port in the lower half, the highest port in the
+    /// upper half.
     LocalPortRange, SetOnly, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, u32
 );
 sockopt_impl!(
@@ -31,19 +33,23 @@ sockopt_impl!(
     u64
 );
 
-/// A silent peer is probed after this time, and counts as gone when this many probes at this interval are unanswered.
+/// Keepalive: a silent peer is probed after KEEPALIVE_IDLE, and counts as gone after
+/// KEEPALIVE_PROBES unanswered probes at KEEPALIVE_INTERVAL.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_PROBES: u32 = 3;
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A socket that is bound but does not listen: it reserves the port and gets nothing.
+/// Makes a socket that is bound but does not listen: the socket reserves the port and gets no
+/// connection.
 ///
-/// `SO_REUSEPORT` lets siblings of the same effective uid bind too. `SO_REUSEADDR` allows to bind while connections of an
-/// apiserver that held the port alone are in TIME_WAIT. It is removed at once, because a socket that has
-/// it and does not listen lets one of any other uid listen on the port.
+/// `SO_REUSEPORT` lets siblings of the same effective uid bind too. `SO_REUSEADDR` allows to bind
+/// while connections of an apiserver that held the port alone are in TIME_WAIT. `SO_REUSEADDR` is
+/// removed at once, because a socket with `SO_REUSEADDR` that does not listen lets a socket of any
+/// other uid listen on the port.
 ///
 /// # Errors
-/// Those of socket(2), setsockopt(2) and bind(2); `EADDRINUSE` is explained by [`super::proc_net`].
+/// Errors of socket(2), setsockopt(2) and bind(2); `EADDRINUSE` is explained by
+/// [`super::proc_net`].
 pub fn bind(address: SocketAddr, freebind: bool) -> io::Result<OwnedFd> {
     let socket = Socket::new(
         Domain::for_address(address),
@@ -66,10 +72,10 @@ pub fn bind(address: SocketAddr, freebind: bool) -> io::Result<OwnedFd> {
     Ok(socket.into())
 }
 
-/// A socket that is bound as kube-apiserver binds its own: with `SO_REUSEADDR` alone.
+/// Makes a socket that is bound as kube-apiserver binds its socket: with `SO_REUSEADDR` alone.
 ///
 /// # Errors
-/// Those of socket(2), setsockopt(2) and bind(2).
+/// Errors of socket(2), setsockopt(2) and bind(2).
 pub fn bind_as_apiserver(address: SocketAddr, nonblocking: bool) -> io::Result<OwnedFd> {
     let socket = Socket::new(
         Domain::for_address(address),
@@ -84,39 +90,42 @@ pub fn bind_as_apiserver(address: SocketAddr, nonblocking: bool) -> io::Result<O
 
 /// Starts to listen, or changes the backlog of a socket that listens.
 ///
-/// While it listens it has `SO_REUSEADDR`: listen(2) checks for conflicts as bind(2) does, and accepted
-/// connections inherit it. Without it, an apiserver without berth could not bind a wildcard address for as long as
-/// one of them is open or in TIME_WAIT.
+/// A listening socket has `SO_REUSEADDR`: listen(2) checks for conflicts as bind(2) does, and
+/// accepted connections inherit the option. Without the option, an apiserver without berth could
+/// not bind a wildcard address while such a connection is open or in TIME_WAIT.
 ///
 /// # Errors
-/// `EADDRINUSE` when a socket of another uid began to listen on the port in the meantime.
+/// `EADDRINUSE` if a socket of another uid began to listen on the port in the meantime.
 pub fn start_listening(socket: BorrowedFd<'_>, backlog: u32) -> io::Result<()> {
     let socket = SockRef::from(&socket);
     socket.set_reuse_address(true)?;
-    // The kernel cuts it to net.core.somaxconn. (SOMAXCONN of the C library is another matter: musl's is 128.)
+    // The kernel limits the backlog to net.core.somaxconn. (SOMAXCONN of the C library is no limit:
+    // musl's is 128.)
     socket
         .listen(i32::try_from(backlog).unwrap_or(i32::MAX))
         .inspect_err(|_| {
-            // As after bind. That it fails too is not the news.
+            // The state after bind. A failure of the reset is ignored, because the error of listen
+            // is returned.
             let _ = socket.set_reuse_address(false);
         })
 }
 
-/// Marks a listener, so that [`super::sock_diag::destroy_unmarked`] spares its new connections, which inherit the mark.
+/// Marks a listener, so that [`super::sock_diag::destroy_unmarked`] spares its new connections,
+/// which inherit the mark.
 ///
-/// The mark is `IP_BIND_ADDRESS_NO_PORT`, which has no effect on a bound socket that listens. An IPv6 socket takes it too.
-/// (Before bind(2), a port of 0 would stay 0.)
+/// The mark is `IP_BIND_ADDRESS_NO_PORT`, which has no effect on a bound socket that listens. An
+/// IPv6 socket accepts the option too. (Before bind(2), a port of 0 would stay 0.)
 ///
 /// # Errors
-/// Those of setsockopt(2).
+/// Errors of setsockopt(2).
 pub fn mark_listener(listener: BorrowedFd<'_>) -> io::Result<()> {
     set_bind_address_no_port(listener)
 }
 
-/// The address that a socket is bound to.
+/// Returns the address to which a socket is bound.
 ///
 /// # Errors
-/// Those of getsockname(2), or `EAFNOSUPPORT` for a socket that is neither IPv4 nor IPv6.
+/// Errors of getsockname(2), or `EAFNOSUPPORT` for a socket that is neither IPv4 nor IPv6.
 pub fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     SockRef::from(&socket)
         .local_addr()?
@@ -127,7 +136,7 @@ pub fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
 /// Takes one connection out of the accept queue, non-blocking and close-on-exec.
 ///
 /// # Errors
-/// `EWOULDBLOCK` when the queue is empty; see accept(2) for the others.
+/// `EWOULDBLOCK` if the queue is empty; see accept(2) for other errors.
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(TcpStream, SocketAddr)> {
     let (stream, peer) =
         SockRef::from(&listener).accept4(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC)?;
@@ -137,35 +146,37 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(TcpStream, SocketAddr)> {
     Ok((stream.into(), peer))
 }
 
-/// How many connections wait in a listener's accept queue.
+/// Returns the number of connections in a listener's accept queue.
 ///
 /// # Errors
-/// Those of getsockopt(2).
+/// Errors of getsockopt(2).
 pub fn queue_length(listener: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(info(listener)?.tcpi_unacked)
 }
 
-/// Wakes whoever waits for a listener by an edge-triggered epoll(7), if a connection is in its accept queue. The listener stays as it is:
-/// shutdown(2) of the writing side of a listener does nothing else.
+/// Wakes every thread that waits for a listener by an edge-triggered epoll(7), if a connection is
+/// in the accept queue. The listener is not changed: shutdown(2) of a listener's writing side has
+/// no other effect.
 pub fn wake_pollers(listener: BorrowedFd<'_>) {
-    // If this fails, it does not listen.
+    // A failure means that the socket does not listen.
     let _ = SockRef::from(&listener).shutdown(std::net::Shutdown::Write);
 }
 
-/// Reads what has arrived, whatever the event loop's readiness.
+/// Reads the bytes that have arrived, whatever the event loop's readiness.
 ///
 /// # Errors
-/// Those of recv(2); `EWOULDBLOCK` when nothing has arrived, on a non-blocking socket.
+/// Errors of recv(2); `EWOULDBLOCK` if nothing has arrived on a non-blocking socket.
 pub fn read(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
     (&*SockRef::from(&socket)).read(buffer)
 }
 
-/// Starts a non-blocking connection to `to`, from `source` if there is one.
+/// Starts a non-blocking connection to `to`, from `source` if given.
 ///
-/// To an address of this host the TCP handshake has mostly ended when this returns.
+/// For an address of this host, the TCP handshake has mostly ended when the function returns.
 ///
 /// # Errors
-/// Those of socket(2), setsockopt(2), bind(2) and connect(2); `EADDRNOTAVAIL` when the source has no port left.
+/// Errors of socket(2), setsockopt(2), bind(2) and connect(2); `EADDRNOTAVAIL` if the source has no
+/// port left.
 pub fn connect(to: SocketAddr, source: Option<IpAddr>) -> io::Result<TcpStream> {
     let socket = Socket::new(
         Domain::for_address(to),
@@ -173,13 +184,13 @@ pub fn connect(to: SocketAddr, source: Option<IpAddr>) -> io::Result<TcpStream> 
         Some(Protocol::TCP),
     )?;
     if to.ip().is_loopback() {
-        // Keepalive probes whether a host is there: it is this one.
+        // Keepalive is not needed: it checks that the peer's host is alive, and that is this host.
         socket.set_tcp_nodelay(true)?;
     } else {
         set_options(socket.as_fd())?;
     }
     if let Some(source) = source {
-        // Options of IPv4.
+        // Both options are IPv4 options.
         if source.is_ipv4() {
             set_bind_address_no_port(socket.as_fd())?;
             if takes_every_port() {
@@ -194,9 +205,10 @@ pub fn connect(to: SocketAddr, source: Option<IpAddr>) -> io::Result<TcpStream> 
     }
 }
 
-/// Sets `TCP_NODELAY` and keepalive, so that a dead peer is not held for ever. From a listener, accepted sockets inherit both.
-/// `TCP_USER_TIMEOUT` is turned off, since a listener may come from a version that had set it: it would cut a reader that pauses for that
-/// long (`kubectl logs -f | less`).
+/// Sets `TCP_NODELAY` and keepalive, so that a connection to a dead peer ends. Accepted sockets
+/// inherit both options from a listener. `TCP_USER_TIMEOUT` is turned off, because a listener may
+/// come from a version that set the timeout: the timeout would cut a reader that pauses for so long
+/// (`kubectl logs -f | less`).
 pub fn set_options(socket: BorrowedFd<'_>) -> io::Result<()> {
     let socket = SockRef::from(&socket);
     socket.set_tcp_nodelay(true)?;
@@ -208,8 +220,8 @@ pub fn set_options(socket: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Lets a bind to a source address leave the port open until connect, so that the 28,000 ephemeral
-/// ports count for each pair of addresses and not for the source address alone. What does not know the option (before Linux 4.2; QEMU's
-/// user mode) has the fewer ports.
+/// ports count for each pair of addresses and not for the source address alone. Kernels without the
+/// option (Linux before 4.2; QEMU's user mode) have fewer ports.
 pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<()> {
     match setsockopt(&socket, sockopt::IpBindAddressNoPort, &true) {
         Err(Errno::ENOPROTOOPT) => Ok(()),
@@ -217,30 +229,32 @@ pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Whether a socket can be made to search odd and even ports alike: Linux 6.8. Before that, connect() tries
-/// odd ports (one half) only when every even one is in use, and all even ones each time.
+/// True if a socket can search odd and even ports alike: Linux 6.8. Before 6.8, connect() tries odd
+/// ports (one half) only if every even port is in use, after a search of every even port.
 pub fn takes_every_port() -> bool {
     static SUPPORTED: LazyLock<bool> = LazyLock::new(|| {
         let is_new =
             KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(6, 8, 0));
         let set = || set_every_port(Socket::new(Domain::IPV4, Type::STREAM, None)?.as_fd());
-        // What only calls itself Linux may not know the option.
+        // A system that only calls itself Linux may not know the option.
         is_new && set().is_ok()
     });
     *SUPPORTED
 }
 
-/// Gives the socket a range of ports of its own (`IP_LOCAL_PORT_RANGE`), which is why both halves count. The range is
-/// that of `net.ipv4.ip_local_port_range`: a bound of 0 and one outside of it have no effect (ip(7)).
+/// Gives the socket its own range of ports (`IP_LOCAL_PORT_RANGE`), and the kernel then searches
+/// odd and even ports alike. The range remains `net.ipv4.ip_local_port_range`: a bound of 0, or a
+/// bound outside of that range, has no effect (ip(7)).
 fn set_every_port(socket: BorrowedFd<'_>) -> io::Result<()> {
     Ok(setsockopt(&socket, LocalPortRange, &0xffff_0000)?)
 }
 
-/// The kernel's name of a socket, the same for all duplicates and for no other socket of the network
-/// namespace (`SO_COOKIE`; before Linux 4.12 and in QEMU's user mode, which do not know it, its inode).
+/// Returns the kernel's name of a socket: equal for every duplicate of the socket, and unique in
+/// the network namespace (`SO_COOKIE`). The name is the socket's inode where `SO_COOKIE` is
+/// unknown: before Linux 4.12, and in QEMU's user mode.
 ///
-/// # Errors
-/// Those of getsockopt(2), such as `ENOTSOCK`.
+/// Errors of getsockopt(2), such as `ENOTSOCK`.
+/// Errors of getsockopt(2), such as `ENOTSOCK`.
 pub fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     let known =
         |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOPROTOOPT | libc::EINVAL));
@@ -249,7 +263,8 @@ pub fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
         .or_else(|error| inode(socket).filter(|_| known(&error)).ok_or(error))
 }
 
-/// The kernel's name of this thread's network namespace, which no other ever has (`SO_NETNS_COOKIE`).
+/// Returns the kernel's name of this thread's network namespace (`SO_NETNS_COOKIE`). The kernel
+/// never uses a name twice.
 ///
 /// # Errors
 /// `ENOPROTOOPT` before Linux 5.14.
@@ -260,29 +275,30 @@ pub fn namespace_cookie() -> io::Result<u64> {
     )?)
 }
 
-/// The inode that /proc/net/tcp names a socket by.
+/// Returns the inode by which /proc/net/tcp names a socket.
 pub fn inode(socket: BorrowedFd<'_>) -> Option<u64> {
     nix::sys::stat::fstat(socket).ok().map(|stat| stat.st_ino)
 }
 
-/// The network namespace that a socket is of.
+/// Returns the network namespace of a socket.
 ///
 /// # Errors
-/// `EPERM` without CAP_NET_ADMIN there.
+/// `EPERM` without CAP_NET_ADMIN in that namespace.
 pub fn network_namespace(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    // SAFETY: it reads and writes no memory of this process.
+    // SAFETY: the request reads and writes no memory of this process.
     match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGSKNS as libc::Ioctl) } {
         -1 => Err(io::Error::last_os_error()),
-        // SAFETY: it is new, so nothing else owns it.
+        // SAFETY: the descriptor is new, so nothing else owns it.
         namespace => Ok(unsafe { OwnedFd::from_raw_fd(namespace) }),
     }
 }
 
-/// Whether a socket listens on an address of this host. Without a connection: bind(2) is refused only because of a
-/// socket that listens, or has no `SO_REUSEADDR`, which Go and most others set.
+/// True if a socket listens on an address of this host. No connection is made: bind(2) is refused
+/// only if a socket listens, or is bound without `SO_REUSEADDR`, which Go and most programs set.
 ///
 /// # Errors
-/// Errors of socket(2) and bind(2): the address is not one of this host, or descriptors ran out.
+/// Errors of socket(2) and bind(2): the address does not belong to this host, or descriptors ran
+/// out.
 pub fn is_listened_on(address: SocketAddr) -> io::Result<bool> {
     let socket = Socket::new(
         Domain::for_address(address),
@@ -297,19 +313,19 @@ pub fn is_listened_on(address: SocketAddr) -> io::Result<bool> {
     }
 }
 
-/// Ends listening for every holder of a duplicate: what is queued is reset, new clients are refused.
-/// [`start_listening`] comes back from it; the port stays bound.
+/// Stops listening for every holder of a duplicate: queued connections are reset, and new clients
+/// get connection refused. [`start_listening`] reverses the change; the port stays bound.
 ///
 /// # Errors
-/// `ENOTCONN` when it did not listen.
+/// `ENOTCONN` if the socket did not listen.
 pub fn refuse(listener: BorrowedFd<'_>) -> io::Result<()> {
     let listener = SockRef::from(&listener);
     listener.set_reuse_address(false)?;
     listener.shutdown(std::net::Shutdown::Read)
 }
 
-/// Checks a descriptor from another process: it must be a TCP socket bound to this address, with `SO_REUSEPORT` and this
-/// cookie.
+/// Checks a descriptor from another process: it must be a TCP socket bound to this address, with
+/// `SO_REUSEPORT` and this cookie.
 pub fn check_listener(
     socket: BorrowedFd<'_>,
     address: SocketAddr,
@@ -340,7 +356,8 @@ pub fn check_listener(
     Ok(())
 }
 
-/// Whether a descriptor of another process is a TCP connection; the peer's address if it is.
+/// Checks a descriptor from another process: it must be a TCP connection. Returns the peer's
+/// address.
 pub fn check_connection(socket: BorrowedFd<'_>) -> Result<SocketAddr, String> {
     let failed = |error: io::Error| format!("it is no connection: {error}");
     let asked = SockRef::from(&socket);
@@ -354,15 +371,15 @@ pub fn check_connection(socket: BorrowedFd<'_>) -> Result<SocketAddr, String> {
         .ok_or_else(|| "it is no connection of the Internet".into())
 }
 
-/// How many bytes the kernel takes for a connection now; 0 where epoll would not call that writable, which is as
-/// long as more than two thirds of its buffer are taken.
+/// Returns how many bytes the kernel accepts for a connection now. 0 if epoll would not call the
+/// connection writable, because more than two thirds of its buffer are taken.
 pub fn room(socket: &impl AsFd) -> usize {
-    // Of linux/sock_diag.h.
+    // Indexes of linux/sock_diag.h.
     const SNDBUF: usize = 3;
     const WMEM_QUEUED: usize = 5;
     // Without an answer, assume room until a write shows otherwise.
     let mut figures = [0_u32; 9];
-    // SAFETY: numbers.
+    // SAFETY: the option's value is an array of numbers.
     let length = unsafe {
         option(
             socket.as_fd(),
@@ -380,35 +397,37 @@ pub fn room(socket: &impl AsFd) -> usize {
     if room >= queued / 2 { room as usize } else { 0 }
 }
 
-/// Whether the kernel takes more data for a connection. If not, epoll reports when it does.
+/// True if the kernel accepts more data for a connection. If false, epoll reports when the kernel
+/// accepts data again.
 pub fn is_writable(socket: &impl AsFd) -> bool {
     is_ready(socket, PollFlags::POLLOUT)
 }
 
-/// Whether there is something to read or accept, or reading finds out why not.
+/// True if there is something to read or accept, or if a read would return an error.
 pub fn is_readable(socket: &impl AsFd) -> bool {
     is_ready(socket, PollFlags::POLLIN)
 }
 
 fn is_ready(socket: &impl AsFd, flags: PollFlags) -> bool {
-    // If poll(2) fails, the next read or write shows it.
+    // If poll(2) fails, the next read or write shows the error.
     poll(&mut [PollFd::new(socket.as_fd(), flags)], PollTimeout::ZERO) != Ok(0)
 }
 
-/// Whether a connection was reset or timed out. The error is left for the next read. One whose both ends have sent FIN
-/// (POLLHUP) may have bytes that are not read yet.
+/// True if a connection was reset or timed out. The error is left for the next read. A connection
+/// after FIN from both ends (POLLHUP) may still have unread bytes, so POLLHUP is not enough.
 pub fn is_gone(socket: &impl AsFd) -> bool {
     events(socket, PollFlags::empty()).is_some_and(|events| events.contains(PollFlags::POLLERR))
 }
 
-/// Whether the other end of a connection has sent FIN or reset it, whatever it sent before.
+/// True if the other end of a connection has sent FIN or a reset, even if bytes sent before are
+/// unread.
 pub fn has_ended(socket: &impl AsFd) -> bool {
     // nix has no POLLRDHUP.
     events(socket, PollFlags::from_bits_retain(libc::POLLRDHUP))
         .is_none_or(|events| !events.is_empty())
 }
 
-/// Time since data last came or went.
+/// Returns the time since data was last sent or received.
 pub fn quiet(socket: BorrowedFd<'_>) -> io::Result<Duration> {
     let info = info(socket)?;
     Ok(Duration::from_millis(
@@ -418,21 +437,22 @@ pub fn quiet(socket: BorrowedFd<'_>) -> io::Result<Duration> {
     ))
 }
 
-/// How far a connection is, in bytes.
+/// Progress of a connection, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// Sent to the other end for the first time.
+    /// Bytes sent to the other end for the first time.
     pub sent: u64,
     /// Bytes received from the other end. The other end's FIN counts as one byte.
     pub received: u64,
-    /// Received, and not read.
+    /// Bytes received but not read yet.
     pub unread: u64,
 }
 
-/// Reads how far a connection is: none of these is the descriptor's, all are the socket's.
+/// Reads a connection's progress, which belongs to the socket: every duplicate of the descriptor
+/// shows the same counts.
 ///
 /// # Errors
-/// Those of getsockopt(2) and ioctl(2).
+/// Errors of getsockopt(2) and ioctl(2).
 pub fn progress(socket: BorrowedFd<'_>) -> io::Result<Progress> {
     let (sent, received) = sent_and_received(socket)?;
     let mut unread: c_int = 0;
@@ -447,20 +467,21 @@ pub fn progress(socket: BorrowedFd<'_>) -> io::Result<Progress> {
     })
 }
 
-/// Whether a byte was sent to the other end: by whatever descriptor.
+/// True if a byte was sent to the other end, through any descriptor of the socket.
 ///
 /// # Errors
-/// Those of [`progress`].
+/// Errors of [`progress`].
 pub fn has_sent(socket: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(sent_and_received(socket)?.0 > 0)
 }
 
 fn sent_and_received(socket: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
-    // Of struct tcp_info in linux/tcp.h, which is longer than that of the C library: tcpi_bytes_received, and tcpi_bytes_sent of Linux 4.19.
+    // tcpi_bytes_received, and tcpi_bytes_sent of Linux 4.19, in struct tcp_info of linux/tcp.h,
+    // which is longer than the C library's.
     const RECEIVED: usize = 128 / size_of::<u64>();
     const SENT: usize = 200 / size_of::<u64>();
     let mut info = [0_u64; SENT + 1];
-    // SAFETY: numbers.
+    // SAFETY: the option's value is an array of numbers.
     let length = unsafe { option(socket, (libc::IPPROTO_TCP, libc::TCP_INFO), &mut info) }?;
     if length < size_of_val(&info) {
         return Err(io::ErrorKind::Unsupported.into());
@@ -468,18 +489,18 @@ fn sent_and_received(socket: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
     Ok((info[SENT], info[RECEIVED]))
 }
 
-/// Makes a socket non-blocking, which another process may have made a blocking one.
+/// Makes a socket non-blocking. Another process may have made the socket blocking.
 ///
 /// # Errors
-/// Those of ioctl(2).
+/// Errors of ioctl(2).
 pub fn set_nonblocking(socket: BorrowedFd<'_>) -> io::Result<()> {
     SockRef::from(&socket).set_nonblocking(true)
 }
 
-/// Peeks at what has arrived, from its beginning; it stays where it is. Never waits.
+/// Peeks at the received bytes from their beginning, and leaves them unread. Never waits.
 ///
 /// # Errors
-/// Those of recv(2); `EWOULDBLOCK` when nothing has arrived.
+/// Errors of recv(2); `EWOULDBLOCK` if nothing has arrived.
 pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(nix::sys::socket::recv(
         socket.as_raw_fd(),
@@ -489,24 +510,26 @@ pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
 }
 
 fn info(socket: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
-    // SAFETY: a plain C struct, of whatever zeroes.
+    // SAFETY: zeroes are a valid plain C struct.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-    // SAFETY: as above.
+    // SAFETY: `tcp_info` holds numbers only.
     unsafe { option(socket, (libc::IPPROTO_TCP, libc::TCP_INFO), &mut info) }?;
     Ok(info)
 }
 
-/// Reads an option, of which the kernel may have only the beginning; gives how many bytes it has.
+/// Reads an option and returns the number of bytes that the kernel wrote. An older kernel may know
+/// only the beginning of `T`.
 ///
 /// # Safety
-/// `T` is made of numbers, which any bytes are.
+/// `T` is made of numbers, for which every byte pattern is valid.
 unsafe fn option<T>(
     socket: BorrowedFd<'_>,
     (level, option): (c_int, c_int),
     value: &mut T,
 ) -> io::Result<usize> {
     let mut length = size_of::<T>() as libc::socklen_t;
-    // SAFETY: `value` is alive and has room for `length` bytes; what they are is the caller's promise.
+    // SAFETY: `value` is alive and has room for `length` bytes; the caller promises that every byte
+    // pattern is valid.
     Errno::result(unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -519,16 +542,17 @@ unsafe fn option<T>(
     Ok(length as usize)
 }
 
-/// What poll(2) reports for a socket now; none: flags that nix does not know, or poll(2) failed.
+/// Returns the events that poll(2) reports for a socket now. `None` if nix does not know a reported
+/// flag, or poll(2) failed.
 fn events(socket: &impl AsFd, asked: PollFlags) -> Option<PollFlags> {
     let mut asked = [PollFd::new(socket.as_fd(), asked)];
     let _ = poll(&mut asked, PollTimeout::ZERO);
     asked[0].revents()
 }
 
-/// Makes the close of this socket a reset: what a reset of the other end becomes here.
+/// Makes the close of this socket a reset, to pass on a reset of the other end.
 pub fn reset_on_close(socket: &impl AsFd) {
-    // If this fails, the socket is gone already.
+    // If the call fails, the socket is already gone.
     let _ = SockRef::from(socket).set_linger(Some(Duration::ZERO));
 }
 
@@ -540,7 +564,7 @@ mod tests {
     use std::net::{Shutdown, TcpListener};
 
     #[test]
-    fn what_was_said_before_hides_no_end() {
+    fn an_end_is_noticed_even_behind_unread_bytes() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (server, _) = listener.accept().unwrap();
@@ -552,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_and_sent_is_known_to_whoever_has_a_duplicate() {
+    fn a_duplicate_shows_what_was_read_and_sent() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut server, _) = listener.accept().unwrap();
@@ -587,8 +611,8 @@ mod tests {
         is(7, 5, 0);
     }
 
-    /// As kube-apiserver has it: `SO_REUSEADDR` alone.
-    fn plain(address: SocketAddr) -> io::Result<TcpListener> {
+    /// Makes a listener with the options of kube-apiserver's listener: `SO_REUSEADDR` alone.
+    fn listen_as_apiserver(address: SocketAddr) -> io::Result<TcpListener> {
         let socket = Socket::new(
             Domain::for_address(address),
             Type::STREAM,
@@ -603,7 +627,8 @@ mod tests {
         Ok(socket.into())
     }
 
-    /// A connection of each kind that outlives its listener: one that is open, and one in TIME_WAIT here.
+    /// Leaves both kinds of connections that outlive a listener: an open connection, and a
+    /// connection in TIME_WAIT here.
     fn leave_connections(at: SocketAddr, mut accept: impl FnMut() -> TcpStream) -> [TcpStream; 2] {
         let (mut closed, open) = (
             TcpStream::connect(at).unwrap(),
@@ -615,16 +640,16 @@ mod tests {
         [accept(), open]
     }
 
-    /// Whatever the C library takes for the largest.
+    /// The backlog does not depend on the C library's SOMAXCONN.
     #[test]
-    fn the_backlog_is_what_was_asked_for() {
+    fn a_listener_gets_the_requested_backlog() {
         berth_testing::namespace::run(CloneFlags::CLONE_NEWNET, || {
             std::fs::write("/proc/sys/net/core/somaxconn", "20000")
                 .map_err(|error| format!("net.core.somaxconn cannot be set: {error}"))?;
             let listener = bind("0.0.0.0:0".parse().unwrap(), false).unwrap();
             for asked in [100, 10_000] {
                 start_listening(listener.as_fd(), asked).unwrap();
-                // Of a listener it is the length of its queue.
+                // For a listener, tcpi_sacked is the length of its queue.
                 assert_eq!(info(listener.as_fd()).unwrap().tcpi_sacked, asked);
             }
             Ok(())
@@ -633,8 +658,9 @@ mod tests {
 
     #[test]
     fn an_apiserver_without_berth_can_listen_while_a_client_of_berth_is_connected() {
-        // The port is of all addresses: where another process has it, another is tried, none of those from which the
-        // kernel gives to clients (after other tests there is one in TIME_WAIT at each).
+        // The wildcard needs the port on every address, so another port is tried if a process has
+        // the port. The ports are not ephemeral ports, because other tests leave a client's port in
+        // TIME_WAIT.
         let tried = (0..20).any(|_| {
             let port = 20_000 + getrandom::u32().unwrap() % 10_000;
             let Ok(berth) = bind(format!("127.3.7.1:{port}").parse().unwrap(), false) else {
@@ -648,8 +674,9 @@ mod tests {
                 accept(berth.as_fd()).unwrap().0
             });
             drop(berth);
-            let wildcard =
-                |any: &str| plain(format!("{any}:{}", at.port()).parse().unwrap()).is_ok();
+            let wildcard = |any: &str| {
+                listen_as_apiserver(format!("{any}:{}", at.port()).parse().unwrap()).is_ok()
+            };
             wildcard("0.0.0.0") && wildcard("[::]")
         });
         assert!(tried, "no wildcard address could be bound");
@@ -657,18 +684,19 @@ mod tests {
 
     #[test]
     fn a_shim_listens_after_an_apiserver_without_berth() {
-        let apiserver = plain("127.3.7.2:0".parse().unwrap()).unwrap();
+        let apiserver = listen_as_apiserver("127.3.7.2:0".parse().unwrap()).unwrap();
         let at = apiserver.local_addr().unwrap();
         let [one, other] = leave_connections(at, || apiserver.accept().unwrap().0);
         drop((one, other, apiserver));
         let berth = bind(at, false).unwrap();
-        // Its own apiserver, of whose listener the kernel's shortcut for sockets of one uid knows nothing.
-        let _instance = plain(SocketAddr::from(([127, 3, 7, 3], at.port())));
+        // The shim's own apiserver. Its listener defeats the kernel's shortcut for sockets of one
+        // uid.
+        let _instance = listen_as_apiserver(SocketAddr::from(([127, 3, 7, 3], at.port())));
         start_listening(berth.as_fd(), 16).unwrap();
     }
 
     #[test]
-    fn a_connection_that_both_ends_closed_is_not_gone_before_it_is_read() {
+    fn a_connection_closed_by_both_ends_is_not_gone_before_it_is_read() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut end, _) = listener.accept().unwrap();
@@ -676,7 +704,7 @@ mod tests {
         assert_eq!(client.read(&mut [0]).unwrap(), 0);
         client.write_all(b"upload").unwrap();
         client.shutdown(Shutdown::Write).unwrap();
-        // Behind what was sent.
+        // Wait for the FIN that follows the sent bytes.
         let mut asked = [PollFd::new(end.as_fd(), PollFlags::empty())];
         poll(&mut asked, PollTimeout::NONE).unwrap();
         assert!(!is_gone(&end));
@@ -695,7 +723,7 @@ mod tests {
     #[test]
     fn connections_inherit_the_mark_of_a_listener_of_either_family() {
         for at in ["127.0.0.1:0", "[::1]:0"] {
-            // There may be no IPv6.
+            // The kernel may have no IPv6.
             let Ok(listener) = TcpListener::bind(at) else {
                 continue;
             };

@@ -1,9 +1,9 @@
-//! An assembler for those instructions of eBPF (RFC 9669) that berth's programs have.
+//! An assembler for the instructions of eBPF (RFC 9669) that berth's programs contain.
 
 use std::io;
 
-/// A register. A call takes its arguments in R1 to R5, which it overwrites, and returns in R0; R6 to R9 outlive it. R10
-/// is where the stack ends.
+/// A register. A call takes arguments in R1 to R5 and overwrites these registers. The result is in
+/// R0; R6 to R9 keep their values. R10 points to the end of the stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reg {
     R0 = 0,
@@ -17,14 +17,15 @@ pub(super) enum Reg {
     R10 = 10,
 }
 
-/// How much is loaded or stored.
+/// Width of a load or a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Size {
     U32 = 0x00,
     U64 = 0x18,
 }
 
-/// When a jump is taken. The first three compare the lower 32 bits, or all.
+/// Condition of a jump. `Equal` and `NotEqual` compare the lower 32 bits, the other conditions
+/// compare 64 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum If {
     Equal(Reg, i32),
@@ -35,7 +36,7 @@ pub(super) enum If {
     Differs(Reg, Reg),
 }
 
-/// What the kernel offers to programs, by the numbers of linux/bpf.h.
+/// Functions that the kernel offers to programs, by the numbers of linux/bpf.h.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Helper {
     MapLookup = 1,
@@ -46,7 +47,8 @@ pub(super) enum Helper {
     SocketAssign = 124,
 }
 
-/// What a map's descriptor in a program stands for: the map, or where the value of its only entry is.
+/// Meaning of a map's descriptor in a program: the map, or the address of the value of the map's
+/// only entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MapAs {
     Map = 1,
@@ -93,7 +95,7 @@ const END: u8 = 0xd0;
 #[derive(Debug, Default)]
 pub(super) struct Assembler {
     instructions: Vec<Instruction>,
-    /// Where each label is, once it is placed.
+    /// The position of each label. `None` until the label is placed.
     labels: Vec<Option<usize>>,
     jumps: Vec<(usize, Label)>,
 }
@@ -125,12 +127,12 @@ impl Assembler {
         self.emit(ALU64 | ADD, to as u8, 0, 0, value);
     }
 
-    /// Keeps the bits of the mask, of the lower 32.
+    /// Keeps the bits of the mask in the lower 32 bits, and clears the upper 32.
     pub(super) fn mask(&mut self, to: Reg, mask: i32) {
         self.emit(ALU | AND, to as u8, 0, 0, mask);
     }
 
-    /// Of 16 bits: from the order of this host to that of the network.
+    /// Converts 16 bits from host byte order to network byte order.
     pub(super) fn network_order(&mut self, of: Reg) {
         self.emit(ALU | END | X, of as u8, 0, 0, 16);
     }
@@ -143,7 +145,7 @@ impl Assembler {
         self.emit(STX | MEM | size as u8, to as u8, from as u8, offset, 0);
     }
 
-    /// Adds to 64 bits of memory that others write too.
+    /// Adds atomically to 64 bits of memory that is shared.
     pub(super) fn atomic_add(&mut self, to: Reg, offset: i16, from: Reg) {
         self.emit(
             STX | ATOMIC | Size::U64 as u8,
@@ -154,7 +156,8 @@ impl Assembler {
         );
     }
 
-    /// Loads a map by its descriptor, which must be open when the program is loaded. Takes the place of two instructions.
+    /// Loads a map by its descriptor, which must be open when the program is loaded. The load takes
+    /// the place of two instructions.
     pub(super) fn load_map(&mut self, to: Reg, map: i32, what: MapAs) {
         self.emit(LD | IMM | Size::U64 as u8, to as u8, what as u8, 0, map);
         self.instructions.push(Instruction::default());
@@ -173,7 +176,7 @@ impl Assembler {
         Label(self.labels.len() - 1)
     }
 
-    /// The label is where the next instruction will be.
+    /// Puts the label at the next instruction.
     pub(super) fn place(&mut self, label: Label) {
         self.labels[label.0] = Some(self.instructions.len());
     }
@@ -194,10 +197,10 @@ impl Assembler {
         }
     }
 
-    /// The program.
+    /// Returns the program.
     ///
     /// # Errors
-    /// A label that is nowhere, or further than a jump reaches (32,767 instructions).
+    /// A label was not placed, or is further away than a jump reaches (32,767 instructions).
     pub(super) fn finish(mut self) -> io::Result<Vec<Instruction>> {
         let wrong = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         for (at, label) in self.jumps {
@@ -218,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_jump_goes_back_too_and_not_too_far() {
+    fn a_jump_can_go_back_but_not_too_far() {
         let mut asm = Assembler::default();
         let start = asm.label();
         asm.place(start);
@@ -245,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_that_is_nowhere_is_an_error() {
+    fn an_unplaced_label_is_an_error() {
         let mut asm = Assembler::default();
         let nowhere = asm.label();
         asm.jump(nowhere);

@@ -1,6 +1,8 @@
-//! The program that steers what connects to localhost: from there sk_lookup's leaves everything alone, for kube-apiserver dials itself
-//! there. This one knows who dials, since the kernel runs it for connect(2), and puts the listener's address in place of the one that is
-//! dialled. A cgroup is where it is attached; that it is a network namespace's, as the other is, is checked by the namespace's cookie.
+//! The program that steers connections to localhost. `sk_lookup` leaves connections from localhost
+//! alone, because kube-apiserver dials itself at localhost. This program knows the dialling thread,
+//! since the kernel runs the program for connect(2), and replaces the dialled address by the
+//! listener's address. The program is attached to a cgroup; a comparison of the network namespace's
+//! cookie keeps the program to one network namespace.
 
 use super::asm::{Assembler, Helper, If, Instruction, MapAs, Reg, Size};
 use super::parts::{
@@ -13,7 +15,8 @@ use std::mem::offset_of;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Offsets in `struct bpf_sock` of linux/bpf.h. Addresses are in network byte order, the port in that of this host.
+/// Offsets in `struct bpf_sock` of linux/bpf.h. Addresses are in network byte order, the port in
+/// host byte order.
 mod socket {
     pub(super) const LOCAL_IP4: i16 = 24;
     pub(super) const LOCAL_IP6: i16 = 28;
@@ -24,7 +27,8 @@ mod socket {
 /// State of a socket that listens (`BPF_TCP_LISTEN`).
 const LISTEN: i32 = 10;
 
-/// Offsets in `struct bpf_sock_addr` of linux/bpf.h. Addresses and the port are in network byte order.
+/// Offsets in `struct bpf_sock_addr` of linux/bpf.h. Addresses and the port are in network byte
+/// order.
 mod context {
     pub(super) const IP4: i16 = 4;
     pub(super) const IP6: i16 = 8;

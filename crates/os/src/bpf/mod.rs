@@ -1,17 +1,22 @@
-//! Steering: a BPF program of type sk_lookup, which the kernel runs to find the listener of each new connection in a
-//! network namespace. Linux 5.9; CAP_NET_ADMIN, and CAP_BPF or CAP_SYS_ADMIN. Connections to localhost have others, which it runs for
-//! connect(2): Linux 5.14.
+//! Steering: a BPF program of type sk_lookup chooses the listener of each new connection in a
+//! network namespace. Such programs need Linux 5.9 and CAP_NET_ADMIN, and CAP_BPF or CAP_SYS_ADMIN.
+//! Connections to localhost have programs of their own, which the kernel runs for connect(2): Linux
+//! 5.14.
 //!
-//! What it decides is in `sk_lookup` and `connect`, and what these share in `parts`. The program is short, and depends on addresses that are known when it is loaded;
-//! so a small assembler makes it. A library would bring a compiler for BPF or a loader of ELF files, for some 60 instructions
-//! each and eight commands of bpf(2).
+//! The decisions are in `sk_lookup` and `connect`, and the parts that these two share in `parts`. A
+//! program is short, and depends on addresses that are known only when the program is loaded, so a
+//! small assembler makes the program. A library would bring a compiler for BPF or a loader of ELF
+//! files, for some 60 instructions a program and eight commands of bpf(2).
 //!
-//! Programs do not depend on the machine. Addresses are compared and passed on as their four bytes, whatever these are as a number; which
-//! ports the kernel has in the host's order and which in the network's stands beside the offsets. What is loaded and stored is aligned,
-//! and the verifier checks it everywhere. Memory that is shared with a program begins at a page of whatever size, and has room in one.
+//! Programs do not depend on the machine. Addresses are compared and copied as four bytes, in
+//! whatever byte order a number has. The offsets' documentation says which ports the kernel has in
+//! host byte order and which in network byte order. Every load and store is aligned, and the
+//! verifier checks the alignment on every machine. Memory that is shared with a program begins at
+//! the start of a page, whatever the page size, and fits into a single page.
 //!
-//! Nothing is pinned. What steers is a descriptor: when its holder ends in whatever way, the port's own listeners
-//! get new connections again. A child that is forked without execve would hold it too.
+//! Nothing is pinned. The link's descriptor steers: when its holder ends for whatever reason, the
+//! port's own listeners get new connections again. A child that is forked without execve would hold
+//! the descriptor too.
 
 mod asm;
 mod connect;
@@ -30,22 +35,22 @@ use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// What could not be done.
+/// The step that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// The program could not be made.
+    /// Making the program.
     Assemble,
-    /// Memory that the program shares, or its map of listeners.
+    /// Making the memory that the program shares, or its map of listeners.
     Map,
-    /// The program was not loaded.
+    /// Loading the program.
     Program,
-    /// It was not attached to the network namespace.
+    /// Attaching the program to the network namespace.
     Link,
-    /// It was not attached to the cgroup.
+    /// Attaching the program to the cgroup.
     Cgroup,
-    /// A socket was not taken for a listener.
+    /// Putting a socket into the map: the kernel does not accept this socket as a listener.
     Listener,
-    /// What is attached there is not shown.
+    /// Listing the programs that are attached to the network namespace.
     Query,
 }
 
@@ -100,7 +105,7 @@ impl std::error::Error for Refused {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attached {
     pub id: u32,
-    /// Its name, and the user ID that loaded it. None without CAP_SYS_ADMIN.
+    /// The program's name, and the user ID that loaded the program. `None` without CAP_SYS_ADMIN.
     pub known: Option<(String, u32)>,
 }
 
@@ -114,12 +119,13 @@ impl fmt::Display for Attached {
     }
 }
 
-/// The programs that steer in a network namespace, in the order in which the kernel runs them.
+/// Returns the programs that steer in a network namespace, in the order in which the kernel runs
+/// them.
 ///
 /// # Errors
-/// `EPERM` without CAP_NET_ADMIN, `EINVAL` where the kernel has no such programs.
+/// `EPERM` without CAP_NET_ADMIN, `EINVAL` if the kernel has no programs of type sk_lookup.
 pub fn attached(namespace: BorrowedFd<'_>) -> Result<Vec<Attached>, Refused> {
-    let ids = sys::attached(namespace)?;
+    let ids = sys::list_attached(namespace)?;
     Ok(ids
         .into_iter()
         .map(|id| Attached {

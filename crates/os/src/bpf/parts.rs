@@ -1,4 +1,5 @@
-//! What the programs have in common: the memory that they share with their holder, the comparison of addresses, and the end.
+//! Parts that the programs have in common: the memory that a program shares with its holder, the
+//! comparison of addresses, and the end of a program.
 
 use super::asm::{Assembler, Helper, If, Instruction, Label, MapAs, Reg, Size};
 use std::io;
@@ -7,38 +8,42 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::AtomicU64;
 
-/// Places for listeners: one a family of the client's, since a listener of one family is none for the other.
+/// Places for listeners, by the client's address family: a listener of one family cannot serve the
+/// other family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slot {
     Ipv4 = 0,
     Ipv6 = 1,
 }
 
-/// Memory shared by the program and its holder. As zeroes, it is off.
+/// Memory shared by the program and its holder. Zeroed memory means off.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct State {
-    /// Whether it steers: 0 or 1.
+    /// 1 if the program steers, 0 if not.
     pub(super) on: AtomicU64,
-    /// And until when, on CLOCK_MONOTONIC, in nanoseconds.
+    /// The time until which the program steers, on CLOCK_MONOTONIC, in nanoseconds.
     pub(super) until: AtomicU64,
-    /// The network namespace of those that connect to localhost.
+    /// The cookie of the network namespace in which connections to localhost are steered.
     pub(super) namespace: AtomicU64,
     pub(super) steered: AtomicU64,
 }
 
-/// What a program returns so that the kernel goes on: `SK_PASS`, and for connect(2) the permission to connect.
+/// The result with which the kernel goes on: `SK_PASS`, and for connect(2) the permission to
+/// connect.
 const PASS: i32 = 1;
 
-// What registers hold throughout a program that steers, SLOT until there is its listener.
+// Contents of registers throughout a program. SLOT and LISTENER share a register: the listener
+// replaces its slot's number.
 pub(super) const CONTEXT: Reg = Reg::R6;
 pub(super) const SLOT: Reg = Reg::R7;
 pub(super) const LISTENER: Reg = SLOT;
-/// What became of it: 0, or an error.
+/// 0 if `assign` gave the connection to the listener, or an error.
 pub(super) const RESULT: Reg = Reg::R8;
 const STATE: Reg = Reg::R9;
 
-/// The rest of a program, for a connection that matches: if it is on, `assign` gives the connection to LISTENER, the one in SLOT.
+/// Writes the rest of a program, for a connection that matches. If steering is on, `assign` gives
+/// the connection to LISTENER, the socket found in SLOT.
 pub(super) fn finish(
     mut asm: Assembler,
     listeners: BorrowedFd<'_>,
@@ -59,7 +64,8 @@ pub(super) fn finish(
     asm.add(Reg::R2, -4);
     asm.call(Helper::MapLookup);
     asm.jump_if(If::Zero(Reg::R0), end);
-    // The lookup took a reference, which is given back whatever becomes of it.
+    // The lookup took a reference to the listener. The reference is given back after success and
+    // after failure.
     asm.copy(LISTENER, Reg::R0);
     assign(&mut asm);
     asm.copy(Reg::R1, LISTENER);
@@ -73,13 +79,14 @@ pub(super) fn finish(
     asm.finish()
 }
 
-/// The addresses of one family; `None` if the program steers all addresses of that family.
+/// Returns the addresses of one family, or `None` if the program steers all addresses of that
+/// family.
 fn of_family<A: PartialEq>(
     addresses: &[IpAddr],
     any: &A,
     of: impl Fn(IpAddr) -> Option<A>,
 ) -> Option<Vec<A>> {
-    // ::ffff:10.0.0.5 is how a socket of IPv6 is bound to 10.0.0.5.
+    // ::ffff:10.0.0.5 is the address of an IPv6 socket that is bound to 10.0.0.5.
     let found: Vec<_> = addresses
         .iter()
         .filter_map(|address| of(address.to_canonical()))
@@ -91,7 +98,7 @@ pub(super) fn word(bytes: [u8; 4]) -> i32 {
     i32::from_ne_bytes(bytes)
 }
 
-/// Of the context's address of IPv4 there.
+/// Jumps to `matched` if the IPv4 address at this offset of the context is listed, else to `end`.
 pub(super) fn match_ipv4(
     asm: &mut Assembler,
     at: i16,
@@ -139,7 +146,7 @@ pub(super) fn match_ipv6(
     asm.jump(end);
 }
 
-/// Whether these are 16 bytes of memory.
+/// Jumps to `label` if 16 bytes of memory equal `bytes`.
 pub(super) fn jump_if_same(asm: &mut Assembler, from: Reg, at: i16, bytes: [u8; 16], label: Label) {
     let other = asm.label();
     for (offset, bytes) in (at..).step_by(4).zip(bytes.as_chunks::<4>().0) {

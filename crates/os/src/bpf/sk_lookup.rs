@@ -14,18 +14,20 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// What a program steers for.
+/// The purpose of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     Bridge,
-    /// A bridge's relay to etcd: it steers only what comes from the address that it goes to, as the node's kube-apiserver's does.
+    /// The relay of a bridge to etcd. The program steers only connections that come from the
+    /// address to which they go, as the connections of the node's kube-apiserver do.
     Etcd,
-    /// Whether the kernel steers at all.
+    /// The test whether the kernel steers at all.
     SelfTest,
 }
 
 impl Purpose {
-    /// The program's name, visible with CAP_SYS_ADMIN. The kernel takes letters, digits, dots and underscores.
+    /// Returns the program's name, visible with CAP_SYS_ADMIN. The kernel accepts letters, digits,
+    /// dots and underscores in a name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bridge => "berth_bridge",
@@ -37,19 +39,21 @@ impl Purpose {
 
 const SLOTS: u32 = 2;
 
-/// What makes the kernel run a program, until it is dropped or its process ends.
+/// A program's attachment. The kernel runs the program until the link is dropped or the process
+/// ends.
 #[derive(Debug)]
 pub struct Link(OwnedFd);
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // Closing is not enough at this moment if another thread is between fork and execve: its child has a duplicate. If it
-        // fails, closing is what remains.
+        // Closing the descriptor does not detach the program if another thread is between fork and
+        // execve, because its child has a duplicate. If the detach fails, closing the descriptor is
+        // the fallback.
         let _ = sys::detach(self.0.as_fd());
     }
 }
 
-/// The program, loaded, off, and attached nowhere.
+/// A loaded program, which is off and not attached.
 #[derive(Debug)]
 pub struct Steerer {
     program: OwnedFd,
@@ -58,14 +62,16 @@ pub struct Steerer {
 }
 
 impl Steerer {
-    /// For new connections of TCP to a port, on these addresses: `0.0.0.0` and `::` are all of their family, and no
-    /// address is all of both. What comes from 127.0.0.0/8 or `::1` is never steered, but for [`Purpose::Etcd`].
+    /// Loads a program for new TCP connections to a port on these addresses. `0.0.0.0` and `::`
+    /// stand for every address of their family, and an empty list for every address of either
+    /// family. Connections from 127.0.0.0/8 or `::1` are never steered, except for
+    /// [`Purpose::Etcd`].
     ///
     /// # Errors
-    /// What is missing: see [`Refused`].
+    /// The step that failed: see [`Refused`].
     pub fn load(purpose: Purpose, port: u16, addresses: &[IpAddr]) -> Result<Self, Refused> {
         let listeners = sys::socket_map(SLOTS)?;
-        // SAFETY: it is made of atomics only.
+        // SAFETY: `State` is made of atomics only.
         let state: SharedValue<State> = unsafe { SharedValue::new() }?;
         let program = program(purpose, port, addresses, listeners.as_fd(), state.as_fd())
             .map_err(Refused::at(Step::Assemble))?;
@@ -76,22 +82,24 @@ impl Steerer {
         })
     }
 
-    /// From here on the kernel runs the program, until the result is dropped. It runs after those that are attached
-    /// already, and its choice replaces theirs.
+    /// Makes the kernel run the program until the result is dropped. The program runs after
+    /// programs that are attached already, and its choice replaces theirs.
     ///
     /// # Errors
-    /// `E2BIG` if there are 64; see [`Refused`].
+    /// `E2BIG` if 64 programs are attached; see [`Refused`].
     pub fn attach(&self, namespace: BorrowedFd<'_>) -> Result<Link, Refused> {
         let link = sys::link(ProgramType::SocketLookup, self.program.as_fd(), namespace);
         link.map(Link).map_err(Refused::at(Step::Link))
     }
 
-    /// Steers what processes below a cgroup connect to localhost, too: in the network namespace with this cookie, to the port on those of
-    /// the addresses that are in 127.0.0.0/16 or `::1`, by connect(2) to the listener's address instead; but not for threads of this
-    /// name. It is on with the other, until the result is dropped.
+    /// Steers connections to localhost from processes below a cgroup in the network namespace with
+    /// this cookie. Only connections to the port on listed addresses in 127.0.0.0/16 or `::1` are
+    /// steered, and connect(2) then goes to the listener's address. Threads named `exempt` are left
+    /// alone. Steering to localhost is on while [`Steerer::switch`] is on, until the result is
+    /// dropped.
     ///
     /// # Errors
-    /// What is missing: see [`Refused`].
+    /// The step that failed: see [`Refused`].
     pub fn cover_localhost(
         &self,
         (cgroup, namespace): (BorrowedFd<'_>, u64),
@@ -132,14 +140,17 @@ impl Steerer {
             .collect()
     }
 
-    /// Steers a family to this listener, which is not kept open, and to those that share its address and port
-    /// (`SO_REUSEPORT`): among these the kernel distributes as usual. When it is closed or no longer listens, the program passes. One
-    /// that listens again has to be set again: kernels differ in whether they forget it.
+    /// Steers a family to this listener, and to listeners that share its address and port
+    /// (`SO_REUSEPORT`): the kernel distributes connections among these as usual. The map does not
+    /// keep the listener open. When the listener is closed or no longer listens, the program
+    /// passes. A socket that listens again has to be set again: kernels differ in whether they
+    /// forget the socket.
     ///
-    /// The kernel takes a listener of another network namespace, and connections that are steered to it are lost.
+    /// The kernel accepts a listener of another network namespace, but connections that are steered
+    /// to such a listener are lost.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` if it does not listen.
+    /// `EOPNOTSUPP` if the socket does not listen.
     pub fn set_listener(&self, slot: Slot, listener: BorrowedFd<'_>) -> Result<(), Refused> {
         sys::set_socket(self.listeners.as_fd(), slot as u32, listener)
     }
@@ -152,7 +163,8 @@ impl Steerer {
         self.state.on.load(Relaxed) != 0
     }
 
-    /// Lets it steer, if it is on, until then on CLOCK_MONOTONIC: a holder that hangs steers nothing to itself for long.
+    /// Lets the program steer, if it is on, until this time on CLOCK_MONOTONIC. A holder that hangs
+    /// thus stops steering connections to itself soon.
     pub fn steer_until(&self, monotonic: Duration) {
         self.state.until.store(
             u64::try_from(monotonic.as_nanos()).unwrap_or(u64::MAX),
@@ -160,20 +172,20 @@ impl Steerer {
         );
     }
 
-    /// The last [`Steerer::steer_until`].
+    /// Returns the time that [`Steerer::steer_until`] set last.
     pub fn until(&self) -> Duration {
         Duration::from_nanos(self.state.until.load(Relaxed))
     }
 
-    /// New connections that were given to a listener since the program was loaded, with those to localhost that
-    /// [`Steerer::cover_localhost`] covers.
+    /// Returns the number of new connections that were given to a listener since the program was
+    /// loaded. Connections to localhost count if [`Steerer::cover_localhost`] covers them.
     pub fn steered(&self) -> u64 {
         self.state.steered.load(Relaxed)
     }
 }
 
-/// Offsets in `struct bpf_sk_lookup` of linux/bpf.h. Addresses are in network byte order, the local port in that of this
-/// host.
+/// Offsets in `struct bpf_sk_lookup` of linux/bpf.h. Addresses are in network byte order, the local
+/// port in host byte order.
 mod context {
     pub(super) const FAMILY: i16 = 8;
     pub(super) const PROTOCOL: i16 = 12;
@@ -184,7 +196,7 @@ mod context {
     pub(super) const LOCAL_PORT: i16 = 60;
 }
 
-/// Flag of bpf_sk_assign: instead of what a program before this one chose.
+/// Flag of bpf_sk_assign: replaces the socket that an earlier program chose.
 const REPLACE: i32 = 1;
 
 fn program(

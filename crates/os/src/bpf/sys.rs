@@ -1,5 +1,5 @@
-//! bpf(2): maps, programs, links. Its commands, types and structures are those of linux/bpf.h; each structure is the
-//! beginning of `union bpf_attr`, without padding.
+//! bpf(2): maps, programs, links. Commands, types and structures are from linux/bpf.h. Each
+//! structure is the beginning of `union bpf_attr`, without padding.
 
 use super::asm::Instruction;
 use super::{Refused, Step};
@@ -25,18 +25,18 @@ const MAP_TYPE_ARRAY: u32 = 2;
 const MAP_TYPE_SOCKMAP: u32 = 15;
 const ATTACH_SK_LOOKUP: u32 = 36;
 
-/// When the kernel runs a program.
+/// The event for which the kernel runs a program.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum ProgramType {
-    /// For the listener of a new connection.
+    /// The lookup of a new connection's listener.
     SocketLookup,
-    /// For connect(2), of a socket of IPv4 or of IPv6. (BPF_PROG_TYPE_CGROUP_SOCK_ADDR)
+    /// connect(2) of an IPv4 socket. IPv6 sockets have `Connect6`. (BPF_PROG_TYPE_CGROUP_SOCK_ADDR)
     Connect4,
     Connect6,
 }
 
 impl ProgramType {
-    /// The numbers of its type and of where it is attached.
+    /// Returns the numbers of the program's type and of its attach point.
     const fn numbers(self) -> (u32, u32) {
         match self {
             Self::SocketLookup => (30, ATTACH_SK_LOOKUP),
@@ -49,8 +49,9 @@ impl ProgramType {
 /// Flag of a map that processes may map.
 const MMAPABLE: u32 = 1 << 10;
 
-/// Flag of a program: the verifier refuses what is not aligned (BPF_F_STRICT_ALIGNMENT). Without it those of amd64 and arm64 take it,
-/// and those of other machines do not.
+/// Flag of a program: the verifier refuses unaligned access (BPF_F_STRICT_ALIGNMENT). Without the
+/// flag the verifier accepts unaligned access on amd64 and arm64, and refuses it on some other
+/// machines.
 const STRICT_ALIGNMENT: u32 = 1;
 
 /// Not GPL: the program calls no function that requires it.
@@ -59,11 +60,12 @@ const LICENSE: &CStr = c"Apache-2.0";
 /// Size of the verifier's log, in bytes.
 const LOG_BYTES: usize = 1 << 20;
 
-/// Most programs that a network namespace has of this type (kernel/bpf/net_namespace.c).
+/// The kernel's limit of sk_lookup programs in a network namespace (kernel/bpf/net_namespace.c).
 const MOST_PROGRAMS: usize = 64;
 
 /// # Safety
-/// `attr` is what the command takes, and each address in it is valid for what the command does with it.
+/// `attr` is the structure that the command takes. Each address in `attr` is valid for the
+/// command's reads and writes.
 unsafe fn bpf<T>(command: c_int, attr: &mut T) -> io::Result<c_long> {
     // SAFETY: `attr` lives for the call and has the given length; the rest is the caller's promise.
     match unsafe { libc::syscall(libc::SYS_bpf, command, from_mut(attr), size_of::<T>()) } {
@@ -72,10 +74,10 @@ unsafe fn bpf<T>(command: c_int, attr: &mut T) -> io::Result<c_long> {
     }
 }
 
-/// As [`bpf`], for commands that return a descriptor. The kernel makes it close-on-exec.
+/// Calls [`bpf`] for a command that returns a descriptor. The kernel sets close-on-exec.
 ///
 /// # Safety
-/// As [`bpf`], and the command returns a descriptor.
+/// The promises of [`bpf`], and the command returns a descriptor.
 unsafe fn bpf_fd<T>(command: c_int, attr: &mut T) -> io::Result<OwnedFd> {
     #[cfg(debug_assertions)]
     if super::is_unsteered() {
@@ -83,12 +85,14 @@ unsafe fn bpf_fd<T>(command: c_int, attr: &mut T) -> io::Result<OwnedFd> {
     }
     // SAFETY: the caller's promise.
     let fd = unsafe { bpf(command, attr) }?;
-    // SAFETY: it is new, so nothing else owns it; the kernel's descriptors fit into an int.
+    // SAFETY: the descriptor is new, so nothing else owns it; the kernel's descriptors fit into an
+    // int.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) })
 }
 
-/// Before Linux 5.11, maps and programs count as locked memory, and beyond the limit of that the kernel returns `EPERM`, as for a
-/// missing capability.
+/// Calls `make`, and once more after `raise` has raised the limit of locked memory. Before Linux
+/// 5.11, maps and programs count as locked memory. Beyond the limit the kernel returns `EPERM`, as
+/// for a missing capability.
 fn with_memory<T>(
     mut make: impl FnMut() -> io::Result<T>,
     raise: impl FnOnce() -> bool,
@@ -106,7 +110,8 @@ fn number(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().unsigned_abs()
 }
 
-/// The name of a map, a program or a thread, as the kernel has it: at most 15 bytes.
+/// Returns the name of a map, a program or a thread as the kernel stores the name: at most 15
+/// bytes.
 pub(super) fn name(text: &str) -> [u8; 16] {
     let mut name = [0; 16];
     name.iter_mut()
@@ -144,7 +149,7 @@ fn create_map(
         map_name: name("berth"),
         ..MapCreate::default()
     };
-    // SAFETY: there is no address in it, and it returns a descriptor.
+    // SAFETY: `attr` contains no address, and the command returns a descriptor.
     with_memory(
         || unsafe { bpf_fd(MAP_CREATE, &mut attr) },
         raise_locked_memory,
@@ -152,7 +157,7 @@ fn create_map(
     .map_err(Refused::at(Step::Map))
 }
 
-/// A map of listening sockets.
+/// Makes a map of listening sockets.
 pub(super) fn socket_map(entries: u32) -> Result<OwnedFd, Refused> {
     create_map(MAP_TYPE_SOCKMAP, size_of::<u64>(), entries, 0)
 }
@@ -166,7 +171,7 @@ struct MapElement {
     flags: u64,
 }
 
-/// Sets a socket in a map, which does not keep it open.
+/// Puts a socket into a map. The map does not keep the socket open.
 pub(super) fn set_socket(
     map: BorrowedFd<'_>,
     key: u32,
@@ -185,22 +190,22 @@ pub(super) fn set_socket(
         value,
         flags: 0,
     };
-    // SAFETY: key and value live for the call and are as long as the map's are.
+    // SAFETY: `key` and `value` live for the call and have the sizes of the map's keys and values.
     unsafe { bpf(MAP_UPDATE_ELEM, &mut attr) }
         .map(drop)
         .map_err(Refused::at(Step::Listener))
 }
 
-/// The one value of an array map, in the memory of this process too. It begins as zeroes.
+/// The only value of an array map, mapped into the memory of this process. A new value is zero.
 #[derive(Debug)]
 pub(super) struct SharedValue<T> {
     map: OwnedFd,
     address: NonNull<T>,
 }
 
-// SAFETY: it is memory of its own, and gives out nothing but shared references.
+// SAFETY: the mapping belongs to no thread, and only shared references to it are given out.
 unsafe impl<T: Sync> Send for SharedValue<T> {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl<T: Sync> Sync for SharedValue<T> {}
 
 impl<T> SharedValue<T> {
@@ -208,7 +213,8 @@ impl<T> SharedValue<T> {
         NonZeroUsize::new(size_of::<T>()).expect("a map's value has a size");
 
     /// # Safety
-    /// `T` is made of atomics only: the kernel writes to it at any time, and zeroes are one.
+    /// `T` is made of atomics only: the kernel writes to the value at any time. Zeroes are a valid
+    /// `T`.
     pub(super) unsafe fn new() -> Result<Self, Refused> {
         let map = create_map(MAP_TYPE_ARRAY, size_of::<T>(), 1, MMAPABLE)?;
         // SAFETY: the caller's promise.
@@ -216,7 +222,7 @@ impl<T> SharedValue<T> {
     }
 
     /// # Safety
-    /// As [`Self::new`], and the map has room for it.
+    /// The promises of [`Self::new`], and the map has room for a `T`.
     unsafe fn of(map: OwnedFd) -> Result<Self, Refused> {
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: the kernel chooses the address.
@@ -239,14 +245,16 @@ impl<T> Deref for SharedValue<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: it is mapped until this is dropped, begins at a page, is large enough, and holds atomics.
+        // SAFETY: the value is mapped until `self` is dropped, begins at a page, is large enough,
+        // and holds atomics.
         unsafe { self.address.as_ref() }
     }
 }
 
 impl<T> Drop for SharedValue<T> {
     fn drop(&mut self) {
-        // SAFETY: it was mapped so, and no reference outlives this. That it fails is a leak and no more.
+        // SAFETY: `of` made this mapping, and no reference outlives `self`. A failure leaks the
+        // mapping and does no more harm.
         let _ = unsafe { munmap(self.address.cast(), size_of::<T>()) };
     }
 }
@@ -270,7 +278,7 @@ struct ProgLoad {
 /// Loads a program.
 ///
 /// # Errors
-/// With the verifier's log, if it is the verifier that refuses it.
+/// If the verifier refuses the program, the error contains the verifier's log.
 pub(super) fn load_program(
     prog_type: ProgramType,
     as_name: &str,
@@ -296,7 +304,8 @@ pub(super) fn load_program(
             prog_ifindex: 0,
             expected_attach_type,
         };
-        // SAFETY: program, licence and log live for the call; the lengths are theirs, and the licence ends with NUL.
+        // SAFETY: program, licence and log live for the call and have the given lengths. The
+        // licence ends with NUL.
         unsafe { bpf_fd(PROG_LOAD, &mut attr) }
     };
     // The log costs time and memory: it is requested only after a refusal.
@@ -321,7 +330,8 @@ struct LinkCreate {
     flags: u32,
 }
 
-/// Attaches a program to a network namespace or, one for connect(2), to a cgroup, for as long as the link is open.
+/// Attaches a program, until the link is closed: to a network namespace, or a program for
+/// connect(2) to a cgroup.
 pub(super) fn link(
     prog_type: ProgramType,
     program: BorrowedFd<'_>,
@@ -329,7 +339,7 @@ pub(super) fn link(
 ) -> io::Result<OwnedFd> {
     let ((_, attach_type), prog_fd, target_fd) =
         (prog_type.numbers(), number(program), number(target));
-    // SAFETY: there is no address in it, and it returns a descriptor.
+    // SAFETY: the structure contains no address, and the command returns a descriptor.
     unsafe {
         bpf_fd(
             LINK_CREATE,
@@ -348,9 +358,9 @@ struct LinkDetach {
     link_fd: u32,
 }
 
-/// Ends the effect of a link, also if there are duplicates of it.
+/// Ends the effect of a link, even if duplicates of the link are open.
 pub(super) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: there is no address in it.
+    // SAFETY: the structure contains no address.
     unsafe {
         bpf(
             LINK_DETACH,
@@ -373,8 +383,9 @@ struct ProgQuery {
     reserved: u32,
 }
 
-/// The IDs of the programs that steer in a network namespace, in the order in which they run.
-pub(super) fn attached(namespace: BorrowedFd<'_>) -> Result<Vec<u32>, Refused> {
+/// Returns the IDs of the programs that steer in a network namespace, in the order in which the
+/// programs run.
+pub(super) fn list_attached(namespace: BorrowedFd<'_>) -> Result<Vec<u32>, Refused> {
     #[cfg(debug_assertions)]
     if super::is_unsteered() {
         return Ok(Vec::new());
@@ -427,12 +438,12 @@ struct ProgInfo {
     name: [u8; 16],
 }
 
-/// Name of a program, and the user ID that loaded it.
+/// Returns the name of a program, and the user ID that loaded the program.
 ///
 /// # Errors
-/// `EPERM` without CAP_SYS_ADMIN, `ENOENT` if it is gone.
+/// `EPERM` without CAP_SYS_ADMIN, `ENOENT` if the program does not exist any more.
 pub(super) fn program_info(id: u32) -> io::Result<(String, u32)> {
-    // SAFETY: there is no address in it, and it returns a descriptor.
+    // SAFETY: the structure contains no address, and the command returns a descriptor.
     let program = unsafe {
         bpf_fd(
             PROG_GET_FD_BY_ID,
@@ -472,7 +483,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_lacks_locked_memory_tries_once_more_with_more() {
+    fn a_lack_of_locked_memory_raises_the_limit_and_tries_once_more() {
         let tried = |errors: &[i32], raises: bool| {
             let (mut errors, mut count) = (errors.iter(), 0);
             let made = with_memory(

@@ -1,5 +1,5 @@
-//! The kernel has no test run for programs of connect(2): these connect, in a network namespace of their own, which no other process's
-//! connections are of.
+//! The kernel has no test run for programs of connect(2), so these tests connect. They run in a
+//! network namespace of their own, away from the connections of other processes.
 
 use crate::bpf::{Link, Purpose, Slot, Steerer};
 use crate::{netdevice, socket};
@@ -16,7 +16,7 @@ const PORT: u16 = 6443;
 const EXEMPT: &str = "kube-apiserver";
 const BOTH: [&str; 2] = ["0.0.0.0", "::"];
 
-/// What steers to its listeners, on, in a network namespace of its own.
+/// A steerer that is on and steers to its listeners, in a network namespace of its own.
 struct Node {
     steerer: Steerer,
     listeners: [TcpListener; 2],
@@ -55,7 +55,7 @@ impl Node {
             listeners,
             cgroup,
         };
-        // What is missing is missing here.
+        // A missing capability or kernel feature shows here, and the test is skipped.
         match node.try_cover(&BOTH) {
             Err(refused) if refused.log.is_empty() => return Err(io::Error::other(refused)),
             covered => drop(covered.unwrap()),
@@ -76,7 +76,7 @@ impl Node {
         self.try_cover(addresses).unwrap()
     }
 
-    /// Whether a connection there comes to a listener; else it is refused.
+    /// True if a connection to this address reaches a listener, false if the connection is refused.
     fn steers(&self, to: &str) -> bool {
         let to: SocketAddr = to.parse().unwrap();
         let listener = self.listeners[usize::from(to.is_ipv6())]
@@ -94,7 +94,7 @@ impl Node {
         }
     }
 
-    /// As [`Self::steers`], on a thread of this name.
+    /// Calls [`Self::steers`] on a thread of this name.
     fn steers_as(&self, name: &str, to: &str) -> bool {
         std::thread::scope(|scope| {
             std::thread::Builder::new()
@@ -118,7 +118,7 @@ fn on_a_node(test: impl FnOnce(&Node) + Send + 'static) {
 const LOCALHOST: [&str; 3] = ["127.0.0.1:6443", "127.0.1.1:6443", "[::1]:6443"];
 
 #[test]
-fn localhost_is_steered_but_for_one_name_and_for_as_long_as_the_rest() {
+fn localhost_is_steered_except_from_one_thread_name_while_steering_is_on() {
     on_a_node(|node| {
         let all = || LOCALHOST.map(|to| node.steers(to));
         assert_eq!(all(), [false; 3]);
@@ -156,10 +156,10 @@ fn localhost_is_steered_but_for_one_name_and_for_as_long_as_the_rest() {
 }
 
 #[test]
-fn what_is_no_connection_to_localhost_there_is_left_alone() {
+fn connections_to_other_addresses_ports_and_namespaces_are_left_alone() {
     on_a_node(|node| {
         let links = node.cover(&BOTH);
-        // Where instances of berth's listen, and other ports.
+        // Addresses on which berth's instances listen, and other ports.
         for to in [
             "127.9.9.9:6443",
             "127.1.0.1:6443",

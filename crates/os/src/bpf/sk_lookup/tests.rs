@@ -10,11 +10,12 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 const PORT: u16 = 6443;
 
-/// Runs a test in a network namespace of its own, where a program can be loaded.
+/// Runs a test in a network namespace of its own. The test is skipped if no program can be loaded.
 fn in_a_namespace(test: impl FnOnce() + Send + 'static) {
     namespace::run(CloneFlags::CLONE_NEWNET, || {
         match Steerer::load(Purpose::Bridge, PORT, &[]) {
-            // What the verifier finds is wrong with the program, not missing here.
+            // An error with a verifier's log is a defect of the program, not a missing feature of
+            // this machine.
             Err(refused) if refused.log.is_empty() => return Err(refused.to_string()),
             loaded => drop(loaded.unwrap()),
         }
@@ -23,7 +24,7 @@ fn in_a_namespace(test: impl FnOnce() + Send + 'static) {
     });
 }
 
-/// A listener of each family, in its slot. (Of IPv6 none where the kernel has no IPv6.)
+/// A listener for each address family. No IPv6 listener if the kernel has no IPv6.
 struct Listeners {
     ipv4: TcpListener,
     ipv6: Option<TcpListener>,
@@ -45,7 +46,7 @@ impl Listeners {
         }
     }
 
-    /// The name of the listener that a client of this address is steered to.
+    /// Returns the cookie of the listener to which a client with this address is steered.
     fn cookie(&self, of: IpAddr) -> Option<u64> {
         let listener = if of.is_ipv4() {
             Some(&self.ipv4)
@@ -56,7 +57,7 @@ impl Listeners {
     }
 }
 
-/// A new connection of TCP.
+/// A new TCP connection.
 fn connection(from: IpAddr, to: SocketAddr) -> Lookup {
     let (protocol, local_port) = (libc::IPPROTO_TCP as u32, u32::from(to.port()));
     let lookup = Lookup {
@@ -82,7 +83,7 @@ fn connection(from: IpAddr, to: SocketAddr) -> Lookup {
     }
 }
 
-/// Loaded, on, and good for ever.
+/// Loads a steerer that is on and does not expire.
 fn steering(addresses: &[IpAddr], listeners: &Listeners) -> Steerer {
     steering_for(Purpose::Bridge, addresses, listeners)
 }
@@ -99,7 +100,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-fn asked(steerer: &Steerer, from: &str, to: &str) -> Option<u64> {
+fn choose(steerer: &Steerer, from: &str, to: &str) -> Option<u64> {
     run(
         steerer.program.as_fd(),
         &connection(ip(from), to.parse().unwrap()),
@@ -108,15 +109,15 @@ fn asked(steerer: &Steerer, from: &str, to: &str) -> Option<u64> {
 }
 
 #[test]
-fn it_steers_only_while_it_is_on_and_its_time_lasts() {
+fn a_program_steers_only_while_it_is_on_and_not_expired() {
     in_a_namespace(|| {
         let listeners = Listeners::new();
         let steerer = Steerer::load(Purpose::Bridge, PORT, &[]).unwrap();
         listeners.put(&steerer);
-        let client = || asked(&steerer, "10.0.0.9", "10.0.0.5:6443");
-        assert_eq!(client(), None, "it begins off");
+        let client = || choose(&steerer, "10.0.0.9", "10.0.0.5:6443");
+        assert_eq!(client(), None, "a new program is off");
         steerer.switch(true);
-        assert_eq!(client(), None, "and has no time");
+        assert_eq!(client(), None, "a new program has expired");
         let now = clock::monotonic().unwrap();
         steerer.steer_until(now + Duration::from_secs(600));
         assert_eq!(
@@ -132,12 +133,12 @@ fn it_steers_only_while_it_is_on_and_its_time_lasts() {
 }
 
 #[test]
-fn what_comes_from_the_address_itself_is_steered_for_etcd_alone() {
+fn connections_from_the_dialled_address_are_steered_for_etcd_only() {
     in_a_namespace(|| {
         let listeners = Listeners::new();
         let steerer = steering_for(Purpose::Etcd, &[ip("127.0.0.1")], &listeners);
         assert_eq!(
-            asked(&steerer, "127.0.0.1", "127.0.0.1:6443"),
+            choose(&steerer, "127.0.0.1", "127.0.0.1:6443"),
             listeners.cookie(ip("127.0.0.1"))
         );
         for (from, to) in [
@@ -145,14 +146,14 @@ fn what_comes_from_the_address_itself_is_steered_for_etcd_alone() {
             ("10.0.0.9", "10.0.0.5:6443"),
             ("::1", "[::1]:6443"),
         ] {
-            assert_eq!(asked(&steerer, from, to), None, "{from} to {to}");
+            assert_eq!(choose(&steerer, from, to), None, "{from} to {to}");
         }
         assert_eq!(steerer.steered(), 1);
     });
 }
 
 #[test]
-fn what_is_none_of_its_business_is_not_counted() {
+fn unrelated_connections_are_neither_steered_nor_counted() {
     in_a_namespace(|| {
         let listeners = Listeners::new();
         let steerer = steering(&[ip("10.0.0.5"), ip("fd00::5")], &listeners);
@@ -165,7 +166,7 @@ fn what_is_none_of_its_business_is_not_counted() {
             ("fd00::9", "[fd00::5]:443"),
             ("::1", "[fd00::5]:6443"),
         ] {
-            assert_eq!(asked(&steerer, from, to), None, "{from} to {to}");
+            assert_eq!(choose(&steerer, from, to), None, "{from} to {to}");
         }
         let udp = Lookup {
             protocol: libc::IPPROTO_UDP as u32,
@@ -175,7 +176,7 @@ fn what_is_none_of_its_business_is_not_counted() {
         assert_eq!(steerer.steered(), 0);
         for near in ["126.0.0.1", "128.0.0.1", "1.0.0.127"] {
             assert_eq!(
-                asked(&steerer, near, "10.0.0.5:6443"),
+                choose(&steerer, near, "10.0.0.5:6443"),
                 listeners.cookie(ip(near)),
                 "{near} is no loopback"
             );
@@ -185,17 +186,17 @@ fn what_is_none_of_its_business_is_not_counted() {
 }
 
 #[test]
-fn a_listener_that_is_gone_or_of_the_wrong_family_fails_to_get_it() {
+fn a_closed_listener_or_one_of_the_wrong_family_gets_no_connection() {
     in_a_namespace(|| {
         let listeners = Listeners::new();
         let steerer = steering(&[], &listeners);
-        let ipv4 = || asked(&steerer, "10.0.0.9", "10.0.0.5:6443");
+        let ipv4 = || choose(&steerer, "10.0.0.9", "10.0.0.5:6443");
         assert!(ipv4().is_some());
-        // It takes clients of IPv4 only: the kernel refuses to assign it.
+        // An IPv4 listener accepts only IPv4 clients: the kernel refuses to assign the connection.
         steerer
             .set_listener(Slot::Ipv6, listeners.ipv4.as_fd())
             .unwrap();
-        assert_eq!(asked(&steerer, "fd00::9", "[fd00::5]:6443"), None);
+        assert_eq!(choose(&steerer, "fd00::9", "[fd00::5]:6443"), None);
         assert_eq!(steerer.steered(), 1);
         socket::refuse(listeners.ipv4.as_fd()).unwrap();
         assert_eq!((ipv4(), steerer.steered()), (None, 1), "it listens no more");
@@ -203,7 +204,7 @@ fn a_listener_that_is_gone_or_of_the_wrong_family_fails_to_get_it() {
         listeners.put(&steerer);
         assert!(ipv4().is_some());
         drop(listeners);
-        // The child of another test has a duplicate of it until execve.
+        // A child of another test may hold a duplicate of the listener until execve.
         let mut found = 2;
         while ipv4().is_some() {
             found += 1;
@@ -221,7 +222,8 @@ fn a_listener_that_is_gone_or_of_the_wrong_family_fails_to_get_it() {
     });
 }
 
-/// Few values, so that what is listed and what is dialled meet often, and differ in one place.
+/// Generates few values, so that listed and dialled addresses are often equal, or differ in one
+/// place.
 fn address() -> impl Strategy<Value = IpAddr> {
     let ipv4 = (prop::sample::select(vec![0_u8, 10, 127]), 0_u8..2, 0_u8..2)
         .prop_map(|(a, c, d)| [a, 0, c, d].into());
@@ -236,7 +238,7 @@ fn address() -> impl Strategy<Value = IpAddr> {
     prop_oneof![4 => ipv4, 4 => ipv6, 1 => mapped]
 }
 
-/// As [`Steerer::load`] documents.
+/// The model of [`Steerer::load`]'s documentation.
 fn is_steered(addresses: &[IpAddr], from: IpAddr, to: SocketAddr) -> bool {
     let covers = |listed: IpAddr| {
         let listed = listed.to_canonical();
@@ -248,7 +250,7 @@ fn is_steered(addresses: &[IpAddr], from: IpAddr, to: SocketAddr) -> bool {
 }
 
 #[test]
-fn what_is_steered_is_what_the_model_says() {
+fn a_program_steers_as_the_model_says() {
     in_a_namespace(|| {
         let listeners = Listeners::new();
         let port = prop_oneof![8 => Just(PORT), 1 => Just(PORT.swap_bytes()), 1 => any::<u16>()];
@@ -280,7 +282,7 @@ fn what_is_steered_is_what_the_model_says() {
 }
 
 #[test]
-fn nothing_is_attached_when_a_link_is_dropped_of_which_there_is_a_duplicate() {
+fn dropping_a_link_detaches_the_program_despite_a_duplicate() {
     in_a_namespace(|| {
         let namespace = File::open("/proc/thread-self/ns/net").unwrap();
         let count = || attached(namespace.as_fd()).unwrap().len();
@@ -288,7 +290,7 @@ fn nothing_is_attached_when_a_link_is_dropped_of_which_there_is_a_duplicate() {
             .unwrap()
             .attach(namespace.as_fd())
             .unwrap();
-        // As a child has one before its execve.
+        // A duplicate like the descriptor that a child has before execve.
         let _duplicate = link.0.try_clone().unwrap();
         assert_eq!(count(), 1, "the link is enough");
         drop(link);
@@ -307,17 +309,17 @@ fn many_addresses_fit_until_a_jump_is_too_long() {
         let listeners = Listeners::new();
         let steerer = steering(&many(1000), &listeners);
         assert_eq!(
-            asked(&steerer, "fd00::9", "[fd00::1:3e7]:6443"),
+            choose(&steerer, "fd00::9", "[fd00::1:3e7]:6443"),
             listeners.cookie(ip("::"))
         );
-        assert_eq!(asked(&steerer, "fd00::9", "[fd00::1:3e8]:6443"), None);
+        assert_eq!(choose(&steerer, "fd00::9", "[fd00::1:3e8]:6443"), None);
         let refused = Steerer::load(Purpose::Bridge, PORT, &many(5000)).unwrap_err();
         assert_eq!(refused.step, Step::Assemble);
     });
 }
 
 #[test]
-fn a_program_that_is_refused_has_the_verifiers_log() {
+fn a_refused_program_comes_with_the_verifiers_log() {
     in_a_namespace(|| {
         let mut asm = Assembler::default();
         asm.copy(Reg::R0, Reg::R7);

@@ -1,4 +1,4 @@
-//! Asks a program without a connection.
+//! Runs a program without a connection.
 
 use super::{bpf, number};
 use std::ffi::c_int;
@@ -29,11 +29,11 @@ struct TestRun {
     reserved: u32,
 }
 
-/// The program's input: `struct bpf_sk_lookup` of linux/bpf.h, addresses as their bytes.
+/// The program's input: `struct bpf_sk_lookup` of linux/bpf.h, with addresses as bytes.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Lookup {
-    /// Of the socket that was chosen.
+    /// The cookie of the chosen socket, or 0.
     pub(crate) cookie: u64,
     pub(crate) family: u32,
     pub(crate) protocol: u32,
@@ -48,8 +48,8 @@ pub(crate) struct Lookup {
     pub(crate) padding: u32,
 }
 
-/// Runs a program as the kernel would for a new connection (Linux 5.13). The cookie of the socket that it chooses; none
-/// if it passes.
+/// Runs a program as the kernel would for a new connection (Linux 5.13). Returns the cookie of the
+/// chosen socket, or `None` if the program chooses no socket.
 pub(crate) fn run(program: BorrowedFd<'_>, lookup: &Lookup) -> io::Result<Option<u64>> {
     const SK_PASS: u32 = 1;
     let (mut lookup, bytes) = (*lookup, size_of::<Lookup>() as u32);
@@ -62,7 +62,7 @@ pub(crate) fn run(program: BorrowedFd<'_>, lookup: &Lookup) -> io::Result<Option
         ctx_out: context,
         ..TestRun::default()
     };
-    // SAFETY: the context lives for the call, holds numbers only and has the length that is passed.
+    // SAFETY: the context lives for the call, holds numbers only, and has the given length.
     unsafe { bpf(PROG_TEST_RUN, &mut attr) }?;
     assert_eq!(attr.retval, SK_PASS, "it never drops");
     Ok(Some(lookup.cookie).filter(|cookie| *cookie != 0))
