@@ -1,16 +1,18 @@
-//! Choice of an instance's own address: random, in 127.0.0.0/8, free on the berth's port.
+//! Choice of an instance's own address: random, in 127.0.0.0/8, with the berth's port free.
 //!
-//! Random and not counted up, so that two instances that start at once need not agree on anything.
+//! Addresses are random instead of counted up, so that two instances that start at once need not
+//! agree on anything.
 
 use berth_os::{proc_net, socket};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// Draws after which the port counts as held on all of 127.0.0.0/8. That one address is in use by chance has a
-/// likelihood of one in 16 million, so two consecutive ones would be enough; the rest is a margin.
+/// Draws after which the port counts as held on every address of 127.0.0.0/8. The chance that a
+/// random address is in use is one in 16 million, so two draws would be enough; the rest is a
+/// margin.
 const TRIES: usize = 16;
 
-/// Why there is no address.
+/// The reason why no address was found.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct AddressError(String);
@@ -25,7 +27,7 @@ fn fix(error: &io::Error) -> &'static str {
     }
 }
 
-/// Whether an instance may have this address: in 127.0.0.0/8, but not in 127.0.0.0/16, where
+/// True if an instance may have this address: in 127.0.0.0/8, but not in 127.0.0.0/16, where
 /// resolvers and other daemons listen, and with a last octet that is neither 0 nor 255.
 #[must_use]
 pub fn is_usable(address: Ipv4Addr) -> bool {
@@ -33,7 +35,7 @@ pub fn is_usable(address: Ipv4Addr) -> bool {
     a == 127 && b != 0 && d != 0 && d != 255
 }
 
-/// A random address that [`is_usable`].
+/// Returns a random address that [`is_usable`].
 ///
 /// # Errors
 /// The system has no random bytes to give.
@@ -47,7 +49,7 @@ pub fn random() -> Result<Ipv4Addr, getrandom::Error> {
     }
 }
 
-/// The previous address if it is free, else a random free one that no other instance has.
+/// Returns the previous address if it is free, or else a random free address that no instance has.
 ///
 /// # Errors
 /// See [`AddressError`]; the message names the process that holds the port.
@@ -76,8 +78,9 @@ pub fn choose(
         if taken.contains(&address) {
             continue;
         }
-        // Found by a test bind with SO_REUSEADDR, as kube-apiserver's: what an earlier instance left in TIME_WAIT does
-        // not count. It does not listen, or a client that dials a restarting instance would be reset.
+        // The check binds with SO_REUSEADDR, as kube-apiserver does, so connections of an earlier
+        // instance in TIME_WAIT do not count. The test socket does not listen: otherwise a client
+        // that dials a restarting instance would be reset.
         match socket::is_listened_on(address) {
             Ok(false) => return Ok(address),
             Ok(true) => last = Some(address),
@@ -116,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn prefers_the_previous_address_while_it_is_free_and_fits() {
+    fn the_previous_address_is_preferred_while_it_is_free_and_usable() {
         let held = TcpListener::bind((random().unwrap(), 0)).unwrap();
         let held = held.local_addr().map(|address| (held, address)).unwrap();
         let port = held.1.port();

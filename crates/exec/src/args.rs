@@ -1,11 +1,11 @@
 //! Rewriting of kube-apiserver's arguments. Pure: no I/O, no log.
 //!
-//! Flags are read as kube-apiserver's pflag reads them: `--flag value` and `--flag=value`, `_` as
-//! good as `-` in a name, the last occurrence wins, a bare `--` ends the flags. Which other flags take
-//! a value is not known here and need not be: an argument that is not one of the three flags is
-//! never changed, but for `{instance}` in it.
+//! Flags are parsed as kube-apiserver's pflag parses them: `--flag value` and `--flag=value`, `_`
+//! equals `-` in a name, the last occurrence wins, a bare `--` ends the flags. The module does not
+//! know which further flags take a value, and need not know: an argument other than the three flags
+//! is never changed, except for `{instance}` in the argument.
 //!
-//! Arguments are bytes: what is not UTF-8 passes through as it is.
+//! Arguments are bytes: invalid UTF-8 passes through unchanged.
 
 use berth_node::instance::InstanceId;
 use std::ffi::{OsStr, OsString};
@@ -18,30 +18,31 @@ const PORT: &str = "--secure-port";
 const ADVERTISE: &str = "--advertise-address";
 const INSTANCE: &[u8] = b"{instance}";
 
-/// The values to be set.
+/// Values to set.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted<'a> {
     /// `--bind-address`: the instance's own address.
     pub address: Ipv4Addr,
     /// `--secure-port`: the berth's port.
     pub port: u16,
-    /// `--advertise-address`, unless there is one.
+    /// `--advertise-address`, used if the command line has none.
     pub advertise: IpAddr,
-    /// Stands in for `{instance}`.
+    /// The replacement for `{instance}`.
     pub instance: &'a InstanceId,
 }
 
-/// A command line that is ready to be run, and what had to give way.
+/// A command line that is ready to run, and the values that were replaced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rewritten {
     pub argv: Vec<OsString>,
-    /// What was there and is not any more, in order; for the log.
+    /// Replaced values in their order, for the log.
     pub replaced: Vec<Replaced>,
-    /// Value of the `--advertise-address` that was there and was kept (the last one: it wins).
+    /// The value of an existing `--advertise-address`, which is kept. Of several the last, which
+    /// wins.
     pub kept_advertise: Option<OsString>,
 }
 
-/// A value that had to give way.
+/// A value that was replaced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replaced {
     pub flag: &'static str,
@@ -49,38 +50,40 @@ pub struct Replaced {
     pub now: String,
 }
 
-/// Why a command line cannot be rewritten.
+/// The reason why a command line cannot be rewritten.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ArgsError(String);
 
-/// All that is wrong with a command line; empty if [`rewrite`] will do.
+/// Returns every mistake of a command line. Empty if [`rewrite`] will succeed.
 #[must_use]
 pub fn check(argv: &[OsString]) -> Vec<ArgsError> {
     if argv.is_empty() {
         return vec![ArgsError(
-            "there is no command: give the apiserver's after --".into(),
+            "there is no command: write the apiserver's command after --".into(),
         )];
     }
     [BIND, PORT, ADVERTISE]
         .into_iter()
-        .flat_map(|flag| mistakes(argv, flag))
+        .flat_map(|flag| missing_values(argv, flag))
         .collect()
 }
 
-/// The advertise address that the command line sets itself, if it does and it is an address.
+/// Returns the advertise address in the command line. `None` if the flag is missing or its value is
+/// not an address.
 #[must_use]
 pub fn advertised(argv: &[OsString]) -> Option<IpAddr> {
     value(argv, ADVERTISE)?.to_str()?.trim().parse().ok()
 }
 
-/// The last value of a flag that takes one, such as `--secure-port`: the one that counts.
+/// Returns the last value of a flag that takes a value, such as `--secure-port`: the last value
+/// wins.
 #[must_use]
 pub fn value<'a>(argv: &'a [OsString], flag: &str) -> Option<&'a OsStr> {
     occurrences(argv, flag).last().map(|(_, value)| value)
 }
 
-/// The value of a switch, in one of the forms that Go's `strconv.ParseBool` takes.
+/// Parses the value of a switch, in the forms that Go's `strconv.ParseBool` accepts.
 #[must_use]
 pub fn parse_bool(value: &str) -> Option<bool> {
     match value {
@@ -90,12 +93,12 @@ pub fn parse_bool(value: &str) -> Option<bool> {
     }
 }
 
-/// All values of a flag that takes one, in order: those of a list add up.
+/// Returns the values of a flag that takes a value, in order: a list flag adds its values up.
 pub fn values<'a>(argv: &'a [OsString], flag: &str) -> impl Iterator<Item = &'a OsStr> {
     occurrences(argv, flag).map(|(_, value)| value)
 }
 
-/// Gives a flag this value, as the last argument before a bare `--`, and removes others that it has.
+/// Sets a flag as the last argument before a bare `--`, and removes previous values of the flag.
 pub fn set(argv: &mut Vec<OsString>, flag: &str, value: &OsStr) {
     let spans: Vec<_> = occurrences(argv, flag).map(|(span, _)| span).collect();
     for span in spans.into_iter().rev() {
@@ -107,7 +110,7 @@ pub fn set(argv: &mut Vec<OsString>, flag: &str, value: &OsStr) {
     argv.insert(end_of_flags(argv), whole);
 }
 
-/// The place of a bare `--`, or the end.
+/// Returns the index of a bare `--`, or the end.
 fn end_of_flags(argv: &[OsString]) -> usize {
     argv.iter()
         .skip(1)
@@ -115,7 +118,7 @@ fn end_of_flags(argv: &[OsString]) -> usize {
         .map_or(argv.len(), |at| at + 1)
 }
 
-/// Where a flag stands, with its value.
+/// Returns the argument range and value of each occurrence of a flag.
 fn occurrences<'a>(
     argv: &'a [OsString],
     flag: &str,
@@ -127,10 +130,10 @@ fn occurrences<'a>(
             let begin = at;
             at += 1;
             match split(&argv[begin]) {
-                (name, _) if !is(name, flag) => {}
+                (name, _) if !is_flag(name, flag) => {}
                 (_, Some(value)) => return Some((begin..at, value)),
                 (_, None) => {
-                    // It is a value even if it looks like a flag.
+                    // The next argument is the value even if it looks like a flag.
                     let value = argv[..end].get(at)?;
                     at += 1;
                     return Some((begin..at, value.as_os_str()));
@@ -141,12 +144,13 @@ fn occurrences<'a>(
     })
 }
 
-/// Sets the three flags and expands `{instance}`, in everything but the program's name.
+/// Sets the three flags and expands `{instance}` in every argument except the program's name.
 ///
-/// An `--advertise-address` that is there is kept. Of the other two the new value takes the place of all that are there.
+/// An existing `--advertise-address` is kept. The new values of `--bind-address` and
+/// `--secure-port` replace all existing ones.
 ///
 /// # Errors
-/// The first of those that [`check`] finds.
+/// The first mistake that [`check`] finds.
 pub fn rewrite(argv: &[OsString], wanted: &Wanted<'_>) -> Result<Rewritten, ArgsError> {
     if let Some(error) = check(argv).into_iter().next() {
         return Err(error);
@@ -182,14 +186,14 @@ pub fn rewrite(argv: &[OsString], wanted: &Wanted<'_>) -> Result<Rewritten, Args
     })
 }
 
-/// Where a flag has no value.
-fn mistakes(argv: &[OsString], flag: &'static str) -> impl Iterator<Item = ArgsError> {
+/// Finds occurrences of a flag without a value.
+fn missing_values(argv: &[OsString], flag: &'static str) -> impl Iterator<Item = ArgsError> {
     let flags = (1..end_of_flags(argv))
-        .filter(move |at| matches!(split(&argv[*at]), (name, None) if is(name, flag)));
+        .filter(move |at| matches!(split(&argv[*at]), (name, None) if is_flag(name, flag)));
     flags.filter_map(move |at| {
         let what = match argv.get(at + 1) {
             None => "is the last argument and has no value".to_owned(),
-            // The value was forgotten: taken literally, that flag would vanish.
+            // The value was forgotten: taken as a value, the next flag would vanish.
             Some(next) if next.as_bytes().starts_with(b"--") => {
                 format!("has no value, {next:?} follows")
             }
@@ -201,7 +205,7 @@ fn mistakes(argv: &[OsString], flag: &'static str) -> impl Iterator<Item = ArgsE
     })
 }
 
-/// A flag's name and, if it is joined to it by `=`, its value.
+/// Splits an argument into the flag's name and, if joined by `=`, its value.
 fn split(arg: &OsStr) -> (&OsStr, Option<&OsStr>) {
     let bytes = arg.as_bytes();
     match bytes.iter().position(|b| *b == b'=') {
@@ -213,8 +217,9 @@ fn split(arg: &OsStr) -> (&OsStr, Option<&OsStr>) {
     }
 }
 
-/// Whether a name is a flag's. pflag's normaliser takes `_` for `-` in a name, but the two dashes before it must be dashes.
-fn is(name: &OsStr, flag: &str) -> bool {
+/// True if a name is the name of `flag`. pflag's normaliser accepts `_` for `-` in a name, but the
+/// two leading dashes must be dashes.
+fn is_flag(name: &OsStr, flag: &str) -> bool {
     let (name, flag) = (name.as_bytes(), flag.as_bytes());
     name.len() == flag.len()
         && name.starts_with(b"--")
@@ -226,7 +231,7 @@ fn is(name: &OsStr, flag: &str) -> bool {
 
 fn expand(arg: OsString, instance: &InstanceId) -> OsString {
     let mut bytes = arg.into_vec();
-    // An ID has no braces, so none is found twice.
+    // An instance's ID has no braces, so the loop ends.
     while let Some(at) = bytes
         .windows(INSTANCE.len())
         .position(|window| window == INSTANCE)
@@ -259,7 +264,7 @@ mod tests {
         rewrite(args, &wanted)
     }
 
-    fn rewritten(args: &[&str]) -> Vec<String> {
+    fn rewrite_arguments(args: &[&str]) -> Vec<String> {
         run(&argv(args))
             .unwrap()
             .argv
@@ -292,12 +297,12 @@ mod tests {
         assert_eq!(value(&args, "--cert-dir"), Some(OsStr::new("--cert-dir")));
         set(&mut args, "--cert-dir", "/e".as_ref());
         assert_eq!(args, argv(&["x", "--cert-dir=/e"]));
-        // Its value is missing: kube-apiserver reports that.
+        // The value is missing, and kube-apiserver reports the mistake.
         assert_eq!(value(&argv(&["--cert-dir"]), "--cert-dir"), None);
     }
 
     #[test]
-    fn what_is_replaced_is_told() {
+    fn replaced_values_are_reported() {
         let args = argv(&[
             "--bind_address",
             "0.0.0.0",
@@ -341,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn leaves_lookalikes_alone() {
+    fn similar_arguments_are_left_alone() {
         let args = [
             "-bind-address=1",
             "--bind-addresses=1",
@@ -349,11 +354,11 @@ mod tests {
             "--Bind-address=1",
             "bind-address",
         ];
-        assert_eq!(rewritten(&args)[..5], args);
+        assert_eq!(rewrite_arguments(&args)[..5], args);
     }
 
     #[test]
-    fn expands_the_instance_but_not_in_the_program() {
+    fn the_instance_is_expanded_except_in_the_programs_name() {
         let args: Vec<OsString> = [
             "{instance}",
             "--audit-log-path=/{instance}/{instance}.log",
@@ -373,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn names_every_flag_without_a_value() {
+    fn every_flag_without_a_value_is_named() {
         let errors = check(&argv(&[
             "--secure-port",
             "--bind-address=1",
@@ -399,7 +404,8 @@ mod tests {
         assert!(check(&[])[0].0.contains("no command"));
     }
 
-    /// Values of a flag as pflag takes them; of the other flags every one is taken to be joined.
+    /// Returns a flag's values as pflag parses them. Values of further flags are expected to be
+    /// joined by `=`.
     fn pflag(args: &[OsString], wanted: &str) -> Vec<OsString> {
         let mut values = Vec::new();
         let mut args = args.iter().skip(1);
@@ -423,7 +429,7 @@ mod tests {
         values
     }
 
-    fn others(args: &[OsString]) -> Vec<OsString> {
+    fn without_the_three_flags(args: &[OsString]) -> Vec<OsString> {
         let mut args = args.to_vec();
         for flag in [BIND, PORT, ADVERTISE] {
             set(&mut args, flag, OsStr::new(""));
@@ -457,21 +463,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn one_value_each_and_all_else_as_it_was(args in arguments()) {
+        fn each_flag_gets_one_value_and_further_arguments_are_unchanged(args in arguments()) {
             let done = run(&args).unwrap();
             prop_assert_eq!(pflag(&done.argv, BIND), vec![OsString::from("127.1.2.3")]);
             prop_assert_eq!(pflag(&done.argv, PORT), vec![OsString::from("6443")]);
             let before = pflag(&args, ADVERTISE);
             let expected = if before.is_empty() { vec!["10.0.0.5".into()] } else { before };
             prop_assert_eq!(pflag(&done.argv, ADVERTISE), expected);
-            prop_assert_eq!(others(&done.argv), others(&args));
+            prop_assert_eq!(without_the_three_flags(&done.argv), without_the_three_flags(&args));
             let again = run(&done.argv).unwrap();
             prop_assert_eq!(&again.argv, &done.argv);
             prop_assert_eq!(again.replaced, vec![]);
         }
 
         #[test]
-        fn what_fails_is_what_the_check_names(args in prop::collection::vec("(--(bind|secure|advertise)[_-](address|port)|--|=|.){0,3}", 0..6)) {
+        fn rewriting_fails_exactly_if_the_check_finds_a_mistake(args in prop::collection::vec("(--(bind|secure|advertise)[_-](address|port)|--|=|.){0,3}", 0..6)) {
             let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
             prop_assert_eq!(run(&args).is_err(), !check(&args).is_empty());
         }

@@ -1,7 +1,9 @@
-//! How an instance starts: its own 127.x address, and the arguments that give it to kube-apiserver.
+//! How an instance starts: its own 127.x address, and the arguments that pass the address to
+//! kube-apiserver.
 //!
-//! `berth exec` does it, doctor checks it, the rehearsal draws addresses as it does. A shim needs none of it: it reads
-//! what is recorded of an instance ([`berth_node::registry::instance`]).
+//! `berth exec` uses this crate to start an instance, doctor to check one, and the rehearsal to
+//! draw addresses. A shim needs nothing of this crate: it reads the record of an instance
+//! ([`berth_node::registry::instance`]).
 
 #![forbid(unsafe_code)]
 
