@@ -1,7 +1,7 @@
-//! A node's service account: its name, and its token.
+//! A node's service account: its name and its token.
 //!
-//! A token cannot be revoked and only its owner renews it, so it contains its expiry. It ends earlier only if the
-//! service account is deleted.
+//! A token cannot be revoked, and only its owner renews it, so the token contains an expiry. A
+//! token ends earlier only if the service account is deleted.
 
 use crate::lease::NAMESPACE;
 use base64::Engine;
@@ -10,18 +10,19 @@ use humantime::parse_rfc3339;
 use serde_json::{Value, json};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The requested life of a token. kube-apiserver may give less (`--service-account-max-token-expiration`).
+/// The requested life of a token. kube-apiserver may give less
+/// (`--service-account-max-token-expiration`).
 pub const LIFE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// Name of a token's file, in the directory of the kubeconfig that names it.
+/// Name of a token's file, in the directory of the kubeconfig that names the file.
 pub const FILE: &str = "token";
 
-/// Name of a node's service account, in [`NAMESPACE`].
+/// Returns the name of a node's service account in [`NAMESPACE`].
 pub fn account_name(node: &str) -> String {
     format!("berth-{node}")
 }
 
-/// Where a service account of [`NAMESPACE`] gets tokens.
+/// Returns the API path at which a service account of [`NAMESPACE`] gets tokens.
 pub fn token_path(account: &str) -> String {
     format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token")
 }
@@ -34,20 +35,21 @@ pub fn token_request() -> Value {
     })
 }
 
-/// The token in the answer to a [`token_request`], and its end, which is the expiry that was granted.
+/// Returns the token in the response to a [`token_request`], and the expiry that kube-apiserver
+/// granted.
 pub fn granted(answer: &Value) -> Option<(&str, SystemTime)> {
     let status = &answer["status"];
     let until = parse_rfc3339(status["expirationTimestamp"].as_str()?).ok()?;
     Some((status["token"].as_str()?, until))
 }
 
-/// The claims of a token, which are not verified: only an apiserver can.
+/// The claims of a token. They are not verified: only an apiserver can verify them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claims {
-    /// Name of its service account, if that is one of [`NAMESPACE`].
+    /// Name of the token's service account, if the account belongs to [`NAMESPACE`].
     pub account: Option<String>,
     pub from: SystemTime,
-    /// When it ends; one of a Secret does not.
+    /// The token's expiry. `None` for the token of a Secret, which does not expire.
     pub until: Option<SystemTime>,
 }
 
@@ -72,7 +74,8 @@ impl Claims {
         })
     }
 
-    /// When it is to be renewed, if it ends: after a third of its life, so that there is time for what may be in the way.
+    /// Returns the time of the token's renewal, if the token expires: after a third of its life, so
+    /// that failed attempts can be repeated.
     pub fn renewal(&self) -> Option<SystemTime> {
         Some(self.from + self.until?.duration_since(self.from).unwrap_or_default() / 3)
     }
@@ -83,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_answers_expiry_is_believed() {
+    fn the_expiry_is_read_from_the_response() {
         let answer = json!({"spec": {"expirationSeconds": 2_592_000}, "status": {"token": "a.b.c",
             "expirationTimestamp": "1970-01-01T01:00:00Z"}});
         assert_eq!(
@@ -99,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_says_whose_it_is_and_when_it_ends() {
+    fn a_tokens_account_and_expiry_are_parsed() {
         let token = |claims: &str| format!("head.{}.signature\n", URL_SAFE_NO_PAD.encode(claims));
         let of = |claims: &str| Claims::parse(&token(claims));
         let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
@@ -118,7 +121,7 @@ mod tests {
             (None, None, None)
         );
         assert_eq!(of(r#"{"iat":300,"sub":"admin"}"#).unwrap().account, None);
-        // Times that no clock has.
+        // Times beyond the range of a clock.
         for (from, until) in [(0, u64::MAX), (u64::MAX, 0), (u64::MAX, u64::MAX)] {
             assert_eq!(
                 of(&format!(r#"{{"iat":{from},"exp":{until}}}"#))

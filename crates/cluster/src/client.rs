@@ -1,8 +1,8 @@
-//! The cluster's API: JSON by HTTPS, with a kubeconfig or a service account.
+//! Client of the cluster's API: JSON over HTTPS, with a kubeconfig or a service account.
 //!
-//! Small on purpose. berth needs few objects of a cluster, so there are no types for them here, and each
-//! request has its own connection: through the berth it reaches an instance that is in the group now, and
-//! delays the end of none.
+//! Small on purpose: berth needs few objects of a cluster, so they have no types here. Each request
+//! has a connection of its own. Through the berth, a request thus reaches a current instance, and
+//! no idle connection delays an instance's end.
 
 use crate::http;
 use crate::kubeconfig::{Access, KubeconfigError, Mistake, Place, Token};
@@ -23,16 +23,17 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// Longest time that an answer may take, unless another is set.
+/// Default limit of the wait for a response.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Longest answer that is read. Etcd keeps no object above 1.5 MB.
+/// Size limit of a response's body. etcd stores no object above 1.5 MB.
 const BODY_LIMIT: usize = 4 << 20;
 
-/// Longest text or page of a list that is read: the metrics of an apiserver in a large cluster are some 10 MB.
+/// Size limit of a text or a page of a list: the metrics of an apiserver in a large cluster have
+/// some 10 MB.
 const TEXT_LIMIT: usize = 64 << 20;
 
-/// Longest message of an apiserver that is repeated, in characters.
+/// Limit of an apiserver's message in berth's messages, in characters.
 const MESSAGE_LIMIT: usize = 500;
 
 /// Content type of a server-side apply. JSON is YAML.
@@ -43,17 +44,17 @@ pub enum Error {
     /// The credentials cannot be used.
     #[error(transparent)]
     Credentials(#[from] KubeconfigError),
-    /// No answer, or none in HTTP.
+    /// No response, or no HTTP response.
     #[error("{server}: {why}")]
     Unreachable {
-        /// As in the kubeconfig.
+        /// The server, as written in the kubeconfig.
         server: String,
         why: String,
     },
-    /// The answer is an error.
+    /// The response is an error.
     #[error("{server} answers {status} to {method} {path}: {message}")]
     Status {
-        /// As in the kubeconfig.
+        /// The server, as written in the kubeconfig.
         server: String,
         status: StatusCode,
         method: Method,
@@ -64,7 +65,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The HTTP status, if there was an answer.
+    /// Returns the HTTP status, if the server responded.
     pub fn status(&self) -> Option<StatusCode> {
         match self {
             Self::Status { status, .. } => Some(*status),
@@ -73,10 +74,10 @@ impl Error {
     }
 }
 
-/// A 404 response becomes `None`.
+/// Returns `None` instead of a 404 error.
 ///
 /// # Errors
-/// Any other.
+/// Every error except 404.
 pub fn found(answer: Result<Value, Error>) -> Result<Option<Value>, Error> {
     match answer {
         Err(error) if error.status() == Some(StatusCode::NOT_FOUND) => Ok(None),
@@ -88,7 +89,7 @@ pub fn found(answer: Result<Value, Error>) -> Result<Option<Value>, Error> {
 pub struct Client {
     access: Arc<Access>,
     place: Place,
-    /// Dialled instead, one after the other.
+    /// Addresses to dial instead of the server's address, one after the other.
     dial: Vec<SocketAddr>,
     name: ServerName<'static>,
     tls: Arc<ClientConfig>,
@@ -120,15 +121,16 @@ impl<'a> Ask<'a> {
 }
 
 impl Client {
-    /// With a kubeconfig's current context. Its files but a token's are read once, here.
+    /// Makes a client from a kubeconfig's current context. The kubeconfig's files are read once,
+    /// here; only a token's file is read again for every request.
     ///
     /// # Errors
-    /// What is wrong with the kubeconfig, with its path.
+    /// The kubeconfig's mistake, with its path.
     pub fn from_kubeconfig(path: &Path) -> Result<Self, KubeconfigError> {
         Access::read(path).and_then(|access| Self::new(&access).map_err(|why| why.of(path)))
     }
 
-    /// With a kubeconfig that was read.
+    /// Makes a client from a parsed kubeconfig.
     ///
     /// # Errors
     /// The server, a certificate or a key is invalid.
@@ -151,13 +153,14 @@ impl Client {
         })
     }
 
-    /// The same, less or more patient with an answer.
+    /// Sets the limit of the wait for a response.
     pub fn with_patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
 
-    /// The same at the first of these addresses that answers in TLS: with several control-plane nodes the
-    /// kubeconfig's server may be any of them. Certificate and credentials are those of the kubeconfig.
+    /// Dials the first of these addresses that completes a TLS handshake, instead of the server:
+    /// with several control-plane nodes the kubeconfig's server may be any node. Certificate and
+    /// credentials remain those of the kubeconfig.
     pub fn at(self, addresses: impl IntoIterator<Item = SocketAddr>) -> Self {
         Self {
             dial: addresses.into_iter().collect(),
@@ -165,11 +168,12 @@ impl Client {
         }
     }
 
-    /// For instances that are dialled past the kubeconfig's server, whose name may be in another node's certificate alone, and which may
-    /// be a load balancer with another CA: their certificates are checked for this name, and with these CAs (PEM), too.
+    /// Checks server certificates for `name`, and also against the CAs in `ca` (PEM), for instances
+    /// that are dialled past the kubeconfig's server. The server's name may be only in another
+    /// node's certificate, and the server may be a load balancer with another CA.
     ///
     /// # Errors
-    /// It is neither a name nor an address.
+    /// `name` is neither a DNS name nor an address.
     pub fn trusting(self, name: &str, ca: &[u8]) -> Result<Self, Mistake> {
         let ca = [&self.access.ca, ca].join(&b'\n');
         let access = Access {
@@ -184,7 +188,7 @@ impl Client {
         })
     }
 
-    /// The server, as in the kubeconfig.
+    /// Returns the server, as written in the kubeconfig.
     pub fn server(&self) -> &str {
         &self.access.server
     }
@@ -197,7 +201,7 @@ impl Client {
         self.ask(Ask::get(path)).await
     }
 
-    /// Reads what is no JSON, such as metrics.
+    /// Reads a response that is not JSON, such as metrics.
     ///
     /// # Errors
     /// See [`Error`].
@@ -207,10 +211,11 @@ impl Client {
             .map_err(|_| self.unreachable(format!("its response to GET {path} is no UTF-8")))
     }
 
-    /// Replaces an object; with its `resourceVersion`, only if it is still the one that was read.
+    /// Replaces an object. An object with a `resourceVersion` is replaced only if the version is
+    /// unchanged.
     ///
     /// # Errors
-    /// See [`Error`]; 409 if it is not.
+    /// See [`Error`]; 409 if the `resourceVersion` has changed.
     pub async fn put(&self, path: &str, object: &Value) -> Result<Value, Error> {
         self.ask(Ask::send(Method::PUT, path, object)).await
     }
@@ -218,12 +223,13 @@ impl Client {
     /// Creates an object.
     ///
     /// # Errors
-    /// See [`Error`]; 409 if it is there.
+    /// See [`Error`]; 409 if the object exists.
     pub async fn post(&self, path: &str, object: &Value) -> Result<Value, Error> {
         self.ask(Ask::send(Method::POST, path, object)).await
     }
 
-    /// Server-side apply: the object is there afterwards, with `manager` as the owner of these fields, even if another had them.
+    /// Server-side apply: creates or changes the object, and makes `manager` the owner of its
+    /// fields, even if another manager owned them.
     ///
     /// # Errors
     /// See [`Error`].
@@ -232,7 +238,7 @@ impl Client {
             .await
     }
 
-    /// Whether [`Self::apply`] would do it: nothing is written.
+    /// Checks that [`Self::apply`] would succeed (dry run): nothing is written.
     ///
     /// # Errors
     /// See [`Error`].
@@ -267,10 +273,10 @@ impl Client {
         .await
     }
 
-    /// Deletes an object if it is still the one that was read: of its uid and resourceVersion.
+    /// Deletes an object if its uid and resourceVersion are unchanged.
     ///
     /// # Errors
-    /// See [`Error`]; 409 if it is not.
+    /// See [`Error`]; 409 if they have changed.
     pub async fn delete_read(&self, path: &str, object: &Value) -> Result<Value, Error> {
         let meta = &object["metadata"];
         let preconditions = json!({"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]});
@@ -279,7 +285,7 @@ impl Client {
         self.ask(Ask::send(Method::DELETE, path, &options)).await
     }
 
-    /// Whether the apiserver reports that it is ready.
+    /// True if the apiserver reports that it is ready.
     pub async fn ready(&self) -> bool {
         self.body(Ask::get("/readyz"), BODY_LIMIT).await.is_ok()
     }
@@ -315,7 +321,8 @@ impl Client {
         }
     }
 
-    /// With the apiserver's message: from an object of kind Status, or a line of text.
+    /// Makes an error with the apiserver's message: from an object of kind Status, or a line of
+    /// text.
     fn refused(&self, status: StatusCode, method: Method, path: &str, body: &[u8]) -> Error {
         let json = serde_json::from_slice::<Value>(body).ok();
         let message = json
@@ -323,7 +330,7 @@ impl Client {
             .and_then(|json| json["message"].as_str())
             .map(ToOwned::to_owned);
         let message = message.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
-        // It becomes one line of a log or of a command's output.
+        // The message becomes one line of a log or of a command's output.
         let message = message
             .split_whitespace()
             .collect::<Vec<_>>()
@@ -350,7 +357,8 @@ impl Client {
         ))
     }
 
-    /// A connection to the first that answers in TLS. No address has all of the patience while there is another.
+    /// Connects to the first address that completes a TLS handshake. Only the last address may use
+    /// up the whole patience.
     async fn connect(&self) -> Result<TlsStream<TcpStream>, String> {
         let Some((last, first)) = self.dial.split_last() else {
             return self
@@ -409,7 +417,8 @@ impl Client {
             }
             Some(Token::File(path)) => {
                 let failed = |what: String| format!("token file {}: {what}", path.display());
-                // On another thread: a disk that etcd keeps busy may take seconds, and a shim probes on this one.
+                // Read on another thread: a disk that etcd keeps busy may take seconds, and a shim
+                // probes on this thread.
                 let file = path.clone();
                 let read = tokio::task::spawn_blocking(move || fs::read_to_string(file)).await;
                 let token = read.unwrap_or_else(|error| Err(error.into()));

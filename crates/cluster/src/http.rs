@@ -1,4 +1,4 @@
-//! One HTTP request over an open connection, and its response. Then the connection is closed.
+//! One HTTP request over an open connection, and the response. The connection is then closed.
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
@@ -10,13 +10,13 @@ use std::net::{IpAddr, SocketAddr};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpSocket, TcpStream};
 
-/// A body, or why it is incomplete.
+/// The body of a response, or the reason why the body is incomplete.
 pub type Body = Result<Bytes, Box<dyn Error + Send + Sync>>;
 
-/// A connection to an address, from another one if that matters.
+/// Connects to an address. With `source`, the connection is bound to that source address.
 ///
 /// # Errors
-/// Nothing listens there, or the source is no address of this node.
+/// Nothing listens at the address, or the source does not belong to this node.
 pub async fn connect(source: Option<IpAddr>, address: SocketAddr) -> io::Result<TcpStream> {
     let Some(source) = source else {
         return TcpStream::connect(address).await;
@@ -30,10 +30,10 @@ pub async fn connect(source: Option<IpAddr>, address: SocketAddr) -> io::Result<
     socket.connect(address).await
 }
 
-/// Sends a request, and reads at most this many bytes of the answer's body.
+/// Sends a request, and reads at most `limit` bytes of the response's body.
 ///
 /// # Errors
-/// There is no answer in HTTP.
+/// No HTTP response.
 pub async fn ask(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     request: Request<Full<Bytes>>,

@@ -1,7 +1,7 @@
 //! The current context of a kubeconfig: the apiserver's address, and the credentials.
 //!
-//! For files like kubeadm's `admin.conf`: certificates, maybe a token. Programs that fetch credentials
-//! (`exec`, `auth-provider`) are not run, and a server without a CA is not used.
+//! Made for files like kubeadm's `admin.conf`, with certificates and maybe a token. Programs that
+//! fetch credentials (`exec`, `auth-provider`) are not run, and a server without a CA is not used.
 
 use crate::yaml::{YamlNode, parse};
 use base64::Engine;
@@ -12,20 +12,21 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-/// Where kubeadm leaves an admin's kubeconfig.
+/// The path of kubeadm's kubeconfig for an administrator.
 pub const ADMIN: &str = "/etc/kubernetes/admin.conf";
 
-/// The kubeconfig that is given, or kubeadm's for an administrator, if that is there.
+/// Returns the given kubeconfig, or kubeadm's for an administrator if that file exists.
 pub fn given_or_admin(given: Option<&Path>) -> Option<&Path> {
     given.or_else(|| Some(Path::new(ADMIN)).filter(|path| !is_tested() && path.exists()))
 }
 
-/// True in a build for tests that a test has started: the cluster of the machine on which tests run is none of theirs.
+/// True in a debug build that a test has started: tests must not use the cluster of the machine on
+/// which they run.
 fn is_tested() -> bool {
     cfg!(debug_assertions) && std::env::var_os("BERTH_TEST_WITHOUT_ADMIN").is_some()
 }
 
-/// What is wrong with a kubeconfig.
+/// A mistake in a kubeconfig, with the file's path.
 #[derive(Debug, thiserror::Error)]
 #[error("kubeconfig {}: {mistake}", path.display())]
 pub struct KubeconfigError {
@@ -33,7 +34,7 @@ pub struct KubeconfigError {
     mistake: Mistake,
 }
 
-/// What is wrong with a field.
+/// A mistake in a field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {why}")]
 pub struct Mistake {
@@ -62,24 +63,25 @@ impl Mistake {
 pub struct Access {
     /// An https URL.
     pub server: String,
-    /// Name that the apiserver's certificate must carry, if not the server's.
+    /// The name that the apiserver's certificate must contain. `None` if it is the server's name.
     pub server_name: Option<String>,
-    /// CAs that the apiserver's certificate is checked against, in PEM form.
+    /// The CAs that verify the apiserver's certificate, in PEM form.
     pub ca: Vec<u8>,
-    /// Certificate and key, in PEM form.
+    /// Certificate and key of the client, in PEM form.
     pub client: Option<(Vec<u8>, Vec<u8>)>,
     pub token: Option<Token>,
 }
 
-/// The credentials, if not a certificate.
+/// A bearer token.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Token {
     Text(String),
-    /// A file that holds it. It is replaced when the token is renewed, so each request reads it.
+    /// The token's file. The file is replaced when the token is renewed, so each request reads the
+    /// file again.
     File(PathBuf),
 }
 
-/// Without what is secret.
+/// Omits secrets.
 impl std::fmt::Debug for Access {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self {
@@ -98,10 +100,10 @@ impl std::fmt::Debug for Access {
 }
 
 impl Access {
-    /// Reads a kubeconfig and the files that it names.
+    /// Reads a kubeconfig, and the files named in the kubeconfig.
     ///
     /// # Errors
-    /// What cannot be read or is not understood.
+    /// A file cannot be read, or a field is not understood.
     pub fn read(path: &Path) -> Result<Self, KubeconfigError> {
         let read = |path: &Path| -> Result<Vec<u8>, String> {
             let failed = |error: io::Error| {
@@ -126,11 +128,11 @@ impl Access {
         Ok(access)
     }
 
-    /// The files that the kubelet mounts into a container of a pod with a service account. The API is at `server`, whose
-    /// certificate must carry `name`.
+    /// Returns access with the files that the kubelet mounts into a container of a pod with a
+    /// service account. The API is at `server`; the server's certificate must contain `name`.
     ///
     /// # Errors
-    /// The files are not there: no service account, or no pod.
+    /// The files do not exist: no service account, or no pod.
     pub fn in_cluster(server: SocketAddr, name: &str) -> Result<Self, KubeconfigError> {
         Self::service_account(
             Path::new("/var/run/secrets/kubernetes.io/serviceaccount"),
@@ -162,7 +164,7 @@ impl Access {
         })
     }
 
-    /// Understands a kubeconfig; `file` reads one that it names.
+    /// Parses a kubeconfig. `file` reads a file named in the kubeconfig.
     ///
     /// # Errors
     /// The first field that is missing or not understood.
@@ -178,13 +180,13 @@ impl Access {
         let context = root.text_of("current-context");
         let context =
             context.ok_or_else(|| Mistake::new("current-context", "it is not set: set it"))?;
-        let context = named(root, "contexts", context, "context")?;
+        let context = find_named(root, "contexts", context, "context")?;
         let of = |key: &str| {
             let name = context.text_of(key);
             name.ok_or_else(|| Mistake::new("context", &format!("it names no {key}")))
         };
-        let cluster = named(root, "clusters", of("cluster")?, "cluster")?;
-        let user = named(root, "users", of("user")?, "user")?;
+        let cluster = find_named(root, "clusters", of("cluster")?, "cluster")?;
+        let user = find_named(root, "users", of("user")?, "user")?;
         let text = |node: &YamlNode, key: &str| node.text_of(key).map(ToOwned::to_owned);
         let blob = |node: &YamlNode, key: &str| -> Result<Option<Vec<u8>>, Mistake> {
             let data = format!("{key}-data");
@@ -209,18 +211,21 @@ impl Access {
         if let Some(proxy) = cluster.get("proxy-url") {
             return Err(Mistake::new(
                 "proxy-url",
-                &format!("line {}: berth dials the server itself", proxy.line),
+                &format!(
+                    "line {}: berth uses no proxy, it dials the server directly",
+                    proxy.line
+                ),
             ));
         }
         let ca = blob(cluster, "certificate-authority")?;
         let ca = ca.ok_or_else(|| {
             Mistake::new(
                 "certificate-authority",
-                "it is missing: whoever answers at the server could not be checked",
+                "it is missing: without it, berth could not verify the server",
             )
         })?;
         let client = blob(user, "client-certificate")?.zip(blob(user, "client-key")?);
-        // The file's comes first, as in client-go.
+        // The token's file comes first, as in client-go.
         let token = match (text(user, "tokenFile"), text(user, "token")) {
             (Some(path), _) => {
                 file(Path::new(&path)).map_err(|why| Mistake::new("tokenFile", &why))?;
@@ -248,8 +253,8 @@ impl Access {
     }
 }
 
-/// What has a name in one of a kubeconfig's lists.
-fn named<'a>(
+/// Returns the item with a name from one of the kubeconfig's lists.
+fn find_named<'a>(
     root: &'a YamlNode,
     list: &str,
     name: &str,
@@ -259,7 +264,7 @@ fn named<'a>(
         .get(list)
         .and_then(|list| list.named(name))
         .and_then(|(_, item)| item.get(what));
-    found.ok_or_else(|| Mistake::new(list, &format!("there is no {what} of the name {name:?}")))
+    found.ok_or_else(|| Mistake::new(list, &format!("there is no {what} named {name:?}")))
 }
 
 /// The parts of a server's URL.
@@ -268,15 +273,15 @@ pub struct Place {
     /// Name or address, without brackets.
     pub host: String,
     pub port: u16,
-    /// What comes before each path; without a slash at its end.
+    /// The path before each request's path; without a slash at its end.
     pub prefix: String,
 }
 
 impl Place {
-    /// Understands a URL.
+    /// Parses a URL.
     ///
     /// # Errors
-    /// It is no https URL.
+    /// The text is not an https URL.
     pub fn parse(url: &str) -> Result<Self, Mistake> {
         let wrong = || {
             Mistake::new(
@@ -344,15 +349,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_cannot_be_used_is_named() {
+    fn a_missing_or_unusable_field_is_named() {
         let error = |from: &str, to: &str| parsed(&ADMIN.replace(from, to)).unwrap_err();
         assert!(
             error("admin@k\nclusters", "other\nclusters")
-                .starts_with("contexts: there is no context of the name")
+                .starts_with("contexts: there is no context named")
         );
         assert!(
-            error("user: admin", "user: eve")
-                .starts_with("users: there is no user of the name \"eve\"")
+            error("user: admin", "user: eve").starts_with("users: there is no user named \"eve\"")
         );
         assert!(error("https:", "http:").starts_with("server: \"http://10.0.0.5:6443\" is no URL"));
         assert!(error("Q0E=", "Q0E").starts_with("certificate-authority-data: it is no base64"));

@@ -1,7 +1,9 @@
-//! Leases: objects of `coordination.k8s.io/v1`, one for each instance, with its node and version.
+//! Leases: objects of `coordination.k8s.io/v1`, one for each instance, with the instance's node and
+//! version.
 //!
-//! They have a namespace of their own: their names are not known before, and a Role for them in kube-system would
-//! cover every leader election there. Not to be confused with the lease of a shim, a file in a node's run directory.
+//! The Leases have a namespace of their own: their names are not known in advance, and a Role for
+//! them in kube-system would cover every leader election there. The lease of a shim is something
+//! else: a file in a node's run directory.
 
 use humantime::{format_rfc3339_micros, parse_rfc3339};
 use serde_json::{Value, json};
@@ -12,13 +14,14 @@ use std::time::{Duration, SystemTime};
 /// The namespace of berth's objects.
 pub const NAMESPACE: &str = "berth-system";
 
-/// All Leases of the namespace.
+/// API path of the namespace's Leases.
 pub const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases";
 
-/// Those of instances.
+/// API path of the instances' Leases.
 pub const OF_INSTANCES: &str = "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases?labelSelector=app.kubernetes.io/component%3Dinstance";
 
-/// How long a Lease is good for without a renewal: four of them, as kube-apiserver's own lease of its address is good for.
+/// Validity of a Lease without a renewal: four renewals, like kube-apiserver's own lease of its
+/// address.
 pub const DURATION: Duration = Duration::from_secs(40);
 
 /// Time between two renewals.
@@ -34,21 +37,21 @@ const STATE: &str = "berth/state";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstanceLease {
     pub node: String,
-    /// The instance's ID on that node.
+    /// The instance's ID on the node.
     pub instance: String,
-    /// The shim that renews it: its node and process.
+    /// The shim that renews the Lease: its node and process.
     pub holder: String,
-    /// What clients dial.
+    /// The address that clients dial.
     pub address: SocketAddr,
     /// The version that the instance reports.
     pub version: Option<String>,
-    /// The state of its shim.
+    /// The state of the instance's shim.
     pub state: String,
-    /// When its holder renewed it first.
+    /// Time of the holder's first renewal.
     pub acquired: SystemTime,
-    /// When its holder renewed it last.
+    /// Time of the holder's last renewal.
     pub renewed: SystemTime,
-    /// How often it went to another holder.
+    /// Number of changes of the holder.
     pub transitions: u32,
 }
 
@@ -57,7 +60,7 @@ impl InstanceLease {
         lease_name(&self.node, &self.instance)
     }
 
-    /// The whole object, to be applied.
+    /// Returns the whole object, ready for an apply.
     pub fn object(&self) -> Value {
         let mut annotations = json!({
             NODE: self.node,
@@ -78,7 +81,7 @@ impl InstanceLease {
         )
     }
 
-    /// Understands an object; `None` if it is not an instance's.
+    /// Parses an object. `None` if the object is not the Lease of an instance.
     pub fn parse(object: &Value) -> Option<Self> {
         let (annotations, spec) = (&object["metadata"]["annotations"], &object["spec"]);
         let text = |value: &Value| value.as_str().map(ToOwned::to_owned);
@@ -97,7 +100,7 @@ impl InstanceLease {
     }
 }
 
-/// A Lease of berth's with this namespace, name and component, held for [`DURATION`].
+/// Returns a Lease of berth with this namespace, name and component, held for [`DURATION`].
 pub fn lease_object(
     [namespace, name, component]: [&str; 3],
     annotations: &Value,
@@ -124,7 +127,8 @@ pub fn lease_object(
     })
 }
 
-/// Name of an instance's Lease: unlike IDs, nodes' names are the cluster's.
+/// Returns the name of an instance's Lease. The name begins with the node, because an instance's ID
+/// is unique only on its node, while node names are unique in the cluster.
 pub fn lease_name(node: &str, instance: &str) -> String {
     format!("{node}.{instance}")
 }
@@ -133,7 +137,7 @@ pub fn lease_path(name: &str) -> String {
     format!("{LEASES}/{name}")
 }
 
-/// Whether a text can be (part of) an object's name: a DNS subdomain.
+/// True if a text can be an object's name, or a part of one: a DNS subdomain.
 pub fn is_object_name(text: &str) -> bool {
     let inside = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let is_label = |label: &str| {
@@ -142,8 +146,9 @@ pub fn is_object_name(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
 
-/// Which Leases have expired, judged by when each was last *seen* to change. Clocks of nodes are not compared, and time
-/// counts only between two reads that both succeeded: after an outage of etcd all look expired.
+/// Decides which Leases have expired, by the time since a Lease was last *seen* to change. Clocks
+/// of nodes are not compared. Time counts only between two successful reads, because after an
+/// outage of etcd every Lease looks expired.
 #[derive(Debug, Default)]
 pub struct Expiry {
     seen: BTreeMap<String, ObservedLease>,
@@ -157,8 +162,9 @@ struct ObservedLease {
 }
 
 impl Expiry {
-    /// Takes a list that was read from etcd, not from an apiserver's cache, by an own clock that never goes back. `gap` is
-    /// the longest time between two reads that counts as seen.
+    /// Takes a list of Leases. The list must be read from etcd, not from an apiserver's cache, and
+    /// `now` must come from a monotonic clock of this process. Time between two reads counts only
+    /// up to `gap`: a longer pause counts as zero.
     pub fn read<'a>(
         &mut self,
         now: Duration,
@@ -192,12 +198,12 @@ impl Expiry {
         self.seen = seen;
     }
 
-    /// A read failed: what passes until the next does not count.
+    /// Notes that a read failed: time until the next successful read does not count.
     pub fn failed(&mut self) {
         self.last = None;
     }
 
-    /// Whether a Lease was seen unchanged for longer than it is good for.
+    /// True if a Lease was seen unchanged for longer than its validity.
     pub fn expired(&self, name: &str) -> bool {
         self.seen
             .get(name)
@@ -228,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_what_is_read() {
+    fn a_written_lease_is_parsed_back() {
         let object = lease().object();
         assert_eq!(object["metadata"]["name"], "cp-1.3f2a");
         assert_eq!(object["spec"]["renewTime"], "1970-01-01T00:00:11.000001Z");
@@ -245,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_that_the_api_takes() {
+    fn object_names_are_dns_subdomains() {
         for good in ["a", "cp-1.3f2a", "0.9", &"a".repeat(253)] {
             assert!(is_object_name(good), "{good}");
         }
@@ -259,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_does_not_change_expires_and_one_that_does_lives() {
+    fn an_unchanged_lease_expires_and_a_renewed_lease_does_not() {
         let mut expiry = Expiry::default();
         for second in (0..=40).step_by(10) {
             expiry.read(Duration::from_secs(second), GAP, [&at(1)]);
@@ -272,10 +278,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the outages are (the process stopped, the apiserver did not answer, or answered with an error): one that changes at
-        /// least every 40 s of successful reading never expires.
+        /// A Lease that changes at least every 40 s of successful reads never expires, whatever the
+        /// outages: the process stopped, the apiserver did not answer, or answered with an error.
         #[test]
-        fn a_live_one_never_expires(steps in prop::collection::vec((0u64..60, any::<bool>()), 0..60)) {
+        fn a_lease_that_is_renewed_never_expires(steps in prop::collection::vec((0u64..60, any::<bool>()), 0..60)) {
             let (mut expiry, mut now, mut version, mut counted) = (Expiry::default(), 0, 0, 0);
             let mut good = false;
             for (pause, fails) in steps {

@@ -1,8 +1,9 @@
 //! The Service `kubernetes` and its EndpointSlices.
 //!
-//! kube-proxy joins all slices that carry a Service's label. kube-apiserver writes the one that is named
-//! `kubernetes`, and makes it from the addresses that its instances renew: those of a node share one. berth writes slices of its own, one
-//! a node and address family, and never that one.
+//! kube-proxy joins every slice with a Service's label. kube-apiserver writes the slice named
+//! `kubernetes`, from the addresses that its instances renew; the instances of a node share an
+//! address. berth writes its own slices, one per node and address family, and never the slice
+//! `kubernetes`.
 
 use serde_json::{Value, json};
 use std::net::{IpAddr, SocketAddr};
@@ -10,23 +11,24 @@ use std::time::Duration;
 
 pub const SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
 
-/// The slices of the namespace.
+/// API path of the slices in the namespace `default`.
 pub const SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
 
-/// The slice that kube-apiserver writes.
+/// API path of the slice that kube-apiserver writes.
 pub const RECONCILED: &str =
     "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
 
-/// Time between two reads of it: as often as a leader election of Kubernetes renews.
+/// Time between two reads of the slice: equal to the renewal period of Kubernetes' leader
+/// elections.
 pub const LOOK: Duration = Duration::from_secs(2);
 
-/// All slices of the Service.
+/// API path of the Service's slices.
 pub const OF_SERVICE: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io/service-name%3Dkubernetes";
 
-/// berth as the field manager of objects, and as the manager of slices.
+/// berth's name as the field manager of objects, and as the manager of slices.
 pub const MANAGER: &str = "berth";
 
-/// An IP family, as an EndpointSlice and a Service write it.
+/// An IP family, as written in an EndpointSlice and a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     V4,
@@ -40,7 +42,7 @@ impl Family {
         if ip.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    /// As an EndpointSlice's `addressType` and a Service's `ipFamilies` have it.
+    /// Returns the family as in an EndpointSlice's `addressType` and a Service's `ipFamilies`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::V4 => "IPv4",
@@ -49,16 +51,16 @@ impl Family {
     }
 }
 
-/// What berth's slices take over from the Service.
+/// The fields of the Service that berth's slices copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
     pub families: Vec<Family>,
-    /// The name of its first port.
+    /// The name of the Service's first port.
     pub port_name: String,
 }
 
 impl Service {
-    /// Of the object; a field that is missing is as kube-apiserver makes it.
+    /// Parses the object. A missing field gets kube-apiserver's default.
     pub fn parse(object: &Value) -> Self {
         let families = object["spec"]["ipFamilies"]
             .as_array()
@@ -84,7 +86,7 @@ impl Service {
     }
 }
 
-/// Name of a node's own slice.
+/// Returns the name of a node's own slice.
 pub fn slice_name(node: &str, family: Family) -> String {
     format!("berth-{node}-{}", family.as_str().to_ascii_lowercase())
 }
@@ -112,7 +114,7 @@ pub fn slice(node: &str, address: SocketAddr, port_name: &str) -> Value {
     })
 }
 
-/// The addresses in a slice that are not marked unready.
+/// Returns the addresses in a slice, except addresses that are marked unready.
 pub fn addresses(slice: &Value) -> impl Iterator<Item = IpAddr> + '_ {
     let endpoints = slice["endpoints"].as_array().into_iter().flatten();
     let ready = endpoints.filter(|endpoint| endpoint["conditions"]["ready"] != false);
@@ -121,7 +123,7 @@ pub fn addresses(slice: &Value) -> impl Iterator<Item = IpAddr> + '_ {
     addresses.filter_map(|address| address.as_str()?.parse().ok())
 }
 
-/// The ports in a slice.
+/// Returns the ports in a slice.
 pub fn ports(slice: &Value) -> impl Iterator<Item = u16> + '_ {
     let ports = slice["ports"].as_array().into_iter().flatten();
     ports.filter_map(|port| port["port"].as_u64()?.try_into().ok())
@@ -147,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_unready_does_not_count_and_what_is_missing_is_nobody() {
+    fn unready_and_missing_endpoints_have_no_addresses() {
         let mut four = slice("cp-1", "10.0.0.5:6443".parse().unwrap(), "https");
         four["endpoints"][0]["conditions"]["ready"] = json!(false);
         assert_eq!(addresses(&four).count(), 0);
@@ -161,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_services_families_and_port_are_taken_over() {
+    fn a_services_families_and_port_name_are_parsed() {
         let service = json!({"spec": {"ipFamilies": ["IPv6", "IPv4"], "ports": [{"name": "api"}]}});
         let parsed = Service::parse(&service);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! TLS of clients. Everything in berth that opens a TLS connection gets its configuration here.
+//! TLS of clients. Every part of berth that opens a TLS connection gets its configuration here.
 
 mod p521;
 
@@ -21,7 +21,7 @@ use std::sync::{Arc, LazyLock};
 /// The cryptography of every connection.
 static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| Arc::new(p521::provider()));
 
-/// A file that TLS cannot be configured with, and why: `holds no certificate in PEM form`.
+/// A file that cannot be used for TLS, and the reason: `holds no certificate in PEM form`.
 #[derive(Debug)]
 pub enum TlsError {
     Ca(String),
@@ -29,7 +29,7 @@ pub enum TlsError {
     Key(String),
 }
 
-/// The certificates that a server's certificate is checked against.
+/// The certificates that verify a server's certificate.
 #[derive(Debug)]
 pub struct Trust {
     anchors: RootCertStore,
@@ -46,10 +46,10 @@ impl Trust {
         }
     }
 
-    /// From a PEM file, which may have comments.
+    /// Reads certificates from a PEM file, which may have comments.
     ///
     /// # Errors
-    /// It holds no certificate.
+    /// The file contains no certificate.
     pub fn from_pem(pem: &[u8]) -> Result<Self, TlsError> {
         let trust = Self::new(certificates(pem));
         if trust.anchors.is_empty() {
@@ -59,13 +59,14 @@ impl Trust {
         }
     }
 
-    /// Checks the certificate of a server, which is followed by those of its issuers.
+    /// Checks the certificate of a server. In `chain`, the certificates of the issuers follow the
+    /// server's certificate.
     ///
-    /// One that is in the file itself needs no issuer, and may be a CA's, as for Go's `crypto/x509`, which kube-apiserver's
-    /// other clients use.
+    /// A certificate that is itself in the file needs no issuer, and may be a CA's certificate.
+    /// Go's `crypto/x509`, used by most clients of kube-apiserver, treats such a certificate alike.
     ///
     /// # Errors
-    /// The server is not to be trusted.
+    /// The server cannot be trusted.
     pub fn verify(
         &self,
         chain: &[CertificateDer<'_>],
@@ -90,7 +91,7 @@ impl Trust {
             now,
             algorithms,
         ) {
-            // The period of validity was checked first.
+            // The period of validity was checked before these errors.
             Err(Error::InvalidCertificate(
                 CertificateError::UnknownIssuer
                 | CertificateError::BadSignature
@@ -106,16 +107,16 @@ impl Trust {
 
 const NONE: &str = "holds no certificate in PEM form";
 
-/// Length of a public key of RSA with 2048 to 8192 bits, in bytes of DER.
+/// Length of an RSA public key with 2048 to 8192 bits, in bytes of DER.
 const RSA_KEYS: RangeInclusive<usize> = 290..=1070;
 
-/// What TLS refuses, in words: rustls prints algorithms as lists of bytes.
+/// Describes a TLS error in words: rustls prints algorithms as lists of bytes.
 pub fn words(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(
             CertificateError::UnsupportedSignatureAlgorithmContext { .. }
             | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { .. },
-        ) => "the algorithm with which it, or its issuer, is signed is not known".to_owned(),
+        ) => "it, or its issuer, is signed with an unknown algorithm".to_owned(),
         Error::PeerIncompatible(PeerIncompatible::NoSignatureSchemesInCommon)
         | Error::AlertReceived(AlertDescription::HandshakeFailure) => {
             format!(
@@ -126,13 +127,13 @@ pub fn words(error: &Error) -> String {
     }
 }
 
-/// The certificates in a PEM file.
+/// Returns the certificates in a PEM file.
 pub fn certificates(pem: &[u8]) -> Vec<CertificateDer<'static>> {
     CertificateDer::pem_slice_iter(pem).flatten().collect()
 }
 
-/// From PEM files: the CAs that the server's certificate is checked against (without any, it is not checked), and the
-/// client's own certificate and key.
+/// Makes a configuration from PEM files: the CAs that verify the server's certificate (without CAs,
+/// the certificate is not verified), and the client's own certificate and key.
 pub fn from_pem(
     ca: Option<&[u8]>,
     client: Option<(&[u8], &[u8])>,
@@ -159,10 +160,10 @@ pub fn from_pem(
     })
 }
 
-/// From what was parsed already.
+/// Makes a configuration from parsed certificates and key.
 ///
 /// # Errors
-/// The key cannot be used, or is not the certificate's.
+/// The key cannot be used, or does not belong to the certificate.
 pub fn config(
     trust: Option<Trust>,
     client: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
@@ -178,8 +179,9 @@ pub fn config(
     }
 }
 
-/// `None` accepts any server, as Go's `InsecureSkipVerify`: a signature by a key that is not looked at proves nothing, and needs a key of a
-/// known kind.
+/// Verifies servers. `None` accepts any server, like Go's `InsecureSkipVerify`. The handshake's
+/// signature is then not verified either: a signature by an unverified key proves nothing, and
+/// verifying would need a key of a known kind.
 #[derive(Debug)]
 struct Verifier(Option<Trust>);
 

@@ -1,21 +1,21 @@
-//! A YAML file as a tree whose nodes know their place in the text, so that an editor can
-//! leave the rest of the text as it is.
+//! A YAML file as a tree of nodes with their places in the text, so that an editor can leave the
+//! rest of the text unchanged.
 //!
-//! [`saphyr_parser`] does the parsing; plain scalars have the types that Kubernetes gives them (YAML 1.1's
-//! `yes` is true).
+//! [`saphyr_parser`] parses the file. Plain scalars have the types that Kubernetes gives them (YAML
+//! 1.1's `yes` is true).
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Deepest nesting that is read. A pod has less than twenty.
+/// Limit of nesting. A pod has less than twenty levels.
 const MAX_DEPTH: usize = 64;
 
-/// Most values in all expanded aliases: a few lines of aliases can expand to billions.
+/// Limit of values in expanded aliases: a few lines of aliases can expand to billions.
 const MAX_ALIASED: usize = 10_000;
 
-/// What is wrong in a YAML file, and how to fix it.
+/// A mistake in a YAML file, and its fix.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{line}: {message}")]
 pub struct Problem {
@@ -25,7 +25,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem in a line.
+    /// Makes a problem in a line.
     pub fn new(line: usize, message: impl Into<String>) -> Self {
         Self {
             line,
@@ -33,13 +33,14 @@ impl Problem {
         }
     }
 
-    /// Cause and fix apart; see [`split`].
+    /// Returns cause and fix apart; see [`split`].
     pub fn parts(&self) -> (&str, &str) {
         split(&self.message)
     }
 }
 
-/// Splits a message into cause and fix: every message of berth has both, and the fix follows the last colon.
+/// Splits a message into cause and fix: every message of berth has both, and the fix follows the
+/// last colon.
 pub fn split(message: &str) -> (&str, &str) {
     message.rsplit_once(": ").unwrap_or((message, ""))
 }
@@ -48,39 +49,39 @@ pub fn split(message: &str) -> (&str, &str) {
 #[derive(Debug, Clone)]
 pub struct YamlNode {
     pub data: Data,
-    /// Where it is written, in bytes; without comments and line ends around it.
+    /// The value's place in the text, in bytes; without comments and line ends around the value.
     pub span: Range<usize>,
-    /// Line of its beginning, from 1.
+    /// The line in which the value begins, from 1.
     pub line: usize,
-    /// Column of its beginning, from 0, in characters.
+    /// The column in which the value begins, from 0, in characters.
     pub column: usize,
-    /// Written as `[…]` or `{…}`, or inside of such.
+    /// True if the value is written as `[…]` or `{…}`, or inside of brackets.
     pub flow: bool,
-    /// It has an anchor, or is an alias, with the data of what has the anchor: a change would be one
-    /// elsewhere too.
+    /// True if the value has an anchor, or is an alias, which has the data of its anchor: a change
+    /// would also change a value elsewhere.
     pub shared: bool,
-    /// It has a tag, of which nothing else is known.
+    /// True if the value has a tag. The tag itself is not kept.
     pub tagged: bool,
 }
 
 #[derive(Debug, Clone)]
 pub enum Data {
-    /// Text, number, truth value or nothing.
+    /// Text, number, truth value or null.
     Scalar {
-        /// Without quotes and escapes.
+        /// The text without quotes and escapes.
         text: String,
-        /// Not quoted, so that it may be something else than text.
+        /// True if the scalar is not quoted, and so may be a number, a truth value or null.
         plain: bool,
     },
     Sequence(Vec<YamlNode>),
     /// Keys and values, in their order.
     Mapping(Vec<(YamlNode, YamlNode)>),
-    /// Stands for what it is inside of.
+    /// An alias inside of the value that has its anchor.
     Alias,
 }
 
 impl YamlNode {
-    /// The text of a scalar that is not nothing.
+    /// Returns the text of a scalar. `None` for null.
     pub fn text(&self) -> Option<&str> {
         match &self.data {
             Data::Scalar { text, .. } if !self.is_null() => Some(text),
@@ -88,7 +89,7 @@ impl YamlNode {
         }
     }
 
-    /// The items of a list; none of anything else.
+    /// Returns the items of a list. Empty for any value but a list.
     pub fn items(&self) -> &[Self] {
         match &self.data {
             Data::Sequence(items) => items,
@@ -96,7 +97,7 @@ impl YamlNode {
         }
     }
 
-    /// Keys and values of a mapping; none of anything else.
+    /// Returns keys and values of a mapping. Empty for any value but a mapping.
     pub fn entries(&self) -> &[(Self, Self)] {
         match &self.data {
             Data::Mapping(entries) => entries,
@@ -104,41 +105,41 @@ impl YamlNode {
         }
     }
 
-    /// The value of a key, if that is there and not null.
+    /// Returns the value of a key, if the key exists and its value is not null.
     pub fn get(&self, key: &str) -> Option<&Self> {
         self.entry(key)
             .map(|(_, value)| value)
             .filter(|value| !value.is_null())
     }
 
-    /// The items of the list of a key.
+    /// Returns the items of a key's list.
     pub fn list(&self, key: &str) -> &[Self] {
         self.get(key).map(Self::items).unwrap_or_default()
     }
 
-    /// The text of a key.
+    /// Returns the text of a key.
     pub fn text_of(&self, key: &str) -> Option<&str> {
         self.get(key)?.text()
     }
 
-    /// Whether the value of a key is true.
+    /// True if the value of a key is true.
     pub fn is_true(&self, key: &str) -> bool {
         self.get(key).is_some_and(|value| value.value() == true)
     }
 
-    /// [`YamlNode::get`] through several mappings.
+    /// Calls [`YamlNode::get`] through several mappings.
     pub fn at(&self, keys: &[&str]) -> Option<&Self> {
         keys.iter().try_fold(self, |node, key| node.get(key))
     }
 
-    /// A key and its value, which may be null.
+    /// Returns a key and its value, which may be null.
     pub fn entry(&self, key: &str) -> Option<&(Self, Self)> {
         self.entries()
             .iter()
             .find(|(name, _)| matches!(&name.data, Data::Scalar { text, .. } if text == key))
     }
 
-    /// The item of a list of mappings whose `name` is this.
+    /// Returns the item with this `name` in a list of mappings, and its index.
     pub fn named(&self, name: &str) -> Option<(usize, &Self)> {
         self.items()
             .iter()
@@ -146,12 +147,13 @@ impl YamlNode {
             .find(|(_, item)| item.get("name").and_then(Self::text) == Some(name))
     }
 
-    /// Nothing, in any way to write it.
+    /// True for null, in every notation of YAML.
     pub fn is_null(&self) -> bool {
         matches!(&self.data, Data::Scalar { text, plain: true } if resolve(text).is_null())
     }
 
-    /// A whole number that is not negative; Go reads `08` and `1e3` as floats, which JSON then shows without a fraction.
+    /// Returns a whole number that is not negative. Go parses `08` and `1e3` as floats, and its
+    /// JSON then shows them without a fraction.
     pub fn number(&self) -> Option<u64> {
         let value = self.value();
         value
@@ -159,7 +161,7 @@ impl YamlNode {
             .or_else(|| value.as_f64()?.to_string().parse().ok())
     }
 
-    /// How many values it is, with all that are in it.
+    /// Returns the number of values in this value, including itself.
     fn size(&self) -> usize {
         let inner = match &self.data {
             Data::Sequence(items) => items.iter().map(Self::size).sum(),
@@ -169,7 +171,7 @@ impl YamlNode {
         1 + inner
     }
 
-    /// The value without its place.
+    /// Returns the value without its place.
     pub fn value(&self) -> Value {
         match &self.data {
             Data::Scalar { text, plain: true } => resolve(text),
@@ -187,7 +189,7 @@ impl YamlNode {
     }
 }
 
-/// What a plain scalar is.
+/// Returns the value of a plain scalar.
 pub fn resolve(text: &str) -> Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Value::Null,
@@ -202,7 +204,7 @@ pub fn resolve(text: &str) -> Value {
     if let Some(number) = integer(text) {
         return number.into();
     }
-    // Rust reads "inf" and "nan", YAML does not.
+    // Rust parses "inf" and "nan" as numbers, YAML does not.
     let digits = text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '-' | '+' | '.'));
     match text.parse::<f64>() {
         Ok(number) if digits && number.is_finite() => number.into(),
@@ -210,7 +212,8 @@ pub fn resolve(text: &str) -> Value {
     }
 }
 
-/// A whole number as Go reads it: without each `_`, and by its prefix; that of an octal one may be 0 alone.
+/// Parses a whole number like Go: underscores are ignored, and a prefix gives the radix. The prefix
+/// of an octal number may be 0 alone.
 fn integer(text: &str) -> Option<i64> {
     if text.starts_with('_') {
         return None;
@@ -231,8 +234,9 @@ fn integer(text: &str) -> Option<i64> {
         .filter(|_| !signed)
 }
 
-/// The first character that ends a line, or is nothing at all, for some readers only, and what it is.
-fn disputed(text: &str) -> Option<(usize, &'static str)> {
+/// Finds the first character that only some YAML parsers take for a line end or ignore. Returns its
+/// position and a description.
+fn find_disputed(text: &str) -> Option<(usize, &'static str)> {
     text.char_indices().find_map(|(at, c)| match c {
         '\u{feff}' if at > 0 => Some((at, "a byte order mark (U+FEFF)")),
         '\u{85}' | '\u{2028}' | '\u{2029}' => {
@@ -245,16 +249,17 @@ fn disputed(text: &str) -> Option<(usize, &'static str)> {
     })
 }
 
-/// Reads all documents of a file.
+/// Parses every document of a file.
 ///
 /// # Errors
-/// It is no YAML, a key is there twice or is no text, or it is nested more deeply than any manifest.
+/// The text is not YAML, a key is set twice or is not text, or the nesting is deeper than in any
+/// manifest.
 pub fn parse(text: &str) -> Result<Vec<YamlNode>, Problem> {
-    if let Some((at, what)) = disputed(text) {
+    if let Some((at, what)) = find_disputed(text) {
         let line = text[..at].matches('\n').count() + 1;
         return Err(Problem::new(
             line,
-            format!("{what}, which readers of YAML do not agree on: remove it"),
+            format!("{what}, which YAML parsers read differently: remove it"),
         ));
     }
     let offsets = Offsets::of(text);
@@ -278,7 +283,8 @@ pub fn parse(text: &str) -> Result<Vec<YamlNode>, Problem> {
                         "nested too deeply for a manifest: is it the right file?",
                     ));
                 }
-                // A block's beginning is an empty place, maybe before a flow that is its first child.
+                // The span at a block's beginning is empty, and a flow may follow as the block's
+                // first child.
                 let bracket = !node.span.is_empty()
                     && without_anchor(&text[node.span.start..]).starts_with(['[', '{']);
                 node.flow |= bracket;
@@ -319,7 +325,7 @@ pub fn parse(text: &str) -> Result<Vec<YamlNode>, Problem> {
     Ok(documents)
 }
 
-/// What follows the anchor, if there is one.
+/// Returns the text after the anchor, if the text begins with an anchor.
 fn without_anchor(text: &str) -> &str {
     if text.starts_with('&') {
         text.trim_start_matches(|c: char| !c.is_whitespace())
@@ -329,7 +335,8 @@ fn without_anchor(text: &str) -> &str {
     }
 }
 
-/// A node that has no data yet, and its anchor, or that of what an alias stands for; 0 if it has none.
+/// Makes a node without data. Returns the node and its anchor, or the anchor of an alias; 0 for no
+/// anchor.
 fn begin(event: &Event<'_>, span: Span, offsets: &Offsets) -> (YamlNode, usize) {
     let (anchor, tagged) = match event {
         Event::Scalar(_, _, anchor, tag)
@@ -350,7 +357,7 @@ fn begin(event: &Event<'_>, span: Span, offsets: &Offsets) -> (YamlNode, usize) 
     (node, anchor)
 }
 
-/// What has an anchor, as far as it was read.
+/// Nodes with an anchor that were parsed so far.
 #[derive(Default)]
 struct Anchors {
     nodes: HashMap<usize, YamlNode>,
@@ -364,7 +371,7 @@ impl Anchors {
         }
     }
 
-    /// The value of an alias.
+    /// Returns the value of an alias.
     fn resolve(&mut self, anchor: usize, line: usize) -> Result<Data, Problem> {
         let Some(node) = self.nodes.get(&anchor) else {
             return Ok(Data::Alias);
@@ -373,14 +380,14 @@ impl Anchors {
         if self.aliased > MAX_ALIASED {
             return Err(Problem::new(
                 line,
-                "aliases (*) stand for more than any manifest holds: write it out",
+                "aliases (*) expand to more than any manifest holds: write the values out",
             ));
         }
         Ok(node.data.clone())
     }
 }
 
-/// A list or mapping that is not at its end.
+/// A list or mapping of which the end is not parsed yet.
 struct Open {
     node: YamlNode,
     anchor: usize,
@@ -391,7 +398,7 @@ struct Open {
 
 impl Open {
     fn finish(mut self, text: &str, closing: usize) -> Result<YamlNode, Problem> {
-        // In a block, what ends it is whatever comes next: its own end is its last child's.
+        // The end event of a block is at the next token, so the block ends with its last child.
         self.node.span.end = match self.nodes.last() {
             _ if self.bracket => closing + 1,
             Some(last) => last.span.end,
@@ -413,21 +420,19 @@ fn pairs(text: &str, nodes: Vec<YamlNode>) -> Result<Vec<(YamlNode, YamlNode)>, 
         let Data::Scalar { text: name, .. } = &key.data else {
             return Err(Problem::new(
                 key.line,
-                "a key is a list or a mapping, as in no manifest: is it the right file?",
+                "a key is a list or a mapping, which no manifest has: is it the right file?",
             ));
         };
         let same = |key: &YamlNode| matches!(&key.data, Data::Scalar { text, .. } if text == name);
         if let Some((first, _)) = entries.iter().find(|(key, _)| same(key)) {
             return Err(Problem::new(
                 key.line,
-                format!(
-                    "{name} is there twice, in line {} too: keep one",
-                    first.line
-                ),
+                format!("{name} is set twice, also in line {}: keep one", first.line),
             ));
         }
         if value.span.is_empty() {
-            // Nothing after the colon: the parser puts it anywhere up to the next key. A key may have no colon at all.
+            // For an empty value, the parser reports a place anywhere up to the next key. The place
+            // becomes the one after the colon, or after the key if there is no colon.
             let rest = &text[key.span.end..];
             let colon = rest.len() - rest.trim_start().len();
             let colon = if rest[colon..].starts_with(':') {
@@ -442,9 +447,9 @@ fn pairs(text: &str, nodes: Vec<YamlNode>) -> Result<Vec<(YamlNode, YamlNode)>, 
     Ok(entries)
 }
 
-/// From characters, in which the parser counts, to bytes.
+/// Converts characters, the unit of the parser, to bytes.
 struct Offsets {
-    /// Offset of each character and of the end; empty if all are ASCII.
+    /// Offset of each character and of the end; empty if the text is ASCII.
     bytes: Vec<usize>,
     length: usize,
 }
@@ -479,7 +484,7 @@ mod tests {
     const TEXT: &str = "# é\na: &x\n  - b: 1 # é\n    c: [d, {e: f}] # hi\n  - |\n    lit\n\n  -\n    z\ne:\nf: *x\ng: 'q'\n---\nlast:\n- y: ~";
 
     #[test]
-    fn nodes_know_where_they_are() {
+    fn nodes_have_their_places_in_the_text() {
         let documents = parse(TEXT).unwrap();
         assert_eq!(documents.len(), 2);
         let written = |node: &YamlNode| TEXT[node.span.clone()].to_owned();
@@ -518,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_scalars_are_what_kubernetes_takes_them_for() {
+    fn plain_scalars_have_the_types_of_kubernetes() {
         for (text, value) in [
             ("1", Value::from(1)),
             ("010", 8.into()),
@@ -539,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alias_has_the_data_of_what_it_stands_for() {
+    fn an_alias_has_the_data_of_its_anchor() {
         let documents = parse(TEXT).unwrap();
         let (a, f) = (
             documents[0].get("a").unwrap(),
@@ -562,12 +567,12 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_told_with_its_line() {
+    fn a_mistake_is_reported_with_its_line() {
         let refused = |text: &str| parse(text).unwrap_err();
         assert_eq!(refused("a: 1\nb: [").line, 3);
         assert_eq!(
             refused("a: 1\nb: 2\na: 3").to_string(),
-            "3: a is there twice, in line 1 too: keep one"
+            "3: a is set twice, also in line 1: keep one"
         );
         assert!(
             refused("a: 1\n[b]: 2")

@@ -40,7 +40,7 @@ async fn asks_with_certificate_token_and_prefix() {
     );
 }
 
-/// With several control-plane nodes the server of a kubeconfig may be any of them.
+/// With several control-plane nodes, the server of a kubeconfig may be any node.
 #[tokio::test]
 async fn another_address_is_dialled_with_the_same_credentials() {
     let mut server = serve(answer("200 OK", "ok")).await;
@@ -61,7 +61,7 @@ async fn another_address_is_dialled_with_the_same_credentials() {
         ..server.access.clone()
     };
     assert!(Client::new(&elsewhere).unwrap().at([address]).ready().await);
-    // The first that is there: an instance may be gone while the berth is not.
+    // The first reachable address is used: an instance may be gone while the berth is not.
     assert!(
         Client::new(&elsewhere)
             .unwrap()
@@ -83,7 +83,7 @@ async fn another_address_is_dialled_with_the_same_credentials() {
 }
 
 #[tokio::test]
-async fn texts_are_read_as_they_are() {
+async fn texts_are_read_unchanged() {
     let texts = |request: &str| match request.split(' ').nth(1).unwrap_or_default() {
         "/k/metrics" => answer("200 OK", "up 1\n"),
         "/k/readyz" => answer("200 OK", "ok"),
@@ -105,7 +105,7 @@ async fn texts_are_read_as_they_are() {
             .await
             && client.trusting("a b", &[]).is_err()
     );
-    // The kubeconfig's server is a load balancer with a certificate of its own.
+    // The kubeconfig's server is a load balancer with its own certificate.
     let balanced = Access {
         ca: authority().pem().into(),
         server_name: Some("lb".into()),
@@ -123,7 +123,7 @@ async fn texts_are_read_as_they_are() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_told_in_the_apiservers_words() {
+async fn a_refusal_contains_the_apiservers_message() {
     let server = serve(answer(
         "409 Conflict",
         r#"{"kind":"Status","message":"the object has been modified"}"#,
@@ -144,7 +144,7 @@ async fn a_refusal_is_told_in_the_apiservers_words() {
 }
 
 #[tokio::test]
-async fn who_is_silent_unknown_or_absent_is_told() {
+async fn a_silent_untrusted_or_absent_server_is_explained() {
     let server = serve(String::new()).await;
     let client = Client::new(&server.access)
         .unwrap()
@@ -188,7 +188,7 @@ async fn who_is_silent_unknown_or_absent_is_told() {
     );
 }
 
-/// Whoever renews a token writes its file anew.
+/// A renewal writes the token's file anew.
 #[tokio::test]
 async fn a_tokens_file_is_read_for_each_request() {
     let mut server = serve(answer("200 OK", "{}")).await;
@@ -219,7 +219,7 @@ async fn a_tokens_file_is_read_for_each_request() {
 }
 
 #[tokio::test]
-async fn apply_and_delete_say_what_they_mean() {
+async fn apply_and_delete_send_their_conditions() {
     let mut server = serve(answer("200 OK", "{}")).await;
     let client = Client::new(&server.access).unwrap();
     client
@@ -249,9 +249,9 @@ async fn apply_and_delete_say_what_they_mean() {
     );
 }
 
-/// A shim probes on the thread that asks.
+/// A shim probes on the thread that sends the request.
 #[tokio::test]
-async fn a_token_is_read_off_the_thread_that_asks() {
+async fn a_token_is_read_on_another_thread() {
     let mut server = serve(answer("200 OK", "{}")).await;
     let temp = tempfile::tempdir().unwrap();
     let path = temp.path().join("token");

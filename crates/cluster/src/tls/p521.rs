@@ -1,5 +1,5 @@
-//! The curve P-521, which kube-apiserver and its other clients know and ring does not: for certificates, for signatures of
-//! handshakes, and for keys of clients.
+//! The curve P-521, known to kube-apiserver and its usual clients, but not to ring: for
+//! certificates, for signatures of handshakes, and for keys of clients.
 
 use ::p521::SecretKey;
 use ::p521::ecdsa::signature::Signer as _;
@@ -33,11 +33,11 @@ const SHA512: Algorithm = &Verified {
     hash: &digest::SHA512,
 };
 
-/// ring's provider, and P-521. Made once: the lists stay for as long as the process.
+/// Returns ring's provider with P-521 added. Called once: the lists live as long as the process.
 pub(super) fn provider() -> CryptoProvider {
     let ring = usual::default_provider();
     let WebPkiSupportedAlgorithms { all, mapping } = ring.signature_verification_algorithms;
-    // In TLS 1.2 a scheme does not say which curve it is.
+    // In TLS 1.2 a signature scheme does not determine the curve.
     let with_p521 = |(scheme, algorithms): &(SignatureScheme, &'static [Algorithm])| {
         let p521 = match scheme {
             SignatureScheme::ECDSA_NISTP256_SHA256 => SHA256,

@@ -6,10 +6,12 @@ use rustls::version::{TLS12, TLS13};
 use rustls::{ClientConnection, ServerConfig, ServerConnection};
 use std::collections::BTreeMap;
 
-/// What a server shows, what is trusted, and what Go says: of its file, main.go, which checks it anew in tests/e2e/certificates.rs.
+/// Server certificates, trusted certificates and Go's verdicts. tests/certificates/main.go made the
+/// file, and tests/e2e/certificates.rs checks the verdicts again with main.go.
 const EXAMPLES: &str = include_str!("../../tests/certificates/certificates.txt");
 
-/// Where another verdict than Go's is accepted, and the error, if there is one. `berth doctor` names each that is refused.
+/// Examples with a verdict that differs from Go's on purpose, and part of the error. `berth doctor`
+/// names each server that is refused.
 const DIFFERENT: [(&str, &str); 6] = [
     ("rsa-1024", "InvalidCertificate"),
     ("p-256-sha512", "UnsupportedSignatureAlgorithm"),
@@ -19,11 +21,12 @@ const DIFFERENT: [(&str, &str); 6] = [
     ("policies-critical", "UnsupportedCriticalExtension"),
 ];
 
-/// What Go refuses: of what is trusted itself, the period and the length of a path are not looked at here.
+/// Examples that only Go refuses: the period of validity and the path length of a trusted certificate
+/// are not checked here.
 const MORE: [&str; 2] = ["intermediate-too-many", "issuer-expired"];
 
 #[test]
-fn what_go_trusts_is_trusted() {
+fn go_and_berth_trust_alike() {
     let mut refused = BTreeMap::new();
     let mut all = 0;
     for example in EXAMPLES.split("== ").skip(1) {
@@ -71,9 +74,9 @@ fn what_go_trusts_is_trusted() {
 
 const P521: &str = include_str!("../../tests/certificates/p-521.pem");
 
-/// Ring has neither such a key of a server nor of a client.
+/// Keys of P-521 for a server and for a client, both unknown to ring.
 #[test]
-fn both_ends_may_have_keys_of_p_521() {
+fn server_and_client_may_have_keys_of_p_521() {
     let pem = P521.as_bytes();
     let (_, sec1) = P521.split_once("-----END PRIVATE KEY-----").unwrap();
     let clients = WebPkiClientVerifier::builder_with_provider(
@@ -98,7 +101,7 @@ fn both_ends_may_have_keys_of_p_521() {
     }
 }
 
-/// A handshake of a client with a server in this process; gives the server's end.
+/// Runs a handshake of a client with a server in this process. Returns the server's end.
 fn handshake(server: ServerConfig, client: ClientConfig) -> Result<ServerConnection, Error> {
     let mut server = ServerConnection::new(server.into())?;
     let mut client = ClientConnection::new(client.into(), "kubernetes".try_into().unwrap())?;
@@ -119,7 +122,8 @@ fn handshake(server: ServerConfig, client: ClientConfig) -> Result<ServerConnect
     Ok(server)
 }
 
-/// An extension that is critical and unknown, as a company's policies may be: Go's `InsecureSkipVerify` does not look at it.
+/// A critical unknown extension, as a company's policies may require: Go's `InsecureSkipVerify`
+/// ignores the extension.
 #[test]
 fn without_a_ca_any_server_is_accepted() {
     let mut unknown = CustomExtension::from_oid_content(&[1, 3, 6, 1, 4, 1, 1, 1], vec![5, 0]);
@@ -155,7 +159,7 @@ fn without_a_ca_any_server_is_accepted() {
 }
 
 #[test]
-fn a_key_that_cannot_be_used_is_told() {
+fn an_unusable_key_is_explained() {
     let other = berth_testing::issue(&berth_testing::authority(), &["client"]).1;
     for (key, why) in [
         (other.as_str(), "is not the key of the certificate"),

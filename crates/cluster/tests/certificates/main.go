@@ -1,4 +1,5 @@
-// Certificates of kube-apiservers, and what Go's crypto/x509 and crypto/tls say of them: the client libraries of Kubernetes' components.
+// Certificates of kube-apiservers, and the verdicts of Go's crypto/x509 and crypto/tls, the client
+// libraries of Kubernetes' components.
 //
 //	go run main.go make >certificates.txt   new ones, with Go's verdicts
 //	go run main.go check certificates.txt   fails where Go's verdict is another than the file says
@@ -58,7 +59,7 @@ func rsaOf(bits int) crypto.Signer { return must(rsa.GenerateKey(rand.Reader, bi
 
 type change = func(*x509.Certificate)
 
-// A certificate, and what signs with it.
+// A certificate and its key.
 type node struct {
 	cert *x509.Certificate
 	key  crypto.Signer
@@ -141,11 +142,11 @@ func network(text string) change {
 	}
 }
 
-// What a server shows, and what a client of it trusts.
+// The certificates that a server sends, and the certificates that its client trusts.
 type example struct {
 	label, asked string
 	at           time.Time
-	// How the lines of what is trusted end.
+	// Line end of the trusted certificates' file.
 	newline string
 	trusted string
 	shown   []node
@@ -326,8 +327,8 @@ func write(path, kind string, der []byte) {
 	}
 }
 
-// Prints for each kind of key its label and where it serves. DIR has LABEL.crt, which is its own CA, and LABEL.key; a request is
-// answered with 200 if it came with that certificate.
+// Prints the label and the address of a server for each kind of key. DIR contains LABEL.crt, which is
+// its own CA, and LABEL.key. A request with that certificate is answered with 200.
 func serve(dir string) {
 	keys := []struct {
 		label string
