@@ -1,5 +1,6 @@
-//! Requests to the cluster's API: each is counted, and each failure is logged once when it begins and once when it
-//! has ended. A failure that affects all requests is logged for the first one.
+//! Requests to the cluster's API. Each request is counted. Each failure is logged once when it
+//! begins, and once when it has ended. A failure that affects every request is logged for the first
+//! request only.
 
 use crate::{Count, Credentials, Facts};
 use berth_cluster::kubeconfig::Mistake;
@@ -17,21 +18,22 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Longest time that an answer may take.
+/// Limit of the wait for a response.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A failure that did not occur again for this long has ended: the request is not needed any more. Longer than the time between
-/// two checks of the token.
+/// Time after which a failure that did not recur counts as over, because the request is not needed
+/// any more. Longer than the time between two checks of the token.
 const FORGOTTEN: Duration = Duration::from_secs(900);
 
 /// The cluster's API, as a shim reaches it.
 pub(crate) struct Api {
     credentials: Credentials,
-    /// For the files of the credentials: a disk that etcd keeps busy may take seconds, which the thread that probes has not.
+    /// Reads the credentials' files on another thread: a disk that etcd keeps busy may take
+    /// seconds, and the probing thread cannot wait so long.
     files: OffThread,
-    /// What clients dial: a sibling may listen there.
+    /// The address that clients dial. A sibling may listen there.
     berth: SocketAddr,
-    /// The Service's addresses on other nodes, as they were last read.
+    /// The Service's addresses on other nodes, from the last read.
     others: Mutex<Vec<SocketAddr>>,
     problems: Mutex<BTreeMap<String, Problem>>,
     facts: watch::Receiver<Facts>,
@@ -39,10 +41,10 @@ pub(crate) struct Api {
     count: Count,
 }
 
-/// How a request fails now.
+/// The current failure of a request.
 #[derive(Debug)]
 struct Problem {
-    /// The label of the metric.
+    /// The result, as in the metric's label.
     result: &'static str,
     why: String,
     last: Instant,
@@ -81,8 +83,8 @@ impl Api {
         }
     }
 
-    /// A client that dials an instance of the shim if one is ready, else the berth, else another node. Its files are read
-    /// for each request, because they are replaced when they are renewed.
+    /// Returns a client that dials a ready instance of the shim, or else the berth, or else another
+    /// node. The credentials' files are read for each request, because renewals replace them.
     ///
     /// # Errors
     /// The credentials cannot be used.
@@ -110,7 +112,8 @@ impl Api {
         *lock(&self.others) = others;
     }
 
-    /// The response, if there is one; `request` is a label, `object` the object's name.
+    /// Makes a request and returns the response, or `None` after a failure. `request` is a label,
+    /// `object` the object's name.
     pub(crate) async fn ask<T>(
         &self,
         request: &'static str,
@@ -126,7 +129,7 @@ impl Api {
     }
 
     pub(crate) fn record(&self, request: &'static str, object: &str, failure: Option<&Error>) {
-        let result = result(failure);
+        let result = result_label(failure);
         (self.count)(request, result);
         let key = format!("{request} {object}");
         let now = Instant::now();
@@ -141,14 +144,15 @@ impl Api {
                     tracing::info!(
                         request,
                         object,
-                        "the cluster's API takes this request again"
+                        "the cluster's API accepts this request again"
                     );
                 }
             }
             Some(error) => {
                 let why = format!("{error}{}", help(result));
                 let logged = is_logged(&problems, result);
-                // What changes with each try (a port, a time) is no other failure.
+                // Compared by the result only: text that changes with each attempt (a port, a time)
+                // is not a new failure.
                 let problem = Problem {
                     result,
                     why: why.clone(),
@@ -166,7 +170,7 @@ impl Api {
         self.publish(&problems);
     }
 
-    /// A request is no longer needed, whatever its result.
+    /// Forgets the failure of a request that is not needed any more.
     pub(crate) fn forget(&self, request: &'static str, object: &str) {
         let mut problems = lock(&self.problems);
         if problems.remove(&format!("{request} {object}")).is_some() {
@@ -180,7 +184,7 @@ impl Api {
             .send_modify(|status| status.as_mut().map_or((), change));
     }
 
-    /// Whether a slice is in the Service, as far as this shim knows.
+    /// True if the Service contains a slice of this node, as far as this shim knows.
     pub(crate) fn has_slices(&self) -> bool {
         self.status
             .borrow()
@@ -188,13 +192,14 @@ impl Api {
             .is_some_and(|status| !status.slices.is_empty())
     }
 
-    /// The token's file, where the shim renews the token itself and the kubeconfig can be read.
+    /// Returns the token's file, if the shim renews the token itself and the kubeconfig can be
+    /// read.
     pub(crate) async fn token(&self) -> Option<PathBuf> {
         let credentials = self.credentials.clone();
         self.with_files(move || credentials.token()).await.ok()?
     }
 
-    /// Reads or writes files of the credentials.
+    /// Reads or writes files of the credentials on another thread.
     pub(crate) async fn with_files<T: Send + 'static>(
         &self,
         files: impl FnOnce() -> T + Send + 'static,
@@ -215,13 +220,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether a failure that affects all requests was logged for another one.
+/// True if a failure that affects every request was already logged for some request.
 fn is_logged(problems: &BTreeMap<String, Problem>, result: &str) -> bool {
     matches!(result, "credentials" | "unreachable" | "unauthorized")
         && problems.values().any(|problem| problem.result == result)
 }
 
-fn result(failure: Option<&Error>) -> &'static str {
+fn result_label(failure: Option<&Error>) -> &'static str {
     match failure {
         None => "ok",
         Some(Error::Credentials(_)) => "credentials",
@@ -238,14 +243,14 @@ fn result(failure: Option<&Error>) -> &'static str {
     }
 }
 
-/// What to do about a failure.
+/// Returns advice about a failure.
 fn help(result: &str) -> &'static str {
     match result {
         "credentials" | "unauthorized" => {
             "; help: run berth grant again (in-cluster: see the pod's service account), the shim reads its files for each request"
         }
         "forbidden" => {
-            "; help: a Role lacks this: run berth grant again, which names all control-plane nodes (in-cluster: apply the Roles \
+            "; help: a Role does not allow this request: run berth grant again, which names all control-plane nodes (in-cluster: apply the Roles \
              again)"
         }
         _ => "",

@@ -1,9 +1,9 @@
-//! The Leases of the instances that the shim represents, and those that have expired.
+//! The Leases of the instances that the shim represents, and the removal of expired Leases.
 
 use crate::api::Api;
 use crate::slices::remove_slice;
 use crate::token::TokenFile;
-use crate::{Facts, RepresentedInstance, jittered};
+use crate::{Facts, RepresentedInstance, jitter};
 use berth_cluster::client;
 use berth_cluster::lease::{self, Expiry, InstanceLease, RENEWAL, is_object_name};
 use berth_cluster::service::{self, Family, MANAGER};
@@ -22,34 +22,35 @@ use tokio::time::Instant;
 /// Time between two checks of the token.
 const TOKEN: Duration = Duration::from_secs(600);
 
-/// Renews the own Leases, and removes expired ones.
+/// Renews this shim's Leases, and removes expired ones.
 #[derive(Debug)]
 pub(crate) struct Leases {
     pub(crate) api: Arc<Api>,
     pub(crate) node: String,
-    /// What clients dial.
+    /// The address that clients dial.
     pub(crate) address: SocketAddr,
-    /// This process, whatever its pid.
+    /// Name of this process, random instead of a process ID.
     pub(crate) holder: String,
-    /// Names files of this shim alone.
+    /// Used in the names of files that belong to this shim alone.
     pub(crate) instance: InstanceId,
-    /// Those that are held, by name.
+    /// The Leases held by this shim, by name.
     pub(crate) held: BTreeMap<String, HeldLease>,
     pub(crate) expiry: Expiry,
 }
 
-/// A Lease that is held.
+/// A Lease that this shim holds.
 #[derive(Debug, Clone)]
 pub(crate) struct HeldLease {
     instance: InstanceId,
     acquired: SystemTime,
     transitions: u32,
-    /// As it was answered.
+    /// The object in the last response.
     object: Value,
 }
 
 impl Leases {
-    /// Renews them for as long as it is polled. `going`: the shim is about to leave.
+    /// Renews the Leases until the future is dropped. `going` is true while the shim is about to
+    /// leave.
     pub(crate) async fn keep(
         &mut self,
         mut facts: watch::Receiver<Facts>,
@@ -60,25 +61,26 @@ impl Leases {
         loop {
             let now = facts.borrow_and_update().clone();
             let alone = *going.borrow_and_update() && !now.sibling;
-            // The content or the holder of a Lease has changed.
+            // Compared to find out if a Lease's content or holder has changed.
             let content = (now.phase, now.instances.clone(), alone);
             if before.replace(content.clone()) != Some(content) || Instant::now() >= renewal {
-                renewal = Instant::now() + jittered(RENEWAL);
+                renewal = Instant::now() + jitter(RENEWAL);
                 if alone {
-                    // When the shim ends, there may be no apiserver left; but what it left in the Service is found by its
-                    // Lease.
+                    // When the shim ends, there may be no apiserver left to remove slices. The
+                    // Leases stay while slices are left, because another berth finds the slices by
+                    // their Lease.
                     if self.api.has_slices() {
-                        renewal = Instant::now() + jittered(Duration::from_millis(100));
+                        renewal = Instant::now() + jitter(Duration::from_millis(100));
                     } else {
                         self.remove(|_| true).await;
                     }
                 } else {
-                    self.round(&now).await;
+                    self.run_round(&now).await;
                 }
             }
             if Instant::now() >= token {
                 self.keep_token().await;
-                token = Instant::now() + jittered(TOKEN);
+                token = Instant::now() + jitter(TOKEN);
             }
             tokio::select! {
                 changed = facts.changed() => if changed.is_err() { return },
@@ -88,7 +90,7 @@ impl Leases {
         }
     }
 
-    async fn round(&mut self, facts: &Facts) {
+    async fn run_round(&mut self, facts: &Facts) {
         let gone = |held: &HeldLease| {
             facts
                 .instances
@@ -102,7 +104,7 @@ impl Leases {
             .filter(|instance| instance.ready)
             .collect();
         if facts.blocked || ready.is_empty() {
-            // A shim that does not renew does not judge others either.
+            // A shim that does not renew its Leases does not judge other Leases either.
             self.expiry.failed();
             return;
         }
@@ -131,12 +133,13 @@ impl Leases {
         if renewed {
             self.sweep(&list).await;
         } else {
-            // If no Lease can be written, all seem expired.
+            // If no Lease can be written, every Lease seems expired.
             self.expiry.failed();
         }
     }
 
-    /// Whether it was renewed.
+    /// Renews the Lease of an instance. Returns true if the Lease was renewed, or cannot have a
+    /// valid name.
     async fn renew(
         &mut self,
         instance: &RepresentedInstance,
@@ -145,7 +148,7 @@ impl Leases {
     ) -> bool {
         let name = lease::lease_name(&self.node, instance.id.as_str());
         if !is_object_name(&name) || instance.id.as_str().contains('.') {
-            tracing::debug!(instance = %instance.id, "the name of its Lease would not be valid");
+            tracing::debug!(instance = %instance.id, "an instance gets no Lease: the Lease's name would be invalid");
             return true;
         }
         let known = list
@@ -184,13 +187,14 @@ impl Leases {
                 object,
             },
         );
-        let renewed = rfc3339(lease.renewed);
+        let renewed = format_time(lease.renewed);
         self.api
             .update_status(|status| status.lease_renewed = renewed);
         true
     }
 
-    /// Removes those that are held, if they still are: another shim may represent the instance now.
+    /// Removes the selected Leases, except Leases that another shim has renewed meanwhile, because
+    /// it represents the instance now.
     pub(crate) async fn remove(&mut self, which: impl Fn(&HeldLease) -> bool) {
         let gone: Vec<_> = self
             .held
@@ -208,12 +212,13 @@ impl Leases {
         }
     }
 
-    /// Whether it is not this one any more.
+    /// Deletes a Lease if its resourceVersion is unchanged. Returns true if the Lease is gone, or
+    /// belongs to another holder now.
     async fn delete(&self, name: &str, object: &Value) -> bool {
         let path = lease::lease_path(name);
         let deleted = self.api.ask("delete_lease", name, async |client| {
             match client::found(client.delete_read(&path, object).await) {
-                // It was renewed meanwhile, by another.
+                // Another holder has renewed the Lease meanwhile.
                 Err(error) if error.status() == Some(StatusCode::CONFLICT) => Ok(None),
                 answer => answer,
             }
@@ -221,8 +226,9 @@ impl Leases {
         deleted.await.is_some()
     }
 
-    /// Removes what expired, and the slices of nodes that have no other Lease: one live berth at a time, which is the one with
-    /// the first Lease by name. Two that disagree for a moment do the same.
+    /// Removes expired Leases, and the slices of nodes without a live Lease. Only the holder of the
+    /// first live Lease by name does so. If two berths take themselves for the first for a moment,
+    /// both remove the same objects.
     async fn sweep(&self, list: &[(&Value, Option<InstanceLease>)]) {
         let name = |object: &Value| {
             object["metadata"]["name"]
@@ -250,7 +256,8 @@ impl Leases {
                 .map(|lease| Family::ALL.map(|family| service::slice_name(&lease.node, family)));
             for slice in slices.iter().flatten() {
                 if !remove_slice(&self.api, slice).await {
-                    // Its Lease stays, as there is something left to do. What fails once may hang.
+                    // The Lease stays while slices are left to remove. The round ends, because a
+                    // request that failed once may hang the next time.
                     return;
                 }
             }
@@ -259,26 +266,27 @@ impl Leases {
             }
             tracing::warn!(
                 lease = name(object),
-                "a Lease has expired and is removed, with the slices of its node if that has no other Lease"
+                "a Lease has expired and is removed, with the slices of its node if the node has no other Lease"
             );
         }
     }
 
-    /// The kubeconfig may appear later, so its token's file is searched each time.
+    /// Renews the token if it is due. The kubeconfig may appear later, so the token's file is
+    /// looked up each time.
     async fn keep_token(&self) {
         if let Some(path) = self.api.token().await {
             let expires = TokenFile::new(&path, &self.instance)
                 .renew_if_due(&self.api)
                 .await
-                .and_then(rfc3339);
+                .and_then(format_time);
             self.api
                 .update_status(|status| status.token_expires = expires);
         }
     }
 }
 
-/// A time that can be written: in a token may be any.
-fn rfc3339(time: SystemTime) -> Option<String> {
+/// Formats a time. `None` for a time that RFC 3339 cannot express: a token may contain any time.
+fn format_time(time: SystemTime) -> Option<String> {
     const YEAR_10000: u64 = 253_402_300_800;
     let seconds = time.duration_since(UNIX_EPOCH).ok()?.as_secs();
     (seconds < YEAR_10000).then(|| format_rfc3339_seconds(time).to_string())
@@ -295,7 +303,7 @@ pub(crate) mod tests {
 
     const FILES: [&str; 3] = ["kubeconfig", "ca.crt", "token"];
 
-    /// A server's API, by a kubeconfig in a directory; and the server's address.
+    /// Returns the API of a server, by a kubeconfig in a directory, and the server's address.
     pub(crate) fn api(
         server: &Server,
         directory: &Path,
@@ -334,9 +342,9 @@ pub(crate) mod tests {
         )
     }
 
-    /// A disk that etcd keeps busy may take seconds, for which the shim would not probe.
+    /// A disk that etcd keeps busy may take seconds, in which the shim would not probe.
     #[tokio::test]
-    async fn files_are_read_off_the_thread_that_probes() {
+    async fn files_are_read_on_another_thread_than_the_probe() {
         let server = serve(answer("200 OK", "{}")).await;
         let temp = tempfile::tempdir().unwrap();
         let file = |name: &str| temp.path().join(name);

@@ -1,15 +1,18 @@
 //! Keeps the node in the Service `kubernetes`, and a Lease for each instance (`--cluster`).
 //!
-//! Clients inside a cluster dial the Service's address. kube-apiserver's reconciler knows instances by their address,
-//! and the two of a node share one: it is removed whenever either stops, and comes back up to 10 s later. So a node that is alone
-//! has an EndpointSlice of berth's in the Service (`slice` decides when, `slices` does it). Siblings write the same one by
-//! server-side apply, so there is no conflict, and nothing to hand over.
+//! Clients inside a cluster dial the Service's address. kube-apiserver's reconciler knows instances
+//! by address, and the two instances of a node share an address: the reconciler removes the address
+//! whenever either instance stops, and adds it up to 10 s later. So a node that is alone has an
+//! EndpointSlice of berth in the Service (`slice` decides when, `slices` writes). Siblings write
+//! the same slice by server-side apply, so there is no conflict, and nothing to hand over.
 //!
-//! The Lease of an instance (`leases`) is renewed only by a shim that is alive in every thread and whose instance passes its
-//! probe. Those that have expired are removed by one live berth, together with the slices of a node that has none left.
+//! Only a shim that is alive in every thread renews the Lease of an instance (`leases`), and only
+//! while the instance passes its probe. One live berth removes expired Leases, and the slices of
+//! nodes that have no live Lease.
 //!
-//! Nothing here is needed to serve: credentials that cannot be read, and a cluster's API that does not answer, or forbids, are
-//! logged, counted, shown in the status, and tried again (`api`). [`Facts`] are all that it knows about the shim.
+//! The keeper is not needed to serve clients: unreadable credentials, and requests that fail or are
+//! forbidden, are logged, counted, shown in the status, and tried again (`api`). [`Facts`] are
+//! everything that the keeper knows about the shim.
 
 #![forbid(unsafe_code)]
 
@@ -38,7 +41,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Longest time that a shim which goes waits for its slice to be removed, and for its Leases.
+/// Limit of a leaving shim's wait for the removal of its slices, and of its Leases.
 const WITHDRAWAL: Duration = Duration::from_secs(2);
 
 /// The configuration of the keeper.
@@ -49,12 +52,13 @@ pub struct ClusterConfig {
     pub node: String,
 }
 
-/// Credentials of a shim. They are read for each request.
+/// Credentials of a shim, read for each request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Credentials {
-    /// The pod's service account; the API is at the server, whose certificate must carry the name.
+    /// The pod's service account. The API is at `server`, and the server's certificate must contain
+    /// `name`.
     InCluster {
-        /// The berth.
+        /// The berth's address.
         server: SocketAddr,
         /// A name in kube-apiserver's certificate.
         name: String,
@@ -64,7 +68,8 @@ pub enum Credentials {
 }
 
 impl Credentials {
-    /// All files are read here: a client that read the token itself would start a thread for each request, where a disk stalls.
+    /// Reads every file and makes a client. The token is read here, too: a client that reads the
+    /// token itself would start a thread for each request while a disk hangs.
     fn read(&self) -> Result<Client, KubeconfigError> {
         let path = self.path();
         let mut access = match self {
@@ -72,7 +77,7 @@ impl Credentials {
             Self::Kubeconfig(path) => Access::read(path)?,
         };
         let (None, Some(Token::File(file))) = (&access.client, &access.token) else {
-            let why = "it has no tokenFile, or a client certificate: those are an operator's credentials, which a running shim \
+            let why = "it has a client certificate, or no tokenFile: these are an operator's credentials, which a running shim \
                        must not have; give a kubeconfig that berth grant wrote";
             return Err(Mistake::new("user", why).of(path));
         };
@@ -90,7 +95,7 @@ impl Credentials {
         Client::new(&access).map_err(|mistake| mistake.of(path))
     }
 
-    /// For messages.
+    /// Returns the credentials' path for messages.
     fn path(&self) -> &Path {
         match self {
             Self::InCluster { .. } => "in-cluster".as_ref(),
@@ -98,7 +103,8 @@ impl Credentials {
         }
     }
 
-    /// The token's file, where the shim renews the token itself; the kubelet renews that of a service account.
+    /// Returns the token's file, if the shim renews the token itself. The kubelet renews the token
+    /// of a service account.
     fn token(&self) -> Option<PathBuf> {
         let Self::Kubeconfig(path) = self else {
             return None;
@@ -110,32 +116,33 @@ impl Credentials {
     }
 }
 
-/// What is known of the shim.
+/// The shim's state, as far as the keeper needs it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Facts {
-    /// Where it is in its life.
+    /// The phase of the shim's life.
     pub phase: Phase,
-    /// A sibling is joined, its instance is ready, and it does not go.
+    /// True if a sibling has joined, does not leave, and has a ready instance.
     pub sibling: bool,
-    /// A relaying thread gives no sign of life.
+    /// True if a relaying thread gives no sign of life.
     pub blocked: bool,
-    /// The instances that it represents: its own, or those of a node shim that have no shim of their own.
+    /// The instances that the shim represents: its own instance, or a node shim's instances that
+    /// have no shim of their own.
     pub instances: Vec<RepresentedInstance>,
 }
 
 /// An instance that a shim represents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RepresentedInstance {
-    /// Its name on the node.
+    /// The instance's name on the node.
     pub id: InstanceId,
     pub address: SocketAddr,
-    /// Whether it passes its probe.
+    /// True if the instance passes its probe.
     pub ready: bool,
-    /// The version that it reports.
+    /// The version that the instance reports.
     pub version: Option<Arc<str>>,
 }
 
-/// The requests that are counted.
+/// The labels of the counted requests.
 pub const REQUESTS: [&str; 8] = [
     "read_service",
     "read_slice",
@@ -155,10 +162,10 @@ pub const FAILURES: [&str; 5] = [
     "failed",
 ];
 
-/// What is counted of a request: which, and how it ended.
+/// Counts a request: the label of the request, and the label of its result.
 pub type Count = Arc<dyn Fn(&'static str, &'static str) + Send + Sync>;
 
-/// What connects a keeper to its shim.
+/// The connection of a keeper to its shim.
 #[derive(Clone)]
 pub struct Links {
     pub facts: watch::Receiver<Facts>,
@@ -172,7 +179,7 @@ impl fmt::Debug for Links {
     }
 }
 
-/// Notifies the keeper that the shim is about to leave, or that it stays after all.
+/// Tells the keeper that the shim is about to leave, or stays after all.
 #[derive(Debug, Clone)]
 pub struct Withdrawal {
     going: watch::Sender<bool>,
@@ -181,7 +188,8 @@ pub struct Withdrawal {
 }
 
 impl Withdrawal {
-    /// Before the shim stops listening: removes the slices if no sibling takes over, and waits for that, for 2 s at most.
+    /// Must be called before the shim stops listening. Removes the slices if no sibling takes over,
+    /// and waits for the removal, at most 2 s.
     pub async fn withdraw(&self) {
         self.going.send_replace(true);
         let mut out = self.out.clone();
@@ -199,7 +207,7 @@ impl Withdrawal {
         }
     }
 
-    /// The shim continues to serve: `berth drain` is undone.
+    /// Tells the keeper that the shim continues to serve, because `berth drain` is undone.
     pub fn undo(&self) {
         self.going.send_replace(false);
     }
@@ -215,7 +223,8 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Of a shim at these addresses, the berth's first. `instance` names files of this shim alone.
+    /// Makes the keeper of a shim with these addresses; the berth's address is the first.
+    /// `instance` is used in the names of files that belong to this shim alone.
     ///
     /// # Errors
     /// The system gives no random bytes.
@@ -257,8 +266,8 @@ impl Keeper {
         Ok((keeper, Withdrawal { going, out, facts }))
     }
 
-    /// Keeps slices and Leases for as long as it is polled, after the shim has joined: before that there is nothing to
-    /// keep, and in a new cluster no apiserver.
+    /// Keeps slices and Leases until the future is dropped. Begins when the shim has joined:
+    /// before, there is nothing to keep, and in a new cluster no apiserver.
     pub async fn keep(&mut self) {
         if self
             .facts
@@ -274,8 +283,8 @@ impl Keeper {
         );
     }
 
-    /// Removes the Leases that are held, because the shim ends. Not if the node's slice is still in the Service and no sibling is
-    /// left: another node finds it by the Lease.
+    /// Removes this shim's Leases, because the shim ends. The Leases stay if the node's slice is
+    /// still in the Service and no sibling is left: another node finds the slice by its Lease.
     pub async fn finish(&mut self) {
         if !self.leases.api.has_slices() || self.facts.borrow().sibling {
             let _ = tokio::time::timeout(WITHDRAWAL, self.leases.remove(|_| true)).await;
@@ -283,8 +292,8 @@ impl Keeper {
     }
 }
 
-/// Whether an address can be a node's in an EndpointSlice: the API refuses the others.
-fn node_address(ip: IpAddr) -> bool {
+/// True if an EndpointSlice accepts the address as a node's address: the API refuses further kinds.
+fn is_node_address(ip: IpAddr) -> bool {
     let local = match ip {
         IpAddr::V4(ip) => ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
@@ -292,8 +301,9 @@ fn node_address(ip: IpAddr) -> bool {
     !local && !ip.is_unspecified() && !ip.is_loopback() && !ip.is_multicast()
 }
 
-/// A time, up to a tenth less or more: not all shims of a cluster come at once.
-fn jittered(time: Duration) -> Duration {
+/// Returns a time that is up to a tenth shorter or longer, so that the shims of a cluster do not
+/// send their requests at the same moment.
+fn jitter(time: Duration) -> Duration {
     let drawn = getrandom::u32().unwrap_or(u32::MAX / 2);
     time.mul_f64(0.9 + 0.2 * f64::from(drawn) / f64::from(u32::MAX))
 }
@@ -337,8 +347,8 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_other_nodes_can_dial() {
-        let can = |ip: &str| node_address(ip.parse().unwrap());
+    fn link_local_and_special_addresses_are_no_node_addresses() {
+        let can = |ip: &str| is_node_address(ip.parse().unwrap());
         assert!(can("10.0.0.5") && can("fd00::5"));
         for not in [
             "0.0.0.0",

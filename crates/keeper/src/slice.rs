@@ -1,48 +1,50 @@
-//! When the node's own slice is in the Service `kubernetes`: a pure rule.
+//! Decides when the node's own slice is in the Service `kubernetes`: a pure rule.
 //!
-//! With several control-plane nodes kube-apiserver's own reconciler is enough: nothing is lost while one address is
-//! missing, and it drops a dead node's after 15 s and a round of 10 s. A slice that stayed would hold a dead node
-//! longer. So it exists only while the Service would otherwise have no address, or this node's alone. kube-proxy merges
-//! a Service's slices and keeps either of two entries for one address, so it is removed, and never marked unready.
+//! With several control-plane nodes kube-apiserver's own reconciler is enough: no connection is
+//! lost while one address is missing, and a dead node's address is dropped after 15 s and a round
+//! of 10 s. A slice that stayed would keep a dead node longer. So berth's slice exists only while
+//! the Service would otherwise have no address, or only this node's. kube-proxy merges a Service's
+//! slices, and keeps either of two entries for one address, so the slice is removed, and never
+//! marked unready.
 
 use berth_node::terms::Phase;
 use std::time::Duration;
 
-/// How long another node's address must have been there before the slice goes: longer than the 25 s for which a dead
-/// node's may be there still.
+/// Time for which another node's address must have been in the Service before the slice is removed:
+/// longer than the 25 s for which a dead node's address may stay.
 const OTHERS: Duration = Duration::from_secs(30);
 
-/// How long the addresses that were read last hold where they cannot be read.
+/// Time for which the addresses of the last read are valid if further reads fail.
 const UNREAD: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sight {
     pub phase: Phase,
-    /// A sibling is joined, and its instance is ready.
+    /// True if a sibling has joined and its instance is ready.
     pub sibling: bool,
-    /// The shim is about to leave, or has left.
+    /// True if the shim is about to leave, or has left.
     pub withdrawn: bool,
-    /// Whether kube-apiserver's slice names another node; `None` where that is not known.
+    /// True if kube-apiserver's slice names another node; `None` if unknown.
     pub others: Option<bool>,
 }
 
-/// What the slice should be.
+/// The wanted state of the slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Want {
     Present,
     Absent,
-    /// Either: a sibling decides, or too little is known.
+    /// Leave the slice as it is, because a sibling decides, or too little is known.
     AsItIs,
 }
 
-/// Remembers since when another node is named, and when that was read last.
+/// Remembers since when another node has been named, and the time of the last such read.
 #[derive(Debug, Default)]
 pub struct Rule {
     others: Option<(Duration, Duration)>,
 }
 
 impl Rule {
-    /// By a clock that never goes back.
+    /// Decides at a time of a monotonic clock.
     pub fn decide(&mut self, now: Duration, sight: Sight) -> Want {
         self.others = match sight.others {
             Some(true) => Some((self.others.map_or(now, |(since, _)| since), now)),
@@ -54,12 +56,12 @@ impl Rule {
             // Nothing was reachable for longer than clients are held.
             (Phase::Refusing, _) if !sight.sibling => Want::Absent,
             (Phase::Joined, Some(false)) => Want::Present,
-            (Phase::Joined, Some(true)) if self.lasted(now) => Want::Absent,
+            (Phase::Joined, Some(true)) if self.has_lasted(now) => Want::Absent,
             _ => Want::AsItIs,
         }
     }
 
-    fn lasted(&self, now: Duration) -> bool {
+    fn has_lasted(&self, now: Duration) -> bool {
         self.others.is_some_and(|(since, _)| now >= since + OTHERS)
     }
 }
@@ -81,7 +83,7 @@ mod tests {
     };
 
     #[test]
-    fn a_node_that_is_alone_is_named_and_goes_when_another_has_been_there() {
+    fn the_slice_is_present_for_a_lone_node_until_another_was_named_for_long() {
         let mut rule = Rule::default();
         let named = Sight {
             others: Some(true),
@@ -92,12 +94,12 @@ mod tests {
         assert_eq!(rule.decide(seconds(39), named), Want::AsItIs);
         assert_eq!(rule.decide(seconds(40), named), Want::Absent);
         assert_eq!(rule.decide(seconds(41), CALM), Want::Present);
-        // From the start.
+        // The wait for another node starts again from zero.
         assert_eq!(rule.decide(seconds(50), named), Want::AsItIs);
     }
 
     #[test]
-    fn addresses_that_were_read_hold_for_ten_seconds() {
+    fn addresses_of_the_last_read_are_valid_for_ten_seconds() {
         let named = Sight {
             others: Some(true),
             ..CALM
@@ -134,10 +136,11 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever came before: a lone shim that goes, or refuses, is not named; no shim writes that has not joined; and the
-        /// slice of one that serves goes only after another was named all the while, as far as it could be read.
+        /// For every history: a lone shim that leaves or refuses is not named. Only a shim that has
+        /// joined writes. The slice of a serving shim is removed only after another node was named
+        /// for the whole time, as far as it could be read.
         #[test]
-        fn the_promise_holds(steps in prop::collection::vec((0u64..20, sights()), 1..40)) {
+        fn the_slice_is_absent_or_present_only_for_its_reasons(steps in prop::collection::vec((0u64..20, sights()), 1..40)) {
             let (mut rule, mut now, mut unread, mut named_for) = (Rule::default(), 0, 0, None);
             for (pause, sight) in steps {
                 now += pause;

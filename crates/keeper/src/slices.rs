@@ -1,8 +1,8 @@
-//! The node's own slices in the Service `kubernetes`, kept as [`Rule`] decides.
+//! Keeps the node's own slices in the Service `kubernetes`, as [`Rule`] decides.
 
 use crate::api::Api;
 use crate::slice::{Rule, Sight, Want};
-use crate::{Facts, jittered, node_address};
+use crate::{Facts, is_node_address, jitter};
 use berth_cluster::client;
 use berth_cluster::lease::RENEWAL;
 use berth_cluster::service::{self, Family, LOOK, MANAGER, Service};
@@ -21,24 +21,24 @@ pub(crate) struct Slices {
     addresses: Vec<SocketAddr>,
     slices: Vec<Slice>,
     service: Option<Service>,
-    /// The port that kube-apiserver's own slice had last.
+    /// The port in the last read of kube-apiserver's own slice.
     port: Option<u16>,
-    /// Whether none of them is in the Service, as far as this shim knows.
+    /// True if none of the slices is in the Service, as far as this shim knows.
     out: watch::Sender<bool>,
 }
 
-/// The node's own slice of a family.
+/// The node's own slice of an address family.
 #[derive(Debug)]
 struct Slice {
     address: SocketAddr,
     name: String,
     rule: Rule,
-    /// Its last state, and when that was applied.
-    made: Option<(bool, Instant)>,
+    /// True if the slice was applied last, false if it was removed, and the time of that request.
+    applied: Option<(bool, Instant)>,
 }
 
 impl Slices {
-    /// For a shim at these addresses.
+    /// Makes the slices of a shim with these addresses.
     pub(crate) fn new(
         api: Arc<Api>,
         node: &str,
@@ -48,7 +48,7 @@ impl Slices {
         let first_of = |family| {
             addresses
                 .iter()
-                .find(|a| Family::of(a.ip()) == family && node_address(a.ip()))
+                .find(|a| Family::of(a.ip()) == family && is_node_address(a.ip()))
         };
         let slices = Family::ALL.into_iter().filter_map(|family| {
             let (address, name) = (*first_of(family)?, service::slice_name(node, family));
@@ -56,13 +56,13 @@ impl Slices {
                 address,
                 name,
                 rule: Rule::default(),
-                made: None,
+                applied: None,
             })
         });
         let slices: Vec<_> = slices.collect();
         if slices.is_empty() {
             tracing::warn!(
-                "--listen has no address that other nodes could dial: the Service kubernetes is not kept"
+                "--listen has no address that other nodes could dial: berth cannot keep this node in the Service kubernetes"
             );
         }
         Self {
@@ -76,7 +76,8 @@ impl Slices {
         }
     }
 
-    /// Keeps them for as long as it is polled. `going`: the shim is about to leave.
+    /// Keeps the slices until the future is dropped. `going` is true while the shim is about to
+    /// leave.
     pub(crate) async fn keep(
         &mut self,
         mut facts: watch::Receiver<Facts>,
@@ -90,15 +91,18 @@ impl Slices {
         loop {
             let now = facts.borrow_and_update().clone();
             if (now.phase, now.sibling) != (before.phase, before.sibling) {
-                // A request of a sibling that goes may come late, and take out what is in again.
-                self.slices.iter_mut().for_each(|slice| slice.made = None);
+                // The request of a sibling that leaves may come late, and remove a slice that is in
+                // the Service again.
+                self.slices
+                    .iter_mut()
+                    .for_each(|slice| slice.applied = None);
             }
             let gone = *going.borrow_and_update();
             before = now;
             let (phase, sibling) = (before.phase, before.sibling);
             tokio::select! {
-                () = self.bring(&before, gone) => {}
-                // What is under way may hang, and can be repeated.
+                () = self.update(&before, gone) => {}
+                // A request in progress may hang. It is dropped, and can be repeated.
                 changed = going.changed() => if changed.is_ok() { continue } else { return },
                 changed = facts.wait_for(|now| (now.phase, now.sibling) != (phase, sibling)) => {
                     if changed.is_ok() { continue } else { return }
@@ -107,13 +111,14 @@ impl Slices {
             tokio::select! {
                 changed = facts.changed() => if changed.is_err() { return },
                 changed = going.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep(jittered(LOOK)) => {}
+                () = tokio::time::sleep(jitter(LOOK)) => {}
             }
         }
     }
 
-    /// kube-apiserver's own slice, null if there is none; `None` if it cannot be read.
-    async fn reconciled(&self) -> Option<Value> {
+    /// Reads kube-apiserver's own slice: null if the slice does not exist, `None` if it cannot be
+    /// read.
+    async fn read_reconciled(&self) -> Option<Value> {
         let read = self.api.ask("read_slice", "kubernetes", async |client| {
             client::found(client.get(service::RECONCILED).await)
         });
@@ -121,12 +126,13 @@ impl Slices {
     }
 
     /// Brings each slice into its wanted state.
-    async fn bring(&mut self, facts: &Facts, going: bool) {
-        // A shim that has not joined decides nothing by the slice. A shim that leaves without a sibling removes its own slice whatever the
-        // other slice says, and has 2 s for the removal.
+    async fn update(&mut self, facts: &Facts, going: bool) {
+        // A shim that has not joined decides nothing by kube-apiserver's slice. A shim that leaves
+        // without a sibling removes its own slice whatever kube-apiserver's slice contains, and has
+        // 2 s for the removal.
         let mut reconciled = None;
         if facts.phase == Phase::Joined && (facts.sibling || !going) {
-            reconciled = self.reconciled().await;
+            reconciled = self.read_reconciled().await;
             if self.service.is_none() {
                 let read = self.api.ask("read_service", "kubernetes", async |client| {
                     client.get(service::SERVICE).await
@@ -166,7 +172,7 @@ impl Slices {
                 .service
                 .as_ref()
                 .filter(|service| service.families.contains(&family));
-            // Another berth of the node may be the one that the Service names.
+            // The Service may name another berth of the node, with another port.
             let service =
                 service.filter(|_| self.port.is_none_or(|port| port == slice.address.port()));
             match (want, service) {
@@ -185,13 +191,13 @@ impl Slices {
         let out = self
             .slices
             .iter()
-            .all(|slice| matches!(slice.made, Some((false, _))));
+            .all(|slice| matches!(slice.applied, Some((false, _))));
         self.out
             .send_if_modified(|now| std::mem::replace(now, out) != out);
     }
 }
 
-/// Whether a slice is not in the Service.
+/// Removes a slice. Returns true if the slice is not in the Service.
 pub(crate) async fn remove_slice(api: &Api, name: &str) -> bool {
     let path = service::slice_path(name);
     api.ask("delete_slice", name, async |client| {
@@ -203,12 +209,13 @@ pub(crate) async fn remove_slice(api: &Api, name: &str) -> bool {
 
 impl Slice {
     fn is_in(&self) -> bool {
-        matches!(self.made, Some((true, _)))
+        matches!(self.applied, Some((true, _)))
     }
 
     async fn apply(&mut self, api: &Api, node: &str, service: &Service) {
-        // It may have been removed; an apply that changes nothing is no write in etcd.
-        if matches!(self.made, Some((true, at)) if at.elapsed() < RENEWAL) {
+        // Somebody may have removed the slice, so it is applied again. An apply that changes
+        // nothing is no write in etcd.
+        if matches!(self.applied, Some((true, at)) if at.elapsed() < RENEWAL) {
             return;
         }
         let object = service::slice(node, self.address, &service.port_name);
@@ -222,14 +229,14 @@ impl Slice {
     }
 
     async fn remove(&mut self, api: &Api) {
-        if !matches!(self.made, Some((false, _))) && remove_slice(api, &self.name).await {
+        if !matches!(self.applied, Some((false, _))) && remove_slice(api, &self.name).await {
             self.set(false);
         }
     }
 
     fn set(&mut self, present: bool) {
         let before = self
-            .made
+            .applied
             .replace((present, Instant::now()))
             .map(|(was, _)| was);
         if before != Some(present) {
@@ -246,9 +253,10 @@ mod tests {
     use berth_testing::{Objects, serve_with};
     use serde_json::json;
 
-    /// The own slice is there while the Service names no other node, and goes before the shim does.
+    /// The own slice exists while the Service names no other node, and is removed before the shim
+    /// leaves.
     #[tokio::test]
-    async fn the_only_node_is_named_until_its_shim_goes() {
+    async fn a_lone_node_has_a_slice_until_its_shim_leaves() {
         let (objects, temp) = (Objects::default(), tempfile::tempdir().unwrap());
         objects.set(
             service::SERVICE,
@@ -281,9 +289,9 @@ mod tests {
         keeping.abort();
     }
 
-    /// A shim that goes alone waits 2 s at most, and what it reads could change nothing.
+    /// A shim that leaves alone waits 2 s at most, and a read could not change its decision.
     #[tokio::test]
-    async fn a_lone_shim_that_goes_asks_for_nothing_but_the_removal() {
+    async fn a_lone_shim_that_leaves_only_requests_the_removal() {
         let temp = tempfile::tempdir().unwrap();
         let mut server = serve_with(|_| berth_testing::answer("404 Not Found", "{}")).await;
         let (_facts, facts) = watch::channel(Facts {
@@ -294,10 +302,10 @@ mod tests {
         let (out, is_out) = watch::channel(false);
         let mut slices = Slices::new(api, "cp-1", &["10.0.0.5:6443".parse().unwrap()], out);
         let facts = facts.borrow().clone();
-        slices.bring(&facts, true).await;
+        slices.update(&facts, true).await;
         assert!(
             server.asked.recv().await.unwrap().0.starts_with("DELETE "),
-            "it is the first request"
+            "the removal is not the first request"
         );
         assert!(server.asked.try_recv().is_err() && *is_out.borrow());
     }

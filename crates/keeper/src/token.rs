@@ -1,7 +1,9 @@
-//! The token of the shim's service account, which the shim renews: nothing expires a year later.
+//! The token of the shim's service account. The shim renews the token, so nothing expires a year
+//! later.
 //!
-//! `berth grant` writes the first one, with the right to request the next, for this account alone. Siblings share the file: the first
-//! one renews the token, and the others read it.
+//! `berth grant` writes the first token, with the right to request further tokens, for this account
+//! alone. Siblings share the file: the first sibling renews the token, and the other siblings read
+//! it.
 
 use crate::api::Api;
 use berth_cluster::account::{Claims, granted, token_path, token_request};
@@ -17,12 +19,12 @@ use std::time::SystemTime;
 #[derive(Debug, Clone)]
 pub(crate) struct TokenFile {
     path: PathBuf,
-    /// Of this shim alone: siblings write into the same directory.
+    /// The temporary file of this shim alone: siblings write into the same directory.
     temporary: PathBuf,
 }
 
 impl TokenFile {
-    /// In the directory of the kubeconfig that names it, if it names one.
+    /// Makes the file of a token at a path that a kubeconfig names.
     pub(crate) fn new(path: &Path, instance: &InstanceId) -> Self {
         Self {
             path: path.to_owned(),
@@ -30,7 +32,7 @@ impl TokenFile {
         }
     }
 
-    /// Returns the expiry of the token, if that is known.
+    /// Renews the token if it is due. Returns the token's expiry, if known.
     pub(crate) async fn renew_if_due(&self, api: &Api) -> Option<SystemTime> {
         const REQUEST: &str = "renew_token";
         let path = self.path.clone();
@@ -62,7 +64,7 @@ impl TokenFile {
             Err(error) => {
                 tracing::warn!(
                     path = %self.path.display(),
-                    "cannot write the renewed token: {error}; help: the directory is mounted as a directory and belongs to \
+                    "cannot write the renewed token: {error}; help: mount the directory, not the files, and give it to \
                      the shim's uid, as `berth grant` leaves it"
                 );
                 return claims.until;
@@ -71,7 +73,8 @@ impl TokenFile {
         Some(until)
     }
 
-    /// With the owner that the file had: a sibling may have another uid than the shim that renews.
+    /// Writes the token, and keeps the owner of the file: a sibling may have another uid than the
+    /// shim that renews.
     fn write(&self, token: &str) -> io::Result<()> {
         let owner = fs::metadata(&self.path)?;
         replace(&self.path, &self.temporary, |mut file| {
@@ -95,7 +98,8 @@ mod tests {
     use std::sync::Arc;
     use tokio::sync::watch;
 
-    /// Of a service account, from some time before now to some time after it, in seconds.
+    /// Makes a token of a service account, issued `before` seconds before now, with an expiry
+    /// `after` seconds after now.
     fn token(account: &str, before: u64, after: u64) -> String {
         let now = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
@@ -107,9 +111,10 @@ mod tests {
         format!("e30.{}.sig", URL_SAFE_NO_PAD.encode(claims))
     }
 
-    /// After a third of its life, by its own service account, and written in one step.
+    /// A token is renewed after a third of its life, by its own service account, and written
+    /// atomically.
     #[tokio::test]
-    async fn a_token_is_renewed_when_that_is_due_and_stays_if_it_cannot_be() {
+    async fn a_due_token_is_renewed_and_stays_if_the_renewal_fails() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("token");
         let mut refused = true;
@@ -152,7 +157,7 @@ mod tests {
         let file = TokenFile::new(&path, &"a".parse().unwrap());
         let left_alone = [
             token("berth-system:berth-cp-1", 90, 210),
-            // Another namespace's, which may have no Role for it.
+            // An account of another namespace, which may have no Role to request tokens.
             token("kube-system:berth-cp-1", 200, 100),
             "none".into(),
         ];
