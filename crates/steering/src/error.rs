@@ -1,4 +1,4 @@
-//! Why there is no steering, and what to do about it.
+//! Reasons why there is no steering, with the fix.
 
 use super::self_test::Tried;
 use berth_os::bpf::{Refused, Step};
@@ -21,7 +21,7 @@ pub enum Error {
         refused: Refused,
         lacks: Vec<&'static str>,
     },
-    /// Capabilities count in the first user namespace only, and others may refuse bpf(2).
+    /// Capabilities count in the first user namespace only, and other namespaces may refuse bpf(2).
     #[error(
         "{0}: this process has CAP_BPF and CAP_NET_ADMIN, so something else forbids it: a user namespace (run it outside), a seccomp \
          or LSM profile without bpf(2), lockdown of the kernel, or before Linux 5.11 the limit of locked memory (ulimit -l unlimited)"
@@ -35,11 +35,11 @@ pub enum Error {
     #[error("cannot inspect the listener to steer to: {0}")]
     Listener(io::Error),
     #[error(
-        "the listener that is to be steered to belongs to another network namespace: connections would be lost; start both in one"
+        "the listener to steer to belongs to another network namespace: connections would be lost; start both in one"
     )]
     Elsewhere,
     #[error(
-        "{0}: 64 programs steer in this network namespace already, and there is no place for another; end one (bpftool net)"
+        "{0}: 64 programs steer in this network namespace already, which is the kernel's limit; end one (bpftool net)"
     )]
     Full(Refused),
     #[error("cannot open this thread's network namespace: {0}: is /proc mounted?")]
@@ -63,7 +63,7 @@ pub enum Error {
 
 impl From<Refused> for Error {
     fn from(refused: Refused) -> Self {
-        // If this fails, what is missing is not named.
+        // If the lookup fails, missing capabilities are not named.
         judge(
             refused,
             process::lacks_for_bpf().unwrap_or_default(),
@@ -85,7 +85,8 @@ pub(super) fn judge(
         (_, Some(libc::EPERM | libc::EACCES)) if lacks.is_empty() => Error::Forbidden(refused),
         (_, Some(libc::EPERM | libc::EACCES)) => Error::Capabilities { refused, lacks },
         (Step::Link, Some(libc::E2BIG)) => Error::Full(refused),
-        // No such system call, command, type of map or of program, or a field of it that is unknown.
+        // The kernel does not know the system call, the command, the type of map or of program, or
+        // one of its fields.
         (
             Step::Map | Step::Program | Step::Link | Step::Query,
             Some(libc::ENOSYS | libc::EINVAL | libc::E2BIG),

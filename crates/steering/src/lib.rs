@@ -1,9 +1,9 @@
-//! Steering by the kernel: new connections to a port of this node go to a listener of this process, whichever process listens on the
-//! port. `berth bridge` steers to its own shim.
+//! Steering by the kernel: new connections to a port of this node go to a listener of this process,
+//! whichever process listens on the port. `berth bridge` steers to its own shim.
 //!
-//! [`Steering`] owns the program ([`berth_os::bpf`]) and decides when it steers. [`self_test()`] tries it on a free port
-//! before anything is changed. Every [`Error`] means that something necessary is missing (exit status 69), and that
-//! nothing has changed.
+//! [`Steering`] owns the program ([`berth_os::bpf`]) and decides when the program steers.
+//! [`self_test()`] tries steering on a free port before anything is changed. Every [`Error`] means
+//! that a requirement is missing (exit status 69), and that nothing has changed.
 
 #![forbid(unsafe_code)]
 
@@ -22,31 +22,34 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::Duration;
 
-/// Not /proc/self, which is the namespace of the process's first thread.
+/// The path is not /proc/self, which is the namespace of the process's first thread.
 const NAMESPACE: &str = "/proc/thread-self/ns/net";
 
-/// A port of this network namespace that is steered while this lives, is on, and is renewed.
+/// A steered port of this network namespace. The kernel steers while the value lives, is on, and is
+/// renewed.
 #[derive(Debug)]
 pub struct Steering {
-    /// What makes the kernel run the program. It is dropped first.
+    /// The attachment of the program to the network namespace. Dropped first.
     _link: Link,
-    /// The same for localhost.
+    /// The attachments of the programs for localhost.
     localhost: Vec<Link>,
     program: Steerer,
     namespace: File,
-    /// How long a renewal is good for.
+    /// Time for which a renewal is valid.
     lease: Duration,
 }
 
 impl Steering {
-    /// For a port on the addresses of the listener that is replaced: `0.0.0.0` and `::` are all of their family, and
-    /// no address is all of both. It begins off and without listeners.
+    /// Prepares steering of a port on the addresses of the replaced listener: `0.0.0.0` and `::`
+    /// stand for every address of their family, and an empty list for every address of either
+    /// family. Steering begins off and without listeners.
     ///
-    /// Connections from 127.0.0.0/8 and `::1` are not steered. Programs that steer in this network namespace already are
-    /// logged first; while this one is on, its choice replaces theirs.
+    /// Connections from 127.0.0.0/8 and `::1` are not steered. Programs that already steer in this
+    /// network namespace are logged first; while steering is on, the choice of berth's program
+    /// replaces theirs.
     ///
     /// # Errors
-    /// Something necessary is missing.
+    /// A requirement is missing.
     pub fn new(
         purpose: Purpose,
         port: u16,
@@ -57,7 +60,7 @@ impl Steering {
         for other in bpf::attached(namespace.as_fd())? {
             tracing::info!(
                 port,
-                "{other} steers in this network namespace already: until berth's is off, berth's goes before"
+                "{other} steers in this network namespace already: berth's program takes precedence until it is off"
             );
         }
         #[cfg(debug_assertions)]
@@ -75,11 +78,13 @@ impl Steering {
         })
     }
 
-    /// Covers localhost, too: what processes below a cgroup of version 2 connect to the port at 127.0.0.0/16 or `::1`, where these addresses
-    /// are among those of the listener that is replaced; but not what threads of this name connect. On and off with the rest. Linux 5.14.
+    /// Steers connections to localhost, too: connections from processes below a cgroup of version 2
+    /// to the port at 127.0.0.0/16 or `::1`, if these addresses belong to the replaced listener.
+    /// Connections of threads named `exempt` are left alone. Switched on and off together with the
+    /// port. Linux 5.14.
     ///
     /// # Errors
-    /// Something necessary is missing, and the rest goes on without.
+    /// A requirement is missing. The port is steered nevertheless.
     pub fn cover_localhost(
         &mut self,
         cgroup: &Path,
@@ -95,13 +100,15 @@ impl Steering {
         Ok(())
     }
 
-    /// Gives new connections of the listener's family to it. It is not kept open; one that stopped listening and listens
-    /// again has to be given again.
+    /// Gives new connections of the listener's family to the listener. The listener is not kept
+    /// open. A socket that stopped listening and listens again has to be given again.
     ///
     /// # Errors
-    /// It does not listen, or is none that the kernel steers to, or belongs to another network namespace.
+    /// The socket does not listen, the kernel cannot steer to it, or it belongs to another network
+    /// namespace.
     pub fn give_to(&self, listener: BorrowedFd<'_>) -> Result<(), Error> {
-        // The kernel would take one of another namespace, and lose what is steered to it.
+        // The kernel would accept a listener of another namespace, and lose the connections that
+        // are steered to it.
         let namespace = socket::network_namespace(listener).map_err(Error::Listener)?;
         if inode(namespace.as_fd()) != inode(self.namespace.as_fd()) {
             return Err(Error::Elsewhere);
@@ -115,38 +122,40 @@ impl Steering {
         Ok(self.program.set_listener(slot, listener)?)
     }
 
-    /// From the next new connection on, for as long as it is renewed.
+    /// Steers from the next new connection on, while the lease is renewed.
     pub fn on(&self) {
         self.renew();
         self.program.switch(true);
     }
 
-    /// From the next new connection on, the port's own listeners get them. Connections whose handshake has begun still come.
+    /// Stops steering: from the next new connection on, the port's own listeners get connections.
+    /// Connections with a handshake in progress still arrive here.
     pub fn off(&self) {
         self.program.switch(false);
     }
 
-    /// Shows that the process that accepts is alive. Otherwise the program passes when the lease has expired, so that a hung
-    /// shim does not swallow connections.
+    /// Renews the lease, to show that the accepting process is alive. The program passes once the
+    /// lease has expired, so that a hung shim does not swallow connections.
     pub fn renew(&self) {
-        // If there is no clock, the lease ends.
+        // If the clock fails, the lease ends.
         if let Ok(now) = clock::monotonic() {
             self.program.steer_until(now.saturating_add(self.lease));
         }
     }
 
-    /// Whether new connections are steered now: it is on, and renewed.
+    /// True if new connections are steered now: steering is on, and the lease is valid.
     pub fn is_steering(&self) -> bool {
         self.program.is_on() && clock::monotonic().is_ok_and(|now| now <= self.program.until())
     }
 
-    /// New connections that were steered so far, and those to localhost that are covered.
+    /// Returns the number of connections that were steered so far, including covered connections to
+    /// localhost.
     pub fn steered(&self) -> u64 {
         self.program.steered()
     }
 }
 
-/// Which network namespace it is.
+/// Returns the inode of a network namespace, which identifies the namespace.
 fn inode(namespace: BorrowedFd<'_>) -> Option<u64> {
     socket::inode(namespace)
 }

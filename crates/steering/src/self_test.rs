@@ -1,4 +1,4 @@
-//! Whether this kernel steers, tried on a free port of an address of this node.
+//! Tests that this kernel steers, on a free port of an address of this node.
 
 use super::{Error, Purpose, Steering};
 use berth_os::{netdevice, socket};
@@ -10,14 +10,14 @@ use std::path::Path;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 
-/// How long a connection of this node to itself may take, on a node that is busy.
+/// Limit of a connection of this node to itself, on a busy node.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What came of it in one family.
+/// The result of the test in one address family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Tried {
     Arrived,
-    /// It could not be tried, and why: nothing to steer of that family.
+    /// The test could not be made, and the reason: nothing to steer in the family.
     Skipped(String),
 }
 
@@ -30,24 +30,24 @@ impl fmt::Display for Tried {
     }
 }
 
-/// Steers an IPv4 and an IPv6 connection, each to a port on which nothing listens, at an address of this node. Nothing of it
-/// stays.
+/// Steers an IPv4 and an IPv6 connection, each to a port on which nothing listens, at an address of
+/// this node. Nothing of the test remains.
 ///
 /// # Errors
-/// Something necessary is missing, a connection did not arrive, or neither family could be tried.
+/// A requirement is missing, a connection did not arrive, or neither family could be tested.
 pub async fn self_test() -> Result<[Tried; 2], Error> {
-    let ipv4 = arrives(Ipv4Addr::LOCALHOST.into()).await?;
-    let ipv6 = arrives(Ipv6Addr::LOCALHOST.into()).await?;
+    let ipv4 = try_family(Ipv4Addr::LOCALHOST.into()).await?;
+    let ipv6 = try_family(Ipv6Addr::LOCALHOST.into()).await?;
     match (ipv4, ipv6) {
         (ipv4 @ Tried::Skipped(_), ipv6 @ Tried::Skipped(_)) => Err(Error::Untried { ipv4, ipv6 }),
         (ipv4, ipv6) => Ok([ipv4, ipv6]),
     }
 }
 
-/// As [`self_test`], for what this process connects to localhost, by IPv4 alone.
+/// Runs the [`self_test`] for connections of this process to localhost, by IPv4 alone.
 ///
 /// # Errors
-/// As [`self_test`], and those of [`Steering::cover_localhost`].
+/// Errors of [`self_test`] and of [`Steering::cover_localhost`].
 pub async fn self_test_of_localhost(cgroup: &Path) -> Result<(), Error> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .await
@@ -61,7 +61,7 @@ pub async fn self_test_of_localhost(cgroup: &Path) -> Result<(), Error> {
     connect(to, &listener).await
 }
 
-async fn arrives(loopback: IpAddr) -> Result<Tried, Error> {
+async fn try_family(loopback: IpAddr) -> Result<Tried, Error> {
     let listener = match TcpListener::bind((loopback, 0)).await {
         Ok(listener) => listener,
         Err(error) => {
@@ -73,7 +73,7 @@ async fn arrives(loopback: IpAddr) -> Result<Tried, Error> {
     let Some((_reserved, to)) = free_port(loopback.is_ipv4()) else {
         let family = if loopback.is_ipv4() { "IPv4" } else { "IPv6" };
         return Ok(Tried::Skipped(format!(
-            "this node has no address of {family} but those of loopback and of a link"
+            "this node has no address of {family} except loopback and link-local ones"
         )));
     };
     let steering = Steering::new(Purpose::SelfTest, to.port(), &[to.ip()], PATIENCE * 2)?;
@@ -82,7 +82,7 @@ async fn arrives(loopback: IpAddr) -> Result<Tried, Error> {
     connect(to, &listener).await.map(|()| Tried::Arrived)
 }
 
-/// Whether what is sent to an address arrives at a listener.
+/// Checks that a connection to an address arrives at a listener.
 pub(super) async fn connect(to: SocketAddr, listener: &TcpListener) -> Result<(), Error> {
     #[cfg(debug_assertions)]
     if berth_os::bpf::is_unsteered() {
@@ -91,7 +91,7 @@ pub(super) async fn connect(to: SocketAddr, listener: &TcpListener) -> Result<()
     let both = async {
         let client = TcpStream::connect(to).await?;
         let own = client.local_addr()?;
-        // Other clients may find this port.
+        // Connections of other clients may arrive at this port, too.
         while listener.accept().await?.1 != own {}
         Ok::<_, io::Error>(())
     };
@@ -108,8 +108,8 @@ pub(super) async fn connect(to: SocketAddr, listener: &TcpListener) -> Result<()
     Err(Error::NotArrived { to, why })
 }
 
-/// A port on which nothing listens, reserved by a socket that does not listen either, at an address of this node from which
-/// connections are steered.
+/// Finds an address of this node from which connections are steered. Returns a port on which
+/// nothing listens, reserved by a socket that does not listen either.
 pub(super) fn free_port(ipv4: bool) -> Option<(OwnedFd, SocketAddr)> {
     let steered = |ip: &IpAddr| match ip {
         IpAddr::V4(_) => ipv4 && !ip.is_loopback(),

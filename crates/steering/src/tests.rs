@@ -12,23 +12,23 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 use tokio::io::AsyncReadExt as _;
 
-/// What clients dial, on addresses of the node below.
+/// The port that clients dial, on addresses of the node below.
 const PORT: u16 = 6443;
 
 const FOR_LONG: Duration = Duration::from_secs(600);
 
-/// What a test is where the kernel takes no program.
+/// The behaviour of a test if the kernel accepts no program.
 #[derive(Clone, Copy)]
 enum Without {
     Skipped,
-    /// It needs none.
+    /// The test needs no program.
     Run,
-    /// It is run in a process in which nothing is steered.
+    /// The test is run in a process in which nothing is steered.
     Unsteered,
 }
 
-/// A network namespace of its own, like a node with two addresses of IPv4 and one of IPv6, in which a program can be attached.
-/// Where there is none, the test is skipped.
+/// Runs a test in a network namespace of its own, which is like a node with two IPv4 addresses and
+/// one IPv6 address. The test is skipped if no program can be attached there.
 fn on_a_node(test: impl FnOnce() + Send + 'static) {
     on_a_node_without(Without::Skipped, test);
 }
@@ -40,7 +40,7 @@ fn on_a_node_without(without: Without, test: impl FnOnce() + Send + 'static) {
             netdevice::set(alias, InterfaceSetting::Netmask([255; 4].into())).unwrap();
         }
         netdevice::add_ipv6("lo", NODE[2].parse().unwrap()).unwrap();
-        // The kernel takes an address of IPv6 into use a moment after it was added, and before uses ::1.
+        // The kernel uses a new IPv6 address only after a moment, and uses ::1 before.
         let listener = TcpListener::bind("[::]:0").unwrap();
         let to = SocketAddr::new(
             NODE[2].parse().unwrap(),
@@ -60,7 +60,7 @@ fn on_a_node_without(without: Without, test: impl FnOnce() + Send + 'static) {
     });
 }
 
-/// As [`on_a_node`], with addresses of loopback only.
+/// Runs a test like [`on_a_node`], with loopback addresses only.
 fn in_a_namespace(without: Without, test: impl FnOnce() + Send + 'static) {
     namespace::run(CloneFlags::CLONE_NEWNET, move || {
         netdevice::set("lo", InterfaceSetting::Up).unwrap();
@@ -84,7 +84,7 @@ fn in_a_namespace(without: Without, test: impl FnOnce() + Send + 'static) {
     });
 }
 
-/// A listener that sends its name to each client, for as long as it lives.
+/// A listener that sends its name to each client until it is dropped.
 struct Server {
     listener: TcpListener,
     accepting: Option<JoinHandle<()>>,
@@ -96,7 +96,7 @@ impl Server {
         let accepted = listener.try_clone().unwrap();
         let accepting = std::thread::spawn(move || {
             while let Ok((mut client, _)) = accepted.accept() {
-                // It may be gone.
+                // The client may have closed the connection.
                 let _ = client.write_all(name.as_bytes());
             }
         });
@@ -114,7 +114,7 @@ impl Drop for Server {
     }
 }
 
-/// What a shim listens on, one a family.
+/// The listeners of a shim, one for each address family.
 struct Shim([Server; 2]);
 
 impl Shim {
@@ -131,7 +131,7 @@ impl Shim {
             .for_each(|server| steering.give_to(server.listener.as_fd()).unwrap());
     }
 
-    /// Of the port on these addresses, and on.
+    /// Steers the port on these addresses to the shim.
     fn steer(&self, addresses: &[&str]) -> Steering {
         let addresses: Vec<_> = addresses
             .iter()
@@ -144,7 +144,7 @@ impl Shim {
     }
 }
 
-/// Both ends of it are awaited in this thread's network namespace.
+/// Runs a future on this thread, whose network namespace contains both ends of its connections.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -153,7 +153,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
         .block_on(future)
 }
 
-/// The name of the listener that answers there.
+/// Returns the name of the listener that answers at an address.
 fn ask(to: &str) -> String {
     let to = SocketAddr::new(to.parse().unwrap(), PORT);
     let answer = async {
@@ -167,7 +167,7 @@ fn ask(to: &str) -> String {
     block_on(answer).unwrap_or_else(|error| error.kind().to_string())
 }
 
-/// What steers in this network namespace.
+/// Returns the programs that steer in this network namespace.
 fn attached() -> Vec<bpf::Attached> {
     bpf::attached(File::open(NAMESPACE).unwrap().as_fd()).unwrap()
 }
@@ -175,7 +175,7 @@ fn attached() -> Vec<bpf::Attached> {
 const NODE: [&str; 3] = ["10.77.0.1", "10.77.0.2", "fd77::1"];
 
 #[test]
-fn it_steers_while_it_is_on_and_renewed_until_the_holder_is_dropped() {
+fn connections_are_steered_while_steering_is_on_and_renewed_and_held() {
     on_a_node(|| {
         let _old = Server::new("old", "[::]:6443");
         let shim = Shim::new("shim");
@@ -191,7 +191,7 @@ fn it_steers_while_it_is_on_and_renewed_until_the_holder_is_dropped() {
         steering.off();
         arrive_at("old", false);
         steering.on();
-        // Its holder hung.
+        // The state after a hang of the holder: the lease has expired.
         steering.program.steer_until(clock::monotonic().unwrap());
         arrive_at("old", false);
         assert_eq!(steering.steered(), 3);
@@ -204,7 +204,7 @@ fn it_steers_while_it_is_on_and_renewed_until_the_holder_is_dropped() {
 }
 
 #[test]
-fn it_goes_before_another_program_which_is_back_when_it_ends() {
+fn a_new_program_takes_precedence_until_it_ends() {
     on_a_node(|| {
         let _old = Server::new("old", "[::]:6443");
         let (first, second) = (Shim::new("first"), Shim::new("second"));
@@ -224,7 +224,7 @@ fn it_goes_before_another_program_which_is_back_when_it_ends() {
 }
 
 #[test]
-fn siblings_share_what_is_steered_to_one_of_them() {
+fn siblings_share_connections_that_are_steered_to_one_of_them() {
     on_a_node(|| {
         let listen = |at| {
             let socket = socket::bind(at, false).unwrap();
@@ -251,7 +251,7 @@ fn siblings_share_what_is_steered_to_one_of_them() {
 }
 
 #[test]
-fn what_cannot_be_steered_to_is_refused() {
+fn a_socket_that_cannot_be_steered_to_is_refused() {
     on_a_node_without(Without::Unsteered, || {
         let steering = Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG).unwrap();
         let bound = socket::bind("127.0.0.1:0".parse().unwrap(), false).unwrap();
@@ -277,7 +277,7 @@ fn what_cannot_be_steered_to_is_refused() {
 }
 
 #[test]
-fn a_namespace_that_is_full_is_named() {
+fn a_full_namespace_is_an_error() {
     on_a_node(|| {
         let _all: Vec<_> = (0..64)
             .map(|_| Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG).unwrap())
@@ -290,7 +290,7 @@ fn a_namespace_that_is_full_is_named() {
 }
 
 /// Steers with these capabilities alone.
-fn with(kept: CapabilitySet) -> Result<Steering, Error> {
+fn steer_with(kept: CapabilitySet) -> Result<Steering, Error> {
     let thread = std::thread::spawn(move || {
         let sets = rustix::thread::CapabilitySets {
             effective: kept,
@@ -314,21 +314,22 @@ const NET_ADMIN: CapabilitySet = CapabilitySet::NET_ADMIN;
 #[test]
 fn two_capabilities_are_enough() {
     on_a_node(|| {
-        drop(with(NET_ADMIN | CapabilitySet::SYS_ADMIN).unwrap());
-        drop(with(BPF | NET_ADMIN).unwrap());
+        drop(steer_with(NET_ADMIN | CapabilitySet::SYS_ADMIN).unwrap());
+        drop(steer_with(BPF | NET_ADMIN).unwrap());
     });
 }
 
-/// An ordinary user's user namespace has both, of which neither is enough there: what is named is what is missing within.
+/// An ordinary user's user namespace has both capabilities, but neither is enough there. The error
+/// names the capabilities that are missing inside the namespace.
 #[test]
-fn a_capability_that_lacks_is_named() {
+fn a_missing_capability_is_named() {
     on_a_node_without(Without::Run, || {
         for (kept, lacking) in [
             (BPF, vec!["CAP_NET_ADMIN"]),
             (NET_ADMIN, vec!["CAP_BPF"]),
             (CapabilitySet::empty(), vec!["CAP_BPF", "CAP_NET_ADMIN"]),
         ] {
-            let error = with(kept).unwrap_err();
+            let error = steer_with(kept).unwrap_err();
             assert!(
                 matches!(&error, Error::Capabilities { lacks, .. } if *lacks == lacking),
                 "{error}"
@@ -348,7 +349,7 @@ fn the_self_test_steers_in_both_families() {
             block_on(self_test()).unwrap(),
             [Tried::Arrived, Tried::Arrived]
         );
-        // Nothing of it is left.
+        // Nothing of the test remains.
         assert!(attached().is_empty());
         fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").unwrap();
         let [ipv4, Tried::Skipped(why)] = block_on(self_test()).unwrap() else {
@@ -360,7 +361,7 @@ fn the_self_test_steers_in_both_families() {
 }
 
 #[test]
-fn a_cgroup_that_is_not_there_is_named() {
+fn a_missing_cgroup_is_named() {
     in_a_namespace(Without::Unsteered, || {
         let error = block_on(self_test_of_localhost(Path::new("/proc/nonexistent"))).unwrap_err();
         assert!(
@@ -373,7 +374,7 @@ fn a_cgroup_that_is_not_there_is_named() {
 }
 
 #[test]
-fn the_self_test_says_why_it_cannot_be_made() {
+fn a_self_test_without_addresses_says_why() {
     in_a_namespace(Without::Run, || {
         let error = block_on(self_test()).unwrap_err();
         assert!(matches!(error, Error::Untried { .. }), "{error}");
@@ -399,7 +400,7 @@ fn a_connection_that_does_not_arrive_fails_the_self_test() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn errors_name_what_is_missing() {
     let error = |step, number, log: &str, lacks: &[&'static str]| {
         let refused = Refused {
             step,
