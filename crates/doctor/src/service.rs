@@ -10,7 +10,7 @@
 use berth_cluster::client::found;
 use berth_cluster::service::{self, Family, LOOK, MANAGER, RECONCILED};
 use berth_cluster::{Client, Error, lease};
-use berth_keeper::slice::{Rule, Sight, Want};
+use berth_keeper::rule::{Rule, SliceDecision, SliceObservation};
 use berth_manifest::wait::until;
 use berth_node::terms::Phase;
 use berth_options::cluster::host_name;
@@ -272,30 +272,30 @@ impl ServiceKeeper {
                 Demand::NotServing => Phase::Waiting,
                 Demand::Serving | Demand::Ending => Phase::Joined,
             };
-            let sight = Sight {
+            let sight = SliceObservation {
                 phase,
                 sibling: false,
                 withdrawn: demand == Demand::Ending,
                 others,
             };
             let brought = match rule.decide(clock::boottime().unwrap_or_default(), sight) {
-                Want::Present
+                SliceDecision::Present
                     if there && applied.is_some_and(|at| at.elapsed() < lease::RENEWAL) =>
                 {
                     Ok(true)
                 }
-                Want::Present => {
+                SliceDecision::Present => {
                     (tried, applied) = (true, Some(Instant::now()));
                     self.apply().await.map(|()| true)
                 }
                 // At the end, not before kube-apiserver names the node itself.
-                Want::Absent if tried && (demand != Demand::Ending || named) => {
+                SliceDecision::Absent if tried && (demand != Demand::Ending || named) => {
                     remove(&self.client, &self.name()).await.map(|()| {
                         tried = false;
                         false
                     })
                 }
-                Want::Absent | Want::AsItIs => Ok(there),
+                SliceDecision::Absent | SliceDecision::Unchanged => Ok(there),
             };
             let is = match (&brought, addresses) {
                 (Err(error), _) => Err(error.to_string()),

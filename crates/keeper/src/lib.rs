@@ -3,7 +3,7 @@
 //! Clients inside a cluster dial the Service's address. kube-apiserver's reconciler knows instances
 //! by address, and the two instances of a node share an address: the reconciler removes the address
 //! whenever either instance stops, and adds it up to 10 s later. So a node that is alone has an
-//! EndpointSlice of berth in the Service (`slice` decides when, `slices` writes). Siblings write
+//! EndpointSlice of berth in the Service (`rule` decides when, `slices` writes). Siblings write
 //! the same slice by server-side apply, so there is no conflict, and nothing to hand over.
 //!
 //! Only a shim that is alive in every thread renews the Lease of an instance (`leases`), and only
@@ -18,7 +18,7 @@
 
 mod api;
 mod leases;
-pub mod slice;
+pub mod rule;
 mod slices;
 mod token;
 

@@ -1,7 +1,7 @@
 //! Keeps the node's own slices in the Service `kubernetes`, as [`Rule`] decides.
 
 use crate::api::Api;
-use crate::slice::{Rule, Sight, Want};
+use crate::rule::{Rule, SliceDecision, SliceObservation};
 use crate::{Facts, is_node_address, jitter};
 use berth_cluster::client;
 use berth_cluster::lease::RENEWAL;
@@ -161,13 +161,13 @@ impl Slices {
             let others = others
                 .as_ref()
                 .map(|others| others.iter().any(|ip| Family::of(*ip) == family));
-            let sight = Sight {
+            let observation = SliceObservation {
                 phase: facts.phase,
                 sibling: facts.sibling,
                 withdrawn: going,
                 others,
             };
-            let want = slice.rule.decide(time, sight);
+            let decision = slice.rule.decide(time, observation);
             let service = self
                 .service
                 .as_ref()
@@ -175,10 +175,12 @@ impl Slices {
             // The Service may name another berth of the node, with another port.
             let service =
                 service.filter(|_| self.port.is_none_or(|port| port == slice.address.port()));
-            match (want, service) {
-                (Want::Absent, _) => slice.remove(&self.api).await,
-                (Want::Present, Some(service)) => slice.apply(&self.api, &self.node, service).await,
-                (Want::Present, None) | (Want::AsItIs, _) => {}
+            match (decision, service) {
+                (SliceDecision::Absent, _) => slice.remove(&self.api).await,
+                (SliceDecision::Present, Some(service)) => {
+                    slice.apply(&self.api, &self.node, service).await
+                }
+                (SliceDecision::Present, None) | (SliceDecision::Unchanged, _) => {}
             }
         }
         let names = self

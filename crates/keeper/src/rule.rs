@@ -18,7 +18,7 @@ const OTHERS: Duration = Duration::from_secs(30);
 const UNREAD: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sight {
+pub struct SliceObservation {
     pub phase: Phase,
     /// True if a sibling has joined and its instance is ready.
     pub sibling: bool,
@@ -30,11 +30,11 @@ pub struct Sight {
 
 /// The wanted state of the slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Want {
+pub enum SliceDecision {
     Present,
     Absent,
     /// Leave the slice as it is, because a sibling decides, or too little is known.
-    AsItIs,
+    Unchanged,
 }
 
 /// Remembers since when another node has been named, and the time of the last such read.
@@ -45,19 +45,19 @@ pub struct Rule {
 
 impl Rule {
     /// Decides at a time of a monotonic clock.
-    pub fn decide(&mut self, now: Duration, sight: Sight) -> Want {
-        self.others = match sight.others {
+    pub fn decide(&mut self, now: Duration, observed: SliceObservation) -> SliceDecision {
+        self.others = match observed.others {
             Some(true) => Some((self.others.map_or(now, |(since, _)| since), now)),
             Some(false) => None,
             None => self.others.filter(|(_, read)| now < *read + UNREAD),
         };
-        match (sight.phase, sight.others) {
-            _ if sight.withdrawn && !sight.sibling => Want::Absent,
+        match (observed.phase, observed.others) {
+            _ if observed.withdrawn && !observed.sibling => SliceDecision::Absent,
             // Nothing was reachable for longer than clients are held.
-            (Phase::Refusing, _) if !sight.sibling => Want::Absent,
-            (Phase::Joined, Some(false)) => Want::Present,
-            (Phase::Joined, Some(true)) if self.has_lasted(now) => Want::Absent,
-            _ => Want::AsItIs,
+            (Phase::Refusing, _) if !observed.sibling => SliceDecision::Absent,
+            (Phase::Joined, Some(false)) => SliceDecision::Present,
+            (Phase::Joined, Some(true)) if self.has_lasted(now) => SliceDecision::Absent,
+            _ => SliceDecision::Unchanged,
         }
     }
 
@@ -75,7 +75,7 @@ mod tests {
         Duration::from_secs(n)
     }
 
-    const CALM: Sight = Sight {
+    const CALM: SliceObservation = SliceObservation {
         phase: Phase::Joined,
         sibling: false,
         withdrawn: false,
@@ -85,48 +85,48 @@ mod tests {
     #[test]
     fn the_slice_is_present_for_a_lone_node_until_another_was_named_for_long() {
         let mut rule = Rule::default();
-        let named = Sight {
+        let named = SliceObservation {
             others: Some(true),
             ..CALM
         };
-        assert_eq!(rule.decide(seconds(0), CALM), Want::Present);
-        assert_eq!(rule.decide(seconds(10), named), Want::AsItIs);
-        assert_eq!(rule.decide(seconds(39), named), Want::AsItIs);
-        assert_eq!(rule.decide(seconds(40), named), Want::Absent);
-        assert_eq!(rule.decide(seconds(41), CALM), Want::Present);
+        assert_eq!(rule.decide(seconds(0), CALM), SliceDecision::Present);
+        assert_eq!(rule.decide(seconds(10), named), SliceDecision::Unchanged);
+        assert_eq!(rule.decide(seconds(39), named), SliceDecision::Unchanged);
+        assert_eq!(rule.decide(seconds(40), named), SliceDecision::Absent);
+        assert_eq!(rule.decide(seconds(41), CALM), SliceDecision::Present);
         // The wait for another node starts again from zero.
-        assert_eq!(rule.decide(seconds(50), named), Want::AsItIs);
+        assert_eq!(rule.decide(seconds(50), named), SliceDecision::Unchanged);
     }
 
     #[test]
     fn addresses_of_the_last_read_are_valid_for_ten_seconds() {
-        let named = Sight {
+        let named = SliceObservation {
             others: Some(true),
             ..CALM
         };
-        for (pause, want) in [(9, Want::Absent), (10, Want::AsItIs)] {
+        for (pause, decision) in [(9, SliceDecision::Absent), (10, SliceDecision::Unchanged)] {
             let mut rule = Rule::default();
             rule.decide(seconds(0), named);
             rule.decide(seconds(25), named);
             rule.decide(
                 seconds(25 + pause),
-                Sight {
+                SliceObservation {
                     others: None,
                     ..CALM
                 },
             );
             assert_eq!(
                 rule.decide(seconds(36), named),
-                want,
+                decision,
                 "after {pause} s without an answer"
             );
         }
     }
 
-    fn sights() -> impl Strategy<Value = Sight> {
+    fn observations() -> impl Strategy<Value = SliceObservation> {
         let others = prop_oneof![Just(None), Just(Some(true)), Just(Some(false))];
         (0..Phase::ALL.len(), any::<bool>(), any::<bool>(), others).prop_map(
-            |(phase, sibling, withdrawn, others)| Sight {
+            |(phase, sibling, withdrawn, others)| SliceObservation {
                 phase: Phase::ALL[phase],
                 sibling,
                 withdrawn,
@@ -140,27 +140,27 @@ mod tests {
         /// joined writes. The slice of a serving shim is removed only after another node was named
         /// for the whole time, as far as it could be read.
         #[test]
-        fn the_slice_is_absent_or_present_only_for_its_reasons(steps in prop::collection::vec((0u64..20, sights()), 1..40)) {
+        fn the_slice_is_absent_or_present_only_for_its_reasons(steps in prop::collection::vec((0u64..20, observations()), 1..40)) {
             let (mut rule, mut now, mut unread, mut named_for) = (Rule::default(), 0, 0, None);
-            for (pause, sight) in steps {
+            for (pause, observed) in steps {
                 now += pause;
                 unread += pause;
-                named_for = match (sight.others, named_for) {
+                named_for = match (observed.others, named_for) {
                     (Some(true), Some(lasting)) => Some(lasting + pause),
                     (Some(true), None) => Some(0),
                     (None, Some(lasting)) if unread < UNREAD.as_secs() => Some(lasting + pause),
                     _ => None,
                 };
-                unread = if sight.others.is_some() { 0 } else { unread };
-                let want = rule.decide(seconds(now), sight);
-                if !sight.sibling && (sight.withdrawn || sight.phase == Phase::Refusing) {
-                    prop_assert_eq!(want, Want::Absent);
-                } else if sight.phase != Phase::Joined || sight.others.is_none() {
-                    prop_assert_eq!(want, Want::AsItIs);
-                } else if want == Want::Absent {
+                unread = if observed.others.is_some() { 0 } else { unread };
+                let decision = rule.decide(seconds(now), observed);
+                if !observed.sibling && (observed.withdrawn || observed.phase == Phase::Refusing) {
+                    prop_assert_eq!(decision, SliceDecision::Absent);
+                } else if observed.phase != Phase::Joined || observed.others.is_none() {
+                    prop_assert_eq!(decision, SliceDecision::Unchanged);
+                } else if decision == SliceDecision::Absent {
                     prop_assert!(named_for >= Some(30));
-                } else if want == Want::Present {
-                    prop_assert_eq!(sight.others, Some(false));
+                } else if decision == SliceDecision::Present {
+                    prop_assert_eq!(observed.others, Some(false));
                 }
             }
         }
