@@ -125,8 +125,8 @@ impl Stage {
     /// To the socket that commands dial: one message, one answer, the end.
     async fn ask(&self, message: &Message<'_>) {
         let client = seqpacket::dial(&self.path).expect("it listens");
-        let client =
-            berth_os::awaitable(client, Interest::READABLE).expect("a socket can be waited for");
+        let client = berth_os::make_awaitable(client, Interest::READABLE)
+            .expect("a socket can be waited for");
         if !self.send(client.get_ref(), message) {
             return;
         }
@@ -203,7 +203,7 @@ fn pair() -> (OwnedFd, AsyncFd<OwnedFd>) {
         .expect("a pair of sockets");
     (
         ours,
-        berth_os::awaitable(theirs, Interest::READABLE | Interest::WRITABLE)
+        berth_os::make_awaitable(theirs, Interest::READABLE | Interest::WRITABLE)
             .expect("a socket can be waited for"),
     )
 }

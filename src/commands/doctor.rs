@@ -9,7 +9,7 @@ use berth_manifest::Manifest;
 use berth_manifest::file::{is_in, read};
 use berth_manifest::report::Severity;
 use berth_options::check::Mistakes;
-use berth_os::file::found;
+use berth_os::file::none_if_missing;
 use berth_upgrade::begin::FILE;
 use berth_upgrade::state::interrupted;
 use std::io::IsTerminal;
@@ -43,7 +43,7 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
             .unwrap_or(FILE.as_ref()),
     );
     let beside = match args.node && manifest.kind() == "Pod" {
-        true => found(beside::gather(&own, &manifest))
+        true => none_if_missing(beside::gather(&own, &manifest))
             .map_err(|error| missing(&format!("{}: {error}", directory.display())))
             .ok()
             .flatten(),

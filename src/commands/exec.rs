@@ -32,7 +32,7 @@ fn carry_out(place: Place, args: &ExecArgs) -> anyhow::Result<Exit> {
     let (public, port) = (place.berth().ip(), place.berth().port());
     let berth = RunDir::open(&place.run_dir)?.berth(place.berth())?;
     let instance = place.instance.map_or_else(InstanceId::random, Ok)?;
-    let advertise = args::advertised(argv).unwrap_or(public);
+    let advertise = args::advertise_address(argv).unwrap_or(public);
     let supervising = (args.pass != PassMode::Relay).then(|| prepare(&berth, &instance));
     match (&supervising, args.pass) {
         (Some(Err(why)), PassMode::Inject) => anyhow::bail!("--pass inject: {why}"),

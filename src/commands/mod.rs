@@ -79,7 +79,11 @@ impl From<Exit> for ExitCode {
 /// Prints a line on standard error. That it cannot be written, to a closed pipe for example, is ignored: `eprintln!`
 /// would panic.
 fn print_stderr(line: impl Display) {
-    let _ = writeln!(io::stderr(), "berth: {}", berth_os::plain(line.to_string()));
+    let _ = writeln!(
+        io::stderr(),
+        "berth: {}",
+        berth_os::strip_error_numbers(line.to_string())
+    );
 }
 
 /// Writes the result of a command to standard output.

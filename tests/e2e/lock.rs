@@ -2,7 +2,7 @@
 
 use crate::grant::Cluster;
 use berth_cluster::Client;
-use berth_cluster::client::found;
+use berth_cluster::client::none_if_missing;
 use berth_upgrade::lock::{Claim, Holder, Lock, LockError, PATH};
 use berth_upgrade::progress::Progress;
 use libtest_mimic::Failed;
@@ -60,7 +60,7 @@ pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Faile
     for (lock, left) in [(&first, true), (&second, true), (&breaker, false)] {
         runtime.block_on(lock.release(&say));
         let lease = runtime.block_on(client.get(PATH));
-        assert_eq!(found(lease)?.is_some(), left);
+        assert_eq!(none_if_missing(lease)?.is_some(), left);
     }
     Ok(())
 }

@@ -135,7 +135,7 @@ pub fn elsewhere() -> Option<&'static str> {
 pub(super) fn attached() -> Vec<Attached> {
     let own = File::open("/proc/thread-self/ns/net");
     own.ok()
-        .and_then(|own| bpf::attached(own.as_fd()).ok())
+        .and_then(|own| bpf::list_attached(own.as_fd()).ok())
         .unwrap_or_default()
 }
 

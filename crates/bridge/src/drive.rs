@@ -291,7 +291,7 @@ impl Bridge {
             tokio::select! {
                 _ = &mut serving, if !has_served => {
                     let Some(drain) = &mut self.drain else {
-                        self.shim.steering.off();
+                        self.shim.steering.stop();
                         self.leave_service().await;
                         return BridgeOutcome::Abandoned("its shim ended".into());
                     };
@@ -384,7 +384,7 @@ impl Bridge {
                 }
             },
             Action::Unsteer => {
-                self.shim.steering.off();
+                self.shim.steering.stop();
                 tracing::info!("new connections go to the node's own listener");
                 return Next::Observe;
             }
@@ -672,7 +672,7 @@ impl Shim {
                 .map_err(|error| error.to_string())?;
         }
         self.given = true;
-        self.steering.on();
+        self.steering.start();
         Ok(())
     }
 }

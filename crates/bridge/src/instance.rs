@@ -13,8 +13,8 @@ use super::pod::container::{self, Container};
 use berth_exec::args::{self, ArgsError, Wanted};
 use berth_manifest::command::{AUDIT_LOG, audit_log};
 use berth_node::instance::InstanceId;
-use berth_os::file::{found, open_regular, program_in_memory};
-use berth_os::namespaces::{Enclosure, SignWriter, in_own_processes, signs_of_life};
+use berth_os::file::{none_if_missing, open_regular, program_in_memory};
+use berth_os::namespaces::{Enclosure, SignWriter, run_in_namespaces, signs_of_life};
 use berth_os::process::{KILL_CHILD, ProcessAttributes};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -230,7 +230,7 @@ impl Template {
                 match &self.exclusive {
                     Some(file) => {
                         let (pinned, like) = (vec![file.clone()], Some(like.clone()));
-                        in_own_processes(
+                        run_in_namespaces(
                             &mut command,
                             Enclosure {
                                 pinned,
@@ -506,7 +506,7 @@ fn copy_certificate(command: &[OsString], directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     let from = args::value(command, "--cert-dir").map_or(Path::new(CERTIFICATES), Path::new);
     for name in CERTIFICATE {
-        found(fs::copy(from.join(name), directory.join(name)))?;
+        none_if_missing(fs::copy(from.join(name), directory.join(name)))?;
     }
     Ok(())
 }

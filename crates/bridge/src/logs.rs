@@ -1,6 +1,6 @@
 //! The bridge's logs: in memory where its directory is in /run, so bounded, and kept if it failed.
 
-use berth_os::file::found;
+use berth_os::file::none_if_missing;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -42,7 +42,7 @@ pub(super) async fn bound(directory: PathBuf) {
         // Not on the main thread: the directory may be on a slow disk.
         let bounded = tokio::task::spawn_blocking(move || {
             for log in ALL.map(|name| directory.join(name)) {
-                if let Err(error) = found(keep_end(&log, LONGEST)) {
+                if let Err(error) = none_if_missing(keep_end(&log, LONGEST)) {
                     tracing::debug!(log = %log.display(), %error, "cannot be cut");
                 }
             }

@@ -15,7 +15,7 @@ use berth_manifest::command::{WATCH_GRACE, WATCH_GRACE_FLAG, audit_log, strings}
 use berth_manifest::report::Refusal;
 use berth_node::instance::InstanceId;
 use berth_node::ipc::bridge::SOCKET;
-use berth_os::file::found;
+use berth_os::file::none_if_missing;
 use berth_os::namespaces::is_shared_with;
 use berth_os::proc_net::{self, ESTABLISHED, Entry, Owner};
 use berth_os::process::{HeldProcess, ProcessAttributes, raise_hard_file_limit};
@@ -122,7 +122,7 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
         return Err(Refusal::Unavailable(report.errors));
     };
     // kube-apiserver takes this for none, too.
-    let advertised = args::advertised(&command).filter(|ip| !ip.is_unspecified());
+    let advertised = args::advertise_address(&command).filter(|ip| !ip.is_unspecified());
     let of_node = netdevice::addresses().unwrap_or_default();
     let own = own_address(&addresses, advertised, binds_ipv6(&command), &of_node);
     let named = SocketAddr::new(advertised.unwrap_or(own), port);
@@ -256,7 +256,7 @@ fn directory(directory: &Path) -> Result<(), String> {
             open.display()
         ));
     }
-    match found(fs::read_dir(directory)).map(|files| files.map_or(0, Iterator::count)) {
+    match none_if_missing(fs::read_dir(directory)).map(|files| files.map_or(0, Iterator::count)) {
         Err(error) => wrong(&error.to_string()),
         Ok(files) if files > 0 && !directory.join(LOCK).is_file() => {
             wrong("this directory has other files than a bridge's")

@@ -9,7 +9,7 @@ use super::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use super::preflight::preflight;
 use super::watch::PATIENCE;
 use berth_manifest::report::Refusal;
-use berth_os::namespaces::own_mounts;
+use berth_os::namespaces::unshare_mounts;
 use berth_os::process::{Detached, detach, leave_terminal, set_oom_score};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{Pid, geteuid};
@@ -73,7 +73,7 @@ impl Bridge {
 /// CAP_SYS_ADMIN is missing.
 pub fn isolate(options: &BridgeOptions) -> io::Result<()> {
     match options.running {
-        RunningInstance::Pod { .. } if geteuid().is_root() => own_mounts(),
+        RunningInstance::Pod { .. } if geteuid().is_root() => unshare_mounts(),
         _ => Ok(()),
     }
 }

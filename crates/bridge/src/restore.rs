@@ -4,7 +4,7 @@
 use berth_manifest::Manifest;
 use berth_manifest::file::{self, Access, replace_as, sweep_all};
 use berth_node::ipc::bridge::Difference;
-use berth_os::file::{found, make_private, open_regular};
+use berth_os::file::{make_private, none_if_missing, open_regular};
 use similar::TextDiff;
 use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata};
@@ -158,7 +158,7 @@ fn configuration(manifest: &str) -> Option<PathBuf> {
 
 /// Empty where there is no file.
 fn text(path: &Path) -> Result<String, String> {
-    let file = found(open_regular(path)).and_then(|file| file.map(read).transpose());
+    let file = none_if_missing(open_regular(path)).and_then(|file| file.map(read).transpose());
     let file = file.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
     Ok(file
         .map(|(bytes, _)| String::from_utf8_lossy(&bytes).into_owned())
@@ -167,7 +167,10 @@ fn text(path: &Path) -> Result<String, String> {
 
 /// Copies what is there to a place beside it: where it is. Nothing is copied that is as it was, or gone.
 fn keep(before: &SavedFile, manifests: Option<&Path>) -> io::Result<Option<PathBuf>> {
-    let Some((is, _)) = found(open_regular(&before.path))?.map(read).transpose()? else {
+    let Some((is, _)) = none_if_missing(open_regular(&before.path))?
+        .map(read)
+        .transpose()?
+    else {
         return Ok(None);
     };
     if is == fs::read(&before.copy)? {
@@ -206,7 +209,7 @@ fn compare(all: &[SavedFile]) -> Result<Vec<(&SavedFile, Difference)>, String> {
     for before in all {
         let was = fs::read(&before.copy).map_err(failed(&before.copy))?;
         let like = fs::metadata(&before.copy).map_err(failed(&before.copy))?;
-        let opened = found(open_regular(&before.path)).map_err(failed(&before.path))?;
+        let opened = none_if_missing(open_regular(&before.path)).map_err(failed(&before.path))?;
         let is = opened.map(read).transpose().map_err(failed(&before.path))?;
         if is
             .as_ref()

@@ -1,7 +1,7 @@
 //! Answers commands on the bridge's socket, until the bridge ends.
 
 use berth_node::ipc::bridge::{Ask, BridgeStatus, Connection, Reply};
-use berth_os::{awaitable, seqpacket};
+use berth_os::{make_awaitable, seqpacket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 use tokio::io::Interest;
@@ -25,7 +25,7 @@ pub(super) async fn serve(
     mut ended: oneshot::Receiver<()>,
 ) {
     let mut connections = JoinSet::new();
-    match awaitable(socket, Interest::READABLE) {
+    match make_awaitable(socket, Interest::READABLE) {
         Ok(socket) => loop {
             let accept = socket.async_io(Interest::READABLE, |socket| {
                 seqpacket::accept(socket.as_fd())

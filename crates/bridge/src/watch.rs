@@ -4,8 +4,8 @@ use super::machine::LATE;
 use berth_node::ipc::bridge::{
     BridgeOutcome, BridgeStatus, Connection, EtcdStatus, EtcdStep, Reply, Step,
 };
-use berth_os::plain;
 use berth_os::signals::Signals;
+use berth_os::strip_error_numbers;
 use berth_upgrade::progress::Progress;
 use humantime::format_duration;
 use nix::sys::signal::Signal;
@@ -269,7 +269,11 @@ impl Watcher {
 
     /// Prints why a bridge refuses, or does not answer: with --json, too.
     pub(super) fn refused(why: &str) {
-        let _ = writeln!(io::stderr(), "berth: {}", plain(why.to_owned()));
+        let _ = writeln!(
+            io::stderr(),
+            "berth: {}",
+            strip_error_numbers(why.to_owned())
+        );
     }
 
     /// Prints what came of the wait for the end.

@@ -37,7 +37,7 @@ pub fn token_request() -> Value {
 
 /// Returns the token in the response to a [`token_request`], and the expiry that kube-apiserver
 /// granted.
-pub fn granted(answer: &Value) -> Option<(&str, SystemTime)> {
+pub fn granted_token(answer: &Value) -> Option<(&str, SystemTime)> {
     let status = &answer["status"];
     let until = parse_rfc3339(status["expirationTimestamp"].as_str()?).ok()?;
     Some((status["token"].as_str()?, until))
@@ -90,10 +90,10 @@ mod tests {
         let answer = json!({"spec": {"expirationSeconds": 2_592_000}, "status": {"token": "a.b.c",
             "expirationTimestamp": "1970-01-01T01:00:00Z"}});
         assert_eq!(
-            granted(&answer),
+            granted_token(&answer),
             Some(("a.b.c", UNIX_EPOCH + Duration::from_secs(3600)))
         );
-        assert_eq!(granted(&json!({"status": {"token": "a"}})), None);
+        assert_eq!(granted_token(&json!({"status": {"token": "a"}})), None);
         assert_eq!(token_request()["spec"]["expirationSeconds"], 2_592_000);
         assert_eq!(
             token_path(&account_name("cp-1")),

@@ -78,7 +78,7 @@ impl Error {
 ///
 /// # Errors
 /// Every error except 404.
-pub fn found(answer: Result<Value, Error>) -> Result<Option<Value>, Error> {
+pub fn none_if_missing(answer: Result<Value, Error>) -> Result<Option<Value>, Error> {
     match answer {
         Err(error) if error.status() == Some(StatusCode::NOT_FOUND) => Ok(None),
         other => other.map(Some),

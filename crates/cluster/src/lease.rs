@@ -199,12 +199,12 @@ impl Expiry {
     }
 
     /// Notes that a read failed: time until the next successful read does not count.
-    pub fn failed(&mut self) {
+    pub fn record_failure(&mut self) {
         self.last = None;
     }
 
     /// True if a Lease was seen unchanged for longer than its validity.
-    pub fn expired(&self, name: &str) -> bool {
+    pub fn is_expired(&self, name: &str) -> bool {
         self.seen
             .get(name)
             .is_some_and(|seen| seen.unchanged > DURATION)
@@ -269,12 +269,12 @@ mod tests {
         let mut expiry = Expiry::default();
         for second in (0..=40).step_by(10) {
             expiry.read(Duration::from_secs(second), GAP, [&at(1)]);
-            assert!(!expiry.expired("a"), "{second}");
+            assert!(!expiry.is_expired("a"), "{second}");
         }
         expiry.read(Duration::from_secs(50), GAP, [&at(1)]);
-        assert!(expiry.expired("a") && !expiry.expired("b"));
+        assert!(expiry.is_expired("a") && !expiry.is_expired("b"));
         expiry.read(Duration::from_secs(60), GAP, [&at(2)]);
-        assert!(!expiry.expired("a"));
+        assert!(!expiry.is_expired("a"));
     }
 
     proptest! {
@@ -287,7 +287,7 @@ mod tests {
             for (pause, fails) in steps {
                 now += pause;
                 if fails {
-                    expiry.failed();
+                    expiry.record_failure();
                     good = false;
                     continue;
                 }
@@ -297,7 +297,7 @@ mod tests {
                     (version, counted) = (version + 1, 0);
                 }
                 expiry.read(Duration::from_secs(now), GAP, [&at(version)]);
-                prop_assert!(!expiry.expired("a"));
+                prop_assert!(!expiry.is_expired("a"));
             }
         }
     }

@@ -111,7 +111,7 @@ const NONE: &str = "holds no certificate in PEM form";
 const RSA_KEYS: RangeInclusive<usize> = 290..=1070;
 
 /// Describes a TLS error in words: rustls prints algorithms as lists of bytes.
-pub fn words(error: &Error) -> String {
+pub fn describe_error(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(
             CertificateError::UnsupportedSignatureAlgorithmContext { .. }

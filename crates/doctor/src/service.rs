@@ -7,7 +7,7 @@
 //! What a command that was killed left there is known by the node and its boot, an upgrade's also by the time of its last
 //! renewal: the next bridge or upgrade removes it, and any `berth bridge end`. An upgrade that is resumed soon takes over its own.
 
-use berth_cluster::client::found;
+use berth_cluster::client::none_if_missing;
 use berth_cluster::service::{self, Family, LOOK, MANAGER, RECONCILED};
 use berth_cluster::{Client, Error, lease};
 use berth_keeper::rule::{Rule, SliceDecision, SliceObservation};
@@ -211,7 +211,7 @@ impl ServiceKeeper {
 
     /// The addresses in kube-apiserver's own slice.
     async fn named(&self) -> Result<Vec<IpAddr>, Error> {
-        let slice = found(self.client.get(RECONCILED).await)?.unwrap_or_default();
+        let slice = none_if_missing(self.client.get(RECONCILED).await)?.unwrap_or_default();
         Ok(service::addresses(&slice).collect())
     }
 
@@ -374,7 +374,7 @@ fn renewed() -> String {
 }
 
 async fn remove(client: &Client, name: &str) -> Result<(), Error> {
-    found(client.delete(&service::slice_path(name)).await).map(drop)
+    none_if_missing(client.delete(&service::slice_path(name)).await).map(drop)
 }
 
 /// Removes the slices of bridges and upgrades that have ended, and gives their names. `own` is this node, if it has no bridge on.

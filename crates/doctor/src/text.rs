@@ -120,7 +120,7 @@ fn style(severity: Severity) -> &'static str {
 
 /// Text from files and the system, without control characters that would affect the terminal.
 fn printable(text: &str) -> String {
-    berth_os::plain(text.replace(char::is_control, "\u{fffd}"))
+    berth_os::strip_error_numbers(text.replace(char::is_control, "\u{fffd}"))
 }
 
 #[cfg(test)]

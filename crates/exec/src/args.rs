@@ -72,7 +72,7 @@ pub fn check(argv: &[OsString]) -> Vec<ArgsError> {
 /// Returns the advertise address in the command line. `None` if the flag is missing or its value is
 /// not an address.
 #[must_use]
-pub fn advertised(argv: &[OsString]) -> Option<IpAddr> {
+pub fn advertise_address(argv: &[OsString]) -> Option<IpAddr> {
     value(argv, ADVERTISE)?.to_str()?.trim().parse().ok()
 }
 
@@ -341,8 +341,11 @@ mod tests {
             "--advertise_address=10.8.8.8",
         ]);
         assert_eq!(run(&args).unwrap().kept_advertise.unwrap(), "10.8.8.8");
-        assert_eq!(advertised(&args), Some(Ipv4Addr::new(10, 8, 8, 8).into()));
-        assert_eq!(advertised(&argv(&["--advertise-address="])), None);
+        assert_eq!(
+            advertise_address(&args),
+            Some(Ipv4Addr::new(10, 8, 8, 8).into())
+        );
+        assert_eq!(advertise_address(&argv(&["--advertise-address="])), None);
     }
 
     #[test]

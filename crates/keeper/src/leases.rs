@@ -105,7 +105,7 @@ impl Leases {
             .collect();
         if facts.blocked || ready.is_empty() {
             // A shim that does not renew its Leases does not judge other Leases either.
-            self.expiry.failed();
+            self.expiry.record_failure();
             return;
         }
         let listed = self
@@ -120,7 +120,7 @@ impl Leases {
             .map_or(&[][..], Vec::as_slice);
         match (&listed, clock::boottime()) {
             (Some(_), Ok(now)) => self.expiry.read(now, RENEWAL * 3 / 2, list),
-            _ => self.expiry.failed(),
+            _ => self.expiry.record_failure(),
         }
         let list: Vec<_> = list
             .iter()
@@ -134,7 +134,7 @@ impl Leases {
             self.sweep(&list).await;
         } else {
             // If no Lease can be written, every Lease seems expired.
-            self.expiry.failed();
+            self.expiry.record_failure();
         }
     }
 
@@ -217,7 +217,7 @@ impl Leases {
     async fn delete(&self, name: &str, object: &Value) -> bool {
         let path = lease::lease_path(name);
         let deleted = self.api.ask("delete_lease", name, async |client| {
-            match client::found(client.delete_read(&path, object).await) {
+            match client::none_if_missing(client.delete_read(&path, object).await) {
                 // Another holder has renewed the Lease meanwhile.
                 Err(error) if error.status() == Some(StatusCode::CONFLICT) => Ok(None),
                 answer => answer,
@@ -238,7 +238,7 @@ impl Leases {
         };
         let (expired, live): (Vec<_>, Vec<_>) = list
             .iter()
-            .partition(|(object, _)| self.expiry.expired(&name(object)));
+            .partition(|(object, _)| self.expiry.is_expired(&name(object)));
         let first = live
             .iter()
             .min_by_key(|(object, _)| name(object))

@@ -120,7 +120,7 @@ impl Slices {
     /// read.
     async fn read_reconciled(&self) -> Option<Value> {
         let read = self.api.ask("read_slice", "kubernetes", async |client| {
-            client::found(client.get(service::RECONCILED).await)
+            client::none_if_missing(client.get(service::RECONCILED).await)
         });
         read.await.map(Option::unwrap_or_default)
     }
@@ -203,7 +203,7 @@ impl Slices {
 pub(crate) async fn remove_slice(api: &Api, name: &str) -> bool {
     let path = service::slice_path(name);
     api.ask("delete_slice", name, async |client| {
-        client::found(client.delete(&path).await)
+        client::none_if_missing(client.delete(&path).await)
     })
     .await
     .is_some()

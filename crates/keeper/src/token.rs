@@ -6,7 +6,7 @@
 //! it.
 
 use crate::api::Api;
-use berth_cluster::account::{Claims, granted, token_path, token_request};
+use berth_cluster::account::{Claims, granted_token, token_path, token_request};
 use berth_node::instance::InstanceId;
 use berth_os::file::{replace, small, text};
 use std::fs;
@@ -55,7 +55,7 @@ impl TokenFile {
                 client.post(&path, &token_request()).await
             })
             .await;
-        let Some((token, until)) = answer.as_ref().and_then(granted) else {
+        let Some((token, until)) = answer.as_ref().and_then(granted_token) else {
             return claims.until;
         };
         let (file, text) = (self.clone(), token.to_owned());

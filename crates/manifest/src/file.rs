@@ -5,7 +5,7 @@
 //! a rename, and backups are in another directory.
 
 use super::{Manifest, tag};
-use berth_os::file::{found, make_private};
+use berth_os::file::{make_private, none_if_missing};
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -130,7 +130,7 @@ pub fn replace_or_make(
     text: impl AsRef<[u8]>,
     had: Option<Access>,
 ) -> Result<(), FileError> {
-    let real = found(path.canonicalize()).map_err(FileError::of("write", path))?;
+    let real = none_if_missing(path.canonicalize()).map_err(FileError::of("write", path))?;
     let path = real.as_deref().unwrap_or(path);
     replace_as(path, text, Access::of(path).or(had))
 }
@@ -280,7 +280,7 @@ impl Backups {
         text: &str,
     ) -> Result<Option<(PathBuf, String)>, FileError> {
         let failed = FileError::of("read", &self.directory);
-        let entries = found(fs::read_dir(&self.directory))
+        let entries = none_if_missing(fs::read_dir(&self.directory))
             .map_err(&failed)?
             .into_iter()
             .flatten();

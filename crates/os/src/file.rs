@@ -25,7 +25,7 @@ pub fn replace<T>(
     temporary: &Path,
     fill: impl FnOnce(File) -> io::Result<T>,
 ) -> io::Result<T> {
-    found(fs::remove_file(temporary))?;
+    none_if_missing(fs::remove_file(temporary))?;
     let file = OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -39,7 +39,7 @@ pub fn replace<T>(
 ///
 /// # Errors
 /// Every error except `NotFound`.
-pub fn found<T>(done: io::Result<T>) -> io::Result<Option<T>> {
+pub fn none_if_missing<T>(done: io::Result<T>) -> io::Result<Option<T>> {
     match done {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         done => done.map(Some),

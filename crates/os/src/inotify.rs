@@ -22,7 +22,7 @@ impl Events {
     /// # Errors
     /// EMFILE if the user has too many inotify instances, and errors of epoll.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(crate::awaitable(
+        Ok(Self(crate::make_awaitable(
             init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?,
             Interest::READABLE,
         )?))

@@ -27,17 +27,17 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 /// Lets the runtime wait for a descriptor. Must be called within a tokio runtime that has I/O.
-pub fn awaitable(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+pub fn make_awaitable(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an OwnedFd stays open, with the same number, until the AsyncFd drops it.
     Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
 }
 
 /// Removes the numbers that Rust appends to the system's messages: " (os error 2)".
-pub fn plain(message: String) -> String {
+pub fn strip_error_numbers(message: String) -> String {
     match message.split_once(" (os error ") {
-        Some((before, rest)) => {
-            plain(before.to_owned() + rest.split_once(')').map_or("", |(_, after)| after))
-        }
+        Some((before, rest)) => strip_error_numbers(
+            before.to_owned() + rest.split_once(')').map_or("", |(_, after)| after),
+        ),
         None => message,
     }
 }
@@ -50,9 +50,9 @@ mod tests {
     fn numbers_are_removed_from_the_systems_messages() {
         let missing = io::Error::from_raw_os_error(2);
         assert_eq!(
-            plain(format!("a: {missing}: b ({missing})")),
+            strip_error_numbers(format!("a: {missing}: b ({missing})")),
             "a: No such file or directory: b (No such file or directory)"
         );
-        assert_eq!(plain("all is well".into()), "all is well");
+        assert_eq!(strip_error_numbers("all is well".into()), "all is well");
     }
 }

@@ -39,7 +39,7 @@ pub fn is_shared_with(pid: i32, kind: &str) -> bool {
 ///
 /// # Errors
 /// The process has several threads, or CAP_SYS_ADMIN is missing.
-pub fn own_mounts() -> io::Result<()> {
+pub fn unshare_mounts() -> io::Result<()> {
     check_single_threaded()?;
     unshare(CloneFlags::CLONE_NEWNS)?;
     Ok(mount(
@@ -150,7 +150,7 @@ impl SignReader {
 ///
 /// # Errors
 /// A path contains a NUL.
-pub fn in_own_processes(command: &mut Command, enclosure: Enclosure) -> io::Result<()> {
+pub fn run_in_namespaces(command: &mut Command, enclosure: Enclosure) -> io::Result<()> {
     let text = |path: &PathBuf| CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other);
     let Enclosure {
         cgroups,
@@ -356,7 +356,7 @@ mod tests {
             .args(["-c", script])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        in_own_processes(&mut command, enclosure).unwrap();
+        run_in_namespaces(&mut command, enclosure).unwrap();
         match command.spawn() {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 refused(&format!("no namespace can be had: {error}"));
@@ -402,7 +402,7 @@ mod tests {
         assert_eq!(line, "1 1\n");
         assert_eq!(end(child), Some(7));
         let mut command = Command::new("/nonexistent");
-        in_own_processes(&mut command, Enclosure::default()).unwrap();
+        run_in_namespaces(&mut command, Enclosure::default()).unwrap();
         assert_eq!(command.spawn().unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
@@ -542,7 +542,7 @@ mod tests {
         child.wait().unwrap();
         let mut command = Command::new("true");
         let pinned = vec![temp.path().join("missing")];
-        in_own_processes(
+        run_in_namespaces(
             &mut command,
             Enclosure {
                 pinned,
@@ -556,7 +556,10 @@ mod tests {
     #[test]
     fn a_tmpfs_is_mounted_with_its_size_and_mode() {
         assert!(
-            own_mounts().unwrap_err().to_string().contains("threads"),
+            unshare_mounts()
+                .unwrap_err()
+                .to_string()
+                .contains("threads"),
             "a test has several threads"
         );
         let temp = tempfile::tempdir().unwrap();

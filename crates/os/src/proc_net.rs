@@ -4,7 +4,7 @@
 //! Used for messages and by `berth doctor`: no decision of a shim depends on this module. To list
 //! only listeners, [`super::sock_diag`] is cheaper.
 
-use crate::file::found;
+use crate::file::none_if_missing;
 use nix::unistd::Uid;
 use procfs::net::TcpNetEntries;
 use procfs::process::{FDTarget, Process, all_processes};
@@ -53,7 +53,7 @@ pub struct NamedProcess {
 pub fn sockets() -> io::Result<Vec<Entry>> {
     let mut all: Vec<_> = entries(TABLES[0])?.collect::<io::Result<_>>()?;
     all.extend(
-        found(entries(TABLES[1]).and_then(Iterator::collect::<io::Result<Vec<_>>>))?
+        none_if_missing(entries(TABLES[1]).and_then(Iterator::collect::<io::Result<Vec<_>>>))?
             .into_iter()
             .flatten(),
     );

@@ -9,7 +9,7 @@
 //! child has slept a second time, and a signal then repeats the call after its answer. The added
 //! descriptor wakes the child, and the child sleeps again before the answer.
 
-use crate::file::found;
+use crate::file::none_if_missing;
 use crate::process::{check_single_threaded, die_with};
 use crate::seqpacket;
 use crate::socket::inode;
@@ -206,7 +206,7 @@ impl Child {
     /// # Errors
     /// /proc does not show the descriptor.
     pub fn has_socket(&self, number: RawFd, socket: BorrowedFd<'_>) -> io::Result<bool> {
-        let target = found(std::fs::read_link(format!(
+        let target = none_if_missing(std::fs::read_link(format!(
             "/proc/{}/fd/{number}",
             self.pid
         )))?;

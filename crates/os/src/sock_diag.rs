@@ -7,7 +7,7 @@
 //! does not know INET_DIAG_SOCKOPT, and brings three more crates. Offsets and numbers here are from
 //! linux/netlink.h and linux/inet_diag.h.
 
-use crate::file::found;
+use crate::file::none_if_missing;
 use crate::proc_net::{self, ESTABLISHED, Entry, LISTEN};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, Read as _};
@@ -61,7 +61,7 @@ pub fn listeners(port: u16) -> io::Result<Vec<Entry>> {
     let list = |family| sockets(family, port, &[LISTEN], LISTENERS_PATIENCE);
     let listed = list(libc::AF_INET).and_then(|mut listeners| {
         // A kernel without IPv6 lists no IPv6 sockets.
-        listeners.extend(found(list(libc::AF_INET6))?.into_iter().flatten());
+        listeners.extend(none_if_missing(list(libc::AF_INET6))?.into_iter().flatten());
         Ok(listeners)
     });
     or_read_proc(listed, |local| local.port() == port)
@@ -119,14 +119,14 @@ fn or_read_proc(
 pub fn destroy_unmarked(port: u16) -> io::Result<usize> {
     let list = |family| sockets(family, port, &[ESTABLISHED, CLOSE_WAIT], PATIENCE);
     let mut all = list(libc::AF_INET)?;
-    all.extend(found(list(libc::AF_INET6))?.into_iter().flatten());
+    all.extend(none_if_missing(list(libc::AF_INET6))?.into_iter().flatten());
     let mut ended = 0;
     for socket in all
         .iter()
         .filter(|socket| socket.local.port() == port && socket.is_marked == Some(false))
     {
         // `None` if the connection has ended meanwhile.
-        ended += usize::from(found(destroy(socket))?.is_some());
+        ended += usize::from(none_if_missing(destroy(socket))?.is_some());
     }
     Ok(ended)
 }

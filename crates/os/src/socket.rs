@@ -428,7 +428,7 @@ pub fn has_ended(socket: &impl AsFd) -> bool {
 }
 
 /// Returns the time since data was last sent or received.
-pub fn quiet(socket: BorrowedFd<'_>) -> io::Result<Duration> {
+pub fn idle_time(socket: BorrowedFd<'_>) -> io::Result<Duration> {
     let info = info(socket)?;
     Ok(Duration::from_millis(
         info.tcpi_last_data_sent

@@ -187,7 +187,7 @@ impl Dispatcher {
         mut accepting: watch::Receiver<Accepting>,
         runs: impl FnOnce(),
     ) -> io::Result<()> {
-        let listener = berth_os::awaitable(listener, Interest::READABLE)?;
+        let listener = berth_os::make_awaitable(listener, Interest::READABLE)?;
         runs();
         loop {
             let mut ready = tokio::select! {

@@ -57,7 +57,7 @@ impl Steering {
         lease: Duration,
     ) -> Result<Self, Error> {
         let namespace = File::open(NAMESPACE).map_err(Error::Namespace)?;
-        for other in bpf::attached(namespace.as_fd())? {
+        for other in bpf::list_attached(namespace.as_fd())? {
             tracing::info!(
                 port,
                 "{other} steers in this network namespace already: berth's program takes precedence until it is off"
@@ -123,14 +123,14 @@ impl Steering {
     }
 
     /// Steers from the next new connection on, while the lease is renewed.
-    pub fn on(&self) {
+    pub fn start(&self) {
         self.renew();
         self.program.switch(true);
     }
 
     /// Stops steering: from the next new connection on, the port's own listeners get connections.
     /// Connections with a handshake in progress still arrive here.
-    pub fn off(&self) {
+    pub fn stop(&self) {
         self.program.switch(false);
     }
 

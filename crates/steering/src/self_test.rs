@@ -57,7 +57,7 @@ pub async fn self_test_of_localhost(cgroup: &Path) -> Result<(), Error> {
     let mut steering = Steering::new(Purpose::SelfTest, to.port(), &[to.ip()], PATIENCE * 2)?;
     steering.cover_localhost(cgroup, "", to.port(), &[to.ip()])?;
     steering.give_to(listener.as_fd())?;
-    steering.on();
+    steering.start();
     connect(to, &listener).await
 }
 
@@ -78,7 +78,7 @@ async fn try_family(loopback: IpAddr) -> Result<Tried, Error> {
     };
     let steering = Steering::new(Purpose::SelfTest, to.port(), &[to.ip()], PATIENCE * 2)?;
     steering.give_to(listener.as_fd())?;
-    steering.on();
+    steering.start();
     connect(to, &listener).await.map(|()| Tried::Arrived)
 }
 

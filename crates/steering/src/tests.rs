@@ -139,7 +139,7 @@ impl Shim {
             .collect();
         let steering = Steering::new(Purpose::Bridge, PORT, &addresses, FOR_LONG).unwrap();
         self.take(&steering);
-        steering.on();
+        steering.start();
         steering
     }
 }
@@ -169,7 +169,7 @@ fn ask(to: &str) -> String {
 
 /// Returns the programs that steer in this network namespace.
 fn attached() -> Vec<bpf::Attached> {
-    bpf::attached(File::open(NAMESPACE).unwrap().as_fd()).unwrap()
+    bpf::list_attached(File::open(NAMESPACE).unwrap().as_fd()).unwrap()
 }
 
 const NODE: [&str; 3] = ["10.77.0.1", "10.77.0.2", "fd77::1"];
@@ -186,11 +186,11 @@ fn connections_are_steered_while_steering_is_on_and_renewed_and_held() {
             assert_eq!(steering.is_steering(), steers);
         };
         arrive_at("old", false);
-        steering.on();
+        steering.start();
         arrive_at("shim", true);
-        steering.off();
+        steering.stop();
         arrive_at("old", false);
-        steering.on();
+        steering.start();
         // The state after a hang of the holder: the lease has expired.
         steering.program.steer_until(clock::monotonic().unwrap());
         arrive_at("old", false);
@@ -213,9 +213,9 @@ fn a_new_program_takes_precedence_until_it_ends() {
         let steering = second.steer(&["10.77.0.1", "::"]);
         assert_eq!(NODE.map(ask), ["second", "first", "second"]);
         assert_eq!(attached()[0].known, Some(("berth_bridge".into(), 0)));
-        steering.off();
+        steering.stop();
         assert_eq!(NODE.map(ask), ["first"; 3]);
-        steering.on();
+        steering.start();
         drop(steering);
         assert_eq!(NODE.map(ask), ["first"; 3]);
         drop(other);
@@ -235,7 +235,7 @@ fn siblings_share_connections_that_are_steered_to_one_of_them() {
         let other = listen(socket::local_address(one.as_fd()).unwrap());
         let steering = Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG).unwrap();
         steering.give_to(one.as_fd()).unwrap();
-        steering.on();
+        steering.start();
         let clients: Vec<_> = (0..64)
             .map(|_| TcpStream::connect((NODE[0], PORT)).unwrap())
             .collect();
@@ -301,7 +301,7 @@ fn steer_with(kept: CapabilitySet) -> Result<Steering, Error> {
         let shim = Shim::new("shim");
         let steering = Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG)?;
         shim.take(&steering);
-        steering.on();
+        steering.start();
         assert_eq!(NODE.map(ask), ["shim"; 3]);
         Ok(steering)
     });

@@ -11,7 +11,7 @@
 
 use super::journal::node_name;
 use super::progress::Progress;
-use berth_cluster::client::found;
+use berth_cluster::client::none_if_missing;
 use berth_cluster::lease::{Expiry, RENEWAL, lease_object};
 use berth_cluster::service::MANAGER;
 use berth_cluster::{Client, Error};
@@ -182,7 +182,7 @@ impl Claim {
         }
         self.expiry.read(now, RENEWAL, [object]);
         let version = &object["metadata"]["resourceVersion"];
-        if self.expiry.expired(NAME) {
+        if self.expiry.is_expired(NAME) {
             Turn::Replace(self.object(Some(object), time))
         } else if self.first.get_or_insert_with(|| version.clone()) == version {
             Turn::Wait(holder)
@@ -193,7 +193,7 @@ impl Claim {
 
     /// It could not be read.
     pub fn failed(&mut self) {
-        self.expiry.failed();
+        self.expiry.record_failure();
     }
 
     /// The lock is held: what was in the way does not count any more.
@@ -343,9 +343,9 @@ impl Lock {
     }
 
     async fn remove(&self, upgrade: &str) -> Result<(), Error> {
-        match found(self.client.get(PATH).await)? {
+        match none_if_missing(self.client.get(PATH).await)? {
             Some(object) if Holder::parse(&object).upgrade == upgrade => {
-                found(self.client.delete_read(PATH, &object).await).map(drop)
+                none_if_missing(self.client.delete_read(PATH, &object).await).map(drop)
             }
             _ => Ok(()),
         }
@@ -386,7 +386,7 @@ impl Lock {
     }
 
     async fn read(&self, claim: &mut Claim) -> Result<Turn, Error> {
-        match found(self.client.get(PATH).await) {
+        match none_if_missing(self.client.get(PATH).await) {
             Ok(read) => Ok(claim.next(self.began.elapsed(), SystemTime::now(), read.as_ref())),
             Err(error) => {
                 claim.failed();

@@ -10,7 +10,7 @@ use berth_node::registry::watch::Watch;
 use berth_node::registry::{BerthDir, Error};
 use berth_node::snapshot::{KnownInstance, RunDirSnapshot};
 use berth_node::terms::{InstanceHealth, Phase};
-use berth_os::file::found;
+use berth_os::file::none_if_missing;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
@@ -343,7 +343,7 @@ fn content(path: &Path, which: impl Fn(&str) -> Option<Version>) -> io::Result<C
             format!("cannot read {}: {error}", path.display()),
         )
     };
-    let Some(bytes) = found(std::fs::read(path)).map_err(failed)? else {
+    let Some(bytes) = none_if_missing(std::fs::read(path)).map_err(failed)? else {
         return Ok(Content::Absent);
     };
     let known = std::str::from_utf8(&bytes).ok().and_then(which);

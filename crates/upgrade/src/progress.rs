@@ -1,7 +1,7 @@
 //! Progress for the operator, on standard error: plain lines with the time since the beginning. A
 //! terminal that is gone is no reason to stop, so failures to write are ignored.
 
-use berth_os::plain;
+use berth_os::strip_error_numbers;
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -41,13 +41,17 @@ impl Progress {
             std::io::stderr(),
             "{:6.1} s  {}",
             self.elapsed().as_secs_f64(),
-            plain(what.to_owned())
+            strip_error_numbers(what.to_owned())
         );
     }
 
     /// A line that belongs to the one before.
     pub fn more(&self, what: &str) {
-        let _ = writeln!(std::io::stderr(), "          {}", plain(what.to_owned()));
+        let _ = writeln!(
+            std::io::stderr(),
+            "          {}",
+            strip_error_numbers(what.to_owned())
+        );
     }
 
     /// What is waited for: at once if it is something else than before, else from time to time.

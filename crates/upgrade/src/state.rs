@@ -9,7 +9,7 @@ use super::machine::{Course, Position, Version};
 use berth_manifest::file::{Access, FileError, is_in, replace, stamp};
 use berth_manifest::report::Refusal;
 use berth_node::instance::InstanceId;
-use berth_os::file::{found, lock_within, make_private};
+use berth_os::file::{lock_within, make_private, none_if_missing};
 use nix::errno::Errno;
 use nix::fcntl::Flock;
 use serde::{Deserialize, Serialize};
@@ -215,7 +215,7 @@ pub fn remove(path: &Path) -> Result<(), StateError> {
         path.parent()
             .map_or(Ok(()), |directory| File::open(directory)?.sync_all())
     };
-    Ok(found(fs::remove_file(path))
+    Ok(none_if_missing(fs::remove_file(path))
         .and_then(synced)
         .map_err(FileError::of("remove", path))?)
 }
@@ -272,7 +272,7 @@ pub fn interrupted(directory: &Path) -> Result<Option<String>, StateError> {
 }
 
 fn load(path: &Path) -> Result<Option<State>, StateError> {
-    let Some(bytes) = found(fs::read(path)).map_err(FileError::of("read", path))? else {
+    let Some(bytes) = none_if_missing(fs::read(path)).map_err(FileError::of("read", path))? else {
         return Ok(None);
     };
     parse(&bytes).map(Some).map_err(|why| StateError::Format {

@@ -11,7 +11,7 @@ use berth_node::ipc::supervisor::{FromShim, ToShim, VERSION, parse};
 use berth_node::ipc::{self, SocketFile, wire};
 use berth_node::registry::instance::{Claimant, InstanceClaim, claim};
 use berth_node::registry::{BerthDir, RunDir, instance};
-use berth_os::{awaitable, seqpacket, socket};
+use berth_os::{make_awaitable, seqpacket, socket};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, chown};
 use std::collections::HashMap;
@@ -542,7 +542,7 @@ async fn supervise(
     }: Supervised,
     pass: mpsc::UnboundedSender<TcpStream>,
 ) {
-    let shims = awaitable(shims, Interest::READABLE).unwrap();
+    let shims = make_awaitable(shims, Interest::READABLE).unwrap();
     let mut links = JoinSet::new();
     while let Ok(shim) = shims
         .async_io(Interest::READABLE, |shims| seqpacket::accept(shims.as_fd()))
@@ -553,7 +553,7 @@ async fn supervise(
 }
 
 async fn serve_shim(shim: OwnedFd, instance: InstanceId, pass: mpsc::UnboundedSender<TcpStream>) {
-    let shim = awaitable(shim, Interest::READABLE).unwrap();
+    let shim = make_awaitable(shim, Interest::READABLE).unwrap();
     let say = |message: ToShim| {
         // An error means that the shim has ended.
         let _ = seqpacket::transmit(

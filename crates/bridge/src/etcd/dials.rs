@@ -93,9 +93,9 @@ impl Dials {
         loop {
             let now = *answers.borrow_and_update();
             if now {
-                steering.off();
+                steering.stop();
             } else {
-                steering.on();
+                steering.start();
             }
             if std::mem::replace(&mut serves, now) != now {
                 let to = if now { "this node's" } else { "another" };
@@ -148,7 +148,7 @@ async fn connect(others: &[SocketAddr]) -> io::Result<TcpStream> {
 /// Until the node's own serves, and nothing is in flight.
 async fn unused(client: impl AsFd, mut own: watch::Receiver<bool>) {
     while own.wait_for(|serves| *serves).await.is_ok() {
-        match socket::quiet(client.as_fd()) {
+        match socket::idle_time(client.as_fd()) {
             Ok(quiet) if quiet < QUIET => sleep(QUIET - quiet).await,
             _ => return,
         }

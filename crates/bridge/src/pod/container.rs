@@ -5,8 +5,8 @@ use super::tree::{self, Mounted};
 use super::{AUDIT, AUDIT_DIRECTORY, FILES, MEMORY, RunningPod, copy};
 use crate::cgroup;
 use crate::localhost::{TEMPORARY, temporary_name};
-use berth_os::file::{found, make_private};
-use berth_os::namespaces::{Enclosure, SignReader, in_own_processes, tmpfs, unmount};
+use berth_os::file::{make_private, none_if_missing};
+use berth_os::namespaces::{Enclosure, SignReader, run_in_namespaces, tmpfs, unmount};
 use berth_os::process::ProcessAttributes;
 use rustix::fs::{AtFlags, Mode, OFlags, XattrFlags, fsetxattr, linkat};
 use std::ffi::{CString, OsString};
@@ -121,7 +121,7 @@ impl Container {
     /// What is left of one that ended cannot be removed.
     pub fn command(&self, signs: Option<SignReader>) -> io::Result<Command> {
         let state = self.memory.join(STATE);
-        found(fs::remove_dir_all(&state))?;
+        none_if_missing(fs::remove_dir_all(&state))?;
         let mut command = Command::new(self.memory.join(RUNTIME));
         command
             .arg("--root")
@@ -135,7 +135,7 @@ impl Container {
             signs,
             ..Enclosure::default()
         };
-        in_own_processes(&mut command, enclosure)?;
+        run_in_namespaces(&mut command, enclosure)?;
         Ok(command)
     }
 }

@@ -1,7 +1,7 @@
 //! Directories of a container, measured and copied. Symbolic links are never followed: what they name is the container's, not the
 //! node's.
 
-use berth_os::file::{found, open_regular, regular};
+use berth_os::file::{none_if_missing, open_regular, regular};
 use rustix::fs::{
     AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags,
     Uid, chmod, chownat, mkdir, openat, openat2, readlinkat, statx, symlink,
@@ -129,7 +129,7 @@ fn measure_one(
                     deep + 1,
                     size,
                 );
-                found(within)?;
+                none_if_missing(within)?;
             }
         }
         FileType::Symlink => {}
@@ -180,7 +180,7 @@ fn copy_one(
             let directory = directory(at, name)?;
             for (name, meta) in entries(&directory, mounted, deep)? {
                 let to = to.join(OsStr::from_bytes(name.to_bytes()));
-                found(copy_one(
+                none_if_missing(copy_one(
                     directory.as_fd(),
                     &name,
                     &meta,
@@ -230,7 +230,7 @@ fn entries(
             continue;
         }
         // One that was removed since is none of the directory's.
-        let Some(meta) = found(about(directory.as_fd(), &name))? else {
+        let Some(meta) = none_if_missing(about(directory.as_fd(), &name))? else {
             continue;
         };
         if mounted == Mounted::Follow || !meta.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)

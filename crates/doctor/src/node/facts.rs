@@ -9,7 +9,7 @@ use berth_manifest::report::Finding;
 use berth_node::ipc;
 use berth_node::registry::lease::{self, Lease};
 use berth_node::registry::{self, BerthDir, RunDir};
-use berth_os::file::{found, read_small, text};
+use berth_os::file::{none_if_missing, read_small, text};
 use berth_os::proc_net::{self, Entry, process_of};
 use berth_os::sock_diag::listeners;
 use berth_os::{clock, netdevice};
@@ -189,7 +189,7 @@ impl Facts {
 fn missing(root: &Path, manifest: &Manifest) -> Vec<(String, String)> {
     let is_missing = |path: &String| {
         matches!(
-            found(fs::metadata(root.join(path.trim_start_matches('/')))),
+            none_if_missing(fs::metadata(root.join(path.trim_start_matches('/')))),
             Ok(None)
         )
     };

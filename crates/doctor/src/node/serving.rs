@@ -102,7 +102,7 @@ pub(crate) fn untrusted(root: &Path, manifest: &Manifest) -> Option<Finding> {
         "the shim's probe refuses it, so it would never serve a client (--probe-ca {}, --probe-server-name {}): {}",
         args.probe_ca.as_deref().unwrap_or(Path::new("")).display(),
         args.probe_server_name,
-        tls::words(&error)
+        tls::describe_error(&error)
     );
     Some(SERVING_CERTIFICATE.at(place, cause, fix))
 }

@@ -7,7 +7,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use berth_cluster::account::FILE;
 use berth_cluster::lease::NAMESPACE;
-use berth_os::file::{found, private_directory};
+use berth_os::file::{none_if_missing, private_directory};
 use nix::unistd::getegid;
 use serde_json::json;
 use std::fs;
@@ -50,7 +50,7 @@ pub fn check(file: &Path) -> Result<(), String> {
             "{shown}: {FILE} is the name of the token's file: give another, such as kubeconfig"
         ));
     }
-    let entries = found(fs::read_dir(directory))
+    let entries = none_if_missing(fs::read_dir(directory))
         .map_err(FileError::of("read", directory))
         .map_err(|error| error.to_string())?;
     let ours = |other: &std::ffi::OsStr| {

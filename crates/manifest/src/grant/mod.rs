@@ -10,8 +10,8 @@ pub mod objects;
 use crate::file::FileError;
 use crate::report;
 use crate::wait::until;
-use berth_cluster::account::{FILE, account_name, granted, token_path, token_request};
-use berth_cluster::client::found;
+use berth_cluster::account::{FILE, account_name, granted_token, token_path, token_request};
+use berth_cluster::client::none_if_missing;
 use berth_cluster::lease::NAMESPACE;
 use berth_cluster::service::MANAGER;
 use berth_cluster::{Access, Client, Error};
@@ -115,7 +115,7 @@ pub async fn grant(
     let asked = std::time::SystemTime::now();
     let answer = client.post(&token_path(&account), &token_request()).await;
     let answer = answer.map_err(|error| GrantError::Admin(explain(&error)))?;
-    let (token, until) = granted(&answer).ok_or_else(|| {
+    let (token, until) = granted_token(&answer).ok_or_else(|| {
         GrantError::Admin(format!(
             "{} gives a token without its end: is it a kube-apiserver?",
             client.server()
@@ -174,7 +174,7 @@ async fn add_to_shared_role(client: &Client, node: &str) -> Result<(), Error> {
     let all = path.rsplit_once('/').map_or("", |(all, _)| all);
     let mut tries = 1;
     loop {
-        let written = match found(client.get(&path).await)? {
+        let written = match none_if_missing(client.get(&path).await)? {
             None => client.post(all, &role).await,
             Some(read) => match objects::with_node(&read, node) {
                 None => return Ok(()),
@@ -244,7 +244,7 @@ async fn try_all(
 pub async fn revoke(client: &Client, node: &str) -> Result<Vec<String>, GrantError> {
     let mut deleted = Vec::new();
     for object in objects::of_node(node) {
-        let answer = found(client.delete(&objects::path(&object)).await);
+        let answer = none_if_missing(client.delete(&objects::path(&object)).await);
         if answer
             .map_err(|error| GrantError::Admin(explain(&error)))?
             .is_some()

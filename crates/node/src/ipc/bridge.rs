@@ -4,7 +4,7 @@
 //! COMMAND reports on the same connection that it begins, and how it ended; if it goes away in between, clients stay on the bridge.
 
 use super::{dial, receive, transmit};
-use berth_os::{awaitable, seqpacket};
+use berth_os::{make_awaitable, seqpacket};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -226,7 +226,7 @@ impl Connection {
 
     /// Of an open socket.
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
-        Ok(Self(awaitable(
+        Ok(Self(make_awaitable(
             socket,
             Interest::READABLE | Interest::WRITABLE,
         )?))

@@ -8,7 +8,7 @@ pub mod bridge;
 pub mod supervisor;
 pub mod wire;
 
-use berth_os::file::{found, lock_within};
+use berth_os::file::{lock_within, none_if_missing};
 use berth_os::off_thread::OffThread;
 use berth_os::seqpacket;
 use nix::errno::Errno;
@@ -54,7 +54,7 @@ impl Server {
     pub fn bind(path: &Path) -> io::Result<Self> {
         let (listener, file) = listen(path)?;
         Ok(Self {
-            listener: berth_os::awaitable(listener, Interest::READABLE)?,
+            listener: berth_os::make_awaitable(listener, Interest::READABLE)?,
             _file: file,
         })
     }
@@ -134,7 +134,7 @@ pub fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_stem().unwrap_or_default());
     let made = path.with_file_name(name);
-    found(std::fs::remove_file(&made))?;
+    none_if_missing(std::fs::remove_file(&made))?;
     let listener = seqpacket::listener(&made)?;
     let file = file_at(&made)?;
     std::fs::rename(&made, path)?;
@@ -206,7 +206,7 @@ async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
         seqpacket::peer(socket.as_fd())?.uid(),
         nix::unistd::geteuid().as_raw(),
     );
-    let socket = berth_os::awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
+    let socket = berth_os::make_awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
     let why = if uid != own && uid != 0 {
         tracing::warn!(uid, "a request of a process of another uid was refused");
         format!(
@@ -283,7 +283,9 @@ pub async fn status(path: &Path, patience: Duration) -> Result<Box<Status>, Stri
         Err(error) if error.kind() == io::ErrorKind::TimedOut => {
             Err(format!("{HANGS} {}", humantime::format_duration(patience)))
         }
-        Err(error) => Err(berth_os::plain(format!("the request failed: {error}"))),
+        Err(error) => Err(berth_os::strip_error_numbers(format!(
+            "the request failed: {error}"
+        ))),
     }
 }
 
@@ -299,7 +301,7 @@ pub async fn exchange(
     let socket = timeout(patience, dial(path))
         .await
         .map_err(|_| io::ErrorKind::TimedOut)??;
-    let socket = berth_os::awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
+    let socket = berth_os::make_awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
     // As in `read_request`: siblings have one uid.
     let (uid, own) = (
         seqpacket::peer(socket.get_ref().as_fd())?.uid(),

@@ -2,7 +2,7 @@
 
 use super::BerthDir;
 use crate::instance::InstanceId;
-use berth_os::file::found;
+use berth_os::file::none_if_missing;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::ffi::{OsStr, OsString};
@@ -92,7 +92,9 @@ pub(super) fn read_all<T>(
 }
 
 pub(super) fn names(directory: &Path) -> io::Result<Vec<OsString>> {
-    let entries = found(fs::read_dir(directory))?.into_iter().flatten();
+    let entries = none_if_missing(fs::read_dir(directory))?
+        .into_iter()
+        .flatten();
     entries
         .map(|entry| entry.map(|entry| entry.file_name()))
         .collect()
@@ -182,7 +184,7 @@ pub(super) fn parse<T: DeserializeOwned>(
 
 /// Removes a file; whether it existed.
 pub(super) fn remove(path: &Path) -> io::Result<bool> {
-    Ok(found(fs::remove_file(path))?.is_some())
+    Ok(none_if_missing(fs::remove_file(path))?.is_some())
 }
 
 /// Fields that are the text of a type, and times of the wall clock as Kubernetes' Time (`2026-05-04T03:02:01Z`) and

@@ -19,7 +19,7 @@ pub mod lease;
 pub mod watch;
 
 use crate::instance::InstanceId;
-use berth_os::file::{found, make_private};
+use berth_os::file::{make_private, none_if_missing};
 use nix::unistd::{Uid, geteuid};
 use std::ffi::OsString;
 use std::fs;
@@ -278,7 +278,7 @@ fn check_dir_to_read(path: &Path) -> Result<Option<u32>, Error> {
 }
 
 fn check_dir_as(path: &Path, uid: Uid) -> Result<Option<u32>, Error> {
-    let meta = found(fs::symlink_metadata(path)).map_err(|why| Error::Read {
+    let meta = none_if_missing(fs::symlink_metadata(path)).map_err(|why| Error::Read {
         path: path.to_owned(),
         why,
     })?;

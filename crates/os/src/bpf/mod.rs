@@ -124,7 +124,7 @@ impl fmt::Display for Attached {
 ///
 /// # Errors
 /// `EPERM` without CAP_NET_ADMIN, `EINVAL` if the kernel has no programs of type sk_lookup.
-pub fn attached(namespace: BorrowedFd<'_>) -> Result<Vec<Attached>, Refused> {
+pub fn list_attached(namespace: BorrowedFd<'_>) -> Result<Vec<Attached>, Refused> {
     let ids = sys::list_attached(namespace)?;
     Ok(ids
         .into_iter()

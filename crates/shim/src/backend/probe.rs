@@ -399,7 +399,7 @@ impl Probe {
         } else {
             Observation::Fail
         };
-        let words = cause.map_or_else(|| error.to_string(), tls::words);
+        let words = cause.map_or_else(|| error.to_string(), tls::describe_error);
         Answer {
             seen,
             ..fail("tls", format!("TLS handshake failed: {words}{fix}"))
@@ -513,7 +513,7 @@ fn fail(result: &'static str, words: String) -> Answer {
     Answer {
         seen: Observation::Fail,
         result,
-        words: berth_os::plain(words),
+        words: berth_os::strip_error_numbers(words),
     }
 }
 

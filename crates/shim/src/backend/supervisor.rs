@@ -7,7 +7,7 @@
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::supervisor::{FromShim, ToShim, UNACKNOWLEDGED, VERSION, parse};
-use berth_os::{awaitable, seqpacket};
+use berth_os::{make_awaitable, seqpacket};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -75,7 +75,7 @@ impl Passed {
 
 impl Link {
     fn new(socket: OwnedFd) -> io::Result<Self> {
-        let socket = awaitable(socket, Interest::READABLE)?;
+        let socket = make_awaitable(socket, Interest::READABLE)?;
         Ok(Self {
             socket,
             places: Arc::new(Semaphore::new(UNACKNOWLEDGED)),

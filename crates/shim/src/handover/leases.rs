@@ -190,7 +190,7 @@ impl Group {
         if let Err(error) = written {
             self.shared.metrics.renewed("failed");
             if before {
-                let error = berth_os::plain(error.to_string());
+                let error = berth_os::strip_error_numbers(error.to_string());
                 tracing::warn!(
                     error,
                     "cannot write the lease: when it has expired, siblings take over from this shim as from one that hangs"

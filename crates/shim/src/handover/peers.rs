@@ -219,7 +219,7 @@ mod tests {
             seqpacket::transmit(ours.as_fd(), b"unread", &[]).unwrap();
         }
         drop(theirs);
-        let ours = berth_os::awaitable(ours, Interest::READABLE | Interest::WRITABLE).unwrap();
+        let ours = berth_os::make_awaitable(ours, Interest::READABLE | Interest::WRITABLE).unwrap();
         let (changed, (events, mut received)) =
             (Arc::new(Notify::new()), mpsc::unbounded_channel());
         if updates {

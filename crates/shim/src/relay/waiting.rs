@@ -5,7 +5,7 @@ use super::opening::Opening;
 use super::replay_buffer::ReplayBuffer;
 use crate::backend::BackendInstance;
 use crate::gate::{Entry, Refused};
-use berth_os::{awaitable, socket};
+use berth_os::{make_awaitable, socket};
 use std::future::poll_fn;
 use std::io;
 use std::os::fd::AsFd;
@@ -133,7 +133,7 @@ async fn gone(client: &TcpStream, kept: &ReplayBuffer) {
         let watched = client
             .as_fd()
             .try_clone_to_owned()
-            .and_then(|fd| awaitable(fd, Interest::READABLE));
+            .and_then(|fd| make_awaitable(fd, Interest::READABLE));
         if let Ok(watched) = watched {
             while !socket::has_ended(&watched)
                 && let Ok(mut ready) = watched.readable().await

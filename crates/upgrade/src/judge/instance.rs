@@ -1,7 +1,7 @@
 //! Two instances, each asked at its own address, past the shims.
 
 use super::super::observer::InstanceDetails;
-use berth_cluster::client::found;
+use berth_cluster::client::none_if_missing;
 use berth_cluster::{Client, Error};
 use berth_judge::metrics::samples;
 use berth_judge::{Connections, Sample};
@@ -150,7 +150,7 @@ impl Instance {
     /// Whether it serves an API, if it says so.
     async fn serves(&self, api: &str) -> Option<bool> {
         let prefix = if api.contains('/') { "/apis" } else { "/api" };
-        found(self.0.get(&format!("{prefix}/{api}")).await)
+        none_if_missing(self.0.get(&format!("{prefix}/{api}")).await)
             .ok()
             .map(|list| list.is_some())
     }

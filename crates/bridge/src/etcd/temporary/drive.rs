@@ -371,9 +371,9 @@ impl EtcdDaemon {
         }
         if steers {
             // It is renewed by this, too.
-            self.steering.on();
+            self.steering.start();
         } else {
-            self.steering.off();
+            self.steering.stop();
         }
         self.route
             .send_if_modified(|known| std::mem::replace(known, route) != route);

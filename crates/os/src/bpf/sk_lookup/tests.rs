@@ -1,5 +1,5 @@
 use super::*;
-use crate::bpf::attached;
+use crate::bpf::list_attached;
 use crate::bpf::sys::test_run::{Lookup, run};
 use crate::{clock, socket};
 use berth_testing::namespace;
@@ -285,7 +285,7 @@ fn a_program_steers_as_the_model_says() {
 fn dropping_a_link_detaches_the_program_despite_a_duplicate() {
     in_a_namespace(|| {
         let namespace = File::open("/proc/thread-self/ns/net").unwrap();
-        let count = || attached(namespace.as_fd()).unwrap().len();
+        let count = || list_attached(namespace.as_fd()).unwrap().len();
         let link = Steerer::load(Purpose::Bridge, PORT, &[])
             .unwrap()
             .attach(namespace.as_fd())
