@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// Default limit of the wait for a response.
+/// Default timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Size limit of a response's body. etcd stores no object above 1.5 MB.
@@ -33,7 +33,7 @@ const BODY_LIMIT: usize = 4 << 20;
 /// some 10 MB.
 const TEXT_LIMIT: usize = 64 << 20;
 
-/// Limit of an apiserver's message in berth's messages, in characters.
+/// Longest part of an apiserver's message that berth repeats, in characters.
 const MESSAGE_LIMIT: usize = 500;
 
 /// Content type of a server-side apply. JSON is YAML.
@@ -153,7 +153,7 @@ impl Client {
         })
     }
 
-    /// Sets the limit of the wait for a response.
+    /// Sets the timeout of a request.
     pub fn with_patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }

@@ -1,4 +1,4 @@
-//! One HTTP request over an open connection, and the response. The connection is then closed.
+//! An HTTP request over an open connection, and the response. The connection is then closed.
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;

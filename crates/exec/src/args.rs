@@ -93,7 +93,7 @@ pub fn parse_bool(value: &str) -> Option<bool> {
     }
 }
 
-/// Returns the values of a flag that takes a value, in order: a list flag adds its values up.
+/// Returns the values of a flag that takes a value, in order: the values of a list flag add up.
 pub fn values<'a>(argv: &'a [OsString], flag: &str) -> impl Iterator<Item = &'a OsStr> {
     occurrences(argv, flag).map(|(_, value)| value)
 }

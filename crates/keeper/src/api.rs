@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Limit of the wait for a response.
+/// Timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time after which a failure that did not recur counts as over, because the request is not needed

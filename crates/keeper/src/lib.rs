@@ -41,7 +41,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Limit of a leaving shim's wait for the removal of its slices, and of its Leases.
+/// Timeout of the removal of a leaving shim's slices and Leases.
 const WITHDRAWAL: Duration = Duration::from_secs(2);
 
 /// The configuration of the keeper.

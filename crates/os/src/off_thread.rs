@@ -19,8 +19,7 @@ const PARTS: u32 = 4;
 #[derive(Debug, Clone)]
 pub struct OffThread {
     what: &'static str,
-    /// One permit, held by the current or started call. The semaphore is closed before the last
-    /// call.
+    /// A single permit, held by the call that runs or is about to run. Closed before the last call.
     turns: Arc<Semaphore>,
     /// Locked by the running call.
     running: Arc<Mutex<()>>,

@@ -421,7 +421,7 @@ impl ProcessAttributes {
     }
 
     /// Gives a child the environment, directory, user and limits. The child gets SIGKILL when the
-    /// thread that starts it ends. The caller has to see to access to the child's program, and to
+    /// thread that starts it ends. The caller must provide access to the child's program, and set
     /// the OOM score ([`Self::set_oom_score`]).
     pub fn apply(&self, command: &mut Command) {
         self.set_surroundings(command);
@@ -676,7 +676,7 @@ pub fn send_signal(pid: i32, signal: i32) -> io::Result<()> {
 /// Must be called by a process with one thread.
 pub fn end_as(status: ExitStatus) -> ! {
     if let Some(signal) = status.signal() {
-        // The core file of the other process is enough.
+        // The other process's core file is enough.
         let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
         // SAFETY: the default action needs no handler, and this process has one thread.
         unsafe { libc::signal(signal, libc::SIG_DFL) };

@@ -41,12 +41,11 @@ const ID: usize = 48;
 /// Size limit of a reply's datagram.
 const DATAGRAM: usize = 32 * 1024;
 
-/// Limit of the wait for a reply, over all attempts: the calling thread may have to renew a lease
-/// every second.
+/// Timeout of a reply, over all attempts: the calling thread may have to renew a lease every
+/// second.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Limit of the wait for a list of listeners. The list is short: only a process that gets no CPU
-/// waits.
+/// Timeout of a list of listeners. The list is short: only a process that gets no CPU waits.
 const LISTENERS_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Attempts to list sockets, if the kernel's tables change meanwhile.

@@ -184,7 +184,7 @@ pub fn connect(to: SocketAddr, source: Option<IpAddr>) -> io::Result<TcpStream> 
         Some(Protocol::TCP),
     )?;
     if to.ip().is_loopback() {
-        // Keepalive is not needed: it checks that the peer's host is alive, and that is this host.
+        // Loopback needs no keepalive, which only checks that the peer's host is alive.
         socket.set_tcp_nodelay(true)?;
     } else {
         set_options(socket.as_fd())?;
@@ -510,7 +510,7 @@ pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
 }
 
 fn info(socket: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
-    // SAFETY: zeroes are a valid plain C struct.
+    // SAFETY: `tcp_info` is a plain C struct, for which zeroes are valid.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     // SAFETY: `tcp_info` holds numbers only.
     unsafe { option(socket, (libc::IPPROTO_TCP, libc::TCP_INFO), &mut info) }?;

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 
-/// Limit of a connection of this node to itself, on a busy node.
+/// Timeout of a connection of this node to itself, on a busy node.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The result of the test in one address family.

@@ -98,7 +98,8 @@ pub(super) fn word(bytes: [u8; 4]) -> i32 {
     i32::from_ne_bytes(bytes)
 }
 
-/// Jumps to `matched` if the IPv4 address at this offset of the context is listed, else to `end`.
+/// Jumps to `matched` if the program steers the IPv4 address at this offset of the context, else to
+/// `end`.
 pub(super) fn match_ipv4(
     asm: &mut Assembler,
     at: i16,

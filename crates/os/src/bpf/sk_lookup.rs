@@ -94,9 +94,9 @@ impl Steerer {
 
     /// Steers connections to localhost from processes below a cgroup in the network namespace with
     /// this cookie. Only connections to the port on listed addresses in 127.0.0.0/16 or `::1` are
-    /// steered, and connect(2) then goes to the listener's address. Threads named `exempt` are left
-    /// alone. Steering to localhost is on while [`Steerer::switch`] is on, until the result is
-    /// dropped.
+    /// steered (`0.0.0.0` and `::` list every address of their family), and connect(2) then goes to
+    /// the listener's address. Threads named `exempt` are left alone. Switched on and off together
+    /// with [`Steerer::attach`]'s steering, until the result is dropped.
     ///
     /// # Errors
     /// The step that failed: see [`Refused`].
