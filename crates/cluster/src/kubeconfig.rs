@@ -320,7 +320,7 @@ mod tests {
                          admin@k\n  context: {cluster: k, user: admin}\nusers:\n- name: admin\n  user:\n    \
                          client-certificate-data: Q0VSVA==\n    client-key: admin.key\n";
 
-    fn parsed(text: &str) -> Result<Access, String> {
+    fn parse_access(text: &str) -> Result<Access, String> {
         let file = |path: &Path| match path.to_str() {
             Some("admin.key") => Ok(b"KEY".to_vec()),
             Some("token") => Ok(b"secret\n".to_vec()),
@@ -331,26 +331,26 @@ mod tests {
 
     #[test]
     fn data_and_files_are_read() {
-        let access = parsed(ADMIN).unwrap();
+        let access = parse_access(ADMIN).unwrap();
         assert_eq!(access.server, "https://10.0.0.5:6443");
         assert_eq!(access.ca, b"CA");
         assert_eq!(access.client, Some((b"CERT".to_vec(), b"KEY".to_vec())));
         assert!(access.token.is_none());
         let token = ADMIN.replace("client-key: admin.key", "tokenFile: token");
         assert!(matches!(
-            parsed(&token).map(|access| (access.client, access.token)),
+            parse_access(&token).map(|access| (access.client, access.token)),
             Ok((None, Some(Token::File(_))))
         ));
         let token = ADMIN.replace("client-key: admin.key", "token: secret");
         assert!(
-            matches!(parsed(&token).unwrap().token, Some(Token::Text(token)) if token == "secret")
+            matches!(parse_access(&token).unwrap().token, Some(Token::Text(token)) if token == "secret")
         );
-        assert!(!format!("{:?}", parsed(&token)).contains("secret"));
+        assert!(!format!("{:?}", parse_access(&token)).contains("secret"));
     }
 
     #[test]
     fn a_missing_or_unusable_field_is_named() {
-        let error = |from: &str, to: &str| parsed(&ADMIN.replace(from, to)).unwrap_err();
+        let error = |from: &str, to: &str| parse_access(&ADMIN.replace(from, to)).unwrap_err();
         assert!(
             error("admin@k\nclusters", "other\nclusters")
                 .starts_with("contexts: there is no context named")
@@ -371,7 +371,11 @@ mod tests {
                 .starts_with("exec: berth cannot log in that way")
         );
         assert!(error("current-context", "x").starts_with("current-context: it is not set"));
-        assert!(parsed("").is_err() && parsed("[").is_err() && parsed("a: b").is_err());
+        assert!(
+            parse_access("").is_err()
+                && parse_access("[").is_err()
+                && parse_access("a: b").is_err()
+        );
     }
 
     #[test]

@@ -566,7 +566,7 @@ mod tests {
     }
 
     /// Returns 127.1.2.3:6443 as a C structure.
-    fn four() -> Vec<u8> {
+    fn ipv4_sockaddr() -> Vec<u8> {
         [
             &(libc::AF_INET as u16).to_ne_bytes()[..],
             &[0x19, 0x2b, 127, 1, 2, 3],
@@ -585,17 +585,17 @@ mod tests {
                 &own_memory(),
             )
         };
-        assert!(binds(&four(), wanted).unwrap());
+        assert!(binds(&ipv4_sockaddr(), wanted).unwrap());
         assert!(
-            binds(&[&four()[..8], &[1; 8]].concat(), wanted).unwrap(),
+            binds(&[&ipv4_sockaddr()[..8], &[1; 8]].concat(), wanted).unwrap(),
             "the padding was compared"
         );
-        assert!(!binds(&four(), "127.1.2.4:6443".parse().unwrap()).unwrap());
-        assert!(!binds(&four(), "127.1.2.3:6444".parse().unwrap()).unwrap());
+        assert!(!binds(&ipv4_sockaddr(), "127.1.2.4:6443".parse().unwrap()).unwrap());
+        assert!(!binds(&ipv4_sockaddr(), "127.1.2.3:6444".parse().unwrap()).unwrap());
         let six = SockAddr::from("[::1]:6443".parse::<SocketAddr>().unwrap());
         assert!(binds(bytes(&six), "[::1]:6443".parse().unwrap()).unwrap());
         assert!(!binds(bytes(&six), wanted).unwrap());
-        let short = Memory::new(&four(), 0).call(Call::Bind);
+        let short = Memory::new(&ipv4_sockaddr(), 0).call(Call::Bind);
         assert!(
             !names_address(&Notification { length: 4, ..short }, wanted, &own_memory()).unwrap()
         );
@@ -620,7 +620,7 @@ mod tests {
             write_address(&memory.call(Call::Accept), client, &own_memory()).unwrap();
             let mut expected = [0xff; 40];
             let written = 16.min(room as usize);
-            expected[..written].copy_from_slice(&four()[..written]);
+            expected[..written].copy_from_slice(&ipv4_sockaddr()[..written]);
             assert_eq!(
                 memory.read_back(),
                 (expected.into(), 16_i32.to_ne_bytes()),

@@ -168,7 +168,7 @@ fn ask(to: &str) -> String {
 }
 
 /// Returns the programs that steer in this network namespace.
-fn attached() -> Vec<bpf::Attached> {
+fn list_attached() -> Vec<bpf::Attached> {
     bpf::list_attached(File::open(NAMESPACE).unwrap().as_fd()).unwrap()
 }
 
@@ -199,7 +199,7 @@ fn connections_are_steered_while_steering_is_on_and_renewed_and_held() {
         arrive_at("shim", true);
         drop(steering);
         assert_eq!(NODE.map(ask), ["old"; 3]);
-        assert!(attached().is_empty());
+        assert!(list_attached().is_empty());
     });
 }
 
@@ -212,7 +212,7 @@ fn a_new_program_takes_precedence_until_it_ends() {
         assert_eq!(NODE.map(ask), ["first"; 3]);
         let steering = second.steer(&["10.77.0.1", "::"]);
         assert_eq!(NODE.map(ask), ["second", "first", "second"]);
-        assert_eq!(attached()[0].known, Some(("berth_bridge".into(), 0)));
+        assert_eq!(list_attached()[0].known, Some(("berth_bridge".into(), 0)));
         steering.stop();
         assert_eq!(NODE.map(ask), ["first"; 3]);
         steering.start();
@@ -350,7 +350,7 @@ fn the_self_test_steers_in_both_families() {
             [Tried::Arrived, Tried::Arrived]
         );
         // Nothing of the test remains.
-        assert!(attached().is_empty());
+        assert!(list_attached().is_empty());
         fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").unwrap();
         let [ipv4, Tried::Skipped(why)] = block_on(self_test()).unwrap() else {
             panic!("there is no IPv6")

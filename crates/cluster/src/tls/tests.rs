@@ -21,8 +21,8 @@ const DIFFERENT: [(&str, &str); 6] = [
     ("policies-critical", "UnsupportedCriticalExtension"),
 ];
 
-/// Examples that only Go refuses: the period of validity and the path length of a trusted certificate
-/// are not checked here.
+/// Examples that only Go refuses: the period of validity and the path length of a trusted
+/// certificate are not checked here.
 const MORE: [&str; 2] = ["intermediate-too-many", "issuer-expired"];
 
 #[test]
