@@ -629,7 +629,7 @@ fn forward_signals(child: Pid, signals: &SigSet) -> io::Result<ExitStatus> {
         if let Err(error) = kill(child, passed) {
             tracing::warn!(pid = child.as_raw(), signal = %passed, %error, "cannot signal the apiserver");
         } else if passed == Signal::SIGTERM {
-            // A stopped child handles SIGTERM only after SIGCONT. systemd does the same.
+            // A stopped child handles SIGTERM only after SIGCONT. systemd sends both, too.
             let _ = kill(child, Signal::SIGCONT);
         }
     }

@@ -8,9 +8,9 @@
 //! small assembler makes the program. A library would bring a compiler for BPF or a loader of ELF
 //! files, for some 60 instructions a program and eight commands of bpf(2).
 //!
-//! Programs do not depend on the machine. Addresses are compared and copied as four bytes, in
-//! whatever byte order a number has. The offsets' documentation says which ports the kernel has in
-//! host byte order and which in network byte order. Every load and store is aligned, and the
+//! Programs do not depend on the machine. Addresses are compared and copied as four bytes, whatever
+//! number these bytes are on the machine. The offsets' documentation says which ports the kernel
+//! has in host byte order and which in network byte order. Every load and store is aligned, and the
 //! verifier checks the alignment on every machine. Memory that is shared with a program begins at
 //! the start of a page, whatever the page size, and fits into a single page.
 //!
