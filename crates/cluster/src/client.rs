@@ -413,7 +413,7 @@ impl Client {
         match &self.access.token {
             None => {}
             Some(Token::Text(token)) => {
-                request = request.header(header::AUTHORIZATION, bearer(token)?)
+                request = request.header(header::AUTHORIZATION, bearer(token)?);
             }
             Some(Token::File(path)) => {
                 let failed = |what: String| format!("token file {}: {what}", path.display());

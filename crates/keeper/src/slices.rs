@@ -178,7 +178,7 @@ impl Slices {
             match (decision, service) {
                 (SliceDecision::Absent, _) => slice.remove(&self.api).await,
                 (SliceDecision::Present, Some(service)) => {
-                    slice.apply(&self.api, &self.node, service).await
+                    slice.apply(&self.api, &self.node, service).await;
                 }
                 (SliceDecision::Present, None) | (SliceDecision::Unchanged, _) => {}
             }

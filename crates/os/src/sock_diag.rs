@@ -304,7 +304,7 @@ fn parse(mut datagram: &[u8]) -> io::Result<ReplyPart> {
             // NLMSG_ERROR without an error is the answer to a request other than a listing.
             libc::NLMSG_ERROR => return Err(error_in(body).flatten().unwrap_or_else(unreadable)),
             _ if header.kind == SOCK_DIAG_BY_FAMILY => {
-                part.sockets.push(parse_entry(body).ok_or_else(unreadable)?)
+                part.sockets.push(parse_entry(body).ok_or_else(unreadable)?);
             }
             _ => return Err(unreadable()),
         }
