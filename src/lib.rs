@@ -1,8 +1,8 @@
-//! The command line of berth: options in, exit status out. The work is done by the crates under `crates/`;
+//! The command line of berth: options in, exit status out. The crates under `crates/` do the work;
 //! `ARCHITECTURE.md` describes them.
 
 #![forbid(unsafe_code)]
-// They panic where a pipe is closed or a disk is full.
+// `println!` and `eprintln!` panic if a pipe is closed or a disk is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod cli;

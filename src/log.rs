@@ -1,9 +1,9 @@
 //! A buffer for log lines, so that no thread blocks on standard error.
 //!
-//! Standard error is mostly a pipe, and a write blocks while its reader has stopped. A thread that
-//! relays must not block, so a shim's lines go through a buffer to a thread of their own. When the buffer is full,
-//! lines are dropped and counted, and their number is logged as soon as lines can be written again.
-//! Commands that do not relay write directly.
+//! Standard error is usually a pipe, and a write blocks while the pipe's reader has stopped. A
+//! thread that relays must not block, so a separate thread writes a shim's log lines from a buffer.
+//! When the buffer is full, lines are dropped and counted. Their number is logged as soon as lines
+//! can be written again. Commands that do not relay write directly.
 
 use berth_shim::metrics::LOG_LINES_DROPPED;
 use std::io::{self, Write};
@@ -13,17 +13,18 @@ use std::thread;
 use std::time::Duration;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Most buffered bytes: some 5,000 lines, enough for a reader that only pauses.
+/// Maximum of buffered bytes: some 5,000 lines, enough for a reader that only pauses.
 const WAITING: usize = 1024 * 1024;
 
-/// How long the end of the process waits for a reader that has stopped.
+/// Time for which the end of the process waits for a reader that has stopped.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Takes lines without ever blocking. Its thread writes them for as long as the process lives.
+/// Accepts log lines without ever blocking. A thread writes the lines for as long as the process
+/// lives.
 #[derive(Debug, Clone)]
 pub(crate) struct Lines(Arc<Shared>);
 
-/// Waits, when it is dropped, until the buffered lines have been written or the reader has stopped.
+/// Waits on drop until the buffered lines have been written or the reader has stopped.
 #[derive(Debug)]
 pub(crate) struct Flush(Lines);
 
@@ -37,16 +38,15 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     waiting: Vec<u8>,
-    /// Bytes that the thread has removed and not yet written.
+    /// Bytes that the thread has removed from `waiting` and not yet written.
     taken: usize,
-    /// Lines that were dropped, until that is logged.
+    /// Number of dropped lines that has not been logged yet.
     dropped: u64,
 }
 
 impl Lines {
-    /// Lines to standard error.
+    /// Writes lines to standard error.
     ///
-    /// # Errors
     /// The thread cannot be started.
     pub(crate) fn to_stderr() -> io::Result<(Self, Flush)> {
         let report =
@@ -54,7 +54,7 @@ impl Lines {
         Self::to(io::stderr(), WAITING, report)
     }
 
-    /// `report` is called from the thread that writes, with the number of lines that were dropped.
+    /// Writes lines to `out`. The writing thread calls `report` with the number of dropped lines.
     fn to(
         out: impl Write + Send + 'static,
         limit: usize,
@@ -75,7 +75,7 @@ impl Lines {
 }
 
 impl Write for Lines {
-    /// Takes a whole line, or drops it.
+    /// Buffers the whole line, or drops the whole line.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut state = self.0.lock();
         if state.waiting.len() + line.len() > self.0.limit {
@@ -118,7 +118,8 @@ impl Shared {
                 state.taken = lines.len();
                 lines
             };
-            // One write per line: lines of an apiserver that shares the pipe come between them and not within.
+            // One write per line: an apiserver on the same pipe can then write between two lines,
+            // but not within a line.
             for line in lines.split_inclusive(|byte| *byte == b'\n') {
                 let written = out.write_all(line);
                 let mut state = self.lock();
@@ -145,7 +146,7 @@ impl Drop for Flush {
     fn drop(&mut self) {
         let shared = &*self.0.0;
         let mut state = shared.lock();
-        // As long as there is progress, it waits.
+        // Wait on as long as there is progress.
         loop {
             let left = state.waiting.len() + state.taken;
             if left == 0 {
@@ -167,7 +168,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{self, Receiver, SyncSender};
 
-    /// Writes to it wait until they are read.
+    /// A writer whose writes wait until the test reads them.
     struct Out(SyncSender<Vec<u8>>);
 
     impl Write for Out {
@@ -208,7 +209,7 @@ mod tests {
         for number in 100..100 + LINES {
             lines.write_all(format!("{number:9}\n").as_bytes()).unwrap();
         }
-        // The reader has stopped: the end does not wait for ever.
+        // The reader has stopped, but the drop does not wait for ever.
         drop(flush);
         assert!(reports.try_recv().is_err());
         assert_eq!(read.recv().unwrap(), b"      100\n");
@@ -217,7 +218,7 @@ mod tests {
             (LINES - 20..LINES).contains(&missing) && LOG_LINES_DROPPED.load(Relaxed) >= missing,
             "{missing}"
         );
-        // Where there is room again.
+        // The report comes as soon as the buffer has room again.
         let mut rest = Vec::new();
         while !lines.0.lock().waiting.is_empty() {
             rest.push(read.recv().unwrap());

@@ -14,34 +14,36 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub(super) const BRIDGE_STATUS: &str = "Exit status: that of COMMAND, and 128 and the number of a signal that ended it. 75 the node's own \
-    kube-apiserver did not come back: clients stay on the bridge, or it was lost. 64 wrong command line, 69 something that is needed is missing, \
+pub(super) const BRIDGE_STATUS: &str = "Exit status: that of COMMAND, or 128 and the number of the signal that ended COMMAND. 75 the node's \
+    kube-apiserver did not come back: clients stay on the bridge, or the bridge was lost. 64 wrong command line. 69 a requirement is missing, \
     or the temporary kube-apiserver did not get ready: COMMAND was not run.";
 
 /// Arguments of `berth bridge`.
 #[derive(Debug, Clone, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct BridgeArgs {
-    /// A step of a bridge that takes several commands; without one, the bridge is there while COMMAND runs.
+    /// One step of a bridge for several commands; without a step, the bridge lasts while COMMAND
+    /// runs.
     #[command(subcommand)]
     pub action: Option<BridgeAction>,
     #[command(flatten)]
     pub start: BridgeStartArgs,
-    /// What replaces or restarts the node's kube-apiserver
+    /// Command that replaces or restarts the node's kube-apiserver
     #[arg(last = true, value_name = "COMMAND", num_args = 1..)]
     pub run: Vec<OsString>,
 }
 
-/// Parts of a bridge's life.
+/// Steps of a bridge that lasts for several commands.
 #[derive(Debug, Clone, Subcommand)]
 pub enum BridgeAction {
-    /// Build a bridge, and leave it when the node's own kube-apiserver may be replaced
+    /// Build a bridge, and return when the node's kube-apiserver may be replaced
     Start(Box<BridgeStartArgs>),
     /// Print the bridge's status
     Status(BridgeDirArgs),
-    /// Restore the manifest and files of the node's own kube-apiserver, and end the bridge when that is ready
+    /// Restore the manifest and files of the node's kube-apiserver, wait until it is ready, and end
+    /// the bridge
     Restore(BridgeRestoreArgs),
-    /// End the bridge when the node's own kube-apiserver is ready
+    /// Wait until the node's kube-apiserver is ready, and end the bridge
     End(BridgeEndArgs),
 }
 
@@ -51,7 +53,8 @@ pub struct BridgeDirArgs {
     /// Directory for the bridge's socket, logs and copies of keys
     #[arg(long, hide = true, env = "BERTH_BRIDGE_STATE_DIR", default_value = DIRECTORY, value_parser = absolute)]
     pub state_dir: PathBuf,
-    /// Print JSON: the bridge's status, a line at each change, on standard error (of `status` and --dry-run on standard output)
+    /// Print JSON: the bridge's status at each change, one line each, to standard error (`status`
+    /// and --dry-run: to standard output)
     #[arg(long)]
     pub json: bool,
 }
@@ -59,7 +62,7 @@ pub struct BridgeDirArgs {
 /// How a bridge is built.
 #[derive(Debug, Clone, Args)]
 pub struct BridgeStartArgs {
-    /// The static pod's manifest
+    /// Manifest of the static pod
     #[arg(
         long,
         env = "BERTH_MANIFEST",
@@ -69,20 +72,21 @@ pub struct BridgeStartArgs {
         conflicts_with = "command"
     )]
     pub manifest: PathBuf,
-    /// The command line of the kube-apiserver that runs on this node, if it is in no pod; its words are separated as by a shell
+    /// Command line of this node's kube-apiserver if it does not run in a pod; words are separated
+    /// as in a shell
     #[arg(long, value_name = "COMMAND LINE", value_parser = words)]
     pub command: Option<Words>,
-    /// How long either kube-apiserver may take to get ready
+    /// Time in which the temporary kube-apiserver, and later the node's, must get ready
     #[arg(long, env = "BERTH_READY_TIMEOUT", default_value = "5m", value_name = "DURATION", value_parser = seconds)]
     pub ready_timeout: Duration,
-    /// How long each must then stay ready before clients are given to it: a round of its watch cache's bookmarks and a little, so
-    /// that watches go on in it
+    /// Time for which a kube-apiserver must then stay ready before it gets clients: a little more
+    /// than the interval of its watch cache's bookmarks, so that watches resume without a new list
     #[arg(long, env = "BERTH_SETTLE", default_value = "75s", value_name = "DURATION", value_parser = duration)]
     pub settle: Duration,
-    /// What happens when COMMAND fails, or the node's own kube-apiserver does not come back
+    /// Reaction if COMMAND fails or the node's kube-apiserver does not come back
     #[arg(long, default_value = "stay", value_name = "WHAT", value_enum)]
     pub on_failure: OnFailure,
-    /// Which etcd the temporary kube-apiserver uses, where one of its members is on this node
+    /// Etcd of the temporary kube-apiserver, if an etcd member runs on this node
     #[arg(
         long,
         env = "BERTH_BRIDGE_ETCD",
@@ -91,12 +95,12 @@ pub struct BridgeStartArgs {
         value_enum
     )]
     pub etcd: EtcdMode,
-    /// Keeps the Service `kubernetes` whole while COMMAND restarts kube-apiserver, as an admin
-    /// [default: /etc/kubernetes/admin.conf, if it is there]
+    /// Administrator's kubeconfig, to keep the node's address in the Service `kubernetes` while
+    /// COMMAND restarts kube-apiserver [default: /etc/kubernetes/admin.conf, if that file exists]
     #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// PEM file with the CAs that kube-apiserver's certificate is checked against
-    /// [default: --client-ca-file of kube-apiserver, if that is beside its certificate]
+    /// PEM file with the CAs that verify kube-apiserver's certificate [default: --client-ca-file of
+    /// kube-apiserver, if that file is in the directory of its certificate]
     #[arg(long, env = "BERTH_PROBE_CA", value_name = "FILE", value_parser = absolute)]
     pub probe_ca: Option<PathBuf>,
     /// PEM file with the probe's client certificate, for a kube-apiserver without anonymous access
@@ -108,10 +112,10 @@ pub struct BridgeStartArgs {
     /// Name that kube-apiserver's certificate must carry
     #[arg(long, env = "BERTH_PROBE_SERVER_NAME", default_value = DEFAULT_NAME, value_name = "NAME", value_parser = server_name)]
     pub probe_server_name: ServerName<'static>,
-    /// How long an answer to a probe may take
+    /// Time limit for the answer to a probe
     #[arg(long, hide = true, default_value = "2s", value_parser = duration)]
     pub probe_timeout: Duration,
-    /// Check what is needed, print the steps, and do nothing; COMMAND may be left out
+    /// Check the requirements, print the steps, and do nothing; COMMAND may be left out
     #[arg(long)]
     pub dry_run: bool,
     /// Divide the times that no option sets
@@ -134,7 +138,7 @@ fn words(text: &str) -> Result<Words, shell_words::ParseError> {
     ))
 }
 
-/// The daemon has another working directory.
+/// Makes a path absolute, because the daemon has another working directory.
 fn absolute(path: &str) -> io::Result<PathBuf> {
     std::path::absolute(path)
 }
@@ -159,11 +163,12 @@ pub struct BridgeRestoreArgs {
 pub struct BridgeEndArgs {
     #[command(flatten)]
     pub dir: BridgeDirArgs,
-    /// Where there is no bridge on this node: removes what one that was killed left in the Service `kubernetes`, as an admin
-    /// [default: /etc/kubernetes/admin.conf, if it is there]
+    /// Administrator's kubeconfig. If no bridge is on this node, the entries that a killed bridge
+    /// left in the Service `kubernetes` are removed [default: /etc/kubernetes/admin.conf, if that
+    /// file exists]
     #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Do not wait for the node's own kube-apiserver: without one, clients are refused
+    /// Do not wait for the node's kube-apiserver; clients are refused if it is not ready
     #[arg(long)]
     pub now: bool,
 }

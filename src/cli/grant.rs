@@ -10,11 +10,12 @@ use std::path::PathBuf;
 pub struct GrantArgs {
     #[command(flatten)]
     pub admin: AdminArgs,
-    /// The shim's kubeconfig, which is written with its token into a directory of their own
+    /// Path of the shim's kubeconfig; it is written, with its token, into a directory that has
+    /// nothing else in it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["revoke", "print"])]
     pub out: Option<PathBuf>,
-    /// The node's name in the cluster; with --print or --revoke there may be several, separated by commas [default:
-    /// what this machine's kubelet calls it]
+    /// The node's name in the cluster; with --print or --revoke several names, separated by commas
+    /// [default: the name that this machine's kubelet uses]
     #[arg(
         long,
         env = "BERTH_NODE_NAME",
@@ -30,13 +31,13 @@ pub struct GrantArgs {
         value_name = "FILE"
     )]
     pub manifest: PathBuf,
-    /// The address of the berth, at which the shim reaches the API [default: the manifest's]
+    /// The berth's address, where the shim reaches the API [default: the manifest's]
     #[arg(long, env = "BERTH_LISTEN", value_delimiter = ' ', value_name = "ADDR:PORT", help_heading = ADDRESSES)]
     pub listen: Vec<String>,
-    /// The shim's uid, which gets the files [default: the manifest's]
+    /// The shim's uid, which will own the files [default: the manifest's]
     #[arg(long, env = "BERTH_UID", value_name = "UID")]
     pub uid: Option<String>,
-    /// Delete the node's service account, which ends its tokens, and its Role and RoleBindings
+    /// Delete the node's service account (its tokens end with it), Role and RoleBindings
     #[arg(long, conflicts_with = "print")]
     pub revoke: bool,
     /// Print the objects as YAML, without a request to the cluster

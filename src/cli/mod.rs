@@ -1,5 +1,5 @@
-//! The command line: clap types and help texts, no logic. Those of the commands that run in a pod are
-//! [`berth_options`].
+//! The command line: clap types and help texts, no logic. The options of the commands that run in a
+//! pod are in [`berth_options`].
 
 #[cfg(feature = "operate")]
 mod bridge;
@@ -41,22 +41,22 @@ use std::time::Duration;
     name = "berth",
     version,
     max_term_width = 100,
-    mut_args(no_environment_value),
-    mut_subcommands(no_environment_values),
+    mut_args(hide_environment_value),
+    mut_subcommands(hide_environment_values),
     after_help = "Exit status: 0 done, 1 no (not ready, something was lost), 64 wrong command line or \
                   configuration, 69 a required port or file is not available, 70 a bug in berth, 71 (rehearse) this machine \
                   was too busy to tell, 74 standard output cannot be written, 75 (upgrade, bridge) neither done nor \
                   rolled back: the next step is printed; (rehearse) the run proves nothing."
 )]
 pub struct Cli {
-    /// Where the log goes and how much of it.
+    /// Form and level of the log.
     #[command(flatten)]
     pub log: LogArgs,
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// At least one second.
+/// Parses a duration of at least one second.
 #[cfg(any(feature = "operate", feature = "rehearse"))]
 fn seconds(text: &str) -> Result<Duration, String> {
     duration(text).and_then(|time| {
@@ -68,25 +68,27 @@ fn seconds(text: &str) -> Result<Duration, String> {
     })
 }
 
-/// Help names an option's environment variable but not its value, which may be secret and differs for each reader.
-fn no_environment_value(option: Arg) -> Arg {
+/// Hides the value of an option's environment variable in help texts: the value may be secret, and
+/// differs for each reader.
+fn hide_environment_value(option: Arg) -> Arg {
     option.hide_env_values(true)
 }
 
-fn no_environment_values(command: clap::Command) -> clap::Command {
+fn hide_environment_values(command: clap::Command) -> clap::Command {
     command
-        .mut_args(no_environment_value)
-        .mut_subcommands(no_environment_values)
+        .mut_args(hide_environment_value)
+        .mut_subcommands(hide_environment_values)
 }
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Replace or restart this node's kube-apiserver while a temporary one serves, with nothing lost
+    /// Replace or restart this node's kube-apiserver while a temporary kube-apiserver serves;
+    /// nothing is lost
     #[cfg(feature = "operate")]
     #[command(after_help = BRIDGE_STATUS)]
     Bridge(Box<BridgeArgs>),
-    /// Upgrade or restart the kube-apiserver of a static pod, with nothing lost
+    /// Upgrade or restart the kube-apiserver of a static pod; nothing is lost
     #[cfg(feature = "operate")]
     #[command(after_help = UPGRADE_STATUS)]
     Upgrade(Box<UpgradeArgs>),
@@ -101,7 +103,7 @@ pub enum Command {
     /// Put the kube-apiserver of a manifest behind berth
     #[cfg(feature = "operate")]
     Inject(Box<InjectArgs>),
-    /// Take berth out of a manifest again
+    /// Take berth out of a manifest
     #[cfg(feature = "operate")]
     Eject(ManifestArgs),
     /// Create least-privilege credentials for the shims of a node
@@ -129,9 +131,9 @@ mod tests {
     use super::*;
     use clap::{ArgAction, CommandFactory};
 
-    /// One that is left in the environment would write, or wave errors through, at each later run.
+    /// A variable left in the environment would make each later run write, or ignore errors.
     #[test]
-    fn what_holds_for_one_run_has_no_environment_variable() {
+    fn an_option_for_one_run_has_no_environment_variable() {
         let values = [
             "accept",
             "canary",

@@ -6,7 +6,7 @@ use clap::Args;
 /// Options of `berth status`.
 #[derive(Debug, Clone, Args)]
 pub struct StatusArgs {
-    /// Where the shims of this node meet.
+    /// The node's run directory.
     #[command(flatten)]
     pub run_dir: RunDirArgs,
     /// Print JSON instead of a table

@@ -16,20 +16,21 @@ use std::time::Duration;
 #[derive(Debug, Clone, Args)]
 #[command(mut_arg("probe", |probe| probe.hide(true)), mut_arg("probe_timeout", |timeout| timeout.hide(true)))]
 pub struct InjectArgs {
-    /// Which manifest, and where the result goes.
+    /// The manifest, and the destination of the result.
     #[command(flatten)]
     pub file: ManifestArgs,
-    /// Image with berth as its entrypoint; there is no published one
+    /// Image with berth as its entrypoint; none is published
     #[arg(long, env = "BERTH_IMAGE", value_name = "IMAGE")]
     pub image: String,
-    /// Write patches for `kubeadm … --patches DIR` into this directory, and leave the manifest alone
+    /// Write patches for `kubeadm … --patches DIR` into this directory, and leave the manifest
+    /// alone
     #[arg(long, value_name = "DIR", conflicts_with_all = ["write", "diff"])]
     pub kubeadm_patch: Option<PathBuf>,
-    /// Where the shim listens; may be given several times, the first names the berth [default: the
-    /// manifest's --bind-address or --advertise-address, else the node's address]
+    /// Address where the shim listens; may be given several times, the first names the berth
+    /// [default: the manifest's --bind-address or --advertise-address, else the node's address]
     #[arg(long, env = "BERTH_LISTEN", value_delimiter = ' ', value_name = "ADDR:PORT[,freebind]", help_heading = ADDRESSES)]
     pub listen: Vec<String>,
-    /// Directory where the shims of a node meet, there and in the containers
+    /// Run directory, on the node and in the containers
     #[arg(
         long,
         env = "BERTH_RUN_DIR",
@@ -38,17 +39,20 @@ pub struct InjectArgs {
         hide = true
     )]
     pub run_dir: String,
-    /// Keep the Service `kubernetes` whole: with this kubeconfig, which `berth grant` wrote on the node [/etc/kubernetes/berth-cluster/kubeconfig if
-    /// none is named]; a Deployment or DaemonSet uses its service account
+    /// Keep the Service `kubernetes` whole, with this kubeconfig, which `berth grant` wrote on the
+    /// node [without a value: /etc/kubernetes/berth-cluster/kubeconfig]; a Deployment or DaemonSet
+    /// uses its service account
     #[arg(long, env = "BERTH_SERVICE", value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true, default_missing_value = "/etc/kubernetes/berth-cluster/kubeconfig")]
     pub service: Option<String>,
-    /// How clients come to the apiserver: their bytes are relayed, or their sockets become the apiserver's own (docs/pass.md)
+    /// How the shim passes clients to the apiserver: it relays their bytes, or gives their sockets
+    /// to the apiserver (docs/pass.md)
     #[arg(long, env = "BERTH_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_modes())]
     pub pass: PassMode,
-    /// Which errors do not count, with --bridge.
+    /// Errors that --bridge ignores.
     #[command(flatten)]
     pub excused: ExcusedArgs,
-    /// How the apiserver is probed; paths are those in its container. Without --probe-ca, kubeadm's CA is used.
+    /// How the apiserver is probed; paths are paths in its container. Without --probe-ca, kubeadm's
+    /// CA is used.
     #[command(flatten)]
     pub probe: ProbeArgs,
 }
@@ -56,7 +60,7 @@ pub struct InjectArgs {
 /// Files that berth keeps on a node.
 #[derive(Debug, Clone, Args)]
 pub struct KeptArgs {
-    /// Where originals and the state of an upgrade are kept
+    /// Directory of the original manifests and of the state of an upgrade
     #[arg(long, env = "BERTH_STATE_DIR", default_value = berth_upgrade::state::DIRECTORY, value_name = "DIR")]
     pub state_dir: PathBuf,
 }
@@ -87,7 +91,7 @@ pub struct KubeletArgs {
     pub manifests_dir: PathBuf,
 }
 
-/// A manifest, and where the result goes.
+/// A manifest, and the destination of the result.
 #[derive(Debug, Clone, Args)]
 pub struct ManifestArgs {
     /// The manifest; `-` is standard input
@@ -96,25 +100,27 @@ pub struct ManifestArgs {
         value_name = "FILE"
     )]
     pub path: PathBuf,
-    /// Write the result into the file, not to standard output; the kubelet then restarts a static pod, and clients are refused until it
-    /// is ready: --bridge prevents that
+    /// Write the result into the file, not to standard output. The kubelet then restarts a static
+    /// pod, and clients are refused until it is ready; --bridge prevents that
     #[arg(long)]
     pub write: bool,
-    /// Write it under `berth bridge`, which needs Linux 5.9: a temporary kube-apiserver serves until the one of the new manifest does, and
-    /// nothing is lost. Nothing is written if `berth doctor --node` finds an error
+    /// Write under `berth bridge` (Linux 5.9): a temporary kube-apiserver serves until the
+    /// kube-apiserver of the new manifest is ready, and nothing is lost. Nothing is written if
+    /// `berth doctor --node` finds an error
     #[arg(long, requires = "write")]
     pub bridge: bool,
-    /// Print what changes, not the whole result; nothing is written
+    /// Print the changes instead of the whole result; nothing is written
     #[arg(long, conflicts_with = "write")]
     pub diff: bool,
     #[command(flatten)]
     pub kept: KeptArgs,
 }
 
-/// Checks whose errors are warnings.
+/// Checks of berth doctor that only warn.
 #[derive(Debug, Clone, Args)]
 pub struct ExcusedArgs {
-    /// Checks of berth doctor whose errors are warnings, separated by commas (docs/doctor.md names all)
+    /// Continue despite errors of these checks of berth doctor, separated by commas; docs/doctor.md
+    /// lists the checks
     #[arg(
         long,
         value_name = "CHECKS",
@@ -149,19 +155,20 @@ pub struct DoctorArgs {
     /// The manifest; `-` is standard input [default: kube-apiserver.yaml in --manifests-dir]
     #[arg(value_name = "FILE")]
     pub manifest: Option<PathBuf>,
-    /// Check this node too: the manifest is, or will be, of a static pod here, like the others in the
-    /// kubelet's directory
+    /// Check this node, too: the manifest is, or will be, a static pod of this node, like the
+    /// manifests in the kubelet's directory
     #[arg(long)]
     pub node: bool,
-    /// Where the kubelet finds static pods.
+    /// The kubelet's directory.
     #[command(flatten)]
     pub kubelet: KubeletArgs,
     #[command(flatten)]
     pub kept: KeptArgs,
-    /// Check the cluster too, with this kubeconfig: whether all control-plane nodes have one secure port
+    /// Check the cluster, too, with this kubeconfig: do all control-plane nodes have the same
+    /// secure port?
     #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Which errors do not count.
+    /// Errors to ignore.
     #[command(flatten)]
     pub excused: ExcusedArgs,
     /// Print JSON
@@ -169,41 +176,42 @@ pub struct DoctorArgs {
     pub json: bool,
 }
 
-pub(super) const UPGRADE_STATUS: &str = "Exit status: 0 done: the new one serves, from kube-apiserver.yaml. 1 not done, or rolled \
-    back: the old one serves, from kube-apiserver.yaml. 64 wrong command line or manifest, 69 something that is needed \
-    cannot be had: nothing was changed. 75 neither can be confirmed: what serves is left alone, its state is kept, and the \
-    same command goes on from there; with --judge also a bad verdict: the old one serves, or the new one as the old release.";
+pub(super) const UPGRADE_STATUS: &str = "Exit status: 0 done: the new instance serves, from kube-apiserver.yaml. 1 not done, or rolled \
+    back: the old instance serves, from kube-apiserver.yaml. 64 wrong command line or manifest, 69 a requirement is \
+    missing: nothing was changed. 75 neither could be confirmed: whatever serves is left alone, the state is kept, and the \
+    same command continues; with --judge also a bad verdict: the old instance serves, or the new one as the old release.";
 
 const JUDGE: &str = "The judge";
 
 /// Options of `berth upgrade`.
 #[derive(Debug, Clone, Args)]
 pub struct UpgradeArgs {
-    /// The new manifest, behind berth, outside the kubelet's directory [default: the current one, for a
-    /// rolling restart]
+    /// The new manifest, which is behind berth and outside the kubelet's directory [default: the
+    /// current manifest, for a rolling restart]
     #[arg(value_name = "FILE")]
     pub manifest: Option<PathBuf>,
-    /// Where the kubelet finds static pods.
+    /// The kubelet's directory.
     #[command(flatten)]
     pub kubelet: KubeletArgs,
-    /// How long an instance may take to get ready and join
+    /// Time in which an instance must get ready and join
     #[arg(long, env = "BERTH_READY_TIMEOUT", default_value = "5m", value_name = "DURATION", value_parser = seconds)]
     pub ready_timeout: Duration,
-    /// How long an instance must then stay ready before the other one stops: one round of its watch cache's bookmarks and a
-    /// margin, so that watches resume in it
+    /// Time for which an instance must then stay ready before the other instance stops: a little
+    /// more than the interval of its watch cache's bookmarks, so that watches resume without a new
+    /// list
     #[arg(long, env = "BERTH_SETTLE", default_value = "75s", value_name = "DURATION", value_parser = duration)]
     pub settle: Duration,
-    /// An administrator's kubeconfig, for the cluster's lock and the node's address in the Service `kubernetes`
-    /// [default: /etc/kubernetes/admin.conf, if it is there]
+    /// An administrator's kubeconfig, for the cluster's lock and for the node's address in the
+    /// Service `kubernetes` [default: /etc/kubernetes/admin.conf, if that file exists]
     #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Take the cluster's lock from the node that holds it and whose upgrade will not be completed
+    /// Take the cluster's lock from a node whose upgrade will never be completed
     #[arg(long)]
     pub break_lock: bool,
-    /// Which errors do not count.
+    /// Errors to ignore.
     #[command(flatten)]
     pub excused: ExcusedArgs,
-    /// How the new one is judged.
+    /// How the new instance is judged.
     #[command(flatten)]
     pub judge: JudgeArgs,
     /// Print the steps, and do nothing
@@ -211,7 +219,8 @@ pub struct UpgradeArgs {
     pub dry_run: bool,
     #[command(flatten)]
     pub kept: KeptArgs,
-    /// The kubelet's directory of container logs, of which the last lines are shown when a container fails
+    /// The kubelet's directory of container logs; the last lines of a log are shown when its
+    /// container fails
     #[arg(
         long,
         env = "BERTH_POD_LOGS_DIR",
@@ -222,33 +231,37 @@ pub struct UpgradeArgs {
     pub pod_logs_dir: PathBuf,
 }
 
-/// How `berth upgrade` judges the new one.
+/// How `berth upgrade` judges the new instance.
 #[derive(Debug, Clone, Args)]
 pub struct JudgeArgs {
-    /// Give the new one its clients in steps, judge it by the metrics of both, and go back by itself if it is bad; it needs a kubeconfig
-    /// (docs/judge.md)
+    /// Give the new instance its clients in steps, compare the metrics of both instances, and roll
+    /// back if the new instance is worse; needs a kubeconfig (docs/judge.md)
     #[arg(long, help_heading = JUDGE)]
     pub judge: bool,
-    /// The new one's part of new connections, step by step
+    /// Share of new connections for the new instance, one value a step
     #[arg(long, default_value = "5%,25%,50%", value_name = "PERCENTAGES", value_parser = parts, requires = "judge", help_heading = JUDGE)]
     pub canary: Parts,
-    /// How long each of these steps takes; then the new one has all new connections for twice as long, while the old one still runs
+    /// Duration of each step; after the steps the new instance gets all new connections for twice
+    /// as long, while the old instance still runs
     #[arg(long, default_value = "60s", value_name = "DURATION", value_parser = seconds, requires = "judge", help_heading = JUDGE)]
     pub canary_time: Duration,
-    /// Clients on the node itself are in the steps, too; otherwise they stay on the old one until it goes, since kubelet and
-    /// controller-manager must not depend on a server that is not judged
+    /// Send clients on the node itself to the new instance, too. By default they stay on the old
+    /// instance until it stops, since kubelet and controller-manager must not depend on a server
+    /// that is not judged
     #[arg(long, requires = "judge", help_heading = JUDGE)]
     pub canary_local: bool,
-    /// Do not let the new one behave as the old one's release (--emulated-version) until it is judged
+    /// Do not run the new instance as the old release (--emulated-version) until it is judged
     #[arg(long, requires = "judge", help_heading = JUDGE)]
     pub no_emulate: bool,
-    /// Findings that do not make a verdict bad, separated by commas (docs/judge.md names all)
+    /// Findings that do not make a verdict bad, separated by commas; docs/judge.md lists the
+    /// findings
     #[arg(long, value_name = "CODES", value_delimiter = ',', value_parser = finding, requires = "judge", help_heading = JUDGE)]
     pub accept: Vec<Signal>,
-    /// What to do if there was not enough to judge
+    /// Reaction if there were too few requests to judge
     #[arg(long, default_value = "go-on", value_name = "WHAT", requires = "judge", help_heading = JUDGE)]
     pub undecided: Undecided,
-    /// Where clients send too few requests to judge by, send some to both: lists, and writes without effect (dry run)
+    /// If clients send too few requests to judge by, send some requests to both instances: lists,
+    /// and writes without effect (dry run)
     #[arg(long, requires = "judge", help_heading = JUDGE)]
     pub judge_requests: bool,
     /// Divide the times that no option sets
@@ -256,5 +269,5 @@ pub struct JudgeArgs {
     pub speedup: Speedup,
 }
 
-/// Parts of new connections, in thousandths.
+/// Shares of new connections, in thousandths.
 type Parts = Vec<u16>;

@@ -14,7 +14,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-const REHEARSED: &str = "What is rehearsed";
+const REHEARSED: &str = "Setup";
 
 const TIMES: &str = "Times";
 
@@ -27,42 +27,47 @@ const OUTPUT: &str = "Output";
 /// Options of `berth rehearse`.
 #[derive(Debug, Clone, Args)]
 pub struct RehearseArgs {
-    /// Command of the apiserver that is replaced, split as a shell does it; missing flags are
-    /// added, and without --etcd-servers the etcd in PATH is started. `stand-in FLAGS`: the simulated apiserver that is part of berth
+    /// Command of the apiserver that is replaced, split as in a shell; missing flags are added, and
+    /// without --etcd-servers the etcd in PATH is started. `stand-in FLAGS`: the simulated
+    /// apiserver in berth
     #[arg(long, env = "BERTH_REHEARSE_OLD", default_value = "stand-in", value_name = "CMD", value_parser = Apiserver::parse, help_heading = REHEARSED)]
     pub old: Apiserver,
-    /// Command of the one that replaces it
+    /// Command of the apiserver that replaces --old
     #[arg(long, env = "BERTH_REHEARSE_NEW", default_value = "stand-in", value_name = "CMD", value_parser = Apiserver::parse, help_heading = REHEARSED)]
     pub new: Apiserver,
-    /// The berth whose shims are rehearsed, an image's for example [default: this program]
+    /// Path of the berth binary that is rehearsed, for example an image's [default: this program]
     #[arg(long, env = "BERTH_REHEARSE_BERTH", value_name = "PATH", help_heading = REHEARSED)]
     pub berth: Option<PathBuf>,
     /// Rehearse in a network namespace of its own, where kube-apiserver can advertise an address
     #[arg(long, env = "BERTH_REHEARSE_NETNS", help_heading = REHEARSED)]
     pub netns: bool,
-    /// Which processes an instance has, and which of them gets SIGTERM when
+    /// The processes of an instance, and the order in which they get SIGTERM
     #[arg(long, env = "BERTH_REHEARSE_TOPOLOGY", default_value = "sidecar", value_name = "TOPOLOGY", value_enum, help_heading = REHEARSED)]
     pub topology: Topology,
-    /// How clients come to the apiservers, through the shims
+    /// How the shims pass clients to the apiservers
     #[arg(long, env = "BERTH_REHEARSE_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_modes(), help_heading = REHEARSED)]
     pub pass: PassMode,
     /// Consecutive upgrades, from old to new and back
     #[arg(long, env = "BERTH_REHEARSE_UPGRADES", default_value = "1", value_name = "N", value_parser = within(UPGRADES), help_heading = REHEARSED)]
     pub upgrades: u32,
-    /// Upgrades go on for this long instead, back and forth, each with one fault that --seed draws (of those of --fault, else of all);
-    /// and no shim that lives through eight of them or more may use more and more memory, descriptors or threads
+    /// Upgrade for this long instead, back and forth, each time with one fault that --seed draws
+    /// (from --fault, else from all faults). A shim that lives through eight upgrades or more must
+    /// not use more and more memory, descriptors or threads
     #[arg(long = "for", env = "BERTH_REHEARSE_FOR", value_name = "DURATION", value_parser = seconds, conflicts_with = "upgrades", help_heading = REHEARSED)]
     pub lasts: Option<Duration>,
     /// Faults to inject during the upgrades, separated by commas; several run one after the other
     #[arg(long, env = "BERTH_REHEARSE_FAULT", value_name = "LIST", value_delimiter = ',', value_enum, help_heading = REHEARSED)]
     pub fault: Vec<Fault>,
-    /// How long the load lasts before an upgrade, while both serve, and after it, each
+    /// Duration of the load in each phase: before an upgrade, while both apiservers serve, and
+    /// after the upgrade
     #[arg(long, hide = true, default_value = "3s", value_parser = seconds)]
     pub phase: Duration,
-    /// How long both serve before the old one goes, as `berth upgrade --settle` [default: 3s]
+    /// Time for which both apiservers serve before the old one stops, as `berth upgrade --settle`
+    /// [default: 3s]
     #[arg(long, env = "BERTH_REHEARSE_SETTLE", value_name = "DURATION", value_parser = seconds, help_heading = TIMES)]
     pub settle: Option<Duration>,
-    /// How long a simulated apiserver that replaces another listens before it is ready: a real one takes 8 to 10 s
+    /// Time for which a new simulated apiserver listens before it is ready; a real one takes 8 to
+    /// 10 s
     #[arg(long, env = "BERTH_REHEARSE_START_DELAY", hide = true, default_value = "8s", value_parser = duration)]
     pub start_delay: Duration,
     /// Divide the times that no option of shims, bridges and faults sets
@@ -74,31 +79,32 @@ pub struct RehearseArgs {
     /// Watches of ConfigMaps
     #[arg(long, env = "BERTH_REHEARSE_WATCHES", default_value = "8", value_name = "N", value_parser = within(WATCHES), help_heading = LOAD)]
     pub watches: u32,
-    /// Clients that all connect at one moment after the first switch, each from an address of its own, and retry until they are
-    /// served
+    /// Clients that connect all at once after the first switch, each from its own address, and
+    /// retry until they are served
     #[arg(long, env = "BERTH_REHEARSE_STORM", default_value = "0", value_name = "N", value_parser = within(STORM), help_heading = LOAD)]
     pub storm: u32,
-    /// Seed of the clients' random choices, to repeat a run [default: a random one, which is printed]
+    /// Seed of the clients' random choices, to repeat a run [default: a random seed, printed]
     #[arg(long, env = "BERTH_REHEARSE_SEED", value_name = "N", help_heading = LOAD)]
     pub seed: Option<u64>,
-    /// What clients go through in the rehearsal whose result is the exit status
+    /// Path of the clients in the rehearsal that decides the exit status
     #[arg(long, hide = true, default_value = "berth", value_parser = via_names())]
     pub via: Via,
-    /// Rehearse through each of these, one after the other, and at last through berth, whose result is the exit status
+    /// Rehearse also through each of these, in this order; the last rehearsal is through berth and
+    /// decides the exit status
     #[arg(long, env = "BERTH_REHEARSE_COMPARE", default_value = "none", value_name = "LIST", value_delimiter = ',', value_enum, help_heading = COMPARISON)]
     pub compare: Vec<Via>,
     /// Print all figures, not only those that matter most
     #[arg(long, short, env = "BERTH_REHEARSE_VERBOSE", help_heading = OUTPUT)]
     pub verbose: bool,
-    /// Write all results here, as JSON
+    /// Write all results to this file, as JSON
     #[arg(long, env = "BERTH_REHEARSE_JSON", value_name = "FILE", help_heading = OUTPUT)]
     pub json: Option<PathBuf>,
-    /// Write a report for a browser here, as HTML
+    /// Write a report for a browser to this file, as HTML
     #[arg(long, env = "BERTH_REHEARSE_REPORT", value_name = "FILE", help_heading = OUTPUT)]
     pub report: Option<PathBuf>,
 }
 
-/// A whole number in a range.
+/// A parser of whole numbers in a range.
 fn within(range: RangeInclusive<u32>) -> RangedI64ValueParser<u32> {
     value_parser!(u32).range(i64::from(*range.start())..=i64::from(*range.end()))
 }

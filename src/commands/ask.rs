@@ -1,7 +1,7 @@
-//! `berth ready`, `berth live` and `berth drain`: the exec probes and the preStop hook of an apiserver's
-//! container.
+//! `berth ready`, `berth live` and `berth drain`: the exec probes and the preStop hook of an
+//! apiserver's container.
 
-use super::{Exit, block_on, mistaken, print, print_stderr, unavailable};
+use super::{Exit, block_on, print, print_stderr, unavailable, usage_error};
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply, Status};
@@ -17,8 +17,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Longest wait until a shim has left. A sibling may answer as late as its lease, which can be a day and is not waited for; a shim on a
-/// busy node may take seconds.
+/// Longest wait until a shim has left. A sibling may answer as late as its lease allows, which can
+/// be a day and is not waited for; a shim on a busy node may take seconds.
 const LEAVING: Duration = Duration::from_secs(30);
 
 /// Time between two requests to a shim that leaves.
@@ -34,24 +34,24 @@ pub(super) fn ready(args: &ReadyArgs) -> anyhow::Result<Exit> {
             Ok(status) => {
                 for sibling in &status.unconnected {
                     print_stderr(format_args!(
-                        "the shims of {} and {sibling} have no connection: an upgrade now would lose what is queued at \
-                         the one that leaves; the log of {} says why",
+                        "the shims of {} and {sibling} are not connected: an upgrade now would lose the connections in the queue of \
+                         the shim that leaves; the log of {} says why",
                         known.id, known.id
                     ));
                 }
                 status.ready()
             }
-            // It may be behind the node's shim alone.
-            Err(why) => of_node_shim(&args.ask.run_dir, &known, patience)
+            // The instance may be behind the node's shim alone.
+            Err(why) => ask_node_shim(&args.ask.run_dir, &known, patience)
                 .await
                 .unwrap_or(Err(why)),
         }
     })?;
-    answer(ready.map(|()| None))
+    print_answer(ready.map(|()| None))
 }
 
-/// The state of an instance in the status of a node shim, if there is one.
-async fn of_node_shim(
+/// The state of an instance in the status of a node shim. `None` if there is no node shim.
+async fn ask_node_shim(
     run_dir: &RunDirArgs,
     known: &KnownInstance,
     patience: Duration,
@@ -91,15 +91,15 @@ async fn of_node_shim(
 
 pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
-    // A file that cannot be read is no reason to restart kube-apiserver.
+    // An unreadable file is no reason to restart kube-apiserver.
     let config = check_probe(&args.probe, &args.path, false, &mut checks);
     let patience = args.timeout.timeout;
-    let mut config = checks.finish(config).map_err(mistaken)?;
+    let mut config = checks.finish(config).map_err(usage_error)?;
     config.timeout = patience.unwrap_or(config.timeout);
     let Some(known) = find(&args.ask)? else {
         return Ok(Exit::No);
     };
-    // The apiserver itself is probed: a hung shim must not make the kubelet restart it.
+    // The apiserver itself is probed: a hung shim must not make the kubelet restart the apiserver.
     let live = block_on(async {
         let address = address(&known).await?;
         let lives = Probe::new(config).lives(address).await;
@@ -113,12 +113,7 @@ pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
             _ => answer.words,
         })
     })?;
-    answer(live.map(|why| {
-        Some(format!(
-            "alive, and cannot be asked as the shim asks: {}",
-            why?
-        ))
-    }))
+    print_answer(live.map(|why| Some(format!("alive, but the shim's probe would fail: {}", why?))))
 }
 
 pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
@@ -158,14 +153,14 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
             }
         }
         if args.wait || streams.is_some() {
-            return until_left(&known, streams).await;
+            return wait_until_left(&known, streams).await;
         }
         Ok(None)
     })?;
-    answer(drained)
+    print_answer(drained)
 }
 
-/// The other shims of the same berth, some of which may be dead.
+/// The other shims of the berth, some of which may be dead.
 fn other_shims(run_dir: &RunDirArgs, known: &KnownInstance) -> Result<Vec<KnownInstance>, String> {
     let node =
         RunDirSnapshot::read(run_dir.run_dir.as_deref()).map_err(|error| error.to_string())?;
@@ -179,9 +174,10 @@ fn other_shims(run_dir: &RunDirArgs, known: &KnownInstance) -> Result<Vec<KnownI
         .collect())
 }
 
-/// Waits until a shim has left the group and its instance can be stopped ([`unanswered`]), or, with `streams`, until its
-/// connections have ended. Returns what is left then, if anything is.
-async fn until_left(
+/// Waits until a shim has left the group and its instance can be stopped ([`unanswered`]), or, with
+/// `streams`, until its connections have ended. Returns a remark about connections that are still
+/// unanswered, or `None`.
+async fn wait_until_left(
     known: &KnownInstance,
     streams: Option<Duration>,
 ) -> Result<Option<String>, String> {
@@ -201,7 +197,7 @@ async fn until_left(
                 ));
             }
             Err(error) => match error.kind() {
-                // It ended, and its connections with it.
+                // The shim ended, and its connections with it.
                 io::ErrorKind::ConnectionRefused => return Ok(None),
                 io::ErrorKind::NotFound => {
                     return match lease::read(&known.berth, &known.id) {
@@ -215,7 +211,7 @@ async fn until_left(
                 io::ErrorKind::TimedOut => {
                     return Err(format!("the shim of instance {} does not answer", known.id));
                 }
-                // It ends: the next request is refused.
+                // The shim is ending: the next request is refused.
                 io::ErrorKind::ConnectionReset
                 | io::ErrorKind::BrokenPipe
                 | io::ErrorKind::UnexpectedEof
@@ -255,7 +251,7 @@ async fn until_left(
             }
         } else if began.elapsed() >= LEAVING {
             return Err(format!(
-                "the shim of instance {} is {} still",
+                "the shim of instance {} is still {}",
                 known.id,
                 status.state.as_str()
             ));
@@ -265,7 +261,7 @@ async fn until_left(
 }
 
 /// Prints the reason for a failure, or the remark on a success.
-fn answer(result: Result<Option<String>, String>) -> anyhow::Result<Exit> {
+fn print_answer(result: Result<Option<String>, String>) -> anyhow::Result<Exit> {
     let (exit, words) = match result {
         Ok(words) => (Exit::Ok, words),
         Err(why) => (Exit::No, Some(why)),
@@ -276,15 +272,15 @@ fn answer(result: Result<Option<String>, String>) -> anyhow::Result<Exit> {
     Ok(exit)
 }
 
-/// The named instance, or the only one; if there is none, prints that.
+/// Finds the named instance, or the only instance. Prints the reason if there is none.
 fn find(args: &AskArgs) -> anyhow::Result<Option<KnownInstance>> {
-    let mistake = |why: String| mistaken(Mistakes(vec![why]));
+    let mistake = |why: String| usage_error(Mistakes(vec![why]));
     let id = args.instance.as_deref().map(InstanceId::parse).transpose();
     let id = id.map_err(|error| mistake(format!("--instance: {error}")))?;
     let node = RunDirSnapshot::read(args.run_dir.run_dir.as_deref()).map_err(unavailable)?;
     let asked = |known: &KnownInstance| id.as_ref().is_none_or(|id| known.id == *id);
     let mut known: Vec<_> = node.instances.into_iter().filter(asked).collect();
-    // A running instance is preferred to the leftovers of an earlier one.
+    // A running instance is preferred to the leftovers of an earlier instance.
     let runs = |known: &KnownInstance| {
         known.socket || known.record.as_ref().is_some_and(|listed| listed.alive)
     };
@@ -305,16 +301,16 @@ fn find(args: &AskArgs) -> anyhow::Result<Option<KnownInstance>> {
                 "name one with --instance"
             };
             Err(mistake(format!(
-                "several instances are there ({}): {fix}",
+                "there are several instances ({}): {fix}",
                 names.join(", ")
             )))
         }
         (None, _) => {
             let what = id.map_or_else(
-                || "no instance is there".to_owned(),
-                |id| format!("instance {id} is not there"),
+                || "there is no instance".to_owned(),
+                |id| format!("there is no instance {id}"),
             );
-            answer(Err(format!(
+            print_answer(Err(format!(
                 "{what}: no record and no shim in {}",
                 node.path.display()
             )))
@@ -341,7 +337,7 @@ async fn address(known: &KnownInstance) -> Result<SocketAddr, String> {
             "instance {} is not running: its process ended",
             known.id
         )),
-        // `berth serve --backend`: only the shim has the address.
+        // With `berth serve --backend` only the shim knows the address.
         None => {
             let own = status(known, ipc::PATIENCE)
                 .await?
@@ -387,7 +383,7 @@ mod tests {
             drop(request.reply(&Reply::Refused("no".into())).await);
         });
         tokio::select! {
-            waited = until_left(&known, None) => assert!(waited.as_ref().is_err_and(|why| why.contains("no")), "{waited:?}"),
+            waited = wait_until_left(&known, None) => assert!(waited.as_ref().is_err_and(|why| why.contains("no")), "{waited:?}"),
             () = serving => {}
         }
     }
@@ -397,7 +393,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (known, path) = known(&directory);
         std::os::unix::fs::symlink(&path, &path).unwrap();
-        let waited = until_left(&known, None).await;
+        let waited = wait_until_left(&known, None).await;
         assert!(
             waited
                 .as_ref()
@@ -410,8 +406,8 @@ mod tests {
     async fn a_shim_whose_socket_is_missing_or_refuses_has_ended() {
         let directory = tempfile::tempdir().unwrap();
         let (known, path) = known(&directory);
-        assert_eq!(until_left(&known, None).await, Ok(None));
+        assert_eq!(wait_until_left(&known, None).await, Ok(None));
         drop(seqpacket::listener(&path).unwrap());
-        assert_eq!(until_left(&known, None).await, Ok(None));
+        assert_eq!(wait_until_left(&known, None).await, Ok(None));
     }
 }

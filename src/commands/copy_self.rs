@@ -1,4 +1,5 @@
-//! `berth copy-self`: what an init container does before an apiserver that has no shell.
+//! `berth copy-self`: copies this program in an init container, because the apiserver's image has
+//! no shell.
 
 use super::{Exit, unavailable};
 use anyhow::Context;
@@ -35,11 +36,12 @@ fn copy(to: &Path) -> io::Result<()> {
         .ok_or(io::ErrorKind::InvalidInput)?
         .to_string_lossy();
     let temporary = to.with_file_name(format!(".{name}.{}", std::process::id()));
-    // In a container the process ID is always 1, so a killed copy may have left this file incomplete: it is replaced.
+    // In a container the process ID is always 1, so a killed copy may have left an incomplete file
+    // of this name, which is replaced.
     replace(to, &temporary, |mut file| {
-        // The open file and not its path, which may be another file by now.
+        // The open file, not its path: the path may lead to another file by now.
         io::copy(&mut File::open("/proc/self/exe")?, &mut file)?;
-        // Whatever the umask.
+        // The mode must not depend on the umask.
         file.set_permissions(Permissions::from_mode(0o755))
     })
 }

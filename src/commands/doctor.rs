@@ -1,6 +1,7 @@
-//! `berth doctor`: checks of a manifest, its node and its cluster for what would make an upgrade lose requests.
+//! `berth doctor`: checks a manifest, its node and its cluster for what would make an upgrade lose
+//! requests.
 
-use super::{Exit, block_on, mistaken, print, print_stderr, refused};
+use super::{Exit, block_on, print, print_stderr, refused, usage_error};
 use crate::cli::DoctorArgs;
 use berth_cluster::Client;
 use berth_doctor::cluster::Cluster;
@@ -27,15 +28,15 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     };
     let manifest = Manifest::parse(&read(&path).map_err(refused)?);
     let manifest =
-        manifest.map_err(|problem| mistaken(Mistakes(vec![format!("{name}:{problem}")])))?;
-    // What cannot be read is reported, and everything else is checked all the same.
+        manifest.map_err(|problem| usage_error(Mistakes(vec![format!("{name}:{problem}")])))?;
+    // A source that cannot be read is reported, and all others are checked nevertheless.
     let mut exit = Exit::Ok;
     let mut missing = |error: &dyn std::fmt::Display| {
         print_stderr(error);
         exit = Exit::Unavailable;
     };
     let is_static = is_in(&path, directory);
-    // What is elsewhere is to replace the one that runs.
+    // A manifest elsewhere will replace the running manifest.
     let own = path.canonicalize().ok().filter(|_| is_static);
     let own = directory.join(
         own.as_deref()
@@ -49,7 +50,7 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
             .flatten(),
         false => None,
     };
-    // Before there is a runtime with threads.
+    // Must come before the runtime, which has threads.
     let obstacle = args.node.then(|| node::obstacle(&manifest)).flatten();
     let unconnected = match args.node {
         true => block_on(node::unconnected(Path::new("/"), &manifest))?,
@@ -71,7 +72,7 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
             .ok(),
         None => None,
     };
-    // The manifest that this one is to replace, if it is another.
+    // The manifest that this manifest replaces, if that is another file.
     let running = (args.node && !is_static)
         .then(|| read(&directory.join(FILE)).ok())
         .flatten();

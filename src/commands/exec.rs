@@ -1,6 +1,7 @@
-//! `berth exec`: give an apiserver its own address and become it, or stay as its supervisor.
+//! `berth exec`: gives an apiserver its own address and becomes the apiserver, or stays as its
+//! supervisor.
 
-use super::{Exit, mistaken, unavailable};
+use super::{Exit, unavailable, usage_error};
 use anyhow::Context;
 use berth_exec::address;
 use berth_exec::args::{self, Replaced, Rewritten, Wanted};
@@ -20,7 +21,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 pub(super) fn run(args: &ExecArgs) -> anyhow::Result<Exit> {
-    let place = check::exec(args).map_err(mistaken)?;
+    let place = check::exec(args).map_err(usage_error)?;
     end_on_signals().context("cannot handle signals")?;
     carry_out(place, args).map_err(|error| unavailable(format!("{error:#}")))
 }
@@ -33,7 +34,7 @@ fn carry_out(place: Place, args: &ExecArgs) -> anyhow::Result<Exit> {
     let berth = RunDir::open(&place.run_dir)?.berth(place.berth())?;
     let instance = place.instance.map_or_else(InstanceId::random, Ok)?;
     let advertise = args::advertise_address(argv).unwrap_or(public);
-    let supervising = (args.pass != PassMode::Relay).then(|| prepare(&berth, &instance));
+    let supervising = (args.pass != PassMode::Relay).then(|| listen_for_shims(&berth, &instance));
     match (&supervising, args.pass) {
         (Some(Err(why)), PassMode::Inject) => anyhow::bail!("--pass inject: {why}"),
         (Some(Err(why)), _) => tracing::info!("--pass auto: clients will be relayed: {why}"),
@@ -56,7 +57,7 @@ fn carry_out(place: Place, args: &ExecArgs) -> anyhow::Result<Exit> {
     })?;
 
     let address = claim.record().address;
-    // A record's address is always in 127.0.0.0/8; this is for the type.
+    // Always Ok in practice: a record's address is in 127.0.0.0/8.
     let IpAddr::V4(ip) = address.ip() else {
         anyhow::bail!("{address} is no IPv4 address")
     };
@@ -74,8 +75,8 @@ fn carry_out(place: Place, args: &ExecArgs) -> anyhow::Result<Exit> {
     };
     let mut command = Command::new(program);
     command.args(arguments);
-    // The signal mask and ignored signals pass through unchanged, but for SIGPIPE: Rust's runtime
-    // ignores it from the start, and `exec` sets it back to its default.
+    // The signal mask and ignored signals pass through unchanged, except SIGPIPE: Rust's runtime
+    // ignores SIGPIPE from the start, and `exec` restores its default.
     let error = match supervising {
         Some(Ok((shims, file))) => {
             let run = || {
@@ -106,18 +107,20 @@ fn carry_out(place: Place, args: &ExecArgs) -> anyhow::Result<Exit> {
     Err(error).with_context(|| format!("cannot run {}{fix}", program.display()))
 }
 
-/// Listens for shims, where clients' sockets can be passed to a child.
+/// Checks that clients' sockets can be passed to a child, and listens for shims.
 ///
-/// # Errors
-/// What is in the way, and what to do about it.
-fn prepare(berth: &BerthDir, instance: &InstanceId) -> Result<(OwnedFd, SocketFile), String> {
+/// The obstacle and its fix.
+fn listen_for_shims(
+    berth: &BerthDir,
+    instance: &InstanceId,
+) -> Result<(OwnedFd, SocketFile), String> {
     self_test().map_err(|obstacle| obstacle.to_string())?;
     let path = berth
         .supervisor_path(instance)
         .map_err(|error| error.to_string())?;
     ipc::listen(&path).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => format!(
-            "instance {instance} runs already ({} answers)",
+            "instance {instance} is already running ({} answers)",
             path.display()
         ),
         _ => format!(

@@ -1,6 +1,6 @@
-//! `berth grant`: credentials for the shims of a node, made, printed or revoked.
+//! `berth grant`: creates, prints or revokes credentials for the shims of a node.
 
-use super::{Exit, Refused, block_on, json, mistaken, print, print_stderr, unavailable};
+use super::{Exit, Refused, block_on, json, print, print_stderr, unavailable, usage_error};
 use crate::cli::GrantArgs;
 use anyhow::Context;
 use berth_cluster::lease::NAMESPACE;
@@ -22,7 +22,7 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
     let nodes = nodes(args, &mut checks);
     if args.print {
-        checks.finish(Some(())).map_err(mistaken)?;
+        checks.finish(Some(())).map_err(usage_error)?;
         return print(&objects_of(&nodes, args.json));
     }
     let options = if args.revoke {
@@ -35,16 +35,16 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
         Ok((access, client))
     });
     let checked = checks.finish(Some(()));
-    // Both kinds of errors are printed; mistakes decide the exit status.
+    // Both kinds of errors are printed; a mistake in the options decides the exit status.
     if let (Err(_), Err(error)) = (&checked, &access) {
         print_stderr(error);
     }
-    checked.map_err(mistaken)?;
+    checked.map_err(usage_error)?;
     let (access, client) = access.map_err(unavailable)?;
     match options {
         Some(options) => {
-            let granted =
-                block_on(grant(&access, &client, &options))?.map_err(|error| failed(&error))?;
+            let granted = block_on(grant(&access, &client, &options))?
+                .map_err(|error| grant_error(&error))?;
             print(&if args.json {
                 json_of(&granted)?
             } else {
@@ -55,7 +55,7 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
     }
 }
 
-fn failed(error: &GrantError) -> anyhow::Error {
+fn grant_error(error: &GrantError) -> anyhow::Error {
     let exit = if matches!(error, GrantError::Refused { .. }) {
         Exit::No
     } else {
@@ -68,7 +68,7 @@ fn failed(error: &GrantError) -> anyhow::Error {
     .into()
 }
 
-/// The nodes' names, which become parts of objects' names.
+/// Names of the nodes. They become parts of objects' names.
 fn nodes(args: &GrantArgs, checks: &mut Checks) -> Vec<String> {
     let nodes = match &args.node[..] {
         [] => vec![node_name(Path::new("/proc")).unwrap_or_default()],
@@ -80,7 +80,8 @@ fn nodes(args: &GrantArgs, checks: &mut Checks) -> Vec<String> {
         ));
     }
     if nodes.len() > 1 && !args.revoke && !args.print {
-        checks.wrong("--node: each node writes its own: give one, on that node");
+        checks
+            .wrong("--node: each node writes its own files: run this on each node, with one name");
     }
     nodes
 }
@@ -103,7 +104,7 @@ fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Gr
         Ok(ShimOf { berth: None, .. }) => {
             let manifest = args.manifest.display();
             checks.wrong(format!(
-                "--listen is not given, and {manifest} leaves the address to the kubelet: give the berth's, such as 10.0.0.5:6443"
+                "--listen is not given, and {manifest} leaves the address to the kubelet: give the berth's address, such as 10.0.0.5:6443"
             ));
             None
         }
@@ -117,7 +118,7 @@ fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Gr
         .or(of_manifest);
     if let Some(uid) = uid.filter(|uid| !geteuid().is_root() && *uid != geteuid().as_raw()) {
         checks.wrong(format!(
-            "--uid {uid}: only root can give files to another: run this as root"
+            "--uid {uid}: only root can give files to another uid: run this as root"
         ));
     }
     let (server_name, ca) = shim.map_or((DEFAULT_NAME.into(), Vec::new()), |shim| {
@@ -151,7 +152,7 @@ fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Gr
 fn revoke_all(client: &Client, nodes: &[String], as_json: bool) -> anyhow::Result<Exit> {
     let mut deleted = Vec::new();
     for node in nodes {
-        deleted.extend(block_on(revoke(client, node))?.map_err(|error| failed(&error))?);
+        deleted.extend(block_on(revoke(client, node))?.map_err(|error| grant_error(&error))?);
     }
     if as_json {
         return print(&json(
@@ -166,14 +167,14 @@ fn revoke_all(client: &Client, nodes: &[String], as_json: bool) -> anyhow::Resul
     text += &match deleted.len() {
         0 => format!("{nodes}: there was nothing to delete\n"),
         _ => format!(
-            "{nodes}: its tokens are refused within 10 s, for which time kube-apiserver remembers that one was good. The names \
-             of its slices stay in the Role default/berth, by which other nodes remove what it left\n"
+            "{nodes}: tokens are refused within 10 s, the time for which kube-apiserver caches a valid token. The names \
+             of the node's slices stay in the Role default/berth, so that other nodes can remove the slices\n"
         ),
     };
     print(&text)
 }
 
-/// All objects for the shims of these nodes, to be applied in another way.
+/// All objects for the shims of these nodes, for another way to apply them.
 fn objects_of(nodes: &[String], as_json: bool) -> String {
     let shared = objects::shared_role(nodes.iter().map(String::as_str));
     let all = [objects::namespace(NAMESPACE), shared]
@@ -216,8 +217,8 @@ fn text_of(granted: &Granted) -> String {
     }
     let life = humantime::format_duration(Duration::from_secs(*seconds));
     text += &format!(
-        "{service_account}: each was tried at {server}. The token is good for {life}, until {expires}, and a shim renews it after a \
-         third of that. Mount {} as a directory, writable\n",
+        "{service_account}: each request was tried at {server}. The token is valid for {life}, until {expires}; a shim renews it after a \
+         third of that time. Mount {} as a directory, writable\n",
         kubeconfig.parent().unwrap_or(Path::new("/")).display()
     );
     text

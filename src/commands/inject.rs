@@ -1,7 +1,7 @@
 //! `berth inject` and `berth eject`: manifests into and out of berth.
 
-use super::bridge::{around, is_on, this_again};
-use super::{Exit, mistaken, print, print_stderr, refused, unavailable};
+use super::bridge::{command_without, is_on, run_under_bridge};
+use super::{Exit, print, print_stderr, refused, unavailable, usage_error};
 use crate::cli::{InjectArgs, ManifestArgs};
 use berth_doctor::{Case, beside, examine, node, text};
 use berth_manifest::edit::Edit;
@@ -16,7 +16,7 @@ use berth_upgrade::state::leave_alone;
 use similar::TextDiff;
 use std::path::{Path, PathBuf};
 
-/// Where a kubelet finds static pods by default.
+/// A kubelet's default directory of static pods.
 const MANIFESTS: &str = "/etc/kubernetes/manifests";
 
 pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
@@ -28,7 +28,7 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
     }
     let (options, file) = checks
         .finish(options.map(|options| (options, file)))
-        .map_err(mistaken)?;
+        .map_err(usage_error)?;
     let text = file.text()?;
     let original = file.backup(&text)?.map(|(_, original)| original);
     let outcome =
@@ -52,11 +52,12 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
     if let Some(manifest) = injected.filter(|_| file.args.bridge && outcome.text != text) {
         diagnose(&file.args.path, manifest, &args.excused.ignore_errors).map_err(refused)?;
     }
-    file.write_out(&text, &outcome.text, &outcome.edits, Some(&outcome.base))
+    file.write_result(&text, &outcome.text, &outcome.edits, Some(&outcome.base))
 }
 
-/// Checks what the bridge cannot: clients that the new shim would always refuse, errors that keep it from getting ready, and other
-/// manifests beside it that the kubelet may run.
+/// Checks three things that the bridge cannot check: clients that the new shim would always refuse,
+/// errors that keep the shim from getting ready, and manifests in the same directory that the
+/// kubelet may run, too.
 fn diagnose(path: &Path, manifest: &Manifest, ignore_errors: &[String]) -> Result<(), Refusal> {
     let name = "the new manifest";
     let gathered = node::Facts::gather(Path::new("/"), manifest);
@@ -81,24 +82,24 @@ fn diagnose(path: &Path, manifest: &Manifest, ignore_errors: &[String]) -> Resul
 pub(super) fn eject(args: &ManifestArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
     let file = Target::check(args, &mut checks);
-    let file = checks.finish(Some(file)).map_err(mistaken)?;
+    let file = checks.finish(Some(file)).map_err(usage_error)?;
     let text = file.text()?;
     if let Some((backup, original)) = file.backup(&text)? {
         print_stderr(format_args!("note: the original is {}", backup.display()));
-        return file.write_out(&text, &original, &[], None);
+        return file.write_result(&text, &original, &[], None);
     }
     let parsed = Manifest::parse(&text);
-    // As an eject that was killed at its end leaves it.
+    // An eject that was killed at its end leaves a manifest without berth.
     if parsed.as_ref().is_ok_and(ejecting::is_out) {
-        return file.write_out(&text, &text, &[], None);
+        return file.write_result(&text, &text, &[], None);
     }
     let ejected = parsed.and_then(|manifest| ejecting::undo(&manifest));
     let ejected = ejected.map_err(|problem| file.refusal(&[problem]))?;
-    print_stderr("note: no backup is of this text, so each change of berth's is undone");
-    file.write_out(&text, &ejected.text, &ejected.edits, None)
+    print_stderr("note: no backup matches this manifest, so each change by berth is undone");
+    file.write_result(&text, &ejected.text, &ejected.edits, None)
 }
 
-/// The manifest that is read, and where the result goes.
+/// The manifest to read, and the destination of the result.
 struct Target<'a> {
     args: &'a ManifestArgs,
     backups: Backups,
@@ -111,7 +112,7 @@ impl<'a> Target<'a> {
             backups: Backups::new(&args.kept.state_dir),
         };
         if args.write && file.is_stdin() {
-            checks.wrong("--write with -: standard input cannot be written: name the file");
+            checks.wrong("--write with -: standard input cannot be written: give the file's path");
         }
         if args.write {
             file.check_directory("--state-dir", &args.kept.state_dir, checks);
@@ -119,12 +120,12 @@ impl<'a> Target<'a> {
         file
     }
 
-    /// Refuses a directory of which the kubelet reads every file as a manifest.
+    /// Refuses a directory of manifests: the kubelet reads every file there as a manifest.
     fn check_directory(&self, option: &str, directory: &Path, checks: &mut Checks) {
         let kubelets = resolved(directory) == resolved(Path::new(MANIFESTS));
         if kubelets || is_in(&self.args.path, directory) {
             checks.wrong(format!(
-                "{option} {}: that is a kubelet's directory, or the manifest's own, and a kubelet reads every file there as a manifest: give another",
+                "{option} {}: a kubelet reads every file in this directory as a manifest: give another directory",
                 directory.display()
             ));
         }
@@ -146,7 +147,7 @@ impl<'a> Target<'a> {
         read(&self.args.path).map_err(refused)
     }
 
-    /// The original, if the text is what was written.
+    /// The original manifest and the path of its backup, if `text` is what berth wrote over it.
     fn backup(&self, text: &str) -> anyhow::Result<Option<(PathBuf, String)>> {
         if self.is_stdin() {
             return Ok(None);
@@ -157,7 +158,7 @@ impl<'a> Target<'a> {
     }
 
     fn refusal(&self, problems: &[Problem]) -> anyhow::Error {
-        mistaken(Mistakes(
+        usage_error(Mistakes(
             problems
                 .iter()
                 .map(|problem| format!("{}:{problem}", self.name()))
@@ -165,8 +166,8 @@ impl<'a> Target<'a> {
         ))
     }
 
-    /// Prints or writes the new text, and keeps the original if there is one to be kept.
-    fn write_out(
+    /// Prints or writes the new text, and saves `original` if there is one.
+    fn write_result(
         &self,
         old: &str,
         new: &str,
@@ -185,17 +186,14 @@ impl<'a> Target<'a> {
             return print(new);
         }
         if old == new {
-            print_stderr(format_args!(
-                "{} is as it should be: not written",
-                self.name()
-            ));
+            print_stderr(format_args!("{} needs no change: not written", self.name()));
             return Ok(Exit::Ok);
         }
         leave_alone(self.backups.directory(), &self.args.path).map_err(unavailable)?;
         if self.args.bridge {
-            return around(
+            return run_under_bridge(
                 &["--manifest".as_ref(), self.args.path.as_os_str()],
-                &this_again("--bridge")?,
+                &command_without("--bridge")?,
             );
         }
         if Manifest::parse(new).is_ok_and(|manifest| manifest.kind() == "Pod") && !is_on() {
@@ -226,10 +224,10 @@ fn write_patches(
     base: &str,
     directory: &Path,
 ) -> anyhow::Result<Exit> {
-    let one = |problem| vec![problem];
-    let patches = Manifest::parse(base).map_err(one).and_then(|manifest| {
+    let listed = |problem| vec![problem];
+    let patches = Manifest::parse(base).map_err(listed).and_then(|manifest| {
         let (edits, _) = berth_manifest::inject::plan(&manifest, options)?;
-        kubeadm::patches(&manifest, &edits).map_err(one)
+        kubeadm::patches(&manifest, &edits).map_err(listed)
     });
     let patches = patches.map_err(|problems| file.refusal(&problems))?;
     std::fs::create_dir_all(directory).map_err(|error| {
@@ -282,7 +280,8 @@ fn check(args: &InjectArgs, checks: &mut Checks) -> Option<InjectOptions> {
     })
 }
 
-/// The kubeconfig's directory is mounted at the same path, and should have nothing else in it.
+/// Checks the path of the shim's kubeconfig. Its directory is mounted at the same path, and should
+/// have nothing else in it.
 fn service(kubeconfig: Option<&str>, checks: &mut Checks) -> Option<String> {
     let kubeconfig = kubeconfig?;
     let directory = Path::new(kubeconfig)
@@ -301,7 +300,7 @@ fn service(kubeconfig: Option<&str>, checks: &mut Checks) -> Option<String> {
     Some(kubeconfig.to_owned())
 }
 
-/// The probe's options as environment variables of the containers.
+/// Translates the probe's options into environment variables of the containers.
 fn probing(args: &ProbeArgs, checks: &mut Checks) -> Probing {
     let files = [
         ("--probe-ca", "BERTH_PROBE_CA", &args.probe_ca),

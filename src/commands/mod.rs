@@ -1,6 +1,6 @@
-//! One file a subcommand: from checked options to an exit status.
+//! The subcommands, one file each: from checked options to an exit status.
 //!
-//! Here is what the subcommands share: exit statuses, the log, and the dispatch.
+//! This file has the common parts of the subcommands: exit statuses, the log, and the dispatch.
 
 use crate::cli::{Cli, Command};
 use crate::log;
@@ -37,7 +37,7 @@ mod status;
 #[cfg(feature = "operate")]
 mod upgrade;
 
-/// How a command ended, as an exit status after sysexits(3).
+/// Result of a command, as an exit status after sysexits(3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
     /// 0: done.
@@ -46,15 +46,16 @@ pub enum Exit {
     No,
     /// 64 (EX_USAGE): wrong command line or configuration; nothing was started.
     Usage,
-    /// 69 (EX_UNAVAILABLE): a port or file that is needed cannot be had.
+    /// 69 (EX_UNAVAILABLE): a required port or file is not available.
     Unavailable,
     /// 70 (EX_SOFTWARE): a bug in berth.
     Bug,
-    /// 71 (EX_OSERR): this machine was too busy to tell.
+    /// 71 (EX_OSERR): this machine was too busy for a result.
     Busy,
     /// 74 (EX_IOERR): standard output cannot be written.
     Output,
-    /// 75 (EX_TEMPFAIL): neither done nor undone, and the next step is printed; or neither yes nor no.
+    /// 75 (EX_TEMPFAIL): neither done nor undone, and the next step is printed; or neither yes nor
+    /// no.
     Again,
     /// The exit status of the child.
     Child(u8),
@@ -76,8 +77,8 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Prints a line on standard error. That it cannot be written, to a closed pipe for example, is ignored: `eprintln!`
-/// would panic.
+/// Prints a line on standard error. A write error, from a closed pipe for example, is ignored;
+/// `eprintln!` would panic.
 fn print_stderr(line: impl Display) {
     let _ = writeln!(
         io::stderr(),
@@ -89,17 +90,17 @@ fn print_stderr(line: impl Display) {
 /// Writes the result of a command to standard output.
 fn print(text: &str) -> anyhow::Result<Exit> {
     let mut out = io::stdout().lock();
-    printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+    check_printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
-/// A document of JSON, with the newline at its end.
+/// Formats a JSON document with a newline at its end.
 fn json(value: &impl Serialize) -> anyhow::Result<String> {
     Ok(serde_json::to_string_pretty(value).context("cannot write JSON")? + "\n")
 }
 
-/// Numbers steps, one a line.
+/// Numbers steps, one per line.
 #[cfg(feature = "operate")]
-fn numbered(steps: &[String]) -> String {
+fn number_steps(steps: &[String]) -> String {
     steps
         .iter()
         .enumerate()
@@ -107,8 +108,9 @@ fn numbered(steps: &[String]) -> String {
         .collect()
 }
 
-/// A pipe without a reader is no error (`berth status | head`).
-fn printed(result: io::Result<()>) -> anyhow::Result<Exit> {
+/// Checks the result of a write to standard output. A pipe without a reader is no error (`berth
+/// status | head`).
+fn check_printed(result: io::Result<()>) -> anyhow::Result<Exit> {
     match result {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             let why = format!(
@@ -124,7 +126,7 @@ fn printed(result: io::Result<()>) -> anyhow::Result<Exit> {
     }
 }
 
-/// Why a command ends early other than by a bug: lines for its user, and the exit status.
+/// Reason why a command ends early, other than a bug: lines for its user, and the exit status.
 #[derive(Debug)]
 struct Refused {
     exit: Exit,
@@ -139,8 +141,8 @@ impl Display for Refused {
     }
 }
 
-/// The command line is wrong.
-fn mistaken(mistakes: Mistakes) -> anyhow::Error {
+/// An error in the command line.
+fn usage_error(mistakes: Mistakes) -> anyhow::Error {
     Refused {
         exit: Exit::Usage,
         why: mistakes.0,
@@ -148,7 +150,7 @@ fn mistaken(mistakes: Mistakes) -> anyhow::Error {
     .into()
 }
 
-/// Something that is needed is not available.
+/// A missing requirement.
 fn unavailable(error: impl Display) -> anyhow::Error {
     Refused {
         exit: Exit::Unavailable,
@@ -161,14 +163,14 @@ fn unavailable(error: impl Display) -> anyhow::Error {
 fn refused(refusal: impl Into<berth_manifest::report::Refusal>) -> anyhow::Error {
     use berth_manifest::report::Refusal;
     let (exit, why) = match refusal.into() {
-        Refusal::Usage(mistakes) => return mistaken(mistakes),
+        Refusal::Usage(mistakes) => return usage_error(mistakes),
         Refusal::Unavailable(errors) => (Exit::Unavailable, errors),
         Refusal::Errors => (Exit::No, Vec::new()),
     };
     Refused { exit, why }.into()
 }
 
-/// As in a shell: 128 and the signal's number for a child that a signal ended.
+/// Exit status of a child, as in a shell: 128 and the signal's number if a signal ended the child.
 fn exit_code(status: ExitStatus) -> u8 {
     let code = status
         .code()
@@ -177,19 +179,21 @@ fn exit_code(status: ExitStatus) -> u8 {
     u8::try_from(code).unwrap_or(u8::MAX)
 }
 
-/// Runs the control plane on this thread: the children of `berth run` get a signal when it ends.
+/// Runs a future on this thread, so that this thread starts the children of `berth run`: they get a
+/// signal when the thread ends.
 fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("no runtime")?;
     let result = runtime.block_on(future);
-    // A thread that waits for a disk does not keep the process from ending.
+    // A thread that waits for a disk must not keep the process from ending.
     runtime.shutdown_background();
     Ok(result)
 }
 
-/// Sets up the log on standard error. Does nothing the second time. `relays`: writing a line must not block.
+/// Sets up the log on standard error. A second call does nothing. With `relays`, writing a line
+/// never blocks.
 fn init_log(args: &LogArgs, relays: bool) -> Option<log::Flush> {
     let level = match args.log_level {
         LogLevel::Error => LevelFilter::ERROR,
@@ -203,7 +207,7 @@ fn init_log(args: &LogArgs, relays: bool) -> Option<log::Flush> {
         // Without a thread, lines are written directly.
         Some(Err(_)) | None => (BoxMakeWriter::new(io::stderr), None),
     };
-    // Its message about a line that cannot be written would panic where standard error is closed.
+    // The subscriber's message about a failed write would panic if standard error is closed.
     let builder = tracing_subscriber::fmt()
         .with_max_level(level)
         .with_writer(writer)
@@ -220,7 +224,7 @@ fn init_log(args: &LogArgs, relays: bool) -> Option<log::Flush> {
     flush
 }
 
-/// Runs a subcommand. Errors are printed here, once, with their causes.
+/// Runs a subcommand. Prints its error once, with all causes.
 pub fn dispatch(cli: Cli) -> ExitCode {
     let _flush = init_log(
         &cli.log,
@@ -257,7 +261,7 @@ pub fn dispatch(cli: Cli) -> ExitCode {
         Command::Completions { shell } => completions(shell),
         Command::Version => print(&Cli::command().render_version()),
     };
-    ended(result)
+    exit_code_of(result)
 }
 
 fn completions(shell: clap_complete::Shell) -> anyhow::Result<Exit> {
@@ -267,39 +271,45 @@ fn completions(shell: clap_complete::Shell) -> anyhow::Result<Exit> {
 }
 
 /// Prints clap's message instead of running a subcommand: a mistake, the help or the version.
-pub fn explain(mut error: clap::Error) -> ExitCode {
-    if let Some(tip) = tip(&error) {
-        // The most similar word of berth's is not the right one.
+pub fn print_clap_message(mut error: clap::Error) -> ExitCode {
+    if let Some(suggestion) = suggestion(&error) {
+        // Clap's suggestion, the most similar word, would be a wrong one.
         let _ = (
             error.remove(ContextKind::SuggestedSubcommand),
             error.remove(ContextKind::SuggestedArg),
         );
         error.insert(
             ContextKind::Suggested,
-            ContextValue::StyledStrs(vec![tip.into()]),
+            ContextValue::StyledStrs(vec![suggestion.into()]),
         );
-    } else if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
-        // No option and no command is meant as a value.
-        tips.retain(|tip| !tip.to_string().starts_with("to pass "));
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+    } else if let Some(ContextValue::StyledStrs(mut suggestions)) =
+        error.remove(ContextKind::Suggested)
+    {
+        // A misspelled option or command is never meant as a value.
+        suggestions.retain(|suggestion| !suggestion.to_string().starts_with("to pass "));
+        error.insert(
+            ContextKind::Suggested,
+            ContextValue::StyledStrs(suggestions),
+        );
     }
     let result = error.print().and_then(|()| io::stdout().flush());
     if error.use_stderr() {
         Exit::Usage.into()
     } else {
-        ended(printed(result))
+        exit_code_of(check_printed(result))
     }
 }
 
-/// What other tools call a command or an option, by berth's command, and what it is here.
+/// Words that other tools use for a command or an option: berth's command, the words, and the right
+/// command line.
 #[cfg(feature = "operate")]
-const ELSEWHERE: [(&str, &[&str], &str); 11] = [
+const FOREIGN_WORDS: [(&str, &[&str], &str); 11] = [
     ("", &["install"], "berth inject --image IMAGE"),
     ("", &["uninstall", "remove"], "berth eject"),
     (
         "",
         &["rollback"],
-        "berth upgrade FILE, with the manifest of before; of a bridge: berth bridge restore",
+        "berth upgrade FILE, with the previous manifest; under a bridge: berth bridge restore",
     ),
     (
         "",
@@ -310,30 +320,30 @@ const ELSEWHERE: [(&str, &[&str], &str); 11] = [
     (
         "",
         &["plan"],
-        "berth upgrade FILE --dry-run; of a bridge: berth bridge --dry-run",
+        "berth upgrade FILE --dry-run; for a bridge: berth bridge --dry-run",
     ),
     (
         "",
         &["metrics"],
-        "a shim has them at /metrics of its --admin address (docs/watch.md)",
+        "a shim serves its metrics at /metrics of its --admin address (docs/watch.md)",
     ),
     ("bridge", &["stop", "off"], "berth bridge end"),
     (
         "upgrade",
         &["--manifest"],
-        "the new manifest is given without an option: berth upgrade FILE",
+        "give the new manifest without an option: berth upgrade FILE",
     ),
     (
         "status",
         &["--all", "-A"],
-        "berth status shows all of this node; of other nodes: docs/watch.md",
+        "berth status shows every berth of this node; for other nodes see docs/watch.md",
     ),
     ("status", &["-w", "--watch"], "watch berth status"),
 ];
 
-/// What was meant by a command line that is wrong in a usual way.
+/// Suggests the right command line for a common mistake.
 #[cfg(feature = "operate")]
-fn tip(error: &clap::Error) -> Option<String> {
+fn suggestion(error: &clap::Error) -> Option<String> {
     let context = |kind| error.get(kind).map(ToString::to_string);
     let wrong =
         context(ContextKind::InvalidSubcommand).or_else(|| context(ContextKind::InvalidArg))?;
@@ -345,16 +355,16 @@ fn tip(error: &clap::Error) -> Option<String> {
     let (command, None) = (commands.next().unwrap_or_default(), commands.next()) else {
         return None;
     };
-    if let Some((.., right)) = ELSEWHERE
+    if let Some((.., right)) = FOREIGN_WORDS
         .iter()
         .find(|(of, words, _)| *of == command && words.contains(&&*wrong))
     {
         return Some((*right).to_owned());
     }
     match command {
-        "upgrade" if wrong == "--version" => Some(upgrade_of("VERSION")),
+        "upgrade" if wrong == "--version" => Some(suggest_upgrade("VERSION")),
         "grant" if !wrong.starts_with('-') => Some(format!("berth grant --manifest {wrong}")),
-        "upgrade" if is_version(&wrong) => Some(upgrade_of(&wrong)),
+        "upgrade" if is_version(&wrong) => Some(suggest_upgrade(&wrong)),
         _ if wrong.starts_with('-') => None,
         "bridge" if !<crate::cli::BridgeAction as clap::Subcommand>::has_subcommand(&wrong) => {
             let mut words: Vec<_> = std::env::args_os()
@@ -371,7 +381,7 @@ fn tip(error: &clap::Error) -> Option<String> {
 }
 
 #[cfg(not(feature = "operate"))]
-fn tip(_: &clap::Error) -> Option<String> {
+fn suggestion(_: &clap::Error) -> Option<String> {
     None
 }
 
@@ -385,14 +395,14 @@ fn is_version(word: &str) -> bool {
 }
 
 #[cfg(feature = "operate")]
-fn upgrade_of(version: &str) -> String {
+fn suggest_upgrade(version: &str) -> String {
     format!(
-        "no version is chosen here, the new manifest is given: berth upgrade FILE; on a node without berth: \
+        "give the new manifest, not a version: berth upgrade FILE; on a node without berth: \
          berth bridge -- kubeadm upgrade apply {version} --etcd-upgrade=false"
     )
 }
 
-fn ended(result: anyhow::Result<Exit>) -> ExitCode {
+fn exit_code_of(result: anyhow::Result<Exit>) -> ExitCode {
     let exit = result.unwrap_or_else(|error| {
         if let Some(Refused { exit, why }) = error.downcast_ref() {
             why.iter().for_each(print_stderr);

@@ -1,6 +1,6 @@
-//! `berth rehearse` and the simulated apiserver that it starts.
+//! `berth rehearse`, and the simulated apiserver that a rehearsal starts.
 
-use super::{Exit, block_on, mistaken, print, print_stderr, unavailable};
+use super::{Exit, block_on, print, print_stderr, unavailable, usage_error};
 use crate::cli::{RehearseArgs, StandInArgs};
 use berth_options::check::Mistakes;
 use berth_rehearse::address::NETNS;
@@ -14,28 +14,28 @@ mod check;
 
 pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
     let plan = check::check(args).and_then(|plan| raise_file_limit(&plan).map(|()| plan));
-    let mut plan = plan.map_err(mistaken)?;
+    let mut plan = plan.map_err(usage_error)?;
     if plan.netns {
-        // Before there is any other thread.
+        // Must come before any other thread starts.
         netns::enter(*NETNS.ip()).map_err(unavailable)?;
     }
     let outcome = block_on(async {
         plan.ask_versions().await?;
         Ok(rehearse(&plan).await)
     })?;
-    let outcome = outcome.map_err(mistaken)?;
-    // Files are written even if standard output cannot be.
+    let outcome = outcome.map_err(usage_error)?;
+    // Files are written even if standard output cannot be written.
     let exit = finish(&plan, &outcome, args.verbose);
     if args.json.is_none() && args.report.is_none() {
         return exit;
     }
-    let report = report::assemble(&plan, outcome, &again(args, &plan));
+    let report = report::assemble(&plan, outcome, &repeat_command(args, &plan));
     report::write(&report, args.json.as_deref(), args.report.as_deref()).map_err(unavailable)?;
     exit
 }
 
-/// The command that repeats this rehearsal: its environment variables, its options, and the seed.
-fn again(args: &RehearseArgs, plan: &Plan) -> Vec<String> {
+/// The command line that repeats this rehearsal: environment variables, options, and the seed.
+fn repeat_command(args: &RehearseArgs, plan: &Plan) -> Vec<String> {
     let set =
         std::env::vars_os().map(|(name, value)| format!("{}={}", name.display(), value.display()));
     let mut set: Vec<String> = set
@@ -58,7 +58,7 @@ fn again(args: &RehearseArgs, plan: &Plan) -> Vec<String> {
         .collect()
 }
 
-/// Prints the results of a rehearsal, also of one that was aborted.
+/// Prints the results of a rehearsal, complete or aborted.
 fn finish(plan: &Plan, outcome: &Rehearsed, verbose: bool) -> anyhow::Result<Exit> {
     let mut text = String::new();
     let runs: Vec<_> = outcome
@@ -110,7 +110,8 @@ pub(super) fn stand_in(args: &StandInArgs) -> anyhow::Result<Exit> {
     })
 }
 
-/// Raises the limit of open files, which children inherit. An error if the load could exceed it.
+/// Raises the limit of open files, which children inherit. Fails if the load could exceed the
+/// limit.
 fn raise_file_limit(plan: &Plan) -> Result<(), Mistakes> {
     let load = &plan.load;
     match berth_os::process::raise_file_limit() {

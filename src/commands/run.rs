@@ -1,13 +1,15 @@
 //! `berth run`: the shim, with `berth exec` as a child.
 //!
-//! The child stays between this process, which has several threads, and the apiserver: the kernel signals the
-//! child once for each thread of a parent that dies, and kube-apiserver ends at once on a second SIGTERM.
+//! The child stays between this process, which has several threads, and the apiserver: the kernel
+//! signals the child once for each thread of a dying parent, and kube-apiserver exits at once on a
+//! second SIGTERM.
 //!
-//! The child gets SIGTERM when the shim has left the group and every client that sent something has its first
-//! byte, so that no connection begins at an apiserver that is stopping; then the shim drains, and the child's exit status becomes its own.
+//! The child gets SIGTERM when the shim has left the group and every client that sent something has
+//! its first byte, so that no connection begins at an apiserver that is stopping. Then the shim
+//! drains, and `berth run` ends with the child's exit status.
 
 use super::serve::{Signals, build};
-use super::{Exit, block_on, exit_code, mistaken, unavailable};
+use super::{Exit, block_on, exit_code, unavailable, usage_error};
 use berth_options::check;
 use berth_options::log::LogArgs;
 use berth_options::shim::RunArgs;
@@ -24,12 +26,12 @@ use tokio::process::Child;
 use tokio::sync::watch;
 
 pub(super) fn run(args: &RunArgs, log: &LogArgs) -> anyhow::Result<Exit> {
-    let config = check::run(args).map_err(mistaken)?;
+    let config = check::run(args).map_err(usage_error)?;
     args.shim.speedup.apply();
     block_on(async {
         let mut signals = Signals::new()?;
         let bound = build(config, &mut signals).await?;
-        let child = start(&bound, args, log);
+        let child = start_exec(&bound, args, log);
         let mut child =
             child.map_err(|error| unavailable(format!("cannot start `berth exec`: {error}")))?;
         let status = supervise(bound, &mut child, &mut signals).await?;
@@ -37,9 +39,9 @@ pub(super) fn run(args: &RunArgs, log: &LogArgs) -> anyhow::Result<Exit> {
     })?
 }
 
-/// Starts `berth exec` with the same place and command. In a process group of its own: Ctrl-C on a
-/// terminal is passed on once, by us, as SIGTERM.
-fn start(bound: &Bound, args: &RunArgs, log: &LogArgs) -> std::io::Result<Child> {
+/// Starts `berth exec` with the same place and command, in its own process group: Ctrl-C on a
+/// terminal is then passed on once, by this process, as SIGTERM.
+fn start_exec(bound: &Bound, args: &RunArgs, log: &LogArgs) -> std::io::Result<Child> {
     let mut command = std::process::Command::new("/proc/self/exe");
     command.arg0("berth").args(["exec", "--stay"]);
     for listen in &args.place.listen {
@@ -70,7 +72,7 @@ fn start(bound: &Bound, args: &RunArgs, log: &LogArgs) -> std::io::Result<Child>
     tokio::process::Command::from(command).spawn()
 }
 
-/// Serves until the child has ended and its connections too.
+/// Serves until the child and its connections have ended.
 async fn supervise(
     bound: Bound,
     child: &mut Child,
@@ -91,7 +93,7 @@ async fn supervise(
         tokio::select! {
             _ = &mut serving, if !drained => {
                 drained = true;
-                // Not before: clients would read the child's end as the end of a response.
+                // Kill only now: clients would read the child's end as the end of a response.
                 if *stop.borrow() == Stop::Now {
                     signal_child(child, Signal::SIGKILL);
                 }
@@ -106,7 +108,8 @@ async fn supervise(
                 }
                 stop.send_modify(|stop| *stop = (*stop).max(Stop::Drain));
             }
-            // The shim also leaves the group while its apiserver fails probes and a sibling is joined: no reason to end the apiserver.
+            // The shim also leaves the group while its apiserver fails probes and a sibling is
+            // joined, which is no reason to end the apiserver.
             () = answered.wait(),
                 if !terminated && ended.is_none() && *stop.borrow() >= Stop::Drain =>
             {
@@ -114,7 +117,7 @@ async fn supervise(
                 signal_child(child, Signal::SIGTERM);
             }
             () = signals.next() => {
-                stop.send_modify(Signals::more);
+                stop.send_modify(Signals::escalate);
                 if drained && *stop.borrow() == Stop::Now {
                     signal_child(child, Signal::SIGKILL);
                 }
@@ -124,7 +127,7 @@ async fn supervise(
 }
 
 fn signal_child(child: &Child, signal: Signal) {
-    // No ID: it has ended and was waited for.
+    // A child without an ID has ended and was waited for.
     let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) else {
         return;
     };
@@ -134,7 +137,7 @@ fn signal_child(child: &Child, signal: Signal) {
         signal
     };
     match kill(Pid::from_raw(pid), sent) {
-        Ok(()) => tracing::info!(%signal, "passed on to the apiserver"),
+        Ok(()) => tracing::info!(%signal, "signal passed on to the apiserver"),
         Err(error) => tracing::warn!(pid, %signal, %error, "cannot signal the apiserver"),
     }
 }

@@ -1,6 +1,6 @@
 //! `berth serve`: the shim of a sidecar.
 
-use super::{Exit, Refused, block_on, mistaken, unavailable};
+use super::{Exit, Refused, block_on, unavailable, usage_error};
 use berth_options::check::{self, Mistakes};
 use berth_options::shim::ServeArgs;
 use berth_os::signals;
@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use tokio::sync::watch;
 
 pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
-    let config = check::serve(args).map_err(mistaken)?;
+    let config = check::serve(args).map_err(usage_error)?;
     args.shim.speedup.apply();
     block_on(async {
         let mut signals = Signals::new()?;
@@ -22,26 +22,26 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
         loop {
             tokio::select! {
                 _ = &mut serving => return Ok(Exit::Ok),
-                () = signals.next() => { stop.send_modify(Signals::more); }
+                () = signals.next() => { stop.send_modify(Signals::escalate); }
             }
         }
     })?
 }
 
-/// Builds a shim. A signal ends the wait for a port: nothing is served yet.
+/// Builds a shim. A signal ends the wait for a port, because nothing is served yet.
 pub(super) async fn build(config: Config, signals: &mut Signals) -> anyhow::Result<Bound> {
     let built = tokio::select! {
         built = app::build(config) => built,
         () = signals.next() => return Err(Refused { exit: Exit::Ok, why: Vec::new() }.into()),
     };
     built.map_err(|error| match error {
-        BuildError::Probe(mistake) => mistaken(Mistakes(vec![mistake])),
+        BuildError::Probe(mistake) => usage_error(Mistakes(vec![mistake])),
         error => unavailable(error),
     })
 }
 
-/// SIGTERM and SIGINT. Create it before any wait: the kernel drops signals without a handler for the first process of a PID
-/// namespace.
+/// Handlers of SIGTERM and SIGINT. Create them before any wait: for the first process of a PID
+/// namespace the kernel drops signals without a handler.
 pub(super) struct Signals(signals::Signals);
 
 impl Signals {
@@ -58,8 +58,8 @@ impl Signals {
         tracing::info!("{signal}");
     }
 
-    /// Applies one more signal: the first drains, the second ends the shim.
-    pub(super) fn more(stop: &mut Stop) {
+    /// Applies one more signal: the first signal drains, the second ends the shim.
+    pub(super) fn escalate(stop: &mut Stop) {
         *stop = if *stop < Stop::Drain {
             Stop::Drain
         } else {

@@ -38,20 +38,20 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
             version: VERSION,
             instances: rows,
         })?,
-        false if rows.is_empty() => nothing(&node.path),
+        false if rows.is_empty() => no_berth(&node.path),
         false => table(&rows, SystemTime::now()),
     })?;
     Ok(exit)
 }
 
-fn nothing(run_dir: &Path) -> String {
+fn no_berth(run_dir: &Path) -> String {
     let root = if geteuid().is_root() {
         ""
     } else {
         "run this as root, or "
     };
     format!(
-        "no berth on this node: none is in {} ({root}--run-dir names another directory)\n",
+        "no berth on this node: there is none in {} ({root}--run-dir names another directory)\n",
         run_dir.display()
     )
 }
@@ -61,21 +61,24 @@ fn nothing(run_dir: &Path) -> String {
 struct Row {
     berth: SocketAddr,
     instance: String,
-    /// What `berth exec` recorded.
+    /// The record of `berth exec`.
     #[serde(skip_serializing_if = "Option::is_none")]
     record: Option<Record>,
-    /// Whether the recorded process lives.
+    /// True if the recorded process lives.
     running: bool,
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "shown")]
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "serialize_shim"
+    )]
     shim: Option<Status>,
-    /// The error of the request for the status.
+    /// The error of the status request.
     #[serde(skip_serializing_if = "Option::is_none")]
     silent: Option<String>,
     #[serde(skip)]
     socket: bool,
 }
 
-fn shown<S: Serializer>(shim: &Option<Status>, to: S) -> Result<S::Ok, S::Error> {
+fn serialize_shim<S: Serializer>(shim: &Option<Status>, to: S) -> Result<S::Ok, S::Error> {
     shim.as_ref()
         .map(Status::shown)
         .transpose()
@@ -107,7 +110,7 @@ impl Row {
         }
     }
 
-    /// Its shim is there and does not answer: what its instance does is not known.
+    /// True if the shim runs and does not answer. The state of its instance is then unknown.
     fn hangs(&self) -> bool {
         self.silent
             .as_ref()
@@ -195,7 +198,7 @@ fn table(rows: &[Row], now: SystemTime) -> String {
         "LAST PROBE",
     ];
     let mut text = align(HEAD, rows.iter().map(|row| row.cells(now)));
-    for remark in [fail_open, foreign_listeners, crowd, passing] {
+    for remark in [fail_open, foreign_listeners, gate_queue, passing] {
         for (row, remark) in rows
             .iter()
             .filter_map(|row| Some((row, remark(row.shim.as_ref()?)?)))
@@ -208,7 +211,7 @@ fn table(rows: &[Row], now: SystemTime) -> String {
 
 fn fail_open(shim: &Status) -> Option<String> {
     (shim.fail_open && shim.state == Phase::Joined).then(|| {
-        "no apiserver passes its probe; connections go to one that did before (fail open)".into()
+        "no apiserver passes its probe; connections go to an apiserver that passed before (fail open)".into()
     })
 }
 
@@ -219,12 +222,12 @@ fn foreign_listeners(shim: &Status) -> Option<String> {
         many => format!("{many} listeners"),
     };
     Some(format!(
-        "the port is shared with {listeners} that no shim which answers holds, and that get a share of new connections: `ss -ltnp` names \
-         their processes; end a shim that hangs, and stop another program"
+        "the port is shared with {listeners} that no responding shim holds and that get a share of new connections: find \
+         the process with `ss -ltnp`; end a shim that hangs, and stop any other program"
     ))
 }
 
-fn crowd(shim: &Status) -> Option<String> {
+fn gate_queue(shim: &Status) -> Option<String> {
     let GateStatus {
         openings,
         limit,
@@ -252,7 +255,7 @@ fn passing(shim: &Status) -> Option<String> {
     }
 }
 
-/// Columns, two spaces apart.
+/// Aligns columns, two spaces apart.
 fn align<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
     let lines: Vec<_> = std::iter::once(head.map(ToOwned::to_owned))
         .chain(rows)
@@ -275,16 +278,16 @@ fn align<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]
     text
 }
 
-/// How long ago.
+/// The time since a moment, shortened.
 fn age(since: &str, now: SystemTime) -> String {
     let age = humantime::parse_rfc3339(since)
         .ok()
         .and_then(|since| now.duration_since(since).ok());
-    short(age.unwrap_or_default())
+    shorten(age.unwrap_or_default())
 }
 
 /// A time in its largest unit.
-fn short(time: Duration) -> String {
+fn shorten(time: Duration) -> String {
     match time.as_secs() {
         seconds @ 0..120 => format!("{seconds}s"),
         seconds @ 120..7200 => format!("{}m", seconds / 60),
@@ -297,7 +300,7 @@ fn short(time: Duration) -> String {
 mod tests {
     use super::*;
 
-    /// A shim of an instance that gets its clients so.
+    /// A row of a shim, with `passing` added to its instance.
     fn row(instance: &str, passing: &serde_json::Value) -> Row {
         let mut own = serde_json::json!({
             "instance": instance, "address": "127.14.2.64:6443", "own": true, "standing": "ready",

@@ -1,6 +1,8 @@
-//! `berth upgrade`: from its options to its exit status.
+//! `berth upgrade`: from options to an exit status.
 
-use super::{Exit, block_on, is_version, mistaken, numbered, print, refused, upgrade_of};
+use super::{
+    Exit, block_on, is_version, number_steps, print, refused, suggest_upgrade, usage_error,
+};
 use crate::cli::{JudgeArgs, UpgradeArgs};
 use berth_options::check::Mistakes;
 use berth_upgrade::begin::{Begun, FILE, UpgradeOptions, begin, dry_run};
@@ -21,10 +23,10 @@ pub(super) fn run(args: &UpgradeArgs) -> anyhow::Result<Exit> {
         .and_then(Path::to_str)
         .unwrap_or_default();
     if is_version(word) && !Path::new(word).exists() {
-        mistakes.push(upgrade_of(word));
+        mistakes.push(suggest_upgrade(word));
     }
     if !mistakes.is_empty() {
-        return Err(mistaken(Mistakes(mistakes)));
+        return Err(usage_error(Mistakes(mistakes)));
     }
     block_on(upgrade(options, args.dry_run))?
 }
@@ -72,7 +74,7 @@ async fn upgrade(options: UpgradeOptions, only_steps: bool) -> anyhow::Result<Ex
     let progress = Rc::new(Progress::default());
     if only_steps {
         let steps = dry_run(&options, &progress).await.map_err(refused)?;
-        return print(&numbered(&steps)).map(|_| Exit::Ok);
+        return print(&number_steps(&steps)).map(|_| Exit::Ok);
     }
     let Begun {
         state,
@@ -84,19 +86,20 @@ async fn upgrade(options: UpgradeOptions, only_steps: bool) -> anyhow::Result<Ex
             Ok(Ended::Done) => Exit::Ok,
             Ok(Ended::RolledBack) => Exit::No,
             Ok(Ended::Judged) => Exit::Again,
-            Ok(Ended::Halted | Ended::Stopped) => again(&progress, &store),
+            Ok(Ended::Halted | Ended::Stopped) => print_resume_hint(&progress, &store),
             Err(error) => {
                 progress.line(&format!("failed: {error}"));
-                again(&progress, &store)
+                print_resume_hint(&progress, &store)
             }
         },
     )
 }
 
-fn again(progress: &Progress, store: &Store) -> Exit {
-    progress.line("neither done nor rolled back. What serves is left alone: see `berth status`.");
+fn print_resume_hint(progress: &Progress, store: &Store) -> Exit {
+    progress
+        .line("neither done nor rolled back. Whatever serves is left alone: see `berth status`.");
     progress.more(&format!(
-        "When the cause is fixed, run the same command again; it goes on from {}.",
+        "When the cause is fixed, run the same command again; it continues from {}.",
         store.path().display()
     ));
     Exit::Again

@@ -1717,7 +1717,7 @@ fn a_wrong_command_line_is_refused() {
         (&["--command='"], "missing closing quote"),
         (&["--command=k", "--manifest=/x"], "cannot be used with"),
         (&["--probe-cert=/x"], "--probe-key"),
-        (&[], "nothing to run"),
+        (&[], "COMMAND is missing"),
         (
             &["--command=k", "--on-failure=restore", "--", "true"],
             "give stay or end",

@@ -38,7 +38,7 @@ fn all_mistakes_come_at_once() {
         &mut berth(["grant", "--node=a,b", "--manifest=/nonexistent"]),
         64,
         &[
-            "give one, on that node",
+            "run this on each node, with one name",
             "or give --listen and --uid",
             "--out is not given",
         ],

@@ -195,7 +195,7 @@ fn write_keeps_the_original_elsewhere_and_eject_gives_it_back() {
 
     let again = node.berth("inject", &["--write"]);
     assert!(
-        again.err.contains("is as it should be: not written"),
+        again.err.contains("needs no change: not written"),
         "{}",
         again.err
     );
@@ -316,7 +316,7 @@ fn standard_input_works_and_cannot_be_written() {
     let ejected = run(berth().args(["eject", "-"]).stdin(input(&injected.out)));
     assert_eq!(ejected.out, KUBEADM);
     assert!(
-        ejected.err.contains("no backup is of this text"),
+        ejected.err.contains("no backup matches this manifest"),
         "{}",
         ejected.err
     );
@@ -403,7 +403,7 @@ fn what_is_wrong_is_reported_with_file_and_line_and_nothing_is_written() {
         beside.status == Some(64)
             && beside
                 .err
-                .contains("or the manifest's own, and a kubelet reads"),
+                .contains("a kubelet reads every file in this directory"),
         "{}",
         beside.err
     );

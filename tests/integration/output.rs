@@ -75,7 +75,7 @@ fn a_usual_mistake_gets_the_right_command_line() {
         ),
         (
             &["upgrade", "--manifest", "next.yaml"],
-            "  tip: the new manifest is given without an option: berth upgrade FILE\n",
+            "  tip: give the new manifest without an option: berth upgrade FILE\n",
         ),
         (&["bridge", "start", "kubeadm"], ""),
         (&["bridge", "--settle", "10s", "start"], ""),
@@ -94,14 +94,14 @@ fn a_usual_mistake_gets_the_right_command_line() {
         ),
         (
             &["rollback"],
-            "  tip: berth upgrade FILE, with the manifest of before",
+            "  tip: berth upgrade FILE, with the previous manifest",
         ),
         (&["check"], "  tip: berth doctor\n"),
         (&["plan"], "  tip: berth upgrade FILE --dry-run"),
-        (&["metrics"], "  tip: a shim has them at /metrics"),
+        (&["metrics"], "  tip: a shim serves its metrics at /metrics"),
         (
             &["status", "--all"],
-            "  tip: berth status shows all of this node",
+            "  tip: berth status shows every berth of this node",
         ),
         (&["status", "-w"], "  tip: watch berth status\n"),
         (
@@ -171,7 +171,7 @@ fn a_status_of_nothing_names_where_it_looked() {
     let (code, out, _) = output_of(&mut berth(["status", "--run-dir", "/nonexistent"]));
     assert_eq!(code, Some(69));
     assert!(
-        out.starts_with("no berth on this node: none is in /nonexistent ("),
+        out.starts_with("no berth on this node: there is none in /nonexistent ("),
         "{out}"
     );
     assert!(

@@ -420,7 +420,7 @@ fn ready_live_and_status() {
 
     let (status, out, _) = node.ask(&["ready", "--instance", "b"]);
     assert_eq!(status, Some(1));
-    assert!(out.contains("instance b is not there"), "{out}");
+    assert!(out.contains("there is no instance b"), "{out}");
     // A second one of the berth, with a backend of its own.
     let other = node.joined(Backend::new().serve(echo), &["--instance", "b"]);
     for command in ["ready", "live"] {
@@ -489,7 +489,7 @@ fn https_probe_live_and_version() {
     ] {
         let (status, out, log) = node.ask(&["live", "--probe-ca", lacks, "--timeout", "60s"]);
         assert!(
-            status == Some(0) && out.starts_with("alive, and cannot be asked as the shim asks: "),
+            status == Some(0) && out.starts_with("alive, but the shim's probe would fail: "),
             "{out}{log}"
         );
     }

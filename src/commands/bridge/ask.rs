@@ -1,6 +1,7 @@
-//! Requests to a running bridge, and removal of what a killed bridge or upgrade left in the cluster.
+//! Requests to a running bridge, and removal of what a killed bridge or upgrade left in the
+//! cluster.
 
-use super::{Exit, exit, json, print, print_stderr, unavailable};
+use super::{Exit, exit_of, json, print, print_stderr, unavailable};
 use crate::cli::{BridgeDirArgs, BridgeEndArgs, BridgeRestoreArgs};
 use berth_bridge::caller::ended;
 use berth_bridge::cgroup;
@@ -19,7 +20,7 @@ pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
     let directory = &args.dir.state_dir;
     let client = match Connection::ask(directory, &Ask::End { now: args.now }).await {
         Ok(client) => client,
-        Err(error) if !is_none(&error) => return Err(not_asked(directory, &error)),
+        Err(error) if !means_no_bridge(&error) => return Err(request_error(directory, &error)),
         Err(_) => match elsewhere() {
             Some(why) => {
                 return Err(unavailable(format!(
@@ -29,11 +30,11 @@ pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
             }
             None => {
                 cgroup::sweep();
-                return swept(args, directory).await;
+                return sweep_service(args, directory).await;
             }
         },
     };
-    exit(ended(directory, args.dir.json, &client, args.now).await?)
+    exit_of(ended(directory, args.dir.json, &client, args.now).await?)
 }
 
 pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
@@ -45,26 +46,26 @@ pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
         },
     )
     .await;
-    let client = client.map_err(|error| not_asked(directory, &error))?;
+    let client = client.map_err(|error| request_error(directory, &error))?;
     if !args.dry_run {
-        return exit(ended(directory, args.dir.json, &client, false).await?);
+        return exit_of(ended(directory, args.dir.json, &client, false).await?);
     }
     let Ok(reply) = timeout(PATIENCE, client.next()).await else {
         return Err(unavailable(hangs(&client)));
     };
     match reply {
         Some(Reply::Differences(all)) if args.dir.json => print(&json(&all)?),
-        Some(Reply::Differences(all)) => differences(&all),
+        Some(Reply::Differences(all)) => print_differences(&all),
         Some(Reply::Refused(why)) => {
             print_stderr(why);
             Ok(Exit::Again)
         }
-        Some(Reply::Status(_)) | None => Err(none(directory)),
+        Some(Reply::Status(_)) | None => Err(no_bridge(directory)),
     }
 }
 
-/// Prints what a restore would put back.
-fn differences(all: &[Difference]) -> anyhow::Result<Exit> {
+/// Prints the changes that a restore would make.
+fn print_differences(all: &[Difference]) -> anyhow::Result<Exit> {
     let lines = all.iter().map(
         |Difference {
              path,
@@ -82,21 +83,22 @@ fn differences(all: &[Difference]) -> anyhow::Result<Exit> {
     );
     print(&lines.collect::<String>())?;
     if all.is_empty() {
-        print_stderr("the manifest, and the files that it names, are as they were");
+        print_stderr("the manifest and its files have not changed");
     }
     all.iter()
         .filter_map(|difference| difference.refused.as_ref())
         .for_each(print_stderr);
     print_stderr(
-        "etcd's manifest, the kubelet's configuration and what is in the cluster are never put back",
+        "etcd's manifest, the kubelet's configuration and objects in the cluster are never restored",
     );
     Ok(Exit::Ok)
 }
 
-/// Without a bridge here: removes the slice that a killed bridge or upgrade may have left in the cluster.
-async fn swept(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result<Exit> {
+/// Removes the EndpointSlice that a killed bridge or upgrade may have left in the cluster. Called
+/// only if no bridge is on this node.
+async fn sweep_service(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result<Exit> {
     let Some(kubeconfig) = given_or_admin(args.kubeconfig.as_deref()) else {
-        return Err(none(directory));
+        return Err(no_bridge(directory));
     };
     let left = match berth_cluster::Client::from_kubeconfig(kubeconfig) {
         Ok(client) => sweep(&client, Some(&host_name()))
@@ -105,18 +107,18 @@ async fn swept(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result<Exit> {
         Err(error) => Err(error.to_string()),
     };
     match left {
-        Ok(left) if left.is_empty() => Err(none(directory)),
+        Ok(left) if left.is_empty() => Err(no_bridge(directory)),
         Ok(left) => {
             let left = left.join(", ");
             print(&format!(
-                "removed from the Service kubernetes what a bridge or an upgrade that was killed left there: {left}\n"
+                "removed leftovers of a killed bridge or upgrade from the Service kubernetes: {left}\n"
             ))
         }
         Err(why) => {
             print_stderr(format_args!(
-                "cannot check the Service kubernetes for what a bridge or an upgrade that was killed left there: {why}"
+                "cannot check the Service kubernetes for leftovers of a killed bridge or upgrade: {why}"
             ));
-            Err(none(directory))
+            Err(no_bridge(directory))
         }
     }
 }
@@ -125,11 +127,11 @@ pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
     let directory = &args.state_dir;
     let client = Connection::ask(directory, &Ask::Status)
         .await
-        .map_err(|error| not_asked(directory, &error))?;
+        .map_err(|error| request_error(directory, &error))?;
     let status = match timeout(PATIENCE, client.next()).await {
         Ok(Some(Reply::Status(status))) if status.outcome.is_none() => status,
         Ok(Some(Reply::Status(status))) => return Err(unavailable(over(&status))),
-        Ok(_) => return Err(none(directory)),
+        Ok(_) => return Err(no_bridge(directory)),
         Err(_) => return Err(unavailable(hangs(&client))),
     };
     if args.json {
@@ -154,8 +156,8 @@ pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
     };
     let to = match (steering, own.preferred) {
         (true, false) => "to the bridge",
-        (true, true) => "through the bridge to the node's own kube-apiserver",
-        (false, _) => "to the node's own kube-apiserver",
+        (true, true) => "through the bridge to the node's kube-apiserver",
+        (false, _) => "to the node's kube-apiserver",
     };
     let mut line = |name: &str, what: String| text += &format!("{name:<16}{what}\n");
     line(
@@ -167,7 +169,7 @@ pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
     );
     line("new connections", format!("go {to}"));
     if let Some(why) = &status.steering_error {
-        line("steering", format!("fails, and is tried again: {why}"));
+        line("steering", format!("fails, and is retried: {why}"));
     }
     line(
         "connections",
@@ -208,25 +210,25 @@ pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
     print(&text)
 }
 
-/// Whether no bridge is in the directory, as far as can be seen.
-fn is_none(error: &io::Error) -> bool {
+/// True if the error means that no bridge is in the directory.
+fn means_no_bridge(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         ErrorKind::NotFound | ErrorKind::ConnectionRefused
     )
 }
 
-fn not_asked(directory: &Path, error: &io::Error) -> anyhow::Error {
-    if is_none(error) {
-        return none(directory);
+fn request_error(directory: &Path, error: &io::Error) -> anyhow::Error {
+    if means_no_bridge(error) {
+        return no_bridge(directory);
     }
     let (at, fix) = (directory.display(), fix("ask", error));
     unavailable(format!("the bridge in {at} cannot be asked: {error}{fix}"))
 }
 
-fn none(directory: &Path) -> anyhow::Error {
+fn no_bridge(directory: &Path) -> anyhow::Error {
     unavailable(format!(
-        "no bridge is on in {}: one that ended leaves its logs there; `berth bridge start` begins one",
+        "no bridge is on in {}, which may hold logs of earlier bridges; `berth bridge start` begins a bridge",
         directory.display()
     ))
 }

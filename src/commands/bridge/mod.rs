@@ -1,9 +1,10 @@
-//! `berth bridge`: from options to a bridge, and from how it ended to an exit status.
+//! `berth bridge`: from options to a bridge, and from its end to an exit status.
 
 mod ask;
 
 use super::{
-    Exit, block_on, exit_code, json, mistaken, numbered, print, print_stderr, refused, unavailable,
+    Exit, block_on, exit_code, json, number_steps, print, print_stderr, refused, unavailable,
+    usage_error,
 };
 use crate::cli::{BridgeAction, BridgeArgs, BridgeStartArgs, Words};
 use anyhow::Context;
@@ -32,14 +33,14 @@ pub(super) fn run(args: &BridgeArgs) -> anyhow::Result<Exit> {
     }
 }
 
-/// Whether a bridge is on in the default directory. One that does not answer counts as none.
+/// True if a bridge is on in the default directory. A bridge that does not answer counts as none.
 pub(super) fn is_on() -> bool {
     let on = block_on(status(Path::new(DIRECTORY)));
     on.is_ok_and(|status| status.is_some_and(|status| status.outcome.is_none()))
 }
 
-/// Runs another command of berth under a bridge, which replaces this process: see the module's documentation.
-pub(super) fn around(options: &[&OsStr], run: &[OsString]) -> anyhow::Result<Exit> {
+/// Replaces this process by a bridge that runs another command of berth.
+pub(super) fn run_under_bridge(options: &[&OsStr], run: &[OsString]) -> anyhow::Result<Exit> {
     let mut bridge =
         std::process::Command::new(std::env::current_exe().context("cannot find this program")?);
     let failed = bridge
@@ -51,36 +52,36 @@ pub(super) fn around(options: &[&OsStr], run: &[OsString]) -> anyhow::Result<Exi
     Err(failed).context("cannot begin a bridge")
 }
 
-/// The command line of this process, without one of its arguments.
-pub(super) fn this_again(without: &str) -> anyhow::Result<Vec<OsString>> {
+/// The command line of this process, without the argument `without`.
+pub(super) fn command_without(without: &str) -> anyhow::Result<Vec<OsString>> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let words = std::env::args_os().skip(1).filter(|word| word != without);
     Ok(std::iter::once(program.into()).chain(words).collect())
 }
 
 fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Exit> {
-    let options = options(args, run).map_err(mistaken)?;
+    let options = options(args, run).map_err(usage_error)?;
     if args.dry_run {
-        let mut plan = block_on(preflight(options))?.map_err(nothing_changed)?;
-        // A bridge that begins has this note in its status.
+        let mut plan = block_on(preflight(options))?.map_err(refused_unchanged)?;
+        // The status of a bridge that begins has this note already.
         plan.notes
             .extend(plan.localhost.as_ref().err().map(|why| not_covered(why)));
-        note(&plan);
+        print_notes(&plan);
         let steps = steps(&plan, run);
         return print(&match args.dir.json {
             true => json(&serde_json::json!({"steps": steps, "notes": plan.notes}))?,
-            false => numbered(&steps),
+            false => number_steps(&steps),
         });
     }
     match divide().context("cannot divide this process")? {
         Half::Bridge(begin) => {
             isolate(&options)
-                .context("cannot have a mount namespace: run this with CAP_SYS_ADMIN")?;
-            block_on(hold(options, begin, note))?.map_err(nothing_changed)?;
+                .context("cannot create a mount namespace: run this with CAP_SYS_ADMIN")?;
+            block_on(hold(options, begin, print_notes))?.map_err(refused_unchanged)?;
             Ok(Exit::Ok)
         }
         Half::Caller(bridge) => match bridge.begins()? {
-            Ok(asked) => exit(
+            Ok(asked) => exit_of(
                 block_on(accompany(&args.dir.state_dir, args.dir.json, run, asked))?
                     .map_err(unavailable)?,
             ),
@@ -92,7 +93,7 @@ fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Ex
     }
 }
 
-fn exit(waited: Waited) -> anyhow::Result<Exit> {
+fn exit_of(waited: Waited) -> anyhow::Result<Exit> {
     Ok(match waited {
         Waited::Well => Exit::Ok,
         Waited::Again => Exit::Again,
@@ -101,26 +102,26 @@ fn exit(waited: Waited) -> anyhow::Result<Exit> {
     })
 }
 
-fn note(plan: &BridgePlan) {
+fn print_notes(plan: &BridgePlan) {
     plan.notes
         .iter()
         .for_each(|note| print_stderr(format_args!("note: {note}")));
 }
 
-fn nothing_changed(mut refusal: Refusal) -> anyhow::Error {
+fn refused_unchanged(mut refusal: Refusal) -> anyhow::Error {
     if let Refusal::Unavailable(why) = &mut refusal {
         why.push("nothing was changed".into());
     }
     refused(refusal)
 }
 
-/// What the options say together.
+/// Checks and combines the options.
 fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOptions, Mistakes> {
     args.speedup.apply();
     let mut checks = Checks::default();
     if run.is_some_and(<[_]>::is_empty) && !args.dry_run {
         checks.wrong(
-            "there is nothing to run: give COMMAND after --, or begin with `berth bridge start` (--dry-run needs none)",
+            "COMMAND is missing: give it after --, or use `berth bridge start` (--dry-run needs no COMMAND)",
         );
     }
     if let Some(program) = run.and_then(<[_]>::first)
@@ -132,7 +133,9 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOpt
         ));
     }
     if args.command.is_some() && args.on_failure == OnFailure::Restore {
-        checks.wrong("--on-failure restore: what a kube-apiserver that is no pod is started from is not known here: give stay or end");
+        checks.wrong(
+            "--on-failure restore: works only for a static pod; with --command give stay or end",
+        );
     }
     let running = match &args.command {
         None => RunningInstance::Pod {
@@ -196,9 +199,9 @@ fn steps(plan: &BridgePlan, run: Option<&[OsString]>) -> Vec<String> {
         ),
         run,
         format!(
-            "wait until the node's own kube-apiserver is ready at {own} (at most {ready}) and has been for {settle}"
+            "wait until the node's kube-apiserver is ready at {own} (at most {ready}) and has been for {settle}"
         ),
-        format!("steer no more; wait {overlap} for handshakes that began before"),
-        "let the temporary one's connections end, and end it".to_owned(),
+        format!("stop steering; wait {overlap} for handshakes that began before"),
+        "wait for the end of the temporary kube-apiserver's connections, and end it".to_owned(),
     ]
 }

@@ -1,4 +1,5 @@
-//! From the options of `berth rehearse` to a [`Plan`]: every mistake at once, each with its option and the fix.
+//! From the options of `berth rehearse` to a [`Plan`]. Every mistake is reported at once, each with
+//! its option and its fix.
 
 use crate::cli::RehearseArgs;
 use berth_options::check::{Checks, Mistakes};
@@ -9,7 +10,7 @@ use berth_rehearse::plan::{
 use berth_shim::config::PassMode;
 use std::path::PathBuf;
 
-/// Flags that the rehearsal sets itself: clients verify servers by them, and servers clients.
+/// Flags that the rehearsal sets itself, so that clients can verify servers, and servers clients.
 const OWN_FLAGS: [&str; 4] = [
     "client-ca-file",
     "tls-cert-file",
@@ -17,7 +18,8 @@ const OWN_FLAGS: [&str; 4] = [
     "tls-sni-cert-key",
 ];
 
-/// Checks everything but what may change until it is needed: the programs that only a comparison needs.
+/// Checks the options, except the programs that only a comparison needs: they may change until
+/// then.
 pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     let mut checks = Checks::default();
     let (old, new) = (args.old.clone(), args.new.clone());
@@ -25,7 +27,7 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     apiserver("--new", &new, &mut checks);
     if old.is_simulated() != new.is_simulated() {
         checks.wrong(
-            "--old and --new: a simulated apiserver and a real one have no store in common; give both or neither",
+            "--old and --new: a simulated and a real apiserver have no common store; give both or neither",
         );
     }
     let etcd = etcd(args.netns, [&old, &new], &mut checks);
@@ -106,12 +108,12 @@ fn apiserver(option: &str, apiserver: &Apiserver, checks: &mut Checks) {
     checks.ok(find_program(program).map_err(fix));
     for flag in OWN_FLAGS.iter().filter(|flag| has(flags, flag)) {
         checks.wrong(format!(
-            "{option}: --{flag} is the rehearsal's own, whose clients have to know and be known; leave it out"
+            "{option}: the rehearsal sets --{flag} itself, so that clients and servers can verify each other; leave it out"
         ));
     }
 }
 
-/// The etcd to be started, if one is needed.
+/// The etcd to start. `None` if none is needed.
 fn etcd(netns: bool, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option<PathBuf> {
     let named = apiservers.map(|apiserver| match apiserver {
         Apiserver::Simulated { .. } => None,
@@ -119,12 +121,12 @@ fn etcd(netns: bool, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option
     });
     match named {
         [Some(old), Some(new)] if old != new => {
-            checks.wrong("--old and --new: one names --etcd-servers and the other does not; give both or neither");
+            checks.wrong("--old and --new: only one has --etcd-servers; give both or neither");
             None
         }
         [Some(true), Some(_)] if netns => {
             checks
-                .wrong("--netns: an etcd outside cannot be reached from a network namespace; leave out --etcd-servers");
+                .wrong("--netns: the network namespace cannot reach an etcd outside; leave out --etcd-servers");
             None
         }
         [Some(false), Some(_)] => {
@@ -139,26 +141,26 @@ fn etcd(netns: bool, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option
     }
 }
 
-/// Requirements of a bridge.
+/// Checks the requirements of a bridge.
 fn bridge(plan: &Plan, checks: &mut Checks) {
     if plan.pass != PassMode::Relay {
         let pass = plan.pass.as_str();
         checks.wrong(format!(
-            "--pass {pass}: a bridge relays; leave it out, or give another --topology"
+            "--pass {pass}: a bridge relays; leave out --pass, or give another --topology"
         ));
     }
     if !plan.netns {
         checks
-            .wrong("--topology bridge: clients of 127.0.0.0/8 are not steered; give --netns, too");
+            .wrong("--topology bridge: clients in 127.0.0.0/8 are not steered; give --netns, too");
     }
     if !cfg!(feature = "operate") && plan.berth.is_none() {
         checks.wrong(
-            "--topology bridge: it needs `berth bridge`, which this build lacks; give a build with the feature operate",
+            "--topology bridge: this build has no `berth bridge`; give a build with the feature operate (--berth)",
         );
     }
 }
 
-/// Each once, in the order in which they were typed, the one that decides among them.
+/// The ways of the runs, each once, in the order of the command line. The last one decides.
 fn runs(via: Via, compare: &[Via]) -> Vec<Via> {
     let mut runs = Vec::new();
     for other in compare.iter().chain([&via]) {
@@ -177,7 +179,7 @@ mod tests {
     use clap::Parser;
     use std::time::Duration;
 
-    fn typed(args: &[&str]) -> Result<Plan, Mistakes> {
+    fn parse(args: &[&str]) -> Result<Plan, Mistakes> {
         let cli = Cli::try_parse_from(["berth", "rehearse"].iter().chain(args)).unwrap();
         let Command::Rehearse(args) = cli.command else {
             panic!("another command")
@@ -197,7 +199,7 @@ mod tests {
             .iter()
             .map(|(option, value)| format!("{option}={value}"))
             .collect();
-        let errors = typed(&args.iter().map(String::as_str).collect::<Vec<_>>())
+        let errors = parse(&args.iter().map(String::as_str).collect::<Vec<_>>())
             .unwrap_err()
             .0;
         for (option, _) in wrong {
@@ -215,8 +217,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_typed_becomes_the_plan() {
-        let plan = typed(&[
+    fn options_become_the_plan() {
+        let plan = parse(&[
             "--rate=20",
             "--watches=7",
             "--new=stand-in --shutdown_delay_duration=1s500ms",
@@ -226,16 +228,16 @@ mod tests {
         assert_eq!(plan.timing.grace, Duration::from_millis(31_500));
         assert_eq!(plan.timing.settle, plan.timing.phase);
         assert_eq!(
-            typed(&["--settle=75s"]).unwrap().timing.settle,
+            parse(&["--settle=75s"]).unwrap().timing.settle,
             Duration::from_secs(75)
         );
         assert_eq!(
             (plan.topology, plan.runs),
             (Topology::Sidecar, vec![Via::None, Via::Berth])
         );
-        assert_eq!(typed(&["--compare=berth"]).unwrap().runs, [Via::Berth]);
+        assert_eq!(parse(&["--compare=berth"]).unwrap().runs, [Via::Berth]);
 
-        let plan = typed(&[
+        let plan = parse(&[
             "--compare=haproxy,none,haproxy",
             "--fault=hang,bad-flag",
             "--seed=7",
@@ -248,26 +250,26 @@ mod tests {
 
     #[test]
     fn real_apiservers_get_an_etcd_unless_they_name_one() {
-        let plan = typed(&["--old=true", "--new=true --etcd_servers=x"])
+        let plan = parse(&["--old=true", "--new=true --etcd_servers=x"])
             .unwrap_err()
             .0;
         assert!(plan[0].contains("give both or neither"), "{plan:?}");
         match find_program("etcd".as_ref()) {
             Ok(etcd) => assert_eq!(
-                typed(&["--old=true", "--new=true"]).unwrap().etcd,
+                parse(&["--old=true", "--new=true"]).unwrap().etcd,
                 Some(etcd)
             ),
             Err(_) => assert!(
-                typed(&["--old=true", "--new=true"]).unwrap_err().0[0]
+                parse(&["--old=true", "--new=true"]).unwrap_err().0[0]
                     .contains("directory in PATH")
             ),
         }
         let named = "true --etcd-servers=http://127.0.0.1:2379";
-        let plan = typed(&["--old", named, "--new", named]).unwrap();
+        let plan = parse(&["--old", named, "--new", named]).unwrap();
         assert_eq!(plan.etcd, None);
-        assert_eq!(typed(&[]).unwrap().etcd, None);
+        assert_eq!(parse(&[]).unwrap().etcd, None);
         let with_own = format!("--old={named} --tls-cert-file=x");
-        let mistakes = typed(&[&with_own, "--new", named]).unwrap_err().0;
+        let mistakes = parse(&[&with_own, "--new", named]).unwrap_err().0;
         assert!(
             mistakes.len() == 1 && mistakes[0].contains("--old: --tls-cert-file"),
             "{mistakes:?}"
@@ -276,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_bridge_needs_a_namespace_and_has_faults_of_its_own() {
-        let errors = |args: &[&str]| typed(args).map_or_else(|e| e.0, |_| Vec::new());
+        let errors = |args: &[&str]| parse(args).map_or_else(|e| e.0, |_| Vec::new());
         let has = |errors: &[String], what: &str| errors.len() == 1 && errors[0].contains(what);
         assert!(has(&errors(&["--topology=bridge"]), "give --netns"));
         assert!(has(
@@ -306,13 +308,13 @@ mod tests {
 
     #[test]
     fn a_shim_cannot_be_harmed_where_there_is_none() {
-        let errors = |args: &[&str]| typed(args).map_or_else(|e| e.0, |_| Vec::new());
+        let errors = |args: &[&str]| parse(args).map_or_else(|e| e.0, |_| Vec::new());
         assert!(errors(&["--fault=clock-jump", "--via=none"])[0].contains("nothing that relays"));
         assert!(errors(&["--fault=no-descriptors", "--via=haproxy"])[0].contains("no such shim"));
         let unit = errors(&["--fault=no-descriptors", "--topology=run"]);
         assert!(unit[0].contains("a process of its own"), "{unit:?}");
         for (via, wrong) in [("none", 1), ("haproxy", 0)] {
-            let errors = typed(&["--fault=hang,kill-shim", "--via", via])
+            let errors = parse(&["--fault=hang,kill-shim", "--via", via])
                 .map_or_else(|e| e.0, |_| Vec::new());
             assert_eq!(errors.len(), wrong, "{errors:?}");
         }

@@ -152,7 +152,7 @@ impl Scene for Bridged<'_> {
 
     fn diagnosis(&self) -> String {
         let (_, out, log) = output_of(&mut self.node.part("status"));
-        let logs = if log.contains("one that ended leaves its logs there") {
+        let logs = if log.contains("which may hold logs of earlier bridges") {
             LOGS
         } else {
             ""

@@ -119,7 +119,7 @@ fn foreign_listeners_are_counted_before_anybody_leaves() {
     eventually("a status that says so", || {
         let status = node.asked(&["status"]).1;
         status
-            .contains("the port is shared with a listener that no shim which answers holds")
+            .contains("the port is shared with a listener that no responding shim holds")
             .then_some(())
     });
     drop(stranger);
