@@ -10,8 +10,8 @@ use std::path::PathBuf;
 pub struct GrantArgs {
     #[command(flatten)]
     pub admin: AdminArgs,
-    /// Path of the shim's kubeconfig; it is written, with its token, into a directory that has
-    /// nothing else in it
+    /// Path of the shim's new kubeconfig, in a directory with nothing else; the token is written
+    /// beside it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["revoke", "print"])]
     pub out: Option<PathBuf>,
     /// The node's name in the cluster; with --print or --revoke several names, separated by commas

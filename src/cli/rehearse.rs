@@ -55,7 +55,8 @@ pub struct RehearseArgs {
     /// not use more and more memory, descriptors or threads
     #[arg(long = "for", env = "BERTH_REHEARSE_FOR", value_name = "DURATION", value_parser = seconds, conflicts_with = "upgrades", help_heading = REHEARSED)]
     pub lasts: Option<Duration>,
-    /// Faults to inject during the upgrades, separated by commas; several run one after the other
+    /// Faults to inject during the upgrades, separated by commas; several faults run one after
+    /// another
     #[arg(long, env = "BERTH_REHEARSE_FAULT", value_name = "LIST", value_delimiter = ',', value_enum, help_heading = REHEARSED)]
     pub fault: Vec<Fault>,
     /// Duration of the load in each phase: before an upgrade, while both apiservers serve, and
@@ -93,7 +94,7 @@ pub struct RehearseArgs {
     /// decides the exit status
     #[arg(long, env = "BERTH_REHEARSE_COMPARE", default_value = "none", value_name = "LIST", value_delimiter = ',', value_enum, help_heading = COMPARISON)]
     pub compare: Vec<Via>,
-    /// Print all figures, not only those that matter most
+    /// Print all figures, not only the most important figures
     #[arg(long, short, env = "BERTH_REHEARSE_VERBOSE", help_heading = OUTPUT)]
     pub verbose: bool,
     /// Write all results to this file, as JSON

@@ -72,7 +72,7 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
             .ok(),
         None => None,
     };
-    // The manifest that this manifest replaces, if that is another file.
+    // The running manifest, if `path` is another file that will replace it.
     let running = (args.node && !is_static)
         .then(|| read(&directory.join(FILE)).ok())
         .flatten();

@@ -174,7 +174,7 @@ fn revoke_all(client: &Client, nodes: &[String], as_json: bool) -> anyhow::Resul
     print(&text)
 }
 
-/// All objects for the shims of these nodes, for another way to apply them.
+/// Formats all objects for the shims of the nodes, for a client that applies them.
 fn objects_of(nodes: &[String], as_json: bool) -> String {
     let shared = objects::shared_role(nodes.iter().map(String::as_str));
     let all = [objects::namespace(NAMESPACE), shared]

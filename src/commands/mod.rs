@@ -179,8 +179,8 @@ fn exit_code(status: ExitStatus) -> u8 {
     u8::try_from(code).unwrap_or(u8::MAX)
 }
 
-/// Runs a future on this thread, so that this thread starts the children of `berth run`: they get a
-/// signal when the thread ends.
+/// Runs a future on the calling thread. The children of `berth run` get a signal when the thread
+/// that started them ends.
 fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -32,7 +32,7 @@ pub(super) fn run(args: &UpgradeArgs) -> anyhow::Result<Exit> {
 }
 
 fn options(args: &UpgradeArgs) -> UpgradeOptions {
-    // Absolute, so that an upgrade resumed from another directory uses the same files.
+    // An absolute path: an upgrade may be resumed from another directory.
     let directory = args
         .kubelet
         .manifests_dir

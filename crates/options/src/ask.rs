@@ -5,21 +5,22 @@ use crate::probe::{PROBE, ProbeArgs};
 use clap::Args;
 use std::time::Duration;
 
-/// Which instance is meant.
+/// The instance to ask.
 #[derive(Debug, Clone, Args)]
 pub struct AskArgs {
-    /// Which instance [default: the only one there]
+    /// Name of the instance [default: the only instance]
     #[arg(long, env = "BERTH_INSTANCE", value_name = "ID", help_heading = ADDRESSES)]
     pub instance: Option<String>,
-    /// Where the shims of this node meet.
+    /// The run directory.
     #[command(flatten)]
     pub run_dir: RunDirArgs,
 }
 
-/// How long a probe's answer may take.
+/// Time limit of a probe.
 #[derive(Debug, Clone, Args)]
 pub struct TimeoutArgs {
-    /// How long the answer may take: the kubelet's timeoutSeconds less one, which is for the start of this process
+    /// Time limit for the answer: the kubelet's timeoutSeconds less one second for the start of
+    /// this process
     #[arg(long, env = "BERTH_TIMEOUT", value_name = "DURATION", value_parser = duration, help_heading = PROBE)]
     pub timeout: Option<Duration>,
 }
@@ -29,7 +30,7 @@ pub struct TimeoutArgs {
 pub struct ReadyArgs {
     #[command(flatten)]
     pub ask: AskArgs,
-    /// How long the shim may take.
+    /// Time limit for the shim's answer.
     #[command(flatten)]
     pub timeout: TimeoutArgs,
 }
@@ -43,12 +44,12 @@ pub struct DrainArgs {
     /// the apiserver itself stops (for a preStop hook)
     #[arg(long, env = "BERTH_DRAIN_IF_SIBLING")]
     pub if_sibling: bool,
-    /// Return when the siblings have taken over and clients that wait for the apiserver's first byte have
-    /// it (for 5s at most), not at once
+    /// Return only when the siblings have taken over and waiting clients have the apiserver's first
+    /// byte (5s at most)
     #[arg(long, env = "BERTH_DRAIN_WAIT")]
     pub wait: bool,
-    /// Return when the connections have ended too, or with exit status 1 after this time and how
-    /// many are left; implies --wait
+    /// Return only when the connections have ended too. After this time exit with status 1 and
+    /// print how many are left; implies --wait
     #[arg(long, env = "BERTH_DRAIN_WAIT_STREAMS", value_name = "DURATION", value_parser = duration)]
     pub wait_streams: Option<Duration>,
 }
@@ -59,23 +60,22 @@ pub struct DrainArgs {
 pub struct LiveArgs {
     #[command(flatten)]
     pub ask: AskArgs,
-    /// Path of the request; with `?exclude=etcd` an outage of etcd does not have kube-apiserver restarted
+    /// Path of the request; with `?exclude=etcd` an outage of etcd does not restart kube-apiserver
     #[arg(long, env = "BERTH_LIVE_PATH", default_value = "/livez", value_name = "PATH", value_parser = path)]
     pub path: String,
-    /// As the shim probes: in a pod, both have the same variables.
+    /// The shim's probe options: in a pod, both containers have the same variables.
     #[command(flatten)]
     pub probe: ProbeArgs,
-    /// How long it may take, if not --probe-timeout.
+    /// Time limit, instead of --probe-timeout.
     #[command(flatten)]
     pub timeout: TimeoutArgs,
 }
 
-/// A path that can be requested.
+/// Parses a path for an HTTP request.
 ///
-/// # Errors
-/// It is none.
+/// `text` is not a path.
 pub fn path(text: &str) -> Result<String, String> {
-    // Other signs go into no request (RFC 3986).
+    // RFC 3986 allows no other characters in a path and its query.
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@/?%".contains(&byte);
     let fits = text.starts_with('/') && text.bytes().all(fits);
     if fits {
@@ -85,13 +85,12 @@ pub fn path(text: &str) -> Result<String, String> {
     }
 }
 
-/// Longest time that an option can have: a moment that is later than clocks go would be none.
+/// Longest duration of an option. A deadline beyond the range of the clock would have no effect.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// A duration such as `8s`.
+/// Parses a duration such as `8s`.
 ///
-/// # Errors
-/// It is none, or too long.
+/// `text` is not a duration, or the duration is too long.
 pub fn duration(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(time) if time <= LONGEST => Ok(time),

@@ -1,5 +1,5 @@
-//! Arguments to checked types. Every mistake names the option and the fix, and all are reported at
-//! once.
+//! From arguments to checked types. Every mistake names the option and the fix, and all mistakes
+//! are reported at once.
 
 use crate::cluster;
 use crate::exec::ExecArgs;
@@ -21,13 +21,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-/// The path that a shim asks, by default that of `berth inject`, too.
+/// Path of a shim's probe, also the default of `berth inject`.
 pub const READY: &str = "/readyz";
 
 /// More handshakes than any instance has CPUs for.
 const MOST_OPENINGS: NonZeroUsize = NonZeroUsize::new(65_536).unwrap();
 
-/// Checks the options of the place. A mistake leaves `None`.
+/// Checks the options of the place. Returns `None` after a mistake.
 pub fn place(args: &PlaceArgs, checks: &mut Checks) -> Option<Place> {
     let listen = addresses(&args.listen, checks);
     let instance = args.instance.as_deref().map(InstanceId::parse).transpose();
@@ -46,7 +46,7 @@ pub fn place(args: &PlaceArgs, checks: &mut Checks) -> Option<Place> {
     })
 }
 
-/// Checks the values of `--listen`, of which there is at least one.
+/// Checks the values of `--listen`. At least one must be given.
 pub fn addresses(given: &[String], checks: &mut Checks) -> Option<Vec<Listen>> {
     let listen: Vec<_> = given
         .iter()
@@ -63,36 +63,35 @@ pub fn addresses(given: &[String], checks: &mut Checks) -> Option<Vec<Listen>> {
             .any(|earlier| earlier.addr == address.addr)
         {
             checks.wrong(format!(
-                "--listen {}: is there twice: give it once",
+                "--listen {}: is given twice: give it once",
                 address.addr
             ));
         }
     }
-    // Of the addresses that could be read; the first of them names the berth only if all could.
+    // The first parsed address names the berth only if all addresses could be parsed.
     if listen.len() == given.len()
         && let Some(first) = listen.first().map(|first| first.addr)
         && first.ip().is_unspecified()
     {
         checks.wrong(format!(
             "--listen {first}: the first address names the berth and is advertised, so it cannot be a wildcard: \
-             give the node's own first, such as 10.0.0.5:{}",
+             give the node's address first, such as 10.0.0.5:{}",
             first.port()
         ));
     }
     (!listen.is_empty()).then_some(listen)
 }
 
-/// An address to listen on, from `--listen ADDR:PORT[,freebind]`.
+/// Parses `--listen ADDR:PORT[,freebind]`.
 ///
-/// # Errors
-/// One sentence with the fix.
+/// A sentence with the fix.
 pub fn listen(text: &str) -> Result<Listen, String> {
     let mut parts = text.split(',');
     let address: Option<SocketAddr> = parts.next().and_then(|first| first.parse().ok());
     let mut addr = address.ok_or_else(|| {
         format!("--listen {text:?}: give an IP address with a port, such as 10.0.0.5:6443 or [fd00::5]:6443")
     })?;
-    // Sockets are of one family only, so ::ffff:10.0.0.5 would never bind as IPv6.
+    // A socket has one family only, so ::ffff:10.0.0.5 would never bind as IPv6.
     if addr.ip().to_canonical() != addr.ip() {
         addr.set_ip(addr.ip().to_canonical());
     }
@@ -102,7 +101,7 @@ pub fn listen(text: &str) -> Result<Listen, String> {
             "freebind" => freebind = true,
             other => {
                 return Err(format!(
-                    "--listen {text:?}: {other:?} is no option of an address: only ,freebind is"
+                    "--listen {text:?}: {other:?} is no option of an address: only ,freebind is allowed"
                 ));
             }
         }
@@ -115,8 +114,9 @@ pub fn check_beside_instance(listen: &[Listen], checks: &mut Checks) {
     let berth = listen[0].addr;
     for address in listen.iter().map(|listen| listen.addr) {
         if address.port() == 0 {
-            checks
-                .wrong(format!("--listen {address}: an apiserver needs a port that is known: give one, such as 6443"));
+            checks.wrong(format!(
+                "--listen {address}: an apiserver needs a fixed port: give one, such as 6443"
+            ));
         } else if address.ip().is_unspecified()
             && address.ip().is_ipv4()
             && address.port() == berth.port()
@@ -128,7 +128,7 @@ pub fn check_beside_instance(listen: &[Listen], checks: &mut Checks) {
 
 fn wildcard_clash(address: SocketAddr, berth: SocketAddr) -> String {
     if berth.ip().is_unspecified() {
-        // A wildcard as the first address is reported already, with its fix.
+        // A wildcard as the first address is already reported with its fix.
         return format!(
             "--listen {address}: a wildcard listener clashes with the apiserver's own 127.x address"
         );
@@ -155,7 +155,7 @@ pub fn serve(args: &ServeArgs) -> Result<Config, Mistakes> {
     if args.backend.is_none() && args.place.instance.is_none() && !args.discover {
         checks.wrong(
             "neither --backend, --instance nor --discover is given: name the apiserver's address, or the instance \
-             that `berth exec` records, or serve all that it records",
+             that `berth exec` records, or serve all recorded instances",
         );
     }
     if let (Some(place), Some(backend)) = (&place, backend) {
@@ -203,7 +203,8 @@ fn instance(args: &PlaceArgs, command: &[OsString], checks: &mut Checks) -> Opti
     place
 }
 
-/// `berth serve --backend` with its defaults, whatever the environment has, and probing by TCP.
+/// Returns the configuration of `berth serve --backend` with defaults and a TCP probe. Ignores the
+/// environment.
 ///
 /// # Errors
 /// The place is wrong.
@@ -259,7 +260,7 @@ fn config(
     let lease = c.duration("--lease", &args.lease, Duration::from_millis(300));
     if lease > lease::LONGEST {
         c.wrong(format!(
-            "--lease {}: at most {}, which is when one that hangs is noticed",
+            "--lease {}: at most {}: a shim that hangs is noticed only after this time",
             args.lease,
             format_duration(lease::LONGEST)
         ));
@@ -276,7 +277,7 @@ fn config(
         && place.addresses().any(|listen| overlaps(listen, admin))
     {
         c.wrong(format!(
-            "--admin {admin}: the apiserver's clients come there: give it another port"
+            "--admin {admin}: the apiserver's clients use this address: give another port"
         ));
     }
     let log_connections = args.log_connections;
@@ -307,7 +308,7 @@ fn config(
     checks.finish(config)
 }
 
-/// A block of addresses, or one.
+/// Parses a block of addresses, or a single address.
 fn cidr(text: &str) -> Result<IpNet, String> {
     let net = text
         .parse()
@@ -324,8 +325,8 @@ fn cidr(text: &str) -> Result<IpNet, String> {
     }
 }
 
-/// Checks the options of a probe, and not its files, which may be another machine's. With `strict`, an HTTPS probe must have a CA or be
-/// insecure explicitly.
+/// Checks the options of a probe, but not its files, which may be on another machine. With
+/// `strict`, an HTTPS probe needs a CA or explicit `--probe-insecure`.
 pub fn check_probe(
     args: &ProbeArgs,
     path: &str,
@@ -348,11 +349,15 @@ pub fn check_probe(
         (Some(cert), Some(key)) => Some((cert.clone(), key.clone())),
         (None, None) => None,
         (Some(_), None) => {
-            checks.wrong("--probe-cert without --probe-key: name the file with its key");
+            checks.wrong(
+                "--probe-cert without --probe-key: name the file with the certificate's key",
+            );
             None
         }
         (None, Some(_)) => {
-            checks.wrong("--probe-key without --probe-cert: name the file with its certificate");
+            checks.wrong(
+                "--probe-key without --probe-cert: name the file with the key's certificate",
+            );
             None
         }
     };
@@ -387,7 +392,7 @@ pub fn check_probe(
     })
 }
 
-/// Refuses to listen where the backend is.
+/// Checks that the shim does not listen on the backend's address.
 fn check_backend(place: &Place, backend: SocketAddr, checks: &mut Checks) {
     if backend.ip().is_unspecified() || backend.port() == 0 {
         checks.wrong(format!(
@@ -407,8 +412,8 @@ fn check_backend(place: &Place, backend: SocketAddr, checks: &mut Checks) {
     }
 }
 
-/// Whether both cannot be listened on by different sockets: same port, and the same address or one of
-/// them is the wildcard of the family.
+/// True if two sockets cannot listen on the two addresses: they have the same port and family, and
+/// the same IP address or a wildcard.
 fn overlaps(a: SocketAddr, b: SocketAddr) -> bool {
     a.port() == b.port()
         && a.port() != 0
@@ -436,7 +441,7 @@ mod tests {
         super::serve(&args).map_err(|mistakes| mistakes.0)
     }
 
-    /// Mistakes of `berth serve` with a place and a probe that are right.
+    /// Returns the mistakes of `berth serve` with a valid place and probe.
     fn mistakes(args: &str) -> Vec<String> {
         let place = "--listen 10.0.0.5:6443 --backend 127.1.2.3:6443 --probe tcp";
         serve(&format!("{place} {args}")).err().unwrap_or_default()
@@ -453,7 +458,7 @@ mod tests {
         let expected = [
             "--listen \"nowhere\": ",
             "--listen \"[::]:6443,fast\": ",
-            "--listen 10.0.0.5:6443: is there twice",
+            "--listen 10.0.0.5:6443: is given twice",
             "--instance: ",
             "--backend \"here\": ",
             "--probe-insecure with --probe-ca",
@@ -488,9 +493,9 @@ mod tests {
         );
     }
 
-    /// The end of a wait is a moment, and none is later than clocks go.
+    /// The clock must be able to represent the end of a wait.
     #[test]
-    fn a_time_that_has_no_end_is_a_mistake() {
+    fn a_duration_without_end_is_a_mistake() {
         for option in [
             "--hold",
             "--bind-wait",
@@ -507,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_command_line_has_the_defaults_of_the_design() {
+    fn a_minimal_command_line_has_the_defaults() {
         let config = serve("--listen 10.0.0.5:6443 --instance a --probe-insecure").unwrap();
         let seconds = Duration::from_secs;
         assert_eq!(config.backend, None);
@@ -526,14 +531,15 @@ mod tests {
     }
 
     #[test]
-    fn somebody_must_say_where_the_apiserver_is() {
+    fn the_apiserver_must_be_named() {
         let errors = serve("--listen 10.0.0.5:6443 --probe tcp").unwrap_err();
         assert_eq!(errors.len(), 1);
         assert!(
             errors[0].contains("--backend") && errors[0].contains("--instance"),
             "{errors:?}"
         );
-        // A random name would never get a record, but with an address it names the shim.
+        // No record ever appears for a random name; with an address, a random name only names the
+        // shim.
         assert_eq!(
             serve("--listen 10.0.0.5:6443 --probe tcp --backend 127.1.2.3:1")
                 .unwrap()
@@ -544,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn an_https_probe_says_what_it_trusts() {
+    fn an_https_probe_needs_a_ca_or_is_insecure() {
         let place = "--listen 10.0.0.5:6443 --instance a";
         let errors = |args: &str| serve(&format!("{place} {args}")).err().unwrap_or_default();
         let none = errors("");
@@ -565,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn listening_where_the_backend_is_is_refused() {
+    fn listening_on_the_backends_address_is_refused() {
         assert_eq!(mistakes(""), [""; 0]);
         let errors = |args: &str, part: &str| {
             let errors = serve(&format!("--probe tcp {args}")).unwrap_err();
@@ -608,7 +614,7 @@ mod tests {
         );
         errors(
             "--listen 10.0.0.5:0 --instance a",
-            "an apiserver needs a port that is known",
+            "an apiserver needs a fixed port",
         );
         assert!(
             serve(
@@ -626,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_both_families_are_read_and_what_is_wrong_is_named() {
+    fn addresses_of_both_families_are_parsed_and_mistakes_are_named() {
         let freebind =
             |text: &str| listen(text).map(|listen| (listen.addr.to_string(), listen.freebind));
         assert_eq!(

@@ -1,4 +1,4 @@
-//! What a shim does in the cluster's API.
+//! Options of a shim's requests to the cluster's API.
 
 use crate::mistakes::Checks;
 use berth_cluster::lease::is_object_name;
@@ -12,8 +12,8 @@ const CLUSTER: &str = "Cluster";
 /// Options of the cluster's API.
 #[derive(Debug, Clone, Args)]
 pub struct ClusterArgs {
-    /// Keep the Service `kubernetes` whole, and a Lease for each instance: with the pod's service account (in-cluster), or
-    /// with a kubeconfig that `berth grant` wrote [default: off]
+    /// Keep the Service `kubernetes` whole, and a Lease for each instance: with the pod's service
+    /// account (in-cluster), or with a kubeconfig that `berth grant` wrote [default: off]
     #[arg(long, env = "BERTH_CLUSTER", value_name = "in-cluster|KUBECONFIG", help_heading = CLUSTER)]
     pub cluster: Option<String>,
     /// The node's name in the cluster (in a pod: spec.nodeName) [default: the host's name]
@@ -21,8 +21,8 @@ pub struct ClusterArgs {
     pub node_name: Option<String>,
 }
 
-/// Checks the options. `server_name` is what the apiserver's certificate has to carry where no
-/// kubeconfig has it.
+/// Checks the options. The apiserver's certificate must carry `server_name`, unless a kubeconfig
+/// gives another name.
 pub(crate) fn check(
     args: &ClusterArgs,
     place: &Place,
@@ -47,7 +47,7 @@ pub(crate) fn check(
              letter or a digit"
         ));
     }
-    // What the files hold is the keeper's: a shim serves on without them, and tries again.
+    // The keeper reads the files: without them a shim still serves, and tries again.
     let credentials = if cluster == "in-cluster" {
         Credentials::InCluster {
             server: place.berth(),
@@ -59,13 +59,13 @@ pub(crate) fn check(
     Some(ClusterConfig { credentials, node })
 }
 
-/// Whether it can be a Node's name, and a part of the names of its objects.
+/// True if `name` can be a Node's name, and a part of the names of the node's objects.
 #[must_use]
 pub fn is_node_name(name: &str) -> bool {
     is_object_name(&slice_name(name, Family::V4)) && is_object_name(name)
 }
 
-/// In lower case, as the kubelet takes it.
+/// The host's name in lower case, as the kubelet uses it.
 #[must_use]
 pub fn host_name() -> String {
     rustix::system::uname()

@@ -9,14 +9,15 @@ use std::path::PathBuf;
 /// Options of `berth exec`.
 #[derive(Debug, Clone, Args)]
 pub struct ExecArgs {
-    /// Which berth and which instance.
+    /// The berth and the instance.
     #[command(flatten)]
     pub place: PlaceArgs,
-    /// How clients come to the apiserver: with auto and inject, this process stays as its parent and gives it the sockets that
-    /// its shim sends
+    /// How the shim passes clients to the apiserver. With auto and inject, this process stays as
+    /// the apiserver's parent and gives it the sockets that the shim sends
     #[arg(long, env = "BERTH_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_modes())]
     pub pass: PassMode,
-    /// Stay as the apiserver's parent, so that it gets one SIGTERM however berth run ends: for berth run
+    /// Stay as the apiserver's parent, so that the apiserver gets one SIGTERM however berth run
+    /// ends (for berth run)
     #[arg(long, hide = true)]
     pub stay: bool,
     /// The apiserver's command; {instance} in its arguments becomes the instance's ID
@@ -27,13 +28,13 @@ pub struct ExecArgs {
 /// Options of `berth copy-self`.
 #[derive(Debug, Clone, Args)]
 pub struct CopySelfArgs {
-    /// Where the copy shall be
+    /// Path of the copy
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
-    /// Make this directory too if it is not there, with mode 0700
+    /// Create also this directory, with mode 0700, if it does not exist
     #[arg(long, env = "BERTH_RUN_DIR", value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
-    /// Uid that the run directory shall belong to [default: this process's]
+    /// Owner (uid) of the run directory [default: the uid of this process]
     #[arg(long, env = "BERTH_OWNER", value_name = "UID", requires = "run_dir")]
     pub owner: Option<u32>,
 }

@@ -1,8 +1,9 @@
-//! The options of the commands that run in a pod: clap types and help texts, a file per group, and their
-//! checks ([`check`]). The command line uses them, and so does doctor, for the containers of a manifest.
+//! Options of the commands that run in a pod: clap types and help texts, one file per group, and
+//! their checks ([`check`]). The command line uses them, and doctor reads them from the containers
+//! of a manifest.
 //!
-//! Values stay as they were typed; [`check`] turns them into checked types, so that every
-//! mistake of a command line is reported at once and not one per try.
+//! The clap types keep the text of each value. [`check`] parses the text, so that every mistake of
+//! a command line is reported at once and not one per try.
 
 #![forbid(unsafe_code)]
 
@@ -26,7 +27,7 @@ use shim::{RunArgs, ServeArgs};
 #[derive(Debug, Parser)]
 #[command(name = "berth")]
 pub struct InPod {
-    /// Where the log goes and how much of it.
+    /// Form and level of the log.
     #[command(flatten)]
     pub log: LogArgs,
     #[command(subcommand)]
@@ -42,9 +43,9 @@ pub enum PodCommand {
     Exec(ExecArgs),
     /// `exec` and `serve` in one: start an apiserver and relay to it (bare metal, rehearsals)
     Run(Box<RunArgs>),
-    /// Exit 0 when the own apiserver is ready and its shim listens (readiness probe)
+    /// Exit 0 if the instance is ready and its shim listens (readiness probe)
     Ready(ReadyArgs),
-    /// Exit 0 when the own apiserver answers /livez (liveness probe)
+    /// Exit 0 if the instance answers /livez (liveness probe)
     Live(Box<LiveArgs>),
     /// Take a shim off the port now and let its connections end (preStop hook)
     Drain(DrainArgs),

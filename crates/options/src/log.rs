@@ -1,4 +1,4 @@
-//! Where the log goes and how much of it.
+//! Options of the log.
 
 use clap::{Args, ValueEnum};
 
@@ -7,10 +7,10 @@ const LOGGING: &str = "Logging";
 /// Logging options, valid with every subcommand.
 #[derive(Debug, Clone, Args)]
 pub struct LogArgs {
-    /// How log lines look; they go to standard error
+    /// Format of log lines, which go to standard error
     #[arg(long, global = true, env = "BERTH_LOG_FORMAT", default_value = "text", value_name = "FORMAT", help_heading = LOGGING)]
     pub log_format: LogFormat,
-    /// Least severity that is logged
+    /// Lowest severity that is logged
     #[arg(long, global = true, env = "BERTH_LOG_LEVEL", default_value = "info", value_name = "LEVEL", help_heading = LOGGING)]
     pub log_level: LogLevel,
 }
@@ -24,17 +24,17 @@ pub enum LogFormat {
     Json,
 }
 
-/// Least severity that is logged.
+/// Lowest severity that is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogLevel {
     /// Failures that need attention
     Error,
-    /// And possible problems
+    /// Also possible problems
     Warn,
-    /// And life cycle events
+    /// Also life cycle events
     Info,
-    /// And each connection
+    /// Also each connection
     Debug,
-    /// And each step of a connection
+    /// Also each step of a connection
     Trace,
 }

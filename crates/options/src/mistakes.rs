@@ -1,4 +1,4 @@
-//! The mistakes of a command line, collected: every one is reported at once, not one per try.
+//! The mistakes of a command line, collected so that all are reported at once.
 
 use crate::ask::duration;
 use humantime::format_duration;
@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The mistakes of a command line, a sentence each.
+/// The mistakes of a command line, one sentence each.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.join("\n"))]
 pub struct Mistakes(pub Vec<String>);
@@ -21,12 +21,12 @@ impl Checks {
         self.0.push(mistake.into());
     }
 
-    /// The value; else records the mistake.
+    /// Returns the value, or records the mistake and returns `None`.
     pub fn ok<T, E: Display>(&mut self, result: Result<T, E>) -> Option<T> {
         result.map_err(|error| self.0.push(error.to_string())).ok()
     }
 
-    /// A duration such as `8s`, `500ms` or `1m30s`, not below `least`.
+    /// Parses a duration such as `8s`, `500ms` or `1m30s`, not below `least`.
     pub fn duration(&mut self, option: &str, text: &str, least: Duration) -> Duration {
         let long = |time| {
             if time < least {
@@ -40,7 +40,7 @@ impl Checks {
             .unwrap_or(least)
     }
 
-    /// A whole number in a range.
+    /// Parses a whole number in a range.
     pub fn number<T>(&mut self, option: &str, text: &str, range: RangeInclusive<T>) -> T
     where
         T: FromStr + PartialOrd + Copy + Display,
@@ -58,17 +58,16 @@ impl Checks {
         }
     }
 
-    /// An address with a port.
+    /// Parses an address with a port.
     pub fn address(&mut self, option: &str, text: &str) -> Option<SocketAddr> {
         self.ok(text.parse().map_err(|_| {
             format!("{option} {text:?}: give an IP address with a port, such as 127.0.0.1:6443 or [::1]:6443")
         }))
     }
 
-    /// The value if nothing was wrong.
+    /// Returns the value if there were no mistakes.
     ///
-    /// # Errors
-    /// All that was wrong.
+    /// All recorded mistakes.
     pub fn finish<T>(self, value: Option<T>) -> Result<T, Mistakes> {
         match value {
             Some(value) if self.0.is_empty() => Ok(value),

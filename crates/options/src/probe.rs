@@ -1,4 +1,4 @@
-//! How an apiserver is probed.
+//! Options of an apiserver's probe.
 
 use berth_shim::backend::probe::ProbeKind;
 use clap::Args;
@@ -8,16 +8,16 @@ use std::path::PathBuf;
 /// A heading of help texts.
 pub const PROBE: &str = "Probe";
 
-/// The name that is in the certificate of every kube-apiserver that kubeadm set up.
+/// Name in the certificate of every kube-apiserver that kubeadm set up.
 pub const DEFAULT_NAME: &str = "kubernetes";
 
-/// How the apiserver is probed.
+/// Options of an apiserver's probe.
 #[derive(Debug, Clone, Args)]
 pub struct ProbeArgs {
-    /// Probe by HTTPS, or only whether the port accepts connections
+    /// Probe by HTTPS, or only check that the port accepts connections
     #[arg(long, env = "BERTH_PROBE", default_value = "https", value_name = "KIND", value_parser = kinds(), help_heading = PROBE)]
     pub probe: ProbeKind,
-    /// PEM file with the CAs that the apiserver's certificate is checked against
+    /// PEM file with the CAs that verify the apiserver's certificate
     #[arg(long, env = "BERTH_PROBE_CA", value_name = "FILE", help_heading = PROBE)]
     pub probe_ca: Option<PathBuf>,
     /// PEM file with the probe's client certificate, for an apiserver without anonymous access
@@ -32,10 +32,11 @@ pub struct ProbeArgs {
     /// Name that the apiserver's certificate must carry
     #[arg(long, env = "BERTH_PROBE_SERVER_NAME", default_value = DEFAULT_NAME, value_name = "NAME", help_heading = PROBE)]
     pub probe_server_name: String,
-    /// Do not check the apiserver's certificate; no credentials are sent then
+    /// Do not verify the apiserver's certificate; no credentials are sent then
     #[arg(long, env = "BERTH_PROBE_INSECURE", help_heading = PROBE)]
     pub probe_insecure: bool,
-    /// How long an answer may take; a shim leaves an apiserver where no client's TLS handshake ends for this long
+    /// Time limit for an answer; a shim also leaves an apiserver that completes no client's TLS
+    /// handshake for this long
     #[arg(long, env = "BERTH_PROBE_TIMEOUT", default_value = "2s", value_name = "DURATION", help_heading = PROBE)]
     pub probe_timeout: String,
 }

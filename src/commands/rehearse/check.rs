@@ -18,8 +18,8 @@ const OWN_FLAGS: [&str; 4] = [
     "tls-sni-cert-key",
 ];
 
-/// Checks the options, except the programs that only a comparison needs: they may change until
-/// then.
+/// Checks the options, but not the programs that only a comparison needs: these may change before
+/// the comparison.
 pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     let mut checks = Checks::default();
     let (old, new) = (args.old.clone(), args.new.clone());
