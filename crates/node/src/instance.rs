@@ -1,17 +1,16 @@
-//! The ID of one kube-apiserver. Its record, and those of other instances, are in [`crate::registry`].
+//! The ID of a kube-apiserver. Records of instances are in [`crate::registry`].
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Longest ID, in bytes: with its suffix it stays far below the 255 of a file name, and a pod's UID
-/// (36) or a DNS label (63) fits.
+/// Maximum length of an ID, in bytes. An ID with its suffix stays far below the 255 bytes of a file
+/// name, and a pod's UID (36) or a DNS label (63) fits.
 const MAX_LEN: usize = 63;
 
-/// Name of an instance among those of its berth: 1 to 63 of `A-Z a-z 0-9 . _ -`, not beginning
-/// with a dot or a dash. It becomes a file name, so nothing else may pass. Cheap to
-/// clone: each connection has one.
+/// Name of an instance in its berth: 1 to 63 of `A-Z a-z 0-9 . _ -`, not beginning with a dot or a
+/// dash, because the name becomes a file name. Cheap to clone: each connection has an ID.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct InstanceId(Arc<str>);
@@ -21,7 +20,7 @@ pub struct InstanceId(Arc<str>);
 pub struct InstanceIdError(String);
 
 impl InstanceId {
-    /// Checks a text.
+    /// Parses an ID.
     ///
     /// # Errors
     /// The first rule of [`InstanceId`] that the text breaks.
@@ -38,7 +37,7 @@ impl InstanceId {
                         text.len()
                     )
                 }
-                // It would be a hidden file, or look like an option.
+                // A hidden file, or a name that looks like an option.
                 (Some(first @ ('.' | '-')), _) => {
                     format!(
                         "the instance ID {text:?} begins with {first:?}: begin it with a letter, a digit or an underscore"
@@ -52,7 +51,7 @@ impl InstanceId {
         ))
     }
 
-    /// An ID of eight random hexadecimal digits.
+    /// Returns an ID of eight random hexadecimal digits.
     pub fn random() -> Result<Self, InstanceIdError> {
         match getrandom::u32() {
             Ok(drawn) => Ok(Self(format!("{drawn:08x}").into())),
@@ -114,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_plain_file_name() {
+    fn refuses_names_that_are_not_plain_file_names() {
         for bad in [
             "",
             ".",

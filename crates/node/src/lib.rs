@@ -1,4 +1,5 @@
-//! A node's run directory: the records by which shims, instances and commands find each other, and the messages between them.
+//! A node's run directory: records, which let shims, instances and commands find each other, and
+//! the messages between them.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Every berth, instance and shim of a run directory, for commands that are no shims.
+//! A snapshot of a run directory: every berth, instance and shim. For commands other than shims.
 
 use crate::instance::InstanceId;
 use crate::registry::instance::{IgnoredFile, ListedInstance, list};
@@ -6,28 +6,29 @@ use crate::registry::{BerthDir, Error, RunDir};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// A run directory at one moment.
+/// The contents of a run directory at one moment.
 #[derive(Debug)]
 pub struct RunDirSnapshot {
     pub path: PathBuf,
-    /// By berth and name.
+    /// The instances, sorted by berth and name.
     pub instances: Vec<KnownInstance>,
-    /// Files that are no records.
+    /// Files that are not valid records.
     pub problems: Vec<IgnoredFile>,
 }
 
-/// An instance of which there is a record, a shim's socket, or both.
+/// An instance with a record, a shim's socket, or both.
 #[derive(Debug)]
 pub struct KnownInstance {
     pub berth: BerthDir,
     pub id: InstanceId,
     pub record: Option<ListedInstance>,
-    /// Whether there is a shim's socket, of a live shim or a dead one.
+    /// True if a shim's socket exists, of a live shim or a dead one.
     pub socket: bool,
 }
 
 impl RunDirSnapshot {
-    /// A run directory that does not exist is empty.
+    /// Reads the run directory at `path`, or the default directory. A directory that does not exist
+    /// is empty.
     pub fn read(path: Option<&Path>) -> Result<Self, Error> {
         let path = path.map_or_else(RunDir::default_path, Path::to_path_buf);
         let mut node = Self {

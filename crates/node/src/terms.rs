@@ -8,17 +8,18 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Identifies a shim's process; a pid could be reused. A shim that starts later has a larger one. As text it is 16 lower-case
-/// hexadecimal digits; messages have the number.
+/// ID of a shim's process, used because a pid could be reused. A shim that starts later has a
+/// larger ID. Its text form is 16 lower-case hexadecimal digits; messages carry the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ShimId(pub u64);
 
 impl ShimId {
-    /// Low bits of an ID that are random. The 40 above them count milliseconds for 34 years.
+    /// Number of random low bits of an ID. The 40 bits above them count milliseconds for 34 years.
     const RANDOM_BITS: u32 = 24;
 
-    /// Of a shim that starts at this time since the boot, which is the same for all processes of a node.
+    /// Returns the ID of a shim that starts at `start`, a time since the boot. All processes of a
+    /// node share the boot.
     pub fn new(start: Duration, random: u64) -> Self {
         let start = u64::try_from(start.as_millis()).unwrap_or(u64::MAX);
         Self(start << Self::RANDOM_BITS | random & ((1 << Self::RANDOM_BITS) - 1))
@@ -36,7 +37,7 @@ impl FromStr for ShimId {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let id = u64::from_str_radix(text, 16).map(Self).ok();
-        // Not a sign, a capital, or fewer digits: one shim has one name.
+        // Reject a sign, capitals, or fewer digits: each shim has exactly one name.
         id.filter(|id| id.to_string() == text)
             .ok_or("a holder is 16 lower-case hexadecimal digits")
     }
@@ -45,25 +46,26 @@ impl FromStr for ShimId {
 /// The [`Speedup`] of this process.
 static DIVISOR: AtomicU32 = AtomicU32::new(1);
 
-/// A fixed time, which no option sets: the usual one, shortened by [`Speedup::apply`].
+/// Returns the duration of a fixed time that no option sets: `usual`, shortened by
+/// [`Speedup::apply`].
 pub fn shortened(usual: Duration) -> Duration {
     usual / DIVISOR.load(Relaxed)
 }
 
-/// By how much the fixed times, which no option sets, are shortened: a test that runs a whole process does not wait for
-/// what a real network repeats after seconds. 1 for users.
+/// Divisor of the fixed times that no option sets. A test of a whole process then does not wait for
+/// the long intervals of a real network. 1 for users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Speedup(NonZeroU32);
 
 impl Speedup {
     pub const NONE: Self = Self(NonZeroU32::MIN);
 
-    /// Shortens the fixed times of this process: once, before anything runs.
+    /// Shortens the fixed times of this process. Call this once, before anything runs.
     pub fn apply(self) {
         DIVISOR.store(self.0.get(), Relaxed);
     }
 
-    /// The usual time, shortened.
+    /// Returns the usual time, shortened.
     pub fn of(self, usual: Duration) -> Duration {
         usual / self.0.get()
     }
@@ -91,23 +93,25 @@ impl FromStr for Speedup {
     }
 }
 
-/// Identifies a listening socket and all its duplicates (`SO_COOKIE`).
+/// ID of a listening socket and all its duplicates (`SO_COOKIE`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Cookie(pub u64);
 
-/// The state of a shim. On the wire it is its `phase`.
+/// The state of a shim. Messages call this field `phase`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     Joined,
-    /// It no longer listens and lets its connections end; it holds guards until it exits.
+    /// The shim no longer listens, lets its connections end, and holds guards until it exits.
     Left,
-    /// Nothing was reachable for longer than `--hold`: clients are refused at once.
+    /// No instance was reachable for longer than `--hold`: clients are refused at once.
     #[serde(rename = "dry")]
     Refusing,
-    /// Its ports are bound and do not listen: its own instance was not ready yet, or the shim had left and is about to listen again. It holds
-    /// guards, and accepts from orphans. An unknown phase of a later version is read as this one, in which a shim does nothing for others.
+    /// The shim's ports are bound and do not listen: its instance was not ready yet, or the shim
+    /// had left and is about to listen again. The shim holds guards, and accepts from orphans. An
+    /// unknown phase of a later version is read as `Waiting`, in which a shim does nothing for
+    /// others.
     #[default]
     #[serde(other)]
     Waiting,
@@ -126,17 +130,18 @@ impl Phase {
     }
 }
 
-/// Whether an instance can get connections.
+/// Health of an instance, which decides about new connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InstanceHealth {
     /// `rise` consecutive probes passed.
     Ready,
-    /// It was ready, then `fall` consecutive probes failed, but no connection was refused: it is used when
-    /// no instance is ready, because a probe that times out under load must not cause an outage.
+    /// The instance was ready, then `fall` consecutive probes failed, but no connection was
+    /// refused. The instance is used when no instance is ready, because a probe that times out
+    /// under load must not cause an outage.
     Failing,
-    /// It has not passed a probe since it was discovered or last refused a connection: it gets none. An unknown health of a later
-    /// version is read as this one.
+    /// The instance has not passed a probe since it was discovered or last refused a connection,
+    /// and gets no connections. An unknown health of a later version is read as `Unready`.
     #[serde(other)]
     Unready,
 }
@@ -158,9 +163,9 @@ impl InstanceHealth {
 pub struct Announce {
     pub phase: Phase,
     pub ready: bool,
-    /// Whether it knows any instance that can get connections.
+    /// True if the shim knows an instance that can get connections.
     pub reachable: bool,
-    /// Whether it leaves for good: it takes nothing over any more.
+    /// True if the shim leaves for good and takes over no more listeners.
     pub leaving: bool,
     pub owns: BTreeSet<Cookie>,
     pub accepts: BTreeSet<Cookie>,

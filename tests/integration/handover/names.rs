@@ -305,7 +305,7 @@ fn a_sibling_that_is_dialled_must_be_of_the_same_uid() {
     });
     let warned = shim
         .running
-        .logs("z.sock is of uid 65534, this process is uid 0");
+        .logs("z.sock is uid 65534, this process is uid 0");
     assert!(
         warned.contains("WARN") && warned.contains("a sibling does not share its listeners"),
         "{warned}"

@@ -1,7 +1,9 @@
-//! Requests of commands to a bridge, and its replies: JSON messages on a socket that only root can reach.
+//! Requests of commands to a bridge, and its replies: JSON messages on a socket that only root can
+//! reach.
 //!
-//! Each connection sends one request. The reply is a refusal, or a [`BridgeStatus`] at once and at each change. The command that is to run
-//! COMMAND reports on the same connection that it begins, and how it ended; if it goes away in between, clients stay on the bridge.
+//! Each connection sends one request. The reply is a refusal, or a [`BridgeStatus`] at once and at
+//! each change. The command that will run COMMAND reports on the same connection when COMMAND
+//! begins, and how COMMAND ended. If the command goes away in between, clients stay on the bridge.
 
 use super::{dial, receive, transmit};
 use berth_os::{make_awaitable, seqpacket};
@@ -24,18 +26,19 @@ pub const SOCKET: &str = "bridge.sock";
 #[serde(rename_all = "kebab-case")]
 pub enum Ask {
     Status,
-    /// The same, from the process that will run COMMAND: if it goes away before, the bridge ends.
+    /// Like `Status`, from the process that will run COMMAND. If the process goes away before
+    /// COMMAND begins, the bridge ends.
     Accompany,
-    /// COMMAND begins; after `Accompany`, on the same connection.
+    /// COMMAND begins. Sent after `Accompany` on the same connection.
     Command,
-    /// COMMAND has ended, and how if it failed.
+    /// COMMAND has ended, with the reason if it failed.
     Ended {
         failed: Option<String>,
     },
     End {
         now: bool,
     },
-    /// What the node's own instance is started from shall be put back, or only be compared.
+    /// Restore the sources of the node's kube-apiserver, or only compare them (`dry_run`).
     Restore {
         dry_run: bool,
     },
@@ -46,7 +49,7 @@ pub enum Ask {
 pub enum Reply {
     Status(Box<BridgeStatus>),
     Refused(String),
-    /// What is put back, or would be.
+    /// The files that are restored, or would be.
     Differences(Vec<Difference>),
 }
 
@@ -54,35 +57,37 @@ pub enum Reply {
 pub struct BridgeStatus {
     pub version: u32,
     pub berth: String,
-    /// The daemon's process.
+    /// The daemon's process ID.
     pub pid: u32,
     pub step: Step,
-    /// New connections go to the bridge.
+    /// True if new connections go to the bridge.
     pub steering: bool,
-    /// COMMAND runs.
+    /// True if COMMAND runs.
     pub command: bool,
-    /// Why clients stay on the bridge although COMMAND has ended, or the operator ended the bridge.
+    /// Reason why clients stay on the bridge although COMMAND has ended, or the operator ended the
+    /// bridge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
-    /// Why new connections go to the node's own although the bridge is on.
+    /// Reason why new connections go to the node's kube-apiserver although the bridge is on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steering_error: Option<String>,
-    /// How the bridge ended. Connections to the node's own that came through it may still be open.
+    /// Result of the bridge. Connections to the node's kube-apiserver through the bridge may still
+    /// be open.
     #[serde(default, skip_serializing_if = "Option::is_none", flatten)]
     pub outcome: Option<BridgeOutcome>,
     pub temporary: TemporaryStatus,
     pub own: OwnStatus,
-    /// The node's etcd, where the bridge has one of its own for it.
+    /// The node's etcd, if the bridge has a temporary etcd for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd: Option<EtcdStatus>,
-    /// What the operator should know, in sentences.
+    /// Notes for the operator, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// Connections through the bridge that are open.
+    /// Number of open connections through the bridge.
     pub connections_open: u64,
-    /// New connections that were steered.
+    /// Number of new connections that were steered.
     pub connections_steered: u64,
-    /// Files that stay.
+    /// Log files, which stay after the bridge.
     pub logs: Vec<PathBuf>,
 }
 
@@ -92,24 +97,25 @@ pub struct TemporaryStatus {
     pub pid: Option<u32>,
     pub ready: bool,
     pub ends: u32,
-    /// What came of its last probe.
+    /// Result of the last probe.
     pub probe: String,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnStatus {
     pub address: Option<SocketAddr>,
-    /// Inode of its listener.
+    /// Inode of the instance's listener.
     pub listener: Option<u64>,
     pub ready: bool,
-    /// What is steered goes to it while it is ready.
+    /// True if steered connections go to this instance while it is ready.
     #[serde(default)]
     pub preferred: bool,
-    /// COMMAND runs or has ended, and it has not been ready for a minute.
+    /// True if COMMAND runs or has ended, and the instance has not been ready for a minute.
     #[serde(default)]
     pub late: bool,
     pub probe: String,
-    /// With trouble or where it is late, and while it is not ready: the last lines of its container's log, where it is in a pod.
+    /// The last lines of the container's log, if the instance is in a pod. Present only while the
+    /// instance is not ready, and there is trouble or it is late.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub log: Vec<String>,
 }
@@ -117,35 +123,36 @@ pub struct OwnStatus {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EtcdStatus {
     pub step: EtcdStep,
-    /// The temporary etcd's process.
+    /// The temporary etcd's process ID.
     pub pid: Option<u32>,
-    /// What an operator has to decide.
+    /// A decision that the operator must make.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
-    /// How long clients waited each time that neither served, in milliseconds; the last ones.
+    /// The latest pauses, each the time in milliseconds for which clients waited while neither etcd
+    /// served.
     #[serde(default)]
     pub pauses: Vec<u64>,
 }
 
-/// Who has etcd's data.
+/// The etcd that has the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EtcdStep {
-    /// The node's own.
+    /// The node's etcd.
     #[default]
     Own,
-    /// The node's own stops, and the temporary one waits for the data.
+    /// The node's etcd stops, and the temporary etcd waits for the data.
     Stopping,
-    /// The temporary one.
+    /// The temporary etcd.
     Temporary,
-    /// The temporary one ends, and the node's own waits for the data.
+    /// The temporary etcd ends, and the node's etcd waits for the data.
     Returning,
-    /// Whoever the node starts: the temporary one has ended, and leaves it alone.
+    /// Any etcd that the node starts: the temporary etcd has ended, and leaves the data alone.
     GivenBack,
 }
 
 impl fmt::Display for EtcdStep {
-    /// As it is in JSON.
+    /// Formats the step as in JSON.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
     }
@@ -155,27 +162,28 @@ impl fmt::Display for EtcdStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Step {
-    /// The temporary instance shall get ready.
+    /// Waiting until the temporary instance is ready.
     #[default]
     Start,
-    /// It is ready and is watched for a while.
+    /// The temporary instance is ready and is watched for a while.
     Settle,
-    /// New connections go to it; handshakes that began before still reach the node's own.
+    /// New connections go to the temporary instance; earlier handshakes still reach the node's
+    /// kube-apiserver.
     Overlap,
-    /// The node's own instance may be replaced.
+    /// The node's kube-apiserver may be replaced.
     Hold,
-    /// The node's own instance shall be ready, and stay so for a while.
+    /// Waiting until the node's kube-apiserver is ready and stays ready for a while.
     AwaitOwn,
-    /// What the node's own instance is started from is put back.
+    /// The sources of the node's kube-apiserver are restored.
     Restore,
-    /// New connections go to the node's own; handshakes that began before still reach the bridge.
+    /// New connections go to the node's kube-apiserver; earlier handshakes still reach the bridge.
     Linger,
     /// The bridge's connections end, then the temporary instance.
     Drain,
 }
 
 impl fmt::Display for Step {
-    /// As it is in JSON.
+    /// Formats the step as in JSON.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
     }
@@ -184,47 +192,49 @@ impl fmt::Display for Step {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "outcome", content = "why")]
 pub enum BridgeOutcome {
-    /// The node's own instance serves.
+    /// The node's kube-apiserver serves.
     #[default]
     Done,
-    /// It serves as it did before, since it was put back, and why.
+    /// The node's kube-apiserver serves as before, since its sources were restored. With the
+    /// reason.
     Restored(String),
-    /// COMMAND was not run, and why.
+    /// COMMAND was not run. With the reason.
     NotBegun(String),
-    /// It ended although the node's own instance is not what it should be, and why.
+    /// The bridge ended although the node's kube-apiserver is not as it should be. With the reason.
     Abandoned(String),
 }
 
-/// A file that is not what it was.
+/// A changed file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
     pub path: PathBuf,
-    /// It is not there any more.
+    /// True if the file is gone.
     pub missing: bool,
-    /// What putting it back changes, as `diff -u` has it, where that may be shown.
+    /// The change that a restore makes, in the form of `diff -u`. `None` if the content must not be
+    /// shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub diff: Option<String>,
-    /// In the first one: why nothing is put back.
+    /// Reason why nothing is restored. Only in the first difference.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
 }
 
-/// A connection between a command and a bridge. Waits for the other end as long as that lives: it may be stopped (Ctrl-Z).
+/// A connection between a command and a bridge. Waits for the peer as long as the peer lives, which
+/// may be stopped (Ctrl-Z).
 #[derive(Debug)]
 pub struct Connection(AsyncFd<OwnedFd>);
 
 impl Connection {
-    /// Asks the bridge of this directory.
+    /// Sends a request to the bridge of a directory.
     ///
-    /// # Errors
-    /// There is none.
+    /// There is no bridge.
     pub async fn ask(directory: &Path, ask: &Ask) -> io::Result<Self> {
         let connection = Self::new(dial(&directory.join(SOCKET)).await?)?;
         connection.send(ask).await?;
         Ok(connection)
     }
 
-    /// Of an open socket.
+    /// Uses an open socket.
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
         Ok(Self(make_awaitable(
             socket,
@@ -232,23 +242,24 @@ impl Connection {
         )?))
     }
 
-    /// The process at the other end.
+    /// Process ID of the peer.
     pub fn peer(&self) -> Option<i32> {
         Some(seqpacket::peer(self.0.get_ref().as_fd()).ok()?.pid())
     }
 
     /// Sends a message.
     ///
-    /// # Errors
-    /// The other end has gone away.
+    /// The peer has gone away.
     pub async fn send(&self, what: &impl Serialize) -> io::Result<()> {
         transmit(&self.0, &serde_json::to_vec(what)?, &[]).await
     }
 
-    /// The next message; none when the other end has gone away. Can be dropped and called again.
+    /// Receives the next message. Returns `None` if the peer has gone away. The future can be
+    /// dropped and the function called again.
     pub async fn next<T: DeserializeOwned>(&self) -> Option<T> {
         let message = match receive(&self.0).await {
-            // It has gone away without reading all; what it sent before is still there.
+            // The peer has gone away without reading everything; its earlier messages are still
+            // there.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => receive(&self.0).await,
             received => received,
         };
@@ -310,7 +321,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_sent_before_an_end_is_read_also_where_the_other_end_had_not_read_all() {
+    async fn earlier_messages_are_read_although_the_peer_left_without_reading() {
         let directory = tempfile::tempdir().unwrap();
         let listener = seqpacket::listener(&directory.path().join(SOCKET)).unwrap();
         let command = Connection::ask(directory.path(), &Ask::Accompany)

@@ -1,8 +1,9 @@
-//! The Unix socket of a shim in the run directory, for requests of commands and siblings; that of a bridge ([`bridge`]), and that of an
-//! instance's supervisor ([`supervisor`]).
+//! The Unix sockets in the run directory: a shim's, for requests of commands and siblings; a
+//! bridge's ([`bridge`]); and an instance's supervisor's ([`supervisor`]).
 //!
-//! [`wire`] has the messages of a shim. This module exchanges them: one request, one reply, then the connection ends or, between
-//! siblings, is used by the handover. Only root and the shim's own uid may send requests.
+//! [`wire`] has the messages of a shim. This module exchanges them: one request, one reply, then
+//! the connection ends or, between siblings, is used by the handover. Only root and the shim's uid
+//! may send requests.
 
 pub mod bridge;
 pub mod supervisor;
@@ -26,31 +27,33 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use wire::{Ask, Reply, Request, Status};
 
-/// Time for one message of the other side, which is on this machine too.
+/// Time limit for a message of the peer, which is on the same machine.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Requests that are read and answered at once; further ones wait. Each holds a descriptor.
+/// Maximum number of requests that are read and answered at once; further requests wait. Each
+/// request holds a descriptor.
 pub const REQUESTS: usize = 64;
 
-/// How long a process that begins to listen waits for another one, which takes milliseconds.
+/// Time for which a process that begins to listen waits for another process, which takes
+/// milliseconds.
 const LISTEN_WAIT: Duration = Duration::from_secs(5);
 
-/// Time between two attempts to connect while the socket's queue is full: no event shows that it has room.
+/// Time between two attempts to connect while the socket's queue is full: no event tells when there
+/// is room.
 const QUEUE_FULL: Duration = Duration::from_millis(10);
 
 /// A socket that commands can dial.
 #[derive(Debug)]
 pub struct Server {
-    // Removed first: see `file_at`.
+    // Must be dropped before `listener`: see `file_at`.
     _file: SocketFile,
     listener: AsyncFd<OwnedFd>,
 }
 
 impl Server {
-    /// Listens at a path. The file of a dead shim is replaced.
+    /// Listens at a path. Replaces the file of a dead shim.
     ///
-    /// # Errors
-    /// `EADDRINUSE` when a live shim listens there, or those of the system calls.
+    /// `EADDRINUSE` if a live shim listens there, or the errors of the system calls.
     pub fn bind(path: &Path) -> io::Result<Self> {
         let (listener, file) = listen(path)?;
         Ok(Self {
@@ -59,7 +62,7 @@ impl Server {
         })
     }
 
-    /// Reads requests until it is dropped; `answer` gets those that are allowed.
+    /// Reads requests until the future is dropped; `answer` gets the allowed requests.
     pub async fn serve<F: Future<Output = ()> + Send>(
         self,
         answer: impl Fn(IncomingRequest) -> F + Send + Sync + 'static,
@@ -107,30 +110,31 @@ impl Server {
     }
 }
 
-/// The file of a socket, which is removed when this is dropped.
+/// The file of a socket. It is removed on drop.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
     file: (u64, u64),
 }
 
-/// Listens at a path, as [`Server::bind`] does; gives the socket and its file.
+/// Listens at a path like [`Server::bind`], and returns the socket and its file.
 ///
-/// # Errors
-/// Those of [`Server::bind`].
+/// The errors of [`Server::bind`].
 pub fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
-    // One at a time in a directory: of two for one path, the second would rename the first one's socket, and take it along.
-    let _turn = turn_in(path.parent().unwrap_or(path), LISTEN_WAIT)?;
+    // One process at a time in a directory: of two processes for one path, the second would
+    // otherwise rename the first socket and remove it later.
+    let _turn = take_turn(path.parent().unwrap_or(path), LISTEN_WAIT)?;
     match seqpacket::dial(path) {
         Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
-        // Its queue is full: it is alive.
+        // The queue is full, so the shim is alive.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             return Err(io::ErrorKind::AddrInUse.into());
         }
         Err(_) => {}
     }
-    // Made under another name and renamed: a client finds the old one or the new one, never none. The kernel bounds the length
-    // of a socket's path, so that name is no longer: a dot instead of `.sock`.
+    // The socket is created under another name and renamed: a client always finds the old or the
+    // new socket. The kernel limits the length of a socket's path, so the temporary name is not
+    // longer than the final name: a dot instead of `.sock`.
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_stem().unwrap_or_default());
     let made = path.with_file_name(name);
@@ -147,16 +151,16 @@ pub fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
     ))
 }
 
-fn turn_in(directory: &Path, wait: Duration) -> io::Result<Flock<File>> {
+fn take_turn(directory: &Path, wait: Duration) -> io::Result<Flock<File>> {
     lock_within(File::open(directory)?, wait).map_err(|errno| match errno {
         Errno::EWOULDBLOCK => {
-            io::Error::other("another shim that starts there is stopped or hangs: end it")
+            io::Error::other("another shim that is starting there is stopped or hangs: end it")
         }
         errno => errno.into(),
     })
 }
 
-/// Device and inode of a file. While its socket is open, no other file gets these.
+/// Device and inode of a file. While the socket is open, no other file gets the same pair.
 fn file_at(path: &Path) -> io::Result<(u64, u64)> {
     let meta = std::fs::symlink_metadata(path)?;
     Ok((meta.dev(), meta.ino()))
@@ -166,7 +170,7 @@ impl Drop for SocketFile {
     fn drop(&mut self) {
         let (path, file) = (std::mem::take(&mut self.path), self.file);
         OffThread::new("").finish_within(PATIENCE, move || {
-            // Another process may have replaced it.
+            // Another process may have replaced the file.
             if file_at(&path).is_ok_and(|now| now == file) {
                 let _ = std::fs::remove_file(&path);
             }
@@ -174,7 +178,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// A request from a peer that may send it.
+/// A request from a peer that may send requests.
 #[derive(Debug)]
 pub struct IncomingRequest {
     pub ask: Ask,
@@ -185,7 +189,7 @@ pub struct IncomingRequest {
 }
 
 impl IncomingRequest {
-    /// Replies; gives the connection for further messages, if it is still open.
+    /// Sends the reply. Returns the connection for further messages, if it is still open.
     pub async fn reply(self, reply: &Reply) -> Option<AsyncFd<OwnedFd>> {
         let written = match serde_json::to_vec(reply) {
             Ok(message) => write(&self.socket, &message, &[]).await,
@@ -200,7 +204,7 @@ impl IncomingRequest {
     }
 }
 
-/// Reads one request. None: it was refused.
+/// Reads a request. Returns `None` if it was refused.
 async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
     let (uid, own) = (
         seqpacket::peer(socket.as_fd())?.uid(),
@@ -210,25 +214,27 @@ async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
     let why = if uid != own && uid != 0 {
         tracing::warn!(uid, "a request of a process of another uid was refused");
         format!(
-            "uid {uid} may not send requests to a shim of uid {own}: run it as that uid or as root"
+            "uid {uid} may not send requests to a shim of uid {own}: run the command as uid {own} or as root"
         )
     } else {
         let (message, descriptors) = read(&socket, PATIENCE).await?;
         let (json, rest) = wire::split(&message);
         match wire::parse_request(json) {
-            // The client has given up, and may have done something else instead: a shim that hung and is now the last one must not
-            // leave because of an old request, nor take a sibling that dialled again for another one of its name. With a client's
-            // connection comes a token that decides this.
+            // The client has given up, and may have done something else instead. A shim that hung
+            // and is now the last shim must not leave because of an old request, nor mistake a
+            // sibling that dialled again for another shim with the same name. `Ask::Pass` is
+            // different: a client's connection comes with a token that decides.
             Ok(Request { ask, .. })
                 if ask != Ask::Pass && seqpacket::is_closed(socket.get_ref().as_fd())? =>
             {
                 tracing::info!(
                     ?ask,
-                    "a request is not granted: its sender was gone before this shim read it"
+                    "ignored a request: its sender was gone before this shim read it"
                 );
                 return Ok(None);
             }
-            // Root may read the status and drain; listeners and connections go only to a process that could listen here.
+            // Root may read the status and drain; listeners and connections go only to a process
+            // that could listen here.
             Ok(Request { ask, .. }) if uid != own && ask.is_of_siblings() => {
                 tracing::warn!(
                     uid,
@@ -236,7 +242,7 @@ async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
                     "a sibling of another uid was refused: run all shims of a berth with one uid"
                 );
                 format!(
-                    "a shim of uid {uid} cannot share the port of one of uid {own}: run both with one uid"
+                    "a shim of uid {uid} cannot share the port of a shim of uid {own}: run both with one uid"
                 )
             }
             Ok(Request { ask, .. }) => {
@@ -257,19 +263,19 @@ async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
     Ok(None)
 }
 
-/// Sends a request to the shim whose socket is at a path, and waits at most this long for the reply.
+/// Sends a request to the shim with the socket at `path`, and waits for the reply for at most
+/// `patience`.
 ///
-/// # Errors
-/// `ENOENT` or `ECONNREFUSED` when there is none, `TimedOut` when it hangs, `InvalidData` when its
-/// message is no reply.
+/// `ENOENT` or `ECONNREFUSED` if there is no shim, `TimedOut` if it hangs, `InvalidData` if its
+/// message is not a reply.
 pub async fn ask(path: &Path, ask: Ask, patience: Duration) -> io::Result<Reply> {
     Ok(exchange(path, ask, &[], &[], patience).await?.0)
 }
 
-/// How the error of [`status`] begins where a shim hangs.
+/// Beginning of the error of [`status`] when a shim hangs.
 pub const HANGS: &str = "it does not answer within";
 
-/// Requests a shim's status, and waits at most this long for the reply.
+/// Requests a shim's status, and waits for the reply for at most `patience`.
 pub async fn status(path: &Path, patience: Duration) -> Result<Box<Status>, String> {
     match exchange(path, Ask::Status, &[], &[], patience)
         .await
@@ -289,8 +295,8 @@ pub async fn status(path: &Path, patience: Duration) -> Result<Box<Status>, Stri
     }
 }
 
-/// Sends a request with further bytes and descriptors, and waits at most this long for the reply; gives the connection for
-/// further messages.
+/// Sends a request with further bytes and descriptors, and waits for the reply for at most
+/// `patience`. Returns also the connection for further messages.
 pub async fn exchange(
     path: &Path,
     ask: Ask,
@@ -302,14 +308,14 @@ pub async fn exchange(
         .await
         .map_err(|_| io::ErrorKind::TimedOut)??;
     let socket = berth_os::make_awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
-    // As in `read_request`: siblings have one uid.
+    // Siblings have one uid, as in `read_request`.
     let (uid, own) = (
         seqpacket::peer(socket.get_ref().as_fd())?.uid(),
         nix::unistd::geteuid().as_raw(),
     );
     if uid != own && ask.is_of_siblings() {
         let why = format!(
-            "{} is of uid {uid}, this process is uid {own}: a sibling has the same uid",
+            "the process at {} is uid {uid}, this process is uid {own}: siblings need the same uid",
             path.display()
         );
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
@@ -324,10 +330,10 @@ pub async fn exchange(
     Ok((reply, socket))
 }
 
-/// Connects; waits while the queue is full. The way to the socket may be by a disk that stalls.
+/// Connects; waits while the queue is full. A separate thread dials, because the socket's path may
+/// be on a disk that stalls.
 ///
-/// # Errors
-/// Those of [`seqpacket::dial`].
+/// The errors of [`seqpacket::dial`].
 pub async fn dial(path: &Path) -> io::Result<OwnedFd> {
     static DIALS: LazyLock<OffThread> = LazyLock::new(|| OffThread::new("a shim's socket"));
     loop {
@@ -364,7 +370,7 @@ async fn write(
         .map_err(|_| io::ErrorKind::TimedOut)?
 }
 
-/// The next message. Can be dropped and called again.
+/// Receives the next message. The future can be dropped and the function called again.
 async fn receive(socket: &AsyncFd<OwnedFd>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut message = vec![0; seqpacket::MESSAGE];
     let receive = socket.async_io(Interest::READABLE, |socket| {
@@ -399,7 +405,7 @@ mod tests {
     use std::task::Poll;
 
     #[tokio::test]
-    async fn the_longest_path_of_a_socket_is_enough_to_make_it() {
+    async fn a_socket_with_the_longest_path_can_be_created() {
         let directory = tempfile::tempdir().unwrap();
         let fits = 107 - directory.path().as_os_str().len() - "/.sock".len();
         let path = directory.path().join(format!("{}.sock", "x".repeat(fits)));
@@ -409,9 +415,10 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// A socket that refuses is proof of death for siblings, so who is refused must not be the one that has the name.
+    /// For siblings a socket that refuses is proof of death, so the process with the name must not
+    /// be a process that was refused.
     #[tokio::test]
-    async fn of_those_that_listen_at_one_path_at_a_time_one_does_and_has_the_name() {
+    async fn of_concurrent_servers_at_one_path_exactly_one_listens_and_has_the_name() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.sock");
         for round in 0..200 {
@@ -439,25 +446,25 @@ mod tests {
     }
 
     #[test]
-    fn a_start_that_waits_in_vain_names_what_it_waits_for() {
+    fn a_start_that_times_out_names_the_cause() {
         let directory = tempfile::tempdir().unwrap();
-        let turn = turn_in(directory.path(), LISTEN_WAIT).unwrap();
+        let turn = take_turn(directory.path(), LISTEN_WAIT).unwrap();
         assert!(
-            turn_in(directory.path(), Duration::ZERO)
+            take_turn(directory.path(), Duration::ZERO)
                 .unwrap_err()
                 .to_string()
                 .contains("hangs: end it")
         );
         drop(turn);
-        turn_in(directory.path(), Duration::ZERO).unwrap();
+        take_turn(directory.path(), Duration::ZERO).unwrap();
     }
 
     #[tokio::test]
-    async fn a_request_whose_sender_has_given_up_is_not_granted() {
+    async fn a_request_of_a_sender_that_has_gone_is_ignored() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.sock");
         let server = Server::bind(&path).unwrap();
-        // The shim reads nothing meanwhile.
+        // The shim reads nothing yet.
         let late = seqpacket::dial(&path).unwrap();
         seqpacket::transmit(
             late.as_fd(),

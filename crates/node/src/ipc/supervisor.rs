@@ -1,46 +1,51 @@
-//! Messages between a shim and the supervisor of an instance, which makes clients' sockets results of that instance's accept(2): one JSON
-//! object each, on a socket in the run directory. No I/O.
+//! Messages between a shim and an instance's supervisor, on a socket in the run directory: a JSON
+//! object each. The supervisor returns clients' sockets from the instance's accept(2). No I/O.
 //!
-//! The supervisor begins with [`ToShim::Hello`], then says whether the instance listens. While the instance listens, a shim may send
-//! clients, at most [`UNACKNOWLEDGED`] before an acknowledgement: further clients wait in the shim, which decides their order, and come back
-//! if they are sent.
+//! The supervisor begins with [`ToShim::Hello`], then says whether the instance listens. While the
+//! instance listens, a shim may send clients, at most [`UNACKNOWLEDGED`] before an acknowledgement.
+//! Further clients wait in the shim, which decides their order, and come back if they are sent.
 //!
-//! If the connection ends, the shim has its unacknowledged clients back: the supervisor has ended, or has discarded them. The shim first
-//! reads the messages that were sent before, also after `ECONNRESET`. A shim does not end the connection while a client is
-//! unacknowledged: the supervisor would hand that client over nevertheless, as for a shim that died.
+//! If the connection ends, the shim has its unacknowledged clients back: the supervisor has ended,
+//! or has discarded them. The shim first reads the earlier messages, even after `ECONNRESET`. A
+//! shim does not end the connection while a client is unacknowledged: the supervisor would hand the
+//! client over nevertheless, as for a shim that died.
 
 use crate::instance::InstanceId;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Version of the messages of both. A shim relays to an instance whose supervisor has another version.
+/// Version of the messages in both directions. If the supervisor has another version, the shim
+/// relays.
 pub const VERSION: u32 = 2;
 
-/// Most clients of a shim that are not acknowledged.
+/// Maximum of a shim's unacknowledged clients.
 pub const UNACKNOWLEDGED: usize = 64;
 
-/// Most clients of a [`ToShim::Taken`]: a fourth of a shim's, so that a shim seldom waits.
+/// Maximum of clients in a [`ToShim::Taken`]: a fourth of [`UNACKNOWLEDGED`], so that a shim seldom
+/// waits.
 pub const TOGETHER: usize = UNACKNOWLEDGED / 4;
 
-/// How long a [`ToShim::Taken`] may wait for more clients.
+/// Time for which a [`ToShim::Taken`] may wait for more clients.
 pub const LATER: Duration = Duration::from_millis(10);
 
-/// From a shim.
+/// A message from a shim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "message")]
 pub enum FromShim {
-    /// A client; the socket comes with the message. The client's address is the socket's, and not what a shim says. The socket becomes blocking or non-blocking as the instance asks, also for duplicates in the
-    /// shim. In messages of one connection no number comes twice.
+    /// A client; the socket comes with the message. The client's address is the socket's peer
+    /// address, not an address that a shim reports. The socket becomes blocking or non-blocking as
+    /// the instance asks, also for duplicates in the shim. No number is used twice in a connection.
     Client { seq: u64 },
-    /// The shim wants the client back. If the instance has accepted the client, that is acknowledged as ever.
+    /// The shim wants the client back. If the instance has accepted the client, the usual
+    /// acknowledgement follows.
     Recall { seq: u64 },
-    /// A later version's message: nothing is done.
+    /// A later version's message, which is ignored.
     #[serde(other)]
     Unknown,
 }
 
-/// From a supervisor.
+/// A message from a supervisor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "message")]
 pub enum ToShim {
@@ -52,8 +57,9 @@ pub enum ToShim {
     Listening,
     /// The instance has closed its listener: waiting clients and further clients come back.
     Closed,
-    /// The instance has accepted these clients, [`TOGETHER`] at most. The supervisor may say so [`LATER`], for only a shim with many clients
-    /// under way waits for it. If the supervisor is killed before, the shim does not know that the instance has them.
+    /// The instance has accepted these clients, at most [`TOGETHER`]. The supervisor may send the
+    /// message after [`LATER`], since only a shim with many clients under way waits for it. If the
+    /// supervisor is killed before, the shim does not know that the instance has the clients.
     Taken {
         seqs: Vec<u64>,
     },
@@ -61,18 +67,17 @@ pub enum ToShim {
     Back {
         seq: u64,
     },
-    /// A later version's message: nothing is done.
+    /// A later version's message, which is ignored.
     #[serde(other)]
     Unknown,
 }
 
-/// Reads a message of either.
+/// Parses a message of either direction.
 ///
-/// # Errors
-/// It is none.
+/// The bytes are not a message.
 pub fn parse<T: DeserializeOwned>(message: &[u8]) -> Result<T, String> {
     serde_json::from_slice(message)
-        .map_err(|error| format!("no message between a shim and a supervisor: {error}"))
+        .map_err(|error| format!("not a message between a shim and a supervisor: {error}"))
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
-//! The messages on a shim's socket: one JSON object each, and after a line feed further bytes. No I/O.
+//! Messages on a shim's socket: a JSON object each, optionally followed by a line feed and further
+//! bytes. No I/O.
 //!
-//! A request names the lowest version that it needs, so that version N−1 grants what it knows: at every upgrade two versions
-//! meet. Fields that a reader does not know are ignored, fields that may come later have defaults, and a shim in a
-//! phase that it does not know does nothing for others.
+//! A request names the lowest version that it needs, so that version N−1 grants every request it
+//! knows: at every upgrade two versions meet. Readers ignore unknown fields, fields that may come
+//! later have defaults, and a shim in an unknown phase does nothing for others.
 
 use crate::instance::InstanceId;
 use crate::terms::{Announce, Cookie, InstanceHealth, Phase, ShimId};
@@ -10,10 +11,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::net::SocketAddr;
 
-/// The last version of a request.
+/// The latest version of a request.
 pub const VERSION: u32 = 2;
 
-/// Of what a shim sends of its state: [`Update`] and [`Status`]. What came later has a default.
+/// Version of a shim's state in messages: [`Update`] and [`Status`]. Fields added later have a
+/// default.
 pub const STATE_VERSION: u32 = 1;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,40 +31,43 @@ pub enum Ask {
     Metrics,
     /// Leave the group, and let connections end.
     Drain,
-    /// The same, if a sibling is joined when the shim reads the request.
+    /// Like `Drain`, but only if a sibling is joined when the shim reads the request.
     DrainIfSibling,
-    /// From a sibling: take a client's connection, which comes with the message. What the client sent so
-    /// far follows the line feed.
+    /// From a sibling: take over a client's connection. The descriptor comes with the message, and
+    /// the client's bytes so far follow the line feed.
     Pass,
-    /// From a sibling: from here on both send [`Update`]s.
+    /// From a sibling: from here on both shims send [`Update`]s.
     Join {
         holder: ShimId,
     },
-    /// Both shims get the same one.
+    /// Distribute new connections. Both shims get the same share.
     Share(Share),
 }
 
-/// Which part of the node's new connections each of two instances gets, while the shims of both are joined. Without it,
-/// an instance gets what the kernel gives to its shim.
+/// Distribution of the node's new connections between two instances, while the shims of both are
+/// joined. Without a share, an instance gets the connections that the kernel gives to its shim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
     pub old: InstanceId,
     pub new: InstanceId,
-    /// The new instance's part, in thousandths; the old one gets the rest. 0 is the way back.
+    /// The new instance's part, in thousandths; the old instance gets the rest. 0 sends every
+    /// client back.
     pub permille: u16,
-    /// While it is the same, clients keep their sides, and a larger part takes some from the old instance only.
+    /// Seed of the distribution. While the salt is unchanged, clients keep their sides, and a
+    /// larger part only moves clients from the old instance.
     pub salt: u64,
-    /// How long it is in force if it is not sent again, in milliseconds: when the sender dies, it ends by itself. 0
-    /// ends it.
+    /// Time for which the share is in force after each message, in milliseconds: when the sender
+    /// dies, the share ends by itself. 0 ends the share.
     pub lease_ms: u64,
-    /// Whether clients on the node itself are distributed, too. Otherwise they are on the old side, and the part is one
-    /// of all other clients: kubelet, controller-manager and scheduler of the node are needed for the way back, and
-    /// must not depend on a newer server before the verdict.
+    /// True if clients on the node itself are distributed, too. Otherwise they stay on the old
+    /// side, and the part is a part of all remote clients: kubelet, controller-manager and
+    /// scheduler of the node are needed for the way back, and must not depend on a newer server
+    /// before the verdict.
     #[serde(default)]
     pub local: bool,
 }
 
-/// One of the two instances of a [`Share`].
+/// A side of a [`Share`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
@@ -80,7 +85,7 @@ impl From<Ask> for Request {
 }
 
 impl Ask {
-    /// The first version that knows it.
+    /// The first version with this request.
     fn since(&self) -> u32 {
         match self {
             Self::Status
@@ -93,7 +98,7 @@ impl Ask {
         }
     }
 
-    /// Whether only siblings may send it: listeners and connections go with it.
+    /// True if only siblings may send the request, because it hands over listeners or connections.
     pub fn is_of_siblings(&self) -> bool {
         matches!(self, Self::Join { .. } | Self::Pass)
     }
@@ -103,94 +108,95 @@ impl Ask {
 pub struct Update {
     pub version: u32,
     pub announce: Announce,
-    /// The listeners of which duplicates come with the message, in their order.
+    /// The listeners, in the order of their duplicates, which come with the message.
     pub guards: Vec<(Cookie, SocketAddr)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
-    /// To [`Ask::Status`].
+    /// Reply to [`Ask::Status`].
     Status(Box<Status>),
-    /// To [`Ask::Metrics`], in OpenMetrics' text form.
+    /// Reply to [`Ask::Metrics`], in the OpenMetrics text format.
     Metrics(String),
-    /// To [`Ask::Drain`], [`Ask::DrainIfSibling`], [`Ask::Pass`] and [`Ask::Share`].
+    /// Reply to [`Ask::Drain`], [`Ask::DrainIfSibling`], [`Ask::Pass`] and [`Ask::Share`].
     Done,
-    /// To [`Ask::DrainIfSibling`]: no sibling is joined, so the shim serves on.
+    /// Reply to [`Ask::DrainIfSibling`]: no sibling is joined, so the shim continues to serve.
     Alone,
-    /// To [`Ask::Join`]: the shim that replies.
+    /// Reply to [`Ask::Join`], with the ID of the replying shim.
     Joined { holder: ShimId },
-    /// The request was not understood or not granted, and why.
+    /// The request was not understood or not granted, with the reason.
     Refused(String),
 }
 
-/// The status of a shim. [`Status::shown`] makes the JSON of `/status` and `berth status --json`.
+/// The status of a shim. [`Status::shown`] returns the JSON of `/status` and `berth status --json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     pub version: u32,
     pub berth: SocketAddr,
     pub listen: Vec<SocketAddr>,
     pub instance: InstanceId,
-    /// A node shim: it serves every instance of the berth.
+    /// True for a node shim, which serves every instance of the berth.
     pub discover: bool,
     pub shim_version: String,
-    /// Its process, in its own PID namespace.
+    /// Process ID of the shim in its PID namespace.
     pub pid: u32,
     pub state: Phase,
-    /// Since when, RFC 3339.
+    /// Start of the state, RFC 3339.
     pub since: String,
     pub connections_open: u64,
-    /// Those of them whose client has sent something and has no answer yet.
+    /// Number of open connections with a client that has sent something and has no answer yet.
     pub connections_pending: u64,
-    /// Connections whose sockets this shim has passed to instances, and that are open.
+    /// Number of open connections that this shim has passed to instances as sockets.
     #[serde(default)]
     pub connections_injected: u64,
     pub connections_total: u64,
-    /// Clients that are held until an instance is ready.
+    /// Number of clients that are held until an instance is ready.
     pub held: u64,
-    /// Whether no instance is ready, and connections go to one that fails its probe.
+    /// True if no instance is ready, and connections go to an instance that fails its probe.
     pub fail_open: bool,
-    /// Listeners on its addresses that no shim of the berth holds: they get a share of new connections.
+    /// Number of listeners on the shim's addresses that no shim of the berth holds. They get a
+    /// share of new connections.
     pub foreign_listeners: u64,
-    /// Its own instance first.
+    /// The instances, the shim's own first.
     pub instances: Vec<InstanceStatus>,
-    /// The gate before its instances, if it has one.
+    /// The gate before the instances, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gate: Option<GateStatus>,
-    /// The share of new connections that is in force, if one is.
+    /// The share of new connections that is in force, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<ShareStatus>,
-    /// Live siblings that have had no connection to it for longer than a lease.
+    /// Live siblings that have been unconnected for longer than a lease.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unconnected: Vec<InstanceId>,
-    /// Whether a relaying thread does not respond.
+    /// True if a relaying thread does not respond.
     pub blocked: bool,
-    /// What the shim does in the cluster's API, with `--cluster`.
+    /// Requests to the cluster's API, with `--cluster`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterStatus>,
 }
 
-/// A share of new connections as one of the two shims sees it.
+/// The status of a [`Share`] in one of the two shims.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareStatus {
     #[serde(flatten)]
     pub share: Share,
-    /// That of the shim's own instance.
+    /// The side of the shim's own instance.
     pub side: Side,
-    /// New connections of this shim under this salt whose side went by the client's address, and those that were taken
-    /// one by one, by address and port, since the address has too many.
+    /// Numbers of this shim's new connections under this salt, by the way their side was chosen: by
+    /// the client's address, or by address and port if the address has too many connections.
     pub by_address: u64,
     pub by_connection: u64,
-    /// Until when it is in force, RFC 3339.
+    /// End of the share, RFC 3339.
     pub until: String,
 }
 
-/// TLS handshakes in flight at the gate, and the clients that wait.
+/// TLS handshakes in flight at the gate, and waiting clients.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct GateStatus {
-    /// Clients whose first bytes an instance has not answered.
+    /// Number of clients that have not received an instance's first byte.
     pub openings: u64,
-    /// Most that there may be.
+    /// Maximum of `openings`.
     pub limit: u64,
     pub waiting: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -200,28 +206,28 @@ pub struct GateStatus {
 /// The source with the most waiting clients.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LongestQueue {
-    /// An address, or a /64 of IPv6.
+    /// An IPv4 address, or a /64 of IPv6.
     pub source: String,
     pub clients: u64,
 }
 
-/// What a shim does in the cluster's API.
+/// Status of a shim's requests to the cluster's API.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ClusterStatus {
-    /// Its EndpointSlices that are in the Service `kubernetes`.
+    /// The shim's EndpointSlices in the Service `kubernetes`.
     pub slices: Vec<String>,
-    /// When it last renewed a Lease, RFC 3339.
+    /// Time of the last renewal of a Lease, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_renewed: Option<String>,
-    /// When its token expires, RFC 3339, if that is known and the shim renews it.
+    /// Expiry time of the shim's token, RFC 3339, if known and if the shim renews the token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_expires: Option<String>,
-    /// The requests that fail, each with its reason and the fix.
+    /// Failing requests, each with its reason and the fix.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
 }
 
-/// An instance as a shim sees it.
+/// The status of an instance in a shim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstanceStatus {
     pub instance: InstanceId,
@@ -229,30 +235,29 @@ pub struct InstanceStatus {
     pub own: bool,
     #[serde(rename = "standing")]
     pub health: InstanceHealth,
-    /// Since when, RFC 3339.
+    /// Start of the health state, RFC 3339.
     pub since: String,
-    /// Whether it gets clients' sockets, and not their bytes.
+    /// True if the instance gets clients' sockets instead of their bytes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub injected: bool,
-    /// Why its clients are relayed, if sockets are wanted.
+    /// Reason why the instance's clients are relayed although sockets are wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relayed: Option<String>,
-    /// The version that it reports.
+    /// The version that the instance reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kube_version: Option<String>,
-    /// The result of the last probe, as text that may change with the next version.
+    /// Result of the last probe, as text that may change with the next version.
     pub last_probe: String,
-    /// It will be the same until something is changed.
+    /// True if the probe will fail in the same way until something is changed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub probe_rejected: bool,
 }
 
 impl Status {
-    /// With the words of metrics and log: version 1 of the messages has `dry` and `standing` for what these call `refusing` and
-    /// `health`.
+    /// Returns the status as JSON with the words of metrics and log: version 1 of the messages says
+    /// `dry` and `standing`, and metrics and log say `refusing` and `health`.
     ///
-    /// # Errors
-    /// None that is known: no map in it has keys that are not text.
+    /// No error is known: no map in the status has keys that are not text.
     pub fn shown(&self) -> serde_json::Result<Value> {
         let mut json = serde_json::to_value(self)?;
         json["state"] = self.state.as_str().into();
@@ -268,7 +273,8 @@ impl Status {
         Ok(json)
     }
 
-    /// Whether the own instance is ready and the shim listens, or why not, in one line.
+    /// Checks that the shim's own instance is ready and the shim listens. The error is the reason
+    /// in one line.
     pub fn ready(&self) -> Result<(), String> {
         let own = self.instances.iter().find(|instance| instance.own);
         if self.blocked {
@@ -289,7 +295,7 @@ impl Status {
                 self.instances.len()
             )),
             (None, _) => Err(format!(
-                "instance {} is not running: `berth exec` has recorded none",
+                "instance {} is not running: `berth exec` has recorded no such instance",
                 self.instance
             )),
             (Some(own), _) if own.health != InstanceHealth::Ready => Err(format!(
@@ -308,15 +314,14 @@ impl Status {
     }
 }
 
-/// Reads a request.
+/// Parses a request.
 ///
-/// # Errors
-/// It is no request, or one of an unknown version. The text goes to the sender.
+/// The message is not a request, or has an unknown version. The text goes to the sender.
 pub fn parse_request(message: &[u8]) -> Result<Request, String> {
     parse_request_as(VERSION, message)
 }
 
-/// Reads a request as a version does.
+/// Parses a request as the version `known` does.
 fn parse_request_as(known: u32, message: &[u8]) -> Result<Request, String> {
     #[derive(Deserialize)]
     struct Versioned {
@@ -334,7 +339,7 @@ fn parse_request_as(known: u32, message: &[u8]) -> Result<Request, String> {
         .map_err(|error| format!("not a request of version {version}: {error}"))
 }
 
-/// The JSON of a message, and the bytes after it.
+/// Splits a message into its JSON and the bytes after it.
 pub fn split(message: &[u8]) -> (&[u8], &[u8]) {
     match message.iter().position(|byte| *byte == b'\n') {
         Some(at) => (&message[..at], &message[at + 1..]),
@@ -342,8 +347,7 @@ pub fn split(message: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// # Errors
-/// It is no update, or one of version 0.
+/// The message is not an update, or has version 0.
 pub fn parse_update(message: &[u8]) -> Result<Update, String> {
     let update: Update =
         serde_json::from_slice(message).map_err(|error| format!("not an update: {error}"))?;
@@ -374,7 +378,7 @@ mod tests {
         }
     }
 
-    /// The update of version 1: it must be understood for as long as N−1 is.
+    /// The update of version 1 must be understood for as long as version N−1 is.
     #[test]
     fn updates_requests_and_replies_keep_their_form() {
         let bytes = include_bytes!("../../../../tests/golden/update-v1.json");
@@ -429,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn the_version_before_grants_what_it_knows() {
+    fn the_previous_version_grants_known_requests() {
         let drains = [Ask::Drain, Ask::DrainIfSibling];
         for ask in [
             Ask::Status,
@@ -458,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_that_is_not_known_is_one_that_does_nothing() {
+    fn an_unknown_state_is_read_as_passive() {
         assert_eq!(
             serde_json::from_str::<InstanceHealth>(r#""elsewhere""#).unwrap(),
             InstanceHealth::Unready
@@ -475,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_shown_in_the_words_of_the_metrics() {
+    fn a_status_is_shown_with_the_words_of_the_metrics() {
         let wire = r#"{"version":1,"berth":"10.0.0.5:6443","listen":[],"instance":"a","discover":false,"shim_version":"0.1.0",
             "pid":1,"state":"dry","since":"","connections_open":0,"connections_pending":0,"connections_injected":0,"connections_total":0,"held":0,
             "fail_open":false,"foreign_listeners":0,"blocked":false,"instances":[{"instance":"a","address":"127.1.2.3:6443",
@@ -497,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_named() {
+    fn an_unknown_version_is_named_in_the_error() {
         assert!(
             parse_request(br#"{"version":99,"ask":"fly"}"#)
                 .unwrap_err()

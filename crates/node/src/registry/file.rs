@@ -1,4 +1,5 @@
-//! What records and leases have in common: files with the name `ID.json` that other processes write.
+//! Code shared by records and leases, which are files with the name `ID.json` that other processes
+//! write.
 
 use super::BerthDir;
 use crate::instance::InstanceId;
@@ -14,16 +15,17 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
-/// Largest file that is read, in bytes. Real ones have some 250 to 4,000.
+/// Maximum size of a file that is read, in bytes. Real files have some 250 to 4,000.
 pub(super) const MAX_SIZE: u64 = 64 * 1024;
 
-/// Characters of a reason that are kept: a JSON error repeats what it found, however long.
+/// Maximum length of a reason, in characters: a JSON error repeats its input, however long.
 const MAX_REASON: usize = 200;
 
-/// The last second of the year 9999; later ones, and those before 1970, have no such text.
+/// The last second of the year 9999. Later times, and times before 1970, have no RFC 3339 text
+/// here.
 const LAST_TIME: Duration = Duration::from_secs(253_402_300_799);
 
-/// A file among the records or leases that is ignored.
+/// An ignored file among the records or leases.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IgnoredFile {
     pub path: PathBuf,
@@ -56,16 +58,16 @@ impl fmt::Display for IgnoredFile {
 /// The files of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing<T> {
-    /// By their IDs.
+    /// The valid files, sorted by ID.
     pub found: Vec<T>,
-    /// Files that are ignored: the same each time, so the caller logs those that it has not logged yet.
+    /// Ignored files. Each listing repeats them, so the caller logs only files that it has not
+    /// logged yet.
     pub problems: Vec<IgnoredFile>,
 }
 
-/// Reads each file of a directory whose name does not begin with a dot.
+/// Reads each file of a directory, except names that begin with a dot.
 ///
-/// # Errors
-/// The directory cannot be listed. If there is none, the listing is empty.
+/// The directory cannot be listed. A missing directory gives an empty listing.
 pub(super) fn read_all<T>(
     directory: &Path,
     read: impl Fn(&InstanceId, &Path) -> Result<Option<T>, String>,
@@ -104,24 +106,25 @@ pub(super) fn id_of(name: &OsStr) -> Option<InstanceId> {
     InstanceId::parse(name.to_str()?.strip_suffix(".json")?).ok()
 }
 
-/// Whether nothing has this name. A file that cannot be inspected is not missing.
+/// True if no file has this name. A file that cannot be inspected is not missing.
 pub(super) fn is_missing(path: &Path) -> bool {
     fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// An open file, and its content or why that is ignored.
+/// An open file, and its content or the reason to ignore the file.
 pub(super) struct Opened<T> {
     pub(super) file: File,
     pub(super) content: Result<T, String>,
 }
 
-/// Opens a file of any type and parses it. None: there is none. The error is why it is ignored.
+/// Opens a file of any type and parses it. Returns `None` if there is no file. The error is the
+/// reason to ignore the file.
 pub(super) fn read<T>(
     berth: &BerthDir,
     path: &Path,
     parse: impl FnOnce(&[u8]) -> Result<T, String>,
 ) -> Result<Option<Opened<T>>, String> {
-    // O_NONBLOCK, or a FIFO would stop us.
+    // Without O_NONBLOCK, opening a FIFO would block.
     let file = match OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
@@ -164,7 +167,7 @@ pub(super) fn to_bytes(content: &impl Serialize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads a `what` of the format `known`. The error is why it is ignored.
+/// Parses a `what` of the format `known`. The error is the reason to ignore the file.
 pub(super) fn parse<T: DeserializeOwned>(
     bytes: &[u8],
     what: &str,
@@ -175,20 +178,21 @@ pub(super) fn parse<T: DeserializeOwned>(
         version: u32,
     }
     let torn = |error| format!("not a {what}: {error}");
-    // First the format alone, so that a later one is named as such and not by a missing field.
+    // Parse only the version first, so that the error for a later format names its version and not
+    // a missing field.
     match serde_json::from_slice(bytes).map_err(torn)? {
         Format { version } if version == known => serde_json::from_slice(bytes).map_err(torn),
         Format { version } => Err(format!("format {version}, this berth reads {known}")),
     }
 }
 
-/// Removes a file; whether it existed.
+/// Removes a file. Returns true if it existed.
 pub(super) fn remove(path: &Path) -> io::Result<bool> {
     Ok(none_if_missing(fs::remove_file(path))?.is_some())
 }
 
-/// Fields that are the text of a type, and times of the wall clock as Kubernetes' Time (`2026-05-04T03:02:01Z`) and
-/// MicroTime (`2026-05-04T03:02:01.000000Z`).
+/// Serializers of fields: the text of a type, and wall-clock times as Kubernetes' Time
+/// (`2026-05-04T03:02:01Z`) and MicroTime (`2026-05-04T03:02:01.000000Z`).
 pub(super) fn display<S: Serializer>(
     value: &impl fmt::Display,
     serializer: S,

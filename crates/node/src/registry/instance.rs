@@ -1,27 +1,30 @@
-//! Records of instances: which apiserver has which address, and whether it lives.
+//! Records of instances: the address of each apiserver, and whether it is alive.
 //!
-//! A record is `instances/ID.json`. The process that it is about holds an exclusive lock (flock) on the
-//! file, from before the file has its name until the process ends, through execve. So:
+//! A record is `instances/ID.json`. The instance's process holds an exclusive lock (flock) on the
+//! file, from before the file gets its name until the process ends, through execve. So:
 //!
-//! * **Alive means locked.** Only the owner takes an exclusive lock. A process that checks a record takes a shared lock and
-//!   releases it at once: two checks do not see each other, and a check never blocks an owner, which locks a new file
-//!   before that has a name.
-//! * **Gone means unlocked, not unlinked.** A shim that found a live record keeps its descriptor ([`HeldRecord`]) and checks
-//!   the lock by that from then on: a name that is removed, hidden or unreadable does not show whether the process lives.
-//! * **Dead is final.** A file that was found unlocked is never locked again: a restarted instance writes a
-//!   new file and renames it over the old one.
-//! * **The time of death** is recorded by the first process that finds the record unlocked: it sets the file's modification
-//!   time and then takes away the write permission (mode 0400) as the sign that the time now means that. After
-//!   [`KEEP_DEAD`] the record is pruned; until then a restarted instance finds its address in it. The time is the wall
-//!   clock's: if it jumps, an address is forgotten early or late, which costs nothing else.
-//! * **Names are written** (by a claim, a prune) with a lock on `instances/.lock` held, so no record is removed that
-//!   was renamed into place a moment ago, and no two claims choose one address.
+//! * **Alive means locked.** Only the owner takes an exclusive lock. A process that checks a record
+//!   takes a shared lock and releases it at once. Two checks therefore do not see each other, and a
+//!   check never blocks an owner, which locks a new file before the file gets its name.
+//! * **Gone means unlocked, not unlinked.** A shim that found a live record keeps the file's
+//!   descriptor ([`HeldRecord`]) and checks the lock through the descriptor from then on. A
+//!   removed, hidden or unreadable name does not show whether the process is alive.
+//! * **Dead is final.** A file that was found unlocked is never locked again: a restarted instance
+//!   writes a new file and renames it over the old file.
+//! * **The time of death** is recorded by the first process that finds the record unlocked. It sets
+//!   the file's modification time and then removes the write permission (mode 0400) to mark the
+//!   modification time as the time of death. After [`KEEP_DEAD`] the record is pruned; until then a
+//!   restarted instance finds its address in the record. The time is wall-clock time: if the clock
+//!   jumps, an address is forgotten early or late, which has no other effect.
+//! * **Names are written** (by a claim or a prune) under the lock on `instances/.lock`, so a record
+//!   that was renamed into place a moment ago is not removed, and no two claims choose the same
+//!   address.
 //!
-//! Nothing is synced to disk: /run is a tmpfs, no record outlives the processes that it is about, and a torn
-//! file is ignored.
+//! Nothing is synced to disk: /run is a tmpfs, no record outlives its process, and a torn file is
+//! ignored.
 //!
-//! The lock belongs to the open file. A child that an apiserver leaves behind and that inherited the
-//! descriptor keeps the record alive; the address is dead all the same, which probes see.
+//! The lock belongs to the open file. If an apiserver leaves a child behind that inherited the
+//! descriptor, the child keeps the record alive; probes still find the address dead.
 
 use super::BerthDir;
 use super::file::{self, id_of, names, read_all};
@@ -40,49 +43,49 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// Format of the records that are written, and the only one that is read. New fields do not
-/// change it: unknown ones are ignored.
+/// Format of the records that are written, and the only format that is read. New fields do not
+/// change the format: unknown fields are ignored.
 const VERSION: u32 = 1;
 
 /// Time after which the record of a dead instance is pruned: ten minutes, longer than the kubelet's
 /// longest pause between two restarts (five).
 pub const KEEP_DEAD: Duration = Duration::from_secs(600);
 
-/// How long a claim waits for another one. A claim takes milliseconds; a process that holds the lock longer is
-/// stopped (SIGSTOP), which must not keep a node from starting without a message.
+/// Time for which a claim waits for another claim. A claim takes milliseconds. A process that holds
+/// the lock longer is stopped (SIGSTOP), and a node must not fail to start without a message.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
-/// Mode of a record whose modification time is its time of death.
+/// Mode of a record with its time of death as the modification time.
 const DEAD_MODE: u32 = 0o400;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     pub version: u32,
-    /// Its name among the instances of the berth.
+    /// The instance's name in its berth.
     pub instance: InstanceId,
-    /// Where it listens: an address in 127.0.0.0/8 and the berth's port.
+    /// The listen address of the instance: an address in 127.0.0.0/8 and the berth's port.
     pub address: SocketAddr,
     pub advertise: IpAddr,
-    /// Whether it has a supervisor, to which shims may send its clients.
+    /// True if the instance has a supervisor, to which shims may send clients.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub supervised: bool,
-    /// Why it has no supervisor, if one was wanted.
+    /// The reason why there is no supervisor although one was wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unsupervised: Option<String>,
-    /// Its process ID in its own PID namespace. Informative only.
+    /// The process ID in the instance's PID namespace. Informative only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// When it was started, wall clock, in full seconds. Informative only.
+    /// Start time, wall clock, in full seconds. Informative only.
     #[serde(serialize_with = "file::second_time", deserialize_with = "file::time")]
     pub started: SystemTime,
 }
 
 impl Record {
-    /// Reads a record from the bytes of the file that is named after `id`.
+    /// Parses a record from a file that is named after `id`.
     pub fn parse(bytes: &[u8], id: &InstanceId) -> Result<Self, String> {
         let record: Self = file::parse(bytes, "record", VERSION)?;
         if record.instance != *id {
-            return Err(format!("it is about the instance {}", record.instance));
+            return Err(format!("it is for the instance {}", record.instance));
         }
         match record.address {
             SocketAddr::V4(address) if address.ip().is_loopback() && address.port() != 0 => {
@@ -90,7 +93,7 @@ impl Record {
             }
             // Connections would leave the node, or fail.
             other => Err(format!(
-                "the address {other} is none in 127.0.0.0/8 with a port"
+                "the address {other} is not in 127.0.0.0/8 with a port"
             )),
         }
     }
@@ -99,7 +102,7 @@ impl Record {
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
     #[error(
-        "the instance {instance} is alive{}: its record {} is locked. Stop that one, or start this one with another \
+        "the instance {instance} is alive{}: its record {} is locked. Stop that process, or start this instance with another \
          --instance",
         pid.map(|pid| format!(" (pid {pid} by its own account)")).unwrap_or_default(),
         path.display()
@@ -110,7 +113,7 @@ pub enum ClaimError {
         pid: Option<u32>,
     },
     #[error(
-        "another process has held {} for {} s: one that starts an apiserver is stopped or hangs; end it",
+        "another process has held {} for {} s: a process that starts an apiserver is stopped or hangs; end it",
         path.display(),
         LOCK_WAIT.as_secs()
     )]
@@ -132,17 +135,19 @@ pub enum ClaimError {
 pub struct Claimant<'a> {
     pub instance: &'a InstanceId,
     pub advertise: IpAddr,
-    /// Its supervisor; or why it has none, although one was wanted; or `None` if none was wanted.
+    /// `Some(Ok(()))` if there is a supervisor, the reason if there is none although one was
+    /// wanted, `None` if none was wanted.
     pub supervisor: Option<Result<(), String>>,
     pub pid: Option<u32>,
 }
 
-/// A record that is written and locked: the instance counts as alive until this is dropped
-/// or, with [`InstanceClaim::through_exec`], until the process ends.
+/// A written and locked record. The instance counts as alive until the claim is dropped or, with
+/// [`InstanceClaim::through_exec`], until the process ends.
 ///
-/// Dropping it leaves a dead record, so that the next instance with that ID gets the same address.
-/// All processes that inherited the descriptor share the lock: dropping it in the parent releases it for a child
-/// too. A process that starts the apiserver as a child keeps the claim until the child has ended.
+/// Dropping the claim leaves a dead record, so that the next instance with that ID gets the same
+/// address. All processes that inherited the descriptor share the lock: a drop in the parent
+/// releases the lock for a child, too. A process that starts the apiserver as a child keeps the
+/// claim until the child has ended.
 #[derive(Debug)]
 pub struct InstanceClaim {
     record: Record,
@@ -159,23 +164,22 @@ impl InstanceClaim {
         &self.path
     }
 
-    /// Keeps the lock through `exec`, which returns only when it fails: then the record is removed. A child
-    /// that is started meanwhile inherits the descriptor.
+    /// Keeps the lock through `exec`, which returns only on failure; then the record is removed. A
+    /// child that is started meanwhile inherits the descriptor.
     ///
-    /// # Errors
     /// The descriptor's flag cannot be changed; the record is removed.
     pub fn through_exec(self, exec: impl FnOnce() -> io::Error) -> Result<io::Error, ClaimError> {
         let inherited = fcntl(&*self.lock, FcntlArg::F_SETFD(FdFlag::empty()));
         let outcome = inherited
             .map(|_| exec())
-            .map_err(|errno| failed("clear the close-on-exec flag of", &self.path)(errno.into()));
+            .map_err(|errno| io_error("clear the close-on-exec flag of", &self.path)(errno.into()));
         self.remove();
         outcome
     }
 
     /// Removes the record of an instance that did not start. A failure only leaves a dead record.
     pub fn remove(self) {
-        // It is not replaced or pruned while it is locked, so this removes the right one.
+        // A locked record is neither replaced nor pruned, so the path still names this record.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -186,8 +190,8 @@ pub struct ListedInstance {
     pub alive: bool,
 }
 
-/// The record of a live instance with the descriptor of its file, whose lock shows whether the instance is still alive,
-/// whatever becomes of the file's name.
+/// The record of a live instance and the descriptor of its file. The file's lock shows whether the
+/// instance is still alive, whatever happens to the file's name.
 #[derive(Debug, Clone)]
 pub struct HeldRecord {
     record: Record,
@@ -200,24 +204,25 @@ impl HeldRecord {
         &self.record
     }
 
-    /// The inode of its file. As long as this is held, the next process's record has another one, even if it reads the same.
+    /// The inode of the record's file. While this descriptor is held, the next process's record has
+    /// another inode, even if its content is equal.
     pub fn inode(&self) -> u64 {
         self.inode
     }
 
-    /// Whether the instance has not ended, or its lock cannot be tested.
+    /// False if the instance has ended. True also if the lock cannot be tested.
     pub fn is_alive(&self) -> bool {
         is_locked(&self.file).unwrap_or(true)
     }
 }
 
-/// Records an instance of a berth, with the address that `choose` returns. That gets the address that the instance
-/// had before, if any, and those of the berth's other instances, alive or recently dead.
+/// Records an instance of a berth, with the address that `choose` returns. `choose` gets the
+/// instance's previous address, if any, and the addresses of the berth's other instances, alive or
+/// recently dead.
 ///
-/// It first waits, at most 5 s, for other claims in this berth to end, and prunes.
+/// First waits, at most 5 s, for other claims in the berth to end, and prunes.
 ///
-/// # Errors
-/// See [`ClaimError`]; in each case nothing is recorded, and an earlier record is as it was.
+/// See [`ClaimError`]. After any error nothing is recorded, and an earlier record is unchanged.
 pub fn claim(
     berth: &BerthDir,
     claimant: &Claimant<'_>,
@@ -230,8 +235,8 @@ pub fn claim(
     let _names = lock_names(&directory, LOCK_WAIT)?;
     let path = path_of(berth, claimant.instance);
     let previous = previous(berth, claimant.instance, &path)?;
-    let listing = list(berth).map_err(failed("list", &directory))?;
-    prune_names(berth, SystemTime::now()).map_err(failed("list", &directory))?;
+    let listing = list(berth).map_err(io_error("list", &directory))?;
+    prune_names(berth, SystemTime::now()).map_err(io_error("list", &directory))?;
     let others = listing
         .found
         .into_iter()
@@ -252,10 +257,9 @@ pub fn claim(
     Ok(InstanceClaim { record, path, lock })
 }
 
-/// The records of a berth, each with whether its process lives.
+/// Lists the records of a berth, each with its process's state, alive or dead.
 ///
-/// # Errors
-/// The directory cannot be listed. If there is none, the listing is empty.
+/// The directory cannot be listed. A missing directory gives an empty listing.
 pub fn list(berth: &BerthDir) -> io::Result<Listing<ListedInstance>> {
     read_all(&berth.instances(), |id, path| {
         Ok(
@@ -267,15 +271,16 @@ pub fn list(berth: &BerthDir) -> io::Result<Listing<ListedInstance>> {
     })
 }
 
-/// The records of the live instances of a berth, with their descriptors.
+/// Lists the records of the live instances of a berth, with their descriptors.
 pub fn list_live(berth: &BerthDir) -> io::Result<Listing<HeldRecord>> {
     read_all(&berth.instances(), |id, path| {
         Ok(inspect(berth, id, path)?.and_then(|(held, alive)| alive.then_some(held)))
     })
 }
 
-/// Removes the records that have been dead for more than [`KEEP_DEAD`] at the time `now` (wall clock),
-/// and what claims that died have left. Gives their number. Does nothing during a claim.
+/// Removes records that have been dead for more than [`KEEP_DEAD`] at the time `now` (wall clock),
+/// and the leftovers of claims that died. Returns the number of removed files. Does nothing during
+/// a claim.
 pub fn prune(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
     match lock_names(&berth.instances(), Duration::ZERO) {
         Ok(_names) => prune_names(berth, now),
@@ -286,7 +291,7 @@ pub fn prune(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
     }
 }
 
-/// To be called with the lock on names.
+/// Like [`prune`]. The caller holds the lock on names.
 fn prune_names(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
     let mut removed = 0;
     for name in names(&berth.instances())? {
@@ -317,18 +322,18 @@ fn is_long_dead(berth: &BerthDir, path: &Path, id: &InstanceId, now: SystemTime)
     long && is_locked(&found.file).is_ok_and(|locked| !locked)
 }
 
-/// The address in an earlier record of that ID, if it is dead and readable.
+/// Returns the address in an earlier record of the ID, if the record is dead and readable.
 fn previous(
     berth: &BerthDir,
     id: &InstanceId,
     path: &Path,
 ) -> Result<Option<SocketAddr>, ClaimError> {
-    // What cannot be opened as a record (a link, another user's file) is replaced.
+    // A file that cannot be opened as a record (a link, another user's file) is replaced.
     let Ok(Some(found)) = RecordFile::open(berth, id, path) else {
         return Ok(None);
     };
-    // A locked file is alive, whatever its content: maybe a later berth wrote it.
-    if is_locked(&found.file).map_err(failed("lock", path))? {
+    // A locked file is alive, whatever its content: a later berth may have written it.
+    if is_locked(&found.file).map_err(io_error("lock", path))? {
         let pid = found.content.ok().and_then(|record| record.pid);
         return Err(ClaimError::Alive {
             instance: id.clone(),
@@ -339,7 +344,8 @@ fn previous(
     Ok(found.content.ok().map(|record| record.address))
 }
 
-/// A record and whether its process lives. None: it is gone. The error is why it is ignored.
+/// Returns a record, and true if its process is alive. Returns `None` if there is no file. The
+/// error is the reason to ignore the file.
 fn inspect(
     berth: &BerthDir,
     id: &InstanceId,
@@ -368,11 +374,12 @@ fn inspect(
     )))
 }
 
-/// A file that is named as a record.
+/// A file with the name of a record.
 type RecordFile = file::Opened<Record>;
 
 impl RecordFile {
-    /// None: there is none. The error is why it is ignored.
+    /// Opens a record. Returns `None` if there is no file. The error is the reason to ignore the
+    /// file.
     fn open(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Self>, String> {
         file::read(berth, path, |bytes| Record::parse(bytes, id))
     }
@@ -382,8 +389,8 @@ fn path_of(berth: &BerthDir, id: &InstanceId) -> PathBuf {
     berth.instances().join(format!("{id}.json"))
 }
 
-/// Records the time of death, once. The time first: with the mode first, a crash
-/// in between would leave the time of writing as the time of death.
+/// Records the time of death, once. The time is set before the mode: a crash between the two would
+/// otherwise leave the time of writing as the time of death.
 ///
 /// A failure (a read-only mount, a file of another user) only keeps the record longer.
 fn mark_dead(file: &File) {
@@ -399,7 +406,7 @@ fn mark_dead(file: &File) {
     }
 }
 
-/// Whether an owner holds its lock: the instance is alive.
+/// True if an owner holds the file's lock: the instance is alive.
 fn is_locked(file: &File) -> io::Result<bool> {
     match file.try_lock_shared() {
         Ok(()) => file.unlock().map(|()| false),
@@ -408,8 +415,8 @@ fn is_locked(file: &File) -> io::Result<bool> {
     }
 }
 
-/// The lock of claims and prunes. Opened for reading, so that closing it is no event for a
-/// [`super::watch::Watch`].
+/// Locks the names for a claim or a prune. The lock file is opened for reading, so that closing it
+/// is no event for a [`super::watch::Watch`].
 fn lock_names(directory: &Path, wait: Duration) -> Result<Flock<File>, ClaimError> {
     let path = directory.join(".lock");
     let nofollow = nix::fcntl::OFlag::O_NOFOLLOW | nix::fcntl::OFlag::O_NONBLOCK;
@@ -417,29 +424,31 @@ fn lock_names(directory: &Path, wait: Duration) -> Result<Flock<File>, ClaimErro
     let mode = nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR;
     let file = nix::fcntl::open(&path, flags, mode)
         .map(File::from)
-        .map_err(|e| failed("open", &path)(e.into()))?;
+        .map_err(|e| io_error("open", &path)(e.into()))?;
     lock_within(file, wait).map_err(|errno| match errno {
         Errno::EWOULDBLOCK => ClaimError::Busy { path },
-        errno => failed("lock", &path)(errno.into()),
+        errno => io_error("lock", &path)(errno.into()),
     })
 }
 
-/// Writes a record and replaces what has its name; gives the record's lock. To be called with the lock on names held.
+/// Writes a record over the file with its name, and returns the record's lock. The caller holds the
+/// lock on names.
 fn write(directory: &Path, record: &Record) -> Result<Flock<File>, ClaimError> {
     let new = directory.join(format!(".{}.new", record.instance));
     let path = directory.join(format!("{}.json", record.instance));
-    // Only a claim that died can have left the new file: claims of a berth follow one another.
+    // Only a claim that died can have left the new file: the claims of a berth are sequential.
     let written = replace(&path, &new, |file| {
-        // It stays open for writing, so that its closing, when the process ends, is an event for a `super::watch::Watch`.
+        // The file stays open for writing, so that its closing at the end of the process is an
+        // event for a `super::watch::Watch`.
         let mut file =
             Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno)?;
         file.write_all(&file::to_bytes(record)?)?;
         Ok(file)
     });
-    written.map_err(failed("write", &path))
+    written.map_err(io_error("write", &path))
 }
 
-fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ClaimError {
+fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ClaimError {
     let path = path.to_owned();
     move |why| ClaimError::Io { what, path, why }
 }

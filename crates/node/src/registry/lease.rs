@@ -1,18 +1,18 @@
-//! Leases of shims: which shim is alive, and what its siblings need to know about it.
+//! Leases of shims: a lease shows that its shim is alive, and tells siblings the shim's state.
 //!
 //! A lease is `leases/ID.json`, named after the shim's instance, with the fields of LeaseSpec
-//! (`coordination.k8s.io/v1`) where those exist there. Its shim replaces it, by rename, each third of its
-//! duration. So:
+//! (`coordination.k8s.io/v1`) where LeaseSpec has them. The shim replaces its lease, by rename,
+//! after each third of the lease duration. So:
 //!
-//! * **Alive means not expired**, on CLOCK_BOOTTIME and within the boot that the lease names. Its times of
-//!   the wall clock are informative only.
-//! * **One ID, one shim.** The shim's socket keeps a second one from starting.
-//! * **A lease has no lock.** [`prune`] and [`remove`] read it just before they remove it; if its owner renews it
-//!   in the microseconds between, the renewed lease is lost. That owner hung until then, and if it lives, it writes the lease
-//!   again within a third of its duration.
+//! * **Alive means not expired**, on CLOCK_BOOTTIME and within the boot that the lease names.
+//!   Wall-clock times are informative only.
+//! * **One ID, one shim.** The shim's socket keeps a second shim from starting.
+//! * **A lease has no lock.** [`prune`] and [`remove`] read a lease just before they remove it. If
+//!   the owner renews it in the microseconds between, the renewed lease is lost. The owner hung
+//!   until then; if it lives, it writes the lease again within a third of the lease duration.
 //!
-//! A new field does not change the format, and has a default: siblings of the previous version do not
-//! write it. The previous version reads a new [`Phase`] as [`Phase::Waiting`].
+//! A new field does not change the format, and has a default: siblings of the previous version do
+//! not write it. The previous version reads a new [`Phase`] as [`Phase::Waiting`].
 
 use super::BerthDir;
 use super::file::{self, IgnoredFile, Listing, names, read_all};
@@ -26,21 +26,22 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// Format of the leases that are written, and the only one that is read.
+/// Format of the leases that are written, and the only format that is read.
 pub const VERSION: u32 = 1;
 
-/// Most listen addresses of a shim. A node has a handful.
+/// Maximum number of listen addresses of a shim. A node has a handful.
 const MAX_LISTEN: usize = 64;
 
-/// Longest version and boot ID, in bytes. A boot ID has 36.
+/// Maximum length of the version and the boot ID, in bytes. A boot ID has 36.
 const MAX_TEXT: usize = 64;
 
-/// Longest duration, in seconds: a day. A hang is not noticed sooner.
+/// Maximum lease duration, in seconds: a day. A hang is not noticed sooner.
 const MAX_DURATION: u32 = 86_400;
 
 pub const LONGEST: Duration = Duration::from_secs(MAX_DURATION as u64);
 
-/// Age of a temporary file after which its writer counts as dead. Writing one takes microseconds.
+/// Age of a temporary file after which its writer counts as dead. Writing a lease takes
+/// microseconds.
 const LEFT_OVER: Duration = Duration::from_secs(60);
 
 /// The lease of a shim.
@@ -48,49 +49,51 @@ const LEFT_OVER: Duration = Duration::from_secs(60);
 #[serde(rename_all = "camelCase")]
 pub struct Lease {
     pub version: u32,
-    /// Its name among the shims of the berth, and that of its instance; names the file.
+    /// Name of the shim and its instance in the berth. It names the file.
     pub instance: InstanceId,
-    /// Its process, as 16 lower-case hexadecimal digits.
+    /// ID of the shim's process, as 16 lower-case hexadecimal digits.
     #[serde(serialize_with = "file::display", deserialize_with = "file::from_str")]
     pub holder_identity: ShimId,
-    /// How long it holds after each renewal.
+    /// Time for which the lease holds after each renewal.
     pub lease_duration_seconds: u32,
-    /// When this holder first wrote it, wall clock, in microseconds. Informative only.
+    /// Time when this holder first wrote the lease, wall clock, in microseconds. Informative only.
     #[serde(serialize_with = "file::micro_time", deserialize_with = "file::time")]
     pub acquire_time: SystemTime,
-    /// When this holder last wrote it, wall clock, in microseconds. Informative only.
+    /// Time when this holder last wrote the lease, wall clock, in microseconds. Informative only.
     #[serde(serialize_with = "file::micro_time", deserialize_with = "file::time")]
     pub renew_time: SystemTime,
-    /// How often it went from one holder to another. Nothing reads it: always 0, which the version before requires.
+    /// Number of changes of the holder. Always 0: nothing reads the field, but the previous version
+    /// requires it.
     pub lease_transitions: u32,
-    /// Its instance's address, where that was configured and is not in a record.
+    /// The instance's address, if it was configured and is not in a record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<SocketAddr>,
     pub state: Phase,
     pub ready: bool,
-    /// It knows an instance that can get connections.
+    /// True if the shim knows an instance that can get connections.
     pub reachable: bool,
     pub listen: Vec<SocketAddr>,
     pub berth_version: String,
     pub boot_id: String,
-    /// When it expires, in milliseconds of CLOCK_BOOTTIME.
+    /// Expiry time, in milliseconds of CLOCK_BOOTTIME.
     pub expires_boottime_ms: u64,
 }
 
 impl Lease {
-    /// Reads a lease from the bytes of the file that is named after `id`.
+    /// Parses a lease from a file that is named after `id`.
     pub fn parse(bytes: &[u8], id: &InstanceId) -> Result<Self, String> {
         let lease: Self = file::parse(bytes, "lease", VERSION)?;
         if lease.instance != *id {
-            return Err(format!("it is about the instance {}", lease.instance));
+            return Err(format!("it is for the instance {}", lease.instance));
         }
         lease.check()?;
         Ok(lease)
     }
 
-    /// Whether it is valid at the time `now` of CLOCK_BOOTTIME in the boot `boot_id`.
+    /// True if the lease is valid at the time `now` of CLOCK_BOOTTIME in the boot `boot_id`.
     ///
-    /// One that would hold for more than ten durations and a minute is invalid, and would never expire.
+    /// A lease that would hold for more than ten durations and a minute is invalid: in effect it
+    /// would never expire.
     pub fn is_live(&self, boot_id: &str, now: Duration) -> bool {
         let left = self.expires().saturating_sub(now);
         self.boot_id == boot_id
@@ -98,7 +101,8 @@ impl Lease {
             && left <= 10 * self.duration() + Duration::from_secs(60)
     }
 
-    /// Lets it hold for its duration from `now` (CLOCK_BOOTTIME) on. `wall` is the same time on the wall clock.
+    /// Extends the lease by its duration from `now` (CLOCK_BOOTTIME). `wall` is the time `now` on
+    /// the wall clock.
     pub fn renew(&mut self, now: Duration, wall: SystemTime) {
         self.renew_time = wall;
         self.expires_boottime_ms = now
@@ -108,14 +112,14 @@ impl Lease {
             .unwrap_or(u64::MAX);
     }
 
-    /// A time on CLOCK_BOOTTIME before its last renewal, and at most a second earlier: its duration is written in whole
-    /// seconds, so the exact time is not known.
+    /// A time on CLOCK_BOOTTIME before the last renewal, at most a second earlier. The exact time
+    /// is unknown, because the duration is written in whole seconds.
     pub fn renewed_after(&self) -> Duration {
         self.expires()
             .saturating_sub(self.duration() + Duration::from_secs(1))
     }
 
-    /// How long it holds after each renewal.
+    /// Time for which the lease holds after each renewal.
     pub fn duration(&self) -> Duration {
         Duration::from_secs(self.lease_duration_seconds.into())
     }
@@ -124,8 +128,9 @@ impl Lease {
         Duration::from_millis(self.expires_boottime_ms)
     }
 
-    /// Its shim is dead: it is of another boot, or has been expired for longer than it held. One that
-    /// has just expired is kept for a while: it shows which shim hangs.
+    /// True if the shim is dead: the lease is from another boot, or has been expired for longer
+    /// than its duration. A lease that has just expired is kept for a while to show which shim
+    /// hangs.
     fn is_stale(&self, boot_id: &str, now: Duration) -> bool {
         self.boot_id != boot_id || now.saturating_sub(self.expires()) > self.duration()
     }
@@ -142,7 +147,7 @@ impl Lease {
         };
         if let Some(backend) = self.backend.filter(nowhere) {
             return Err(format!(
-                "the backend {backend} is no address of one host, with a port"
+                "the backend {backend} is not an address of one host, with a port"
             ));
         }
         if self.listen.len() > MAX_LISTEN {
@@ -152,7 +157,9 @@ impl Lease {
             ));
         }
         if let Some(bad) = self.listen.iter().find(|address| !is_usable(**address)) {
-            return Err(format!("the listen address {bad} is none, or has no port"));
+            return Err(format!(
+                "the listen address {bad} is not a unicast address with a port"
+            ));
         }
         for (name, text) in [
             ("berthVersion", &self.berth_version),
@@ -169,12 +176,11 @@ impl Lease {
     }
 }
 
-/// Writes a lease and replaces what has its name.
+/// Writes a lease and replaces the file with its name.
 ///
-/// Nothing is synced to disk: after a crash of the machine every lease is of another boot, a torn file is
-/// ignored, and a disk that is slow to sync would let leases expire.
+/// Nothing is synced to disk: after a crash of the machine every lease is from another boot, a torn
+/// file is ignored, and a disk that is slow to sync would let leases expire.
 ///
-/// # Errors
 /// The file system is full, read-only or the like, or siblings would ignore the lease
 /// (`InvalidInput`).
 pub fn write(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
@@ -190,11 +196,12 @@ pub fn write(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
             file.write_all(&bytes)
         })
     };
-    // A prune may have removed the new file as left over: the wall clock jumped while it was written.
+    // A prune may have removed the new file as left over, if the wall clock jumped during the
+    // write.
     write().or_else(|_| write())
 }
 
-/// Removes a lease if the file is still its holder's, which has to be readable.
+/// Removes a lease if its file is readable and still has the lease's holder.
 pub fn remove(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
     match read(berth, &lease.instance) {
         Ok(Some(found)) if found.holder_identity == lease.holder_identity => {
@@ -204,40 +211,39 @@ pub fn remove(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
     }
 }
 
-/// The lease of one shim, live or not; none if there is none.
+/// Reads the lease of one shim, live or not. Returns `None` if there is no file.
 ///
-/// # Errors
-/// The file is no lease, or not trusted.
+/// The file is not a lease, or is not trusted.
 pub fn read(berth: &BerthDir, id: &InstanceId) -> Result<Option<Lease>, IgnoredFile> {
     let path = path_of(berth, id);
     read_at(berth, id, &path).map_err(|reason| IgnoredFile::new(path, &reason))
 }
 
-/// Whether there is no file of a shim's lease, good or bad.
+/// True if a shim has no lease file, valid or invalid.
 pub fn is_missing(berth: &BerthDir, id: &InstanceId) -> bool {
     file::is_missing(&path_of(berth, id))
 }
 
-/// The leases of a berth, live or not.
+/// Lists the leases of a berth, live or not.
 ///
-/// # Errors
-/// The directory cannot be listed. If there is none, the listing is empty.
+/// The directory cannot be listed. A missing directory gives an empty listing.
 pub fn list(berth: &BerthDir) -> io::Result<Listing<Lease>> {
     read_all(&berth.leases(), |id, path| read_at(berth, id, path))
 }
 
-/// Removes the leases that are of another boot, or have been expired for longer than they held, and
-/// what shims that died left half-written. Gives their number. `now` is on CLOCK_BOOTTIME.
+/// Removes leases that are from another boot or have been expired for longer than their duration,
+/// and half-written files of shims that died. Returns the number of removed files. `now` is on
+/// CLOCK_BOOTTIME.
 ///
-/// # Errors
-/// The directory cannot be listed, or a file not removed; the others are removed nevertheless.
+/// The directory cannot be listed, or a file not removed. The remaining files are removed
+/// nevertheless.
 pub fn prune(berth: &BerthDir, boot_id: &str, now: Duration) -> io::Result<usize> {
     let mut removed = Ok(0);
     for name in names(&berth.leases())? {
         let path = berth.leases().join(&name);
         let bytes = name.as_encoded_bytes();
         let stale = match file::id_of(&name) {
-            // Twice, the second time just before it is removed: see the module.
+            // Read twice, the second time just before the removal; see the module documentation.
             Some(id) => (0..2).all(|_| {
                 read_at(berth, &id, &path).is_ok_and(|found| is_stale(found, boot_id, now))
             }),
@@ -268,7 +274,7 @@ fn is_left_over(path: &Path) -> bool {
         .is_some_and(|age| age > LEFT_OVER)
 }
 
-/// None: it is gone. The error is why it is ignored.
+/// Reads a lease. Returns `None` if the file is gone. The error is the reason to ignore the file.
 fn read_at(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Lease>, String> {
     file::read(berth, path, |bytes| Lease::parse(bytes, id))?
         .map(|opened| opened.content)
@@ -279,7 +285,7 @@ fn path_of(berth: &BerthDir, id: &InstanceId) -> PathBuf {
     berth.leases().join(format!("{id}.json"))
 }
 
-/// It has a port, and is of one host or of all.
+/// True if the address has a port, and is a unicast or unspecified address.
 fn is_usable(address: SocketAddr) -> bool {
     let group = match address.ip().to_canonical() {
         IpAddr::V4(ip) => ip.is_multicast() || ip.is_broadcast(),

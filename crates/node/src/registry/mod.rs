@@ -1,17 +1,17 @@
-//! The run directory, where the shims and apiservers of a node find one another.
+//! The run directory, where the shims and apiservers of a node find each other.
 //!
 //! ```text
 //! /run/berth/                  mode 0700, owned by the shims' uid
-//!   10.0.0.5:6443/             a directory a berth, named by its address
+//!   10.0.0.5:6443/             a berth, named by its address
 //!     instances/ID.json        an apiserver that `berth exec` started; see [`instance`]
 //!     leases/ID.json           a live shim; see [`lease`]
-//!     ID.sock                  its socket
+//!     ID.sock                  the shim's socket
 //!     ID.accept                the socket of an apiserver's supervisor
 //! ```
 //!
-//! All trust rests on write access to it: the directory must be owned by this process's uid and
-//! writable for no other. Its content is checked nevertheless, because versions differ and disks
-//! fill up.
+//! Trust depends on write access to the run directory: this process's uid must own the directory,
+//! and no other uid may write to it. The contents are checked nevertheless, because versions differ
+//! and disks fill up.
 
 mod file;
 pub mod instance;
@@ -29,7 +29,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Longest path of a Unix socket in bytes: 108 in `sockaddr_un` less the closing NUL.
+/// Maximum length of a Unix socket's path in bytes: 108 in `sockaddr_un` minus the closing NUL.
 const SUN_PATH: usize = 107;
 
 const WRITABLE_BY_OTHERS: u32 = 0o022;
@@ -37,7 +37,7 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "cannot make the directory {}: {why}: make it with mode 0700 for uid {uid}, or give another with --run-dir",
+        "cannot make the directory {}: {why}: create it with mode 0700 for uid {uid}, or give another with --run-dir",
         path.display()
     )]
     Make {
@@ -58,21 +58,21 @@ pub enum Error {
         path.display()
     )]
     Owner { path: PathBuf, owner: u32, uid: u32 },
-    #[error("{} is of uid {owner}, this process is uid {uid}: run this as root or as uid {owner}", path.display())]
+    #[error("{} is owned by uid {owner}, this process is uid {uid}: run this as root or as uid {owner}", path.display())]
     Reader { path: PathBuf, owner: u32, uid: u32 },
     #[error(
-        "{} has mode {mode:04o}, so others may write into it: chmod 0700 it",
+        "{} has mode {mode:04o}, so others may write to it: chmod 0700 it",
         path.display()
     )]
     Mode { path: PathBuf, mode: u32 },
     #[error(
-        "the socket path {} is {length} bytes long, the kernel takes {SUN_PATH}: give a shorter --run-dir or --instance",
+        "the socket path {} is {length} bytes long, the kernel allows {SUN_PATH}: give a shorter --run-dir or --instance",
         path.display()
     )]
     SocketPath { path: PathBuf, length: usize },
 }
 
-/// The run directory; its owner and mode were checked.
+/// The run directory, after a check of its owner and mode.
 #[derive(Debug, Clone)]
 pub struct RunDir {
     path: PathBuf,
@@ -80,48 +80,46 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// The default: `/run/berth` for root and without
-    /// `$XDG_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/berth`.
+    /// Returns the default path: `/run/berth` for root and without `$XDG_RUNTIME_DIR`, otherwise
+    /// `$XDG_RUNTIME_DIR/berth`.
     pub fn default_path() -> PathBuf {
         default_path(geteuid().is_root(), std::env::var_os("XDG_RUNTIME_DIR"))
     }
 
     /// Opens the directory, or creates it with mode 0700.
     ///
-    /// # Errors
-    /// It cannot be created, is no directory or a symbolic link, is owned by another user (also for root, since a process that
-    /// can write there gets its listeners), or others may write into it.
+    /// The directory cannot be created, is not a directory or is a symbolic link, is owned by
+    /// another user (also for root, since a process that can write to the directory gets its
+    /// listeners), or is writable for others.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let path = plain(path);
+        let path = without_trailing_slash(path);
         let owner = open_dir(&path)?;
         Ok(Self { path, owner })
     }
 
-    /// Opens the directory if it exists; for commands that only read it.
+    /// Opens the directory for commands that only read. Returns `None` if it does not exist.
     ///
-    /// # Errors
-    /// As [`RunDir::open`], but root may read that of any user.
+    /// The errors of [`RunDir::open`], but root may read any user's directory.
     pub fn find(path: &Path) -> Result<Option<Self>, Error> {
-        let path = plain(path);
+        let path = without_trailing_slash(path);
         Ok(check_dir_to_read(&path)?.map(|owner| Self { path, owner }))
     }
 
-    /// Whether a process of this uid could use the directory; false if it does not exist.
+    /// True if a process of this uid could use the directory. False if the directory does not
+    /// exist.
     ///
-    /// # Errors
-    /// As [`RunDir::open`] of that uid.
+    /// The errors of [`RunDir::open`] for that uid.
     pub fn usable(path: &Path, uid: Uid) -> Result<bool, Error> {
-        Ok(check_dir_as(&plain(path), uid)?.is_some())
+        Ok(check_dir_as(&without_trailing_slash(path), uid)?.is_some())
     }
 
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The directory of a berth; created, with its subdirectories, if it does not exist.
+    /// Opens the directory of a berth. Creates missing directories.
     ///
-    /// # Errors
-    /// As [`RunDir::open`], of each directory.
+    /// The errors of [`RunDir::open`], for each directory.
     pub fn berth(&self, address: SocketAddr) -> Result<BerthDir, Error> {
         let berth = BerthDir {
             path: self.path.join(address.to_string()),
@@ -134,8 +132,8 @@ impl RunDir {
         Ok(berth)
     }
 
-    /// The berths that have a directory, in the order of their addresses. What does not have an address for its name
-    /// or is no directory is skipped.
+    /// Returns the berths that have a directory, in the order of their addresses. Skips entries
+    /// that are not directories or not named by an address.
     pub fn berths(&self) -> Result<Vec<BerthDir>, Error> {
         let read = |why| Error::Read {
             path: self.path.clone(),
@@ -169,7 +167,7 @@ pub struct BerthDir {
 }
 
 impl BerthDir {
-    /// The berth's address, which is its name.
+    /// The berth's address, which names the directory.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -188,16 +186,14 @@ impl BerthDir {
 
     /// Path of the Unix socket of the shim with this instance ID.
     ///
-    /// # Errors
-    /// It is longer than the kernel takes.
+    /// The path is too long for the kernel.
     pub fn socket_path(&self, id: &InstanceId) -> Result<PathBuf, Error> {
         self.path_of_socket(&format!("{id}.sock"))
     }
 
     /// Path of the Unix socket of the supervisor of the instance with this ID.
     ///
-    /// # Errors
-    /// It is longer than the kernel takes.
+    /// The path is too long for the kernel.
     pub fn supervisor_path(&self, id: &InstanceId) -> Result<PathBuf, Error> {
         self.path_of_socket(&format!("{id}.accept"))
     }
@@ -210,8 +206,8 @@ impl BerthDir {
         }
     }
 
-    /// Whether a file of this owner is trusted: this process's uid, or the directory's owner (which
-    /// differ only for root, when it reads).
+    /// True if a file of this owner is trusted. Trusted are this process's uid and the directory's
+    /// owner; the two differ only when root reads.
     fn trusts(&self, owner: u32) -> bool {
         owner == self.owner || owner == geteuid().as_raw()
     }
@@ -225,8 +221,8 @@ fn default_path(root: bool, xdg: Option<OsString>) -> PathBuf {
     xdg.unwrap_or_else(|| "/run".into()).join("berth")
 }
 
-/// The path without a slash at its end, which would make the kernel follow a symbolic link.
-fn plain(path: &Path) -> PathBuf {
+/// Removes a trailing slash from the path, which would make the kernel follow a symbolic link.
+fn without_trailing_slash(path: &Path) -> PathBuf {
     path.components().collect()
 }
 
@@ -236,7 +232,7 @@ fn parse_name(name: &str) -> Option<SocketAddr> {
         .filter(|address: &SocketAddr| address.to_string() == name)
 }
 
-/// Creates a directory unless it exists, checks it, and gives its owner.
+/// Creates a directory unless it exists, checks the directory, and returns its owner.
 fn open_dir(path: &Path) -> Result<u32, Error> {
     if let Some(owner) = check_dir(path)? {
         return Ok(owner);
@@ -248,30 +244,30 @@ fn open_dir(path: &Path) -> Result<u32, Error> {
     };
     match make_private(path) {
         Ok(()) => {}
-        // Another process created it just now: it is checked below.
+        // Another process has just created the directory; the check follows below.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(failed(error)),
     }
-    // None: another process removes it each time.
+    // `None` if another process removes the directory each time.
     check_dir(path)?.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))
 }
 
-/// The owner of a directory that may be used; none if it does not exist.
+/// Checks a directory and returns its owner. Returns `None` if there is no directory.
 ///
-/// By the path, not a descriptor: once the directory is known to be ours and closed to
-/// others, only its parent's owner could exchange it, and is trusted like root.
+/// The check uses the path, not a descriptor: once the directory is known to belong to this process
+/// and to be closed to others, only its parent's owner could exchange it, who is trusted like root.
 fn check_dir(path: &Path) -> Result<Option<u32>, Error> {
     check_dir_as(path, geteuid())
 }
 
-/// The same for one that is only read.
+/// Like [`check_dir`], but read access is enough.
 fn check_dir_to_read(path: &Path) -> Result<Option<u32>, Error> {
     match check_dir(path) {
-        // Checked again as its owner would.
+        // Check again with the owner's uid.
         Err(Error::Owner { owner, .. }) if geteuid().is_root() => {
             check_dir_as(path, Uid::from_raw(owner))
         }
-        // The directory is not this process's to change.
+        // This process cannot change the directory's owner.
         Err(Error::Owner { path, owner, uid }) => Err(Error::Reader { path, owner, uid }),
         checked => checked,
     }
@@ -321,7 +317,7 @@ mod tests {
         InstanceId::parse(text).unwrap()
     }
 
-    /// A berth in a run directory that goes with the first of the two.
+    /// Returns a berth and the temporary directory with its run directory.
     pub(super) fn berth() -> (tempfile::TempDir, BerthDir) {
         let temp = tempfile::tempdir().unwrap();
         let run = RunDir::open(&temp.path().join("run")).unwrap();
@@ -329,7 +325,8 @@ mod tests {
         (temp, berth)
     }
 
-    /// Just these files are ignored, each for a reason with these words, in one short line.
+    /// Asserts that exactly these files are ignored, each for a reason with the given words, in one
+    /// short line.
     pub(super) fn assert_ignored(problems: &[file::IgnoredFile], expected: &[(&str, &str)]) {
         assert_eq!(problems.len(), expected.len(), "{problems:#?}");
         for (problem, (name, part)) in problems.iter().zip(expected) {
@@ -395,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_others_could_change() {
+    fn refuses_directories_that_others_could_change() {
         let temp = tempfile::tempdir().unwrap();
         let path = |name: &str| temp.path().join(name);
         fs::write(path("file"), "").unwrap();
@@ -420,14 +417,14 @@ mod tests {
     #[test]
     fn refuses_another_owner() {
         if !geteuid().is_root() {
-            // Of root's own: for anyone else it is a directory of another user.
+            // For anyone but root, /proc is a directory of another user.
             assert!(matches!(
                 RunDir::open(Path::new("/proc")),
                 Err(Error::Owner { owner: 0, .. })
             ));
             return;
         }
-        // Root may only read.
+        // Root may read a directory of another user.
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("run");
         let berth = RunDir::open(&path)

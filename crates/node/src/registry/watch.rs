@@ -1,8 +1,9 @@
-//! Notices of changes among a berth's instance records and leases.
+//! Notices of changes to a berth's instance records and leases.
 //!
-//! An owner keeps its record open for writing until it ends, so its death is an event as well: the
-//! kernel closes the file. The renewal of a lease, each second by each shim including this one, is an event; its
-//! expiry is none, and is found by the tick. A notice only means that the directories should be listed again.
+//! An owner keeps its record open for writing until it ends, so its death is also an event: the
+//! kernel closes the file. The renewal of a lease, each second by each shim including this process,
+//! is an event. The expiry of a lease is no event, and is found by the tick. A notice only means
+//! that the directories should be listed again.
 
 use super::BerthDir;
 use berth_os::inotify::{Events, WatchFlags};
@@ -14,12 +15,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
-/// Longest time between two notices, so a lost event costs no more than this.
+/// Maximum time between two notices, and the maximum delay after a lost event.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Time from an event to a second notice. When a process ends, the kernel sends the event of a file's
-/// closing before it releases the lock on it (`__fput`: fsnotify_close, then locks_remove_file), so
-/// the first listing may still find it locked.
+/// Time from an event to a second notice. When a process ends, the kernel sends the event of a
+/// file's closing before it releases the lock on the file (`__fput`: fsnotify_close, then
+/// locks_remove_file), so the first listing may still find the file locked.
 const ECHO: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
@@ -33,15 +34,17 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Without inotify (EMFILE: the user has too many) there are only the notices each second, and a warning in the log.
+    /// Watches a berth. Without inotify (EMFILE: the user has too many instances) notices come only
+    /// each second, and a warning is logged.
     ///
-    /// To be called within a tokio runtime that has I/O and time.
+    /// Call this within a tokio runtime that has I/O and time.
     pub fn new(berth: &BerthDir) -> Self {
         Self::with_tick(berth, TICK)
     }
 
     fn with_tick(berth: &BerthDir, tick: Duration) -> Self {
-        // Both are renamed into place. The closing of a record's file shows its owner's death; a lease's file is closed at once.
+        // Records and leases are renamed into place. The closing of a record's file shows its
+        // owner's death; a lease's file is closed at once.
         let named = WatchFlags::MOVED_TO | WatchFlags::DELETE | WatchFlags::ONLYDIR;
         let written = WatchFlags::CLOSE_WRITE | WatchFlags::CREATE;
         let mut watch = Self {
@@ -55,16 +58,17 @@ impl Watch {
             next: Instant::now() + tick,
             warned: false,
         };
-        match watch.beginning().and_then(|begin| begin()) {
-            // A missing directory is reported where it is listed.
+        match watch.watch_function().and_then(|begin| begin()) {
+            // A missing directory is reported when it is listed.
             Err(error) if error.kind() != io::ErrorKind::NotFound => watch.warn(&error),
             _ => {}
         }
         watch
     }
 
-    /// Waits until something may have changed: on an event, shortly after one, and at least each second.
-    /// Events between two calls are not lost. The future may be dropped at any time; that does not delay the next notice.
+    /// Waits until something may have changed: on an event, shortly after an event, and at least
+    /// each second. Events between two calls are not lost. The future may be dropped at any time
+    /// without delaying the next notice.
     pub async fn changed(&mut self) {
         loop {
             let next = self.next;
@@ -77,9 +81,10 @@ impl Watch {
             let outcome = tokio::select! {
                 outcome = event => outcome,
                 () = sleep_until(next) => {
-                    // A directory that was removed may exist again, and there may be inotify now. Another directory can have
-                    // the name (a rename, a mount), without an event of the old one. To watch a directory twice has no effect.
-                    if let Ok(begin) = self.beginning() {
+                    // A removed directory may exist again, and inotify may be available now. A
+                    // rename or a mount can give the name to another directory, without an event
+                    // from the old directory. Watching a directory twice has no effect.
+                    if let Ok(begin) = self.watch_function() {
                         let _ = self.calls.within(TICK, begin).await;
                     }
                     self.next = Instant::now() + self.tick;
@@ -100,15 +105,15 @@ impl Watch {
         }
     }
 
-    /// What watches both directories.
-    fn beginning(&mut self) -> io::Result<impl FnOnce() -> io::Result<()> + Send + use<>> {
+    /// Returns a function that starts to watch both directories.
+    fn watch_function(&mut self) -> io::Result<impl FnOnce() -> io::Result<()> + Send + use<>> {
         let events = match &self.events {
             Some(events) => events.clone(),
             None => self.events.insert(Arc::new(Events::new()?)).clone(),
         };
         let directories = self.directories.clone();
         Ok(move || {
-            // The second directory is watched even if the first cannot be.
+            // The second directory is watched even if the first cannot be watched.
             let [instances, leases] =
                 directories.map(|(directory, wanted)| events.watch(&directory, wanted));
             instances.and(leases)
@@ -127,10 +132,10 @@ impl Watch {
     }
 }
 
-/// Whether something may have changed, by the names in events.
+/// True if the names in the events mean that something may have changed.
 fn is_change(names: &[Option<CString>]) -> bool {
-    // Names with a dot are the registry's own: the lock, and temporary files. An overflow of the queue and the end of a
-    // directory have no name and mean that anything may have changed.
+    // Names with a dot are files of the registry itself: the lock, and temporary files. An overflow
+    // of the queue and the end of a directory have no name and mean that anything may have changed.
     let own = |name: &Option<CString>| {
         name.as_ref()
             .is_some_and(|name| name.to_bytes().starts_with(b"."))
@@ -163,8 +168,8 @@ mod tests {
         .unwrap()
     }
 
-    /// Waits by notices alone until the living are as many.
-    async fn until_alive(watch: &mut Watch, berth: &BerthDir, count: usize) {
+    /// Waits, by notices alone, until `count` instances are alive.
+    async fn wait_until_alive(watch: &mut Watch, berth: &BerthDir, count: usize) {
         let alive = || {
             list(berth)
                 .unwrap()
@@ -188,18 +193,18 @@ mod tests {
         let mut watch = Watch::with_tick(&berth, LONG);
         for _ in 0..3 {
             let claimed = claim_a(&berth);
-            until_alive(&mut watch, &berth, 1).await;
+            wait_until_alive(&mut watch, &berth, 1).await;
             drop(claimed);
-            until_alive(&mut watch, &berth, 0).await;
+            wait_until_alive(&mut watch, &berth, 0).await;
         }
         let removed = claim_a(&berth);
-        until_alive(&mut watch, &berth, 1).await;
+        wait_until_alive(&mut watch, &berth, 1).await;
         removed.remove();
-        until_alive(&mut watch, &berth, 0).await;
+        wait_until_alive(&mut watch, &berth, 0).await;
     }
 
-    /// One event has two notices: at once, and its echo.
-    async fn two_notices(watch: &mut Watch) {
+    /// Asserts that an event causes two notices: an immediate notice and an echo.
+    async fn expect_two_notices(watch: &mut Watch) {
         for _ in 0..2 {
             timeout(PATIENCE, watch.changed()).await.expect("no notice");
         }
@@ -212,16 +217,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lease_that_comes_is_renewed_or_goes_is_an_event() {
+    async fn creation_renewal_and_removal_of_a_lease_are_events() {
         let (_temp, berth) = berth();
         let mut watch = Watch::with_tick(&berth, LONG);
         let lease = lease::tests::golden();
         for _ in 0..2 {
             lease::write(&berth, &lease).unwrap();
-            two_notices(&mut watch).await;
+            expect_two_notices(&mut watch).await;
         }
         lease::remove(&berth, &lease).unwrap();
-        two_notices(&mut watch).await;
+        expect_two_notices(&mut watch).await;
     }
 
     #[tokio::test]
@@ -253,21 +258,22 @@ mod tests {
         for _ in 0..3 {
             timeout(PATIENCE, watch.changed()).await.unwrap();
         }
-        // Watched again once both directories exist.
+        // The directories are watched again once both exist.
         std::fs::create_dir(berth.instances()).unwrap();
         for _ in 0..3 {
             timeout(PATIENCE, watch.changed()).await.unwrap();
         }
         std::fs::create_dir(berth.leases()).unwrap();
-        // More than there are events left of the directories that were removed: the others are ticks.
+        // More notices than there are events left from the removed directories: all further notices
+        // are ticks.
         for _ in 0..10 {
             timeout(PATIENCE, watch.changed()).await.unwrap();
         }
         (watch.tick, watch.next) = (LONG, Instant::now() + LONG);
         lease::write(&berth, &lease::tests::golden()).unwrap();
-        two_notices(&mut watch).await;
+        expect_two_notices(&mut watch).await;
         drop(claim_a(&berth));
-        two_notices(&mut watch).await;
+        expect_two_notices(&mut watch).await;
         watch.tick = Duration::from_millis(10);
         watch.next = Instant::now();
         watch.events = None;

@@ -1,4 +1,4 @@
-//! Tests of the records; in a file of their own for its length.
+//! Tests of the records.
 
 use super::*;
 use crate::registry::tests::{assert_ignored, berth, id};
@@ -34,7 +34,7 @@ fn states(berth: &BerthDir) -> Vec<(String, SocketAddr, bool)> {
 }
 
 #[test]
-fn alive_while_claimed_then_dead_with_its_address_kept() {
+fn an_instance_is_alive_while_claimed_and_keeps_its_address_when_dead() {
     let (_temp, berth) = berth();
     let a = claim_with(&berth, "a", addr(1)).unwrap();
     let b = claim_with(&berth, "b", addr(2)).unwrap();
@@ -60,7 +60,7 @@ fn alive_while_claimed_then_dead_with_its_address_kept() {
 }
 
 #[test]
-fn the_chooser_gets_the_addresses_of_others() {
+fn choose_gets_the_addresses_of_the_other_instances() {
     let (_temp, berth) = berth();
     let _live = claim_with(&berth, "live", addr(1)).unwrap();
     drop(claim_with(&berth, "dead", addr(2)).unwrap());
@@ -115,7 +115,7 @@ fn checks_do_not_block_owners() {
 }
 
 #[test]
-fn two_claims_of_one_id_at_once_give_one() {
+fn of_concurrent_claims_of_one_id_exactly_one_succeeds() {
     let (_temp, berth) = berth();
     let claims: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = (1..=4)
@@ -135,7 +135,7 @@ fn two_claims_of_one_id_at_once_give_one() {
 }
 
 #[test]
-fn the_dead_are_pruned_ten_minutes_after_they_were_seen_dead() {
+fn dead_records_are_pruned_ten_minutes_after_death_was_seen() {
     let (_temp, berth) = berth();
     let claim = claim_with(&berth, "a", addr(1)).unwrap();
     let path = claim.path().to_owned();
@@ -151,7 +151,7 @@ fn the_dead_are_pruned_ten_minutes_after_they_were_seen_dead() {
     assert_eq!(
         prune(&berth, later(2 * KEEP_DEAD)).unwrap(),
         0,
-        "it has not been found dead"
+        "nobody has seen the record dead yet"
     );
     states(&berth);
     let seen = fs::metadata(&path).unwrap().modified().unwrap();
@@ -172,7 +172,7 @@ fn the_dead_are_pruned_ten_minutes_after_they_were_seen_dead() {
 }
 
 #[test]
-fn prune_waits_for_no_claim() {
+fn prune_does_not_wait_for_a_claim() {
     let (_temp, berth) = berth();
     let _names = lock_names(&berth.instances(), Duration::ZERO).unwrap();
     assert_eq!(prune(&berth, SystemTime::now()).unwrap(), 0);
@@ -182,7 +182,8 @@ fn prune_waits_for_no_claim() {
     ));
 }
 
-/// What any file may be that others write is tested with leases; here what only a record may be, and who claims in its place.
+/// Tests files that are invalid only as records, and claims over them. The tests of leases cover
+/// files that are invalid as either.
 #[test]
 fn hostile_files_are_reported_and_ignored() {
     let (_temp, berth) = berth();
@@ -214,7 +215,7 @@ fn hostile_files_are_reported_and_ignored() {
         ("folder.json", "no regular file"),
         ("later.json", "format 2"),
         ("link.json", "symbolic link"),
-        ("other.json", "about the instance good"),
+        ("other.json", "for the instance good"),
         ("six.json", "[::1]"),
         ("torn.json", "not a record"),
     ];

@@ -1,11 +1,11 @@
-//! Tests of the leases; in a file of their own for its length.
+//! Tests of the leases.
 
 use super::*;
 use crate::registry::tests::{assert_ignored, berth, id};
 use proptest::prelude::*;
 use std::os::unix::fs::{MetadataExt, symlink};
 
-/// The bytes of format 1. Never to be changed: a shim of another version may have written them.
+/// The bytes of format 1. Never change them: a shim of another version may have written them.
 const GOLDEN: &[u8] = include_bytes!("../../../../../tests/golden/lease-v1.json");
 
 const OTHER_BOOT: &str = "ffffffff-8f4e-4c7e-9a57-1f2d3c4b5a69";
@@ -38,7 +38,7 @@ fn wall(text: &str) -> SystemTime {
     humantime::parse_rfc3339(text).unwrap()
 }
 
-fn of(instance: &str, holder: u64) -> Lease {
+fn lease_of(instance: &str, holder: u64) -> Lease {
     Lease {
         instance: id(instance),
         holder_identity: ShimId(holder),
@@ -72,7 +72,7 @@ fn the_format_stays() {
 }
 
 #[test]
-fn what_a_later_berth_adds_is_passed_over() {
+fn fields_of_a_later_version_are_ignored() {
     let text = std::str::from_utf8(GOLDEN).unwrap();
     let later = text
         .replace("\"ready\"", "\"later\": [{}], \"ready\"")
@@ -89,7 +89,7 @@ fn what_a_later_berth_adds_is_passed_over() {
 }
 
 #[test]
-fn holders_have_one_text() {
+fn a_holder_has_exactly_one_text_form() {
     assert_eq!(ShimId(0xab).to_string(), "00000000000000ab");
     assert_eq!("00000000000000ab".parse(), Ok(ShimId(0xab)));
     for bad in [
@@ -105,7 +105,7 @@ fn holders_have_one_text() {
 }
 
 #[test]
-fn nonsense_is_refused_when_read_and_when_written() {
+fn invalid_leases_are_refused_when_read_and_when_written() {
     let (_temp, berth) = berth();
     let addr = |text: &str| text.parse::<SocketAddr>().unwrap();
     let mut bad = Vec::new();
@@ -196,7 +196,7 @@ fn nonsense_is_refused_when_read_and_when_written() {
 }
 
 #[test]
-fn a_lease_lives_in_its_boot_and_not_for_longer_than_any_may() {
+fn a_lease_is_live_only_in_its_boot_and_for_a_limited_time() {
     let mut lease = golden();
     let boot = lease.boot_id.clone();
     let ms = Duration::from_millis;
@@ -218,7 +218,7 @@ fn a_lease_lives_in_its_boot_and_not_for_longer_than_any_may() {
 }
 
 #[test]
-fn clocks_that_are_wrong_are_written_all_the_same() {
+fn times_of_wrong_clocks_are_clamped() {
     let early = SystemTime::UNIX_EPOCH - Duration::from_secs(1);
     let late = wall("9999-12-31T23:59:59Z") + Duration::from_secs(1);
     let lease = Lease {
@@ -234,12 +234,12 @@ fn clocks_that_are_wrong_are_written_all_the_same() {
 }
 
 #[test]
-fn writing_replaces_and_removing_takes_only_ones_own() {
+fn writing_replaces_and_removing_needs_the_same_holder() {
     let (_temp, berth) = berth();
-    let (a, b) = (of("a", 1), of("b", 1));
+    let (a, b) = (lease_of("a", 1), lease_of("b", 1));
     assert_eq!(read(&berth, &a.instance), Ok(None));
     assert!(is_missing(&berth, &a.instance));
-    // An owner of that ID died while it wrote.
+    // An earlier owner of the ID died during a write.
     fs::write(berth.leases().join(".a.lease.new"), "half").unwrap();
     write(&berth, &a).unwrap();
     write(&berth, &b).unwrap();
@@ -248,7 +248,7 @@ fn writing_replaces_and_removing_takes_only_ones_own() {
     assert_eq!(meta.mode() & 0o777, 0o600);
     assert!(!is_missing(&berth, &a.instance));
 
-    let successor = of("a", 2);
+    let successor = lease_of("a", 2);
     write(&berth, &successor).unwrap();
     remove(&berth, &a).unwrap();
     assert_eq!(read(&berth, &a.instance), Ok(Some(successor.clone())));
@@ -270,7 +270,7 @@ fn a_link_in_the_way_is_replaced_and_not_followed() {
     for link in ["a.json", ".a.lease.new"] {
         symlink(berth.path().join("target"), path(link)).unwrap();
     }
-    let lease = of("a", 1);
+    let lease = lease_of("a", 1);
     assert!(
         read(&berth, &lease.instance)
             .unwrap_err()
@@ -290,7 +290,7 @@ fn a_link_in_the_way_is_replaced_and_not_followed() {
 }
 
 #[test]
-fn the_stale_are_pruned_after_another_duration() {
+fn expired_leases_are_pruned_after_another_duration() {
     let (_temp, berth) = berth();
     let lease = golden();
     let prune_at = |ms| prune(&berth, &lease.boot_id, Duration::from_millis(ms)).unwrap();
@@ -299,7 +299,7 @@ fn the_stale_are_pruned_after_another_duration() {
         &berth,
         &Lease {
             boot_id: OTHER_BOOT.into(),
-            ..of("earlier", 1)
+            ..lease_of("earlier", 1)
         },
     )
     .unwrap();
@@ -316,7 +316,7 @@ fn the_stale_are_pruned_after_another_duration() {
 }
 
 #[test]
-fn what_was_half_written_long_ago_is_pruned() {
+fn old_half_written_files_are_pruned() {
     let (_temp, berth) = berth();
     let [half, of_others @ ..] =
         [".a.lease.new", ".a.lease", "a.lease.new"].map(|name| berth.leases().join(name));
@@ -326,25 +326,25 @@ fn what_was_half_written_long_ago_is_pruned() {
         .iter()
         .for_each(|path| fs::File::create(path).unwrap().set_modified(old).unwrap());
     let prune = || prune(&berth, OTHER_BOOT, Duration::ZERO).unwrap();
-    assert_eq!(prune(), 0, "it may be being written");
+    assert_eq!(prune(), 0, "the file may be in use");
     file.set_modified(old).unwrap();
     assert_eq!(prune(), 1);
     assert!(!half.exists() && of_others.iter().all(|path| path.exists()));
 }
 
 #[test]
-fn one_that_cannot_be_removed_does_not_keep_the_others() {
+fn pruning_continues_after_a_file_that_cannot_be_removed() {
     let (_temp, berth) = berth();
-    // Taken for left over by its name and age, and no file.
+    // A directory that looks like a leftover by its name and age.
     let directory = berth.leases().join(".a.lease.new");
     fs::create_dir(&directory).unwrap();
     fs::File::open(&directory)
         .unwrap()
         .set_modified(SystemTime::now() - 2 * LEFT_OVER)
         .unwrap();
-    assert!(write(&berth, &of("a", 1)).is_err());
+    assert!(write(&berth, &lease_of("a", 1)).is_err());
     for instance in ["b", "c"] {
-        write(&berth, &of(instance, 1)).unwrap();
+        write(&berth, &lease_of(instance, 1)).unwrap();
     }
     assert!(prune(&berth, OTHER_BOOT, Duration::ZERO).is_err());
     assert_eq!(ids(&berth), [""; 0]);
@@ -374,7 +374,7 @@ fn readers_and_pruners_never_see_a_torn_lease() {
 #[test]
 fn hostile_files_are_reported_and_ignored() {
     let (_temp, berth) = berth();
-    write(&berth, &of("good", 1)).unwrap();
+    write(&berth, &lease_of("good", 1)).unwrap();
     let path = |name: &str| berth.leases().join(name);
     let good = fs::read_to_string(path("good.json")).unwrap();
     let put = |name: &str, from: &str, to: &str| {
@@ -406,7 +406,7 @@ fn hostile_files_are_reported_and_ignored() {
         ("later.json", "format 2"),
         ("link.json", "symbolic link"),
         ("new\u{fffd}line", "name"),
-        ("other.json", "about the instance good"),
+        ("other.json", "for the instance good"),
         ("ready.json", "invalid type"),
         ("time.json", "not a lease"),
         ("torn.json", "not a lease"),
@@ -417,12 +417,12 @@ fn hostile_files_are_reported_and_ignored() {
         expected.insert(3, ("foreign.json", "uid 65534"));
     }
     let listing = list(&berth).unwrap();
-    assert_eq!(listing.found, [of("good", 1)]);
+    assert_eq!(listing.found, [lease_of("good", 1)]);
     assert_ignored(&listing.problems, &expected);
     assert_eq!(
         prune(&berth, OTHER_BOOT, Duration::ZERO).unwrap(),
         1,
-        "only what can be read is judged"
+        "only readable leases are pruned"
     );
 }
 
