@@ -1,4 +1,5 @@
-//! One loop over epoll(7): each event goes to the machine, and the machine's actions are carried out.
+//! The driver: a loop over epoll(7) that passes each event to the machine and carries out the
+//! machine's actions.
 
 use crate::machine::{Action, Client, Machine, Phase};
 use crate::obstacle::Obstacle;
@@ -20,7 +21,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-/// Numbers of descriptors in epoll. Connections of shims have the numbers above.
+/// Numbers of descriptors in epoll. Connections of shims have higher numbers.
 const CALLS: u64 = 0;
 const SIGNALS: u64 = 1;
 const SHIMS: u64 = 2;
@@ -29,15 +30,17 @@ const LISTENER: u64 = 3;
 #[derive(Debug)]
 pub struct Config {
     pub instance: InstanceId,
-    /// What the server will bind, in exactly this form.
+    /// Address that the server will bind, in exactly this form.
     pub address: SocketAddr,
-    /// Where shims connect, in a directory that lets in nobody else: see [`berth_node::ipc::listen`].
+    /// Listener for shims, in a directory that nobody else can enter: see
+    /// [`berth_node::ipc::listen`].
     pub shims: OwnedFd,
-    /// Forward each signal once, however often it comes: a parent of several threads sends its death's signal once for each thread.
+    /// Forward each signal only once, however often it comes: when a parent with several threads
+    /// dies, its death signal comes once for each thread.
     pub once: bool,
 }
 
-/// A server that runs, as a child of this process.
+/// A running server, which is a child of this process.
 #[derive(Debug)]
 pub struct Supervisor {
     config: Config,
@@ -50,32 +53,33 @@ pub struct Supervisor {
     began: Instant,
     /// A duplicate of the server's listener.
     listener: Option<OwnedFd>,
-    /// A connection of the supervisor's own, with its address. The other end stays in the accept queue: without a connection there, epoll reports
-    /// no bell.
+    /// A connection of the supervisor itself, with its address. The peer stays in the accept queue:
+    /// without a queued connection epoll reports no bell.
     parked: Option<(TcpStream, SocketAddr)>,
     shims: BTreeMap<u64, OwnedFd>,
-    /// Clients of shims that the server has accepted, and when the shims are told of the first: each message wakes a shim.
+    /// Clients of shims that the server has accepted and the shims do not know of yet, and the time
+    /// to send the message. A message wakes a shim, so accepted clients are collected.
     taken: BTreeMap<u64, Vec<u64>>,
-    told: Option<Duration>,
-    /// The number of the shim that came last.
-    last: u64,
-    /// A shim's connection could not be taken.
-    untaken: bool,
-    /// Why the server accepts clients by itself.
+    taken_due: Option<Duration>,
+    /// The number of the latest shim.
+    latest_shim: u64,
+    /// True if a shim's connection could not be accepted.
+    accept_failed: bool,
+    /// Reason why the server accepts clients by itself.
     obstacle: Option<Obstacle>,
 }
 
 impl Supervisor {
-    /// Starts the server: `run` executes the program, in a new process, and returns only on failure. From now on this process receives all
-    /// signals, and [`Supervisor::run`] forwards them.
+    /// Starts the server: `run` executes the program, in a new process, and returns only on
+    /// failure. From now on this process receives all signals, and [`Supervisor::run`] forwards
+    /// them.
     ///
-    /// To be called by a process with one thread: the server ends with that thread.
+    /// The process must have a single thread: the server ends with that thread.
     ///
-    /// # Errors
-    /// That of `run`, and those of [`seccomp::start`] and other system calls.
+    /// The error of `run`, and errors of [`seccomp::start`] and other system calls.
     pub fn start(config: Config, run: impl FnOnce() -> io::Error) -> io::Result<Self> {
         let mut signals = SigSet::all();
-        // Job control stops this process alone, and SIGPIPE is for a write of this process.
+        // Job control stops this process alone, and SIGPIPE concerns writes of this process.
         let own = [
             Signal::SIGTSTP,
             Signal::SIGTTIN,
@@ -85,21 +89,23 @@ impl Supervisor {
         own.into_iter().for_each(|signal| signals.remove(signal));
         let supervisor = Self::launch(config, &signals, run)?;
         supervisor.child.await_exec()?;
-        // Not before: the server inherits limits.
+        // Only now, because the server inherits limits.
         raise_file_limit()?;
         Ok(supervisor)
     }
 
-    /// [`Supervisor::start`] for a `run` that need not execute a program. This process receives `signals`, SIGCHLD among them.
+    /// Like [`Supervisor::start`], but `run` need not execute a program. This process receives
+    /// `signals`, among them SIGCHLD.
     pub(crate) fn launch(
         config: Config,
         signals: &SigSet,
         run: impl FnOnce() -> io::Error,
     ) -> io::Result<Self> {
-        // Blocked before the fork: no signal is missed.
+        // The signals are blocked before the fork, so that no signal is missed.
         let mask = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         let child = seccomp::start(|| {
-            // The supervisor forwards a terminal's signals: in its process group, the server would get them twice.
+            // The supervisor forwards a terminal's signals: in the supervisor's process group, the
+            // server would get them twice.
             let group = setpgid(Pid::from_raw(0), Pid::from_raw(0));
             group
                 .and_then(|()| mask.thread_set_mask())
@@ -117,9 +123,9 @@ impl Supervisor {
             parked: None,
             shims: BTreeMap::new(),
             taken: BTreeMap::new(),
-            told: None,
-            last: LISTENER,
-            untaken: false,
+            taken_due: None,
+            latest_shim: LISTENER,
+            accept_failed: false,
             obstacle: None,
         };
         supervisor.watch(&supervisor.child, EpollFlags::EPOLLIN, CALLS)?;
@@ -132,30 +138,34 @@ impl Supervisor {
         Ok(supervisor)
     }
 
-    /// The server's process.
+    /// The server's process ID.
     pub fn pid(&self) -> i32 {
         self.child.pid
     }
 
-    /// Serves until the server has ended; gives its status.
+    /// Serves until the server has ended, and returns its status.
     ///
-    /// # Errors
-    /// Those of the system calls without which nothing can be done. The server ends when this process does.
+    /// Errors of indispensable system calls. The server ends with this process.
     pub fn run(mut self) -> io::Result<ExitStatus> {
         let status = self.drive()?;
         // The listener ended with the server.
-        self.machine.looked(false);
+        self.machine.on_listener_checked(false);
         self.carry_out();
-        self.tell_of_taken();
+        self.send_taken();
         Ok(status)
     }
 
-    /// Until the server has ended.
+    /// Runs the loop until the server has ended.
     pub(crate) fn drive(&mut self) -> io::Result<ExitStatus> {
         let mut events = [EpollEvent::empty(); 64];
         loop {
-            // Later rather than earlier: epoll counts whole milliseconds.
-            let wake = self.machine.wake().into_iter().chain(self.told).min();
+            // Round up, because epoll counts whole milliseconds.
+            let wake = self
+                .machine
+                .wake_at()
+                .into_iter()
+                .chain(self.taken_due)
+                .min();
             let wait =
                 wake.map(|at| at.saturating_sub(self.began.elapsed()) + Duration::from_millis(1));
             let wait = wait.map_or(EpollTimeout::NONE, |wait| {
@@ -168,13 +178,13 @@ impl Supervisor {
             let now = self.began.elapsed();
             self.machine.tick(now);
             self.carry_out();
-            if self.told.is_some_and(|at| at <= now) {
-                self.tell_of_taken();
+            if self.taken_due.is_some_and(|at| at <= now) {
+                self.send_taken();
             }
             for event in &events[..count] {
                 match event.data() {
                     CALLS if event.events().contains(EpollFlags::EPOLLIN) => self.receive_call()?,
-                    // No process is under the filter any more: its end comes next.
+                    // No process is under the filter any more; the end of the server comes next.
                     CALLS => {}
                     SIGNALS => {
                         if let Some(status) = self.receive_signals()? {
@@ -182,18 +192,19 @@ impl Supervisor {
                         }
                     }
                     SHIMS => self.accept_shims(),
-                    // The server has ended it by shutdown(2). (Before listen(2), epoll says so too.)
+                    // The server has ended its listener by shutdown(2). (Epoll reports EPOLLHUP
+                    // also before listen(2).)
                     LISTENER
                         if event.events().contains(EpollFlags::EPOLLHUP) && self.is_listening() =>
                     {
-                        self.machine.looked(false);
+                        self.machine.on_listener_checked(false);
                     }
                     LISTENER => self.accept_own(),
                     shim => self.read_shim(shim),
                 }
                 self.carry_out();
             }
-            if self.untaken {
+            if self.accept_failed {
                 self.accept_shims();
             }
         }
@@ -214,9 +225,9 @@ impl Supervisor {
                 .as_ref()
                 .and_then(|listener| fcntl(listener, FcntlArg::F_GETFL).ok());
             let blocking = flags.is_some_and(|flags| flags & OFlag::O_NONBLOCK.bits() == 0);
-            self.machine.accepts(call, by_server, blocking);
+            self.machine.on_accept(call, by_server, blocking);
         } else {
-            self.machine.looked(self.has_listener());
+            self.machine.on_listener_checked(self.has_listener());
             let its_address = match self.child.binds(&call, self.config.address) {
                 Err(error) if by_server => Err(Obstacle::Memory(error)),
                 Ok(true) if !by_server && self.machine.phase() == Phase::Starting => {
@@ -225,15 +236,16 @@ impl Supervisor {
                 named => Ok(by_server && named.unwrap_or(false)),
             };
             let its_address = its_address.unwrap_or_else(|obstacle| {
-                self.hinder(obstacle);
+                self.record_obstacle(obstacle);
                 false
             });
-            self.machine.binds(call, its_address);
+            self.machine.on_bind(call, its_address);
         }
         Ok(())
     }
 
-    /// Whether the server has the descriptor of its listener. True if /proc does not show descriptors.
+    /// True if the server has the descriptor of its listener, or if /proc does not show
+    /// descriptors.
     fn has_listener(&self) -> bool {
         let (Phase::Bound(number) | Phase::Listening(number)) = self.machine.phase() else {
             return false;
@@ -246,7 +258,8 @@ impl Supervisor {
         self.listener.as_ref().is_some_and(has)
     }
 
-    /// Whether a client was handed over, in [`crate::self_test()`]: the server accepted one, and `run` has ended without an error.
+    /// Result of [`crate::self_test()`]: Ok if the server accepted a client that was handed over,
+    /// and `run` ended without an error.
     pub(crate) fn outcome(self, status: ExitStatus) -> Result<(), Obstacle> {
         match (self.obstacle, self.machine.phase(), status.code()) {
             (Some(obstacle), ..) => Err(obstacle),
@@ -256,12 +269,12 @@ impl Supervisor {
     }
 
     /// Logs and keeps an obstacle.
-    fn hinder(&mut self, obstacle: Obstacle) {
+    fn record_obstacle(&mut self, obstacle: Obstacle) {
         tracing::warn!("the server accepts clients by itself: {obstacle}");
         self.obstacle = Some(obstacle);
     }
 
-    /// Forwards signals, and gives the server's status once it has ended.
+    /// Forwards signals. Returns the server's status once it has ended.
     fn receive_signals(&mut self) -> io::Result<Option<ExitStatus>> {
         while let Some(signal) = self.signals.read_signal()? {
             let is_repeated = !self.forwarded.insert(signal.ssi_signo) && self.config.once;
@@ -289,28 +302,29 @@ impl Supervisor {
             tracing::warn!(signal, %error, "cannot signal the server");
         }
         if signal == Signal::SIGTERM as i32 {
-            // A stopped server handles SIGTERM only then. As systemd does.
+            // A stopped server handles SIGTERM only after SIGCONT. systemd also sends both.
             let _ = send_signal(self.child.pid, Signal::SIGCONT as i32);
         }
-        self.machine.signalled();
+        self.machine.on_signal();
     }
 
     fn is_listening(&self) -> bool {
         matches!(self.machine.phase(), Phase::Listening(_))
     }
 
-    /// Those that cannot be taken (no descriptor is left) wait for the next event, whichever that is.
+    /// Accepts connections of shims. If no descriptor is left, the connections wait for the next
+    /// event of any kind.
     fn accept_shims(&mut self) {
         loop {
             match self.accept_shim() {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    break self.untaken = false;
+                    break self.accept_failed = false;
                 }
-                Err(_) if self.untaken => break,
+                Err(_) if self.accept_failed => break,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot take the connection of a shim");
-                    break self.untaken = true;
+                    tracing::warn!(%error, "cannot accept the connection of a shim");
+                    break self.accept_failed = true;
                 }
             }
         }
@@ -318,26 +332,27 @@ impl Supervisor {
 
     fn accept_shim(&mut self) -> io::Result<()> {
         let shim = seqpacket::accept(self.config.shims.as_fd())?;
-        self.last += 1;
-        self.watch(&shim, EpollFlags::EPOLLIN, self.last)?;
-        self.shims.insert(self.last, shim);
-        self.tell(
-            self.last,
+        self.latest_shim += 1;
+        self.watch(&shim, EpollFlags::EPOLLIN, self.latest_shim)?;
+        self.shims.insert(self.latest_shim, shim);
+        self.send(
+            self.latest_shim,
             &ToShim::Hello {
                 version: VERSION,
                 instance: self.config.instance.clone(),
             },
         );
         match self.machine.phase() {
-            Phase::Listening(_) => self.tell(self.last, &ToShim::Listening),
-            Phase::Closed => self.tell(self.last, &ToShim::Closed),
+            Phase::Listening(_) => self.send(self.latest_shim, &ToShim::Listening),
+            Phase::Closed => self.send(self.latest_shim, &ToShim::Closed),
             Phase::Starting | Phase::Bound(_) => {}
         }
         Ok(())
     }
 
-    /// Sends a message to a shim, if that is there. There is room: one that reads nothing does not send more clients.
-    fn tell(&self, shim: u64, message: &ToShim) {
+    /// Sends a message to a shim, if it is still connected. There is room: a shim that reads
+    /// nothing does not send more clients.
+    fn send(&self, shim: u64, message: &ToShim) {
         let Some(socket) = self.shims.get(&shim) else {
             return;
         };
@@ -346,8 +361,8 @@ impl Supervisor {
         let _ = sent.and_then(|message| seqpacket::transmit(socket.as_fd(), &message, &[]));
     }
 
-    fn tell_all(&self, message: &ToShim) {
-        self.shims.keys().for_each(|shim| self.tell(*shim, message));
+    fn send_all(&self, message: &ToShim) {
+        self.shims.keys().for_each(|shim| self.send(*shim, message));
     }
 
     fn read_shim(&mut self, number: u64) {
@@ -357,43 +372,44 @@ impl Supervisor {
         match read_message(shim) {
             Ok((FromShim::Client { seq }, Some(socket))) => {
                 match socket::check_connection(socket.as_fd()) {
-                    Ok(peer) => self.machine.came(Client {
+                    Ok(peer) => self.machine.on_client(Client {
                         socket,
                         peer,
                         from: Some((number, seq)),
                     }),
                     // The client has left.
                     Err(error) => {
-                        tracing::debug!(%error, "a client is given back");
-                        self.tell(number, &ToShim::Back { seq });
+                        tracing::debug!(%error, "a client was given back to the shim");
+                        self.send(number, &ToShim::Back { seq });
                     }
                 }
             }
             Ok((FromShim::Recall { seq }, _)) => self.machine.recall(number, seq),
             Ok(_) => {}
-            // The shim died with unread messages. Its own can still be read.
+            // The shim died with unread messages. Its own messages can still be read.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
             Err(error) => {
                 if error.kind() != io::ErrorKind::UnexpectedEof {
                     tracing::warn!(%error, "the connection of a shim is ended");
                     self.machine.discard(number);
                     self.carry_out();
-                    // What the shim is not told of, it has back.
-                    self.tell_of_taken();
+                    // The shim takes back every client without an acknowledgement.
+                    self.send_taken();
                 }
                 self.shims.remove(&number);
             }
         }
     }
 
-    /// Takes the clients that dialled the server's own address; no more than a shim may send, others wait in the accept queue.
+    /// Accepts the clients that dialled the server's own address. At most as many as a shim may
+    /// send; further clients wait in the accept queue.
     fn accept_own(&mut self) {
         let mut unparked = false;
         while self.is_listening()
             && !self.machine.is_full(None)
             && let Some(listener) = &self.listener
         {
-            // Checked: accept(2) would wait if the listener is blocking.
+            // The queue is checked first: accept(2) would wait if the listener is blocking.
             if socket::queue_length(listener.as_fd()).unwrap_or_default()
                 <= u32::from(self.parked.is_some())
             {
@@ -408,13 +424,13 @@ impl Supervisor {
                 {
                     (self.parked, unparked) = (None, true);
                 }
-                Ok((socket, peer)) => self.machine.came(Client {
+                Ok((socket, peer)) => self.machine.on_client(Client {
                     socket: socket.into(),
                     peer,
                     from: None,
                 }),
                 Err(error) => {
-                    tracing::warn!(%error, "cannot take a client of the server's own address");
+                    tracing::warn!(%error, "cannot accept a client of the server's own address");
                     break;
                 }
             }
@@ -428,7 +444,7 @@ impl Supervisor {
         let Some(listener) = &self.listener else {
             return;
         };
-        // Not so if somebody else has a duplicate of the listener, and has accepted it.
+        // False if somebody else has a duplicate of the listener and has accepted the connection.
         let is_there = |(end, _): &(TcpStream, _)| {
             socket::queue_length(listener.as_fd()).is_ok_and(|length| length > 0)
                 || end.peer_addr().is_err()
@@ -436,7 +452,7 @@ impl Supervisor {
         if !self.parked.as_ref().is_some_and(is_there) {
             let end = socket::connect(self.config.address, None);
             let parked = end.and_then(|end| end.local_addr().map(|address| (end, address)));
-            let warn = |error: &io::Error| tracing::warn!(%error, "cannot wake the server: it cannot be dialled");
+            let warn = |error: &io::Error| tracing::warn!(%error, "cannot wake the server: cannot connect to its address");
             self.parked = parked.inspect_err(warn).ok();
         }
     }
@@ -449,12 +465,12 @@ impl Supervisor {
                 Action::Swap(call) => match self.swap(&call) {
                     Ok(()) => self.answer(call, Answer::Value(0)),
                     Err(obstacle) => {
-                        self.hinder(obstacle);
+                        self.record_obstacle(obstacle);
                         self.answer(call, Answer::Continue);
                     }
                 },
                 Action::Listening => {
-                    self.tell_all(&ToShim::Listening);
+                    self.send_all(&ToShim::Listening);
                     self.accept_own();
                 }
                 Action::HandOver(call, client) => {
@@ -462,19 +478,19 @@ impl Supervisor {
                         .child
                         .hand_over(&call, client.socket.as_fd(), client.peer);
                     if let Err(error) = &how {
-                        tracing::debug!(peer = %client.peer, %error, "the server does not take a client now");
+                        tracing::debug!(peer = %client.peer, %error, "the server did not accept a client");
                     }
-                    self.machine.handed(call, client, &how);
+                    self.machine.on_handed_over(call, client, &how);
                 }
                 Action::Taken(Client {
                     from: Some((shim, seq)),
                     ..
-                }) => self.taken(shim, seq),
+                }) => self.record_taken(shim, seq),
                 Action::Back(Client {
                     from: Some((shim, seq)),
                     ..
-                }) => self.tell(shim, &ToShim::Back { seq }),
-                // Another client of the server's own address may be taken.
+                }) => self.send(shim, &ToShim::Back { seq }),
+                // Another client of the server's own address may be accepted.
                 Action::Taken(_) | Action::Back(_) => self.accept_own(),
                 Action::Ring => {
                     self.park();
@@ -482,9 +498,9 @@ impl Supervisor {
                         .as_ref()
                         .inspect(|listener| socket::wake_pollers(listener.as_fd()));
                 }
-                Action::Look => self.machine.looked(self.has_listener()),
+                Action::Look => self.machine.on_listener_checked(self.has_listener()),
                 Action::Close => {
-                    self.tell_all(&ToShim::Closed);
+                    self.send_all(&ToShim::Closed);
                     (self.listener, self.parked) = (None, None);
                 }
             }
@@ -492,11 +508,11 @@ impl Supervisor {
     }
 
     fn answer(&self, call: Notification, answer: Answer) {
-        // An error means that the call waits no more.
+        // An error means that the call no longer waits.
         let _ = self.child.answer(call.id, answer);
     }
 
-    /// Replaces the socket that the server binds by a new one, which the supervisor holds too.
+    /// Replaces the socket that the server binds by a new socket, which the supervisor holds, too.
     fn swap(&mut self, bind: &Notification) -> Result<(), Obstacle> {
         let nonblocking = self
             .child
@@ -512,28 +528,28 @@ impl Supervisor {
             .replace(bind, listener.as_fd())
             .map_err(Obstacle::Descriptor)?;
         self.listener = Some(listener);
-        self.machine.bound(bind.socket);
+        self.machine.on_bound(bind.socket);
         Ok(())
     }
 
-    fn taken(&mut self, shim: u64, seq: u64) {
-        self.told.get_or_insert(self.began.elapsed() + LATER);
+    fn record_taken(&mut self, shim: u64, seq: u64) {
+        self.taken_due.get_or_insert(self.began.elapsed() + LATER);
         let seqs = self.taken.entry(shim).or_default();
         seqs.push(seq);
         if seqs.len() == TOGETHER {
-            self.tell_of_taken();
+            self.send_taken();
         }
     }
 
-    fn tell_of_taken(&mut self) {
-        self.told = None;
+    fn send_taken(&mut self) {
+        self.taken_due = None;
         for (shim, seqs) in std::mem::take(&mut self.taken) {
-            self.tell(shim, &ToShim::Taken { seqs });
+            self.send(shim, &ToShim::Taken { seqs });
         }
     }
 }
 
-/// The next message of a shim; with the client's socket, if it is a client.
+/// Reads the next message of a shim, with the client's socket if the message is a client.
 fn read_message(shim: &OwnedFd) -> io::Result<(FromShim, Option<OwnedFd>)> {
     let mut buffer = [0; 1024];
     let received = seqpacket::receive(shim.as_fd(), &mut buffer)?;
@@ -546,7 +562,7 @@ fn read_message(shim: &OwnedFd) -> io::Result<(FromShim, Option<OwnedFd>)> {
     };
     let several = |all: Vec<_>| {
         io::Error::other(format!(
-            "{} descriptors came with a client, not one",
+            "{} descriptors came with a client, expected one",
             all.len()
         ))
     };

@@ -1,14 +1,18 @@
-//! The parent of an instance (`berth exec` with `--pass inject`). A shim sends it the sockets of clients, and each becomes the result of
-//! the instance's accept(2): no byte is relayed, the instance sees its clients' addresses, and connections outlive the shim.
+//! The parent of an instance (`berth exec` with `--pass inject`). A shim sends clients' sockets to
+//! the supervisor, and the instance's accept(2) returns them. No byte is relayed, the instance sees
+//! its clients' addresses, and connections outlive the shim.
 //!
-//! It needs no privilege: the kernel lets a parent answer system calls of its child (seccomp_unotify(2), `berth_os::seccomp`). When
-//! the instance binds its address, the supervisor replaces the instance's socket by one that both hold. So the supervisor can wake the
-//! instance, and also takes the clients that dial the instance's own address. The instance ends with the supervisor.
+//! The supervisor needs no privilege: the kernel lets a parent answer system calls of its child
+//! (seccomp_unotify(2), `berth_os::seccomp`). When the instance binds its address, the supervisor
+//! replaces the instance's socket by a socket that both processes hold. So the supervisor can wake
+//! the instance, and also gets the clients that dial the instance's own address. The instance ends
+//! with the supervisor.
 //!
-//! A server waits for its listener by a blocking accept(2) or by an edge-triggered epoll(7), as Go's does: to a level-triggered one the
-//! listener would always seem readable.
+//! A server waits for its listener with a blocking accept(2) or an edge-triggered epoll(7), as Go
+//! does: to a level-triggered epoll(7) the listener would always seem readable.
 //!
-//! `machine.rs` decides, `drive.rs` does; [`self_test`] finds out whether that works here.
+//! `machine.rs` decides, `drive.rs` acts; [`self_test()`] finds out whether sockets can be handed
+//! over on this machine.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,9 @@
-//! Kernels and policies that hinder a supervisor.
+//! Kernels and policies that keep a supervisor from working.
 
 use nix::errno::Errno;
 use std::io;
 
-/// Why clients cannot be handed over here, and what to do about it.
+/// Reason why clients cannot be handed over on this machine, and the fix.
 #[derive(Debug, thiserror::Error)]
 pub enum Obstacle {
     #[error(
@@ -11,11 +11,11 @@ pub enum Obstacle {
     )]
     NoNotification,
     #[error(
-        "the kernel refuses the filter: it is older than Linux 5.19, or that of a sandbox such as gVisor: use another kernel, or --pass relay"
+        "the kernel refuses the filter: it is older than Linux 5.19, or a sandbox such as gVisor: use another kernel, or --pass relay"
     )]
     OldKernel,
     #[error(
-        "another process listens to this container's system calls already: take the listener out of its seccomp profile (listenerPath), \
+        "another process listens to this container's system calls: take the listener out of its seccomp profile (listenerPath), \
          or use --pass relay"
     )]
     AnotherListener,
@@ -37,11 +37,11 @@ pub enum Obstacle {
     )]
     Descriptor(io::Error),
     #[error(
-        "a process that the server started binds the address, and sockets can be given to the server alone: start kube-apiserver itself, or in a \
-         script by exec, or use --pass relay"
+        "a process that the server started binds the address, and only the server itself can get sockets: start kube-apiserver directly, or in a \
+         script with exec, or use --pass relay"
     )]
     Descendant,
-    #[error("a step of the handover failed ({0}): if that stays so, use --pass relay")]
+    #[error("a step of the handover failed ({0}): if the error persists, use --pass relay")]
     Other(io::Error),
 }
 
@@ -52,14 +52,14 @@ impl From<io::Error> for Obstacle {
 }
 
 impl Obstacle {
-    /// Of an error of [`berth_os::seccomp::start`].
+    /// The obstacle for an error of [`berth_os::seccomp::start`].
     pub(crate) fn at_start(error: io::Error) -> Self {
         match error.raw_os_error().map(Errno::from_raw) {
             Some(Errno::ENOSYS) => Self::NoNotification,
             Some(Errno::EINVAL) => Self::OldKernel,
             Some(Errno::EBUSY) => Self::AnotherListener,
             Some(Errno::EPERM | Errno::EACCES) => Self::Forbidden(error),
-            // The child was killed, as filters of systemd do.
+            // The child was killed, as systemd's filters do.
             None if error.kind() == io::ErrorKind::UnexpectedEof => Self::Forbidden(error),
             _ => Self::Other(error),
         }
@@ -70,7 +70,7 @@ impl Obstacle {
 mod tests {
     use super::*;
 
-    /// Where doctor splits a message, too.
+    /// Doctor splits messages at the same place.
     #[test]
     fn each_error_of_the_kernel_names_what_to_do() {
         for (number, start, fix) in [
@@ -97,7 +97,7 @@ mod tests {
             (
                 Errno::ENOMEM,
                 "a step of the handover failed (",
-                "if that stays so, use --pass relay",
+                "if the error persists, use --pass relay",
             ),
         ] {
             let message = Obstacle::at_start(number.into()).to_string();

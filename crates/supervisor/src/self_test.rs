@@ -1,4 +1,4 @@
-//! Finds out whether clients can be handed over here.
+//! The self-test, which finds out whether clients can be handed over on this machine.
 
 use crate::drive::{Config, Supervisor};
 use crate::obstacle::Obstacle;
@@ -10,9 +10,9 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 
-/// Hands a client over once, to a child of this process.
+/// Hands over a client once, to a child of this process.
 ///
-/// To be called by a process with one thread and no other child.
+/// The process must have a single thread and no other child.
 ///
 /// # Errors
 /// See [`Obstacle`].
@@ -24,7 +24,7 @@ pub fn self_test() -> Result<(), Obstacle> {
 }
 
 fn supervise() -> Result<(), Obstacle> {
-    // Shims do not connect.
+    // No shim connects.
     let (shims, _other_end) = UnixStream::pair()?;
     let instance = InstanceId::parse("self-test").map_err(io::Error::other)?;
     let config = Config {
@@ -39,7 +39,7 @@ fn supervise() -> Result<(), Obstacle> {
     supervisor.outcome(status)
 }
 
-/// The server dials its own listener.
+/// The server, which dials its own listener.
 fn serve() -> io::Error {
     // Ends a hang.
     alarm::set(5);

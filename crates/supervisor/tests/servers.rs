@@ -1,6 +1,7 @@
-//! Servers under a supervisor, with this process as their shim: see `CASES`.
+//! Tests of servers under a supervisor, with this process as their shim: see `CASES`.
 //!
-//! Without a harness that has threads, since a supervisor forks: this program is the supervisor, too, and the servers.
+//! The tests use no harness with threads, since a supervisor forks. This program is also the
+//! supervisor and the servers.
 
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
@@ -24,19 +25,20 @@ use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// What only a hang reaches.
+/// Time limit that only a hang reaches.
 const HANG: Duration = Duration::from_secs(120);
 
 const INSTANCE: &str = "a";
 
-/// Servers: one whose accept(2) blocks, and one that waits with an edge-triggered epoll(7), as Go's does.
+/// Kinds of servers: one blocks in accept(2), the other waits with an edge-triggered epoll(7), as
+/// Go does.
 const KINDS: [&str; 2] = ["blocking", "edge"];
 
 type Case = (&'static str, fn(&'static str) -> Result<(), Failed>);
 
 const CASES: [Case; 14] = [
     (
-        "no_client_is_lost_and_each_is_known_by_its_address",
+        "no_client_is_lost_and_the_server_knows_each_address",
         no_client_is_lost,
     ),
     (
@@ -44,8 +46,8 @@ const CASES: [Case; 14] = [
         own_clients_are_served,
     ),
     (
-        "other_listeners_of_the_server_and_its_children_are_theirs",
-        other_listeners_are_theirs,
+        "other_listeners_of_the_server_and_its_children_are_left_alone",
+        other_listeners_are_left_alone,
     ),
     (
         "clients_of_a_shim_that_died_are_served",
@@ -56,16 +58,19 @@ const CASES: [Case; 14] = [
         garbage_ends_a_connection,
     ),
     (
-        "of_each_shim_so_many_clients_wait_and_no_more",
-        floods_come_back,
+        "a_bounded_number_of_clients_waits_for_each_shim",
+        a_flood_comes_back,
     ),
     (
-        "of_the_servers_own_clients_others_wait_in_the_kernel",
-        own_clients_are_bounded,
+        "further_clients_of_the_servers_own_address_wait_in_the_kernel",
+        further_own_clients_wait,
     ),
-    ("a_shim_may_be_served_after_another", another_shim_comes),
     (
-        "a_shim_that_comes_while_no_descriptor_is_left_is_served_later",
+        "several_shims_are_served_one_after_another",
+        another_shim_comes,
+    ),
+    (
+        "a_shim_that_connects_while_no_descriptor_is_left_is_served_later",
         a_shim_waits_for_a_descriptor,
     ),
     ("orphans_are_reaped", orphans_are_reaped),
@@ -82,8 +87,8 @@ const CASES: [Case; 14] = [
         a_missing_program_is_an_error,
     ),
     (
-        "another_supervisor_is_in_the_way",
-        another_supervisor_is_in_the_way,
+        "a_second_supervisor_is_refused",
+        a_second_supervisor_is_refused,
     ),
 ];
 
@@ -102,7 +107,7 @@ fn main() -> ExitCode {
             }
         },
         _ => {
-            let obstacle = own("--self-test").output().unwrap();
+            let obstacle = this_program("--self-test").output().unwrap();
             let why = String::from_utf8(obstacle.stdout).unwrap();
             let trials = CASES
                 .into_iter()
@@ -115,10 +120,10 @@ fn main() -> ExitCode {
                     clients_come_back,
                 ),
                 trial(
-                    "a_bell_rings_when_another_holder_took_the_connection_for_it",
+                    "a_bell_rings_after_another_holder_accepted_the_parked_connection",
                     "edge",
                     &why,
-                    bells_are_mended,
+                    bells_are_repaired,
                 ),
                 trial(
                     "a_listener_that_is_shut_down_ends_the_wait_for_clients",
@@ -146,7 +151,7 @@ fn trial(
     })
 }
 
-fn own(role: &str) -> Command {
+fn this_program(role: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.arg(role);
     command
@@ -187,7 +192,7 @@ fn supervise(directory: &str, address: &str, command: &[&str]) -> ExitCode {
     }
 }
 
-/// Tells each client its address, then answers its lines.
+/// A server that sends each client its address, then answers the client's lines.
 fn serve(kind: &str, address: SocketAddr) -> ExitCode {
     let listener = TcpListener::bind(address).unwrap();
     if kind == "child" {
@@ -209,7 +214,7 @@ fn serve(kind: &str, address: SocketAddr) -> ExitCode {
             }
         }
     }
-    // As Go: a call, and only then a wait.
+    // Like Go: first a call, then a wait.
     listener.set_nonblocking(true).unwrap();
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
     epoll
@@ -250,7 +255,7 @@ fn serve(kind: &str, address: SocketAddr) -> ExitCode {
 /// Another descriptor of the listener, until it is used.
 static DUPLICATE: Mutex<Option<TcpListener>> = Mutex::new(None);
 
-/// What is kept until a client says so.
+/// Standard input of a process that lives until a client says `end`.
 static KEPT: Mutex<Option<ChildStdin>> = Mutex::new(None);
 
 fn talk(client: TcpStream, peer: SocketAddr, close: Option<UnixStream>) {
@@ -286,11 +291,12 @@ fn talk(client: TcpStream, peer: SocketAddr, close: Option<UnixStream>) {
                     let (client, peer) = other.accept().unwrap();
                     talk(client, peer, None);
                 }
-                // Its listener has the number that the server's has, as each is the first descriptor that was opened.
+                // The child's listener has the same descriptor number as the server's, because each
+                // is the first descriptor that its process opened.
                 "child" => {
-                    let mut child = own("--serve");
+                    let mut child = this_program("--serve");
                     child.args(["child", "127.0.0.1:0"]).stdout(Stdio::piped());
-                    // With this thread, so with the client.
+                    // The child dies with this thread, and so with the client.
                     die_with_parent(&mut child, Signal::SIGKILL);
                     let mut child = child.spawn().unwrap();
                     let says = child.stdout.take().unwrap();
@@ -299,7 +305,7 @@ fn talk(client: TcpStream, peer: SocketAddr, close: Option<UnixStream>) {
                     BufReader::new(says).read_line(&mut address).unwrap();
                     let _ = say(address.trim());
                 }
-                // A process whose parent has ended.
+                // Starts a process and ends its parent.
                 "orphan" => {
                     let mut shell = Command::new("sh")
                         .args(["-c", "exec 3<&0; cat <&3 &"])
@@ -319,7 +325,7 @@ fn talk(client: TcpStream, peer: SocketAddr, close: Option<UnixStream>) {
 
 // The shim.
 
-/// A supervisor's process and its server, with a directory of their own.
+/// A supervisor's process and its server, with a temporary directory.
 struct Started {
     address: SocketAddr,
     supervisor: Child,
@@ -336,7 +342,7 @@ impl Drop for Started {
 
 impl Started {
     fn new(kind: &str) -> Self {
-        // An address that no other test has.
+        // An address that no other test uses.
         let [b, c, ..] = getrandom::u32().unwrap().to_ne_bytes();
         let free = TcpListener::bind(SocketAddr::from(([127, b | 1, c, 1], 0))).unwrap();
         let address = free.local_addr().unwrap();
@@ -355,10 +361,10 @@ impl Started {
     }
 
     /// # Errors
-    /// What the supervisor prints instead of the server's process.
+    /// The supervisor's output, if it is not the server's process ID.
     fn with(address: SocketAddr, command: &[&str]) -> Result<Self, String> {
         let directory = tempfile::tempdir().unwrap();
-        let mut supervisor = own("--supervise");
+        let mut supervisor = this_program("--supervise");
         supervisor
             .arg(directory.path())
             .arg(address.to_string())
@@ -406,7 +412,7 @@ impl Started {
         send_signal(self.pid(), signal as i32).unwrap();
     }
 
-    /// Waits until the supervisor has this number of children.
+    /// Waits until the supervisor has `count` children.
     fn await_children(&self, count: usize) {
         let (path, end) = (
             format!("/proc/{0}/task/{0}/children", self.pid()),
@@ -430,7 +436,7 @@ struct Shim {
 }
 
 impl Shim {
-    /// The next message; `None` at the end.
+    /// Receives the next message. Returns `None` at the end.
     fn receive(&mut self) -> Option<ToShim> {
         let mut buffer = [0; 1024];
         let mut waits = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
@@ -440,7 +446,8 @@ impl Shim {
             "the supervisor hangs"
         );
         let received = match seqpacket::receive(self.socket.as_fd(), &mut buffer) {
-            // The supervisor ended before it read all. Its earlier messages can still be read.
+            // The supervisor ended without reading everything. Its earlier messages can still be
+            // read.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return self.receive(),
             received => received.unwrap(),
         };
@@ -454,15 +461,16 @@ impl Shim {
         seqpacket::transmit(self.socket.as_fd(), &message, &[accepted.as_fd()]).unwrap();
     }
 
-    /// Sends a client, and keeps nothing of it.
+    /// Sends a client, and closes the shim's end.
     fn send_client(&mut self, public: &Public) -> Client {
         let (client, accepted) = public.connect();
         self.send(&accepted);
         client
     }
 
-    /// The outcomes of the clients that were sent last, in any order.
-    fn acknowledged(&mut self, count: u64, taken: bool) {
+    /// Receives the outcomes of the last `count` clients, in any order, and asserts that all are
+    /// `Taken` or all are `Back`.
+    fn expect_outcomes(&mut self, count: u64, taken: bool) {
         let mut numbers = Vec::new();
         while (numbers.len() as u64) < count {
             match self.receive() {
@@ -486,13 +494,13 @@ impl Public {
         Self(TcpListener::bind("127.0.0.1:0").unwrap())
     }
 
-    /// Both ends of a new connection.
+    /// Returns both ends of a new connection.
     fn connect(&self) -> (Client, TcpStream) {
         let client = TcpStream::connect(self.0.local_addr().unwrap()).unwrap();
         client.set_read_timeout(Some(HANG)).unwrap();
         let (accepted, peer) = self.0.accept().unwrap();
         assert_eq!(peer, client.local_addr().unwrap());
-        // As a shim has it.
+        // A shim's sockets are non-blocking.
         accepted.set_nonblocking(true).unwrap();
         (Client(client), accepted)
     }
@@ -502,7 +510,7 @@ impl Public {
 struct Client(TcpStream);
 
 impl Client {
-    /// Says something; the answer.
+    /// Sends a line, and returns the answer.
     fn ask(&self, line: &str) -> String {
         (&self.0).write_all(format!("{line}\n").as_bytes()).unwrap();
         self.line()
@@ -510,7 +518,7 @@ impl Client {
 
     fn line(&self) -> String {
         let mut line = Vec::new();
-        // No byte more, since there is no buffer that stays.
+        // Byte by byte, because there is no buffer that outlives the call.
         while line.last() != Some(&b'\n') {
             let mut byte = [0];
             assert_eq!(
@@ -523,8 +531,8 @@ impl Client {
         String::from_utf8(line).unwrap().trim().to_owned()
     }
 
-    /// The server knows its address, and answers.
-    fn is_served(&self) {
+    /// Asserts that the server knows the client's address, and answers.
+    fn expect_served(&self) {
         assert_eq!(self.line(), self.0.local_addr().unwrap().to_string());
         assert_eq!(self.ask("ping"), "ping");
     }
@@ -532,7 +540,7 @@ impl Client {
 
 // The cases.
 
-/// 1,000 clients, in groups; processes are stopped while some come.
+/// Sends 1,000 clients in groups, and stops processes while some of them come.
 fn no_client_is_lost(kind: &'static str) -> Result<(), Failed> {
     let started = Started::new(kind);
     let (mut shim, public) = (started.shim(), Public::new());
@@ -544,25 +552,25 @@ fn no_client_is_lost(kind: &'static str) -> Result<(), Failed> {
         let clients: Vec<_> = (0..50).map(|_| shim.send_client(&public)).collect();
         send(Signal::SIGCONT)?;
         if group % 4 == 3 {
-            // While they are handed over.
+            // Stop and continue processes while clients are handed over.
             for pid in [started.server, started.pid()].into_iter().cycle().take(20) {
                 send_signal(pid, Signal::SIGSTOP as i32)?;
                 send_signal(pid, Signal::SIGCONT as i32)?;
             }
         }
-        shim.acknowledged(50, true);
-        clients.iter().for_each(Client::is_served);
+        shim.expect_outcomes(50, true);
+        clients.iter().for_each(Client::expect_served);
         old.push_back(clients);
         if old.len() > 5 {
             old.pop_front();
         }
     }
-    // Clients of IPv6, too, where the machine has that.
+    // An IPv6 client, too, if the machine has IPv6.
     match TcpListener::bind("[::1]:0") {
         Ok(six) => {
             let client = shim.send_client(&Public(six));
-            shim.acknowledged(1, true);
-            client.is_served();
+            shim.expect_outcomes(1, true);
+            client.expect_served();
         }
         Err(error) => eprintln!("left out: this machine has no [::1]: {error}"),
     }
@@ -580,26 +588,29 @@ fn own_clients_are_served(kind: &'static str) -> Result<(), Failed> {
             .map(|_| Client(TcpStream::connect(started.address).unwrap()))
             .collect();
         let passed = shim.send_client(&public);
-        clients.iter().chain([&passed]).for_each(Client::is_served);
-        shim.acknowledged(1, true);
+        clients
+            .iter()
+            .chain([&passed])
+            .for_each(Client::expect_served);
+        shim.expect_outcomes(1, true);
     }
     Ok(())
 }
 
-fn other_listeners_are_theirs(kind: &'static str) -> Result<(), Failed> {
+fn other_listeners_are_left_alone(kind: &'static str) -> Result<(), Failed> {
     let started = Started::new(kind);
     let client = started.shim().send_client(&Public::new());
-    client.is_served();
+    client.expect_served();
     let other: SocketAddr = client.ask("other").parse()?;
-    Client(TcpStream::connect(other)?).is_served();
+    Client(TcpStream::connect(other)?).expect_served();
     assert_eq!(client.line(), "other");
     let other: SocketAddr = client.ask("child").parse()?;
     assert_eq!(client.line(), "child");
-    Client(TcpStream::connect(other)?).is_served();
+    Client(TcpStream::connect(other)?).expect_served();
     Ok(())
 }
 
-/// The supervisor has read their messages when the shim dies, or has not.
+/// Kills a shim once after the supervisor has read its messages, and once before.
 fn clients_of_a_dead_shim_are_served(kind: &'static str) -> Result<(), Failed> {
     let started = Started::new(kind);
     for stopped in [started.server, started.pid()] {
@@ -610,7 +621,7 @@ fn clients_of_a_dead_shim_are_served(kind: &'static str) -> Result<(), Failed> {
             .collect();
         drop(shim);
         send_signal(stopped, Signal::SIGCONT as i32)?;
-        clients.iter().for_each(Client::is_served);
+        clients.iter().for_each(Client::expect_served);
     }
     Ok(())
 }
@@ -620,14 +631,14 @@ fn garbage_ends_a_connection(kind: &'static str) -> Result<(), Failed> {
     let (mut shim, mut other) = (started.shim(), started.shim());
     let public = Public::new();
     send_signal(started.server, Signal::SIGSTOP as i32)?;
-    // What a later version may send is passed over.
+    // A later version's message is ignored.
     seqpacket::transmit(shim.socket.as_fd(), br#"{"message":"later"}"#, &[])?;
     seqpacket::transmit(shim.socket.as_fd(), b"garbage", &[])?;
     assert_eq!(shim.receive(), None);
     let mut shim = started.shim();
     let clients: Vec<_> = (0..2).map(|_| shim.send_client(&public)).collect();
     seqpacket::transmit(shim.socket.as_fd(), b"garbage", &[])?;
-    // A call that waits for a client returns in a process that is stopped, too.
+    // A call that waits for a client returns even if the process is stopped.
     let told: Vec<_> = iter::from_fn(|| shim.receive()).collect();
     let first = if kind == "blocking" {
         ToShim::Taken { seqs: vec![1] }
@@ -643,70 +654,73 @@ fn garbage_ends_a_connection(kind: &'static str) -> Result<(), Failed> {
     let mut shim = started.shim();
     seqpacket::transmit(shim.socket.as_fd(), &without, &[])?;
     assert_eq!(shim.receive(), None);
-    // A client that has left is nobody's, and has no address.
+    // A client that has left has no address, and goes back to the shim.
     let (left, accepted) = public.connect();
     socket::reset_on_close(&left.0);
     drop(left);
     other.send(&accepted);
-    other.acknowledged(1, false);
+    other.expect_outcomes(1, false);
     let client = other.send_client(&public);
     send_signal(started.server, Signal::SIGCONT as i32)?;
-    other.acknowledged(1, true);
-    client.is_served();
+    other.expect_outcomes(1, true);
+    client.expect_served();
     Ok(())
 }
 
-fn floods_come_back(kind: &'static str) -> Result<(), Failed> {
+fn a_flood_comes_back(kind: &'static str) -> Result<(), Failed> {
     let started = Started::new(kind);
     let (mut shim, mut other, public) = (started.shim(), started.shim(), Public::new());
     send_signal(started.server, Signal::SIGSTOP as i32)?;
-    // A call that waits for a client returns in a process that is stopped, too.
+    // A call that waits for a client returns even if the process is stopped.
     let at_once = u64::from(kind == "blocking");
     let mut clients = Vec::new();
     for _ in 0..at_once {
         clients.push(shim.send_client(&public));
-        shim.acknowledged(1, true);
+        shim.expect_outcomes(1, true);
     }
     clients.extend((0..UNACKNOWLEDGED).map(|_| shim.send_client(&public)));
     drop(shim.send_client(&public));
-    shim.acknowledged(1, false);
+    shim.expect_outcomes(1, false);
     let others = other.send_client(&public);
     send_signal(started.server, Signal::SIGCONT as i32)?;
-    other.acknowledged(1, true);
-    clients.iter().chain([&others]).for_each(Client::is_served);
+    other.expect_outcomes(1, true);
+    clients
+        .iter()
+        .chain([&others])
+        .for_each(Client::expect_served);
     Ok(())
 }
 
-fn own_clients_are_bounded(kind: &'static str) -> Result<(), Failed> {
+fn further_own_clients_wait(kind: &'static str) -> Result<(), Failed> {
     let started = Started::new(kind);
     drop(started.shim());
     send_signal(started.server, Signal::SIGSTOP as i32)?;
-    // Fewer than the queue of the listener has room for.
+    // Fewer clients than fit into the listener's queue.
     let clients: Vec<_> = (0..150)
         .map(|_| Client(TcpStream::connect(started.address).unwrap()))
         .collect();
-    // The supervisor sees them before it says something to another shim.
+    // The supervisor sees these clients before it sends a message to another shim.
     for _ in 0..3 {
         drop(started.shim());
     }
     let open = std::fs::read_dir(format!("/proc/{}/fd", started.pid()))?.count();
     assert!(open < UNACKNOWLEDGED + 30, "{open}");
     send_signal(started.server, Signal::SIGCONT as i32)?;
-    clients.iter().for_each(Client::is_served);
+    clients.iter().for_each(Client::expect_served);
     Ok(())
 }
 
-fn bells_are_mended(kind: &'static str) -> Result<(), Failed> {
+fn bells_are_repaired(kind: &'static str) -> Result<(), Failed> {
     let started = Started::new(kind);
     let (mut shim, public) = (started.shim(), Public::new());
     let first = shim.send_client(&public);
-    first.is_served();
+    first.expect_served();
     first.0.set_read_timeout(Some(HANG))?;
     assert_eq!(first.ask("steal"), "true");
     assert_eq!(first.line(), "steal");
     let second = shim.send_client(&public);
-    second.is_served();
-    shim.acknowledged(2, true);
+    second.expect_served();
+    shim.expect_outcomes(2, true);
     Ok(())
 }
 
@@ -714,8 +728,8 @@ fn a_wait_ends(kind: &'static str) -> Result<(), Failed> {
     let mut started = Started::new(kind);
     let mut shim = started.shim();
     let client = shim.send_client(&Public::new());
-    client.is_served();
-    shim.acknowledged(1, true);
+    client.expect_served();
+    shim.expect_outcomes(1, true);
     let server = HeldProcess::of(started.server)?;
     (&client.0).write_all(b"shutdown\n")?;
     assert!(server.ends_within(HANG)?);
@@ -729,9 +743,9 @@ fn another_shim_comes(kind: &'static str) -> Result<(), Failed> {
     for _ in 0..3 {
         let (mut first, mut second) = (started.shim(), started.shim());
         let clients = [first.send_client(&public), second.send_client(&public)];
-        clients.iter().for_each(Client::is_served);
-        first.acknowledged(1, true);
-        second.acknowledged(1, true);
+        clients.iter().for_each(Client::expect_served);
+        first.expect_outcomes(1, true);
+        second.expect_outcomes(1, true);
     }
     Ok(())
 }
@@ -740,24 +754,24 @@ fn clients_come_back(kind: &'static str) -> Result<(), Failed> {
     let mut started = Started::new(kind);
     let (mut shim, public) = (started.shim(), Public::new());
     let first = shim.send_client(&public);
-    first.is_served();
-    shim.acknowledged(1, true);
+    first.expect_served();
+    shim.expect_outcomes(1, true);
     assert_eq!(first.ask("close"), "close");
     let kept: Vec<_> = (0..UNACKNOWLEDGED).map(|_| public.connect()).collect();
     for (_, accepted) in &kept {
         shim.send(accepted);
     }
     assert_eq!(shim.receive(), Some(ToShim::Closed));
-    shim.acknowledged(UNACKNOWLEDGED as u64, false);
+    shim.expect_outcomes(UNACKNOWLEDGED as u64, false);
     for (client, accepted) in &kept {
         accepted.set_nonblocking(false)?;
         (&*accepted).write_all(b"from the shim\n")?;
         assert_eq!(client.line(), "from the shim");
     }
-    // The port is free, and what is open stays so.
+    // The port is free, and open connections stay open.
     assert!(TcpStream::connect(started.address).is_err());
     assert_eq!(first.ask("ping"), "ping");
-    // The supervisor tells a shim that comes later, too.
+    // A shim that connects later also gets the message.
     let socket = seqpacket::dial(&started.directory.path().join("a.accept"))?;
     let mut late = Shim { socket, sent: 0 };
     late.receive();
@@ -770,7 +784,7 @@ fn clients_come_back(kind: &'static str) -> Result<(), Failed> {
 fn a_shim_waits_for_a_descriptor(kind: &'static str) -> Result<(), Failed> {
     let started = Started::new(kind);
     let client = started.shim().send_client(&Public::new());
-    client.is_served();
+    client.expect_served();
     let limit = |soft: &str| {
         let pid = started.pid().to_string();
         let set = Command::new("prlimit")
@@ -784,12 +798,12 @@ fn a_shim_waits_for_a_descriptor(kind: &'static str) -> Result<(), Failed> {
         Shim { socket, sent: 0 },
         InstanceId::parse(INSTANCE).unwrap(),
     );
-    // Its bind comes to the supervisor after the shim has.
+    // The server's bind reaches the supervisor after the shim's connection.
     client.ask("other");
     let mut ready = [PollFd::new(shim.socket.as_fd(), PollFlags::POLLIN)];
     assert_eq!(poll(&mut ready, PollTimeout::ZERO)?, 0);
     limit("1024");
-    // Whatever comes next.
+    // Any event makes the supervisor try again.
     let _own = TcpStream::connect(started.address)?;
     assert_eq!(
         shim.receive(),
@@ -804,7 +818,7 @@ fn a_shim_waits_for_a_descriptor(kind: &'static str) -> Result<(), Failed> {
 fn orphans_are_reaped(kind: &'static str) -> Result<(), Failed> {
     let started = Started::new(kind);
     let client = started.shim().send_client(&Public::new());
-    client.is_served();
+    client.expect_served();
     assert_eq!(client.ask("orphan"), "orphan");
     started.await_children(2);
     assert_eq!(client.ask("end"), "end");
@@ -813,7 +827,7 @@ fn orphans_are_reaped(kind: &'static str) -> Result<(), Failed> {
 }
 
 fn signals_are_passed_on(kind: &'static str) -> Result<(), Failed> {
-    // With a real-time one, and one that kills.
+    // Including a real-time signal, and signals that kill.
     for signal in [Signal::SIGTERM as i32, Signal::SIGHUP as i32, 37] {
         let mut started = Started::new(kind);
         send_signal(started.pid(), signal)?;
@@ -827,7 +841,8 @@ fn signals_are_passed_on(kind: &'static str) -> Result<(), Failed> {
         shim.send(accepted);
     }
     send_signal(started.server, Signal::SIGKILL as i32)?;
-    // A call that waits returns in a process that is stopped, too. With the end of the connection, the others are the shim's again.
+    // A call that waits returns even if the process is stopped. When the connection ends, the
+    // remaining clients belong to the shim again.
     while let Some(message) = shim.receive() {
         let known = matches!(message, ToShim::Closed | ToShim::Back { .. });
         assert!(
@@ -838,7 +853,7 @@ fn signals_are_passed_on(kind: &'static str) -> Result<(), Failed> {
     assert_eq!(started.status(), 128 + 9);
     let mut started = Started::new(kind);
     let client = started.shim().send_client(&Public::new());
-    client.is_served();
+    client.expect_served();
     (&client.0).write_all(b"exit\n")?;
     assert_eq!(started.status(), 7);
     Ok(())
@@ -860,9 +875,9 @@ fn a_missing_program_is_an_error(_: &'static str) -> Result<(), Failed> {
     Ok(())
 }
 
-fn another_supervisor_is_in_the_way(_: &'static str) -> Result<(), Failed> {
+fn a_second_supervisor_is_refused(_: &'static str) -> Result<(), Failed> {
     let directory = tempfile::tempdir()?;
-    let mut supervisor = own("--supervise");
+    let mut supervisor = this_program("--supervise");
     supervisor
         .arg(directory.path())
         .arg("127.3.9.2:6443")

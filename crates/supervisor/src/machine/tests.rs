@@ -1,6 +1,8 @@
-//! A server, its kernel and two shims in a box: any order of calls, clients, bells, failures, signals and ends.
+//! A model of a server, its kernel and two shims: any order of calls, clients, bells, failures,
+//! signals and ends.
 //!
-//! A client cannot be copied, so that none is handed over twice: what is left to show is that none is dropped.
+//! A client cannot be copied, so no client is handed over twice. The tests show that no client is
+//! dropped.
 
 mod states;
 
@@ -9,7 +11,7 @@ use berth_os::seccomp::Call;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// A client by its number.
+/// A client, with its number as its socket.
 type Client = super::Client<u64>;
 
 fn client(number: u64, shim: Option<Shim>) -> Client {
@@ -57,7 +59,7 @@ enum Event {
     Discard(Shim),
     Signal,
     Pass(u64),
-    /// The server closes its listener, and nobody is told.
+    /// The server closes its listener, and nobody learns of the close.
     Closes,
 }
 
@@ -68,11 +70,11 @@ struct World {
     next: u64,
     /// The server's descriptor of the listener.
     listener: Option<RawFd>,
-    /// Clients without an outcome, and the shim of each.
+    /// Clients without an outcome, with the shim of each.
     waiting: BTreeMap<u64, Option<Shim>>,
-    /// Calls without an answer, and whether each may wait.
+    /// Calls without an answer, each with true if the call may wait.
     calls: BTreeMap<u64, bool>,
-    /// A bell since the last call.
+    /// True if a bell has rung since the last call.
     rung: bool,
     shims_know: bool,
 }
@@ -98,11 +100,11 @@ impl World {
         let id = self.next;
         match event {
             Event::Bind { ours, works } => {
-                self.machine.looked(self.listener.is_some());
+                self.machine.on_listener_checked(self.listener.is_some());
                 self.carry_out(how, works);
                 self.calls.insert(id, false);
                 self.machine
-                    .binds(call(id, Call::Bind, 5 + (id % 2) as RawFd), ours);
+                    .on_bind(call(id, Call::Bind, 5 + (id % 2) as RawFd), ours);
                 let swaps = matches!(self.machine.actions.back(), Some(Action::Swap(_)));
                 assert_eq!(swaps, ours && self.listener.is_none());
                 self.carry_out(how, works);
@@ -119,22 +121,22 @@ impl World {
                     thread,
                     ..call(id, Call::Accept, number)
                 };
-                self.machine.accepts(call, by_server, blocking);
+                self.machine.on_accept(call, by_server, blocking);
                 self.carry_out(how, true);
             }
             Event::Client(shim) => {
                 let first = self.waiting.is_empty();
                 self.waiting.insert(id, shim);
-                self.machine.came(client(id, shim));
+                self.machine.on_client(client(id, shim));
                 self.carry_out(how, true);
-                // One that came back from a call is about to be called for again.
+                // A client that came back from a call gets a new call soon.
                 let rings = first
                     && self.waiting.contains_key(&id)
                     && self.calls.is_empty()
                     && how.is_none();
                 assert!(
                     !rings || self.rung,
-                    "the first that waits is announced at once"
+                    "the first waiting client is announced at once"
                 );
             }
             Event::Recall(shim) => {
@@ -153,7 +155,7 @@ impl World {
                 assert!(!self.waiting.values().any(|of| *of == Some(shim)));
             }
             Event::Signal => {
-                self.machine.signalled();
+                self.machine.on_signal();
                 self.carry_out(how, true);
                 assert!(self.calls.is_empty(), "a handler runs");
             }
@@ -166,20 +168,20 @@ impl World {
     fn carry_out(&mut self, how: Option<Errno>, works: bool) {
         while let Some(action) = self.machine.next_action() {
             match action {
-                Action::Continue(call) => self.answered(call),
+                Action::Continue(call) => self.record_answer(call),
                 Action::Fail(call, errno) => {
                     assert!(
                         errno != Errno::EAGAIN || !self.calls[&call.id],
                         "a blocking call gets no EAGAIN"
                     );
-                    self.answered(call);
+                    self.record_answer(call);
                 }
                 Action::Swap(call) => {
                     if works {
                         self.listener = Some(call.socket);
-                        self.machine.bound(call.socket);
+                        self.machine.on_bound(call.socket);
                     }
-                    self.answered(call);
+                    self.record_answer(call);
                 }
                 Action::Listening => self.shims_know = true,
                 Action::Close => self.shims_know = false,
@@ -191,22 +193,22 @@ impl World {
                     let first = self.waiting.keys().next();
                     assert_eq!(first, Some(&client.socket), "first come, first served");
                     if how.is_none_or(|errno| errno == Errno::ENOENT) {
-                        self.answered(call);
+                        self.record_answer(call);
                     }
                     let how = how.map_or(Ok(()), error);
-                    self.machine.handed(call, client, &how);
+                    self.machine.on_handed_over(call, client, &how);
                 }
                 Action::Taken(client) | Action::Back(client) => {
                     assert!(self.waiting.remove(&client.socket).is_some());
                 }
                 Action::Ring => self.rung = true,
-                Action::Look => self.machine.looked(self.listener.is_some()),
+                Action::Look => self.machine.on_listener_checked(self.listener.is_some()),
             }
         }
     }
 
-    /// Once.
-    fn answered(&mut self, call: Notification) {
+    /// Records the answer to a call. Each call is answered once.
+    fn record_answer(&mut self, call: Notification) {
         assert!(
             self.calls.remove(&call.id).is_some(),
             "{call:?} is answered twice"
@@ -235,7 +237,7 @@ impl World {
             self.waiting.is_empty() || listens,
             "clients of no listener are given back"
         );
-        let wake = self.machine.wake();
+        let wake = self.machine.wake_at();
         assert!(wake.is_none_or(|wake| wake <= self.now.max(self.machine.now) + PATIENCE));
         assert_eq!(
             wake.is_some(),
@@ -244,7 +246,8 @@ impl World {
         );
     }
 
-    /// Within one bell, a server that is there takes all, and one that is not has none.
+    /// Checks the end: within the time of one bell, a live server accepts all clients, and a dead
+    /// server has none.
     fn finish(&mut self, blocking: bool) {
         self.step(Event::Pass(PATIENCE.as_millis() as u64), None);
         self.machine.tick(self.now);
@@ -263,7 +266,7 @@ impl World {
             }
         }
         assert!(self.waiting.is_empty());
-        self.machine.looked(false);
+        self.machine.on_listener_checked(false);
         self.carry_out(None, true);
         self.check();
         assert!(self.calls.is_empty());
@@ -315,20 +318,20 @@ fn actions(machine: &mut Machine<u64>) -> Vec<Action<u64>> {
     std::iter::from_fn(|| machine.next_action()).collect()
 }
 
-/// A machine whose server listens, with the descriptor 5.
-fn listening() -> Machine<u64> {
+/// Returns a machine with a server that listens on descriptor 5.
+fn listening_machine() -> Machine<u64> {
     let mut machine = Machine::new();
     let bind = call(1, Call::Bind, 5);
-    machine.binds(bind, true);
+    machine.on_bind(bind, true);
     assert_eq!(actions(&mut machine), [Action::Swap(bind)]);
-    machine.bound(5);
-    machine.came(client(1, Some(1)));
+    machine.on_bound(5);
+    machine.on_client(client(1, Some(1)));
     assert_eq!(
         actions(&mut machine),
         [Action::Back(client(1, Some(1)))],
         "nothing has accepted yet"
     );
-    machine.accepts(accept(2), true, false);
+    machine.on_accept(accept(2), true, false);
     assert_eq!(
         actions(&mut machine),
         [Action::Listening, Action::Fail(accept(2), Errno::EAGAIN)]
@@ -337,58 +340,58 @@ fn listening() -> Machine<u64> {
 }
 
 #[test]
-fn a_bell_rings_for_the_first_that_waits_and_again_for_a_server_that_is_stopped() {
-    let mut machine = listening();
-    machine.came(client(2, Some(1)));
+fn a_bell_rings_for_the_first_waiting_client_and_again_for_a_stopped_server() {
+    let mut machine = listening_machine();
+    machine.on_client(client(2, Some(1)));
     assert_eq!(actions(&mut machine), [Action::Ring]);
-    machine.came(client(3, None));
+    machine.on_client(client(3, None));
     assert_eq!(actions(&mut machine), []);
     machine.tick(PATIENCE);
     assert_eq!(actions(&mut machine), [Action::Look]);
-    machine.looked(true);
+    machine.on_listener_checked(true);
     assert_eq!(actions(&mut machine), [Action::Ring]);
     let late = PATIENCE + Duration::from_millis(5);
     machine.tick(late);
-    machine.accepts(accept(3), true, false);
+    machine.on_accept(accept(3), true, false);
     assert_eq!(
         actions(&mut machine),
         [Action::HandOver(accept(3), client(2, Some(1)))]
     );
-    machine.handed(accept(3), client(2, Some(1)), &Ok(()));
+    machine.on_handed_over(accept(3), client(2, Some(1)), &Ok(()));
     assert_eq!(actions(&mut machine), [Action::Taken(client(2, Some(1)))]);
-    // One that takes no more than one a bell gets another.
-    assert_eq!(machine.wake(), Some(late + PATIENCE));
+    // A server that accepts only one client per bell gets another bell.
+    assert_eq!(machine.wake_at(), Some(late + PATIENCE));
     machine.tick(late + PATIENCE);
     assert_eq!(actions(&mut machine), [Action::Look]);
-    machine.looked(false);
+    machine.on_listener_checked(false);
     assert_eq!(
         actions(&mut machine),
         [Action::Close, Action::Back(client(3, None))]
     );
-    assert_eq!(machine.wake(), None);
-    // It may bind again.
+    assert_eq!(machine.wake_at(), None);
+    // The server may bind again.
     let bind = call(4, Call::Bind, 7);
-    machine.binds(bind, true);
+    machine.on_bind(bind, true);
     assert_eq!(actions(&mut machine), [Action::Swap(bind)]);
 }
 
 #[test]
 fn a_blocking_call_waits_for_a_client_or_a_signal() {
-    let mut machine = listening();
-    machine.accepts(accept(3), true, true);
+    let mut machine = listening_machine();
+    machine.on_accept(accept(3), true, true);
     assert_eq!(actions(&mut machine), []);
-    machine.came(client(2, None));
+    machine.on_client(client(2, None));
     assert_eq!(
         actions(&mut machine),
         [Action::HandOver(accept(3), client(2, None))]
     );
     let full = error(Errno::EMFILE);
-    machine.handed(accept(3), client(2, None), &full);
+    machine.on_handed_over(accept(3), client(2, None), &full);
     assert_eq!(
         actions(&mut machine),
         [Action::Fail(accept(3), Errno::EMFILE)]
     );
-    machine.accepts(accept(4), true, true);
+    machine.on_accept(accept(4), true, true);
     assert_eq!(
         actions(&mut machine),
         [Action::HandOver(accept(4), client(2, None))]
@@ -397,22 +400,22 @@ fn a_blocking_call_waits_for_a_client_or_a_signal() {
         Action::Fail(accept(4), Errno::ECONNABORTED),
         Action::Back(client(2, None)),
     ];
-    machine.handed(accept(4), client(2, None), &error(Errno::EPERM));
+    machine.on_handed_over(accept(4), client(2, None), &error(Errno::EPERM));
     assert_eq!(actions(&mut machine), failed);
-    machine.accepts(accept(5), true, true);
+    machine.on_accept(accept(5), true, true);
     assert_eq!(actions(&mut machine), []);
-    machine.signalled();
+    machine.on_signal();
     assert_eq!(
         actions(&mut machine),
         [Action::Fail(accept(5), Errno::EINTR)]
     );
-    machine.accepts(accept(6), true, true);
+    machine.on_accept(accept(6), true, true);
     assert_eq!(actions(&mut machine), []);
-    machine.looked(false);
+    machine.on_listener_checked(false);
     assert_eq!(
         actions(&mut machine),
         [Action::Close, Action::Continue(accept(6))]
     );
-    machine.looked(false);
+    machine.on_listener_checked(false);
     assert_eq!(actions(&mut machine), [], "once");
 }

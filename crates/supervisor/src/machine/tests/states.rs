@@ -1,14 +1,14 @@
-//! Every state of a supervisor with few clients and calls.
+//! Explores every state of a supervisor with few clients and calls.
 
 use super::*;
 use berth_testing::states::{Digest, Model, explore};
 use std::hash::Hash;
 
-/// Clients that wait, and calls.
-const MOST: usize = 3;
+/// Maximum of waiting clients, and of calls.
+const MAX: usize = 3;
 
 impl Model for World {
-    /// With what becomes of a client that is handed over meanwhile.
+    /// An event, and the error for a client that is handed over meanwhile.
     type Event = (Event, Option<Errno>);
 
     fn events(&self) -> Vec<Self::Event> {
@@ -30,7 +30,7 @@ impl Model for World {
                 .flat_map(|ours| both.map(|works| Event::Bind { ours, works })),
         );
         let mut hand_over = Vec::new();
-        if self.calls.len() < MOST {
+        if self.calls.len() < MAX {
             let accept = |number, by_server| {
                 both.map(|blocking| Event::Accept {
                     number,
@@ -44,7 +44,7 @@ impl Model for World {
                     .flat_map(|(n, by)| accept(n, by)),
             );
         }
-        if self.waiting.len() < MOST {
+        if self.waiting.len() < MAX {
             hand_over.extend([None, Some(1), Some(2)].map(Event::Client));
         }
         let hows = [
