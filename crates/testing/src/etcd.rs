@@ -1,4 +1,4 @@
-//! An etcd of several members: small HTTPS servers that answer as its JSON gateway does.
+//! An etcd with several members: small HTTPS servers that answer like etcd's JSON gateway.
 
 use crate::{Server, answer, authority, serve_as};
 use rcgen::{CertifiedIssuer, KeyPair};
@@ -6,18 +6,18 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-/// What the members are to answer; those of three or more are numbered from 1.
+/// The state behind the members' answers. Members are numbered from 1.
 #[derive(Debug, Default)]
 pub struct Members {
     pub list: Vec<Value>,
     pub leader: u64,
-    /// Revisions of member 3, the last one first; else they are 100.
+    /// Revisions of member 3, the next one last. Otherwise a revision is 100.
     pub revisions: Vec<u64>,
-    /// They answer 503.
+    /// Members that answer 503.
     pub stopped: Vec<u64>,
-    /// Whether the leader stays.
+    /// True if the leader does not give up its leadership.
     pub is_stubborn: bool,
-    /// To whom the leadership was moved.
+    /// Members to which the leadership was moved.
     pub transfers: Vec<String>,
 }
 
@@ -65,10 +65,10 @@ impl Members {
     }
 }
 
-/// Starts them at these addresses, and at port 0 on a free one; member 1 leads. The names are those for which their certificates are.
+/// Starts members at the given addresses (port 0: a free port); member 1 leads. Each name is the
+/// name in a member's certificate.
 ///
-/// # Panics
-/// Where they cannot be set up: a test fails then.
+/// Panics if the members cannot be set up, so that the test fails.
 pub async fn start(members: &[(SocketAddr, &str)]) -> (Arc<Mutex<Members>>, Vec<Server>) {
     let (all, ca): (_, CertifiedIssuer<'static, KeyPair>) =
         (Arc::new(Mutex::new(Members::default())), authority());

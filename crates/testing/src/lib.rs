@@ -1,4 +1,4 @@
-//! What the tests of several crates share.
+//! Helpers for the tests of several crates.
 
 pub mod etcd;
 pub mod namespace;
@@ -26,30 +26,30 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 
-/// Longer than anything takes that does not hang.
+/// Time limit that only a hang reaches.
 const HANG: Duration = Duration::from_secs(10);
 
-/// A small HTTPS server, as an apiserver with client certificates.
+/// A small HTTPS server that plays an apiserver with client certificates.
 #[derive(Debug)]
 pub struct Server {
-    /// What a kubeconfig would have for it.
+    /// Access to the server, as a kubeconfig would have it.
     pub access: Access,
-    /// Heads and bodies of requests, with the number of the client's certificates.
+    /// Received requests (head and body), each with the number of the client's certificates.
     pub asked: mpsc::UnboundedReceiver<(String, usize)>,
 }
 
-/// Answers every request with the same bytes; with none, it is silent.
+/// Starts a server that answers every request with the same bytes. With no bytes the server is
+/// silent.
 ///
-/// # Panics
-/// Where it cannot be set up: a test fails then.
+/// Panics if the server cannot be set up, so that the test fails.
 pub async fn serve(answer: String) -> Server {
     serve_with(move |_| answer.clone()).await
 }
 
-/// Answers each request, given as text, with bytes; with none, it is silent. No request waits for another's connection.
+/// Starts a server that answers each request, given as text, with bytes. With no bytes the server
+/// is silent. No request waits for the connection of another request.
 ///
-/// # Panics
-/// Where it cannot be set up: a test fails then.
+/// Panics if the server cannot be set up, so that the test fails.
 pub async fn serve_with(answer: impl FnMut(&str) -> String + Send + 'static) -> Server {
     let mut server = serve_as(
         &authority(),
@@ -62,10 +62,9 @@ pub async fn serve_with(answer: impl FnMut(&str) -> String + Send + 'static) -> 
     server
 }
 
-/// A CA.
+/// Creates a CA.
 ///
-/// # Panics
-/// Where it cannot be made: a test fails then.
+/// Panics if the CA cannot be created, so that the test fails.
 #[must_use]
 pub fn authority() -> CertifiedIssuer<'static, KeyPair> {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
@@ -73,10 +72,9 @@ pub fn authority() -> CertifiedIssuer<'static, KeyPair> {
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
-/// A certificate of this CA for this name, and its key, in PEM form.
+/// Issues a certificate of the CA for the names. Returns the certificate and its key in PEM form.
 ///
-/// # Panics
-/// Where it cannot be made: a test fails then.
+/// Panics if the certificate cannot be created, so that the test fails.
 #[must_use]
 pub fn issue(ca: &CertifiedIssuer<'static, KeyPair>, names: &[&str]) -> (String, String) {
     let key = KeyPair::generate().unwrap();
@@ -89,10 +87,9 @@ pub fn issue(ca: &CertifiedIssuer<'static, KeyPair>, names: &[&str]) -> (String,
     )
 }
 
-/// As [`serve_with`], at an address, with a certificate of this CA for this name.
+/// Like [`serve_with`], at an address, with a certificate of the CA for the name.
 ///
-/// # Panics
-/// Where it cannot be set up: a test fails then.
+/// Panics if the server cannot be set up, so that the test fails.
 pub async fn serve_as(
     ca: &CertifiedIssuer<'static, KeyPair>,
     address: SocketAddr,
@@ -127,7 +124,7 @@ pub async fn serve_as(
                     return;
                 };
                 let request = request(&mut tls).await;
-                // Only a handshake was wanted.
+                // The client wanted only a handshake.
                 if request.is_empty() {
                     return;
                 }
@@ -158,7 +155,7 @@ pub async fn serve_as(
     }
 }
 
-/// A request with its body, which may come later than its head.
+/// Reads a request with its body, which may come later than its head.
 async fn request(from: &mut (impl AsyncRead + Unpin)) -> String {
     let (mut all, mut part) = (Vec::new(), vec![0; 4096]);
     loop {
@@ -174,7 +171,7 @@ async fn request(from: &mut (impl AsyncRead + Unpin)) -> String {
     }
 }
 
-/// How long the body of a request is.
+/// Returns the length of a request's body.
 fn body(head: &str) -> usize {
     let mut lines = head.lines();
     let length = lines.find_map(|line| {
@@ -185,10 +182,10 @@ fn body(head: &str) -> usize {
     length.unwrap_or_default()
 }
 
-/// What `read` gives where the file that it reads, of this text, is on a slow disk for once: nothing is there before another task on this
-/// thread has run. Whether one has.
+/// Runs `read` while the file that it reads, with this text, seems to be on a slow disk: the file
+/// has no content before another task on this thread has run. Returns the result of `read`, and
+/// true if another task has run.
 ///
-/// # Panics
 /// There is no such file.
 pub async fn read_slowly<T>(path: &Path, text: &str, read: impl Future<Output = T>) -> (T, bool) {
     std::fs::remove_file(path).unwrap();
@@ -197,7 +194,7 @@ pub async fn read_slowly<T>(path: &Path, text: &str, read: impl Future<Output = 
     let (path, text) = (path.to_owned(), text.to_owned());
     let disk = std::thread::spawn(move || {
         let ran = finished.recv_timeout(HANG).is_ok();
-        // Waits for the reader, which may read it again afterwards.
+        // Waits for the reader, which may read the file again afterwards.
         let mut slow = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, &text).unwrap();
@@ -208,13 +205,13 @@ pub async fn read_slowly<T>(path: &Path, text: &str, read: impl Future<Output = 
     (done, disk.join().unwrap())
 }
 
-/// The shortest time that a machine tells from another.
+/// The shortest measurable time.
 pub const NANOSECOND: Duration = Duration::from_nanos(1);
 
-/// Asserts that the step at the time 0 is `before`, and becomes `next` after `time`, and not a nanosecond sooner.
+/// Asserts that the step at the time 0 is `before`, and becomes `next` after `time`, not a
+/// nanosecond sooner.
 ///
-/// # Panics
-/// A step is another one.
+/// A step differs.
 #[track_caller]
 pub fn changes_after<S: Copy + PartialEq + Debug>(
     time: Duration,
@@ -228,7 +225,8 @@ pub fn changes_after<S: Copy + PartialEq + Debug>(
     assert_eq!(step_at(time), next);
 }
 
-/// How many cases of a property are tried: `PROPTEST_CASES` if that is set, as for a long run.
+/// Returns the number of cases of a property test: `PROPTEST_CASES` if set, for example for a long
+/// run.
 #[must_use]
 pub fn cases(usual: u32) -> u32 {
     std::env::var("PROPTEST_CASES")
@@ -237,7 +235,7 @@ pub fn cases(usual: u32) -> u32 {
         .unwrap_or(usual)
 }
 
-/// The bytes of an answer.
+/// Returns the bytes of an HTTP response.
 #[must_use]
 pub fn answer(status: &str, body: &str) -> String {
     format!(
@@ -246,8 +244,8 @@ pub fn answer(status: &str, body: &str) -> String {
     )
 }
 
-/// Objects by their paths, as an apiserver keeps them: POST makes one, PUT replaces the one that was read, DELETE removes
-/// the one that was.
+/// Objects by path, with an apiserver's rules: POST creates an object, PUT replaces the object that
+/// was read, DELETE removes the object that was read.
 #[derive(Debug, Clone, Default)]
 pub struct Objects {
     all: Arc<Mutex<BTreeMap<String, Value>>>,
@@ -255,13 +253,13 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// What is at a path.
+    /// Returns the object at a path.
     #[must_use]
     pub fn get(&self, path: &str) -> Option<Value> {
         self.all.lock().unwrap().get(path).cloned()
     }
 
-    /// As if a client had written it.
+    /// Writes or removes an object, as a client would.
     pub fn set(&self, path: &str, object: Option<Value>) {
         let mut all = self.all.lock().unwrap();
         match object {

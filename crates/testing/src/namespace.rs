@@ -1,4 +1,5 @@
-//! Tests in namespaces of their own, for root and for an ordinary user, and the names of tests that are skipped.
+//! Runs tests in separate namespaces, for root and for an ordinary user, and prints the names of
+//! skipped tests.
 
 use nix::sched::{CloneFlags, unshare};
 use std::ffi::OsStr;
@@ -6,10 +7,11 @@ use std::io::{self, Write as _};
 use std::process::{Command, Output};
 use std::thread;
 
-/// The environment variable that a test finds set where an ordinary user's user namespace is around it: the test's name.
+/// Name of the environment variable that is set inside an ordinary user's user namespace. Its value
+/// is the test's name.
 const INSIDE: &str = "BERTH_TEST_INSIDE";
 
-/// The name of the test that runs on this thread, with its modules.
+/// Returns the name of the test on this thread, with its modules.
 #[must_use]
 pub fn test_name() -> String {
     let thread = thread::current();
@@ -21,40 +23,39 @@ pub fn test_name() -> String {
         .unwrap_or_else(|| "a test".to_owned())
 }
 
-/// Prints that the test of this thread is skipped, and why: `skipped: NAME: WHY`. Not by a macro such as `eprintln!`, for the harness
-/// keeps such words to itself when a test passes.
+/// Prints that this thread's test is skipped, and why: `skipped: NAME: WHY`. A macro such as
+/// `eprintln!` would not do, because the harness hides its output when a test passes.
 pub fn skipped(why: &str) {
     let line = format!(
         "skipped: {}: {}\n",
         test_name(),
         why.trim().replace('\n', "; ")
     );
-    // One write: other tests print at the same time.
+    // A single write, because other tests print at the same time.
     let _ = io::stderr().write_all(line.as_bytes());
 }
 
-/// How unshare(1) makes a user namespace whose root this user is.
+/// Options of unshare(1) for a user namespace where this user is root.
 const AS_ROOT: [&str; 2] = ["--user", "--map-root-user"];
 
-/// The same, in which this user is the same and has all capabilities: for what gives its own groups to a child where it is root, which
-/// the kernel refuses there.
+/// Options of unshare(1) for a user namespace where this user keeps its uid and has all
+/// capabilities. For programs that, as root, pass their groups on to a child, which the kernel
+/// refuses in such a namespace.
 pub const AS_ONESELF: [&str; 3] = ["--user", "--map-current-user", "--keep-caps"];
 
-/// Runs a test on a thread in new namespaces of these kinds; the test returns what is missing there. Where something is missing, the
-/// test is skipped.
+/// Runs a test on a thread in new namespaces of these kinds. The test returns a missing requirement
+/// as an error, and is then skipped.
 ///
-/// An ordinary user may make namespaces only within a user namespace, and a process with threads cannot enter one: the test runs in a
-/// process of its own there, as root of that namespace.
+/// An ordinary user may create namespaces only within a user namespace, which a process with
+/// threads cannot enter. The test then runs in a separate process, as root of a user namespace.
 ///
-/// # Panics
 /// The test panics.
 pub fn run(kinds: CloneFlags, test: impl FnOnce() -> Result<(), String> + Send + 'static) {
     run_in(&AS_ROOT, kinds, test);
 }
 
-/// As [`run`], in a user namespace that unshare(1) makes with these options.
+/// Like [`run`], in a user namespace that unshare(1) creates with the given options.
 ///
-/// # Panics
 /// The test panics.
 pub fn run_in(
     user_namespace: &[&str],
@@ -76,15 +77,18 @@ pub fn run_in(
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     match error {
         None => {}
-        Some(error) => refused_in(user_namespace, &format!("no namespace can be had: {error}")),
+        Some(error) => refused_in(
+            user_namespace,
+            &format!("cannot create a namespace: {error}"),
+        ),
     }
 }
 
-/// Runs the test of this thread, which this user may not run, in a process of its own in a user namespace, whose root this user is. The
-/// test is skipped where this is that process, or none can be had.
+/// Runs this thread's test, which this user may not run, in a separate process in a user namespace
+/// where the user is root. Skips the test if this process is already inside, or no user namespace
+/// is available.
 ///
-/// # Panics
-/// The test fails there.
+/// The test fails in the separate process.
 pub fn refused(why: &str) {
     refused_in(&AS_ROOT, why);
 }
@@ -102,27 +106,26 @@ fn refused_in(user_namespace: &[&str], why: &str) {
     match within("true".as_ref()).output() {
         Err(error) => {
             return skipped(&format!(
-                "{why}; no user namespace can be had: unshare: {error}"
+                "{why}; cannot create a user namespace: unshare: {error}"
             ));
         }
         Ok(output) if !output.status.success() => {
             let error = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            return skipped(&format!("{why}; no user namespace can be had: {error}"));
+            return skipped(&format!("{why}; cannot create a user namespace: {error}"));
         }
         Ok(_) => {}
     }
     again(within(std::env::current_exe().unwrap().as_os_str()).env(INSIDE, &name));
 }
 
-/// Runs the test of this thread once more, in a process of its own that has this in its environment.
+/// Runs this thread's test once more, in a separate process with the environment variable set.
 ///
-/// # Panics
-/// The test fails there.
+/// The test fails in the separate process.
 pub fn again_with(variable: &str) {
     again(Command::new(std::env::current_exe().unwrap()).env(variable, "1"));
 }
 
-/// Runs the test of this thread by this start of its program.
+/// Runs this thread's test with `command`, which starts the test program.
 fn again(command: &mut Command) {
     let Output {
         status,
@@ -143,7 +146,7 @@ fn again(command: &mut Command) {
         status.success() && ran,
         "in another process, {status}:\n{out}\n{err}"
     );
-    // As a harness has it that can ignore a test that has begun.
+    // The output of a harness that can ignore a running test.
     let ignored = out
         .lines()
         .find_map(|line| line.split_once(" ... ignored (")?.1.strip_suffix(')'));

@@ -1,44 +1,46 @@
-//! Every state of a model within bounds, breadth-first, so that the trace to a mistake is a shortest one.
+//! Explores every state of a model within bounds, breadth-first, so that the trace to a mistake is
+//! as short as possible.
 //!
-//! No state is kept but its hash of 128 bits, its predecessor and the event between them: 40 bytes. A state is made again by its
-//! events, most of which the state before it in the search has, too.
+//! The search keeps only 40 bytes per state: a 128-bit hash, the predecessor and the event between
+//! them. A state is restored from its events, most of which it shares with the state before it in
+//! the search.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// A machine, and all that it has to do with. A property that does not hold is a panic.
+/// A machine and its environment. A violated property is a panic.
 pub trait Model: Clone {
     type Event: Copy + Debug;
 
-    /// What may happen next.
+    /// Returns the events that may happen next.
     fn events(&self) -> Vec<Self::Event>;
 
     fn happen(&mut self, event: Self::Event);
 
-    /// Hashes every field that decides later events; of a deadline, the time that is left.
+    /// Hashes every field that decides later events; for a deadline, the remaining time.
     fn digest(&self, digest: &mut Digest);
 
-    /// Checks a state that was not seen before, the `nth`.
+    /// Checks the `nth` new state.
     fn check(&self, _nth: usize) {}
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Explored {
     pub states: usize,
-    /// Events that were tried, one after each state.
+    /// Number of tried events, counted once per state and event.
     pub events: usize,
-    /// Events from a root to the last state.
+    /// Number of events from a root to the last state.
     pub depth: usize,
-    /// The model has no state beside the visited ones.
+    /// True if every state of the model was visited.
     pub exhausted: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Node {
-    /// Index of the predecessor; of itself for a root.
+    /// Index of the predecessor; a root has its own index.
     parent: u32,
     /// Index in the predecessor's events.
     event: u32,
@@ -47,22 +49,21 @@ struct Node {
 struct Search<'a, M> {
     roots: &'a [M],
     nodes: Vec<Node>,
-    /// From a root to the state that was made last, by their indexes.
+    /// The states from a root to the latest restored state, with their indexes.
     trail: Vec<(usize, M)>,
 }
 
-/// Visits each state that can be reached from the roots, `usually` so many at most, and prints how many there were. `BERTH_STATES` says how
-/// many times as many may be visited.
+/// Visits each state that can be reached from the roots, at most `usually` states, and prints their
+/// number. `BERTH_STATES` multiplies the maximum.
 ///
-/// # Panics
-/// A property does not hold; the events that led there are printed.
+/// A property is violated; the events that led to the state are printed.
 pub fn explore<M: Model>(name: &str, roots: &[M], usually: usize) -> Explored {
     let times = std::env::var("BERTH_STATES")
         .ok()
         .and_then(|times| times.parse().ok())
         .unwrap_or(1);
     let most = usually * times;
-    let mut seen: HashSet<u128, BuildHasherDefault<Known>> = HashSet::default();
+    let mut seen: HashSet<u128, BuildHasherDefault<DigestHasher>> = HashSet::default();
     let mut search = Search {
         roots,
         nodes: Vec::new(),
@@ -129,16 +130,16 @@ pub fn explore<M: Model>(name: &str, roots: &[M], usually: usize) -> Explored {
         exhausted,
     } = found;
     let all = if exhausted {
-        "all that there are"
+        "every state"
     } else {
-        "not all"
+        "not every state"
     };
     println!("{name}: {states} states, {events} events, {depth} events deep, {all}");
     found
 }
 
 impl<M: Model> Search<'_, M> {
-    /// Makes a state again.
+    /// Restores a state.
     fn revisit(&mut self, state: usize, depth: usize) -> M {
         let (mut missing, mut at, mut length) = (Vec::new(), state, depth + 1);
         while length > 0
@@ -165,7 +166,7 @@ impl<M: Model> Search<'_, M> {
         self.trail[depth].1.clone()
     }
 
-    /// The events that lead to a state, one a line.
+    /// Formats the events that lead to a state, one per line.
     fn trace(&mut self, state: usize, depth: usize) -> String {
         self.revisit(state, depth);
         let root = format!("// root {}\n", self.trail[0].0);
@@ -188,7 +189,7 @@ fn digest(model: &impl Model) -> u128 {
     u128::from(digest.0) << 64 | u128::from(digest.1)
 }
 
-/// A hash of 128 bits, for values that nobody chooses to collide.
+/// A 128-bit hash, for values that nobody chooses to collide.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Digest(u64, u64);
 
@@ -223,11 +224,11 @@ impl Hasher for Digest {
     }
 }
 
-/// Of a digest, which is spread already.
+/// A hasher for digests, which are already well distributed.
 #[derive(Debug, Clone, Copy, Default)]
-struct Known(u64);
+struct DigestHasher(u64);
 
-impl Hasher for Known {
+impl Hasher for DigestHasher {
     fn write(&mut self, _: &[u8]) {
         unreachable!("a digest has 128 bits");
     }

@@ -1,5 +1,6 @@
-//! A program, with all that it starts, under a supervisor: seccomp's user notification (seccomp_unotify(2)) stops each call with a side
-//! effect, and the test says what becomes of the call. Calls are counted for the whole process tree.
+//! A program, with all its children, under a supervisor: seccomp's user notification
+//! (seccomp_unotify(2)) stops each call with a side effect, and the test decides about the call.
+//! Calls are counted for the whole process tree.
 
 #![allow(
     unsafe_code,
@@ -30,33 +31,34 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::ptr::from_mut;
 
-/// A call with a side effect, which has not been carried out.
+/// A call with a side effect that has not been carried out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Effect {
-    /// The process that makes the call.
+    /// ID of the calling process.
     pub process: i32,
-    /// Such as `rename`.
+    /// Name of the call, such as `rename`.
     pub call: &'static str,
-    /// The path, address or command that the call is about. For a rename the new path.
+    /// The path, address or command of the call. For a rename the new path.
     pub object: String,
     /// The old path of a rename.
     pub from: Option<PathBuf>,
 }
 
-/// What becomes of a call.
+/// A decision about a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
     /// The kernel carries the call out.
     Continue,
     /// The call fails.
     Fail(Errno),
-    /// The call is never answered: `decide` has killed the process. After an answer, the kernel might carry the call out before the process ends.
+    /// The call is never answered: `decide` has killed the process. After an answer, the kernel
+    /// might carry the call out before the process ends.
     Never,
 }
 
-/// Puts a program under a supervisor, which asks `decide` for each call, on a thread that ends with the last process of the tree.
+/// Puts a program under a supervisor, which asks `decide` about each call, on a thread that ends
+/// with the last process of the tree.
 ///
-/// # Panics
 /// The supervisor cannot be set up.
 pub fn supervise(command: &mut Command, mut decide: impl FnMut(&Effect) -> Act + Send + 'static) {
     let none = None;
@@ -78,18 +80,19 @@ pub fn supervise(command: &mut Command, mut decide: impl FnMut(&Effect) -> Act +
     });
 }
 
-/// Why no program can be supervised here.
+/// Returns the reason why no program can be supervised on this machine. `None` if supervision
+/// works.
 #[must_use]
 pub fn missing() -> Option<String> {
     if ARCHITECTURE == 0 {
-        return Some("the supervisor is not written for this architecture".to_owned());
+        return Some("the supervisor does not support this architecture".to_owned());
     }
     let mut command = Command::new("true");
     supervise(&mut command, |_| Act::Continue);
     command
         .status()
         .err()
-        .map(|error| format!("no seccomp notification can be had: {error}"))
+        .map(|error| format!("seccomp notification is not available: {error}"))
 }
 
 /// AUDIT_ARCH_X86_64 and AUDIT_ARCH_AARCH64 of linux/audit.h.
@@ -99,82 +102,90 @@ const ARCHITECTURE: u32 = match () {
     () => 0,
 };
 
-/// Where a call has what it is about.
+/// Location of a call's object among its arguments.
 #[derive(Clone, Copy)]
-enum About {
+enum ObjectAt {
     /// A path.
     Path(usize),
     /// A directory's descriptor, and a path.
     At(usize, usize),
-    /// The old path and the new one, each as in `At`.
+    /// The old path and the new path, each as in `At`.
     FromTo((usize, usize), (usize, usize)),
-    /// The old path and the new one, of rename(2), which arm64 does not have.
+    /// The old path and the new path of rename(2), which arm64 does not have.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
     OldNew,
-    /// An open file, whose descriptor is this argument.
+    /// An open file; the number of the argument with its descriptor.
     File(usize),
-    /// An address, which is the second argument.
+    /// An address in the second argument.
     Address,
-    /// A signal, which is this argument.
+    /// A signal; the number of its argument.
     Signal(usize),
     /// A command of bpf(2).
     Bpf,
 }
 
-/// The calls that are stopped. Of openat(2), those that make or truncate a file.
-const CALLS: &[(libc::c_long, &str, About)] = &[
+/// The calls that are stopped. openat(2) is stopped only if it creates or truncates a file.
+const CALLS: &[(libc::c_long, &str, ObjectAt)] = &[
     #[cfg(target_arch = "x86_64")]
-    (libc::SYS_rename, "rename", About::OldNew),
+    (libc::SYS_rename, "rename", ObjectAt::OldNew),
     #[cfg(target_arch = "x86_64")]
-    (libc::SYS_unlink, "unlink", About::Path(0)),
+    (libc::SYS_unlink, "unlink", ObjectAt::Path(0)),
     #[cfg(target_arch = "x86_64")]
-    (libc::SYS_rmdir, "rmdir", About::Path(0)),
+    (libc::SYS_rmdir, "rmdir", ObjectAt::Path(0)),
     #[cfg(target_arch = "x86_64")]
-    (libc::SYS_mkdir, "mkdir", About::Path(0)),
+    (libc::SYS_mkdir, "mkdir", ObjectAt::Path(0)),
     #[cfg(target_arch = "x86_64")]
-    (libc::SYS_chmod, "chmod", About::Path(0)),
+    (libc::SYS_chmod, "chmod", ObjectAt::Path(0)),
     #[cfg(target_arch = "x86_64")]
-    (libc::SYS_chown, "chown", About::Path(0)),
+    (libc::SYS_chown, "chown", ObjectAt::Path(0)),
     #[cfg(target_arch = "x86_64")]
-    (libc::SYS_symlink, "symlink", About::Path(1)),
+    (libc::SYS_symlink, "symlink", ObjectAt::Path(1)),
     #[cfg(target_arch = "x86_64")]
-    (libc::SYS_link, "link", About::Path(1)),
+    (libc::SYS_link, "link", ObjectAt::Path(1)),
     #[cfg(target_arch = "x86_64")]
-    (libc::SYS_mknod, "mknod", About::Path(0)),
-    (libc::SYS_openat, "create", About::At(0, 1)),
-    (libc::SYS_renameat, "rename", About::FromTo((0, 1), (2, 3))),
-    (libc::SYS_renameat2, "rename", About::FromTo((0, 1), (2, 3))),
-    (libc::SYS_unlinkat, "unlink", About::At(0, 1)),
-    (libc::SYS_mkdirat, "mkdir", About::At(0, 1)),
-    (libc::SYS_fchmodat, "chmod", About::At(0, 1)),
-    (libc::SYS_fchownat, "chown", About::At(0, 1)),
-    (libc::SYS_symlinkat, "symlink", About::At(1, 2)),
-    (libc::SYS_linkat, "link", About::At(2, 3)),
-    (libc::SYS_mknodat, "mknod", About::At(0, 1)),
-    (libc::SYS_truncate, "truncate", About::Path(0)),
-    (libc::SYS_write, "write", About::File(0)),
-    (libc::SYS_pwrite64, "write", About::File(0)),
-    (libc::SYS_writev, "write", About::File(0)),
-    (libc::SYS_copy_file_range, "write", About::File(2)),
-    (libc::SYS_sendfile, "write", About::File(0)),
-    (libc::SYS_ftruncate, "truncate", About::File(0)),
-    (libc::SYS_fallocate, "truncate", About::File(0)),
-    (libc::SYS_fchmod, "chmod", About::File(0)),
-    (libc::SYS_fchown, "chown", About::File(0)),
-    (libc::SYS_fsync, "sync", About::File(0)),
-    (libc::SYS_fdatasync, "sync", About::File(0)),
-    (libc::SYS_mount, "mount", About::Path(1)),
-    (libc::SYS_umount2, "umount", About::Path(0)),
-    (libc::SYS_move_mount, "mount", About::At(2, 3)),
-    (libc::SYS_connect, "connect", About::Address),
-    (libc::SYS_bind, "bind", About::Address),
-    (libc::SYS_kill, "kill", About::Signal(1)),
-    (libc::SYS_tgkill, "kill", About::Signal(2)),
-    (libc::SYS_pidfd_send_signal, "kill", About::Signal(1)),
-    (libc::SYS_bpf, "bpf", About::Bpf),
+    (libc::SYS_mknod, "mknod", ObjectAt::Path(0)),
+    (libc::SYS_openat, "create", ObjectAt::At(0, 1)),
+    (
+        libc::SYS_renameat,
+        "rename",
+        ObjectAt::FromTo((0, 1), (2, 3)),
+    ),
+    (
+        libc::SYS_renameat2,
+        "rename",
+        ObjectAt::FromTo((0, 1), (2, 3)),
+    ),
+    (libc::SYS_unlinkat, "unlink", ObjectAt::At(0, 1)),
+    (libc::SYS_mkdirat, "mkdir", ObjectAt::At(0, 1)),
+    (libc::SYS_fchmodat, "chmod", ObjectAt::At(0, 1)),
+    (libc::SYS_fchownat, "chown", ObjectAt::At(0, 1)),
+    (libc::SYS_symlinkat, "symlink", ObjectAt::At(1, 2)),
+    (libc::SYS_linkat, "link", ObjectAt::At(2, 3)),
+    (libc::SYS_mknodat, "mknod", ObjectAt::At(0, 1)),
+    (libc::SYS_truncate, "truncate", ObjectAt::Path(0)),
+    (libc::SYS_write, "write", ObjectAt::File(0)),
+    (libc::SYS_pwrite64, "write", ObjectAt::File(0)),
+    (libc::SYS_writev, "write", ObjectAt::File(0)),
+    (libc::SYS_copy_file_range, "write", ObjectAt::File(2)),
+    (libc::SYS_sendfile, "write", ObjectAt::File(0)),
+    (libc::SYS_ftruncate, "truncate", ObjectAt::File(0)),
+    (libc::SYS_fallocate, "truncate", ObjectAt::File(0)),
+    (libc::SYS_fchmod, "chmod", ObjectAt::File(0)),
+    (libc::SYS_fchown, "chown", ObjectAt::File(0)),
+    (libc::SYS_fsync, "sync", ObjectAt::File(0)),
+    (libc::SYS_fdatasync, "sync", ObjectAt::File(0)),
+    (libc::SYS_mount, "mount", ObjectAt::Path(1)),
+    (libc::SYS_umount2, "umount", ObjectAt::Path(0)),
+    (libc::SYS_move_mount, "mount", ObjectAt::At(2, 3)),
+    (libc::SYS_connect, "connect", ObjectAt::Address),
+    (libc::SYS_bind, "bind", ObjectAt::Address),
+    (libc::SYS_kill, "kill", ObjectAt::Signal(1)),
+    (libc::SYS_tgkill, "kill", ObjectAt::Signal(2)),
+    (libc::SYS_pidfd_send_signal, "kill", ObjectAt::Signal(1)),
+    (libc::SYS_bpf, "bpf", ObjectAt::Bpf),
 ];
 
-/// The program that the kernel runs for each call.
+/// Returns the BPF program that the kernel runs for each call.
 fn filter() -> Vec<sock_filter> {
     let (load, equal, end) = (
         BPF_LD | BPF_W | BPF_ABS,
@@ -194,7 +205,7 @@ fn filter() -> Vec<sock_filter> {
         make(end, 0, 0, SECCOMP_RET_ALLOW),
         make(load, 0, 0, offset_of!(seccomp_data, nr) as u32),
     ];
-    // Behind the calls: allow, then the flags of openat(2), then notify.
+    // After the calls: allow, then the flags of openat(2), then notify.
     for (at, (number, ..)) in (0..).zip(CALLS) {
         let is_open = *number == libc::SYS_openat;
         program.push(make(
@@ -214,7 +225,7 @@ fn filter() -> Vec<sock_filter> {
     program
 }
 
-/// Puts the filter on the child, and sends the descriptor by which its calls are received.
+/// Installs the filter in the child, and sends the descriptor that receives the child's calls.
 fn install(to: &OwnedFd) -> io::Result<()> {
     prctl::set_no_new_privs()?;
     let mut filter = filter();
@@ -223,7 +234,7 @@ fn install(to: &OwnedFd) -> io::Result<()> {
         filter: filter.as_mut_ptr(),
     };
     let flags = SECCOMP_FILTER_FLAG_NEW_LISTENER | SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
-    // SAFETY: the program and its instructions live for the call, and the length is theirs.
+    // SAFETY: the program and its instructions live for the call, and the length is correct.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_seccomp,
@@ -245,7 +256,7 @@ fn install(to: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// `None` if the child was not started.
+/// Receives the descriptor. Returns `None` if the child was not started.
 fn receive(from: &OwnedFd) -> Option<OwnedFd> {
     let (mut byte, mut space) = ([0], nix::cmsg_space!(RawFd));
     let mut data = [IoSliceMut::new(&mut byte)];
@@ -260,11 +271,11 @@ fn receive(from: &OwnedFd) -> Option<OwnedFd> {
         ControlMessageOwned::ScmRights(fds) => fds.first().copied(),
         _ => None,
     })?;
-    // SAFETY: the kernel made the descriptor for this process just now.
+    // SAFETY: the kernel has just created the descriptor for this process.
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The next call; `None` once no process of the tree is left.
+/// Receives the next call. Returns `None` once no process of the tree is left.
 fn next(calls: &OwnedFd) -> Option<seccomp_notif> {
     loop {
         let mut ready = [PollFd::new(calls.as_fd(), PollFlags::POLLIN)];
@@ -275,9 +286,9 @@ fn next(calls: &OwnedFd) -> Option<seccomp_notif> {
         if !ready[0].any().unwrap_or_default() || ready[0].revents()?.contains(PollFlags::POLLHUP) {
             return None;
         }
-        // SAFETY: numbers, and the kernel wants zeroes.
+        // SAFETY: the struct has only numbers, and the kernel wants zeroes.
         let mut call: seccomp_notif = unsafe { std::mem::zeroed() };
-        // SAFETY: what the request takes.
+        // SAFETY: `call` has the type that the request needs.
         match unsafe { request(calls, SECCOMP_IOCTL_NOTIF_RECV, &mut call) } {
             Err(Errno::ENOENT | Errno::EINTR) => {}
             received => return received.ok().map(|_| call),
@@ -298,18 +309,19 @@ fn answer(calls: &OwnedFd, id: u64, act: Act) {
         flags,
     };
     // A process that has ended needs no answer.
-    // SAFETY: what the request takes.
+    // SAFETY: `response` has the type that the request needs.
     let _ = unsafe { request(calls, SECCOMP_IOCTL_NOTIF_SEND, &mut response) };
 }
 
 /// # Safety
-/// `value` is what the request takes.
+/// `value` must have the type that the request needs.
 unsafe fn request<T>(calls: &OwnedFd, request: libc::Ioctl, value: &mut T) -> nix::Result<c_int> {
-    // SAFETY: `value` lives for the call; the rest is the caller's promise.
+    // SAFETY: `value` lives for the call; the caller promises its type.
     Errno::result(unsafe { libc::ioctl(calls.as_raw_fd(), request, from_mut(value)) })
 }
 
-/// `None` if a call has no effect that lasts or that another process sees, such as a write to a pipe.
+/// Describes the effect of a call. Returns `None` if the call has no lasting effect that another
+/// process sees, such as a write to a pipe.
 fn effect(call: &seccomp_notif) -> Option<Effect> {
     let (_, name, about) = *CALLS
         .iter()
@@ -322,27 +334,27 @@ fn effect(call: &seccomp_notif) -> Option<Effect> {
     let shown = |path: PathBuf| path.display().to_string();
     let mut from = None;
     let object = match about {
-        About::Path(at) => shown(path(at)?),
-        About::At(directory, at) => shown(path_at(directory, at)?),
-        About::FromTo(old, new) => {
+        ObjectAt::Path(at) => shown(path(at)?),
+        ObjectAt::At(directory, at) => shown(path_at(directory, at)?),
+        ObjectAt::FromTo(old, new) => {
             from = path_at(old.0, old.1);
             shown(path_at(new.0, new.1)?)
         }
-        About::OldNew => {
+        ObjectAt::OldNew => {
             from = path(0);
             shown(path(1)?)
         }
-        About::File(at) => {
+        ObjectAt::File(at) => {
             let file = thread.read_link(&format!("fd/{}", arguments[at] as RawFd))?;
             let is_device = file.starts_with("/dev") && !file.starts_with("/dev/shm");
             let is_memory = file.to_string_lossy().starts_with("/memfd:");
             shown(Some(file).filter(|file| file.is_absolute() && !is_device && !is_memory)?)
         }
-        About::Address => thread.address(arguments[1], arguments[2] as usize)?,
-        About::Signal(at) => Some(arguments[at])
+        ObjectAt::Address => thread.address(arguments[1], arguments[2] as usize)?,
+        ObjectAt::Signal(at) => Some(arguments[at])
             .filter(|signal| *signal != 0)?
             .to_string(),
-        About::Bpf => match arguments[0] {
+        ObjectAt::Bpf => match arguments[0] {
             0 => "map create",
             2 => "map update",
             3 => "map delete",
@@ -364,7 +376,7 @@ fn effect(call: &seccomp_notif) -> Option<Effect> {
     })
 }
 
-/// A thread whose call waits.
+/// A thread with a waiting call.
 struct Thread(i32);
 
 impl Thread {
@@ -385,7 +397,7 @@ impl Thread {
     fn memory(&self, at: u64, most: usize) -> Option<Vec<u8>> {
         let memory = File::open(format!("/proc/{}/mem", self.0)).ok()?;
         let mut bytes = vec![0; most];
-        // The next page may not be there.
+        // The next page may not be mapped.
         let within = most.min(4096 - (at % 4096) as usize);
         let read = memory
             .read_at(&mut bytes, at)
@@ -409,7 +421,8 @@ impl Thread {
         Some(above?.join(text))
     }
 
-    /// `None` for a socket of netlink, whose bind(2) has no effect that another process sees.
+    /// Reads an address. Returns `None` for a netlink socket, because its bind(2) has no effect
+    /// that another process sees.
     fn address(&self, at: u64, length: usize) -> Option<String> {
         let bytes = self.memory(at, length.min(128))?;
         let family = c_int::from(u16::from_ne_bytes([*bytes.first()?, *bytes.get(1)?]));
