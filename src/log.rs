@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_is_counted_and_reported() {
+    fn dropped_lines_are_counted_and_reported() {
         const LINES: u64 = 1000;
         let (read, mut lines, flush, reports) = lines(100);
         for number in 100..100 + LINES {
@@ -231,7 +231,7 @@ mod tests {
 
     /// Standard error may be a pipe without a reader.
     #[test]
-    fn what_cannot_be_written_is_dropped() {
+    fn lines_that_cannot_be_written_are_dropped() {
         let (read, mut lines, flush, reports) = lines(WAITING);
         drop(read);
         lines.write_all(b"lost\n").unwrap();

@@ -50,7 +50,7 @@ pub struct InjectArgs {
     pub pass: PassMode,
     /// Errors that --bridge ignores.
     #[command(flatten)]
-    pub excused: ExcusedArgs,
+    pub ignored: IgnoreErrorsArgs,
     /// How the apiserver is probed; paths are paths in its container. Without --probe-ca, kubeadm's
     /// CA is used.
     #[command(flatten)]
@@ -59,7 +59,7 @@ pub struct InjectArgs {
 
 /// Files that berth keeps on a node.
 #[derive(Debug, Clone, Args)]
-pub struct KeptArgs {
+pub struct StateDirArgs {
     /// Directory of the original manifests and of the state of an upgrade
     #[arg(long, env = "BERTH_STATE_DIR", default_value = berth_upgrade::state::DIRECTORY, value_name = "DIR")]
     pub state_dir: PathBuf,
@@ -113,12 +113,12 @@ pub struct ManifestArgs {
     #[arg(long, conflicts_with = "write")]
     pub diff: bool,
     #[command(flatten)]
-    pub kept: KeptArgs,
+    pub state: StateDirArgs,
 }
 
 /// Checks of berth doctor that only warn.
 #[derive(Debug, Clone, Args)]
-pub struct ExcusedArgs {
+pub struct IgnoreErrorsArgs {
     /// Continue despite errors of these checks of berth doctor, separated by commas; docs/doctor.md
     /// lists the checks
     #[arg(
@@ -163,14 +163,14 @@ pub struct DoctorArgs {
     #[command(flatten)]
     pub kubelet: KubeletArgs,
     #[command(flatten)]
-    pub kept: KeptArgs,
+    pub state: StateDirArgs,
     /// Check the cluster, too, with this kubeconfig: do all control-plane nodes have the same
     /// secure port?
     #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Errors to ignore.
     #[command(flatten)]
-    pub excused: ExcusedArgs,
+    pub ignored: IgnoreErrorsArgs,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -210,7 +210,7 @@ pub struct UpgradeArgs {
     pub break_lock: bool,
     /// Errors to ignore.
     #[command(flatten)]
-    pub excused: ExcusedArgs,
+    pub ignored: IgnoreErrorsArgs,
     /// How the new instance is judged.
     #[command(flatten)]
     pub judge: JudgeArgs,
@@ -218,7 +218,7 @@ pub struct UpgradeArgs {
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
-    pub kept: KeptArgs,
+    pub state: StateDirArgs,
     /// The kubelet's directory of container logs; the last lines of a log are shown when its
     /// container fails
     #[arg(

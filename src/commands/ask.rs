@@ -1,7 +1,7 @@
 //! `berth ready`, `berth live` and `berth drain`: the exec probes and the preStop hook of an
 //! apiserver's container.
 
-use super::{Exit, block_on, print, print_stderr, unavailable, usage_error};
+use super::{Exit, block_on, print, print_stderr, unavailable_error, usage_error};
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply, Status};
@@ -277,7 +277,7 @@ fn find(args: &AskArgs) -> anyhow::Result<Option<KnownInstance>> {
     let mistake = |why: String| usage_error(Mistakes(vec![why]));
     let id = args.instance.as_deref().map(InstanceId::parse).transpose();
     let id = id.map_err(|error| mistake(format!("--instance: {error}")))?;
-    let node = RunDirSnapshot::read(args.run_dir.run_dir.as_deref()).map_err(unavailable)?;
+    let node = RunDirSnapshot::read(args.run_dir.run_dir.as_deref()).map_err(unavailable_error)?;
     let asked = |known: &KnownInstance| id.as_ref().is_none_or(|id| known.id == *id);
     let mut known: Vec<_> = node.instances.into_iter().filter(asked).collect();
     // A running instance is preferred to the leftovers of an earlier instance.

@@ -1,7 +1,7 @@
 //! `berth copy-self`: copies this program in an init container, because the apiserver's image has
 //! no shell.
 
-use super::{Exit, unavailable};
+use super::{Exit, unavailable_error};
 use anyhow::Context;
 use berth_options::exec::CopySelfArgs;
 use berth_os::file::{private_directory, replace};
@@ -26,7 +26,7 @@ pub(super) fn run(args: &CopySelfArgs) -> anyhow::Result<Exit> {
             .with_context(|| format!("cannot copy this program to {}", args.path.display()))
     });
     done.map(|()| Exit::Ok)
-        .map_err(|error| unavailable(format!("{error:#}")))
+        .map_err(|error| unavailable_error(format!("{error:#}")))
 }
 
 /// Copies the running program atomically: the copy is never incomplete.

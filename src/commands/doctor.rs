@@ -1,7 +1,7 @@
 //! `berth doctor`: checks a manifest, its node and its cluster for what would make an upgrade lose
 //! requests.
 
-use super::{Exit, block_on, print, print_stderr, refused, usage_error};
+use super::{Exit, block_on, print, print_stderr, refusal_error, usage_error};
 use crate::cli::DoctorArgs;
 use berth_cluster::Client;
 use berth_doctor::cluster::Cluster;
@@ -26,7 +26,7 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
         Some("-") => "standard input".into(),
         _ => path.display().to_string(),
     };
-    let manifest = Manifest::parse(&read(&path).map_err(refused)?);
+    let manifest = Manifest::parse(&read(&path).map_err(refusal_error)?);
     let manifest =
         manifest.map_err(|problem| usage_error(Mistakes(vec![format!("{name}:{problem}")])))?;
     // A source that cannot be read is reported, and all others are checked nevertheless.
@@ -59,7 +59,7 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     let node = args.node.then(|| node::Facts {
         unconnected,
         obstacle,
-        interrupted: interrupted(&args.kept.state_dir)
+        interrupted: interrupted(&args.state.state_dir)
             .map_err(|error| missing(&error))
             .ok()
             .flatten(),
@@ -86,7 +86,7 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
         cluster: cluster.as_ref(),
     };
     let mut findings = examine(&case);
-    excuse(&mut findings, &args.excused.ignore_errors);
+    excuse(&mut findings, &args.ignored.ignore_errors);
     let color = std::io::stdout().is_terminal()
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let output = if args.json {

@@ -1,7 +1,7 @@
 //! `berth exec`: gives an apiserver its own address and becomes the apiserver, or stays as its
 //! supervisor.
 
-use super::{Exit, unavailable, usage_error};
+use super::{Exit, unavailable_error, usage_error};
 use anyhow::Context;
 use berth_exec::address;
 use berth_exec::args::{self, Replaced, Rewritten, Wanted};
@@ -23,7 +23,7 @@ use std::process::Command;
 pub(super) fn run(args: &ExecArgs) -> anyhow::Result<Exit> {
     let place = check::exec(args).map_err(usage_error)?;
     end_on_signals().context("cannot handle signals")?;
-    carry_out(place, args).map_err(|error| unavailable(format!("{error:#}")))
+    carry_out(place, args).map_err(|error| unavailable_error(format!("{error:#}")))
 }
 
 /// Claims the address, rewrites the arguments, and becomes the apiserver or its supervisor.

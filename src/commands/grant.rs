@@ -1,6 +1,6 @@
 //! `berth grant`: creates, prints or revokes credentials for the shims of a node.
 
-use super::{Exit, Refused, block_on, json, print, print_stderr, unavailable, usage_error};
+use super::{Exit, Refused, block_on, json, print, print_stderr, unavailable_error, usage_error};
 use crate::cli::GrantArgs;
 use anyhow::Context;
 use berth_cluster::lease::NAMESPACE;
@@ -40,7 +40,7 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
         print_stderr(error);
     }
     checked.map_err(usage_error)?;
-    let (access, client) = access.map_err(unavailable)?;
+    let (access, client) = access.map_err(unavailable_error)?;
     match options {
         Some(options) => {
             let granted = block_on(grant(&access, &client, &options))?

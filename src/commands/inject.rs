@@ -1,7 +1,7 @@
 //! `berth inject` and `berth eject`: manifests into and out of berth.
 
 use super::bridge::{command_without, is_on, run_under_bridge};
-use super::{Exit, print, print_stderr, refused, unavailable, usage_error};
+use super::{Exit, print, print_stderr, refusal_error, unavailable_error, usage_error};
 use crate::cli::{InjectArgs, ManifestArgs};
 use berth_doctor::{Case, beside, examine, node, text};
 use berth_manifest::edit::Edit;
@@ -50,7 +50,7 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
         return write_patches(&file, &outcome.options, &outcome.base, directory);
     }
     if let Some(manifest) = injected.filter(|_| file.args.bridge && outcome.text != text) {
-        diagnose(&file.args.path, manifest, &args.excused.ignore_errors).map_err(refused)?;
+        diagnose(&file.args.path, manifest, &args.ignored.ignore_errors).map_err(refusal_error)?;
     }
     file.write_result(&text, &outcome.text, &outcome.edits, Some(&outcome.base))
 }
@@ -109,13 +109,13 @@ impl<'a> Target<'a> {
     fn check(args: &'a ManifestArgs, checks: &mut Checks) -> Self {
         let file = Self {
             args,
-            backups: Backups::new(&args.kept.state_dir),
+            backups: Backups::new(&args.state.state_dir),
         };
         if args.write && file.is_stdin() {
             checks.wrong("--write with -: standard input cannot be written: give the file's path");
         }
         if args.write {
-            file.check_directory("--state-dir", &args.kept.state_dir, checks);
+            file.check_directory("--state-dir", &args.state.state_dir, checks);
         }
         file
     }
@@ -144,7 +144,7 @@ impl<'a> Target<'a> {
     }
 
     fn text(&self) -> anyhow::Result<String> {
-        read(&self.args.path).map_err(refused)
+        read(&self.args.path).map_err(refusal_error)
     }
 
     /// The original manifest and the path of its backup, if `text` is what berth wrote over it.
@@ -154,7 +154,7 @@ impl<'a> Target<'a> {
         }
         self.backups
             .find(&self.args.path, text)
-            .map_err(unavailable)
+            .map_err(unavailable_error)
     }
 
     fn refusal(&self, problems: &[Problem]) -> anyhow::Error {
@@ -189,7 +189,7 @@ impl<'a> Target<'a> {
             print_stderr(format_args!("{} needs no change: not written", self.name()));
             return Ok(Exit::Ok);
         }
-        leave_alone(self.backups.directory(), &self.args.path).map_err(unavailable)?;
+        leave_alone(self.backups.directory(), &self.args.path).map_err(unavailable_error)?;
         if self.args.bridge {
             return run_under_bridge(
                 &["--manifest".as_ref(), self.args.path.as_os_str()],
@@ -209,10 +209,10 @@ impl<'a> Target<'a> {
             let path = self
                 .backups
                 .keep(&self.args.path, original, new)
-                .map_err(unavailable)?;
+                .map_err(unavailable_error)?;
             print_stderr(format_args!("the original is {}", path.display()));
         }
-        replace(&self.args.path, new).map_err(unavailable)?;
+        replace(&self.args.path, new).map_err(unavailable_error)?;
         print_stderr(format_args!("{} is written", self.name()));
         Ok(Exit::Ok)
     }
@@ -232,14 +232,14 @@ fn write_patches(
     let patches = patches.map_err(|problems| file.refusal(&problems))?;
     std::fs::create_dir_all(directory).map_err(|error| {
         let fix = fix("make", &error);
-        unavailable(format!(
+        unavailable_error(format!(
             "cannot make the directory {}: {error}{fix}",
             directory.display()
         ))
     })?;
     for patch in patches {
         let path = directory.join(patch.name);
-        replace(&path, &patch.text).map_err(unavailable)?;
+        replace(&path, &patch.text).map_err(unavailable_error)?;
         print_stderr(format_args!("{} is written", path.display()));
     }
     Ok(Exit::Ok)

@@ -151,7 +151,7 @@ fn usage_error(mistakes: Mistakes) -> anyhow::Error {
 }
 
 /// A missing requirement.
-fn unavailable(error: impl Display) -> anyhow::Error {
+fn unavailable_error(error: impl Display) -> anyhow::Error {
     Refused {
         exit: Exit::Unavailable,
         why: vec![error.to_string()],
@@ -160,7 +160,7 @@ fn unavailable(error: impl Display) -> anyhow::Error {
 }
 
 #[cfg(feature = "operate")]
-fn refused(refusal: impl Into<berth_manifest::report::Refusal>) -> anyhow::Error {
+fn refusal_error(refusal: impl Into<berth_manifest::report::Refusal>) -> anyhow::Error {
     use berth_manifest::report::Refusal;
     let (exit, why) = match refusal.into() {
         Refusal::Usage(mistakes) => return usage_error(mistakes),

@@ -1,6 +1,6 @@
 //! `berth rehearse`, and the simulated apiserver that a rehearsal starts.
 
-use super::{Exit, block_on, print, print_stderr, unavailable, usage_error};
+use super::{Exit, block_on, print, print_stderr, unavailable_error, usage_error};
 use crate::cli::{RehearseArgs, StandInArgs};
 use berth_options::check::Mistakes;
 use berth_rehearse::address::NETNS;
@@ -17,7 +17,7 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
     let mut plan = plan.map_err(usage_error)?;
     if plan.netns {
         // Must come before any other thread starts.
-        netns::enter(*NETNS.ip()).map_err(unavailable)?;
+        netns::enter(*NETNS.ip()).map_err(unavailable_error)?;
     }
     let outcome = block_on(async {
         plan.ask_versions().await?;
@@ -30,7 +30,8 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
         return exit;
     }
     let report = report::assemble(&plan, outcome, &repeat_command(args, &plan));
-    report::write(&report, args.json.as_deref(), args.report.as_deref()).map_err(unavailable)?;
+    report::write(&report, args.json.as_deref(), args.report.as_deref())
+        .map_err(unavailable_error)?;
     exit
 }
 

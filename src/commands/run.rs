@@ -9,7 +9,7 @@
 //! drains, and `berth run` ends with the child's exit status.
 
 use super::serve::{Signals, build};
-use super::{Exit, block_on, exit_code, unavailable, usage_error};
+use super::{Exit, block_on, exit_code, unavailable_error, usage_error};
 use berth_options::check;
 use berth_options::log::LogArgs;
 use berth_options::shim::RunArgs;
@@ -32,8 +32,8 @@ pub(super) fn run(args: &RunArgs, log: &LogArgs) -> anyhow::Result<Exit> {
         let mut signals = Signals::new()?;
         let bound = build(config, &mut signals).await?;
         let child = start_exec(&bound, args, log);
-        let mut child =
-            child.map_err(|error| unavailable(format!("cannot start `berth exec`: {error}")))?;
+        let mut child = child
+            .map_err(|error| unavailable_error(format!("cannot start `berth exec`: {error}")))?;
         let status = supervise(bound, &mut child, &mut signals).await?;
         Ok(Exit::Child(exit_code(status)))
     })?

@@ -1,6 +1,6 @@
 //! `berth serve`: the shim of a sidecar.
 
-use super::{Exit, Refused, block_on, unavailable, usage_error};
+use super::{Exit, Refused, block_on, unavailable_error, usage_error};
 use berth_options::check::{self, Mistakes};
 use berth_options::shim::ServeArgs;
 use berth_os::signals;
@@ -36,7 +36,7 @@ pub(super) async fn build(config: Config, signals: &mut Signals) -> anyhow::Resu
     };
     built.map_err(|error| match error {
         BuildError::Probe(mistake) => usage_error(Mistakes(vec![mistake])),
-        error => unavailable(error),
+        error => unavailable_error(error),
     })
 }
 

@@ -1,6 +1,6 @@
 //! `berth status`: the berths and apiservers on this node.
 
-use super::{Exit, block_on, json, print, print_stderr, unavailable};
+use super::{Exit, block_on, json, print, print_stderr, unavailable_error};
 use crate::cli::StatusArgs;
 use berth_node::ipc;
 use berth_node::ipc::wire::{GateStatus, InstanceStatus, LongestQueue, Status};
@@ -19,7 +19,7 @@ use std::time::{Duration, SystemTime};
 const VERSION: u32 = 1;
 
 pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
-    let node = RunDirSnapshot::read(args.run_dir.run_dir.as_deref()).map_err(unavailable)?;
+    let node = RunDirSnapshot::read(args.run_dir.run_dir.as_deref()).map_err(unavailable_error)?;
     node.problems.iter().for_each(print_stderr);
     let rows = block_on(async {
         let mut rows = Vec::new();
@@ -198,7 +198,7 @@ fn table(rows: &[Row], now: SystemTime) -> String {
         "LAST PROBE",
     ];
     let mut text = align(HEAD, rows.iter().map(|row| row.cells(now)));
-    for remark in [fail_open, foreign_listeners, gate_queue, passing] {
+    for remark in [fail_open, foreign_listeners, gate_queue, relay_mode] {
         for (row, remark) in rows
             .iter()
             .filter_map(|row| Some((row, remark(row.shim.as_ref()?)?)))
@@ -243,7 +243,7 @@ fn gate_queue(shim: &Status) -> Option<String> {
     Some(text)
 }
 
-fn passing(shim: &Status) -> Option<String> {
+fn relay_mode(shim: &Status) -> Option<String> {
     let own = shim.instances.iter().find(|instance| instance.own)?;
     match &own.relayed {
         _ if own.injected => Some(format!(
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn how_each_instance_gets_its_clients_is_a_line() {
+    fn the_table_says_how_each_instance_gets_its_clients() {
         let rows = [
             row("a", &serde_json::json!({"injected": true})),
             row("b", &serde_json::json!({"relayed": "the kernel is 5.15"})),

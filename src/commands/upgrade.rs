@@ -1,7 +1,7 @@
 //! `berth upgrade`: from options to an exit status.
 
 use super::{
-    Exit, block_on, is_version, number_steps, print, refused, suggest_upgrade, usage_error,
+    Exit, block_on, is_version, number_steps, print, refusal_error, suggest_upgrade, usage_error,
 };
 use crate::cli::{JudgeArgs, UpgradeArgs};
 use berth_options::check::Mistakes;
@@ -42,12 +42,12 @@ fn options(args: &UpgradeArgs) -> UpgradeOptions {
         manifest: args.manifest.clone(),
         canonical: directory.join(FILE),
         temporary: directory.join(format!("{PREFIX}{FILE}")),
-        state_dir: args.kept.state_dir.clone(),
+        state_dir: args.state.state_dir.clone(),
         ready: args.ready_timeout,
         settle: args.settle,
         pod_logs_dir: args.pod_logs_dir.clone(),
         kubeconfig: args.kubeconfig.clone(),
-        ignore_errors: args.excused.ignore_errors.clone(),
+        ignore_errors: args.ignored.ignore_errors.clone(),
         judge: args.judge.judge.then(|| judge(&args.judge)),
         emulate: !args.judge.no_emulate,
         break_lock: args.break_lock,
@@ -73,14 +73,14 @@ fn judge(args: &JudgeArgs) -> JudgeOptions {
 async fn upgrade(options: UpgradeOptions, only_steps: bool) -> anyhow::Result<Exit> {
     let progress = Rc::new(Progress::default());
     if only_steps {
-        let steps = dry_run(&options, &progress).await.map_err(refused)?;
+        let steps = dry_run(&options, &progress).await.map_err(refusal_error)?;
         return print(&number_steps(&steps)).map(|_| Exit::Ok);
     }
     let Begun {
         state,
         store,
         setting,
-    } = begin(&options, &progress).await.map_err(refused)?;
+    } = begin(&options, &progress).await.map_err(refusal_error)?;
     Ok(
         match drive::drive(state, &store, &setting, progress.clone()).await {
             Ok(Ended::Done) => Exit::Ok,

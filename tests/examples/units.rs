@@ -31,7 +31,7 @@ pub(crate) fn berth_takes_the_commands() -> Result<Completion, Failed> {
                 args.manifest.is_none() && !args.dry_run,
                 "{name} begins no upgrade"
             );
-            let state = args.kept.state_dir.join("upgrade.json");
+            let state = args.state.state_dir.join("upgrade.json");
             assert!(
                 text.contains(&format!("\nConditionPathExists={}\n", state.display())),
                 "{name}: {state:?}"

@@ -326,21 +326,21 @@ fn talk(client: TcpStream, peer: SocketAddr, close: Option<UnixStream>) {
 // The shim.
 
 /// A supervisor's process and its server, with a temporary directory.
-struct Started {
+struct RunningSupervisor {
     address: SocketAddr,
     supervisor: Child,
     server: i32,
     directory: tempfile::TempDir,
 }
 
-impl Drop for Started {
+impl Drop for RunningSupervisor {
     fn drop(&mut self) {
         let _ = self.supervisor.kill();
         let _ = self.supervisor.wait();
     }
 }
 
-impl Started {
+impl RunningSupervisor {
     fn new(kind: &str) -> Self {
         // An address that no other test uses.
         let [b, c, ..] = getrandom::u32().unwrap().to_ne_bytes();
@@ -542,7 +542,7 @@ impl Client {
 
 /// Sends 1,000 clients in groups, and stops processes while some of them come.
 fn no_client_is_lost(kind: &'static str) -> Result<(), Failed> {
-    let started = Started::new(kind);
+    let started = RunningSupervisor::new(kind);
     let (mut shim, public) = (started.shim(), Public::new());
     let mut old = VecDeque::new();
     for group in 0..20 {
@@ -581,7 +581,7 @@ fn no_client_is_lost(kind: &'static str) -> Result<(), Failed> {
 }
 
 fn own_clients_are_served(kind: &'static str) -> Result<(), Failed> {
-    let started = Started::new(kind);
+    let started = RunningSupervisor::new(kind);
     let (mut shim, public) = (started.shim(), Public::new());
     for _ in 0..50 {
         let clients: Vec<_> = (0..3)
@@ -598,7 +598,7 @@ fn own_clients_are_served(kind: &'static str) -> Result<(), Failed> {
 }
 
 fn other_listeners_are_left_alone(kind: &'static str) -> Result<(), Failed> {
-    let started = Started::new(kind);
+    let started = RunningSupervisor::new(kind);
     let client = started.shim().send_client(&Public::new());
     client.expect_served();
     let other: SocketAddr = client.ask("other").parse()?;
@@ -612,7 +612,7 @@ fn other_listeners_are_left_alone(kind: &'static str) -> Result<(), Failed> {
 
 /// Kills a shim once after the supervisor has read its messages, and once before.
 fn clients_of_a_dead_shim_are_served(kind: &'static str) -> Result<(), Failed> {
-    let started = Started::new(kind);
+    let started = RunningSupervisor::new(kind);
     for stopped in [started.server, started.pid()] {
         let (mut shim, public) = (started.shim(), Public::new());
         send_signal(stopped, Signal::SIGSTOP as i32)?;
@@ -627,7 +627,7 @@ fn clients_of_a_dead_shim_are_served(kind: &'static str) -> Result<(), Failed> {
 }
 
 fn garbage_ends_a_connection(kind: &'static str) -> Result<(), Failed> {
-    let started = Started::new(kind);
+    let started = RunningSupervisor::new(kind);
     let (mut shim, mut other) = (started.shim(), started.shim());
     let public = Public::new();
     send_signal(started.server, Signal::SIGSTOP as i32)?;
@@ -668,7 +668,7 @@ fn garbage_ends_a_connection(kind: &'static str) -> Result<(), Failed> {
 }
 
 fn a_flood_comes_back(kind: &'static str) -> Result<(), Failed> {
-    let started = Started::new(kind);
+    let started = RunningSupervisor::new(kind);
     let (mut shim, mut other, public) = (started.shim(), started.shim(), Public::new());
     send_signal(started.server, Signal::SIGSTOP as i32)?;
     // A call that waits for a client returns even if the process is stopped.
@@ -692,7 +692,7 @@ fn a_flood_comes_back(kind: &'static str) -> Result<(), Failed> {
 }
 
 fn further_own_clients_wait(kind: &'static str) -> Result<(), Failed> {
-    let started = Started::new(kind);
+    let started = RunningSupervisor::new(kind);
     drop(started.shim());
     send_signal(started.server, Signal::SIGSTOP as i32)?;
     // Fewer clients than fit into the listener's queue.
@@ -711,7 +711,7 @@ fn further_own_clients_wait(kind: &'static str) -> Result<(), Failed> {
 }
 
 fn bells_are_repaired(kind: &'static str) -> Result<(), Failed> {
-    let started = Started::new(kind);
+    let started = RunningSupervisor::new(kind);
     let (mut shim, public) = (started.shim(), Public::new());
     let first = shim.send_client(&public);
     first.expect_served();
@@ -725,7 +725,7 @@ fn bells_are_repaired(kind: &'static str) -> Result<(), Failed> {
 }
 
 fn a_wait_ends(kind: &'static str) -> Result<(), Failed> {
-    let mut started = Started::new(kind);
+    let mut started = RunningSupervisor::new(kind);
     let mut shim = started.shim();
     let client = shim.send_client(&Public::new());
     client.expect_served();
@@ -738,7 +738,7 @@ fn a_wait_ends(kind: &'static str) -> Result<(), Failed> {
 }
 
 fn another_shim_comes(kind: &'static str) -> Result<(), Failed> {
-    let started = Started::new(kind);
+    let started = RunningSupervisor::new(kind);
     let public = Public::new();
     for _ in 0..3 {
         let (mut first, mut second) = (started.shim(), started.shim());
@@ -751,7 +751,7 @@ fn another_shim_comes(kind: &'static str) -> Result<(), Failed> {
 }
 
 fn clients_come_back(kind: &'static str) -> Result<(), Failed> {
-    let mut started = Started::new(kind);
+    let mut started = RunningSupervisor::new(kind);
     let (mut shim, public) = (started.shim(), Public::new());
     let first = shim.send_client(&public);
     first.expect_served();
@@ -782,7 +782,7 @@ fn clients_come_back(kind: &'static str) -> Result<(), Failed> {
 }
 
 fn a_shim_waits_for_a_descriptor(kind: &'static str) -> Result<(), Failed> {
-    let started = Started::new(kind);
+    let started = RunningSupervisor::new(kind);
     let client = started.shim().send_client(&Public::new());
     client.expect_served();
     let limit = |soft: &str| {
@@ -816,7 +816,7 @@ fn a_shim_waits_for_a_descriptor(kind: &'static str) -> Result<(), Failed> {
 }
 
 fn orphans_are_reaped(kind: &'static str) -> Result<(), Failed> {
-    let started = Started::new(kind);
+    let started = RunningSupervisor::new(kind);
     let client = started.shim().send_client(&Public::new());
     client.expect_served();
     assert_eq!(client.ask("orphan"), "orphan");
@@ -829,11 +829,11 @@ fn orphans_are_reaped(kind: &'static str) -> Result<(), Failed> {
 fn signals_are_passed_on(kind: &'static str) -> Result<(), Failed> {
     // Including a real-time signal, and signals that kill.
     for signal in [Signal::SIGTERM as i32, Signal::SIGHUP as i32, 37] {
-        let mut started = Started::new(kind);
+        let mut started = RunningSupervisor::new(kind);
         send_signal(started.pid(), signal)?;
         assert_eq!(started.status(), 128 + signal);
     }
-    let mut started = Started::new(kind);
+    let mut started = RunningSupervisor::new(kind);
     let (mut shim, public) = (started.shim(), Public::new());
     send_signal(started.server, Signal::SIGSTOP as i32)?;
     let kept: Vec<_> = (0..10).map(|_| public.connect()).collect();
@@ -851,7 +851,7 @@ fn signals_are_passed_on(kind: &'static str) -> Result<(), Failed> {
         );
     }
     assert_eq!(started.status(), 128 + 9);
-    let mut started = Started::new(kind);
+    let mut started = RunningSupervisor::new(kind);
     let client = started.shim().send_client(&Public::new());
     client.expect_served();
     (&client.0).write_all(b"exit\n")?;
@@ -860,7 +860,7 @@ fn signals_are_passed_on(kind: &'static str) -> Result<(), Failed> {
 }
 
 fn the_server_ends_with_its_supervisor(kind: &'static str) -> Result<(), Failed> {
-    let started = Started::new(kind);
+    let started = RunningSupervisor::new(kind);
     drop(started.shim());
     let server = HeldProcess::of(started.server)?;
     started.signal(Signal::SIGKILL);
@@ -870,7 +870,9 @@ fn the_server_ends_with_its_supervisor(kind: &'static str) -> Result<(), Failed>
 
 fn a_missing_program_is_an_error(_: &'static str) -> Result<(), Failed> {
     let address = "127.3.9.1:6443".parse()?;
-    let error = Started::with(address, &["/nowhere"]).map(drop).unwrap_err();
+    let error = RunningSupervisor::with(address, &["/nowhere"])
+        .map(drop)
+        .unwrap_err();
     assert!(error.contains("NotFound"), "{error}");
     Ok(())
 }

@@ -115,18 +115,18 @@ fn refused_in(user_namespace: &[&str], why: &str) {
         }
         Ok(_) => {}
     }
-    again(within(std::env::current_exe().unwrap().as_os_str()).env(INSIDE, &name));
+    rerun(within(std::env::current_exe().unwrap().as_os_str()).env(INSIDE, &name));
 }
 
 /// Runs this thread's test once more, in a separate process with the environment variable set.
 ///
 /// The test fails in the separate process.
 pub fn again_with(variable: &str) {
-    again(Command::new(std::env::current_exe().unwrap()).env(variable, "1"));
+    rerun(Command::new(std::env::current_exe().unwrap()).env(variable, "1"));
 }
 
 /// Runs this thread's test with `command`, which starts the test program.
-fn again(command: &mut Command) {
+fn rerun(command: &mut Command) {
     let Output {
         status,
         stdout,

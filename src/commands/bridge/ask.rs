@@ -1,7 +1,7 @@
 //! Requests to a running bridge, and removal of what a killed bridge or upgrade left in the
 //! cluster.
 
-use super::{Exit, exit_of, json, print, print_stderr, unavailable};
+use super::{Exit, exit_of, json, print, print_stderr, unavailable_error};
 use crate::cli::{BridgeDirArgs, BridgeEndArgs, BridgeRestoreArgs};
 use berth_bridge::caller::ended;
 use berth_bridge::cgroup;
@@ -23,7 +23,7 @@ pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
         Err(error) if !means_no_bridge(&error) => return Err(request_error(directory, &error)),
         Err(_) => match elsewhere() {
             Some(why) => {
-                return Err(unavailable(format!(
+                return Err(unavailable_error(format!(
                     "there is no bridge in {}: {why}",
                     directory.display()
                 )));
@@ -51,7 +51,7 @@ pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
         return exit_of(ended(directory, args.dir.json, &client, false).await?);
     }
     let Ok(reply) = timeout(PATIENCE, client.next()).await else {
-        return Err(unavailable(hangs(&client)));
+        return Err(unavailable_error(hangs(&client)));
     };
     match reply {
         Some(Reply::Differences(all)) if args.dir.json => print(&json(&all)?),
@@ -130,9 +130,9 @@ pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
         .map_err(|error| request_error(directory, &error))?;
     let status = match timeout(PATIENCE, client.next()).await {
         Ok(Some(Reply::Status(status))) if status.outcome.is_none() => status,
-        Ok(Some(Reply::Status(status))) => return Err(unavailable(over(&status))),
+        Ok(Some(Reply::Status(status))) => return Err(unavailable_error(over(&status))),
         Ok(_) => return Err(no_bridge(directory)),
-        Err(_) => return Err(unavailable(hangs(&client))),
+        Err(_) => return Err(unavailable_error(hangs(&client))),
     };
     if args.json {
         return print(&json(&status)?);
@@ -223,11 +223,11 @@ fn request_error(directory: &Path, error: &io::Error) -> anyhow::Error {
         return no_bridge(directory);
     }
     let (at, fix) = (directory.display(), fix("ask", error));
-    unavailable(format!("the bridge in {at} cannot be asked: {error}{fix}"))
+    unavailable_error(format!("the bridge in {at} cannot be asked: {error}{fix}"))
 }
 
 fn no_bridge(directory: &Path) -> anyhow::Error {
-    unavailable(format!(
+    unavailable_error(format!(
         "no bridge is on in {}, which may hold logs of earlier bridges; `berth bridge start` begins a bridge",
         directory.display()
     ))

@@ -3,8 +3,8 @@
 mod ask;
 
 use super::{
-    Exit, block_on, exit_code, json, number_steps, print, print_stderr, refused, unavailable,
-    usage_error,
+    Exit, block_on, exit_code, json, number_steps, print, print_stderr, refusal_error,
+    unavailable_error, usage_error,
 };
 use crate::cli::{BridgeAction, BridgeArgs, BridgeStartArgs, Words};
 use anyhow::Context;
@@ -62,7 +62,7 @@ pub(super) fn command_without(without: &str) -> anyhow::Result<Vec<OsString>> {
 fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Exit> {
     let options = options(args, run).map_err(usage_error)?;
     if args.dry_run {
-        let mut plan = block_on(preflight(options))?.map_err(refused_unchanged)?;
+        let mut plan = block_on(preflight(options))?.map_err(refusal_without_changes)?;
         // The status of a bridge that begins has this note already.
         plan.notes
             .extend(plan.localhost.as_ref().err().map(|why| not_covered(why)));
@@ -77,16 +77,16 @@ fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Ex
         Half::Bridge(begin) => {
             isolate(&options)
                 .context("cannot create a mount namespace: run this with CAP_SYS_ADMIN")?;
-            block_on(hold(options, begin, print_notes))?.map_err(refused_unchanged)?;
+            block_on(hold(options, begin, print_notes))?.map_err(refusal_without_changes)?;
             Ok(Exit::Ok)
         }
         Half::Caller(bridge) => match bridge.begins()? {
             Ok(asked) => exit_of(
                 block_on(accompany(&args.dir.state_dir, args.dir.json, run, asked))?
-                    .map_err(unavailable)?,
+                    .map_err(unavailable_error)?,
             ),
             Err(Some(code)) => Ok(u8::try_from(code).map_or(Exit::Bug, Exit::Child)),
-            Err(None) => Err(unavailable(
+            Err(None) => Err(unavailable_error(
                 "the bridge was killed before it began; nothing was changed",
             )),
         },
@@ -108,11 +108,11 @@ fn print_notes(plan: &BridgePlan) {
         .for_each(|note| print_stderr(format_args!("note: {note}")));
 }
 
-fn refused_unchanged(mut refusal: Refusal) -> anyhow::Error {
+fn refusal_without_changes(mut refusal: Refusal) -> anyhow::Error {
     if let Refusal::Unavailable(why) = &mut refusal {
         why.push("nothing was changed".into());
     }
-    refused(refusal)
+    refusal_error(refusal)
 }
 
 /// Checks and combines the options.

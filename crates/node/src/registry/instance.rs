@@ -234,7 +234,7 @@ pub fn claim(
     let directory = berth.instances();
     let _names = lock_names(&directory, LOCK_WAIT)?;
     let path = path_of(berth, claimant.instance);
-    let previous = previous(berth, claimant.instance, &path)?;
+    let previous = previous_address(berth, claimant.instance, &path)?;
     let listing = list(berth).map_err(io_error("list", &directory))?;
     prune_names(berth, SystemTime::now()).map_err(io_error("list", &directory))?;
     let others = listing
@@ -323,7 +323,7 @@ fn is_long_dead(berth: &BerthDir, path: &Path, id: &InstanceId, now: SystemTime)
 }
 
 /// Returns the address in an earlier record of the ID, if the record is dead and readable.
-fn previous(
+fn previous_address(
     berth: &BerthDir,
     id: &InstanceId,
     path: &Path,

@@ -449,7 +449,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(lease in leases()) {
+    fn a_written_lease_is_read_back(lease in leases()) {
         let bytes = file::to_bytes(&lease).unwrap();
         prop_assert!((bytes.len() as u64) < file::MAX_SIZE);
         prop_assert_eq!(Lease::parse(&bytes, &lease.instance).unwrap(), lease);
