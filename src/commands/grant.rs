@@ -75,13 +75,13 @@ fn nodes(args: &GrantArgs, checks: &mut Checks) -> Vec<String> {
         given => given.to_vec(),
     };
     for node in nodes.iter().filter(|node| !is_node_name(node)) {
-        checks.wrong(format!(
+        checks.report(format!(
             "--node {node:?}: give the node's name as kubectl get nodes shows it, such as cp-1"
         ));
     }
     if nodes.len() > 1 && !args.revoke && !args.print {
         checks
-            .wrong("--node: each node writes its own files: run this on each node, with one name");
+            .report("--node: each node writes its own files: run this on each node, with one name");
     }
     nodes
 }
@@ -95,7 +95,7 @@ fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Gr
             Ok(shim_of(&manifest))
         });
     if let (Err(why), true) = (&shim, args.listen.is_empty() || args.uid.is_none()) {
-        checks.wrong(format!("--manifest: {why}; or give --listen and --uid"));
+        checks.report(format!("--manifest: {why}; or give --listen and --uid"));
     }
     let server = match &shim {
         _ if !args.listen.is_empty() => {
@@ -103,7 +103,7 @@ fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Gr
         }
         Ok(ShimOf { berth: None, .. }) => {
             let manifest = args.manifest.display();
-            checks.wrong(format!(
+            checks.report(format!(
                 "--listen is not given, and {manifest} leaves the address to the kubelet: give the berth's address, such as 10.0.0.5:6443"
             ));
             None
@@ -117,7 +117,7 @@ fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Gr
         .map(|uid| checks.number("--uid", uid, 0..=u32::MAX - 1))
         .or(of_manifest);
     if let Some(uid) = uid.filter(|uid| !geteuid().is_root() && *uid != geteuid().as_raw()) {
-        checks.wrong(format!(
+        checks.report(format!(
             "--uid {uid}: only root can give files to another uid: run this as root"
         ));
     }
@@ -128,11 +128,11 @@ fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Gr
     let file = match &args.out {
         Some(file) => {
             let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
-            checks.ok(files::check(&file).map_err(|why| format!("--out {why}")));
+            checks.ok_or_report(files::check(&file).map_err(|why| format!("--out {why}")));
             Some(file)
         }
         None => {
-            checks.wrong(
+            checks.report(
                 "--out is not given: name the shim's kubeconfig, in a directory of its own, such as \
                  /etc/kubernetes/berth-cluster/kubeconfig; or give --print or --revoke",
             );

@@ -112,7 +112,7 @@ impl<'a> Target<'a> {
             backups: Backups::new(&args.state.state_dir),
         };
         if args.write && file.is_stdin() {
-            checks.wrong("--write with -: standard input cannot be written: give the file's path");
+            checks.report("--write with -: standard input cannot be written: give the file's path");
         }
         if args.write {
             file.check_directory("--state-dir", &args.state.state_dir, checks);
@@ -124,7 +124,7 @@ impl<'a> Target<'a> {
     fn check_directory(&self, option: &str, directory: &Path, checks: &mut Checks) {
         let kubelets = resolved(directory) == resolved(Path::new(MANIFESTS));
         if kubelets || is_in(&self.args.path, directory) {
-            checks.wrong(format!(
+            checks.report(format!(
                 "{option} {}: a kubelet reads every file in this directory as a manifest: give another directory",
                 directory.display()
             ));
@@ -247,13 +247,13 @@ fn write_patches(
 
 fn check(args: &InjectArgs, checks: &mut Checks) -> Option<InjectOptions> {
     if args.image.is_empty() || args.image.contains(char::is_whitespace) {
-        checks.wrong(format!(
+        checks.report(format!(
             "--image {:?}: name an image with berth as its entrypoint",
             args.image
         ));
     }
     if !args.run_dir.starts_with('/') || args.run_dir.contains("..") || args.run_dir.contains(':') {
-        checks.wrong(format!(
+        checks.report(format!(
             "--run-dir {:?}: give an absolute path without .. and colons",
             args.run_dir
         ));
@@ -292,7 +292,7 @@ fn service(kubeconfig: Option<&str>, checks: &mut Checks) -> Option<String> {
         || kubeconfig.contains(':')
         || directory.is_none()
     {
-        checks.wrong(format!(
+        checks.report(format!(
             "--service {kubeconfig:?}: give the absolute path of a kubeconfig in a directory of its own, such as \
              /etc/kubernetes/berth-cluster/kubeconfig, which `berth grant` writes"
         ));
@@ -327,7 +327,7 @@ fn probing(args: &ProbeArgs, checks: &mut Checks) -> Probing {
                 probing.variables.push((variable, file.to_owned()));
             }
             None => {
-                checks.wrong(format!(
+                checks.report(format!(
                     "{option} {}: give an absolute path in the apiserver's container",
                     file.display()
                 ));

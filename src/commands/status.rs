@@ -80,7 +80,7 @@ struct Row {
 
 fn serialize_shim<S: Serializer>(shim: &Option<Status>, to: S) -> Result<S::Ok, S::Error> {
     shim.as_ref()
-        .map(Status::shown)
+        .map(Status::to_public_json)
         .transpose()
         .map_err(S::Error::custom)?
         .serialize(to)

@@ -142,6 +142,6 @@ fn no_namespace() -> Option<Completion> {
     if matches!(unshared, Ok(Ok(()))) {
         return None;
     }
-    namespace::refused("no network namespace can be had");
+    namespace::rerun_in_user_namespace("no network namespace can be had");
     Some(Completion::Completed)
 }

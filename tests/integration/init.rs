@@ -23,7 +23,7 @@ fn possible() -> bool {
         Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
         Err(error) => error.to_string(),
     };
-    namespace::refused(&format!("no PID namespace can be had: {log}"));
+    namespace::rerun_in_user_namespace(&format!("no PID namespace can be had: {log}"));
     false
 }
 

@@ -32,7 +32,7 @@ pub fn place(args: &PlaceArgs, checks: &mut Checks) -> Option<Place> {
     let listen = addresses(&args.listen, checks);
     let instance = args.instance.as_deref().map(InstanceId::parse).transpose();
     let instance = checks
-        .ok(instance.map_err(|error| format!("--instance: {error}")))
+        .ok_or_report(instance.map_err(|error| format!("--instance: {error}")))
         .flatten();
     let run_dir = args
         .run_dir
@@ -50,10 +50,10 @@ pub fn place(args: &PlaceArgs, checks: &mut Checks) -> Option<Place> {
 pub fn addresses(given: &[String], checks: &mut Checks) -> Option<Vec<Listen>> {
     let listen: Vec<_> = given
         .iter()
-        .filter_map(|text| checks.ok(listen(text)))
+        .filter_map(|text| checks.ok_or_report(listen(text)))
         .collect();
     if given.is_empty() {
-        checks.wrong(
+        checks.report(
             "--listen is not given: name the apiserver's public address, such as 10.0.0.5:6443",
         );
     }
@@ -62,7 +62,7 @@ pub fn addresses(given: &[String], checks: &mut Checks) -> Option<Vec<Listen>> {
             .iter()
             .any(|earlier| earlier.addr == address.addr)
         {
-            checks.wrong(format!(
+            checks.report(format!(
                 "--listen {}: is given twice: give it once",
                 address.addr
             ));
@@ -73,7 +73,7 @@ pub fn addresses(given: &[String], checks: &mut Checks) -> Option<Vec<Listen>> {
         && let Some(first) = listen.first().map(|first| first.addr)
         && first.ip().is_unspecified()
     {
-        checks.wrong(format!(
+        checks.report(format!(
             "--listen {first}: the first address names the berth and is advertised, so it cannot be a wildcard: \
              give the node's address first, such as 10.0.0.5:{}",
             first.port()
@@ -114,14 +114,14 @@ pub fn check_beside_instance(listen: &[Listen], checks: &mut Checks) {
     let berth = listen[0].addr;
     for address in listen.iter().map(|listen| listen.addr) {
         if address.port() == 0 {
-            checks.wrong(format!(
+            checks.report(format!(
                 "--listen {address}: an apiserver needs a fixed port: give one, such as 6443"
             ));
         } else if address.ip().is_unspecified()
             && address.ip().is_ipv4()
             && address.port() == berth.port()
         {
-            checks.wrong(wildcard_clash(address, berth));
+            checks.report(wildcard_clash(address, berth));
         }
     }
 }
@@ -153,7 +153,7 @@ pub fn serve(args: &ServeArgs) -> Result<Config, Mistakes> {
         .as_deref()
         .and_then(|text| checks.address("--backend", text));
     if args.backend.is_none() && args.place.instance.is_none() && !args.discover {
-        checks.wrong(
+        checks.report(
             "neither --backend, --instance nor --discover is given: name the apiserver's address, or the instance \
              that `berth exec` records, or serve all recorded instances",
         );
@@ -198,7 +198,7 @@ fn instance(args: &PlaceArgs, command: &[OsString], checks: &mut Checks) -> Opti
         check_beside_instance(&place.listen, checks);
     }
     for error in berth_exec::args::check(command) {
-        checks.wrong(format!("command after --: {error}"));
+        checks.report(format!("command after --: {error}"));
     }
     place
 }
@@ -249,17 +249,17 @@ fn config(
                     "--max-openings {text}: give auto, off or a whole number from 1 to {MOST_OPENINGS}"
                 )
             };
-            c.ok(number.ok_or_else(wrong)).unwrap_or_default()
+            c.ok_or_report(number.ok_or_else(wrong)).unwrap_or_default()
         }
     };
     let first = args
         .first
         .iter()
-        .filter_map(|text| c.ok(cidr(text)))
+        .filter_map(|text| c.ok_or_report(cidr(text)))
         .collect();
     let lease = c.duration("--lease", &args.lease, Duration::from_millis(300));
     if lease > lease::LONGEST {
-        c.wrong(format!(
+        c.report(format!(
             "--lease {}: at most {}: a shim that hangs is noticed only after this time",
             args.lease,
             format_duration(lease::LONGEST)
@@ -276,7 +276,7 @@ fn config(
     if let (Some(place), Some(admin)) = (&place, admin)
         && place.addresses().any(|listen| overlaps(listen, admin))
     {
-        c.wrong(format!(
+        c.report(format!(
             "--admin {admin}: the apiserver's clients use this address: give another port"
         ));
     }
@@ -335,12 +335,12 @@ pub fn check_probe(
 ) -> Option<ProbeConfig> {
     let https = args.probe == ProbeKind::Https;
     if https && args.probe_insecure && args.probe_ca.is_some() {
-        checks.wrong(
+        checks.report(
             "--probe-insecure with --probe-ca: the first turns off the check that the second configures: drop one",
         );
     }
     if https && strict && !args.probe_insecure && args.probe_ca.is_none() {
-        checks.wrong(
+        checks.report(
             "--probe-ca is not given: name the file with the CA of the apiserver's serving certificate \
              (kubeadm: /etc/kubernetes/pki/ca.crt), or give --probe-insecure, or --probe tcp",
         );
@@ -349,13 +349,13 @@ pub fn check_probe(
         (Some(cert), Some(key)) => Some((cert.clone(), key.clone())),
         (None, None) => None,
         (Some(_), None) => {
-            checks.wrong(
+            checks.report(
                 "--probe-cert without --probe-key: name the file with the certificate's key",
             );
             None
         }
         (None, Some(_)) => {
-            checks.wrong(
+            checks.report(
                 "--probe-key without --probe-cert: name the file with the key's certificate",
             );
             None
@@ -363,12 +363,12 @@ pub fn check_probe(
     };
     let checked = args.probe_ca.is_some();
     if https && !checked && (client.is_some() || args.probe_token_file.is_some()) {
-        checks.wrong(
+        checks.report(
             "--probe-cert or --probe-token-file without --probe-ca: credentials go only to an apiserver whose \
              certificate is checked: name --probe-ca",
         );
     }
-    let server_name = checks.ok(
+    let server_name = checks.ok_or_report(
         ServerName::try_from(args.probe_server_name.clone()).map_err(|_| {
             format!(
                 "--probe-server-name {:?}: give a DNS name or IP address from the certificate",
@@ -395,19 +395,19 @@ pub fn check_probe(
 /// Checks that the shim does not listen on the backend's address.
 fn check_backend(place: &Place, backend: SocketAddr, checks: &mut Checks) {
     if backend.ip().is_unspecified() || backend.port() == 0 {
-        checks.wrong(format!(
+        checks.report(format!(
             "--backend {backend}: give the apiserver's own address and port"
         ));
         return;
     }
     for listen in place.addresses() {
         if listen == backend {
-            checks.wrong(format!(
+            checks.report(format!(
                 "--backend {backend} is a --listen address: the shim would relay to itself; give the apiserver its own \
                  127.x address"
             ));
         } else if overlaps(listen, backend) {
-            checks.wrong(wildcard_clash(listen, place.berth()));
+            checks.report(wildcard_clash(listen, place.berth()));
         }
     }
 }

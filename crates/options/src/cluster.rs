@@ -32,7 +32,7 @@ pub(crate) fn check(
     let cluster = args.cluster.as_deref()?;
     let node = args.node_name.clone().unwrap_or_else(host_name);
     if !is_node_name(&node) {
-        checks.wrong(format!(
+        checks.report(format!(
             "--node-name {node:?}: give the name that `kubectl get nodes` shows"
         ));
     }
@@ -42,7 +42,7 @@ pub(crate) fn check(
         .as_ref()
         .filter(|instance| !named(instance.as_str()))
     {
-        checks.wrong(format!(
+        checks.report(format!(
             "--instance {instance}: with --cluster it is part of a Lease's name: use only a-z 0-9 and -, and begin and end with a \
              letter or a digit"
         ));

@@ -17,12 +17,12 @@ pub struct Mistakes(pub Vec<String>);
 pub struct Checks(Vec<String>);
 
 impl Checks {
-    pub fn wrong(&mut self, mistake: impl Into<String>) {
+    pub fn report(&mut self, mistake: impl Into<String>) {
         self.0.push(mistake.into());
     }
 
     /// Returns the value, or records the mistake and returns `None`.
-    pub fn ok<T, E: Display>(&mut self, result: Result<T, E>) -> Option<T> {
+    pub fn ok_or_report<T, E: Display>(&mut self, result: Result<T, E>) -> Option<T> {
         result.map_err(|error| self.0.push(error.to_string())).ok()
     }
 
@@ -36,7 +36,7 @@ impl Checks {
             }
         };
         let parsed = duration(text).and_then(long);
-        self.ok(parsed.map_err(|why| format!("{option} {text}: {why}")))
+        self.ok_or_report(parsed.map_err(|why| format!("{option} {text}: {why}")))
             .unwrap_or(least)
     }
 
@@ -48,7 +48,7 @@ impl Checks {
         match text.parse() {
             Ok(number) if range.contains(&number) => number,
             _ => {
-                self.wrong(format!(
+                self.report(format!(
                     "{option} {text}: give a whole number from {} to {}",
                     range.start(),
                     range.end()
@@ -60,7 +60,7 @@ impl Checks {
 
     /// Parses an address with a port.
     pub fn address(&mut self, option: &str, text: &str) -> Option<SocketAddr> {
-        self.ok(text.parse().map_err(|_| {
+        self.ok_or_report(text.parse().map_err(|_| {
             format!("{option} {text:?}: give an IP address with a port, such as 127.0.0.1:6443 or [::1]:6443")
         }))
     }

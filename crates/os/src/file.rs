@@ -192,7 +192,7 @@ pub fn private_directory(dir: &Path, owner: u32) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_testing::namespace::refused;
+    use berth_testing::namespace::rerun_in_user_namespace;
     use std::io::Write;
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::symlink;
@@ -226,7 +226,7 @@ mod tests {
         match output.status.success() {
             true => assert!(text.contains("1 passed"), "{text}"),
             false if text.contains("passed") || text.contains("panicked") => panic!("{text}"),
-            false => refused(&format!(
+            false => rerun_in_user_namespace(&format!(
                 "no PID namespace with a vm.memfd_noexec of its own: {text}"
             )),
         }

@@ -344,7 +344,7 @@ fn remove_cgroup(above: &CStr, own: &CStr) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_testing::namespace::{refused, skipped};
+    use berth_testing::namespace::{rerun_in_user_namespace, skipped};
     use std::io::{BufRead, BufReader, Read};
     use std::process::{Child, Stdio};
 
@@ -359,7 +359,7 @@ mod tests {
         run_in_namespaces(&mut command, enclosure).unwrap();
         match command.spawn() {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                refused(&format!("no namespace can be had: {error}"));
+                rerun_in_user_namespace(&format!("no namespace can be had: {error}"));
                 None
             }
             child => {
@@ -609,7 +609,7 @@ mod tests {
         });
         match mounted.join().unwrap() {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                refused(&format!("no namespace can be had: {error}"));
+                rerun_in_user_namespace(&format!("no namespace can be had: {error}"));
             }
             mounted => mounted.unwrap(),
         }

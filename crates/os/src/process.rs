@@ -807,6 +807,6 @@ mod tests {
             assert!(!raise_locked_memory(), "the limit cannot be raised further");
             return;
         }
-        berth_testing::namespace::again_with(LIMITED);
+        berth_testing::namespace::rerun_with(LIMITED);
     }
 }

@@ -4,7 +4,7 @@
 //! /metrics and /status answer for every live shim of the berth, whichever gets the request.
 
 use crate::shared::Shared;
-use berth_node::terms::shortened;
+use berth_node::terms::shorten;
 use berth_os::socket;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -77,13 +77,13 @@ impl Admin {
                     service_fn(async |request| Ok::<_, Infallible>(answer(&shim, &request).await));
                 let connection = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
-                    .header_read_timeout(shortened(HEAD))
+                    .header_read_timeout(shorten(HEAD))
                     .serve_connection(TokioIo::new(stream), service);
                 let mut connection = pin!(connection);
-                let mut served = timeout(shortened(CONNECTED), connection.as_mut()).await;
+                let mut served = timeout(shorten(CONNECTED), connection.as_mut()).await;
                 if served.is_err() {
                     connection.as_mut().graceful_shutdown();
-                    served = timeout(shortened(LAST_ANSWER), connection).await;
+                    served = timeout(shorten(LAST_ANSWER), connection).await;
                 }
                 match served {
                     Ok(Ok(())) => {}

@@ -37,10 +37,10 @@ impl Shared {
 
     /// Every live shim of the berth, the own first, and those that do not answer: the JSON of `/status`.
     pub(crate) async fn all_status(&self) -> serde_json::Result<Value> {
-        let (mut shims, mut silent) = (vec![self.status().await.shown()?], Vec::new());
+        let (mut shims, mut silent) = (vec![self.status().await.to_public_json()?], Vec::new());
         for (instance, reply) in self.ask_siblings(Ask::Status).await {
             match reply {
-                Ok(Reply::Status(status)) => shims.push(status.shown()?),
+                Ok(Reply::Status(status)) => shims.push(status.to_public_json()?),
                 Ok(_) => silent.push(json!({"instance": instance, "why": "unexpected reply"})),
                 Err(why) => silent.push(json!({"instance": instance, "why": why})),
             }

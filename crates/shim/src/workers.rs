@@ -2,7 +2,7 @@
 //! that it was distributed to, so that its two sockets and its buffer never change cores, and its counters hardly do:
 //! the thread that accepts or receives a connection counts it for the worker.
 
-use berth_node::terms::shortened;
+use berth_node::terms::shorten;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
@@ -68,7 +68,7 @@ async fn work(stop: CancellationToken) {
 impl Drop for Workers {
     fn drop(&mut self) {
         self.stop.cancel();
-        if self.running.recv_timeout(shortened(ENDING)) == Err(RecvTimeoutError::Timeout) {
+        if self.running.recv_timeout(shorten(ENDING)) == Err(RecvTimeoutError::Timeout) {
             // It ends with the process.
             return tracing::error!("a relaying thread does not end, and is not waited for");
         }

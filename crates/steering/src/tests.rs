@@ -77,7 +77,7 @@ fn in_a_namespace(without: Without, test: impl FnOnce() + Send + 'static) {
         match without {
             Without::Run => test(),
             #[cfg(debug_assertions)]
-            Without::Unsteered => namespace::again_with(bpf::UNSTEERED),
+            Without::Unsteered => namespace::rerun_with(bpf::UNSTEERED),
             _ => return Err(missing.to_string()),
         }
         Ok(())

@@ -77,7 +77,7 @@ pub fn run_in(
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     match error {
         None => {}
-        Some(error) => refused_in(
+        Some(error) => rerun_in(
             user_namespace,
             &format!("cannot create a namespace: {error}"),
         ),
@@ -89,11 +89,11 @@ pub fn run_in(
 /// is available.
 ///
 /// The test fails in the separate process.
-pub fn refused(why: &str) {
-    refused_in(&AS_ROOT, why);
+pub fn rerun_in_user_namespace(why: &str) {
+    rerun_in(&AS_ROOT, why);
 }
 
-fn refused_in(user_namespace: &[&str], why: &str) {
+fn rerun_in(user_namespace: &[&str], why: &str) {
     if std::env::var_os(INSIDE).is_some() {
         return skipped(why);
     }
@@ -121,7 +121,7 @@ fn refused_in(user_namespace: &[&str], why: &str) {
 /// Runs this thread's test once more, in a separate process with the environment variable set.
 ///
 /// The test fails in the separate process.
-pub fn again_with(variable: &str) {
+pub fn rerun_with(variable: &str) {
     rerun(Command::new(std::env::current_exe().unwrap()).env(variable, "1"));
 }
 

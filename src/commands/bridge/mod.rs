@@ -120,20 +120,20 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOpt
     args.speedup.apply();
     let mut checks = Checks::default();
     if run.is_some_and(<[_]>::is_empty) && !args.dry_run {
-        checks.wrong(
+        checks.report(
             "COMMAND is missing: give it after --, or use `berth bridge start` (--dry-run needs no COMMAND)",
         );
     }
     if let Some(program) = run.and_then(<[_]>::first)
         && find(program).is_none()
     {
-        checks.wrong(format!(
+        checks.report(format!(
             "COMMAND: there is no program {} to run: give its path",
             program.display()
         ));
     }
     if args.command.is_some() && args.on_failure == OnFailure::Restore {
-        checks.wrong(
+        checks.report(
             "--on-failure restore: works only for a static pod; with --command give stay or end",
         );
     }

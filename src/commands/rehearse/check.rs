@@ -26,7 +26,7 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     apiserver("--old", &old, &mut checks);
     apiserver("--new", &new, &mut checks);
     if old.is_simulated() != new.is_simulated() {
-        checks.wrong(
+        checks.report(
             "--old and --new: a simulated and a real apiserver have no common store; give both or neither",
         );
     }
@@ -38,7 +38,7 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
                 path.display()
             )
         };
-        checks.ok(find_program(path.as_os_str()).map_err(fix))
+        checks.ok_or_report(find_program(path.as_os_str()).map_err(fix))
     });
     let mut timing = Timing {
         phase: args.phase,
@@ -63,8 +63,10 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     };
     for (option, path) in [("--json", &args.json), ("--report", &args.report)] {
         let Some(path) = path else { continue };
-        checks.ok(berth_rehearse::report::check_writable(path)
-            .map_err(|error| format!("{option}: {error}")));
+        checks.ok_or_report(
+            berth_rehearse::report::check_writable(path)
+                .map_err(|error| format!("{option}: {error}")),
+        );
     }
     let plan = Plan {
         old,
@@ -89,7 +91,7 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     };
     for fault in &plan.faults {
         for why in plan.misplaced(*fault) {
-            checks.wrong(format!("--fault {fault}: {why}"));
+            checks.report(format!("--fault {fault}: {why}"));
         }
     }
     if plan.topology == Topology::Bridge {
@@ -105,9 +107,9 @@ fn apiserver(option: &str, apiserver: &Apiserver, checks: &mut Checks) {
     let fix = |why| {
         format!("{option}: {why}; give an apiserver's command, or stand-in for a simulated one")
     };
-    checks.ok(find_program(program).map_err(fix));
+    checks.ok_or_report(find_program(program).map_err(fix));
     for flag in OWN_FLAGS.iter().filter(|flag| has(flags, flag)) {
-        checks.wrong(format!(
+        checks.report(format!(
             "{option}: the rehearsal sets --{flag} itself, so that clients and servers can verify each other; leave it out"
         ));
     }
@@ -121,12 +123,12 @@ fn etcd(netns: bool, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option
     });
     match named {
         [Some(old), Some(new)] if old != new => {
-            checks.wrong("--old and --new: only one has --etcd-servers; give both or neither");
+            checks.report("--old and --new: only one has --etcd-servers; give both or neither");
             None
         }
         [Some(true), Some(_)] if netns => {
             checks
-                .wrong("--netns: the network namespace cannot reach an etcd outside; leave out --etcd-servers");
+                .report("--netns: the network namespace cannot reach an etcd outside; leave out --etcd-servers");
             None
         }
         [Some(false), Some(_)] => {
@@ -135,7 +137,7 @@ fn etcd(netns: bool, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option
                     "etcd: {why}; put its directory in PATH, or give both apiservers --etcd-servers"
                 )
             };
-            checks.ok(find_program("etcd".as_ref()).map_err(fix))
+            checks.ok_or_report(find_program("etcd".as_ref()).map_err(fix))
         }
         _ => None,
     }
@@ -145,16 +147,16 @@ fn etcd(netns: bool, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option
 fn bridge(plan: &Plan, checks: &mut Checks) {
     if plan.pass != PassMode::Relay {
         let pass = plan.pass.as_str();
-        checks.wrong(format!(
+        checks.report(format!(
             "--pass {pass}: a bridge relays; leave out --pass, or give another --topology"
         ));
     }
     if !plan.netns {
         checks
-            .wrong("--topology bridge: clients in 127.0.0.0/8 are not steered; give --netns, too");
+            .report("--topology bridge: clients in 127.0.0.0/8 are not steered; give --netns, too");
     }
     if !cfg!(feature = "operate") && plan.berth.is_none() {
-        checks.wrong(
+        checks.report(
             "--topology bridge: this build has no `berth bridge`; give a build with the feature operate (--berth)",
         );
     }

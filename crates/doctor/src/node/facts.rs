@@ -157,7 +157,7 @@ impl Facts {
     fn sample_layout(&mut self, layout: &Layout<'_>, manifest: &Manifest, root: &Path) {
         if let Some(path) = run_dir_on_node(layout) {
             let path = root.join(path.strip_prefix("/").unwrap_or(&path));
-            match RunDir::usable(&path, Uid::from_raw(uid(layout.apiserver.container))) {
+            match RunDir::is_usable_by(&path, Uid::from_raw(uid(layout.apiserver.container))) {
                 Ok(_) => {
                     self.shims = leases(&path)
                         .into_iter()

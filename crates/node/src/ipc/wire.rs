@@ -129,7 +129,8 @@ pub enum Reply {
     Refused(String),
 }
 
-/// The status of a shim. [`Status::shown`] returns the JSON of `/status` and `berth status --json`.
+/// The status of a shim. [`Status::to_public_json`] returns the JSON of `/status` and `berth status
+/// --json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     pub version: u32,
@@ -258,7 +259,7 @@ impl Status {
     /// `dry` and `standing`, and metrics and log say `refusing` and `health`.
     ///
     /// No error is known: no map in the status has keys that are not text.
-    pub fn shown(&self) -> serde_json::Result<Value> {
+    pub fn to_public_json(&self) -> serde_json::Result<Value> {
         let mut json = serde_json::to_value(self)?;
         json["state"] = self.state.as_str().into();
         let instances = json["instances"]
@@ -495,7 +496,7 @@ mod tests {
             .replace("dry", "refusing")
             .replace("standing", "health");
         assert_eq!(
-            status.shown().unwrap(),
+            status.to_public_json().unwrap(),
             serde_json::from_str::<Value>(&shown).unwrap()
         );
     }

@@ -109,7 +109,7 @@ impl RunDir {
     /// exist.
     ///
     /// The errors of [`RunDir::open`] for that uid.
-    pub fn usable(path: &Path, uid: Uid) -> Result<bool, Error> {
+    pub fn is_usable_by(path: &Path, uid: Uid) -> Result<bool, Error> {
         Ok(check_dir_as(&without_trailing_slash(path), uid)?.is_some())
     }
 
@@ -443,8 +443,8 @@ mod tests {
                 ..
             })
         ));
-        assert!(RunDir::usable(&path, Uid::from_raw(65534)).unwrap());
-        assert!(RunDir::usable(&path, Uid::from_raw(0)).is_err());
+        assert!(RunDir::is_usable_by(&path, Uid::from_raw(65534)).unwrap());
+        assert!(RunDir::is_usable_by(&path, Uid::from_raw(0)).is_err());
         assert_eq!(
             RunDir::find(&path)
                 .unwrap()

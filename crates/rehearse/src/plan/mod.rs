@@ -249,7 +249,7 @@ impl Plan {
                     "{option}: {why}; give a kube-apiserver's command that starts, or stand-in for a simulated one"
                 )
             };
-            if let Some(reported) = checks.ok(asked.map_err(fix)) {
+            if let Some(reported) = checks.ok_or_report(asked.map_err(fix)) {
                 *version = reported;
             }
         }
@@ -264,7 +264,7 @@ impl Plan {
                 .await;
             if !help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--settle")) {
                 let why = "it has no bridge, which --topology bridge needs; give a newer one";
-                checks.wrong(format!("--berth {}: {why}", berth.display()));
+                checks.report(format!("--berth {}: {why}", berth.display()));
             }
         }
         checks.finish(Some(()))

@@ -15,7 +15,7 @@ mod source;
 
 use crate::config::MaxOpenings;
 use berth_node::ipc::wire::{GateStatus, LongestQueue};
-use berth_node::terms::shortened;
+use berth_node::terms::shorten;
 use berth_os::off_thread::OffThread;
 use berth_os::process;
 use ipnet::IpNet;
@@ -124,7 +124,7 @@ impl Gate {
 
     /// Deadline for the ClientHello of a client that comes now.
     pub(crate) fn hello_deadline(&self) -> Instant {
-        Instant::now() + shortened(HELLO_WITHIN)
+        Instant::now() + shorten(HELLO_WITHIN)
     }
 
     /// Gives a client a slot at an instance (by its epoch), or queues it. It has sent this number of bytes, and waits `since` then.
@@ -211,7 +211,7 @@ impl Gate {
     /// Renews what is known of the node's own addresses, until it is dropped.
     pub(crate) async fn keep(&self) {
         let (mut ticks, kernel) = (
-            tokio::time::interval(shortened(LISTED)),
+            tokio::time::interval(shorten(LISTED)),
             OffThread::new("the node's addresses"),
         );
         loop {
@@ -308,7 +308,7 @@ pub(crate) struct HandshakeSlot {
 impl HandshakeSlot {
     /// When it expires.
     pub(crate) fn ends(&self) -> Instant {
-        self.began + shortened(LONGEST_HANDSHAKE)
+        self.began + shorten(LONGEST_HANDSHAKE)
     }
 
     /// Whether a client waits for a slot.

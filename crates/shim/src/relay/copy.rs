@@ -11,7 +11,7 @@
 use super::Bytes;
 use super::bulk::{self, Bulk, LARGE, MOST, Moved};
 use super::outcome::Outcome;
-use berth_node::terms::shortened;
+use berth_node::terms::shorten;
 use berth_os::socket::{is_gone, is_writable, reset_on_close, room};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -317,7 +317,7 @@ impl ResetWatch {
 
     /// Ready when nothing moved for a while.
     fn poll_still(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let still = shortened(STILL);
+        let still = shorten(STILL);
         let timer = self
             .timer
             .get_or_insert_with(|| Box::pin(tokio::time::sleep(still)));

@@ -14,7 +14,7 @@ use super::opening::{Opening, Tried};
 use crate::backend::supervisor::{Became, Link, Passed};
 use crate::backend::{BackendInstance, Table};
 use crate::gate::HandshakeSlot;
-use berth_node::terms::shortened;
+use berth_node::terms::shorten;
 use berth_os::socket::{self, Progress};
 use std::io;
 use std::os::fd::AsFd;
@@ -284,7 +284,7 @@ async fn follow(
         }
         if passed.became() == Some(Became::Taken) {
             let accepted = *accepted.get_or_insert(now);
-            if accepted + shortened(ANSWERS_WITHIN) <= now || socket::has_ended(client) {
+            if accepted + shorten(ANSWERS_WITHIN) <= now || socket::has_ended(client) {
                 return Sent::Kept;
             }
         }
