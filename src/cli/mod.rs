@@ -118,7 +118,7 @@ pub enum Command {
     StandIn(StandInArgs),
     /// Write a shell's completions to standard output
     Completions {
-        /// Which shell
+        /// Name of the shell
         shell: clap_complete::Shell,
     },
     /// Print version

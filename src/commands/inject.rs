@@ -281,7 +281,7 @@ fn check(args: &InjectArgs, checks: &mut Checks) -> Option<InjectOptions> {
 }
 
 /// Checks the path of the shim's kubeconfig. Its directory is mounted at the same path, and should
-/// have nothing else in it.
+/// hold nothing else.
 fn service(kubeconfig: Option<&str>, checks: &mut Checks) -> Option<String> {
     let kubeconfig = kubeconfig?;
     let directory = Path::new(kubeconfig)

@@ -224,7 +224,7 @@ fn init_log(args: &LogArgs, relays: bool) -> Option<log::Flush> {
     flush
 }
 
-/// Runs a subcommand. Prints its error once, with all causes.
+/// Runs a subcommand. Prints an error once, with all causes.
 pub fn dispatch(cli: Cli) -> ExitCode {
     let _flush = init_log(
         &cli.log,

@@ -35,7 +35,7 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
     exit
 }
 
-/// The command line that repeats this rehearsal: environment variables, options, and the seed.
+/// The command line to repeat this rehearsal: environment variables, options, and the seed.
 fn repeat_command(args: &RehearseArgs, plan: &Plan) -> Vec<String> {
     let set =
         std::env::vars_os().map(|(name, value)| format!("{}={}", name.display(), value.display()));

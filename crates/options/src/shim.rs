@@ -22,8 +22,8 @@ pub struct ServeArgs {
     /// exec` records
     #[arg(long, env = "BERTH_BACKEND", value_name = "ADDR:PORT", help_heading = ADDRESSES)]
     pub backend: Option<String>,
-    /// Serve every apiserver that `berth exec` records for this berth: one shim for a node, through all
-    /// upgrades
+    /// Serve every apiserver that `berth exec` records for this berth: a single shim for the node,
+    /// through all upgrades
     #[arg(long, env = "BERTH_DISCOVER", conflicts_with = "backend", help_heading = ADDRESSES)]
     pub discover: bool,
     /// Options that `berth serve` and `berth run` share.

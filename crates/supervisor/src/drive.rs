@@ -95,7 +95,7 @@ impl Supervisor {
     }
 
     /// Like [`Supervisor::start`], but `run` need not execute a program. This process receives
-    /// `signals`, among them SIGCHLD.
+    /// `signals`, which include SIGCHLD.
     pub(crate) fn launch(
         config: Config,
         signals: &SigSet,

@@ -118,7 +118,7 @@ impl<S> Machine<S> {
         self.bell
     }
 
-    /// Sets the time. Call this before any other event.
+    /// Sets the time. Must be called before any other event.
     pub(crate) fn tick(&mut self, now: Time) {
         self.now = now;
         self.actions

@@ -39,7 +39,7 @@ fn supervise() -> Result<(), Obstacle> {
     supervisor.outcome(status)
 }
 
-/// The server, which dials its own listener.
+/// The server of the self-test, which dials its own listener.
 fn serve() -> io::Error {
     // Ends a hang.
     alarm::set(5);

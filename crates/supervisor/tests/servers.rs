@@ -342,7 +342,7 @@ impl Drop for RunningSupervisor {
 
 impl RunningSupervisor {
     fn new(kind: &str) -> Self {
-        // An address that no other test uses.
+        // An unused address.
         let [b, c, ..] = getrandom::u32().unwrap().to_ne_bytes();
         let free = TcpListener::bind(SocketAddr::from(([127, b | 1, c, 1], 0))).unwrap();
         let address = free.local_addr().unwrap();

@@ -186,7 +186,7 @@ fn body(head: &str) -> usize {
 /// has no content before another task on this thread has run. Returns the result of `read`, and
 /// true if another task has run.
 ///
-/// There is no such file.
+/// The file does not exist.
 pub async fn read_slowly<T>(path: &Path, text: &str, read: impl Future<Output = T>) -> (T, bool) {
     std::fs::remove_file(path).unwrap();
     nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap();

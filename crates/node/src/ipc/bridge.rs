@@ -258,8 +258,8 @@ impl Connection {
     /// dropped and the function called again.
     pub async fn next<T: DeserializeOwned>(&self) -> Option<T> {
         let message = match receive(&self.0).await {
-            // The peer has gone away without reading everything; its earlier messages are still
-            // there.
+            // The peer has gone away without reading everything; the peer's earlier messages can
+            // still be read.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => receive(&self.0).await,
             received => received,
         };

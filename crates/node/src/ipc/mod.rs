@@ -34,8 +34,7 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 /// request holds a descriptor.
 pub const REQUESTS: usize = 64;
 
-/// Time for which a process that begins to listen waits for another process, which takes
-/// milliseconds.
+/// Time for which a process waits for another process to begin to listen, which takes milliseconds.
 const LISTEN_WAIT: Duration = Duration::from_secs(5);
 
 /// Time between two attempts to connect while the socket's queue is full: no event tells when there
@@ -121,8 +120,8 @@ pub struct SocketFile {
 ///
 /// The errors of [`Server::bind`].
 pub fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
-    // One process at a time in a directory: of two processes for one path, the second would
-    // otherwise rename the first socket and remove it later.
+    // One process at a time in a directory: of two processes for the same path, one would otherwise
+    // rename the other's new socket.
     let _turn = take_turn(path.parent().unwrap_or(path), LISTEN_WAIT)?;
     match seqpacket::dial(path) {
         Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),

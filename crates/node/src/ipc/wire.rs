@@ -1,8 +1,8 @@
 //! Messages on a shim's socket: a JSON object each, optionally followed by a line feed and further
 //! bytes. No I/O.
 //!
-//! A request names the lowest version that it needs, so that version N−1 grants every request it
-//! knows: at every upgrade two versions meet. Readers ignore unknown fields, fields that may come
+//! A request names the lowest version that it needs, so that version N−1 grants every known
+//! request: at every upgrade two versions meet. Readers ignore unknown fields, fields that may come
 //! later have defaults, and a shim in an unknown phase does nothing for others.
 
 use crate::instance::InstanceId;
@@ -40,7 +40,7 @@ pub enum Ask {
     Join {
         holder: ShimId,
     },
-    /// Distribute new connections. Both shims get the same share.
+    /// Distribute new connections. The shims of both instances get the same share.
     Share(Share),
 }
 
@@ -50,8 +50,8 @@ pub enum Ask {
 pub struct Share {
     pub old: InstanceId,
     pub new: InstanceId,
-    /// The new instance's part, in thousandths; the old instance gets the rest. 0 sends every
-    /// client back.
+    /// The new instance's part, in thousandths; the old instance gets the rest. 0 is the way back:
+    /// all new connections go to the old instance.
     pub permille: u16,
     /// Seed of the distribution. While the salt is unchanged, clients keep their sides, and a
     /// larger part only moves clients from the old instance.

@@ -60,8 +60,7 @@ impl fmt::Display for IgnoredFile {
 pub struct Listing<T> {
     /// The valid files, sorted by ID.
     pub found: Vec<T>,
-    /// Ignored files. Each listing repeats them, so the caller logs only files that it has not
-    /// logged yet.
+    /// Ignored files. Each listing repeats them, so the caller logs only new entries.
     pub problems: Vec<IgnoredFile>,
 }
 
