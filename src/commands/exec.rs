@@ -148,7 +148,7 @@ fn log_changes(
             tracing::warn!(
                 kept = %kept.display(),
                 "--advertise-address is kept and is no IP address: leave it out and berth sets it"
-            )
+            );
         }
         Some(_) => tracing::info!(%advertise, "--advertise-address kept"),
         None => {}

@@ -178,7 +178,7 @@ impl<S> Machine<S> {
             Err(Some(Errno::ENOENT | Errno::ESRCH)) => {}
             // The server has no room for another descriptor.
             Err(Some(errno @ (Errno::EMFILE | Errno::ENFILE))) => {
-                self.actions.push_back(Action::Fail(call, errno))
+                self.actions.push_back(Action::Fail(call, errno));
             }
             Err(_) => {
                 return self.actions.extend([

@@ -475,7 +475,7 @@ impl Shim {
         while (numbers.len() as u64) < count {
             match self.receive() {
                 Some(ToShim::Taken { seqs }) if taken && seqs.len() <= TOGETHER => {
-                    numbers.extend(seqs)
+                    numbers.extend(seqs);
                 }
                 Some(ToShim::Back { seq }) if !taken => numbers.push(seq),
                 other => panic!("{other:?}"),

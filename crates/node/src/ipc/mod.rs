@@ -93,7 +93,7 @@ impl Server {
                                 );
                             }
                             Err(error) => {
-                                tracing::debug!(%error, "a request on the shim's socket failed")
+                                tracing::debug!(%error, "a request on the shim's socket failed");
                             }
                         }
                     });
@@ -343,7 +343,7 @@ pub async fn dial(path: &Path) -> io::Result<OwnedFd> {
             .flatten()
         {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                tokio::time::sleep(QUEUE_FULL).await
+                tokio::time::sleep(QUEUE_FULL).await;
             }
             dialled => return dialled,
         }
