@@ -1,5 +1,5 @@
-//! Before the first step: checks the manifests, runs doctor, checks what else could stop an upgrade halfway, or finds an
-//! interrupted upgrade.
+//! Preparation before the first step: checks the manifests, runs doctor, and checks for anything
+//! else that could stop an upgrade halfway. Finds interrupted upgrades.
 
 use super::drive::{self, UpgradeContext};
 use super::judge::{JudgeOptions, check_judge};
@@ -24,43 +24,43 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// Name of the canonical file, which is kubeadm's.
+/// Name of the canonical file, as kubeadm writes it.
 pub const FILE: &str = "kube-apiserver.yaml";
 
-/// What is not avoided without a kubeconfig.
+/// The effect of a missing kubeconfig on the Service.
 const GAPS: &str = "the Service kubernetes is without this node for up to 10 s whenever an instance stops (with several \
                     control-plane nodes, starts too)";
 
-/// What is not known without the cluster's lock.
+/// The effect of a missing lock in the cluster.
 const UNLOCKED: &str =
     "nothing keeps another control-plane node from being upgraded at the same time";
 
-/// The first release that can emulate the one before it.
+/// The first release that can emulate its predecessor.
 const EMULATES: (u64, u64) = (1, 32);
 
-/// What a kubelet may take to stop a pod beyond its grace period.
+/// How long a kubelet may need to stop a pod, beyond the grace period.
 const MARGIN: Duration = Duration::from_secs(60);
 
-/// What the operator wants of an upgrade.
+/// The operator's choices for an upgrade.
 #[derive(Debug)]
 pub struct UpgradeOptions {
-    /// The new manifest; none: the current one, for a rolling restart.
+    /// The new manifest. `None` for a rolling restart with the current one.
     pub manifest: Option<PathBuf>,
     pub canonical: PathBuf,
-    /// The file of the temporary pod, in the same directory.
+    /// The file of the temporary pod, in the directory of `canonical`.
     pub temporary: PathBuf,
-    /// Where originals and the state are kept.
+    /// The directory for the original manifests and the state.
     pub state_dir: PathBuf,
     /// How long an instance may take to get ready and join.
     pub ready: Duration,
-    /// How long it must then stay ready.
+    /// How long a ready instance must stay ready.
     pub settle: Duration,
-    /// Where the kubelet writes the logs of containers.
+    /// The directory where the kubelet writes container logs.
     pub pod_logs_dir: PathBuf,
     pub kubeconfig: Option<PathBuf>,
-    /// Checks of doctor whose errors are warnings.
+    /// Doctor checks whose errors count as warnings.
     pub ignore_errors: Vec<String>,
-    /// How the new one is judged, and whether it emulates the old one's release until then.
+    /// How the new instance is judged, and whether it emulates the old release until the verdict.
     pub judge: Option<JudgeOptions>,
     pub emulate: bool,
     /// Take the cluster's lock from its holder.
@@ -68,7 +68,7 @@ pub struct UpgradeOptions {
 }
 
 impl UpgradeOptions {
-    /// What of the paths does not fit.
+    /// Returns the mistakes in the paths.
     pub fn mistakes(&self) -> Vec<String> {
         let mut mistakes = Vec::new();
         if is_in(&self.canonical, &self.state_dir) {
@@ -108,8 +108,8 @@ impl UpgradeOptions {
         }
     }
 
-    /// The cluster as an admin; none if there is no kubeconfig by default. `before` is the one that an interrupted
-    /// upgrade was begun with.
+    /// A client for the cluster as an administrator. `None` if the default kubeconfig is missing.
+    /// `before` is the kubeconfig with which an interrupted upgrade was begun.
     fn client(
         &self,
         before: Option<&Path>,
@@ -130,7 +130,7 @@ impl UpgradeOptions {
     }
 }
 
-/// An upgrade that can be driven.
+/// An upgrade that is ready to be driven.
 #[derive(Debug)]
 pub struct Begun {
     pub state: State,
@@ -138,10 +138,10 @@ pub struct Begun {
     pub setting: UpgradeContext,
 }
 
-/// The steps that an upgrade would take, or has left.
+/// The steps that an upgrade would take, or the remaining ones if it was interrupted.
 ///
 /// # Errors
-/// Why it cannot begin.
+/// The upgrade cannot begin.
 pub async fn dry_run(
     options: &UpgradeOptions,
     progress: &Progress,
@@ -153,13 +153,13 @@ pub async fn dry_run(
     Ok(drive::plan(&state, &setting.limits, &setting.pod))
 }
 
-/// Begins an upgrade, or resumes one that was interrupted.
+/// Begins an upgrade, or resumes an interrupted one.
 ///
 /// # Errors
-/// Why not; nothing was changed.
+/// The upgrade cannot begin. Nothing was changed.
 pub async fn begin(options: &UpgradeOptions, progress: &Progress) -> Result<Begun, Refusal> {
     if state::find(&options.state_dir)?.is_none() {
-        // A manifest that cannot be read is reported before the directory for the state is made.
+        // An unreadable manifest is reported before the state directory is created.
         Texts::read(options)?;
     }
     let store = Store::open(&options.state_dir)?;
@@ -175,7 +175,8 @@ pub async fn begin(options: &UpgradeOptions, progress: &Progress) -> Result<Begu
     let (state, mut setting) = fresh(options, progress).await?;
     setting.lock = acquire_lock(options, &state, &setting, false, progress).await?;
     let begun = async {
-        // In this order: an upgrade that is killed in between has not marked the lock, and leaves nothing that cannot be resumed.
+        // The state is saved before the lock is marked: an upgrade killed in between has an
+        // unmarked lock, and leaves nothing that cannot be resumed.
         store.save(&state)?;
         match &setting.lock {
             Some(lock) => lock
@@ -199,8 +200,9 @@ pub async fn begin(options: &UpgradeOptions, progress: &Progress) -> Result<Begu
     })
 }
 
-/// What keeps other nodes from being upgraded meanwhile, if there is a cluster that gives it; one that was named has to. A resumed upgrade may have changed the
-/// node, and goes on whether the cluster answers or not: it may be this node that does not.
+/// Acquires the lock that keeps other nodes from being upgraded. `None` without a cluster or a
+/// lock. A cluster named by the operator must provide the lock. A resumed upgrade may have changed
+/// the node, and continues even if the cluster does not answer: this node may be the reason.
 async fn acquire_lock(
     options: &UpgradeOptions,
     state: &State,
@@ -237,7 +239,7 @@ async fn acquire_lock(
     }
 }
 
-/// Goes on with an upgrade that was interrupted.
+/// Resumes an interrupted upgrade.
 fn go_on(
     options: &UpgradeOptions,
     mut state: State,
@@ -390,8 +392,9 @@ async fn fresh(
     Ok((state, setting))
 }
 
-/// The new manifest with the old one's release, if that is the one before: no kube-apiserver emulates all others. None also
-/// if a release is not known, or the manifest says itself what is emulated.
+/// The new manifest with emulation of the old release. `None` if the old release is not the
+/// previous minor version, which is the only one that kube-apiserver emulates. `None` also if a
+/// release is unknown or the manifest has its own emulation flag.
 fn emulated(old: &Manifest, new: &Manifest) -> Result<Option<Emulated>, Problem> {
     let (Some((major, minor)), Some(to)) = (old.version(), new.version()) else {
         return Ok(None);
@@ -406,7 +409,7 @@ fn emulated(old: &Manifest, new: &Manifest) -> Result<Option<Emulated>, Problem>
     }))
 }
 
-/// Nothing is changed while `berth doctor` knows of an error.
+/// Runs the checks of `berth doctor`. An error there ends the upgrade before any change.
 async fn diagnose(
     name: &str,
     manifest: &Manifest,
@@ -435,7 +438,7 @@ async fn diagnose(
     text::gate(name, examine(&case), &options.ignore_errors)
 }
 
-/// Whether the Service names the node, so that it is kept there.
+/// True if the Service names the node, and therefore has to be kept.
 async fn check_service(
     setting: &UpgradeContext,
     address: SocketAddr,
@@ -483,13 +486,14 @@ async fn check_service(
     }
 }
 
-/// How long a shim may take to answer before it counts as not serving: on a busy node it takes seconds.
+/// How long a shim may take to answer before its instance counts as not serving: a busy node needs
+/// seconds.
 const ANSWERING: Duration = Duration::from_secs(10);
 
-/// Time between two questions to a shim that did not answer.
+/// Time between two requests to a shim that did not answer.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// That the old one serves, and what it advertises.
+/// Checks that the old instance serves, and returns its advertised address.
 async fn serving(
     setting: &UpgradeContext,
     uid: &berth_node::instance::InstanceId,
@@ -507,7 +511,7 @@ async fn serving(
     until(ANSWERING, AGAIN, ask, counts).await?.1
 }
 
-/// The same, of one sample.
+/// Like [`find_advertised`], from a single sample.
 fn served(
     setting: &UpgradeContext,
     ([canonical, _], details): ([InstanceObservation; 2], NodeDetails),
@@ -547,7 +551,7 @@ struct Texts {
 }
 
 impl Texts {
-    /// Both manifests, if the one can be replaced by the other.
+    /// Reads the manifests, and checks that the new one can replace the old one.
     fn read(options: &UpgradeOptions) -> Result<Self, Refusal> {
         let UpgradeOptions {
             manifest,
@@ -594,7 +598,7 @@ impl Texts {
     }
 }
 
-/// What keeps two manifests from sharing a node.
+/// Finds the reasons why two manifests cannot share a node.
 fn check_pair(
     options: &UpgradeOptions,
     old: &ApiserverPod,

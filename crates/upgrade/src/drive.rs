@@ -1,4 +1,5 @@
-//! The loop: it samples the node, gets the next action from the machine, saves the position on disk, carries the action out, and reports.
+//! The main loop: samples the node, gets the next action from the machine, saves the position on
+//! disk, carries the action out, and reports.
 
 use super::journal::kubelet_trouble;
 use super::judge::{ALL, Emulation, Judging, Shares, percent};
@@ -30,47 +31,49 @@ use std::time::{Duration, Instant, SystemTime};
 /// Time between two reads of the kubelet's journal.
 const KUBELET: Duration = Duration::from_secs(2);
 
-/// How long the Service is not kept before that is reported: while an instance stops, the API may be away.
+/// How long the Service may be unkept before a warning is printed: while an instance stops, the API
+/// may be away.
 const UNKEPT: Duration = Duration::from_secs(10);
 
-/// What an upgrade needs besides its state.
+/// The surroundings of an upgrade, not part of its state.
 #[derive(Debug)]
 pub struct UpgradeContext {
-    /// What of the new manifest matters.
+    /// The fields of the new manifest that the upgrade needs.
     pub pod: ApiserverPod,
-    /// How long what may take.
+    /// Time limits of the steps.
     pub limits: Limits,
-    /// Where the shims of the node meet.
+    /// The run directory of the node's shims.
     pub run_dir: PathBuf,
-    /// Where the kubelet writes containers' logs.
+    /// The directory where the kubelet writes container logs.
     pub pod_logs: PathBuf,
-    /// The cluster, as an admin.
+    /// The cluster, as an administrator.
     pub client: Option<Client>,
-    /// What keeps other nodes from being upgraded meanwhile.
+    /// The lock that keeps other nodes from being upgraded.
     pub lock: Option<Lock>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
-    /// The new one serves, from the canonical file.
+    /// The new version serves from the canonical file.
     Done,
-    /// The old one does.
+    /// The old version serves.
     RolledBack,
-    /// By a verdict, or as far back as it could: the old one does, or the one that emulates it.
+    /// Gone back after a bad verdict. The old version serves, or the new one emulating the old
+    /// release.
     Judged,
-    /// Neither; the state is kept, and what serves is left alone.
+    /// Neither done nor rolled back. The state is kept, and serving instances are left alone.
     Halted,
-    /// A second signal: the same.
+    /// Stopped by a second signal, with the state kept as after `Halted`.
     Stopped,
 }
 
-/// How it ended, or what cannot be read or written.
+/// The end of the upgrade, or the file that cannot be read or written.
 type DriveResult = Result<Ended, Box<dyn Error>>;
 
 /// Carries an upgrade out from its current step to the end.
 ///
 /// # Errors
-/// Something cannot be read or written. The state is kept.
+/// A file cannot be read or written. The state is kept.
 pub async fn drive(
     state: State,
     store: &Store,
@@ -121,14 +124,14 @@ pub async fn drive(
 struct Driver<'a> {
     machine: Machine,
     shares: Option<Shares>,
-    /// In a step that judges.
+    /// `Some` in a step that judges.
     judging: Option<Judging>,
     observer: NodeObserver,
     signals: OperatorSignals,
     service: Option<Keeping>,
     /// Why the last drain failed.
     drain_trouble: String,
-    /// Since when the Service is not kept, and whether that has been reported.
+    /// Since when the Service is unkept, and whether a warning has been printed.
     unkept: Option<Instant>,
     warned_unkept: bool,
     entered: SystemTime,
@@ -151,7 +154,8 @@ impl Driver<'_> {
         ] {
             sweep(path);
         }
-        // Not the newest by its name, if the clock was set back.
+        // The operator needs this path: once the clock was set back, the newest kept manifest by
+        // name may belong to another upgrade.
         let before = self.store.before(&self.state);
         replace(&before, &self.state.old)?;
         self.progress
@@ -204,7 +208,8 @@ impl Driver<'_> {
                         &mut self.state.position,
                         self.machine.position().clone(),
                     );
-                    // Reported before it is kept: an upgrade that is killed in between reports it again when it is resumed.
+                    // Reported before the position is saved: if the upgrade is killed in between,
+                    // the resumed run reports the failure again.
                     if let (true, Some(why)) = (first, self.state.position.why.as_deref())
                         && why != INTERRUPTED
                         && !self.state.position.judged
@@ -233,7 +238,7 @@ impl Driver<'_> {
                 }
                 Action::Drain(slot) => tokio::select! {
                     drained = ask_to_leave(details.of(slot).socket.as_deref()) => self.drained(slot, drained).await,
-                    // Whether the shim received it shows in the next sample.
+                    // The next sample shows whether the shim received the drain.
                     _ = self.signals.next() => {
                         if !self.interrupt() {
                             return Ok(Ended::Stopped);
@@ -252,7 +257,8 @@ impl Driver<'_> {
         }
     }
 
-    /// Whether a look at both is due. If a shim does not give the new one its part, there is nothing to look at.
+    /// True if the next look at both instances is due. False if a shim refuses the new instance's
+    /// share, since there is nothing to compare.
     fn begin_judging(&mut self, slot: Slot, refused: Option<&str>) -> bool {
         let (Some(options), Some(client)) = (&self.state.judge, &self.setting.client) else {
             let why = "there is no --kubeconfig with which both could be asked".to_owned();
@@ -279,8 +285,8 @@ impl Driver<'_> {
         self.judging.get_or_insert_with(judging).is_due()
     }
 
-    /// Tells the shims which part of the clients the new one gets: none until it is judged, everything from then on, and none
-    /// on the way back.
+    /// Tells the shims the new instance's share of the clients: none before judging, everything
+    /// afterwards, and none on the way back.
     async fn share(&mut self, details: &NodeDetails) -> Result<(), String> {
         let Some(shares) = &mut self.shares else {
             return Ok(());
@@ -302,7 +308,7 @@ impl Driver<'_> {
         shares.keep(slot, permille, details).await
     }
 
-    /// While the new manifest's pod shall get ready: whether the kubelet cannot get one of its images.
+    /// While the new manifest's pod starts, checks whether the kubelet fails to get an image.
     async fn ask_kubelet(&mut self, seen: &mut NodeObservation) {
         let instance = match self.state.position.step {
             Step::StartTemporary => &mut seen.temporary,
@@ -359,7 +365,8 @@ impl Driver<'_> {
 
     async fn finish(&mut self, outcome: UpgradeOutcome, details: &NodeDetails) -> DriveResult {
         self.leave_service(true).await;
-        // Before the state goes: an upgrade that is killed in between is resumed here, and the lock is not left behind.
+        // The lock is released before the state is removed: an upgrade killed in between is resumed
+        // here, and leaves no lock behind.
         if let Some(lock) = &self.setting.lock {
             lock.release(&self.progress).await;
         }
@@ -416,7 +423,8 @@ impl Driver<'_> {
         })
     }
 
-    /// Removes this upgrade's slice from the Service; if there is time, only when kube-apiserver names the node itself.
+    /// Removes this upgrade's slice from the Service. If `waits`, the removal follows when
+    /// kube-apiserver itself names the node, or after a time limit.
     async fn leave_service(&mut self, waits: bool) {
         let Some(mut service) = self.service.take() else {
             return;
@@ -455,7 +463,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Handles a signal; returns whether the upgrade continues.
+    /// Handles a signal. Returns true if the upgrade continues.
     fn interrupt(&mut self) -> bool {
         if self.signals.count > 1 {
             self.progress
@@ -523,7 +531,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Prints why, and the last lines of the container's log.
+    /// Prints the reason of a failure and the last lines of the container's log.
     fn print_failure(&self, why: &str, step: Step, details: &NodeDetails) {
         let ApiserverPod {
             container, image, ..
@@ -561,10 +569,10 @@ impl Driver<'_> {
     }
 }
 
-/// Steps of an upgrade, the check before it counted.
+/// Number of steps, including the check at the beginning.
 pub const STEPS: usize = 8;
 
-/// Lets a shim leave the group.
+/// Asks a shim to leave the group.
 async fn ask_to_leave(socket: Option<&Path>) -> Result<(), String> {
     let Some(socket) = socket else {
         return Err("it has no shim of its own".into());
@@ -576,7 +584,7 @@ async fn ask_to_leave(socket: Option<&Path>) -> Result<(), String> {
     }
 }
 
-/// Signals that the operator sends. A terminal that is closed stops nothing.
+/// Signals from the operator. SIGHUP from a closed terminal is ignored.
 struct OperatorSignals {
     signals: Signals,
     _hangup: Signals,
@@ -622,7 +630,7 @@ pub fn plan(state: &State, limits: &Limits, pod: &ApiserverPod) -> Vec<String> {
     ]
 }
 
-/// The number of a step on the way to the new manifest, and what is done in it.
+/// The number of a step on the way to the new manifest, and its description.
 fn describe(
     step: Step,
     target: Version,

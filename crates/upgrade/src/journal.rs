@@ -1,4 +1,5 @@
-//! Why the kubelet cannot start a pod, from its journal: while an apiserver's image is missing, there is no API to ask.
+//! Why the kubelet cannot start a pod, from the kubelet's journal: while an apiserver's image is
+//! missing, no API can be asked.
 
 use super::logs::LoggedPod;
 use berth_manifest::command::output;
@@ -6,13 +7,14 @@ use std::fs::{self, DirEntry};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Longest time that journalctl may take.
+/// Time limit of journalctl.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Lines of the journal that are searched; the kubelet repeats the message every few seconds.
+/// Number of journal lines to search. The kubelet repeats the message every few seconds.
 const LINES: &str = "500";
 
-/// Why the kubelet cannot start this pod, since then: an image that it cannot get, or a node without room. None also if it cannot be asked.
+/// Finds out why the kubelet has been unable to start the pod since `since`: an image that cannot
+/// be pulled, or a node without room. `None` also if the journal cannot be read.
 pub async fn kubelet_trouble(pod: &LoggedPod<'_>, since: SystemTime) -> Option<String> {
     let named = match pod {
         LoggedPod::Uid(uid) => format!("podUID=\"{uid}\""),
@@ -37,7 +39,8 @@ pub async fn kubelet_trouble(pod: &LoggedPod<'_>, since: SystemTime) -> Option<S
     find(&String::from_utf8_lossy(&output.stdout), &named)
 }
 
-/// The node's name, which the kubelet adds to a static pod's: that of --hostname-override, else the machine's. `proc` is /proc.
+/// The node's name, which the kubelet appends to the name of a static pod. The name comes from the
+/// kubelet's --hostname-override, or else from the machine. `proc` is /proc.
 pub fn node_name(proc: &Path) -> Option<String> {
     let is_kubelet = |entry: &DirEntry| {
         fs::read_to_string(entry.path().join("comm")).is_ok_and(|name| name.trim_end() == "kubelet")
@@ -57,14 +60,14 @@ pub fn node_name(proc: &Path) -> Option<String> {
     Some(name.trim().to_lowercase())
 }
 
-/// The kubelet's message in lines with this text: the reason and what follows it.
+/// Finds the kubelet's last message about `named`: the reason and the text after it.
 fn find(journal: &str, named: &str) -> Option<String> {
     journal
         .lines()
         .rev()
         .filter(|line| line.contains(named))
         .find_map(|line| {
-            // The kubelet does not try that again.
+            // The kubelet does not retry a denied pod.
             if let Some((_, why)) = line
                 .split_once("\"Pod admission denied\"")
                 .and_then(|(_, rest)| rest.split_once(" reason="))

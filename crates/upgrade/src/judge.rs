@@ -1,7 +1,8 @@
-//! Judges a new instance beside the one that it is to replace: asks both what they count, and says which part of the
-//! clients the new one gets, and what comes out ([`berth_judge`] decides both).
+//! Judges a new instance beside the old one. Asks both instances for their metrics, reports the new
+//! instance's share of the clients, and returns the result. [`berth_judge`] decides the share and
+//! the verdict.
 //!
-//! Nothing of it is kept: an upgrade that was killed meanwhile judges from the beginning.
+//! Nothing is saved: an upgrade that was killed meanwhile judges from the beginning.
 
 pub mod instance;
 pub mod options;
@@ -26,7 +27,7 @@ use share::knows_shares;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The release that an instance is to behave as, or is not to.
+/// The release that an instance must emulate (`wanted`) or must not emulate.
 #[derive(Debug, Clone)]
 pub struct Emulation {
     pub release: String,
@@ -38,10 +39,10 @@ pub struct Judging {
     canary: Canary,
     judge: Judge,
     both: Both,
-    /// Not seen yet.
+    /// `None` once the instance's emulation was checked.
     emulation: Option<Emulation>,
     due: Instant,
-    /// When the first client could get to the new one.
+    /// When the first client could reach the new instance.
     clients: Option<Duration>,
 }
 
@@ -58,7 +59,7 @@ impl Judging {
         }
     }
 
-    /// The new one's part of the clients, in thousandths.
+    /// The new instance's share of the clients, in thousandths.
     pub fn permille(&self) -> u16 {
         self.canary.permille()
     }
@@ -67,7 +68,7 @@ impl Judging {
         Instant::now() >= self.due
     }
 
-    /// Takes a sample of both; gives what comes out, if it is over.
+    /// Samples both instances. Returns the result once the judging is over.
     pub async fn look(
         &mut self,
         both: [&InstanceDetails; 2],
@@ -94,7 +95,8 @@ impl Judging {
             } => self.begin(permille, &verdict, now, progress),
             Wanted::Share { .. } => {}
         }
-        // The new one is warmed; later it is asked as the old one is.
+        // First only the new instance is asked, to warm up. Later the old instance gets
+        // the requests too.
         let (warms, lacks) = (self.permille() == 0, verdict.outcome == Outcome::Undecided);
         if let Some(page) = old
             .page
@@ -180,7 +182,7 @@ impl Judging {
         }
     }
 
-    /// Why an instance does not behave as the release that it is to, by its own metrics.
+    /// Returns why an instance's emulation is wrong, according to its own metrics.
     fn emulates_wrongly(&mut self, page: &str, progress: &Progress) -> Option<String> {
         let Emulation { release, wanted } = self.emulation.take()?;
         let info = samples(page, |name| name == "version_info").next();
@@ -199,10 +201,11 @@ impl Judging {
     }
 }
 
-/// That the instance that serves can be judged by: nothing was changed yet. What the new one's shim knows is seen when it runs.
+/// Checks that the serving instance can be judged, before any change. The new instance's shim is
+/// checked when it runs.
 ///
 /// # Errors
-/// Why not, and the fix.
+/// The reason and the fix.
 pub async fn check_judge(
     run_dir: &Path,
     client: Option<&Client>,
@@ -237,7 +240,7 @@ pub async fn check_judge(
     }
 }
 
-/// A verdict in a line.
+/// Summarizes a verdict in a line.
 fn said(verdict: &Verdict) -> String {
     let bad = verdict
         .rows

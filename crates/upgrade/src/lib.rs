@@ -1,30 +1,32 @@
-//! `berth upgrade`: a rolling upgrade of a static pod, which a kubelet never overlaps by itself.
+//! `berth upgrade`: a rolling upgrade of a static pod. A kubelet by itself never runs the old and
+//! the new pod together.
 //!
-//! The new manifest first runs as a *temporary* pod, under another file and pod name, together with the old one. When it is
-//! ready and has joined the group, the old one goes, and then the same again from the temporary pod to the
-//! *canonical* file, where kubeadm expects it. At each moment an instance serves; whatever fails, the old
-//! manifest comes back.
+//! The new manifest first runs as a *temporary* pod beside the old one, under a file name and pod
+//! name of its own. When the temporary instance is ready and has joined the group, the old pod is
+//! stopped. A second hop of the same kind then moves from the temporary pod to the *canonical*
+//! file, where kubeadm expects the manifest. At each moment an instance serves. Whatever fails, the
+//! old manifest comes back.
 //!
-//! | module | what lives there |
+//! | module | contents |
 //! | --- | --- |
 //! | [`machine`] | the steps: from position and observation to the next action. Pure |
 //! | [`state`] | the position on disk, and the lock against two runs on the node |
-//! | [`pod`] | what matters of a manifest, and the temporary one |
-//! | [`observer`] | the files and instances as the machine sees them |
-//! | [`judge`] | the new instance beside the old one: its part of the clients, and what comes of it |
+//! | [`pod`] | the fields of a manifest that an upgrade needs, and the temporary pod's manifest |
+//! | [`observer`] | files and instances, translated for the machine |
+//! | [`judge`] | the new instance beside the old one: its share of the clients, and the verdict |
 //! | [`journal`] | why the kubelet cannot start a pod |
 //! | [`logs`] | the last lines of a container that failed |
 //! | [`begin`] | checks manifests, runs doctor, or resumes an interrupted upgrade |
 //! | [`lock`] | keeps two nodes from being upgraded at once |
-//! | [`drive`] | the loop that does it |
-//! | [`progress`] | what a person reads meanwhile |
+//! | [`drive`] | the loop that carries the actions out |
+//! | [`progress`] | lines for the operator during an upgrade |
 //!
-//! Which instance belongs to which pod is known because the temporary pod has a `metadata.uid` that berth draws:
-//! a kubelet gives a static pod one only where there is none, and `BERTH_INSTANCE` is that UID. All other instances on
-//! the node are the canonical pod's.
+//! berth draws a `metadata.uid` for the temporary pod, because a kubelet gives a static pod a UID
+//! only where the manifest has none. `BERTH_INSTANCE` is the pod's UID, so the temporary pod's
+//! instance is known by that UID. All other instances on the node belong to the canonical pod.
 
 #![forbid(unsafe_code)]
-// They panic where a pipe is closed or a disk is full.
+// `print!` and `eprintln!` panic if the pipe is closed or the disk is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod begin;

@@ -1,13 +1,18 @@
-//! The lock against upgrades of two nodes at once: a Lease of the cluster, held while a node is upgraded.
+//! The lock against upgrades of two nodes at once: a Lease in the cluster, held while a node is
+//! upgraded.
 //!
-//! It is created with POST and replaced with PUT and the `resourceVersion` that was read, so of two that race one has it. It
-//! records whether its holder may have changed its node. A holder that has not loses the lock when it does not renew it: a
-//! process that was killed blocks no other. One that has keeps it until that upgrade is brought to its end, or until an
-//! operator breaks it: no second node may be left in the middle of an upgrade.
+//! The Lease is created with POST and replaced with PUT at the `resourceVersion` that was read, so
+//! only one of two racing upgrades gets the lock. The Lease records whether the holder may have
+//! changed its node. A holder that changed nothing loses the lock when it stops renewing, so a
+//! killed process blocks nobody. A holder that may have changed its node keeps the lock until its
+//! upgrade is finished or an operator breaks the lock: no second node may be left in the middle of
+//! an upgrade.
 //!
-//! It has a namespace of its own: in that of the instances' Leases each node's token could remove or forge it.
+//! The lock has a namespace of its own. In the namespace of the instances' Leases, every node's
+//! token could remove or forge the lock.
 //!
-//! [`Claim`] decides, without I/O. An upgrade is identified by the UID that is drawn for it and kept in its state.
+//! [`Claim`] decides, without I/O. An upgrade is identified by the UID that is drawn for it and
+//! kept in its state.
 
 use super::journal::node_name;
 use super::progress::Progress;
@@ -26,7 +31,7 @@ use tokio::time::sleep;
 
 pub const NAME: &str = "upgrade";
 
-/// The lock's namespace, where no shim has rights.
+/// The lock's namespace. No shim has rights there.
 pub const NAMESPACE: &str = "berth-upgrade";
 
 /// All Leases of the namespace.
@@ -34,13 +39,13 @@ pub const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/berth-upgrade/
 
 pub const PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/berth-upgrade/leases/upgrade";
 
-/// Longest time that an answer may take.
+/// Time limit of a request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often what fails is tried again, and what another wrote in between.
+/// How often a failed request is retried, and how often a write that met a conflict.
 const TRIES: (u32, u32) = (2, 50);
 
-/// Time between two tries, and between two reads of another holder's.
+/// Time between two tries, and between two reads while another holder has the lock.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// How long a release may take to succeed.
@@ -52,23 +57,23 @@ const PROCESS: &str = "berth/process";
 const COMMAND: &str = "berth/command";
 const CHANGED: &str = "berth/changed";
 
-/// An upgrade that has the lock, or wants it.
+/// An upgrade that has or wants the lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// The upgrade: the UID that was drawn for it.
+    /// The UID that was drawn for the upgrade.
     pub upgrade: String,
-    /// The node that is upgraded.
+    /// The node to be upgraded.
     pub node: String,
     pub process: String,
     pub command: String,
-    /// It may have changed its node.
+    /// True if the upgrade may have changed its node.
     pub changed: bool,
-    /// Since when it has it.
+    /// Since when the upgrade has had the lock.
     pub since: String,
 }
 
 impl Holder {
-    /// The holder that this process is, on its node.
+    /// Describes this process on its node as a holder.
     pub fn this(upgrade: &InstanceId, changed: bool) -> Self {
         let words: Vec<_> = std::env::args_os()
             .map(|word| word.to_string_lossy().into_owned())
@@ -83,7 +88,8 @@ impl Holder {
         }
     }
 
-    /// Parses the Lease. Without the annotation that nothing was changed it may be a later berth's, and counts as changed.
+    /// Parses the Lease. A Lease without the annotation "nothing was changed" may come from a later
+    /// berth, and counts as changed.
     pub fn parse(object: &Value) -> Self {
         let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
         let annotations = &object["metadata"]["annotations"];
@@ -97,7 +103,7 @@ impl Holder {
         }
     }
 
-    /// Text for people.
+    /// Describes the holder for people.
     pub fn describe(&self) -> String {
         let Self {
             node,
@@ -112,7 +118,7 @@ impl Holder {
         format!("node {node} since {since} (process {process} there: {command})")
     }
 
-    /// Why another node is not upgraded, and what to do.
+    /// Explains why another node cannot be upgraded now, and what to do.
     pub fn refuses(&self, node: &str) -> String {
         let holder = self.describe();
         if !self.changed {
@@ -132,32 +138,32 @@ impl Holder {
     }
 }
 
-/// What is next for an upgrade that wants the lock, or has it.
+/// The next action of an upgrade that wants or has the lock.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Turn {
-    /// It is free: this is to be created.
+    /// The lock is free: create this Lease.
     Create(Value),
-    /// It is to become this, if it is still what was read.
+    /// Replace the Lease (compare-and-swap on `resourceVersion`).
     Replace(Value),
-    /// Its holder may live: whether it renews the Lease is still to be seen.
+    /// The holder may live: wait to see whether it renews the Lease.
     Wait(Holder),
-    /// Its holder lives, or has changed its node.
+    /// The holder lives, or has changed its node.
     Refused(Holder),
 }
 
-/// Decides what an upgrade does about the lock.
+/// Decides the next action of an upgrade about the lock.
 #[derive(Debug)]
 pub struct Claim {
     me: Holder,
     break_lock: bool,
-    /// Of another holder's.
+    /// Expiry of another holder's Lease.
     expiry: Expiry,
-    /// The first of those that was read.
+    /// The first `resourceVersion` that was read of another holder's Lease.
     first: Option<Value>,
 }
 
 impl Claim {
-    /// Of an upgrade; `break_lock` takes the lock from its holder, once.
+    /// A claim by an upgrade. `break_lock` takes the lock from its holder, once.
     pub fn new(me: Holder, break_lock: bool) -> Self {
         Self {
             me,
@@ -167,7 +173,7 @@ impl Claim {
         }
     }
 
-    /// What to do about the Lease as it was read from etcd. `now` is a clock that never goes back.
+    /// Decides what to do about the Lease as read from etcd. `now` is monotonic.
     pub fn next(&mut self, now: Duration, time: SystemTime, read: Option<&Value>) -> Turn {
         let Some(object) = read else {
             (self.expiry, self.first) = (Expiry::default(), None);
@@ -191,12 +197,12 @@ impl Claim {
         }
     }
 
-    /// It could not be read.
+    /// Records that the Lease could not be read.
     pub fn failed(&mut self) {
         self.expiry.record_failure();
     }
 
-    /// The lock is held: what was in the way does not count any more.
+    /// Records that the lock is held. Obstacles from before no longer count.
     pub fn has(&mut self) {
         (self.break_lock, self.expiry, self.first) = (false, Expiry::default(), None);
     }
@@ -234,12 +240,12 @@ impl Claim {
     }
 }
 
-/// Why the lock is not acquired.
+/// Why the lock was not acquired.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     #[error("{}", holder.refuses(node))]
     Busy { holder: Holder, node: String },
-    /// It cannot be asked for.
+    /// The cluster's API failed.
     #[error(transparent)]
     Api(#[from] Error),
 }
@@ -249,12 +255,13 @@ pub enum LockError {
 pub struct Lock {
     client: Client,
     began: Instant,
-    /// One request at a time: a renewal that comes late could bring back what was released.
+    /// Held during a request, so that requests never overlap: a late renewal could bring back a
+    /// released lock.
     claim: Mutex<Claim>,
 }
 
 impl Lock {
-    /// Asked for as an administrator.
+    /// The lock, requested as an administrator.
     pub fn new(client: &Client, claim: Claim) -> Self {
         let client = client.clone().with_patience(PATIENCE);
         Self {
@@ -264,10 +271,10 @@ impl Lock {
         }
     }
 
-    /// Acquires it. That may take 40 s, where an upgrade that had changed nothing was killed.
+    /// Acquires the lock. Takes up to 40 s if the holder was killed before it changed anything.
     ///
     /// # Errors
-    /// Another upgrade holds it, or the Lease cannot be read or written.
+    /// Another upgrade holds the lock, or the Lease cannot be read or written.
     pub async fn acquire(&self, progress: &Progress) -> Result<(), LockError> {
         let mut claim = self.claim.lock().await;
         let mut waited = None;
@@ -294,16 +301,19 @@ impl Lock {
         }
     }
 
-    /// Marks in it that the node will be changed: from here on no other upgrade can take the lock.
+    /// Marks in the Lease that the node will be changed. From here on no other upgrade can take the
+    /// lock.
     ///
     /// # Errors
-    /// Another upgrade got it meanwhile, or the cluster does not answer. Then nothing may be changed.
+    /// Another upgrade got the lock meanwhile, or the cluster does not answer. Nothing may be
+    /// changed.
     pub async fn mark(&self, progress: &Progress) -> Result<(), LockError> {
         self.claim.lock().await.me.changed = true;
         self.acquire(progress).await
     }
 
-    /// Renews it until it is dropped. Failures are not reported: once this upgrade is marked as having changed its node, no other upgrade can take the lock.
+    /// Renews the lock until the future is dropped. API failures are not reported: once this upgrade is
+    /// marked as having changed its node, no other upgrade can take the lock.
     pub async fn keep(&self, progress: &Progress) {
         let mut warned = false;
         loop {
@@ -324,7 +334,7 @@ impl Lock {
 
     pub async fn release(&self, progress: &Progress) {
         let claim = self.claim.lock().await;
-        // `wait::until` is no part of a task that another thread may run.
+        // `wait::until` cannot be used here: its future is not `Send`.
         let began = tokio::time::Instant::now();
         let removed = loop {
             match self.remove(&claim.me.upgrade).await {
@@ -351,7 +361,7 @@ impl Lock {
         }
     }
 
-    /// Reads the Lease and writes what follows from it. `None`: the lock is held; else its holder.
+    /// Reads the Lease and writes the decision. `None` if the lock is held, otherwise the holder.
     async fn turn(&self, claim: &mut Claim) -> Result<Option<Holder>, LockError> {
         let mut tries = (0, 0);
         loop {
@@ -378,7 +388,7 @@ impl Lock {
                 Err(error) if tries.0 == TRIES.0 || is_forbidden(&error) => {
                     return Err(error.into());
                 }
-                // Only the answer may be lost: the next read shows that.
+                // Perhaps only the answer was lost: the next read shows what happened.
                 Err(_) => tries.0 += 1,
             }
             sleep(RETRY / 4).await;
@@ -395,7 +405,7 @@ impl Lock {
         }
     }
 
-    /// Creates the Lease, and its namespace if that is missing.
+    /// Creates the Lease, and its namespace if necessary.
     async fn create(&self, object: &Value) -> Result<(), Error> {
         let created = self.client.post(LEASES, object).await;
         let Err(error) = created else { return Ok(()) };

@@ -1,17 +1,17 @@
 //! The last lines of a container, from the kubelet's log files: why an instance did not get ready.
 //!
-//! `NAMESPACE_POD_UID/CONTAINER/N.log`; a static pod's name has "-NODE" at its end there. Each line is
-//! `TIME STREAM TAG TEXT`, and is shown as it is.
+//! The files are `NAMESPACE_POD_UID/CONTAINER/N.log`, with "-NODE" at the end of a static pod's
+//! name. Each line is `TIME STREAM TAG TEXT`, and is shown unchanged.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Most that is read of a file, from its end.
+/// How much of a file is read, from its end.
 const TAIL: u64 = 64 * 1024;
 
-/// Longest line that is shown, in characters, and how many lines are.
+/// Longest line to show, in characters, and the number of lines.
 const WIDTH: usize = 400;
 const LINES: usize = 12;
 
@@ -19,11 +19,11 @@ const LINES: usize = 12;
 pub enum LoggedPod<'a> {
     /// The pod with this UID.
     Uid(&'a str),
-    /// The static pod of this namespace and name, whatever its UID; the latest.
+    /// The latest static pod of this namespace and name, with any UID.
     Name(&'a str, &'a str),
 }
 
-/// The last lines of one of a pod's containers, and the file.
+/// The last lines of a pod's container, and the log file.
 pub fn last_lines(
     directory: &Path,
     pod: &LoggedPod<'_>,
@@ -44,14 +44,14 @@ pub fn last_lines(
         })
         .collect();
     files.sort();
-    // The newest that is not empty: a container that was just started has logged nothing yet.
+    // The newest file with text: a container that has just started has logged nothing yet.
     files.into_iter().rev().find_map(|(_, path)| {
         let lines = end_of(&path);
         (!lines.is_empty()).then_some((path, lines))
     })
 }
 
-/// The last lines of a file; none, if it cannot be read.
+/// The last lines of a file. Empty if the file cannot be read.
 pub fn end_of(path: &Path) -> Vec<String> {
     let mut lines = shown_lines(&tail(path).unwrap_or_default());
     lines.split_off(lines.len().saturating_sub(LINES))
@@ -83,7 +83,7 @@ fn tail(path: &Path) -> Option<String> {
     let mut bytes = Vec::new();
     file.take(TAIL).read_to_end(&mut bytes).ok()?;
     let text = String::from_utf8_lossy(&bytes);
-    // The first line is cut, unless the file begins with it.
+    // The first line is incomplete, unless the file begins there.
     let whole = if length > TAIL {
         text.split_once('\n').map_or("", |(_, rest)| rest)
     } else {
@@ -92,7 +92,7 @@ fn tail(path: &Path) -> Option<String> {
     Some(whole.to_owned())
 }
 
-/// A log's lines but empty ones.
+/// The lines of a log that are not empty.
 fn shown_lines(text: &str) -> Vec<String> {
     text.lines()
         .filter(|line| !line.trim().is_empty())
@@ -100,7 +100,7 @@ fn shown_lines(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Short enough, and without what would move a terminal's cursor.
+/// Shortens a line and replaces control characters, which could move a terminal's cursor.
 fn shown(line: &str) -> String {
     line.chars()
         .take(WIDTH)

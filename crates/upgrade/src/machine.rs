@@ -1,17 +1,20 @@
-//! The steps of an upgrade: from its position and an observation to the next action. Pure, time is an argument.
+//! The steps of an upgrade: from a position and an observation to the next action. Pure: time is an
+//! argument.
 //!
-//! Only the [`Position`] is kept on disk, and it is written before what it allows is done. What was done
-//! is not stored but observed: each step compares the files and the instances with its goal and does what is missing. So
-//! a run that was killed anywhere continues as if it had only been slow, and doing a thing twice is
-//! the same as doing it once.
+//! Only the [`Position`] is kept on disk, and each new position is written before any action of its
+//! step. Completed actions are not stored but observed: each step compares the files and the
+//! instances with its goal and does what is missing. A run that was killed at any point therefore
+//! continues as if it had only been slow, and repeating an action changes nothing.
 //!
-//! If the new version is judged, the step after the temporary instance has settled gives it clients beside the old one, which
-//! goes only for one that was not found bad. Where the temporary one emulates the old one's release, the canonical one, which
-//! does not, is judged beside it in the same way, and what it is sent back to is the emulation: the old version may not
-//! read what came without it.
+//! If the new version is judged, a further step follows once the temporary instance has settled.
+//! That step gives the temporary instance clients beside the old one, and the old one is stopped
+//! only if the verdict is not bad. If the temporary instance emulates the old release, the
+//! canonical instance, which does not emulate, is judged beside the temporary one in the same way.
+//! The way back from there leads to the emulating version, because the old version may not be able
+//! to read objects that were written without emulation.
 //!
-//! Two rules hold in every step: no file goes while the other instance is not in the group,
-//! and a file that holds what berth did not put there is not touched.
+//! Two rules hold in every step. No file is removed while the other slot's instance is outside the
+//! group. A file with contents that berth did not write is never touched.
 
 mod terms;
 
@@ -23,19 +26,22 @@ pub use terms::{
     Step, UpgradeOutcome, Version,
 };
 
-/// How long an instance may be out of the group, once it was in it, before that counts: one slow answer does not.
+/// How long an instance that was in the group may be outside before the step counts it as lost. A
+/// single slow answer is no loss.
 const LOST: Duration = Duration::from_secs(3);
 
-/// How long a shim may take to accept a drain, and then to leave. Then it is stopped all the same: SIGTERM makes it leave too.
+/// How long a shim may take to accept a drain, and again to leave. After that the pod is stopped
+/// anyway: SIGTERM makes the shim leave too.
 pub const LEAVING: Duration = Duration::from_secs(30);
 
-/// Ends of a process after which it is not waited for any more: the kubelet starts it again later and later.
+/// After this many ends of its process an instance is given up: the kubelet restarts it at ever
+/// longer intervals.
 const ENDS: u32 = 3;
 
-/// Consecutive drains that may fail.
+/// Drains in a row that may fail.
 const DRAINS: u32 = 3;
 
-/// Why it goes back if the operator wants it to.
+/// The reason for the way back after a signal.
 pub const INTERRUPTED: &str = "it was interrupted";
 
 const REMOVED: &str = "the temporary file was removed";
@@ -46,24 +52,27 @@ pub struct Machine {
     limits: Limits,
     course: Course,
     interrupted: bool,
-    /// Of the step; from its first observation on, or from when the instance that it watches has joined in this run.
+    /// The start of the step: its first observation, or the moment at which the watched instance
+    /// joined in this run.
     since: Option<Since>,
-    /// The instance that the step watches has been in the group in this run. A run that resumes a step cannot know that
-    /// it was: after a reboot all pods start again.
+    /// The instance that the step watches has been in the group in this run. A run that resumes a
+    /// step cannot know about earlier runs: after a reboot every pod starts again.
     joined: bool,
-    /// It has been out of the group since.
+    /// When the watched instance was first seen outside the group.
     lost: Option<Duration>,
-    /// A file has gone and its pod has not, since.
+    /// When the file was first seen removed while its pod still ran.
     stopping: Option<Duration>,
-    /// Only in this run: a run that resumes waits for the other instance as long as one may take to get ready, and a shim that a killed run
-    /// drained has left by then (after two leases at most; the default of --ready-timeout is longer), so nothing leads back to it.
+    /// The shim of the instance to be stopped has accepted a drain. Known only in this run. A run
+    /// that resumes waits for the other instance for the whole ready timeout. A shim drained by a
+    /// killed run has left within two leases, which is shorter than the default of --ready-timeout,
+    /// so no way leads back to the drained instance.
     drained: bool,
     drains_failed: u32,
-    /// What came out of the step.
+    /// The result of judging in this step.
     judged: Option<Judged>,
 }
 
-/// What a step found at its beginning.
+/// The observation at the start of a step.
 #[derive(Debug, Clone, Copy)]
 struct Since {
     at: Duration,
@@ -71,7 +80,7 @@ struct Since {
 }
 
 impl Machine {
-    /// Goes on from a position, which may be one of a run that was killed.
+    /// Continues from a position, possibly left by a run that was killed.
     pub fn new(position: Position, limits: Limits, course: Course) -> Self {
         Self {
             position,
@@ -85,20 +94,20 @@ impl Machine {
         &self.position
     }
 
-    /// The operator wants it back. As long as the old instance is in the group it goes back; then the
-    /// shortest way to a whole node is on.
+    /// Records that the operator wants the old version back. As long as the old instance is in the
+    /// group, the machine goes back. Later the shortest way to a whole node is forward.
     pub fn interrupt(&mut self) {
         self.interrupted = true;
     }
 
-    /// Whether an interrupt now leads back.
+    /// True if an interrupt at this point leads back.
     pub fn goes_back(&self) -> bool {
         self.can_withdraw()
             || matches!(self.position.step, Step::JudgeCanonical | Step::Withdraw)
             || self.position.target != Version::New
     }
 
-    /// The old instance serves, and nothing of it has gone.
+    /// True while the old instance serves and none of its parts has been removed.
     fn can_withdraw(&self) -> bool {
         matches!(
             self.position.step,
@@ -106,13 +115,13 @@ impl Machine {
         )
     }
 
-    /// How an [`Action::Drain`] went.
+    /// Records the result of an [`Action::Drain`]. `asked` is true if the shim accepted the drain.
     pub fn drained(&mut self, asked: bool) {
         self.drained |= asked;
         self.drains_failed = if asked { 0 } else { self.drains_failed + 1 };
     }
 
-    /// What came out of an [`Action::Judge`].
+    /// Records the result of an [`Action::Judge`].
     pub fn judged(&mut self, judged: Judged) {
         self.judged = Some(judged);
     }
@@ -176,7 +185,7 @@ impl Machine {
 
     fn enter(&mut self, step: Step) -> Action {
         self.position.step = step;
-        // A step that watches an instance comes after one that saw it in the group.
+        // A step that watches an instance follows a step that saw this instance in the group.
         (self.since, self.joined, self.lost) = (None, true, None);
         (self.stopping, self.drained, self.drains_failed, self.judged) = (None, false, 0, None);
         Action::Entered
@@ -212,7 +221,8 @@ impl Machine {
         )
     }
 
-    /// What comes of a wait for a slot's instance.
+    /// Enters the next step, goes back, or waits, depending on the result of a wait for a slot's
+    /// instance.
     fn go_on(&mut self, slot: Slot, next: Step, come: Poll<Result<(), String>>) -> Action {
         match come {
             Poll::Ready(Ok(())) => self.enter(next),
@@ -221,7 +231,7 @@ impl Machine {
         }
     }
 
-    /// A slot's instance is watched, and stays for a while.
+    /// Watches a slot's instance until it has been ready for the settle time.
     fn settle(&mut self, view: &StepView<'_>, slot: Slot, next: Step) -> Action {
         let settled = match view.removed(slot) {
             Some(why) => Poll::Ready(Err(why)),
@@ -230,7 +240,7 @@ impl Machine {
         self.go_on(slot, next, settled)
     }
 
-    /// A slot's instance gets clients and is judged, beside the other one.
+    /// Gives a slot's instance clients and judges it beside the other slot's.
     fn judge(&mut self, view: &StepView<'_>, slot: Slot, next: Step) -> Action {
         let interrupted = self.interrupted.then(|| INTERRUPTED.into());
         if let Some(why) = view
@@ -259,7 +269,7 @@ impl Machine {
         }
     }
 
-    /// A slot's instance goes for the other one, which stays.
+    /// Stops a slot's instance. The other slot's instance stays.
     fn stop(&mut self, view: &StepView<'_>, slot: Slot, next: Step) -> Action {
         let [goes, stays] = [slot, slot.other()].map(|slot| view.seen.instance(slot));
         if view.seen.file(slot) == Content::Absent {
@@ -281,7 +291,7 @@ impl Machine {
             return self.remove(view, slot);
         }
         match lost {
-            // Once drained, it does not come back: then there is only the way on.
+            // A drained shim does not come back, so from there the only way is forward.
             Some(why) if goes.in_group && !self.drained => self.send_back(slot.other(), why),
             _ if self
                 .lost
@@ -299,7 +309,8 @@ impl Machine {
         }
     }
 
-    /// A file goes, its shim first; the other slot's instance is in the group.
+    /// Drains a slot's shim first, if possible, and then removes the file. The other slot's
+    /// instance is in the group.
     fn remove(&self, view: &StepView<'_>, slot: Slot) -> Action {
         let instance = view.seen.instance(slot);
         let waits = self.drains_failed < DRAINS && !(self.drained && view.elapsed() >= LEAVING);
@@ -321,12 +332,13 @@ impl Machine {
             if canonical.alive {
                 return self.stopping(view);
             }
-            // The instance that is placed is watched from here on: how often another one ended there before is not counted.
+            // The placed instance is watched from this moment. Earlier process ends in this slot do
+            // not count.
             self.since = None;
             return Action::Place(Slot::Canonical, self.position.target);
         }
         if !view.holds(self.position.target) {
-            // What failed goes first: the kubelet runs one pod of a name.
+            // The failed pod goes first: the kubelet runs only one pod of a name.
             return match temporary.in_group {
                 true => self.remove(view, Slot::Canonical),
                 false if view.elapsed() < view.limits.ready => Action::Wait,
@@ -340,10 +352,11 @@ impl Machine {
         )
     }
 
-    /// The canonical instance does not serve, or is bad; the temporary one serves.
+    /// Handles a canonical instance that does not serve or is bad, while the temporary one serves.
     fn fail_canonical(&mut self, why: String) -> Action {
         if self.position.target == Version::New && !self.course.same {
-            // What came without emulation may have written what the old one cannot read.
+            // Without emulation the new version may have written objects that the old version
+            // cannot read.
             let version = if self.course.emulated {
                 Version::Emulated
             } else {
@@ -351,7 +364,7 @@ impl Machine {
             };
             self.back_to(version, Step::StartCanonical, &why)
         } else {
-            // Given again, the command waits for it once more.
+            // The next run of the command waits for the instance again.
             self.enter(Step::StartCanonical);
             Action::Halt(why)
         }
@@ -369,7 +382,8 @@ impl Machine {
             (true, _) if temporary.alive => self.stopping(view),
             (true, true) => Action::Finish(UpgradeOutcome::RolledBack),
             (false, true) => self.remove(view, Slot::Temporary),
-            // After a reboot both start, and an instance that is not in the group may be the first to be ready.
+            // After a reboot both pods start, and the instance that is to be removed may be ready
+            // first.
             (_, false) if view.elapsed() < view.limits.ready => Action::Wait,
             (_, false) => Action::Halt("the old instance is not ready".into()),
         }
@@ -399,8 +413,9 @@ impl Machine {
         }
     }
 
-    /// Why the instance that the step watches is not ready any more. As long as it has not been in the group in this
-    /// run, it starts and has the time for that; what is watched begins when it is ready.
+    /// Returns why the instance that the step watches is not ready any more. An instance that has
+    /// not been in the group in this run is still starting, within the ready timeout. The watch
+    /// begins when the instance is ready.
     fn lost(&mut self, view: &StepView<'_>, slot: Slot) -> Option<String> {
         let instance = view.seen.instance(slot);
         if instance.in_group {
@@ -436,7 +451,7 @@ impl Machine {
         (view.now.saturating_sub(since) >= LOST).then(|| how.into())
     }
 
-    /// What was stopped has not ended yet.
+    /// Waits for a stopped pod to end.
     fn stopping(&mut self, view: &StepView<'_>) -> Action {
         let since = *self.stopping.get_or_insert(view.now);
         if view.now.saturating_sub(since) < view.limits.stop {
@@ -449,7 +464,7 @@ impl Machine {
     }
 }
 
-/// One observation, within one step.
+/// An observation within one step.
 struct StepView<'a> {
     seen: &'a NodeObservation,
     now: Duration,
@@ -460,7 +475,7 @@ struct StepView<'a> {
 }
 
 impl StepView<'_> {
-    /// The file that another wrote.
+    /// Returns which file was written by someone other than berth.
     fn foreign(&self) -> Option<&'static str> {
         match (self.seen.canonical_file, self.seen.temporary_file) {
             (Content::Other, _) => Some("canonical"),
@@ -469,12 +484,13 @@ impl StepView<'_> {
         }
     }
 
-    /// Whether the canonical file holds this.
+    /// True if the canonical file holds the manifest of `version`.
     fn holds(&self, version: Version) -> bool {
         matches!(self.seen.canonical_file, Content::Holds(held) if held == version || self.same)
     }
 
-    /// What the canonical file is to be in this step, if it is that no longer. While it is replaced the step itself checks it.
+    /// Returns what the canonical file should hold in this step, if its contents have changed. A
+    /// step that replaces the canonical file checks the contents itself.
     fn changed(&self, step: Step) -> Option<&'static str> {
         let (version, name) = match step {
             Step::StopOld if self.seen.canonical_file == Content::Absent => return None,
@@ -491,7 +507,7 @@ impl StepView<'_> {
         (!self.holds(version)).then_some(name)
     }
 
-    /// The file of the temporary one is not to go.
+    /// Reports that the temporary pod's file is missing. The canonical slot has no such check.
     fn removed(&self, slot: Slot) -> Option<String> {
         (slot == Slot::Temporary && self.seen.temporary_file == Content::Absent)
             .then(|| REMOVED.into())
@@ -509,7 +525,7 @@ impl StepView<'_> {
         if instance.in_group {
             Poll::Ready(Ok(()))
         } else if instance.not_started && self.target == Version::New {
-            // On the way back that may be the new one's, which is going still.
+            // During the way back the message may be about the new pod, which has not ended yet.
             Poll::Ready(Err("the kubelet cannot start it".into()))
         } else if ends >= ENDS {
             Poll::Ready(Err(format!(

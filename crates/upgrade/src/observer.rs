@@ -1,4 +1,4 @@
-//! The files and instances of a node as the machine sees them, and notice of changes.
+//! Observes the files and instances of a node for the machine, and waits for changes.
 
 use super::machine::{Content, InstanceObservation, NodeObservation, Slot, Version};
 use super::state::State;
@@ -19,37 +19,37 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Longest time between two samples, for what sends no notification: a shim's phase, a file.
+/// Longest time between two samples. Changes of a shim's phase or of a file send no notification.
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long a shim that does not answer may be thought where it was: on a busy node it takes seconds to.
+/// How long the last answer of a silent shim counts: a shim on a busy node takes seconds to answer.
 const SILENT: Duration = Duration::from_secs(30);
 
-/// What is known of an instance, for people.
+/// Details of an instance, for messages.
 #[derive(Debug, Clone, Default)]
 pub struct InstanceDetails {
     pub id: Option<InstanceId>,
     pub berth: Option<SocketAddr>,
-    /// Why it is not in the group.
+    /// Why the instance is not in the group.
     pub words: String,
-    /// Connections that its shim has.
+    /// Open connections of the shim.
     pub open: u64,
-    /// What it calls its version.
+    /// The version that the apiserver reports.
     pub version: Option<String>,
     pub socket: Option<PathBuf>,
-    /// The address that it advertises, and where it listens itself.
+    /// The address that the instance advertises, and the address where it listens.
     pub advertised: Option<SocketAddr>,
     pub address: Option<SocketAddr>,
 }
 
 #[derive(Debug, Clone, Default)]
 pub struct NodeDetails {
-    /// Of the instances but the temporary one: of the one that runs, if one does.
+    /// The canonical pod's instance. A running instance is preferred.
     pub canonical: InstanceDetails,
-    /// How many of them run.
+    /// How many instances run, without the temporary one.
     pub others: usize,
     pub temporary: InstanceDetails,
-    /// A shim is there and did not answer: another sample may have its answer.
+    /// True if a shim exists and did not answer. The next sample may have its answer.
     pub silent: bool,
 }
 
@@ -68,15 +68,15 @@ pub struct NodeObserver {
     watch: Option<Watch>,
 }
 
-/// What was seen of an instance's processes so far.
+/// The history of an instance's processes.
 #[derive(Debug, Default)]
 struct ProcessHistory {
     process: Option<u64>,
     dead: bool,
     ends: u32,
-    /// When its shim last answered that it is in the group, if that was its last answer.
+    /// When the shim reported the instance as in the group, if the last report did so.
     joined: Option<Instant>,
-    /// Its shim is the node's.
+    /// True if the shim is a node shim.
     node: bool,
 }
 
@@ -91,7 +91,7 @@ impl ProcessHistory {
         self.dead |= !alive;
     }
 
-    /// Whether it may be in the group still although no shim answers so now.
+    /// True if the instance may still be in the group although no shim reports so now.
     fn is_silent(&mut self, answered: bool, in_group: bool, now: Instant) -> bool {
         if answered {
             self.joined = in_group.then_some(now);
@@ -112,7 +112,8 @@ impl NodeObserver {
         }
     }
 
-    /// Samples the instances; `temporary` is the name of the one that is not the canonical pod's.
+    /// Samples the instances. `temporary` is the ID of the temporary instance.
+    /// Every other instance belongs to the canonical pod.
     ///
     /// # Errors
     /// The run directory cannot be read.
@@ -156,7 +157,7 @@ impl NodeObserver {
             let answered = match answer {
                 ShimAnswer::Status(_) => true,
                 ShimAnswer::Silent(_) => false,
-                // Without a shim of its own, the node's shim has its state.
+                // For an instance without a shim of its own, the node shim reports the state.
                 ShimAnswer::None => !node_silent || instance.process.is_none(),
             };
             let life = self.lives.entry(known.id.clone()).or_default();
@@ -176,7 +177,7 @@ impl NodeObserver {
             all.silent |= instance.silent;
             all.process = instance.process.or(all.process);
         }
-        // Of records that were pruned too, so that the numbers only grow.
+        // Pruned records count too, so the numbers only grow.
         for (id, life) in &self.lives {
             seen[usize::from(id == temporary)].ends += life.ends;
         }
@@ -291,7 +292,7 @@ impl NodeObserver {
 
 enum ShimAnswer {
     Status(Box<Status>),
-    /// It is there and does not answer.
+    /// The shim exists and does not answer.
     Silent(String),
     None,
 }
@@ -315,7 +316,7 @@ async fn ask(berth: &BerthDir, id: &InstanceId, socket: bool) -> ShimAnswer {
     }
 }
 
-/// The instances that a node shim, which listens, finds ready.
+/// The instances that a joined node shim reports as ready.
 fn served_by_nodes(answers: &[ShimAnswer]) -> BTreeSet<InstanceId> {
     let nodes = answers.iter().filter_map(|answer| match answer {
         ShimAnswer::Status(status) if status.discover && status.state == Phase::Joined => {
@@ -329,7 +330,7 @@ fn served_by_nodes(answers: &[ShimAnswer]) -> BTreeSet<InstanceId> {
     ready.map(|instance| instance.instance.clone()).collect()
 }
 
-/// Tells a process from the one before it: the process ID alone is 1 in each container.
+/// Distinguishes a process from its predecessor. The process ID alone is 1 in every container.
 fn process(record: &Record) -> u64 {
     let mut hasher = DefaultHasher::new();
     (record.started, record.pid).hash(&mut hasher);

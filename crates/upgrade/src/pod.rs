@@ -1,4 +1,5 @@
-//! What of a manifest matters for an upgrade, and the same pod under another name.
+//! The fields of a manifest that an upgrade needs, and variants of the manifest: the temporary pod,
+//! and an emulated release.
 
 use berth_cluster::yaml::YamlNode;
 use berth_doctor::{ShimOf, shim_of};
@@ -10,33 +11,33 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What the temporary pod's and file's names begin with.
+/// Prefix of the temporary pod's name and file name.
 pub const PREFIX: &str = "berth-";
 
-/// A kubelet's grace period where the manifest names none.
+/// The kubelet's default grace period.
 const GRACE: u64 = 30;
 
-/// The flag with which a kube-apiserver behaves as one of another release.
+/// The flag with which kube-apiserver behaves as an older release.
 pub const EMULATION: &str = "emulated-version";
 
-/// A new random UUID at each read; see random(4).
+/// Returns a new random UUID at each read; see random(4).
 const UUID: &str = "/proc/sys/kernel/random/uuid";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiserverPod {
     pub namespace: String,
-    /// Its name, without the node's.
+    /// The pod's name, without the node's.
     pub name: String,
     /// Name of the apiserver's container.
     pub container: String,
     pub image: String,
-    /// `berth exec` starts it.
+    /// True if `berth exec` starts the apiserver.
     pub behind: bool,
-    /// Its instance is named by the pod's UID.
+    /// True if the instance is named by the pod's UID.
     pub by_uid: bool,
-    /// What its shim listens on, as it is written.
+    /// The shim's listen addresses, as written in the manifest.
     pub listen: Option<String>,
-    /// Its shim, and how that trusts the apiserver.
+    /// The pod's shim, and how the shim trusts the apiserver.
     pub shim: ShimOf,
     /// The run directory on the node.
     pub run_dir: Option<PathBuf>,
@@ -45,10 +46,10 @@ pub struct ApiserverPod {
 }
 
 impl ApiserverPod {
-    /// Looks at a manifest.
+    /// Reads the fields from a manifest.
     ///
     /// # Errors
-    /// It is no static pod.
+    /// The manifest is no static pod.
     pub fn of(manifest: &Manifest) -> Result<Self, Problem> {
         let text = |node: Option<&YamlNode>| node.and_then(YamlNode::text).map(ToOwned::to_owned);
         let root = manifest.root();
@@ -101,7 +102,7 @@ impl ApiserverPod {
     }
 }
 
-/// The same pod under another name and with a UID that is known.
+/// The pod's manifest under another name and with the given UID.
 ///
 /// # Errors
 /// The manifest is written in a way that cannot be edited.
@@ -143,7 +144,7 @@ pub fn temporary(manifest: &Manifest, uid: &InstanceId) -> Result<String, Proble
     apply(manifest.text(), manifest.document(), &edits)
 }
 
-/// The same pod, whose kube-apiserver behaves as one of another release.
+/// The pod's manifest with kube-apiserver emulating another release.
 ///
 /// # Errors
 /// The manifest is written in a way that cannot be edited.
@@ -162,7 +163,7 @@ pub fn emulating(manifest: &Manifest, release: &str) -> Result<String, Problem> 
     apply(manifest.text(), manifest.document(), &[edit])
 }
 
-/// A new random UID for a pod.
+/// Draws a new random UID for a pod.
 ///
 /// # Errors
 /// The kernel's UUID cannot be read.
@@ -236,7 +237,7 @@ mod tests {
         let text = injected();
         assert_eq!(draw_uid().unwrap().to_string().len(), 36);
         assert_ne!(draw_uid().unwrap(), draw_uid().unwrap());
-        // One that begins as a number in YAML does, such as 0b…, would be quoted.
+        // A UID that YAML could read as a number, such as 0b…, would be quoted.
         let uid = "c1a5d5a2-93ae-4a2a-a5ba-2d1c8a3ff86a".parse().unwrap();
         let temporary = temporary(&Manifest::parse(&text).unwrap(), &uid).unwrap();
         let changed: Vec<_> = temporary

@@ -1,15 +1,15 @@
-//! Progress for the operator, on standard error: plain lines with the time since the beginning. A
-//! terminal that is gone is no reason to stop, so failures to write are ignored.
+//! Progress for the operator on standard error: plain lines with the time since the start. Write
+//! errors are ignored, because an upgrade must not stop when the terminal is gone.
 
 use berth_os::strip_error_numbers;
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time between two lines on the same wait.
+/// Time between two lines about the same wait.
 const AGAIN: Duration = Duration::from_secs(15);
 
-/// A time in whole seconds.
+/// A duration in whole seconds.
 pub fn seconds(duration: Duration) -> String {
     humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string()
 }
@@ -17,7 +17,7 @@ pub fn seconds(duration: Duration) -> String {
 #[derive(Debug)]
 pub struct Progress {
     began: Instant,
-    /// The last wait that was printed, and when.
+    /// The last printed wait, and when it was printed.
     waiting: Mutex<Option<(String, Instant)>>,
 }
 
@@ -35,7 +35,7 @@ impl Progress {
         self.began.elapsed()
     }
 
-    /// A line with the time.
+    /// Prints a line with the elapsed time.
     pub fn line(&self, what: &str) {
         let _ = writeln!(
             std::io::stderr(),
@@ -45,7 +45,7 @@ impl Progress {
         );
     }
 
-    /// A line that belongs to the one before.
+    /// Prints a line that continues the previous line.
     pub fn more(&self, what: &str) {
         let _ = writeln!(
             std::io::stderr(),
@@ -54,7 +54,7 @@ impl Progress {
         );
     }
 
-    /// What is waited for: at once if it is something else than before, else from time to time.
+    /// Prints the reason of a wait: at once if the reason is new, and otherwise every [`AGAIN`].
     pub fn waiting(&self, what: &str) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting

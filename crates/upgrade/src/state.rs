@@ -1,8 +1,9 @@
-//! The position of an upgrade, on disk: `upgrade.json` in berth's directory, never in the kubelet's.
+//! The position of an upgrade on disk: `upgrade.json` in berth's directory, never in the kubelet's.
 //!
-//! It is replaced by a rename after a sync, so it is whole or the one before, and it holds both manifests
-//! themselves: what it goes back to cannot get lost apart from it. A lock on a file next to it keeps two runs from each
-//! other; it ends with the process, however that ends.
+//! A save syncs a new file and renames it into place, so a crash leaves a whole file, old or new.
+//! The file holds the text of both manifests, so the manifest for the way back cannot get lost
+//! separately. A lock on a neighbouring file excludes a second run, and ends with the process in
+//! every case.
 
 use super::judge::options::JudgeOptions;
 use super::machine::{Course, Position, Version};
@@ -19,12 +20,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Where it is kept by default, with originals of manifests.
+/// The default directory for the state and for the original manifests.
 pub const DIRECTORY: &str = "/etc/kubernetes/berth";
 
 const NAME: &str = "upgrade.json";
 
-/// How long a lock is waited for. A process that a killed run was starting holds that run's lock until its exec.
+/// How long to wait for the lock. A process that a killed run was just spawning holds the run's
+/// lock until its exec.
 const LEFT: Duration = Duration::from_secs(1);
 
 /// Why the state cannot be kept.
@@ -35,7 +37,7 @@ pub enum StateError {
     Busy(PathBuf),
     #[error(transparent)]
     File(#[from] FileError),
-    /// It is there and not understood.
+    /// The file exists but cannot be understood.
     #[error(
         "{} is not understood: {why}: it belongs to an upgrade that was interrupted; finish it with the berth that began \
          it, or see that one kube-apiserver manifest is in the kubelet's directory and remove this file",
@@ -55,37 +57,37 @@ impl From<StateError> for Refusal {
 pub struct State {
     /// Format; 1.
     pub version: u32,
-    /// The berth that began it.
+    /// The berth version that began the upgrade.
     pub berth: String,
-    /// When, RFC 3339. For people.
+    /// Start time in RFC 3339, for people.
     pub started: String,
     pub position: Position,
     /// `kube-apiserver.yaml`.
     pub canonical: PathBuf,
-    /// The other file, for the time of the upgrade.
+    /// The temporary pod's file, for the time of the upgrade.
     pub temporary: PathBuf,
-    /// UID of the temporary pod, which is its instance's name.
+    /// UID of the temporary pod, and name of its instance.
     pub uid: InstanceId,
     /// The address that the node's instances advertise.
     pub address: SocketAddr,
-    /// Whether the Service `kubernetes` named this node when it began.
+    /// True if the Service `kubernetes` named this node at the start.
     pub service: bool,
-    /// The manifest that was there.
+    /// The manifest from before the upgrade.
     pub old: String,
-    /// The one that shall be there.
+    /// The manifest to upgrade to.
     pub new: String,
-    /// The same under the temporary pod's name.
+    /// The new manifest under the temporary pod's name.
     pub temporary_text: String,
-    /// Mode and owner of `kube-apiserver.yaml`, which is removed and made again on the way.
+    /// Mode and owner of `kube-apiserver.yaml`. An upgrade removes the file and creates it again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
-    /// The `--kubeconfig` that it was begun with: the command that resumes it may not have it.
+    /// The `--kubeconfig` at the start. The command that resumes the upgrade may lack the option.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubeconfig: Option<PathBuf>,
-    /// How the new one is judged; none: it is not.
+    /// How the new instance is judged. `None` if it is not judged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub judge: Option<JudgeOptions>,
-    /// The new one as it is until it is judged, if it emulates the old one's release then.
+    /// The new manifest until the verdict, if it emulates the old release until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub emulated: Option<Emulated>,
 }
@@ -93,13 +95,13 @@ pub struct State {
 /// The new manifest with `--emulated-version`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Emulated {
-    /// Its release, such as 1.35.
+    /// The emulated release, such as 1.35.
     pub release: String,
     pub text: String,
 }
 
 impl State {
-    /// The format that is written.
+    /// The format of new files.
     pub const FORMAT: u32 = 1;
 
     /// Text of a version's canonical file.
@@ -122,7 +124,7 @@ impl State {
         }
     }
 
-    /// Old and new are one text: a rolling restart.
+    /// True if the old and the new manifest have the same text: a rolling restart.
     pub fn same(&self) -> bool {
         self.old == self.new
     }
@@ -136,7 +138,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Makes the directory if it is not there, and takes the lock.
+    /// Creates the directory if necessary, and takes the lock.
     ///
     /// # Errors
     /// See [`StateError`].
@@ -165,8 +167,8 @@ impl Store {
         &self.path
     }
 
-    /// Where the manifest that was there is kept, from before the first change on: what an operator restores who gives up
-    /// on berth.
+    /// Path of the old manifest, saved before the first change. An operator who gives up on berth
+    /// restores this file.
     pub fn before(&self, state: &State) -> PathBuf {
         let name = state
             .canonical
@@ -179,7 +181,7 @@ impl Store {
         ))
     }
 
-    /// The upgrade that has begun, if one has.
+    /// Loads the upgrade that has begun. `None` if there is none.
     ///
     /// # Errors
     /// See [`StateError`].
@@ -187,10 +189,10 @@ impl Store {
         load(&self.path)
     }
 
-    /// Saves the position; when this returns it is on disk.
+    /// Saves the state. On return the state is on disk.
     ///
     /// # Errors
-    /// See [`StateError`]; then the one before is there.
+    /// See [`StateError`]. The previous state is still there.
     pub fn save(&self, state: &State) -> Result<(), StateError> {
         let text = serde_json::to_string_pretty(state);
         let text = text.map_err(|error| FileError::of("write", &self.path)(error.into()))?;
@@ -206,10 +208,10 @@ impl Store {
     }
 }
 
-/// Removes a file for good; one that is not there is as good.
+/// Removes a file and syncs the directory. A missing file is no error.
 ///
 /// # Errors
-/// It is there still.
+/// The file is still there.
 pub fn remove(path: &Path) -> Result<(), StateError> {
     let synced = |_| {
         path.parent()
@@ -220,7 +222,7 @@ pub fn remove(path: &Path) -> Result<(), StateError> {
         .map_err(FileError::of("remove", path))?)
 }
 
-/// The upgrade that has begun, without the lock: to read only.
+/// Reads the state of an upgrade that has begun, without the lock.
 ///
 /// # Errors
 /// See [`StateError`].
@@ -228,11 +230,11 @@ pub fn find(directory: &Path) -> Result<Option<State>, StateError> {
     load(&directory.join(NAME))
 }
 
-/// Whether a file may be written by another command: not into the kubelet's directory while an upgrade is under way there,
-/// because two kube-apiservers run from it that know of each other.
+/// Checks that a command may write a file. During an upgrade no command may write into the
+/// kubelet's directory, because two kube-apiservers that know of each other run from there.
 ///
 /// # Errors
-/// Why not, and what to do; or the state cannot be read.
+/// The upgrade that is under way and the fix, or the state cannot be read.
 pub fn leave_alone(directory: &Path, file: &Path) -> Result<(), String> {
     let Some(state) = find(directory).map_err(|error| error.to_string())? else {
         return Ok(());
@@ -250,10 +252,10 @@ pub fn leave_alone(directory: &Path, file: &Path) -> Result<(), String> {
     ))
 }
 
-/// A sentence on an upgrade that was begun and not brought to an end, for the operator.
+/// Describes an upgrade that was begun and not finished, in a sentence for the operator.
 ///
 /// # Errors
-/// Whether there is one cannot be read.
+/// The state cannot be read.
 pub fn interrupted(directory: &Path) -> Result<Option<String>, StateError> {
     match find(directory) {
         Ok(found) => Ok(found.map(
@@ -281,16 +283,17 @@ fn load(path: &Path) -> Result<Option<State>, StateError> {
     })
 }
 
-/// Reads the file.
+/// Parses the state file.
 ///
 /// # Errors
-/// It is no state, or one of another format.
+/// The text is no state, or has another format.
 pub fn parse(bytes: &[u8]) -> Result<State, String> {
     #[derive(Deserialize)]
     struct Format {
         version: u32,
     }
-    // First the format alone, so that a later one is named as such and not by a missing field.
+    // The format is parsed first, so that a newer format is reported by its number and not as a
+    // missing field.
     let Format { version } = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     if version != State::FORMAT {
         return Err(format!(

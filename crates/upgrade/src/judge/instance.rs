@@ -13,25 +13,26 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
-/// Resources for which berth asks itself: the most used ones.
+/// The most used resources, up to this number, are requested by berth.
 const RESOURCES: usize = 40;
 
-/// How long an answer may take: a large cluster's page takes seconds, so it is some times what the old one needed.
+/// Limits of the time for an answer. A large cluster's metrics page takes seconds, so the limit is
+/// [`TIMES`] what the old instance needed, within these bounds.
 const PATIENCE: Duration = Duration::from_secs(2);
 pub const MOST_PATIENCE: Duration = Duration::from_secs(10);
 const TIMES: u32 = 4;
 
-/// The old and the new one.
+/// The old and the new instance.
 pub struct Both {
     old: Instance,
     new: Instance,
     patience: Duration,
-    /// By API: whether the new one serves it, or the old one does not either.
+    /// Per API: false if the new instance lacks an API that the old one serves.
     served: BTreeMap<String, bool>,
 }
 
 impl Both {
-    /// As this client, at their own addresses.
+    /// Two instances, asked with the credentials of `client`.
     pub fn new(client: &Client) -> Self {
         let [old, new] = [client, client].map(Instance::new);
         Self {
@@ -42,7 +43,7 @@ impl Both {
         }
     }
 
-    /// What they answer, at the same time.
+    /// Samples the two instances at the same time.
     pub async fn sample(&mut self, [old, new]: [&InstanceDetails; 2]) -> [Seen; 2] {
         let patience = self.patience;
         let (mut old, mut new) = tokio::join!(
@@ -54,7 +55,7 @@ impl Both {
         }
         if old.page.is_some() && new.page.is_some() {
             let used = old.sample.used();
-            // Those for which there is no time are asked for beside the next sample.
+            // APIs that do not fit into the time are asked for with the next sample.
             let _ = timeout(patience, self.look_for(&used)).await;
             let serves = used
                 .iter()
@@ -66,13 +67,14 @@ impl Both {
         [old, new]
     }
 
-    /// Asks the new one for each API, once, and the old one for what the new one lacks.
+    /// Asks the new instance for each API once, and asks the old instance about APIs that the new
+    /// one lacks.
     async fn look_for(&mut self, apis: &BTreeSet<String>) {
         for api in apis.iter().filter(|api| api.split('/').all(is_plain)) {
             if self.served.contains_key(api) {
                 continue;
             }
-            // What neither serves is not missing.
+            // An API that neither instance serves is not missing.
             let served = match self.new.serves(api).await {
                 Some(false) => self.old.serves(api).await.map(|old| !old),
                 served => served,
@@ -83,7 +85,8 @@ impl Both {
         }
     }
 
-    /// Asks the new one, and if `writes` both, for what is in the old one's page.
+    /// Sends requests for the resources in the old instance's metrics page: to the new instance,
+    /// and with `writes` to both.
     pub async fn ask(&self, page: &str, writes: bool) {
         let used = used(page);
         let of_old = async {
@@ -97,7 +100,8 @@ impl Both {
 
 pub struct Instance(Client);
 
-/// What it answers; one that does not answer in time, or has no address, is silent.
+/// A sample of an instance. The sample is silent if the instance has no address or does not answer
+/// in time.
 pub struct Seen {
     pub sample: Sample,
     pub page: Option<String>,
@@ -138,16 +142,16 @@ impl Instance {
         }
     }
 
-    /// Its metrics.
+    /// Gets the metrics page.
     ///
     /// # Errors
-    /// Why they cannot be had.
+    /// The page cannot be fetched.
     pub async fn page(&mut self, address: SocketAddr, patience: Duration) -> Result<String, Error> {
         self.0 = self.0.clone().at([address]).with_patience(patience);
         self.0.text("/metrics").await
     }
 
-    /// Whether it serves an API, if it says so.
+    /// True if the instance serves an API. `None` if it does not answer.
     async fn serves(&self, api: &str) -> Option<bool> {
         let prefix = if api.contains('/') { "/apis" } else { "/api" };
         none_if_missing(self.0.get(&format!("{prefix}/{api}")).await)
@@ -155,7 +159,8 @@ impl Instance {
             .map(|list| list.is_some())
     }
 
-    /// Lists one object of each resource, and writes it as it is without effect (`dryRun=All`).
+    /// Lists an object of each resource, and writes the object back unchanged with no effect
+    /// (`dryRun=All`).
     async fn ask(&self, resources: &[String], writes: bool, patience: Duration) {
         let asks = async {
             for path in resources {
@@ -167,12 +172,12 @@ impl Instance {
                 }
             }
         };
-        // What has not been asked until then is not.
+        // Resources that do not fit into the time are skipped.
         let _ = timeout(patience, asks).await;
     }
 }
 
-/// What its shim counted of its clients; none: it does not answer, or is older.
+/// The shim's counts of its clients. `None` if the shim does not answer or is too old.
 async fn connections(details: &InstanceDetails) -> Option<Connections> {
     let asked = ipc::ask(details.socket.as_deref()?, Ask::Metrics, ipc::PATIENCE).await;
     if let Ok(Reply::Metrics(page)) = asked {
@@ -206,7 +211,7 @@ fn counted(page: &str) -> Option<Connections> {
     known.then_some(counted)
 }
 
-/// The first object of a list, as it would be written, and its path.
+/// The first object of a list, ready to be written, and its path.
 fn first(resource: &str, list: &Value) -> Option<(String, Value)> {
     let mut object = list["items"].get(0)?.clone();
     object["apiVersion"] = list["apiVersion"].clone();
@@ -223,7 +228,7 @@ fn first(resource: &str, list: &Value) -> Option<(String, Value)> {
     Some((format!("{before}/{namespace}{plural}/{name}"), object))
 }
 
-/// The paths of the resources that clients list, by a page of metrics; the most used first.
+/// The paths of the resources that clients list, from a metrics page, most used first.
 fn used(page: &str) -> Vec<String> {
     let mut counts: BTreeMap<String, f64> = BTreeMap::new();
     for line in samples(page, |name| name == "apiserver_request_total") {
@@ -254,7 +259,7 @@ fn used(page: &str) -> Vec<String> {
         .collect()
 }
 
-/// A name that is a part of a path as it is. Of RBAC, some have a colon.
+/// True if a name can be a part of a path unchanged. Some RBAC names have a colon.
 fn is_plain(name: &str) -> bool {
     !name.is_empty()
         && name
@@ -322,7 +327,8 @@ mod tests {
         assert_eq!((all, empty, first_byte.total()), (10.0, 3.0, 7.0));
     }
 
-    /// A busy instance answers 429 to a request for its metrics; an instance that is gone answers nothing.
+    /// A busy instance answers 429 to a request for metrics. An instance that is gone answers
+    /// nothing.
     #[tokio::test]
     async fn a_refusal_of_metrics_is_no_silence() {
         let ca = authority();

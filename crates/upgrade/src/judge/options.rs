@@ -1,4 +1,4 @@
-//! What an operator wants of the judge.
+//! The operator's options for the judge.
 
 use crate::machine::Judged;
 use berth_judge::{Plan, Signal};
@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// What the operator wants of it. Kept with the upgrade.
+/// The operator's options. Saved with the upgrade.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JudgeOptions {
     pub plan: Plan,
@@ -15,13 +15,13 @@ pub struct JudgeOptions {
     /// Findings that do not count.
     pub accepted: Vec<Signal>,
     pub undecided: Undecided,
-    /// Where clients send too few requests, berth sends some.
+    /// Where clients send too few requests, berth adds some.
     pub requests: bool,
-    /// Clients on the node get to the new one, too.
+    /// Clients on the node can reach the new instance, too.
     pub local: bool,
 }
 
-/// What is done if there was not enough to judge.
+/// What happens if there was not enough to judge.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Undecided {
@@ -35,7 +35,8 @@ pub enum Undecided {
 }
 
 impl Undecided {
-    /// What comes of a verdict that is undecided; `against`: something speaks against the new instance.
+    /// Turns an undecided verdict into a result. `against` is true if something speaks against the
+    /// new instance.
     pub fn judged(self, why: String, against: bool) -> Judged {
         match self {
             Self::GoOn if !against => Judged::GoOn,

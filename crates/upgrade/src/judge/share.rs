@@ -1,5 +1,5 @@
-//! The part of the clients that the new instance gets, as the shims are told again and again: it ends by itself soon
-//! after berth has.
+//! The new instance's share of the clients, sent to the shims again and again. The share expires
+//! soon after berth ends.
 
 use super::super::machine::Slot;
 use super::super::observer::{InstanceDetails, NodeDetails};
@@ -9,12 +9,12 @@ use berth_node::ipc::wire::{Ask, Reply, Share};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
-/// How long it is in force if it is not sent again, and when it is.
+/// How long a share is in force unless renewed, and when it is renewed.
 const LEASE: Duration = Duration::from_secs(10);
 const RENEWED: Duration = Duration::from_secs(2);
 
 pub struct Shares {
-    /// The same in one upgrade, so that clients keep their sides when it is resumed.
+    /// Constant during an upgrade, so that clients keep their sides when the upgrade is resumed.
     salt: u64,
     local: bool,
     sent: Option<(Instant, Slot, u16)>,
@@ -31,10 +31,11 @@ impl Shares {
         }
     }
 
-    /// Gives a slot's instance this part, in thousandths, and the other one the rest.
+    /// Gives a slot's instance this share of the clients, in thousandths, and the other slot's
+    /// instance the rest.
     ///
     /// # Errors
-    /// Why a shim refuses. One that is not there, or does not answer now, is told the next time.
+    /// A shim refuses. A missing or silent shim is told the next time.
     pub async fn keep(
         &mut self,
         slot: Slot,
@@ -75,10 +76,11 @@ async fn tell(details: &InstanceDetails, share: &Share) -> Result<(), String> {
     }
 }
 
-/// Whether an instance's shim can give another instance a part of the clients: it is told to end what has not begun.
+/// Checks that an instance's shim can give another instance a share of the clients, by ending a
+/// share that has not begun.
 ///
 /// # Errors
-/// Why not.
+/// The shim cannot, with the reason.
 pub(super) async fn knows_shares(
     details: &InstanceDetails,
     other: &InstanceId,
@@ -108,7 +110,7 @@ mod tests {
     use std::path::Path;
     use std::sync::{Arc, Mutex};
 
-    /// A shim that replies this, and what it was asked.
+    /// A shim that answers every request with `reply`, and the recorded requests.
     fn shim(directory: &Path, id: &str, reply: Reply) -> (InstanceDetails, Arc<Mutex<Vec<Ask>>>) {
         let socket = directory.join(format!("{id}.sock"));
         let (asked, reply) = (Arc::<Mutex<Vec<Ask>>>::default(), Arc::new(reply));
@@ -187,11 +189,11 @@ mod tests {
         };
         let [first, last] =
             [50, 250].map(|permille| ("old".to_owned(), "new".to_owned(), permille, true));
-        // Not again before it is due, unless it changes.
+        // A share is not sent again before its renewal is due, unless the share changes.
         assert_eq!(told(&of_new).first(), Some(&first));
         assert_eq!(told(&of_new).last(), Some(&last));
         assert_eq!(told(&of_old), told(&of_new));
-        // The other way round, the temporary one is the old one.
+        // In the reverse direction, the temporary instance is the old side.
         shares.keep(Slot::Canonical, 0, &details).await.unwrap();
         assert_eq!(
             told(&of_old).last(),

@@ -15,20 +15,21 @@ fn holder(upgrade: &str, node: &str, changed: bool) -> Holder {
     }
 }
 
-/// What happens to a node's `berth upgrade`, or to time.
+/// An event in the life of a node's `berth upgrade`, or the passing of time.
 #[derive(Debug, Clone, Copy)]
 enum Op {
-    /// It reads the Lease; if none runs, one is started.
+    /// The process reads the Lease. If no process runs, a new one is started.
     Read(usize),
-    /// What it decided is done.
+    /// The process carries out its decision.
     Write(usize),
-    /// The same, and the answer is lost.
+    /// The decision is carried out, but the answer is lost.
     Lose(usize),
-    /// It reads for as long as another holder's lock may take to expire.
+    /// The process keeps reading for as long as another holder's lock may need to expire.
     Wait(usize),
-    /// It is killed.
+    /// The process is killed.
     Kill(usize),
-    /// It comes to the end of the upgrade: the lock is released, then the state removed.
+    /// The process finishes the upgrade: first the lock is released, and with `Remove` the state is
+    /// removed.
     Release(usize),
     Remove(usize),
     Pass(u64),
@@ -36,9 +37,9 @@ enum Op {
 
 #[derive(Debug, Default)]
 struct Node {
-    /// The upgrade in its `upgrade.json`.
+    /// The upgrade in the node's `upgrade.json`.
     state: Option<String>,
-    /// Its manifests are not what they were, and not what they shall be.
+    /// The manifests are between old and new.
     changed: bool,
     process: Option<Process>,
 }
@@ -67,7 +68,7 @@ struct World {
     now: u64,
     drawn: u32,
     nodes: [Node; 3],
-    /// Upgrades that were brought to their end.
+    /// Number of finished upgrades.
     done: u32,
 }
 
@@ -157,7 +158,7 @@ impl World {
             (Some(Turn::Replace(object)), Some(there)) if version(&object) == version(there) => {
                 object
             }
-            // 409, 404, or nothing to do.
+            // 409, 404, or no decision.
             _ => return,
         };
         self.version += 1;
@@ -200,7 +201,7 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(250)))]
 
-    /// However nodes race, are killed, stand still and go on.
+    /// Nodes race, are killed, hang and continue in any order.
     #[test]
     fn never_two_nodes_are_changed(ops in prop::collection::vec(op(), 0..150)) {
         let mut world = World::default();
@@ -211,13 +212,13 @@ proptest! {
         }
     }
 
-    /// After any history an upgrade that is resumed comes to its end, and then so does a new one.
+    /// After any history, a resumed upgrade can be finished, and after it a new one.
     #[test]
     fn nobody_is_kept_out_for_good(ops in prop::collection::vec(op(), 0..100)) {
         let mut world = World::default();
         ops.into_iter().for_each(|op| world.apply(op));
         (0..3).for_each(|node| world.apply(Op::Kill(node)));
-        // The lock's holder goes on first: no other can.
+        // The lock's holder goes first, because no other node can proceed.
         let holder = world.lease.as_ref().map(|lease| Holder::parse(lease).upgrade);
         let mut nodes = [0, 1, 2];
         nodes.sort_by_key(|node| world.nodes[*node].state != holder);
@@ -272,11 +273,11 @@ fn who_holds_it_is_told_with_the_fix() {
         let message = holder.refuses(asks);
         assert!(parts.iter().all(|part| message.contains(part)), "{message}");
     }
-    // What a later berth writes may mean anything.
+    // A Lease written by a later berth may mean anything.
     assert!(Holder::parse(&json!({})).changed);
 }
 
-/// The lock of an upgrade of this node that has changed nothing yet.
+/// The lock of an upgrade that has changed nothing on this node yet.
 fn lock(server: &Server, upgrade: &str, node: &str) -> Lock {
     claimed(server, holder(upgrade, node, false), false)
 }
@@ -288,7 +289,7 @@ fn claimed(server: &Server, holder: Holder, breaks: bool) -> Lock {
     )
 }
 
-/// An API with a namespace, and its server.
+/// An API with the lock's namespace, and its server.
 async fn api() -> (Objects, Server) {
     let objects = Objects::default();
     objects.set(NAMESPACE_PATH, Some(json!({})));
@@ -302,7 +303,7 @@ async fn api() -> (Objects, Server) {
 #[tokio::test]
 async fn a_lock_is_taken_marked_and_released() {
     let (objects, server) = api().await;
-    // A cluster where berth wrote nothing before.
+    // A cluster in which berth has never written anything.
     objects.set(NAMESPACE_PATH, None);
     let progress = Progress::default();
     let first = lock(&server, "a", "cp-1");
@@ -321,7 +322,7 @@ async fn a_lock_is_taken_marked_and_released() {
         .await
         .unwrap_err();
     assert!(busy.to_string().contains("node cp-1 since"), "{busy}");
-    // The same upgrade, gone on with.
+    // The first upgrade, resumed.
     claimed(&server, holder("a", "cp-1", true), false)
         .acquire(&progress)
         .await
@@ -345,7 +346,7 @@ async fn a_lock_is_taken_marked_and_released() {
     assert_eq!(objects.get(PATH), None);
 }
 
-/// An upgrade that is done ends, whatever the cluster answers.
+/// A finished upgrade ends, whatever the cluster answers.
 #[tokio::test(start_paused = true)]
 async fn a_release_that_fails_is_given_up() {
     let server = serve_with(|_| answer("503 Service Unavailable", "{}")).await;
@@ -356,7 +357,8 @@ async fn a_release_that_fails_is_given_up() {
     assert!(began.elapsed() >= RELEASE);
 }
 
-/// One that had changed nothing: whether it lives is seen, and as soon as it is, that is the answer.
+/// The holder has changed nothing, so a second upgrade waits to see whether the holder lives, and
+/// is refused as soon as it renews.
 #[tokio::test]
 async fn who_lives_is_believed_as_soon_as_it_is_seen() {
     let (objects, server) = api().await;
@@ -406,7 +408,7 @@ async fn a_cluster_that_does_not_give_it_is_no_other_upgrade() {
             "{error}"
         );
     }
-    // Once a holder was seen, it is.
+    // Once a holder was seen, the error names the holder.
     let (objects, mut first) = (Objects::default(), true);
     objects.set(NAMESPACE_PATH, Some(json!({})));
     let held = Claim::new(holder("b", "cp-2", false), false).object(None, SystemTime::now());
@@ -422,7 +424,7 @@ async fn a_cluster_that_does_not_give_it_is_no_other_upgrade() {
     assert!(matches!(error, LockError::Busy { .. }), "{error}");
 }
 
-/// Who has a node's token may write and remove each Lease that a shim may.
+/// A node's token may write and remove every Lease that a shim may write.
 #[tokio::test]
 async fn no_shim_may_touch_it() {
     let (_, mut server) = api().await;

@@ -7,11 +7,11 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Version {
-    /// The one that was there.
+    /// The version that ran before the upgrade.
     Old,
-    /// The one that shall be there, and as long as it is judged behaves as the old one's release.
+    /// The version to upgrade to, behaving as the old release while it is judged.
     Emulated,
-    /// The one that shall be there.
+    /// The version to upgrade to.
     #[default]
     New,
 }
@@ -26,12 +26,12 @@ impl fmt::Display for Version {
     }
 }
 
-/// Which of the two files, and the pod that the kubelet makes of it.
+/// One of the two manifest files, and the pod that the kubelet runs from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slot {
     /// `kube-apiserver.yaml`.
     Canonical,
-    /// The one for the time of the upgrade; it holds the new manifest under another pod name.
+    /// The file for the time of the upgrade: the new manifest under another pod name.
     Temporary,
 }
 
@@ -48,31 +48,33 @@ impl Slot {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Step {
-    /// The temporary pod is placed and shall get ready.
+    /// Places the temporary pod and waits until it is ready.
     #[default]
     StartTemporary,
-    /// It is ready and is watched for a while.
+    /// Watches the ready temporary instance for a while.
     SettleTemporary,
-    /// It gets clients in steps, and is judged beside the old one.
+    /// Gives the temporary instance clients in steps, and judges it beside the old one.
     JudgeTemporary,
-    /// The old instance leaves the port, its file goes, and its streams end.
+    /// The old instance leaves the port, its file is removed, and its streams end.
     StopOld,
-    /// The canonical file comes, and its instance shall get ready.
+    /// Writes the canonical file and waits until its instance is ready.
     StartCanonical,
-    /// It is ready and is watched for a while.
+    /// Watches the ready canonical instance for a while.
     SettleCanonical,
-    /// It gets clients in steps, and is judged beside the temporary one, which emulates the old one's release.
+    /// Gives the canonical instance clients in steps, and judges it beside the temporary one, which
+    /// emulates the old release.
     JudgeCanonical,
-    /// The temporary instance leaves, its file goes, and its streams end.
+    /// The temporary instance leaves the port, its file is removed, and its streams end.
     StopTemporary,
-    /// One instance, from the right file, ready.
+    /// Checks that a single instance runs, from the right file, and is ready.
     Verify,
-    /// Back, while the old one serves: the temporary pod goes.
+    /// Goes back while the old instance serves: removes the temporary pod.
     Withdraw,
 }
 
 impl Step {
-    /// Whose instance has to serve in it. The other one may be stopped.
+    /// Returns the slot whose instance must serve in this step. The other slot's instance may be
+    /// stopped.
     pub fn watched(self) -> Slot {
         match self {
             Self::StartTemporary | Self::SettleTemporary | Self::JudgeTemporary | Self::StopOld => {
@@ -84,22 +86,22 @@ impl Step {
 }
 
 impl fmt::Display for Step {
-    /// As it is in JSON.
+    /// Writes the name as serialized in JSON.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
     }
 }
 
-/// What is kept on disk of an upgrade's course.
+/// The course of an upgrade, as stored on disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
     pub step: Step,
-    /// What the canonical file shall hold in the end.
+    /// The version that the canonical file must hold at the end.
     pub target: Version,
-    /// Why it is not the new one.
+    /// Why the target is not the new version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// That is a verdict.
+    /// True if `why` is a verdict of the judge.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub judged: bool,
 }
@@ -113,36 +115,38 @@ impl Position {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
-    /// It is not there.
+    /// The file does not exist.
     Absent,
-    /// A manifest of this upgrade's.
+    /// A manifest of this upgrade.
     Holds(Version),
-    /// Something else: another wrote it.
+    /// Other contents: someone else wrote the file.
     Other,
 }
 
-/// What is seen of a pod's instance.
+/// The observed state of a pod's instance.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct InstanceObservation {
-    /// Its apiserver or its shim runs.
+    /// True if the apiserver or the shim runs.
     pub alive: bool,
-    /// It is ready, and a shim listens for it.
+    /// True if the instance is ready and a shim listens for it.
     pub in_group: bool,
-    /// A shim of its own runs, which can be drained; one for the whole node cannot.
+    /// True if the instance has a shim of its own, which can be drained. A shim for the whole node
+    /// cannot.
     pub drains: bool,
-    /// Its shim does not answer now, as on a busy node, and its last answer was that the instance is in the group: that may be so
-    /// still.
+    /// True if the shim does not answer now, as on a busy node, and last reported that the instance
+    /// is in the group. The instance may still be there.
     pub silent: bool,
-    /// Tells one process from the one before.
+    /// Distinguishes a process from its predecessor.
     pub process: Option<u64>,
-    /// How many of its processes were seen to end.
+    /// How many processes of the instance were seen to end.
     pub ends: u32,
-    /// The kubelet cannot get its image, or has no room for it: it will not get ready, however long it is waited for.
+    /// True if the kubelet cannot pull the image or has no room for the pod. Such an instance never
+    /// gets ready.
     pub not_started: bool,
 }
 
 impl InstanceObservation {
-    /// It is in the group, as far as is known.
+    /// True if the instance is in the group, as far as is known.
     pub fn may_serve(&self) -> bool {
         self.in_group || self.silent
     }
@@ -152,7 +156,7 @@ impl InstanceObservation {
 pub struct NodeObservation {
     pub canonical_file: Content,
     pub temporary_file: Content,
-    /// Instances on this node but the temporary one.
+    /// The canonical pod's instance: every instance on the node except the temporary one.
     pub canonical: InstanceObservation,
     pub temporary: InstanceObservation,
 }
@@ -173,64 +177,65 @@ impl NodeObservation {
     }
 }
 
-/// What is to be done next.
+/// The next thing to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Nothing; observe again when something may have changed.
+    /// Do nothing. Observe again when something may have changed.
     Wait,
-    /// Put this manifest into this file.
+    /// Write the manifest of a version into a slot's file.
     Place(Slot, Version),
     Remove(Slot),
-    /// Let this slot's shim leave; the result goes to [`super::Machine::drained`].
+    /// Ask a slot's shim to leave. The result goes to [`super::Machine::record_drain`].
     Drain(Slot),
-    /// Give this slot's instance its part of the clients and judge it beside the other one; what comes out goes to
-    /// [`super::Machine::judged`].
+    /// Give a slot's instance its share of the clients, and judge it beside the other slot's. The
+    /// result goes to [`super::Machine::record_judged`].
     Judge(Slot),
-    /// The position changed: keep it before anything else is done.
+    /// The position changed: save the position before the next action.
     Entered,
     Finish(UpgradeOutcome),
-    /// It does not go on by itself. What serves is left alone. The position may have changed, and is kept.
+    /// The upgrade cannot continue by itself. Serving instances are left alone. The position may
+    /// have changed, and is saved.
     Halt(String),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UpgradeOutcome {
-    /// The new one serves, from the canonical file.
+    /// The new version serves from the canonical file.
     Done,
-    /// The old one does.
+    /// The old version serves.
     RolledBack,
-    /// The new one does, and emulates the old one's release.
+    /// The new version serves and emulates the old release.
     Emulating,
 }
 
-/// What an upgrade is besides its position.
+/// The kind of an upgrade. Never changes, unlike the position.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Course {
-    /// Old and new are one text: a rolling restart.
+    /// The old and the new manifest have the same text: a rolling restart.
     pub same: bool,
-    /// The new one gets clients in steps, and is judged.
+    /// The new version gets clients in steps, and is judged.
     pub judged: bool,
-    /// The temporary instance emulates the old one's release.
+    /// The temporary instance emulates the old release.
     pub emulated: bool,
 }
 
-/// What came out of judging.
+/// The result of judging.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Judged {
     GoOn,
-    /// And why.
+    /// The verdict is bad, with the reason.
     GoBack(String),
-    /// Neither: the operator decides.
+    /// No verdict: the operator decides.
     Stop(String),
 }
 
-/// How long what may take.
+/// Time limits of the steps.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Limits {
-    /// To get ready.
+    /// For an instance to get ready.
     pub ready: Duration,
-    /// That an instance must stay ready.
+    /// How long an instance must stay ready.
     pub settle: Duration,
-    /// To stop: the pod's grace period and what the kubelet needs.
+    /// For a pod to stop: its grace period plus the time that the kubelet needs.
     pub stop: Duration,
 }

@@ -17,7 +17,8 @@ const LIMITS: Limits = Limits {
     stop: Duration::from_secs(60),
 };
 
-/// In any second of an upgrade or after any of its actions, with pods that start in any order and get ready within the time for that.
+/// A reboot in any second of an upgrade or after any action. Pods start in any order and get ready
+/// in time.
 fn reboot() -> impl Strategy<Value = Reboot> {
     let when = prop_oneof![(0..200u32, Just(0)), (Just(0), 0..25usize)];
     (when, 0..40u32, 0..90u32, 0..90u32).prop_map(|((at, after), away, a, b)| Reboot {
@@ -28,7 +29,7 @@ fn reboot() -> impl Strategy<Value = Reboot> {
     })
 }
 
-/// In which second each slot's shim stops to answer, and for how many.
+/// The second in which each slot's shim stops answering, and the length of the silence.
 fn silences() -> impl Strategy<Value = [Option<(u32, u32)>; 2]> {
     prop::array::uniform2(prop::option::of((0..200u32, 1..30u32)))
 }
@@ -67,7 +68,7 @@ prop_compose! {
         mut judge in judge(),
     ) -> Given {
         if let Some(judge) = &mut judge {
-            // One text is of one release.
+            // An upgrade to the same text has only a single release.
             judge.emulated &= !same;
         }
         let reboot = None;
@@ -80,7 +81,7 @@ fn times() -> impl Strategy<Value = (u32, u32, u32)> {
 }
 
 prop_compose! {
-    /// In which nothing fails.
+    /// A world without failures.
     fn sound()((lag, start, stop) in times(), same: bool, drains: bool, judged: bool) -> Given {
         Given { lag, start, stop, same, drains, judge: judged.then(|| passes(!same)), ..good() }
     }
@@ -89,8 +90,9 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(2000)))]
 
-    /// An instance serves at each moment (`World::tick`, `World::act`), and the end is one of two, or a halt
-    /// that reports why and from which the same command goes on once the cause is fixed.
+    /// An instance serves at each moment (`World::tick`, `World::act`). The upgrade ends in one of
+    /// the two versions, or halts with a reason, and then the repeated command finishes the upgrade
+    /// once the cause is fixed.
     #[test]
     fn somebody_serves_and_it_ends_well(given in given()) {
         let mut world = World::new(given.clone());
@@ -105,7 +107,7 @@ proptest! {
             let both_fail = goes_back && (given.same || given.back != Fate::Good);
             prop_assert!((both_fail || why == UNDECIDED) && given.temporary == Fate::Good, "{why} {disk:?}");
             prop_assert!(world.in_group(1), "the temporary one serves");
-            // The command is given again.
+            // The operator repeats the command.
             world.mend();
             over = world.run(&mut disk);
         }
@@ -125,7 +127,7 @@ proptest! {
             }
             over => prop_assert!(false, "{over:?}"),
         }
-        // It is told as one where it is one.
+        // The position names a verdict only if there was a bad verdict.
         prop_assert!(!disk.judged || is_bad(0) || is_bad(1));
     }
 }
@@ -133,8 +135,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(2000)))]
 
-    /// After a reboot no instance serves until the pods have started, and that is no version's failure. Nor is it one if a shim does not
-    /// answer for a while.
+    /// After a reboot no instance serves until the pods have started. Neither a reboot nor a silent
+    /// shim counts as a failure of a version.
     #[test]
     fn a_reboot_or_a_silent_shim_undoes_nothing(
         given in sound(),
@@ -151,7 +153,8 @@ proptest! {
         prop_assert_eq!(world.files[0], Some(Version::New));
     }
 
-    /// Nor is a version that fails kept, whatever the reboot comes into: it ends, and the same command brings it on.
+    /// A failing version is not kept either, whenever the reboot happens: the upgrade ends, and the
+    /// repeated command finishes it.
     #[test]
     fn what_fails_fails_after_a_reboot_too(given in given(), reboot in reboot()) {
         let given = Given { reboot: Some(reboot), ..given };
@@ -188,7 +191,7 @@ fn good() -> Given {
     }
 }
 
-/// In this step.
+/// A machine in the given step.
 fn machine(step: Step) -> Machine {
     Machine::new(
         Position {
@@ -208,7 +211,7 @@ fn passes(emulated: bool) -> Judge {
     }
 }
 
-/// How it ends, and why.
+/// Runs an upgrade, and returns the last action and the reason.
 fn ended(given: Given) -> (Action, Option<String>) {
     let mut disk = Position::begin();
     (World::new(given).run(&mut disk), disk.why)
@@ -313,7 +316,7 @@ fn a_verdict_sends_back_to_what_serves_beside_it() {
     );
 }
 
-/// Whatever is judged of it, an instance that is not in the group does not get the other one's place.
+/// An instance outside the group never replaces the serving instance, even after a good verdict.
 #[test]
 fn one_that_is_lost_while_it_is_judged_goes() {
     for (step, back) in [
@@ -362,7 +365,7 @@ fn one_that_is_lost_while_it_is_judged_goes() {
     }
 }
 
-/// However long the other one was waited for before.
+/// The stop limit does not include the time of an earlier wait.
 #[test]
 fn the_time_to_stop_begins_when_the_file_has_gone() {
     let mut world = World::new(Given {
@@ -439,7 +442,8 @@ fn a_shim_that_cannot_be_drained_stops_it_before_anything_goes() {
     }
     assert_eq!(refused.next(&seen, Duration::ZERO), Action::Entered);
     assert_eq!(refused.position().step, Step::Withdraw);
-    // Where it accepted one drain, it leaves, and nothing leads back to it: its later answers were lost.
+    // A shim that accepted a drain leaves, although later answers are lost, so nothing leads back
+    // to its instance.
     let mut lost = machine(Step::StopOld);
     for asked in [true, false, false, false] {
         assert_eq!(
@@ -452,7 +456,8 @@ fn a_shim_that_cannot_be_drained_stops_it_before_anything_goes() {
         lost.next(&seen, Duration::ZERO),
         Action::Remove(Slot::Canonical)
     );
-    // Drained, but still there: it is stopped all the same, since the other one is in the group.
+    // A drained instance that is still there is stopped anyway, since the new instance is in the
+    // group.
     let mut drained = machine(Step::StopOld);
     assert_eq!(
         drained.next(&seen, Duration::ZERO),
@@ -465,7 +470,8 @@ fn a_shim_that_cannot_be_drained_stops_it_before_anything_goes() {
     );
 }
 
-/// The shim of the temporary one is silent when the failed new version is to go: that ends again and again until then.
+/// The temporary instance's shim is silent at the moment when the failed new version should be
+/// removed. Until the removal, the new version ends again and again.
 #[test]
 fn what_failed_in_its_place_does_not_count_against_the_old_one() {
     let given = Given {

@@ -1,4 +1,4 @@
-//! Single rules, each of which decides alone what the machine does with one observation.
+//! Single rules. Each rule alone decides the machine's reaction to an observation.
 
 use super::*;
 use Step::{
@@ -83,7 +83,7 @@ fn an_interrupt_leads_back_until_the_old_one_has_gone() {
             back.contains(&step),
             "{step}"
         );
-        // An upgrade on its way back goes on back.
+        // An upgrade on its way back continues back.
         assert!(
             with_target(step, Old).goes_back() && with_target(step, Emulated).goes_back(),
             "{step}"
@@ -125,7 +125,7 @@ fn what_another_wrote_halts_every_step() {
     }
 }
 
-/// Another manifest of this upgrade's, too, and none.
+/// A step halts at another manifest of this upgrade, and at a missing file.
 #[test]
 fn a_canonical_file_that_is_not_the_steps_halts_it() {
     for (steps, bad) in [
@@ -151,7 +151,7 @@ fn a_canonical_file_that_is_not_the_steps_halts_it() {
                 ..both(Old, New)
             };
             let next = machine(*step).next(&none, Duration::ZERO);
-            // It is what goes in the step.
+            // `StopOld` itself removes the file.
             assert_eq!(halts(&next), *step != StopOld, "{step}");
         }
     }
@@ -207,7 +207,8 @@ fn only_the_old_ones_shim_has_to_accept_a_drain() {
     );
 }
 
-/// As the new one is lost while the old one is stopped: back only to what is in the group and was not drained.
+/// The new instance is lost while the old one is being stopped. The machine goes back only to an
+/// undrained instance in the group.
 #[test]
 fn what_was_drained_or_has_left_is_not_gone_back_to() {
     let away = InstanceObservation {
@@ -245,7 +246,7 @@ fn what_was_drained_or_has_left_is_not_gone_back_to() {
     }
 }
 
-/// Until the time to get ready is over.
+/// The wait lasts until the ready timeout.
 #[test]
 fn what_is_to_go_waits_for_the_one_that_stays() {
     let away = InstanceObservation {

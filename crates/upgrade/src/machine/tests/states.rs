@@ -1,4 +1,5 @@
-//! Every state of an upgrade within bounds: berth is killed and the node reboots after any of its actions, and while it waits.
+//! Every state of an upgrade within bounds. berth is killed and the node reboots after any action
+//! and during any wait.
 
 use super::world::Run;
 use super::*;
@@ -7,12 +8,12 @@ use std::hash::Hash;
 
 #[derive(Debug, Clone, Copy)]
 enum Event {
-    /// berth goes on until it has done something.
+    /// berth runs until it has acted.
     Act,
     Pass(u32),
-    /// It is killed, and away for so long.
+    /// berth is killed, and stays away for this many seconds.
     Kill(u32),
-    /// And so long after it each slot's pod is ready.
+    /// The node reboots. Each slot's pod is ready after this many seconds.
     Reboot([u32; 2]),
     Interrupt,
     Silent(Slot, u32),
@@ -20,7 +21,7 @@ enum Event {
     LoseAnswer,
 }
 
-/// How often each may still happen.
+/// The remaining number of events of each kind.
 #[derive(Debug, Clone, Copy, Hash)]
 struct Budget {
     passes: u8,
@@ -33,7 +34,7 @@ struct Budget {
 
 #[derive(Clone)]
 struct Bounded {
-    /// Its number.
+    /// Number of the start state.
     root: usize,
     world: World,
     run: Run,
@@ -122,7 +123,8 @@ impl Model for Bounded {
         self.world.digest(&self.run, digest);
     }
 
-    /// It ends, and where it was halted, the same command goes on once the cause is gone. Where nothing failed it has done its work.
+    /// Every run ends. After a halt, the repeated command finishes the upgrade once the cause is
+    /// gone. A run without failures completes the upgrade.
     fn check(&self, _: usize) {
         let Self {
             mut world,
@@ -214,7 +216,7 @@ fn every_state_of_an_upgrade() {
     explore_with("upgrade", &[budget, silent], 8_000);
 }
 
-/// Few faults each, so that one is tried after each action, to the end.
+/// Only a few faults in each search, which therefore tries them after each action, to the end.
 #[test]
 fn every_state_of_an_upgrade_and_a_few_faults() {
     let none = Budget {

@@ -1,32 +1,32 @@
-//! A model of a node: a kubelet that is slow, pods that fail in each way, and a berth that is killed after any of its
-//! actions and started again, also by a reboot.
+//! A model of a node: a slow kubelet, pods that fail in every way, and a berth that is killed after
+//! any action and started again, also by a reboot.
 
 use super::*;
 use berth_testing::states::Digest;
 use std::hash::Hash;
 
-/// What becomes of a pod.
+/// The behaviour of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     Good,
-    /// Its process runs and never answers.
+    /// The process runs and never answers.
     NeverReady,
-    /// Its process ends at once: a bad flag.
+    /// The process ends at once, as with a bad flag.
     Refuses,
-    /// Its process ends this long after it got ready, each time.
+    /// The process ends this many seconds after it got ready, every time.
     Crashes(u32),
-    /// The kubelet cannot start it: no image.
+    /// The kubelet cannot start the pod: no image.
     NotStarted,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Life {
-    /// Gets ready when the time has passed.
+    /// Gets ready after this many seconds.
     Starting(u32),
     Ready(u32),
-    /// Ended; starts again when the time has passed.
+    /// Ended. Starts again after this many seconds.
     Down(u32),
-    /// Ends when the time has passed.
+    /// Ends after this many seconds.
     Stopping(u32),
 }
 
@@ -40,39 +40,40 @@ pub(super) struct Pod {
     process: u64,
 }
 
-/// How a world is.
+/// The conditions of a world.
 #[derive(Debug, Clone)]
 pub(super) struct Given {
     pub(super) temporary: Fate,
     pub(super) canonical: Fate,
-    /// Of the old manifest when it comes back.
+    /// The fate of the old manifest's pod after the way back.
     pub(super) back: Fate,
     pub(super) same: bool,
-    /// Each pod has a shim; else there is one for the node.
+    /// True if each pod has a shim of its own. Otherwise a node shim serves them.
     pub(super) drains: bool,
-    /// The kubelet reports that it cannot get an image.
+    /// True if the kubelet reports a missing image.
     pub(super) journal: bool,
-    /// Seconds until the kubelet sees a change, until a process is ready, and until one has ended.
+    /// Seconds until the kubelet sees a change, until a process is ready, and until a process has
+    /// ended.
     pub(super) lag: u32,
     pub(super) start: u32,
     pub(super) stop: u32,
-    /// After which actions berth is killed, and for how long it is away.
+    /// The actions after which berth is killed, and how long it stays away.
     pub(super) kills: Vec<(usize, u32)>,
-    /// After which action the operator interrupts it.
+    /// The action after which the operator interrupts berth.
     pub(super) interrupt: Option<usize>,
     pub(super) reboot: Option<Reboot>,
-    /// In which second each slot's shim stops to answer, and for how many.
+    /// The second in which each slot's shim stops answering, and the length of the silence.
     pub(super) silences: [Option<(u32, u32)>; 2],
     pub(super) judge: Option<Judge>,
 }
 
-/// That the new one is judged.
+/// The judge of the new version.
 #[derive(Debug, Clone)]
 pub(super) struct Judge {
     pub(super) emulated: bool,
     /// Seconds until a verdict.
     pub(super) takes: u32,
-    /// Of each slot's instance.
+    /// The verdict on each slot's instance.
     pub(super) verdicts: [Judged; 2],
 }
 
@@ -87,13 +88,13 @@ impl Given {
     }
 }
 
-/// berth is killed as it is, all pods end, and those of the files start.
+/// berth is killed, all pods end, and the pods of the present files start.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reboot {
-    /// In this second or later, and after so many actions.
+    /// The earliest second, and the number of actions before the reboot.
     pub(super) at: u32,
     pub(super) after: usize,
-    /// Seconds until berth runs, and until each slot's pod is ready if it is a good one.
+    /// Seconds until berth runs, and until each slot's pod is ready if its fate is good.
     pub(super) away: u32,
     pub(super) boot: [u32; 2],
 }
@@ -102,25 +103,26 @@ pub(super) struct Reboot {
 pub(super) struct World {
     pub(super) given: Given,
     pub(super) files: [Option<Version>; 2],
-    /// What the kubelet knows of the files, and since when it is to know better.
+    /// The kubelet's knowledge of the files, and the seconds until it sees the present files.
     known: [Option<Version>; 2],
     unknown_for: [u32; 2],
     pub(super) pods: [Option<Pod>; 2],
     ends: [u32; 2],
     processes: u64,
-    /// Seconds that have gone by.
+    /// Seconds since the start.
     pub(super) now: u32,
-    /// The answer to the next drain is lost.
+    /// True if the answer to the next drain is lost.
     pub(super) loses_answer: bool,
-    /// No instance need serve: it has rebooted, and no pod is ready yet or not all stay so.
+    /// True if no instance need serve: after a reboot, until a pod is ready and if all pods stay
+    /// ready.
     dark: bool,
-    /// Each slot's shim last reported its instance in the group.
+    /// True if the slot's shim last reported its instance in the group.
     reported: [bool; 2],
-    /// Each slot's instance was judged, and may stay.
+    /// True if the slot's instance was judged and may stay.
     passed: [bool; 2],
 }
 
-/// berth while it runs, and what it has written.
+/// A running berth, and its position on disk.
 #[derive(Clone)]
 pub(super) struct Run {
     pub(super) machine: Machine,
@@ -267,7 +269,8 @@ impl World {
         }
     }
 
-    /// The old one goes for one that was judged, and so does the one that emulates it for one that does not.
+    /// The old version is removed only after the temporary instance passed the judge. The emulating
+    /// instance is removed only after the canonical one passed.
     fn may_go(&self, slot: Slot) {
         let Course {
             judged, emulated, ..
@@ -287,7 +290,7 @@ impl World {
         }
     }
 
-    /// The shims that answer report.
+    /// The shims that answer report their state.
     fn report(&mut self) {
         for at in 0..self.pods.len() {
             if !self.is_silent(at) {
@@ -296,7 +299,7 @@ impl World {
         }
     }
 
-    /// A second goes by.
+    /// A second passes.
     fn tick(&mut self) {
         self.report();
         self.now += 1;
@@ -352,7 +355,7 @@ impl World {
         assert!(serves, "no instance serves: {:?}", self.pods);
     }
 
-    /// Runs berth until it ends, and again wherever it is killed.
+    /// Runs berth to the end, again after each kill.
     pub(super) fn run(&mut self, disk: &mut Position) -> Action {
         let mut run = Run::new(disk.clone(), self.given.course());
         for _ in 0..10_000 {
@@ -370,13 +373,13 @@ impl World {
         panic!("it comes to no end: {disk:?} {:?}", self.see());
     }
 
-    /// berth is killed, and starts again so much later.
+    /// berth is killed, and starts again after `away` seconds.
     pub(super) fn be_away(&mut self, run: &mut Run, away: u32) {
         (0..away).for_each(|_| self.tick());
         run.machine = Machine::new(run.disk.clone(), LIMITS, self.given.course());
     }
 
-    /// Does what is next. Returns how it ends, if it does.
+    /// Carries out the next action. Returns the last action if berth has ended.
     pub(super) fn step(&mut self, run: &mut Run) -> Option<Action> {
         self.report();
         let Run {
@@ -411,20 +414,20 @@ impl World {
                 );
                 (*disk, *judging) = (machine.position().clone(), 0);
             }
-            // A silent shim closes the connection and has not read the request.
+            // A silent shim closes the connection without reading the request.
             Action::Drain(slot) if self.loses_answer && self.is_silent(slot as usize) => {
                 self.loses_answer = false;
                 machine.drained(false);
             }
             action => {
-                // berth waits for a silent shim until it answers.
+                // berth waits until a silent shim answers.
                 let mut waited = false;
                 while matches!(action, Action::Drain(slot) if self.is_silent(slot as usize)) {
                     self.tick();
                     waited = true;
                 }
-                // Nor does this model say what one does that reads the request only when the other one has gone: that is
-                // decided in the shim, and it leaves.
+                // A shim may read the drain request only after the other instance has gone. The
+                // shim itself decides that case, so the model does not cover it.
                 if let Action::Drain(slot) = action
                     && waited
                     && !self.in_group(1 - slot as usize)
@@ -452,11 +455,11 @@ impl World {
         None
     }
 
-    /// Whatever kept it from its end is no more.
+    /// Removes every cause of a failure.
     pub(super) fn mend(&mut self) {
         (self.given.canonical, self.given.back) = (Fate::Good, Fate::Good);
         for pod in self.pods.iter_mut().flatten() {
-            // The kubelet starts a shim again that ended.
+            // The kubelet restarts a shim that has ended.
             (pod.fate, pod.drained) = (Fate::Good, false);
         }
         if let Some(judge) = &mut self.given.judge {
@@ -469,7 +472,7 @@ impl World {
         !self.instance(1).alive && self.files[1].is_none() && self.in_group(0)
     }
 
-    /// Hashes what changes in a world, with a run of berth in it.
+    /// Hashes the changing part of a world, with a run of berth.
     pub(super) fn digest(&self, run: &Run, digest: &mut Digest) {
         let Run {
             machine,
