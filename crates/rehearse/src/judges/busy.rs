@@ -1,8 +1,10 @@
-//! Whether this machine was too busy to tell: by the clients' own timers and timetable alone, which need nothing of what is under test.
+//! Decides whether this machine was too busy to tell, from nothing but the clients' timers and
+//! timetable, which do not depend on the system under test.
 //!
-//! A busy machine excuses nothing but waits, and only if timers were late during that same wait, or the clients fell far behind their
-//! timetable in the run. A wait that a reset or a close ended counts like one without an answer once it has lasted until the client would
-//! have given up. What was refused, reset before, or answered wrongly is lost, however busy the machine was.
+//! A busy machine excuses only waits, and a wait only if timers were late during the wait, or if
+//! the clients fell far behind their timetable in the run. A wait that ended by a reset or a close
+//! counts as unanswered, once it has lasted until the client would have given up. Refused
+//! connections, early resets and wrong answers are losses, however busy the machine was.
 
 use super::requests::MOST_BEHIND;
 use crate::data::Ran;
@@ -13,12 +15,13 @@ use crate::record::Record;
 use crate::stamp::Stamp;
 use std::time::Duration;
 
-/// When timers of the clients were late by [`LATE`] or more: moments at which nothing of the load could have run.
+/// Times when timers of the clients were late by [`LATE`] or more. Nothing of the load could run at
+/// these moments.
 #[derive(Debug)]
 pub(super) struct Busy {
-    /// In order, and apart from each other.
+    /// In order, without overlaps.
     late: Vec<(Stamp, Stamp)>,
-    /// The clients fell so far behind their timetable that this machine made every wait.
+    /// True if the clients fell so far behind their timetable that the machine explains every wait.
     is_slow: bool,
 }
 
@@ -30,8 +33,8 @@ impl Busy {
         }
     }
 
-    /// Whether the machine had no time for a request that waited long: for half of the wait or more, or
-    /// in the whole run.
+    /// True if the machine had no time for a request that waited long: for at least half of the
+    /// wait, or in the whole run.
     pub(super) fn explains(&self, attempt: &Attempt) -> bool {
         if self.is_slow {
             return true;
@@ -42,7 +45,7 @@ impl Busy {
     }
 }
 
-/// Objects to what nobody can tell of requests that were not answered.
+/// Objects because nobody can tell the cause of unanswered requests.
 pub(super) fn object(unanswered: u64, ran: &mut Ran) {
     if unanswered > 0 {
         let unanswered = Loss::Unanswered.words(unanswered);
@@ -65,7 +68,7 @@ fn joined(mut periods: Vec<(Stamp, Stamp)>) -> Vec<(Stamp, Stamp)> {
     joined
 }
 
-/// How long these periods and this one have in common.
+/// How much of a period is covered by other periods.
 fn common((from, to): (Stamp, Stamp), periods: &[(Stamp, Stamp)]) -> Duration {
     periods
         .iter()
@@ -85,7 +88,7 @@ mod tests {
         for (late, is_explained) in [
             (&[(0, 9_000)][..], true),
             (&[(2_000, 6_000), (9_000, 13_000)], true),
-            // Twice the same time is half as much.
+            // Overlapping periods count only once.
             (&[(2_000, 6_000), (3_000, 6_500)], false),
             (&[], false),
             (&[(1_000, 8_000)], false),

@@ -2,15 +2,16 @@
 //!
 //! There are three kinds of evidence, the strongest first:
 //!
-//! 1. The instance's own report, which only simulated apiservers make. Where there is one, it decides.
-//! 2. What the instance announced inside TLS ([`Signed`](crate::event::Signed)): nothing in between can
-//!    forge that. It counts only if the instance was stopping: a server also announces the end to a client
-//!    whose connection something in between has half closed.
+//! 1. The instance's own report, which only simulated apiservers make. A report decides.
+//! 2. An announcement of the instance inside TLS ([`Signed`](crate::event::Signed)), which nothing
+//!    in between can forge. It counts only if the instance was stopping: a server also announces
+//!    the end to a client whose connection was half closed in between.
 //! 3. The control: connections to the instance itself. A process that is killed, or ends with
-//!    connections open, announces nothing; but then all of its connections end at once. So an end without an
-//!    announcement is the instance's if the control's connections of the same kind ended no later.
+//!    connections open, announces nothing, but all of its connections end at once. An end without
+//!    an announcement is therefore the instance's if the control's connections of the same kind
+//!    ended no later.
 //!
-//! Whatever is left was ended by something in between.
+//! Every other stream was ended by something in between.
 
 use crate::data::MarkKind;
 use crate::event::{EndReport, EndedBy, Protocol, StreamEnd, StreamKind};
@@ -19,8 +20,8 @@ use crate::stamp::Stamp;
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// How much later than others a client may see the same event, in addition to
-/// [`Record::behind`]: clients of both kinds share a thread.
+/// How much later than others a client may see an event, in addition to [`Record::behind`]: clients
+/// of both kinds share a thread.
 const LAG: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
@@ -44,7 +45,7 @@ impl<'a> Ends<'a> {
         }
     }
 
-    /// Whether a stream's instance ended it; if not, what is known.
+    /// Returns `Ok` if a stream's instance ended it, and otherwise the evidence against.
     pub(crate) fn by_instance(&self, end: &StreamEnd) -> Result<(), &'static str> {
         match self.reports.get(end.stream.as_str()) {
             Some(report) if report.by != EndedBy::Instance => {
@@ -60,7 +61,7 @@ impl<'a> Ends<'a> {
         }
     }
 
-    /// Whether an instance had been sent SIGTERM, or was gone.
+    /// True if an instance had been sent SIGTERM, or was gone.
     pub(crate) fn stopping(&self, instance: &str, at: Stamp) -> bool {
         let began = self.began(instance, at);
         let stops = [MarkKind::Sigterm, MarkKind::Terminating, MarkKind::Exited];
@@ -73,7 +74,7 @@ impl<'a> Ends<'a> {
         moments.any(|m| m.at >= began && m.at <= at.plus(self.lag))
     }
 
-    /// Whether a connection of the same kind to the instance itself had ended.
+    /// True if a connection of the same kind to the instance itself had ended.
     fn as_control(&self, end: &StreamEnd) -> bool {
         let began = self.began(&end.instance, end.at);
         let mut ends = self
@@ -85,7 +86,7 @@ impl<'a> Ends<'a> {
         ends.any(|control| control.at >= began && control.at <= end.at.plus(self.lag))
     }
 
-    /// When the present life of an instance began: it may have been started again.
+    /// When the present life of an instance began: the instance may have been restarted.
     fn began(&self, instance: &str, at: Stamp) -> Stamp {
         let moments = self.record.moments.0.iter();
         let started =
@@ -94,7 +95,7 @@ impl<'a> Ends<'a> {
     }
 }
 
-/// What an instance that stops treats alike.
+/// The kind of a connection. A stopping instance treats connections of a kind alike.
 fn kind(end: &StreamEnd) -> (bool, Protocol) {
     (end.what == StreamKind::Watch, end.protocol)
 }
@@ -111,7 +112,8 @@ mod tests {
         tests::end(what, "stream", ms)
     }
 
-    /// Old gets SIGTERM at 1000 ms; its kept connections end at 1200 ms, its watches at 2000 ms.
+    /// Old gets SIGTERM at 1000 ms. Its kept connections end at 1200 ms, and its watches at 2000
+    /// ms.
     fn stopped() -> Record {
         let mut record = Record::default();
         record.moments.add(OLD, MarkKind::Started, at(0));
@@ -127,7 +129,7 @@ mod tests {
     fn an_end_without_an_announcement_is_compared_with_the_control() {
         let record = stopped();
         for (end, is_its_own) in [
-            // 50 ms before is the same moment.
+            // 50 ms before counts as the same moment.
             (end(StreamKind::Kept, 1150), true),
             (end(StreamKind::Kept, 5000), true),
             (end(StreamKind::Kept, 1149), false),
@@ -155,7 +157,7 @@ mod tests {
                 "{end:?}"
             );
         }
-        // Clients that lag see the same moment later.
+        // Clients that lag see the moment later.
         let lagging = Record {
             behind: Duration::from_millis(200),
             ..record
@@ -211,7 +213,7 @@ mod tests {
             };
             assert_eq!(Ends::new(&record).by_instance(&end), wanted);
         }
-        // A report of another stream says nothing of this stream.
+        // A report about another stream is no evidence for this stream.
         let record = Record {
             reports: vec![report("other", EndedBy::Instance, 500)],
             ..stopped()

@@ -1,7 +1,8 @@
-//! What berth promises under faults, and what came of it.
+//! berth's promises under faults, and their outcome.
 //!
-//! A loss is excused by a fault only if the promise names it: what was accepted before, ends at that
-//! moment, and was on the one that was harmed. What is excused is counted under the fault.
+//! A fault excuses a loss only if the promise names the loss: the connection was accepted before
+//! the fault, ends at that moment, and was on the harmed process. Excused losses are counted under
+//! the fault.
 
 use super::busy::Busy;
 use super::{Case, Span, what_happened};
@@ -15,21 +16,22 @@ use crate::stamp::Stamp;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Checks every promise under a fault, in their order. Losses are added by their judge, as it excuses them.
+/// Checks every promise under a fault, in order. `losses` adds the excused losses.
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     ran.promises = check(case.record, &case.span);
 }
 
-/// How long after a kill its clients may see it.
+/// How long after a kill the clients may notice it.
 const NOTICE: Duration = Duration::from_secs(1);
 
-/// What an answer may take beyond what is promised, on a busy machine.
+/// How much longer than promised an answer may take on a busy machine.
 const JITTER: Duration = Duration::from_secs(3);
 
-/// How long after a fault a connection is surely none that was answered in part before it.
+/// A connection due this long after a fault was surely not answered in part before it.
 const AFTER: Duration = Duration::from_millis(500);
 
-/// How long after the end of its lease a sibling may begin to accept from a shim that hangs.
+/// How long after the end of a hanging shim's lease a sibling may begin to accept from the shim's
+/// listener.
 const TAKE_OVER: Duration = Duration::from_secs(1);
 
 fn check(record: &Record, span: &Span) -> Vec<Promise> {
@@ -52,23 +54,24 @@ fn check(record: &Record, span: &Span) -> Vec<Promise> {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Lost<'a> {
     pub(super) loss: Loss,
-    /// When the request was due; none for the end of a stream.
+    /// When the request was due. `None` for the end of a stream.
     pub(super) due: Option<Stamp>,
-    /// When the client saw it.
+    /// When the client saw the loss.
     pub(super) seen: Stamp,
-    /// The instance that it was on, if that is known.
+    /// The instance behind the connection, if known.
     pub(super) instance: Option<&'a str>,
 }
 
-/// The fault whose promise allows a loss, the last one if there are several: its place in [`Record::injected`].
+/// The fault whose promise allows a loss, as an index of [`Record::injected`]. If several faults
+/// do, the last one.
 pub(super) fn excuse(injected: &[Injected], lost: &Lost<'_>, slack: Duration) -> Option<usize> {
     injected
         .iter()
         .rposition(|fault| allows(fault, lost, slack))
 }
 
-/// What everything may take longer than on an idle machine: as long as clients were behind their timetable, and as long as they
-/// waited at most before the first fault.
+/// How much longer everything may take than on an idle machine: the time by which clients were
+/// behind their timetable, plus the longest wait before the first fault.
 pub(super) fn slack(record: &Record) -> Duration {
     let Some(first) = record.injected.iter().map(|injected| injected.at).min() else {
         return Duration::ZERO;
@@ -89,7 +92,8 @@ fn allows(injected: &Injected, lost: &Lost<'_>, slack: Duration) -> bool {
     if lost.seen < *at {
         return false;
     }
-    // What a bridge's process accepts while it is being killed is lost with it: no other process has a guard of its listener.
+    // Connections that a bridge's process accepts while it is being killed are lost with the
+    // process: no other process has a guard of the listener.
     let killed = injected
         .noticed
         .filter(|_| injected.standby == Standby::Bridge)
@@ -97,7 +101,7 @@ fn allows(injected: &Injected, lost: &Lost<'_>, slack: Duration) -> bool {
     let begun = lost.due.is_none_or(|due| due <= killed);
     match fault {
         Fault::KillShim | Fault::CrashAfterReady if injected.standby == Standby::Nothing => {
-            // A request that was due before its end may fail a little later.
+            // A request that was due before the outage's end may fail a little later.
             let over = injected.over.unwrap_or(Stamp(u64::MAX));
             lost.seen <= over.plus(NOTICE + slack) && lost.due.is_none_or(|due| due <= over)
         }
@@ -173,7 +177,8 @@ impl Check<'_> {
         }
     }
 
-    /// New connections after its end are judged as all others are; here, whether there were any.
+    /// Checks that there were good new connections after the fault. Each connection after the
+    /// fault's end is judged elsewhere, as usual.
     fn comes_back(&mut self) {
         let Injected { at, over, .. } = *self.injected;
         let Some(over) = over else { return };
@@ -211,7 +216,7 @@ impl Check<'_> {
             .push(format!("all as before after {:.1?}", over.since(at)));
     }
 
-    /// No client is on the one that hangs.
+    /// Checks that the bridge noticed a hang. No client is on the hanging instance.
     fn is_noticed(&mut self) {
         match self.injected.noticed {
             Some(noticed) => {
@@ -224,7 +229,7 @@ impl Check<'_> {
         }
     }
 
-    /// Which requests wait, and for how long.
+    /// Checks which requests wait, and for how long.
     fn waits(&mut self) {
         let Injected {
             fault,
@@ -262,7 +267,7 @@ impl Check<'_> {
             }
             return;
         }
-        // A kept connection has its requests one after the other, and those that become due meanwhile.
+        // A kept connection sends its requests one after the other, and more become due meanwhile.
         let kept = jitter + hung;
         let patience = |a: &Attempt| {
             if a.kind == ConnectionKind::New {
@@ -279,7 +284,7 @@ impl Check<'_> {
                 "{late} requests waited on after it was over: new connections for more than {jitter:.1?}, kept ones for more than {kept:.1?}"
             ));
         }
-        // Of the others, their instances have the sockets.
+        // The sockets of the other connections belong to their instances.
         if let Some(has) = has {
             let late = |a: &&Attempt| a.done > a.due.plus(jitter) && !self.busy.explains(a);
             let waits = |a: &&Attempt| a.kind == ConnectionKind::Kept && late(a);
@@ -320,7 +325,8 @@ impl Check<'_> {
         }
     }
 
-    /// The other instance answers requests that were due after the fault and before its shim noticed it.
+    /// Checks that the other instance answers requests that were due after the fault and before the
+    /// shim noticed it.
     fn moves(&mut self, noticed: Stamp) {
         let Injected { instance, at, .. } = self.injected;
         let jitter = JITTER + self.slack;
@@ -360,7 +366,7 @@ mod tests {
     use crate::event::Failure;
     use crate::verdict::{NEW, OLD};
 
-    /// With nobody behind, as on an idle machine.
+    /// `excuse` without slack, as on an idle machine.
     fn excuse(injected: &[Injected], lost: &Lost<'_>) -> Option<usize> {
         super::excuse(injected, lost, Duration::ZERO)
     }
@@ -369,12 +375,12 @@ mod tests {
         super::check(record, &Span::of(record)).remove(0)
     }
 
-    /// Of new, from 1 s to 10 s.
+    /// A fault of new, from 1 s to 10 s.
     fn injected(fault: Fault) -> Injected {
         tests::injected(fault, NEW, 1_000, Some(10_000))
     }
 
-    /// Answered by this instance, or refused.
+    /// An attempt that was answered by this instance, or refused.
     fn tried(due: i64, done: i64, by: Option<&str>) -> Attempt {
         attempt(
             "new-0",
@@ -393,7 +399,8 @@ mod tests {
         }
     }
 
-    /// Whether a fault excuses a loss that was due and seen then, of a connection to the instance that was harmed.
+    /// Asserts for each case (loss, due, seen) whether a fault excuses the loss of a connection to
+    /// the harmed instance.
     fn assert_excused(fault: &Injected, cases: &[(Loss, Option<i64>, i64, bool)]) {
         for (loss, due, seen, is_excused) in cases {
             let excused = excuse(std::slice::from_ref(fault), &lost(*loss, *due, *seen)).is_some();
@@ -404,7 +411,7 @@ mod tests {
         }
     }
 
-    /// What breaks the promise of a fault under which these were tried.
+    /// Returns how the attempts break the promise of a fault.
     fn broken(fault: Injected, attempts: Vec<Attempt>) -> Vec<String> {
         broken_in(&Record {
             injected: vec![fault],
@@ -448,7 +455,8 @@ mod tests {
         }
     }
 
-    /// No other process holds the bridge's listener: what it accepted until it was gone is lost.
+    /// No other process holds the bridge's listener: accepted connections are lost until the
+    /// process is gone.
     #[test]
     fn a_kill_under_a_bridge_excuses_what_was_on_the_one_that_died_until_it_was_gone() {
         let killed = |fault| Injected {
@@ -502,7 +510,7 @@ mod tests {
         assert_eq!(excuse(&[injected(Fault::KillShim), second], &cut), Some(1));
     }
 
-    /// The clients were 300 ms behind their timetable, and waited for 200 ms before anything was done.
+    /// The clients were 300 ms behind their timetable, and waited for 200 ms before the fault.
     #[test]
     fn on_a_busy_machine_all_may_take_as_much_longer_as_it_did_before() {
         let record = Record {
@@ -710,7 +718,7 @@ mod tests {
                 [""; 0]
             );
         }
-        // What is due soon after the fault may have been answered in part before it.
+        // A request that is due soon after the fault may have been answered in part before it.
         let in_time = "1 new connections that waited were not answered by the other one within 3s after it was noticed";
         for (by, due, done, wanted) in [
             (NEW, 1_400, 9_000, &[][..]),

@@ -10,21 +10,21 @@ use crate::stamp::Stamp;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// What was seen of all gates.
+/// The observations of all gates.
 #[derive(Debug, Default)]
 struct Gates {
-    /// How many clients waited at all gates together, in order.
+    /// Number of clients that waited at the gates, in order of time.
     waiting: Vec<(Stamp, u64)>,
-    /// Clients that waited and had their turn since the first sample, by class.
+    /// Clients that waited and were connected, since the first sample, by class.
     waited: BTreeMap<String, u64>,
-    /// Clients that waited and had none, by reason.
+    /// Clients that waited and were not connected, by reason.
     dropped: BTreeMap<String, u64>,
-    /// What each shim reported when it was asked last.
+    /// The previous report of each shim.
     before: BTreeMap<PathBuf, GateMetrics>,
 }
 
 impl Gates {
-    /// `None` if the shims have no gate, or were not asked, as there was no storm.
+    /// `None` if the shims have no gate, or were not asked because there was no storm.
     fn of(record: &Record) -> Option<Self> {
         let mut gates = None::<Self>;
         for Event { at, what, .. } in &record.events {
@@ -39,11 +39,12 @@ impl Gates {
         gates
     }
 
-    /// Adds what the shims reported.
+    /// Adds the reports of the shims.
     fn sample(&mut self, at: Stamp, shims: &[(PathBuf, GateMetrics)]) {
         for (shim, metrics) in shims {
             let before = self.before.insert(shim.clone(), metrics.clone());
-            // What the first sample has is from before the load; later, a shim is new.
+            // The counts of the first sample are from before the load. A shim that appears later is
+            // new.
             let first = if self.waiting.is_empty() {
                 metrics.clone()
             } else {
@@ -63,7 +64,8 @@ impl Gates {
     }
 }
 
-/// Adds what is counted to what was. One that counts from 0 again was started since.
+/// Adds the increase of the counters. A lower counter than before means that the shim was
+/// restarted.
 fn add(
     to: &mut BTreeMap<String, u64>,
     counted: &BTreeMap<String, u64>,
@@ -75,7 +77,7 @@ fn add(
     }
 }
 
-/// How many clients waited, and why some had no turn.
+/// How many clients waited, and why some were not connected.
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let Some(Gates {
         waiting,

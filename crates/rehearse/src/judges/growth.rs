@@ -1,25 +1,26 @@
-//! Whether a shim that lives through many rounds uses more from round to round.
+//! Checks that a shim that lives through many rounds does not use more from round to round.
 
 use super::Case;
 use crate::data::Ran;
 use crate::event::{Event, EventKind, Footprint};
 use std::collections::BTreeMap;
 
-/// Fewer footprints of one shim prove nothing.
+/// Fewer footprints of a shim prove nothing.
 const FEWEST: usize = 8;
 
-/// The part of the footprints that is left out at first: buffers find their size.
+/// One footprint in this many is left out at first, while buffers find their size.
 const WARM_UP: usize = 4;
 
-/// What may grow.
+/// A figure that may grow.
 struct Series {
     name: &'static str,
     of: fn(&Footprint) -> u64,
-    /// By how much the fitted line may rise over the run, however long it is. A line through one step rises by up to 1.5 times
-    /// the step: one thread more is no growth, and descriptors vary by four (pipes, guards, requests for the status).
+    /// How far the fitted line may rise over the run, however long. A line through a single step
+    /// rises by up to 1.5 times the step. One more thread is no growth, and descriptors vary by
+    /// four (pipes, guards, requests for the status).
     most: f64,
-    /// The greatest step up that is left out. Memory has one when an apiserver hangs: up to 16 KiB for each client that waits stay with
-    /// the allocator.
+    /// The greatest step up that is left out. Memory has a step when an apiserver hangs: up to 16
+    /// KiB for each waiting client stay with the allocator.
     step: f64,
 }
 
@@ -90,7 +91,8 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     }
 }
 
-/// The values without the greatest step up, as far as it is allowed: one is no growth, a leak has many.
+/// The values without the greatest step up, as far as the step is allowed: a single step is no
+/// growth, a leak has many.
 fn without_step(values: &[f64], most: f64) -> Vec<f64> {
     let steps = values.windows(2).map(|pair| pair[1] - pair[0]).enumerate();
     let (before, step) = steps
@@ -110,7 +112,7 @@ fn without_step(values: &[f64], most: f64) -> Vec<f64> {
         .collect()
 }
 
-/// By how much the line that fits best (least squares) rises from the first value to the last.
+/// How far the best line (least squares) rises from the first value to the last.
 fn rise(values: &[f64]) -> f64 {
     let last = values.len().saturating_sub(1) as f64;
     let mean = values.iter().sum::<f64>() / values.len() as f64;
@@ -134,7 +136,7 @@ fn rise(values: &[f64]) -> f64 {
 mod tests {
     use super::*;
 
-    /// What 30 rounds have, of which the first quarter is left out.
+    /// Values of 30 rounds without the first quarter, which is left out.
     #[test]
     fn a_leak_in_every_second_round_is_growth_and_noise_is_not() {
         let leak = |one_in: u32| {
@@ -158,7 +160,7 @@ mod tests {
         assert!(rise(&steps(&[5, 10, 15, 20, 25])) > SERIES[2].most);
     }
 
-    /// The first is a run in which an instance hung for 8 s.
+    /// The first run is real: an instance hung for 8 s.
     #[test]
     fn one_step_of_memory_is_no_growth_but_a_greater_one_and_a_leak_are() {
         let grows = |values: &[f64]| rise(&without_step(values, SERIES[0].step)) > SERIES[0].most;

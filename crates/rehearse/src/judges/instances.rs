@@ -1,4 +1,4 @@
-//! What is known of the instances: what each served, and what they logged of certificates.
+//! The instances: the connections that each served, and their log lines about certificates.
 
 use super::Case;
 use crate::data::{Instance, MarkKind, Ran, Value};
@@ -9,7 +9,7 @@ use crate::stamp::Stamp;
 /// Fewest new connections that each instance has to serve for a verdict.
 const FEWEST: u64 = 20;
 
-/// Whether there was an upgrade, and each instance was used.
+/// Checks that there was an upgrade, and that each instance was used.
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let record = case.record;
     for Player { name, version, .. } in &record.players {
@@ -62,7 +62,7 @@ fn served(record: &Record, name: &str) -> u64 {
     by.count() as u64
 }
 
-/// Whether an upgrade happened, in the right order.
+/// Checks that an upgrade happened, in the right order.
 fn upgrade(record: &Record, old: &str, new: &str, ran: &mut Ran) {
     let moments = &record.moments;
     // A real apiserver does not report these moments: they are seen from outside, a little later.

@@ -1,4 +1,5 @@
-//! What clients lost, what an instance ended or rejected itself, and what a promise under a fault allows.
+//! The clients' losses, streams and requests that an instance itself ended or rejected, and losses
+//! that a promise under a fault allows.
 
 use super::Case;
 use super::busy::{self, Busy};
@@ -54,16 +55,16 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         .note("503 or 429 while it shut down");
 }
 
-/// What watches and informers missed or saw twice.
+/// Events that watches and informers missed or saw twice.
 fn events(case: &Case<'_>, ran: &mut Ran) {
     let Case { record, steps, .. } = case;
     for (at, loss, count) in record.watches.iter().flat_map(|watch| &watch.flaws) {
         *ran.lost.entry(*loss).or_default() += count;
-        // Writes that were never seen are noticed after the end of the load.
+        // Unseen writes are noticed after the end of the load.
         let step = steps.at(*at).unwrap_or(steps.count - 1);
         steps.count(&mut ran.timeline.lost, *loss, step, *count);
     }
-    // An object too many is an event that was missed: that of its end.
+    // A surplus object is a missed event: its deletion.
     for (loss, count) in [
         (
             Loss::EventMissed,
@@ -88,20 +89,20 @@ struct Losses<'a, 'r> {
     case: &'r Case<'a>,
     ran: &'r mut Ran,
     ends: Ends<'a>,
-    /// The ends of new connections whose TLS handshake was complete.
+    /// The ends of new connections with a complete TLS handshake.
     new_ends: HashMap<&'a str, &'a StreamEnd>,
-    /// Requests that instances report to have rejected, by stream, less those that were found already.
+    /// Rejected requests by the instances' reports, by stream, minus the requests found already.
     reported: HashMap<&'a str, u32>,
-    /// Which instance answered on a stream.
+    /// The instance that answered on a stream.
     served_by: HashMap<&'a str, &'a str>,
-    /// Number of streams that were ended by the instance that served them.
+    /// Number of streams that their own instance ended.
     ended: u64,
-    /// Requests that were found to be rejected.
+    /// Number of requests found to be rejected.
     rejected: u64,
-    /// Requests that this machine could not make, by their reasons.
+    /// Requests that this machine could not make, by reason.
     local: BTreeMap<&'a str, u64>,
     busy: Busy,
-    /// Requests that were not answered while this machine was too busy to tell.
+    /// Unanswered requests while this machine was too busy to tell.
     untold: u64,
     slack: Duration,
 }
@@ -139,7 +140,7 @@ impl<'a, 'r> Losses<'a, 'r> {
         }
     }
 
-    /// What the clients saw.
+    /// Judges the clients' observations.
     fn clients(&mut self, attempts: &'a [Attempt], ends: &'a [StreamEnd]) {
         for attempt in attempts {
             match &attempt.answer {
@@ -153,14 +154,15 @@ impl<'a, 'r> Losses<'a, 'r> {
             .for_each(|end| self.ended(end));
     }
 
-    /// Whether a new connection that failed was ended by the instance that it had come to.
+    /// True if the instance behind a failed new connection ended the connection.
     fn instance_ended(&self, stream: &str) -> bool {
         self.new_ends
             .get(stream)
             .is_some_and(|end| self.ends.by_instance(end).is_ok())
     }
 
-    /// Whether an instance rejected a request because it was stopping: it reports their number, or the status shows it.
+    /// True if an instance rejected a request because it was stopping. The instance's report has
+    /// their number. Without a report the status shows it.
     fn is_rejected(&mut self, attempt: &Attempt, instance: &str, status: u16) -> bool {
         match self.reported.get_mut(attempt.stream.as_str()) {
             Some(0) => false,
@@ -213,10 +215,10 @@ impl<'a, 'r> Losses<'a, 'r> {
             seen: attempt.done,
             instance,
         };
-        // With its timer in time, the client had given up before.
+        // A client with a timely timer had given up before.
         let in_vain = loss == Loss::Unanswered
             || matches!(loss, Loss::Reset | Loss::Closed) && waited >= UNANSWERED;
-        // What a promise allows, is that.
+        // An allowed loss is counted under its promise.
         let is_untold = in_vain && self.busy.explains(attempt);
         if is_untold && faults::excuse(&self.case.record.injected, &lost, self.slack).is_none() {
             self.untold += 1;
@@ -257,7 +259,7 @@ impl<'a, 'r> Losses<'a, 'r> {
         }
     }
 
-    /// Counts a stream that its instance ended.
+    /// Counts a stream ended by its own instance.
     fn apart(&mut self, at: Stamp) {
         self.ended += 1;
         if let Some(step) = self.case.steps.at(at) {
@@ -265,7 +267,7 @@ impl<'a, 'r> Losses<'a, 'r> {
         }
     }
 
-    /// Counts a loss, under the fault that excuses it if there is one.
+    /// Counts a loss, under the fault that excuses it, if any.
     fn lose(&mut self, lost: &Lost<'_>, example: &str) {
         let Self {
             case: Case { record, steps, .. },

@@ -1,10 +1,11 @@
-//! What happened to the instances, in order.
+//! The events of the instances, in order.
 
 use super::Case;
 use crate::data::{Mark, MarkKind, Ran};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Each once, in order. SIGTERM of the script replaces the instance's own report that it is terminating.
+/// Each mark once, in order. The script's SIGTERM replaces the instance's own report of its
+/// termination.
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let (moments, span) = (&case.record.moments, &case.span);
     let mut marks: BTreeMap<(i64, &str, MarkKind), String> = BTreeMap::new();
@@ -29,7 +30,8 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
             promise.fault.clone(),
         );
     }
-    // What both the instance and the script logged is drawn once, until the instance is started, ends or is harmed.
+    // A mark logged by both the instance and the script is drawn once, until the instance is
+    // started, ends or is harmed.
     let mut drawn: BTreeSet<(&str, MarkKind)> = BTreeSet::new();
     marks.retain(|(_, instance, what), _| {
         if matches!(what, MarkKind::Started | MarkKind::Exited | MarkKind::Fault) {

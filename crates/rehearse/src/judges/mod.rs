@@ -1,7 +1,8 @@
-//! Judges, a file each. A judge reads the record, and adds rows of figures, objections and losses to the [data](crate::data) of the run.
-//! Pure.
+//! The judges, each in a file. A judge reads the record, and adds rows of figures, objections and
+//! losses to the [data](crate::data) of the run. Pure.
 //!
-//! A new figure is a row that a judge adds: the table, the page and the JSON show it. `ends` decides which end ended a stream.
+//! A new figure is a row that a judge adds. The table, the page and the JSON show the row. `ends`
+//! decides which end ended a stream.
 
 mod busy;
 mod ends;
@@ -25,7 +26,7 @@ use crate::stamp::Stamp;
 use std::time::Duration;
 use timeline::Steps;
 
-/// In the order of their figures. What is lost is excused by promises, so that these come before it.
+/// In the order of their figures. Promises excuse losses, so `faults` comes before `losses`.
 const JUDGES: [fn(&Case<'_>, &mut Ran); 11] = [
     faults::judge,
     losses::judge,
@@ -40,7 +41,7 @@ const JUDGES: [fn(&Case<'_>, &mut Ran); 11] = [
     timeline::judge,
 ];
 
-/// A run that is judged.
+/// A run to be judged.
 struct Case<'a> {
     record: &'a Record,
     plan: &'a Plan,
@@ -48,7 +49,7 @@ struct Case<'a> {
     steps: Steps,
 }
 
-/// What all judges find in a run. `failed` is why it did not come to its end.
+/// Runs all judges. `failed` is the reason if the run did not come to its end.
 pub fn judge(record: &Record, plan: &Plan, failed: Option<&str>) -> Ran {
     let mut ran = Ran::default();
     let unfinished = failed.map(|why| format!("it did not come to its end: {why}"));
@@ -80,7 +81,7 @@ pub fn judge(record: &Record, plan: &Plan, failed: Option<&str>) -> Ran {
     ran
 }
 
-/// What a promise came to, in words: why it was broken, then what was seen.
+/// The outcome of a promise in words: first the broken parts, then the observations.
 fn what_happened(broken: Vec<String>, seen: Vec<String>) -> Vec<String> {
     broken
         .into_iter()
@@ -89,14 +90,14 @@ fn what_happened(broken: Vec<String>, seen: Vec<String>) -> Vec<String> {
         .collect()
 }
 
-/// The load, and all that came of it.
+/// The load and its consequences.
 #[derive(Debug, Clone, Copy)]
 struct Span {
     /// Zero of all times.
     began: Stamp,
     /// End of the timetables.
     over: Stamp,
-    /// The last answer, or `over` if that is later.
+    /// The last answer, or `over` if later.
     last: Stamp,
 }
 

@@ -1,4 +1,4 @@
-//! Requests and streams of all clients: how many there were, and how long they waited.
+//! Requests and streams of the clients: counts and waiting times.
 
 use super::Case;
 use crate::data::{Ran, Value};
@@ -13,7 +13,8 @@ use std::time::Duration;
 /// Fewest new connections for a verdict.
 const FEWEST: u64 = 200;
 
-/// How far clients may be behind their timetable before a run measures the machine rather than berth.
+/// How far clients may be behind their timetable before a run measures the machine rather than
+/// berth.
 pub(super) const MOST_BEHIND: Duration = Duration::from_secs(1);
 
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
@@ -91,7 +92,7 @@ fn waits(record: &Record, ran: &mut Ran) {
     .note(words);
 }
 
-/// When good answers came within the load, in order.
+/// Times of good answers within the load, in order.
 fn good_answers(record: &Record, load: &Range<Stamp>) -> Vec<Stamp> {
     let good = record
         .attempts

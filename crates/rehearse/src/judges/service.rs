@@ -6,8 +6,8 @@ use crate::event::{Event, EventKind};
 use crate::record::Record;
 use crate::stamp::{Stamp, millis};
 
-/// Times for which the Service had no address, from the first time on that it had one. `None` if it never had one, as without
-/// real apiservers in a network namespace.
+/// Times without an address in the Service, after its first address. `None` if the Service never
+/// had one, as without real apiservers in a network namespace.
 fn gaps(record: &Record) -> Option<Vec<(Stamp, Stamp)>> {
     let mut gaps = None::<Vec<(Stamp, Stamp)>>;
     let mut was_empty = false;
@@ -20,7 +20,7 @@ fn gaps(record: &Record) -> Option<Vec<(Stamp, Stamp)>> {
             None if is_empty => {}
             None => gaps = Some(Vec::new()),
             Some(gaps) => match gaps.last_mut().filter(|_| was_empty) {
-                // Up to now, also when there is no later poll.
+                // Lasts until now, even if there is no later poll.
                 Some(gap) => gap.1 = *at,
                 None if is_empty => gaps.push((*at, *at)),
                 None => {}

@@ -1,4 +1,4 @@
-//! A storm: when its clients were served, and how their tries failed before.
+//! A storm: when its clients were served, and how earlier tries failed.
 
 use super::{Case, Span, what_happened};
 use crate::data::{Losses, Promise, Ran, Value};
@@ -9,18 +9,18 @@ use crate::report::format::{self, count, wait};
 use crate::stamp::{Stamp, millis};
 use std::collections::BTreeMap;
 
-/// What it is called where a fault's name is expected.
+/// The storm's name in place of a fault's.
 const NAME: &str = "storm";
 
 /// Clients that came at one moment, and retried until they were served.
 #[derive(Debug)]
 struct StormEvents<'a> {
     clients: u32,
-    /// When they came.
+    /// When the clients came.
     at: Stamp,
-    /// When the last had been served, or had given up for good; none: not seen.
+    /// When the last client had been served, or had given up for good. `None` if not seen.
     over: Option<Stamp>,
-    /// What came of each try, and when: a client's last is the one that was answered well.
+    /// Time and outcome of each try. A client's last try is the one with a good answer.
     tries: Vec<(Stamp, &'a Answer)>,
 }
 
@@ -45,7 +45,7 @@ impl<'a> StormEvents<'a> {
         storm
     }
 
-    /// When each client was served that was, in order.
+    /// The times at which clients were served, sorted.
     fn served(&self) -> Vec<Stamp> {
         let good = self
             .tries
@@ -56,7 +56,7 @@ impl<'a> StormEvents<'a> {
         served
     }
 
-    /// When all had been served.
+    /// When the last of all clients had been served. `None` if some were not.
     fn all_served(&self) -> Option<Stamp> {
         let served = self.served();
         served
@@ -65,7 +65,7 @@ impl<'a> StormEvents<'a> {
             .filter(|_| served.len() == self.clients as usize)
     }
 
-    /// Tries that failed, each with its reason.
+    /// The reasons of failed tries.
     fn failures(&self) -> impl Iterator<Item = &Failure> {
         self.tries.iter().filter_map(|(_, answer)| {
             if let Answer::Failed(failure) = answer {
@@ -83,7 +83,7 @@ impl<'a> StormEvents<'a> {
             .count() as u64
     }
 
-    /// Each client is served in the end, although it gave up and tried again.
+    /// The promise: each client is served in the end, although it gave up and tried again.
     fn promise(&self, span: &Span) -> Promise {
         let (clients, served) = (self.clients, self.served().len());
         let mut broken = Vec::new();
@@ -120,7 +120,7 @@ impl<'a> StormEvents<'a> {
     }
 }
 
-/// Its failed tries are part of its promise, and not losses.
+/// The storm's failed tries are part of its promise, and no losses.
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let Some(storm) = StormEvents::of(case.record) else {
         if case.plan.load.storm > 0 {

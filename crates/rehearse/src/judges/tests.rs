@@ -1,4 +1,4 @@
-//! What all judges make of a run.
+//! The verdicts of all judges on a run.
 
 use super::*;
 use crate::Rehearsed;
@@ -26,7 +26,7 @@ pub(crate) fn good(instance: &str) -> Answer {
     }
 }
 
-/// An attempt of a new connection.
+/// An attempt on a new connection.
 pub(crate) fn attempt(stream: &str, due: i64, done: i64, answer: Answer) -> Attempt {
     let kind = ConnectionKind::New;
     Attempt {
@@ -39,7 +39,7 @@ pub(crate) fn attempt(stream: &str, due: i64, done: i64, answer: Answer) -> Atte
     }
 }
 
-/// The end of a stream of old's.
+/// The end of a stream on old.
 pub(crate) fn end(what: StreamKind, stream: &str, ms: i64) -> StreamEnd {
     StreamEnd {
         stream: stream.into(),
@@ -53,7 +53,7 @@ pub(crate) fn end(what: StreamKind, stream: &str, ms: i64) -> StreamEnd {
     }
 }
 
-/// What old reports of such an end.
+/// Old's report about an end.
 pub(crate) fn report(stream: &str, by: EndedBy, ms: i64) -> (String, EndReport) {
     let peer = ([127, 0, 0, 1], 1).into();
     (
@@ -68,7 +68,8 @@ pub(crate) fn report(stream: &str, by: EndedBy, ms: i64) -> (String, EndReport) 
     )
 }
 
-/// A fault of an instance that has a sibling, from then until then; or its end was not seen.
+/// A fault of an instance with a sibling, with its begin and end. Without `until`, the end was not
+/// seen.
 pub(crate) fn injected(fault: Fault, instance: &str, from: i64, until: Option<i64>) -> Injected {
     let (instance, at, over, seen) = (
         instance.into(),
@@ -88,7 +89,8 @@ pub(crate) fn injected(fault: Fault, instance: &str, from: i64, until: Option<i6
     }
 }
 
-/// A run of 3 s in which all went well. One answer every 10 ms: by old for 2 s, then by new, which is ready after 1 s.
+/// A good run of 3 s, with an answer every 10 ms: by old for 2 s, then by new, which is ready after
+/// 1 s.
 pub(crate) fn record() -> Record {
     let mut record = Record {
         began: Some(at(0)),
@@ -148,7 +150,7 @@ fn event(ms: i64, what: EventKind) -> Event {
     }
 }
 
-/// A plan with one watch, and a storm of so many clients.
+/// A plan with one watch, and a storm of `storm` clients.
 pub(crate) fn plan(storm: u32) -> Plan {
     Plan {
         load: LoadPlan {
@@ -162,7 +164,7 @@ pub(crate) fn plan(storm: u32) -> Plan {
 
 fn judged(record: &Record) -> Ran {
     let ran = judge(record, &plan(0), None);
-    // A page relies on lists of a timeline that are equally long.
+    // A page relies on equally long lists in a timeline.
     let Timeline {
         answered,
         lost,
@@ -180,14 +182,14 @@ fn judged(record: &Record) -> Ran {
     ran
 }
 
-/// A good run, but for this.
+/// The verdict on a good run with a change.
 fn spoiled(spoil: impl FnOnce(&mut Record)) -> Ran {
     let mut record = record();
     spoil(&mut record);
     judged(&record)
 }
 
-/// How many losses there were.
+/// Number of losses.
 fn lost(ran: &Ran) -> u64 {
     ran.lost.values().sum()
 }
@@ -210,7 +212,7 @@ fn note<'a>(ran: &'a Ran, name: &str) -> &'a str {
     &ran.rows.iter().find(|row| row.name == name).unwrap().note
 }
 
-/// Every way in which a connection fails but for this machine's own, and what each is as a loss.
+/// Every kind of failure except this machine's own, with the loss.
 fn failures() -> [(Failure, Loss); 7] {
     [
         (Failure::Refused, Loss::Refused),
@@ -338,7 +340,8 @@ fn a_storm_shows_when_its_clients_were_served_and_what_failed_before() {
     );
 }
 
-/// The temporary instance of a bridge takes over at 1000 ms, new at 2000 ms; this is ready at 1500 ms.
+/// A bridge's temporary instance takes over at 1000 ms, and new at 2000 ms. New is ready at 1500
+/// ms.
 fn bridged() -> Record {
     let mut record = record();
     let bridge = "old-bridge";
@@ -427,7 +430,7 @@ fn an_instance_cannot_excuse_what_never_reached_it() {
     }
 }
 
-/// `ends` has what shows who ended it.
+/// The evidence itself is tested in `ends`.
 #[test]
 fn streams_that_their_instance_ended_are_counted_apart_and_others_are_lost() {
     for (reported, losses, ended) in [
@@ -480,7 +483,7 @@ fn error_statuses_are_lost_unless_the_instance_turned_them_away() {
         ));
     });
     assert_eq!(rejected_and_lost(&ran), (1, 2));
-    // Without a report, the status of an instance that stops shows that it rejected.
+    // Without a report, the status of a stopping instance shows a rejection.
     let answers = [(2_050, 429), (2_050, 503), (2_050, 500), (1, 503)];
     let ran = spoiled(|record| {
         record
@@ -605,7 +608,7 @@ fn a_run_that_tests_nothing_does_not_hold() {
     );
 }
 
-/// `busy` has which timers explain a wait.
+/// The timers that explain a wait are tested in `busy`.
 #[test]
 fn a_wait_in_vain_is_lost_unless_this_machine_was_too_busy_to_tell() {
     let ended = |failure: &Failure, done: i64, behind_ms: u64, late: &[(i64, i64)]| {
@@ -618,7 +621,7 @@ fn a_wait_in_vain_is_lost_unless_this_machine_was_too_busy_to_tell() {
         })
     };
     let busy = [(2_000, 14_000)];
-    // A client whose timer was in time had given up before a late reset.
+    // A client with a timely timer had given up before a late reset.
     for failure in [Failure::Unanswered, Failure::Reset, Failure::Closed] {
         let untold = ended(&failure, 16_000, 0, &busy);
         assert_eq!((untold.verdict, lost(&untold)), (Verdict::TooBusy, 0));
@@ -629,14 +632,14 @@ fn a_wait_in_vain_is_lost_unless_this_machine_was_too_busy_to_tell() {
         .objections
         .join("\n");
     insta::assert_snapshot!(objections, @"1 request unanswered for 15 s, and meanwhile the clients were far behind their timetable, or their own timers were late by 500ms and more for half of the time at least");
-    // Clients that were far behind all along waited on their own machine.
+    // Clients that were far behind all along waited for their own machine.
     for (behind_ms, verdict) in [(1_001, Verdict::TooBusy), (1_000, Verdict::Lost)] {
         assert_eq!(
             ended(&Failure::Unanswered, 16_000, behind_ms, &[]).verdict,
             verdict
         );
     }
-    // What has nothing to do with time is lost, however busy it was.
+    // A loss that has nothing to do with time is a loss on any machine.
     for (failure, loss) in &failures()[..6] {
         assert_eq!(ended(failure, 15_900, 0, &busy).lost, [(*loss, 1)].into());
     }
@@ -706,7 +709,7 @@ fn losses_are_where_they_happened() {
             Answer::Failed(Failure::Reset),
         ));
         record.attempts.push(attempt("new-301", 1_000, 1_050, x509));
-        // What is noticed after the end of the load is in the last step.
+        // A flaw noticed after the end of the load is in the last step.
         record.watches[0].flaws = vec![
             (at(2_008), Loss::EventMissed, 2),
             (at(9_000), Loss::EventDuplicated, 3),
@@ -756,7 +759,7 @@ fn clients_queued_at_the_gate_are_counted_over_the_lives_of_its_shims() {
             (-10, vec![gate(OLD, 0, 99, 5, 0)]),
             (100, vec![gate(OLD, 1, 3, 7, 3), gate(NEW, 0, 4, 1, 0)]),
             (110, vec![gate(NEW, 2, 5, 9, 0)]),
-            // It was started again.
+            // The shim was restarted.
             (120, vec![gate(NEW, 0, 0, 2, 0)]),
         ]
         .map(|(ms, gates)| event(ms, EventKind::Gates(gates)))
@@ -778,7 +781,7 @@ fn clients_queued_at_the_gate_are_counted_over_the_lives_of_its_shims() {
 
 #[test]
 fn promises_and_what_they_allow() {
-    // Something was on old when it was killed, and cut by that.
+    // Connections were on old when it was killed, and were cut.
     let killed = |until| {
         spoiled(|record| {
             for (stream, seen) in [("new-1000", 510), ("new-1001", 520)] {
@@ -811,7 +814,7 @@ fn promises_and_what_they_allow() {
             .any(|m| (m.at_ms, m.what, m.text.as_str()) == (500, MarkKind::Fault, "kill-shim"))
     );
 
-    // Streams beyond those that the shim had are lost.
+    // More ended streams than the shim had are losses.
     for (has, lost) in [
         (None, Losses::new()),
         (Some(1), [(Loss::StreamEnded, 1)].into()),
@@ -884,7 +887,7 @@ fn what_other_clients_than_those_of_requests_saw() {
         (Verdict::Held, true, 1),
         "{ran:#?}"
     );
-    // What the quiet one holds is no evidence that nothing was missed.
+    // The quiet informer's copy is no evidence that nothing was missed.
     assert_eq!(
         (
             figure(&ran, "informers"),

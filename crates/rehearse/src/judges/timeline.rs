@@ -6,13 +6,13 @@ use crate::event::Answer;
 use crate::stamp::Stamp;
 use std::collections::BTreeMap;
 
-/// Steps that a timeline has at most: about as many as a plot can show.
+/// Most steps of a timeline: about as many as a plot can show.
 const STEPS: u64 = 200;
 
-/// Lengths of a step from which the first that makes few enough is taken, in ms.
+/// Possible lengths of a step, in ms. The first with few enough steps is taken.
 const LENGTHS: [u64; 7] = [50, 250, 500, 1_000, 2_000, 5_000, 10_000];
 
-/// Good answers. What was lost, allowed or ended is added by its judge.
+/// Counts good answers. Losses, allowed losses and ended streams are added by their judges.
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let Case { record, steps, .. } = case;
     for attempt in &record.attempts {
@@ -42,7 +42,7 @@ impl Steps {
         }
     }
 
-    /// One in which nothing has happened yet.
+    /// An empty timeline.
     pub(super) fn timeline(self) -> Timeline {
         let nothing = vec![0; self.count];
         let (allowed, ended_by_instance) = (nothing.clone(), nothing);

@@ -1,4 +1,4 @@
-//! Watches and informers: whether they saw each write once, and how often they listed again.
+//! Checks that watches and informers saw each write once, and counts how often they listed again.
 
 use super::Case;
 use crate::data::{Ran, Value};
@@ -23,7 +23,7 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     ran.add("watch events", Value::Count(events))
         .main()
         .note(seen);
-    // What the quiet ones hold is no evidence.
+    // The copies of quiet informers are no evidence.
     let copies = || informers.iter().filter(|informer| !informer.is_quiet());
     let whole = copies()
         .filter(|informer| informer.missing + informer.stale + informer.duplicated == 0)

@@ -1,5 +1,5 @@
-//! New connections to an apiserver that is not of a rehearsal: from given addresses, without a certificate, for what
-//! any client may read.
+//! New connections from given addresses to any apiserver, without a certificate, for paths that any
+//! client may read.
 
 use super::dial::{Target, within};
 use super::fresh::begin;
@@ -14,10 +14,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// What is requested, from where, and how often.
+/// A request, with the source addresses and the rate.
 #[derive(Debug)]
 pub struct Anonymous {
-    /// Where to connect to; its IP is to be in the certificate.
+    /// The server's address. The certificate must contain the IP.
     pub server: SocketAddr,
     pub ca: Vec<CertificateDer<'static>>,
     pub path: String,
@@ -25,24 +25,25 @@ pub struct Anonymous {
     pub rate: u32,
     /// Addresses to connect from, by turns.
     pub sources: Vec<IpAddr>,
-    /// The user agents are this, a slash and the source: so that an audit log can be compared with it.
+    /// A user agent is this text, a slash and the source, so that an audit log can be compared.
     pub agent: &'static str,
 }
 
-/// How one connection went.
+/// The outcome of a connection.
 #[derive(Debug)]
 pub struct Connection {
     pub began: SystemTime,
-    /// Where from, with the port if it had one: that finds it in a shim's log.
+    /// The source, with the port if one is known. A shim's log has the same text.
     pub client: String,
-    /// From when the timetable wanted it to the whole answer, or the failure.
+    /// From the due time to the whole answer or the failure.
     pub took: Duration,
     pub result: Result<(), String>,
 }
 
 impl Anonymous {
-    /// Connects until it is stopped, and waits for those under way. HTTP/1.1: an apiserver that stops answers what it got on
-    /// a new connection of that, whereas HTTP/2's GOAWAY may pass a request, which only a judge of the instance's end can tell
+    /// Connects until `stop`, and waits for open attempts. Uses HTTP/1.1: a stopping apiserver
+    /// answers every request on a new HTTP/1.1 connection, whereas HTTP/2's GOAWAY may
+    /// cross a request on the way. Only a judge of the instance's end can tell a crossed request
     /// from a loss.
     pub async fn run(
         self,

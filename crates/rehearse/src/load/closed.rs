@@ -1,6 +1,8 @@
-//! As many requests as an apiserver answers: clients that ask again as soon as they have their answer, for measuring speed.
+//! The highest rate of an apiserver: clients that ask again as soon as they have their answer, for
+//! measuring speed.
 //!
-//! Without a timetable no request comes while it stalls, so that this measures the rate alone, no waits.
+//! Without a timetable no request comes during a stall, so the result is only a rate, without
+//! waits.
 
 use super::dial::{Link, Target};
 use super::objects::get;
@@ -14,23 +16,24 @@ use tokio_util::sync::CancellationToken;
 
 #[derive(Debug)]
 pub struct Closed {
-    /// Where to connect to; its IP is to be in the certificate.
+    /// The server's address. The certificate must contain the IP.
     pub server: SocketAddr,
     pub ca: Vec<CertificateDer<'static>>,
     pub cert: CertificateDer<'static>,
     pub key: PrivatePkcs8KeyDer<'static>,
     pub path: String,
-    /// How many ask at a time.
+    /// Number of concurrent clients.
     pub clients: u32,
-    /// Each request has a new connection, of HTTP/1.1; else each client keeps one of HTTP/2, as client-go does.
+    /// True for a new HTTP/1.1 connection per request. Otherwise each client keeps an HTTP/2
+    /// connection, as client-go does.
     pub fresh: bool,
 }
 
 impl Closed {
-    /// Asks until it is stopped; how many were answered.
+    /// Asks until `stop`, and returns the number of answers.
     ///
     /// # Errors
-    /// A request was not answered with 200, or none can be made.
+    /// A request was not answered with 200, or could not be made.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<u64, String> {
         let Self {
             server,
@@ -51,7 +54,7 @@ impl Closed {
         }
         tokio::select! {
             () = stop => over.cancel(),
-            // None ends but by an error.
+            // A client ends early only by an error.
             Some(ended) = asking.join_next() => {
                 ended.map_err(|error| error.to_string())??;
             }

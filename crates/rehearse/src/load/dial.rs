@@ -1,4 +1,5 @@
-//! A client's connection: TCP, TLS with the certificate checked, HTTP. And what its failures mean.
+//! A client's connection: TCP, TLS with a checked certificate, HTTP. And the meaning of its
+//! failures.
 
 use super::observe::{EndSignals, Observed};
 use super::{Instances, Joined, objects};
@@ -31,20 +32,21 @@ const USER_AGENT: &str = concat!("berth-rehearse/", env!("CARGO_PKG_VERSION"));
 /// Time for the TLS close of a connection that this side closes.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// After 30 s without a sign of life of its peer, an idle connection ends. client-go notices it after 45 s (HTTP/2's pings).
+/// An idle connection ends after 30 s without a sign of life of the peer. client-go notices a dead
+/// peer after 45 s (HTTP/2's pings).
 const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_time(Duration::from_secs(15))
     .with_interval(Duration::from_secs(5))
     .with_retries(3);
 
-/// Stands for a server whose certificate is trusted and belongs to no instance.
+/// Stands for a server with a trusted certificate that belongs to no instance.
 const STRANGER: &str = "unknown";
 
-/// Where to dial and which certificates to trust.
+/// The address to dial and the certificates to trust.
 #[derive(Clone)]
 pub struct Target {
     address: SocketAddr,
-    /// In every certificate, wherever it is dialled.
+    /// A name in every certificate, whatever address is dialled.
     name: ServerName<'static>,
     names: Names,
     http1: TlsConnector,
@@ -54,7 +56,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// The berth's address; its IP must be in the certificates.
+    /// The berth's address. The certificates must contain the IP.
     pub fn new(address: SocketAddr, certs: &Certs) -> Result<Self, rustls::Error> {
         Ok(Self::of(
             address,
@@ -63,7 +65,7 @@ impl Target {
         ))
     }
 
-    /// The same as an admin.
+    /// Like [`Target::new`], as an admin.
     pub(super) fn admin(address: SocketAddr, certs: &Certs) -> Result<Self, rustls::Error> {
         Ok(Self::of(
             address,
@@ -72,7 +74,7 @@ impl Target {
         ))
     }
 
-    /// The same with other certificates.
+    /// A target with the certificates of `config`.
     pub(super) fn of(address: SocketAddr, names: Names, config: &rustls::ClientConfig) -> Self {
         let connector = |alpn: &[u8]| {
             let mut config = config.clone();
@@ -101,7 +103,7 @@ impl Target {
         self.address
     }
 
-    /// Those of all instances, the one that came last first; the berth's if there are none.
+    /// Targets for the instances, latest first. Without instances, the berth.
     pub(super) fn direct(&self, instances: &Instances) -> Vec<Self> {
         let mut targets: Vec<Self> = instances
             .iter()
@@ -114,7 +116,7 @@ impl Target {
         targets
     }
 
-    /// From an address of its own, under a name of its own.
+    /// A target dialled from a given source address, with a given user agent.
     pub(super) fn from(&self, source: IpAddr, agent: String) -> Self {
         Self {
             source: Some(source),
@@ -131,7 +133,7 @@ impl Target {
             } else {
                 TcpSocket::new_v6()
             }?;
-            // So that an idle connection ends, too, when its peer is gone without a FIN.
+            // With keepalive, an idle connection also ends when its peer is gone without a FIN.
             SockRef::from(&socket).set_tcp_keepalive(&KEEPALIVE)?;
             if let Some(source) = self.source {
                 socket.bind((source, 0).into())?;
@@ -141,12 +143,12 @@ impl Target {
         socket().map_err(|e| io_failure(&e))
     }
 
-    /// Connects. There is no bound here: callers have their own.
+    /// Connects. There is no time limit here: callers have their own.
     pub(super) async fn dial(&self, protocol: Protocol, stream: StreamId) -> Result<Link, Failure> {
         self.dial_from(self.socket()?, protocol, stream).await
     }
 
-    /// The same from a socket that is there.
+    /// Connects from a given socket.
     pub(super) async fn dial_from(
         &self,
         socket: TcpSocket,
@@ -209,25 +211,25 @@ enum Sender {
     Http2(http2::SendRequest<Full<Bytes>>),
 }
 
-/// An open connection. Dropping it closes the connection.
+/// An open connection. Dropping the value closes the connection.
 pub(super) struct Link {
-    /// Whose certificate was seen.
+    /// The instance, by its certificate.
     pub(super) instance: String,
     pub(super) stream: StreamId,
     protocol: Protocol,
     sender: Sender,
     driver: JoinHandle<hyper::Result<()>>,
     end_signals: EndSignals,
-    /// The instance announced its last answer.
+    /// True if the instance announced its last answer.
     last_answer: bool,
     host: String,
     agent: String,
-    /// Stops the driver when it is dropped.
+    /// Stops the driver on drop.
     _open: DropGuard,
 }
 
-/// Moves the bytes of a connection until it ends. When this side closes it, it gets a moment
-/// for the TLS close; an answer that never comes must not keep it open.
+/// Moves the bytes of a connection until it ends. When this side closes the connection, there is a
+/// moment for the TLS close, but an outstanding answer must not keep the connection open.
 async fn drive(
     connection: impl Future<Output = hyper::Result<()>>,
     over: CancellationToken,
@@ -239,16 +241,16 @@ async fn drive(
     }
 }
 
-/// A request that was not answered.
+/// A request without an answer.
 pub(super) enum Unsent {
-    /// Not a byte of it left this process: the connection had ended already.
+    /// Not a byte of the request left this process: the connection had ended already.
     NeverSent,
-    /// It may have left.
+    /// The request may have left.
     Died(Failure),
 }
 
 impl Link {
-    /// Sends a request; the answer's head.
+    /// Sends a request, and returns the answer's head.
     pub(super) async fn send(
         &mut self,
         request: objects::Request,
@@ -285,7 +287,7 @@ impl Link {
         Ok(response)
     }
 
-    /// Sends the first request, before which nothing can be under way.
+    /// Sends the first request of a connection.
     pub(super) async fn first(
         &mut self,
         request: objects::Request,
@@ -297,7 +299,7 @@ impl Link {
         }
     }
 
-    /// Sends the first request; its whole answer.
+    /// Sends the first request of a connection, and returns the whole answer.
     pub(super) async fn ask(
         &mut self,
         request: objects::Request,
@@ -307,7 +309,7 @@ impl Link {
         Ok((status, whole(response.into_body()).await?))
     }
 
-    /// What a status means.
+    /// Turns a status into an answer.
     pub(super) fn judge(&self, status: StatusCode) -> Answer {
         let (instance, status) = (self.instance.clone(), status.as_u16());
         if status < 400 {
@@ -317,7 +319,7 @@ impl Link {
         }
     }
 
-    /// Waits until the connection ends without this side wanting it; how it did. Cancel-safe.
+    /// Waits until the connection ends without a close by this side, and returns how. Cancel-safe.
     pub(super) async fn ended(&mut self) -> Failure {
         match (&mut self.driver).await {
             Ok(Ok(())) => Failure::Closed,
@@ -326,7 +328,7 @@ impl Link {
         }
     }
 
-    /// Its end, seen now. An answer that was under way may have come to its end as it should.
+    /// Describes the end of the connection, seen now. An answer in flight may have ended regularly.
     pub(super) fn end(
         &self,
         what: StreamKind,
@@ -358,7 +360,7 @@ impl Link {
     }
 }
 
-/// A step that takes longer than its bound is unanswered.
+/// Turns a step that takes longer than `bound` into [`Failure::Unanswered`].
 pub(super) async fn within<T>(
     bound: Duration,
     step: impl Future<Output = Result<T, Failure>>,
@@ -376,7 +378,7 @@ pub(super) async fn whole(body: Incoming) -> Result<Bytes, Failure> {
         .map_err(|e| http_failure(&e))
 }
 
-/// What an I/O error of connect or TLS means.
+/// Classifies an I/O error of connect or TLS.
 fn io_failure(error: &io::Error) -> Failure {
     use io::ErrorKind as Kind;
     match error
@@ -398,7 +400,7 @@ fn io_failure(error: &io::Error) -> Failure {
     }
 }
 
-/// What an error of HTTP means: most often an I/O error further down.
+/// Classifies an HTTP error, most often by an I/O error further down.
 pub(super) fn http_failure(error: &hyper::Error) -> Failure {
     let mut source = error.source();
     while let Some(cause) = source {

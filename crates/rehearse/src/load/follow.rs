@@ -1,5 +1,5 @@
-//! List, then watch, as client-go's reflector does it: after an end, watch on from the last revision
-//! that was seen, over a new connection; list again when the answer is that it is too old.
+//! List, then watch, as client-go's reflector does. After an end, the follower watches over a new
+//! connection from the last known revision on, and lists again if the revision is too old.
 
 use super::dial::{self, Link};
 use super::objects::{Event, List, Object, get};
@@ -16,48 +16,49 @@ use std::time::Duration;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::watch::{Receiver, Sender as Sent};
 
-/// Pause after a connection could not be opened. The next is a new attempt of the same client, counted as one.
+/// Pause after a connection could not be opened. The next connection is a new attempt of the
+/// client, and counted as a new one.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Longest watch, in seconds: beyond any rehearsal. By default kube-apiserver ends one after half an
-/// hour.
+/// Longest watch, in seconds: beyond any rehearsal. By default kube-apiserver ends a watch after
+/// half an hour.
 const LONGEST: u32 = 24 * 60 * 60;
 
-/// Longest line that is put together: the largest object with room to spare.
+/// Longest line to assemble: the largest object with room to spare.
 const MAX_LINE: usize = 4 << 20;
 
-/// What a follower does with lists and events.
+/// A follower's handling of lists and events.
 pub(super) trait View {
-    /// All objects at once.
+    /// Takes all objects of a list.
     fn listed(&mut self, objects: &[Object<'_>]);
 
-    /// One event of a watch, of the types that are about an object.
+    /// Takes an event of a watch, of the types that are about an object.
     fn observe(&mut self, instance: &str, event: &Event<'_>);
 
-    /// Whether all is there.
+    /// True if the goal is reached.
     fn has(&self, goal: &Goal) -> bool;
 }
 
 /// A client that lists and watches.
 pub(super) struct Follower<V> {
     pub(super) client: Client,
-    /// Its streams are `NAME-1`, `NAME-2` and so on.
+    /// Prefix of the streams: `NAME-1`, `NAME-2` and so on.
     pub(super) name: String,
     pub(super) index: u64,
-    /// What is listed and watched.
+    /// The path to list and watch.
     pub(super) path: String,
     pub(super) view: V,
     /// Lists beyond the first.
     pub(super) relists: u64,
-    /// Times that its revision was older than what an instance knew: 410.
+    /// Number of times that the revision was too old for an instance: 410.
     pub(super) expired: u64,
     listed: bool,
     opened: u64,
-    /// Where to go on; none when a list is needed.
+    /// The revision to continue from. `None` when a list is needed.
     revision: Option<String>,
     /// Notified of each list and event.
     progress: Sent<()>,
-    /// Dropped when it watches for the first time.
+    /// Dropped at the first watch.
     pub(super) begun: Option<Sender<()>>,
 }
 
@@ -80,7 +81,8 @@ impl<V: View> Follower<V> {
         }
     }
 
-    /// Follows until the load stops and the goal is reached, or nothing came for the time to catch up; the goal.
+    /// Follows until the load stops and the goal is reached, or until nothing has come for the time
+    /// to catch up. Returns the goal.
     pub(super) async fn run(&mut self, mut goal: Receiver<Option<Arc<Goal>>>) -> Option<Arc<Goal>> {
         let mut goal_set = goal.clone();
         let (mut progress, recorder, catch_up) = (
@@ -90,7 +92,8 @@ impl<V: View> Follower<V> {
         );
         let too_late = async {
             let _ = goal_set.wait_for(Option::is_some).await;
-            // On a machine so busy that clients were behind their timetable, so may the last writes be.
+            // On a machine so busy that clients were behind their timetable, the last writes may be
+            // late by the same time.
             let patience = catch_up + recorder.behind();
             while matches!(
                 tokio::time::timeout(patience, progress.changed()).await,
@@ -105,7 +108,8 @@ impl<V: View> Follower<V> {
         goal.borrow().clone()
     }
 
-    /// Returns when the goal is known and reached, or its first stream has ended if it is a control.
+    /// Returns when the goal is known and reached. For the control, returns when the first stream
+    /// has ended.
     async fn follow(&mut self, goal: &mut Receiver<Option<Arc<Goal>>>) {
         loop {
             if self.client.control.is_some() && self.opened > 0 {
@@ -134,11 +138,11 @@ impl<V: View> Follower<V> {
                         Ok(None) => break (Failure::Closed, true),
                         Err(how) => break (how, false),
                     },
-                    // An error means that it will never be known, which the caller bounds.
+                    // An error means that the goal will never be known. The caller limits the wait.
                     Ok(()) = goal.changed() => {}
                 }
             };
-            // An ERROR event ends a watch by the protocol, which is no loss.
+            // An ERROR event ends a watch by the protocol, and is no loss.
             if self.revision.is_some() || !end_of_answer {
                 self.client
                     .ended(link.end(StreamKind::Watch, how, true, end_of_answer));
@@ -146,7 +150,7 @@ impl<V: View> Follower<V> {
         }
     }
 
-    /// Opens a connection and a watch on it; lists before, if there is no revision to go on from.
+    /// Opens a connection and a watch on it. Lists first if there is no revision to continue from.
     async fn open(&mut self) -> Option<(Link, hyper::Response<Incoming>)> {
         self.opened += 1;
         let (stream, due) = (format!("{}-{}", self.name, self.opened), Due::now());
@@ -156,7 +160,7 @@ impl<V: View> Follower<V> {
             let mut link = target.dial(protocol(self.index), stream.clone()).await?;
             let opened = self.watch(&mut link, &mut kind, due).await;
             if let Err(failure) = &opened {
-                // On a connection that answered before, the end is judged as a stream's.
+                // On a connection that answered before, the end is judged as the end of a stream.
                 let what = if kind == ConnectionKind::New {
                     StreamKind::New
                 } else {
@@ -177,7 +181,7 @@ impl<V: View> Follower<V> {
         }
     }
 
-    /// Begins a watch on a connection. None: it was answered otherwise.
+    /// Begins a watch on a connection. `None` if the watch was refused.
     async fn watch(
         &mut self,
         link: &mut Link,
@@ -202,7 +206,7 @@ impl<V: View> Follower<V> {
             self.path
         );
         let response = link.first(get(path)).await?;
-        // The watch was answered, if only that its revision is too old.
+        // The watch was answered, even if only with "revision too old".
         let gone = response.status() == StatusCode::GONE;
         let status = if gone {
             StatusCode::OK
@@ -262,7 +266,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// The next line; none: the body ended as it should. Cancel-safe: what was read stays in `rest`.
+    /// The next line. `None` if the body ended regularly. Cancel-safe: unread bytes stay in `rest`.
     async fn next(&mut self) -> Result<Option<Vec<u8>>, Failure> {
         let mut looked_at = 0;
         loop {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::sleep_until;
 
-/// Opens `rate` connections a second until the load stops, then waits for those under way.
+/// Opens `rate` connections a second until the load stops, then waits for the open ones.
 pub(super) async fn run(client: Client, seed: Seed, rate: u32) {
     let mut most = Duration::ZERO;
     begin(client.stop.cancelled(), seed.fresh(rate), |entry, due| {
@@ -36,8 +36,9 @@ pub(super) async fn run(client: Client, seed: Seed, rate: u32) {
     .await;
 }
 
-/// Begins each when it is due, until `stop`, then waits for those under way. There is no bound on those but that
-/// each is given up after [`super::UNANSWERED`]: a slow server must not slow the timetable. One that panics ends all.
+/// Begins each attempt when it is due, until `stop`, then waits for open attempts. Their number has
+/// no limit, because a slow server must not slow the timetable, but each is given up after
+/// [`super::UNANSWERED`]. A panic in an attempt ends the run.
 pub(super) async fn begin<F: Future<Output = ()> + Send + 'static>(
     stop: impl Future<Output = ()>,
     timetable: impl Iterator<Item = Entry>,

@@ -1,8 +1,8 @@
-//! The right to read and write, for clients of real apiservers.
+//! The rights to read and write, for clients of real apiservers.
 //!
-//! Clients are no admins, because kube-apiserver lets these do everything even while it does not know its own
-//! roles yet: an instance that gets connections before it is ready rejects their requests with 403, as
-//! it would a kubelet's.
+//! Clients are no admins, because kube-apiserver lets admins do everything even while it does not
+//! know its own roles yet. An instance that gets connections before it is ready rejects the
+//! clients' requests with 403, as it would a kubelet's.
 
 use super::dial::Target;
 use super::objects::{self, Request, WRITTEN};
@@ -16,16 +16,16 @@ use tokio::time::{sleep, timeout};
 
 const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 
-/// It was made, now or by an earlier try.
+/// The binding was created, now or by an earlier try.
 const CREATED: [StatusCode; 2] = [StatusCode::CREATED, StatusCode::CONFLICT];
 
-/// Longest time until it is granted and known.
+/// Longest time until the rights are granted and known.
 const WITHIN: Duration = Duration::from_secs(20);
 
 /// Time between two requests.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Grants it, and waits until the apiserver knows it.
+/// Grants the rights, and waits until the apiserver knows them.
 pub async fn grant(address: SocketAddr, certs: &Certs) -> Result<(), String> {
     let (admin, client) = targets(address, certs)?;
     let read = objects::get(objects::maps(WRITTEN));
@@ -48,7 +48,7 @@ fn targets(address: SocketAddr, certs: &Certs) -> Result<(Target, Target), Strin
     ))
 }
 
-/// Asks until the answer is a good one, for [`WITHIN`].
+/// Repeats a request until the answer is a good one, for [`WITHIN`].
 async fn until(target: &Target, request: &Request, good: &[StatusCode]) -> Result<(), String> {
     let mut why = "no answer".to_owned();
     let asked = async {

@@ -1,9 +1,9 @@
-//! A client that keeps a copy of objects, as controllers do, and at the end should hold exactly those that
-//! were written and not deleted.
+//! A client that keeps a copy of objects, as controllers do. At the end the copy must be exactly
+//! the objects that were written and not deleted.
 //!
-//! Those that follow what no client writes meanwhile see no events: only bookmarks give them a revision that an instance
-//! which began later still knows. They are there for how often they list again; that they hold what they should is
-//! hardly any evidence, and is not counted.
+//! Quiet informers follow objects without writes, and see no events. Only bookmarks give them a
+//! revision that a later instance still knows. Quiet informers show how often a client lists again.
+//! Their copies are hardly any evidence, and are not counted.
 
 use super::Client;
 use super::follow::{Follower, View};
@@ -18,7 +18,7 @@ use tokio::sync::watch::Receiver;
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Scope {
     All,
-    /// A namespace without writes, of a resource that is written in others.
+    /// A namespace without writes, of a resource with writes in other namespaces.
     QuietNamespace,
     /// A resource without writes.
     QuietResource,
@@ -42,7 +42,7 @@ impl Scope {
     }
 }
 
-/// Follows until the load stops and it holds what it should. `begun` is dropped when it watches.
+/// Follows until the load stops and the copy is complete. `begun` is dropped at the first watch.
 pub(super) async fn run(
     client: Client,
     index: u64,
@@ -65,7 +65,7 @@ pub(super) async fn run(
     let mut follower = Follower::new(client, kind, index, scope.path(), copy);
     follower.begun = begun;
     let goal = follower.run(goal).await;
-    // Without a goal its copy cannot be compared.
+    // Without a goal the copy cannot be compared.
     let Some(written) = goal.as_ref().and_then(|goal| follower.view.wanted(goal)) else {
         return;
     };
@@ -86,7 +86,7 @@ pub(super) async fn run(
         .add(&follower.name, EventKind::Informer(informer));
 }
 
-/// The copy: names are enough, as no object is changed.
+/// The copy. Names are enough, since no object is changed.
 #[derive(Debug)]
 struct Copy {
     tag: Tag,
@@ -97,7 +97,7 @@ struct Copy {
 }
 
 impl Copy {
-    /// What it should hold; none if that is not known.
+    /// The objects that the copy should hold. `None` if unknown.
     fn wanted(&self, goal: &Goal) -> Option<BTreeSet<String>> {
         let objects = goal.objects.as_ref()?;
         Some(
@@ -126,7 +126,7 @@ impl View for Copy {
         }
         match &*event.kind {
             "ADDED" => self.duplicated += u64::from(!self.held.insert(name.to_owned())),
-            // What was not there before it went was missed.
+            // A deleted object that the copy did not hold was missed earlier.
             "DELETED" => self.missed += u64::from(!self.held.remove(name)),
             _ => {}
         }

@@ -1,7 +1,7 @@
-//! A client that keeps its connection and sends one request after the other.
+//! A client that keeps its connection and sends request after request.
 //!
-//! When the server ends the connection, the next request opens a new one. That is no retry: nothing
-//! that was sent is sent again.
+//! When the server ends the connection, the next request opens a new one. That is no retry: no
+//! request is sent twice.
 
 use super::dial::{Link, Unsent};
 use super::timetable::{Entry, Seed, protocol};
@@ -10,8 +10,8 @@ use crate::event::{Answer, ConnectionKind, Failure, StreamKind};
 use crate::plan::{PACE, UNANSWERED};
 use crate::stamp::Stamp;
 
-/// Sends a request every [`PACE`] until the load stops. A client of the control ends with its
-/// first connection.
+/// Sends a request every [`PACE`] until the load stops. A client of the control ends with its first
+/// connection.
 pub(super) async fn run(client: Client, seed: Seed, index: u64) {
     let start = Due::now();
     let mut kept = KeptConnection {
@@ -38,8 +38,8 @@ struct KeptConnection {
 }
 
 impl KeptConnection {
-    /// Waits until the next request is due, and notices when the connection ends meanwhile. False:
-    /// there is no next one.
+    /// Waits until the next request is due, and notices an end of the connection meanwhile. Returns
+    /// false if there is no next request.
     async fn wait(&mut self, due: Due) -> bool {
         loop {
             if self.client.control.is_some() && self.opened > 0 && self.link.is_none() {
@@ -94,7 +94,7 @@ impl KeptConnection {
         }
         self.opened += 1;
         let stream = format!("{}-{}", self.client.name("kept", self.index), self.opened);
-        // Boxed: a connection is rarely opened, and the future that does is large.
+        // Boxed: a connection is rarely opened, and the future of an open is large.
         self.link = Box::pin(self.client.open(protocol(self.index), stream, entry, due)).await;
     }
 
@@ -134,7 +134,7 @@ mod tests {
             control: None,
         };
         let recorder = client.recorder.clone();
-        // When the machine started.
+        // The moment when the machine booted.
         let due = Stamp(0);
         let mut kept = KeptConnection {
             client,
@@ -145,7 +145,7 @@ mod tests {
         let entry = Seed(0).kept(0, PACE).next().unwrap();
         let served = async {
             let accepted = listener.accept().await.unwrap();
-            // Longer than nothing.
+            // Longer than no time at all.
             tokio::time::sleep(PACE).await;
             drop(accepted);
         };

@@ -1,5 +1,5 @@
-//! All kinds of clients, against an apiserver that is not of a rehearsal and knows them by a certificate: one that may
-//! read and write everything.
+//! All kinds of clients, against any apiserver that knows them by a certificate and lets them read
+//! and write everything.
 
 use super::dial::Target;
 use super::{Instances, Load};
@@ -12,22 +12,23 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::sync::watch::channel;
 
-/// The clients, and where they connect to.
+/// The clients and their server.
 #[derive(Debug)]
 pub struct Known {
-    /// Where to connect to; its IP is to be in the certificate.
+    /// The server's address. The certificate must contain the IP.
     pub server: SocketAddr,
     pub ca: Vec<CertificateDer<'static>>,
     pub cert: CertificateDer<'static>,
     pub key: PrivatePkcs8KeyDer<'static>,
-    /// How many there are.
+    /// Number of clients of each kind.
     pub plan: LoadPlan,
 }
 
 impl Known {
-    /// Sends requests until it is stopped; what the clients saw. The error is why they cannot begin, or which broke down.
+    /// Sends requests until `stop`, and returns what the clients saw. The error is why the clients
+    /// cannot begin, or which of them broke down.
     ///
-    /// The instances behind the server are not known, so that no answer names one.
+    /// The instances behind the server are unknown, so no answer names an instance.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<Record, String> {
         let Self {
             server,

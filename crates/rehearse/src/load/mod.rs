@@ -1,22 +1,23 @@
 //! The load: open-loop clients that never retry.
 //!
-//! Requests are due by a fixed timetable and waits are counted from there, so a slow answer delays no
-//! other request and hides none (no coordinated omission). What is asked for when follows from one
-//! seed (`timetable`). All clients only log what they saw:
+//! Requests are due by a fixed timetable, and waits are counted from the due time. So a slow answer
+//! delays no other request and hides no wait (no coordinated omission). A single seed decides who
+//! asks for what, and when (`timetable`). Clients only log observations:
 //!
-//! * `fresh` opens new connections, `kept` keeps them.
-//! * `watch` counts what `writer` writes, `informer` keeps a copy of it, or of what no client writes; all `follow`.
-//! * `storm` are many that come at one moment, and retry.
-//! * `anonymous` is `fresh` alone, and `known` all of them, against another apiserver, for scripts that have one;
-//!   `closed` measures how fast it is, by no timetable.
-//! * `dial` is a connection of any of them; `observe` sees how its instance ends it.
+//! * `fresh` opens new connections, and `kept` keeps them.
+//! * `watch` counts the objects that `writer` writes. `informer` keeps a copy of these objects, or
+//!   of objects that no client writes. Each of them follows a list by a watch (`follow`).
+//! * `storm` is a crowd of clients that connect at one moment, and retry.
+//! * `anonymous` runs only `fresh`, and `known` runs every kind of client, against any apiserver,
+//!   for scripts. `closed` measures an apiserver's speed without a timetable.
+//! * `dial` makes a client's connection, and `observe` sees how the instance ends it.
 //!
-//! The **control** are the same clients, a few of each, that dial every instance's own address. What
-//! happens to their connections happens to all of that instance, whatever is in between. A real
-//! apiserver has to `grant` to all of them what they do.
+//! The **control** is a few clients of each kind that dial every instance at its own address. An
+//! event on their connections concerns the whole instance, whatever stands in between for normal
+//! clients. A real apiserver has to `grant` the clients their rights.
 //!
-//! The load has a thread of its own, so that its pace does not depend on what else the rehearsal does. `timer` shows when that
-//! thread could not run in time.
+//! The load has a thread of its own, so that the rest of the rehearsal cannot change its pace.
+//! `timer` records when the thread could not run in time.
 
 mod anonymous;
 mod closed;
@@ -64,20 +65,20 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use writer::{Goal, Ledger, Writer};
 
-/// The instances that joined; the one that joined last comes last.
+/// The instances that joined, in the order of joining.
 pub type Instances = Vec<Joined>;
 
-/// An instance that can be dialled without what shares the port.
+/// An instance that can be dialled past the shims.
 #[derive(Debug, Clone)]
 pub struct Joined {
-    /// When it joined. One that was started again joins again.
+    /// When the instance joined. An instance that was restarted joins again.
     pub at: Stamp,
     pub name: String,
     pub address: SocketAddr,
 }
 
 impl Joined {
-    /// One that joined now.
+    /// An instance that joined now.
     pub fn now(name: &str, address: SocketAddr) -> Self {
         Self {
             at: Stamp::now(),
@@ -90,16 +91,16 @@ impl Joined {
 /// Time over which watches and other long-lived clients begin.
 const START: Duration = Duration::from_millis(500);
 
-/// Clients that keep a copy of all objects: one of each HTTP version.
+/// Clients with a copy of all objects: one of each HTTP version.
 const INFORMERS: u64 = 2;
 
-/// Clients that keep a copy of what no client writes: of each kind, one of each HTTP version.
+/// Clients with a copy of objects without writes: of each kind, one of each HTTP version.
 const QUIET: u64 = 4;
 
-/// Kept connections, and watches, to each instance itself: two of each HTTP version.
+/// Kept connections, and watches, to each instance directly: two of each HTTP version.
 const CONTROLS: u64 = 4;
 
-/// The clients at work. Dropping it ends them without an entry in the log.
+/// The running clients. Dropping the value ends them without an entry in the log.
 #[derive(Debug)]
 pub struct Load {
     stop: CancellationToken,
@@ -109,7 +110,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Writes the objects that are read, and starts all clients.
+    /// Writes the objects for reads, and starts all clients.
     pub async fn start(
         plan: &LoadPlan,
         target: &Target,
@@ -154,8 +155,8 @@ impl Load {
         }
     }
 
-    /// Ends the timetables, and waits for what is under way: answers that are due, and the last
-    /// writes at each watch. The error is which clients broke down.
+    /// Ends the timetables, and waits for outstanding answers and for the last writes at each
+    /// watch. The error names the clients that broke down.
     pub async fn finish(mut self) -> Result<(), String> {
         self.stop.cancel();
         self.result().await
@@ -173,13 +174,13 @@ impl Drop for Load {
     fn drop(&mut self) {
         self.gone.cancel();
         if let Some(thread) = self.thread.take() {
-            // It has nothing to wait for any more.
+            // The thread has nothing to wait for any more.
             let _ = thread.join();
         }
     }
 }
 
-/// All of the load, on its own thread.
+/// Runs the whole load on its own thread.
 async fn run(
     plan: LoadPlan,
     client: Client,
@@ -194,7 +195,8 @@ async fn run(
     let mut timer = JoinSet::new();
     timer.spawn(timer::run(Arc::clone(&client.recorder)));
     let (mut timed, mut followers, mut controls) = (JoinSet::new(), JoinSet::new(), JoinSet::new());
-    // They watch before anything else happens, so that what they know is older than any later instance.
+    // Quiet informers watch before anything else happens, so that their revision is older than any
+    // later instance.
     let (begin_quiet, mut quiet_begun) = mpsc::channel(1);
     for index in 0..QUIET {
         let scope = if index < QUIET / 2 {
@@ -275,7 +277,7 @@ async fn after(pause: Duration, client: impl Future<Output = ()>) {
     client.await;
 }
 
-/// Waits for clients; how many broke down.
+/// Waits for clients, and returns how many broke down.
 async fn ended(clients: &mut JoinSet<()>) -> u32 {
     let mut broken = 0;
     while let Some(ended) = clients.join_next().await {
@@ -284,7 +286,7 @@ async fn ended(clients: &mut JoinSet<()>) -> u32 {
     broken
 }
 
-/// What every client has.
+/// The state of a client.
 #[derive(Clone)]
 struct Client {
     target: Target,
@@ -293,12 +295,12 @@ struct Client {
     ledger: Ledger,
     catch_up: Duration,
     stop: CancellationToken,
-    /// It dials this instance itself, once.
+    /// `Some` for a client of the control, which dials this instance directly, and only once.
     control: Option<Joined>,
 }
 
 impl Client {
-    /// One that dials an instance itself.
+    /// A client of the control that dials an instance directly.
     fn control(&self, instance: &Joined) -> Self {
         let target = self.target.at(instance);
         Self {
@@ -308,7 +310,7 @@ impl Client {
         }
     }
 
-    /// Name of one client of a kind.
+    /// Name of a client of a kind.
     fn name(&self, kind: &str, index: u64) -> String {
         match &self.control {
             Some(joined) => format!("control-{}-{:x}-{kind}-{index}", joined.name, joined.at.0),
@@ -340,7 +342,7 @@ impl Client {
         );
     }
 
-    /// A connection ended that should not have.
+    /// Records the unwanted end of a connection.
     fn ended(&self, end: StreamEnd) {
         self.recorder.add_at(
             end.at,
@@ -355,8 +357,8 @@ impl Client {
         })
     }
 
-    /// Connects and sends a first request: an attempt of kind [`ConnectionKind::New`]. The link is there when
-    /// it was answered.
+    /// Connects and sends a first request: an attempt of kind [`ConnectionKind::New`]. Returns the
+    /// link if the request was answered.
     async fn open(
         &self,
         protocol: Protocol,
@@ -364,7 +366,8 @@ impl Client {
         entry: Entry,
         due: Stamp,
     ) -> Option<Link> {
-        // From now on: a client that waited for its last request is late, and has not failed yet.
+        // The time limit begins now: a client that waited for its previous request is late, and has
+        // not failed yet.
         let opened = dial::within(UNANSWERED, async {
             let mut link = self.target.dial(protocol, stream.clone()).await?;
             let failure = match self.ask(&mut link, entry).await {
@@ -384,7 +387,7 @@ impl Client {
         link
     }
 
-    /// One request and its whole answer.
+    /// Sends a request and reads the whole answer.
     async fn ask(&self, link: &mut Link, entry: Entry) -> Result<Answer, Unsent> {
         let name = self.tag.made(&link.stream, entry.number);
         let response = link.send(self.tag.request(entry.ask, &name)).await?;
@@ -399,7 +402,7 @@ impl Client {
     }
 }
 
-/// One moment on both clocks.
+/// A moment on both clocks.
 #[derive(Debug, Clone, Copy)]
 struct Due {
     instant: Instant,

@@ -1,6 +1,7 @@
-//! The ConfigMaps of a rehearsal, in namespaces that every apiserver has, and the requests for them.
+//! The ConfigMaps of a rehearsal, in namespaces that every apiserver has, and the requests for
+//! them.
 //!
-//! An etcd of the user's may know other rehearsals: all names begin with this one's [`Tag`].
+//! The user's etcd may know other rehearsals, so all names begin with a [`Tag`] for this rehearsal.
 
 use super::timetable::Ask;
 use hyper::Method;
@@ -9,22 +10,23 @@ use serde_json::json;
 use std::borrow::Cow;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Where the writer writes, and watches watch: no other client writes there.
+/// Namespace of the writer and the watches. Only the writer writes to this namespace.
 pub(super) const WRITTEN: &str = "default";
 
-/// Where clients create objects.
+/// Namespace where clients create objects.
 pub(super) const MADE: &str = "kube-public";
 
-/// What clients get and list: written before the load, and not changed.
+/// Namespace of the objects that clients get and list. They are written before the load, and not
+/// changed.
 pub(super) const READ: &str = "kube-node-lease";
 
-/// Objects in [`READ`]: a list is longer than one packet.
+/// Number of objects in [`READ`], enough for a list longer than one packet.
 const READ_OBJECTS: u64 = 20;
 
 /// Field of an object's data with the number of the write.
 const SEQUENCE: &str = "sequence";
 
-/// What names of this rehearsal's objects begin with.
+/// Prefix of the names of a rehearsal's objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Tag(String);
 
@@ -35,19 +37,19 @@ pub(super) struct Request {
     pub(super) body: String,
 }
 
-/// A ConfigMap, or the `Status` of an error, as far as it matters here.
+/// The needed fields of a ConfigMap, or of the `Status` of an error.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(super) struct Object<'a> {
     #[serde(borrow)]
     pub(super) metadata: Metadata<'a>,
     #[serde(borrow, default)]
     data: Data<'a>,
-    /// Of an error: the HTTP status that it would have been.
+    /// In an error, the HTTP status that a response would have had.
     #[serde(default)]
     pub(super) code: u16,
 }
 
-/// Its metadata; of a list, all that there is of it.
+/// Metadata of an object or a list. A list has no name.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Metadata<'a> {
@@ -82,14 +84,15 @@ pub(super) struct Event<'a> {
 }
 
 impl Object<'_> {
-    /// The number of the write that made it; none for other objects.
+    /// The number of the write that created the object. `None` for other objects.
     pub(super) fn sequence(&self) -> Option<u64> {
         self.data.sequence.as_deref()?.parse().ok()
     }
 }
 
 impl Tag {
-    /// Of this moment: one etcd does not see two rehearsals begin in the same millisecond.
+    /// A tag from the current time: on one etcd, two rehearsals never begin in the same
+    /// millisecond.
     pub(super) fn now() -> Self {
         let time = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -97,7 +100,7 @@ impl Tag {
         Self(format!("rehearsal-{:x}", time.as_millis()))
     }
 
-    /// Whether an object is one of this rehearsal.
+    /// True if an object belongs to this rehearsal.
     pub(super) fn is_on(&self, name: &str) -> bool {
         name.strip_prefix(&self.0)
             .is_some_and(|rest| rest.starts_with('-'))
@@ -108,12 +111,12 @@ impl Tag {
         format!("{}-write-{number}", self.0)
     }
 
-    /// Name of what a client creates on a stream; a stream creates one of each number.
+    /// Name of an object that a client creates on a stream, with a number unique in the stream.
     pub(super) fn made(&self, stream: &str, number: u64) -> String {
         format!("{}-{stream}-{number}", self.0)
     }
 
-    /// What must be there before the load: creates.
+    /// The creates that must be done before the load.
     pub(super) fn stock(&self) -> Vec<Request> {
         (0..READ_OBJECTS)
             .map(|n| create(READ, &self.read(n), "hello", "world"))
@@ -124,13 +127,13 @@ impl Tag {
         format!("{}-read-{number}", self.0)
     }
 
-    /// Whether an object is one of those in [`READ`].
+    /// True if an object is in [`READ`].
     pub(super) fn is_read(&self, name: &str) -> bool {
         name.strip_prefix(&self.0)
             .is_some_and(|rest| rest.starts_with("-read-"))
     }
 
-    /// What a timetable asks for; `name` is that of a create.
+    /// The request for an entry of a timetable. `name` is used by a create.
     pub(super) fn request(&self, ask: Ask, name: &str) -> Request {
         match ask {
             Ask::Get => get(format!("{}/{}", maps(READ), self.read(0))),
@@ -169,7 +172,7 @@ pub(super) fn maps(namespace: &str) -> String {
 /// ConfigMaps of all namespaces.
 pub(super) const ALL: &str = "/api/v1/configmaps";
 
-/// Secrets of all namespaces: no client writes one during a rehearsal.
+/// Secrets of all namespaces. No client writes a Secret during a rehearsal.
 pub(super) const SECRETS: &str = "/api/v1/secrets";
 
 fn create(namespace: &str, name: &str, field: &str, value: &str) -> Request {

@@ -1,5 +1,5 @@
-//! What an instance sends inside TLS about the end of a connection, seen before HTTP makes one error of
-//! them: close_notify, and HTTP/2's GOAWAY.
+//! An instance's signals about the end of a connection inside TLS: close_notify, and HTTP/2's
+//! GOAWAY. They are recorded before HTTP turns them into a single error.
 
 use std::io;
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 const CLOSE_NOTIFY: u8 = 1;
 const GOAWAY: u8 = 2;
 
-/// What was sent so far. Clones share it.
+/// The signals so far. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct EndSignals(Arc<AtomicU8>);
 
@@ -106,12 +106,12 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Observed<T> {
     }
 }
 
-/// Length of an HTTP/2 frame's header, and of what GOAWAY begins with: last stream, error code.
+/// Length of an HTTP/2 frame's header, and of the first fields of GOAWAY: last stream, error code.
 const HEADER: usize = 9;
 const GOAWAY_FIELDS: usize = 8;
 const GOAWAY_TYPE: u8 = 7;
 
-/// The frames of an HTTP/2 connection, as far as they show a GOAWAY.
+/// The frames of an HTTP/2 connection, as far as necessary to see a GOAWAY.
 #[derive(Debug, Default)]
 struct Frames {
     /// The beginning of the present frame.
@@ -122,7 +122,7 @@ struct Frames {
 }
 
 impl Frames {
-    /// Takes the next bytes; whether a GOAWAY without an error ended in them.
+    /// Takes the next bytes. Returns true if a GOAWAY without an error ended among them.
     fn goaway(&mut self, mut bytes: &[u8]) -> bool {
         let mut seen = false;
         while !bytes.is_empty() {
@@ -154,7 +154,7 @@ impl Frames {
         seen
     }
 
-    /// Whether the present frame is a GOAWAY whose fields are there or to come.
+    /// True if the present frame is a GOAWAY long enough for the fields.
     fn is_goaway(&self) -> bool {
         let long_enough = self.begun[..2] != [0; 2] || usize::from(self.begun[2]) >= GOAWAY_FIELDS;
         self.have >= HEADER && self.begun[3] == GOAWAY_TYPE && long_enough

@@ -1,4 +1,4 @@
-//! Whether a watch saw every write once. No I/O.
+//! Checks that a watch saw every write once. No I/O.
 
 use crate::verdict::Loss;
 
@@ -9,12 +9,12 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    /// A list had the writes up to `last`.
+    /// Records that a list had the writes up to `last`.
     pub(super) fn listed(&mut self, last: u64) {
         self.last = self.last.max(last);
     }
 
-    /// A watch had the event of a write; what is wrong with that.
+    /// Records the event of a write, and returns its flaw, if any.
     pub(super) fn observe(&mut self, number: u64) -> Option<(Loss, u64)> {
         if number <= self.last {
             return Some((Loss::EventDuplicated, 1));
@@ -22,12 +22,12 @@ impl Sequence {
         self.reach(number - 1, number)
     }
 
-    /// Whether all writes up to `goal` were seen.
+    /// True if all writes up to `goal` were seen.
     pub(super) fn has(&self, goal: u64) -> bool {
         self.last >= goal
     }
 
-    /// No more will come: what is not there up to `goal` is missed.
+    /// Records that no more events will come. Missing writes up to `goal` are missed.
     pub(super) fn finish(&mut self, goal: u64) -> Option<(Loss, u64)> {
         self.reach(goal, goal.max(self.last))
     }
@@ -56,7 +56,7 @@ mod tests {
         );
         assert_eq!(flaws, [None, None, missed, duplicated, duplicated, None]);
         assert!(sequence.has(16) && !sequence.has(17));
-        // What a second list has is not missed.
+        // Writes in a second list are not missed.
         sequence.listed(18);
         assert_eq!(sequence.observe(19), None);
         assert_eq!(sequence.finish(22), Some((Loss::EventMissed, 3)));

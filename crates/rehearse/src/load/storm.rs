@@ -1,7 +1,9 @@
-//! A reconnect storm: clients that all come at one moment, each from an address of its own, and retry until they are served.
+//! A reconnect storm: clients that all connect at one moment, each from an address of its own, and
+//! retry until they are served.
 //!
-//! As client-go does it, each gives a TLS handshake 10 s, and retries after a pause. So a try that fails is not lost, as a request
-//! of the timetables would be: what counts is whether, and how soon, each client was served.
+//! As in client-go, each client gives a TLS handshake 10 s, and retries after a pause. A failed try
+//! is not a loss, unlike a failed request of the timetables: the result is whether, and how soon,
+//! each client was served.
 
 use super::dial::{self, Target};
 use super::objects::get;
@@ -15,25 +17,27 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// How long a TLS handshake may take, as in Go's `http.DefaultTransport`, which client-go follows.
+/// Time limit of a TLS handshake, as in Go's `http.DefaultTransport`, which client-go follows.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Time between a try that failed and the next.
+/// Time between a failed try and the next.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A client that was not served by then gives up for good: far beyond what a small machine needs for the largest storm.
+/// A client that is not served after this time gives up for good: far beyond the needs of a small
+/// machine in the largest storm.
 pub(crate) const LONGEST: Duration = Duration::from_secs(120);
 
-/// What they ask for, once connected. Of objects a simulated apiserver would have to ask the rehearsal, and all would wait for that.
+/// The path of the clients' requests. For objects, a simulated apiserver would have to ask the
+/// rehearsal, and every client would wait for it.
 const VERSION: &str = "/version";
 
-/// Names its clients in audit logs.
+/// Names the storm's clients in audit logs.
 const AGENT: &str = concat!("berth-rehearse-storm/", env!("CARGO_PKG_VERSION"));
 
-/// What came of one try, and when.
+/// The outcome of a try, and its time.
 pub(crate) type Try = (Stamp, Answer);
 
-/// A storm that goes on until this is dropped.
+/// A storm that goes on until the value is dropped.
 pub(crate) struct StormClients {
     /// Ends with the last client.
     pub(crate) tries: UnboundedReceiver<Try>,
@@ -41,7 +45,8 @@ pub(crate) struct StormClients {
 }
 
 impl StormClients {
-    /// Starts the clients, on a thread of their own: the others' timetables must not wait for their handshakes.
+    /// Starts the clients on a thread of their own: the timetables of other clients must not wait
+    /// for the storm's handshakes.
     pub(crate) fn start(clients: u32, target: &Target) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -82,7 +87,7 @@ async fn client(target: Target, number: u32, until: Instant, sender: UnboundedSe
     }
 }
 
-/// Connects and asks for what costs nearly nothing: what is to be seen is what connections cost.
+/// Connects and asks for a nearly free answer, since the storm is about the cost of connections.
 async fn ask(target: &Target, stream: String) -> Result<Answer, Failure> {
     let mut link = dial::within(PATIENCE, target.dial(Protocol::Http2, stream)).await?;
     let (status, _) = dial::within(UNANSWERED, link.ask(get(VERSION.to_owned()))).await?;

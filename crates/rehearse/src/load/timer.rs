@@ -1,4 +1,5 @@
-//! A timer on the clients' thread. It needs nothing of what is under test, so that it is late only where this machine is too busy.
+//! A timer on the clients' thread. The timer needs nothing that is under test, so it is late only
+//! if this machine is too busy.
 
 use super::Due;
 use crate::event::EventKind;
@@ -9,10 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep_until;
 
-/// Short beside [`LATE`], so that hardly any time is between two of them.
+/// Short compared with [`LATE`], so that hardly any time is between two ticks.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Records whenever it is late, until it is dropped.
+/// Records every late tick until the future is dropped.
 pub(super) async fn run(recorder: Arc<Recorder>) {
     loop {
         let due = Due::now().plus(TICK);
@@ -29,7 +30,7 @@ mod tests {
     use super::*;
     use tokio::task::JoinSet;
 
-    /// The times by which it was late while the clients' thread did this.
+    /// The delays of the timer while the clients' thread ran `meanwhile`.
     async fn late(meanwhile: impl Future<Output = ()>) -> Vec<Duration> {
         let recorder = Arc::new(Recorder::default());
         let mut timer = JoinSet::new();
@@ -56,7 +57,7 @@ mod tests {
         assert!(!late.is_empty() && late[0] >= LATE, "{late:?}");
     }
 
-    /// What is under test may be as slow as it likes.
+    /// The system under test may be as slow as it likes.
     #[tokio::test(start_paused = true)]
     async fn waiting_for_an_answer_makes_it_not_late() {
         assert!(

@@ -1,11 +1,11 @@
-//! What a client does when, from one seed. Pure: no clock, no I/O.
+//! The requests of a client and their times, from a seed. Pure: no clock, no I/O.
 
 use crate::event::Protocol;
 use fastrand::Rng;
 use std::iter;
 use std::time::Duration;
 
-/// One of this many requests is a create, and one a list.
+/// One request in this many is a create, or a list.
 const CREATES: u64 = 20;
 const LISTS: u64 = 10;
 
@@ -13,26 +13,26 @@ const LISTS: u64 = 10;
 pub(super) enum Ask {
     Get,
     List,
-    /// Create an object of a name of its own.
+    /// Create an object with a unique name.
     Create,
 }
 
-/// One request of a client.
+/// A request of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
     /// Counts from 0.
     pub(super) number: u64,
-    /// When it is due, from the client's start.
+    /// The due time, from the client's start.
     pub(super) after: Duration,
     pub(super) ask: Ask,
 }
 
-/// Where the clients' timetables come from.
+/// The seed of all timetables.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seed(pub(super) u64);
 
 impl Seed {
-    /// A client's own random numbers, whatever the others do: `kind` is a letter, `index` counts.
+    /// A client's random numbers, independent of other clients: `kind` is a letter, `index` counts.
     fn rng(self, kind: u8, index: u64) -> Rng {
         let mut rng = Rng::with_seed(self.0 ^ (u64::from(kind) << 56) ^ index);
         // Near seeds begin with near numbers.
@@ -45,14 +45,14 @@ impl Seed {
         entries(self.rng(b'f', 0), step, move |rng| step.mul_f64(rng.f64()))
     }
 
-    /// One kept connection: evenly, from a random point of its first share on.
+    /// A kept connection: evenly, from a random point of its first share on.
     pub(super) fn kept(self, index: u64, step: Duration) -> impl Iterator<Item = Entry> + Send {
         let mut rng = self.rng(b'k', index);
         let offset = step.mul_f64(rng.f64());
         entries(rng, step, move |_| offset)
     }
 
-    /// When a client of another kind begins.
+    /// The start of a client of another kind.
     pub(super) fn start(self, kind: u8, index: u64, within: Duration) -> Duration {
         within.mul_f64(self.rng(kind, index).f64())
     }
@@ -65,7 +65,7 @@ fn entries(
 ) -> impl Iterator<Item = Entry> + Send {
     let mut number = 0;
     iter::from_fn(move || {
-        // Of the number, not summed up: rounding must not slow the rate.
+        // Calculated from the number, not summed up: rounding must not slow the rate.
         let after = Duration::from_nanos(u64::try_from(step.as_nanos()).ok()?.checked_mul(number)?);
         let entry = Entry {
             number,
@@ -87,7 +87,7 @@ fn ask(rng: &mut Rng) -> Ask {
     }
 }
 
-/// The half of the clients that speaks this.
+/// The protocol of a client: half of the clients speak HTTP/1.1.
 pub(super) fn protocol(index: u64) -> Protocol {
     if index.is_multiple_of(2) {
         Protocol::Http1
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// All that a load of some seconds does.
+    /// The entries of a load of some seconds.
     fn all(seed: u64, rate: u32) -> Vec<Vec<Entry>> {
         let seed = Seed(seed);
         let step = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! Watches that count what the writer wrote, and notice what is missing.
+//! Watches that count the writes, and notice missing ones.
 
 use super::Client;
 use super::follow::{Follower, View};
@@ -19,7 +19,7 @@ pub(super) async fn run(client: Client, index: u64, goal: Receiver<Option<Arc<Go
     let mut counted = follower.view;
     let flaw = counted.sequence.finish(goal.map_or(0, |goal| goal.last));
     counted.record(flaw);
-    // What the control is for is how its streams end.
+    // The control only shows how its streams end.
     if follower.client.control.is_some() {
         return;
     }
@@ -39,7 +39,7 @@ pub(super) async fn run(client: Client, index: u64, goal: Receiver<Option<Arc<Go
 #[derive(Debug, Default)]
 struct Counted {
     sequence: Sequence,
-    /// By instance.
+    /// Number of events by instance.
     events: BTreeMap<String, u64>,
     flaws: Vec<(Stamp, Loss, u64)>,
 }

@@ -1,8 +1,9 @@
-//! The client that writes what watches and informers must see. It is no client under test: it dials the instances
-//! themselves and tries again, so that at the end it is known exactly what was written.
+//! The client that writes the objects for watches and informers. The writer is no client under
+//! test: it dials the instances directly and retries, so that at the end the exact writes are
+//! known.
 //!
-//! That is simple, because every name is written once: a create that was answered by 409 was done by
-//! an earlier try, and so was a delete that was answered by 404.
+//! The bookkeeping is simple, because every name is written only once. A create answered by 409 was
+//! done by an earlier try, and a delete answered by 404 as well.
 
 use super::dial::{Link, Target, within};
 use super::objects::{self, ALL, List, Request, Tag};
@@ -18,30 +19,31 @@ use std::time::Duration;
 use tokio::sync::watch::Receiver;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 
-/// At every write of this number, the object that was written as many writes before is deleted.
+/// At every write with a multiple of `DELETE_EVERY`, the object written `DELETE_BEFORE` writes
+/// earlier is deleted.
 const DELETE_EVERY: u64 = 4;
 const DELETE_BEFORE: u64 = 3;
 
-/// Longest time for one try.
+/// Time limit of a try.
 const TRY: Duration = Duration::from_secs(3);
 
 /// Pause after a try of all instances.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Longest time for all tries while the load begins or ends. In between there is no bound: while no
-/// instance is there, nothing can be written.
+/// Time limit of all tries while the load begins or ends. In between there is no limit: without an
+/// instance nothing can be written.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What there is to see when nothing is written any more.
+/// The expected state after the last write.
 #[derive(Debug)]
 pub(super) struct Goal {
     /// Number of the last write.
     pub(super) last: u64,
-    /// Names of all objects of this rehearsal; none if they could not be listed.
+    /// Names of the rehearsal's objects. `None` if they could not be listed.
     pub(super) objects: Option<BTreeSet<String>>,
 }
 
-/// What was acknowledged: names of objects that must be there at the end. Clones are the same.
+/// Acknowledged writes: names of objects that must exist at the end. Clones share the names.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Ledger(Arc<Mutex<BTreeSet<String>>>);
 
@@ -83,7 +85,7 @@ impl Writer {
         }
     }
 
-    /// Writes what must be there before the load.
+    /// Writes the objects that must exist before the load.
     pub(super) async fn stock(&mut self) -> Result<(), String> {
         let deadline = Instant::now() + PATIENCE;
         for request in self.tag.stock() {
@@ -103,7 +105,7 @@ impl Writer {
         while stop.run_until_cancelled(ticks.tick()).await.is_some() {
             let number = self.last + 1;
             let name = self.tag.write(number);
-            // What was begun is brought to its end, or it would not be known whether it was written.
+            // A write is always finished, since otherwise its outcome would be unknown.
             if !self
                 .bounded(&objects::write(&name, number), StatusCode::CONFLICT)
                 .await
@@ -126,7 +128,7 @@ impl Writer {
         self
     }
 
-    /// What there is, and what is wrong with that. To be called after the last write.
+    /// The state after the last write, and an objection to it. To be called after the last write.
     pub(super) async fn goal(mut self) -> (Goal, Option<String>) {
         let Ok(list) = timeout(PATIENCE, self.list()).await else {
             let trouble = format!(
@@ -154,7 +156,8 @@ impl Writer {
         )
     }
 
-    /// Like [`Writer::done`]; false if the load stops and it cannot be done in time.
+    /// Like [`Writer::done`]. Returns false if the load stops and the request cannot be done in
+    /// time.
     async fn bounded(&mut self, request: &Request, already: StatusCode) -> bool {
         let stop = self.client.stop.clone();
         let too_late = async {
@@ -167,7 +170,7 @@ impl Writer {
         }
     }
 
-    /// Tries until it is done.
+    /// Retries a request until it is done.
     async fn done(&mut self, request: &Request, already: StatusCode) {
         loop {
             match self.sent(request).await {
@@ -187,7 +190,7 @@ impl Writer {
         }
     }
 
-    /// All objects of this rehearsal.
+    /// The names of the rehearsal's objects, as listed.
     async fn list(&mut self) -> BTreeSet<String> {
         loop {
             match self.sent(&objects::get(ALL.to_owned())).await {
@@ -209,7 +212,8 @@ impl Writer {
         }
     }
 
-    /// Over the connection that is there, else over one to each instance in turn.
+    /// Sends a request over the present connection, or else over a new one to each instance in
+    /// turn.
     async fn sent(&mut self, request: &Request) -> Result<(StatusCode, Bytes), Failure> {
         let mut last = Failure::Refused;
         if let Some(link) = &mut self.link {

@@ -1,4 +1,4 @@
-//! The machine that a report was made on, as `/proc` has it, and the programs' own versions.
+//! The machine of a report, from `/proc`, and the programs' own versions.
 
 use crate::data::{Environment, Instance, Program, Run};
 use crate::plan::{Plan, Via};
@@ -10,8 +10,8 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
-/// Settings that decide how connections fare: which waiting ones move when a listener closes, how many
-/// may wait, how many can be opened.
+/// Settings that decide how connections fare: which waiting connections move when a listener
+/// closes, how many may wait, and how many can be opened.
 const SYSCTLS: [&str; 8] = [
     "net.core.somaxconn",
     "net.ipv4.ip_local_port_range",
@@ -23,7 +23,7 @@ const SYSCTLS: [&str; 8] = [
     "net.ipv4.tcp_tw_reuse",
 ];
 
-/// Reads them. What the machine does not have stays empty.
+/// Reads the environment. A value that the machine does not have stays empty.
 pub fn read(programs: Vec<Program>) -> Environment {
     let sysctl = |name: &&str| {
         let value = fs::read_to_string(format!("/proc/sys/{}", name.replace('.', "/"))).ok()?;
@@ -47,7 +47,7 @@ pub fn read(programs: Vec<Program>) -> Environment {
     }
 }
 
-/// The apiservers, each once, and what was between or behind them.
+/// The apiservers, each once, and the programs between or behind them.
 pub(super) fn programs(plan: &Plan, runs: &[Run]) -> Vec<Program> {
     let mut seen = BTreeSet::new();
     let known = runs
@@ -74,7 +74,7 @@ pub(super) fn programs(plan: &Plan, runs: &[Run]) -> Vec<Program> {
         .iter()
         .find(|run| run.via == Via::Haproxy && run.ran().is_some());
     let haproxy = haproxy.and_then(|_| ask("haproxy", "haproxy".as_ref(), "-v"));
-    // Of this program the version is in the report already.
+    // This program's version is in the report already.
     let berth = plan
         .berth
         .as_ref()
@@ -82,7 +82,7 @@ pub(super) fn programs(plan: &Plan, runs: &[Run]) -> Vec<Program> {
     apiservers.chain(etcd).chain(haproxy).chain(berth).collect()
 }
 
-/// Asks a program for its version; none if it prints none.
+/// Asks a program for its version. `None` if the program prints no version.
 fn ask(role: &str, program: &OsStr, option: &str) -> Option<Program> {
     let output = Command::new(program)
         .arg(option)
@@ -106,7 +106,7 @@ fn version(output: &str) -> Option<&str> {
     words.next()
 }
 
-/// This moment, as a report writes it.
+/// The present time in a report's format.
 pub fn now() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }

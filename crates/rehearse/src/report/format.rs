@@ -1,4 +1,4 @@
-//! Numbers for people, with separators between thousands and units; text as HTML.
+//! Numbers for people, with separators between thousands and units, and text as HTML.
 
 /// A number with separators between thousands.
 pub fn count(number: u64) -> String {
@@ -13,7 +13,7 @@ pub fn count(number: u64) -> String {
     text
 }
 
-/// A number and what it counts: `1 watch`, `2,000 watches`. The second word is the plural.
+/// A number with its noun: `1 watch`, `2,000 watches`. `many` is the plural.
 pub(crate) fn of(number: u64, one: &str, many: &str) -> String {
     format!("{} {}", count(number), if number == 1 { one } else { many })
 }
@@ -48,7 +48,7 @@ pub fn bytes(bytes: u64) -> String {
     }
 }
 
-/// Words as a heading or a row of a page begins them.
+/// Words with a capital, for a heading or a row of a page.
 pub(crate) fn capital(words: &str) -> String {
     let mut letters = words.chars();
     letters

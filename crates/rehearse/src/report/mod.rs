@@ -1,10 +1,12 @@
-//! What a rehearsal leaves behind: a file for programs and a page for people.
+//! The results of a rehearsal: a file for programs and a page for people.
 //!
 //! * [`environment`]: the machine, and the versions of the programs.
-//! * `page`: from the data to one HTML page that needs neither a network nor a script; pure. Its two drawings are in `plot`.
+//! * `page`: turns the data into an HTML page that needs neither a network nor a script. Pure. The
+//!   page's two drawings are in `plot`.
 //! * [`format`](mod@format): numbers for people.
 //!
-//! Here: a report from the runs of a rehearsal, and the files, written whole or not at all.
+//! This module makes a report from the runs of a rehearsal, and writes the files, whole or not at
+//! all.
 
 pub mod environment;
 pub mod format;
@@ -18,7 +20,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use tempfile::{Builder, NamedTempFile};
 
-/// The report of a rehearsal that was made just now, on this machine, by a command of these words.
+/// The report of a rehearsal that has just ended on this machine. `argv` is its command.
 pub fn assemble(plan: &Plan, rehearsed: Rehearsed, argv: &[String]) -> Report {
     Report {
         version: data::VERSION,
@@ -35,7 +37,7 @@ pub fn assemble(plan: &Plan, rehearsed: Rehearsed, argv: &[String]) -> Report {
     }
 }
 
-/// A word as a shell reads it, and as a person writes it: `--name='a value'`.
+/// A word quoted for a shell, as a person would write it: `--name='a value'`.
 fn quoted(word: &str) -> String {
     let plain = |name: &str| {
         name.bytes()
@@ -55,7 +57,7 @@ pub struct Error {
     why: io::Error,
 }
 
-/// Whether a file can be written there, to be asked before anything is worth writing.
+/// Checks that a file can be written, before there is anything to write.
 pub fn check_writable(path: &Path) -> Result<(), Error> {
     let error = |why| Error {
         path: path.to_owned(),
@@ -70,8 +72,8 @@ pub fn check_writable(path: &Path) -> Result<(), Error> {
     temporary(path).map(drop).map_err(error)
 }
 
-/// Writes the data and the page where they are wanted. The first error is returned, and the other one
-/// is written nevertheless.
+/// Writes the data and the page. After an error the remaining file is still written, and the first
+/// error is returned.
 pub fn write(report: &Report, json: Option<&Path>, html: Option<&Path>) -> Result<(), Error> {
     let written = json.map(|path| {
         let text = serde_json::to_string_pretty(report).map_err(io::Error::from);
@@ -95,13 +97,13 @@ pub fn write_file(path: &Path, text: io::Result<String>) -> Result<(), Error> {
     })
 }
 
-/// A file in the same directory, which is removed unless it is renamed.
+/// A file in the target's directory. The file is removed unless it is renamed.
 fn temporary(path: &Path) -> io::Result<NamedTempFile> {
     use std::os::unix::fs::PermissionsExt;
     let directory = path
         .parent()
         .filter(|directory| !directory.as_os_str().is_empty());
-    // As any program would make it: the process's umask decides what remains.
+    // The mode of any new file: the process's umask decides what remains.
     let mode = std::fs::Permissions::from_mode(0o666);
     Builder::new()
         .prefix(".berth-")

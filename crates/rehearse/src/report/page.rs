@@ -1,7 +1,8 @@
-//! One page for people: the verdict first, then what happened, then where it was made and how to make it again.
+//! A page for people: first the verdict, then the events, and at the end the machine and the
+//! command.
 //!
-//! The page loads nothing and runs nothing; a policy in its head forbids both. Whatever a program or a user wrote goes through
-//! [`escape`]. What a colour means, a word means too.
+//! The page loads nothing and runs nothing, and a policy in its head forbids both. Text from a
+//! program or a user goes through [`escape`]. The meaning of a colour is also given by a word.
 
 use super::format::{self, escape};
 use super::plot::{self, Frame};
@@ -12,7 +13,7 @@ use crate::verdict::Verdict;
 
 pub(super) fn render(report: &Report) -> String {
     let mut runs: Vec<&Run> = report.runs.iter().collect();
-    // First the run that the page is about.
+    // The main run of the page comes first.
     runs.sort_by_key(|run| run.via != Via::Berth);
     let made: Vec<(&Run, &Ran)> = runs
         .iter()
@@ -74,7 +75,7 @@ fn tone(ran: &Ran) -> &'static str {
     }
 }
 
-/// What was rehearsed, and the figures that matter most, large.
+/// The rehearsed upgrade, and the most important figures, large.
 fn lead(run: &Run, ran: &Ran) -> String {
     let tile = |Row {
                     name, value, note, ..
@@ -93,7 +94,7 @@ fn lead(run: &Run, ran: &Ran) -> String {
     )
 }
 
-/// What was rehearsed, in a line.
+/// The rehearsed upgrade in a line.
 fn what(run: &Run, ran: &Ran) -> String {
     let names = ran
         .instances
@@ -181,7 +182,7 @@ fn ran_section(ran: &Ran, frame: &Frame) -> String {
     .concat()
 }
 
-/// Lines under a heading; nothing if there are none.
+/// Lines under a heading. Empty if there are no lines.
 fn list(heading: &str, lines: &[String]) -> String {
     if lines.is_empty() {
         return String::new();
@@ -209,7 +210,7 @@ fn promise(promise: &Promise) -> String {
     } else {
         ("bad", "broken")
     };
-    // A version that is wrong on purpose is named by what is wrong with it.
+    // A version that is wrong on purpose is named by its fault.
     let at = if instance == fault {
         String::new()
     } else {
@@ -272,10 +273,11 @@ mod tests {
     };
     use crate::verdict::OLD;
 
-    /// What judges make of a run in which a shim is killed at 0.5 s; that may cost connections, and the end of it may be not seen.
+    /// A judged run in which a shim is killed at 0.5 s. If `is_lossy`, connections are lost and the
+    /// fault's end is not seen.
     fn ran(is_lossy: bool) -> Ran {
         let mut record = record();
-        // One burst, and streams that old ended.
+        // A burst, and streams ended by old.
         record
             .attempts
             .extend((0..500).map(|_| attempt("burst", 200, 210, good(OLD))));
@@ -357,7 +359,7 @@ mod tests {
                 "3.6.1",
             ],
         );
-        // The one burst is cut off, and its rate is there in words.
+        // The burst is cut off, and its rate is shown in words.
         has(
             &page,
             &[

@@ -1,14 +1,15 @@
-//! The two drawings of a run: how many requests were answered over time and what was lost meanwhile, and the instances with their marks.
+//! The two drawings of a run: answered requests over time with the losses, and the instances with
+//! their marks.
 //!
-//! All drawings of a page have the same horizontal scale, so that they can be read one below the other. On a narrow page they are
-//! scrolled, as scaled text could not be read.
+//! All drawings of a page have the same horizontal scale, for reading one below the other. On a
+//! narrow page the drawings are scrolled, since scaled text could not be read.
 
 use super::format;
 use super::format::escape;
 use crate::data::{Instance, Mark, MarkKind, Ran};
 use std::fmt::Write;
 
-/// Width of a drawing, and where its horizontal scale begins: left of that are the names of rows.
+/// Width of a drawing, and the start of its horizontal scale. The names of rows are to the left.
 const WIDTH: f64 = 1040.0;
 const LEFT: f64 = 200.0;
 
@@ -17,16 +18,17 @@ const PLOT: f64 = 170.0;
 const ROW: f64 = 17.0;
 const TITLE: f64 = 26.0;
 
-/// About how wide a letter is: no font is known here, so a wide one is assumed.
+/// Assumed width of a letter: the font is unknown, so a wide font is assumed.
 const LETTER: f64 = 6.9;
 
-/// Room for marks before and after the load, as a share of it. What is further away is drawn at the edge.
+/// Room for marks before and after the load, as a share of it. Marks further away are drawn at the
+/// edge.
 const BEYOND: f64 = 0.12;
 
-/// A step with this many times the usual rate is drawn cut off.
+/// A step with this many times the usual rate is cut off in the drawing.
 const BURST: f64 = 2.5;
 
-/// Instances of which a reader can tell the rows apart.
+/// The greatest number of instances with rows that a reader can tell apart.
 const MOST_INSTANCES: usize = 12;
 
 /// The scales that all drawings of a page share.
@@ -35,7 +37,7 @@ pub(super) struct Frame {
     /// The first and the last moment, in ms.
     from: f64,
     to: f64,
-    /// Where the horizontal scale ends: right of that is room for the words of the last mark.
+    /// The end of the horizontal scale, with room for the words of the last mark on the right.
     right: f64,
     /// The highest rate of the vertical scale.
     most: f64,
@@ -58,13 +60,13 @@ impl Frame {
         }
     }
 
-    /// The place of a moment; the nearer edge for one that is beyond.
+    /// The place of a moment, or the nearer edge if the moment is outside.
     fn x(&self, ms: f64) -> f64 {
         let share = (ms - self.from) / (self.to - self.from);
         LEFT + share.clamp(0.0, 1.0) * (self.right - LEFT)
     }
 
-    /// Where a step of a run's timeline begins.
+    /// The place where a step of a run's timeline begins.
     fn step(&self, ran: &Ran, step: usize) -> f64 {
         self.x((ran.timeline.step_ms * step as u64) as f64)
     }
@@ -103,17 +105,17 @@ fn words(mark: &Mark) -> String {
     format!("{} {}", mark.words(), format::moment(mark.at_ms))
 }
 
-/// An instance with its version, if that is known.
+/// An instance with its version, if known.
 pub(super) fn named(Instance { name, version }: &Instance) -> String {
     format!("{name} {version}").trim_end().to_owned()
 }
 
-/// How many steps a run has.
+/// Number of steps of a run.
 fn steps(ran: &Ran) -> usize {
     ran.timeline.allowed.len()
 }
 
-/// The class of an instance's colour; further ones begin again.
+/// The class of an instance's colour. Colours repeat for further instances.
 fn look(ran: &Ran, instance: &str) -> String {
     let known = ran
         .instances
@@ -122,7 +124,7 @@ fn look(ran: &Ran, instance: &str) -> String {
     known.map_or("other".to_owned(), |index| format!("i{}", index % 5))
 }
 
-/// Answers a second of all instances by steps.
+/// Answers a second of all instances, by step.
 fn totals(ran: &Ran) -> Vec<f64> {
     let sum = |step| {
         ran.timeline
@@ -138,8 +140,8 @@ fn rate(ran: &Ran, count: u64) -> f64 {
     count as f64 * 1e3 / ran.timeline.step_ms.max(1) as f64
 }
 
-/// The highest rate. A step in which many clients came at once, such as that in which watches are opened, would make all others flat: it is cut
-/// off.
+/// The highest usual rate. A step in which many clients came at once, such as the opening of the
+/// watches, would make all others flat, and is cut off.
 fn usual_most(ran: &Ran) -> f64 {
     let mut totals = totals(ran);
     totals.sort_unstable_by(f64::total_cmp);
@@ -152,7 +154,7 @@ fn usual_most(ran: &Ran) -> f64 {
     }
 }
 
-/// Answered requests a second by instance, one upon the other; below, a row for each kind of loss.
+/// Answered requests a second by instance, stacked, with a row below for each kind of loss.
 pub(super) fn requests(frame: &Frame, ran: &Ran) -> String {
     let bottom = TITLE + PLOT;
     let step = nice_step(frame.most, 4);
@@ -247,7 +249,7 @@ pub(super) fn requests(frame: &Frame, ran: &Ran) -> String {
         );
         for (step, count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
             let (from, to) = (frame.step(ran, step), frame.step(ran, step + 1));
-            // Over the answers, too, where something was lost.
+            // A loss is drawn over the answers, too.
             let above = if class == "lost" { TITLE } else { top };
             let (width, height) = ((to - from).max(2.0), top + ROW - 3.0 - above);
             let _ = write!(
@@ -271,8 +273,8 @@ pub(super) fn requests(frame: &Frame, ran: &Ran) -> String {
     )
 }
 
-/// A row for each instance, from its start to its end, and its marks below. Nothing for the many instances of a rehearsal in rounds: their marks
-/// are in the JSON.
+/// A row for each instance, from start to end, with its marks below. Nothing for the many instances
+/// of a rehearsal in rounds: their marks are in the JSON.
 pub(super) fn instances(frame: &Frame, ran: &Ran) -> String {
     if ran.instances.len() > MOST_INSTANCES {
         return String::new();
@@ -341,14 +343,15 @@ pub(super) fn instances(frame: &Frame, ran: &Ran) -> String {
     frame.svg("Instances", &words.join(", "), top, &body)
 }
 
-/// From when to when an instance ran, which may have been started again. No end: it was not seen.
+/// The times during which an instance ran, possibly several. The end is `None` if it was not seen.
 fn lives(marks: &[&Mark]) -> Vec<(f64, Option<f64>)> {
     let mut lives: Vec<(f64, Option<f64>)> = Vec::new();
     for Mark { at_ms, what, .. } in marks
         .iter()
         .filter(|mark| matches!(mark.what, MarkKind::Started | MarkKind::Exited))
     {
-        // What is started again had ended, even if that was not seen, or was in the same millisecond.
+        // An instance that starts again had ended, even if the end was not seen, or was in the same
+        // millisecond.
         if let Some((_, to)) = lives.last_mut().filter(|(from, _)| *from < *at_ms as f64) {
             to.get_or_insert(*at_ms as f64);
         }
@@ -359,10 +362,11 @@ fn lives(marks: &[&Mark]) -> Vec<(f64, Option<f64>)> {
     lives
 }
 
-/// The row of each label, of which a place and a width are given, in order. The text of a label is right of its line, which goes down to its row.
-/// From right to left, each label gets the highest row in which it ends before the next text or line: so no line goes through a text.
+/// Assigns each label to a row. `labels` are places and widths, in order of place. A label's text
+/// is to the right of its line, which goes down to the text's row. From right to left, each label
+/// gets the highest row in which it ends before the next text or line, so no line crosses a text.
 fn place(labels: &[(f64, f64)]) -> Vec<(f64, usize)> {
-    // Where the leftmost text or line of each row is.
+    // The leftmost text or line of each row.
     let mut rows: Vec<f64> = Vec::new();
     let mut places: Vec<(f64, usize)> = Vec::new();
     for &(x, width) in labels.iter().rev() {
@@ -378,7 +382,7 @@ fn place(labels: &[(f64, f64)]) -> Vec<(f64, usize)> {
     places
 }
 
-/// 1, 2 or 5 times a power of ten, never below 1: `wanted` of them are about the whole span.
+/// 1, 2 or 5 times a power of ten, at least 1. About `wanted` such steps fill the span.
 fn nice_step(span: f64, wanted: u32) -> f64 {
     let rough = (span / f64::from(wanted)).max(1.0);
     let power = 10_f64.powf(rough.log10().floor());
@@ -401,7 +405,7 @@ mod tests {
         );
     }
 
-    /// Marks of one millisecond are in the order of their kinds.
+    /// Marks in a millisecond are in the order of their kinds.
     #[test]
     fn an_instance_that_is_started_again_at_once_has_two_lives() {
         use MarkKind::{Exited, Started};
@@ -438,7 +442,7 @@ mod tests {
             rows(&[(100.0, 60.0), (125.0, 60.0), (150.0, 60.0)]),
             [2, 1, 0]
         );
-        // The line of the second goes through the first row.
+        // The line of the second label goes through the first row.
         assert_eq!(
             rows(&[(100.0, 40.0), (125.0, 60.0), (150.0, 60.0)]),
             [2, 1, 0]
