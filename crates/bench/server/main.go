@@ -1,7 +1,8 @@
 //go:debug multipathtcp=0
 
-// The server behind all peers of the benchmark: the accept loop of Go's standard library, as in kube-apiserver, and a goroutine for each
-// connection. The messages are those of ../src/bench/wire.rs. Listeners are of TCP, as those of instances of `berth exec`.
+// The server behind all peers of the benchmark: the accept loop of Go's standard library, as in kube-apiserver, and a
+// goroutine for each connection. Messages are as in ../src/bench/wire.rs. Listeners are plain TCP (no MPTCP), as for
+// instances of `berth exec`.
 package main
 
 import (
@@ -17,20 +18,21 @@ import (
 )
 
 const (
-	// Bytes of a ClientHello's headers, and of a message's header: these, a flag and three numbers.
+	// Bytes of a ClientHello's headers, and of a message's header: ClientHello, a flag and three numbers.
 	hello, header = 9, 9 + 21
 	// The length of a message that lasts as long as its connection.
 	endless = ^uint64(0)
 	// Most bytes in one read or write, and in the first of a message.
 	chunk, first = 256 << 10, 4096
-	// After this many bytes the pattern repeats. Reads up to this length are compared completely, longer ones at both ends.
+	// The pattern repeats after this many bytes. Reads up to this length are compared completely, and longer reads only at
+	// the beginning and the end.
 	period, compared = 256, 1024
 )
 
 var (
 	pattern [chunk + period]byte
 	blank   = [hello]byte{0x16, 3, 1, 0, header - 5, 1, 0, 0, header - hello}
-	// Bytes of endless requests that arrived, of all connections.
+	// Received bytes of endless requests, on all connections.
 	arrived    atomic.Uint64
 	errGarbled = errors.New("bytes arrived that were not sent")
 )
@@ -55,7 +57,7 @@ func main() {
 		}
 		go func() {
 			defer connection.Close()
-			// Other errors: the client has closed the connection.
+			// After any other error the client has closed the connection.
 			if err := serve(connection); errors.Is(err, errGarbled) {
 				log.Print(err)
 			}
@@ -95,7 +97,7 @@ func serve(connection net.Conn) error {
 	}
 }
 
-// receive reads the rest of a request, behind the header that is in the buffer.
+// receive reads the rest of a request, after the header in the buffer.
 func receive(connection net.Conn, buffer []byte, received, request uint64) error {
 	rest := buffer[header:]
 	if request == endless {
@@ -121,7 +123,7 @@ func receive(connection net.Conn, buffer []byte, received, request uint64) error
 	return nil
 }
 
-// check compares a body's bytes from an offset of its message on.
+// check compares a body's bytes from an offset of the message on.
 func check(body []byte, offset uint64) error {
 	expected := pattern[offset%period:][:len(body)]
 	same := bytes.Equal

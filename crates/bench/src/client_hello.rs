@@ -1,6 +1,7 @@
-//! A first message for clients that do not speak TLS: a relay waits for it, replays it and finds it complete as with a real ClientHello.
+//! A first message for clients without TLS. A relay waits for the message, replays it and finds it
+//! complete, as with a real ClientHello.
 
-/// Bytes until the body: the headers of the record and of the message.
+/// Bytes before the body: the headers of the record and of the message.
 pub(crate) const HEADERS: usize = 9;
 
 /// A ClientHello of LENGTH bytes in one record (RFC 8446, sections 4 and 5.1), with an empty body.

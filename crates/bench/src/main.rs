@@ -1,6 +1,7 @@
 //! Measures berth against other TCP relays and against no relay: the program of `scripts/bench.sh`.
 //!
-//! The server behind all peers is in Go, where that is present (`crates/bench/server`), else a hidden subcommand; it runs as a process of its own.
+//! The server behind all peers runs as a process of its own. With Go on the machine the server is
+//! `crates/bench/server`, and otherwise a hidden subcommand of this program.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +17,7 @@ use std::process::ExitCode;
 
 /// Exit status of a wrong command line.
 const EX_USAGE: u8 = 64;
-/// Exit status if something is missing.
+/// Exit status if a file, a program or a port is missing.
 const EX_UNAVAILABLE: u8 = 69;
 
 /// Measure berth

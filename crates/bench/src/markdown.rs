@@ -1,8 +1,8 @@
-//! Markdown tables, which are also what a terminal gets.
+//! Markdown tables, also for a terminal.
 
 use std::fmt::Write;
 
-/// A table with aligned columns; the first row has the heads.
+/// A table with aligned columns. The first row has the heads.
 pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let widths: Vec<usize> = (0..columns)

@@ -1,4 +1,4 @@
-//! Child processes: start one, read its log and its memory.
+//! Child processes: starts a process, and reads its log and its memory.
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 /// Time between two polls.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Time until one of this program's own servers listens.
+/// How long one of this program's servers may take to listen.
 const STARTED_WITHIN: Duration = Duration::from_secs(10);
 
-/// A child process. It is killed when this is dropped, and gets SIGTERM when this process ends.
+/// A child process. The child is killed when the value is dropped, and gets SIGTERM when this
+/// process ends.
 #[derive(Debug)]
 pub(crate) struct ChildProcess {
     child: Child,
@@ -22,8 +23,9 @@ pub(crate) struct ChildProcess {
 }
 
 impl ChildProcess {
-    /// Starts it without variables `BERTH_*`; what it prints is appended to `log`. To be called on the main thread: the child gets
-    /// SIGTERM when the thread that started it ends.
+    /// Starts the child without variables `BERTH_*`, and appends its output to `log`. Must be
+    /// called on the main thread, because the child gets SIGTERM when the thread that started it
+    /// ends.
     pub(crate) fn start(mut command: Command, log: PathBuf) -> Result<Self> {
         let file = File::options().create(true).append(true).open(&log);
         let file = file.with_context(|| format!("cannot write {}", log.display()))?;
@@ -39,14 +41,14 @@ impl ChildProcess {
         Ok(Self { child, log })
     }
 
-    /// Starts this program as one of its own servers: see [`ChildProcess::address`].
+    /// Starts this program as one of its servers: see [`ChildProcess::address`].
     pub(crate) fn start_server(args: &[&str], log: PathBuf) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(args);
         Self::start(command, log)
     }
 
-    /// The address that a server prints when it listens, in a line of its own.
+    /// Waits for the address that a listening server prints on a line of its own.
     pub(crate) fn address(&mut self) -> Result<SocketAddr> {
         let start = Instant::now();
         loop {
@@ -71,17 +73,17 @@ impl ChildProcess {
         self.child.id() as i32
     }
 
-    /// The exit status, if it has ended.
+    /// The exit status. `None` while the child runs.
     pub(crate) fn exited(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// What it has printed.
+    /// The child's output so far.
     pub(crate) fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// The last line of its log, for an error message.
+    /// The last line of the log, for an error message.
     pub(crate) fn last_line(&self) -> String {
         let log = self.log();
         log.lines()
@@ -99,8 +101,8 @@ impl Drop for ChildProcess {
     }
 }
 
-/// Proportional set size in bytes: resident memory, of which a page that N processes share counts as 1/N. What sockets hold in the
-/// kernel is not in it.
+/// Proportional set size in bytes: resident memory, where a page shared by N processes counts as
+/// 1/N. Socket memory in the kernel is not included.
 pub(crate) fn pss(pid: i32) -> Result<f64> {
     let rollup = procfs::process::Process::new(pid)?.smaps_rollup()?;
     let pss = rollup
@@ -126,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_ends_the_wait() {
+    fn a_process_that_exits_ends_the_wait() {
         let directory = tempfile::tempdir().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "echo no such flag >&2; exit 3"]);

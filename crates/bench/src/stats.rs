@@ -4,14 +4,14 @@
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Summary {
     pub(crate) count: usize,
-    /// Of an even number: the mean of the two in the middle.
+    /// For an even number of samples, the mean of the middle two.
     pub(crate) median: f64,
     pub(crate) least: f64,
     pub(crate) most: f64,
 }
 
 impl Summary {
-    /// None without samples.
+    /// `None` without samples.
     pub(crate) fn of(samples: &[f64]) -> Option<Self> {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);

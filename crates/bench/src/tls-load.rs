@@ -1,26 +1,31 @@
-//! The clients of scripts: opens new TLS connections at a steady rate and prints what came of each.
+//! The clients of scripts: opens new TLS connections at a steady rate and prints the outcome of
+//! each.
 //!
-//! Open-loop: connections begin by a timetable, whatever becomes of those before, so that a stall affects as many
-//! as would have come. Nothing is retried: failures are recorded. A JSON object a line goes to standard output, which
-//! `scripts/judge.jq` judges:
+//! Open-loop: connections begin by a timetable, however earlier ones fare, so a stall affects as
+//! many connections as in real traffic. Nothing is retried, and failures are recorded. Each
+//! connection is a line on standard output, a JSON object for `scripts/judge.jq`:
 //!
 //! ```text
 //! {"began":1764285120000000,"client":"192.0.2.1:40000","outcome":"ok","took":2143,"detail":"-"}
 //! ```
 //!
-//! `began` is the Unix time at which it began, which a slow machine makes late, and `took` the time from when it was due
-//! until the answer was complete, both in microseconds. `outcome` is `ok` or `lost`. SIGTERM ends it: no new connection begins,
-//! and those that did are waited for.
+//! `began` is the Unix time at which the connection began, possibly late on a slow machine. `took`
+//! is the time from the due time until the answer was complete. Both are in microseconds. `outcome`
+//! is `ok` or `lost`. After SIGTERM no new connection begins, and the program waits for the open
+//! ones.
 //!
-//! With a certificate there are all kinds of clients: new connections, kept ones, watches and informers. `client` is a
-//! name that begins with the kind, `began` when the request was due, `write` says whether it is one, and all lines come at
-//! the end. There are three outcomes more:
+//! With a certificate there are clients of all kinds: new connections, kept ones, watches and
+//! informers. `client` is a name that begins with the kind. `began` is the time when the request
+//! was due. `write` is true for a write. All lines are printed at the end. There are three more
+//! outcomes:
 //!
-//! * `ended`: a kept connection or a watch, at `began`; `told` if the apiserver announced it inside TLS. `detail` is how.
-//! * `whole` and `flawed`: a watch or an informer at the end of all, with events `missed` and seen `twice`, and how
-//!   often it made a list again (`lists`).
+//! * `ended`: a kept connection or a watch ended at `began`. `told` is true if the apiserver
+//!   announced the end inside TLS, and `detail` says how the connection ended.
+//! * `whole` and `flawed`: the state of a watch or an informer at the end of the run, with the
+//!   number of events `missed` and seen `twice`, and of further lists (`lists`).
 //!
-//! With `--closed` it measures how many requests are answered, and writes one line: `ANSWERS SECONDS`.
+//! With `--closed` the program measures how many requests are answered, and prints a single line:
+//! `ANSWERS SECONDS`.
 
 #![forbid(unsafe_code)]
 
@@ -41,13 +46,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Watches of what is written all the time.
+/// Watches of constantly changing objects.
 const WATCHES: u32 = 4;
 
 /// Open new TLS connections at a steady rate, without retries
 #[derive(Debug, Parser)]
 struct Args {
-    /// Where to connect to
+    /// Address to connect to
     #[arg(long)]
     server: SocketAddr,
     /// PEM file with the CA of the server's certificate
@@ -66,7 +71,7 @@ struct Args {
     /// PEM file with the certificate of an admin: clients of all kinds
     #[arg(long, requires = "client_key")]
     client_certificate: Option<PathBuf>,
-    /// PEM file with its key, as PKCS #8
+    /// PEM file with the certificate's key, as PKCS #8
     #[arg(long, requires = "client_certificate")]
     client_key: Option<PathBuf>,
     /// Kept connections
@@ -80,7 +85,7 @@ struct Args {
         conflicts_with = "rate"
     )]
     closed: Option<String>,
-    /// On a new connection each time
+    /// Open a new connection for each GET
     #[arg(long, requires = "closed")]
     fresh: bool,
 }
@@ -181,7 +186,7 @@ fn write_all(record: &Record) -> std::io::Result<()> {
         let (outcome, detail) = match answer {
             Answer::Good { .. } => ("ok", "-".to_owned()),
             Answer::Bad { status, .. } => ("lost", status.to_string()),
-            // The line of the connection's end reports it.
+            // The line of the connection's end reports the failure.
             Answer::Failed(how) if *kind == ConnectionKind::Kept && *how != Failure::Unanswered => {
                 continue;
             }

@@ -1,6 +1,7 @@
-//! The backend of all peers: one thread whose answers have the length that the request asks for.
+//! The backend of all peers: one thread that sends answers of the requested length.
 //!
-//! A process of its own, so that its memory and CPU time are separate. It prints its address and ends with its parent.
+//! The backend is a process of its own, so that its memory and CPU time are separate. The process
+//! prints its address, and ends with its parent.
 
 use super::wire::{CHUNK, ENDLESS, HEADER, Header, Pattern, garbled};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -9,13 +10,13 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
-/// Connections that are accepted before other events are handled.
+/// Connections to accept before other events are handled.
 const ACCEPTS: usize = 64;
 
-/// Marks the listener among the events; the others carry their descriptor.
+/// Marks the listener among the events. Events of connections carry the descriptor.
 const LISTENER: u64 = u64::MAX;
 
-/// Serves until it is killed.
+/// Serves until the process is killed.
 pub(crate) fn run(address: SocketAddr) -> io::Result<()> {
     berth_os::process::raise_file_limit()?;
     let listener = listen(address)?;
@@ -61,23 +62,23 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 
 struct Backend {
     epoll: Epoll,
-    /// By descriptor.
+    /// Indexed by descriptor.
     connections: Vec<Option<Connection>>,
     shared: Shared,
 }
 
-/// What connections share.
+/// State shared by the connections.
 struct Shared {
     buffer: Vec<u8>,
     pattern: Pattern,
-    /// Bytes of endless requests that arrived, of all connections.
+    /// Received bytes of endless requests, on all connections.
     endless: u64,
 }
 
 struct Connection {
     stream: TcpStream,
     header: [u8; HEADER],
-    /// Of the request.
+    /// Received bytes of the request.
     received: u64,
     /// The answer that is being sent.
     answer: Option<Answer>,
@@ -139,7 +140,8 @@ impl Backend {
             .map_err(Into::into)
         });
         if let Err(error) = waited {
-            // Other errors: the client has closed the connection, such as an endless answer of which it has seen enough.
+            // After any other error the client has closed the connection, for instance when it has
+            // seen enough of an endless answer.
             if error.kind() == ErrorKind::InvalidData {
                 eprintln!("bench backend: {error}");
             }
@@ -206,7 +208,7 @@ impl Connection {
         self.write(&shared.pattern)
     }
 
-    /// Writes once, so that an endless answer cannot starve other connections.
+    /// Writes only once: an endless answer must not starve the connections of other clients.
     fn write(&mut self, pattern: &Pattern) -> io::Result<()> {
         let Some(answer) = &mut self.answer else {
             return Ok(());

@@ -1,8 +1,8 @@
 //! The client: closed-loop load from one thread.
 //!
-//! One request is outstanding on a connection, and the next is sent when its answer is complete. Counting
-//! starts after a warm-up and ends while the load goes on. The first error ends a measurement: a figure
-//! with losses in it cannot be compared.
+//! Each connection has one outstanding request, and the next is sent when the answer is complete.
+//! Counting starts after a warm-up and ends while the load goes on. The first error ends a
+//! measurement, because a figure with losses cannot be compared.
 
 use super::wire::{CHUNK, ENDLESS, HEADER, Header, Pattern, garbled};
 use anyhow::{Context, Result, bail, ensure};
@@ -17,26 +17,27 @@ use std::time::{Duration, Instant};
 /// Bytes of a request on a kept connection, and of its answer: a small GET over HTTP/2 and TLS.
 pub(super) const PING: usize = 256;
 
-/// Bytes of the one request of a short connection, and of its answer.
+/// Bytes of the single request of a short connection, and of its answer.
 const SHORT: usize = 64;
 
-/// Source addresses of connections, with 28,000 ports each: those in TIME_WAIT cannot use them up.
+/// Number of source addresses, with 28,000 ports each, so that connections in TIME_WAIT cannot use
+/// up the ports.
 const SOURCES: u8 = 64;
 
-/// The last byte of the first of them.
+/// The last byte of the first source address.
 const FIRST_SOURCE: u8 = 101;
 
 /// The network of the clients.
 const CLIENTS: [u8; 3] = [127, 0, 1];
 
-/// Concurrent round trips where their speed is not measured.
+/// Concurrent round trips in parts whose speed is not measured.
 const GENTLE: usize = 64;
 
 /// Milliseconds without any event after which a measurement has failed.
 const SILENCE: u16 = 5_000;
 
-/// Longest wait for a connect that is not measured.
-const CONNECT: Duration = Duration::from_secs(5);
+/// Longest wait for a connect outside of a measurement.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a measurement takes.
 #[derive(Debug, Clone, Copy)]
@@ -45,10 +46,10 @@ pub(super) struct Pace {
     pub(super) window: Duration,
 }
 
-/// CPU seconds of the peer so far, if it is a process.
+/// CPU seconds of the peer so far. `None` without a relay.
 pub(super) type CpuSeconds<'a> = &'a dyn Fn() -> Result<Option<f64>>;
 
-/// The time of a measurement.
+/// The duration of a measurement.
 #[derive(Debug)]
 pub(super) struct Span {
     pub(super) seconds: f64,
@@ -66,14 +67,14 @@ pub(super) struct Answers {
 
 /// The direction of bulk data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Direction {
     /// To the backend.
     Up,
     /// To the client.
     Down,
 }
 
-/// The window of a measurement: when it began and ended, and the peer's CPU time then.
+/// The window of a measurement: its begin and end, with the peer's CPU time.
 struct Window<'a> {
     pace: Pace,
     cpu: CpuSeconds<'a>,
@@ -91,12 +92,12 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Whether answers are counted.
+    /// True while answers are counted.
     fn is_open(&self) -> bool {
         self.began.is_some()
     }
 
-    /// To be called after each event. True when the window has just opened.
+    /// To be called after each event. Returns true when the window has just opened.
     fn opens(&mut self, now: Instant) -> Result<bool> {
         let opens = self.began.is_none() && now >= self.start + self.pace.warm_up;
         if opens {
@@ -158,7 +159,7 @@ impl Connection {
         let mut small = [0; PING];
         small[..length].copy_from_slice(pattern.from(0, length as u64));
         small[..HEADER].copy_from_slice(&header.encode());
-        // A request is a small part of a socket's buffer, which is empty.
+        // A request fits easily into the empty socket buffer.
         if self.stream.write(&small[..length])? != length {
             return Err(io::Error::new(
                 ErrorKind::WriteZero,
@@ -169,7 +170,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads once; the number of bytes.
+    /// Reads once, and returns the number of bytes.
     fn receive(&mut self, pattern: &Pattern, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.stream.read(buffer)?;
         if count == 0 {
@@ -219,7 +220,7 @@ impl Reactor {
         })
     }
 
-    /// Waits for events; their number.
+    /// Waits for events, and returns their number.
     fn wait(&mut self) -> Result<usize> {
         loop {
             match self.epoll.wait(&mut self.events, SILENCE) {
@@ -256,7 +257,7 @@ impl Pool {
             for at in from..count.min(from + GENTLE) {
                 let socket = socket(at).context("socket")?;
                 socket
-                    .connect_timeout(&self.target.into(), CONNECT)
+                    .connect_timeout(&self.target.into(), CONNECT_TIMEOUT)
                     .with_context(|| format!("connect number {at}"))?;
                 let stream = TcpStream::from(socket);
                 stream.set_nonblocking(true)?;
@@ -270,8 +271,8 @@ impl Pool {
         Ok(())
     }
 
-    /// One answer of `length` bytes on each connection.
-    pub(super) fn answers(&mut self, length: u64) -> Result<()> {
+    /// Requests an answer of `length` bytes on each connection.
+    pub(super) fn request_answers(&mut self, length: u64) -> Result<()> {
         self.round_trips(0..self.connections.len(), length)
     }
 
@@ -293,7 +294,7 @@ impl Pool {
         }
     }
 
-    /// Requests on all connections at once.
+    /// Sends requests on all connections at once.
     pub(super) fn ping(&mut self, pace: Pace, cpu: CpuSeconds<'_>) -> Result<Answers> {
         let mut latencies = Vec::with_capacity(1 << 20);
         for connection in &mut self.connections {
@@ -332,8 +333,9 @@ impl Pool {
         })
     }
 
-    /// A large answer on each connection, of which `a_tick` bytes are read each tick. They cannot be used afterwards.
-    pub(super) fn slowly(
+    /// Requests a large answer on each connection, and reads `a_tick` bytes a tick. The connections
+    /// cannot be used afterwards.
+    pub(super) fn read_slowly(
         &mut self,
         answer: u64,
         tick: Duration,
@@ -358,10 +360,11 @@ impl Pool {
         Ok(())
     }
 
-    /// Bytes that arrived on all connections at once, one way. They cannot be used afterwards.
+    /// Sends bulk data in one direction on all connections at once, and returns the bytes that
+    /// arrived. The connections cannot be used afterwards.
     pub(super) fn bulk(
         mut self,
-        way: Way,
+        way: Direction,
         backend: SocketAddr,
         pace: Pace,
         cpu: CpuSeconds<'_>,
@@ -369,7 +372,7 @@ impl Pool {
         let mut counter = Counter::new(backend)?;
         let mut offsets = vec![PING as u64; self.connections.len()];
         for (at, connection) in self.connections.iter_mut().enumerate() {
-            if way == Way::Down {
+            if way == Direction::Down {
                 connection.ask(&self.reactor.pattern, PING, ENDLESS, Instant::now())?;
                 continue;
             }
@@ -393,7 +396,7 @@ impl Pool {
             for event in 0..self.reactor.wait()? {
                 let at = self.reactor.events[event].data() as usize;
                 let connection = &mut self.connections[at];
-                if way == Way::Down {
+                if way == Direction::Down {
                     received +=
                         connection.receive(&self.reactor.pattern, &mut self.reactor.buffer)? as u64;
                     continue;
@@ -411,8 +414,8 @@ impl Pool {
             if !window.is_over(now) && !window.opens(now)? {
                 continue;
             }
-            // Only bytes that have arrived count, and the time includes that of asking for their number.
-            let so_far = if way == Way::Down {
+            // Only bytes that have arrived count. The time includes the request for their number.
+            let so_far = if way == Direction::Down {
                 received
             } else {
                 counter.count()?
@@ -425,7 +428,7 @@ impl Pool {
     }
 }
 
-/// A direct connection on which the backend is asked for the number of bytes of endless requests that it got.
+/// A direct connection for asking the backend how many bytes of endless requests have arrived.
 struct Counter(TcpStream);
 
 impl Counter {
@@ -450,8 +453,9 @@ impl Counter {
     }
 }
 
-/// Short connections: connect, one request, its answer. With a pace, each client closes it and connects again until the window ends;
-/// else all clients connect at one moment and stay, and the span ends with the last answer.
+/// Short connections: connect, request, answer. With a pace, each client closes its
+/// connection and connects again until the window ends. Without a pace, all clients connect at once
+/// and stay, and the span ends with the last answer.
 pub(super) fn short_connections(
     target: SocketAddr,
     clients: usize,
@@ -473,7 +477,7 @@ pub(super) fn short_connections(
     }
     let mut connections = Vec::with_capacity(clients);
     for at in 0..clients {
-        connections.push(short(target, at, &mut turn, &reactor)?);
+        connections.push(start_short(target, at, &mut turn, &reactor)?);
     }
     loop {
         for event in 0..reactor.wait()? {
@@ -486,7 +490,7 @@ pub(super) fn short_connections(
                 latencies.push(connection.sent.elapsed().as_nanos() as u32);
             }
             if pace.is_some() {
-                *connection = short(target, at, &mut turn, &reactor)?;
+                *connection = start_short(target, at, &mut turn, &reactor)?;
             }
         }
         let now = Instant::now();
@@ -501,11 +505,11 @@ pub(super) fn short_connections(
     }
 }
 
-/// Handles an event on a short connection: sends the request after the TCP handshake, then reads. True when the answer is
-/// complete.
+/// Handles an event on a short connection: sends the request after the TCP handshake, and later
+/// reads. Returns true when the answer is complete.
 fn is_answered(connection: &mut Connection, at: usize, reactor: &mut Reactor) -> Result<bool> {
     if connection.expected == 0 {
-        // The TCP handshake is complete, or has failed: then the write fails.
+        // The TCP handshake is complete or has failed. After a failure the write fails too.
         let began = connection.sent;
         connection
             .ask(&reactor.pattern, SHORT, SHORT as u64, began)
@@ -520,8 +524,13 @@ fn is_answered(connection: &mut Connection, at: usize, reactor: &mut Reactor) ->
     Ok(connection.is_answered())
 }
 
-/// Starts a short connection, and its time.
-fn short(target: SocketAddr, at: usize, turn: &mut usize, reactor: &Reactor) -> Result<Connection> {
+/// Starts a short connection and its time.
+fn start_short(
+    target: SocketAddr,
+    at: usize,
+    turn: &mut usize,
+    reactor: &Reactor,
+) -> Result<Connection> {
     let began = Instant::now();
     *turn += 1;
     let socket = socket(*turn)?;
@@ -563,7 +572,7 @@ fn socket(turn: usize) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// One round trip on a connection of its own.
+/// Makes one round trip on a connection of its own.
 pub(super) fn round_trip(target: SocketAddr) -> io::Result<()> {
     let socket = socket(0)?;
     socket.connect(&target.into())?;

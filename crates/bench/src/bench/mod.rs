@@ -2,21 +2,21 @@
 //! `scripts/bench.sh`.
 //!
 //! Peers take turns: in each round every peer does the same work, in an order that moves on by one,
-//! so that other load on the machine affects all of them. Client, relay and backend share its
-//! cores. This process is the client; the backend is a process of its own.
+//! so that load from elsewhere on the machine affects all peers. Client, relay and backend share
+//! the machine's cores. This process is the client, and the backend is a process of its own.
 //!
-//! | module | what lives there |
+//! | module | contents |
 //! | --- | --- |
 //! | [`options`] | the command line |
-//! | [`peer`] | the relays, and how each is configured |
-//! | [`work`] | what they do, and what is measured of it |
+//! | [`peer`] | the relays and their configurations |
+//! | [`work`] | the work of a peer, and the measured figures |
 //! | [`load`] | the client |
 //! | [`backend`] | the backend |
-//! | [`wire`] | the messages between these two |
+//! | [`wire`] | the messages between client and backend |
 //! | [`usage`] | memory, descriptors and CPU time of a peer |
 //! | [`results`], [`crate::stats`] | samples, medians, ratios |
 //! | [`verdict`] | whether berth is far off |
-//! | [`setting`] | where and how it was measured |
+//! | [`setting`] | machine, date and command of a run |
 //! | [`report`], [`table`] | Markdown |
 
 pub(crate) mod backend;
@@ -44,10 +44,10 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 use work::Bench;
 
-/// Where the backend listens: away from peers and clients.
+/// The backend's address, apart from peers and clients.
 const BACKEND: &str = "127.0.2.1";
 
-/// Exit status of an end by a signal.
+/// Exit status after a signal.
 const SIGNALLED: i32 = 130;
 
 pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
@@ -145,7 +145,7 @@ fn measure(results: &mut Results, options: &BenchOptions, bench: &Bench<'_>) {
     }
 }
 
-/// Ends the run on SIGINT, SIGTERM or SIGHUP: the children get SIGTERM when this process is gone.
+/// Ends the run on SIGINT, SIGTERM or SIGHUP. The children get SIGTERM when this process is gone.
 fn clean_up_on_signal(directory: PathBuf) -> Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -1,4 +1,4 @@
-//! The command line, and which peers are there.
+//! The command line, and the search for peers.
 
 use super::peer::{Peer, PeerKind};
 use super::work::Work;
@@ -13,7 +13,7 @@ pub(crate) struct BenchOptions {
     /// haproxy-splice, nginx and envoy that are installed]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     peers: Vec<String>,
-    /// The work that they do [default: ping, connect, bulk, idle, burst, growth]
+    /// The work of each peer [default: ping, connect, bulk, idle, burst, growth]
     #[arg(long, value_delimiter = ',')]
     work: Vec<Work>,
     /// Times that each peer does each work [default: 5, or 3 with --short]
@@ -44,7 +44,7 @@ const INJECT: &str = "inject";
 
 const NOT_FOUND: &str = "not found";
 
-/// Peers, and those that are left out, with the reason.
+/// The peers that take part, and the peers that are left out, with the reason.
 type Found = (Vec<Peer>, Vec<(&'static str, String)>);
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -81,7 +81,8 @@ impl BenchOptions {
         }
     }
 
-    /// The peers that take part, and those that are left out, with the reason; or all mistakes. `obstacle`: why a berth cannot pass sockets here.
+    /// Finds the peers, or returns all mistakes. `obstacle` returns why a berth cannot pass sockets
+    /// on this machine.
     pub(super) fn peers(
         &self,
         obstacle: impl Fn(&Path) -> Option<String>,
@@ -179,12 +180,13 @@ impl BenchOptions {
     }
 }
 
-/// Peers have working directories of their own.
+/// Makes a path absolute, because peers have working directories of their own.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Daemons are in directories that only root's PATH has.
+/// Finds a program on PATH, and in the directories for daemons, which often are only in root's
+/// PATH.
 fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let directories =
@@ -194,7 +196,7 @@ fn on_path(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Where distributions put nginx's stream module if it is not built in.
+/// The stream module of nginx, in the places that distributions use if the module is not built in.
 fn nginx_stream() -> Option<PathBuf> {
     let places = [
         "/usr/lib/nginx/modules/ngx_stream_module.so",
@@ -245,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_are_passed_to_a_server_in_go_where_that_is_possible() {
+    fn sockets_are_passed_to_a_server_in_go_where_possible() {
         let cli = |args: &str| Cli::parse_from(args.split_ascii_whitespace()).options;
         let (without, with) = (
             cli("bench --berth /bin/true"),

@@ -1,8 +1,8 @@
-//! The peers, and how each is configured and started.
+//! The peers: configuration and start.
 //!
-//! Every relay gets one thread or worker a core, no access log, no idle timeout that would cut in, room
-//! for as many connections as the file limit allows and the longest backlog that the kernel grants;
-//! everything else is the default. A peer runs only while it is measured.
+//! Every relay gets one thread or worker a core, no access log, no idle timeout that would matter,
+//! room for as many connections as the file limit allows, and the longest backlog that the kernel
+//! grants. Everything else is the default. A peer runs only while it is measured.
 
 use super::load;
 use super::usage::Tree;
@@ -16,23 +16,25 @@ use std::process::Command;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-/// How long a peer may take until it answers.
+/// How long a peer may take to answer first.
 const START: Duration = Duration::from_secs(10);
 
-/// Time between two tries to get that answer.
+/// Time between two tries to get the first answer.
 const RETRY: Duration = Duration::from_micros(200);
 
-/// Where peers listen, and where berth has its metrics: at the same port.
+/// The address of the peers, and the address of berth's metrics. Metrics have the port of the peer.
 const PEERS: Ipv4Addr = Ipv4Addr::new(127, 0, 3, 1);
 const ADMIN: Ipv4Addr = Ipv4Addr::new(127, 0, 4, 1);
 
-/// The instance that gets sockets; what its shim says when it does, and how many it got.
+/// The instance that gets sockets, the shim's status while it passes sockets, and the metric of
+/// passed sockets.
 const INSTANCE: &str = "bench";
-const PASSES: &str = "\"injected\": true";
-const PASSED: &str = "berth_connections_total{shim=\"bench\",outcome=\"injected\"}";
+const PASSING_STATUS: &str = "\"injected\": true";
+const PASSED_METRIC: &str = "berth_connections_total{shim=\"bench\",outcome=\"injected\"}";
 
-/// Time until berth has counted all connections: it looks for an instance's first byte every 50 ms.
-const COUNTED: Duration = Duration::from_secs(5);
+/// How long berth may take to count all connections: it looks for an instance's first byte every 50
+/// ms.
+const COUNT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Descriptors for listeners, epoll, logs and pipes.
 const RESERVED: u64 = 200;
@@ -42,12 +44,13 @@ pub(super) enum PeerKind {
     /// No relay: the client dials the backend.
     None,
     Berth,
-    /// The same with `--pass inject`: the server gets the clients' sockets. With the path of the server, which has to be berth's child.
+    /// berth with `--pass inject`: the server gets the clients' sockets. The path is the server's,
+    /// which has to be berth's child.
     Inject(PathBuf),
     Haproxy {
         splice: bool,
     },
-    /// With the path of its stream module, if that is not built in.
+    /// With the path of nginx's stream module, if the module is not built in.
     Nginx(Option<PathBuf>),
     Envoy,
 }
@@ -68,7 +71,7 @@ impl Peer {
         matches!(self.kind, PeerKind::Inject(_))
     }
 
-    /// The version that it reports.
+    /// The version that the program reports.
     pub(super) fn version(&self) -> String {
         let option = match self.kind {
             PeerKind::None => return "no relay, the client dials the server".to_owned(),
@@ -84,7 +87,7 @@ impl Peer {
             .lines()
             .find(|line| !line.trim().is_empty())
             .unwrap_or("unknown version");
-        // Envoy begins with its path, and HAProxy ends with a link.
+        // Envoy's line begins with a path, and HAProxy's ends with a link.
         let words = line
             .split_ascii_whitespace()
             .take_while(|word| *word != "-");
@@ -100,7 +103,7 @@ impl Peer {
         text
     }
 
-    /// Bytes of its files, without shared libraries.
+    /// Bytes of the program's files, without shared libraries.
     pub(super) fn size(&self) -> u64 {
         let module = match &self.kind {
             PeerKind::Nginx(module) => module.as_deref(),
@@ -110,7 +113,8 @@ impl Peer {
         size(&self.program) + module.map_or(0, size)
     }
 
-    /// Starts it before a backend, with an address and a directory of its own, and waits until it answers.
+    /// Starts the peer before a backend, with an address and a directory of its own, and waits for
+    /// the first answer.
     pub(super) fn start(&self, backend: SocketAddr, work: &Path) -> Result<Running> {
         if self.kind == PeerKind::None {
             return Ok(Running {
@@ -152,7 +156,7 @@ impl Peer {
             .is_inject()
             .then(|| SocketAddr::new(ADMIN.into(), address.port()));
         let answers = || match admin {
-            Some(admin) if !get(admin, "/status")?.contains(PASSES) => {
+            Some(admin) if !get(admin, "/status")?.contains(PASSING_STATUS) => {
                 Err(io::Error::other("the server gets no sockets"))
             }
             _ => load::round_trip(address),
@@ -250,22 +254,23 @@ impl Peer {
     }
 }
 
-/// A peer that runs, until it is dropped.
+/// A running peer, until the value is dropped.
 pub(super) struct Running {
-    /// Where clients dial.
+    /// The address for clients.
     pub(super) address: SocketAddr,
     /// The server's own address.
     pub(super) backend: SocketAddr,
-    /// None: there is no relay.
+    /// `None` without a relay.
     pub(super) tree: Option<Tree>,
-    /// From exec to the first answer.
+    /// Time from exec to the first answer.
     pub(super) until_answer: Duration,
-    /// Of a berth that is to pass sockets.
+    /// Admin address of a berth that passes sockets.
     admin: Option<SocketAddr>,
 }
 
 impl Running {
-    /// An error if not all of so many clients' sockets were passed to the server, or any byte was relayed.
+    /// Checks that the sockets of all clients were passed to the server and that no byte was
+    /// relayed.
     pub(super) fn check(&self, clients: usize) -> Result<()> {
         let Some(admin) = self.admin else {
             return Ok(());
@@ -273,7 +278,10 @@ impl Running {
         let start = Instant::now();
         loop {
             let page = get(admin, "/metrics")?;
-            let (passed, relayed) = (metric(&page, PASSED), metric(&page, "berth_bytes_total"));
+            let (passed, relayed) = (
+                metric(&page, PASSED_METRIC),
+                metric(&page, "berth_bytes_total"),
+            );
             ensure!(
                 relayed == 0,
                 "{relayed} bytes were relayed: the figure would not be that of --pass inject"
@@ -282,7 +290,7 @@ impl Running {
                 return Ok(());
             }
             ensure!(
-                start.elapsed() < COUNTED,
+                start.elapsed() < COUNT_TIMEOUT,
                 "{passed} sockets of {clients} clients were passed to the server"
             );
             std::thread::sleep(RETRY);
@@ -290,7 +298,7 @@ impl Running {
     }
 }
 
-/// A page of berth's admin server.
+/// Gets a page of berth's admin server.
 fn get(admin: SocketAddr, path: &str) -> io::Result<String> {
     let (mut stream, mut page) = (TcpStream::connect(admin)?, String::new());
     stream.set_read_timeout(Some(START))?;
@@ -299,7 +307,7 @@ fn get(admin: SocketAddr, path: &str) -> io::Result<String> {
     Ok(page)
 }
 
-/// The sum of all lines that begin so.
+/// The sum of all lines with this beginning.
 fn metric(page: &str, begin: &str) -> u64 {
     let lines = page.lines().filter(|line| line.starts_with(begin));
     lines
@@ -307,7 +315,7 @@ fn metric(page: &str, begin: &str) -> u64 {
         .sum()
 }
 
-/// Why this berth cannot pass sockets here.
+/// Why this berth cannot pass sockets on this machine.
 pub(super) fn obstacle(berth: &Path) -> Option<String> {
     let directory = tempfile::tempdir().ok()?;
     let mut command = Command::new(berth);
@@ -330,7 +338,7 @@ pub(super) fn obstacle(berth: &Path) -> Option<String> {
     (!output.status.success()).then_some(why)
 }
 
-/// An address on which nothing listens.
+/// An address without a listener.
 fn free_address() -> Result<SocketAddr> {
     let listener = TcpListener::bind((PEERS, 0))?;
     Ok(listener.local_addr()?)
@@ -343,7 +351,8 @@ fn haproxy(
     connections: u64,
     splice: bool,
 ) -> String {
-    // HAProxy counts two descriptors for each pipe, and by default as many pipes as a quarter of the connections.
+    // HAProxy counts two descriptors for each pipe, and allows as many pipes as a quarter of the
+    // connections by default.
     let (splice, connections) = if splice {
         ("    option splice-auto\n", connections / 2)
     } else {
@@ -367,7 +376,8 @@ defaults
     )
 }
 
-/// `reuseport`, as nginx's documentation advises for many short connections: without it one worker takes nearly all.
+/// Uses `reuseport`, as nginx's documentation advises for many short connections. Without the
+/// option one worker takes nearly all connections.
 fn nginx(
     listen: SocketAddr,
     backend: SocketAddr,
@@ -401,7 +411,7 @@ stream {{
     )
 }
 
-/// Without `circuit_breakers` it would refuse the 1,025th connection.
+/// Sets `circuit_breakers`, without which Envoy would refuse the 1,025th connection.
 fn envoy(listen: SocketAddr, backend: SocketAddr) -> String {
     let address = |address: SocketAddr| serde_json::json!({"socket_address": {"address": address.ip(), "port_value": address.port()}});
     let many = 1_000_000;

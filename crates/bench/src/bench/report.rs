@@ -1,4 +1,4 @@
-//! What is printed: where and how it was measured, and a table for each case.
+//! The printed report: the machine, the setting, and a table for each case.
 
 use super::results::Results;
 use super::setting::BenchSetting;
@@ -42,7 +42,7 @@ mod tests {
     use crate::bench::results::tests::{results, setting};
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_peers_are_named() {
         assert!(markdown(&results(), &setting()).contains("- nginx: left out, not found\n"));
     }
 }

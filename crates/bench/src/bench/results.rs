@@ -1,4 +1,4 @@
-//! All samples, their medians and ratios.
+//! The samples of a run, their medians and ratios.
 
 use super::peer::{Peer, PeerKind};
 use super::work::{Case, Measured, Metric, Work};
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::mem::discriminant;
 
-/// The outcome of one case, for one peer, in one round.
+/// The outcome of a case for a peer in a round.
 #[derive(Debug)]
 pub(super) struct Sample {
     pub(super) case: Case,
@@ -17,7 +17,7 @@ pub(super) struct Sample {
     pub(super) outcome: Measured,
 }
 
-/// As progress: with the first figure.
+/// A line of progress, with the first figure.
 impl fmt::Display for Sample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "round {}: {}: ", self.round + 1, self.case)?;
@@ -34,13 +34,13 @@ impl fmt::Display for Sample {
 #[derive(Debug)]
 pub(super) struct Results {
     pub(super) peers: Vec<Peer>,
-    /// Peers that are left out, and why.
+    /// Peers that are left out, with the reason.
     pub(super) missing: Vec<(&'static str, String)>,
     pub(super) samples: Vec<Sample>,
 }
 
 impl Results {
-    /// All cases, in the order in which they were first measured.
+    /// The measured cases, grouped by work, in the order of measurement.
     pub(super) fn cases(&self) -> Vec<Case> {
         let mut cases = Vec::new();
         for sample in &self.samples {
@@ -52,7 +52,7 @@ impl Results {
         cases
     }
 
-    /// Likewise, but of growth only the one with the most connections.
+    /// Like [`Results::cases`], but with only the largest case of growth.
     pub(super) fn key_cases(&self) -> Vec<Case> {
         let mut cases = self.cases();
         let last = cases
@@ -64,7 +64,7 @@ impl Results {
         cases
     }
 
-    /// The peers that did it.
+    /// The peers that ran a case.
     pub(super) fn peers_of(&self, case: Case) -> Vec<usize> {
         (0..self.peers.len())
             .filter(|&peer| self.of(case, peer).next().is_some())
@@ -98,7 +98,8 @@ impl Results {
             .collect()
     }
 
-    /// The median of the rounds' ratios: within a short round other load on the machine affects both.
+    /// The median of the rounds' ratios: within a short round, load from elsewhere on the machine
+    /// affects both peers.
     pub(super) fn ratio(&self, case: Case, peer: usize, to: usize, metric: Metric) -> Option<f64> {
         let others: HashMap<usize, f64> = self
             .values(case, to, metric)
@@ -111,13 +112,13 @@ impl Results {
     }
 
     /// The peer without a relay.
-    pub(super) fn none(&self) -> Option<usize> {
+    pub(super) fn no_relay(&self) -> Option<usize> {
         self.peers
             .iter()
             .position(|peer| peer.kind == PeerKind::None)
     }
 
-    /// The best of the other relays, without those of the same program.
+    /// The best relay of another program.
     pub(super) fn best_other(&self, case: Case, peer: usize, metric: Metric) -> Option<usize> {
         let make = discriminant(&self.peers[peer].kind);
         let others = (0..self.peers.len()).filter(|&other| {
@@ -137,7 +138,7 @@ impl Results {
         medians.max_by(better).map(|(other, _)| other)
     }
 
-    /// By round.
+    /// The values with their rounds.
     fn values(
         &self,
         case: Case,
@@ -169,7 +170,7 @@ pub(super) mod tests {
     use crate::bench::work::Metric::{P99, Rate};
     use std::time::Duration;
 
-    /// Two rounds of a case; berth failed once.
+    /// Two rounds of a case. berth failed once.
     pub(in super::super) fn results() -> Results {
         let peer = |name: &str, kind| Peer {
             name: name.to_owned(),

@@ -1,18 +1,18 @@
-//! The machine and how it was measured.
+//! The machine and the conditions of a run.
 
 use super::load::Pace;
 use super::peer::Peer;
 use berth_rehearse::data::{Environment, Program};
 use berth_rehearse::report::{environment, format};
 
-/// Where and how it was measured.
+/// The machine and the conditions of a run.
 #[derive(Debug)]
 pub(super) struct BenchSetting {
     pub(super) date: String,
     pub(super) command: String,
-    /// As in a rehearsal's report; the programs are the peers.
+    /// As in a rehearsal's report, with the peers as programs.
     pub(super) environment: Environment,
-    /// The version of Go of the server; empty if the server is this program's own.
+    /// The Go version of the server. Empty for this program's own server.
     pub(super) server: String,
     pub(super) rounds: usize,
     pub(super) warm_up_seconds: f64,
@@ -42,7 +42,7 @@ impl BenchSetting {
         }
     }
 
-    /// In one line.
+    /// The machine in one line.
     pub(super) fn machine(&self) -> String {
         let Environment {
             cpu_model,

@@ -1,4 +1,4 @@
-//! Results as Markdown tables, which are also what a terminal gets.
+//! Results as Markdown tables, also for a terminal.
 
 use super::peer::{Peer, PeerKind};
 use super::results::Results;
@@ -11,7 +11,7 @@ const SAMPLES: &str =
 
 const RATIOS: &str = "Each ratio (÷) is the median of the ratios within a round.";
 
-/// One table of medians: a line for each figure that most readers look for.
+/// A table of medians, with a line for each figure that most readers look for.
 pub(super) fn overview(results: &Results) -> String {
     let Some(berth) = results.peers.iter().position(Peer::is_berth) else {
         return String::new();
@@ -31,7 +31,7 @@ pub(super) fn overview(results: &Results) -> String {
         .peers
         .iter()
         .position(Peer::is_inject)
-        .zip(results.none());
+        .zip(results.no_relay());
     heads.extend(
         inject
             .into_iter()
@@ -74,7 +74,7 @@ fn goal(case: Case, metric: Metric) -> Option<String> {
     })
 }
 
-/// One table for each case.
+/// A table for each case.
 pub(super) fn tables(results: &Results) -> String {
     let mut text = String::new();
     let mut work = None;
@@ -93,7 +93,7 @@ pub(super) fn tables(results: &Results) -> String {
     text
 }
 
-/// The title of a work's tables, and what the work is.
+/// The title of a work's tables, and a description of the work.
 fn titles(work: Work) -> (&'static str, &'static str) {
     match work {
         Work::Ping => (
@@ -148,7 +148,7 @@ fn table(results: &Results, case: Case) -> String {
 
     let mut heads = vec!["peer".to_owned(), main.title().to_owned()];
     let with_none = results
-        .none()
+        .no_relay()
         .filter(|&none| results.peers_of(case).contains(&none));
     heads.extend(with_none.map(|_| "÷ none".to_owned()));
     heads.push("÷ best other".to_owned());
@@ -192,7 +192,7 @@ fn ratio(results: &Results, case: Case, peer: usize, to: usize, metric: Metric) 
 fn best(results: &Results, case: Case, peer: usize, metric: Metric) -> String {
     let best = results
         .best_other(case, peer, metric)
-        .filter(|_| Some(peer) != results.none());
+        .filter(|_| Some(peer) != results.no_relay());
     or_dash(best.map(|best| {
         format!(
             "{} ({})",

@@ -9,7 +9,8 @@ use procfs::process::all_processes;
 use procfs::{Current as _, Meminfo};
 use std::fs;
 
-/// A child and its descendants, and a supervisor without the server that is its child. All are killed when it is dropped.
+/// A relay with its descendants, and a supervisor without its child, the server. All processes are
+/// killed when the tree is dropped.
 pub(super) struct Tree {
     pub(super) relay: ChildProcess,
     pub(super) supervisor: Option<ChildProcess>,
@@ -36,7 +37,7 @@ impl Tree {
         found
     }
 
-    /// CPU clocks of the processes that there are now, to be read often.
+    /// CPU clocks of the present processes, to be read often.
     pub(super) fn clocks(&self) -> Result<Clocks> {
         let clocks: nix::Result<_> = self
             .pids()
@@ -59,7 +60,7 @@ impl Tree {
 impl Drop for Tree {
     fn drop(&mut self) {
         for pid in self.pids() {
-            // An error: it has ended.
+            // An error means that the process has ended.
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
     }
@@ -80,7 +81,7 @@ impl Clocks {
     }
 }
 
-/// Bytes that the kernel of this machine uses for itself, sockets among them.
+/// Bytes that the machine's kernel uses for itself, including sockets.
 pub(super) fn kernel_memory() -> Result<f64> {
     Ok(Meminfo::current()?.slab as f64)
 }
@@ -93,7 +94,7 @@ pub(super) fn socket_memory() -> Result<f64> {
     bytes.context("no memory of TCP in /proc/self/net/sockstat")
 }
 
-/// From the line `TCP: inuse 27 orphan 0 tw 3 alloc 30 mem 12`.
+/// Parses the line `TCP: inuse 27 orphan 0 tw 3 alloc 30 mem 12`.
 fn pages(sockstat: &str) -> Option<f64> {
     let line = sockstat
         .lines()

@@ -1,9 +1,9 @@
-//! Whether berth is far off the others, for `--short`.
+//! Checks with `--short` that berth is not far off the other relays.
 //!
-//! The limits are ratios, never times, and less than half of what was measured on two cores (0.4 of the
-//! rate without a relay and 1.0 of HAProxy's): machines that are shared differ by that much. What they
-//! catch is a mistake of another size: a relay with one thread instead of all, a timer in the way of
-//! bytes, a system call too many for each, buffers that are kept.
+//! The limits are ratios, never times. They are less than half of the ratios measured on two cores
+//! (0.4 of the rate without a relay and 1.0 of HAProxy's), because shared machines vary that much.
+//! The limits catch mistakes of another size: a relay with one thread instead of all, a timer that
+//! delays bytes, too many system calls, or leaked buffers.
 
 use super::results::Results;
 use super::work::{Metric, Work};
@@ -14,10 +14,10 @@ const LEAST_OF_NONE: f64 = 0.1;
 /// Least ratio to HAProxy's rate.
 const LEAST_OF_HAPROXY: f64 = 0.4;
 
-/// Most ratio to HAProxy's CPU time and memory.
+/// Greatest ratio to HAProxy's CPU time and memory.
 const MOST_OF_HAPROXY: f64 = 2.5;
 
-/// What is wrong with berth. In a run that is not short, only failures are.
+/// Returns the faults of berth. Unless the run is `short`, only failures are faults.
 pub(super) fn complaints(results: &Results, short: bool) -> Vec<String> {
     let mut complaints = Vec::new();
     let haproxy = results.peers.iter().position(|peer| peer.name == "haproxy");
@@ -34,10 +34,10 @@ pub(super) fn complaints(results: &Results, short: bool) -> Vec<String> {
             if !short {
                 continue;
             }
-            for &metric in judged(case.work) {
+            for &metric in limited_metrics(case.work) {
                 let pairs = [
                     (
-                        results.none(),
+                        results.no_relay(),
                         metric.higher_is_better().then_some(LEAST_OF_NONE),
                     ),
                     (
@@ -73,8 +73,9 @@ pub(super) fn complaints(results: &Results, short: bool) -> Vec<String> {
     complaints
 }
 
-/// Start and answer times are not judged: they vary too much on a shared machine.
-fn judged(work: Work) -> &'static [Metric] {
+/// The metrics with limits. Start and answer times have none, because they vary too much on a
+/// shared machine.
+fn limited_metrics(work: Work) -> &'static [Metric] {
     match work {
         Work::Ping | Work::Connect | Work::Growth => &[Metric::Rate, Metric::CpuPerRequest],
         Work::Bulk => &[Metric::Gigabits, Metric::CpuPerGigabyte],

@@ -1,8 +1,8 @@
 //! The messages between client and backend.
 //!
-//! Requests and answers are a header and a body. Both bodies are the same known pattern, so
-//! that an answer as long as its request is an echo of it, and neither end has to keep what it sent. The
-//! header begins as a ClientHello: a relay that inspects the first bytes treats it as a real client's.
+//! Requests and answers are a header and a body. The bodies are a known pattern, so an answer as
+//! long as its request is an echo, and no end has to keep sent data. The header begins as a
+//! ClientHello: a relay that inspects the first bytes treats the client as a real one.
 
 use crate::client_hello::{HEADERS, client_hello};
 use std::io;
@@ -16,26 +16,26 @@ pub(super) const ENDLESS: u64 = u64::MAX;
 /// Most bytes in one read or write.
 pub(super) const CHUNK: usize = 256 * 1024;
 
-/// A header is a ClientHello with numbers in it.
+/// A header is a ClientHello with numbers inside.
 const BLANK: [u8; HEADER] = client_hello();
 
 /// The pattern repeats after this many bytes.
 const PERIOD: usize = 256;
 
-/// Reads up to this length are compared completely, longer ones at both ends: the tool must be cheaper than
-/// what it measures.
+/// Reads up to this length are compared completely, and longer reads only at the beginning and the
+/// end: the tool must be cheaper than the measured relay.
 const COMPARED: usize = 1024;
 
-/// The header of a request, and of its answer.
+/// The header of a request or an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
-    /// Asks for the number of bytes of endless requests that arrived, instead of the pattern.
+    /// Asks for the number of received bytes of endless requests, instead of the pattern.
     pub(super) count: bool,
-    /// The same in a request and its answer.
+    /// An answer repeats the number of its request.
     pub(super) number: u32,
-    /// Bytes of the request, with this header; in the answer to `count`: the count.
+    /// Bytes of the request, including the header. In the answer to `count`, the count.
     pub(super) request: u64,
-    /// Bytes of the answer, with its header.
+    /// Bytes of the answer, including its header.
     pub(super) answer: u64,
 }
 
@@ -63,7 +63,7 @@ impl Header {
             answer: long(12),
         };
         let too_short = header.request.min(header.answer) < HEADER as u64;
-        // The answer to a request for the count has the count there.
+        // In an answer with a count, the field `request` is the count.
         if too_short && !header.count {
             Err(garbled())
         } else {
@@ -80,7 +80,7 @@ impl Pattern {
         Self((0..CHUNK + PERIOD).map(|at| (at % PERIOD) as u8).collect())
     }
 
-    /// The bytes for one write of a message from `offset` on, of which `left` remain.
+    /// The bytes for one write of a message from `offset` on, with `left` bytes remaining.
     pub(super) fn from(&self, offset: u64, left: u64) -> &[u8] {
         &self.at(offset)[..left.min(CHUNK as u64) as usize]
     }
@@ -92,7 +92,7 @@ impl Pattern {
         message
     }
 
-    /// Whether these are a body's bytes from `offset` of its message on.
+    /// Checks that `bytes` are a body's bytes from `offset` of the message on.
     pub(super) fn check(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let expected = &self.at(offset)[..bytes.len()];
         let same = if bytes.len() <= COMPARED {
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_comes_back() {
+    fn a_header_survives_encoding() {
         let header = Header {
             count: true,
             number: 7,

@@ -1,6 +1,6 @@
-//! The work that peers do, and what is measured of it.
+//! The work of the peers, and the measured figures.
 
-use super::load::{self, Answers, PING, Pace, Pool, Way};
+use super::load::{self, Answers, Direction, PING, Pace, Pool};
 use super::peer::{Peer, PeerKind, Running};
 use super::usage::{Clocks, Tree, kernel_memory, socket_memory};
 use anyhow::{Context as _, Result, ensure};
@@ -12,21 +12,21 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-/// Clients of the short connections.
+/// Number of clients with short connections.
 const CLIENTS: usize = 32;
 
-/// The answer on each idle connection before memory is measured again: a small LIST.
+/// The answer on each idle connection before the second measurement of memory: a small LIST.
 const LIST: u64 = 1 << 20;
 
-/// The answer that slow readers read, 50 KB a second each: a LIST of some 500 pods.
+/// The answer for slow readers, which read 50 KB a second each: a LIST of some 500 pods.
 const LARGE: u64 = 5_000_000;
 const TICK: Duration = Duration::from_millis(100);
 const A_TICK: usize = 5_000;
 
-/// How long they read before memory is measured: by then buffers do not grow any more.
+/// How long slow readers read before memory is measured. By that time buffers have stopped growing.
 const SETTLED: Duration = Duration::from_secs(8);
 
-/// Most descriptors that a relay has in addition to two for each connection; berth keeps the most free.
+/// Most descriptors of a relay beyond two for each connection. berth keeps the most in reserve.
 const SPARE: u64 = 256;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -35,11 +35,11 @@ pub(super) enum Work {
     Ping,
     /// Connect, 64 B there and back, close; 32 clients
     Connect,
-    /// Streams one way, one and 16 of them
+    /// 1 and 16 streams, in each direction
     Bulk,
     /// Start, and memory of 8,000 connections
     Idle,
-    /// 8,000 clients that connect at one moment
+    /// 8,000 clients that connect at once
     Burst,
     /// Ping on 100 to 8,000 connections
     Growth,
@@ -47,18 +47,18 @@ pub(super) enum Work {
     Slow,
 }
 
-/// What each peer does once a round.
+/// A part of a peer's work, done once a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Case {
     pub(super) work: Work,
     /// Connections, clients, streams or readers.
     pub(super) count: usize,
-    /// Of [`Work::Bulk`].
-    way: Way,
+    /// Direction of [`Work::Bulk`].
+    way: Direction,
 }
 
 impl Work {
-    /// Its cases; a short run has smaller ones.
+    /// The cases of this work. A short run has smaller cases.
     pub(super) fn cases(self, short: bool) -> Vec<Case> {
         let (many, idle, growth): (_, _, &[usize]) = if short {
             (250, 500, &[100, 500])
@@ -74,9 +74,9 @@ impl Work {
             Self::Slow => &[if short { 200 } else { 2_000 }],
         };
         let ways = if self == Self::Bulk {
-            &[Way::Down, Way::Up][..]
+            &[Direction::Down, Direction::Up][..]
         } else {
-            &[Way::Down]
+            &[Direction::Down]
         };
         let cases = ways.iter().flat_map(|&way| {
             counts.iter().map(move |&count| Case {
@@ -88,7 +88,7 @@ impl Work {
         cases.collect()
     }
 
-    /// Whether a peer does it.
+    /// True if a peer does this work.
     pub(super) fn is_for(self, peer: &Peer) -> bool {
         match (&peer.kind, self) {
             (PeerKind::Haproxy { splice: true }, work) => work == Self::Bulk,
@@ -104,7 +104,7 @@ impl Case {
         Self {
             work: Work::Ping,
             count,
-            way: Way::Down,
+            way: Direction::Down,
         }
     }
 
@@ -113,7 +113,7 @@ impl Case {
         self.key_metrics()[0]
     }
 
-    /// The figures that most readers look for, the most important one first.
+    /// The figures that most readers look for, the most important first.
     pub(super) fn key_metrics(self) -> &'static [Metric] {
         match self.work {
             Work::Ping | Work::Connect | Work::Burst | Work::Growth => {
@@ -132,7 +132,8 @@ impl Case {
 }
 
 impl Case {
-    /// The goal of `--pass inject` for a figure: its least ratio to no relay, or the most that it may be.
+    /// The goal of `--pass inject` for a figure: either the least ratio to no relay, or the
+    /// greatest value.
     pub(super) fn goal(self, metric: Metric) -> Option<f64> {
         match (self.work, metric) {
             (Work::Ping, Metric::Rate) | (Work::Bulk, Metric::Gigabits) => Some(0.97),
@@ -151,7 +152,11 @@ impl fmt::Display for Case {
             Work::Ping => write!(f, "ping, {count} connections"),
             Work::Connect => write!(f, "connect, {count} clients"),
             Work::Bulk => {
-                let way = if self.way == Way::Up { "up" } else { "down" };
+                let way = if self.way == Direction::Up {
+                    "up"
+                } else {
+                    "down"
+                };
                 write!(
                     f,
                     "bulk {way}, {count} stream{}",
@@ -173,7 +178,7 @@ pub(super) enum Metric {
     Rate,
     /// Bits a second, in 10^9.
     Gigabits,
-    /// Of the answers' times, in µs.
+    /// Percentiles of the answer times, in µs.
     P50,
     P99,
     P999,
@@ -183,11 +188,12 @@ pub(super) enum Metric {
     CpuPerGigabyte,
     /// Bytes of memory for each connection.
     IdleMemory,
-    /// Likewise, after an answer of 1 MiB on each.
+    /// Bytes of memory for each connection, after an answer of 1 MiB on every connection.
     UsedMemory,
-    /// Bytes of the kernel's memory for each connection, of all four sockets.
+    /// Bytes of the kernel's memory for each connection, with all four sockets.
     KernelMemory,
-    /// Bytes in the kernel's sockets for each connection, those of client and backend among them.
+    /// Bytes in the kernel's sockets for each connection, including the sockets of client and
+    /// backend.
     SocketMemory,
     /// Bytes of memory after one connection.
     BaseMemory,
@@ -195,14 +201,14 @@ pub(super) enum Metric {
     Memory,
     /// Open file descriptors.
     Descriptors,
-    /// From exec to the first answer, in ms.
+    /// Time from exec to the first answer, in ms.
     Start,
     /// Bytes of the program.
     Size,
 }
 
 impl Metric {
-    /// Its title in tables.
+    /// The figure's title in tables.
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::Rate => "requests/s",
@@ -245,10 +251,10 @@ pub(super) fn thousands(value: f64) -> String {
     format!("{sign}{}", count(value.abs().round() as u64))
 }
 
-/// The figures of one case, or why there are none.
+/// The figures of a case, or why there are none.
 pub(super) type Measured = Result<Vec<(Metric, f64)>, String>;
 
-/// What all measurements share.
+/// The conditions of all measurements.
 pub(super) struct Bench<'a> {
     pub(super) backend: SocketAddr,
     pub(super) pace: Pace,
@@ -258,7 +264,7 @@ pub(super) struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Starts the peer, measures all cases and ends it.
+    /// Starts the peer, measures all cases of a work, and ends the peer.
     pub(super) fn run(&self, work: Work, peer: &Peer) -> Vec<(Case, Measured)> {
         let started = peer
             .start(self.backend, self.directory)
@@ -378,10 +384,10 @@ fn idle(count: usize, peer: &Peer, running: &Running) -> Result<Vec<(Metric, f64
         peer.is_inject() || descriptors >= 2.0 * count as f64,
         "only {descriptors} descriptors for {count} connections: some are not held"
     );
-    pool.answers(LIST)?;
+    pool.request_answers(LIST)?;
     let used = a_connection(tree.memory()?);
-    // All connections still work.
-    pool.answers(PING as u64)?;
+    // Every connection still works.
+    pool.request_answers(PING as u64)?;
     Ok(vec![
         (Metric::IdleMemory, idle),
         (Metric::UsedMemory, used),
@@ -397,7 +403,7 @@ fn slow(count: usize, running: &Running) -> Result<Vec<(Metric, f64)>> {
     let mut pool = Pool::open(running.address, count)?;
     let memory = || running.tree.as_ref().map(Tree::memory).transpose();
     let (base, sockets_base) = (memory()?, socket_memory()?);
-    pool.slowly(LARGE, TICK, A_TICK, SETTLED)?;
+    pool.read_slowly(LARGE, TICK, A_TICK, SETTLED)?;
     let a_connection = |now: f64, base: f64| (now - base) / count as f64;
     let mut figures = vec![(
         Metric::SocketMemory,
@@ -416,7 +422,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_as_people_read_them() {
+    fn numbers_have_separators() {
         assert_eq!(thousands(0.4), "0");
         assert_eq!(thousands(999.6), "1,000");
         assert_eq!(thousands(1_234_567.0), "1,234,567");
