@@ -1,8 +1,8 @@
 //go:debug multipathtcp=0
 
-// The server behind all peers of the benchmark: the accept loop of Go's standard library, as in kube-apiserver, and a
-// goroutine for each connection. Messages are as in ../src/bench/wire.rs. Listeners are plain TCP (no MPTCP), as for
-// instances of `berth exec`.
+// The server behind all peers of the benchmark: the accept loop of Go's standard library, as in
+// kube-apiserver, and a goroutine for each connection. Messages are as in ../src/bench/wire.rs.
+// Listeners are plain TCP (no MPTCP), as for instances of `berth exec`.
 package main
 
 import (
@@ -18,14 +18,15 @@ import (
 )
 
 const (
-	// Bytes of a ClientHello's headers, and of a message's header: ClientHello, a flag and three numbers.
+	// Bytes of a ClientHello's headers, and of a message's header: ClientHello, a flag and three
+	// numbers.
 	hello, header = 9, 9 + 21
 	// The length of a message that lasts as long as its connection.
 	endless = ^uint64(0)
 	// Most bytes in one read or write, and in the first of a message.
 	chunk, first = 256 << 10, 4096
-	// The pattern repeats after this many bytes. Reads up to this length are compared completely, and longer reads only at
-	// the beginning and the end.
+	// The pattern repeats after this many bytes. Reads up to this length are compared completely,
+	// and longer reads only at the beginning and the end.
 	period, compared = 256, 1024
 )
 

@@ -36,10 +36,10 @@ const UNLOCKED: &str =
     "nothing keeps another control-plane node from being upgraded at the same time";
 
 /// The first release that can emulate its predecessor.
-const EMULATES: (u64, u64) = (1, 32);
+const FIRST_EMULATING_RELEASE: (u64, u64) = (1, 32);
 
 /// How long a kubelet may need to stop a pod, beyond the grace period.
-const MARGIN: Duration = Duration::from_secs(60);
+const STOP_MARGIN: Duration = Duration::from_secs(60);
 
 /// The operator's choices for an upgrade.
 #[derive(Debug)]
@@ -104,7 +104,7 @@ impl UpgradeOptions {
         Limits {
             ready: self.ready,
             settle: self.settle,
-            stop: old.grace.max(new.grace) + MARGIN,
+            stop: old.grace.max(new.grace) + STOP_MARGIN,
         }
     }
 
@@ -147,10 +147,10 @@ pub async fn dry_run(
     progress: &Progress,
 ) -> Result<Vec<String>, Refusal> {
     let (state, setting) = match state::find(&options.state_dir)? {
-        Some(state) => go_on(options, state, progress)?,
-        None => fresh(options, progress).await?,
+        Some(state) => resume(options, state, progress)?,
+        None => prepare_new(options, progress).await?,
     };
-    Ok(drive::plan(&state, &setting.limits, &setting.pod))
+    Ok(drive::describe_plan(&state, &setting.limits, &setting.pod))
 }
 
 /// Begins an upgrade, or resumes an interrupted one.
@@ -160,11 +160,11 @@ pub async fn dry_run(
 pub async fn begin(options: &UpgradeOptions, progress: &Progress) -> Result<Begun, Refusal> {
     if state::find(&options.state_dir)?.is_none() {
         // An unreadable manifest is reported before the state directory is created.
-        Texts::read(options)?;
+        ManifestPair::read(options)?;
     }
     let store = Store::open(&options.state_dir)?;
     if let Some(state) = store.load()? {
-        let (state, mut setting) = go_on(options, state, progress)?;
+        let (state, mut setting) = resume(options, state, progress)?;
         setting.lock = acquire_lock(options, &state, &setting, true, progress).await?;
         return Ok(Begun {
             state,
@@ -172,7 +172,7 @@ pub async fn begin(options: &UpgradeOptions, progress: &Progress) -> Result<Begu
             setting,
         });
     }
-    let (state, mut setting) = fresh(options, progress).await?;
+    let (state, mut setting) = prepare_new(options, progress).await?;
     setting.lock = acquire_lock(options, &state, &setting, false, progress).await?;
     let begun = async {
         // The state is saved before the lock is marked: an upgrade killed in between has an
@@ -240,7 +240,7 @@ async fn acquire_lock(
 }
 
 /// Resumes an interrupted upgrade.
-fn go_on(
+fn resume(
     options: &UpgradeOptions,
     mut state: State,
     progress: &Progress,
@@ -289,10 +289,10 @@ fn go_on(
     }
     let client = options.client(state.kubeconfig.as_deref(), progress)?;
     state.judge = options.judge.clone().or(state.judge);
-    Ok((state, setting(options, &old, new, client)))
+    Ok((state, make_context(options, &old, new, client)))
 }
 
-fn setting(
+fn make_context(
     options: &UpgradeOptions,
     old: &ApiserverPod,
     new: ApiserverPod,
@@ -308,18 +308,18 @@ fn setting(
     }
 }
 
-async fn fresh(
+async fn prepare_new(
     options: &UpgradeOptions,
     progress: &Progress,
 ) -> Result<(State, UpgradeContext), Refusal> {
-    let Texts {
+    let ManifestPair {
         old_text,
         new_text,
         old,
         new,
         old_manifest,
         new_manifest,
-    } = Texts::read(options)?;
+    } = ManifestPair::read(options)?;
     let uid = pod::draw_uid().map_err(|error| Refusal::unavailable(&error))?;
     let name = options
         .manifest
@@ -330,18 +330,19 @@ async fn fresh(
     let problem = |problem| Refusal::usage(vec![format!("{name}:{problem}")]);
     let judge = options.judge.clone();
     let emulated = match &judge {
-        Some(_) if options.emulate => emulated(&old_manifest, &new_manifest).map_err(problem)?,
+        Some(_) if options.emulate => {
+            emulate_old_release(&old_manifest, &new_manifest).map_err(problem)?
+        }
         _ => None,
     };
     let temporary_text = match &emulated {
-        Some(emulated) => {
-            Manifest::parse(&emulated.text).and_then(|manifest| pod::temporary(&manifest, &uid))
-        }
-        None => pod::temporary(&new_manifest, &uid),
+        Some(emulated) => Manifest::parse(&emulated.text)
+            .and_then(|manifest| pod::make_temporary(&manifest, &uid)),
+        None => pod::make_temporary(&new_manifest, &uid),
     };
     let temporary_text = temporary_text.map_err(problem)?;
-    let setting = setting(options, &old, new, options.client(None, progress)?);
-    let address = serving(&setting, &uid, options).await?;
+    let setting = make_context(options, &old, new, options.client(None, progress)?);
+    let address = find_advertised(&setting, &uid, options).await?;
     let mut state = State {
         version: State::FORMAT,
         berth: berth_node::VERSION.to_owned(),
@@ -364,7 +365,7 @@ async fn fresh(
         emulated,
     };
     let all = drive::STEPS;
-    let what = match (state.same(), old.image == setting.pod.image) {
+    let what = match (state.is_restart(), old.image == setting.pod.image) {
         (true, _) => format!("rolling restart of {}", old.image),
         (false, true) => format!("{} with another manifest", old.image),
         (false, false) => format!("{} to {}", old.image, setting.pod.image),
@@ -384,7 +385,7 @@ async fn fresh(
             .as_ref()
             .map(|emulated| format!(", as {} until then", emulated.release));
         progress.more(&format!(
-            "the new one is judged beside the old one{}",
+            "the new instance is judged beside the old one{}",
             emulates.unwrap_or_default()
         ));
     }
@@ -395,16 +396,16 @@ async fn fresh(
 /// The new manifest with emulation of the old release. `None` if the old release is not the
 /// previous minor version, which is the only one that kube-apiserver emulates. `None` also if a
 /// release is unknown or the manifest has its own emulation flag.
-fn emulated(old: &Manifest, new: &Manifest) -> Result<Option<Emulated>, Problem> {
+fn emulate_old_release(old: &Manifest, new: &Manifest) -> Result<Option<Emulated>, Problem> {
     let (Some((major, minor)), Some(to)) = (old.version(), new.version()) else {
         return Ok(None);
     };
-    if (major, minor + 1) != to || to < EMULATES || new.flag(EMULATION).is_some() {
+    if (major, minor + 1) != to || to < FIRST_EMULATING_RELEASE || new.flag(EMULATION).is_some() {
         return Ok(None);
     }
     let release = format!("{major}.{minor}");
     Ok(Some(Emulated {
-        text: pod::emulating(new, &release)?,
+        text: pod::add_emulation(new, &release)?,
         release,
     }))
 }
@@ -488,13 +489,13 @@ async fn check_service(
 
 /// How long a shim may take to answer before its instance counts as not serving: a busy node needs
 /// seconds.
-const ANSWERING: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time between two requests to a shim that did not answer.
-const AGAIN: Duration = Duration::from_millis(200);
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Checks that the old instance serves, and returns its advertised address.
-async fn serving(
+async fn find_advertised(
     setting: &UpgradeContext,
     uid: &berth_node::instance::InstanceId,
     options: &UpgradeOptions,
@@ -502,17 +503,22 @@ async fn serving(
     let mut observer = NodeObserver::new(&setting.run_dir);
     let ask = async || {
         let looked = observer
-            .instances(uid)
+            .sample_instances(uid)
             .await
             .map_err(|error| Refusal::unavailable(&error));
-        looked.map(|looked| (looked.1.silent, served(setting, looked, options)))
+        looked.map(|looked| {
+            (
+                looked.1.silent,
+                advertised_in_sample(setting, looked, options),
+            )
+        })
     };
     let counts = |seen: &Result<(bool, Result<_, _>), Refusal>| !matches!(seen, Ok((true, Err(_))));
-    until(ANSWERING, AGAIN, ask, counts).await?.1
+    until(ANSWER_TIMEOUT, RETRY_PAUSE, ask, counts).await?.1
 }
 
 /// Like [`find_advertised`], from a single sample.
-fn served(
+fn advertised_in_sample(
     setting: &UpgradeContext,
     ([canonical, _], details): ([InstanceObservation; 2], NodeDetails),
     options: &UpgradeOptions,
@@ -526,7 +532,7 @@ fn served(
         ),
         1 if !canonical.in_group => format!(
             "the current instance does not serve ({}): there is nothing to keep; put the manifest in its place by hand",
-            detail.words
+            detail.reason
         ),
         1 => {
             let advertised = detail.advertised.or(detail.berth);
@@ -541,7 +547,7 @@ fn served(
     Err(Refusal::unavailable(&why))
 }
 
-struct Texts {
+struct ManifestPair {
     old_text: String,
     new_text: String,
     old: ApiserverPod,
@@ -550,7 +556,7 @@ struct Texts {
     new_manifest: Manifest,
 }
 
-impl Texts {
+impl ManifestPair {
     /// Reads the manifests, and checks that the new one can replace the old one.
     fn read(options: &UpgradeOptions) -> Result<Self, Refusal> {
         let UpgradeOptions {

@@ -6,8 +6,8 @@ use super::judge::{ALL, Emulation, Judging, Shares, percent};
 use super::lock::Lock;
 use super::logs::{self, LoggedPod};
 use super::machine::{
-    Action, INTERRUPTED, Judged, LEAVING, Limits, Machine, NodeObservation, Position, Slot, Step,
-    UpgradeOutcome, Version,
+    Action, INTERRUPTED, JudgeResult, LEAVE_TIMEOUT, Limits, Machine, NodeObservation, Position,
+    Slot, Step, UpgradeOutcome, Version,
 };
 use super::observer::{NodeDetails, NodeObserver};
 use super::pod::{ApiserverPod, EMULATION, PREFIX};
@@ -29,11 +29,11 @@ use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Time between two reads of the kubelet's journal.
-const KUBELET: Duration = Duration::from_secs(2);
+const JOURNAL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How long the Service may be unkept before a warning is printed: while an instance stops, the API
 /// may be away.
-const UNKEPT: Duration = Duration::from_secs(10);
+const WARN_UNKEPT_AFTER: Duration = Duration::from_secs(10);
 
 /// The surroundings of an upgrade, not part of its state.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ pub enum Ended {
     RolledBack,
     /// Gone back after a bad verdict. The old version serves, or the new one emulating the old
     /// release.
-    Judged,
+    JudgeResult,
     /// Neither done nor rolled back. The state is kept, and serving instances are left alone.
     Halted,
     /// Stopped by a second signal, with the state kept as after `Halted`.
@@ -156,7 +156,7 @@ impl Driver<'_> {
         }
         // The operator needs this path: once the clock was set back, the newest kept manifest by
         // name may belong to another upgrade.
-        let before = self.store.before(&self.state);
+        let before = self.store.old_manifest_path(&self.state);
         replace(&before, &self.state.old)?;
         self.progress
             .more(&format!("the old manifest is kept: {}", before.display()));
@@ -174,7 +174,7 @@ impl Driver<'_> {
                 self.warn_unkept(trouble);
             }
             self.ask_kubelet(&mut seen).await;
-            let refused = self.share(&details).await.err();
+            let refused = self.announce_share(&details).await.err();
             match self.machine.next(&seen, self.progress.elapsed()) {
                 Action::Judge(slot) if self.begin_judging(slot, refused.as_deref()) => {
                     let Some(judging) = &mut self.judging else {
@@ -183,7 +183,7 @@ impl Driver<'_> {
                     let both = [slot.other(), slot].map(|slot| details.of(slot));
                     tokio::select! {
                         judged = judging.look(both, &self.progress) => {
-                            judged.into_iter().for_each(|judged| self.machine.judged(judged));
+                            judged.into_iter().for_each(|judged| self.machine.record_judged(judged));
                         }
                         _ = self.signals.next() => {
                             if !self.interrupt() {
@@ -193,10 +193,10 @@ impl Driver<'_> {
                     }
                 }
                 Action::Wait | Action::Judge(_) => {
-                    self.progress.waiting(&self.waits_for(&seen, &details));
+                    self.progress.waiting(&self.describe_wait(&seen, &details));
                     let signalled = tokio::select! {
                         signalled = self.signals.next() => signalled,
-                        () = self.observer.changed() => false,
+                        () = self.observer.wait_for_change() => false,
                     };
                     if signalled && !self.interrupt() {
                         return Ok(Ended::Stopped);
@@ -222,7 +222,7 @@ impl Driver<'_> {
                     self.announce();
                 }
                 Action::Place(slot, version) => {
-                    let (path, text) = self.file(slot, version);
+                    let (path, text) = self.file_and_text(slot, version);
                     let had = self.state.access.filter(|_| slot == Slot::Canonical);
                     replace_or_make(path, text, had)?;
                     self.progress.line(&format!(
@@ -231,13 +231,13 @@ impl Driver<'_> {
                     ));
                 }
                 Action::Remove(slot) => {
-                    let (path, _) = self.file(slot, Version::New);
+                    let (path, _) = self.file_and_text(slot, Version::New);
                     remove(path)?;
                     self.progress
                         .line(&format!("     {} is removed", path.display()));
                 }
                 Action::Drain(slot) => tokio::select! {
-                    drained = ask_to_leave(details.of(slot).socket.as_deref()) => self.drained(slot, drained).await,
+                    drained = ask_to_leave(details.of(slot).socket.as_deref()) => self.report_drain(slot, drained).await,
                     // The next sample shows whether the shim received the drain.
                     _ = self.signals.next() => {
                         if !self.interrupt() {
@@ -261,19 +261,20 @@ impl Driver<'_> {
     /// share, since there is nothing to compare.
     fn begin_judging(&mut self, slot: Slot, refused: Option<&str>) -> bool {
         let (Some(options), Some(client)) = (&self.state.judge, &self.setting.client) else {
-            let why = "there is no --kubeconfig with which both could be asked".to_owned();
+            let why =
+                "there is no --kubeconfig to ask the instances for their metrics with".to_owned();
             let undecided = self.state.judge.as_ref().map(|judge| judge.undecided);
             self.progress.line(&format!("     not judged: {why}"));
             self.machine
-                .judged(undecided.unwrap_or_default().judged(why, false));
+                .record_judged(undecided.unwrap_or_default().decide(why, false));
             return true;
         };
         if let Some(why) = refused {
-            let why = format!("a shim does not give the new one its part of the clients: {why}");
+            let why = format!("a shim refuses the new instance its share of the clients: {why}");
             self.progress.line(&format!("     {why}"));
             self.progress
                 .more("give the new manifest a shim of this berth, or upgrade without --judge");
-            self.machine.judged(Judged::GoBack(why));
+            self.machine.record_judged(JudgeResult::GoBack(why));
             self.judging = None;
             return true;
         }
@@ -287,7 +288,7 @@ impl Driver<'_> {
 
     /// Tells the shims the new instance's share of the clients: none before judging, everything
     /// afterwards, and none on the way back.
-    async fn share(&mut self, details: &NodeDetails) -> Result<(), String> {
+    async fn announce_share(&mut self, details: &NodeDetails) -> Result<(), String> {
         let Some(shares) = &mut self.shares else {
             return Ok(());
         };
@@ -320,42 +321,44 @@ impl Driver<'_> {
         }
         if self
             .asked_kubelet
-            .is_none_or(|asked| asked.elapsed() >= KUBELET)
+            .is_none_or(|asked| asked.elapsed() >= JOURNAL_INTERVAL)
         {
-            let pod = self.pod(self.state.position.step.watched());
+            let pod = self.logged_pod(self.state.position.step.watched());
             self.kubelet_trouble = kubelet_trouble(&pod, self.entered).await;
             self.asked_kubelet = Some(Instant::now());
         }
         instance.not_started = self.kubelet_trouble.is_some();
     }
 
-    fn file(&self, slot: Slot, version: Version) -> (&Path, &str) {
+    fn file_and_text(&self, slot: Slot, version: Version) -> (&Path, &str) {
         match slot {
             Slot::Canonical => (&self.state.canonical, self.state.text(version)),
             Slot::Temporary => (&self.state.temporary, &self.state.temporary_text),
         }
     }
 
-    async fn drained(&mut self, slot: Slot, drained: Result<(), String>) {
-        self.machine.drained(drained.is_ok());
+    async fn report_drain(&mut self, slot: Slot, drained: Result<(), String>) {
+        self.machine.record_drain(drained.is_ok());
         match drained {
             Ok(()) => {
-                self.progress
-                    .waiting(&format!("the {} instance leaves the port", self.name(slot)));
-                self.observer.changed().await;
+                self.progress.waiting(&format!(
+                    "the {} instance leaves the port",
+                    self.instance_name(slot)
+                ));
+                self.observer.wait_for_change().await;
             }
             Err(why) if why != self.drain_trouble => {
                 self.progress.line(&format!(
                     "     the {} instance cannot be drained: {why}",
-                    self.name(slot)
+                    self.instance_name(slot)
                 ));
                 self.drain_trouble = why;
             }
-            Err(_) => self.observer.changed().await,
+            Err(_) => self.observer.wait_for_change().await,
         }
     }
 
-    fn name(&self, slot: Slot) -> &'static str {
+    fn instance_name(&self, slot: Slot) -> &'static str {
         match (slot, self.state.position.step) {
             (Slot::Temporary, _) => "temporary",
             (Slot::Canonical, Step::StopOld | Step::Withdraw) => "old",
@@ -370,8 +373,8 @@ impl Driver<'_> {
         if let Some(lock) = &self.setting.lock {
             lock.release(&self.progress).await;
         }
-        let before = self.store.before(&self.state);
-        if outcome == UpgradeOutcome::RolledBack || self.state.same() {
+        let before = self.store.old_manifest_path(&self.state);
+        if outcome == UpgradeOutcome::RolledBack || self.state.is_restart() {
             remove(&before)?;
         }
         self.store.remove()?;
@@ -387,7 +390,7 @@ impl Driver<'_> {
                 self.progress.line(&format!(
                     "done: {version} serves, from {file}; nothing else is left"
                 ));
-                if !self.state.same() {
+                if !self.state.is_restart() {
                     self.progress
                         .more(&format!("back again: berth upgrade {}", before.display()));
                 }
@@ -399,7 +402,7 @@ impl Driver<'_> {
                 ));
                 self.progress.more(&format!("why: {why}"));
                 if self.state.position.judged {
-                    Ended::Judged
+                    Ended::JudgeResult
                 } else {
                     Ended::RolledBack
                 }
@@ -415,10 +418,10 @@ impl Driver<'_> {
                 ));
                 self.progress.more(&format!("why: {why}"));
                 self.progress.more(
-                    "the same command with the new manifest tries the last step again, and judges it beside what serves now; back to \
-                     the old manifest nothing is promised from here",
+                    "the same command with the new manifest tries the last step again, and judges it beside what serves now; from \
+                     here berth promises no way back to the old manifest",
                 );
-                Ended::Judged
+                Ended::JudgeResult
             }
         })
     }
@@ -452,7 +455,8 @@ impl Driver<'_> {
             return;
         };
         let since = *self.unkept.get_or_insert_with(Instant::now);
-        if since.elapsed() >= UNKEPT && !std::mem::replace(&mut self.warned_unkept, true) {
+        if since.elapsed() >= WARN_UNKEPT_AFTER && !std::mem::replace(&mut self.warned_unkept, true)
+        {
             self.progress.line(&format!(
                 "warning: the Service kubernetes cannot be kept: {why}"
             ));
@@ -473,13 +477,13 @@ impl Driver<'_> {
         self.machine.interrupt();
         let what = match self.state.position.step {
             Step::JudgeCanonical => {
-                "interrupted: going back to the one that emulates the old one, and serves"
+                "interrupted: going back to the instance that emulates the old release, and serves"
             }
-            _ if self.machine.goes_back() => {
+            _ if self.machine.interrupt_leads_back() => {
                 "interrupted: going back to the old manifest, whose instance serves"
             }
             _ => {
-                "interrupted: the old instance has left already, so the shortest way to a whole node is on"
+                "interrupted: the old instance has already left, so the upgrade goes on: that is the shortest way to a whole node"
             }
         };
         self.progress
@@ -502,7 +506,7 @@ impl Driver<'_> {
         self.progress.line(&format!("{number}{text}"));
     }
 
-    fn waits_for(&self, seen: &NodeObservation, details: &NodeDetails) -> String {
+    fn describe_wait(&self, seen: &NodeObservation, details: &NodeDetails) -> String {
         let step = self.state.position.step;
         let slot = step.watched();
         let (watched, stopped) = (details.of(slot), details.of(slot.other()));
@@ -514,14 +518,14 @@ impl Driver<'_> {
                 open => format!("waiting for it to end: {open} connections are open"),
             },
             _ if !seen.instance(slot).alive => "waiting for the kubelet to start it".into(),
-            _ if !watched.words.is_empty() => format!("not ready: {}", watched.words),
+            _ if !watched.reason.is_empty() => format!("not ready: {}", watched.reason),
             Step::StartTemporary | Step::StartCanonical => "waiting for it".into(),
             Step::SettleTemporary | Step::SettleCanonical => "ready".into(),
             Step::JudgeTemporary | Step::JudgeCanonical => "ready, and being judged".into(),
         }
     }
 
-    fn pod(&self, slot: Slot) -> LoggedPod<'_> {
+    fn logged_pod(&self, slot: Slot) -> LoggedPod<'_> {
         let ApiserverPod {
             namespace, name, ..
         } = &self.setting.pod;
@@ -537,7 +541,7 @@ impl Driver<'_> {
             container, image, ..
         } = &self.setting.pod;
         let slot = step.watched();
-        let (words, pod) = (&details.of(slot).words, self.pod(slot));
+        let (reason, pod) = (&details.of(slot).reason, self.logged_pod(slot));
         let instance = match slot {
             Slot::Temporary => "the new instance",
             Slot::Canonical => "the instance of the canonical file",
@@ -546,8 +550,8 @@ impl Driver<'_> {
         if let Some(trouble) = &self.kubelet_trouble {
             self.progress.more(&format!("the kubelet: {trouble}"));
         }
-        if !words.is_empty() {
-            self.progress.more(&format!("its shim: {words}"));
+        if !reason.is_empty() {
+            self.progress.more(&format!("its shim: {reason}"));
         }
         let directory = &self.setting.pod_logs;
         let last = |container: &str| logs::last_lines(directory, &pod, container);
@@ -577,7 +581,7 @@ async fn ask_to_leave(socket: Option<&Path>) -> Result<(), String> {
     let Some(socket) = socket else {
         return Err("it has no shim of its own".into());
     };
-    match ipc::ask(socket, Ask::Drain, LEAVING).await {
+    match ipc::ask(socket, Ask::Drain, LEAVE_TIMEOUT).await {
         Ok(Reply::Done) => Ok(()),
         Ok(reply) => Err(format!("unexpected reply of its shim: {reply:?}")),
         Err(error) => Err(format!("its shim cannot be asked: {error}")),
@@ -609,7 +613,7 @@ impl OperatorSignals {
 }
 
 /// The plan as text, for `--dry-run`.
-pub fn plan(state: &State, limits: &Limits, pod: &ApiserverPod) -> Vec<String> {
+pub fn describe_plan(state: &State, limits: &Limits, pod: &ApiserverPod) -> Vec<String> {
     let text = |step| describe(step, Version::New, state, limits, pod).1;
     let judged = |step, is_judged| {
         if is_judged {
@@ -645,7 +649,7 @@ fn describe(
         duration(limits.stop),
     );
     let (canonical, temporary) = (state.canonical.display(), state.temporary.display());
-    let manifest = if state.same() {
+    let manifest = if state.is_restart() {
         "same".to_owned()
     } else {
         target.to_string()
@@ -658,7 +662,7 @@ fn describe(
             .unwrap_or_default();
         let parts: Vec<_> = plan.parts.iter().map(|part| percent(*part)).collect();
         format!(
-            "it is judged beside {beside}: {} of new connections for {} each, then all for {}; if the verdict is bad, it goes",
+            "it is judged beside {beside}: {} of new connections for {} each, then all for {}; if the verdict is bad, it is removed",
             parts.join(", "),
             duration(plan.step),
             duration(plan.bake)
@@ -667,17 +671,17 @@ fn describe(
     let (number, text) = match step {
         Step::StartTemporary => {
             let text = format!(
-                "write {temporary}: the {manifest} manifest as pod {PREFIX}{}; ready and joined within {ready}, else it goes and \
-                 that was all",
+                "write {temporary}: the {manifest} manifest as pod {PREFIX}{}; ready and joined within {ready}, else it \
+                 is removed and nothing else has changed",
                 pod.name
             );
             (2, text)
         }
         Step::SettleTemporary => (
             3,
-            format!("watch it for {settle}; if it gets unready or starts again, it goes"),
+            format!("watch it for {settle}; if it gets unready or starts again, it is removed"),
         ),
-        Step::JudgeTemporary => (3, judged("the old one")),
+        Step::JudgeTemporary => (3, judged("the old instance")),
         Step::StopOld => (
             4,
             format!(
@@ -700,7 +704,7 @@ fn describe(
         Step::SettleCanonical => (6, format!("watch it for {settle}")),
         Step::JudgeCanonical => (
             6,
-            judged("the temporary one, which behaves as the old one's release"),
+            judged("the temporary instance, which behaves as the old release"),
         ),
         Step::StopTemporary => (
             7,
@@ -717,7 +721,7 @@ fn describe(
         Step::Withdraw => {
             return (
                 None,
-                format!("back: the old one serves on, and {temporary} goes"),
+                format!("back: the old instance serves on, and {temporary} is removed"),
             );
         }
     };

@@ -36,7 +36,7 @@ pub async fn kubelet_trouble(pod: &LoggedPod<'_>, since: SystemTime) -> Option<S
         &since,
     ];
     let output = output("journalctl", &arguments, PATIENCE).await.ok()?;
-    find(&String::from_utf8_lossy(&output.stdout), &named)
+    find_message(&String::from_utf8_lossy(&output.stdout), &named)
 }
 
 /// The node's name, which the kubelet appends to the name of a static pod. The name comes from the
@@ -61,7 +61,7 @@ pub fn node_name(proc: &Path) -> Option<String> {
 }
 
 /// Finds the kubelet's last message about `named`: the reason and the text after it.
-fn find(journal: &str, named: &str) -> Option<String> {
+fn find_message(journal: &str, named: &str) -> Option<String> {
     journal
         .lines()
         .rev()
@@ -102,7 +102,7 @@ E1122 00:29:53.123456     812 pod_workers.go:1324] "Error syncing pod, skipping"
 I1122 00:29:53.912713     812 kubelet.go:2357] "Pod admission denied" podUID="9" pod="kube-system/berth-kube-apiserver-full" reason="UnexpectedAdmissionError" message="preemption: no set of running pods found to reclaim resources: [(res: cpu, q: 2550), ]"
 I1122 00:29:54.123456     812 kubelet.go:1] "SyncLoop ADD" pods=["kube-system/etcd-node"]
 "#;
-        let of = |named| find(journal, named);
+        let of = |named| find_message(journal, named);
         let named = r#"pod="kube-system/kube-apiserver-node""#;
         assert_eq!(
             of(named).as_deref(),
@@ -121,7 +121,7 @@ I1122 00:29:54.123456     812 kubelet.go:1] "SyncLoop ADD" pods=["kube-system/et
             )
         );
         let other = journal.replace("kube-apiserver-node", "kube-apiserver-proxy-x7k2p");
-        assert_eq!(find(&other, named), None);
+        assert_eq!(find_message(&other, named), None);
     }
 
     #[test]

@@ -8,7 +8,7 @@ pub mod instance;
 pub mod options;
 mod share;
 
-use super::machine::Judged;
+use super::machine::JudgeResult;
 use super::observer::{InstanceDetails, NodeDetails, NodeObserver};
 use super::progress::{Progress, seconds};
 use berth_cluster::Client;
@@ -20,10 +20,10 @@ use berth_judge::{Canary, Judge, Wanted};
 pub use berth_judge::{Outcome, Plan, Signal, Verdict};
 use berth_manifest::report::Refusal;
 use berth_node::instance::InstanceId;
-use instance::{Both, Instance, MOST_PATIENCE};
+use instance::{Instance, InstancePair, MOST_PATIENCE};
 pub use options::{JudgeOptions, Undecided};
 pub use share::Shares;
-use share::knows_shares;
+use share::check_shares;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ pub struct Judging {
     options: JudgeOptions,
     canary: Canary,
     judge: Judge,
-    both: Both,
+    both: InstancePair,
     /// `None` once the instance's emulation was checked.
     emulation: Option<Emulation>,
     due: Instant,
@@ -52,7 +52,7 @@ impl Judging {
             canary: Canary::new(&options.plan),
             judge: Judge::new(options.accepted.iter().copied()),
             options: options.clone(),
-            both: Both::new(client),
+            both: InstancePair::new(client),
             emulation,
             due: Instant::now(),
             clients: None,
@@ -73,7 +73,7 @@ impl Judging {
         &mut self,
         both: [&InstanceDetails; 2],
         progress: &Progress,
-    ) -> Option<Judged> {
+    ) -> Option<JudgeResult> {
         self.due = Instant::now() + self.options.interval;
         let [old, new] = self.both.sample(both).await;
         let wrong = new
@@ -82,7 +82,7 @@ impl Judging {
             .and_then(|page| self.emulates_wrongly(page, progress));
         if let Some(why) = wrong {
             progress.line(&format!("     {why}"));
-            return Some(Judged::GoBack(why));
+            return Some(JudgeResult::GoBack(why));
         }
         let now = progress.elapsed();
         self.judge.observe(now, old.sample, new.sample);
@@ -92,7 +92,7 @@ impl Judging {
             Wanted::Share {
                 permille,
                 begins: true,
-            } => self.begin(permille, &verdict, now, progress),
+            } => self.begin_step(permille, &verdict, now, progress),
             Wanted::Share { .. } => {}
         }
         // First only the new instance is asked, to warm up. Later the old instance gets
@@ -102,23 +102,23 @@ impl Judging {
             .page
             .filter(|_| warms || (self.options.requests && lacks))
         {
-            self.both.ask(&page, !warms).await;
+            self.both.send_requests(&page, !warms).await;
         }
         None
     }
 
-    fn begin(&mut self, permille: u16, verdict: &Verdict, now: Duration, progress: &Progress) {
+    fn begin_step(&mut self, permille: u16, verdict: &Verdict, now: Duration, progress: &Progress) {
         let Plan {
             warm, step, bake, ..
         } = &self.options.plan;
         if permille == 0 {
             let warm = humantime::format_duration(*warm);
             return progress.line(&format!(
-                "     berth alone asks the new one, and what is usual for the old one is learned ({warm})"
+                "     only berth asks the new instance, and learns what is usual for the old one ({warm})"
             ));
         }
         if self.clients.is_some() {
-            progress.more(&format!("until now: {}", said(verdict)));
+            progress.more(&format!("until now: {}", summarize(verdict)));
         }
         self.clients.get_or_insert(now);
         self.judge.begin_step();
@@ -127,7 +127,7 @@ impl Judging {
             part => (format!("{} of", percent(part)), step),
         };
         progress.line(&format!(
-            "     {part} new connections are for the new one ({})",
+            "     {part} new connections are for the new instance ({})",
             humantime::format_duration(*time)
         ));
     }
@@ -138,25 +138,26 @@ impl Judging {
         verdict: &Verdict,
         now: Duration,
         progress: &Progress,
-    ) -> Judged {
+    ) -> JudgeResult {
         match outcome {
             Outcome::Good => {
-                progress.line(&format!("     {}", said(verdict)));
-                Judged::GoOn
+                progress.line(&format!("     {}", summarize(verdict)));
+                JudgeResult::GoOn
             }
             Outcome::Bad => {
-                let when =
-                    self.clients
-                        .map_or("before a client came to the new one".into(), |clients| {
-                            format!(
-                                "{} after the first clients came to the new one",
-                                seconds(now.saturating_sub(clients))
-                            )
-                        });
+                let when = self.clients.map_or(
+                    "before a client came to the new instance".into(),
+                    |clients| {
+                        format!(
+                            "{} after the first clients came to the new instance",
+                            seconds(now.saturating_sub(clients))
+                        )
+                    },
+                );
                 progress.line(&format!("the verdict is bad, {when}:"));
                 if let (all @ 1.., met @ 1..) = self.judge.met() {
                     progress.more(&format!(
-                        "{met} of {all} requests met it, from then on, to both"
+                        "{met} of {all} requests were affected since then, on both instances"
                     ));
                 }
                 verdict
@@ -164,7 +165,7 @@ impl Judging {
                     .lines()
                     .for_each(|line| progress.more(line));
                 progress.more("what each is, and how to accept one (--accept): docs/judge.md");
-                Judged::GoBack(said(verdict))
+                JudgeResult::GoBack(summarize(verdict))
             }
             Outcome::Undecided => {
                 let mut why = format!(
@@ -177,7 +178,7 @@ impl Judging {
                 progress.line(&format!("     {why}"));
                 self.options
                     .undecided
-                    .judged(why, verdict.against.is_some())
+                    .decide(why, verdict.against.is_some())
             }
         }
     }
@@ -196,7 +197,9 @@ impl Judging {
         let should = if wanted { "" } else { " not" };
         let wrong = (emulation == release) != wanted;
         wrong.then(|| {
-            format!("it was{should} to behave as {release}, and says that it does as {emulation}")
+            format!(
+                "it should{should} behave as {release}, and reports that it behaves as {emulation}"
+            )
         })
     }
 }
@@ -218,30 +221,30 @@ pub async fn check_judge(
                 .into(),
         );
     };
-    let seen = NodeObserver::new(run_dir).instances(temporary).await;
+    let seen = NodeObserver::new(run_dir).sample_instances(temporary).await;
     let (_, NodeDetails { canonical, .. }) = seen.map_err(|error| Refusal::unavailable(&error))?;
-    if let Err(why) = knows_shares(&canonical, temporary).await {
+    if let Err(why) = check_shares(&canonical, temporary).await {
         return refused(format!(
-            "the shim of the instance that serves does not give another one a part of the clients ({why}): each instance \
+            "the shim of the serving instance cannot give a share of the clients to another instance ({why}): each instance \
              needs a shim of its own, of this berth ({}); `berth inject` puts it beside it, and `berth upgrade` without --judge \
              to that manifest starts it",
             berth_node::VERSION
         ));
     }
     let Some(address) = canonical.address else {
-        return refused("the address of the instance that serves is not known".into());
+        return refused("the address of the serving instance is not known".into());
     };
     match Instance::new(client).page(address, MOST_PATIENCE).await {
         Ok(_) => Ok(()),
         Err(error) => refused(format!(
-            "the instance that serves at {address} does not give its metrics: {error}: let the user of --kubeconfig read \
+            "the serving instance at {address} does not give its metrics: {error}: let the user of --kubeconfig read \
              /metrics, /api/ and /apis/, and let the new manifest's --probe-ca and --probe-server-name fit its certificate"
         )),
     }
 }
 
 /// Summarizes a verdict in a line.
-fn said(verdict: &Verdict) -> String {
+fn summarize(verdict: &Verdict) -> String {
     let bad = verdict
         .rows
         .iter()
@@ -255,7 +258,9 @@ fn said(verdict: &Verdict) -> String {
     match verdict.outcome {
         Outcome::Bad => format!("the verdict is bad: {}", bad.join(", ")),
         Outcome::Good => {
-            format!("good: {compared} requests to the new one do as well as those to the old one")
+            format!(
+                "good: {compared} requests to the new instance did as well as those to the old one"
+            )
         }
         Outcome::Undecided => format!("not enough to judge yet: {}", verdict.lacking.join("; ")),
     }

@@ -49,7 +49,7 @@ const TRIES: (u32, u32) = (2, 50);
 const RETRY: Duration = Duration::from_secs(1);
 
 /// How long a release may take to succeed.
-const RELEASE: Duration = Duration::from_secs(15);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(15);
 
 const NODE: &str = "berth/node";
 const UPGRADE: &str = "berth/upgrade";
@@ -126,7 +126,7 @@ impl Holder {
         }
         let there = &self.node;
         let fix = if there == node {
-            "it is this node's own and not in --state-dir: give the directory that it was begun with".to_owned()
+            "that upgrade is this node's and not in --state-dir: give the directory with which it was begun".to_owned()
         } else {
             format!(
                 "wait for it; if it was interrupted or ended with 75, run `berth upgrade` on {there}, which brings it to its end"
@@ -140,7 +140,7 @@ impl Holder {
 
 /// The next action of an upgrade that wants or has the lock.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Turn {
+pub enum Decision {
     /// The lock is free: create this Lease.
     Create(Value),
     /// Replace the Lease (compare-and-swap on `resourceVersion`).
@@ -148,7 +148,7 @@ pub enum Turn {
     /// The holder may live: wait to see whether it renews the Lease.
     Wait(Holder),
     /// The holder lives, or has changed its node.
-    Refused(Holder),
+    Refuse(Holder),
 }
 
 /// Decides the next action of an upgrade about the lock.
@@ -174,36 +174,36 @@ impl Claim {
     }
 
     /// Decides what to do about the Lease as read from etcd. `now` is monotonic.
-    pub fn next(&mut self, now: Duration, time: SystemTime, read: Option<&Value>) -> Turn {
+    pub fn next(&mut self, now: Duration, time: SystemTime, read: Option<&Value>) -> Decision {
         let Some(object) = read else {
             (self.expiry, self.first) = (Expiry::default(), None);
-            return Turn::Create(self.object(None, time));
+            return Decision::Create(self.object(None, time));
         };
         let holder = Holder::parse(object);
         if holder.upgrade == self.me.upgrade || self.break_lock {
-            return Turn::Replace(self.object(Some(object), time));
+            return Decision::Replace(self.object(Some(object), time));
         }
         if holder.changed {
-            return Turn::Refused(holder);
+            return Decision::Refuse(holder);
         }
         self.expiry.read(now, RENEWAL, [object]);
         let version = &object["metadata"]["resourceVersion"];
         if self.expiry.is_expired(NAME) {
-            Turn::Replace(self.object(Some(object), time))
+            Decision::Replace(self.object(Some(object), time))
         } else if self.first.get_or_insert_with(|| version.clone()) == version {
-            Turn::Wait(holder)
+            Decision::Wait(holder)
         } else {
-            Turn::Refused(holder)
+            Decision::Refuse(holder)
         }
     }
 
     /// Records that the Lease could not be read.
-    pub fn failed(&mut self) {
+    pub fn record_failure(&mut self) {
         self.expiry.record_failure();
     }
 
     /// Records that the lock is held. Obstacles from before no longer count.
-    pub fn has(&mut self) {
+    pub fn record_held(&mut self) {
         (self.break_lock, self.expiry, self.first) = (false, Expiry::default(), None);
     }
 
@@ -279,7 +279,7 @@ impl Lock {
         let mut claim = self.claim.lock().await;
         let mut waited = None;
         loop {
-            match (self.turn(&mut claim).await, waited.take()) {
+            match (self.decide_and_write(&mut claim).await, waited.take()) {
                 (Ok(None), _) => return Ok(()),
                 (Ok(Some(holder)), _) => {
                     progress.waiting(&format!(
@@ -312,14 +312,14 @@ impl Lock {
         self.acquire(progress).await
     }
 
-    /// Renews the lock until the future is dropped. API failures are not reported: once this upgrade is
-    /// marked as having changed its node, no other upgrade can take the lock.
+    /// Renews the lock until the future is dropped. API failures are not reported: once this upgrade
+    /// is marked as having changed its node, no other upgrade can take the lock.
     pub async fn keep(&self, progress: &Progress) {
         let mut warned = false;
         loop {
             sleep(RENEWAL).await;
             let mut claim = self.claim.lock().await;
-            match self.turn(&mut claim).await {
+            match self.decide_and_write(&mut claim).await {
                 Err(LockError::Busy { holder, .. }) if !warned => {
                     progress.line(&format!(
                         "warning: the cluster's lock was taken by {}: two nodes are upgraded at once",
@@ -338,7 +338,7 @@ impl Lock {
         let began = tokio::time::Instant::now();
         let removed = loop {
             match self.remove(&claim.me.upgrade).await {
-                Err(_) if began.elapsed() < RELEASE => sleep(RETRY).await,
+                Err(_) if began.elapsed() < RELEASE_TIMEOUT => sleep(RETRY).await,
                 removed => break removed,
             }
         };
@@ -362,14 +362,14 @@ impl Lock {
     }
 
     /// Reads the Lease and writes the decision. `None` if the lock is held, otherwise the holder.
-    async fn turn(&self, claim: &mut Claim) -> Result<Option<Holder>, LockError> {
+    async fn decide_and_write(&self, claim: &mut Claim) -> Result<Option<Holder>, LockError> {
         let mut tries = (0, 0);
         loop {
             let done = match self.read(claim).await {
-                Ok(Turn::Create(object)) => self.create(&object).await,
-                Ok(Turn::Replace(object)) => self.client.put(PATH, &object).await.map(drop),
-                Ok(Turn::Wait(holder)) => return Ok(Some(holder)),
-                Ok(Turn::Refused(holder)) => {
+                Ok(Decision::Create(object)) => self.create(&object).await,
+                Ok(Decision::Replace(object)) => self.client.put(PATH, &object).await.map(drop),
+                Ok(Decision::Wait(holder)) => return Ok(Some(holder)),
+                Ok(Decision::Refuse(holder)) => {
                     return Err(LockError::Busy {
                         holder,
                         node: claim.me.node.clone(),
@@ -379,7 +379,7 @@ impl Lock {
             };
             match done {
                 Ok(()) => {
-                    claim.has();
+                    claim.record_held();
                     return Ok(None);
                 }
                 Err(error) if error.status() == Some(StatusCode::CONFLICT) && tries.1 < TRIES.1 => {
@@ -395,11 +395,11 @@ impl Lock {
         }
     }
 
-    async fn read(&self, claim: &mut Claim) -> Result<Turn, Error> {
+    async fn read(&self, claim: &mut Claim) -> Result<Decision, Error> {
         match none_if_missing(self.client.get(PATH).await) {
             Ok(read) => Ok(claim.next(self.began.elapsed(), SystemTime::now(), read.as_ref())),
             Err(error) => {
-                claim.failed();
+                claim.record_failure();
                 Err(error)
             }
         }

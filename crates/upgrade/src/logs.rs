@@ -53,7 +53,7 @@ pub fn last_lines(
 
 /// The last lines of a file. Empty if the file cannot be read.
 pub fn end_of(path: &Path) -> Vec<String> {
-    let mut lines = shown_lines(&tail(path).unwrap_or_default());
+    let mut lines = sanitize_lines(&tail(path).unwrap_or_default());
     lines.split_off(lines.len().saturating_sub(LINES))
 }
 
@@ -93,15 +93,15 @@ fn tail(path: &Path) -> Option<String> {
 }
 
 /// The lines of a log that are not empty.
-fn shown_lines(text: &str) -> Vec<String> {
+fn sanitize_lines(text: &str) -> Vec<String> {
     text.lines()
         .filter(|line| !line.trim().is_empty())
-        .map(shown)
+        .map(sanitize)
         .collect()
 }
 
 /// Shortens a line and replaces control characters, which could move a terminal's cursor.
-fn shown(line: &str) -> String {
+fn sanitize(line: &str) -> String {
     line.chars()
         .take(WIDTH)
         .map(|c| {
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_file_that_says_something_is_found_by_uid_or_name() {
+    fn the_newest_file_with_text_is_found_by_uid_or_name() {
         let temp = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
             let path = temp.path().join(path);
@@ -164,7 +164,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn lines_are_short_and_steer_no_terminal(text in "(\\PC|\n|\x1b){0,60}") {
-            for line in shown_lines(&text) {
+            for line in sanitize_lines(&text) {
                 assert!(line.chars().count() <= WIDTH && !line.contains('\x1b'));
             }
         }

@@ -22,27 +22,27 @@ use super::progress::seconds;
 use std::task::Poll;
 use std::time::Duration;
 pub use terms::{
-    Action, Content, Course, InstanceObservation, Judged, Limits, NodeObservation, Position, Slot,
-    Step, UpgradeOutcome, Version,
+    Action, Content, Course, InstanceObservation, JudgeResult, Limits, NodeObservation, Position,
+    Slot, Step, UpgradeOutcome, Version,
 };
 
 /// How long an instance that was in the group may be outside before the step counts it as lost. A
 /// single slow answer is no loss.
-const LOST: Duration = Duration::from_secs(3);
+const LOST_AFTER: Duration = Duration::from_secs(3);
 
 /// How long a shim may take to accept a drain, and again to leave. After that the pod is stopped
 /// anyway: SIGTERM makes the shim leave too.
-pub const LEAVING: Duration = Duration::from_secs(30);
+pub const LEAVE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// After this many ends of its process an instance is given up: the kubelet restarts it at ever
 /// longer intervals.
-const ENDS: u32 = 3;
+const MAX_ENDS: u32 = 3;
 
 /// Drains in a row that may fail.
-const DRAINS: u32 = 3;
+const MAX_FAILED_DRAINS: u32 = 3;
 
 /// The reason for the way back after a signal.
-pub const INTERRUPTED: &str = "it was interrupted";
+pub const INTERRUPTED: &str = "interrupted by a signal";
 
 const REMOVED: &str = "the temporary file was removed";
 
@@ -69,7 +69,7 @@ pub struct Machine {
     drained: bool,
     drains_failed: u32,
     /// The result of judging in this step.
-    judged: Option<Judged>,
+    judged: Option<JudgeResult>,
 }
 
 /// The observation at the start of a step.
@@ -101,7 +101,7 @@ impl Machine {
     }
 
     /// True if an interrupt at this point leads back.
-    pub fn goes_back(&self) -> bool {
+    pub fn interrupt_leads_back(&self) -> bool {
         self.can_withdraw()
             || matches!(self.position.step, Step::JudgeCanonical | Step::Withdraw)
             || self.position.target != Version::New
@@ -116,13 +116,13 @@ impl Machine {
     }
 
     /// Records the result of an [`Action::Drain`]. `asked` is true if the shim accepted the drain.
-    pub fn drained(&mut self, asked: bool) {
+    pub fn record_drain(&mut self, asked: bool) {
         self.drained |= asked;
         self.drains_failed = if asked { 0 } else { self.drains_failed + 1 };
     }
 
     /// Records the result of an [`Action::Judge`].
-    pub fn judged(&mut self, judged: Judged) {
+    pub fn record_judged(&mut self, judged: JudgeResult) {
         self.judged = Some(judged);
     }
 
@@ -139,16 +139,16 @@ impl Machine {
             same: self.course.same,
             target: self.position.target,
         };
-        if let Some(path) = step.foreign() {
+        if let Some(path) = step.foreign_file() {
             return Action::Halt(format!(
-                "the {path} file is not what this upgrade put there, so it is left alone"
+                "the {path} file is not what this upgrade wrote, so it is left alone"
             ));
         }
         if self.interrupted && self.can_withdraw() {
             return self.withdraw(INTERRUPTED);
         }
-        if let Some(wrong) = step.changed(self.position.step) {
-            return Action::Halt(format!("the canonical file is not {wrong}"));
+        if let Some(wrong) = step.find_changed_content(self.position.step) {
+            return Action::Halt(format!("the canonical file does not hold {wrong}"));
         }
         match self.position.step {
             Step::StartTemporary => self.start_temporary(&step),
@@ -191,20 +191,20 @@ impl Machine {
         Action::Entered
     }
 
-    fn back_to(&mut self, version: Version, step: Step, why: &str) -> Action {
+    fn turn_back(&mut self, version: Version, step: Step, why: &str) -> Action {
         self.position.target = version;
         self.position.why.get_or_insert_with(|| why.to_owned());
         self.enter(step)
     }
 
     fn withdraw(&mut self, why: &str) -> Action {
-        self.back_to(Version::Old, Step::Withdraw, why)
+        self.turn_back(Version::Old, Step::Withdraw, why)
     }
 
     fn start_temporary(&mut self, view: &StepView<'_>) -> Action {
         if view.seen.temporary_file == Content::Absent {
             return if view.seen.temporary.alive {
-                self.stopping(view)
+                self.wait_for_end(view)
             } else {
                 let version = if self.course.emulated {
                     Version::Emulated
@@ -214,16 +214,21 @@ impl Machine {
                 Action::Place(Slot::Temporary, version)
             };
         }
-        self.go_on(
+        self.advance_or_turn_back(
             Slot::Temporary,
             Step::SettleTemporary,
-            view.start(Slot::Temporary),
+            view.poll_ready(Slot::Temporary),
         )
     }
 
     /// Enters the next step, goes back, or waits, depending on the result of a wait for a slot's
     /// instance.
-    fn go_on(&mut self, slot: Slot, next: Step, come: Poll<Result<(), String>>) -> Action {
+    fn advance_or_turn_back(
+        &mut self,
+        slot: Slot,
+        next: Step,
+        come: Poll<Result<(), String>>,
+    ) -> Action {
         match come {
             Poll::Ready(Ok(())) => self.enter(next),
             Poll::Ready(Err(why)) => self.send_back(slot, why),
@@ -233,19 +238,19 @@ impl Machine {
 
     /// Watches a slot's instance until it has been ready for the settle time.
     fn settle(&mut self, view: &StepView<'_>, slot: Slot, next: Step) -> Action {
-        let settled = match view.removed(slot) {
+        let settled = match view.check_temporary_file(slot) {
             Some(why) => Poll::Ready(Err(why)),
-            None => self.settled(view, slot),
+            None => self.poll_settled(view, slot),
         };
-        self.go_on(slot, next, settled)
+        self.advance_or_turn_back(slot, next, settled)
     }
 
     /// Gives a slot's instance clients and judges it beside the other slot's.
     fn judge(&mut self, view: &StepView<'_>, slot: Slot, next: Step) -> Action {
         let interrupted = self.interrupted.then(|| INTERRUPTED.into());
         if let Some(why) = view
-            .removed(slot)
-            .or_else(|| self.lost(view, slot))
+            .check_temporary_file(slot)
+            .or_else(|| self.find_loss(view, slot))
             .or(interrupted)
         {
             return self.send_back(slot, why);
@@ -253,12 +258,12 @@ impl Machine {
         match self.judged.take() {
             None if self.joined => Action::Judge(slot),
             None => Action::Wait,
-            Some(Judged::GoOn) => self.enter(next),
-            Some(Judged::GoBack(why)) => {
+            Some(JudgeResult::GoOn) => self.enter(next),
+            Some(JudgeResult::GoBack(why)) => {
                 self.position.judged = true;
                 self.send_back(slot, why)
             }
-            Some(Judged::Stop(why)) => Action::Halt(why),
+            Some(JudgeResult::Stop(why)) => Action::Halt(why),
         }
     }
 
@@ -274,16 +279,16 @@ impl Machine {
         let [goes, stays] = [slot, slot.other()].map(|slot| view.seen.instance(slot));
         if view.seen.file(slot) == Content::Absent {
             return if goes.alive {
-                self.stopping(view)
+                self.wait_for_end(view)
             } else {
                 self.enter(next)
             };
         }
-        let lost = self.lost(view, slot.other());
+        let lost = self.find_loss(view, slot.other());
         if stays.in_group {
             if slot == Slot::Canonical
                 && goes.may_serve()
-                && self.drains_failed >= DRAINS
+                && self.drains_failed >= MAX_FAILED_DRAINS
                 && !self.drained
             {
                 return self.withdraw("the old instance's shim cannot be drained");
@@ -313,7 +318,8 @@ impl Machine {
     /// instance is in the group.
     fn remove(&self, view: &StepView<'_>, slot: Slot) -> Action {
         let instance = view.seen.instance(slot);
-        let waits = self.drains_failed < DRAINS && !(self.drained && view.elapsed() >= LEAVING);
+        let waits = self.drains_failed < MAX_FAILED_DRAINS
+            && !(self.drained && view.elapsed() >= LEAVE_TIMEOUT);
         if instance.may_serve() && instance.drains && waits {
             Action::Drain(slot)
         } else {
@@ -330,7 +336,7 @@ impl Machine {
         } = view.seen;
         if *canonical_file == Content::Absent {
             if canonical.alive {
-                return self.stopping(view);
+                return self.wait_for_end(view);
             }
             // The placed instance is watched from this moment. Earlier process ends in this slot do
             // not count.
@@ -345,10 +351,10 @@ impl Machine {
                 false => Action::Halt("the temporary instance is not ready any more".into()),
             };
         }
-        self.go_on(
+        self.advance_or_turn_back(
             Slot::Canonical,
             Step::SettleCanonical,
-            view.start(Slot::Canonical),
+            view.poll_ready(Slot::Canonical),
         )
     }
 
@@ -362,7 +368,7 @@ impl Machine {
             } else {
                 Version::Old
             };
-            self.back_to(version, Step::StartCanonical, &why)
+            self.turn_back(version, Step::StartCanonical, &why)
         } else {
             // The next run of the command waits for the instance again.
             self.enter(Step::StartCanonical);
@@ -379,7 +385,7 @@ impl Machine {
         } = view.seen;
         let is_removed = *temporary_file == Content::Absent;
         match (is_removed, canonical.in_group) {
-            (true, _) if temporary.alive => self.stopping(view),
+            (true, _) if temporary.alive => self.wait_for_end(view),
             (true, true) => Action::Finish(UpgradeOutcome::RolledBack),
             (false, true) => self.remove(view, Slot::Temporary),
             // After a reboot both pods start, and the instance that is to be removed may be ready
@@ -389,7 +395,7 @@ impl Machine {
         }
     }
 
-    fn settled(&mut self, view: &StepView<'_>, slot: Slot) -> Poll<Result<(), String>> {
+    fn poll_settled(&mut self, view: &StepView<'_>, slot: Slot) -> Poll<Result<(), String>> {
         let instance = view.seen.instance(slot);
         let before = view.since.seen.instance(slot);
         let another = instance.process.is_some()
@@ -402,7 +408,7 @@ impl Machine {
             )));
         }
         let over = self.joined && instance.in_group && view.elapsed() >= view.limits.settle;
-        match self.lost(view, slot) {
+        match self.find_loss(view, slot) {
             Some(why) if self.joined => Poll::Ready(Err(format!(
                 "{why} {} after it was ready",
                 seconds(view.elapsed())
@@ -416,7 +422,7 @@ impl Machine {
     /// Returns why the instance that the step watches is not ready any more. An instance that has
     /// not been in the group in this run is still starting, within the ready timeout. The watch
     /// begins when the instance is ready.
-    fn lost(&mut self, view: &StepView<'_>, slot: Slot) -> Option<String> {
+    fn find_loss(&mut self, view: &StepView<'_>, slot: Slot) -> Option<String> {
         let instance = view.seen.instance(slot);
         if instance.in_group {
             self.lost = None;
@@ -437,7 +443,7 @@ impl Machine {
         }
         let since = *self.lost.get_or_insert(view.now);
         if !self.joined {
-            return match view.start(slot) {
+            return match view.poll_ready(slot) {
                 Poll::Ready(Err(why)) => Some(why),
                 Poll::Ready(Ok(())) | Poll::Pending => None,
             };
@@ -448,11 +454,11 @@ impl Machine {
         } else {
             "it got unready"
         };
-        (view.now.saturating_sub(since) >= LOST).then(|| how.into())
+        (view.now.saturating_sub(since) >= LOST_AFTER).then(|| how.into())
     }
 
     /// Waits for a stopped pod to end.
-    fn stopping(&mut self, view: &StepView<'_>) -> Action {
+    fn wait_for_end(&mut self, view: &StepView<'_>) -> Action {
         let since = *self.stopping.get_or_insert(view.now);
         if view.now.saturating_sub(since) < view.limits.stop {
             return Action::Wait;
@@ -476,7 +482,7 @@ struct StepView<'a> {
 
 impl StepView<'_> {
     /// Returns which file was written by someone other than berth.
-    fn foreign(&self) -> Option<&'static str> {
+    fn foreign_file(&self) -> Option<&'static str> {
         match (self.seen.canonical_file, self.seen.temporary_file) {
             (Content::Other, _) => Some("canonical"),
             (_, Content::Other) => Some("temporary"),
@@ -491,16 +497,16 @@ impl StepView<'_> {
 
     /// Returns what the canonical file should hold in this step, if its contents have changed. A
     /// step that replaces the canonical file checks the contents itself.
-    fn changed(&self, step: Step) -> Option<&'static str> {
+    fn find_changed_content(&self, step: Step) -> Option<&'static str> {
         let (version, name) = match step {
             Step::StopOld if self.seen.canonical_file == Content::Absent => return None,
             Step::StartTemporary
             | Step::SettleTemporary
             | Step::JudgeTemporary
             | Step::StopOld
-            | Step::Withdraw => (Version::Old, "the old one any more"),
+            | Step::Withdraw => (Version::Old, "the old manifest any more"),
             Step::SettleCanonical | Step::JudgeCanonical | Step::StopTemporary => {
-                (self.target, "the one that was put there")
+                (self.target, "the manifest that this upgrade wrote")
             }
             Step::StartCanonical | Step::Verify => return None,
         };
@@ -508,7 +514,7 @@ impl StepView<'_> {
     }
 
     /// Reports that the temporary pod's file is missing. The canonical slot has no such check.
-    fn removed(&self, slot: Slot) -> Option<String> {
+    fn check_temporary_file(&self, slot: Slot) -> Option<String> {
         (slot == Slot::Temporary && self.seen.temporary_file == Content::Absent)
             .then(|| REMOVED.into())
     }
@@ -517,7 +523,7 @@ impl StepView<'_> {
         self.now.saturating_sub(self.since.at)
     }
 
-    fn start(&self, slot: Slot) -> Poll<Result<(), String>> {
+    fn poll_ready(&self, slot: Slot) -> Poll<Result<(), String>> {
         let instance = self.seen.instance(slot);
         let ends = instance
             .ends
@@ -527,7 +533,7 @@ impl StepView<'_> {
         } else if instance.not_started && self.target == Version::New {
             // During the way back the message may be about the new pod, which has not ended yet.
             Poll::Ready(Err("the kubelet cannot start it".into()))
-        } else if ends >= ENDS {
+        } else if ends >= MAX_ENDS {
             Poll::Ready(Err(format!(
                 "its process ended {ends} times without getting ready"
             )))

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 const INTERVAL: Duration = Duration::from_millis(200);
 
 /// How long the last answer of a silent shim counts: a shim on a busy node takes seconds to answer.
-const SILENT: Duration = Duration::from_secs(30);
+const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Details of an instance, for messages.
 #[derive(Debug, Clone, Default)]
@@ -31,7 +31,7 @@ pub struct InstanceDetails {
     pub id: Option<InstanceId>,
     pub berth: Option<SocketAddr>,
     /// Why the instance is not in the group.
-    pub words: String,
+    pub reason: String,
     /// Open connections of the shim.
     pub open: u64,
     /// The version that the apiserver reports.
@@ -64,7 +64,7 @@ impl NodeDetails {
 
 pub struct NodeObserver {
     run_dir: PathBuf,
-    lives: BTreeMap<InstanceId, ProcessHistory>,
+    histories: BTreeMap<InstanceId, ProcessHistory>,
     watch: Option<Watch>,
 }
 
@@ -99,7 +99,7 @@ impl ProcessHistory {
         !answered
             && self
                 .joined
-                .is_some_and(|joined| now.saturating_duration_since(joined) < SILENT)
+                .is_some_and(|joined| now.saturating_duration_since(joined) < SILENCE_LIMIT)
     }
 }
 
@@ -107,7 +107,7 @@ impl NodeObserver {
     pub fn new(run_dir: &Path) -> Self {
         Self {
             run_dir: run_dir.to_owned(),
-            lives: BTreeMap::new(),
+            histories: BTreeMap::new(),
             watch: None,
         }
     }
@@ -117,7 +117,7 @@ impl NodeObserver {
     ///
     /// # Errors
     /// The run directory cannot be read.
-    pub async fn instances(
+    pub async fn sample_instances(
         &mut self,
         temporary: &InstanceId,
     ) -> Result<([InstanceObservation; 2], NodeDetails), Error> {
@@ -129,13 +129,13 @@ impl NodeObserver {
         for known in &node.instances {
             answers.push(ask(&known.berth, &known.id, known.socket).await);
         }
-        let served = served_by_nodes(&answers);
+        let served = served_by_node_shims(&answers);
         let mut node_silent = false;
         for (known, answer) in node.instances.iter().zip(&answers) {
-            let life = self.lives.entry(known.id.clone()).or_default();
+            let history = self.histories.entry(known.id.clone()).or_default();
             match answer {
-                ShimAnswer::Status(status) => life.node = status.discover,
-                ShimAnswer::Silent(_) => node_silent |= life.node,
+                ShimAnswer::Status(status) => history.node = status.discover,
+                ShimAnswer::Silent(_) => node_silent |= history.node,
                 ShimAnswer::None => {}
             }
         }
@@ -150,18 +150,23 @@ impl NodeObserver {
         for (known, answer) in node.instances.iter().zip(answers) {
             let own = known.id == *temporary;
             // A node shim is no instance.
-            if self.lives.get(&known.id).is_some_and(|life| life.node) {
+            if self
+                .histories
+                .get(&known.id)
+                .is_some_and(|history| history.node)
+            {
                 continue;
             }
-            let (mut instance, detail) = self.one(known, &answer, served.contains(&known.id));
+            let (mut instance, detail) =
+                self.observe_instance(known, &answer, served.contains(&known.id));
             let answered = match answer {
                 ShimAnswer::Status(_) => true,
                 ShimAnswer::Silent(_) => false,
                 // For an instance without a shim of its own, the node shim reports the state.
                 ShimAnswer::None => !node_silent || instance.process.is_none(),
             };
-            let life = self.lives.entry(known.id.clone()).or_default();
-            instance.silent = life.is_silent(answered, instance.in_group, Instant::now());
+            let history = self.histories.entry(known.id.clone()).or_default();
+            instance.silent = history.is_silent(answered, instance.in_group, Instant::now());
             let all = &mut seen[usize::from(own)];
             details.others += usize::from(!own && instance.alive);
             if own {
@@ -178,22 +183,22 @@ impl NodeObserver {
             all.process = instance.process.or(all.process);
         }
         // Pruned records count too, so the numbers only grow.
-        for (id, life) in &self.lives {
-            seen[usize::from(id == temporary)].ends += life.ends;
+        for (id, history) in &self.histories {
+            seen[usize::from(id == temporary)].ends += history.ends;
         }
         Ok((seen, details))
     }
 
-    fn one(
+    fn observe_instance(
         &mut self,
         known: &KnownInstance,
         answer: &ShimAnswer,
         served: bool,
     ) -> (InstanceObservation, InstanceDetails) {
-        let life = self.lives.entry(known.id.clone()).or_default();
+        let history = self.histories.entry(known.id.clone()).or_default();
         let runs = known.record.as_ref().is_some_and(|listed| listed.alive);
         if let Some(listed) = &known.record {
-            life.observe(process(&listed.record), listed.alive);
+            history.observe(process_key(&listed.record), listed.alive);
         }
         let mut detail = InstanceDetails {
             id: Some(known.id.clone()),
@@ -212,18 +217,18 @@ impl NodeObserver {
             ShimAnswer::Status(status) => {
                 let words = status.ready().err().unwrap_or_default();
                 let name = format!("instance {} is ", status.instance);
-                detail.words = words.strip_prefix(&name).unwrap_or(&words).to_owned();
+                detail.reason = words.strip_prefix(&name).unwrap_or(&words).to_owned();
                 detail.open = status.connections_open + status.connections_injected;
                 let own = status.instances.iter().find(|instance| instance.own);
                 detail.version = own.and_then(|own| own.kube_version.clone());
                 true
             }
             ShimAnswer::Silent(why) => {
-                detail.words.clone_from(why);
+                detail.reason.clone_from(why);
                 true
             }
             ShimAnswer::None => {
-                detail.words = if runs {
+                detail.reason = if runs {
                     "its shim does not run yet".into()
                 } else {
                     "its process ended".into()
@@ -236,7 +241,7 @@ impl NodeObserver {
             alive: runs || shim,
             in_group: ready || (served && runs),
             drains: shim,
-            process: life.process.filter(|_| runs),
+            process: history.process.filter(|_| runs),
             ..InstanceObservation::default()
         };
         (instance, detail)
@@ -247,9 +252,11 @@ impl NodeObserver {
     /// # Errors
     /// A file or the run directory cannot be read.
     pub async fn sample(&mut self, state: &State) -> io::Result<(NodeObservation, NodeDetails)> {
-        let ([canonical, temporary], details) =
-            self.instances(&state.uid).await.map_err(io::Error::other)?;
-        let canonical_file = content(&state.canonical, |text| match text {
+        let ([canonical, temporary], details) = self
+            .sample_instances(&state.uid)
+            .await
+            .map_err(io::Error::other)?;
+        let canonical_file = read_content(&state.canonical, |text| match text {
             text if text == state.old => Some(Version::Old),
             text if text == state.new => Some(Version::New),
             text if state
@@ -261,7 +268,7 @@ impl NodeObserver {
             }
             _ => None,
         })?;
-        let temporary_file = content(&state.temporary, |text| {
+        let temporary_file = read_content(&state.temporary, |text| {
             (text == state.temporary_text).then_some(Version::New)
         })?;
         Ok((
@@ -276,7 +283,7 @@ impl NodeObserver {
     }
 
     /// Waits until something may have changed.
-    pub async fn changed(&mut self) {
+    pub async fn wait_for_change(&mut self) {
         let event = async {
             match &mut self.watch {
                 Some(watch) => watch.changed().await,
@@ -317,7 +324,7 @@ async fn ask(berth: &BerthDir, id: &InstanceId, socket: bool) -> ShimAnswer {
 }
 
 /// The instances that a joined node shim reports as ready.
-fn served_by_nodes(answers: &[ShimAnswer]) -> BTreeSet<InstanceId> {
+fn served_by_node_shims(answers: &[ShimAnswer]) -> BTreeSet<InstanceId> {
     let nodes = answers.iter().filter_map(|answer| match answer {
         ShimAnswer::Status(status) if status.discover && status.state == Phase::Joined => {
             Some(status)
@@ -331,13 +338,13 @@ fn served_by_nodes(answers: &[ShimAnswer]) -> BTreeSet<InstanceId> {
 }
 
 /// Distinguishes a process from its predecessor. The process ID alone is 1 in every container.
-fn process(record: &Record) -> u64 {
+fn process_key(record: &Record) -> u64 {
     let mut hasher = DefaultHasher::new();
     (record.started, record.pid).hash(&mut hasher);
     hasher.finish()
 }
 
-fn content(path: &Path, which: impl Fn(&str) -> Option<Version>) -> io::Result<Content> {
+fn read_content(path: &Path, which: impl Fn(&str) -> Option<Version>) -> io::Result<Content> {
     let failed = |error: io::Error| {
         io::Error::new(
             error.kind(),
@@ -356,9 +363,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shim_that_is_silent_is_where_it_was_for_a_while() {
+    fn a_silent_shim_counts_as_in_the_group_for_30_s() {
         let began = Instant::now();
-        let (mut life, second) = (ProcessHistory::default(), Duration::from_secs(1));
+        let (mut history, second) = (ProcessHistory::default(), Duration::from_secs(1));
         for (after, answered, in_group, silent) in [
             (0, false, false, false),
             (1, true, true, false),
@@ -371,7 +378,7 @@ mod tests {
             (35, false, false, false),
         ] {
             assert_eq!(
-                life.is_silent(answered, in_group, began + second * after),
+                history.is_silent(answered, in_group, began + second * after),
                 silent,
                 "{after} s"
             );
@@ -380,7 +387,7 @@ mod tests {
 
     #[test]
     fn ends_of_processes_are_counted_once() {
-        let mut life = ProcessHistory::default();
+        let mut history = ProcessHistory::default();
         for (process, alive, ends) in [
             (1, true, 0),
             (1, true, 0),
@@ -390,16 +397,17 @@ mod tests {
             (3, true, 2),
             (4, false, 4),
         ] {
-            life.observe(process, alive);
-            assert_eq!(life.ends, ends, "{process} {alive}");
+            history.observe(process, alive);
+            assert_eq!(history.ends, ends, "{process} {alive}");
         }
     }
 
     #[test]
-    fn a_file_holds_what_it_holds_to_the_byte() {
+    fn a_file_is_recognized_only_byte_for_byte() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("a");
-        let read = || content(&path, |text| (text == "new\n").then_some(Version::New)).unwrap();
+        let read =
+            || read_content(&path, |text| (text == "new\n").then_some(Version::New)).unwrap();
         assert_eq!(read(), Content::Absent);
         for (bytes, holds) in [
             (&b"new\n"[..], Content::Holds(Version::New)),

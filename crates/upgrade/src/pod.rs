@@ -106,7 +106,7 @@ impl ApiserverPod {
 ///
 /// # Errors
 /// The manifest is written in a way that cannot be edited.
-pub fn temporary(manifest: &Manifest, uid: &InstanceId) -> Result<String, Problem> {
+pub fn make_temporary(manifest: &Manifest, uid: &InstanceId) -> Result<String, Problem> {
     let metadata = manifest.template_path().key("metadata");
     let name = manifest
         .root()
@@ -148,7 +148,7 @@ pub fn temporary(manifest: &Manifest, uid: &InstanceId) -> Result<String, Proble
 ///
 /// # Errors
 /// The manifest is written in a way that cannot be edited.
-pub fn emulating(manifest: &Manifest, release: &str) -> Result<String, Problem> {
+pub fn add_emulation(manifest: &Manifest, release: &str) -> Result<String, Problem> {
     let key = if manifest.apiserver().get("args").is_some() {
         "args"
     } else {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_matters_is_found_in_what_inject_writes() {
+    fn the_fields_are_found_in_an_injected_manifest() {
         let plain = ApiserverPod::of(&Manifest::parse(KUBEADM).unwrap()).unwrap();
         assert!(!plain.behind && !plain.by_uid && plain.run_dir.is_none());
         assert_eq!(
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn a_pod_that_emulates_differs_in_the_flag_alone() {
         let text = injected();
-        let emulating = emulating(&Manifest::parse(&text).unwrap(), "1.35").unwrap();
+        let emulating = add_emulation(&Manifest::parse(&text).unwrap(), "1.35").unwrap();
         let changed: Vec<_> = emulating
             .lines()
             .filter(|line| !text.contains(line))
@@ -239,7 +239,7 @@ mod tests {
         assert_ne!(draw_uid().unwrap(), draw_uid().unwrap());
         // A UID that YAML could read as a number, such as 0b…, would be quoted.
         let uid = "c1a5d5a2-93ae-4a2a-a5ba-2d1c8a3ff86a".parse().unwrap();
-        let temporary = temporary(&Manifest::parse(&text).unwrap(), &uid).unwrap();
+        let temporary = make_temporary(&Manifest::parse(&text).unwrap(), &uid).unwrap();
         let changed: Vec<_> = temporary
             .lines()
             .filter(|line| !text.contains(line))

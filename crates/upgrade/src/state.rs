@@ -40,7 +40,7 @@ pub enum StateError {
     /// The file exists but cannot be understood.
     #[error(
         "{} is not understood: {why}: it belongs to an upgrade that was interrupted; finish it with the berth that began \
-         it, or see that one kube-apiserver manifest is in the kubelet's directory and remove this file",
+         it, or make sure that one kube-apiserver manifest is in the kubelet's directory, and remove this file",
         path.display()
     )]
     Format { path: PathBuf, why: String },
@@ -118,14 +118,14 @@ impl State {
 
     pub fn course(&self) -> Course {
         Course {
-            same: self.same(),
+            same: self.is_restart(),
             judged: self.judge.is_some(),
             emulated: self.emulated.is_some(),
         }
     }
 
     /// True if the old and the new manifest have the same text: a rolling restart.
-    pub fn same(&self) -> bool {
+    pub fn is_restart(&self) -> bool {
         self.old == self.new
     }
 }
@@ -169,7 +169,7 @@ impl Store {
 
     /// Path of the old manifest, saved before the first change. An operator who gives up on berth
     /// restores this file.
-    pub fn before(&self, state: &State) -> PathBuf {
+    pub fn old_manifest_path(&self, state: &State) -> PathBuf {
         let name = state
             .canonical
             .file_name()
@@ -337,7 +337,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn is_kept_whole_and_for_root_alone() {
+    fn the_state_is_private_and_survives_a_round_trip() {
         let temp = tempfile::tempdir().unwrap();
         let directory = temp.path().join("etc/berth");
         let store = Store::open(&directory).unwrap();
@@ -385,7 +385,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn two_do_not_run_at_once() {
+    fn a_second_run_is_refused() {
         let temp = tempfile::tempdir().unwrap();
         let first = Store::open(temp.path()).unwrap();
         assert!(matches!(Store::open(temp.path()), Err(StateError::Busy(_))));
@@ -394,7 +394,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_told() {
+    fn a_state_that_cannot_be_parsed_is_reported() {
         let temp = tempfile::tempdir().unwrap();
         let store = Store::open(temp.path()).unwrap();
         for (text, part) in [

@@ -95,9 +95,9 @@ fn a_good_version_goes_through_step_by_step() {
     let told = [
         "judged beside the old one",
         "kube-apiserver 1.36.3 behaves as 1.35",
-        "20 % of new connections are for the new one",
-        "50 % of new connections are for the new one",
-        "all new connections are for the new one",
+        "20 % of new connections are for the new instance",
+        "50 % of new connections are for the new instance",
+        "all new connections are for the new instance",
         "judged beside the temporary one",
         "kube-apiserver 1.36.3 behaves as 1.36",
     ];

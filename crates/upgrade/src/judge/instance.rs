@@ -17,13 +17,13 @@ use tokio::time::timeout;
 const RESOURCES: usize = 40;
 
 /// Limits of the time for an answer. A large cluster's metrics page takes seconds, so the limit is
-/// [`TIMES`] what the old instance needed, within these bounds.
+/// [`PATIENCE_FACTOR`] what the old instance needed, within these bounds.
 const PATIENCE: Duration = Duration::from_secs(2);
 pub const MOST_PATIENCE: Duration = Duration::from_secs(10);
-const TIMES: u32 = 4;
+const PATIENCE_FACTOR: u32 = 4;
 
 /// The old and the new instance.
-pub struct Both {
+pub struct InstancePair {
     old: Instance,
     new: Instance,
     patience: Duration,
@@ -31,7 +31,7 @@ pub struct Both {
     served: BTreeMap<String, bool>,
 }
 
-impl Both {
+impl InstancePair {
     /// Two instances, asked with the credentials of `client`.
     pub fn new(client: &Client) -> Self {
         let [old, new] = [client, client].map(Instance::new);
@@ -44,19 +44,19 @@ impl Both {
     }
 
     /// Samples the two instances at the same time.
-    pub async fn sample(&mut self, [old, new]: [&InstanceDetails; 2]) -> [Seen; 2] {
+    pub async fn sample(&mut self, [old, new]: [&InstanceDetails; 2]) -> [InstanceSample; 2] {
         let patience = self.patience;
         let (mut old, mut new) = tokio::join!(
             self.old.sample(old, patience),
             self.new.sample(new, patience)
         );
         if old.page.is_some() {
-            self.patience = (old.took * TIMES).clamp(PATIENCE, MOST_PATIENCE);
+            self.patience = (old.took * PATIENCE_FACTOR).clamp(PATIENCE, MOST_PATIENCE);
         }
         if old.page.is_some() && new.page.is_some() {
             let used = old.sample.used();
             // APIs that do not fit into the time are asked for with the next sample.
-            let _ = timeout(patience, self.look_for(&used)).await;
+            let _ = timeout(patience, self.look_for_apis(&used)).await;
             let serves = used
                 .iter()
                 .filter(|api| self.served.get(*api) != Some(&false))
@@ -69,7 +69,7 @@ impl Both {
 
     /// Asks the new instance for each API once, and asks the old instance about APIs that the new
     /// one lacks.
-    async fn look_for(&mut self, apis: &BTreeSet<String>) {
+    async fn look_for_apis(&mut self, apis: &BTreeSet<String>) {
         for api in apis.iter().filter(|api| api.split('/').all(is_plain)) {
             if self.served.contains_key(api) {
                 continue;
@@ -87,14 +87,14 @@ impl Both {
 
     /// Sends requests for the resources in the old instance's metrics page: to the new instance,
     /// and with `writes` to both.
-    pub async fn ask(&self, page: &str, writes: bool) {
-        let used = used(page);
+    pub async fn send_requests(&self, page: &str, writes: bool) {
+        let used = used_resources(page);
         let of_old = async {
             if writes {
-                self.old.ask(&used, true, self.patience).await;
+                self.old.send_requests(&used, true, self.patience).await;
             }
         };
-        tokio::join!(of_old, self.new.ask(&used, writes, self.patience));
+        tokio::join!(of_old, self.new.send_requests(&used, writes, self.patience));
     }
 }
 
@@ -102,7 +102,7 @@ pub struct Instance(Client);
 
 /// A sample of an instance. The sample is silent if the instance has no address or does not answer
 /// in time.
-pub struct Seen {
+pub struct InstanceSample {
     pub sample: Sample,
     pub page: Option<String>,
     took: Duration,
@@ -113,7 +113,7 @@ impl Instance {
         Self(client.clone())
     }
 
-    async fn sample(&mut self, details: &InstanceDetails, patience: Duration) -> Seen {
+    async fn sample(&mut self, details: &InstanceDetails, patience: Duration) -> InstanceSample {
         let began = Instant::now();
         let page = async {
             match details.address {
@@ -124,7 +124,7 @@ impl Instance {
                 None => Err(false),
             }
         };
-        let (page, connections) = tokio::join!(page, connections(details));
+        let (page, connections) = tokio::join!(page, ask_connections(details));
         let took = began.elapsed();
         let mut sample = match &page {
             Ok(page) => Sample::new(Some(page)),
@@ -135,7 +135,7 @@ impl Instance {
         if let Some(connections) = connections {
             sample = sample.with_connections(connections);
         }
-        Seen {
+        InstanceSample {
             sample,
             page: page.ok(),
             took,
@@ -161,13 +161,13 @@ impl Instance {
 
     /// Lists an object of each resource, and writes the object back unchanged with no effect
     /// (`dryRun=All`).
-    async fn ask(&self, resources: &[String], writes: bool, patience: Duration) {
+    async fn send_requests(&self, resources: &[String], writes: bool, patience: Duration) {
         let asks = async {
             for path in resources {
                 let Ok(list) = self.0.get(&format!("{path}?limit=1")).await else {
                     continue;
                 };
-                if let Some((path, object)) = writes.then(|| first(path, &list)).flatten() {
+                if let Some((path, object)) = writes.then(|| first_object(path, &list)).flatten() {
                     let _ = self.0.put(&format!("{path}?dryRun=All"), &object).await;
                 }
             }
@@ -178,16 +178,16 @@ impl Instance {
 }
 
 /// The shim's counts of its clients. `None` if the shim does not answer or is too old.
-async fn connections(details: &InstanceDetails) -> Option<Connections> {
+async fn ask_connections(details: &InstanceDetails) -> Option<Connections> {
     let asked = ipc::ask(details.socket.as_deref()?, Ask::Metrics, ipc::PATIENCE).await;
     if let Ok(Reply::Metrics(page)) = asked {
-        counted(&page)
+        parse_connections(&page)
     } else {
         None
     }
 }
 
-fn counted(page: &str) -> Option<Connections> {
+fn parse_connections(page: &str) -> Option<Connections> {
     let mut counted = Connections::default();
     let mut known = false;
     for line in samples(page, |name| {
@@ -212,7 +212,7 @@ fn counted(page: &str) -> Option<Connections> {
 }
 
 /// The first object of a list, ready to be written, and its path.
-fn first(resource: &str, list: &Value) -> Option<(String, Value)> {
+fn first_object(resource: &str, list: &Value) -> Option<(String, Value)> {
     let mut object = list["items"].get(0)?.clone();
     object["apiVersion"] = list["apiVersion"].clone();
     object["kind"] = list["kind"].as_str()?.strip_suffix("List")?.into();
@@ -229,7 +229,7 @@ fn first(resource: &str, list: &Value) -> Option<(String, Value)> {
 }
 
 /// The paths of the resources that clients list, from a metrics page, most used first.
-fn used(page: &str) -> Vec<String> {
+fn used_resources(page: &str) -> Vec<String> {
     let mut counts: BTreeMap<String, f64> = BTreeMap::new();
     for line in samples(page, |name| name == "apiserver_request_total") {
         let [group, version, resource] =
@@ -275,7 +275,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_clients_list_is_asked_for() {
+    fn resources_that_clients_list_are_requested() {
         let line = |labels: &str, count: u32| {
             format!("apiserver_request_total{{{labels},subresource=\"\"}} {count}\n")
         };
@@ -306,7 +306,7 @@ mod tests {
             ),
         ];
         assert_eq!(
-            used(&page.concat()),
+            used_resources(&page.concat()),
             ["/apis/apps/v1/deployments", "/api/v1/pods"]
         );
     }
@@ -315,12 +315,12 @@ mod tests {
     fn a_shim_counts_the_clients_of_its_instance() {
         let page = "berth_first_byte_seconds_bucket{le=\"0.1\",shim=\"a\"} 5\nberth_first_byte_seconds_bucket{le=\"+Inf\",shim=\"a\"} 7\n\
                     berth_first_byte_seconds_count{shim=\"a\"} 7\n";
-        assert!(counted(page).is_none(), "an older shim");
+        assert!(parse_connections(page).is_none(), "an older shim");
         let Connections {
             all,
             empty,
             first_byte,
-        } = counted(&format!(
+        } = parse_connections(&format!(
             "{page}berth_empty_attempts_total{{shim=\"a\"}} 3\n# EOF\n"
         ))
         .unwrap();
@@ -355,7 +355,7 @@ mod tests {
             ..InstanceDetails::default()
         };
         for (new, is_bad) in [(busy, false), (silent, true)] {
-            let mut both = Both::new(&Client::new(&old.access).unwrap());
+            let mut both = InstancePair::new(&Client::new(&old.access).unwrap());
             let mut judge = Judge::new([]);
             judge.begin_step();
             for second in 0..6 {
@@ -367,9 +367,9 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_written_as_it_is() {
+    fn an_object_is_written_back_unchanged() {
         let list = |meta: Value| json!({"apiVersion": "v1", "kind": "PodList", "items": [{"metadata": meta, "spec": 1}]});
-        let (path, object) = first(
+        let (path, object) = first_object(
             "/api/v1/pods",
             &list(json!({"name": "a", "namespace": "b"})),
         )
@@ -381,7 +381,7 @@ mod tests {
             json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": 1})
         );
         assert_eq!(
-            first("/api/v1/nodes", &list(json!({"name": "a"})))
+            first_object("/api/v1/nodes", &list(json!({"name": "a"})))
                 .unwrap()
                 .0,
             "/api/v1/nodes/a"
@@ -391,7 +391,7 @@ mod tests {
             list(json!({"name": "a/b"})),
             list(json!({"name": "a", "namespace": "?"})),
         ] {
-            assert_eq!(first("/api/v1/pods", &none), None);
+            assert_eq!(first_object("/api/v1/pods", &none), None);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The operator's options for the judge.
 
-use crate::machine::Judged;
+use crate::machine::JudgeResult;
 use berth_judge::{Plan, Signal};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -37,11 +37,11 @@ pub enum Undecided {
 impl Undecided {
     /// Turns an undecided verdict into a result. `against` is true if something speaks against the
     /// new instance.
-    pub fn judged(self, why: String, against: bool) -> Judged {
+    pub fn decide(self, why: String, against: bool) -> JudgeResult {
         match self {
-            Self::GoOn if !against => Judged::GoOn,
-            Self::GoOn | Self::GoBack => Judged::GoBack(why),
-            Self::Stop => Judged::Stop(why),
+            Self::GoOn if !against => JudgeResult::GoOn,
+            Self::GoOn | Self::GoBack => JudgeResult::GoBack(why),
+            Self::Stop => JudgeResult::Stop(why),
         }
     }
 }

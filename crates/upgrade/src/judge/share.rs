@@ -81,7 +81,7 @@ async fn tell(details: &InstanceDetails, share: &Share) -> Result<(), String> {
 ///
 /// # Errors
 /// The shim cannot, with the reason.
-pub(super) async fn knows_shares(
+pub(super) async fn check_shares(
     details: &InstanceDetails,
     other: &InstanceId,
 ) -> Result<(), String> {
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_shim_that_knows_no_shares_is_known_before_anything_changes() {
+    async fn a_shim_without_shares_is_found_before_any_change() {
         let temp = tempfile::tempdir().unwrap();
         let other = "b".parse().unwrap();
         let (older, _) = shim(
@@ -141,16 +141,16 @@ mod tests {
             Reply::Refused("version 2 is not known".into()),
         );
         assert_eq!(
-            knows_shares(&older, &other).await,
+            check_shares(&older, &other).await,
             Err("version 2 is not known".into())
         );
         assert!(
-            knows_shares(&InstanceDetails::default(), &other)
+            check_shares(&InstanceDetails::default(), &other)
                 .await
                 .is_err()
         );
         let (shim, asked) = shim(temp.path(), "a", Reply::Done);
-        assert_eq!(knows_shares(&shim, &other).await, Ok(()));
+        assert_eq!(check_shares(&shim, &other).await, Ok(()));
         assert!(
             matches!(&asked.lock().unwrap()[..], [Ask::Share(share)] if share.lease_ms == 0),
             "it begins nothing"
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn both_shims_are_told_and_told_again_when_it_changes() {
+    async fn both_shims_get_every_change_of_the_share() {
         let temp = tempfile::tempdir().unwrap();
         let (canonical, of_old) = shim(temp.path(), "old", Reply::Done);
         let (temporary, of_new) = shim(temp.path(), "new", Reply::Done);

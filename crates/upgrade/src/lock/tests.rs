@@ -48,7 +48,7 @@ struct Node {
 struct Process {
     upgrade: String,
     claim: Claim,
-    decided: Option<Turn>,
+    decided: Option<Decision>,
     phase: Phase,
 }
 
@@ -139,11 +139,11 @@ impl World {
         if process.phase == Phase::Released {
             return;
         }
-        let turn = process.claim.next(now, time, self.lease.as_ref());
-        match (&turn, process.phase) {
-            (Turn::Refused(_), Phase::Takes) => node.process = None,
-            (Turn::Refused(_), Phase::Marks) => (node.process, node.state) = (None, None),
-            _ => process.decided = Some(turn),
+        let decision = process.claim.next(now, time, self.lease.as_ref());
+        match (&decision, process.phase) {
+            (Decision::Refuse(_), Phase::Takes) => node.process = None,
+            (Decision::Refuse(_), Phase::Marks) => (node.process, node.state) = (None, None),
+            _ => process.decided = Some(decision),
         }
     }
 
@@ -154,8 +154,10 @@ impl World {
         };
         let version = |object: &Value| object["metadata"]["resourceVersion"].clone();
         let mut object = match (process.decided.take(), &self.lease) {
-            (Some(Turn::Create(object)), None) => object,
-            (Some(Turn::Replace(object)), Some(there)) if version(&object) == version(there) => {
+            (Some(Decision::Create(object)), None) => object,
+            (Some(Decision::Replace(object)), Some(there))
+                if version(&object) == version(there) =>
+            {
                 object
             }
             // 409, 404, or no decision.
@@ -168,7 +170,7 @@ impl World {
         if !answered {
             return;
         }
-        process.claim.has();
+        process.claim.record_held();
         match process.phase {
             Phase::Takes if node.state.is_none() => {
                 node.state = Some(process.upgrade.clone());
@@ -203,7 +205,7 @@ proptest! {
 
     /// Nodes race, are killed, hang and continue in any order.
     #[test]
-    fn never_two_nodes_are_changed(ops in prop::collection::vec(op(), 0..150)) {
+    fn two_nodes_are_never_changed_at_once(ops in prop::collection::vec(op(), 0..150)) {
         let mut world = World::default();
         for op in ops {
             world.apply(op);
@@ -214,7 +216,7 @@ proptest! {
 
     /// After any history, a resumed upgrade can be finished, and after it a new one.
     #[test]
-    fn nobody_is_kept_out_for_good(ops in prop::collection::vec(op(), 0..100)) {
+    fn no_node_is_locked_out_for_ever(ops in prop::collection::vec(op(), 0..100)) {
         let mut world = World::default();
         ops.into_iter().for_each(|op| world.apply(op));
         (0..3).for_each(|node| world.apply(Op::Kill(node)));
@@ -242,10 +244,10 @@ proptest! {
 }
 
 #[test]
-fn who_holds_it_is_told_with_the_fix() {
+fn a_refusal_names_the_holder_and_the_fix() {
     let mut claim = Claim::new(holder("a", "cp-1", false), false);
     let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1);
-    let Turn::Create(object) = claim.next(Duration::ZERO, time, None) else {
+    let Decision::Create(object) = claim.next(Duration::ZERO, time, None) else {
         panic!()
     };
     let read = Holder::parse(&object);
@@ -301,7 +303,7 @@ async fn api() -> (Objects, Server) {
 }
 
 #[tokio::test]
-async fn a_lock_is_taken_marked_and_released() {
+async fn a_lock_is_acquired_marked_and_released() {
     let (objects, server) = api().await;
     // A cluster in which berth has never written anything.
     objects.set(NAMESPACE_PATH, None);
@@ -354,13 +356,13 @@ async fn a_release_that_fails_is_given_up() {
     claimed(&server, holder("a", "cp-1", true), false)
         .release(&Progress::default())
         .await;
-    assert!(began.elapsed() >= RELEASE);
+    assert!(began.elapsed() >= RELEASE_TIMEOUT);
 }
 
 /// The holder has changed nothing, so a second upgrade waits to see whether the holder lives, and
 /// is refused as soon as it renews.
 #[tokio::test]
-async fn who_lives_is_believed_as_soon_as_it_is_seen() {
+async fn a_renewal_shows_at_once_that_the_holder_lives() {
     let (objects, server) = api().await;
     let progress = Progress::default();
     let first = lock(&server, "a", "cp-1");
@@ -380,7 +382,7 @@ async fn who_lives_is_believed_as_soon_as_it_is_seen() {
 }
 
 #[tokio::test]
-async fn of_two_that_race_one_has_it() {
+async fn only_one_of_two_racing_upgrades_gets_the_lock() {
     let (objects, server) = api().await;
     let progress = Progress::default();
     let locks = [("a", "cp-1"), ("b", "cp-2")]
@@ -392,7 +394,7 @@ async fn of_two_that_race_one_has_it() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_does_not_give_it_is_no_other_upgrade() {
+async fn a_failing_api_is_not_reported_as_another_upgrade() {
     let progress = Progress::default();
     for (status, message) in [
         ("403 Forbidden", "403"),
@@ -426,7 +428,7 @@ async fn a_cluster_that_does_not_give_it_is_no_other_upgrade() {
 
 /// A node's token may write and remove every Lease that a shim may write.
 #[tokio::test]
-async fn no_shim_may_touch_it() {
+async fn no_shim_has_rights_on_the_lock() {
     let (_, mut server) = api().await;
     lock(&server, "a", "cp-1")
         .acquire(&Progress::default())

@@ -221,7 +221,7 @@ pub struct Course {
 
 /// The result of judging.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Judged {
+pub enum JudgeResult {
     GoOn,
     /// The verdict is bad, with the reason.
     GoBack(String),

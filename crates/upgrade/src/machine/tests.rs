@@ -44,8 +44,8 @@ fn fate() -> impl Strategy<Value = Fate> {
     ]
 }
 
-fn verdict() -> impl Strategy<Value = Judged> {
-    prop_oneof![3 => Just(Judged::GoOn), 1 => Just(Judged::GoBack(BAD.into())), 1 => Just(Judged::Stop(UNDECIDED.into()))]
+fn verdict() -> impl Strategy<Value = JudgeResult> {
+    prop_oneof![3 => Just(JudgeResult::GoOn), 1 => Just(JudgeResult::GoBack(BAD.into())), 1 => Just(JudgeResult::Stop(UNDECIDED.into()))]
 }
 
 fn judge() -> impl Strategy<Value = Option<Judge>> {
@@ -83,7 +83,7 @@ fn times() -> impl Strategy<Value = (u32, u32, u32)> {
 prop_compose! {
     /// A world without failures.
     fn sound()((lag, start, stop) in times(), same: bool, drains: bool, judged: bool) -> Given {
-        Given { lag, start, stop, same, drains, judge: judged.then(|| passes(!same)), ..good() }
+        Given { lag, start, stop, same, drains, judge: judged.then(|| good_judge(!same)), ..good() }
     }
 }
 
@@ -99,7 +99,7 @@ proptest! {
         let mut disk = Position::begin();
         let mut over = world.run(&mut disk);
         let judged = given.judge.clone().map(|judge| judge.verdicts);
-        let is_bad = |at: usize| matches!(judged.as_ref().map(|judged| &judged[at]), Some(Judged::GoBack(_)));
+        let is_bad = |at: usize| matches!(judged.as_ref().map(|judged| &judged[at]), Some(JudgeResult::GoBack(_)));
         let withdrawn = given.temporary != Fate::Good || is_bad(1) || given.interrupt.is_some();
         let sent_back = given.course().emulated && (is_bad(0) || given.interrupt.is_some());
         let goes_back = given.canonical != Fate::Good || sent_back;
@@ -108,10 +108,10 @@ proptest! {
             prop_assert!((both_fail || why == UNDECIDED) && given.temporary == Fate::Good, "{why} {disk:?}");
             prop_assert!(world.in_group(1), "the temporary one serves");
             // The operator repeats the command.
-            world.mend();
+            world.repair();
             over = world.run(&mut disk);
         }
-        prop_assert!(world.alone(), "{:?}", world.see());
+        prop_assert!(world.is_alone(), "{:?}", world.observe());
         prop_assert_eq!(world.files[0], Some(disk.target));
         match over {
             Action::Finish(UpgradeOutcome::Done) => {
@@ -149,7 +149,7 @@ proptest! {
         let mut world = World::new(given);
         let mut disk = Position::begin();
         prop_assert_eq!(world.run(&mut disk), Action::Finish(UpgradeOutcome::Done), "{:?}", disk.why);
-        prop_assert!(world.alone());
+        prop_assert!(world.is_alone());
         prop_assert_eq!(world.files[0], Some(Version::New));
     }
 
@@ -163,7 +163,7 @@ proptest! {
         let mut over = world.run(&mut disk);
         if let Action::Halt(_) = over {
             world.given.temporary = Fate::Good;
-            world.mend();
+            world.repair();
             over = world.run(&mut disk);
         }
         prop_assert!(matches!(over, Action::Finish(_)), "{over:?}");
@@ -203,24 +203,27 @@ fn machine(step: Step) -> Machine {
     )
 }
 
-fn passes(emulated: bool) -> Judge {
+fn good_judge(emulated: bool) -> Judge {
     Judge {
         emulated,
         takes: 30,
-        verdicts: [Judged::GoOn, Judged::GoOn],
+        verdicts: [JudgeResult::GoOn, JudgeResult::GoOn],
     }
 }
 
 /// Runs an upgrade, and returns the last action and the reason.
-fn ended(given: Given) -> (Action, Option<String>) {
+fn run_to_end(given: Given) -> (Action, Option<String>) {
     let mut disk = Position::begin();
     (World::new(given).run(&mut disk), disk.why)
 }
 
 #[test]
-fn what_fails_is_told() {
-    let why = |given| ended(given).1.unwrap_or_default();
-    assert_eq!(ended(good()), (Action::Finish(UpgradeOutcome::Done), None));
+fn every_failure_has_a_reason() {
+    let why = |given| run_to_end(given).1.unwrap_or_default();
+    assert_eq!(
+        run_to_end(good()),
+        (Action::Finish(UpgradeOutcome::Done), None)
+    );
     let temporary = |temporary| {
         why(Given {
             temporary,
@@ -241,7 +244,7 @@ fn what_fails_is_told() {
             interrupt: Some(1),
             ..good()
         }),
-        "it was interrupted"
+        "interrupted by a signal"
     );
     assert_eq!(temporary(Fate::NotStarted), "the kubelet cannot start it");
     assert_eq!(
@@ -254,7 +257,7 @@ fn what_fails_is_told() {
         "where the kubelet cannot be asked"
     );
     let rolled_back = Action::Finish(UpgradeOutcome::RolledBack);
-    let not_started = ended(Given {
+    let not_started = run_to_end(Given {
         canonical: Fate::NotStarted,
         ..good()
     });
@@ -263,7 +266,7 @@ fn what_fails_is_told() {
         (rolled_back, Some("the kubelet cannot start it".into()))
     );
     let canonical = |back| {
-        ended(Given {
+        run_to_end(Given {
             canonical: Fate::Refuses,
             back,
             ..good()
@@ -281,34 +284,34 @@ fn what_fails_is_told() {
 }
 
 #[test]
-fn a_verdict_sends_back_to_what_serves_beside_it() {
+fn a_bad_verdict_leads_back_to_the_other_instance() {
     use UpgradeOutcome::{Done, Emulating, RolledBack};
     let bad = |judge: Judge, at: usize| {
         let mut verdicts = judge.verdicts;
-        verdicts[at] = Judged::GoBack(BAD.into());
-        ended(Given {
+        verdicts[at] = JudgeResult::GoBack(BAD.into());
+        run_to_end(Given {
             judge: Some(Judge { verdicts, ..judge }),
             ..good()
         })
     };
     let why = Some(BAD.to_owned());
     assert_eq!(
-        bad(passes(false), 1),
+        bad(good_judge(false), 1),
         (Action::Finish(RolledBack), why.clone())
     );
     assert_eq!(
-        bad(passes(true), 1),
+        bad(good_judge(true), 1),
         (Action::Finish(RolledBack), why.clone())
     );
-    assert_eq!(bad(passes(true), 0), (Action::Finish(Emulating), why));
+    assert_eq!(bad(good_judge(true), 0), (Action::Finish(Emulating), why));
     // Without emulation there is no second verdict.
-    assert_eq!(bad(passes(false), 0), (Action::Finish(Done), None));
+    assert_eq!(bad(good_judge(false), 0), (Action::Finish(Done), None));
     let judge = Judge {
-        verdicts: [Judged::GoOn, Judged::Stop(UNDECIDED.into())],
-        ..passes(true)
+        verdicts: [JudgeResult::GoOn, JudgeResult::Stop(UNDECIDED.into())],
+        ..good_judge(true)
     };
     assert_eq!(
-        ended(Given {
+        run_to_end(Given {
             judge: Some(judge),
             ..good()
         }),
@@ -318,7 +321,7 @@ fn a_verdict_sends_back_to_what_serves_beside_it() {
 
 /// An instance outside the group never replaces the serving instance, even after a good verdict.
 #[test]
-fn one_that_is_lost_while_it_is_judged_goes() {
+fn an_instance_lost_while_judged_is_removed() {
     for (step, back) in [
         (Step::JudgeTemporary, Step::Withdraw),
         (Step::JudgeCanonical, Step::StartCanonical),
@@ -343,7 +346,7 @@ fn one_that_is_lost_while_it_is_judged_goes() {
             LIMITS,
             course,
         );
-        let seen = world.see();
+        let seen = world.observe();
         assert!(
             matches!(machine.next(&seen, Duration::ZERO), Action::Judge(_)),
             "{step}"
@@ -355,9 +358,9 @@ fn one_that_is_lost_while_it_is_judged_goes() {
             ..seen
         };
         let _ = machine.next(&lost, Duration::from_secs(1));
-        machine.judged(Judged::GoOn);
+        machine.record_judged(JudgeResult::GoOn);
         assert_eq!(
-            machine.next(&lost, Duration::from_secs(1) + LOST),
+            machine.next(&lost, Duration::from_secs(1) + LOST_AFTER),
             Action::Entered
         );
         assert_eq!(machine.position().step, back);
@@ -367,7 +370,7 @@ fn one_that_is_lost_while_it_is_judged_goes() {
 
 /// The stop limit does not include the time of an earlier wait.
 #[test]
-fn the_time_to_stop_begins_when_the_file_has_gone() {
+fn the_stop_limit_begins_when_the_file_is_removed() {
     let mut world = World::new(Given {
         drains: false,
         ..good()
@@ -375,26 +378,26 @@ fn the_time_to_stop_begins_when_the_file_has_gone() {
     world.files[1] = Some(Version::New);
     world.pods[1] = world.pods[0].take();
     let mut machine = machine(Step::Withdraw);
-    assert_eq!(machine.next(&world.see(), Duration::ZERO), Action::Wait);
+    assert_eq!(machine.next(&world.observe(), Duration::ZERO), Action::Wait);
     world.pods[0] = world.pods[1];
     assert_eq!(
-        machine.next(&world.see(), Duration::from_secs(100)),
+        machine.next(&world.observe(), Duration::from_secs(100)),
         Action::Remove(Slot::Temporary)
     );
     world.files[1] = None;
     assert_eq!(
-        machine.next(&world.see(), Duration::from_secs(101)),
+        machine.next(&world.observe(), Duration::from_secs(101)),
         Action::Wait
     );
-    let late = machine.next(&world.see(), Duration::from_secs(161));
+    let late = machine.next(&world.observe(), Duration::from_secs(161));
     assert!(
         matches!(late, Action::Halt(why) if why.starts_with("the kubelet has not stopped the pod in 1m"))
     );
 }
 
 #[test]
-fn what_another_wrote_is_left_alone() {
-    let seen = World::new(good()).see();
+fn a_foreign_file_is_left_alone() {
+    let seen = World::new(good()).observe();
     for step in [
         Step::StartTemporary,
         Step::StopOld,
@@ -427,18 +430,18 @@ fn what_another_wrote_is_left_alone() {
 }
 
 #[test]
-fn a_shim_that_cannot_be_drained_stops_it_before_anything_goes() {
+fn a_shim_that_cannot_be_drained_ends_the_upgrade_before_any_removal() {
     let mut world = World::new(good());
     world.files[1] = Some(Version::New);
     world.pods[1] = world.pods[0];
-    let seen = world.see();
+    let seen = world.observe();
     let mut refused = machine(Step::StopOld);
-    for _ in 0..DRAINS {
+    for _ in 0..MAX_FAILED_DRAINS {
         assert_eq!(
             refused.next(&seen, Duration::ZERO),
             Action::Drain(Slot::Canonical)
         );
-        refused.drained(false);
+        refused.record_drain(false);
     }
     assert_eq!(refused.next(&seen, Duration::ZERO), Action::Entered);
     assert_eq!(refused.position().step, Step::Withdraw);
@@ -450,7 +453,7 @@ fn a_shim_that_cannot_be_drained_stops_it_before_anything_goes() {
             lost.next(&seen, Duration::ZERO),
             Action::Drain(Slot::Canonical)
         );
-        lost.drained(asked);
+        lost.record_drain(asked);
     }
     assert_eq!(
         lost.next(&seen, Duration::ZERO),
@@ -463,9 +466,9 @@ fn a_shim_that_cannot_be_drained_stops_it_before_anything_goes() {
         drained.next(&seen, Duration::ZERO),
         Action::Drain(Slot::Canonical)
     );
-    drained.drained(true);
+    drained.record_drain(true);
     assert_eq!(
-        drained.next(&seen, LEAVING),
+        drained.next(&seen, LEAVE_TIMEOUT),
         Action::Remove(Slot::Canonical)
     );
 }
@@ -473,7 +476,7 @@ fn a_shim_that_cannot_be_drained_stops_it_before_anything_goes() {
 /// The temporary instance's shim is silent at the moment when the failed new version should be
 /// removed. Until the removal, the new version ends again and again.
 #[test]
-fn what_failed_in_its_place_does_not_count_against_the_old_one() {
+fn failures_of_the_new_version_do_not_count_against_the_old_one() {
     let given = Given {
         canonical: Fate::Crashes(2),
         drains: false,

@@ -69,7 +69,7 @@ fn halts(action: &Action) -> bool {
 }
 
 #[test]
-fn an_interrupt_leads_back_until_the_old_one_has_gone() {
+fn an_interrupt_leads_back_until_the_old_instance_is_removed() {
     let back = [
         StartTemporary,
         SettleTemporary,
@@ -79,27 +79,28 @@ fn an_interrupt_leads_back_until_the_old_one_has_gone() {
     ];
     for step in STEPS {
         assert_eq!(
-            with_target(step, New).goes_back(),
+            with_target(step, New).interrupt_leads_back(),
             back.contains(&step),
             "{step}"
         );
         // An upgrade on its way back continues back.
         assert!(
-            with_target(step, Old).goes_back() && with_target(step, Emulated).goes_back(),
+            with_target(step, Old).interrupt_leads_back()
+                && with_target(step, Emulated).interrupt_leads_back(),
             "{step}"
         );
     }
 }
 
 #[test]
-fn the_first_four_steps_watch_the_temporary_one() {
+fn the_first_four_steps_watch_the_temporary_instance() {
     for (nth, step) in STEPS.into_iter().enumerate() {
         assert_eq!(step.watched() == Slot::Temporary, nth < 4, "{step}");
     }
 }
 
 #[test]
-fn a_step_is_told_as_it_is_kept() {
+fn a_step_is_displayed_as_in_json() {
     for step in STEPS {
         assert_eq!(serde_json::to_value(step).unwrap(), step.to_string());
     }
@@ -110,7 +111,7 @@ fn a_step_is_told_as_it_is_kept() {
 }
 
 #[test]
-fn what_another_wrote_halts_every_step() {
+fn a_foreign_file_halts_every_step() {
     for step in STEPS {
         let seen = NodeObservation {
             canonical_file: Content::Other,
@@ -127,7 +128,7 @@ fn what_another_wrote_halts_every_step() {
 
 /// A step halts at another manifest of this upgrade, and at a missing file.
 #[test]
-fn a_canonical_file_that_is_not_the_steps_halts_it() {
+fn a_wrong_canonical_file_halts_the_step() {
     for (steps, bad) in [
         (
             &[
@@ -158,7 +159,7 @@ fn a_canonical_file_that_is_not_the_steps_halts_it() {
 }
 
 #[test]
-fn a_temporary_file_that_was_removed_sends_back_while_its_instance_is_watched() {
+fn a_removed_temporary_file_leads_back_while_its_instance_is_watched() {
     for (step, next) in [
         (SettleTemporary, Withdraw),
         (JudgeTemporary, Withdraw),
@@ -176,10 +177,10 @@ fn a_temporary_file_that_was_removed_sends_back_while_its_instance_is_watched() 
 }
 
 #[test]
-fn only_the_old_ones_shim_has_to_accept_a_drain() {
+fn only_the_old_instances_shim_must_accept_a_drain() {
     let refused = |step, canonical, goes: InstanceObservation| {
         let mut machine = machine(step);
-        (0..DRAINS).for_each(|_| machine.drained(false));
+        (0..MAX_FAILED_DRAINS).for_each(|_| machine.record_drain(false));
         let seen = match step {
             StopOld => NodeObservation {
                 canonical: goes,
@@ -210,7 +211,7 @@ fn only_the_old_ones_shim_has_to_accept_a_drain() {
 /// The new instance is lost while the old one is being stopped. The machine goes back only to an
 /// undrained instance in the group.
 #[test]
-fn what_was_drained_or_has_left_is_not_gone_back_to() {
+fn no_way_leads_back_to_a_drained_or_lost_instance() {
     let away = InstanceObservation {
         in_group: false,
         ..SERVES
@@ -228,14 +229,14 @@ fn what_was_drained_or_has_left_is_not_gone_back_to() {
         let mut machine = machine(StopOld);
         let _ = machine.next(&seen, secs(0));
         if drained {
-            machine.drained(true);
+            machine.record_drain(true);
         }
         let lost = NodeObservation {
             temporary: away,
             ..seen
         };
         assert_eq!(machine.next(&lost, secs(1)), Action::Wait);
-        let next = machine.next(&lost, secs(1) + LOST);
+        let next = machine.next(&lost, secs(1) + LOST_AFTER);
         if back {
             assert_eq!((next, machine.position().step), (Action::Entered, Withdraw));
         } else {
@@ -248,7 +249,7 @@ fn what_was_drained_or_has_left_is_not_gone_back_to() {
 
 /// The wait lasts until the ready timeout.
 #[test]
-fn what_is_to_go_waits_for_the_one_that_stays() {
+fn a_removal_waits_for_the_staying_instance() {
     let away = InstanceObservation {
         in_group: false,
         ..SERVES
@@ -279,7 +280,7 @@ fn what_is_to_go_waits_for_the_one_that_stays() {
 }
 
 #[test]
-fn it_is_told_how_the_new_one_was_lost() {
+fn the_reason_says_how_the_new_instance_was_lost() {
     let away = |ends| NodeObservation {
         temporary: InstanceObservation { ends, ..AWAY },
         ..both(Old, New)
@@ -289,7 +290,10 @@ fn it_is_told_how_the_new_one_was_lost() {
         let mut machine = machine(SettleTemporary);
         let _ = machine.next(&both(Old, New), secs(0));
         let _ = machine.next(&away(ends), secs(1));
-        assert_eq!(machine.next(&away(ends), secs(1) + LOST), Action::Entered);
+        assert_eq!(
+            machine.next(&away(ends), secs(1) + LOST_AFTER),
+            Action::Entered
+        );
         assert!(
             why(&machine).starts_with(how) && why(&machine).ends_with("after it was ready"),
             "{}",
@@ -308,7 +312,7 @@ fn it_is_told_how_the_new_one_was_lost() {
 }
 
 #[test]
-fn it_is_over_when_one_instance_of_the_right_file_serves_alone() {
+fn an_upgrade_is_done_when_a_single_instance_of_the_right_file_serves() {
     let done = NodeObservation {
         temporary_file: Content::Absent,
         temporary: AWAY,

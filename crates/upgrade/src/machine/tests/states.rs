@@ -148,7 +148,7 @@ impl Model for Bounded {
         }
         if let Action::Halt(_) = over {
             world.given.temporary = Fate::Good;
-            world.mend();
+            world.repair();
             over = world.run(&mut disk);
         }
         assert!(matches!(over, Action::Finish(_)), "{over:?}");
@@ -167,7 +167,7 @@ fn explore_with(name: &str, budgets: &[Budget], usually: usize) {
         .into_iter()
         .chain(failing)
         .flat_map(|(temporary, canonical)| {
-            let judges = [None, Some(passes(true))];
+            let judges = [None, Some(good_judge(true))];
             judges.map(|judge| Given {
                 temporary,
                 canonical,

@@ -74,7 +74,7 @@ pub(super) struct Judge {
     /// Seconds until a verdict.
     pub(super) takes: u32,
     /// The verdict on each slot's instance.
-    pub(super) verdicts: [Judged; 2],
+    pub(super) verdicts: [JudgeResult; 2],
 }
 
 impl Given {
@@ -225,7 +225,7 @@ impl World {
         }
     }
 
-    pub(super) fn see(&self) -> NodeObservation {
+    pub(super) fn observe(&self) -> NodeObservation {
         let content = |file: Option<Version>| file.map_or(Content::Absent, Content::Holds);
         NodeObservation {
             canonical_file: content(self.files[0]),
@@ -252,7 +252,7 @@ impl World {
             Action::Remove(slot) => {
                 let at = *slot as usize;
                 assert!(self.files[at].is_some());
-                self.may_go(*slot);
+                self.check_removal(*slot);
                 assert!(self.in_group(1 - at), "the other one does not serve");
                 self.files[at] = None;
                 self.unknown_for[at] = self.given.lag;
@@ -260,7 +260,7 @@ impl World {
             Action::Drain(slot) => {
                 let at = *slot as usize;
                 assert!(self.in_group(1 - at), "the last ready one is drained");
-                self.may_go(*slot);
+                self.check_removal(*slot);
                 if let Some(pod) = &mut self.pods[at] {
                     pod.drained = true;
                 }
@@ -271,7 +271,7 @@ impl World {
 
     /// The old version is removed only after the temporary instance passed the judge. The emulating
     /// instance is removed only after the canonical one passed.
-    fn may_go(&self, slot: Slot) {
+    fn check_removal(&self, slot: Slot) {
         let Course {
             judged, emulated, ..
         } = self.given.course();
@@ -370,7 +370,7 @@ impl World {
                 return over;
             }
         }
-        panic!("it comes to no end: {disk:?} {:?}", self.see());
+        panic!("it comes to no end: {disk:?} {:?}", self.observe());
     }
 
     /// berth is killed, and starts again after `away` seconds.
@@ -389,14 +389,14 @@ impl World {
             judging,
         } = run;
         let accepted = machine.drained && machine.position.step == Step::StopOld;
-        match machine.next(&self.see(), Duration::from_secs(self.now.into())) {
+        match machine.next(&self.observe(), Duration::from_secs(self.now.into())) {
             action @ (Action::Wait | Action::Judge(_)) => {
                 if let (Action::Judge(slot), Some(judge)) = (&action, &self.given.judge) {
                     *judging += 1;
                     if *judging > judge.takes {
                         let verdict = judge.verdicts[*slot as usize].clone();
-                        self.passed[*slot as usize] |= verdict == Judged::GoOn;
-                        machine.judged(verdict);
+                        self.passed[*slot as usize] |= verdict == JudgeResult::GoOn;
+                        machine.record_judged(verdict);
                     }
                 }
                 self.tick();
@@ -417,7 +417,7 @@ impl World {
             // A silent shim closes the connection without reading the request.
             Action::Drain(slot) if self.loses_answer && self.is_silent(slot as usize) => {
                 self.loses_answer = false;
-                machine.drained(false);
+                machine.record_drain(false);
             }
             action => {
                 // berth waits until a silent shim answers.
@@ -432,12 +432,12 @@ impl World {
                     && waited
                     && !self.in_group(1 - slot as usize)
                 {
-                    machine.drained(false);
+                    machine.record_drain(false);
                     return None;
                 }
                 self.act(&action);
                 if matches!(action, Action::Drain(_)) {
-                    machine.drained(!std::mem::take(&mut self.loses_answer));
+                    machine.record_drain(!std::mem::take(&mut self.loses_answer));
                 }
             }
         }
@@ -456,19 +456,19 @@ impl World {
     }
 
     /// Removes every cause of a failure.
-    pub(super) fn mend(&mut self) {
+    pub(super) fn repair(&mut self) {
         (self.given.canonical, self.given.back) = (Fate::Good, Fate::Good);
         for pod in self.pods.iter_mut().flatten() {
             // The kubelet restarts a shim that has ended.
             (pod.fate, pod.drained) = (Fate::Good, false);
         }
         if let Some(judge) = &mut self.given.judge {
-            judge.verdicts = [Judged::GoOn, Judged::GoOn];
+            judge.verdicts = [JudgeResult::GoOn, JudgeResult::GoOn];
         }
         self.given.kills.clear();
     }
 
-    pub(super) fn alone(&self) -> bool {
+    pub(super) fn is_alone(&self) -> bool {
         !self.instance(1).alive && self.files[1].is_none() && self.in_group(0)
     }
 
@@ -537,7 +537,7 @@ impl World {
             let process = pods[at].map(|pod| pod.process);
             let is_same =
                 before.map(|before| (before.process.is_some(), before.process == process));
-            let ended = before.map(|before| ends[at].saturating_sub(before.ends).min(ENDS));
+            let ended = before.map(|before| ends[at].saturating_sub(before.ends).min(MAX_ENDS));
             let version = |version: &Option<Version>| version.map(|version| version as u8);
             (
                 is_same,
