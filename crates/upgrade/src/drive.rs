@@ -60,7 +60,7 @@ pub enum Ended {
     RolledBack,
     /// Gone back after a bad verdict. The old version serves, or the new one emulating the old
     /// release.
-    JudgeResult,
+    Judged,
     /// Neither done nor rolled back. The state is kept, and serving instances are left alone.
     Halted,
     /// Stopped by a second signal, with the state kept as after `Halted`.
@@ -402,7 +402,7 @@ impl Driver<'_> {
                 ));
                 self.progress.more(&format!("why: {why}"));
                 if self.state.position.judged {
-                    Ended::JudgeResult
+                    Ended::Judged
                 } else {
                     Ended::RolledBack
                 }
@@ -421,7 +421,7 @@ impl Driver<'_> {
                     "the same command with the new manifest tries the last step again, and judges it beside what serves now; from \
                      here berth promises no way back to the old manifest",
                 );
-                Ended::JudgeResult
+                Ended::Judged
             }
         })
     }
