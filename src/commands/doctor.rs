@@ -12,7 +12,7 @@ use berth_manifest::report::Severity;
 use berth_options::check::Mistakes;
 use berth_os::file::none_if_missing;
 use berth_upgrade::begin::FILE;
-use berth_upgrade::state::interrupted;
+use berth_upgrade::state::describe_interrupted;
 use std::io::IsTerminal;
 use std::path::Path;
 
@@ -59,7 +59,7 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     let node = args.node.then(|| node::Facts {
         unconnected,
         obstacle,
-        interrupted: interrupted(&args.state.state_dir)
+        interrupted: describe_interrupted(&args.state.state_dir)
             .map_err(|error| missing(&error))
             .ok()
             .flatten(),

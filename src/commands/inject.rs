@@ -12,7 +12,7 @@ use berth_manifest::{Manifest, Problem, eject as ejecting, kubeadm};
 use berth_options::check::{self, Checks, Mistakes, READY, check_probe};
 use berth_options::probe::{DEFAULT_NAME, ProbeArgs};
 use berth_shim::backend::probe::ProbeKind;
-use berth_upgrade::state::leave_alone;
+use berth_upgrade::state::check_writable;
 use similar::TextDiff;
 use std::path::{Path, PathBuf};
 
@@ -189,7 +189,7 @@ impl<'a> Target<'a> {
             print_stderr(format_args!("{} needs no change: not written", self.name()));
             return Ok(Exit::Ok);
         }
-        leave_alone(self.backups.directory(), &self.args.path).map_err(unavailable_error)?;
+        check_writable(self.backups.directory(), &self.args.path).map_err(unavailable_error)?;
         if self.args.bridge {
             return run_under_bridge(
                 &["--manifest".as_ref(), self.args.path.as_os_str()],

@@ -5,8 +5,8 @@ use super::{
 };
 use crate::cli::{JudgeArgs, UpgradeArgs};
 use berth_options::check::Mistakes;
-use berth_upgrade::begin::{Begun, FILE, UpgradeOptions, begin, dry_run};
-use berth_upgrade::drive::{self, Ended};
+use berth_upgrade::begin::{FILE, StartedUpgrade, UpgradeOptions, begin, dry_run};
+use berth_upgrade::drive::{self, DriveOutcome};
 use berth_upgrade::judge::{INTERVAL, JudgeOptions, Plan};
 use berth_upgrade::pod::PREFIX;
 use berth_upgrade::progress::Progress;
@@ -76,17 +76,17 @@ async fn upgrade(options: UpgradeOptions, only_steps: bool) -> anyhow::Result<Ex
         let steps = dry_run(&options, &progress).await.map_err(refusal_error)?;
         return print(&number_steps(&steps)).map(|_| Exit::Ok);
     }
-    let Begun {
+    let StartedUpgrade {
         state,
         store,
-        setting,
+        context,
     } = begin(&options, &progress).await.map_err(refusal_error)?;
     Ok(
-        match drive::drive(state, &store, &setting, progress.clone()).await {
-            Ok(Ended::Done) => Exit::Ok,
-            Ok(Ended::RolledBack) => Exit::No,
-            Ok(Ended::Judged) => Exit::Again,
-            Ok(Ended::Halted | Ended::Stopped) => print_resume_hint(&progress, &store),
+        match drive::drive(state, &store, &context, progress.clone()).await {
+            Ok(DriveOutcome::Done) => Exit::Ok,
+            Ok(DriveOutcome::RolledBack) => Exit::No,
+            Ok(DriveOutcome::Judged) => Exit::Again,
+            Ok(DriveOutcome::Halted | DriveOutcome::Stopped) => print_resume_hint(&progress, &store),
             Err(error) => {
                 progress.line(&format!("failed: {error}"));
                 print_resume_hint(&progress, &store)

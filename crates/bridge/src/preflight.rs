@@ -86,7 +86,7 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     report.ok("", room_for_logs(&options.directory));
     if let RunningInstance::Pod { .. } = options.running {
         let upgrade = report
-            .ok("", state::interrupted(Path::new(state::DIRECTORY)))
+            .ok("", state::describe_interrupted(Path::new(state::DIRECTORY)))
             .flatten();
         upgrade.into_iter().for_each(|it| {
             report.error(format!(

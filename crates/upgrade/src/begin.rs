@@ -132,10 +132,10 @@ impl UpgradeOptions {
 
 /// An upgrade that is ready to be driven.
 #[derive(Debug)]
-pub struct Begun {
+pub struct StartedUpgrade {
     pub state: State,
     pub store: Store,
-    pub setting: UpgradeContext,
+    pub context: UpgradeContext,
 }
 
 /// The steps that an upgrade would take, or the remaining ones if it was interrupted.
@@ -146,39 +146,42 @@ pub async fn dry_run(
     options: &UpgradeOptions,
     progress: &Progress,
 ) -> Result<Vec<String>, Refusal> {
-    let (state, setting) = match state::find(&options.state_dir)? {
+    let (state, context) = match state::find(&options.state_dir)? {
         Some(state) => resume(options, state, progress)?,
         None => prepare_new(options, progress).await?,
     };
-    Ok(drive::describe_plan(&state, &setting.limits, &setting.pod))
+    Ok(drive::describe_plan(&state, &context.limits, &context.pod))
 }
 
 /// Begins an upgrade, or resumes an interrupted one.
 ///
 /// # Errors
 /// The upgrade cannot begin. Nothing was changed.
-pub async fn begin(options: &UpgradeOptions, progress: &Progress) -> Result<Begun, Refusal> {
+pub async fn begin(
+    options: &UpgradeOptions,
+    progress: &Progress,
+) -> Result<StartedUpgrade, Refusal> {
     if state::find(&options.state_dir)?.is_none() {
         // An unreadable manifest is reported before the state directory is created.
         ManifestPair::read(options)?;
     }
     let store = Store::open(&options.state_dir)?;
     if let Some(state) = store.load()? {
-        let (state, mut setting) = resume(options, state, progress)?;
-        setting.lock = acquire_lock(options, &state, &setting, true, progress).await?;
-        return Ok(Begun {
+        let (state, mut context) = resume(options, state, progress)?;
+        context.lock = acquire_lock(options, &state, &context, true, progress).await?;
+        return Ok(StartedUpgrade {
             state,
             store,
-            setting,
+            context,
         });
     }
-    let (state, mut setting) = prepare_new(options, progress).await?;
-    setting.lock = acquire_lock(options, &state, &setting, false, progress).await?;
+    let (state, mut context) = prepare_new(options, progress).await?;
+    context.lock = acquire_lock(options, &state, &context, false, progress).await?;
     let begun = async {
         // The state is saved before the lock is marked: an upgrade killed in between has an
         // unmarked lock, and leaves nothing that cannot be resumed.
         store.save(&state)?;
-        match &setting.lock {
+        match &context.lock {
             Some(lock) => lock
                 .mark(progress)
                 .await
@@ -188,15 +191,15 @@ pub async fn begin(options: &UpgradeOptions, progress: &Progress) -> Result<Begu
     };
     if let Err(why) = begun.await {
         let _ = store.remove();
-        if let Some(lock) = &setting.lock {
+        if let Some(lock) = &context.lock {
             lock.release(progress).await;
         }
         return Err(why);
     }
-    Ok(Begun {
+    Ok(StartedUpgrade {
         state,
         store,
-        setting,
+        context,
     })
 }
 
@@ -206,11 +209,11 @@ pub async fn begin(options: &UpgradeOptions, progress: &Progress) -> Result<Begu
 async fn acquire_lock(
     options: &UpgradeOptions,
     state: &State,
-    setting: &UpgradeContext,
+    context: &UpgradeContext,
     resumed: bool,
     progress: &Progress,
 ) -> Result<Option<Lock>, Refusal> {
-    let Some(client) = &setting.client else {
+    let Some(client) = &context.client else {
         progress.more(&format!("no --kubeconfig: {UNLOCKED}"));
         return Ok(None);
     };
@@ -341,8 +344,8 @@ async fn prepare_new(
         None => pod::make_temporary(&new_manifest, &uid),
     };
     let temporary_text = temporary_text.map_err(problem)?;
-    let setting = make_context(options, &old, new, options.client(None, progress)?);
-    let address = find_advertised(&setting, &uid, options).await?;
+    let context = make_context(options, &old, new, options.client(None, progress)?);
+    let address = find_advertised(&context, &uid, options).await?;
     let mut state = State {
         version: State::FORMAT,
         berth: berth_node::VERSION.to_owned(),
@@ -365,21 +368,21 @@ async fn prepare_new(
         emulated,
     };
     let all = drive::STEPS;
-    let what = match (state.is_restart(), old.image == setting.pod.image) {
+    let what = match (state.is_restart(), old.image == context.pod.image) {
         (true, _) => format!("rolling restart of {}", old.image),
         (false, true) => format!("{} with another manifest", old.image),
-        (false, false) => format!("{} to {}", old.image, setting.pod.image),
+        (false, false) => format!("{} to {}", old.image, context.pod.image),
     };
     progress.line(&format!(
         "1/{all}  {address}: {what}; first, the checks of berth doctor"
     ));
-    diagnose(&name, &new_manifest, &old_manifest, &setting, options).await?;
+    diagnose(&name, &new_manifest, &old_manifest, &context, options).await?;
     if state.judge.is_some() {
-        let client = setting
+        let client = context
             .client
             .as_ref()
-            .map(|client| setting.pod.shim.client(client));
-        check_judge(&setting.run_dir, client.as_ref(), &state.uid).await?;
+            .map(|client| context.pod.shim.client(client));
+        check_judge(&context.run_dir, client.as_ref(), &state.uid).await?;
         let emulates = state
             .emulated
             .as_ref()
@@ -389,8 +392,8 @@ async fn prepare_new(
             emulates.unwrap_or_default()
         ));
     }
-    state.service = check_service(&setting, address, options, progress).await?;
-    Ok((state, setting))
+    state.service = check_service(&context, address, options, progress).await?;
+    Ok((state, context))
 }
 
 /// The new manifest with emulation of the old release. `None` if the old release is not the
@@ -415,7 +418,7 @@ async fn diagnose(
     name: &str,
     manifest: &Manifest,
     running: &Manifest,
-    setting: &UpgradeContext,
+    context: &UpgradeContext,
     options: &UpgradeOptions,
 ) -> Result<(), Refusal> {
     let directory = options.canonical.display();
@@ -423,7 +426,7 @@ async fn diagnose(
         .map_err(|error| Refusal::unavailable(&format!("{directory}: {error}")))?;
     let mut facts = node::Facts::gather(Path::new("/"), manifest);
     facts.unconnected = node::unconnected(Path::new("/"), manifest).await;
-    let cluster = match &setting.client {
+    let cluster = match &context.client {
         Some(client) => Cluster::ask(client).await.ok(),
         None => None,
     };
@@ -441,12 +444,12 @@ async fn diagnose(
 
 /// True if the Service names the node, and therefore has to be kept.
 async fn check_service(
-    setting: &UpgradeContext,
+    context: &UpgradeContext,
     address: SocketAddr,
     options: &UpgradeOptions,
     progress: &Progress,
 ) -> Result<bool, Refusal> {
-    let Some(client) = &setting.client else {
+    let Some(client) = &context.client else {
         progress.more(&format!("no --kubeconfig: {GAPS}"));
         return Ok(false);
     };
@@ -496,11 +499,11 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Checks that the old instance serves, and returns its advertised address.
 async fn find_advertised(
-    setting: &UpgradeContext,
+    context: &UpgradeContext,
     uid: &berth_node::instance::InstanceId,
     options: &UpgradeOptions,
 ) -> Result<SocketAddr, Refusal> {
-    let mut observer = NodeObserver::new(&setting.run_dir);
+    let mut observer = NodeObserver::new(&context.run_dir);
     let ask = async || {
         let looked = observer
             .sample_instances(uid)
@@ -509,7 +512,7 @@ async fn find_advertised(
         looked.map(|looked| {
             (
                 looked.1.silent,
-                advertised_in_sample(setting, looked, options),
+                advertised_in_sample(context, looked, options),
             )
         })
     };
@@ -519,11 +522,11 @@ async fn find_advertised(
 
 /// Like [`find_advertised`], from a single sample.
 fn advertised_in_sample(
-    setting: &UpgradeContext,
+    context: &UpgradeContext,
     ([canonical, _], details): ([InstanceObservation; 2], NodeDetails),
     options: &UpgradeOptions,
 ) -> Result<SocketAddr, Refusal> {
-    let run_dir = setting.run_dir.display();
+    let run_dir = context.run_dir.display();
     let file = options.canonical.display();
     let detail = &details.canonical;
     let why = match details.others {

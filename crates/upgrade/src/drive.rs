@@ -53,7 +53,7 @@ pub struct UpgradeContext {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ended {
+pub enum DriveOutcome {
     /// The new version serves from the canonical file.
     Done,
     /// The old version serves.
@@ -68,7 +68,7 @@ pub enum Ended {
 }
 
 /// The end of the upgrade, or the file that cannot be read or written.
-type DriveResult = Result<Ended, Box<dyn Error>>;
+type DriveResult = Result<DriveOutcome, Box<dyn Error>>;
 
 /// Carries an upgrade out from its current step to the end.
 ///
@@ -77,21 +77,21 @@ type DriveResult = Result<Ended, Box<dyn Error>>;
 pub async fn drive(
     state: State,
     store: &Store,
-    setting: &UpgradeContext,
+    context: &UpgradeContext,
     progress: Rc<Progress>,
 ) -> DriveResult {
-    let client = setting.client.as_ref().filter(|_| state.service);
+    let client = context.client.as_ref().filter(|_| state.service);
     let service = client
         .map(|client| ServiceKeeper::new(client, Purpose::Upgrade, state.address))
         .transpose();
     let mut driver = Driver {
-        machine: Machine::new(state.position.clone(), setting.limits, state.course()),
+        machine: Machine::new(state.position.clone(), context.limits, state.course()),
         shares: state
             .judge
             .as_ref()
             .map(|judge| Shares::new(&state.uid, judge.local)),
         judging: None,
-        observer: NodeObserver::new(&setting.run_dir),
+        observer: NodeObserver::new(&context.run_dir),
         signals: OperatorSignals::new()?,
         service: service?.map(ServiceKeeper::start),
         drain_trouble: String::new(),
@@ -102,21 +102,21 @@ pub async fn drive(
         kubelet_trouble: None,
         state,
         store,
-        setting,
+        context,
         progress: progress.clone(),
     };
     let keep_lock = async {
-        match &setting.lock {
+        match &context.lock {
             Some(lock) => lock.keep(&progress).await,
             None => pending().await,
         }
     };
     let ended = tokio::select! {
         ended = driver.run() => ended,
-        () = keep_lock => Ok(Ended::Stopped),
+        () = keep_lock => Ok(DriveOutcome::Stopped),
     };
     driver
-        .leave_service(!matches!(ended, Ok(Ended::Stopped)))
+        .leave_service(!matches!(ended, Ok(DriveOutcome::Stopped)))
         .await;
     ended
 }
@@ -141,7 +141,7 @@ struct Driver<'a> {
     kubelet_trouble: Option<String>,
     state: State,
     store: &'a Store,
-    setting: &'a UpgradeContext,
+    context: &'a UpgradeContext,
     progress: Rc<Progress>,
 }
 
@@ -187,7 +187,7 @@ impl Driver<'_> {
                         }
                         _ = self.signals.next() => {
                             if !self.interrupt() {
-                                return Ok(Ended::Stopped);
+                                return Ok(DriveOutcome::Stopped);
                             }
                         }
                     }
@@ -199,7 +199,7 @@ impl Driver<'_> {
                         () = self.observer.wait_for_change() => false,
                     };
                     if signalled && !self.interrupt() {
-                        return Ok(Ended::Stopped);
+                        return Ok(DriveOutcome::Stopped);
                     }
                 }
                 Action::Entered => {
@@ -241,7 +241,7 @@ impl Driver<'_> {
                     // The next sample shows whether the shim received the drain.
                     _ = self.signals.next() => {
                         if !self.interrupt() {
-                            return Ok(Ended::Stopped);
+                            return Ok(DriveOutcome::Stopped);
                         }
                     }
                 },
@@ -251,7 +251,7 @@ impl Driver<'_> {
                     self.store.save(&self.state)?;
                     let step = self.state.position.step;
                     self.print_failure(&why, step, &details);
-                    return Ok(Ended::Halted);
+                    return Ok(DriveOutcome::Halted);
                 }
             }
         }
@@ -260,7 +260,7 @@ impl Driver<'_> {
     /// True if the next look at both instances is due. False if a shim refuses the new instance's
     /// share, since there is nothing to compare.
     fn begin_judging(&mut self, slot: Slot, refused: Option<&str>) -> bool {
-        let (Some(options), Some(client)) = (&self.state.judge, &self.setting.client) else {
+        let (Some(options), Some(client)) = (&self.state.judge, &self.context.client) else {
             let why =
                 "there is no --kubeconfig to ask the instances for their metrics with".to_owned();
             let undecided = self.state.judge.as_ref().map(|judge| judge.undecided);
@@ -282,7 +282,7 @@ impl Driver<'_> {
             release: emulated.release.clone(),
             wanted: slot == Slot::Temporary,
         });
-        let judging = || Judging::new(options, &self.setting.pod.shim.client(client), emulation);
+        let judging = || Judging::new(options, &self.context.pod.shim.client(client), emulation);
         self.judging.get_or_insert_with(judging).is_due()
     }
 
@@ -370,7 +370,7 @@ impl Driver<'_> {
         self.leave_service(true).await;
         // The lock is released before the state is removed: an upgrade killed in between is resumed
         // here, and leaves no lock behind.
-        if let Some(lock) = &self.setting.lock {
+        if let Some(lock) = &self.context.lock {
             lock.release(&self.progress).await;
         }
         let before = self.store.old_manifest_path(&self.state);
@@ -394,7 +394,7 @@ impl Driver<'_> {
                     self.progress
                         .more(&format!("back again: berth upgrade {}", before.display()));
                 }
-                Ended::Done
+                DriveOutcome::Done
             }
             UpgradeOutcome::RolledBack => {
                 self.progress.line(&format!(
@@ -402,9 +402,9 @@ impl Driver<'_> {
                 ));
                 self.progress.more(&format!("why: {why}"));
                 if self.state.position.judged {
-                    Ended::Judged
+                    DriveOutcome::Judged
                 } else {
-                    Ended::RolledBack
+                    DriveOutcome::RolledBack
                 }
             }
             UpgradeOutcome::Emulating => {
@@ -421,7 +421,7 @@ impl Driver<'_> {
                     "the same command with the new manifest tries the last step again, and judges it beside what serves now; from \
                      here berth promises no way back to the old manifest",
                 );
-                Ended::Judged
+                DriveOutcome::Judged
             }
         })
     }
@@ -497,8 +497,8 @@ impl Driver<'_> {
             step,
             target,
             &self.state,
-            &self.setting.limits,
-            &self.setting.pod,
+            &self.context.limits,
+            &self.context.pod,
         );
         let number = number
             .map(|number| format!("{number}/{STEPS}  "))
@@ -528,7 +528,7 @@ impl Driver<'_> {
     fn logged_pod(&self, slot: Slot) -> LoggedPod<'_> {
         let ApiserverPod {
             namespace, name, ..
-        } = &self.setting.pod;
+        } = &self.context.pod;
         match slot {
             Slot::Temporary => LoggedPod::Uid(self.state.uid.as_str()),
             Slot::Canonical => LoggedPod::Name(namespace, name),
@@ -539,7 +539,7 @@ impl Driver<'_> {
     fn print_failure(&self, why: &str, step: Step, details: &NodeDetails) {
         let ApiserverPod {
             container, image, ..
-        } = &self.setting.pod;
+        } = &self.context.pod;
         let slot = step.watched();
         let (reason, pod) = (&details.of(slot).reason, self.logged_pod(slot));
         let instance = match slot {
@@ -553,7 +553,7 @@ impl Driver<'_> {
         if !reason.is_empty() {
             self.progress.more(&format!("its shim: {reason}"));
         }
-        let directory = &self.setting.pod_logs;
+        let directory = &self.context.pod_logs;
         let last = |container: &str| logs::last_lines(directory, &pod, container);
         let mut found = last(container);
         if found.is_none() {

@@ -235,7 +235,7 @@ pub fn find(directory: &Path) -> Result<Option<State>, StateError> {
 ///
 /// # Errors
 /// The upgrade that is under way and the fix, or the state cannot be read.
-pub fn leave_alone(directory: &Path, file: &Path) -> Result<(), String> {
+pub fn check_writable(directory: &Path, file: &Path) -> Result<(), String> {
     let Some(state) = find(directory).map_err(|error| error.to_string())? else {
         return Ok(());
     };
@@ -256,7 +256,7 @@ pub fn leave_alone(directory: &Path, file: &Path) -> Result<(), String> {
 ///
 /// # Errors
 /// The state cannot be read.
-pub fn interrupted(directory: &Path) -> Result<Option<String>, StateError> {
+pub fn describe_interrupted(directory: &Path) -> Result<Option<String>, StateError> {
     match find(directory) {
         Ok(found) => Ok(found.map(
             |State {
@@ -342,7 +342,10 @@ pub(super) mod tests {
         let directory = temp.path().join("etc/berth");
         let store = Store::open(&directory).unwrap();
         assert_eq!(
-            (store.load().unwrap(), interrupted(&directory).unwrap()),
+            (
+                store.load().unwrap(),
+                describe_interrupted(&directory).unwrap()
+            ),
             (None, None)
         );
         let judge = JudgeOptions {
@@ -372,7 +375,7 @@ pub(super) mod tests {
             fs::metadata(store.path()).unwrap().permissions().mode() & 0o777,
             0o600
         );
-        let why = interrupted(&directory).unwrap().unwrap();
+        let why = describe_interrupted(&directory).unwrap().unwrap();
         assert!(
             why.ends_with(
                 "began at 2026-05-04T03:02:01Z was interrupted in the step start-temporary"
