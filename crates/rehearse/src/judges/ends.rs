@@ -49,14 +49,14 @@ impl<'a> Ends<'a> {
     pub(crate) fn by_instance(&self, end: &StreamEnd) -> Result<(), &'static str> {
         match self.reports.get(end.stream.as_str()) {
             Some(report) if report.by != EndedBy::Instance => {
-                Err("its instance saw the other side end it")
+                Err("the instance saw the other side end the stream")
             }
-            Some(report) if report.at > end.at => Err("its instance ended it only later"),
+            Some(report) if report.at > end.at => Err("the instance ended the stream only later"),
             Some(_) => Ok(()),
-            None if !self.stopping(&end.instance, end.at) => Err("its instance was not stopping"),
+            None if !self.stopping(&end.instance, end.at) => Err("the instance was not stopping"),
             None if end.signed.is_some() || self.as_control(end) => Ok(()),
             None => {
-                Err("its instance announced nothing, and connections without berth stayed open")
+                Err("the instance announced nothing, and connections without berth stayed open")
             }
         }
     }
@@ -185,20 +185,20 @@ mod tests {
             assert_eq!(ends.by_instance(&signed(1001)), Ok(()));
             assert_eq!(
                 ends.by_instance(&signed(900)),
-                Err("its instance was not stopping")
+                Err("the instance was not stopping")
             );
         }
     }
 
     #[test]
     fn a_report_decides() {
-        let not_its_own = Err("its instance saw the other side end it");
+        let not_its_own = Err("the instance saw the other side end the stream");
         for (by, reported_at, wanted) in [
             (EndedBy::Instance, 3000, Ok(())),
             (
                 EndedBy::Instance,
                 3001,
-                Err("its instance ended it only later"),
+                Err("the instance ended the stream only later"),
             ),
             (EndedBy::Peer, 2000, not_its_own),
             (EndedBy::PeerEarly, 2000, not_its_own),

@@ -139,7 +139,7 @@ impl Check<'_> {
         } = self.injected;
         self.seen.extend(seen.iter().cloned());
         if over.is_none() {
-            self.broken.push("its end was not seen".into());
+            self.broken.push("the end of the fault was not seen".into());
         }
         match fault {
             Fault::BadFlag | Fault::NeverReady => self.never_served(),
@@ -166,14 +166,15 @@ impl Check<'_> {
         let by = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } | Answer::Bad { instance, .. } if instance == name);
         let answers = self.record.attempts.iter().filter(by).count();
         if answers > 0 {
-            self.broken.push(format!("it answered {answers} requests"));
+            self.broken
+                .push(format!("the faulty instance answered {answers} requests"));
         }
         if self.record.moments.first(name, MarkKind::Joined).is_some() {
-            self.broken.push("it joined".into());
+            self.broken.push("the faulty instance joined".into());
         }
         if self.injected.seen.is_empty() {
             self.broken
-                .push("no reason was seen why it does not get ready".into());
+                .push("no reason was seen why the instance does not get ready".into());
         }
     }
 
@@ -210,10 +211,12 @@ impl Check<'_> {
             Some(_) => self.seen.push("the API was never away".into()),
             None => self
                 .broken
-                .push("no new connection was answered after it".into()),
+                .push("no new connection was answered after the fault".into()),
         }
-        self.seen
-            .push(format!("all as before after {:.1?}", over.since(at)));
+        self.seen.push(format!(
+            "everything was as before after {:.1?}",
+            over.since(at)
+        ));
     }
 
     /// Checks that the bridge noticed a hang. No client is on the hanging instance.
@@ -225,7 +228,9 @@ impl Check<'_> {
                     noticed.since(self.injected.at)
                 ));
             }
-            None => self.broken.push("the bridge did not notice".into()),
+            None => self
+                .broken
+                .push("the bridge did not notice the fault".into()),
         }
     }
 
@@ -252,7 +257,7 @@ impl Check<'_> {
             .max()
             .unwrap_or_default();
         self.seen.push(format!(
-            "it lasted {:.1?}; the longest wait meanwhile was {longest:.1?}",
+            "the fault lasted {:.1?}; the longest wait meanwhile was {longest:.1?}",
             over.since(at)
         ));
         let (jitter, hung) = (JITTER + self.slack, over.since(at));
@@ -281,7 +286,7 @@ impl Check<'_> {
             .count();
         if late > 0 {
             self.broken.push(format!(
-                "{late} requests waited on after it was over: new connections for more than {jitter:.1?}, kept ones for more than {kept:.1?}"
+                "{late} requests waited on after the fault was over: new connections for more than {jitter:.1?}, kept ones for more than {kept:.1?}"
             ));
         }
         // The sockets of the other connections belong to their instances.
@@ -292,7 +297,7 @@ impl Check<'_> {
             if all.len() as u64 > has {
                 let count = all.len();
                 self.broken
-                    .push(format!("{count} kept connections waited for more than {jitter:.1?}, of {has} that it had"));
+                    .push(format!("{count} kept connections waited for more than {jitter:.1?}, although the shim had only {has}"));
             }
         }
         let passed = match fault {
@@ -302,7 +307,7 @@ impl Check<'_> {
             _ => Some(at.plus(LEASE + TAKE_OVER + self.slack)),
         };
         let Some(passed) = passed else {
-            self.broken.push("its shim did not notice".into());
+            self.broken.push("the shim did not notice the fault".into());
             return;
         };
         if fault == Fault::Hang {
@@ -312,14 +317,14 @@ impl Check<'_> {
         let longest = after().map(|a| a.done.since(a.due)).max();
         match longest {
             None if over.since(passed) < AFTER => {
-                self.seen.push("it went on before another could be seen to serve".into());
+                self.seen.push("the fault was over before another instance could be seen to serve".into());
             }
-            None => self.broken.push("there was no new connection after it was noticed".into()),
+            None => self.broken.push("there was no new connection after the fault was noticed".into()),
             Some(longest) if longest > jitter => {
-                self.broken.push(format!("a new connection waited {longest:.1?} although the other one served"));
+                self.broken.push(format!("a new connection waited {longest:.1?} although the other instance served"));
             }
             Some(longest) => self.seen.push(format!(
-                "from {:.1?} on, new connections went to the other one; the longest wait was {longest:.1?}",
+                "from {:.1?} on, new connections went to the other instance; the longest wait was {longest:.1?}",
                 passed.since(at)
             )),
         }
@@ -348,13 +353,13 @@ impl Check<'_> {
             .count();
         if stayed > 0 {
             self.broken.push(format!(
-                "{stayed} new connections that waited were not answered by the other one within {jitter:?} after it was noticed"
+                "{stayed} new connections that waited were not answered by the other instance within {jitter:?} after the fault was noticed"
             ));
         }
         if let Some(last) = waited.iter().map(|a| a.done).max() {
             let (count, last) = (waited.len(), last.since(noticed));
             self.seen
-                .push(format!("{count} new connections waited when it was noticed, the last one for {last:.1?} more"));
+                .push(format!("{count} new connections waited when the fault was noticed, the last for {last:.1?} more"));
         }
     }
 }
@@ -577,7 +582,8 @@ mod tests {
             kind: ConnectionKind::Kept,
             ..attempt(stream, 2_000, done, good(NEW))
         };
-        let more = &["2 kept connections waited for more than 3.0s, of 1 that it had"][..];
+        let more =
+            &["2 kept connections waited for more than 3.0s, although the shim had only 1"][..];
         for (has, wanted) in [(None, &[][..]), (Some(2), &[]), (Some(1), more)] {
             let mut attempts = [("a", 9_000), ("b", 9_000), ("b", 9_100), ("c", 2_010)]
                 .map(|(s, done)| kept(s, done))
@@ -653,7 +659,7 @@ mod tests {
                 ..Record::default()
             };
             joined.moments.add(NEW, MarkKind::Joined, at(2_000));
-            assert_eq!(broken_in(&joined), ["it joined"]);
+            assert_eq!(broken_in(&joined), ["the faulty instance joined"]);
             for (injected, why) in [
                 (
                     Injected {
@@ -667,7 +673,7 @@ mod tests {
                         over: None,
                         ..sound()
                     },
-                    "end was not seen",
+                    "end of the fault was not seen",
                 ),
             ] {
                 assert!(broken(injected, Vec::new())[0].contains(why));
@@ -703,7 +709,7 @@ mod tests {
             for (attempts, why) in [
                 (
                     vec![tried(8_000, 11_500, Some(OLD))],
-                    "although the other one served",
+                    "although the other instance served",
                 ),
                 (vec![tried(1_500, 13_500, Some(OLD)), later()], "waited on"),
                 (
@@ -719,7 +725,7 @@ mod tests {
             );
         }
         // A request that is due soon after the fault may have been answered in part before it.
-        let in_time = "1 new connections that waited were not answered by the other one within 3s after it was noticed";
+        let in_time = "1 new connections that waited were not answered by the other instance within 3s after the fault was noticed";
         for (by, due, done, wanted) in [
             (NEW, 1_400, 9_000, &[][..]),
             (NEW, 1_600, 9_000, &[in_time]),
@@ -741,8 +747,11 @@ mod tests {
             ..bridged.clone()
         };
         for (fault, wanted) in [
-            (injected(Fault::Hang), &["its shim did not notice"][..]),
-            (bridged, &["the bridge did not notice"]),
+            (
+                injected(Fault::Hang),
+                &["the shim did not notice the fault"][..],
+            ),
+            (bridged, &["the bridge did not notice the fault"]),
             (noticed, &[]),
         ] {
             assert_eq!(broken(fault, Vec::new()), wanted);

@@ -30,7 +30,7 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         .filter(|event| event.what == EventKind::UntrustedCertificate)
         .count();
     ran.add("x509 errors of apiservers", Value::Count(untrusted as u64))
-        .note("in their logs: one met another's certificate");
+        .note("in their logs: an instance met another instance's certificate");
     let turns: Vec<&str> = record
         .players
         .iter()

@@ -45,7 +45,7 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         .map(|streams| streams.len() as u64)
         .sum();
     let words = format!(
-        "closed as it shut down (normal); of those straight to it {} of {}",
+        "closed while it shut down (normal); of those past the shims {} of {}",
         count(record.control.ends.len() as u64),
         count(streams)
     );

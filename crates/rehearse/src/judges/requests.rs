@@ -44,7 +44,7 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         let rate = plan.load.rate;
         ran.too_busy(format!(
             "the clients were up to {behind:.1?} behind their timetable: this machine is too slow or too busy for \
-             --rate {rate}, and waits are its own"
+             --rate {rate}, and the waits are its own"
         ));
     }
     let load = match (record.began, record.over) {

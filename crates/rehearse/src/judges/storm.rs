@@ -100,7 +100,7 @@ impl<'a> StormEvents<'a> {
             .filter(|failure| matches!(failure, Failure::X509(_)))
             .count();
         if x509 > 0 {
-            broken.push(format!("{x509} met a certificate that they do not trust"));
+            broken.push(format!("untrusted certificates: {x509}"));
         }
         let failed = self.tries.len() - served;
         seen.push(format!(

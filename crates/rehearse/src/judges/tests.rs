@@ -318,7 +318,7 @@ fn a_storm_shows_when_its_clients_were_served_and_what_failed_before() {
         ),
         (
             [&served[..], &[(2_400, x509)]].concat(),
-            "broken: 1 met a certificate that they do not trust",
+            "broken: untrusted certificates: 1",
         ),
     ] {
         let ran = storm(tries);
@@ -842,7 +842,7 @@ fn promises_and_what_they_allow() {
     );
     assert_eq!(
         promise.what_happened,
-        ["broken: its end was not seen", "seen"]
+        ["broken: the end of the fault was not seen", "seen"]
     );
 }
 
@@ -897,7 +897,7 @@ fn what_other_clients_than_those_of_requests_saw() {
         (2, "of 2 hold exactly what was written", 3)
     );
     assert!(
-        note(&ran, "streams ended by the instance").ends_with("of those straight to it 1 of 8")
+        note(&ran, "streams ended by the instance").ends_with("of those past the shims 1 of 8")
     );
     assert_eq!(ms(&ran, "Service kubernetes was empty for"), 500.0);
     assert_eq!(figure(&ran, "x509 errors of apiservers"), 0);

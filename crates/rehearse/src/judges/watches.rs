@@ -45,7 +45,7 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         .note(words);
     if watches.len() < plan.load.watches as usize {
         ran.object(format!(
-            "only {} of {} watches came to their end",
+            "only {} of {} watches finished",
             watches.len(),
             plan.load.watches
         ));

@@ -132,7 +132,7 @@ impl Writer {
     pub(super) async fn goal(mut self) -> (Goal, Option<String>) {
         let Ok(list) = timeout(PATIENCE, self.list()).await else {
             let trouble = format!(
-                "the objects could not be listed at the end, so it is unknown what is there: {}",
+                "the objects could not be listed at the end, so the result of the writes is unknown: {}",
                 self.why
             );
             return (

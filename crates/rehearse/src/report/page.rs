@@ -388,7 +388,7 @@ mod tests {
             &page,
             &[
                 "kill-shim at old: broken",
-                "its end was not seen",
+                "the end of the fault was not seen",
                 "allowed: 3 connections reset",
             ],
         );
