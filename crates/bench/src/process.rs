@@ -59,7 +59,7 @@ impl ChildProcess {
             {
                 return Ok(address);
             }
-            match self.exited() {
+            match self.exit_status() {
                 Some(status) => bail!("a server ended, {status}: {}", self.last_line()),
                 None if start.elapsed() > STARTED_WITHIN => {
                     bail!("a server does not listen: {}", self.last_line())
@@ -74,7 +74,7 @@ impl ChildProcess {
     }
 
     /// The exit status. `None` while the child runs.
-    pub(crate) fn exited(&mut self) -> Option<ExitStatus> {
+    pub(crate) fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 

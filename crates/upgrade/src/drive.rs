@@ -183,7 +183,7 @@ impl Driver<'_> {
                     let both = [slot.other(), slot].map(|slot| details.of(slot));
                     tokio::select! {
                         judged = judging.look(both, &self.progress) => {
-                            judged.into_iter().for_each(|judged| self.machine.record_judged(judged));
+                            judged.into_iter().for_each(|judged| self.machine.record_judge_result(judged));
                         }
                         _ = self.signals.next() => {
                             if !self.interrupt() {
@@ -266,7 +266,7 @@ impl Driver<'_> {
             let undecided = self.state.judge.as_ref().map(|judge| judge.undecided);
             self.progress.line(&format!("     not judged: {why}"));
             self.machine
-                .record_judged(undecided.unwrap_or_default().decide(why, false));
+                .record_judge_result(undecided.unwrap_or_default().decide(why, false));
             return true;
         };
         if let Some(why) = refused {
@@ -274,7 +274,7 @@ impl Driver<'_> {
             self.progress.line(&format!("     {why}"));
             self.progress
                 .more("give the new manifest a shim of this berth, or upgrade without --judge");
-            self.machine.record_judged(JudgeResult::GoBack(why));
+            self.machine.record_judge_result(JudgeResult::GoBack(why));
             self.judging = None;
             return true;
         }

@@ -79,7 +79,7 @@ impl Judging {
         let wrong = new
             .page
             .as_deref()
-            .and_then(|page| self.emulates_wrongly(page, progress));
+            .and_then(|page| self.find_wrong_emulation(page, progress));
         if let Some(why) = wrong {
             progress.line(&format!("     {why}"));
             return Some(JudgeResult::GoBack(why));
@@ -184,7 +184,7 @@ impl Judging {
     }
 
     /// Returns why an instance's emulation is wrong, according to its own metrics.
-    fn emulates_wrongly(&mut self, page: &str, progress: &Progress) -> Option<String> {
+    fn find_wrong_emulation(&mut self, page: &str, progress: &Progress) -> Option<String> {
         let Emulation { release, wanted } = self.emulation.take()?;
         let info = samples(page, |name| name == "version_info").next();
         let [binary, emulation] =

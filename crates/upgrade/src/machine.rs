@@ -54,7 +54,7 @@ pub struct Machine {
     interrupted: bool,
     /// The start of the step: its first observation, or the moment at which the watched instance
     /// joined in this run.
-    since: Option<Since>,
+    since: Option<StepStart>,
     /// The instance that the step watches has been in the group in this run. A run that resumes a
     /// step cannot know about earlier runs: after a reboot every pod starts again.
     joined: bool,
@@ -74,7 +74,7 @@ pub struct Machine {
 
 /// The observation at the start of a step.
 #[derive(Debug, Clone, Copy)]
-struct Since {
+struct StepStart {
     at: Duration,
     seen: NodeObservation,
 }
@@ -122,12 +122,12 @@ impl Machine {
     }
 
     /// Records the result of an [`Action::Judge`].
-    pub fn record_judged(&mut self, judged: JudgeResult) {
+    pub fn record_judge_result(&mut self, judged: JudgeResult) {
         self.judged = Some(judged);
     }
 
     pub fn next(&mut self, seen: &NodeObservation, now: Duration) -> Action {
-        let since = *self.since.get_or_insert(Since {
+        let since = *self.since.get_or_insert(StepStart {
             at: now,
             seen: *seen,
         });
@@ -429,7 +429,7 @@ impl Machine {
             if !self.joined {
                 (self.joined, self.since) = (
                     true,
-                    Some(Since {
+                    Some(StepStart {
                         at: view.now,
                         seen: *view.seen,
                     }),
@@ -474,7 +474,7 @@ impl Machine {
 struct StepView<'a> {
     seen: &'a NodeObservation,
     now: Duration,
-    since: Since,
+    since: StepStart,
     limits: Limits,
     same: bool,
     target: Version,

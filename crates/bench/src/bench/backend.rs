@@ -24,7 +24,7 @@ pub(crate) fn run(address: SocketAddr) -> io::Result<()> {
     let mut backend = Backend {
         epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
         connections: Vec::new(),
-        shared: Shared {
+        shared: SharedState {
             buffer: vec![0; CHUNK],
             pattern: Pattern::new(),
             endless: 0,
@@ -64,11 +64,11 @@ struct Backend {
     epoll: Epoll,
     /// Indexed by descriptor.
     connections: Vec<Option<Connection>>,
-    shared: Shared,
+    shared: SharedState,
 }
 
 /// State shared by the connections.
-struct Shared {
+struct SharedState {
     buffer: Vec<u8>,
     pattern: Pattern,
     /// Received bytes of endless requests, on all connections.
@@ -155,7 +155,7 @@ fn event(flags: EpollFlags, fd: usize) -> EpollEvent {
 }
 
 impl Connection {
-    fn serve(&mut self, shared: &mut Shared) -> io::Result<()> {
+    fn serve(&mut self, shared: &mut SharedState) -> io::Result<()> {
         if self.answer.is_some() {
             self.write(&shared.pattern)
         } else {
@@ -163,7 +163,7 @@ impl Connection {
         }
     }
 
-    fn read(&mut self, shared: &mut Shared) -> io::Result<()> {
+    fn read(&mut self, shared: &mut SharedState) -> io::Result<()> {
         let count = self.stream.read(&mut shared.buffer)?;
         if count == 0 {
             return Err(ErrorKind::UnexpectedEof.into());

@@ -115,9 +115,9 @@ impl Peer {
 
     /// Starts the peer before a backend, with an address and a directory of its own, and waits for
     /// the first answer.
-    pub(super) fn start(&self, backend: SocketAddr, work: &Path) -> Result<Running> {
+    pub(super) fn start(&self, backend: SocketAddr, work: &Path) -> Result<RunningPeer> {
         if self.kind == PeerKind::None {
-            return Ok(Running {
+            return Ok(RunningPeer {
                 address: backend,
                 backend,
                 tree: None,
@@ -162,7 +162,7 @@ impl Peer {
             _ => load::round_trip(address),
         };
         while let Err(error) = answers() {
-            match tree.relay.exited() {
+            match tree.relay.exit_status() {
                 Some(status) => bail!("it ended by itself, {status}: {}", tree.relay.last_line()),
                 None if start.elapsed() < START => std::thread::sleep(RETRY),
                 None => bail!(
@@ -171,7 +171,7 @@ impl Peer {
                 ),
             }
         }
-        Ok(Running {
+        Ok(RunningPeer {
             address,
             backend,
             until_answer: start.elapsed(),
@@ -255,7 +255,7 @@ impl Peer {
 }
 
 /// A running peer, until the value is dropped.
-pub(super) struct Running {
+pub(super) struct RunningPeer {
     /// The address for clients.
     pub(super) address: SocketAddr,
     /// The server's own address.
@@ -268,7 +268,7 @@ pub(super) struct Running {
     admin: Option<SocketAddr>,
 }
 
-impl Running {
+impl RunningPeer {
     /// Checks that the sockets of all clients were passed to the server and that no byte was
     /// relayed.
     pub(super) fn check(&self, clients: usize) -> Result<()> {

@@ -1,7 +1,7 @@
 //! The work of the peers, and the measured figures.
 
 use super::load::{self, Answers, Direction, PING, Pace, Pool};
-use super::peer::{Peer, PeerKind, Running};
+use super::peer::{Peer, PeerKind, RunningPeer};
 use super::usage::{Clocks, Tree, kernel_memory, socket_memory};
 use anyhow::{Context as _, Result, ensure};
 use berth_rehearse::report::format::count;
@@ -286,7 +286,7 @@ impl Bench<'_> {
         &self,
         case: Case,
         peer: &Peer,
-        running: &Running,
+        running: &RunningPeer,
         grown: &mut Option<Pool>,
     ) -> Result<Vec<(Metric, f64)>> {
         let limit = berth_os::process::raise_file_limit()?;
@@ -345,7 +345,7 @@ impl Bench<'_> {
 }
 
 /// CPU seconds of the relay's present processes.
-fn cpu(running: &Running) -> Result<impl Fn() -> Result<Option<f64>> + use<>> {
+fn cpu(running: &RunningPeer) -> Result<impl Fn() -> Result<Option<f64>> + use<>> {
     let clocks = running.tree.as_ref().map(Tree::clocks).transpose()?;
     Ok(move || clocks.as_ref().map(Clocks::seconds).transpose())
 }
@@ -372,7 +372,7 @@ fn figures(answers: &Answers) -> Vec<(Metric, f64)> {
     figures
 }
 
-fn idle(count: usize, peer: &Peer, running: &Running) -> Result<Vec<(Metric, f64)>> {
+fn idle(count: usize, peer: &Peer, running: &RunningPeer) -> Result<Vec<(Metric, f64)>> {
     let tree = running.tree.as_ref().context("there is no relay")?;
     let (base, kernel_base) = (tree.memory()?, kernel_memory()?);
     let mut pool = Pool::open(running.address, count)?;
@@ -399,7 +399,7 @@ fn idle(count: usize, peer: &Peer, running: &Running) -> Result<Vec<(Metric, f64
     ])
 }
 
-fn slow(count: usize, running: &Running) -> Result<Vec<(Metric, f64)>> {
+fn slow(count: usize, running: &RunningPeer) -> Result<Vec<(Metric, f64)>> {
     let mut pool = Pool::open(running.address, count)?;
     let memory = || running.tree.as_ref().map(Tree::memory).transpose();
     let (base, sockets_base) = (memory()?, socket_memory()?);

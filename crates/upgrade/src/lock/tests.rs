@@ -281,10 +281,10 @@ fn a_refusal_names_the_holder_and_the_fix() {
 
 /// The lock of an upgrade that has changed nothing on this node yet.
 fn lock(server: &Server, upgrade: &str, node: &str) -> Lock {
-    claimed(server, holder(upgrade, node, false), false)
+    lock_with(server, holder(upgrade, node, false), false)
 }
 
-fn claimed(server: &Server, holder: Holder, breaks: bool) -> Lock {
+fn lock_with(server: &Server, holder: Holder, breaks: bool) -> Lock {
     Lock::new(
         &Client::new(&server.access).unwrap(),
         Claim::new(holder, breaks),
@@ -292,7 +292,7 @@ fn claimed(server: &Server, holder: Holder, breaks: bool) -> Lock {
 }
 
 /// An API with the lock's namespace, and its server.
-async fn api() -> (Objects, Server) {
+async fn serve_api() -> (Objects, Server) {
     let objects = Objects::default();
     objects.set(NAMESPACE_PATH, Some(json!({})));
     let answers = objects.clone();
@@ -304,7 +304,7 @@ async fn api() -> (Objects, Server) {
 
 #[tokio::test]
 async fn a_lock_is_acquired_marked_and_released() {
-    let (objects, server) = api().await;
+    let (objects, server) = serve_api().await;
     // A cluster in which berth has never written anything.
     objects.set(NAMESPACE_PATH, None);
     let progress = Progress::default();
@@ -325,14 +325,14 @@ async fn a_lock_is_acquired_marked_and_released() {
         .unwrap_err();
     assert!(busy.to_string().contains("node cp-1 since"), "{busy}");
     // The first upgrade, resumed.
-    claimed(&server, holder("a", "cp-1", true), false)
+    lock_with(&server, holder("a", "cp-1", true), false)
         .acquire(&progress)
         .await
         .unwrap();
     let again = objects.get(PATH).unwrap();
     assert_eq!(again["spec"]["acquireTime"], held["spec"]["acquireTime"]);
 
-    let breaker = claimed(&server, holder("b", "cp-2", false), true);
+    let breaker = lock_with(&server, holder("b", "cp-2", false), true);
     breaker.acquire(&progress).await.unwrap();
     let broken = objects.get(PATH).unwrap();
     assert_eq!(
@@ -353,7 +353,7 @@ async fn a_lock_is_acquired_marked_and_released() {
 async fn a_release_that_fails_is_given_up() {
     let server = serve_with(|_| answer("503 Service Unavailable", "{}")).await;
     let began = tokio::time::Instant::now();
-    claimed(&server, holder("a", "cp-1", true), false)
+    lock_with(&server, holder("a", "cp-1", true), false)
         .release(&Progress::default())
         .await;
     assert!(began.elapsed() >= RELEASE_TIMEOUT);
@@ -363,7 +363,7 @@ async fn a_release_that_fails_is_given_up() {
 /// is refused as soon as it renews.
 #[tokio::test]
 async fn a_renewal_shows_at_once_that_the_holder_lives() {
-    let (objects, server) = api().await;
+    let (objects, server) = serve_api().await;
     let progress = Progress::default();
     let first = lock(&server, "a", "cp-1");
     first.acquire(&progress).await.unwrap();
@@ -383,10 +383,10 @@ async fn a_renewal_shows_at_once_that_the_holder_lives() {
 
 #[tokio::test]
 async fn only_one_of_two_racing_upgrades_gets_the_lock() {
-    let (objects, server) = api().await;
+    let (objects, server) = serve_api().await;
     let progress = Progress::default();
     let locks = [("a", "cp-1"), ("b", "cp-2")]
-        .map(|(upgrade, node)| claimed(&server, holder(upgrade, node, true), false));
+        .map(|(upgrade, node)| lock_with(&server, holder(upgrade, node, true), false));
     let (first, second) = tokio::join!(locks[0].acquire(&progress), locks[1].acquire(&progress));
     assert!(first.is_ok() != second.is_ok(), "{first:?} {second:?}");
     let has = Holder::parse(&objects.get(PATH).unwrap()).node;
@@ -429,7 +429,7 @@ async fn a_failing_api_is_not_reported_as_another_upgrade() {
 /// A node's token may write and remove every Lease that a shim may write.
 #[tokio::test]
 async fn no_shim_has_rights_on_the_lock() {
-    let (_, mut server) = api().await;
+    let (_, mut server) = serve_api().await;
     lock(&server, "a", "cp-1")
         .acquire(&Progress::default())
         .await

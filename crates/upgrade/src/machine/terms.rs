@@ -188,7 +188,7 @@ pub enum Action {
     /// Ask a slot's shim to leave. The result goes to [`super::Machine::record_drain`].
     Drain(Slot),
     /// Give a slot's instance its share of the clients, and judge it beside the other slot's. The
-    /// result goes to [`super::Machine::record_judged`].
+    /// result goes to [`super::Machine::record_judge_result`].
     Judge(Slot),
     /// The position changed: save the position before the next action.
     Entered,

@@ -358,7 +358,7 @@ fn an_instance_lost_while_judged_is_removed() {
             ..seen
         };
         let _ = machine.next(&lost, Duration::from_secs(1));
-        machine.record_judged(JudgeResult::GoOn);
+        machine.record_judge_result(JudgeResult::GoOn);
         assert_eq!(
             machine.next(&lost, Duration::from_secs(1) + LOST_AFTER),
             Action::Entered

@@ -64,7 +64,7 @@ fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-fn halts(action: &Action) -> bool {
+fn is_halt(action: &Action) -> bool {
     matches!(action, Action::Halt(_))
 }
 
@@ -117,12 +117,18 @@ fn a_foreign_file_halts_every_step() {
             canonical_file: Content::Other,
             ..both(Old, New)
         };
-        assert!(halts(&machine(step).next(&seen, Duration::ZERO)), "{step}");
+        assert!(
+            is_halt(&machine(step).next(&seen, Duration::ZERO)),
+            "{step}"
+        );
         let seen = NodeObservation {
             temporary_file: Content::Other,
             ..both(Old, New)
         };
-        assert!(halts(&machine(step).next(&seen, Duration::ZERO)), "{step}");
+        assert!(
+            is_halt(&machine(step).next(&seen, Duration::ZERO)),
+            "{step}"
+        );
     }
 }
 
@@ -144,7 +150,7 @@ fn a_wrong_canonical_file_halts_the_step() {
     ] {
         for step in steps {
             assert!(
-                halts(&machine(*step).next(&both(bad, New), Duration::ZERO)),
+                is_halt(&machine(*step).next(&both(bad, New), Duration::ZERO)),
                 "{step}"
             );
             let none = NodeObservation {
@@ -153,7 +159,7 @@ fn a_wrong_canonical_file_halts_the_step() {
             };
             let next = machine(*step).next(&none, Duration::ZERO);
             // `StopOld` itself removes the file.
-            assert_eq!(halts(&next), *step != StopOld, "{step}");
+            assert_eq!(is_halt(&next), *step != StopOld, "{step}");
         }
     }
 }
@@ -242,7 +248,7 @@ fn no_way_leads_back_to_a_drained_or_lost_instance() {
         } else {
             assert_eq!(next, Action::Wait);
             assert_eq!(machine.next(&lost, LIMITS.ready), Action::Wait);
-            assert!(halts(&machine.next(&lost, secs(1) + LIMITS.ready)));
+            assert!(is_halt(&machine.next(&lost, secs(1) + LIMITS.ready)));
         }
     }
 }
@@ -275,7 +281,7 @@ fn a_removal_waits_for_the_staying_instance() {
             machine.next(&seen, LIMITS.ready - Duration::from_nanos(1)),
             Action::Wait
         );
-        assert!(halts(&machine.next(&seen, LIMITS.ready)));
+        assert!(is_halt(&machine.next(&seen, LIMITS.ready)));
     }
 }
 
@@ -342,6 +348,6 @@ fn an_upgrade_is_done_when_a_single_instance_of_the_right_file_serves() {
     ] {
         let mut machine = machine(Verify);
         assert_eq!(machine.next(&seen, secs(0)), Action::Wait, "{seen:?}");
-        assert!(halts(&machine.next(&seen, LIMITS.ready)), "{seen:?}");
+        assert!(is_halt(&machine.next(&seen, LIMITS.ready)), "{seen:?}");
     }
 }

@@ -396,7 +396,7 @@ impl World {
                     if *judging > judge.takes {
                         let verdict = judge.verdicts[*slot as usize].clone();
                         self.passed[*slot as usize] |= verdict == JudgeResult::GoOn;
-                        machine.record_judged(verdict);
+                        machine.record_judge_result(verdict);
                     }
                 }
                 self.tick();
