@@ -219,7 +219,7 @@ async fn acquire_lock(
     };
     let lock = Lock::new(
         client,
-        Claim::new(Holder::this(&state.uid, resumed), options.break_lock),
+        Claim::new(Holder::current(&state.uid, resumed), options.break_lock),
     );
     match lock.acquire(progress).await {
         Ok(()) => {

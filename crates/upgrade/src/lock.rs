@@ -74,7 +74,7 @@ pub struct Holder {
 
 impl Holder {
     /// Describes this process on its node as a holder.
-    pub fn this(upgrade: &InstanceId, changed: bool) -> Self {
+    pub fn current(upgrade: &InstanceId, changed: bool) -> Self {
         let words: Vec<_> = std::env::args_os()
             .map(|word| word.to_string_lossy().into_owned())
             .collect();

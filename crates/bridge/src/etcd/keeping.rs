@@ -92,7 +92,10 @@ async fn acquired(
 ) -> Result<Option<Lock>, String> {
     let mut why = "the cluster's lock is not held without --kubeconfig".to_owned();
     if let Some(client) = client {
-        let lock = Lock::new(client, Claim::new(Holder::this(&draw_uid()?, false), false));
+        let lock = Lock::new(
+            client,
+            Claim::new(Holder::current(&draw_uid()?, false), false),
+        );
         match lock.acquire(progress).await {
             Ok(()) => return Ok(Some(lock)),
             Err(LockError::Api(error)) if needs_lock => {
