@@ -383,7 +383,7 @@ impl Lock {
                     return Ok(None);
                 }
                 Err(error) if error.status() == Some(StatusCode::CONFLICT) && tries.1 < TRIES.1 => {
-                    tries.1 += 1
+                    tries.1 += 1;
                 }
                 Err(error) if tries.0 == TRIES.0 || is_forbidden(&error) => {
                     return Err(error.into());

@@ -144,7 +144,7 @@ impl Check<'_> {
         match fault {
             Fault::BadFlag | Fault::NeverReady => self.never_served(),
             Fault::CrashAfterReady | Fault::KillShim | Fault::KillTemporary | Fault::KillOld => {
-                self.comes_back()
+                self.comes_back();
             }
             Fault::Hang if *standby == Standby::Bridge => self.is_noticed(),
             Fault::Hang | Fault::HangShim | Fault::NoDescriptors | Fault::ClockJump => self.waits(),

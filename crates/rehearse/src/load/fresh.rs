@@ -30,7 +30,7 @@ pub(super) async fn run(client: Client, seed: Seed, rate: u32) {
                         due.stamp,
                     )
                     .await,
-            )
+            );
         }
     })
     .await;

@@ -278,7 +278,7 @@ impl World {
         let [old, new] = [self.files[slot as usize], self.files[1 - slot as usize]];
         match (slot, old, new) {
             (Slot::Canonical, Some(Version::Old), _) => {
-                assert!(!judged || self.passed[1], "the old one goes")
+                assert!(!judged || self.passed[1], "the old one goes");
             }
             (Slot::Temporary, _, Some(Version::New)) => {
                 assert!(
