@@ -1,4 +1,5 @@
-//! The process that began a bridge, or that asks one: it waits, prints what the bridge does, and runs COMMAND.
+//! The process that began a bridge, or sends a request to a bridge: waits, prints the bridge's
+//! progress, and runs COMMAND.
 
 use super::cgroup;
 use super::logs;
@@ -17,12 +18,12 @@ use std::process::ExitStatus;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// How the process ends that waited for a bridge.
+/// Result of waiting for a bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waited {
     /// The bridge is on, or has ended well.
     Well,
-    /// Clients stay on the bridge, or the node's own kube-apiserver is not what it should be.
+    /// Clients stay on the bridge, or the node's kube-apiserver is not as expected.
     Again,
     /// COMMAND was not run.
     NotBegun,
@@ -30,7 +31,7 @@ pub enum Waited {
     Failed(ExitStatus),
 }
 
-/// The status of a directory's bridge, if there is one.
+/// The status of the directory's bridge, if any.
 pub async fn status(directory: &Path) -> Option<BridgeStatus> {
     let client = Connection::ask(directory, &Ask::Status).await.ok()?;
     match timeout(PATIENCE, client.next()).await {
@@ -39,7 +40,8 @@ pub async fn status(directory: &Path) -> Option<BridgeStatus> {
     }
 }
 
-/// Ends the last bridge if it only relays its open connections to the node's own instance: the next COMMAND would end these anyway.
+/// Ends the last bridge if it only relays open connections to the node's kube-apiserver: the next
+/// COMMAND would end those anyway.
 pub(super) async fn end_last(directory: &Path) {
     let Some(last) = status(directory)
         .await
@@ -58,11 +60,12 @@ pub(super) async fn end_last(directory: &Path) {
     }
 }
 
-/// Waits until the bridge serves, and runs COMMAND under it, if there is one. `json`: each status is printed, and no line. The bridge
-/// begins when `asked` is written to. If there is a COMMAND, the bridge sees the end of this process from then on.
+/// Waits until the bridge serves, and runs COMMAND, if any. With `json`, prints each status, and no
+/// lines. The bridge begins after a write to `asked`. If there is a COMMAND, the bridge notices
+/// from then on when this process ends.
 ///
 /// # Errors
-/// Why the bridge refuses.
+/// The reason why the bridge refuses.
 pub async fn accompany(
     directory: &Path,
     json: bool,
@@ -78,7 +81,7 @@ pub async fn accompany(
     };
     let client = Connection::ask(directory, &first).await;
     let client = client.map_err(|error| format!("the bridge cannot be asked: {error}"))?;
-    // A bridge that does not receive this has gone away.
+    // A bridge that does not receive the byte has gone away.
     let _ = asked.write_all(&[0]);
     let status = match watcher
         .until(&client, |status| status.step == Step::Hold)
@@ -88,7 +91,7 @@ pub async fn accompany(
         seen => return not_begun(&mut watcher, seen, directory).await,
     };
     if cgroup::is_shared_with(status.pid) {
-        watcher.more("it is in the cgroup of this session: what ends that ends it too (no cgroup can be made here)");
+        watcher.more("the bridge is in this session's cgroup, and ends if that is killed (no cgroup can be created here)");
     }
     let Some(run) = run else {
         watcher.more("`berth bridge status` shows its state, `berth bridge end` ends it");
@@ -105,9 +108,10 @@ pub async fn accompany(
              or screen would keep both",
         );
     }
-    // COMMAND is not run while nothing serves in place of what it may stop. One that does not receive this is seen to be gone.
+    // COMMAND does not run before the bridge confirms that it serves. A bridge that does not
+    // receive the request is noticed to be gone.
     let _ = client.send(&Ask::Command).await;
-    // The bridge may be refused what COMMAND waits for, and stays.
+    // The bridge may be unable to provide a condition that COMMAND needs, and stays.
     let is_refused = |now: &BridgeStatus| stays(now) && now.trouble != status.trouble;
     let begun = watcher
         .until(&client, |now| now.command || is_refused(now))
@@ -145,7 +149,7 @@ pub async fn accompany(
     })
 }
 
-/// COMMAND was not run: why.
+/// Prints the reason why COMMAND was not run.
 async fn not_begun(
     watcher: &mut Watcher,
     seen: WaitOutcome,
@@ -161,7 +165,8 @@ async fn not_begun(
                     WaitOutcome::Refused(_) | WaitOutcome::Interrupted
                 )
             {
-                // The bridge waits for the end of a COMMAND that never began, or a second signal came.
+                // The bridge waits for the end of a COMMAND that never began, or a second signal
+                // came.
                 watcher.ended(WaitOutcome::Interrupted);
                 return Ok(Waited::Again);
             }
@@ -174,7 +179,7 @@ async fn not_begun(
             );
             watcher.logs();
         }
-        WaitOutcome::Over(_) => watcher.line("the operator ended it before: COMMAND was not run"),
+        WaitOutcome::Over(_) => watcher.line("the operator ended the bridge: COMMAND was not run"),
         WaitOutcome::There(_) => {
             watcher.line("COMMAND was not run");
             watcher.ended(seen);
@@ -207,7 +212,8 @@ pub async fn ended(
     Ok(Waited::Again)
 }
 
-/// Whether COMMAND prints on a terminal that ends with a connection, or into a pipe from there, as far as can be seen.
+/// True if COMMAND prints on a terminal that ends with a connection, or into a pipe from there, as
+/// far as can be told.
 fn loses_output(terminals: [bool; 3], variable: impl Fn(&str) -> Option<String>) -> bool {
     terminals.contains(&true)
         && ["TMUX", "STY"].iter().all(|name| variable(name).is_none())
@@ -215,8 +221,10 @@ fn loses_output(terminals: [bool; 3], variable: impl Fn(&str) -> Option<String>)
         && !variable("TERM").is_some_and(|term| ["tmux", "screen"].iter().any(|name| term.starts_with(name)))
 }
 
-/// Runs COMMAND with this process's terminal and output. SIGTERM is passed on; SIGINT and SIGQUIT of a terminal reach COMMAND anyway, and
-/// must not end this process. The SIGHUP of a lost terminal ends neither: half of an upgrade is worse than one that nobody watches.
+/// Runs COMMAND with this process's terminal and output. SIGTERM is forwarded. SIGINT and SIGQUIT
+/// of a terminal reach COMMAND anyway, and must not end this process. The SIGHUP of a lost terminal
+/// ends neither COMMAND nor this process: half an upgrade is worse than an upgrade that nobody
+/// watches.
 async fn command(run: &[OsString]) -> io::Result<ExitStatus> {
     let Some((program, arguments)) = run.split_first() else {
         return Err(ErrorKind::InvalidInput.into());
@@ -249,10 +257,10 @@ mod tests {
     use berth_os::seqpacket;
     use tokio::sync::{Mutex, mpsc, oneshot, watch};
 
-    /// Held by who sends signals to this process, and by who must not get them.
+    /// Lock for tests that send signals to this process, or must not get any.
     static SIGNALS: Mutex<()> = Mutex::const_new(());
 
-    /// As when its ssh session is lost: the kernel and berth's own caller send SIGHUP.
+    /// An ssh session is lost: the kernel and berth's caller send SIGHUP.
     #[tokio::test]
     async fn a_lost_terminal_ends_neither_command_nor_its_caller() {
         let _alone = SIGNALS.lock().await;
@@ -282,7 +290,7 @@ mod tests {
         }
     }
 
-    /// In the step in which clients stay until the operator acts, with a trouble that was there before.
+    /// In the step in which clients stay until the operator acts, with an earlier trouble.
     #[tokio::test]
     async fn a_command_that_is_refused_later_is_not_waited_for() {
         let _alone = SIGNALS.lock().await;

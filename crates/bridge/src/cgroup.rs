@@ -1,4 +1,4 @@
-//! A cgroup for the bridge: killing the operator's session by its cgroup must not kill the bridge.
+//! A cgroup for the bridge: killing the operator's session by cgroup must not kill the bridge.
 
 use procfs::ProcResult;
 use procfs::process::{MountInfo, MountInfos, Process};
@@ -7,28 +7,31 @@ use std::io::{self, Write};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
-/// The cgroup's name, at the root like those of the node's services.
+/// Name of the bridge's cgroup, below the root like the cgroups of the node's services.
 const NAME: &str = "berth-bridge";
 
-/// Prefix of containers' cgroups, in every hierarchy. They are not children of the bridge's: version 2 has processes only in leaves.
+/// Prefix of the cgroups of containers, in every hierarchy. Containers are not in children of the
+/// bridge's cgroup: version 2 allows processes only in leaves.
 const CONTAINER: &str = "berth-bridge-";
 
-/// The cgroup of the container that runs this, with this address: nodes that share a kernel share cgroups.
+/// Name of a container's cgroup. The instance's address is included because nodes that share a
+/// kernel share cgroups.
 pub fn of_container(name: &str, address: Ipv4Addr) -> String {
     format!("{CONTAINER}{name}-{address}")
 }
 
-/// Its CPU weight, in version 2 and version 1: ten times the default. It needs little CPU, and all clients wait for it: its relay
-/// stalled for 3 s on a busy node.
+/// CPU weight of the bridge in version 2 and version 1: ten times the default. The bridge needs
+/// little CPU, and all clients wait for it: on a busy node the relay stalled for 3 s.
 const WEIGHTS: [(&str, &str); 2] = [("cpu.weight", "1000"), ("cpu.shares", "10240")];
 
-/// How often a removed cgroup is created again.
+/// Attempts to create a cgroup that is removed meanwhile.
 const TRIES: u32 = 100;
 
-/// Moves this process into its own cgroup, in the hierarchies by which sessions are killed and CPUs are shared.
+/// Moves this process into the bridge's cgroup, in the hierarchies that serve to kill sessions and
+/// to share CPUs.
 ///
 /// # Errors
-/// There is none that can be written to.
+/// No hierarchy can be written to.
 pub fn leave() -> io::Result<()> {
     let mounts = mounts().map_err(io::Error::other)?;
     let mut left = Err(io::Error::other("no cgroup file system is mounted"));
@@ -39,16 +42,17 @@ pub fn leave() -> io::Result<()> {
     left
 }
 
-/// Removes the bridge's cgroup, which this process leaves first.
+/// Moves this process to the root cgroup, and removes the bridge's cgroup.
 pub fn remove() {
     for root in roots(is_left) {
-        // If it cannot be removed it stays, empty, for the next bridge.
+        // A cgroup that cannot be removed stays, empty, for the next bridge.
         let _ = fs::write(root.join("cgroup.procs"), "0")
             .and_then(|()| fs::remove_dir(root.join(NAME)));
     }
 }
 
-/// Makes the cgroup and enters it; again if another bridge removed it in between because it was empty.
+/// Creates the cgroup and enters it. Tries again if another bridge removed the cgroup in between
+/// because it was empty.
 fn enter(cgroup: &Path) -> io::Result<()> {
     let mut tries = 0;
     loop {
@@ -59,7 +63,7 @@ fn enter(cgroup: &Path) -> io::Result<()> {
     }
 }
 
-/// Writing to an open file of a cgroup that was removed fails with ENODEV.
+/// A write to an open file of a removed cgroup fails with ENODEV.
 fn is_removed(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
 }
@@ -70,17 +74,18 @@ fn try_enter(cgroup: &Path) -> io::Result<()> {
         _ => {}
     }
     for (file, weight) in WEIGHTS.map(|(file, weight)| (cgroup.join(file), weight)) {
-        // Without permission it keeps the default weight.
+        // Without permission the cgroup keeps the default weight.
         let _ = file.exists().then(|| fs::write(file, weight));
     }
-    // 0 is the process that writes.
+    // 0 stands for the writing process.
     OpenOptions::new()
         .write(true)
         .open(cgroup.join("cgroup.procs"))?
         .write_all(b"0")
 }
 
-/// The cgroups of a bridge and of its container, in each hierarchy: the parent's cgroup.procs, and the cgroup's directory.
+/// The cgroups of a bridge and of its container, in each hierarchy: the parent's cgroup.procs, and
+/// the cgroup's directory.
 pub fn all(container: &str) -> Vec<(PathBuf, PathBuf)> {
     let all = roots(|_| true).flat_map(|root| {
         let own = [container, NAME].map(|name| root.join(name));
@@ -98,13 +103,14 @@ fn sweep_below(root: &Path) {
     for entry in fs::read_dir(root).into_iter().flatten().flatten() {
         let name = entry.file_name();
         if name == NAME || name.to_string_lossy().starts_with(CONTAINER) {
-            // A cgroup with a process in it cannot be removed.
+            // A cgroup with a process cannot be removed.
             let _ = fs::remove_dir(entry.path());
         }
     }
 }
 
-/// Version 2, and of version 1 systemd's own hierarchy and that of CPUs: by their file system and its options.
+/// True for version 2, and for two hierarchies of version 1: systemd's and the one for CPUs.
+/// Recognized by file system type and options.
 fn is_left(mount: &MountInfo) -> bool {
     let is_systemd = mount
         .super_options
@@ -117,12 +123,12 @@ fn mounts() -> ProcResult<MountInfos> {
     Process::myself()?.mountinfo()
 }
 
-/// The root of version 2, wherever it is mounted.
+/// Root of the version 2 hierarchy, wherever mounted.
 pub fn root() -> Option<PathBuf> {
     roots(|mount| mount.fs_type == "cgroup2").next()
 }
 
-/// Roots of this process's hierarchies; none if its mounts cannot be read.
+/// Roots of this process's hierarchies. Empty if the mounts cannot be read.
 fn roots(wanted: fn(&MountInfo) -> bool) -> impl Iterator<Item = PathBuf> {
     mounts()
         .into_iter()
@@ -142,7 +148,8 @@ fn hierarchies(
         .map(|mount| mount.mount_point)
 }
 
-/// Whether a process is in this one's cgroups: what ends them ends both.
+/// True if the process is in the same cgroups as this process, so that killing the cgroup ends
+/// both.
 pub fn is_shared_with(pid: u32) -> bool {
     let of = |process: &str| fs::read_to_string(format!("/proc/{process}/cgroup")).ok();
     of(&pid.to_string()).is_some_and(|other| of("self") == Some(other))

@@ -1,4 +1,4 @@
-//! One bridge a directory, and one a network namespace.
+//! Exclusive claims: one bridge per directory, and one per network namespace.
 
 use super::{LOCK, instance, logs};
 use berth_manifest::file::fix;
@@ -17,38 +17,38 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Run directory of the bridge's shim, with its lease.
+/// Run directory of the bridge's shim, with the shim's lease.
 pub(super) const SHIM: &str = "bridge-shim";
 
-/// The error for a bridge in another directory.
+/// Error for a running bridge in another directory.
 const ELSEWHERE: &str = "another bridge is on, in another directory: end that one";
 
-/// Name of the socket that a bridge holds, in this network namespace alone.
+/// Name of the abstract socket that a bridge holds, unique in the network namespace.
 const ALONE: &str = "berth-bridge";
 
-/// How long commands that wait for a bridge's outcome may take to read it.
+/// Time for commands that wait for a bridge's outcome to read the outcome.
 pub(super) const REPORTING: Duration = Duration::from_secs(2);
 
-/// A directory that no other bridge has, with its socket.
+/// A directory claimed by the bridge, with the bridge's socket.
 #[derive(Debug)]
 pub struct Claim {
     pub(super) directory: PathBuf,
     pub(super) socket: OwnedFd,
-    /// Where the daemon writes what it logs.
+    /// The daemon's log.
     pub log: File,
     pub(super) lock: DirectoryLock,
 }
 
-/// What a bridge has until its process ends.
+/// Locks that a bridge holds until its process ends.
 #[derive(Debug)]
 pub(super) struct DirectoryLock {
-    /// Not empty: the bridge has not ended well, or not yet.
+    /// The lock file. Not empty while the bridge runs, or after the bridge failed.
     pub(super) file: Flock<File>,
     _alone: UnixDatagram,
 }
 
 impl DirectoryLock {
-    /// A process that is killed cannot record that it failed.
+    /// Marks the lock file, because a killed process cannot record its failure.
     pub(super) fn begin(&mut self) {
         if let Err(error) = self.file.write_all(b"on\n") {
             tracing::info!(%error, "the next bridge will not keep the logs of this one if it fails");
@@ -57,10 +57,11 @@ impl DirectoryLock {
 }
 
 impl Claim {
-    /// Claims a directory that the preflight accepted, and removes what a killed bridge left there.
+    /// Claims a directory that the preflight accepted, and removes the files of a killed bridge
+    /// there.
     ///
     /// # Errors
-    /// Another bridge has it, or it cannot be created.
+    /// Another bridge has claimed the directory, or the directory cannot be created.
     pub fn acquire(directory: &Path) -> Result<Self, String> {
         let failed = |what: &'static str| {
             let path = directory.display().to_string();
@@ -77,7 +78,7 @@ impl Claim {
         let file = options
             .open(directory.join(LOCK))
             .map_err(failed("make a file"))?;
-        // One whose outcome is known may not be gone yet.
+        // A bridge that has published its outcome may not have exited yet.
         let file = lock_within(file, REPORTING).map_err(|_| {
             format!(
                 "another bridge is on ({}): see `berth bridge status`",
@@ -108,15 +109,16 @@ impl Claim {
     }
 }
 
-/// Removes a bridge's files here, except its logs and its lock.
+/// Removes a bridge's files in the directory, except for the logs and the lock.
 pub(super) fn clear(directory: &Path) {
     instance::clean(directory);
     let _ = fs::remove_dir_all(directory.join(SHIM));
     let _ = fs::remove_file(directory.join(SOCKET));
 }
 
-/// Takes this network namespace for a bridge until what is returned is dropped: two that begin at once do not see each other's program
-/// yet. The kernel frees the name, which a namespace has once, when the process ends.
+/// Claims the network namespace for a bridge until the returned socket is dropped, because two
+/// bridges that begin at once do not see each other's program yet. The kernel frees the name,
+/// unique in a namespace, when the process ends.
 fn alone() -> Result<UnixDatagram, String> {
     let name =
         SocketAddr::from_abstract_name(ALONE).and_then(|name| UnixDatagram::bind_addr(&name));
@@ -126,12 +128,13 @@ fn alone() -> Result<UnixDatagram, String> {
     })
 }
 
-/// Why there can be no bridge in this directory: another directory's is on.
+/// The error if a bridge of another directory is on.
 pub fn elsewhere() -> Option<&'static str> {
     attached().iter().any(is_bridges).then_some(ELSEWHERE)
 }
 
-/// The programs that steer in this network namespace. Without the right to list programs, the steering's own test reports that.
+/// The programs that steer in this network namespace. Without the right to list programs the list
+/// is empty, and the steering's self-test reports the missing right.
 pub(super) fn attached() -> Vec<Attached> {
     let own = File::open("/proc/thread-self/ns/net");
     own.ok()

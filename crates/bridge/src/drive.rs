@@ -1,6 +1,8 @@
-//! The bridge's daemon: one loop that observes both instances, asks the machine what is next, carries that out, and publishes the status.
+//! The bridge's daemon: one loop that observes both instances, asks the machine for the next
+//! action, carries out the action, and publishes the status.
 //!
-//! A bridge ends with this process: the kernel removes the steering, whose descriptor is here, and kills the temporary instance.
+//! A bridge ends with the daemon's process: the kernel removes the steering, whose descriptor the
+//! process holds, and kills the temporary instance.
 
 use super::claim::{Claim, REPORTING, SHIM, clear};
 use super::etcd::EtcdHandle;
@@ -38,27 +40,30 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
 use tokio::time::{Instant, sleep, timeout};
 
-/// ID of the node's own instance in the bridge's shim.
+/// ID of the node's kube-apiserver in the bridge's shim.
 const OWN: &str = "own";
 
-/// How long new connections are steered to a shim that gives no sign of life.
+/// Time for which new connections are steered to a shim that gives no sign of life.
 const LEASE: Duration = Duration::from_secs(4);
 
-/// How long clients wait while neither instance is ready. client-go gives up a handshake after 10 s, so longer helps no client.
+/// Longest time for which clients wait while neither instance is ready. client-go gives up a
+/// handshake after 10 s, so a longer wait helps no client.
 const HOLD: Duration = Duration::from_secs(12);
 
 /// Longest time between two observations.
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// Time between two looks at the node's files.
+/// Time between two checks of the node's files.
 const FILES: Duration = Duration::from_secs(2);
 
-/// How long the temporary instance may take to end after its last connection; how long commands that wait for the bridge then wait for
-/// its connections to the node's own; and how long both may take: kube-apiserver itself closes the rest after 60 s.
+/// Time for the temporary instance to end after the last connection has ended; commands that wait
+/// for the bridge then wait as long for the bridge's connections to the node's kube-apiserver.
+/// `LONGEST_DRAIN` bounds both: kube-apiserver itself closes the remaining connections after 60 s.
 const ENDING: Duration = Duration::from_secs(10);
 const LONGEST_DRAIN: Duration = Duration::from_secs(300);
 
-/// Runs the bridge to its end. To be called on the main thread of a process, in a runtime of one thread.
+/// Runs the bridge to its end. Must be called on the main thread of a process, in a runtime with
+/// one thread.
 pub async fn drive(plan: BridgePlan, claim: Claim) -> BridgeOutcome {
     let Claim {
         directory,
@@ -104,23 +109,23 @@ fn first_status(plan: &BridgePlan) -> BridgeStatus {
     }
 }
 
-/// All that a bridge is and knows.
+/// State of the daemon.
 struct Bridge {
     plan: Arc<BridgePlan>,
     machine: Machine,
     process: TemporaryProcess,
     shim: Shim,
-    /// The probed state of both instances.
+    /// Probed state of both instances.
     temporary: watch::Receiver<ProbeState>,
     own: watch::Receiver<ProbeState>,
     service: Option<Keeping>,
     etcd: EtcdHandle,
     files: watch::Receiver<NodeFiles>,
-    /// Work with the node's files, on threads of its own: a disk may be slow.
+    /// Work with the node's files, on separate threads: a disk may be slow.
     work: JoinSet<FinishedWork>,
-    /// Receives the result of the restore under way.
+    /// Receiver for the result of the restore under way.
     wanted: Option<oneshot::Sender<Answer>>,
-    /// What the operator is told for good, in sentences.
+    /// Lasting notes for the operator, in sentences.
     notes: Vec<String>,
     drain: Option<Drain>,
     signalled: bool,
@@ -131,42 +136,43 @@ struct Bridge {
 /// The bridge's shim, and the steering of new connections to it.
 struct Shim {
     steering: Arc<Steering>,
-    /// The listeners, while they may be steered to; and whether they listen and are in the program's map.
+    /// Listeners of the shim while connections may be steered to them. `given` is true while they
+    /// listen and are in the BPF program's map.
     listeners: Vec<OwnedFd>,
     given: bool,
     state: watch::Receiver<ShimState>,
-    /// Process of the node's own instance that the shim prefers to the temporary one.
+    /// Process of the node's kube-apiserver that the shim prefers to the temporary instance.
     preferred: watch::Sender<Option<u64>>,
     stop: watch::Sender<Stop>,
     is_alive: Box<dyn Fn() -> bool>,
     open: Box<dyn Fn() -> u64>,
 }
 
-/// The end of the temporary instance and of its connections.
+/// End of the temporary instance and of its connections.
 struct Drain {
     since: Instant,
-    /// When the shim's last connection had ended.
+    /// Time at which the shim's last connection had ended.
     served: Option<Instant>,
-    /// When the temporary instance had ended.
+    /// Time at which the temporary instance had ended.
     gone: Option<Instant>,
-    /// The temporary instance has got SIGTERM.
+    /// True once the temporary instance has got SIGTERM.
     terminated: bool,
 }
 
-/// The result of work with files.
+/// Result of work with files.
 enum FinishedWork {
     Restored(Restored),
-    /// COMMAND succeeded; whether it replaces the node's own instance.
+    /// COMMAND succeeded. `replaces` is true if COMMAND replaces the node's kube-apiserver.
     Command {
         replaces: bool,
     },
 }
 
-/// What the loop does after an action.
+/// The loop's reaction to an action.
 enum Next {
-    /// Observes again at once.
+    /// Observe again at once.
     Observe,
-    /// Waits until something happens.
+    /// Wait until something happens.
     Wait,
     End(BridgeOutcome),
 }
@@ -293,7 +299,7 @@ impl Bridge {
                     let Some(drain) = &mut self.drain else {
                         self.shim.steering.stop();
                         self.leave_service().await;
-                        return BridgeOutcome::Abandoned("its shim ended".into());
+                        return BridgeOutcome::Abandoned("the bridge's shim ended".into());
                     };
                     drain.served = Some(Instant::now());
                     self.terminate();
@@ -319,9 +325,9 @@ impl Bridge {
             self.shim.state.borrow().phase == Phase::Joined,
         );
         self.shim.given &= has_joined;
-        // An answer from before a restart is the previous process's.
+        // An answer from before a restart came from the previous process.
         let is_fresh = temporary.at > self.process.started;
-        // A hung relaying thread accepts connections and answers none.
+        // A hung relay thread accepts connections, but answers none.
         let ready = running && is_fresh && temporary.ready && (self.shim.is_alive)() && has_joined;
         let etcd = self.etcd.state();
         if let Some(refused) = &etcd.refused {
@@ -342,7 +348,8 @@ impl Bridge {
                 ready,
                 ends: self.process.ends,
             },
-            // With the temporary etcd it would not be ready for long.
+            // With the temporary etcd as its etcd, the node's kube-apiserver would not stay ready
+            // for long.
             own: OwnObservation {
                 process: own.listener,
                 ready: own.ready && self.etcd.has_own(),
@@ -377,7 +384,7 @@ impl Bridge {
                 Err(why) => {
                     if self.machine.steering_error() != Some(&why) {
                         tracing::warn!(
-                            "cannot steer: {why}; new connections go to the node's own listener, and it is tried again"
+                            "cannot steer: {why}; new connections go to the node's own listener; the bridge tries again"
                         );
                     }
                     self.machine.cannot_steer(&why);
@@ -396,10 +403,11 @@ impl Bridge {
                     gone: None,
                     terminated: false,
                 });
-                // Other nodes may follow.
+                // Let other nodes begin their upgrade.
                 self.etcd.release();
                 self.leave_service().await;
-                // Close our duplicates: an open listener would queue connections that nothing accepts.
+                // Close our duplicates: an open listener would queue connections that nobody
+                // accepts.
                 self.shim.listeners.clear();
                 self.shim.stop.send_replace(Stop::Drain);
             }
@@ -433,7 +441,7 @@ impl Bridge {
         Next::Wait
     }
 
-    /// What is due after some time.
+    /// Carries out actions that are due after some time.
     fn check_times(&mut self) {
         let Some(drain) = &self.drain else { return };
         if drain.since.elapsed() >= LONGEST_DRAIN && *self.shim.stop.borrow() != Stop::Now {
@@ -448,7 +456,7 @@ impl Bridge {
         }
     }
 
-    /// Ends the temporary instance: all that it was asked is answered, or nobody asks it any more.
+    /// Stops the temporary instance: all requests are answered, or no client is left.
     fn terminate(&mut self) {
         if let Some(drain) = &mut self.drain
             && !std::mem::replace(&mut drain.terminated, true)
@@ -457,7 +465,8 @@ impl Bridge {
         }
     }
 
-    /// Why the Service does not name the node although it may be needed by now.
+    /// The warning that the Service does not name the node although COMMAND may need the entry by
+    /// now.
     fn unkept(&self) -> Option<String> {
         let counts = matches!(self.machine.step(), Step::Hold | Step::AwaitOwn);
         let why = self.service.as_ref().filter(|_| counts)?.kept().err()?;
@@ -476,7 +485,8 @@ impl Bridge {
         }
     }
 
-    /// The bridge has ended except for its connections to the node's own, which are relayed until they end. No command waits for that.
+    /// Publishes the outcome. The bridge has ended except for connections to the node's
+    /// kube-apiserver, which are relayed until they end. No command waits for those.
     fn publish_outcome(&self, outcome: BridgeOutcome) {
         if self.status.borrow().outcome.is_none() {
             tracing::info!(
@@ -514,7 +524,7 @@ impl Bridge {
         if !matches!(ask, Some(Ask::Status | Ask::Accompany)) {
             tracing::info!(
                 ?ask,
-                "asked by a command; none: the process that ran COMMAND went away"
+                "request from a command (None: the process that ran COMMAND went away)"
             );
         }
         let plan = self.plan.clone();
@@ -571,7 +581,7 @@ impl Bridge {
         self.machine.end(now)
     }
 
-    /// The first signal ends it as `berth bridge end` does, the next one at once.
+    /// Ends the bridge: the first signal as `berth bridge end` does, the next one at once.
     fn on_signal(&mut self, signal: Signal) {
         tracing::info!("{signal}");
         let now = std::mem::replace(&mut self.signalled, true);
@@ -580,14 +590,15 @@ impl Bridge {
         }
     }
 
-    /// Tells all who depend on the machine's state: the shim, what keeps etcd and the Service, and commands.
+    /// Informs all dependents of the machine's state: the shim, the parts that keep etcd and the
+    /// Service, and commands.
     fn publish(&self, seen: &BridgeObservation) {
         let (step, preferred) = (self.machine.step(), self.machine.preferred());
         self.etcd.command_may_run(self.machine.command_may_run());
         self.shim
             .preferred
             .send_if_modified(|known| std::mem::replace(known, preferred) != preferred);
-        // The Service is kept until the node's own instance stays ready.
+        // Keep the Service until the node's kube-apiserver stays ready.
         let on = seen.steering
             && matches!(
                 step,
@@ -653,7 +664,8 @@ impl Bridge {
     }
 }
 
-/// A status without what changes all the time and is not reported by itself: counters, and the words of probes and logs.
+/// A copy of the status without the values that change all the time and are not reported alone:
+/// counters, and the text of probes and logs.
 fn without_counters(status: &BridgeStatus) -> BridgeStatus {
     let mut status = status.clone();
     (status.connections_open, status.connections_steered) = (0, 0);
@@ -677,8 +689,9 @@ impl Shim {
     }
 }
 
-/// Renews the steering's lease while `alive` returns true, until the returned value is dropped. On a thread of its own: a slow disk or
-/// a busy CPU must not send clients to the node's own instance while that is down.
+/// Renews the steering's lease while `is_alive` returns true, until the returned value is dropped.
+/// A thread of its own does the work: a slow disk or a busy CPU must not send clients to the node's
+/// kube-apiserver while that is down.
 fn renew(
     steering: Arc<Steering>,
     is_alive: impl Fn() -> bool + Send + 'static,
@@ -696,12 +709,12 @@ fn renew(
     Ok(until)
 }
 
-/// What was seen of the node's files.
+/// Observations of the node's files.
 #[derive(Debug, Clone, Default)]
 struct NodeFiles {
-    /// The last lines of the log of the node's own container, while that is not ready.
+    /// Last lines of the container log of the node's kube-apiserver, while not ready.
     log: Vec<String>,
-    /// Files with keys that have changed.
+    /// Key files that have changed.
     keys: BTreeSet<PathBuf>,
 }
 
@@ -717,7 +730,7 @@ impl NodeFiles {
     }
 }
 
-/// Looks at the files of a static pod for as long as there is a receiver.
+/// Observes the files of a static pod for as long as there is a receiver.
 async fn follow_files(
     plan: Arc<BridgePlan>,
     own: watch::Receiver<ProbeState>,
@@ -737,7 +750,7 @@ async fn follow_files(
         if let Ok(files) = spawn_blocking(look).await {
             to.send_modify(|known| {
                 known.log = files.log;
-                // A warning stays.
+                // Warnings stay.
                 known.keys.extend(files.keys);
             });
         }
@@ -747,7 +760,7 @@ async fn follow_files(
 
 fn pod(plan: &BridgePlan) -> Result<&RunningPod, String> {
     plan.pod.as_ref().ok_or_else(|| {
-        "what a kube-apiserver that is no pod is started from is not known here".to_owned()
+        "only a static pod's files can be restored: what else starts this kube-apiserver is unknown".to_owned()
     })
 }
 
@@ -767,8 +780,9 @@ fn differences(plan: &BridgePlan) -> Result<Vec<Difference>, String> {
     restore::differences(&before(plan)?)
 }
 
-/// Whether the node's own instance is replaced: in a pod, by a changed manifest, which the kubelet reads long after a command that only
-/// writes it has ended; outside a pod, always. `None` where it cannot be seen what has changed: the manifest may have.
+/// True if COMMAND replaces the node's kube-apiserver: in a pod, by a changed manifest, which the
+/// kubelet reads long after a command that only writes the file has ended; outside a pod, always.
+/// `changed` is `None` if the changes cannot be seen, and may include the manifest.
 fn is_replaced(manifest: Option<&Path>, changed: Option<&[Difference]>) -> bool {
     let (Some(manifest), Some(changed)) = (manifest, changed) else {
         return true;
@@ -776,7 +790,8 @@ fn is_replaced(manifest: Option<&Path>, changed: Option<&[Difference]>) -> bool 
     changed.iter().any(|difference| difference.path == manifest)
 }
 
-/// The bridge's shim: `berth serve` with its defaults, but for what is set below.
+/// Configuration of the bridge's shim: the defaults of `berth serve`, except for the fields set
+/// below.
 fn config(plan: &BridgePlan, process: watch::Receiver<Option<u64>>) -> Result<Config, String> {
     let id = OWN.parse().map_err(|error| format!("{OWN}: {error}"))?;
     let preferred = Preferred {
@@ -815,7 +830,7 @@ fn config(plan: &BridgePlan, process: watch::Receiver<Option<u64>>) -> Result<Co
 mod tests {
     use super::*;
 
-    /// The bridge must not end while the kubelet has still to stop the node's own.
+    /// The bridge must not end before the kubelet has stopped the node's kube-apiserver.
     #[test]
     fn an_instance_is_replaced_unless_it_is_seen_that_its_manifest_stayed() {
         let changed = |path: &str| Difference {

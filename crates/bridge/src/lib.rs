@@ -1,31 +1,32 @@
-//! `berth bridge`: whatever is done to a node's kube-apiserver, clients lose nothing.
+//! `berth bridge`: clients lose nothing while a command replaces a node's kube-apiserver.
 //!
-//! A *temporary* instance with the running one's arguments serves meanwhile, behind a shim on loopback to which the kernel
-//! steers the port's new connections. Everything ends with the daemon's process, and then the port is as it was.
+//! Meanwhile a *temporary* instance with the arguments of the running kube-apiserver serves
+//! clients, behind a shim on loopback. The kernel steers new connections of the port to the shim.
+//! Everything ends with the daemon's process, and the port is as before.
 //!
-//! | module | what lives there |
+//! | module | contents |
 //! | --- | --- |
-//! | [`plan`] | what the operator wants, and a bridge that can be built |
-//! | [`claim`] | the directory and the network namespace that it has alone |
-//! | [`preflight`] | whether it can be done here: all that is missing at once |
-//! | [`report`] | what preflight finds: errors and notes |
-//! | [`instance`] | the temporary instance: its arguments, and what it takes from the running one |
-//! | [`etcd`] | what serves while COMMAND replaces the node's etcd |
-//! | [`pod`] | the same where the running one is in a static pod |
-//! | [`localhost`] | what is dialled there, and the names by which both instances are told apart |
+//! | [`plan`] | the operator's options, and a bridge that can be built |
+//! | [`claim`] | exclusive use of the directory and of the network namespace |
+//! | [`preflight`] | checks that a bridge is possible here, and reports all errors at once |
+//! | [`report`] | findings of preflight: errors and notes |
+//! | [`instance`] | the temporary instance: arguments, environment, files, process |
+//! | [`etcd`] | keeps etcd available while COMMAND replaces the node's etcd |
+//! | [`pod`] | the temporary instance as a container, where kube-apiserver is a static pod |
+//! | [`localhost`] | connections to localhost, and the names that tell both instances apart |
 //! | [`machine`] | the steps: from observations to the next action. Pure |
 //! | [`probe`] | probes of both instances, past the steering |
 //! | [`drive`] | the daemon |
-//! | [`cgroup`] | a cgroup of its own, where one can be created |
-//! | [`restore`] | restores the files that the node's own is started from and reads |
-//! | [`logs`] | their bound, and what is kept of a bridge that failed |
+//! | [`cgroup`] | the bridge's cgroup, where a cgroup can be created |
+//! | [`restore`] | restores the files that the node's kube-apiserver is started from and reads |
+//! | [`logs`] | limits the logs' size, and keeps the logs of a failed bridge |
 //! | [`process`] | the daemon's process |
-//! | [`caller`] | the process that began a bridge, or that asks one |
-//! | `watch` | what it prints |
-//! | `server` | the socket on which it answers commands, with the messages of [`berth_node::ipc::bridge`] |
+//! | [`caller`] | the process that began a bridge, or sends a request to a bridge |
+//! | `watch` | output of the caller |
+//! | `server` | the socket for requests, with the messages of [`berth_node::ipc::bridge`] |
 
 #![forbid(unsafe_code)]
-// They panic where a pipe is closed or a disk is full.
+// The print macros panic if a pipe is closed or a disk is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod caller;
@@ -47,8 +48,9 @@ pub mod restore;
 mod server;
 pub mod watch;
 
-/// Where a bridge keeps its socket and logs. Not in berth's run directory, which containers write into.
+/// Directory of a bridge's socket and logs. Not in berth's run directory, which containers can
+/// write to.
 pub const DIRECTORY: &str = "/run/berth-bridge";
 
-/// What is locked by the bridge that is on, and stays: by it a directory is known as a bridge's.
+/// Lock file of the running bridge. The file stays, and marks a directory as a bridge's.
 const LOCK: &str = "bridge.lock";

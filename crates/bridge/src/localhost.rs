@@ -1,5 +1,7 @@
-//! What is dialled at localhost, which sk_lookup's program leaves alone, since kube-apiserver dials itself there and trusts no other
-//! certificate than its own of that moment. It is known by the name of its process; all others are given the bridge's listeners.
+//! Connections to localhost. The sk_lookup program does not steer them, because kube-apiserver
+//! connects to itself on localhost and trusts only a certificate that it generated at its start.
+//! kube-apiserver's process is recognized by name, and all other processes get the bridge's
+//! listeners.
 
 use super::cgroup;
 use berth_steering::{Error, Steering, self_test_of_localhost};
@@ -7,25 +9,27 @@ use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
-/// What a kube-apiserver's process is called (comm): the node's own, before and after COMMAND.
+/// Process name (comm) of the node's kube-apiserver, before and after COMMAND.
 pub const OWN: &str = "kube-apiserver";
 
-/// And the temporary one's, so that what stops the node's own by its name (`killall kube-apiserver`) does not stop that. It needs no
-/// exemption: it dials itself at its own 127.x address, on another port.
+/// Process name of the temporary instance, so that a command that stops the node's kube-apiserver
+/// by name (`killall kube-apiserver`) spares the temporary instance. Connections of the temporary
+/// instance to itself need no exemption: they go to a 127.x address on another port.
 pub const TEMPORARY: &str = "berth-temporary";
 
-/// What an etcd's process is called, and the temporary etcd's.
+/// Process names of the node's etcd and of the temporary etcd.
 pub const ETCD: &str = "etcd";
 pub const TEMPORARY_ETCD: &str = "berth-etcd";
 
-/// The note for an operator where localhost cannot be covered.
+/// The note for an operator if localhost cannot be covered.
 pub fn not_covered(why: &str) -> String {
     format!(
         "localhost is not covered: {why}; what dials localhost is refused while the node's own kube-apiserver is away"
     )
 }
 
-/// What the temporary one's program is called. None: a program with several in one goes by its name.
+/// The process name for a temporary copy of `program`. `None` keeps the program's name, since a
+/// multi-call binary acts by name.
 pub(super) fn temporary_name(program: &OsStr) -> Option<&'static str> {
     let all = [(OWN, TEMPORARY), (ETCD, TEMPORARY_ETCD)];
     all.into_iter()
@@ -33,21 +37,22 @@ pub(super) fn temporary_name(program: &OsStr) -> Option<&'static str> {
         .map(|(_, temporary)| temporary)
 }
 
-/// How localhost can be covered.
+/// Everything needed to cover localhost.
 #[derive(Debug)]
 pub struct Localhost {
-    /// The root of version 2.
+    /// Root of cgroup v2.
     cgroup: PathBuf,
-    /// Of the port's listeners.
+    /// Addresses of the port's listeners at localhost.
     addresses: Vec<IpAddr>,
 }
 
 impl Localhost {
-    /// For a kube-apiserver's process, which is probed at `own` and listens, it or a shim, on these addresses. None: nothing listens at
+    /// Prepares localhost for a kube-apiserver's `process` that is probed at `own`, where
+    /// kube-apiserver or a shim listens on the given addresses. `None` if nothing listens at
     /// localhost.
     ///
     /// # Errors
-    /// Why it cannot be covered here.
+    /// The reason why localhost cannot be covered.
     pub async fn new(
         process: &str,
         own: IpAddr,
@@ -67,7 +72,7 @@ impl Localhost {
         }
         if process != OWN {
             return Err(format!(
-                "its process is called {process}, not {OWN}, by which its dials to itself are known"
+                "kube-apiserver's process is called {process}: only the name {OWN} tells its dials to itself apart"
             ));
         }
         if own.is_loopback() {
@@ -81,10 +86,10 @@ impl Localhost {
         Ok(Some(Self { cgroup, addresses }))
     }
 
-    /// From here on, whenever that steers.
+    /// Steers connections to localhost, too, whenever `steering` is on.
     ///
     /// # Errors
-    /// Something necessary is missing.
+    /// A kernel feature or permission is missing.
     pub fn cover(&self, steering: &mut Steering, port: u16) -> Result<(), Error> {
         steering.cover_localhost(&self.cgroup, OWN, port, &self.addresses)
     }
@@ -94,7 +99,8 @@ impl Localhost {
 mod tests {
     use super::*;
 
-    /// killall and pidof go by the whole name, pkill by a part of it, and the kernel cuts names.
+    /// killall and pidof compare the whole name, pkill a part, and the kernel truncates names to 15
+    /// bytes.
     #[test]
     fn the_two_names_cannot_be_mistaken_for_one_another() {
         assert!(!TEMPORARY.contains(OWN) && !OWN.contains(TEMPORARY));

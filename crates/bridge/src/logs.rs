@@ -1,4 +1,5 @@
-//! The bridge's logs: in memory where its directory is in /run, so bounded, and kept if it failed.
+//! The bridge's logs. Their size is limited, since /run is in memory, and the logs of a failed
+//! bridge are kept.
 
 use berth_os::file::none_if_missing;
 use std::fs::{self, OpenOptions};
@@ -7,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The bridge's own, in its directory.
+/// The daemon's log, in the bridge's directory.
 pub const BRIDGE: &str = "bridge.log";
 
 pub const INSTANCE: &str = "kube-apiserver.log";
@@ -16,14 +17,16 @@ pub const ETCD: &str = "etcd.log";
 
 const ALL: [&str; 3] = [BRIDGE, INSTANCE, ETCD];
 
-/// Longest log, in bytes: kube-apiserver writes some 10 MB in an hour at its default verbosity. All, and those of a bridge that failed,
-/// are as much as is to be free before.
+/// Longest log, in bytes: kube-apiserver writes some 10 MB in an hour at the default verbosity. All
+/// logs together, with those of a failed bridge, need no more space than preflight requires to be
+/// free.
 const LONGEST: u64 = 10 << 20;
 
-/// Time between two checks of their sizes: at the highest verbosity some 10 MB are written in it.
+/// Time between two checks of the sizes: at the highest verbosity kube-apiserver writes some 10 MB
+/// in that time.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Begins new logs. Those of a failed bridge are kept until another one fails.
+/// Begins new logs. The logs of a failed bridge are kept until another bridge fails.
 pub(super) fn begin(directory: &Path, last_failed: bool) {
     for name in ALL {
         let log = directory.join(name);
@@ -34,7 +37,7 @@ pub(super) fn begin(directory: &Path, last_failed: bool) {
     }
 }
 
-/// Bounds them until it is dropped.
+/// Limits the logs' size until dropped.
 pub(super) async fn bound(directory: PathBuf) {
     loop {
         tokio::time::sleep(INTERVAL).await;
@@ -51,8 +54,8 @@ pub(super) async fn bound(directory: PathBuf) {
     }
 }
 
-/// Keeps the last half of a log that is longer than `longest`. Its writers go on, since all append to it; what is written at the very
-/// moment may be lost.
+/// Keeps the last half of a log that is longer than `longest`. Writers are not disturbed, since all
+/// append to the file. Lines written during the cut may be lost.
 fn keep_end(log: &Path, longest: u64) -> io::Result<()> {
     let mut file = OpenOptions::new()
         .read(true)
@@ -65,7 +68,7 @@ fn keep_end(log: &Path, longest: u64) -> io::Result<()> {
     }
     file.seek(SeekFrom::Start(length - longest / 2))?;
     let mut end = Vec::new();
-    // What is written meanwhile, too.
+    // Includes lines written meanwhile.
     Read::by_ref(&mut file)
         .take(longest)
         .read_to_end(&mut end)?;

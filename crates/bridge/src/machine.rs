@@ -1,55 +1,60 @@
 //! The steps of a bridge: from observations to the next action. Pure, time is an argument.
 //!
-//! No state is kept on disk: steering, the temporary instance and its shim end with the process that holds them, and
-//! then the port is as it was.
+//! No state is kept on disk: the steering, the temporary instance and the shim end with the process
+//! that holds them, and the port is as before.
 //!
-//! Two rules hold in every step: nothing is steered to a temporary instance that is not ready, and steering goes off only when the
-//! node's own instance is ready, or when the operator orders it.
+//! Two rules hold in every step: nothing is steered to a temporary instance that is not ready, and
+//! steering goes off only when the node's kube-apiserver is ready, or when the operator orders an
+//! end.
 //!
-//! The steps do not decide where relayed connections go: once COMMAND has restarted the node's own instance, the bridge's relay
-//! connects them to that while it is ready, and to the temporary one when it is not.
+//! The steps do not decide where relayed connections go. After COMMAND has restarted the node's
+//! kube-apiserver, the bridge's relay connects clients to the node's kube-apiserver while ready,
+//! and to the temporary instance otherwise.
 
 use berth_node::ipc::bridge::{BridgeOutcome, Step};
 use berth_node::terms::Speedup;
 use berth_upgrade::progress::seconds;
 use std::time::Duration;
 
-/// How long clients whose handshake began before a switch may take until they are accepted: a SYN is sent again after 1 s and 3 s.
+/// Time for clients that began a handshake before a switch to be accepted: a SYN is retransmitted
+/// after 1 s and 3 s.
 pub const OVERLAP: Duration = Duration::from_secs(5);
 
-/// How long the Service may take to name the node, from the same moment: COMMAND may take the node's own out of it.
+/// Time for the Service to name the node, from the same moment: COMMAND may remove the address of
+/// the node's kube-apiserver from the Service.
 const NAMED: Duration = Duration::from_secs(15);
 
-/// How long the temporary instance may fail its probe, and the node's member of etcd give no answer, before that counts: one slow answer
-/// does not. The end of the temporary instance's process counts at once.
+/// Time before a failing probe of the temporary instance, or a silent etcd member of the node,
+/// counts: one slow answer does not. The end of the temporary instance's process counts at once.
 const LOST: Duration = Duration::from_secs(3);
 
-/// How long the node's own instance may be away or not ready until that is reported. In a `kubeadm upgrade apply` that ends well
-/// it is away for 40 to 50 s (README.md, docs/measured.md).
+/// Time for which the node's kube-apiserver may be away or not ready before a report. In a
+/// successful `kubeadm upgrade apply` kube-apiserver is away for 40 to 50 s (README.md,
+/// docs/measured.md).
 pub const LATE: Duration = Duration::from_secs(60);
 
-/// Ends of its process before it was ready after which the temporary instance is given up.
+/// Number of exits before readiness after which the temporary instance is given up.
 const ENDS: u32 = 3;
 
-/// What to do when COMMAND fails, or the node's own instance does not come back.
+/// Reaction to a COMMAND that fails, or a node's kube-apiserver that does not come back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum OnFailure {
     /// Clients stay on the bridge until `berth bridge end`
     #[default]
     Stay,
-    /// Restore the static pod's manifest and the files that it names; if that does not help, as stay
+    /// Restore the static pod's manifest and the files that it names; if that does not help, stay
     Restore,
-    /// End it, at the latest after --ready-timeout
+    /// End the bridge, at the latest after --ready-timeout
     End,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Limits {
-    /// Until an instance is ready.
+    /// Longest time until an instance is ready.
     pub ready: Duration,
-    /// How long it must then stay so.
+    /// Time for which an instance must stay ready.
     pub settle: Duration,
-    /// Divides the fixed times, for tests.
+    /// Divisor of the fixed times, for tests.
     pub speedup: Speedup,
 }
 
@@ -57,13 +62,13 @@ pub struct Limits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TemporaryObservation {
     pub running: bool,
-    /// It passes its probe, and its shim listens.
+    /// True if the probe passes and the shim listens.
     pub ready: bool,
-    /// How often its process ended.
+    /// Number of exits of the temporary instance's process.
     pub ends: u32,
 }
 
-/// State of the node's own instance, probed past the steering.
+/// State of the node's kube-apiserver, probed past the steering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OwnObservation {
     /// Inode of the listener on the port, which identifies the process.
@@ -77,13 +82,14 @@ pub struct BridgeObservation {
     pub temporary: TemporaryObservation,
     pub own: OwnObservation,
     pub steering: bool,
-    /// The Service kubernetes names the node, or is not kept.
+    /// True if the Service kubernetes names the node, or the bridge does not keep the Service.
     pub named: bool,
-    /// The node's own member of etcd serves, or there is none.
+    /// True if the node's etcd member serves, or the bridge does not handle etcd.
     pub etcd: bool,
-    /// What [`Action::Prepare`] wants is done, or there is nothing to do.
+    /// True if the work of [`Action::Prepare`] is done, or there is none to do.
     pub prepared: bool,
-    /// The temporary instance and its connections have ended, as [`Action::Drain`] wants it.
+    /// True if the temporary instance and its connections have ended, as [`Action::Drain`]
+    /// requests.
     pub drained: bool,
 }
 
@@ -91,19 +97,19 @@ pub struct BridgeObservation {
 pub enum Action {
     /// Observe again later.
     Wait,
-    /// Another step begins: observe again at once.
+    /// Observe again at once: another step has begun.
     Entered,
     /// Start the temporary instance.
     Start,
-    /// New connections go to the temporary instance.
+    /// Steer new connections to the temporary instance.
     Steer,
-    /// New connections go to the node's own.
+    /// Leave new connections to the node's kube-apiserver.
     Unsteer,
-    /// COMMAND is to begin: prepare etcd for it.
+    /// Prepare etcd for COMMAND, which is about to begin.
     Prepare,
-    /// Begin to restore the files that the node's own instance is started from.
+    /// Begin to restore the files that the node's kube-apiserver is started from.
     Restore,
-    /// The shim leaves, then the temporary instance ends.
+    /// Stop the shim, then the temporary instance.
     Drain,
     Finish(BridgeOutcome),
 }
@@ -114,36 +120,37 @@ pub struct Machine {
     on_failure: OnFailure,
     step: Step,
     since: Option<Duration>,
-    /// COMMAND is to begin once the temporary instance is observed to serve.
+    /// True if COMMAND shall begin once the temporary instance is observed to serve.
     wanted: bool,
-    /// COMMAND runs.
+    /// True while COMMAND runs.
     commanding: bool,
-    /// The process that ran COMMAND went away: when COMMAND ends is never known.
+    /// True if the process that ran COMMAND went away: the end of COMMAND will never be reported.
     abandoned: bool,
-    /// COMMAND has ended, or the operator said so, and the node's own etcd has not served since.
+    /// True if COMMAND has ended, or the operator said so, and the node's etcd has not served
+    /// since.
     ended: bool,
-    /// The node's own instance shall be another process than `before`.
+    /// True if the node's kube-apiserver must become another process than `before`.
     anew: bool,
-    /// The node's own process before the bridge; as last observed; and the one to be replaced, as it was when COMMAND began or a restore
-    /// was done.
+    /// Processes of the node's kube-apiserver: before the bridge, as last observed, and the process
+    /// to be replaced (seen when COMMAND began, or when a restore was done).
     first: Option<u64>,
     process: Option<u64>,
     before: Option<u64>,
-    /// When it begins to count that the node's own member of etcd does not answer.
+    /// Time from which a silent etcd member of the node counts.
     etcd_lost: Option<Duration>,
-    /// The node's own process that is ready, and since when.
+    /// The ready process of the node's kube-apiserver, and since when.
     own_ready: Option<(u64, Duration)>,
-    /// Since when new connections go to the bridge.
+    /// Start of the current steering.
     steered: Option<Duration>,
-    /// When the temporary instance's failing probe begins to count.
+    /// Time from which the failing probe of the temporary instance counts.
     lost: Option<Duration>,
-    /// Since when the node's own is not ready.
+    /// Time since which the node's kube-apiserver is not ready.
     own_lost: Option<Duration>,
     own_is_late: bool,
     trouble: Option<String>,
-    /// Why new connections do not go to the bridge, although they should.
+    /// The reason why new connections do not go to the bridge, although they should.
     steering_error: Option<String>,
-    /// In the step restore: it is to be begun.
+    /// True until [`Action::Restore`] has been returned, in the step restore.
     restores: bool,
     outcome: BridgeOutcome,
 }
@@ -161,36 +168,40 @@ impl Machine {
         self.step
     }
 
-    /// Why clients stay on the bridge although COMMAND has ended.
+    /// The reason why clients stay on the bridge although COMMAND has ended.
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
 
-    /// Why new connections go to the node's own, which COMMAND may stop, although the bridge is on.
+    /// The reason why new connections go to the node's kube-apiserver, which COMMAND may stop,
+    /// although the bridge is on.
     pub fn steering_error(&self) -> Option<&str> {
         self.steering_error.as_deref()
     }
 
-    /// The node's own, which COMMAND has replaced, has not been ready for [`LATE`].
+    /// True if COMMAND has replaced the node's kube-apiserver, which has not been ready for
+    /// [`LATE`].
     pub fn own_is_late(&self) -> bool {
         self.own_is_late
     }
 
-    /// COMMAND runs.
     pub fn is_commanding(&self) -> bool {
         self.commanding
     }
 
-    /// True while a COMMAND runs or may run: nobody reports a command that is run after `berth bridge start`, or by hand where COMMAND failed.
-    /// Where etcd has served since COMMAND ended and stops again, such a command may have stopped it.
+    /// True while a COMMAND runs or may run. Nobody reports the end of a command that is run after
+    /// `berth bridge start`, or by hand after COMMAND failed. If etcd has served since COMMAND
+    /// ended and stops again, such a command may have stopped etcd.
     pub fn command_may_run(&self) -> bool {
         self.commanding
             || self.abandoned
             || (matches!(self.step, Step::Hold | Step::Restore) && !self.ended)
     }
 
-    /// The node's own process that gets steered connections while it is ready: one started since the bridge began or since COMMAND
-    /// began. What COMMAND has not restarted yet may be restarted later, by a new kubelet for example, and gets none until it has settled.
+    /// The process of the node's kube-apiserver that gets steered connections while ready: a
+    /// process started after the bridge or COMMAND began. An older process that COMMAND has not
+    /// restarted yet may be restarted later, for example by a new kubelet, and gets no connections
+    /// until it has settled.
     pub fn preferred(&self) -> Option<u64> {
         let process = self.process?;
         let is_awaited = match self.step {
@@ -202,11 +213,11 @@ impl Machine {
         (is_awaited || Some(process) != self.first).then_some(process)
     }
 
-    /// Requests COMMAND. It begins ([`Self::is_commanding`]) when the temporary instance is next observed to serve, since that may have
-    /// died meanwhile.
+    /// Requests COMMAND, which begins ([`Self::is_commanding`]) when the temporary instance is next
+    /// observed to serve: the temporary instance may have died since.
     ///
     /// # Errors
-    /// The bridge is not ready for it or is ending, or another COMMAND runs.
+    /// The bridge is not ready for COMMAND or is ending, or another COMMAND runs.
     pub fn command_begins(&mut self) -> Result<(), String> {
         match (self.step, self.commanding || self.wanted) {
             (Step::Hold, false) => {
@@ -220,7 +231,8 @@ impl Machine {
         }
     }
 
-    /// COMMAND has ended: with an error, or with whether the node's own instance must become another process.
+    /// Records the end of COMMAND: an error, or true if the node's kube-apiserver must become
+    /// another process.
     pub fn command_ended(&mut self, how: Result<bool, String>) {
         if !std::mem::take(&mut self.commanding) || self.step != Step::Hold {
             return;
@@ -237,8 +249,9 @@ impl Machine {
         }
     }
 
-    /// The process that ran COMMAND has gone without reporting how that ended: it may run on, so that clients stay on the bridge, whatever was to happen on failure. If it has
-    /// not begun, it never will.
+    /// Records that the process that ran COMMAND has gone without reporting an end. COMMAND may
+    /// still run, so clients stay on the bridge, whatever the option for failures. A COMMAND that
+    /// has not begun never will.
     pub fn command_abandoned(&mut self, why: &str) {
         if self.wanted {
             self.await_own(false);
@@ -251,10 +264,10 @@ impl Machine {
         }
     }
 
-    /// The operator requests that the files of the node's own instance be restored.
+    /// Restores the files of the node's kube-apiserver, at the operator's request.
     ///
     /// # Errors
-    /// Not now.
+    /// The step does not allow a restore.
     pub fn restore(&mut self) -> Result<(), String> {
         match self.step {
             Step::Hold if self.commanding => {
@@ -274,16 +287,18 @@ impl Machine {
         }
     }
 
-    /// The files of the node's own instance were restored: `how` is whether it must become another process, or the error.
+    /// Records the end of a restore: true if the node's kube-apiserver must become another process,
+    /// or the error.
     pub fn restored(&mut self, how: Result<bool, String>) {
-        // The operator may have ended it at once meanwhile.
+        // The operator may have ended the bridge at once meanwhile.
         if self.step != Step::Restore {
             return;
         }
         let why = self.trouble.take().unwrap_or_default();
         match how {
             Ok(anew) => {
-                // An instance that was started from the same files is not restarted: the kubelet may not have seen that it was changed and put back.
+                // A kube-apiserver that was started from the restored files is not restarted: the
+                // kubelet may not have noticed that the manifest was changed and restored.
                 self.before = self.process.filter(|process| Some(*process) != self.first);
                 self.outcome = BridgeOutcome::Restored(why);
                 self.await_own(anew);
@@ -297,10 +312,11 @@ impl Machine {
         }
     }
 
-    /// The operator requests the end: when the node's own instance is ready, whichever process that is, or `now`.
+    /// Ends the bridge at the operator's request: when the node's kube-apiserver is ready, whatever
+    /// its process, or `now`.
     ///
     /// # Errors
-    /// COMMAND runs, which may be about to stop the node's own instance.
+    /// COMMAND runs, and may be about to stop the node's kube-apiserver.
     pub fn end(&mut self, now: bool) -> Result<(), String> {
         match self.step {
             Step::Linger | Step::Drain => {}
@@ -319,7 +335,7 @@ impl Machine {
             }
             Step::Restore => return Err("what was before is being put back: wait for it".into()),
             _ => {
-                // Whichever process it is.
+                // Any process of the node's kube-apiserver will do.
                 (self.trouble, self.before) = (None, None);
                 self.await_own(false);
             }
@@ -327,7 +343,7 @@ impl Machine {
         Ok(())
     }
 
-    /// [`Action::Steer`] failed. It is tried again once clients depend on it.
+    /// Records that [`Action::Steer`] failed. Steering is tried again once clients depend on it.
     pub fn cannot_steer(&mut self, why: &str) {
         if self.step == Step::Overlap || self.wanted {
             self.outcome = BridgeOutcome::NotBegun(format!("cannot steer: {why}"));
@@ -337,7 +353,7 @@ impl Machine {
         }
     }
 
-    /// COMMAND must not begin, and why.
+    /// Refuses COMMAND for the given reason.
     pub fn refuse(&mut self, why: &str) {
         match self.step {
             Step::Start | Step::Settle => self.give_up(why),
@@ -345,7 +361,7 @@ impl Machine {
                 self.outcome = BridgeOutcome::NotBegun(why.into());
                 self.enter(Step::Linger);
             }
-            // The node's own instance may be away: clients stay.
+            // Clients stay on the bridge, since the node's kube-apiserver may be away.
             Step::Hold if self.wanted => (self.wanted, self.trouble) = (false, Some(why.into())),
             _ => {}
         }
@@ -369,7 +385,7 @@ impl Machine {
         match self.step {
             Step::Start => self.start(seen, elapsed),
             Step::Settle => self.settle(seen, elapsed, lost),
-            // Nothing depends on it yet.
+            // Nothing depends on the bridge yet.
             Step::Overlap | Step::Hold
                 if lost && (self.step == Step::Overlap || self.wanted && seen.own.ready) =>
             {
@@ -378,7 +394,8 @@ impl Machine {
             }
             Step::Overlap | Step::Hold | Step::AwaitOwn | Step::Restore => {
                 match keep_steered(seen, lost) {
-                    // Whether or not another can be started, what follows has its time.
+                    // The step's own times run on, whether or not the temporary instance can be
+                    // started again.
                     Some(Action::Start) => match self.steered(seen, now, elapsed) {
                         Action::Wait => Action::Start,
                         decided => decided,
@@ -395,7 +412,7 @@ impl Machine {
         }
     }
 
-    /// What is next, once new connections go to the bridge.
+    /// The next action while new connections go to the bridge.
     fn steered(&mut self, seen: &BridgeObservation, now: Duration, elapsed: Duration) -> Action {
         match self.step {
             Step::Overlap => self
@@ -412,7 +429,8 @@ impl Machine {
                 if !self.wanted || !seen.temporary.ready {
                     return Action::Wait;
                 }
-                // The operator may have ended the overlap, or new connections went to the node's own since.
+                // The operator may have ended the overlap, or new connections have gone to the
+                // node's kube-apiserver since.
                 self.awaited(seen, now).unwrap_or_else(|| {
                     (self.wanted, self.commanding) = (false, true);
                     Action::Wait
@@ -426,11 +444,12 @@ impl Machine {
         self.limits.speedup.of(OVERLAP)
     }
 
-    /// What COMMAND waits for while new connections go to the bridge.
+    /// The action that must precede COMMAND while new connections go to the bridge. `None` if
+    /// COMMAND may begin.
     fn awaited(&self, seen: &BridgeObservation, now: Duration) -> Option<Action> {
         let since = self.steered.map(|since| now.saturating_sub(since));
         let within = |time| since.is_none_or(|since| since < self.limits.speedup.of(time));
-        // Handshakes that began before.
+        // Handshakes that began before the switch may still complete.
         let waits = within(OVERLAP) || (within(NAMED) && !seen.named);
         if waits {
             Some(Action::Wait)
@@ -444,7 +463,7 @@ impl Machine {
         Action::Entered
     }
 
-    /// Nothing was steered yet.
+    /// Ends a bridge to which nothing was steered yet.
     fn give_up(&mut self, why: &str) {
         self.outcome = BridgeOutcome::NotBegun(why.into());
         self.enter(Step::Drain);
@@ -496,7 +515,7 @@ impl Machine {
         self.enter(Step::Overlap)
     }
 
-    /// Whether the temporary instance has stopped serving: one slow answer does not count.
+    /// Checks that the temporary instance has stopped serving: one slow answer does not count.
     fn lost(&mut self, seen: &BridgeObservation, now: Duration) -> bool {
         if seen.temporary.ready {
             self.lost = None;
@@ -504,13 +523,13 @@ impl Machine {
         }
         let counts = self.lost.get_or_insert(now + self.limits.speedup.of(LOST));
         if !seen.temporary.running {
-            // Also when it has been started again meanwhile.
+            // An exit also counts after a restart.
             *counts = now.min(*counts);
         }
         now >= *counts
     }
 
-    /// Whether the node's own takes long to get ready after COMMAND replaced it.
+    /// Checks how long the node's kube-apiserver has not been ready since COMMAND replaced it.
     fn check_own(&mut self, seen: &BridgeObservation, now: Duration) {
         let counts = (self.commanding || self.step == Step::AwaitOwn) && !seen.own.ready;
         self.own_lost = counts.then(|| self.own_lost.unwrap_or(now));
@@ -520,18 +539,18 @@ impl Machine {
             .is_some_and(|since| now.saturating_sub(since) >= late);
     }
 
-    /// Whether this is the process that must be replaced.
+    /// True for the process that must be replaced.
     fn is_before(&self, process: u64) -> bool {
         self.anew && Some(process) == self.before
     }
 
-    /// Whether the node's own instance is back for good.
+    /// Ends the bridge's service if the node's kube-apiserver is back for good.
     fn own(&mut self, seen: &BridgeObservation, now: Duration, elapsed: Duration) -> Action {
         let same = seen
             .own
             .process
             .is_some_and(|process| self.is_before(process));
-        // It may be ready by another member of etcd, which it reaches only through the bridge.
+        // Readiness may depend on another etcd member, reachable only through the bridge.
         let has_etcd = self.etcd_lost.is_none_or(|counts| now < counts);
         let ready = seen
             .own
@@ -539,7 +558,7 @@ impl Machine {
             .filter(|_| seen.own.ready && has_etcd && !same);
         self.own_ready = match (ready, self.own_ready) {
             (Some(process), Some((before, since))) if process == before => Some((process, since)),
-            // An instance that restarts after its time has passed does not get it again.
+            // A process that restarts after the time limit gets no second one.
             (Some(process), _) if elapsed < self.limits.ready => Some((process, now)),
             _ => None,
         };
@@ -568,7 +587,7 @@ impl Machine {
     }
 
     fn fail(&mut self, why: &str) -> Action {
-        // What was wrong first is what is to be fixed.
+        // The first error is the one to be fixed.
         let why = self
             .trouble
             .take()
@@ -590,7 +609,7 @@ impl Machine {
     }
 }
 
-/// The action that is missing for new connections to reach the ready instance.
+/// The action needed for new connections to reach the ready instance.
 fn keep_steered(seen: &BridgeObservation, lost: bool) -> Option<Action> {
     let BridgeObservation {
         temporary,
@@ -603,12 +622,12 @@ fn keep_steered(seen: &BridgeObservation, lost: bool) -> Option<Action> {
         (true, false) => Some(Action::Steer),
         (false, true) if lost && own.ready => Some(Action::Unsteer),
         (false, _) if !temporary.running => Some(Action::Start),
-        // Clients are held until one of the two is ready.
+        // Clients are held until an instance is ready.
         (false, _) => None,
     }
 }
 
-/// How the temporary instance was lost, before COMMAND ran.
+/// Describes how the temporary instance was lost before COMMAND ran.
 fn gone(seen: &BridgeObservation, elapsed: Duration) -> String {
     let why = if seen.temporary.running {
         "is not ready any more"

@@ -1,4 +1,4 @@
-//! What the operator wants of a bridge, and a bridge that can be built.
+//! The operator's options, and a bridge that can be built.
 
 use super::etcd::{EtcdMode, EtcdPlan};
 use super::localhost::Localhost;
@@ -20,9 +20,9 @@ use std::time::Duration;
 /// The kube-apiserver that runs here.
 #[derive(Debug, Clone)]
 pub enum RunningInstance {
-    /// A process in the node's namespaces, with this command line.
+    /// A process in the node's namespaces, with the given command line.
     Process { command: Vec<OsString> },
-    /// In a static pod, with this manifest.
+    /// A container of a static pod, with the given manifest.
     Pod { manifest: PathBuf },
 }
 
@@ -32,19 +32,21 @@ pub struct BridgeOptions {
     pub limits: Limits,
     pub on_failure: OnFailure,
     pub etcd: EtcdMode,
-    /// With what both instances are probed; `None`: with the CA that kube-apiserver's arguments name.
+    /// CA for probes of both instances. `None` stands for the CA that kube-apiserver's arguments
+    /// name.
     pub probe_ca: Option<PathBuf>,
-    /// A client certificate and its key.
+    /// Client certificate and key for probes.
     pub probe_client: Option<(PathBuf, PathBuf)>,
     pub probe_server_name: ServerName<'static>,
     pub probe_timeout: Duration,
     pub directory: PathBuf,
-    /// An admin's kubeconfig, for the Service; none: kubeadm's, if it exists.
+    /// An admin's kubeconfig, for the Service. `None` stands for kubeadm's file, if it exists.
     pub kubeconfig: Option<PathBuf>,
 }
 
 impl BridgeOptions {
-    /// The node's instances as an admin, who trusts them as their probe does. `None` without a kubeconfig.
+    /// A client for the node's instances with an admin's credentials, which trusts the same CA as
+    /// the probes. `None` without a kubeconfig.
     pub(super) fn client(&self, probe: &ProbeConfig) -> Option<Result<Client, String>> {
         let client = Client::from_kubeconfig(given_or_admin(self.kubeconfig.as_deref())?);
         let (server_name, ca) = (probe.server_name.to_str().into_owned(), probe.ca.clone());
@@ -61,7 +63,8 @@ impl BridgeOptions {
     }
 }
 
-/// The address that the node's own is probed from: what comes from there is not steered.
+/// The address from which the node's kube-apiserver is probed. Connections from there are not
+/// steered.
 pub(super) fn own_source(own: IpAddr) -> IpAddr {
     if own.is_ipv4() {
         Ipv4Addr::LOCALHOST.into()
@@ -75,28 +78,31 @@ pub(super) fn own_source(own: IpAddr) -> IpAddr {
 pub struct BridgePlan {
     pub options: BridgeOptions,
     pub instance: InstanceId,
-    /// The port that is steered, and the addresses that its listener answers.
+    /// The steered port, and the addresses of the port's listener.
     pub port: u16,
     pub steered: Vec<IpAddr>,
-    /// How localhost is covered, where something listens there; or why not.
+    /// The means to cover localhost, `None` if nothing listens there; or the reason why localhost
+    /// cannot be covered.
     pub localhost: Result<Option<Localhost>, String>,
-    /// Where the node's own instance is probed. The address that it advertises need not be one of the node.
+    /// Address for probes of the node's kube-apiserver. The advertised address may belong to
+    /// another machine.
     pub own: SocketAddr,
     pub listen: Vec<SocketAddr>,
     pub temporary: SocketAddrV4,
-    /// How both instances are probed: the temporary one with copies of files, which COMMAND does not change.
+    /// Probes of the node's kube-apiserver, and of the temporary instance. The latter use copies of
+    /// files, which COMMAND does not change.
     pub own_probe: ProbeConfig,
     pub probe: ProbeConfig,
-    /// The temporary instance's command line, and where it writes its audit log.
+    /// Command line of the temporary instance, and path of its audit log.
     pub argv: Vec<OsString>,
     pub audit: Option<PathBuf>,
-    /// The running instance, and its command line.
+    /// The running kube-apiserver, and its command line.
     pub process: HeldProcess,
     pub like: ProcessAttributes,
     pub command: Vec<OsString>,
-    /// Where it runs in a static pod.
+    /// The static pod of the running kube-apiserver. `None` for a process.
     pub pod: Option<RunningPod>,
-    /// The node's address in the Service, where it can be kept.
+    /// The keeper of the node's address in the Service, where possible.
     pub service: Option<ServiceKeeper>,
     pub etcd: EtcdPlan,
     /// Notes for the operator that do not prevent the bridge.

@@ -1,4 +1,5 @@
-//! Probes both instances periodically. The node's own is dialled from loopback, which is never steered.
+//! Periodic probes of both instances. The node's kube-apiserver is dialled from loopback, which is
+//! never steered.
 
 use berth_node::terms::Speedup;
 use berth_os::sock_diag;
@@ -9,10 +10,10 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Consecutive good answers that make an instance ready.
+/// Consecutive good answers after which an instance is ready.
 const RISE: u32 = 2;
 
-/// Time between two probes of an instance that is not ready, and of one that is.
+/// Time between two probes, of an instance that is not ready and of a ready instance.
 const STARTING: Duration = Duration::from_millis(100);
 const READY: Duration = Duration::from_secs(1);
 
@@ -20,15 +21,16 @@ const READY: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ProbeState {
     pub ready: bool,
-    /// Inode of the listener on the port, which no other process has had, where that is to be known.
+    /// Inode of the listener on the port, if requested. Unique to a process.
     pub listener: Option<u64>,
     /// Result of the last probe, as text.
     pub words: String,
-    /// When that was answered.
+    /// Time of the last answer.
     pub at: Option<Instant>,
 }
 
-/// Probes an address for as long as there is a receiver. With `port`, the listener on that is looked up too.
+/// Probes an address for as long as there is a receiver. With `port`, also looks up the port's
+/// listener.
 pub async fn follow(
     probe: Probe,
     address: SocketAddr,
@@ -41,7 +43,8 @@ pub async fn follow(
         let before = port.and_then(listener);
         let answer = probe.ready(address).await;
         let listener = port.and_then(listener);
-        // The listener changed during the probe: the answer may be the old process's, so it does not count.
+        // If the listener changed during the probe, the answer may be the old process's, and does
+        // not count.
         good = if answer.seen == Observation::Pass && before == listener {
             good + 1
         } else {
@@ -67,7 +70,7 @@ pub async fn follow(
     }
 }
 
-/// Inode of the listener on a port, on other addresses than those of loopback.
+/// Inode of the listener on a port, on any address outside loopback.
 fn listener(port: u16) -> Option<u64> {
     let all = sock_diag::listeners(port).unwrap_or_default();
     all.into_iter()

@@ -1,5 +1,5 @@
-//! The bridge's process, forked before any thread and any runtime starts: two processes that share a runtime's signal pipe would take
-//! each other's signals.
+//! The bridge's process, forked before any thread and any runtime starts: two processes that share
+//! a runtime's signal pipe would take each other's signals.
 
 use super::caller::end_last;
 use super::cgroup;
@@ -16,28 +16,29 @@ use nix::unistd::{Pid, geteuid};
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 
-/// The daemon's OOM score: out of memory, the kernel kills every pod before it (critical static pods have -997), but no container
-/// runtime (-999).
+/// OOM score of the daemon: out of memory, the kernel kills every pod first (critical static pods
+/// have -997), but no container runtime (-999).
 const OOM_SCORE: i16 = -998;
 
-/// Which process this is.
+/// The process in which the fork returned.
 pub enum Half {
-    /// The bridge's own process, which writes to this socket when the bridge begins, and waits for the caller's answer.
+    /// The bridge's process, which writes to the socket when the bridge begins, and waits for the
+    /// caller's answer.
     Bridge(UnixStream),
     /// The process that began the bridge.
     Caller(Bridge),
 }
 
-/// A bridge's process, which writes when the bridge begins.
+/// Handle for a bridge's process, which writes to `begins` when the bridge begins.
 pub struct Bridge {
     pid: Pid,
     begins: UnixStream,
 }
 
-/// Forks this process, which must have one thread.
+/// Forks this process, which must have only one thread.
 ///
 /// # Errors
-/// There is another thread, or those of the system calls.
+/// The process has another thread, or a system call failed.
 pub fn divide() -> io::Result<Half> {
     let (begins, begin) = UnixStream::pair()?;
     Ok(match detach()? {
@@ -50,11 +51,12 @@ pub fn divide() -> io::Result<Half> {
 }
 
 impl Bridge {
-    /// Waits until it begins, and gives the socket to which the caller writes when it has asked the bridge, which waits for that; else
-    /// for the bridge's exit status, having printed why: `None` if a signal ended it.
+    /// Waits for the bridge to begin, and returns the socket. The caller writes to the socket after
+    /// its first request, for which the bridge waits. If the bridge ends first, returns its exit
+    /// status, or `None` if killed by a signal; the bridge has printed the reason.
     ///
     /// # Errors
-    /// Those of waitpid(2).
+    /// Errors of waitpid(2).
     pub fn begins(mut self) -> io::Result<Result<UnixStream, Option<i32>>> {
         if self.begins.read_exact(&mut [0]).is_ok() {
             return Ok(Ok(self.begins));
@@ -66,8 +68,8 @@ impl Bridge {
     }
 }
 
-/// Lets the bridge of a pod have mounts of its own. To be called before there is a second thread. Without root there is no namespace, and
-/// the preflight reports that.
+/// Gives the bridge of a pod a mount namespace. Must be called while the process has only one
+/// thread. Without root there is no namespace, and preflight reports the missing right.
 ///
 /// # Errors
 /// CAP_SYS_ADMIN is missing.
@@ -78,10 +80,11 @@ pub fn isolate(options: &BridgeOptions) -> io::Result<()> {
     }
 }
 
-/// Runs the bridge, if there can be one. Until it writes to `begin`, it prints on the terminal that started it.
+/// Runs the bridge, if preflight accepts it. Prints on the caller's terminal until the write to
+/// `begin`.
 ///
 /// # Errors
-/// Why there is none.
+/// The reasons why no bridge can begin.
 pub async fn hold(
     options: BridgeOptions,
     begin: UnixStream,
@@ -94,13 +97,13 @@ pub async fn hold(
     let claim = Claim::acquire(&plan.options.directory).map_err(unavailable)?;
     leave_terminal(&claim.log)
         .map_err(|error| unavailable(format!("cannot leave the terminal: {error}")))?;
-    // A caller that is stopped (Ctrl-Z) asks later, when the plan may be wrong.
+    // A caller that was stopped (Ctrl-Z) may answer later, when the plan is outdated.
     let asked = begin
         .set_read_timeout(Some(PATIENCE))
         .and_then(|()| (&begin).write_all(&[0]));
     if asked.and_then(|()| (&begin).read_exact(&mut [0])).is_err() {
         tracing::info!(
-            "the process that wanted a bridge has gone away, or is stopped: there is none"
+            "the process that requested the bridge has gone away, or is stopped: no bridge begins"
         );
         return Ok(());
     }

@@ -1,12 +1,12 @@
-//! What preflight finds: all reasons against a bridge at once, and notes.
+//! Findings of preflight: all errors that prevent a bridge at once, and notes.
 
 use std::fmt::Display;
 
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Reasons not to begin: sentences, each with its fix.
+    /// Errors that prevent a bridge: sentences, each with a fix.
     pub errors: Vec<String>,
-    /// What does not prevent a bridge.
+    /// Remarks that do not prevent a bridge.
     pub notes: Vec<String>,
 }
 
@@ -19,7 +19,7 @@ impl Report {
         self.notes.push(text.into());
     }
 
-    /// The value, or an error that begins with `what`.
+    /// The value, or `None` after adding an error that begins with `what`.
     pub fn ok<T, E: Display>(&mut self, what: &str, result: Result<T, E>) -> Option<T> {
         result
             .map_err(|error| self.error(format!("{what}{error}")))

@@ -1,5 +1,6 @@
-//! Restores the files that the node's own kube-apiserver is started from and reads, as they were before the bridge began: its manifest,
-//! and the files that its arguments name. Nothing else: not etcd's manifest, the kubelet's configuration, or objects of the cluster.
+//! Restores the files that the node's kube-apiserver is started from and reads, as they were before
+//! the bridge began: the manifest, and the files that its arguments name. Nothing else is restored:
+//! not etcd's manifest, the kubelet's configuration, or objects of the cluster.
 
 use berth_manifest::Manifest;
 use berth_manifest::file::{self, Access, replace_as, sweep_all};
@@ -12,25 +13,25 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// kube-apiserver's flag for its encryption configuration.
+/// kube-apiserver's flag for the encryption configuration.
 pub(super) const ENCRYPTION: &str = "--encryption-provider-config";
 
-/// Longest difference that is shown, in bytes: it goes into one message.
+/// Longest diff to be shown, in bytes: a diff must fit into one message.
 const LONGEST: usize = 32 * 1024;
 
-/// A file, and what it was.
+/// A file, and a copy from before the bridge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SavedFile {
     pub path: PathBuf,
     pub copy: PathBuf,
-    /// Its text may be shown: it is the manifest. Of others it may be secret.
+    /// True for the manifest, whose text may be shown. Other files may be secret.
     pub shown: bool,
 }
 
 /// The files that have changed.
 ///
 /// # Errors
-/// One cannot be read.
+/// A file cannot be read.
 pub fn differences(all: &[SavedFile]) -> Result<Vec<Difference>, String> {
     let mut differing: Vec<_> = compare(all)?
         .into_iter()
@@ -42,11 +43,11 @@ pub fn differences(all: &[SavedFile]) -> Result<Vec<Difference>, String> {
     Ok(differing)
 }
 
-/// Those of these files that hold keys and have changed, and an encryption configuration that the manifest has come to name: the temporary
-/// instance has the keys from before.
+/// The changed files among those with keys, and an encryption configuration that the manifest did
+/// not name before. The temporary instance has the keys from before.
 ///
 /// # Errors
-/// One cannot be read.
+/// A file cannot be read.
 pub fn changed_keys(
     all: &[SavedFile],
     keys: &BTreeSet<PathBuf>,
@@ -66,17 +67,19 @@ pub fn changed_keys(
     Ok(changed)
 }
 
-/// What a restore did.
+/// Result of a restore.
 #[derive(Debug)]
 pub struct Restored {
-    /// The files that are as they were; or all that cannot be written, while the others are.
+    /// The restored files; or the errors of the files that cannot be written, after all others were
+    /// restored.
     pub files: Result<Vec<Difference>, String>,
-    /// Where what was there is kept.
+    /// Copies of the replaced files.
     pub kept: Vec<PathBuf>,
 }
 
-/// Restores the saved files in their order: when the kubelet reads the manifest, the files that the manifest names exist. A file that is
-/// replaced is kept, since that file may be the only copy of a key. Nothing is restored where the encryption configuration has changed.
+/// Restores the saved files in order, so that the files named by the manifest exist when the
+/// kubelet reads the manifest. A replaced file is kept, because it may be the only copy of a key.
+/// Nothing is restored if the encryption configuration has changed.
 pub fn restore(all: &[SavedFile]) -> Restored {
     let (mut restored, mut failed, mut kept) = (Vec::new(), Vec::new(), Vec::new());
     let differing = match keys_stay(all).and_then(|()| compare(all)) {
@@ -94,7 +97,7 @@ pub fn restore(all: &[SavedFile]) -> Restored {
         .and_then(|manifest| manifest.path.parent());
     for (before, difference) in differing {
         let done = keep(before, manifests).and_then(|at| {
-            // Named even if the write fails.
+            // Listed even if the write fails.
             kept.extend(at.clone());
             write(before).map(|()| at)
         });
@@ -116,15 +119,15 @@ pub fn restore(all: &[SavedFile]) -> Restored {
     }
 }
 
-/// Checks that a restore takes no encryption key away: objects may have been written with each key of a configuration that is another than
-/// the saved one.
+/// Checks that a restore takes no encryption key away: objects may have been written with any key
+/// of a configuration that differs from the saved one.
 fn keys_stay(all: &[SavedFile]) -> Result<(), String> {
     let Some(manifest) = all.iter().find(|file| file.shown) else {
         return Ok(());
     };
     let then = configuration(&text(&manifest.copy)?);
     let is = text(&manifest.path)?;
-    // From a manifest that is gone or cannot be parsed, no kube-apiserver is started.
+    // No kube-apiserver starts from a manifest that is gone or cannot be parsed.
     let now = if Manifest::parse(&is).is_ok() {
         configuration(&is)
     } else {
@@ -149,14 +152,14 @@ fn keys_stay(all: &[SavedFile]) -> Result<(), String> {
     ))
 }
 
-/// The encryption configuration that a manifest names, on the node.
+/// The node's path of the encryption configuration that a manifest names.
 fn configuration(manifest: &str) -> Option<PathBuf> {
     let manifest = Manifest::parse(manifest).ok()?;
     let path = manifest.flag(ENCRYPTION.trim_start_matches('-'))?.value;
     manifest.container().on_node(path).map(PathBuf::from)
 }
 
-/// Empty where there is no file.
+/// Text of a file. Empty if there is no file.
 fn text(path: &Path) -> Result<String, String> {
     let file = none_if_missing(open_regular(path)).and_then(|file| file.map(read).transpose());
     let file = file.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
@@ -165,7 +168,8 @@ fn text(path: &Path) -> Result<String, String> {
         .unwrap_or_default())
 }
 
-/// Copies what is there to a place beside it: where it is. Nothing is copied that is as it was, or gone.
+/// Copies the current file to a place beside it, and returns the copy's path. `None` if the file is
+/// unchanged or gone.
 fn keep(before: &SavedFile, manifests: Option<&Path>) -> io::Result<Option<PathBuf>> {
     let Some((is, _)) = none_if_missing(open_regular(&before.path))?
         .map(read)
@@ -177,7 +181,7 @@ fn keep(before: &SavedFile, manifests: Option<&Path>) -> io::Result<Option<PathB
         return Ok(None);
     }
     let parent = before.path.parent().unwrap_or(Path::new("/"));
-    // The kubelet would start what lies beside a manifest.
+    // The kubelet would start a pod from a file beside a manifest.
     let is_manifests = manifests.is_some_and(|manifests| file::is_in(&before.path, manifests));
     let directory = if is_manifests {
         parent.parent().unwrap_or(parent)
@@ -193,7 +197,7 @@ fn keep(before: &SavedFile, manifests: Option<&Path>) -> io::Result<Option<PathB
         .to_string()
         .replace(['-', ':'], "");
     let start = format!("{name}.replaced-");
-    // What a bridge that was killed left half written.
+    // Remove half-written copies of a killed bridge.
     sweep_all(directory, &start);
     let path = directory.join(start + &now);
     replace_as(&path, is, None).map_err(io::Error::other)?;
@@ -254,11 +258,11 @@ fn diff(path: &Path, is: &[u8], was: &[u8]) -> String {
 fn write(before: &SavedFile) -> io::Result<()> {
     if fs::symlink_metadata(&before.path).is_ok_and(|meta| meta.is_symlink()) {
         return Err(io::Error::other(
-            "it is a symbolic link now, and what that means is not known: put it back by hand",
+            "it is a symbolic link now, and berth cannot tell why: restore it by hand",
         ));
     }
     if let Some(parent) = before.path.parent() {
-        // As root's alone: what COMMAND moved away is not known any more.
+        // Only root gets access: the mode of a directory that COMMAND moved away is unknown.
         make_private(parent)?;
     }
     let access = Access::from(&fs::metadata(&before.copy)?);
@@ -272,7 +276,7 @@ mod tests {
     use std::fs::Permissions;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-    /// A file of a directory that is this now, or gone, and was that before, with this mode.
+    /// A file with the text `is`, or no file, and a saved copy with the text `was` and a mode.
     fn saved(directory: &Path, name: &str, is: Option<&str>, was: &str, mode: u32) -> SavedFile {
         let shown = name.ends_with(".yaml");
         let (path, copy) = (
@@ -331,7 +335,7 @@ mod tests {
 
         let restored = restore(&all);
         assert_eq!(restored.files.unwrap(), found);
-        // The manifest is kept beside its directory. What was gone is nowhere.
+        // The manifest is kept beside its directory. A missing file leaves no copy.
         let [key, manifest] = &restored.kept[..] else {
             panic!("{:?}", restored.kept)
         };
@@ -352,7 +356,7 @@ mod tests {
         );
         assert_eq!(differences(&all).unwrap(), []);
         assert_eq!((mode(&all[0].path), mode(&all[3].path)), (0o640, 0o600));
-        // Who may read it counts too; a directory that is gone is made.
+        // A changed mode counts, too; a missing directory is created.
         fs::set_permissions(&all[1].path, Permissions::from_mode(0o400)).unwrap();
         assert_eq!(restore(&all).files.unwrap().len(), 1);
         assert_eq!(mode(&all[1].path), 0o600);
@@ -361,7 +365,7 @@ mod tests {
             ..all[0].clone()
         }];
         assert_eq!(restore(&inside).files.unwrap().len(), 1);
-        // What is a link now is left alone, and the others are put back.
+        // A symbolic link is left alone, and the other files are restored.
         fs::remove_file(&all[0].path).unwrap();
         std::os::unix::fs::symlink("elsewhere", &all[0].path).unwrap();
         fs::write(&all[2].path, "new\n").unwrap();
@@ -390,7 +394,8 @@ mod tests {
         );
     }
 
-    /// A node whose configuration had the first key, and has these by now, where its manifest names it before and now.
+    /// A node with encryption keys: first `old`, now the keys of `now`. `named` says if the
+    /// manifest names the configuration, before and now.
     fn encrypted(temp: &Path, now: &[&str], named: [bool; 2]) -> [SavedFile; 2] {
         let manifests = temp.join("manifests");
         fs::create_dir(&manifests).unwrap();
@@ -431,16 +436,18 @@ mod tests {
         ]
     }
 
-    /// Nothing is put back where that may take a key away, and keys that the temporary instance lacks are named.
+    /// Nothing is restored if a key might get lost, and changed keys that the temporary instance
+    /// lacks are reported.
     #[test]
     fn encryption_keys_are_not_taken_away_and_named_where_they_changed() {
         for (now, named, is_refused, is_changed) in [
             (&["new", "old"][..], [true, true], true, true),
-            // Encryption was begun.
+            // COMMAND introduced encryption.
             (&["new"], [false, true], true, true),
             (&["old"], [true, true], false, false),
             (&[], [true, true], true, true),
-            // COMMAND left the file, and does not use it any more: what was written with its key is not known.
+            // COMMAND keeps the file, but no longer uses it: objects may have been written with any
+            // of its keys.
             (&["new", "old"], [true, false], true, true),
             (&["old"], [true, false], true, false),
         ] {
@@ -456,7 +463,7 @@ mod tests {
                 Ok(changed),
                 "{now:?} {named:?}"
             );
-            // The manifest holds none.
+            // The manifest holds no keys.
             assert!(changed_keys(all, &BTreeSet::new()).unwrap().len() <= usize::from(!named[0]));
             let texts = || {
                 all.iter()
@@ -477,7 +484,8 @@ mod tests {
                 "{shown:?}"
             );
         }
-        // COMMAND took the manifest or the configuration away, and no kube-apiserver was started without it.
+        // COMMAND removed the manifest or the configuration, and no kube-apiserver was started
+        // without it.
         for gone in 0..2 {
             let temp = tempfile::tempdir().unwrap();
             let files = temp.path().join("files");
@@ -496,7 +504,7 @@ mod tests {
             shown: false,
         };
         assert!(differences(&[before]).unwrap_err().contains("/nonexistent"));
-        // Opening a FIFO without a writer would block the daemon for ever.
+        // Opening a FIFO without a writer would block the daemon forever.
         let temp = tempfile::tempdir().unwrap();
         let (path, copy) = (temp.path().join("fifo"), temp.path().join("copy"));
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();

@@ -1,4 +1,4 @@
-//! Answers commands on the bridge's socket, until the bridge ends.
+//! Answers requests on the bridge's socket, until the bridge ends.
 
 use berth_node::ipc::bridge::{Ask, BridgeStatus, Connection, Reply};
 use berth_os::{make_awaitable, seqpacket};
@@ -8,13 +8,14 @@ use tokio::io::Interest;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
-/// Time until a command is accepted again, after that failed.
+/// Pause after a failed accept.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// A request, and the channel for its reply. None: the process that ran COMMAND ended before COMMAND did.
+/// A request, and the channel for the reply. `None` reports that the process that ran COMMAND ended
+/// before COMMAND did.
 pub(super) type Asking = (Option<Ask>, oneshot::Sender<Answer>);
 
-/// A reply that comes before the status, or why it was refused.
+/// A reply to be sent before the status, or the reason for a refusal.
 pub(super) type Answer = Result<Option<Reply>, String>;
 
 /// Accepts connections until the bridge ends, then answers those that are still open.
@@ -82,7 +83,8 @@ async fn answer(
                 Some(ended @ Ask::Ended { .. }) if runs => {
                     runs = false;
                     let _ = ask(&to, Some(ended)).await;
-                    // Reading the node's files may take long: the status shows the waiting command that the bridge answers.
+                    // Reading the node's files may take long: a status with COMMAND still running
+                    // goes out first.
                     status.mark_changed();
                 }
                 _ => break,
@@ -92,7 +94,7 @@ async fn answer(
     if runs {
         let _ = ask(&to, None).await;
     } else if accompanies {
-        // COMMAND will not be run: clients are not left on a bridge for nothing.
+        // COMMAND will not be run: end the bridge, which clients would use for nothing.
         let _ = ask(&to, Some(Ask::End { now: false })).await;
     }
 }
@@ -100,6 +102,6 @@ async fn answer(
 async fn ask(to: &mpsc::UnboundedSender<Asking>, what: Option<Ask>) -> Answer {
     let (reply, replied) = oneshot::channel();
     let _ = to.send((what, reply));
-    // A command that is not answered finds the outcome in the status.
+    // A request without an answer finds the outcome in the status.
     replied.await.unwrap_or(Ok(None))
 }

@@ -1,4 +1,4 @@
-//! Reports what a bridge does, on the terminal of the command that waits for it.
+//! Prints a bridge's progress on the terminal of the command that waits for the bridge.
 
 use super::machine::LATE;
 use berth_node::ipc::bridge::{
@@ -21,7 +21,8 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 /// Signals that end the wait.
 const SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 
-/// The message for a bridge that does not answer. Its steering is no longer renewed, so new connections go to the port's own listener.
+/// The message for a bridge that does not answer. A hung bridge no longer renews the steering, so
+/// new connections go to the port's own listener.
 pub fn hangs(client: &Connection) -> String {
     let pid = client.peer().map_or_else(
         || "the process of bridge.sock".to_owned(),
@@ -33,14 +34,14 @@ pub fn hangs(client: &Connection) -> String {
     )
 }
 
-/// An address that every bridge has.
+/// Text of an address that every bridge has.
 pub fn shown(address: Option<SocketAddr>) -> String {
     address
         .map(|address| address.to_string())
         .unwrap_or_default()
 }
 
-/// How long clients waited for etcd, by the last pause.
+/// The time for which clients waited for etcd, in the last pause.
 pub fn waited(etcd: &EtcdStatus) -> String {
     etcd.pauses.last().map_or_else(
         || "nobody waited".to_owned(),
@@ -48,7 +49,7 @@ pub fn waited(etcd: &EtcdStatus) -> String {
     )
 }
 
-/// What is left of a bridge that has ended.
+/// The message about connections that a bridge still relays after its end.
 pub fn over(status: &BridgeStatus) -> String {
     format!(
         "the bridge has ended, and relays {} connections that were begun through it to the node's own, for 5 minutes at most: \
@@ -57,12 +58,12 @@ pub fn over(status: &BridgeStatus) -> String {
     )
 }
 
-/// Clients stay on the bridge until the operator acts.
+/// True if clients stay on the bridge until the operator acts.
 pub(super) fn stays(status: &BridgeStatus) -> bool {
     status.step == Step::Hold && !status.command && status.trouble.is_some()
 }
 
-/// What was waited for.
+/// Result of waiting for a status.
 pub(super) enum WaitOutcome {
     There(Box<BridgeStatus>),
     Over(BridgeOutcome),
@@ -72,14 +73,14 @@ pub(super) enum WaitOutcome {
     Interrupted,
 }
 
-/// Prints what a bridge does.
+/// Prints a bridge's progress.
 pub(super) struct Watcher {
     progress: Progress,
     json: bool,
     directory: PathBuf,
-    /// The last status: what has changed since is printed.
+    /// The last status. Only changes since then are printed.
     last: Option<BridgeStatus>,
-    /// How it ended while COMMAND ran.
+    /// The bridge's outcome, if it ended while COMMAND ran.
     over: Option<BridgeOutcome>,
     signals: Signals,
 }
@@ -102,7 +103,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// Prints what the bridge does while COMMAND runs, and never returns. Can be dropped.
+    /// Prints the bridge's progress while COMMAND runs, and never returns. Can be dropped.
     pub(super) async fn report_forever(&mut self, client: &Connection) -> Infallible {
         while let (None, Some(reply)) = (&self.over, client.next().await) {
             if let Reply::Status(status) = reply {
@@ -135,7 +136,7 @@ impl Watcher {
             let status = match reply {
                 Some(Reply::Status(status)) => status,
                 Some(Reply::Refused(why)) => return WaitOutcome::Refused(why),
-                // The notes name what was replaced.
+                // The notes name the replaced files.
                 Some(Reply::Differences(_)) => continue,
                 None => return WaitOutcome::Gone,
             };
@@ -182,7 +183,7 @@ impl Watcher {
             self.line(&format!(
                 "new connections go to the node's own kube-apiserver, as the bridge cannot steer: {why}"
             ));
-            self.more("it is tried again; what stops the node's own meanwhile costs connections");
+            self.more("the bridge tries again; stopping the node's own kube-apiserver meanwhile costs connections");
         }
         if own.late && !was.own.late {
             let late = format_duration(LATE);
@@ -190,7 +191,7 @@ impl Watcher {
                 "the node's own kube-apiserver has not been ready for {late}: {}",
                 own.probe
             ));
-            self.more("whatever asks it at an address of the node is answered by the temporary one, kubeadm and the kubelet too");
+            self.more("health checks at the node's addresses, kubeadm's and the kubelet's too, reach the temporary kube-apiserver");
             self.last_lines("its container", &own.log);
         }
         self.report_etcd(
@@ -224,7 +225,7 @@ impl Watcher {
             Step::Overlap => {
                 "new connections go to it; handshakes that began before may end".to_owned()
             }
-            // The caller, which waited for COMMAND or for the end, prints why clients stay.
+            // The caller, which waited for COMMAND or for the end, prints the reason.
             Step::Hold if status.trouble.is_some() => return,
             Step::Hold => "the node's own kube-apiserver may be replaced now".to_owned(),
             Step::AwaitOwn => format!(
@@ -267,7 +268,7 @@ impl Watcher {
         }
     }
 
-    /// Prints why a bridge refuses, or does not answer: with --json, too.
+    /// Prints why a bridge refuses, or that it does not answer: also with --json.
     pub(super) fn refused(why: &str) {
         let _ = writeln!(
             io::stderr(),
@@ -276,7 +277,7 @@ impl Watcher {
         );
     }
 
-    /// Prints what came of the wait for the end.
+    /// Prints the result of waiting for the end.
     pub(super) fn ended(&self, seen: WaitOutcome) {
         match seen {
             WaitOutcome::Over(BridgeOutcome::Done) => {}
