@@ -1,7 +1,9 @@
-//! The temporary instance: the running one's program, arguments and surroundings, on an address of its own.
+//! The temporary instance: program, arguments and environment of the running kube-apiserver, on a
+//! separate address.
 //!
-//! What COMMAND may replace is copied before: the program, in memory, since a file that is executed cannot be written to; and the
-//! certificates and keys that the arguments name, which kube-apiserver reads again when they change.
+//! Files that COMMAND may replace are copied first: the program, in memory, since an executed file
+//! cannot be written to; and the certificates and keys that the arguments name, which
+//! kube-apiserver reads again after a change.
 
 use super::cgroup;
 use super::etcd::temporary::{self, database::Database};
@@ -33,16 +35,16 @@ use std::time::Duration;
 use tokio::process::Child;
 use tokio::time::Instant;
 
-/// Where kube-apiserver keeps the certificate that it makes where it is given none, what it is called, and the temporary
-/// instance's copy.
+/// Directory and names of the certificate that kube-apiserver makes if none is given, and the
+/// directory of the temporary instance's copy.
 const CERTIFICATES: &str = "/var/run/kubernetes";
 const CERTIFICATE: [&str; 2] = ["apiserver.crt", "apiserver.key"];
 const CERT_DIR: &str = "bridge-cert-dir";
 
-/// Copies of what its arguments name.
+/// Directory for copies of files that the arguments name.
 const FILES: &str = "bridge-files";
 
-/// Where its program has its name.
+/// Directory in which the program has the temporary instance's name.
 const PROGRAM: &str = "bridge-program";
 
 const DEBUG_SOCKET: &str = "--debug-socket-path";
@@ -50,21 +52,23 @@ const DEBUG_SOCKET: &str = "--debug-socket-path";
 /// Shortest time between two starts of a temporary instance.
 pub const RESTART: Duration = Duration::from_secs(1);
 
-/// How long the temporary etcd lives without a sign of life of the bridge, which may be hung: then the node's own gets the data.
+/// Time for which the temporary etcd lives without a sign of life from the bridge. After a hang of
+/// the bridge the node's etcd gets the data.
 const SIGNS: Duration = Duration::from_secs(10);
 
-/// What makes a temporary instance.
+/// Everything needed to start a temporary instance.
 #[derive(Debug)]
 pub struct Template {
     pub address: SocketAddrV4,
-    /// What it is.
+    /// Name of the program: kube-apiserver or etcd.
     name: &'static str,
     runs: Runs,
     log: PathBuf,
     audit: Option<PathBuf>,
-    /// SELinux's, of what a container may write to.
+    /// SELinux label of files that a container may write to.
     label: Option<String>,
-    /// It has data that nobody else can have meanwhile: a file that it cannot replace. It is killed when no sign of life is given.
+    /// The file of exclusive data, which the instance cannot replace: etcd's database. With such a
+    /// file, the instance is killed without signs of life.
     exclusive: Option<PathBuf>,
 }
 
@@ -81,7 +85,7 @@ enum Runs {
 }
 
 impl Runs {
-    /// The program of a running process, which gets this name and is copied into this directory.
+    /// Copies the program of a running process into the directory, under the given name.
     fn program(
         (pid, name): (i32, &'static str),
         mut argv: Vec<OsString>,
@@ -110,10 +114,11 @@ impl Runs {
 }
 
 impl Template {
-    /// As planned. Copies go into the bridge's directory, which is there and root's alone.
+    /// A template for the plan's temporary kube-apiserver. Copies go into the bridge's directory,
+    /// which exists and belongs to root.
     ///
     /// # Errors
-    /// Its program cannot be copied, or a file that its arguments name.
+    /// The program, or a file that the arguments name, cannot be copied.
     pub fn new(plan: &BridgePlan) -> io::Result<Self> {
         plan.process.read(|pid| Self::of(plan, pid))
     }
@@ -158,7 +163,7 @@ impl Template {
         })
     }
 
-    /// Of an etcd, with a directory of its own.
+    /// A template for the temporary etcd, with a separate directory.
     ///
     /// # Errors
     /// As for [`Self::new`].
@@ -198,10 +203,11 @@ impl Template {
         })
     }
 
-    /// Starts it. To be called on the thread that lives as long as this process: it gets SIGKILL when that ends.
+    /// Starts the instance. Must be called on a thread that lives as long as this process: the
+    /// instance gets SIGKILL when the thread ends.
     ///
     /// # Errors
-    /// Errors of execve(2), and of what is set up before it.
+    /// Errors of execve(2) and of its preparation.
     pub fn start(&self) -> io::Result<(Child, Option<SignWriter>)> {
         let log = OpenOptions::new()
             .create(true)
@@ -221,7 +227,8 @@ impl Template {
                 like,
                 ..
             } => {
-                // The number is the child's too: it is not closed there.
+                // The child inherits the descriptor, which has the same number there and is not
+                // closed.
                 let mut command =
                     Command::new(format!("/proc/self/fd/{}/{name}", named.as_raw_fd()));
                 if let Some((name, arguments)) = argv.split_first() {
@@ -262,8 +269,8 @@ impl Template {
         Ok((child, writer))
     }
 
-    /// The signal that kills the temporary instance. The supervisor of an instance with namespaces kills all processes in them, and removes
-    /// the instance's cgroup.
+    /// The signal that kills the temporary instance. The supervisor of an instance with namespaces
+    /// kills all processes in them, and removes the instance's cgroup.
     pub fn kill(&self) -> Signal {
         match self.runs {
             Runs::Program { .. } if self.exclusive.is_none() => Signal::SIGKILL,
@@ -271,7 +278,7 @@ impl Template {
         }
     }
 
-    /// Files that it writes and that stay.
+    /// Log files of the instance, which stay.
     pub fn logs(&self) -> Vec<PathBuf> {
         [self.log.clone()]
             .into_iter()
@@ -280,16 +287,16 @@ impl Template {
     }
 }
 
-/// The process of a template: ended, it can be started again.
+/// The process of a template, which can be started again after its end.
 #[derive(Debug)]
 pub struct TemporaryProcess {
     pub template: Template,
     child: Option<Child>,
-    /// Where its life depends on this process's signs.
+    /// Sender of signs of life, if the process depends on them.
     signs: Option<SignWriter>,
-    /// How often it ended, or could not be started.
+    /// Number of exits and failed starts.
     pub ends: u32,
-    /// When it was started last.
+    /// Time of the last start.
     pub started: Option<Instant>,
 }
 
@@ -312,7 +319,8 @@ impl TemporaryProcess {
         self.child.as_ref().and_then(Child::id)
     }
 
-    /// As [`Template::start`], if the last start is so long ago; whether it was tried. A failure counts as an end.
+    /// Starts the process as [`Template::start`] does, unless the last start was less than `pause`
+    /// ago. Returns true if a start was tried. A failed start counts as an exit.
     pub fn start(&mut self, pause: Duration) -> bool {
         if self
             .started
@@ -335,14 +343,15 @@ impl TemporaryProcess {
         true
     }
 
-    /// Gives a sign of life. To be called again and again by what decides: when no sign comes for 10 s, an etcd is killed.
+    /// Gives a sign of life. Must be called repeatedly by the thread that decides: after 10 s
+    /// without a sign, an etcd is killed.
     pub fn give_sign(&self) {
         if let Some(signs) = &self.signs {
             signs.give();
         }
     }
 
-    /// Checks whether it has ended.
+    /// Reaps the process if it has exited.
     pub fn reap(&mut self) {
         if let Some(Ok(Some(status))) = self.child.as_mut().map(Child::try_wait) {
             (self.child, self.signs) = (None, None);
@@ -358,7 +367,7 @@ impl TemporaryProcess {
         }
     }
 
-    /// Waits for its end; for ever, if it does not run.
+    /// Waits for the process to exit; forever, if it does not run.
     pub async fn ended(&mut self) {
         match &mut self.child {
             Some(child) => drop(child.wait().await),
@@ -367,16 +376,18 @@ impl TemporaryProcess {
     }
 }
 
-/// Whether an instance may read what is root's alone. Another reads the running one's files, and writes none but logs.
+/// True if the instance may read root's files. An instance of another user reads the running
+/// kube-apiserver's files, and writes only logs.
 fn is_roots(like: &ProcessAttributes) -> bool {
     like.uid == 0
 }
 
-/// The temporary instance's command line. `advertise` is for one that has no `--advertise-address`; files of its own are in
-/// `directory`, but for the audit log, which stays in the directory of the other. `like` is none for one in a container, whose files are its own.
+/// Command line of the temporary instance. `advertise` is used without `--advertise-address`. Files
+/// of the temporary instance are in `directory`, except for the audit log, which goes beside the
+/// existing audit log. `like` is `None` in a container, which has private files.
 ///
 /// # Errors
-/// A flag that is to be replaced has no value.
+/// A flag that must be replaced has no value.
 pub fn arguments(
     command: &[OsString],
     like: Option<&ProcessAttributes>,
@@ -392,13 +403,14 @@ pub fn arguments(
         instance,
     };
     let mut argv = args::rewrite(command, &wanted)?.argv;
-    // The node's own keeps the Service, and is the one that takes its address out of it.
+    // The node's kube-apiserver maintains the Service, and must be the only instance that removes
+    // the node's address.
     args::set(&mut argv, "--endpoint-reconciler-type", "none".as_ref());
     if let Some(audit) = audit_log(&argv) {
         let own = beside(&audit);
         args::set(&mut argv, AUDIT_LOG, own.as_os_str());
     }
-    // It writes there only where it has no certificate.
+    // kube-apiserver writes to the directory only if no certificate is given.
     if like.is_some_and(is_roots) && args::value(&argv, "--tls-cert-file").is_none() {
         args::set(
             &mut argv,
@@ -407,13 +419,13 @@ pub fn arguments(
         );
     }
     if args::value(&argv, DEBUG_SOCKET).is_some_and(|path| !path.is_empty()) {
-        // Off: it would take the running one's socket away.
+        // Off: the temporary instance would take over the running kube-apiserver's socket.
         args::set(&mut argv, DEBUG_SOCKET, "".as_ref());
     }
     Ok(argv)
 }
 
-/// `audit.log` becomes `audit-bridge.log`.
+/// The bridge's audit log: `audit.log` becomes `audit-bridge.log`.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.file_stem().unwrap_or_default().to_owned();
     name.push("-bridge");
@@ -424,7 +436,8 @@ fn beside(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// In memory, and open in children too: a script's interpreter reads it by its name in /proc.
+/// Copies a program into memory. Children inherit the descriptor, because a script's interpreter
+/// reads the script by its name in /proc.
 fn copy_program(program: &Path, name: &str) -> io::Result<File> {
     let mut copy = program_in_memory(name)?;
     io::copy(&mut File::open(program)?, &mut copy)?;
@@ -432,8 +445,9 @@ fn copy_program(program: &Path, name: &str) -> io::Result<File> {
     Ok(copy)
 }
 
-/// A directory in which a program has the temporary instance's name: the process has that of the file that it executes. It is reached by
-/// its descriptor, in children too, by whatever user.
+/// Creates a directory in which the program has the temporary instance's name, because a process is
+/// named after the executed file. The returned descriptor leads to the directory in children, too,
+/// whatever their user.
 fn named(program: &File, directory: &Path, name: &str) -> io::Result<OwnedFd> {
     fs::create_dir_all(directory)?;
     fs::set_permissions(directory, fs::Permissions::from_mode(0o711))?;
@@ -448,8 +462,8 @@ fn named(program: &File, directory: &Path, name: &str) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Copies the files that arguments name into a directory that is made for them, and names the copies instead. Not configuration,
-/// which may name other files relative to itself.
+/// Copies the files that the arguments name into a new directory, and names the copies instead.
+/// Configuration is not copied, since it may name more files relative to itself.
 fn copy_files(argv: Vec<OsString>, directory: &Path) -> io::Result<Vec<OsString>> {
     fs::create_dir_all(directory)?;
     let mut flag = OsString::new();
@@ -498,7 +512,8 @@ fn copy_files(argv: Vec<OsString>, directory: &Path) -> io::Result<Vec<OsString>
     Ok(copied)
 }
 
-/// Copies the certificate that the running instance made, so that clients meet the same one.
+/// Copies the certificate that the running kube-apiserver made, so that clients get the same
+/// certificate.
 fn copy_certificate(command: &[OsString], directory: &Path) -> io::Result<()> {
     if args::value(command, "--tls-cert-file").is_some() {
         return Ok(());
@@ -511,7 +526,7 @@ fn copy_certificate(command: &[OsString], directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes what is not to stay.
+/// Removes the files of a temporary instance, except for logs.
 pub fn clean(directory: &Path) {
     container::clean(directory);
     container::clean(&directory.join(ETCD));

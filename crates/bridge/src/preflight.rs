@@ -1,4 +1,4 @@
-//! Whether this node can be bridged: all that is missing is reported at once, and nothing is changed.
+//! Checks if this node can be bridged. All errors are reported at once, and nothing is changed.
 
 use super::etcd::{self, EtcdMode, EtcdPlan, temporary};
 use super::localhost::Localhost;
@@ -37,29 +37,29 @@ use std::time::Duration;
 
 const SECURE_PORT: u16 = 6443;
 
-/// The name of the temporary instance.
+/// Name of the temporary instance.
 const INSTANCE: &str = "bridge";
 
-/// How long a connection to the running instance may take.
+/// Longest time to connect to the running kube-apiserver.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Draws of a port that is free on three addresses.
+/// Attempts to find a port that is free on three addresses.
 const TRIES: usize = 16;
 
-/// Least that is to be free for logs, in bytes: kube-apiserver writes some 10 MB in an hour at its default verbosity, more where it
-/// audits.
+/// Space required for logs, in bytes: kube-apiserver writes some 10 MB in an hour at the default
+/// verbosity, more with an audit log.
 const LOGS: u64 = 64 << 20;
 
-/// What kube-apiserver answers when it is ready.
+/// Path for probes of kube-apiserver.
 const READY: &str = "/readyz";
 
-/// The CA with which kube-apiservers dial one another.
+/// kube-apiserver's flag for the CA of requests between kube-apiservers.
 const PEER_CA: &str = "--peer-ca-file";
 
-/// What a shim's process is called.
+/// Process name of a shim.
 const SHIM: &str = "berth";
 
-/// Checks this node.
+/// Checks this node, and plans the bridge.
 ///
 /// # Errors
 /// All problems.
@@ -121,7 +121,7 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     else {
         return Err(Refusal::Unavailable(report.errors));
     };
-    // kube-apiserver takes this for none, too.
+    // kube-apiserver treats an unspecified address as unset, too.
     let advertised = args::advertise_address(&command).filter(|ip| !ip.is_unspecified());
     let of_node = netdevice::addresses().unwrap_or_default();
     let own = own_address(&addresses, advertised, binds_ipv6(&command), &of_node);
@@ -208,7 +208,8 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     Ok(plan)
 }
 
-/// What a flag costs that lets kube-apiservers send requests on to one another, as the check `peer-proxy` of `berth doctor`.
+/// A note on the cost of `--peer-ca-file`, which lets kube-apiservers forward requests to one
+/// another, like the check `peer-proxy` of `berth doctor`.
 fn peer_proxy(command: &[OsString]) -> Option<String> {
     args::value(command, PEER_CA).filter(|file| !file.is_empty())?;
     Some(format!(
@@ -238,7 +239,8 @@ fn check(command: &[OsString]) -> Result<u16, Vec<String>> {
     }
 }
 
-/// Accepts only a bridge's directory or an empty one, since it is made private and cleared.
+/// Accepts only a bridge's directory or an empty directory, since the bridge makes the directory
+/// private and clears it.
 fn directory(directory: &Path) -> Result<(), String> {
     let wrong = |why: &str| {
         Err(format!(
@@ -265,7 +267,8 @@ fn directory(directory: &Path) -> Result<(), String> {
     }
 }
 
-/// Whether only root and this user may rename what is in it. A missing directory will be created by this user.
+/// True if only root and this user may rename entries of the directory. A missing directory will be
+/// created by this user.
 fn is_closed(directory: &Path) -> bool {
     let Ok(meta) = fs::metadata(directory) else {
         return true;
@@ -274,7 +277,7 @@ fn is_closed(directory: &Path) -> bool {
     (meta.uid() == 0 || meta.uid() == geteuid().as_raw()) && (meta.mode() & 0o022 == 0 || sticky)
 }
 
-/// Checks that there is space for the logs of the bridge and its instance.
+/// Checks that there is space for the logs of the bridge and the temporary instance.
 fn room_for_logs(directory: &Path) -> Result<(), String> {
     let Some(there) = directory.ancestors().find(|path| path.is_dir()) else {
         return Ok(());
@@ -287,12 +290,13 @@ fn room_for_logs(directory: &Path) -> Result<(), String> {
     }
     let [has, needs] = [free, LOGS].map(|bytes| bytes >> 20);
     Err(format!(
-        "{} has {has} MiB free, and logs are to go there: free {needs}",
+        "{} has {has} MiB free: logs need {needs} MiB",
         there.display()
     ))
 }
 
-/// Tries the steering, and reports programs that steer in this network namespace already: a bridge's program is attached before them.
+/// Tests the steering, and reports programs that already steer in this network namespace. The
+/// bridge's program is attached before those.
 async fn can_steer(report: &mut Report) {
     report.ok("", claim::elsewhere().map_or(Ok(()), Err));
     for other in claim::attached()
@@ -300,7 +304,7 @@ async fn can_steer(report: &mut Report) {
         .filter(|other| !claim::is_bridges(other))
     {
         report.note(format!(
-            "{other} steers here already: while the bridge is on, the bridge's goes before"
+            "{other} steers here already: the bridge's program takes precedence while the bridge is on"
         ));
     }
     let tried = report
@@ -314,7 +318,7 @@ async fn can_steer(report: &mut Report) {
     }
 }
 
-/// Reports clients that dial localhost, where that is not covered.
+/// Reports clients that dial localhost, if localhost is not covered.
 fn clients(port: u16, report: &mut Report) {
     let all = node::Clients::gather(Path::new("/"), &[port]).uncovered(&[], &[]);
     for client in all
@@ -329,7 +333,7 @@ fn clients(port: u16, report: &mut Report) {
     }
 }
 
-/// Checks that the file limit allows as many connections as the node's own instance has.
+/// Checks that the file limit allows as many connections as the node's kube-apiserver has.
 fn files(port: u16, report: &mut Report) {
     let Some(files) = report.ok(
         "the limit of open files cannot be raised: ",
@@ -362,11 +366,12 @@ fn files(port: u16, report: &mut Report) {
 /// The listeners on the port.
 #[derive(Debug, Default)]
 struct Listening {
-    /// On the addresses that clients dial: the kube-apiserver itself, or shims before it.
+    /// Listeners on the addresses that clients dial: of the kube-apiserver itself, or of shims in
+    /// front.
     node: Vec<Entry>,
-    /// The kube-apiserver behind shims, on an address of its own.
+    /// The listener of a kube-apiserver behind shims, on a loopback address.
     behind: Vec<Entry>,
-    /// On 127.0.0.1 and ::1 alone.
+    /// Listeners on only 127.0.0.1 or ::1.
     localhost: Vec<IpAddr>,
 }
 
@@ -402,7 +407,7 @@ impl Listening {
         listening
     }
 
-    /// Why a bridge is impossible with these listeners.
+    /// The reason why no bridge is possible with these listeners.
     fn in_the_way(&self, port: u16) -> Option<String> {
         if self.node.is_empty() {
             return Some(format!(
@@ -440,7 +445,8 @@ impl Listening {
         }
     }
 
-    /// What clients that dial localhost reach: behind shims only what these listen on.
+    /// The addresses that answer clients at localhost. Behind shims, only the shims' listeners on
+    /// localhost count.
     fn at_localhost(&self, answered: &[IpAddr]) -> Vec<IpAddr> {
         let answered = if self.behind.is_empty() {
             answered
@@ -464,7 +470,7 @@ struct FoundInstance {
     pod: Option<RunningPod>,
 }
 
-/// The process that listens, and how it runs.
+/// Finds the listening process, and reads its attributes.
 fn running(entry: &Entry, options: &BridgeOptions, report: &mut Report) -> Option<FoundInstance> {
     let Some(process) = proc_net::process_of(entry.inode) else {
         report.error(format!(
@@ -480,7 +486,7 @@ fn running(entry: &Entry, options: &BridgeOptions, report: &mut Report) -> Optio
     let still = process.read(|pid| Ok(proc_net::listens(pid, entry.local)));
     if !report.ok(&what, still)? {
         report.error(format!(
-            "{what}it listens no more: begin again when the kube-apiserver stays"
+            "{what}it no longer listens: try again when the kube-apiserver runs without restarts"
         ));
         return None;
     }
@@ -522,7 +528,7 @@ fn running(entry: &Entry, options: &BridgeOptions, report: &mut Report) -> Optio
     })
 }
 
-/// Checks that it is a process in the node's namespaces with this command line.
+/// Checks that the process is in the node's namespaces and has the given command line.
 fn check_process(
     pid: i32,
     what: &str,
@@ -545,12 +551,13 @@ fn check_process(
     Some(())
 }
 
-/// Whether a process with these NUL-terminated arguments was started by this command line. The program's name may differ.
+/// True if a process with these NUL-terminated arguments was started by the command line. The
+/// program's name may differ.
 fn is_run_with(cmdline: &[u8], command: &[OsString]) -> bool {
     strings(cmdline).iter().skip(1).eq(command.iter().skip(1))
 }
 
-/// Checks that all that is started has room beside what it is like.
+/// Checks that the node has memory for a second copy of each process.
 fn memory(what: &str, started: &[(&ProcessAttributes, Option<&RunningPod>)], report: &mut Report) {
     let memory = report.ok("/proc/meminfo: ", Meminfo::current());
     let Some(available) = memory.and_then(|memory| memory.mem_available) else {
@@ -568,7 +575,8 @@ fn memory(what: &str, started: &[(&ProcessAttributes, Option<&RunningPod>)], rep
     }
 }
 
-/// The addresses that are answered, those of a wildcard by that alone: one on `::` may answer IPv4 too.
+/// The addresses that answer clients. A wildcard stands for all addresses of its family, and a
+/// listener on `::` may answer IPv4, too.
 fn answered(port: u16, listened: &[IpAddr]) -> Vec<IpAddr> {
     let (any4, any6) = (
         IpAddr::from(Ipv4Addr::UNSPECIFIED),
@@ -580,7 +588,7 @@ fn answered(port: u16, listened: &[IpAddr]) -> Vec<IpAddr> {
     let wildcards = [(ipv4, any4), (ipv6, any6)]
         .into_iter()
         .filter_map(|(answers, any)| answers.then_some(any));
-    // Several shims share one address.
+    // Several shims share an address.
     let single: BTreeSet<_> = listened
         .iter()
         .copied()
@@ -589,7 +597,8 @@ fn answered(port: u16, listened: &[IpAddr]) -> Vec<IpAddr> {
     wildcards.chain(single).collect()
 }
 
-/// The address at which the node's own instance is probed: the advertised one, if the node has it.
+/// The address for probes of the node's kube-apiserver: the advertised address, if it is one of the
+/// node's.
 fn own_address(
     answered: &[IpAddr],
     advertised: Option<IpAddr>,
@@ -624,14 +633,15 @@ fn own_address(
     all.into_iter().find(fits).unwrap_or(loopback)
 }
 
-/// Whether kube-apiserver takes an address of IPv6 first without --advertise-address: it takes the family of its bind address.
+/// True if kube-apiserver prefers an IPv6 address without --advertise-address: it prefers the
+/// family of its bind address.
 fn binds_ipv6(command: &[OsString]) -> bool {
     let bind =
         args::value(command, "--bind-address").and_then(|text| text.to_str()?.trim().parse().ok());
     bind.is_some_and(|ip: IpAddr| ip.is_ipv6())
 }
 
-/// How the node's own instance is probed. Its CA is, as kubeadm has it, next to its certificate.
+/// Settings for probes of the node's kube-apiserver. kubeadm puts the CA next to the certificate.
 fn probe(
     options: &BridgeOptions,
     command: &[OsString],
@@ -642,7 +652,7 @@ fn probe(
         pod.map_or_else(|| Some(ca.to_owned()), |pod| pod.on_node(ca))
     };
     let unseen =
-        "which CA issued the kube-apiserver's certificate cannot be seen: give --probe-ca FILE";
+        "cannot tell which CA issued the kube-apiserver's certificate: give --probe-ca FILE";
     Ok(ProbeConfig {
         kind: ProbeKind::Https,
         path: READY.to_owned(),
@@ -660,7 +670,7 @@ fn ca_beside_certificate(command: &[OsString]) -> Option<&Path> {
     Some(ca).filter(|ca| ca.parent() == certificate.parent())
 }
 
-/// Probes the running instance as the bridge will.
+/// Probes the running kube-apiserver as the bridge will.
 async fn is_ready(probe: &ProbeConfig, own: SocketAddr) -> Result<(), String> {
     let probe = Probe::new(probe.clone()).from(own_source(own.ip()));
     probe.check().await?;
@@ -669,12 +679,12 @@ async fn is_ready(probe: &ProbeConfig, own: SocketAddr) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "the kube-apiserver that runs is not ready at {own}: {}",
+        "the running kube-apiserver is not ready at {own}: {}",
         answer.words
     ))
 }
 
-/// The Service's keeper, if its credentials are accepted.
+/// The Service's keeper, if the cluster accepts its credentials.
 async fn service(
     options: &BridgeOptions,
     client: Option<Result<Client, String>>,
@@ -703,7 +713,7 @@ async fn service(
     None
 }
 
-/// The etcds whose other members serve.
+/// Plans how to keep each etcd available.
 async fn etcd(
     options: &BridgeOptions,
     command: &[OsString],
@@ -734,7 +744,7 @@ async fn etcd(
     }
 }
 
-/// Addresses of loopback for the temporary instance and for the bridge's listeners, on one port.
+/// Loopback addresses for the temporary instance and for the bridge's listeners, on the same port.
 fn place(ipv6: bool) -> Result<(SocketAddrV4, Vec<SocketAddr>), String> {
     let mut place = try_place(ipv6);
     for _ in 1..TRIES {
@@ -793,7 +803,7 @@ mod tests {
         for (answered, advertised, ipv6_first, of_node, own) in [
             (both, "10.0.0.5", false, node, "10.0.0.5"),
             (both, "fd00::5", false, node, "fd00::5"),
-            // It advertises none, or one of a router's, or one that does not answer.
+            // kube-apiserver advertises no address, a router's, or an address that does not answer.
             (both, "", false, node, "10.0.0.5"),
             (both, "192.0.2.1", false, node, "10.0.0.5"),
             (&["0.0.0.0"], "fd00::5", false, node, "10.0.0.5"),
@@ -807,7 +817,7 @@ mod tests {
             ),
             (both, "", true, node, "fd00::5"),
             (&["0.0.0.0"], "", true, node, "10.0.0.5"),
-            // Shims, each at one address.
+            // Shims, each at a single address.
             (&["10.0.0.6", "fd00::5"], "", false, node, "10.0.0.6"),
             (&["10.0.0.6", "fd00::5"], "fd00::5", false, node, "fd00::5"),
             (both, "", false, &[], "127.0.0.1"),

@@ -1,13 +1,16 @@
-//! What the node's own kube-apiserver dials while its member of etcd is away: another member.
+//! Connects the node's kube-apiserver to another member of etcd while the node's member is away.
 //!
-//! It dials the loopback address of its member, where the kernel gives the connection to a relay. TLS is not opened, so it takes those
-//! members whose certificate is good for that address, as kubeadm's are. Without this, requests on connections to it from before the
-//! bridge wait: a kubelet that has one does not renew its node's Lease, and pods of a node that is not ready leave their Services.
+//! kube-apiserver dials the loopback address of the node's member. The kernel gives the connection
+//! to a relay, which does not open TLS, and so can use only members with a certificate for that
+//! address, such as kubeadm's. Without the relay, requests on connections from before the bridge
+//! wait: a kubelet with such a connection does not renew its node's Lease, and the pods of a node
+//! that is not ready leave their Services.
 //!
-//! What else dials that address from there comes to the relay, too: etcd's own gateway of JSON.
+//! All other clients that dial the address from there reach the relay, too: etcd's own JSON
+//! gateway.
 //!
-//! Its connections to the member that stops are not ended here: that one says GOAWAY, and what is asked next comes by a new one. So a
-//! member that was only slow costs nothing.
+//! Connections to the stopping member are not ended here: the member sends GOAWAY, and the next
+//! request comes on a new connection. So a member that was only slow costs nothing.
 
 use super::temporary::relay;
 use super::{Cluster, place};
@@ -25,24 +28,24 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 
-/// How long another member may take to answer.
+/// Longest time for an answer of another member.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long nothing comes or goes on a connection to another member until it is ended, once the node's own serves again: no call is
-/// in flight on it then.
+/// Idle time after which a connection to another member is ended, once the node's member serves
+/// again: no call is in flight then.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// The others that can take the connections.
+/// The other members that can serve the connections.
 #[derive(Debug, Clone)]
 pub struct Dials {
-    /// What is dialled.
+    /// The dialled address, of the node's member.
     own: SocketAddrV4,
     others: Arc<[SocketAddr]>,
 }
 
 impl Dials {
     /// # Errors
-    /// Why there are none.
+    /// The reason why no other member is usable.
     pub(super) async fn find(cluster: &Cluster) -> Result<Self, String> {
         let own = place(&cluster.own)
             .and_then(|(host, port)| Some(SocketAddrV4::new(host.parse().ok()?, port)))
@@ -72,10 +75,10 @@ impl Dials {
         })
     }
 
-    /// Never ends. `answers`: whether this node's member does.
+    /// Relays, and never returns. `answers` is true while this node's member answers.
     ///
     /// # Errors
-    /// Something necessary is missing.
+    /// The listener or the steering cannot be set up.
     pub async fn keep(self, mut answers: watch::Receiver<bool>) -> Result<(), String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let Self { own, others } = self;
@@ -110,7 +113,7 @@ impl Dials {
     }
 }
 
-/// Where a member is, if its certificate is good for another address.
+/// The address of a member, if its certificate is valid for `ip`, too.
 async fn takes(url: &str, ip: Ipv4Addr, checked: Arc<ClientConfig>) -> io::Result<SocketAddr> {
     let stream = TcpStream::connect(place(url).ok_or(io::ErrorKind::InvalidInput)?).await?;
     let at = stream.peer_addr()?;
@@ -130,7 +133,7 @@ async fn pass(
     relay::pass(client, etcd, unused(seen, own)).await
 }
 
-/// To the first that takes it.
+/// Connects to the first member that accepts.
 async fn connect(others: &[SocketAddr]) -> io::Result<TcpStream> {
     let mut why = io::Error::from(io::ErrorKind::NotConnected);
     for at in others {
@@ -145,7 +148,7 @@ async fn connect(others: &[SocketAddr]) -> io::Result<TcpStream> {
     Err(why)
 }
 
-/// Until the node's own serves, and nothing is in flight.
+/// Waits until the node's member serves and nothing is in flight.
 async fn unused(client: impl AsFd, mut own: watch::Receiver<bool>) {
     while own.wait_for(|serves| *serves).await.is_ok() {
         match socket::idle_time(client.as_fd()) {

@@ -1,4 +1,5 @@
-//! etcd's JSON gateway (v3.5 and v3.6), by HTTPS with the client certificate of a kube-apiserver: the calls.
+//! Calls of etcd's JSON gateway (v3.5 and v3.6), over HTTPS with the client certificate of a
+//! kube-apiserver.
 
 use super::types::{Answer, Member, MemberList, Sample, Status, alarms};
 use berth_cluster::{Access, Client, tls};
@@ -10,11 +11,12 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-/// Longest time that an answer may take; for one that waits for another leader: etcd itself gives up after 7 s.
+/// Longest time for an answer. A call that waits for another leader may take `MOVING`: etcd itself
+/// gives up after 7 s.
 const PATIENCE: Duration = Duration::from_secs(2);
 const MOVING: Duration = Duration::from_secs(10);
 
-/// How long members may take to apply what one of them had applied, and time between two looks.
+/// Time for members to apply what any member had applied, and time between two checks.
 const CATCH_UP: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(200);
 
@@ -23,7 +25,8 @@ const AGAIN: Duration = Duration::from_millis(200);
 pub struct Gateway(Arc<Access>);
 
 impl Gateway {
-    /// With the CA of the members' certificates, and a client certificate and its key, all in PEM form.
+    /// Creates a client from the CA of the members' certificates, and a client certificate with its
+    /// key, all in PEM form.
     pub fn new(ca: Vec<u8>, client: Option<(Vec<u8>, Vec<u8>)>) -> Self {
         Self(Arc::new(Access {
             ca,
@@ -32,7 +35,7 @@ impl Gateway {
         }))
     }
 
-    /// Checks the members' certificates for this name, wherever they are dialled.
+    /// Checks the members' certificates for the given name, at whatever address.
     #[must_use]
     pub fn named(&self, name: &str) -> Self {
         Self(Arc::new(Access {
@@ -41,10 +44,11 @@ impl Gateway {
         }))
     }
 
-    /// For connections with the client certificate, if there is one, to members whose certificate is checked, or is not.
+    /// TLS configuration with the client certificate, if any. `checked` is true to verify the
+    /// members' certificates.
     ///
     /// # Errors
-    /// A certificate is none.
+    /// A certificate cannot be parsed.
     pub fn tls(&self, checked: bool) -> Result<Arc<ClientConfig>, String> {
         let client = self
             .0
@@ -58,9 +62,9 @@ impl Gateway {
     }
 
     /// # Errors
-    /// There is no answer, or another; with the URL.
+    /// There is no answer, or an unexpected one. The message names the URL.
     pub async fn members(&self, url: &str) -> Result<MemberList, String> {
-        // As it knows them itself: this is answered without a leader, too.
+        // A member answers from its own knowledge, without a leader, too.
         self.parsed(
             url,
             "/v3/cluster/member/list",
@@ -77,7 +81,7 @@ impl Gateway {
             .await
     }
 
-    /// Moves the leadership from the member at this URL to another.
+    /// Moves the leadership away from the member at this URL.
     ///
     /// # Errors
     /// As [`Self::members`].
@@ -88,8 +92,8 @@ impl Gateway {
             .map(drop)
     }
 
-    /// What there is to know of an etcd before the member at this URL goes away. Takes some seconds where a member does not answer or is
-    /// behind.
+    /// Observes an etcd before the member at this URL goes away. Takes some seconds if a member
+    /// does not answer or lags behind.
     ///
     /// # Errors
     /// As [`Self::members`].
@@ -135,7 +139,7 @@ impl Gateway {
         })
     }
 
-    /// What each answers at one of its URLs, by ID.
+    /// The answer of each member at any of its URLs, by ID.
     pub async fn answers(&self, members: &[Member]) -> BTreeMap<u64, Result<Answer, String>> {
         let mut asking = JoinSet::new();
         for member in members {

@@ -1,5 +1,5 @@
-//! The members of etcd while a bridge is on: the cluster's lock, and before COMMAND a check and the move of the leadership. A task beside
-//! the daemon's loop, which may wait seconds for an answer.
+//! The members of etcd while a bridge is on: the cluster's lock, and before COMMAND a check of the
+//! members and a move of the leadership. Runs as a separate task, since an answer may take seconds.
 
 use super::members::Choice;
 use super::types::Sample;
@@ -11,22 +11,22 @@ use berth_upgrade::progress::Progress;
 use std::net::SocketAddr;
 use tokio::sync::watch;
 
-/// What is not avoided without the cluster's lock.
+/// The risk of a bridge without the cluster's lock.
 const UNLOCKED: &str = "nothing keeps another control-plane node from being under a bridge or upgraded meanwhile, with which etcd would \
                         lose its majority";
 
-/// What has come of it.
+/// State of the preparations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EtcdState {
-    /// COMMAND may begin.
+    /// True if COMMAND may begin.
     pub prepared: bool,
-    /// Why it may not, and never will under this bridge.
+    /// The reason why COMMAND may not begin, under this bridge never.
     pub refused: Option<String>,
-    /// What the operator should know, in sentences.
+    /// Notes for the operator, in sentences.
     pub notes: Vec<String>,
 }
 
-/// Goes on until this is dropped.
+/// Handle of the task, which runs until the handle is dropped.
 #[derive(Debug)]
 pub struct Keeping {
     prepare: watch::Sender<bool>,
@@ -34,7 +34,7 @@ pub struct Keeping {
 }
 
 impl Keeping {
-    /// COMMAND is to begin: checks the members again, and moves the leadership away.
+    /// Checks the members again and moves the leadership away, since COMMAND is about to begin.
     pub fn prepare(&self) {
         self.prepare
             .send_if_modified(|wanted| !std::mem::replace(wanted, true));
@@ -46,7 +46,7 @@ impl Keeping {
 }
 
 impl EtcdPlan {
-    /// Asks these instances for the cluster's lock. None if there is nothing to be done.
+    /// Requests the cluster's lock from the instances. `None` if no etcd has other members.
     #[must_use]
     pub fn start(&self, instances: [SocketAddr; 2]) -> Option<Keeping> {
         let (prepare, wanted) = watch::channel(false);
@@ -79,11 +79,14 @@ impl EtcdPlan {
     }
 }
 
-/// The lock as one has it that has changed nothing: it is lost when it is not renewed, so that a bridge that was killed blocks no other node.
-/// While its member is away, the check of the members does. `None`, with a note, where the cluster gives none and no operator wants it.
+/// Acquires the cluster's lock as a holder that has changed nothing: without renewals the lock
+/// expires, so that a killed bridge blocks no other node. While the node's member is away, the
+/// check of the members blocks other nodes. `None`, with a note, if the cluster refuses the lock
+/// and no operator asked for it.
 ///
 /// # Errors
-/// Another has it, or an operator wants it.
+/// The bridge must not start: another node holds the lock, or the lock was asked for with
+/// `--kubeconfig` and cannot be read.
 async fn acquired(
     client: Option<&Client>,
     needs_lock: bool,
@@ -127,15 +130,15 @@ async fn keep(
         }
     }
     to.send_modify(|state| state.prepared = true);
-    // The lock is held until the bridge drops its end.
+    // Hold the lock until the bridge drops its end of the channel.
     while wanted.changed().await.is_ok() {}
 }
 
 impl Cluster {
-    /// The last thing before COMMAND. Returns what the operator should know.
+    /// The last check before COMMAND. Returns a note for the operator.
     ///
     /// # Errors
-    /// The others are not a majority any more.
+    /// The other members are no longer a majority.
     async fn prepare(&self) -> Result<Option<String>, String> {
         let sample = self
             .gateway
@@ -145,7 +148,7 @@ impl Cluster {
         let others = match sample.choose() {
             Ok(Choice::Others(others)) => others,
             Ok(Choice::Alone) => {
-                return Err("etcd has no other member any more: begin again".into());
+                return Err("etcd no longer has another member: begin again".into());
             }
             Err(why) => return Err(format!("etcd: {}", why.join("; "))),
         };
@@ -165,7 +168,7 @@ impl Cluster {
         Ok(self.move_leadership(&sample).await.err())
     }
 
-    /// Spares the cluster an election, where this node's member leads.
+    /// Moves the leadership if this node's member leads, to spare the cluster an election.
     async fn move_leadership(&self, sample: &Sample) -> Result<(), String> {
         let Some((to, _)) = self
             .others

@@ -1,33 +1,34 @@
-//! Which members of an etcd a kube-apiserver can use while this node's own member is away. Pure.
+//! The members of an etcd that a kube-apiserver can use while this node's member is away. Pure.
 //!
-//! The others must be a majority of all voters without it: else nothing is written, and no read is answered that asks for the latest state.
+//! The other members must be a majority of all voters: otherwise nothing can be written, and no
+//! read of the latest state is answered.
 
 use super::types::{Answer, Member, MemberList, Sample};
 
-/// What a bridge costs that leaves etcd alone.
+/// The cost of a bridge that leaves etcd alone.
 pub const OWN: &str = "or give --etcd own: the temporary kube-apiserver then uses this node's member, and requests that need etcd time out \
                        while COMMAND restarts that, in kubeadm's own upgrade of etcd for some 47 s";
 
-/// Who serves while this node's own member is away.
+/// The members that serve while this node's member is away.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Choice {
-    /// There is no other.
+    /// There is no other member.
     Alone,
     Others(Others),
 }
 
-/// Members that are a majority without this node's own.
+/// Members that are a majority without this node's member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Others {
-    /// With the URL at which each answers.
+    /// Each member with the URL that answers.
     pub members: Vec<(Member, String)>,
-    /// Which others are not used, and why.
+    /// The other members that are not used, with reasons.
     pub left_out: Vec<String>,
 }
 
 impl Sample {
     /// # Errors
-    /// All that is missing, with what helps.
+    /// Everything that is missing, with a fix.
     pub fn choose(&self) -> Result<Choice, Vec<String>> {
         let MemberList { by, members, .. } = &self.list;
         let others: Vec<_> = members.iter().filter(|member| member.id != *by).collect();
@@ -59,7 +60,7 @@ impl Sample {
         Err(why)
     }
 
-    /// What is wrong with all of them.
+    /// Problems of the etcd as a whole.
     fn troubles(&self) -> Vec<String> {
         if self.leader == 0 {
             return vec!["this node's member knows no leader: see that it reaches the peer URLs of the others".into()];
@@ -77,7 +78,7 @@ impl Sample {
         }
     }
 
-    /// The URL at which another member can be used.
+    /// The URL at which a member can be used.
     fn usable(&self, member: &Member) -> Result<&str, String> {
         if member.name.is_empty() {
             return Err(format!(

@@ -1,19 +1,19 @@
-//! etcd under a bridge: COMMAND may restart this node's member too.
+//! etcd under a bridge: COMMAND may restart this node's member, too.
 //!
-//! A member that stops takes requests for 7 s more and answers none. So where others are a majority without it, the temporary
-//! kube-apiserver knows only those; where it is the only one, a temporary etcd serves its data. An etcd of which no member is on this
-//! node needs none of this.
+//! A stopping member accepts requests for 7 s more and answers none. If the other members are a
+//! majority, the temporary kube-apiserver uses only those. If this node has the only member, a
+//! temporary etcd serves its data. An etcd without a member on this node needs nothing.
 //!
-//! | module | what lives there |
+//! | module | contents |
 //! | --- | --- |
 //! | [`servers`] | the etcds that a kube-apiserver's arguments name. Pure |
-//! | [`members`] | which members can be used while this node's own is away. Pure |
-//! | [`dials`] | what the node's own kube-apiserver dials while its member is away |
-//! | [`own`] | whether this node's member serves |
-//! | [`temporary`] | what serves while the only member is away |
-//! | [`gateway`] | etcd's JSON gateway: calls |
-//! | [`types`] | and their answers. Pure |
-//! | [`keeping`] | while the bridge is on: the cluster's lock, and the leadership |
+//! | [`members`] | the members that are usable while this node's member is away. Pure |
+//! | [`dials`] | connects the node's kube-apiserver to another member meanwhile |
+//! | [`own`] | probes of this node's member |
+//! | [`temporary`] | the temporary etcd, for an etcd with a single member |
+//! | [`gateway`] | calls of etcd's JSON gateway |
+//! | [`types`] | answers of etcd's JSON gateway. Pure |
+//! | [`keeping`] | the cluster's lock and the leadership, while the bridge is on |
 
 pub mod dials;
 pub mod gateway;
@@ -45,30 +45,33 @@ use temporary::revisions::Compared;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Which etcd the temporary kube-apiserver uses.
+/// The etcd that the temporary kube-apiserver uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum EtcdMode {
-    /// Of several members the others, which must be a majority without this node's; of one a temporary etcd on the same data
+    /// Of several members the others, which must be a majority; of a single member, a temporary
+    /// etcd on the same data
     #[default]
     Auto,
-    /// The node's own, as the running one does: requests that need it time out while COMMAND restarts it
+    /// The node's member, as the running kube-apiserver does: requests that need etcd time out
+    /// while COMMAND restarts it
     Own,
 }
 
-/// An etcd with a member on this node, whose others serve while the bridge is on.
+/// An etcd with a member on this node, and other members that serve while the bridge is on.
 #[derive(Debug, Clone)]
 pub struct Cluster {
     gateway: Gateway,
-    /// As in the arguments, and which of them is this node's.
+    /// URLs as in the arguments, and the URL of this node's member.
     urls: Urls,
     own: String,
     others: Others,
-    /// For the node's own kube-apiserver.
+    /// Relay for the node's kube-apiserver.
     pub dials: Option<Dials>,
 }
 
 impl Cluster {
-    /// Follows whether this node's member serves, and what the node's own kube-apiserver dials where it does not.
+    /// Probes this node's member continuously, and connects the node's kube-apiserver to another
+    /// member while this node's is silent.
     pub fn follow(&self, tasks: &mut JoinSet<()>) -> watch::Receiver<bool> {
         let (to, answers) = watch::channel(true);
         let cluster = self.clone();
@@ -89,19 +92,20 @@ impl Cluster {
     }
 }
 
-/// What a bridge does about etcd.
+/// Plan for the etcds of a bridge.
 #[derive(Debug, Default)]
 pub struct EtcdPlan {
     pub clusters: Vec<Cluster>,
-    /// For the node's own, where it is the only member.
+    /// Plan for a temporary etcd, if the node has the only member.
     pub temporary: Option<temporary::Plan>,
-    /// For the cluster's lock, and whether there is no bridge without it: a kubeconfig was given.
+    /// Client for the cluster's lock. `needs_lock` is true if a kubeconfig was given: without the
+    /// lock there is no bridge.
     pub lock: Option<Client>,
     pub needs_lock: bool,
 }
 
 impl EtcdPlan {
-    /// Lets a kube-apiserver use the others.
+    /// Makes a kube-apiserver use the other members.
     pub fn rewrite(&self, argv: &mut Vec<OsString>) {
         let others = |cluster: &Cluster| {
             cluster
@@ -123,21 +127,21 @@ impl EtcdPlan {
     }
 }
 
-/// What a bridge does about etcd while it is on.
+/// The etcd tasks of a running bridge.
 #[derive(Debug)]
 pub struct EtcdHandle {
     members: Option<Keeping>,
-    /// Whether this node's member answers, of each etcd that has others.
+    /// True if this node's member answers, for each etcd with other members.
     answers: Vec<watch::Receiver<bool>>,
     pub(super) temporary: Option<watch::Receiver<EtcdStatus>>,
-    /// Whether writes of one that served before are missing.
+    /// Comparison of revisions, which tells if writes are missing.
     revisions: watch::Receiver<Compared>,
-    /// COMMAND runs, or may.
+    /// True while COMMAND runs or may run.
     commanding: watch::Sender<bool>,
 }
 
 impl EtcdPlan {
-    /// Begins it, in these tasks. `instances` are asked for the cluster's lock.
+    /// Starts the work in `tasks`. The cluster's lock is requested at `instances`.
     ///
     /// # Errors
     /// The temporary etcd cannot be prepared.
@@ -173,7 +177,7 @@ impl EtcdPlan {
 }
 
 impl EtcdHandle {
-    /// COMMAND is to begin.
+    /// Prepares etcd for COMMAND, which is about to begin.
     pub fn prepare(&self) {
         self.members.iter().for_each(Keeping::prepare);
     }
@@ -190,24 +194,24 @@ impl EtcdHandle {
         self.commanding.send_replace(may_run);
     }
 
-    /// Gives the cluster's lock back.
+    /// Releases the cluster's lock.
     pub fn release(&mut self) {
         self.members = None;
     }
 
-    /// The temporary etcd does not serve.
+    /// True if the temporary etcd does not serve.
     pub fn has_own(&self) -> bool {
         self.temporary
             .as_ref()
             .is_none_or(|etcd| etcd.borrow().step == EtcdStep::Own)
     }
 
-    /// The node's own serves, or its member of each etcd.
+    /// True if the node's etcd serves: the only member, or the node's member of each etcd.
     pub fn serves(&self) -> bool {
         self.has_own() && self.answers.iter().all(|answers| *answers.borrow())
     }
 
-    /// Of the temporary etcd, if there is one.
+    /// Status of the temporary etcd, if any.
     pub fn status(&self) -> Option<EtcdStatus> {
         let status = self.temporary.as_ref()?.borrow().clone();
         let missing = self.revisions.borrow().missing.clone();
@@ -217,7 +221,7 @@ impl EtcdHandle {
         })
     }
 
-    /// A bridge under which writes were lost has not ended well.
+    /// The outcome, changed if writes were lost: such a bridge has not ended well.
     pub fn judged(&self, outcome: BridgeOutcome) -> BridgeOutcome {
         let Compared { missing, is_open } = self.revisions.borrow().clone();
         match (outcome, missing) {
@@ -235,7 +239,7 @@ impl EtcdHandle {
     }
 }
 
-/// An etcd whose only member is on this node.
+/// An etcd with a single member, on this node.
 #[derive(Debug, Clone)]
 pub struct Alone {
     gateway: Gateway,
@@ -243,8 +247,9 @@ pub struct Alone {
     version: String,
 }
 
-/// Finds the etcds of a running kube-apiserver that have a member here: those with others, and those without. `on_node` is where a file
-/// is that an argument names.
+/// Finds the etcds of a running kube-apiserver that have a member here: etcds with more members,
+/// and etcds with a single member. `on_node` returns the node's path of a file that an argument
+/// names.
 pub async fn examine(
     command: &[OsString],
     node: &[IpAddr],
@@ -314,7 +319,7 @@ pub async fn examine(
     (clusters, alone)
 }
 
-/// The URL that is of this node, if one is.
+/// The URL of this node's member, if any.
 async fn of_node(urls: &Urls, node: &[IpAddr]) -> Option<String> {
     for url in urls {
         let Some((host, port)) = place(url) else {
@@ -329,7 +334,7 @@ async fn of_node(urls: &Urls, node: &[IpAddr]) -> Option<String> {
     None
 }
 
-/// Without TLS, etcd is where it would be with it.
+/// Host and port of a URL. A URL without TLS is treated like one with TLS.
 fn place(url: &str) -> Option<(String, u16)> {
     let secure = url.replacen("http://", "https://", 1);
     Place::parse(&secure)
@@ -337,7 +342,7 @@ fn place(url: &str) -> Option<(String, u16)> {
         .map(|place| (place.host, place.port))
 }
 
-/// With the certificates of the kube-apiserver.
+/// A client for etcd, with the certificates of kube-apiserver.
 fn gateway(command: &[OsString], on_node: impl Fn(&Path) -> PathBuf) -> Result<Gateway, String> {
     let path = |flag| args::value(command, flag).map(|path| on_node(Path::new(path)));
     let read =

@@ -1,6 +1,7 @@
-//! Whether this node's member of an etcd of several serves, asked past the steering.
+//! Probes, past the steering, of this node's member of an etcd with several members.
 //!
-//! The node's own kube-apiserver may be ready by another member, through the bridge's relay: that goes dark as the bridge ends.
+//! The node's kube-apiserver may be ready with another member, through the bridge's relay, which
+//! disappears when the bridge ends.
 
 use super::temporary::probe;
 use super::{Cluster, place};
@@ -9,14 +10,15 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use tokio::net::lookup_host;
 use tokio::sync::watch;
 
-/// Asks for as long as there is a receiver. etcd makes no handshake before it has published itself to the others.
+/// Probes for as long as there is a receiver. etcd completes no handshake before it has published
+/// itself to the other members.
 ///
 /// # Errors
-/// Something necessary is missing.
+/// The URL has no address, or a source address or certificate is missing.
 pub(super) async fn follow(cluster: &Cluster, answers: watch::Sender<bool>) -> Result<(), String> {
     let to = address_of(&cluster.own).await?;
     let source = match to {
-        // What comes from the member's own address is steered.
+        // Connections from the member's address are steered.
         SocketAddr::V4(_) => IpAddr::from(address::random().map_err(|error| error.to_string())?),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };

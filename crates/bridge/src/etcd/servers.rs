@@ -7,10 +7,10 @@ use std::ffi::OsString;
 pub(super) const SERVERS: &str = "--etcd-servers";
 const OVERRIDES: &str = "--etcd-servers-overrides";
 
-/// The URLs of one etcd, in the order in which the arguments have them.
+/// The URLs of an etcd, in the order of the arguments.
 pub type Urls = Vec<String>;
 
-/// Each etcd that is named, also for some resources alone.
+/// Each etcd that the arguments name, for all resources or for some.
 pub fn named(argv: &[OsString]) -> BTreeSet<Urls> {
     let overridden = items(argv, OVERRIDES);
     let overridden = overridden
@@ -21,12 +21,12 @@ pub fn named(argv: &[OsString]) -> BTreeSet<Urls> {
     all.filter(|urls| !urls.is_empty()).collect()
 }
 
-/// The one of all resources.
+/// The etcd for all resources.
 pub fn of(argv: &[OsString]) -> Urls {
     items(argv, SERVERS)
 }
 
-/// Gives a command line the other URLs of each etcd that is in `instead`.
+/// Replaces the URLs of each etcd that is in `instead`.
 pub fn replace(argv: &mut Vec<OsString>, instead: &BTreeMap<Urls, Urls>) {
     if let Some(others) = instead.get(&items(argv, SERVERS)) {
         args::set(argv, SERVERS, others.join(",").as_ref());
@@ -48,7 +48,7 @@ pub fn replace(argv: &mut Vec<OsString>, instead: &BTreeMap<Urls, Urls>) {
     }
 }
 
-/// The items of a flag that is a list: each of its occurrences adds to it.
+/// The items of a list flag: each occurrence adds items.
 fn items(argv: &[OsString], flag: &str) -> Vec<String> {
     args::values(argv, flag)
         .flat_map(|value| parts(&value.to_string_lossy(), ','))

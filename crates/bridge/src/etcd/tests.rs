@@ -1,4 +1,4 @@
-//! Against three small servers that answer as members do.
+//! Tests against three small servers that answer like members.
 
 use super::keeping::Keeping;
 use super::*;
@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Longer than anything takes that does not hang.
+/// Longer than any test takes that does not hang.
 const HANG: Duration = Duration::from_secs(30);
 
-/// A node with the first of some members, and what its kube-apiserver is started with.
+/// A node with the first of some members, and the command line of its kube-apiserver.
 struct Node {
     etcd: Arc<Mutex<Members>>,
     servers: Vec<Server>,
@@ -27,7 +27,7 @@ impl Node {
         Self::with(members, "127.0.0.1").await
     }
 
-    /// The certificate of the last member is for another name.
+    /// Members of which the last has a certificate for another name.
     async fn with(members: usize, last: &str) -> Self {
         let mut all = vec![(([127, 0, 0, 1], 0).into(), "127.0.0.1"); members];
         all[members - 1].1 = last;
@@ -72,7 +72,7 @@ impl Node {
         (clusters, report)
     }
 
-    /// A bridge's plan, where that is not refused.
+    /// The plan of a bridge that is not refused.
     async fn plan(&self) -> EtcdPlan {
         let (clusters, report) = self.examine().await;
         assert_eq!(report.errors, Vec::<String>::new());
@@ -83,19 +83,19 @@ impl Node {
     }
 }
 
-/// Where nobody listens.
+/// An address without a listener.
 const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
 
 fn start(plan: &EtcdPlan) -> Keeping {
     plan.start([NOWHERE; 2]).unwrap()
 }
 
-/// The same, and what was to be prepared has been, or why not.
+/// Starts and waits until the preparations are done or refused.
 async fn prepared(plan: &EtcdPlan) -> (Keeping, EtcdState) {
     prepared_at(plan, NOWHERE).await
 }
 
-/// With kube-apiservers at this address.
+/// Like [`prepared`], with kube-apiservers at the given address.
 async fn prepared_at(plan: &EtcdPlan, at: SocketAddr) -> (Keeping, EtcdState) {
     let keeping = plan.start([at; 2]).unwrap();
     keeping.prepare();
@@ -123,7 +123,7 @@ async fn state(keeping: &Keeping, wanted: impl Fn(&EtcdState) -> bool) -> EtcdSt
 #[tokio::test]
 async fn of_three_members_the_two_others_are_used() {
     let mut node = Node::new(3).await;
-    // The last one is behind for a moment.
+    // The last member lags behind for a moment.
     node.set(|etcd| etcd.revisions = vec![100, 90, 90]);
     let plan = node.plan().await;
     let mut argv = node.command.clone();
@@ -188,7 +188,7 @@ async fn too_few_others_are_refused_and_each_is_named() {
         errors[1].contains("of 3 voters 2 must serve") && errors[1].contains("--etcd own"),
         "{errors:?}"
     );
-    // At its URL, this node's own answers; and a certificate for another address.
+    // This node's member answers at the URL of another; and a certificate is for another address.
     let node = Node::new(3).await;
     let own = node.url(1);
     node.set(|etcd| etcd.list[2]["clientURLs"] = json!([own]));
@@ -216,7 +216,7 @@ async fn the_leadership_is_moved_before_command() {
 
 #[tokio::test]
 async fn the_others_are_looked_at_again_before_command() {
-    // Of five, a majority is not enough: kube-apiserver was started with all four.
+    // Of five members, a majority is not enough: kube-apiserver was started with all four others.
     for (members, stops, why) in [
         (3, 3, "member cp-3 (3) cannot be used"),
         (5, 4, "member cp-4 (4), which is used, cannot be any more"),
@@ -243,7 +243,7 @@ async fn a_leadership_that_stays_is_told_and_no_failure() {
         notes[1].contains("stays the leader until it stops") && notes[1].contains("timed out"),
         "{notes:?}"
     );
-    // Another leads already: that one is not asked.
+    // Another member leads already, and is not asked to.
     node.set(|etcd| (etcd.is_stubborn, etcd.leader) = (false, 3));
     assert_eq!(prepared(&plan).await.1.notes.len(), 1);
     assert!(node.etcd.lock().unwrap().transfers.is_empty());
@@ -287,7 +287,7 @@ async fn the_clusters_lock_is_held_until_the_end() {
     })
     .await
     .unwrap();
-    // Another node is upgraded.
+    // Another node is being upgraded.
     let other = Holder {
         upgrade: "u".into(),
         node: "cp-2".into(),
@@ -303,7 +303,7 @@ async fn the_clusters_lock_is_held_until_the_end() {
         refused.contains("the cluster's lock is held by node cp-2"),
         "{refused}"
     );
-    // No API: only where it was asked for.
+    // Without an API only an explicitly requested lock matters.
     let mut plan = plan;
     let unlocked = prepared(&plan).await.1;
     assert!(
@@ -318,7 +318,7 @@ async fn the_clusters_lock_is_held_until_the_end() {
 #[tokio::test]
 async fn this_nodes_member_is_asked_itself() {
     let mut node = Node::new(3).await;
-    // Without a client certificate, too.
+    // Works without a client certificate, too.
     node.command.truncate(3);
     let mut cluster = node.plan().await.clusters.remove(0);
     cluster.dials = None;
@@ -326,7 +326,7 @@ async fn this_nodes_member_is_asked_itself() {
     let answers = cluster.follow(&mut tasks);
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(*answers.borrow());
-    // An etcd that stops keeps its listener, and answers no handshake.
+    // A stopping etcd keeps its listener, and completes no handshake.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     for own in [silent.local_addr().unwrap(), NOWHERE] {
         cluster.own = format!("https://{own}");

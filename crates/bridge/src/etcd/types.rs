@@ -1,6 +1,6 @@
-//! What the members of an etcd answer, and what is known of them together.
+//! Answers of an etcd's members, and what is known of all members together.
 //!
-//! In etcd's JSON, numbers of 64 bits are strings, and a field with its default value is left out.
+//! In etcd's JSON, 64-bit numbers are strings, and a field with the default value is omitted.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Member {
     pub id: u64,
-    /// Empty as long as it has not started.
+    /// Empty until the member has started.
     pub name: String,
     pub client_urls: Vec<String>,
     pub is_learner: bool,
@@ -31,13 +31,13 @@ impl Member {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MemberList {
     pub cluster: u64,
-    /// Who answered.
+    /// ID of the answering member.
     pub by: u64,
     pub members: Vec<Member>,
 }
 
 impl MemberList {
-    /// None if it is no such answer.
+    /// `None` if the answer is not a member list.
     pub fn parse(answer: &Value) -> Option<Self> {
         let member = |value: &Value| Member {
             id: number(&value["ID"]),
@@ -66,9 +66,9 @@ impl MemberList {
 pub struct Status {
     pub cluster: u64,
     pub member: u64,
-    /// What it has applied.
+    /// The last revision that the member has applied.
     pub revision: u64,
-    /// 0: it knows none.
+    /// 0 if the member knows no leader.
     pub leader: u64,
     /// Errors that the member reports about itself.
     pub errors: Vec<String>,
@@ -76,7 +76,7 @@ pub struct Status {
 }
 
 impl Status {
-    /// None if it is no such answer.
+    /// `None` if the answer is not a status.
     pub fn parse(answer: &Value) -> Option<Self> {
         let [cluster, member] = header(answer)?;
         let (revision, leader) = (
@@ -100,31 +100,31 @@ impl Status {
     }
 }
 
-/// What was seen of an etcd.
+/// Observation of an etcd.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sample {
-    /// As this node's own member knows them.
+    /// Members as this node's member knows them.
     pub list: MemberList,
-    /// 0: it knows none.
+    /// 0 if this node's member knows no leader.
     pub leader: u64,
-    /// This node's own.
+    /// Version of this node's member.
     pub version: String,
-    /// Members and kinds; without a leader they cannot be read.
+    /// IDs of members and kinds of alarm. Alarms cannot be read without a leader.
     pub alarms: Result<Vec<(u64, String)>, String>,
-    /// What some member had applied before the others were asked.
+    /// Highest revision that any member had applied before the other members were asked.
     pub revision: u64,
-    /// Of the others, by ID.
+    /// Answers of the other members, by ID.
     pub answers: BTreeMap<u64, Result<Answer, String>>,
 }
 
-/// What a member answers, and where.
+/// A member's answer, and its URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     pub url: String,
     pub status: Status,
 }
 
-/// The alarms that are on: members and kinds. None if it is no such answer.
+/// The active alarms: IDs of members and kinds. `None` if the answer is not a list of alarms.
 pub fn alarms(answer: &Value) -> Option<Vec<(u64, String)>> {
     header(answer)?;
     let alarms = list(&answer["alarms"])
@@ -137,7 +137,7 @@ pub fn alarms(answer: &Value) -> Option<Vec<(u64, String)>> {
     )
 }
 
-/// The IDs of the cluster and of the member that answers.
+/// The IDs of the cluster and of the answering member.
 fn header(answer: &Value) -> Option<[u64; 2]> {
     let ids = ["cluster_id", "member_id"].map(|field| number(&answer["header"][field]));
     (!ids.contains(&0)).then_some(ids)
@@ -150,7 +150,7 @@ fn number(value: &Value) -> u64 {
         .unwrap_or_default()
 }
 
-/// It may end in a line of a log or of a terminal.
+/// A string without control characters, since the text may end up in a log or terminal.
 fn text(value: &Value) -> String {
     value
         .as_str()

@@ -1,4 +1,5 @@
-//! The machine against a model of a node, second by second, in which both instances fail in each way.
+//! The machine against a model of a node, second by second, in which both instances fail in every
+//! way.
 
 mod rules;
 mod states;
@@ -12,45 +13,47 @@ const LIMITS: Limits = Limits {
     speedup: Speedup::NONE,
 };
 
-/// What COMMAND does to the node's own instance.
+/// COMMAND's effect on the node's kube-apiserver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// It ends and another is ready after so long.
+    /// Exits, and a new process is ready after so many seconds.
     Restarts(u32),
-    /// COMMAND leaves it alone.
+    /// COMMAND leaves kube-apiserver alone.
     Stays,
-    /// It ends, and none gets ready.
+    /// Exits, and no new process gets ready.
     NeverReady,
-    /// It ends, and each that comes ends again so long after it got ready.
+    /// Exits, and each new process exits so many seconds after it got ready.
     Crashes(u32),
 }
 
 #[derive(Debug, Clone)]
 struct Given {
-    /// Seconds until the temporary instance is ready; none: it never is.
+    /// Seconds until the temporary instance is ready. `None` for never.
     start: Option<u32>,
-    /// In which seconds its process ends, and from when on it is slow to answer, for how long.
+    /// Seconds in which the temporary instance exits; first second and length of a time with slow
+    /// answers.
     deaths: Vec<u32>,
     slow: Option<(u32, u32)>,
-    /// From which second on no process of it can be started.
+    /// First second in which the temporary instance cannot be started.
     unstartable: Option<u32>,
-    /// Seconds from when new connections go to the bridge until the Service names the node; none: it never does.
+    /// Seconds from the first steering until the Service names the node. `None` for never.
     named: Option<u32>,
-    /// Seconds that preparing etcd takes, and whether COMMAND may begin then.
+    /// Seconds for the preparation of etcd, and true if COMMAND may begin then.
     prepares: (u32, bool),
     own: Fate,
-    /// Seconds in the step hold until COMMAND is to begin.
+    /// Seconds in the step hold until COMMAND is requested.
     asks: u32,
-    /// How long COMMAND takes, when it stops the node's own in that time, and whether it succeeds.
+    /// Length of COMMAND, and the second of COMMAND in which it stops the node's kube-apiserver.
     command: u32,
     stops: u32,
     succeeds: bool,
     on_failure: OnFailure,
-    /// What was before cannot be put back; or it can, and the node's own gets ready after this many seconds, or never.
+    /// Seconds from a restore until the node's kube-apiserver is ready; the inner `None` for never.
+    /// The outer `None` if the restore fails.
     restored: Option<Option<u32>>,
-    /// In which second the operator ends it, and whether at once.
+    /// Second in which the operator ends the bridge, and true for an end at once.
     end: Option<(u32, bool)>,
-    /// New connections cannot be steered.
+    /// True if new connections cannot be steered.
     unsteerable: bool,
 }
 
@@ -86,10 +89,10 @@ prop_compose! {
     }
 }
 
-/// The node's own process before the bridge.
+/// The node's kube-apiserver from before the bridge.
 const FIRST: u64 = 1;
 
-/// A process, and how many seconds are left until it is ready.
+/// A process, and the seconds until it is ready.
 type Instance = Option<(u64, u32)>;
 
 #[derive(Clone)]
@@ -102,20 +105,21 @@ struct World {
     own: Instance,
     ends: u32,
     steering: bool,
-    /// The node's own etcd serves.
+    /// True if the node's etcd serves.
     etcd: bool,
     drained: bool,
-    /// Seconds for which the node's own has been ready.
+    /// Seconds for which the node's kube-apiserver has been ready.
     own_ready: u32,
-    /// Seconds for which one was ready and clients were sent to the other.
+    /// Seconds in which a ready instance was idle, and clients were sent to an instance that was
+    /// not ready.
     dark: u32,
-    /// In which second steering began first, and last, and ended.
+    /// Seconds in which steering began first, began last, and ended.
     steered: Option<u32>,
     resteered: u32,
     unsteered: Option<u32>,
-    /// In which second etcd was to be prepared.
+    /// Second in which the preparation of etcd was requested.
     prepares: Option<u32>,
-    /// In which second COMMAND is to begin, and in which it began.
+    /// Seconds in which COMMAND was requested, and in which it began.
     asked: Option<u32>,
     command: Option<u32>,
     before: Option<u64>,
@@ -153,7 +157,7 @@ impl World {
         Some((self.processes, ready_in))
     }
 
-    /// It serves, whatever its probe answers.
+    /// True if the temporary instance serves, whatever its probe answers.
     fn temporary_serves(&self) -> bool {
         matches!(self.temporary, Some((_, 0)))
     }
@@ -187,7 +191,7 @@ impl World {
             .is_some_and(|(steered, after)| self.now >= steered + after)
     }
 
-    /// Whether COMMAND may begin, once that is known.
+    /// True if COMMAND may begin. `None` until that is known.
     fn prepared(&self) -> Option<bool> {
         let (takes, may) = self.given.prepares;
         self.prepares
@@ -241,7 +245,7 @@ impl World {
         }
     }
 
-    /// What the machine wants, until it waits. What may not be is asserted here.
+    /// Carries out actions until the machine waits, and asserts that they are allowed.
     fn act(&mut self) -> Option<BridgeOutcome> {
         loop {
             if self.prepared() == Some(false) {
@@ -265,7 +269,7 @@ impl World {
                 Action::Start => {
                     assert!(self.temporary.is_none(), "it runs already");
                     if self.given.unstartable.is_some_and(|from| self.now >= from) {
-                        // It is tried again a second later.
+                        // The next try is a second later.
                         self.ends += 1;
                         if self.asks() {
                             continue;
@@ -311,7 +315,8 @@ impl World {
                         None => self.machine.restored(Err("disk full".into())),
                         Some(ready) => {
                             self.machine.restored(Ok(true));
-                            // Who was never ended is not started again: the kubelet sees what it saw before.
+                            // A process that never exited is not restarted: the kubelet sees the
+                            // old manifest again.
                             if self.given.own != Fate::Stays {
                                 self.given.own = ready.map_or(Fate::NeverReady, Fate::Restarts);
                                 self.own = self.process(ready.unwrap_or(u32::MAX));
@@ -345,7 +350,7 @@ impl World {
         None
     }
 
-    /// Says that COMMAND is to begin, once.
+    /// Requests COMMAND, once.
     fn asks(&mut self) -> bool {
         if self.machine.step() != Step::Hold
             || self.command.is_some()
@@ -357,7 +362,7 @@ impl World {
         asks && self.machine.command_begins().is_ok()
     }
 
-    /// What is steered goes to the node's own, which is ready.
+    /// True if steered connections go to the node's kube-apiserver, which is ready.
     fn is_on_own(&self) -> bool {
         self.steering
             && self.own.is_some_and(|(process, left)| {
@@ -365,13 +370,14 @@ impl World {
             })
     }
 
-    /// The ready instance gets the clients, once the first was steered, but for the time in which that is noticed. Of two that are
-    /// ready, the one that COMMAND has started.
+    /// After the first steering, clients must always reach a ready instance, except for the time
+    /// until a change is noticed. Of two ready instances, they must reach the one that COMMAND has
+    /// started.
     fn check(&mut self) {
         let reported = self.machine.outcome != BridgeOutcome::Done;
         let own = matches!(self.own, Some((_, 0)));
         let is_first = self.own.is_some_and(|(process, _)| process == FIRST);
-        // What restarts the node's own in the overlap is not COMMAND.
+        // A restart of the node's kube-apiserver during the overlap is not COMMAND's.
         let is_old = self.steering && own && !is_first && self.machine.step() != Step::Overlap;
         assert!(
             !is_old || self.is_on_own(),
@@ -423,7 +429,8 @@ impl World {
         assert_eq!(self.run(3000), Some(BridgeOutcome::Done));
     }
 
-    /// COMMAND has ended or not, and clients stay on the bridge; why.
+    /// Asserts that clients stay on the bridge, whether or not COMMAND has ended, and returns the
+    /// reason.
     fn stays(&mut self) -> &str {
         assert_eq!((self.run(2000), self.machine.step()), (None, Step::Hold));
         self.machine.trouble().unwrap()
@@ -439,7 +446,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(2000)))]
 
-    /// `World::act` and `World::check` have the rules; this checks how it ends.
+    /// `World::act` and `World::check` have the rules; the test checks the outcome.
     #[test]
     fn clients_are_served_and_it_ends_well(given in given()) {
         let mut world = World::new(given.clone());
@@ -464,7 +471,7 @@ proptest! {
                 let restored = matches!(world.machine.outcome, BridgeOutcome::Restored(_));
                 prop_assert!(world.steering || given.unstartable.is_some());
                 prop_assert!(world.machine.trouble().is_some());
-                // The operator fixes it, and ends it.
+                // The operator fixes the node, and ends the bridge.
                 world.given.own = Fate::Restarts(0);
                 world.own = world.process(0);
                 world.machine.end(false).unwrap();
@@ -475,8 +482,8 @@ proptest! {
     }
 }
 
-/// Both instances do what they should. The first connections are steered at 30 s; COMMAND begins at 35 s and takes 10 s, in the middle of
-/// which it stops the node's own.
+/// A run without failures. The first connections are steered at 30 s; COMMAND begins at 35 s and
+/// takes 10 s, in the middle of which COMMAND stops the node's kube-apiserver.
 fn calm(own: Fate) -> Given {
     Given {
         start: Some(10),
@@ -508,7 +515,8 @@ fn at(second: u32, given: Given) -> World {
 fn a_restart_goes_through_every_step() {
     let mut world = World::new(calm(Fate::Restarts(30)));
     world.comes_to_its_end();
-    // 10 to be ready, 20 settled; 5 of overlap; 10 of COMMAND; 25 more to be ready, 20 settled; 5 of overlap.
+    // 10 to be ready, 20 settled; 5 of overlap; 10 of COMMAND; 25 more to be ready, 20 settled; 5
+    // of overlap.
     assert_eq!(
         (world.steered, world.command, world.unsteered, world.now),
         (Some(30), Some(35), Some(90), 95)
@@ -562,7 +570,7 @@ fn who_is_started_anew_serves_as_soon_as_it_is_ready_and_the_temporary_one_whene
     );
 }
 
-/// A new kubelet restarts it when COMMAND has ended.
+/// A new kubelet restarts kube-apiserver after COMMAND has ended.
 #[test]
 fn who_may_be_restarted_yet_serves_when_it_has_settled() {
     let mut world = at(60, calm(Fate::Stays));
@@ -596,12 +604,12 @@ fn command_waits_for_all_that_it_needs() {
     let calm = || calm(Fate::Restarts(0));
     let named = |named| Given { named, ..calm() };
     for (given, begins) in [
-        // The Service names the node, but it is not waited for for ever.
+        // The Service names the node, but COMMAND does not wait for it forever.
         (named(Some(3)), 35),
         (named(Some(9)), 39),
         (named(Some(40)), 45),
         (named(None), 45),
-        // Etcd is prepared.
+        // etcd is prepared.
         (
             Given {
                 prepares: (7, true),
@@ -609,7 +617,8 @@ fn command_waits_for_all_that_it_needs() {
             },
             42,
         ),
-        // The temporary one answers. Where it was started again, clients went to the node's own until 46.
+        // The temporary instance answers. After its restart, clients went to the node's
+        // kube-apiserver until 46.
         (
             Given {
                 asks: 3,
@@ -671,7 +680,7 @@ fn what_fails_before_command_changes_nothing() {
             "ended 2s after it was ready",
             Some(32),
         ),
-        // COMMAND is to begin in the second in which it ends.
+        // COMMAND is requested in the second in which the temporary instance exits.
         (
             Given {
                 asks: 3,
@@ -703,7 +712,7 @@ fn what_fails_before_command_changes_nothing() {
     }
 }
 
-/// The temporary one is slow as it is to be steered to, or steering stops once and cannot be had again.
+/// The temporary instance is slow when steering is due, or steering stops and cannot be restored.
 #[test]
 fn handshakes_have_their_time_from_when_steering_begins_or_ends() {
     let mut world = at(30, calm(Fate::Restarts(0)));
@@ -751,7 +760,8 @@ fn a_bridge_is_refused_until_command_runs() {
     assert_eq!(refused(40), (Some(BridgeOutcome::Done), Some(30)));
 }
 
-/// The operator ends the bridge before etcd is prepared, the node's own does not come back, and COMMAND is to begin all the same.
+/// The operator ends the bridge before etcd is prepared, the node's kube-apiserver does not come
+/// back, and COMMAND is requested all the same.
 #[test]
 fn a_command_after_an_end_that_failed_waits_as_any_other() {
     let early = |prepares| {
@@ -782,7 +792,7 @@ fn a_command_after_an_end_that_failed_waits_as_any_other() {
         (None, Some("too few"))
     );
     assert!(world.steering && world.command.is_none() && world.machine.step() == Step::Hold);
-    // Nor does the Service name the node yet: what was to be restored cannot be, a second later.
+    // The Service does not name the node yet, either. A restore fails a second later.
     let mut world = at(
         32,
         Given {
@@ -804,7 +814,7 @@ fn a_command_after_an_end_that_failed_waits_as_any_other() {
 fn a_command_that_restarts_nothing_is_told() {
     let mut world = World::new(calm(Fate::Stays));
     assert!(world.stays().contains("did not restart it") && world.steering);
-    // Whichever process it is, by the operator's word.
+    // The operator accepts any process.
     world.machine.end(false).unwrap();
     world.comes_to_its_end();
 }
@@ -826,7 +836,7 @@ fn who_goes_away_before_command_begins_leaves_no_bridge() {
 
 #[test]
 fn steering_that_fails_once_clients_depend_on_it_is_told_until_it_works() {
-    // COMMAND may stop the node's own.
+    // COMMAND may stop the node's kube-apiserver.
     let mut world = at(42, calm(Fate::Restarts(60)));
     world.steering = false;
     assert_eq!(world.next(), Action::Steer);
@@ -858,7 +868,7 @@ fn steering_that_fails_once_clients_depend_on_it_is_told_until_it_works() {
     assert_eq!(world.command, None);
 }
 
-/// All its probes are answered by the temporary one meanwhile.
+/// The temporary instance answers all of COMMAND's probes meanwhile.
 #[test]
 fn who_does_not_get_ready_is_told_while_command_runs() {
     // Stopped at 40.
@@ -879,7 +889,7 @@ fn who_does_not_get_ready_is_told_while_command_runs() {
 
 #[test]
 fn a_temporary_instance_that_ends_is_replaced_by_the_own_one_at_once() {
-    // COMMAND has not stopped the node's own yet.
+    // COMMAND has not stopped the node's kube-apiserver yet.
     let mut world = at(
         38,
         Given {
@@ -893,7 +903,7 @@ fn a_temporary_instance_that_ends_is_replaced_by_the_own_one_at_once() {
         "the own one serves, and another is started"
     );
     world.comes_to_its_end();
-    // And where the own one does not serve, clients wait at the bridge.
+    // If the node's kube-apiserver does not serve either, clients wait at the bridge.
     let mut world = at(
         46,
         Given {
@@ -963,7 +973,7 @@ fn who_vanishes_leaves_clients_on_the_bridge() {
         );
         world.machine.command_abandoned("it went away");
         assert_eq!(world.stays(), "it went away");
-        // Trouble that was reported is gone at the end.
+        // Reported trouble is gone at the end.
         world.machine.end(true).unwrap();
         assert_eq!(
             (world.machine.step(), world.machine.trouble()),
@@ -1017,7 +1027,7 @@ fn who_was_there_before_is_what_was_before() {
             world.machine.trouble()
         );
         assert_eq!(world.own, Some((FIRST, 0)));
-        // It had to be ready for a while, again.
+        // The restored kube-apiserver had to settle again.
         let restored = world
             .acts
             .iter()
@@ -1029,7 +1039,7 @@ fn who_was_there_before_is_what_was_before() {
 
 #[test]
 fn the_operator_puts_back_what_was_before() {
-    // A new one that is ready and not what is wanted: it is not waited for.
+    // A ready, new kube-apiserver that the operator does not want is not waited for.
     let mut world = at(50, calm(Fate::Restarts(0)));
     assert_eq!(
         (world.machine.step(), world.machine.restore()),
@@ -1105,7 +1115,7 @@ fn a_command_that_fails_leaves_clients_where_the_operator_said() {
 
 #[test]
 fn a_command_that_nobody_reports_may_run() {
-    // By `berth bridge start`: until the operator says that it is over.
+    // After `berth bridge start`: until the operator ends the bridge.
     let unreported = || Given {
         asks: 5000,
         ..calm(Fate::Stays)
@@ -1119,11 +1129,11 @@ fn a_command_that_nobody_reports_may_run() {
     }
     world.machine.end(false).unwrap();
     assert!(!world.machine.command_may_run());
-    // What is put back may be what such a command writes.
+    // Such a command may write the restored files.
     let mut world = at(50, unreported());
     world.machine.restore().unwrap();
     assert!(world.machine.command_may_run());
-    // One that was abandoned may run until the end, whatever the operator asks for.
+    // An abandoned command may run until the end, whatever the operator requests.
     let mut world = at(
         60,
         Given {
@@ -1139,7 +1149,8 @@ fn a_command_that_nobody_reports_may_run() {
     assert!(world.machine.command_may_run() && world.machine.step() == Step::AwaitOwn);
 }
 
-/// The temporary etcd serves again, until the node's own has come back: what stops that is a command that an operator runs by hand.
+/// The temporary etcd may serve again until the node's etcd has come back. A later stop of etcd
+/// comes from a command that an operator runs by hand.
 #[test]
 fn a_command_that_is_known_to_have_failed_runs_no_more() {
     let mut world = at(
@@ -1159,14 +1170,15 @@ fn a_command_that_is_known_to_have_failed_runs_no_more() {
         world.run(until);
         assert_eq!(world.machine.command_may_run(), may_run, "{until}");
     }
-    // Nor where the node's own did not come back after it.
+    // The same holds if the node's kube-apiserver did not come back after COMMAND.
     let mut world = at(40, calm(Fate::NeverReady));
     world.etcd = false;
     world.run(1000);
     assert!(!world.machine.command_may_run() && world.machine.step() == Step::Hold);
 }
 
-/// By another member, through the bridge's relay, which goes dark as the bridge ends.
+/// kube-apiserver is ready with another etcd member, through the bridge's relay, which disappears
+/// when the bridge ends.
 #[test]
 fn a_node_whose_member_of_etcd_is_down_is_not_back() {
     let mut world = at(40, calm(Fate::Restarts(10)));
@@ -1177,7 +1189,7 @@ fn a_node_whose_member_of_etcd_is_down_is_not_back() {
     assert_eq!(world.machine.step(), Step::AwaitOwn);
     world.etcd = true;
     world.comes_to_its_end();
-    // A slow answer does not count, but in the last moment.
+    // A slow answer does not count, except in the last moment.
     let mut world = at(60, calm(Fate::Restarts(10)));
     assert_eq!(world.machine.step(), Step::AwaitOwn);
     for _ in 0..2 {

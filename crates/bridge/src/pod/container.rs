@@ -1,4 +1,5 @@
-//! The temporary instance's container: made of copies in memory, run in the foreground by the node's runtime.
+//! The temporary instance's container: made of copies in memory, run in the foreground by the
+//! node's runc or crun.
 
 use super::spec::Changes;
 use super::tree::{self, Mounted};
@@ -16,7 +17,8 @@ use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// For what the container writes into its root file system, and for the runtime's copy, in bytes.
+/// Space for files that the container writes to its root file system, and for the runtime's copy,
+/// in bytes.
 const SPARE: u64 = 64 << 20;
 
 const ROOT: &str = "root";
@@ -27,7 +29,7 @@ const STATE: &str = "state";
 /// The extended attribute with a file's label.
 const SELINUX: &str = "security.selinux";
 
-/// Where programs that a runtime starts are found.
+/// Search path for programs that a runtime starts.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A container that can be started.
@@ -38,11 +40,12 @@ pub struct Container {
 }
 
 impl Container {
-    /// Copies what it needs of the running one, which is `like` and has this process. `pinned` is a file of the node that it cannot replace,
-    /// and where the container has it. To be called in a mount namespace of this process's own.
+    /// Copies the files of the running container, which has the attributes `like` and the process
+    /// `pid`. `pinned` is a file of the node that the new container must not replace, and its path
+    /// in the container. Must be called in a mount namespace of this process.
     ///
     /// # Errors
-    /// Something cannot be read any more, or memory is missing.
+    /// A file can no longer be read, or memory is missing.
     pub fn new(
         pod: &RunningPod,
         argv: &[OsString],
@@ -115,10 +118,10 @@ impl Container {
         Ok(Self { memory, cgroup })
     }
 
-    /// What runs it, and ends as it does, or when signs of life stay away.
+    /// The command that runs the container, and ends with the container, or without signs of life.
     ///
     /// # Errors
-    /// What is left of one that ended cannot be removed.
+    /// Remains of an ended container cannot be removed.
     pub fn command(&self, signs: Option<SignReader>) -> io::Result<Command> {
         let state = self.memory.join(STATE);
         none_if_missing(fs::remove_dir_all(&state))?;
@@ -140,10 +143,12 @@ impl Container {
     }
 }
 
-/// Gives a program in this root the temporary instance's name, too, and returns its path there.
+/// Links a program below `root` to the temporary instance's name, and returns the new path in the
+/// container.
 ///
 /// # Errors
-/// It has another name than kube-apiserver or etcd, which it may go by; or it is mounted, and not in this file system.
+/// The program is neither kube-apiserver nor etcd, and may depend on its name; or its directory is
+/// mounted, and not in this file system.
 fn renamed(program: &Path, root: &Path) -> io::Result<String> {
     let (Some(directory), Some(own)) = (program.parent(), program.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -168,10 +173,11 @@ fn renamed(program: &Path, root: &Path) -> io::Result<String> {
         .map_err(|_| io::Error::other("its path is no UTF-8"))
 }
 
-/// Lets a container write into what is not in its file systems, where SELinux keeps it from that: as its own files are labelled.
+/// Allows a container to write to a file outside its file systems, by giving the file the SELinux
+/// label of the container's files.
 ///
 /// # Errors
-/// It cannot have the label.
+/// The file cannot have the label.
 pub fn let_write(to: &File, label: Option<&str>) -> io::Result<()> {
     let Some(label) = label else { return Ok(()) };
     let value = CString::new(label)?;
@@ -182,10 +188,10 @@ pub fn let_write(to: &File, label: Option<&str>) -> io::Result<()> {
     })
 }
 
-/// Removes what is not to stay.
+/// Removes the container's memory and cgroups.
 pub fn clean(directory: &Path) {
     let memory = directory.join(MEMORY);
-    // Of a bridge that was killed only the place is left, where it was.
+    // A killed bridge leaves only the mount point.
     let _ = unmount(&memory);
     let _ = fs::remove_dir(&memory);
     cgroup::sweep();

@@ -1,18 +1,21 @@
-//! A kube-apiserver in a static pod: a second container as the running one, which the node's runtime starts and neither it nor the kubelet manages.
+//! A kube-apiserver in a static pod: the temporary instance is a second container with the same
+//! specification, which the node's runc or crun starts.
 //!
-//! | module | what lives there |
+//! | module | contents |
 //! | --- | --- |
-//! | [`runtime`] | which container a process is in, its specification, what starts it |
-//! | [`spec`] | that specification, and the temporary instance's. Pure |
+//! | [`runtime`] | the container of a process, its specification, and runc or crun |
+//! | [`spec`] | the specification of the container, and of the temporary instance. Pure |
 //! | [`tree`] | directories of a container, measured and copied |
 //! | [`container`] | the temporary instance's container |
 //!
-//! The kubelet and the runtime do not manage it: the container is a grandchild of the bridge, in a PID namespace, a cgroup and a session
-//! of its own. What it reads is a copy in memory, in a mount namespace of the bridge's own, which ends with the bridge:
-//! its root file system, since the image of a container that has ended may be removed; and what the pod mounts to read, since
-//! that is what COMMAND changes. These are the mounts of the running container, and not all of the directory above its manifest: on
-//! some nodes (RKE2) that one has the images too, and on others (minikube) certificates lie elsewhere. What is mounted to be written to, such
-//! as a log's directory, or has sockets in it, such as a KMS plugin's, is the node's own.
+//! Neither the kubelet nor the container runtime manages the container. It is a grandchild of the
+//! bridge, in a separate PID namespace, cgroup and session. Its files are copies in memory, in a
+//! mount namespace of the bridge, which ends with the bridge. Copied are the root file system,
+//! since the image of an ended container may be removed, and the pod's read-only mounts, since
+//! COMMAND changes their files. The mounts of the running container are copied, and not the whole
+//! directory above the manifest: on some nodes (RKE2) that directory holds the images, too, and on
+//! others (minikube) certificates lie elsewhere. Mounts with write access, such as a log directory,
+//! or with sockets, such as a KMS plugin's, are shared with the node.
 
 pub mod container;
 pub mod runtime;
@@ -42,33 +45,36 @@ use tree::Mounted;
 
 pub const MANIFEST: &str = "/etc/kubernetes/manifests/kube-apiserver.yaml";
 
-/// A file or directory that is larger is not kept in memory, in bytes. /etc/kubernetes has some 50 KiB, all certificates of a
-/// distribution less than 2 MiB.
+/// Largest file or directory to be kept in memory, in bytes. /etc/kubernetes has some 50 KiB, all
+/// certificates of a distribution less than 2 MiB.
 const LARGEST: u64 = 64 << 20;
 
-/// In the bridge's directory, and only for the bridge: its file system in memory. In it, copies of what the node had before, by their
-/// numbers.
+/// The bridge's file system in memory, in the bridge's directory. `FILES` in it has numbered copies
+/// of the node's files from before.
 const MEMORY: &str = "bridge-memory";
 const FILES: &str = "files";
 
-/// Where the temporary instance writes its audit log if the running one's is in no directory of the node.
+/// The temporary instance's audit directory if the running kube-apiserver's audit log is in no
+/// directory of the node.
 const AUDIT: &str = "/berth-bridge-audit";
 const AUDIT_DIRECTORY: &str = "audit";
 
-/// Its bound there, in memory: it is rotated at this size in MB, and one rotated file is kept.
+/// Limit of the audit log there: rotated at this size in MB, with a single rotated file. The
+/// directory may be in memory.
 const AUDIT_BOUND: [(&str, &str); 2] = [
     ("--audit-log-maxsize", "16"),
     ("--audit-log-maxbackup", "1"),
 ];
 
-/// Flags that name files with keys. What is written or signed with one is read and checked with the same.
+/// Flags that name files with keys. Data that is written or signed with a key is read and checked
+/// with the same key.
 const KEYS: [&str; 3] = [
     ENCRYPTION,
     "--service-account-key-file",
     "--service-account-signing-key-file",
 ];
 
-/// Where the kubelet writes the logs of containers.
+/// The kubelet's directory for logs of containers.
 const LOGS: &str = "/var/log/pods";
 
 /// A running kube-apiserver in a pod.
@@ -78,18 +84,18 @@ pub struct RunningPod {
     runtime: PathBuf,
     manifest: PathBuf,
     files: Vec<CopiedFile>,
-    /// Mounts of the pod's that are memory.
+    /// Mounts of the pod that are memory.
     memory: Vec<PathBuf>,
-    /// What all copies take, in bytes.
+    /// Size of all copies, in bytes.
     pub bytes: u64,
 }
 
-/// Something that the running one reads, of which there is a copy as it was before.
+/// A file or directory that the running kube-apiserver reads, with a copy from before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopiedFile {
-    /// On the node.
+    /// Path on the node.
     pub path: PathBuf,
-    /// In the container; none: it is the manifest.
+    /// Path in the container. `None` for the manifest.
     mounted: Option<PathBuf>,
 }
 
@@ -120,7 +126,8 @@ pub(super) fn port(manifest: &Path, report: &mut Report) -> Option<u16> {
 }
 
 impl RunningPod {
-    /// The one that a process runs in. What is in the directory above the manifest's is copied; the manifest need not be there.
+    /// The pod of a process. Mounts from the directory above the manifest's directory are copied.
+    /// The manifest need not exist.
     pub(super) fn find(pid: i32, manifest: &Path, report: &mut Report) -> Option<Self> {
         let what = format!("process {pid}");
         let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
@@ -168,7 +175,7 @@ impl RunningPod {
         Some(pod)
     }
 
-    /// What will be copied, and how much that is.
+    /// Measures the files to be copied.
     fn measure(&mut self, root: &OwnedFd, report: &mut Report) -> io::Result<()> {
         self.bytes = tree::measure(root, Mounted::Leave, u64::MAX)?.bytes
             + fs::metadata(&self.runtime).map_or(0, |meta| meta.len());
@@ -176,7 +183,8 @@ impl RunningPod {
         Ok(())
     }
 
-    /// One that cannot be copied is read as it is, as the running one does.
+    /// Measures the mounts to be copied. A mount that cannot be copied is shared with the running
+    /// kube-apiserver.
     fn measure_mounts(&mut self, root: &OwnedFd, report: &mut Report) {
         let configuration = self.manifest.parent().and_then(Path::parent);
         for mount in self.spec.mounts.iter().filter(|mount| mount.is_bind()) {
@@ -187,7 +195,7 @@ impl RunningPod {
                 self.memory.push(destination.clone());
                 continue;
             }
-            // As the running one sees it, whatever has been put into its place on the node.
+            // Open the file that the running container sees, whatever has replaced it on the node.
             let measured = tree::within(root, destination).and_then(|open| {
                 let wanted = match tree::kind(&open)? {
                     FileType::RegularFile => true,
@@ -226,7 +234,7 @@ impl RunningPod {
         }
     }
 
-    /// Has the manifest copied, too, so that it can be put back.
+    /// Includes the manifest in the copies, so that it can be restored.
     #[must_use]
     pub fn with_manifest(mut self) -> Self {
         self.files.push(CopiedFile {
@@ -236,12 +244,12 @@ impl RunningPod {
         self
     }
 
-    /// Where on the node a file of the container is.
+    /// The node's path of a file in the container.
     pub fn on_node(&self, path: &Path) -> Option<PathBuf> {
         self.spec.on_node(path).map(|(_, on_node)| on_node)
     }
 
-    /// The bridge's copy of a file of the node; that file itself, if there is none.
+    /// The bridge's copy of a file of the node, or the file itself if there is no copy.
     pub fn copy_of(&self, path: &Path, directory: &Path) -> PathBuf {
         let within =
             |(at, kept): (usize, &CopiedFile)| Some((at, path.strip_prefix(&kept.path).ok()?));
@@ -258,7 +266,8 @@ impl RunningPod {
         }
     }
 
-    /// Sees to it that the audit log is where it stays: where it is on the node then.
+    /// Moves the audit log to a place that outlives the container, if necessary, and returns its
+    /// path on the node.
     pub fn keep_audit_log(&self, argv: &mut Vec<OsString>, directory: &Path) -> Option<PathBuf> {
         let path = audit_log(argv)?;
         let copied = self.instead(directory);
@@ -278,17 +287,17 @@ impl RunningPod {
         Some(directory.join(AUDIT_DIRECTORY).join(name))
     }
 
-    /// SELinux's label of its files.
+    /// SELinux label of the container's files.
     pub fn label(&self) -> Option<&str> {
         self.spec.label()
     }
 
-    /// What the kubelet starts it from.
+    /// The manifest that the kubelet starts the pod from.
     pub fn manifest(&self) -> &Path {
         &self.manifest
     }
 
-    /// The end of its log: why it does not serve.
+    /// The last lines of the container's log, which may tell why kube-apiserver does not serve.
     pub fn last_lines(&self) -> Vec<String> {
         let text = fs::read_to_string(&self.manifest).unwrap_or_default();
         let Ok(manifest) = Manifest::parse(&text) else {
@@ -309,7 +318,7 @@ impl RunningPod {
         lines.map(|(_, lines)| lines).unwrap_or_default()
     }
 
-    /// The files with keys that it encrypts with, and with which tokens are signed and checked, on the node.
+    /// The node's paths of the files with keys for encryption, and for signing and checking tokens.
     pub fn keys(&self, command: &[OsString]) -> BTreeSet<PathBuf> {
         let named = KEYS
             .into_iter()
@@ -319,9 +328,9 @@ impl RunningPod {
             .collect()
     }
 
-    /// What it is started from and reads, its manifest last.
+    /// The files that the pod is started from and reads, the manifest last.
     pub fn before(&self, command: &[OsString], directory: &Path) -> Vec<SavedFile> {
-        // What the container may write to is not the node's configuration.
+        // Files that the container may write to are not the node's configuration.
         let on_node = |path: PathBuf| {
             self.spec
                 .on_node(&path)
@@ -338,7 +347,7 @@ impl RunningPod {
             path,
             shown,
         };
-        // Nor is a link: where it led is not copied. What was not copied is the node's.
+        // Exclude links, since their targets are not copied, and files that were not copied.
         let copies = directory
             .join(MEMORY)
             .join(FILES)
@@ -376,7 +385,8 @@ impl RunningPod {
     }
 }
 
-/// The absolute paths in an argument: kube-apiserver's flags have one, or several as in `--tls-sni-cert-key=/a,/b:name`.
+/// The absolute paths in an argument: kube-apiserver's flags have one, or several as in
+/// `--tls-sni-cert-key=/a,/b:name`.
 fn paths(argument: &OsStr) -> impl Iterator<Item = PathBuf> {
     let bytes = argument.as_bytes();
     let value = bytes
@@ -393,14 +403,15 @@ fn paths(argument: &OsStr) -> impl Iterator<Item = PathBuf> {
         .into_iter()
 }
 
-/// Volumes that the kubelet makes for a pod, and removes with it.
+/// True for volumes that the kubelet makes for a pod, and removes with the pod.
 fn is_kubelets(source: &Path) -> bool {
     source
         .components()
         .any(|part| matches!(part, Component::Normal(name) if name.to_string_lossy().starts_with("kubernetes.io~")))
 }
 
-/// Directories that the runtime makes for a container or its pod, such as CRI-O for its default mounts, and removes with it.
+/// True for directories that the runtime makes for a container or its pod, such as CRI-O's default
+/// mounts, and removes with the pod.
 fn is_runtimes(source: &Path) -> bool {
     runtime::container(&source.to_string_lossy()).is_some()
 }

@@ -1,7 +1,8 @@
-//! What runs a node's containers: which one a process is in, its specification, and the program that starts it (runc or crun).
+//! The runtime of a node's containers: the container of a process, its specification, and the
+//! program that starts containers (runc or crun).
 //!
-//! A container has a parent that stays with it: containerd's shim, or CRI-O's conmon. The parent shows the directory of the specification and
-//! the program.
+//! A container's parent stays with the container: containerd's shim, or CRI-O's conmon. The parent
+//! leads to the directory of the specification and to the program.
 
 use super::spec::Spec;
 use berth_manifest::command::{is_program, strings};
@@ -13,13 +14,13 @@ use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The name of a specification in a container's directory (a bundle).
+/// Name of a specification in a container's directory (a bundle).
 const CONFIG: &str = "config.json";
 
-/// More bytes than a specification has.
+/// Upper bound of a specification's size, in bytes.
 const LIMIT: u64 = 16 << 20;
 
-/// How many ancestors are searched for the shim, which is the parent of the container's first process.
+/// Number of ancestors that are searched for the shim, the parent of the container's first process.
 const PARENTS: usize = 16;
 
 /// The programs that start containers.
@@ -39,7 +40,7 @@ pub fn container(cgroup: &str) -> Option<&str> {
     })
 }
 
-/// What stays with a container.
+/// The process that stays with a container.
 #[derive(Debug)]
 pub struct Shim {
     pid: i32,
@@ -47,7 +48,7 @@ pub struct Shim {
 }
 
 impl Shim {
-    /// That of the container that a process is in.
+    /// The shim of a process's container.
     pub fn of(pid: i32) -> Option<Self> {
         let parents = std::iter::successors(Some(pid), |pid| parent(*pid))
             .skip(1)
@@ -60,8 +61,8 @@ impl Shim {
         })
     }
 
-    /// Directories in which the container's specification may be. containerd's shim serves all containers of a pod, and its working
-    /// directory is that of one of them.
+    /// Directories that may have the container's specification. containerd's shim serves all
+    /// containers of a pod, and works in the directory of one of them.
     fn bundles(&self, id: &str) -> Vec<PathBuf> {
         let own = self
             .value("-b")
@@ -72,7 +73,7 @@ impl Shim {
             .collect()
     }
 
-    /// The program that it starts containers with.
+    /// The program that the shim starts containers with.
     pub fn program(&self) -> Option<PathBuf> {
         let named = self
             .value("-r")

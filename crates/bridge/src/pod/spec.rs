@@ -1,5 +1,6 @@
-//! The specification of a container, as its runtime reads it (config.json, <https://github.com/opencontainers/runtime-spec>): what it runs
-//! as and what it sees. What is not named here is kept as it is.
+//! The specification of a container, as its runtime reads it (config.json,
+//! <https://github.com/opencontainers/runtime-spec>): user, limits, mounts and namespaces. Parts
+//! that are not named here stay unchanged.
 
 use serde::Deserialize;
 use serde::de::Error as _;
@@ -7,9 +8,11 @@ use serde_json::{Value, json, to_value};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Parts of it that the temporary instance's does not have, each by the object that it is in. Hooks and annotations are what the runtime of
-/// the node's pods does for a pod, and others need what belongs to the pod: its host name's namespace, its classes of caches. A pod's share
-/// of the CPUs is one among pods: in a cgroup next to those of all pods and of all services, it would be so small that a busy node starves it.
+/// Parts that the temporary instance's specification lacks, each with its parent object. Hooks and
+/// annotations belong to the runtime that manages the node's pods, and some parts need resources of
+/// the pod: the namespace of its host name, its cache classes. A pod's CPU share only counts among
+/// pods: in a cgroup next to those of all pods and of all services, the share would be so small
+/// that a busy node starves the instance.
 const DROPPED: [(&str, &str); 7] = [
     ("", "hooks"),
     ("", "annotations"),
@@ -20,7 +23,8 @@ const DROPPED: [(&str, &str); 7] = [
     ("/linux/resources/unified", "cpu.weight"),
 ];
 
-/// Namespaces that are the node's for a pod with `hostNetwork`, and so for the process that starts the temporary instance.
+/// Namespaces that a pod with `hostNetwork` shares with the node, and so with the process that
+/// starts the temporary instance.
 const NODES: [&str; 2] = ["network", "uts"];
 
 #[derive(Debug, Clone, PartialEq)]
@@ -39,31 +43,32 @@ pub struct Mount {
     options: Vec<String>,
 }
 
-/// How the temporary instance's differs.
+/// Changes for the temporary instance's specification.
 #[derive(Debug)]
 pub struct Changes<'a> {
     pub args: Vec<String>,
     pub root: &'a Path,
     pub cgroup: &'a str,
     pub oom_score_adj: i16,
-    /// Names of resources as in setrlimit(2), and the soft and the hard limit of each: a runtime that is given none passes on its own.
+    /// Names of resources as in setrlimit(2), and the soft and the hard limit of each: without
+    /// limits, a runtime passes on its own.
     pub limits: Vec<(String, u64, u64)>,
-    /// What is mounted at these places instead.
+    /// Replacements for the mounts at the given places.
     pub instead: &'a BTreeMap<PathBuf, Instead>,
-    /// Files that are mounted besides, and where.
+    /// Additional files to be mounted, and their places.
     pub besides: &'a [(&'a Path, &'a Path)],
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Instead {
     Copy(PathBuf),
-    /// Memory, empty.
+    /// Empty memory.
     Memory,
 }
 
 impl Spec {
     /// # Errors
-    /// It is none.
+    /// The bytes are not a container's specification.
     pub fn parse(json: &[u8]) -> serde_json::Result<Self> {
         let whole: Value = serde_json::from_slice(json)?;
         if !["process", "root", "linux"]
@@ -85,7 +90,7 @@ impl Spec {
         self.whole["process"]["user"][id].as_u64()?.try_into().ok()
     }
 
-    /// SELinux's label of its files.
+    /// SELinux label of the container's files.
     pub fn label(&self) -> Option<&str> {
         self.whole["linux"]["mountLabel"]
             .as_str()
@@ -97,7 +102,7 @@ impl Spec {
         all.is_some_and(|all| all.iter().any(|namespace| namespace["type"] == kind))
     }
 
-    /// The mount of a directory or file of the node that a path in the container is in, and where on the node that is.
+    /// The bind mount that contains a path of the container, and the path on the node.
     pub fn on_node(&self, path: &Path) -> Option<(&Mount, PathBuf)> {
         let binds = self
             .mounts
@@ -141,7 +146,7 @@ impl Spec {
         }
         if let Some(Value::Array(namespaces)) = whole.pointer_mut("/linux/namespaces") {
             namespaces.retain(|namespace| !NODES.iter().any(|kind| namespace["type"] == *kind));
-            // The others are new ones, not those that the containers of the pod share.
+            // Remaining namespaces are new, and not shared with the pod's containers.
             namespaces
                 .iter_mut()
                 .for_each(|namespace| remove(namespace, "", "path"));
@@ -167,7 +172,7 @@ impl Spec {
     }
 }
 
-/// Removes a part of the object that is there.
+/// Removes a part of the object at `at`, if present.
 fn remove(whole: &mut Value, at: &str, part: &str) {
     if let Some(Value::Object(object)) = whole.pointer_mut(at) {
         object.remove(part);
@@ -175,7 +180,7 @@ fn remove(whole: &mut Value, at: &str, part: &str) {
 }
 
 impl Mount {
-    /// Whether it is a directory or file of the node.
+    /// True if the mount is a directory or file of the node.
     pub fn is_bind(&self) -> bool {
         self.kind.as_deref() == Some("bind") || self.has("bind") || self.has("rbind")
     }

@@ -16,7 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// As containerd 1.6 wrote it for kubeadm's kube-apiserver; of its lists the beginnings.
+/// A specification that containerd 1.6 wrote for kubeadm's kube-apiserver, with shortened lists.
 const CONTAINERD: &str = include_str!("samples/containerd.json");
 
 const ID: &str = "157e1c37b1b87ea79d0c35a8f01293692bfbc5f1fa9ff797c924b49c8ca00885";
@@ -54,7 +54,8 @@ fn bind(source: &str, place: &str) -> Value {
     json!({"destination": place, "source": source, "type": "bind", "options": ["rbind", "rw"]})
 }
 
-/// A pod with this specification that has copies of files of the node, each mounted at some place.
+/// A pod with the given specification, and with copies of files of the node, each mounted at some
+/// place.
 fn pod(json: &Value, files: &[(&str, &str)]) -> RunningPod {
     let kept = |(path, mounted): &(&str, &str)| CopiedFile {
         path: path.into(),
@@ -70,7 +71,7 @@ fn pod(json: &Value, files: &[(&str, &str)]) -> RunningPod {
     }
 }
 
-/// The node's files of which there are copies.
+/// The node's files that have copies.
 fn paths(pod: &RunningPod) -> Vec<&Path> {
     pod.files.iter().map(|kept| kept.path.as_path()).collect()
 }
@@ -94,7 +95,7 @@ fn only_what_must_differ_is_changed() {
         ),
         ("process", "terminal", json!(false)),
         ("linux", "cgroupsPath", json!("/own")),
-        // The network and the host name are the node's, as they were.
+        // Network and host name are the node's, as before.
         (
             "linux",
             "namespaces",
@@ -103,7 +104,7 @@ fn only_what_must_differ_is_changed() {
     ] {
         wanted[part][key] = value;
     }
-    // A share among pods would be too little beside all of them.
+    // A pod's CPU share would be too little beside all pods.
     assert_eq!(
         wanted["linux"]["resources"]["cpu"]
             .as_object_mut()
@@ -250,7 +251,7 @@ fn the_audit_log_stays_on_the_node() {
     for own in ["-", "/dev/stdout", "/proc/self/fd/2"] {
         assert_eq!(kept(own), (own.into(), None));
     }
-    // Nowhere, in memory, a file that cannot be rotated, where nothing can be written.
+    // Nowhere on the node, in memory, a file that cannot be rotated, a read-only directory.
     for path in [
         "/x.log",
         "/etc/kubernetes/pki/x.log",
@@ -267,7 +268,7 @@ fn the_audit_log_stays_on_the_node() {
             "{path}"
         );
     }
-    // Where the bridge's directory has it, its length is the bridge's.
+    // In the bridge's directory, the bridge limits the log's length.
     let bounded = |path: &str| {
         let mut argv = vec![
             "k".into(),
@@ -310,14 +311,15 @@ fn containers_are_known_by_their_cgroups() {
     }
 }
 
-/// What stays with a container.
+/// A process that stays with a container.
 struct Parent(Child);
 
 impl Parent {
-    /// Of this name, with these arguments, in this directory; and the process in its container.
+    /// Starts a parent with the given name, arguments and directory; and returns the process in its
+    /// container, too.
     fn start(name: &str, arguments: &[&str], directory: &Path) -> (Self, i32) {
         let mut shell = Command::new("sh");
-        // The inner one ends when there is nothing more to read: with this.
+        // The inner shell ends at the end of its input, when the parent is dropped.
         shell
             .arg0(name)
             .args(["-c", "sh -c 'echo $$; read line'; true"])
@@ -367,7 +369,7 @@ fn containerds_shim_says_where_the_specification_is() {
     );
     let shim = runtime::Shim::of(pid);
     assert_eq!(runtime::spec(shim.as_ref(), ID).unwrap(), spec(&sample()));
-    // What lies beside it comes before its PATH, which the machine may have too.
+    // A program beside the shim has priority over its PATH, which the machine may have, too.
     let found = shim.as_ref().unwrap().program().unwrap();
     let beside = fs::canonicalize("/bin/sh").unwrap().with_file_name("runc");
     assert!(
@@ -392,11 +394,11 @@ fn conmon_says_where_the_specification_and_the_runtime_are() {
     let shim = runtime::Shim::of(pid);
     assert!(runtime::spec(shim.as_ref(), ID).is_ok());
     assert_eq!(shim.unwrap().program(), Some(crun));
-    // This test is in no container.
+    // This test does not run in a container.
     assert!(runtime::Shim::of(std::process::id().try_into().unwrap()).is_none());
 }
 
-/// etcd's manifest may have any name: nobody puts it back.
+/// etcd's manifest may have any name: nobody restores it.
 #[test]
 fn a_manifest_is_copied_only_where_it_is_to_be_put_back() {
     let temp = tempfile::tempdir().unwrap();
@@ -433,12 +435,13 @@ fn a_copy_has_modes_links_and_no_more() {
     for (path, mode) in [("a/b/key", 0o400), ("a/b", 0o500), ("a/program", 0o4755)] {
         allow(from.join(path), mode);
     }
-    // Not followed: what it names is not to be had from here.
+    // Links are not followed: their targets are unreachable from here.
     symlink("/etc/passwd", from.join("link")).unwrap();
     symlink("../..", from.join("a/up")).unwrap();
     symlink("x/".repeat(64), from.join("a/long")).unwrap();
     let open = open(&from);
-    // Three directories, two files, three links; and content of 6, of 5,000 and, for the long link, of 128 bytes.
+    // Three directories, two files, three links; and content of 6, of 5,000 and, for the long link,
+    // of 128 bytes.
     for (page, pages) in [(4096, 4), (65536, 3)] {
         let size = tree::measure_in_pages(&open, Mounted::Leave, u64::MAX, page).unwrap();
         assert_eq!(
@@ -487,7 +490,7 @@ fn a_copy_has_modes_links_and_no_more() {
         tree::copy(&open, &to, Mounted::Leave).is_err(),
         "nothing is written into what is there"
     );
-    // One file, as a mount may be.
+    // A single file, as a mount may be.
     let one = temp.path().join("one");
     tree::copy(&self::open(&from.join("a/b/key")), &one, Mounted::Follow).unwrap();
     assert_eq!(fs::read_to_string(one).unwrap(), "secret");
@@ -497,7 +500,7 @@ fn a_copy_has_modes_links_and_no_more() {
             .unwrap()
             .special
     );
-    // The owner may remove what is in them again.
+    // Let the owner remove the files again.
     for root in [from, to] {
         allow(root.join("a/b"), 0o700);
     }
@@ -584,7 +587,7 @@ fn what_the_runtime_made_for_the_container_is_copied() {
     let temp = tempfile::tempdir().unwrap();
     fs::create_dir_all(temp.path().join("run/secrets")).unwrap();
     fs::create_dir_all(temp.path().join("var/log")).unwrap();
-    // As CRI-O's default mounts are: they go with the container.
+    // Like CRI-O's default mounts, which are removed with the container.
     let own = format!("/run/containers/storage/overlay-containers/{ID}/userdata/run/secrets");
     let mut json = sample();
     json["mounts"] = json!([bind(&own, "/run/secrets"), bind("/var/log", "/var/log")]);

@@ -1,5 +1,5 @@
-//! Directories of a container, measured and copied. Symbolic links are never followed: what they name is the container's, not the
-//! node's.
+//! Directories of a container, measured and copied. Symbolic links are never followed: they name
+//! files of the container, and not of the node.
 
 use berth_os::file::{none_if_missing, open_regular, regular};
 use rustix::fs::{
@@ -15,35 +15,35 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Directories in one another; more are not what a container image or a node's configuration has.
+/// Largest depth of directories: neither a container image nor a node's configuration has more.
 const DEEPEST: usize = 100;
 
 /// Size of a directory entry with its inode, without content, in bytes: more than any kernel needs.
 const ENTRY: u64 = 4096;
 
-/// A symbolic link whose text is as long or longer takes a page (SHORT_SYMLINK_LEN in mm/shmem.c).
+/// Length from which the text of a symbolic link takes a page (SHORT_SYMLINK_LEN in mm/shmem.c).
 const LONG_LINK: u64 = 128;
 
-/// How mount points are treated.
+/// Treatment of mount points.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mounted {
     Follow,
     Leave,
 }
 
-/// What a directory holds, or a file.
+/// Size of a directory or file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Size {
-    /// In memory.
+    /// Size in memory.
     pub bytes: u64,
-    /// There are sockets, pipes or devices in it, which are not copied.
+    /// True if there are sockets, pipes or devices, which are not copied.
     pub special: bool,
 }
 
-/// The root of a process's file system.
+/// Opens the root directory of a process.
 ///
 /// # Errors
-/// It has ended, or may not be read.
+/// The process has ended, or access is denied.
 pub fn root_of(pid: i32) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(
         format!("/proc/{pid}/root"),
@@ -55,7 +55,7 @@ pub fn root_of(pid: i32) -> io::Result<OwnedFd> {
 /// Opens a path as a process with this root resolves it.
 ///
 /// # Errors
-/// There is no such thing.
+/// The path does not exist.
 pub fn within(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
     Ok(openat2(
         root,
@@ -66,25 +66,25 @@ pub fn within(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// What kind of a file an open path is.
+/// The type of an open file.
 ///
 /// # Errors
-/// Those of statx(2).
+/// Errors of statx(2).
 pub fn kind(of: &OwnedFd) -> io::Result<FileType> {
     Ok(FileType::from_raw_mode(
         about(of.as_fd(), c"")?.stx_mode.into(),
     ))
 }
 
-/// How much a copy would take, in bytes; stops beyond `most`.
+/// Measures the size of a copy. Stops beyond `most` bytes.
 ///
 /// # Errors
-/// Something in it cannot be read.
+/// A file or directory cannot be read.
 pub fn measure(of: &OwnedFd, mounted: Mounted, most: u64) -> io::Result<Size> {
     measure_in_pages(of, mounted, most, page_size() as u64)
 }
 
-/// As [`measure`], where memory is taken in pages of this size.
+/// Measures like [`measure`], with memory pages of the given size.
 pub(super) fn measure_in_pages(
     of: &OwnedFd,
     mounted: Mounted,
@@ -138,11 +138,11 @@ fn measure_one(
     Ok(())
 }
 
-/// Copies a directory or a file to a path where nothing is yet: with modes and owners. Capabilities of programs are for ports
-/// below 1024, which the temporary instance does not have.
+/// Copies a directory or a file to a new path, with modes and owners. File capabilities are left
+/// out: programs need them for ports below 1024, which the temporary instance does not have.
 ///
 /// # Errors
-/// Something in it cannot be read, or the copy cannot be written.
+/// A file or directory cannot be read, or the copy cannot be written.
 pub fn copy(from: &OwnedFd, to: &Path, mounted: Mounted) -> io::Result<()> {
     copy_one(
         from.as_fd(),
@@ -212,7 +212,8 @@ fn own(path: &Path, meta: &Statx) -> io::Result<()> {
     )?)
 }
 
-/// By their names. The kernel marks mount points (since Linux 5.8), so mountinfo need not be parsed.
+/// Entries of a directory by name. The kernel marks mount points (since Linux 5.8), so mountinfo
+/// need not be parsed.
 fn entries(
     directory: &OwnedFd,
     mounted: Mounted,
@@ -229,7 +230,7 @@ fn entries(
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
         }
-        // One that was removed since is none of the directory's.
+        // Skip a file that was removed since.
         let Some(meta) = none_if_missing(about(directory.as_fd(), &name))? else {
             continue;
         };
@@ -241,7 +242,7 @@ fn entries(
     Ok(named)
 }
 
-/// Of a name in a directory; of what is open itself, if it is empty.
+/// Attributes of an entry in a directory; of the open file itself if the name is empty.
 fn about(at: BorrowedFd<'_>, name: &CStr) -> io::Result<Statx> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::EMPTY_PATH;
     Ok(statx(at, name, flags, StatxFlags::BASIC_STATS)?)
@@ -257,7 +258,7 @@ fn directory(at: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Opens a file, and fails if it is no regular file by now.
+/// Opens a file, and fails if it is no longer a regular file.
 pub(super) fn file(at: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
     if name.is_empty() {
         return open_regular(Path::new(&format!("/proc/self/fd/{}", at.as_raw_fd())));

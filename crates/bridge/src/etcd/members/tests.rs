@@ -25,7 +25,7 @@ fn answer(id: u64) -> Answer {
     }
 }
 
-/// All is well with this many; asked at the first.
+/// An etcd with the given number of healthy members, asked at the first.
 fn sample(members: u64) -> Sample {
     Sample {
         list: MemberList {
@@ -112,13 +112,13 @@ fn all_that_is_missing_is_named_at_once() {
             Ok(Choice::Alone)
         );
     }
-    // One that has left the list is named by its number.
+    // A member that has left the list is named by number.
     let mut three = sample(3);
     three.alarms = Ok(vec![(255, "CORRUPT".into())]);
     assert!(three.choose().unwrap_err()[0].starts_with("member ff has the alarm CORRUPT"));
 }
 
-/// What is odd with a member: mostly nothing.
+/// A defect of a member: mostly none.
 fn odd() -> impl Strategy<Value = u8> {
     prop_oneof![2 => Just(7), 1 => 0..9u8]
 }
@@ -160,8 +160,8 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(2000)))]
 
-    /// A temporary kube-apiserver gets only members that serve, a majority of all voters, and not this node's own; and what is refused has a
-    /// cause in each other member, or an alarm.
+    /// A temporary kube-apiserver gets only members that serve and are a majority of all voters,
+    /// and never this node's member. A refusal has a cause in each other member, or an alarm.
     #[test]
     fn only_a_majority_that_serves_is_used(sample in anything()) {
         let list = &sample.list;

@@ -1,7 +1,8 @@
-//! Who has the lock on etcd's database (bbolt's flock(2)), who waits for it, and whether it is the one that its path names.
+//! etcd's database: the holder of its lock (bbolt's flock(2)), waiting processes, and the file that
+//! the path names.
 //!
-//! The lock is on a file and not on its name: a process that replaces the file (defragmentation) leaves one that waits for the old file with
-//! a database to which no name leads.
+//! The lock is on a file and not on a name: when a process replaces the file (defragmentation), a
+//! process that waits for the old file is left with a database without a name.
 
 use super::machine::Opened;
 use berth_exec::args;
@@ -13,40 +14,41 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirEntryExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// In etcd's data directory.
+/// Paths in etcd's data directory.
 const DATABASE: &str = "member/snap/db";
 const SNAPSHOTS: &str = "member/snap";
 const LOG: &str = "member/wal";
 
-/// The start of the name of what a defragmentation writes, beside the database, and then renames over it.
+/// Prefix of a file that a defragmentation writes beside the database, and then renames over it.
 const DEFRAGMENTED: &str = "db.tmp.";
 
-/// The end of the name of a raft snapshot. Names have the term and the index in 16 digits each, so that later ones sort behind.
+/// Suffix of a raft snapshot. Names have the term and the index in 16 digits each, so that later
+/// snapshots sort last.
 const SNAPSHOT: &str = ".snap";
 
-/// The end of the name of a segment of the log. Names have the number and the first index in 16 digits each.
+/// Suffix of a segment of the log. Names have the number and the first index in 16 digits each.
 const SEGMENT: &str = ".wal";
 
-/// A database, on the node.
+/// A database on the node.
 #[derive(Debug, Clone)]
 pub struct Database {
     data: PathBuf,
     devices: Devices,
 }
 
-/// What was seen of a database at one time.
+/// Observation of a database.
 #[derive(Debug)]
 pub struct Look {
     file: LockedFile,
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// The last raft snapshot from before that.
+    /// The last raft snapshot from before the observation.
     pub snapshot: Option<OsString>,
     locks: Vec<Lock>,
 }
 
 impl Look {
-    /// The process that has the lock on the file that the path names.
+    /// The process that has the lock on the file at the path.
     pub fn holder(&self) -> Option<i32> {
         self.locks
             .iter()
@@ -54,7 +56,7 @@ impl Look {
             .pid
     }
 
-    /// Processes that have another file locked as a database is.
+    /// Processes that have locked another file like a database.
     pub fn holders_of_others(&self) -> impl Iterator<Item = i32> {
         let others = self
             .locks
@@ -83,17 +85,18 @@ impl Database {
         self.data.join(DATABASE)
     }
 
-    /// etcd's data directory, on the node.
+    /// etcd's data directory on the node.
     pub fn data(&self) -> &Path {
         &self.data
     }
 
-    /// Looks at the database and all locks.
+    /// Observes the database and all locks.
     ///
     /// # Errors
     /// There is no database, or /proc cannot be read.
     pub fn look(&mut self) -> io::Result<Look> {
-        // In this order: what is found to serve from the file had it when it wrote this snapshot.
+        // The order matters: a process that is found to serve from the file had that file when it
+        // wrote this snapshot.
         let snapshot = self.last_snapshot()?;
         let path = self.path();
         let file = self.devices.file(&path)?;
@@ -109,7 +112,7 @@ impl Database {
     /// The name of the last raft snapshot.
     ///
     /// # Errors
-    /// Its directory cannot be read.
+    /// The directory of snapshots cannot be read.
     pub fn last_snapshot(&self) -> io::Result<Option<OsString>> {
         let mut last = None;
         for entry in fs::read_dir(self.data.join(SNAPSHOTS))? {
@@ -121,10 +124,11 @@ impl Database {
         Ok(last)
     }
 
-    /// Whether nobody has the data: no lock on the database or on the log, and no defragmentation under way.
+    /// True if no process has the data: no lock on the database or on the log, and no
+    /// defragmentation under way.
     ///
     /// # Errors
-    /// Something cannot be read.
+    /// The data directory or /proc cannot be read.
     pub fn is_free(&self, look: &Look) -> io::Result<bool> {
         let log = self.data.join(LOG);
         let device = Devices::default().file(&log)?.device;
@@ -141,7 +145,8 @@ impl Database {
         ) && !self.is_defragmented()?)
     }
 
-    /// Whether a process has open what a defragmentation writes. A rename that failed leaves such a file, which nobody has open.
+    /// True if a process has a file open that a defragmentation writes. A failed rename leaves such
+    /// a file, but no process has it open.
     fn is_defragmented(&self) -> io::Result<bool> {
         let mut left = Vec::new();
         for entry in fs::read_dir(self.data.join(SNAPSHOTS))? {
@@ -162,7 +167,8 @@ impl Database {
         Ok(pids.any(|pid| open_files(pid).any(|(_, file)| left.contains(&identity(&file)))))
     }
 
-    /// True if a process has the last segment of this directory's log open. A write that the process acknowledges is in that segment.
+    /// True if a process has the last segment of this directory's log open. Writes that the process
+    /// acknowledges are in that segment.
     ///
     /// # Errors
     /// The log cannot be listed.
@@ -179,7 +185,8 @@ impl Database {
         }))
     }
 
-    /// The same database as a process finds it by its own arguments, with its own mounts. `None` if they do not name it.
+    /// The database of a process by its arguments, seen through its mounts. `None` if the arguments
+    /// do not name a database.
     pub fn as_named_by(pid: i32) -> Option<Self> {
         let command =
             berth_manifest::command::strings(&fs::read(format!("/proc/{pid}/cmdline")).ok()?);
@@ -192,7 +199,8 @@ impl Database {
         ))
     }
 
-    /// What a process has open as its database, and by which descriptor if that is not this one.
+    /// The database that a process has opened, and the descriptor's path if the database is another
+    /// file.
     pub fn opened_by(&self, pid: i32) -> (Opened, Option<PathBuf>) {
         let named = fs::metadata(self.path()).map(|meta| identity(&meta));
         let (mut waits, mut other) = (false, None);
@@ -213,7 +221,7 @@ impl Database {
     }
 }
 
-/// Device and inode as stat(2) has them.
+/// Device and inode as in stat(2).
 fn identity(meta: &Metadata) -> (u64, u64) {
     (meta.dev(), meta.ino())
 }
@@ -235,7 +243,7 @@ fn open_files(pid: i32) -> impl Iterator<Item = (PathBuf, Metadata)> {
     })
 }
 
-/// Whether a process has locked a file that it has open, by flock(2).
+/// True if a process has locked an open file by flock(2).
 fn is_locked(pid: i32, open: &Path) -> bool {
     let descriptor = open.file_name().unwrap_or_else(|| OsStr::new(""));
     let info = fs::read_to_string(Path::new(&format!("/proc/{pid}/fdinfo")).join(descriptor))
@@ -270,7 +278,7 @@ mod tests {
         assert!(database.look().is_err());
         let file = File::create(database.path()).unwrap();
         assert_eq!(database.look().unwrap().holder(), None);
-        // Another test may have a lock on another file.
+        // Another test may have locked another file.
         assert!(matches!(
             database.opened_by(this()).0,
             Opened::Waits | Opened::Other
@@ -340,7 +348,7 @@ mod tests {
     }
 
     proptest! {
-        /// Nobody has the data unless there is no lock on any of its files.
+        /// The data is free only if no file of the data is locked.
         #[test]
         fn a_lock_on_any_file_of_the_data_is_seen(
             held in prop::collection::vec((0_u32..2, 0_u64..8), 0..6),

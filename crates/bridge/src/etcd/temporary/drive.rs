@@ -32,21 +32,22 @@ use tokio::time::{Instant, sleep};
 /// Time between two observations.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Ancestors of a process that are searched for the one that was started: a container's runtime is between them.
+/// Ancestors of a process that are searched for the started process: a container runtime is in
+/// between.
 const ANCESTORS: usize = 4;
 
-/// How many pauses the status has.
+/// Number of pauses in the status.
 const PAUSES: usize = 8;
 
-/// Pause before a copy that failed is tried again.
+/// Pause before a failed copy is tried again.
 const RESCUES: Duration = Duration::from_secs(30);
 
-/// Stands in for the node's etcd until it is dropped.
+/// Stands in for the node's etcd until dropped.
 pub struct EtcdDaemon {
     plan: Plan,
     machine: EtcdMachine,
     process: TemporaryProcess,
-    /// The process was told to end.
+    /// True if the process was told to end.
     is_ending: bool,
     steering: Steering,
     route: watch::Sender<Route>,
@@ -56,28 +57,29 @@ pub struct EtcdDaemon {
     cannot_end: bool,
     own: watch::Receiver<bool>,
     temporary: watch::Receiver<bool>,
-    /// Probes and the relay.
+    /// Tasks of the probes and the relay.
     tasks: JoinSet<()>,
-    /// The listener of the node's own etcd, and its process.
+    /// Inode of the node's etcd's listener, and the process.
     listens: Option<(u64, i32)>,
-    /// The node's etcd that had the data last; where it cannot be held, its number.
+    /// The node's etcd that last had the data. Only the PID if the process cannot be held.
     last: Option<Result<HeldProcess, i32>>,
-    /// The last raft snapshot from a time at which who served had the database that its path names.
+    /// The last raft snapshot from a time at which the serving process had the database that the
+    /// path names.
     snapshot: Option<Option<OsString>>,
     /// Saves the database of a node's etcd that serves from another file.
     rescue: JoinSet<Option<Rescued>>,
     rescued: Option<Rescued>,
-    /// The process of the last one, so that it is not tried twice.
+    /// The process of the last rescue, which is not tried twice.
     rescues: Option<i32>,
-    /// When a copy that failed is tried again.
+    /// Time at which a failed copy is tried again.
     rescue_due: Option<Instant>,
-    /// Since when clients wait.
+    /// Time since which clients wait.
     held: Option<Instant>,
     status: watch::Sender<EtcdStatus>,
 }
 
 impl EtcdDaemon {
-    /// # Errors
+    /// The relay, the steering or the temporary etcd cannot be prepared.
     /// Something necessary is missing.
     pub fn new(
         plan: Plan,
@@ -138,7 +140,8 @@ impl EtcdDaemon {
         })
     }
 
-    /// Never ends. To be called on the thread that lives as long as this process.
+    /// Runs the loop, and never returns. Must be called on a thread that lives as long as this
+    /// process.
     pub async fn run(mut self, commanding: watch::Receiver<bool>) {
         let began = Instant::now();
         loop {
@@ -147,7 +150,8 @@ impl EtcdDaemon {
             self.is_ending &= self.process.is_running();
             let seen = self.seen(*commanding.borrow());
             let serves = seen.own.answers && seen.own.opened == Opened::Named;
-            // Another process serves, or that one does, whose defragmentation has ended since.
+            // The rescue is over if another process serves, or if the rescued process serves after
+            // the end of its defragmentation.
             let is_over = |it: &Rescued| seen.own.process != Some(it.pid) || it.is_unrecovered();
             if serves && self.rescue.is_empty() && self.rescued.as_ref().is_some_and(is_over) {
                 (self.rescues, self.rescued) = (None, None);
@@ -179,7 +183,8 @@ impl EtcdDaemon {
             Ok(look) => (Some(look), false),
             Err(error) => {
                 tracing::debug!(%error, "who has etcd's database cannot be seen");
-                // COMMAND has moved or removed the data: what the temporary one acknowledges would be lost.
+                // COMMAND has moved or removed the data: writes that the temporary etcd
+                // acknowledges would be lost.
                 (None, error.kind() == io::ErrorKind::NotFound)
             }
         };
@@ -216,7 +221,8 @@ impl EtcdDaemon {
                 self.hold(pid);
                 Holder::Another
             }
-            // One that runs may have the lock in the next moment, and what is copied may be all that there is.
+            // A running temporary etcd may get the lock in the next moment, and a file under copy
+            // may be the only data.
             (Some(look), None)
                 if !running
                     && own.opened == Opened::Unseen
@@ -245,23 +251,24 @@ impl EtcdDaemon {
         }
     }
 
-    /// What the node's own etcd has open as its database, if that is not the one that the bridge's path names.
+    /// The database that the node's etcd has opened, if not the file at the bridge's path.
     fn opened_by_own(&self, pid: i32) -> Opened {
         let opened = match self.plan.database.opened_by(pid).0 {
-            // COMMAND may have moved its data.
+            // COMMAND may have moved the etcd's data.
             Opened::Other => {
                 Database::as_named_by(pid).map_or(Opened::Other, |own| own.opened_by(pid).0)
             }
             opened => opened,
         };
-        // Another process has the lock of the file that this one is found to have: that changed since.
+        // Another process has the lock of this file, so the observation is outdated.
         if opened == Opened::Named && self.plan.database.opened_by(pid).0 == Opened::Named {
             return Opened::Unseen;
         }
         opened
     }
 
-    /// Keeps the process that has the data, to know when that process has ended. Another process may have the same PID later.
+    /// Holds the process that has the data, to notice its end. Another process may have the same
+    /// PID later.
     fn hold(&mut self, pid: i32) {
         let is_held = self
             .last
@@ -272,7 +279,7 @@ impl EtcdDaemon {
         }
     }
 
-    /// Whether nobody has the data, nor may be about to write it.
+    /// True if no process has the data, or may be about to write to it.
     fn is_free(&self, look: &Look) -> bool {
         let is_free = self.plan.database.is_free(look).unwrap_or_else(|error| {
             tracing::debug!(%error, "whether etcd's data is free cannot be seen");
@@ -281,7 +288,7 @@ impl EtcdDaemon {
         is_free && self.last.as_ref().is_none_or(has_ended)
     }
 
-    /// Once a process, unless its copy fails.
+    /// Starts a rescue, once for each process unless the copy fails.
     fn begin_rescue(&mut self, process: Option<i32>) {
         let is_due = self.rescue_due.is_some_and(|due| Instant::now() >= due);
         let is_new = |pid: &i32| (is_due || self.rescues != Some(*pid)) && self.rescue.is_empty();
@@ -301,7 +308,7 @@ impl EtcdDaemon {
     fn end_rescue(&mut self, done: Result<Option<Rescued>, JoinError>) {
         self.rescue_due = None;
         match done {
-            // A defragmentation ended: another one of the same process may end otherwise.
+            // A defragmentation ended well. Another one of the same process may fail.
             Ok(None) => (self.rescues, self.rescued) = (None, None),
             Ok(Some(rescued)) => {
                 tracing::warn!("etcd: {}", rescued.trouble());
@@ -314,7 +321,7 @@ impl EtcdDaemon {
         }
     }
 
-    /// What an operator has to decide.
+    /// Trouble that the operator must resolve.
     fn trouble(&self) -> Option<String> {
         self.rescued
             .as_ref()
@@ -322,7 +329,8 @@ impl EtcdDaemon {
             .or_else(|| self.machine.trouble())
     }
 
-    /// The search for a socket's process reads all of /proc, so it is made once a listener.
+    /// The process of the node's etcd. Searched once for each listener, since the search reads all
+    /// of /proc.
     fn own_process(&mut self) -> Option<i32> {
         let at = self.plan.members.own;
         let inode = plan::listener(at)?;
@@ -332,7 +340,8 @@ impl EtcdDaemon {
         self.listens.map(|(_, pid)| pid)
     }
 
-    /// Whether a process is the temporary etcd: a descendant of the one that was started, which watches over it.
+    /// True if the process is the temporary etcd: a descendant of the started process, which
+    /// supervises it.
     fn is_temporary(&self, pid: i32) -> bool {
         let child = self
             .process
@@ -370,7 +379,7 @@ impl EtcdDaemon {
             _ => {}
         }
         if steers {
-            // It is renewed by this, too.
+            // Each call also renews the steering.
             self.steering.start();
         } else {
             self.steering.stop();
@@ -401,8 +410,8 @@ impl EtcdDaemon {
         }
     }
 
-    /// Of the node's own etcd, which else waits 7 s for streams of kube-apiserver's that never end. What is steered comes to a marked
-    /// listener.
+    /// Ends connections of the node's etcd, which otherwise waits 7 s for kube-apiserver's endless
+    /// streams. Steered connections have a marked listener, and stay.
     fn end_connections(&mut self) {
         if let Err(error) = sock_diag::destroy_unmarked(self.plan.members.own.port())
             && !std::mem::replace(&mut self.cannot_end, true)

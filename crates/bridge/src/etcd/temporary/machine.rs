@@ -1,86 +1,91 @@
-//! Who serves etcd's data: from observations to what is wanted. Pure, time is an argument.
+//! The process that serves etcd's data: from observations to wanted states. Pure, time is an
+//! argument.
 //!
-//! The bridge orders the two processes: the temporary etcd is started only while nobody has the data, is killed where the node's own has
-//! the lock, and no client is let through to a process whose database is another file than the one that its path names. etcd's lock on the
-//! database is the second guard.
+//! The bridge orders the two processes. The temporary etcd is started only while no process has the
+//! data, and is killed if the node's etcd has the lock. No client is let through to a process that
+//! has opened another file than the database's path names. etcd's lock on the database is the
+//! second guard.
 
 use berth_node::ipc::bridge::EtcdStep;
 use berth_node::terms::Speedup;
 use std::time::Duration;
 
-/// How long an etcd that does not answer may take to answer calls in flight, before its connections are ended. An etcd that stops waits
-/// 7 s for streams that never end. An etcd that gets no CPU may answer yet, and to end its connections costs writes.
+/// Time for an etcd that does not answer to finish calls in flight, before its connections are
+/// ended. A stopping etcd waits 7 s for streams that never end. An etcd without CPU may still
+/// answer, and ending its connections costs writes.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How long connections of an etcd that stops are ended.
+/// Time for which connections of a stopping etcd are ended.
 const ENDS_CONNECTIONS: Duration = Duration::from_secs(12);
 
-/// How long the temporary etcd may give no answer until it is killed, and may take to end.
+/// Time after which a silent temporary etcd is killed, and time for the temporary etcd to end.
 const HUNG: Duration = Duration::from_secs(10);
 
-/// How long a change of hands takes beside [`GRACE`], and how much longer for each GiB of the database: 602 MiB took 1.8 s, 2.6 GiB 12.7 s
-/// (two processors, all of it in memory).
+/// Time of a change of hands beside [`GRACE`], and additional time for each GiB of the database:
+/// 602 MiB took 1.8 s, 2.6 GiB 12.7 s (two processors, all data in memory).
 const PAUSE: Duration = Duration::from_secs(2);
 const PAUSE_PER_GIB: Duration = Duration::from_secs(5);
 
-/// How much longer than [`HUNG`] it may take to open its database, for each GiB.
+/// Additional time beside [`HUNG`] to open the database, for each GiB.
 const HUNG_PER_GIB: Duration = Duration::from_secs(30);
 
-/// How long it may take from its start until it has the lock, which nobody has as it is started.
+/// Time from the temporary etcd's start to its lock, which no process has at the start.
 const STARTS: Duration = Duration::from_secs(60);
 
-/// How long another file must be seen in the place of the node's own etcd's database. A defragmentation that ends well never shows one.
+/// Time for which another file must be seen in place of the node's etcd's database. A successful
+/// defragmentation never shows another file.
 const SEEN_TWICE: Duration = Duration::from_millis(100);
 
-/// How long the database of a process that answers may be unseen until an operator is told.
+/// Time after which the operator is told that an answering process has no visible database.
 const UNSEEN: Duration = Duration::from_secs(10);
 
-/// When the temporary etcd gives the data back although the node's own is not there, while COMMAND may run: a `kubeadm upgrade` whose etcd
-/// is not healthy for 150 s copies its backup over the data.
+/// Time after which the temporary etcd gives the data back although the node's etcd is away, while
+/// COMMAND may run: a `kubeadm upgrade` that finds etcd unhealthy for 150 s copies its backup over
+/// the data.
 const GIVES_BACK: Duration = Duration::from_secs(90);
 
-/// How long the node's own must have served without a break until its absence is over: kubeadm asks it that often, and it may be well for
-/// less between two ends.
+/// Time for which the node's etcd must have served without a break to end its absence: kubeadm asks
+/// etcd that often, and etcd may be well for a shorter time between two crashes.
 const BACK: Duration = Duration::from_secs(15);
 
-/// How long an own etcd that had the data and ended must wait for its next try.
+/// Time until the node's etcd gets the data again after it had the data and ended.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// Ends of its process before it served after which the temporary etcd is given up.
+/// Number of exits before service after which the temporary etcd is given up.
 const ENDS: u32 = 3;
 
-/// What a process has open as its database.
+/// The file that a process has opened as its database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Opened {
-    /// Nothing that is seen.
+    /// No visible file.
     #[default]
     Unseen,
-    /// The file that its path names, without the lock on it.
+    /// The file that the database's path names, without the lock.
     Waits,
-    /// The file that its path names, locked.
+    /// The file that the database's path names, locked.
     Named,
-    /// A locked file that has another name by now, or none.
+    /// A locked file that was renamed or deleted.
     Other,
 }
 
-/// Who has the lock on the database.
+/// Holder of the lock on the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Holder {
-    /// It cannot be seen, or a process that had it has not ended.
+    /// The holder cannot be seen, or an earlier holder has not ended.
     #[default]
     Unknown,
-    /// Nobody has the lock, any other file of the data, or may get it in the next moment.
+    /// No process has a lock on any file of the data, or may get a lock in the next moment.
     Nobody,
     Temporary,
     Another,
 }
 
-/// State of the node's own etcd.
+/// State of the node's etcd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OwnEtcd {
-    /// The process that listens on its port.
+    /// The process that listens on the node's etcd's port.
     pub process: Option<i32>,
-    /// It answers handshakes.
+    /// True if TLS handshakes are answered.
     pub answers: bool,
     pub opened: Opened,
 }
@@ -89,9 +94,9 @@ pub struct OwnEtcd {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TemporaryEtcd {
     pub running: bool,
-    /// It was told to end.
+    /// True if the process was told to end.
     pub ending: bool,
-    /// How often its process ended by itself.
+    /// Number of exits without a request by the bridge.
     pub ends: u32,
     pub answers: bool,
     pub opened: Opened,
@@ -102,21 +107,21 @@ pub struct EtcdObservation {
     pub own: OwnEtcd,
     pub temporary: TemporaryEtcd,
     pub holder: Holder,
-    /// Of the database, in bytes.
+    /// Size of the database, in bytes.
     pub size: u64,
-    /// COMMAND runs, or may.
+    /// True while COMMAND runs or may run.
     pub commanding: bool,
-    /// The node's own had a database to which no name leads, and the bridge did not end that process: what the path names may lack what
-    /// was acknowledged.
+    /// True if the node's etcd had a database without a name, and the bridge did not end the
+    /// process: the file at the path may lack acknowledged writes.
     pub unrecovered: bool,
 }
 
-/// Where the relay connects its clients.
+/// Destination of the relay's clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Route {
     #[default]
     Own,
-    /// Nowhere yet: they wait.
+    /// Clients wait for a destination.
     Hold,
     Temporary,
 }
@@ -129,16 +134,16 @@ pub enum Process {
     Kill,
 }
 
-/// What is to be, until the next observation.
+/// The wanted state until the next observation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EtcdWanted {
     pub route: Route,
-    /// The connections of whoever stops are ended.
+    /// End the connections of the stopping etcd.
     pub ends_connections: bool,
-    /// The node's kube-apiserver comes to the relay, too.
+    /// Steer the node's kube-apiserver to the relay, too.
     pub steers: bool,
     pub temporary: Process,
-    /// The node's own etcd has a database to which no name leads: it is to be saved.
+    /// Save the database of the node's etcd, which has no name.
     pub rescues: bool,
 }
 
@@ -147,41 +152,47 @@ pub struct EtcdMachine {
     speedup: Speedup,
     step: EtcdStep,
     since: Duration,
-    /// Calls in flight have had their time in this step.
+    /// True once calls in flight have had their time in this step.
     has_stopped: bool,
-    /// Since when the node's own does not answer, or not without a break for [`BACK`]; and since when it has served.
+    /// Time since which the node's etcd is silent, or has not answered without a break for
+    /// [`BACK`]; and time since which it has served.
     away: Option<Duration>,
     back: Option<Duration>,
-    /// The temporary one's ends before this step.
+    /// Exits of the temporary etcd before this step.
     ends: u32,
-    /// Since when the temporary one has given no answer, and whether it has had the lock since.
+    /// Time since which the temporary etcd is silent, and true if it has had the lock since.
     silent: Option<(Duration, bool)>,
-    /// Since when it has been told to end.
+    /// Time since which the temporary etcd has been told to end.
     ending: Option<Duration>,
-    /// It is to be killed: that is no end by itself.
+    /// True if the bridge kills the temporary etcd: the exit does not count as one without a
+    /// request.
     kills: bool,
-    /// Since when the node's own has had another file than its path names, and has answered without a database that is seen.
+    /// Time since which the node's etcd has opened another file than the path names; and time since
+    /// which it has answered without a visible database.
     other: Option<Duration>,
     unseen: Option<Duration>,
-    /// It has served: it ends on SIGTERM. As the first process of its namespace, one that waits for the lock ignores that.
+    /// True if the temporary etcd has served, and so ends on SIGTERM. An etcd that waits for the
+    /// lock ignores SIGTERM, as the first process of its namespace.
     served: bool,
-    /// In the step returning: nobody keeps the node's own from the data.
+    /// In the step returning: nothing keeps the node's etcd from the data.
     had_data: bool,
-    /// In the step returning: the node's own is ended by the bridge.
+    /// In the step returning: the bridge ends the node's etcd.
     rescued: bool,
-    /// How often it had the data since it last served, and ended; and when it may have it again.
+    /// Number of times that the node's etcd had the data and ended since it last served; and time
+    /// at which it may have the data again.
     failed: u32,
     retry: Duration,
     given_up: bool,
     is_unseen: bool,
 }
 
-/// How long the temporary etcd may take from the lock to its first answer, with a database of this size.
+/// Time for the temporary etcd from the lock to the first answer, with a database of the given
+/// size.
 pub fn patience(bytes: u64) -> Duration {
     HUNG + HUNG_PER_GIB.mul_f64(bytes as f64 / f64::from(1_u32 << 30))
 }
 
-/// How long clients wait at a change of hands, with a database of this size in memory.
+/// Time for which clients wait at a change of hands, with a database of the given size in memory.
 pub fn expected_pause(bytes: u64) -> Duration {
     GRACE + PAUSE + PAUSE_PER_GIB.mul_f64(bytes as f64 / f64::from(1_u32 << 30))
 }
@@ -194,7 +205,7 @@ impl EtcdMachine {
         }
     }
 
-    /// One that is slow to answer does not count as one that stops.
+    /// The step for the status. An etcd that is slow to answer does not count as stopping.
     pub fn step(&self) -> EtcdStep {
         if self.step == EtcdStep::Stopping && !self.has_stopped {
             EtcdStep::Own
@@ -203,7 +214,7 @@ impl EtcdMachine {
         }
     }
 
-    /// What an operator has to decide.
+    /// Trouble that the operator must resolve.
     pub fn trouble(&self) -> Option<String> {
         match self.step() {
             EtcdStep::Own if self.is_unseen => Some(
@@ -264,7 +275,7 @@ impl EtcdMachine {
             }
             EtcdStep::Stopping if is_other || self.is_hung(seen, now) => EtcdStep::Returning,
             EtcdStep::Temporary if !temporary.running || must_not_run(seen) => EtcdStep::Stopping,
-            // One that answers has other data: COMMAND wanted that.
+            // An answering etcd of the node has other data, as COMMAND wanted.
             EtcdStep::Temporary
                 if own.answers
                     || is_other
@@ -288,7 +299,8 @@ impl EtcdMachine {
             self.has_stopped |= elapsed >= GRACE;
             elapsed
         } else {
-            // What has another database gets no time to acknowledge more, and who ended or was given back has no calls in flight.
+            // A process with another database gets no time to acknowledge more, and an etcd that
+            // ended or was given back has no calls in flight.
             self.has_stopped = is_other || next == EtcdStep::Stopping && self.step != EtcdStep::Own;
             (self.step, self.since, self.ends) = (next, now, temporary.ends);
             (self.had_data, self.rescued) = (false, false);
@@ -305,7 +317,7 @@ impl EtcdMachine {
         wanted
     }
 
-    /// Notes since when things have been as they are seen.
+    /// Notes since when the observed conditions hold.
     fn note(&mut self, seen: &EtcdObservation, now: Duration) {
         let EtcdObservation {
             own,
@@ -367,7 +379,7 @@ impl EtcdMachine {
                 let TemporaryEtcd {
                     running, ending, ..
                 } = seen.temporary;
-                // One that was told to end may do so at any time.
+                // An etcd that was told to end may exit at any time.
                 let may_begin = seen.holder == Holder::Nobody && !seen.unrecovered;
                 let may_run = !ending && !must_not_run(seen) && (running || may_begin);
                 let temporary = if may_run { Process::Run } else { Process::Kill };
@@ -391,7 +403,7 @@ impl EtcdMachine {
         }
     }
 
-    /// The temporary one has given no answer for long.
+    /// True if the temporary etcd has been silent for too long.
     fn is_hung(&self, seen: &EtcdObservation, now: Duration) -> bool {
         self.silent.is_some_and(|(since, has_lock)| {
             let most = match (has_lock, self.served) {
@@ -413,25 +425,26 @@ impl EtcdMachine {
 }
 
 impl OwnEtcd {
-    /// It has the database open, and another process the lock.
+    /// True if the process has the database open, and another process has the lock.
     fn waits(&self) -> bool {
         self.opened == Opened::Waits
     }
 
-    /// It may have clients.
+    /// True if the process may have clients.
     fn serves(&self) -> bool {
         self.answers && self.opened == Opened::Named
     }
 }
 
 impl TemporaryEtcd {
-    /// It may have clients.
+    /// True if the process may have clients.
     fn serves(&self) -> bool {
         self.running && self.answers && self.opened == Opened::Named
     }
 }
 
-/// The temporary etcd waits for the data that another process has, or serves what no name leads to: the next one has all that is in the log.
+/// True if the temporary etcd waits for data that another process has, or serves a file without a
+/// name: the next process gets everything from the log.
 fn must_not_run(seen: &EtcdObservation) -> bool {
     seen.temporary.running
         && (seen.holder == Holder::Another || seen.temporary.opened == Opened::Other)

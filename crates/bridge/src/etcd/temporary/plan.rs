@@ -1,4 +1,4 @@
-//! The node's etcd, whether it can be stood in for, and the temporary one's arguments.
+//! The node's etcd, checks that a temporary etcd is possible, and the temporary etcd's arguments.
 
 use super::database::Database;
 use super::machine::{self, Opened};
@@ -28,13 +28,14 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The manifest of the static pod, next to kube-apiserver's.
+/// Manifest of etcd's static pod, next to kube-apiserver's.
 const MANIFEST: &str = "etcd.yaml";
 
-/// Minor versions of which it was read and tried that the lock is waited for before anything else of the data is read or written.
+/// Minor versions that wait for the lock before they read or write any other data, as read in their
+/// source and tested.
 const VERSIONS: [&str; 2] = ["3.5.", "3.6."];
 
-/// Flags with which the temporary one would be another etcd, or on the same port.
+/// Flags that would make the temporary etcd another etcd, or use the same port.
 const OTHERS: [&str; 4] = [
     "--config-file",
     "--wal-dir",
@@ -42,46 +43,48 @@ const OTHERS: [&str; 4] = [
     "--listen-client-http-urls",
 ];
 
-/// Flags by which an etcd defragments its database as it starts: 3.5 knows the second one, 3.6 both. Without them it does not.
+/// Flags that make etcd defragment its database at the start: 3.5 knows the second flag, 3.6 both.
+/// By default etcd does not defragment.
 const DEFRAGMENTS: [&str; 2] = [
     "--bootstrap-defrag-threshold-megabytes",
     "--experimental-bootstrap-defrag-threshold-megabytes",
 ];
 
-/// The number of log entries after which etcd writes a raft snapshot, etcd's own if there is none, and how many more the temporary one
-/// waits for: none of its first entries is in a snapshot, so that all of them can be read from the log.
+/// Flag for the number of log entries between two raft snapshots, etcd's default, and the
+/// additional entries of the temporary etcd: no snapshot covers its first entries, so that all of
+/// them can be read from the log.
 const SNAPSHOT_COUNT: &str = "--snapshot-count";
 const SNAPSHOT_COUNT_BY_DEFAULT: u64 = 100_000;
 const MORE_ENTRIES: u64 = 5_000;
 
-/// What becomes of one that is left alone.
+/// The consequence of leaving an etcd alone.
 const ALONE: &str =
     "it is left alone, and requests that need it wait or time out while COMMAND restarts it";
 
-/// An etcd that is to be stood in for.
+/// An etcd that gets a temporary etcd.
 #[derive(Debug)]
 pub struct Plan {
-    /// What the temporary kube-apiserver dials: the relay.
+    /// URL of the relay, for the temporary kube-apiserver.
     pub server: OsString,
     pub members: Members,
-    /// On the node.
+    /// The database's place on the node.
     pub database: Database,
-    /// The data directory as its arguments name it.
+    /// The data directory as etcd's arguments name it.
     pub data: PathBuf,
     pub argv: Vec<OsString>,
     pub process: HeldProcess,
     pub like: ProcessAttributes,
     pub pod: Option<RunningPod>,
-    /// As kube-apiserver dials it; its certificate is not checked.
+    /// TLS configuration as kube-apiserver's, but without a check of etcd's certificate.
     pub tls: Arc<ClientConfig>,
-    /// The relay's listener.
+    /// Listener of the relay.
     pub relay: TcpListener,
     pub revisions: Revisions,
 }
 
 impl Plan {
-    /// For the only member of an etcd that a kube-apiserver uses. None if it is given by a name, or cannot be stood in for, which is
-    /// reported.
+    /// A plan for an etcd with a single member that a kube-apiserver uses. `None` with a report if
+    /// etcd is given by a name, or a temporary etcd is not possible.
     pub async fn find(
         command: &[OsString],
         Alone {
@@ -167,10 +170,7 @@ impl Plan {
                 return None;
             }
             (Some(other), _) => Err(format!("process {other} has the lock on its database")),
-            (None, _) => Err(
-                "its file system shows no lock on its database (NFS has none that counts)"
-                    .to_owned(),
-            ),
+            (None, _) => Err("its file system does not support file locks (is it NFS?)".to_owned()),
         };
         report.ok("", locked.map_err(|why| fix(&why)))?;
         if !may_mount() {
@@ -184,7 +184,7 @@ impl Plan {
         ));
         let tls = report.ok("", gateway.tls(false).map_err(|why| fix(&why)))?;
         let source = report.ok(&what, address::random())?;
-        // An etcd that these never reach would be taken for one that stops.
+        // An etcd that the probes never reach would count as stopping.
         let answered = probe::once(source.into(), own.into(), tls.clone()).await;
         report.ok(
             "",
@@ -196,14 +196,14 @@ impl Plan {
         )?;
         if !VERSIONS.iter().any(|known| version.starts_with(known)) {
             report.error(fix(&format!(
-                "version {version} is none of those of which the lock is known to do ({}x)",
+                "version {version} is not supported: berth knows the locking of {}x only",
                 VERSIONS.join("x, ")
             )));
             return None;
         }
         if acknowledges_early(version) {
             report.error(fix(&format!(
-                "version {version} acknowledges what it may lose when it is killed, as a bridge may have to (mended in 3.5.5)"
+                "version {version} may lose acknowledged writes when it is killed, as a bridge may have to (fixed in 3.5.5)"
             )));
             return None;
         }
@@ -249,7 +249,8 @@ impl Plan {
     }
 }
 
-/// Whether an only member of this version acknowledges a write before the write is in its log (etcd-io/etcd#14370).
+/// True if a single member of this version acknowledges a write before the write is in its log
+/// (etcd-io/etcd#14370).
 fn acknowledges_early(version: &str) -> bool {
     let patch = version
         .strip_prefix("3.5.")
@@ -257,13 +258,13 @@ fn acknowledges_early(version: &str) -> bool {
     patch.is_some_and(|patch| patch.parse::<u32>().is_ok_and(|patch| patch < 5))
 }
 
-/// Whether this process may mount.
+/// True if this process may mount.
 fn may_mount() -> bool {
     rustix::thread::capabilities(None)
         .is_ok_and(|has| has.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
-/// The address that can be stood in for.
+/// The address of an etcd that can have a temporary etcd.
 fn address(urls: &[String], is_for_all: bool) -> Result<SocketAddrV4, String> {
     if !is_for_all {
         return Err("it is for some resources alone (--etcd-servers-overrides)".into());
@@ -301,7 +302,7 @@ pub fn listener(at: SocketAddrV4) -> Option<u64> {
         .map(|entry| entry.inode)
 }
 
-/// The data directory, where etcd is configured by flags alone.
+/// The data directory, if etcd is configured by flags alone.
 fn data(command: &[OsString], environment: &[OsString]) -> Result<PathBuf, String> {
     if let Some(flag) = OTHERS
         .into_iter()
@@ -324,7 +325,8 @@ fn data(command: &[OsString], environment: &[OsString]) -> Result<PathBuf, Strin
     data.ok_or_else(|| "it has no --data-dir with an absolute path".to_owned())
 }
 
-/// Whether the kubelet sets a variable of this name for a Service called etcd or etcd-…: no flag of etcd's has such a name.
+/// True if the kubelet sets a variable of this name for a Service called etcd or etcd-…: none of
+/// etcd's flags has such a name.
 fn is_service_link(name: &str) -> bool {
     let ends = ["_PORT", "_SERVICE_HOST"]
         .into_iter()
@@ -338,7 +340,8 @@ fn is_service_link(name: &str) -> bool {
     ends || protocol || name.contains("_SERVICE_PORT_")
 }
 
-/// The temporary one's address and command line: all listeners are on an address of its own. What it tells of itself stays.
+/// Address and command line of the temporary etcd: all listeners have a separate address.
+/// Advertised URLs stay.
 fn arguments(mut argv: Vec<OsString>) -> io::Result<(SocketAddrV4, Vec<OsString>)> {
     let ip = address::random().map_err(io::Error::other)?;
     let free: Vec<_> = (0..3)

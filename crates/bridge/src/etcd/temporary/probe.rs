@@ -1,4 +1,5 @@
-//! Whether an etcd answers: by a TLS handshake, since one that stops keeps its listener and answers no more.
+//! Probes of an etcd by TLS handshakes, since a stopping etcd keeps its listener but completes no
+//! handshake.
 
 use super::relay::dial;
 use rustls::ClientConfig;
@@ -12,14 +13,15 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tokio_rustls::TlsConnector;
 
-/// Time between two handshakes, and how many may be in flight.
+/// Time between two handshakes, and number of handshakes that may be in flight.
 const INTERVAL: Duration = Duration::from_millis(100);
 const IN_FLIGHT: usize = 8;
 
-/// How long none of them may end until that counts. One that is refused counts at once.
+/// Time without a completed handshake after which the etcd counts as silent. A refused handshake
+/// counts at once.
 const SILENCE: Duration = Duration::from_millis(250);
 
-/// How long one handshake may take before anything depends on them.
+/// Time for a single handshake before anything depends on the probes.
 const ONCE: Duration = Duration::from_secs(5);
 
 /// Probes for as long as there is a receiver.
@@ -52,15 +54,16 @@ pub async fn follow(
     }
 }
 
-/// One handshake, within the time that an etcd may take that has much to do.
+/// Makes a single handshake, with time for a busy etcd.
 ///
 /// # Errors
-/// It does not answer.
+/// The etcd does not answer.
 pub async fn once(source: IpAddr, to: SocketAddr, tls: Arc<ClientConfig>) -> io::Result<()> {
     timeout(ONCE, handshake(source, to, tls)).await?
 }
 
-/// Any answer in TLS shows that it serves: its certificate may be renewed meanwhile.
+/// Makes a handshake. Any TLS answer shows that the etcd serves: its certificate may be renewed
+/// meanwhile.
 async fn handshake(source: IpAddr, to: SocketAddr, tls: Arc<ClientConfig>) -> io::Result<()> {
     let stream = dial(source, to).await?;
     match TlsConnector::from(tls)

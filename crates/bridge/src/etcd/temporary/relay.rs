@@ -1,6 +1,8 @@
-//! What kube-apiserver dials instead of the node's etcd: bytes are passed to whoever serves the data. TLS is not opened.
+//! The relay that kube-apiserver dials instead of the node's etcd: passes bytes to the etcd that
+//! serves the data. TLS is not opened.
 //!
-//! A connection that nobody can serve yet waits, since a refused one costs 1 s and more: gRPC backs off.
+//! A connection waits while no etcd can serve, because a refused connection costs 1 s and more:
+//! gRPC backs off.
 
 use super::machine::Route;
 use berth_os::netdevice;
@@ -18,32 +20,34 @@ use tokio::time::timeout;
 /// Time between two dials of an etcd that refuses.
 const REDIAL: Duration = Duration::from_millis(50);
 
-/// Dials after which a client is let go: as long as kube-apiserver's own dial may take.
+/// Number of dials after which a client is let go: as long as kube-apiserver's dial may take.
 const DIALS: u32 = 400;
 
-/// How long the steering is good for without a renewal.
+/// Time for which the steering lasts without a renewal.
 pub const LEASE: Duration = Duration::from_secs(4);
 
-/// Steers what dials an etcd's address from there to a relay, once that is on.
+/// Steers connections to an etcd's address that come from the same address to a relay, once
+/// switched on.
 ///
 /// # Errors
-/// Something necessary is missing.
+/// A kernel feature or permission is missing.
 pub fn steering(at: SocketAddrV4, relay: &impl AsFd) -> Result<Steering, Error> {
     let steering = Steering::new(Purpose::Etcd, at.port(), &[(*at.ip()).into()], LEASE)?;
     steering.give_to(relay.as_fd())?;
     Ok(steering)
 }
 
-/// Where the two etcds are.
+/// Addresses of the two etcds.
 #[derive(Debug, Clone, Copy)]
 pub struct Members {
     pub own: SocketAddrV4,
     pub temporary: SocketAddrV4,
-    /// The relay dials from here: what comes from the own one's address itself is steered to the relay.
+    /// Source address of the relay: connections from the node's etcd's address are steered to the
+    /// relay.
     pub source: Ipv4Addr,
 }
 
-/// Relays until it is dropped. Each change of `ends` ends all connections that were connected before.
+/// Relays until dropped. Each change of `ends` ends all connections that were connected before.
 pub async fn serve(
     listener: TcpListener,
     members: Members,
@@ -56,7 +60,7 @@ pub async fn serve(
     .await;
 }
 
-/// Gives each client of this node to `relay`, until this is dropped.
+/// Gives each client of this node to `relay`, until dropped.
 pub async fn accept<R: Future<Output = io::Result<()>> + Send + 'static>(
     listener: TcpListener,
     relay: impl Fn(TcpStream) -> R,
@@ -77,7 +81,8 @@ pub async fn accept<R: Future<Output = io::Result<()>> + Send + 'static>(
     }
 }
 
-/// Whether a client is on this node: the relay listens at the address of the node's etcd, which others may reach.
+/// True if a client is on this node: the relay listens at the address of the node's etcd, which
+/// remote clients may reach.
 fn is_of_node(ip: IpAddr) -> bool {
     ip.is_loopback() || netdevice::addresses().is_ok_and(|all| all.contains(&ip))
 }
@@ -92,7 +97,7 @@ async fn relay(
     pass(client, etcd, async { drop(ends.changed().await) }).await
 }
 
-/// Passes bytes until one of them ends, or `ends` does.
+/// Passes bytes until either connection ends, or `ends` completes.
 pub async fn pass(
     mut client: TcpStream,
     mut etcd: TcpStream,
@@ -106,7 +111,8 @@ pub async fn pass(
     }
 }
 
-/// Waits until somebody serves, for as long as a client may wait. What ends connections from the time of the dial on ends this one.
+/// Waits for an etcd that serves, for as long as a client may wait. A change of `ends` after the
+/// dial ends this connection, too.
 async fn connect(
     members: Members,
     route: &mut watch::Receiver<Route>,
@@ -128,7 +134,7 @@ async fn connect(
         };
         match dial(members.source.into(), to.into()).await {
             Err(_) if dials < DIALS => dials += 1,
-            // Another serves by now, or nobody.
+            // The route has changed since.
             Ok(_) if *route.borrow() != chosen => continue,
             dialled => return dialled,
         }
@@ -136,7 +142,7 @@ async fn connect(
     }
 }
 
-/// Both are of one family.
+/// Connects from `source`. Both addresses are of the same family.
 pub async fn dial(source: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
     let socket = if to.is_ipv4() {
         TcpSocket::new_v4()

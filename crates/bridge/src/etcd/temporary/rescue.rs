@@ -1,8 +1,9 @@
-//! A node's etcd that serves from a database to which no name leads: the database is copied, and the process is ended where that loses
-//! nothing.
+//! Rescue of a node's etcd that serves from a database without a name: the database is copied, and
+//! the process is ended if nothing is lost.
 //!
-//! After the next raft snapshot the data directory cannot be opened any more with the file that its path names. So the process is stopped
-//! (SIGSTOP) before the copy is made and the snapshots are listed: the copy is whole, and no snapshot is written in between.
+//! After the next raft snapshot, etcd can no longer open the data directory with the file that the
+//! database's path names. So the process is stopped (SIGSTOP) before the copy is made and the
+//! snapshots are listed: the copy is complete, and no snapshot is written in between.
 
 use super::database::Database;
 use super::machine::Opened;
@@ -17,31 +18,32 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The page that says how to go on.
+/// The documentation of the next steps.
 pub const PAGE: &str = "docs/bridge.md, \"A node whose etcd serves a deleted database\"";
 
-/// How long its threads may take to stop; one that writes to a disk stops when it has written.
+/// Time for the process's threads to stop. A thread that writes to a disk stops after the write.
 const STOPS: Duration = Duration::from_secs(10);
 
-/// How long it may be stopped for the copy, which a disk that hangs would not end.
+/// Longest stop of the process for the copy, which would never end on a hung disk.
 const COPIES: Duration = Duration::from_secs(60);
 
-/// What became of it.
+/// Result of a rescue.
 #[derive(Debug)]
 pub struct Rescued {
     pub pid: i32,
-    /// Where the copy is. One that failed may be tried again.
+    /// Path of the copy. A failed copy may be tried again.
     pub copy: Result<PathBuf, String>,
     ended: Result<(), String>,
 }
 
 impl Rescued {
-    /// The process was not ended by the bridge: the file at the database's path may lack writes that the process acknowledged.
+    /// True if the bridge did not end the process: the file at the database's path may lack writes
+    /// that the process acknowledged.
     pub fn is_unrecovered(&self) -> bool {
         self.ended.is_err()
     }
 
-    /// For an operator.
+    /// Message for the operator.
     pub fn trouble(&self) -> String {
         let copy = match &self.copy {
             Ok(path) => format!("a copy of that is {}", path.display()),
@@ -60,9 +62,10 @@ impl Rescued {
     }
 }
 
-/// Copies the database of a process, and ends the process if it has written no snapshot since `known`, the last one from a time at which
-/// its database was the one that its path names. `None` if its database is the one that its path names by now, as at the end of a
-/// defragmentation. Blocks for as long as the copy takes.
+/// Copies the database of a process. Ends the process if it has written no snapshot since `known`,
+/// the last snapshot from a time at which the process had the database that the path names. `None`
+/// if the process has that database now, for example after a defragmentation. Blocks for as long as
+/// the copy takes.
 pub fn rescue(pid: i32, database: &Database, known: Option<&Option<OsString>>) -> Option<Rescued> {
     let failed = |error: io::Error| error.to_string();
     let (copy, ended) = match HeldProcess::of(pid) {
@@ -78,7 +81,7 @@ pub fn rescue(pid: i32, database: &Database, known: Option<&Option<OsString>>) -
     Some(Rescued { pid, copy, ended })
 }
 
-/// Stops a process, copies its database, and goes on with `then` before the process does.
+/// Stops a process, copies its database, and calls `then` before the process continues.
 fn save(
     process: &HeldProcess,
     database: &Database,
@@ -91,13 +94,14 @@ fn save(
         return Ok(None);
     };
     let copy = copy_in_time(from.clone(), database.data().to_owned())?;
-    // Whatever becomes of the bridge, its log names the copy.
+    // Whatever happens to the bridge, the log names the copy.
     tracing::info!(pid = process.pid, copy = %copy.display(), "the database of the node's own etcd was copied");
     then(&from);
     Ok(Some(copy))
 }
 
-/// As [`copy`], on a thread that is left alone where the copy takes too long: its result is removed.
+/// Copies like [`copy`], on a separate thread. A copy that takes too long is abandoned, and removed
+/// at its end.
 fn copy_in_time(from: PathBuf, beside: PathBuf) -> io::Result<PathBuf> {
     let (done, copied) = mpsc::sync_channel(0);
     std::thread::spawn(move || {
@@ -112,7 +116,7 @@ fn copy_in_time(from: PathBuf, beside: PathBuf) -> io::Result<PathBuf> {
     })
 }
 
-/// Copies a file beside a directory, on the disk when this returns.
+/// Copies a file beside a directory. The copy is on the disk on return.
 fn copy(from: &Path, beside: &Path) -> io::Result<PathBuf> {
     let mut name = beside
         .file_name()
@@ -123,10 +127,10 @@ fn copy(from: &Path, beside: &Path) -> io::Result<PathBuf> {
         .unwrap_or_default();
     name.push(format!("-berth-{}.db", now.as_millis()));
     let to = beside.with_file_name(name);
-    // A copy that ends with the bridge is half a database, and has another name.
+    // A killed bridge leaves half a database, which needs another name.
     let part = to.with_extension("db.part");
     let mut from = File::open(from)?;
-    // A part of a database is of no use, and takes room.
+    // A partial database is useless, and takes space.
     replace(&to, &part, |mut file| {
         ioctl_ficlone(&file, &from).or_else(|_| io::copy(&mut from, &mut file).map(drop))?;
         file.sync_all()
@@ -137,8 +141,8 @@ fn copy(from: &Path, beside: &Path) -> io::Result<PathBuf> {
     Ok(to)
 }
 
-/// Ends a process that is stopped, if the log has all of its database since the file that its path names. COMMAND may have moved the data,
-/// or put others into their place: then the log is elsewhere, or the database has another name.
+/// Ends a stopped process if the log has all of its writes since the file that the path names. If
+/// COMMAND moved or replaced the data, the log is elsewhere, or the database has another name.
 fn end(
     process: &HeldProcess,
     from: &Path,
@@ -167,7 +171,7 @@ fn end(
         ));
     }
     match process.kill() {
-        // It has ended meanwhile.
+        // The process has ended meanwhile.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {
             Ok(())
         }
@@ -184,10 +188,10 @@ mod tests {
     const SEGMENT: &str = "member/wal/0000000000000000-0000000000000000.wal";
     const SECOND: &str = "0000000000000002-0000000000004e22.snap";
 
-    /// Something that holds a database as etcd does, by flock(1).
+    /// A process that holds a database as etcd does, by flock(1).
     fn etcd(database: &Database) -> Option<Child> {
         let mut command = Command::new("flock");
-        // With a segment of its log open, if that is there.
+        // Opens a segment of the log, too, if there is one.
         let script = "[ ! -e \"$0\" ] || exec 9<\"$0\"; echo; read line";
         command
             .arg("--no-fork")

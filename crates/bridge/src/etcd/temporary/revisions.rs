@@ -1,5 +1,6 @@
-//! Whether who serves etcd's data goes on from what was served before: the revision may not be lower. Where COMMAND copied or moved the data
-//! while "etcd is stopped", or put a backup in its place, writes are missing.
+//! Checks that an etcd continues from the data that was served before: the revision must not be
+//! lower. Writes are missing if COMMAND copied or moved the data while "etcd is stopped", or put a
+//! backup in its place.
 
 use crate::etcd::gateway::Gateway;
 use berth_node::ipc::bridge::{EtcdStatus, EtcdStep};
@@ -7,11 +8,12 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-/// Time between two questions to the temporary etcd, and to the node's own. What is written after the last one is not counted.
+/// Time between two questions to the temporary etcd, and to the node's etcd. Writes after the last
+/// question are not counted.
 const INTERVAL: Duration = Duration::from_millis(200);
 const OWN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Where both are asked. Their certificate is for the node's own.
+/// URLs of both etcds. Their certificate is for the address of the node's etcd.
 #[derive(Debug, Clone)]
 pub struct Revisions {
     pub gateway: Gateway,
@@ -19,17 +21,17 @@ pub struct Revisions {
     pub temporary: String,
 }
 
-/// What is known of the data.
+/// Result of the comparison.
 #[derive(Debug, Clone, Default)]
 pub struct Compared {
-    /// Writes are missing.
+    /// The message if writes are missing.
     pub missing: Option<String>,
-    /// The node's own has not been asked since it returned.
+    /// True if the node's etcd has not been asked since it returned.
     pub is_open: bool,
 }
 
 impl Revisions {
-    /// Goes on until one end of the channels is dropped.
+    /// Compares revisions until an end of the channels is dropped.
     pub async fn compare(
         self,
         mut etcd: watch::Receiver<EtcdStatus>,
@@ -68,7 +70,7 @@ impl Revisions {
     }
 }
 
-/// What is wrong where who serves has a lower revision than was seen before. Each write adds one to it.
+/// The message for a lower revision than before. Each write adds one to the revision.
 fn gap(who: &str, before: u64, now: u64) -> Option<String> {
     let lost = before.checked_sub(now).filter(|lost| *lost > 0)?;
     Some(format!(
@@ -83,12 +85,12 @@ mod tests {
     use super::*;
     use berth_testing::etcd;
 
-    /// Compares the revisions of the etcds that serve in these steps, one after the other.
+    /// Compares the revisions of etcds that serve in the given steps, in order.
     async fn compared(steps: &[(EtcdStep, u64)]) -> Compared {
         let (members, servers) = etcd::start(&[(([127, 0, 0, 1], 0).into(), "127.0.0.1"); 3]).await;
         let access = &servers[0].access;
         let gateway = Gateway::new(access.ca.clone(), access.client.clone()).named("127.0.0.1");
-        // Of the simulated members, the third one answers with these revisions.
+        // The third of the simulated members answers with the given revisions.
         let at = || servers[2].access.server.clone();
         let revisions = Revisions {
             gateway,
@@ -105,7 +107,7 @@ mod tests {
         for (step, revision) in steps {
             members.lock().unwrap().revisions = vec![*revision; 100];
             to.send_modify(|status| status.step = *step);
-            // The third question is asked when the answer to the second one, which is of this step, is known.
+            // The third question follows the answer to the second, which belongs to this step.
             while matches!(step, EtcdStep::Own | EtcdStep::Temporary) && left() > 97 {
                 sleep(Duration::from_millis(10)).await;
             }
@@ -125,7 +127,8 @@ mod tests {
             ),
             (&[(Temporary, 100), (Own, 100)], None),
             (&[(Temporary, 90), (Own, 100)], None),
-            // COMMAND put a copy there while the node's own was away, or between two temporary ones.
+            // COMMAND put a copy in place of the data while the node's etcd was away, or between
+            // two temporary etcds.
             (
                 &[(Own, 150), (Temporary, 100), (Own, 100)],
                 Some("the temporary etcd serves from other data"),

@@ -1,6 +1,7 @@
 use super::*;
 
-/// As v3.5 answers, with kubeadm's flags: numbers of 64 bits are strings, and what is zero, empty or false is left out.
+/// An answer of v3.5, with kubeadm's flags: 64-bit numbers are strings, and zero, empty or false
+/// fields are omitted.
 const LIST: &str = r#"{"header":{"cluster_id":"7895810959607866176","member_id":"9372538179322589801","raft_term":"10"},"members":[
     {"ID":"9372538179322589801","name":"cp-1","peerURLs":["https://10.0.0.5:2380"],"clientURLs":["https://10.0.0.5:2379"]},
     {"ID":"10501334649042878790","name":"cp-2","peerURLs":["https://10.0.0.6:2380"],"clientURLs":["https://10.0.0.6:2379"]},

@@ -1,4 +1,4 @@
-//! Single rules, each of which decides alone what one observation or one request leads to.
+//! Rules that are tested one by one: a single observation or request leads to a certain decision.
 
 use super::*;
 use Step::{AwaitOwn, Drain, Hold, Linger, Overlap, Restore, Settle, Start};
@@ -24,7 +24,8 @@ const GONE: TemporaryObservation = TemporaryObservation {
     ..SLOW
 };
 
-/// Both serve, new connections go to the bridge, and nothing keeps COMMAND from beginning.
+/// Both instances serve, new connections go to the bridge, and nothing keeps COMMAND from
+/// beginning.
 const SERVED: BridgeObservation = BridgeObservation {
     temporary: READY,
     own: OwnObservation {
@@ -38,7 +39,7 @@ const SERVED: BridgeObservation = BridgeObservation {
     drained: false,
 };
 
-/// The node's own is not ready.
+/// The node's kube-apiserver is not ready.
 const UNREADY: BridgeObservation = BridgeObservation {
     own: OwnObservation {
         process: Some(FIRST),
@@ -47,7 +48,7 @@ const UNREADY: BridgeObservation = BridgeObservation {
     ..SERVED
 };
 
-/// In this step since the time 0.
+/// A machine in the given step since the time 0.
 fn from(step: Step) -> Machine {
     Machine {
         step,
@@ -64,7 +65,8 @@ fn is_not_begun(machine: &Machine) -> bool {
     matches!(machine.outcome, BridgeOutcome::NotBegun(_))
 }
 
-/// Asserts that what is seen from the time 0 on leads to `next` after `time`, and not a nanosecond sooner.
+/// Asserts that an observation from the time 0 on leads to `next` after `time`, and not a
+/// nanosecond sooner.
 #[track_caller]
 fn leads_after(time: Duration, mut machine: Machine, seen: &BridgeObservation, next: Step) {
     changes_after(time, machine.step, next, |now| {
@@ -105,7 +107,8 @@ fn a_command_may_run_while_nobody_says_that_it_has_ended() {
             "{step}"
         );
     }
-    // Etcd that serves again ends that knowledge, and etcd that does not gives none.
+    // The end of COMMAND is forgotten when etcd serves again, and is not concluded from a stopped
+    // etcd.
     for (ended, etcd, then) in [
         (true, true, false),
         (true, false, true),
@@ -230,7 +233,7 @@ fn what_was_kept_is_put_back_in_two_steps_and_not_beside_a_command() {
             };
             machine.restored(Ok(true));
             match step {
-                // What it is to be started anew from is what the first was started from.
+                // A process that was started from the restored files needs no restart.
                 Restore => assert_eq!(
                     (machine.step, machine.before, machine.anew),
                     (AwaitOwn, before, true)
@@ -364,7 +367,7 @@ fn one_slow_answer_is_no_loss_and_an_end_is_one_at_once() {
         Duration::ZERO,
     );
     assert_eq!(machine.step, Drain);
-    // Also when it has been started again meanwhile.
+    // An exit also counts after a restart.
     let mut machine = from(Hold);
     assert_eq!(
         machine.next(
@@ -377,7 +380,7 @@ fn one_slow_answer_is_no_loss_and_an_end_is_one_at_once() {
         Action::Start
     );
     assert_eq!(machine.next(&slow, secs(2)), Action::Unsteer);
-    // A good answer begins it anew.
+    // A good answer resets the time.
     let mut machine = from(Hold);
     for (seen, now) in [(&slow, 0), (&SERVED, 2), (&slow, 3)] {
         assert_eq!(machine.next(seen, secs(now)), Action::Wait);
@@ -443,13 +446,13 @@ fn the_temporary_one_has_its_time_and_its_tries_to_get_ready_and_stays_so() {
             (step, step == Drain)
         );
     }
-    // It is over, but the last answer was slow.
+    // The time is over, but the last answer was slow.
     let mut machine = from(Settle);
     assert_eq!(machine.next(&start(SLOW), LIMITS.settle), Action::Wait);
     assert_eq!(machine.step, Settle);
 }
 
-/// Handshakes that began before, the Service, and etcd.
+/// COMMAND waits for handshakes that began before, the Service, and etcd.
 #[test]
 fn a_command_waits_for_clients_and_etcd() {
     let unnamed = BridgeObservation {
@@ -509,7 +512,7 @@ fn a_command_waits_for_clients_and_etcd() {
             "{seen:?}"
         );
     }
-    // What COMMAND is to replace is the process as it began.
+    // COMMAND is to replace the process that ran when COMMAND began.
     for commanding in [false, true] {
         let mut machine = Machine {
             commanding,
@@ -557,7 +560,7 @@ fn the_own_one_is_back_when_it_has_stayed_ready() {
         before: Some(before),
         ..from(AwaitOwn)
     };
-    // It shall be another process, or may be the same.
+    // The process must be another one, or may be the same.
     leads_after(LIMITS.ready, awaits(true, FIRST), &SERVED, Hold);
     leads_after(LIMITS.settle, awaits(true, SECOND), &SERVED, Linger);
     leads_after(LIMITS.settle, awaits(false, FIRST), &SERVED, Linger);
@@ -574,7 +577,7 @@ fn the_own_one_is_back_when_it_has_stayed_ready() {
     };
     let (settle, ready) = (LIMITS.settle, LIMITS.ready);
     for (course, last) in [
-        // Another process begins anew.
+        // Another process resets the time.
         (
             &[
                 (&SERVED, secs(0)),
@@ -584,7 +587,8 @@ fn the_own_one_is_back_when_it_has_stayed_ready() {
             ][..],
             Linger,
         ),
-        // The node's member of etcd may be slow, but not in the last moment. A lost member makes the wait begin anew.
+        // The node's etcd member may be slow, but not in the last moment. A lost member resets the
+        // time.
         (
             &[
                 (&SERVED, secs(0)),
@@ -605,7 +609,7 @@ fn the_own_one_is_back_when_it_has_stayed_ready() {
             ],
             Linger,
         ),
-        // It may stay for longer than the time to get ready, but not begin then.
+        // A process may stay ready beyond the time limit, but must not become ready only then.
         (
             &[
                 (&UNREADY, secs(0)),

@@ -1,4 +1,5 @@
-//! Every state of a bridge within bounds: both instances, etcd, the Service, COMMAND and the operator change at any time.
+//! Explores every state of a bridge within bounds: both instances, etcd, the Service, COMMAND and
+//! the operator change at any time.
 
 use super::*;
 use berth_testing::states::{Digest, Model, explore};
@@ -9,7 +10,7 @@ enum Event {
     Pass(u32),
     TemporaryEnds,
     Slow(u32),
-    /// The node's own ends, or another starts and is ready after so long.
+    /// The node's kube-apiserver exits, or a new process starts and is ready after so many seconds.
     Own(Option<u32>),
     Etcd(bool),
     Named,
@@ -28,7 +29,7 @@ enum Order {
     Restore,
 }
 
-/// How often each may still happen.
+/// Number of times that each event may still happen.
 #[derive(Debug, Clone, Copy, Hash)]
 struct Budget {
     passes: u8,
@@ -101,7 +102,7 @@ impl Model for Bounded {
             budget.temporary,
             &[Event::TemporaryEnds, Event::Slow(2), Event::Slow(4)],
         );
-        // One that ends after it has settled is not the bridge's any more.
+        // An exit after the bridge has settled does not concern the bridge.
         let is_over = matches!(machine.step(), Step::Linger | Step::Drain);
         may(
             if is_over { 0 } else { budget.own },
@@ -214,7 +215,7 @@ impl Model for Bounded {
         self.world.digest(digest);
     }
 
-    /// Once nothing more fails and the operator ends it, it ends.
+    /// Once failures stop and the operator ends the bridge, the bridge ends.
     fn check(&self, _: usize) {
         let mut model = self.clone();
         if model.over {
@@ -269,7 +270,7 @@ impl World {
         };
         let left =
             |until: &Option<Duration>| until.map(|until| until.saturating_sub(now).as_secs());
-        // What counts of processes is which are the same.
+        // Of processes, only equality matters.
         let all = [
             *first,
             *process,
@@ -388,7 +389,7 @@ fn every_state_of_a_bridge() {
     explore_with("bridge", all, 8_000);
 }
 
-/// Few kinds of events each, so that their orders are tried to the end.
+/// Few events of each kind, so that all of their orders are explored.
 #[test]
 fn every_state_of_a_bridge_and_a_few_faults() {
     explore_with(

@@ -6,26 +6,28 @@ use proptest::prelude::*;
 
 const TICK: Duration = Duration::from_millis(50);
 
-/// How an own etcd that has the lock goes on.
+/// Behaviour of a node's etcd that has the lock.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Kind {
     Good,
-    /// It refuses the data, and ends.
+    /// Refuses the data, and exits.
     Refuses,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Event {
-    /// SIGTERM to the node's own: it answers no more, and ends after this many ticks if its connections stay.
+    /// SIGTERM to the node's etcd, which stops answering, and exits after so many ticks if its
+    /// connections stay.
     Stop(u32),
     Crash,
     Start(Kind),
     CrashTemporary,
-    /// It stays, with the lock if it has it, and answers no more.
+    /// The temporary etcd stays, with or without the lock, but no longer answers.
     HangTemporary,
-    /// Another file is put in the place of the database, as a defragmentation by the node's own does that is stopped meanwhile.
+    /// Another file replaces the database, like a defragmentation by the node's etcd that is
+    /// stopped meanwhile.
     Replace,
-    /// What serves writes a raft snapshot.
+    /// The serving etcd writes a raft snapshot.
     Snapshot,
     Command(bool),
 }
@@ -34,7 +36,7 @@ enum Event {
 struct Own {
     kind: Kind,
     stops: Option<u32>,
-    /// Ticks until it answers, once it has the lock.
+    /// Ticks from the lock to the first answer.
     opens: u32,
     file: File,
 }
@@ -47,31 +49,32 @@ struct Temporary {
     file: File,
 }
 
-/// The file that a process opened as its database, and whether it has the lock on it.
+/// The file that a process opened as its database. `locked` is true if the process has the lock.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct File {
     number: u32,
     locked: bool,
 }
 
-/// Two processes and their files, as the machine meets them.
+/// Two processes and their files, as the machine observes them.
 #[derive(Clone)]
 struct World {
     machine: EtcdMachine,
     now: Duration,
     own: Option<Own>,
     temporary: Option<Temporary>,
-    /// The file that the path names.
+    /// The file at the database's path.
     named: u32,
-    /// There is a raft snapshot since the file was replaced.
+    /// True if a raft snapshot was written after the file was replaced.
     snapped: bool,
     ends: u32,
     size: u64,
     commanding: bool,
-    /// The node's own served from a file without a name, and the bridge did not end it.
+    /// True if the node's etcd served from a file without a name, and the bridge did not end the
+    /// process.
     unrecovered: bool,
     wanted: EtcdWanted,
-    /// The temporary one got SIGTERM.
+    /// True if the temporary etcd got SIGTERM.
     told: bool,
 }
 
@@ -170,7 +173,7 @@ impl World {
                 ending: self.told,
                 ends: 0,
                 answers: it.file.locked && it.opens == 0 && !it.hangs && it.ending.is_none(),
-                // One that waits is not looked at.
+                // A waiting process is not looked at.
                 opened: Some(self.as_seen(it.file))
                     .filter(|opened| *opened != Opened::Waits)
                     .unwrap_or_default(),
@@ -257,7 +260,7 @@ impl World {
             }
             Process::Run => {}
             Process::Terminate => {
-                // One that waits for the lock, or has just got it, ignores the signal.
+                // An etcd that waits for the lock, or has just got it, ignores the signal.
                 self.told |= self.temporary.is_some();
                 let handles = self
                     .temporary
@@ -286,7 +289,7 @@ impl World {
         }
     }
 
-    /// What holds in every step.
+    /// Asserts the rules of every step.
     fn check(&self, seen: &EtcdObservation, before: EtcdStep) {
         let (step, wanted) = (self.machine.step, self.wanted);
         if seen.own.serves() {
@@ -309,7 +312,8 @@ impl World {
         );
         assert!(wanted.temporary != Process::Run || !is_the_nodes && !seen.temporary.ending);
         assert_eq!(wanted.steers, !is_the_nodes);
-        // No client is let through to a process whose file is another than the path's, nor to one before its file was seen.
+        // No client is let through to a process with another file than the path's, or before the
+        // process's file was seen.
         match wanted.route {
             Route::Own => {
                 assert_ne!(seen.own.opened, Opened::Other);
@@ -330,7 +334,7 @@ impl World {
         }
     }
 
-    /// Runs until it is in this step, for two minutes at most; how long it took.
+    /// Runs until the given step, for at most two minutes, and returns the time taken.
     fn until(&mut self, step: EtcdStep) -> Duration {
         let began = self.now;
         while self.machine.step() != step {
@@ -344,7 +348,7 @@ impl World {
         self.now - began
     }
 
-    /// The node's own answers too late this once.
+    /// The node's etcd answers too late, once.
     fn answer_slowly(&mut self) -> EtcdWanted {
         let mut slow = self.seen();
         slow.own.answers = false;
@@ -352,7 +356,7 @@ impl World {
         self.machine.next(&slow, self.now)
     }
 
-    /// COMMAND has ended, and a good one of the node's own is started.
+    /// COMMAND ends, and a good etcd is started on the node.
     fn ends_well(&mut self) {
         self.happen(Event::Command(false));
         let is_good = |own: Own| {
@@ -377,21 +381,21 @@ fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// The node's own serves.
+/// A world in which the node's etcd serves.
 fn serving() -> World {
     let mut world = World::new();
     world.run(secs(1));
     world
 }
 
-/// The node's own has just ended.
+/// A world in which the node's etcd has just crashed.
 fn crashed() -> World {
     let mut world = World::new();
     world.happen(Event::Crash);
     world
 }
 
-/// The temporary one serves.
+/// A world in which the temporary etcd serves.
 fn replaced() -> World {
     let mut world = crashed();
     world.until(EtcdStep::Temporary);
@@ -412,7 +416,8 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// Whatever happens: when a good one of the node's own is started and COMMAND has ended, that serves, and the temporary one ends.
+    /// After any events, once COMMAND has ended and a good etcd is started on the node, the node's
+    /// etcd serves and the temporary etcd ends.
     #[test]
     fn the_nodes_own_serves_in_the_end(events in prop::collection::vec((event(), 0_u32..400), 0..24)) {
         let mut world = World::new();
@@ -423,7 +428,8 @@ proptest! {
         world.ends_well();
     }
 
-    /// While COMMAND runs, whatever does not become healthy has the data alone after 90 s: a backup may be copied over it.
+    /// While COMMAND runs, an etcd of the node that does not become healthy has the data alone
+    /// after 90 s, since a backup may be copied over the data.
     #[test]
     fn the_data_is_given_back_in_time(events in prop::collection::vec((event(), 0_u32..600), 0..12)) {
         let mut world = crashed();
@@ -436,10 +442,11 @@ proptest! {
                 world.tick();
                 let seen = world.seen();
                 waited |= seen.own.waits();
-                // An answer for a moment between two ends is none to kubeadm.
+                // To kubeadm, a moment's answer between two crashes is no answer.
                 (back, silent) = if seen.own.answers { (back + TICK, Duration::ZERO) } else { (Duration::ZERO, silent + TICK) };
                 away = if back > BACK { Duration::ZERO } else { away + TICK };
-                // One that waits for the lock gets it at once; what it does then counts.
+                // An etcd that waits for the lock gets the lock at once, and is judged by its
+                // behaviour then.
                 if away > GIVES_BACK + HUNG && silent > HUNG && !waited {
                     prop_assert_eq!(world.machine.step(), EtcdStep::GivenBack);
                 }
@@ -544,7 +551,7 @@ fn one_that_fails_again_and_again_has_the_data_alone_while_command_runs() {
     }
     world.run(HUNG);
     assert!(world.is_given_back());
-    // COMMAND has put a backup there, or given up.
+    // COMMAND has put a backup in place, or given up.
     world.happen(Event::Command(false));
     world.until(EtcdStep::Temporary);
 }
@@ -570,7 +577,7 @@ fn a_temporary_one_that_comes_too_late_is_killed_before_it_has_a_client() {
     let mut world = crashed();
     world.tick();
     assert!(world.temporary.is_some() && world.wanted.temporary == Process::Run);
-    // The kubelet's is faster.
+    // The kubelet's etcd is faster.
     let file = File {
         number: world.named,
         locked: true,
@@ -603,7 +610,7 @@ fn a_temporary_one_with_another_file_is_killed_at_once() {
 
 #[test]
 fn an_own_with_another_file_is_seen_twice_and_saved() {
-    // Where a snapshot leads past the file that is named, only what is open has all.
+    // If a snapshot is newer than the file at the path, only the open file is complete.
     for (snapped, step) in [(false, EtcdStep::Temporary), (true, EtcdStep::Returning)] {
         let mut world = serving();
         world.happen(Event::Replace);
@@ -630,7 +637,7 @@ fn what_may_lack_writes_is_the_nodes_alone_until_its_own_serves() {
     world.happen(Event::Replace);
     world.happen(Event::Snapshot);
     world.run(secs(1));
-    // Somebody ends it: the temporary one would start from a file that lacks what was acknowledged.
+    // The process ends: a temporary etcd would start from a file that lacks acknowledged writes.
     world.happen(Event::Crash);
     world.run(secs(200));
     assert!(world.is_given_back());
@@ -652,7 +659,7 @@ fn an_own_that_serves_for_a_moment_between_two_ends_is_still_away() {
     }
     world.run(secs(1));
     assert!(world.is_given_back());
-    // It is well for as long as kubeadm waits between two questions.
+    // The node's etcd is well for the time between two of kubeadm's checks.
     world.happen(Event::Start(Kind::Good));
     world.until(EtcdStep::Own);
     world.run(BACK + secs(1));
@@ -691,7 +698,7 @@ fn a_large_database_has_more_time_to_open() {
         };
         world.tick();
         world.temporary.iter_mut().for_each(|it| it.opens = opens);
-        // Its time counts from when it has the lock.
+        // The time to open counts from the lock.
         world.run(TICK * opens);
         assert_eq!(world.machine.step(), EtcdStep::Stopping);
         assert!(world.until(EtcdStep::Temporary) <= 2 * TICK, "{size}");

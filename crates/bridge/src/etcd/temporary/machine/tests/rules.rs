@@ -1,4 +1,4 @@
-//! Single rules, each of which decides alone what one observation leads to.
+//! Rules that are tested one by one: a single observation leads to a certain decision.
 
 use super::*;
 use EtcdStep::{GivenBack, Own, Returning, Stopping, Temporary};
@@ -74,7 +74,7 @@ fn observed(own: OwnEtcd, temporary: TemporaryEtcd, holder: Holder) -> EtcdObser
     }
 }
 
-/// In this step since the time 0.
+/// A machine in the given step since the time 0.
 fn from(step: EtcdStep) -> EtcdMachine {
     EtcdMachine {
         step,
@@ -82,7 +82,7 @@ fn from(step: EtcdStep) -> EtcdMachine {
     }
 }
 
-/// What it wants, and the step, after one observation at the time 0.
+/// The wanted state, and the machine, after a single observation at the time 0.
 fn at_once(mut machine: EtcdMachine, seen: &EtcdObservation) -> (EtcdWanted, EtcdMachine) {
     (machine.next(seen, Duration::ZERO), machine)
 }
@@ -91,7 +91,8 @@ fn step_after(machine: EtcdMachine, seen: &EtcdObservation) -> EtcdStep {
     at_once(machine, seen).1.step
 }
 
-/// Asserts that what is seen from the time 0 on leads to `next` after `time`, and not a nanosecond sooner.
+/// Asserts that an observation from the time 0 on leads to `next` after `time`, and not a
+/// nanosecond sooner.
 #[track_caller]
 fn leads_after(time: Duration, mut machine: EtcdMachine, seen: &EtcdObservation, next: EtcdStep) {
     changes_after(time, machine.step, next, |now| {
@@ -110,7 +111,7 @@ fn one_observation_leads_to_one_step() {
         (Own, SERVES, NONE, Holder::Another, Own),
         (Own, UNSEEN_ONE, NONE, Holder::Unknown, Own),
         (Own, GONE, NONE, Holder::Nobody, Stopping),
-        // Back to one that answers with the database that is named, and that alone.
+        // Back to the node's etcd if it answers with the database at the path, and only then.
         (Stopping, SERVES, NONE, Holder::Another, Own),
         (Stopping, SERVES, BEGINS, Holder::Another, Own),
         (Stopping, UNSEEN_ONE, NONE, Holder::Unknown, Stopping),
@@ -127,7 +128,7 @@ fn one_observation_leads_to_one_step() {
         (Returning, SERVES, BEGINS, Holder::Another, Own),
         (Returning, UNSEEN_ONE, NONE, Holder::Unknown, Returning),
         (GivenBack, SERVES, NONE, Holder::Another, Own),
-        // To the temporary one likewise, if it was not told to end.
+        // On to the temporary etcd under the same conditions, unless it was told to end.
         (Stopping, GONE, REPLACES, Holder::Temporary, Temporary),
         (Stopping, GONE, ENDING, Holder::Temporary, Stopping),
         (Stopping, GONE, BEGINS, Holder::Temporary, Stopping),
@@ -149,7 +150,7 @@ fn one_observation_leads_to_one_step() {
             Holder::Unknown,
             Stopping,
         ),
-        // It serves until it has gone or must not, or the node's own is there.
+        // The temporary etcd serves until it has gone or must not run, or the node's etcd is there.
         (Temporary, GONE, REPLACES, Holder::Temporary, Temporary),
         (Temporary, SILENT, REPLACES, Holder::Temporary, Temporary),
         (Temporary, GONE, NONE, Holder::Nobody, Stopping),
@@ -165,7 +166,7 @@ fn one_observation_leads_to_one_step() {
         ),
         (Temporary, SERVES, REPLACES, Holder::Temporary, Returning),
         (Temporary, SERVES, NONE, Holder::Another, Own),
-        // The node's own has the data until it has gone.
+        // The node's etcd has the data until it has gone.
         (Returning, WAITS, BEGINS, Holder::Temporary, Returning),
         (Returning, SILENT, NONE, Holder::Another, Returning),
         (Returning, GONE, REPLACES, Holder::Temporary, Returning),
@@ -197,7 +198,7 @@ fn what_is_given_back_stays_so_while_command_may_replace_it_or_it_may_lack_write
     }
 }
 
-/// From the first moment on, in which the step is another still.
+/// The rule holds from the first moment on, when the step has not changed yet.
 #[test]
 fn nothing_is_started_from_what_may_lack_writes() {
     for (step, temporary) in [
@@ -279,7 +280,8 @@ fn each_step_has_its_route() {
     );
 }
 
-/// One that never served does not handle SIGTERM, one that is late has hung, and what strays has nothing to write.
+/// An etcd that never served does not handle SIGTERM, a late etcd has hung, and an etcd with
+/// another file has nothing to write.
 #[test]
 fn one_that_served_is_told_to_end_and_others_are_killed() {
     let end = |served, temporary, now| {
@@ -328,7 +330,8 @@ fn connections_are_ended_for_a_while_once_calls_have_had_their_time() {
             "{now:?}"
         );
     }
-    // What has gone has no calls in flight, and what strays gets no time to acknowledge more.
+    // An etcd that has gone has no calls in flight, and an etcd with another file gets no time to
+    // acknowledge more.
     let stray = |step| EtcdMachine {
         other: Some(Duration::ZERO),
         ..from(step)
@@ -389,7 +392,7 @@ fn a_database_without_a_name_is_saved_where_no_other_process_has_one() {
     }
     for step in [Own, Stopping, Temporary] {
         let temporary = if step == Temporary { REPLACES } else { NONE };
-        // One that answers is returned to at once.
+        // An etcd that answers is returned to at once.
         let own = OwnEtcd {
             answers: step == Own,
             ..STRAY
@@ -403,7 +406,8 @@ fn a_database_without_a_name_is_saved_where_no_other_process_has_one() {
     }
 }
 
-/// A minute later, where it had the data alone and was not ended by the bridge.
+/// The node's etcd gets the data a minute later if it had the data alone and was not ended by the
+/// bridge.
 #[test]
 fn one_that_had_the_data_and_ended_has_to_wait() {
     for (own, temporary, rescued, fails) in [
@@ -444,7 +448,8 @@ fn one_that_had_the_data_and_ended_has_to_wait() {
         &observed(WAITS, REPLACES, Holder::Temporary),
         Returning,
     );
-    // At that time the node's own etcd does not wait for the data, so the step stays; the failures are over when the node's own serves.
+    // At 6 s the node's etcd does not wait for the data, so the step stays. The failures are
+    // forgotten when the node's etcd serves.
     let mut machine = retried();
     machine.next(&observed(SILENT, REPLACES, Holder::Temporary), secs(6));
     assert_eq!((machine.step, machine.failed), (Temporary, 1));
@@ -462,14 +467,14 @@ fn it_is_given_up_after_ends_by_itself_in_this_step() {
         ends: 2,
         ..from(Stopping)
     };
-    // As long as the lock's holder is not known, none is started, which is no end.
+    // While the holder of the lock is unknown, no temporary etcd is started, and none exits.
     for nth in 0..10 {
         machine.next(&ended(2 + ENDS - 1), secs(nth));
         assert_eq!((machine.step, machine.given_up), (Stopping, false));
     }
     machine.next(&ended(2 + ENDS), secs(10));
     assert_eq!((machine.step, machine.given_up), (GivenBack, true));
-    // An end by the bridge's own kill is no failure either.
+    // A kill by the bridge is no failure, either.
     let mut machine = from(Stopping);
     for ends in 0..2 * ENDS {
         let running = TemporaryEtcd { ends, ..BEGINS };
@@ -499,7 +504,7 @@ fn one_that_gives_no_answer_is_hung_after_its_time() {
         ..from(Temporary)
     };
     leads_after(HUNG, served, &silent(Holder::Temporary), Returning);
-    // Its time begins anew when it has the lock, and as its process starts.
+    // The time begins again when the etcd gets the lock, and when its process starts.
     for before in [
         silent(Holder::Nobody),
         observed(GONE, NONE, Holder::Unknown),
@@ -524,7 +529,7 @@ fn one_that_gives_no_answer_is_hung_after_its_time() {
             assert_eq!(machine.step, step, "{now:?}");
         }
     }
-    // Where none runs, none is hung, nor is one that serves.
+    // A process that does not run is not hung, and a serving process is not either.
     for (step, temporary, holder) in [
         (Stopping, NONE, Holder::Unknown),
         (Temporary, REPLACES, Holder::Temporary),
@@ -553,7 +558,7 @@ fn the_data_is_given_back_while_command_may_replace_it() {
         ..commanding(GONE)
     };
     leads_after(GIVES_BACK, from(Temporary), &temporary, GivenBack);
-    // One that waits gets the data at once, unless it has failed.
+    // A waiting etcd gets the data at once, unless it has failed.
     leads_after(GIVES_BACK, stopping(1), &commanding(WAITS), GivenBack);
     for seen in [commanding(WAITS), observed(GONE, NONE, Holder::Unknown)] {
         let mut machine = stopping(0);
@@ -591,7 +596,7 @@ fn an_absence_is_over_when_it_has_served_without_a_break() {
         ),
         (since, None)
     );
-    // A slow answer is no break, an end is one.
+    // A slow answer is no break, but an exit is.
     let slow = [(&gone, secs(12)), (&serves, secs(12)), (&serves, back)];
     assert_eq!(away(&slow), None);
     let ends = [
@@ -602,7 +607,8 @@ fn an_absence_is_over_when_it_has_served_without_a_break() {
         (&serves, back),
     ];
     assert_eq!(away(&ends), since);
-    // Who answers all the time is not away; who only answers does not serve.
+    // An etcd that answers all the time is not away. An etcd that answers without a visible
+    // database does not serve.
     for seen in [&serves, &unseen] {
         let mut machine = from(Own);
         machine.next(seen, Duration::ZERO);
@@ -676,7 +682,8 @@ fn an_operator_is_told_what_is_to_be_decided() {
         [Own, Stopping, Temporary, Returning].map(|step| told(from(step))),
         [""; 4]
     );
-    // An etcd that answers without a visible database is reported after a while. An absent etcd is not reported, nor an etcd with a database.
+    // An etcd that answers without a visible database is reported after a while. An absent etcd is
+    // not reported, nor an etcd with a database.
     for (own, is_told) in [(UNSEEN_ONE, true), (SILENT, false), (SERVES, false)] {
         let mut machine = from(Own);
         for (now, late) in [

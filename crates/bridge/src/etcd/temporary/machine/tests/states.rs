@@ -1,4 +1,4 @@
-//! Every state of the two etcds within bounds.
+//! Explores every state of the two etcds within bounds.
 
 use super::*;
 use berth_testing::states::{Digest, Model, explore};
@@ -7,14 +7,14 @@ use std::hash::Hash;
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Happens(Event),
-    /// So many ticks go by.
+    /// Lets so many ticks pass.
     Pass(u32),
 }
 
 #[derive(Clone)]
 struct Bounded {
     world: World,
-    /// How often time may still pass, and something may happen.
+    /// Number of times that time may still pass, and number of events that may still happen.
     passes: u8,
     events: u8,
 }
