@@ -21,8 +21,8 @@
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 # The random walks, by their names.
-readonly WALKS=(every_order_of_events_keeps_the_invariants clients_are_served_and_it_ends_well somebody_serves_and_it_ends_well
-    a_reboot_or_a_silent_shim_undoes_nothing what_fails_fails_after_a_reboot_too)
+readonly WALKS=(every_order_of_events_keeps_the_invariants clients_are_served_and_the_bridge_ends_well
+    somebody_serves_and_it_ends_well a_reboot_or_a_silent_shim_undoes_nothing what_fails_fails_after_a_reboot_too)
 
 # finds FILTER...: whether a test of the copy fails, and after how many states if it says so; dies if it does not build. $crate and $copy say
 # of which.

@@ -3,7 +3,7 @@
 
 use super::cgroup;
 use super::logs;
-use super::watch::{PATIENCE, WaitOutcome, Watcher, stays};
+use super::watch::{PATIENCE, WaitOutcome, Watcher, clients_stay};
 use berth_manifest::wait::until;
 use berth_node::ipc::bridge::{Ask, BridgeOutcome, BridgeStatus, Connection, Reply, Step};
 use berth_os::process::ignore_signal;
@@ -84,17 +84,17 @@ pub async fn accompany(
     // A bridge that does not receive the byte has gone away.
     let _ = asked.write_all(&[0]);
     let status = match watcher
-        .until(&client, |status| status.step == Step::Hold)
+        .wait_until(&client, |status| status.step == Step::Hold)
         .await
     {
         WaitOutcome::There(status) => status,
-        seen => return not_begun(&mut watcher, seen, directory).await,
+        seen => return report_not_begun(&mut watcher, seen, directory).await,
     };
     if cgroup::is_shared_with(status.pid) {
-        watcher.more("the bridge is in this session's cgroup, and ends if that is killed (no cgroup can be created here)");
+        watcher.print_detail("the bridge is in this session's cgroup, and ends if that is killed (no cgroup can be created here)");
     }
     let Some(run) = run else {
-        watcher.more("`berth bridge status` shows its state, `berth bridge end` ends it");
+        watcher.print_detail("`berth bridge status` shows its state, `berth bridge end` ends it");
         return Ok(Waited::Well);
     };
     let terminals = [
@@ -103,7 +103,7 @@ pub async fn accompany(
         io::stderr().is_terminal(),
     ];
     if loses_output(terminals, |variable| std::env::var(variable).ok()) {
-        watcher.more(
+        watcher.print_detail(
             "COMMAND goes on if this terminal is lost; what it prints then is lost, and a pipe that is lost too (`| tee`) may end it: tmux \
              or screen would keep both",
         );
@@ -112,15 +112,15 @@ pub async fn accompany(
     // receive the request is noticed to be gone.
     let _ = client.send(&Ask::Command).await;
     // The bridge may be unable to provide a condition that COMMAND needs, and stays.
-    let is_refused = |now: &BridgeStatus| stays(now) && now.trouble != status.trouble;
+    let is_refused = |now: &BridgeStatus| clients_stay(now) && now.trouble != status.trouble;
     let begun = watcher
-        .until(&client, |now| now.command || is_refused(now))
+        .wait_until(&client, |now| now.command || is_refused(now))
         .await;
     if !matches!(&begun, WaitOutcome::There(now) if now.command) {
-        return not_begun(&mut watcher, begun, directory).await;
+        return report_not_begun(&mut watcher, begun, directory).await;
     }
     let ended = tokio::select! {
-        ended = command(run) => ended,
+        ended = run_command(run) => ended,
         never = watcher.report_forever(&client) => match never {},
     };
     watcher
@@ -137,11 +137,11 @@ pub async fn accompany(
             Some(format!("COMMAND cannot be run: {error}")),
         ),
     };
-    watcher.line(failed.as_deref().unwrap_or("COMMAND is done"));
+    watcher.print_line(failed.as_deref().unwrap_or("COMMAND is done"));
     let _ = client.send(&Ask::Ended { failed }).await;
-    let seen = watcher.until(&client, stays).await;
+    let seen = watcher.wait_until(&client, clients_stay).await;
     let is_done = matches!(seen, WaitOutcome::Over(BridgeOutcome::Done));
-    watcher.ended(seen);
+    watcher.print_end(seen);
     Ok(if waited == Waited::Well && !is_done {
         Waited::Again
     } else {
@@ -150,7 +150,7 @@ pub async fn accompany(
 }
 
 /// Prints the reason why COMMAND was not run.
-async fn not_begun(
+async fn report_not_begun(
     watcher: &mut Watcher,
     seen: WaitOutcome,
     directory: &Path,
@@ -158,33 +158,35 @@ async fn not_begun(
     match seen {
         WaitOutcome::Refused(why) => return Err(why),
         WaitOutcome::Interrupted => {
-            watcher.line("interrupted: COMMAND was not run; the bridge is asked to end");
+            watcher.print_line("interrupted: COMMAND was not run; the bridge is asked to end");
             if let Ok(client) = Connection::ask(directory, &Ask::End { now: false }).await
                 && matches!(
-                    watcher.until(&client, |_| false).await,
+                    watcher.wait_until(&client, |_| false).await,
                     WaitOutcome::Refused(_) | WaitOutcome::Interrupted
                 )
             {
                 // The bridge waits for the end of a COMMAND that never began, or a second signal
                 // came.
-                watcher.ended(WaitOutcome::Interrupted);
+                watcher.print_end(WaitOutcome::Interrupted);
                 return Ok(Waited::Again);
             }
         }
         WaitOutcome::Over(BridgeOutcome::NotBegun(why) | BridgeOutcome::Abandoned(why)) => {
-            watcher.line(&format!("not begun: {why}"));
-            watcher.last_lines(
+            watcher.print_line(&format!("not begun: {why}"));
+            watcher.print_last_lines(
                 "the temporary kube-apiserver",
                 &end_of(&directory.join(logs::INSTANCE)),
             );
-            watcher.logs();
+            watcher.print_logs();
         }
-        WaitOutcome::Over(_) => watcher.line("the operator ended the bridge: COMMAND was not run"),
+        WaitOutcome::Over(_) => {
+            watcher.print_line("the operator ended the bridge: COMMAND was not run")
+        }
         WaitOutcome::There(_) => {
-            watcher.line("COMMAND was not run");
-            watcher.ended(seen);
+            watcher.print_line("COMMAND was not run");
+            watcher.print_end(seen);
         }
-        WaitOutcome::Gone => watcher.gone(),
+        WaitOutcome::Gone => watcher.print_gone(),
     }
     Ok(Waited::NotBegun)
 }
@@ -200,7 +202,7 @@ pub async fn ended(
     now: bool,
 ) -> io::Result<Waited> {
     let mut watcher = Watcher::new(directory, json)?;
-    let seen = watcher.until(client, stays).await;
+    let seen = watcher.wait_until(client, clients_stay).await;
     let is_over = match &seen {
         WaitOutcome::Over(BridgeOutcome::Abandoned(_)) => now,
         seen => matches!(seen, WaitOutcome::Over(_)),
@@ -208,7 +210,7 @@ pub async fn ended(
     if is_over {
         return Ok(Waited::Well);
     }
-    watcher.ended(seen);
+    watcher.print_end(seen);
     Ok(Waited::Again)
 }
 
@@ -225,7 +227,7 @@ fn loses_output(terminals: [bool; 3], variable: impl Fn(&str) -> Option<String>)
 /// of a terminal reach COMMAND anyway, and must not end this process. The SIGHUP of a lost terminal
 /// ends neither COMMAND nor this process: half an upgrade is worse than an upgrade that nobody
 /// watches.
-async fn command(run: &[OsString]) -> io::Result<ExitStatus> {
+async fn run_command(run: &[OsString]) -> io::Result<ExitStatus> {
     let Some((program, arguments)) = run.split_first() else {
         return Err(ErrorKind::InvalidInput.into());
     };
@@ -266,12 +268,12 @@ mod tests {
         let _alone = SIGNALS.lock().await;
         let mut lost = Signals::new(&[Signal::SIGHUP]).unwrap();
         let run = ["sh", "-c", "kill -HUP $$ $PPID; exit 7"].map(OsString::from);
-        assert_eq!(command(&run).await.unwrap().code(), Some(7));
+        assert_eq!(run_command(&run).await.unwrap().code(), Some(7));
         lost.next().await;
     }
 
     #[test]
-    fn a_terminal_without_tmux_is_told_of_also_behind_a_pipe() {
+    fn output_is_lost_on_a_terminal_without_tmux_even_behind_a_pipe() {
         let loses = |terminals, set: &[(&str, &str)]| {
             loses_output(terminals, |name| {
                 set.iter()
@@ -343,7 +345,7 @@ mod tests {
                 reply.send(answer).unwrap();
             };
             let (seen, ()) = tokio::join!(
-                not_begun(&mut watcher, WaitOutcome::Interrupted, temp.path()),
+                report_not_begun(&mut watcher, WaitOutcome::Interrupted, temp.path()),
                 answers
             );
             assert_eq!(seen, Ok(waited));

@@ -161,7 +161,7 @@ mod tests {
     use procfs::FromRead as _;
 
     #[test]
-    fn what_was_left_is_removed_but_where_somebody_is_in() {
+    fn leftover_cgroups_are_removed_unless_in_use() {
         let temp = tempfile::tempdir().unwrap();
         let names = [
             NAME,
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn hierarchies_that_are_left_are_found() {
+    fn the_hierarchies_to_leave_are_found() {
         let mountinfo = "24 30 0:22 / /proc rw shared:5 - proc proc rw\n\
             35 24 0:31 / /sys/fs/cgroup ro,nosuid shared:9 - tmpfs tmpfs ro,mode=755\n\
             36 35 0:32 / /sys/fs/cgroup/unified rw shared:10 - cgroup2 cgroup2 rw,nsdelegate\n\

@@ -24,7 +24,7 @@ pub(super) const SHIM: &str = "bridge-shim";
 const ELSEWHERE: &str = "another bridge is on, in another directory: end that one";
 
 /// Name of the abstract socket that a bridge holds, unique in the network namespace.
-const ALONE: &str = "berth-bridge";
+const NAMESPACE_SOCKET: &str = "berth-bridge";
 
 /// Time for commands that wait for a bridge's outcome to read the outcome.
 pub(super) const REPORTING: Duration = Duration::from_secs(2);
@@ -87,7 +87,7 @@ impl Claim {
         })?;
         let lock = DirectoryLock {
             file,
-            _alone: alone()?,
+            _alone: claim_namespace()?,
         };
         clear(directory);
         let path = directory.join(SOCKET);
@@ -119,23 +119,25 @@ pub(super) fn clear(directory: &Path) {
 /// Claims the network namespace for a bridge until the returned socket is dropped, because two
 /// bridges that begin at once do not see each other's program yet. The kernel frees the name,
 /// unique in a namespace, when the process ends.
-fn alone() -> Result<UnixDatagram, String> {
-    let name =
-        SocketAddr::from_abstract_name(ALONE).and_then(|name| UnixDatagram::bind_addr(&name));
+fn claim_namespace() -> Result<UnixDatagram, String> {
+    let name = SocketAddr::from_abstract_name(NAMESPACE_SOCKET)
+        .and_then(|name| UnixDatagram::bind_addr(&name));
     name.map_err(|error| match error.kind() {
-        ErrorKind::AddrInUse => format!("{ELSEWHERE} (`ss -xp | grep @{ALONE}` shows its process)"),
-        _ => format!("cannot bind the socket @{ALONE}: {error}"),
+        ErrorKind::AddrInUse => {
+            format!("{ELSEWHERE} (`ss -xp | grep @{NAMESPACE_SOCKET}` shows its process)")
+        }
+        _ => format!("cannot bind the socket @{NAMESPACE_SOCKET}: {error}"),
     })
 }
 
 /// The error if a bridge of another directory is on.
 pub fn elsewhere() -> Option<&'static str> {
-    attached().iter().any(is_bridges).then_some(ELSEWHERE)
+    list_programs().iter().any(is_bridges).then_some(ELSEWHERE)
 }
 
 /// The programs that steer in this network namespace. Without the right to list programs the list
 /// is empty, and the steering's self-test reports the missing right.
-pub(super) fn attached() -> Vec<Attached> {
+pub(super) fn list_programs() -> Vec<Attached> {
     let own = File::open("/proc/thread-self/ns/net");
     own.ok()
         .and_then(|own| bpf::list_attached(own.as_fd()).ok())

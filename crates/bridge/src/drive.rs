@@ -14,7 +14,7 @@ use super::plan::{BridgePlan, own_source};
 use super::pod::RunningPod;
 use super::probe::{self, ProbeState};
 use super::restore::{self, Restored, SavedFile};
-use super::server::{Answer, Asking, serve};
+use super::server::{Answer, Request, serve};
 use berth_doctor::service::{Demand, Keeping, LOST};
 use berth_node::ipc::bridge::{
     Ask, BridgeOutcome, BridgeStatus, Difference, OwnStatus, Reply, Step, TemporaryStatus, VERSION,
@@ -124,7 +124,7 @@ struct Bridge {
     /// Work with the node's files, on separate threads: a disk may be slow.
     work: JoinSet<FinishedWork>,
     /// Receiver for the result of the restore under way.
-    wanted: Option<oneshot::Sender<Answer>>,
+    restore_reply: Option<oneshot::Sender<Answer>>,
     /// Lasting notes for the operator, in sentences.
     notes: Vec<String>,
     drain: Option<Drain>,
@@ -205,7 +205,7 @@ impl Bridge {
             .await
             .map_err(|error| error.to_string())?;
         let mut tasks = JoinSet::new();
-        tasks.spawn(logs::bound(directory.clone()));
+        tasks.spawn(logs::limit_sizes(directory.clone()));
         let instances = [plan.temporary.into(), plan.own];
         let etcd = etcd.begin(instances, directory, speedup, &mut tasks)?;
         logs.extend(etcd.temporary.is_some().then(|| directory.join(logs::ETCD)));
@@ -242,7 +242,7 @@ impl Bridge {
             etcd,
             files,
             work: JoinSet::new(),
-            wanted: None,
+            restore_reply: None,
             notes: localhost.err().iter().map(|why| not_covered(why)).collect(),
             drain: None,
             signalled: false,
@@ -256,7 +256,7 @@ impl Bridge {
     async fn run(
         mut self,
         bound: Bound,
-        mut asks: mpsc::UnboundedReceiver<Asking>,
+        mut asks: mpsc::UnboundedReceiver<Request>,
     ) -> BridgeOutcome {
         let mut signals = match Signals::new(&[Signal::SIGTERM, Signal::SIGINT]) {
             Ok(signals) => signals,
@@ -305,8 +305,8 @@ impl Bridge {
                     self.terminate();
                 }
                 () = answered.wait(), if is_stopping => self.terminate(),
-                () = self.process.ended() => {}
-                Some(done) = self.work.join_next() => self.done(done),
+                () = self.process.wait_for_exit() => {}
+                Some(done) = self.work.join_next() => self.finish_work(done),
                 Some((ask, reply)) = asks.recv() => self.handle(ask, reply),
                 signal = signals.next() => self.on_signal(signal),
                 Ok(()) = self.temporary.changed() => {}
@@ -414,7 +414,7 @@ impl Bridge {
             Action::Restore => {
                 let plan = self.plan.clone();
                 self.work.spawn_blocking(move || {
-                    FinishedWork::Restored(match before(&plan) {
+                    FinishedWork::Restored(match saved_files(&plan) {
                         Ok(all) => restore::restore(&all),
                         Err(why) => Restored {
                             files: Err(why),
@@ -426,7 +426,7 @@ impl Bridge {
             }
             Action::Finish(outcome) => {
                 let known = self.status.borrow().outcome.clone();
-                let outcome = known.unwrap_or_else(|| self.etcd.judged(outcome));
+                let outcome = known.unwrap_or_else(|| self.etcd.judge_outcome(outcome));
                 if self
                     .drain
                     .as_ref()
@@ -452,7 +452,7 @@ impl Bridge {
             .served
             .is_some_and(|served| served.elapsed() >= ending)
         {
-            self.process.signal(self.process.template.kill());
+            self.process.signal(self.process.template.kill_signal());
         }
     }
 
@@ -467,7 +467,7 @@ impl Bridge {
 
     /// The warning that the Service does not name the node although COMMAND may need the entry by
     /// now.
-    fn unkept(&self) -> Option<String> {
+    fn service_warning(&self) -> Option<String> {
         let counts = matches!(self.machine.step(), Step::Hold | Step::AwaitOwn);
         let why = self.service.as_ref().filter(|_| counts)?.kept().err()?;
         Some(format!("{why}; {LOST}"))
@@ -499,7 +499,7 @@ impl Bridge {
         }
     }
 
-    fn done(&mut self, done: Result<FinishedWork, JoinError>) {
+    fn finish_work(&mut self, done: Result<FinishedWork, JoinError>) {
         match done {
             Ok(FinishedWork::Command { replaces }) => self.machine.command_ended(Ok(replaces)),
             Ok(FinishedWork::Restored(Restored { files, kept })) => {
@@ -507,10 +507,10 @@ impl Bridge {
                     kept.iter()
                         .map(|path| format!("what was replaced is kept: {}", path.display())),
                 );
-                let anew = |put: &Vec<_>| is_replaced(manifest(&self.plan), Some(put));
+                let is_restarted = |put: &Vec<_>| is_replaced(manifest(&self.plan), Some(put));
                 self.machine
-                    .restored(files.as_ref().map(anew).map_err(String::clone));
-                if let Some(reply) = self.wanted.take() {
+                    .restored(files.as_ref().map(is_restarted).map_err(String::clone));
+                if let Some(reply) = self.restore_reply.take() {
                     let _ = reply.send(files.map(|all| Some(Reply::Differences(all))));
                 }
             }
@@ -564,7 +564,7 @@ impl Bridge {
             Some(Ask::Restore { dry_run: false }) => {
                 match pod(&plan).and_then(|_| self.machine.restore()) {
                     Ok(()) => {
-                        self.wanted = Some(reply);
+                        self.restore_reply = Some(reply);
                         return;
                     }
                     Err(why) => Err(why),
@@ -614,7 +614,7 @@ impl Bridge {
         );
         let mut notes = self.notes.clone();
         notes.extend(
-            self.unkept()
+            self.service_warning()
                 .into_iter()
                 .chain(self.etcd.state().notes)
                 .chain(files.warnings()),
@@ -768,16 +768,16 @@ fn manifest(plan: &BridgePlan) -> Option<&Path> {
     plan.pod.as_ref().map(RunningPod::manifest)
 }
 
-fn before(plan: &BridgePlan) -> Result<Vec<SavedFile>, String> {
-    Ok(pod(plan)?.before(&plan.command, &plan.options.directory))
+fn saved_files(plan: &BridgePlan) -> Result<Vec<SavedFile>, String> {
+    Ok(pod(plan)?.saved_files(&plan.command, &plan.options.directory))
 }
 
 fn changed_keys(plan: &BridgePlan) -> Result<BTreeSet<PathBuf>, String> {
-    restore::changed_keys(&before(plan)?, &pod(plan)?.keys(&plan.command))
+    restore::changed_keys(&saved_files(plan)?, &pod(plan)?.keys(&plan.command))
 }
 
 fn differences(plan: &BridgePlan) -> Result<Vec<Difference>, String> {
-    restore::differences(&before(plan)?)
+    restore::differences(&saved_files(plan)?)
 }
 
 /// True if COMMAND replaces the node's kube-apiserver: in a pod, by a changed manifest, which the
@@ -832,7 +832,7 @@ mod tests {
 
     /// The bridge must not end before the kubelet has stopped the node's kube-apiserver.
     #[test]
-    fn an_instance_is_replaced_unless_it_is_seen_that_its_manifest_stayed() {
+    fn an_instance_counts_as_replaced_unless_its_manifest_is_unchanged() {
         let changed = |path: &str| Difference {
             path: path.into(),
             missing: false,

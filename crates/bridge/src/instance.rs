@@ -62,7 +62,7 @@ pub struct Template {
     pub address: SocketAddrV4,
     /// Name of the program: kube-apiserver or etcd.
     name: &'static str,
-    runs: Runs,
+    executable: Executable,
     log: PathBuf,
     audit: Option<PathBuf>,
     /// SELinux label of files that a container may write to.
@@ -73,7 +73,7 @@ pub struct Template {
 }
 
 #[derive(Debug)]
-enum Runs {
+enum Executable {
     Program {
         _program: File,
         named: OwnedFd,
@@ -84,7 +84,7 @@ enum Runs {
     Container(Container),
 }
 
-impl Runs {
+impl Executable {
     /// Copies the program of a running process into the directory, under the given name.
     fn program(
         (pid, name): (i32, &'static str),
@@ -102,7 +102,7 @@ impl Runs {
         if let Some(own) = renamed {
             *own = name.into();
         }
-        let named = named(&program, &directory.join(PROGRAM), name)?;
+        let named = link_program(&program, &directory.join(PROGRAM), name)?;
         Ok(Self::Program {
             _program: program,
             named,
@@ -125,10 +125,10 @@ impl Template {
 
     fn of(plan: &BridgePlan, pid: i32) -> io::Result<Self> {
         let directory = plan.options.directory.clone();
-        let runs = match &plan.pod {
+        let executable = match &plan.pod {
             Some(pod) => {
                 let cgroup = cgroup::of_container(OWN, *plan.temporary.ip());
-                Runs::Container(Container::new(
+                Executable::Container(Container::new(
                     pod,
                     &plan.argv,
                     (&plan.like, pid),
@@ -139,11 +139,11 @@ impl Template {
             }
             None => {
                 let mut argv = plan.argv.clone();
-                if is_roots(&plan.like) {
+                if is_root(&plan.like) {
                     argv = copy_files(argv, &directory.join(FILES))?;
                     copy_certificate(&plan.command, &directory.join(CERT_DIR))?;
                 }
-                Runs::program((pid, TEMPORARY), argv, &plan.like, &directory)?
+                Executable::program((pid, TEMPORARY), argv, &plan.like, &directory)?
             }
         };
         let label = plan
@@ -155,7 +155,7 @@ impl Template {
         Ok(Self {
             address: plan.temporary,
             name: OWN,
-            runs,
+            executable,
             log,
             audit: plan.audit.clone(),
             label,
@@ -170,11 +170,11 @@ impl Template {
     pub fn of_etcd(plan: &temporary::Plan, directory: &Path, log: &Path) -> io::Result<Self> {
         plan.process.read(|pid| {
             let (like, argv, database) = (&plan.like, &plan.argv, plan.database.path());
-            let runs = match &plan.pod {
+            let executable = match &plan.pod {
                 Some(pod) => {
                     let within = Database::of(&plan.data).path();
                     let pinned = Some((database.as_path(), within.as_path()));
-                    Runs::Container(Container::new(
+                    Executable::Container(Container::new(
                         pod,
                         argv,
                         (like, pid),
@@ -183,7 +183,7 @@ impl Template {
                         directory,
                     )?)
                 }
-                None => Runs::program((pid, TEMPORARY_ETCD), argv.clone(), like, directory)?,
+                None => Executable::program((pid, TEMPORARY_ETCD), argv.clone(), like, directory)?,
             };
             let label = plan
                 .pod
@@ -194,7 +194,7 @@ impl Template {
             Ok(Self {
                 address,
                 name: ETCD,
-                runs,
+                executable,
                 log,
                 audit: None,
                 label,
@@ -219,8 +219,8 @@ impl Template {
             Some(_) => signs_of_life(SIGNS).map(|(writer, signs)| (Some(writer), Some(signs)))?,
             None => (None, None),
         };
-        let mut command = match &self.runs {
-            Runs::Program {
+        let mut command = match &self.executable {
+            Executable::Program {
                 named,
                 name,
                 argv,
@@ -251,7 +251,7 @@ impl Template {
                 }
                 command
             }
-            Runs::Container(container) => container.command(signs)?,
+            Executable::Container(container) => container.command(signs)?,
         };
         command
             .stdin(std::process::Stdio::null())
@@ -260,7 +260,7 @@ impl Template {
         let child = tokio::process::Command::from(command)
             .kill_on_drop(true)
             .spawn()?;
-        if let Runs::Program { like, .. } = &self.runs
+        if let Executable::Program { like, .. } = &self.executable
             && self.exclusive.is_none()
             && let Some(Err(error)) = child.id().map(|pid| like.set_oom_score(pid))
         {
@@ -271,10 +271,10 @@ impl Template {
 
     /// The signal that kills the temporary instance. The supervisor of an instance with namespaces
     /// kills all processes in them, and removes the instance's cgroup.
-    pub fn kill(&self) -> Signal {
-        match self.runs {
-            Runs::Program { .. } if self.exclusive.is_none() => Signal::SIGKILL,
-            Runs::Program { .. } | Runs::Container(_) => KILL_CHILD,
+    pub fn kill_signal(&self) -> Signal {
+        match self.executable {
+            Executable::Program { .. } if self.exclusive.is_none() => Signal::SIGKILL,
+            Executable::Program { .. } | Executable::Container(_) => KILL_CHILD,
         }
     }
 
@@ -368,7 +368,7 @@ impl TemporaryProcess {
     }
 
     /// Waits for the process to exit; forever, if it does not run.
-    pub async fn ended(&mut self) {
+    pub async fn wait_for_exit(&mut self) {
         match &mut self.child {
             Some(child) => drop(child.wait().await),
             None => std::future::pending().await,
@@ -378,7 +378,7 @@ impl TemporaryProcess {
 
 /// True if the instance may read root's files. An instance of another user reads the running
 /// kube-apiserver's files, and writes only logs.
-fn is_roots(like: &ProcessAttributes) -> bool {
+fn is_root(like: &ProcessAttributes) -> bool {
     like.uid == 0
 }
 
@@ -407,11 +407,11 @@ pub fn arguments(
     // the node's address.
     args::set(&mut argv, "--endpoint-reconciler-type", "none".as_ref());
     if let Some(audit) = audit_log(&argv) {
-        let own = beside(&audit);
+        let own = bridge_audit_log(&audit);
         args::set(&mut argv, AUDIT_LOG, own.as_os_str());
     }
     // kube-apiserver writes to the directory only if no certificate is given.
-    if like.is_some_and(is_roots) && args::value(&argv, "--tls-cert-file").is_none() {
+    if like.is_some_and(is_root) && args::value(&argv, "--tls-cert-file").is_none() {
         args::set(
             &mut argv,
             "--cert-dir",
@@ -426,7 +426,7 @@ pub fn arguments(
 }
 
 /// The bridge's audit log: `audit.log` becomes `audit-bridge.log`.
-fn beside(path: &Path) -> PathBuf {
+fn bridge_audit_log(path: &Path) -> PathBuf {
     let mut name = path.file_stem().unwrap_or_default().to_owned();
     name.push("-bridge");
     if let Some(extension) = path.extension() {
@@ -448,7 +448,7 @@ fn copy_program(program: &Path, name: &str) -> io::Result<File> {
 /// Creates a directory in which the program has the temporary instance's name, because a process is
 /// named after the executed file. The returned descriptor leads to the directory in children, too,
 /// whatever their user.
-fn named(program: &File, directory: &Path, name: &str) -> io::Result<OwnedFd> {
+fn link_program(program: &File, directory: &Path, name: &str) -> io::Result<OwnedFd> {
     fs::create_dir_all(directory)?;
     fs::set_permissions(directory, fs::Permissions::from_mode(0o711))?;
     symlink(
@@ -563,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn it_has_an_address_and_files_of_its_own() {
+    fn the_temporary_instance_has_its_own_address_and_files() {
         let given = "kube-apiserver --secure-port 6443 --audit-log-path=/var/log/audit.log --debug_socket_path /run/x";
         assert_eq!(
             rewritten(0, given),
@@ -584,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_meet_the_certificate_that_the_running_one_made() {
+    fn clients_see_the_certificate_that_the_running_instance_made() {
         let temp = tempfile::tempdir().unwrap();
         for name in CERTIFICATE {
             fs::write(temp.path().join(name), name).unwrap();
@@ -605,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn what_its_arguments_name_is_copied() {
+    fn files_that_the_arguments_name_are_copied() {
         let temp = tempfile::tempdir().unwrap();
         let path = |name: &str| temp.path().join(name).display().to_string();
         for name in ["ca.crt", "sa.key", "admission.yaml"] {

@@ -102,7 +102,7 @@ mod tests {
     /// killall and pidof compare the whole name, pkill a part, and the kernel truncates names to 15
     /// bytes.
     #[test]
-    fn the_two_names_cannot_be_mistaken_for_one_another() {
+    fn neither_name_contains_the_other() {
         assert!(!TEMPORARY.contains(OWN) && !OWN.contains(TEMPORARY));
         assert!([OWN, TEMPORARY].iter().all(|name| name.len() <= 15));
     }

@@ -38,7 +38,7 @@ pub(super) fn begin(directory: &Path, last_failed: bool) {
 }
 
 /// Limits the logs' size until dropped.
-pub(super) async fn bound(directory: PathBuf) {
+pub(super) async fn limit_sizes(directory: PathBuf) {
     loop {
         tokio::time::sleep(INTERVAL).await;
         let directory = directory.clone();
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_a_long_log_is_kept_and_who_writes_it_goes_on() {
+    fn the_end_of_a_long_log_is_kept_and_its_writer_goes_on() {
         let temp = tempfile::tempdir().unwrap();
         let log = temp.path().join("log");
         let mut writer = OpenOptions::new()

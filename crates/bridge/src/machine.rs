@@ -130,7 +130,7 @@ pub struct Machine {
     /// since.
     ended: bool,
     /// True if the node's kube-apiserver must become another process than `before`.
-    anew: bool,
+    must_restart: bool,
     /// Processes of the node's kube-apiserver: before the bridge, as last observed, and the process
     /// to be replaced (seen when COMMAND began, or when a restore was done).
     first: Option<u64>,
@@ -239,7 +239,7 @@ impl Machine {
         }
         self.ended = true;
         match (how, self.on_failure) {
-            (Ok(anew), _) => self.await_own(anew),
+            (Ok(must_restart), _) => self.await_own(must_restart),
             (Err(why), OnFailure::Stay) => self.trouble = Some(why),
             (Err(why), OnFailure::Restore) => self.begin_restore(why),
             (Err(why), OnFailure::End) => {
@@ -296,12 +296,12 @@ impl Machine {
         }
         let why = self.trouble.take().unwrap_or_default();
         match how {
-            Ok(anew) => {
+            Ok(must_restart) => {
                 // A kube-apiserver that was started from the restored files is not restarted: the
                 // kubelet may not have noticed that the manifest was changed and restored.
                 self.before = self.process.filter(|process| Some(*process) != self.first);
                 self.outcome = BridgeOutcome::Restored(why);
-                self.await_own(anew);
+                self.await_own(must_restart);
             }
             Err(error) => {
                 self.trouble = Some(format!(
@@ -378,30 +378,30 @@ impl Machine {
         };
         let since = *self.since.get_or_insert(now);
         let elapsed = now.saturating_sub(since);
-        let lost = self.lost(seen, now);
+        let lost = self.has_lost_temporary(seen, now);
         self.steering_error.take_if(|_| seen.steering);
         self.steered = seen.steering.then(|| self.steered.unwrap_or(now));
         self.check_own(seen, now);
         match self.step {
-            Step::Start => self.start(seen, elapsed),
-            Step::Settle => self.settle(seen, elapsed, lost),
+            Step::Start => self.next_in_start(seen, elapsed),
+            Step::Settle => self.next_in_settle(seen, elapsed, lost),
             // Nothing depends on the bridge yet.
             Step::Overlap | Step::Hold
                 if lost && (self.step == Step::Overlap || self.wanted && seen.own.ready) =>
             {
-                self.outcome = BridgeOutcome::NotBegun(gone(seen, elapsed));
+                self.outcome = BridgeOutcome::NotBegun(describe_loss(seen, elapsed));
                 self.enter(Step::Linger)
             }
             Step::Overlap | Step::Hold | Step::AwaitOwn | Step::Restore => {
                 match keep_steered(seen, lost) {
                     // The step's own times run on, whether or not the temporary instance can be
                     // started again.
-                    Some(Action::Start) => match self.steered(seen, now, elapsed) {
+                    Some(Action::Start) => match self.next_while_steered(seen, now, elapsed) {
                         Action::Wait => Action::Start,
                         decided => decided,
                     },
                     Some(action) => action,
-                    None => self.steered(seen, now, elapsed),
+                    None => self.next_while_steered(seen, now, elapsed),
                 }
             }
             Step::Linger if seen.steering => Action::Unsteer,
@@ -413,10 +413,15 @@ impl Machine {
     }
 
     /// The next action while new connections go to the bridge.
-    fn steered(&mut self, seen: &BridgeObservation, now: Duration, elapsed: Duration) -> Action {
+    fn next_while_steered(
+        &mut self,
+        seen: &BridgeObservation,
+        now: Duration,
+        elapsed: Duration,
+    ) -> Action {
         match self.step {
             Step::Overlap => self
-                .awaited(seen, now)
+                .next_before_command(seen, now)
                 .unwrap_or_else(|| self.enter(Step::Hold)),
             Step::Restore => match std::mem::take(&mut self.restores) {
                 true => Action::Restore,
@@ -431,12 +436,12 @@ impl Machine {
                 }
                 // The operator may have ended the overlap, or new connections have gone to the
                 // node's kube-apiserver since.
-                self.awaited(seen, now).unwrap_or_else(|| {
+                self.next_before_command(seen, now).unwrap_or_else(|| {
                     (self.wanted, self.commanding) = (false, true);
                     Action::Wait
                 })
             }
-            _ => self.own(seen, now, elapsed),
+            _ => self.next_while_awaiting_own(seen, now, elapsed),
         }
     }
 
@@ -446,7 +451,7 @@ impl Machine {
 
     /// The action that must precede COMMAND while new connections go to the bridge. `None` if
     /// COMMAND may begin.
-    fn awaited(&self, seen: &BridgeObservation, now: Duration) -> Option<Action> {
+    fn next_before_command(&self, seen: &BridgeObservation, now: Duration) -> Option<Action> {
         let since = self.steered.map(|since| now.saturating_sub(since));
         let within = |time| since.is_none_or(|since| since < self.limits.speedup.of(time));
         // Handshakes that began before the switch may still complete.
@@ -469,8 +474,8 @@ impl Machine {
         self.enter(Step::Drain);
     }
 
-    fn await_own(&mut self, anew: bool) {
-        (self.anew, self.ended) = (anew, true);
+    fn await_own(&mut self, must_restart: bool) {
+        (self.must_restart, self.ended) = (must_restart, true);
         self.enter(Step::AwaitOwn);
     }
 
@@ -479,7 +484,7 @@ impl Machine {
         self.enter(Step::Restore);
     }
 
-    fn start(&mut self, seen: &BridgeObservation, elapsed: Duration) -> Action {
+    fn next_in_start(&mut self, seen: &BridgeObservation, elapsed: Duration) -> Action {
         let TemporaryObservation {
             running,
             ready,
@@ -503,9 +508,14 @@ impl Machine {
         Action::Entered
     }
 
-    fn settle(&mut self, seen: &BridgeObservation, elapsed: Duration, lost: bool) -> Action {
+    fn next_in_settle(
+        &mut self,
+        seen: &BridgeObservation,
+        elapsed: Duration,
+        lost: bool,
+    ) -> Action {
         if lost {
-            self.give_up(&gone(seen, elapsed));
+            self.give_up(&describe_loss(seen, elapsed));
             return Action::Entered;
         }
         if elapsed < self.limits.settle || !seen.temporary.ready {
@@ -516,7 +526,7 @@ impl Machine {
     }
 
     /// Checks that the temporary instance has stopped serving: one slow answer does not count.
-    fn lost(&mut self, seen: &BridgeObservation, now: Duration) -> bool {
+    fn has_lost_temporary(&mut self, seen: &BridgeObservation, now: Duration) -> bool {
         if seen.temporary.ready {
             self.lost = None;
             return false;
@@ -545,7 +555,12 @@ impl Machine {
     }
 
     /// Ends the bridge's service if the node's kube-apiserver is back for good.
-    fn own(&mut self, seen: &BridgeObservation, now: Duration, elapsed: Duration) -> Action {
+    fn next_while_awaiting_own(
+        &mut self,
+        seen: &BridgeObservation,
+        now: Duration,
+        elapsed: Duration,
+    ) -> Action {
         let same = seen
             .own
             .process
@@ -628,7 +643,7 @@ fn keep_steered(seen: &BridgeObservation, lost: bool) -> Option<Action> {
 }
 
 /// Describes how the temporary instance was lost before COMMAND ran.
-fn gone(seen: &BridgeObservation, elapsed: Duration) -> String {
+fn describe_loss(seen: &BridgeObservation, elapsed: Duration) -> String {
     let why = if seen.temporary.running {
         "is not ready any more"
     } else {

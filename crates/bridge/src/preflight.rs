@@ -73,7 +73,9 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
         return Err(Refusal::Unavailable(report.errors));
     }
     let port = match &options.running {
-        RunningInstance::Process { command } => Some(check(command).map_err(Refusal::usage)?),
+        RunningInstance::Process { command } => {
+            Some(check_command(command).map_err(Refusal::usage)?)
+        }
         RunningInstance::Pod { manifest } => pod::port(manifest, &mut report),
     };
     if seqpacket::dial(&options.directory.join(SOCKET)).is_ok() {
@@ -82,8 +84,8 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
             options.directory.display()
         ));
     }
-    report.ok("", directory(&options.directory));
-    report.ok("", room_for_logs(&options.directory));
+    report.ok("", check_directory(&options.directory));
+    report.ok("", check_log_space(&options.directory));
     if let RunningInstance::Pod { .. } = options.running {
         let upgrade = report
             .ok("", state::describe_interrupted(Path::new(state::DIRECTORY)))
@@ -94,22 +96,22 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
             ))
         });
     }
-    can_steer(&mut report).await;
+    check_steering(&mut report).await;
     let Some(port) = port else {
         return Err(Refusal::Unavailable(report.errors));
     };
-    files(port, &mut report);
+    check_file_limit(port, &mut report);
     let listening = Listening::on(port, &mut report);
     let running = listening
         .instance()
-        .and_then(|entry| running(entry, &options, &mut report));
+        .and_then(|entry| find_running(entry, &options, &mut report));
     let addresses: Vec<_> = listening
         .node
         .iter()
         .map(|entry| entry.local.ip())
         .collect();
-    let addresses = answered(port, &addresses);
-    let place = report.ok("", place(addresses.iter().any(IpAddr::is_ipv6)));
+    let addresses = answered_addresses(port, &addresses);
+    let place = report.ok("", choose_addresses(addresses.iter().any(IpAddr::is_ipv6)));
     let instance = report.ok("", InstanceId::parse(INSTANCE));
     let Some(FoundInstance {
         process,
@@ -129,29 +131,29 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     let own = SocketAddr::new(own, port);
     let localhost = Localhost::new(&name, own.ip(), &listening.at_localhost(&addresses)).await;
     if localhost.is_err() {
-        clients(port, &mut report);
+        report_local_clients(port, &mut report);
     }
-    let own_probe = report.ok("", probe(&options, &command, pod.as_ref()));
+    let own_probe = report.ok("", probe_config(&options, &command, pod.as_ref()));
     if let Some(probe) = &own_probe {
-        report.ok("", is_ready(probe, own).await);
+        report.ok("", check_ready(probe, own).await);
     }
-    peer_proxy(&command)
+    peer_proxy_note(&command)
         .into_iter()
         .for_each(|note| report.note(note));
     let client = own_probe.as_ref().and_then(|probe| options.client(probe));
-    let service = service(&options, client.clone(), own, named, &mut report).await;
-    let mut etcd = etcd(&options, &command, &of_node, pod.as_ref(), &mut report).await;
+    let service = find_service(&options, client.clone(), own, named, &mut report).await;
+    let mut etcd = plan_etcd(&options, &command, &of_node, pod.as_ref(), &mut report).await;
     etcd.lock = client.and_then(Result::ok);
     let apiserver = (&like, pod.as_ref());
     match &etcd.temporary {
         Some(etcd) => {
-            memory(
+            check_memory(
                 "a second kube-apiserver and etcd",
                 &[apiserver, (&etcd.like, etcd.pod.as_ref())],
                 &mut report,
             );
         }
-        None => memory("a second kube-apiserver", &[apiserver], &mut report),
+        None => check_memory("a second kube-apiserver", &[apiserver], &mut report),
     }
     let (Some((temporary, listen)), Some(instance), Some(own_probe), []) =
         (place, instance, own_probe, &report.errors[..])
@@ -210,7 +212,7 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
 
 /// A note on the cost of `--peer-ca-file`, which lets kube-apiservers forward requests to one
 /// another, like the check `peer-proxy` of `berth doctor`.
-fn peer_proxy(command: &[OsString]) -> Option<String> {
+fn peer_proxy_note(command: &[OsString]) -> Option<String> {
     args::value(command, PEER_CA).filter(|file| !file.is_empty())?;
     Some(format!(
         "{PEER_CA}: to the mixed version proxy the two kube-apiservers of this node are one: neither sends requests on to the other, and \
@@ -219,7 +221,7 @@ fn peer_proxy(command: &[OsString]) -> Option<String> {
 }
 
 /// The secure port of a command line.
-fn check(command: &[OsString]) -> Result<u16, Vec<String>> {
+fn check_command(command: &[OsString]) -> Result<u16, Vec<String>> {
     let mut wrong: Vec<_> = args::check(command)
         .iter()
         .map(|error| format!("--command: {error}"))
@@ -241,7 +243,7 @@ fn check(command: &[OsString]) -> Result<u16, Vec<String>> {
 
 /// Accepts only a bridge's directory or an empty directory, since the bridge makes the directory
 /// private and clears it.
-fn directory(directory: &Path) -> Result<(), String> {
+fn check_directory(directory: &Path) -> Result<(), String> {
     let wrong = |why: &str| {
         Err(format!(
             "{}: {why}: remove it, or what is in it",
@@ -278,7 +280,7 @@ fn is_closed(directory: &Path) -> bool {
 }
 
 /// Checks that there is space for the logs of the bridge and the temporary instance.
-fn room_for_logs(directory: &Path) -> Result<(), String> {
+fn check_log_space(directory: &Path) -> Result<(), String> {
     let Some(there) = directory.ancestors().find(|path| path.is_dir()) else {
         return Ok(());
     };
@@ -297,9 +299,9 @@ fn room_for_logs(directory: &Path) -> Result<(), String> {
 
 /// Tests the steering, and reports programs that already steer in this network namespace. The
 /// bridge's program is attached before those.
-async fn can_steer(report: &mut Report) {
+async fn check_steering(report: &mut Report) {
     report.ok("", claim::elsewhere().map_or(Ok(()), Err));
-    for other in claim::attached()
+    for other in claim::list_programs()
         .iter()
         .filter(|other| !claim::is_bridges(other))
     {
@@ -319,7 +321,7 @@ async fn can_steer(report: &mut Report) {
 }
 
 /// Reports clients that dial localhost, if localhost is not covered.
-fn clients(port: u16, report: &mut Report) {
+fn report_local_clients(port: u16, report: &mut Report) {
     let all = node::Clients::gather(Path::new("/"), &[port]).uncovered(&[], &[]);
     for client in all
         .into_iter()
@@ -334,7 +336,7 @@ fn clients(port: u16, report: &mut Report) {
 }
 
 /// Checks that the file limit allows as many connections as the node's kube-apiserver has.
-fn files(port: u16, report: &mut Report) {
+fn check_file_limit(port: u16, report: &mut Report) {
     let Some(files) = report.ok(
         "the limit of open files cannot be raised: ",
         raise_hard_file_limit(),
@@ -401,14 +403,14 @@ impl Listening {
             localhost,
         };
         listening
-            .in_the_way(port)
+            .find_conflict(port)
             .into_iter()
             .for_each(|why| report.error(why));
         listening
     }
 
     /// The reason why no bridge is possible with these listeners.
-    fn in_the_way(&self, port: u16) -> Option<String> {
+    fn find_conflict(&self, port: u16) -> Option<String> {
         if self.node.is_empty() {
             return Some(format!(
                 "nothing listens on port {port}: start the kube-apiserver first; one that is no pod is named by its own arguments \
@@ -471,7 +473,11 @@ struct FoundInstance {
 }
 
 /// Finds the listening process, and reads its attributes.
-fn running(entry: &Entry, options: &BridgeOptions, report: &mut Report) -> Option<FoundInstance> {
+fn find_running(
+    entry: &Entry,
+    options: &BridgeOptions,
+    report: &mut Report,
+) -> Option<FoundInstance> {
     let Some(process) = proc_net::process_of(entry.inode) else {
         report.error(format!(
             "the process that listens on {} cannot be seen from here ({}): run this as root, in the host's process namespace",
@@ -558,7 +564,11 @@ fn is_run_with(cmdline: &[u8], command: &[OsString]) -> bool {
 }
 
 /// Checks that the node has memory for a second copy of each process.
-fn memory(what: &str, started: &[(&ProcessAttributes, Option<&RunningPod>)], report: &mut Report) {
+fn check_memory(
+    what: &str,
+    started: &[(&ProcessAttributes, Option<&RunningPod>)],
+    report: &mut Report,
+) {
     let memory = report.ok("/proc/meminfo: ", Meminfo::current());
     let Some(available) = memory.and_then(|memory| memory.mem_available) else {
         return;
@@ -577,7 +587,7 @@ fn memory(what: &str, started: &[(&ProcessAttributes, Option<&RunningPod>)], rep
 
 /// The addresses that answer clients. A wildcard stands for all addresses of its family, and a
 /// listener on `::` may answer IPv4, too.
-fn answered(port: u16, listened: &[IpAddr]) -> Vec<IpAddr> {
+fn answered_addresses(port: u16, listened: &[IpAddr]) -> Vec<IpAddr> {
     let (any4, any6) = (
         IpAddr::from(Ipv4Addr::UNSPECIFIED),
         IpAddr::from(Ipv6Addr::UNSPECIFIED),
@@ -642,7 +652,7 @@ fn binds_ipv6(command: &[OsString]) -> bool {
 }
 
 /// Settings for probes of the node's kube-apiserver. kubeadm puts the CA next to the certificate.
-fn probe(
+fn probe_config(
     options: &BridgeOptions,
     command: &[OsString],
     pod: Option<&RunningPod>,
@@ -671,7 +681,7 @@ fn ca_beside_certificate(command: &[OsString]) -> Option<&Path> {
 }
 
 /// Probes the running kube-apiserver as the bridge will.
-async fn is_ready(probe: &ProbeConfig, own: SocketAddr) -> Result<(), String> {
+async fn check_ready(probe: &ProbeConfig, own: SocketAddr) -> Result<(), String> {
     let probe = Probe::new(probe.clone()).from(own_source(own.ip()));
     probe.check().await?;
     let answer = probe.ready(own).await;
@@ -685,7 +695,7 @@ async fn is_ready(probe: &ProbeConfig, own: SocketAddr) -> Result<(), String> {
 }
 
 /// The Service's keeper, if the cluster accepts its credentials.
-async fn service(
+async fn find_service(
     options: &BridgeOptions,
     client: Option<Result<Client, String>>,
     own: SocketAddr,
@@ -714,7 +724,7 @@ async fn service(
 }
 
 /// Plans how to keep each etcd available.
-async fn etcd(
+async fn plan_etcd(
     options: &BridgeOptions,
     command: &[OsString],
     of_node: &[IpAddr],
@@ -745,15 +755,15 @@ async fn etcd(
 }
 
 /// Loopback addresses for the temporary instance and for the bridge's listeners, on the same port.
-fn place(ipv6: bool) -> Result<(SocketAddrV4, Vec<SocketAddr>), String> {
-    let mut place = try_place(ipv6);
+fn choose_addresses(ipv6: bool) -> Result<(SocketAddrV4, Vec<SocketAddr>), String> {
+    let mut place = try_addresses(ipv6);
     for _ in 1..TRIES {
-        place = place.or_else(|_| try_place(ipv6));
+        place = place.or_else(|_| try_addresses(ipv6));
     }
     place.map_err(|why| format!("no port is free on loopback: {why}"))
 }
 
-fn try_place(ipv6: bool) -> Result<(SocketAddrV4, Vec<SocketAddr>), String> {
+fn try_addresses(ipv6: bool) -> Result<(SocketAddrV4, Vec<SocketAddr>), String> {
     let text = |error: &dyn Display| error.to_string();
     let shim = address::random().map_err(|error| text(&error))?;
     let reserved = TcpListener::bind((shim, 0)).map_err(|error| text(&error))?;
@@ -777,7 +787,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_arguments_that_run_are_those_that_are_given() {
+    fn the_running_arguments_must_equal_the_given_ones() {
         let command = ["kube-apiserver", "--v=2", ""].map(OsString::from);
         assert!(is_run_with(b"/usr/bin/kube-apiserver\0--v=2\0\0", &command));
         for other in [
@@ -792,7 +802,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nodes_own_is_asked_at_the_address_that_it_advertises() {
+    fn the_nodes_kube_apiserver_is_probed_at_its_advertised_address() {
         let parse = |all: &[&str]| {
             all.iter()
                 .map(|ip| ip.parse().unwrap())
@@ -841,9 +851,9 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_two_for_one_is_named() {
+    fn the_cost_of_the_mixed_version_proxy_is_noted() {
         let note =
-            |flags: &[&str]| peer_proxy(&flags.iter().map(OsString::from).collect::<Vec<_>>());
+            |flags: &[&str]| peer_proxy_note(&flags.iter().map(OsString::from).collect::<Vec<_>>());
         assert!(
             note(&["k", "--peer-ca-file=/ca.crt"])
                 .unwrap()
@@ -874,19 +884,26 @@ mod tests {
 
     #[test]
     fn logs_need_room() {
-        let few = room_for_logs(Path::new("/proc/nonexistent")).unwrap_err();
+        let few = check_log_space(Path::new("/proc/nonexistent")).unwrap_err();
         assert!(few.contains("/proc has 0 MiB free"), "{few}");
     }
 
     #[test]
-    fn a_directory_of_something_else_is_left_alone() {
+    fn a_foreign_directory_is_left_alone() {
         let temp = tempfile::tempdir().unwrap();
-        assert_eq!(directory(&temp.path().join("new")), Ok(()));
-        assert_eq!(directory(temp.path()), Ok(()));
+        assert_eq!(check_directory(&temp.path().join("new")), Ok(()));
+        assert_eq!(check_directory(temp.path()), Ok(()));
         fs::write(temp.path().join("lock"), "").unwrap();
-        assert!(directory(temp.path()).unwrap_err().contains("other files"));
-        assert!(directory(&temp.path().join("lock")).is_err(), "a file");
+        assert!(
+            check_directory(temp.path())
+                .unwrap_err()
+                .contains("other files")
+        );
+        assert!(
+            check_directory(&temp.path().join("lock")).is_err(),
+            "a file"
+        );
         fs::write(temp.path().join(LOCK), "").unwrap();
-        assert_eq!(directory(temp.path()), Ok(()));
+        assert_eq!(check_directory(temp.path()), Ok(()));
     }
 }

@@ -38,7 +38,7 @@ pub fn differences(all: &[SavedFile]) -> Result<Vec<Difference>, String> {
         .map(|(_, difference)| difference)
         .collect();
     if let Some(first) = differing.first_mut() {
-        first.refused = keys_stay(all).err();
+        first.refused = check_keys_stay(all).err();
     }
     Ok(differing)
 }
@@ -59,8 +59,8 @@ pub fn changed_keys(
     let mut changed: BTreeSet<_> = changed.collect();
     if let Some(manifest) = all.iter().find(|file| file.shown) {
         let (was, is) = (
-            configuration(&text(&manifest.copy)?),
-            configuration(&text(&manifest.path)?),
+            encryption_file(&read_text(&manifest.copy)?),
+            encryption_file(&read_text(&manifest.path)?),
         );
         changed.extend(is.filter(|is| was.as_ref() != Some(is)));
     }
@@ -82,7 +82,7 @@ pub struct Restored {
 /// Nothing is restored if the encryption configuration has changed.
 pub fn restore(all: &[SavedFile]) -> Restored {
     let (mut restored, mut failed, mut kept) = (Vec::new(), Vec::new(), Vec::new());
-    let differing = match keys_stay(all).and_then(|()| compare(all)) {
+    let differing = match check_keys_stay(all).and_then(|()| compare(all)) {
         Ok(differing) => differing,
         Err(why) => {
             return Restored {
@@ -121,15 +121,15 @@ pub fn restore(all: &[SavedFile]) -> Restored {
 
 /// Checks that a restore takes no encryption key away: objects may have been written with any key
 /// of a configuration that differs from the saved one.
-fn keys_stay(all: &[SavedFile]) -> Result<(), String> {
+fn check_keys_stay(all: &[SavedFile]) -> Result<(), String> {
     let Some(manifest) = all.iter().find(|file| file.shown) else {
         return Ok(());
     };
-    let then = configuration(&text(&manifest.copy)?);
-    let is = text(&manifest.path)?;
+    let then = encryption_file(&read_text(&manifest.copy)?);
+    let is = read_text(&manifest.path)?;
     // No kube-apiserver starts from a manifest that is gone or cannot be parsed.
     let now = if Manifest::parse(&is).is_ok() {
-        configuration(&is)
+        encryption_file(&is)
     } else {
         then.clone()
     };
@@ -140,7 +140,7 @@ fn keys_stay(all: &[SavedFile]) -> Result<(), String> {
         .iter()
         .find(|file| file.path == path)
         .map_or(&path, |file| &file.copy);
-    let has_changed = path.exists() && text(&path)? != text(copy)?;
+    let has_changed = path.exists() && read_text(&path)? != read_text(copy)?;
     if now == then && !has_changed {
         return Ok(());
     }
@@ -153,15 +153,15 @@ fn keys_stay(all: &[SavedFile]) -> Result<(), String> {
 }
 
 /// The node's path of the encryption configuration that a manifest names.
-fn configuration(manifest: &str) -> Option<PathBuf> {
+fn encryption_file(manifest: &str) -> Option<PathBuf> {
     let manifest = Manifest::parse(manifest).ok()?;
     let path = manifest.flag(ENCRYPTION.trim_start_matches('-'))?.value;
     manifest.container().on_node(path).map(PathBuf::from)
 }
 
 /// Text of a file. Empty if there is no file.
-fn text(path: &Path) -> Result<String, String> {
-    let file = none_if_missing(open_regular(path)).and_then(|file| file.map(read).transpose());
+fn read_text(path: &Path) -> Result<String, String> {
+    let file = none_if_missing(open_regular(path)).and_then(|file| file.map(read_with_metadata).transpose());
     let file = file.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
     Ok(file
         .map(|(bytes, _)| String::from_utf8_lossy(&bytes).into_owned())
@@ -172,7 +172,7 @@ fn text(path: &Path) -> Result<String, String> {
 /// unchanged or gone.
 fn keep(before: &SavedFile, manifests: Option<&Path>) -> io::Result<Option<PathBuf>> {
     let Some((is, _)) = none_if_missing(open_regular(&before.path))?
-        .map(read)
+        .map(read_with_metadata)
         .transpose()?
     else {
         return Ok(None);
@@ -214,7 +214,10 @@ fn compare(all: &[SavedFile]) -> Result<Vec<(&SavedFile, Difference)>, String> {
         let was = fs::read(&before.copy).map_err(failed(&before.copy))?;
         let like = fs::metadata(&before.copy).map_err(failed(&before.copy))?;
         let opened = none_if_missing(open_regular(&before.path)).map_err(failed(&before.path))?;
-        let is = opened.map(read).transpose().map_err(failed(&before.path))?;
+        let is = opened
+            .map(read_with_metadata)
+            .transpose()
+            .map_err(failed(&before.path))?;
         if is
             .as_ref()
             .is_some_and(|(is, meta)| *is == was && Access::from(meta) == Access::from(&like))
@@ -240,7 +243,7 @@ fn compare(all: &[SavedFile]) -> Result<Vec<(&SavedFile, Difference)>, String> {
     Ok(differing)
 }
 
-fn read(mut file: File) -> io::Result<(Vec<u8>, Metadata)> {
+fn read_with_metadata(mut file: File) -> io::Result<(Vec<u8>, Metadata)> {
     let mut is = Vec::new();
     file.read_to_end(&mut is)?;
     Ok((is, file.metadata()?))
@@ -297,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_put_back_and_nothing_else() {
+    fn only_changed_files_are_restored() {
         let temp = tempfile::tempdir().unwrap();
         let [files, manifests] = ["files", "manifests"].map(|name| temp.path().join(name));
         [&files, &manifests]
@@ -374,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_named_even_if_nothing_can_be_put_there() {
+    fn kept_copies_are_listed_even_if_a_restore_fails() {
         let temp = tempfile::tempdir().unwrap();
         let [path, copy, target] = ["key", "copy", "target"].map(|name| temp.path().join(name));
         fs::write(&target, "new\n").unwrap();
@@ -439,7 +442,7 @@ mod tests {
     /// Nothing is restored if a key might get lost, and changed keys that the temporary instance
     /// lacks are reported.
     #[test]
-    fn encryption_keys_are_not_taken_away_and_named_where_they_changed() {
+    fn encryption_keys_are_never_removed_and_changed_ones_are_listed() {
         for (now, named, is_refused, is_changed) in [
             (&["new", "old"][..], [true, true], true, true),
             // COMMAND introduced encryption.
@@ -497,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_said() {
+    fn an_unreadable_file_is_an_error() {
         let before = SavedFile {
             path: "/proc/self/mem".into(),
             copy: "/nonexistent".into(),

@@ -13,7 +13,7 @@ const AGAIN: Duration = Duration::from_millis(200);
 
 /// A request, and the channel for the reply. `None` reports that the process that ran COMMAND ended
 /// before COMMAND did.
-pub(super) type Asking = (Option<Ask>, oneshot::Sender<Answer>);
+pub(super) type Request = (Option<Ask>, oneshot::Sender<Answer>);
 
 /// A reply to be sent before the status, or the reason for a refusal.
 pub(super) type Answer = Result<Option<Reply>, String>;
@@ -22,7 +22,7 @@ pub(super) type Answer = Result<Option<Reply>, String>;
 pub(super) async fn serve(
     socket: OwnedFd,
     status: watch::Sender<BridgeStatus>,
-    ask: mpsc::UnboundedSender<Asking>,
+    ask: mpsc::UnboundedSender<Request>,
     mut ended: oneshot::Receiver<()>,
 ) {
     let mut connections = JoinSet::new();
@@ -51,7 +51,7 @@ pub(super) async fn serve(
 async fn answer(
     command: Connection,
     mut status: watch::Receiver<BridgeStatus>,
-    to: mpsc::UnboundedSender<Asking>,
+    to: mpsc::UnboundedSender<Request>,
 ) {
     let Some(first) = command.next().await else {
         return;
@@ -99,7 +99,7 @@ async fn answer(
     }
 }
 
-async fn ask(to: &mpsc::UnboundedSender<Asking>, what: Option<Ask>) -> Answer {
+async fn ask(to: &mpsc::UnboundedSender<Request>, what: Option<Ask>) -> Answer {
     let (reply, replied) = oneshot::channel();
     let _ = to.send((what, reply));
     // A request without an answer finds the outcome in the status.

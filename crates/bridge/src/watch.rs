@@ -59,7 +59,7 @@ pub fn over(status: &BridgeStatus) -> String {
 }
 
 /// True if clients stay on the bridge until the operator acts.
-pub(super) fn stays(status: &BridgeStatus) -> bool {
+pub(super) fn clients_stay(status: &BridgeStatus) -> bool {
     status.step == Step::Hold && !status.command && status.trouble.is_some()
 }
 
@@ -114,7 +114,7 @@ impl Watcher {
         std::future::pending().await
     }
 
-    pub(super) async fn until(
+    pub(super) async fn wait_until(
         &mut self,
         client: &Connection,
         there: impl Fn(&BridgeStatus) -> bool,
@@ -127,7 +127,7 @@ impl Watcher {
             let reply = tokio::select! {
                 reply = client.next() => reply,
                 () = tokio::time::sleep(PATIENCE), if !answered => {
-                    Self::refused(&hangs(client));
+                    Self::print_refusal(&hangs(client));
                     return WaitOutcome::Gone;
                 }
                 _ = self.signals.next() => return WaitOutcome::Interrupted,
@@ -150,13 +150,13 @@ impl Watcher {
         }
     }
 
-    pub(super) fn line(&self, what: &str) {
+    pub(super) fn print_line(&self, what: &str) {
         if !self.json {
             self.progress.line(what);
         }
     }
 
-    pub(super) fn more(&self, what: &str) {
+    pub(super) fn print_detail(&self, what: &str) {
         if !self.json {
             self.progress.more(what);
         }
@@ -173,26 +173,26 @@ impl Watcher {
         let was = last.unwrap_or_default();
         let own = &status.own;
         if own.preferred && (!was.own.preferred || was.own.listener != own.listener) {
-            self.line(
+            self.print_line(
                 "new connections go to the node's own kube-apiserver, and to the temporary one when that is not ready",
             );
         }
         if let Some(why) = &status.steering_error
             && was.steering_error != status.steering_error
         {
-            self.line(&format!(
+            self.print_line(&format!(
                 "new connections go to the node's own kube-apiserver, as the bridge cannot steer: {why}"
             ));
-            self.more("the bridge tries again; stopping the node's own kube-apiserver meanwhile costs connections");
+            self.print_detail("the bridge tries again; stopping the node's own kube-apiserver meanwhile costs connections");
         }
         if own.late && !was.own.late {
             let late = format_duration(LATE);
-            self.line(&format!(
+            self.print_line(&format!(
                 "the node's own kube-apiserver has not been ready for {late}: {}",
                 own.probe
             ));
-            self.more("health checks at the node's addresses, kubeadm's and the kubelet's too, reach the temporary kube-apiserver");
-            self.last_lines("its container", &own.log);
+            self.print_detail("health checks at the node's addresses, kubeadm's and the kubelet's too, reach the temporary kube-apiserver");
+            self.print_last_lines("its container", &own.log);
         }
         self.report_etcd(
             &was.etcd.unwrap_or_default(),
@@ -202,21 +202,21 @@ impl Watcher {
             .notes
             .iter()
             .filter(|note| !was.notes.contains(note))
-            .for_each(|note| self.line(note));
+            .for_each(|note| self.print_line(note));
         if status.outcome == Some(BridgeOutcome::Done) {
-            self.line("done: the node's own kube-apiserver serves, and nothing of the bridge is left but its logs");
+            self.print_line("done: the node's own kube-apiserver serves, and nothing of the bridge is left but its logs");
         }
         if status.outcome.is_some() && status.connections_open > 0 {
-            self.more(&over(status));
+            self.print_detail(&over(status));
         }
         if status.outcome.is_none() && (is_first || was.step != status.step) {
-            self.begins(status);
+            self.print_step(status);
         }
     }
 
     /// Prints the step that has begun.
-    fn begins(&self, status: &BridgeStatus) {
-        self.line(&match status.step {
+    fn print_step(&self, status: &BridgeStatus) {
+        self.print_line(&match status.step {
             Step::Start => format!(
                 "a temporary kube-apiserver starts on {}",
                 shown(status.temporary.address)
@@ -245,7 +245,7 @@ impl Watcher {
 
     fn report_etcd(&self, was: &EtcdStatus, etcd: &EtcdStatus) {
         if was.step != etcd.step {
-            self.line(&match etcd.step {
+            self.print_line(&match etcd.step {
                 EtcdStep::Own => format!("the node's own etcd serves; {}", waited(etcd)),
                 EtcdStep::Stopping => {
                     "the node's own etcd stops; what needs etcd waits for the temporary one"
@@ -264,75 +264,73 @@ impl Watcher {
         if let Some(trouble) = &etcd.trouble
             && was.trouble != etcd.trouble
         {
-            self.line(&format!("etcd: {trouble}"));
+            self.print_line(&format!("etcd: {trouble}"));
         }
     }
 
     /// Prints why a bridge refuses, or that it does not answer: also with --json.
-    pub(super) fn refused(why: &str) {
-        let _ = writeln!(
-            io::stderr(),
-            "berth: {}",
-            strip_error_numbers(why.to_owned())
-        );
+    pub(super) fn print_refusal(why: &str) {
+        let _ = writeln!(io::stderr(), "berth: {}", strip_error_numbers(why.to_owned()));
     }
 
     /// Prints the result of waiting for the end.
-    pub(super) fn ended(&self, seen: WaitOutcome) {
+    pub(super) fn print_end(&self, seen: WaitOutcome) {
         match seen {
             WaitOutcome::Over(BridgeOutcome::Done) => {}
             WaitOutcome::Over(BridgeOutcome::Restored(why)) => {
-                self.line(&format!(
+                self.print_line(&format!(
                     "the node's own kube-apiserver serves as it did before: {why}"
                 ));
-                self.logs();
+                self.print_logs();
             }
             WaitOutcome::Over(BridgeOutcome::NotBegun(why) | BridgeOutcome::Abandoned(why)) => {
-                self.line(&format!(
+                self.print_line(&format!(
                     "the bridge has ended, and the node's own kube-apiserver may not serve: {why}"
                 ));
-                self.logs();
+                self.print_logs();
             }
-            WaitOutcome::There(status) => self.stays(&status),
+            WaitOutcome::There(status) => self.print_trouble(&status),
             WaitOutcome::Interrupted => {
-                self.line("interrupted: the bridge goes on by itself");
-                self.more("`berth bridge status` shows its state, `berth bridge end` ends it");
+                self.print_line("interrupted: the bridge goes on by itself");
+                self.print_detail(
+                    "`berth bridge status` shows its state, `berth bridge end` ends it",
+                );
             }
-            WaitOutcome::Refused(why) => Self::refused(&why),
-            WaitOutcome::Gone => self.gone(),
+            WaitOutcome::Refused(why) => Self::print_refusal(&why),
+            WaitOutcome::Gone => self.print_gone(),
         }
     }
 
-    fn stays(&self, status: &BridgeStatus) {
+    fn print_trouble(&self, status: &BridgeStatus) {
         let trouble = status.trouble.as_deref().unwrap_or_default();
-        self.line(&format!("{trouble}: clients stay on the bridge"));
-        self.more(&format!(
+        self.print_line(&format!("{trouble}: clients stay on the bridge"));
+        self.print_detail(&format!(
             "the node's own kube-apiserver: {}",
             status.own.probe
         ));
-        self.last_lines("its container", &status.own.log);
-        self.more("fix it, then `berth bridge end`; `berth bridge end --now` gives clients to the node's own as it is, ready or not");
-        self.more("`berth bridge restore --dry-run` shows what has changed in a static pod's files, `berth bridge restore` puts it back");
-        self.logs();
+        self.print_last_lines("its container", &status.own.log);
+        self.print_detail("fix it, then `berth bridge end`; `berth bridge end --now` gives clients to the node's own as it is, ready or not");
+        self.print_detail("`berth bridge restore --dry-run` shows what has changed in a static pod's files, `berth bridge restore` puts it back");
+        self.print_logs();
     }
 
-    pub(super) fn last_lines(&self, of: &str, lines: &[String]) {
+    pub(super) fn print_last_lines(&self, of: &str, lines: &[String]) {
         if !lines.is_empty() {
-            self.more(&format!("last lines of {of}:"));
+            self.print_detail(&format!("last lines of {of}:"));
             lines
                 .iter()
-                .for_each(|line| self.more(&format!("  {line}")));
+                .for_each(|line| self.print_detail(&format!("  {line}")));
         }
     }
 
-    pub(super) fn gone(&self) {
-        self.line(
+    pub(super) fn print_gone(&self) {
+        self.print_line(
             "the bridge has ended unexpectedly; new connections go to the port's own listener",
         );
-        self.logs();
+        self.print_logs();
     }
 
-    pub(super) fn logs(&self) {
-        self.more(&format!("logs are in {}", self.directory.display()));
+    pub(super) fn print_logs(&self) {
+        self.print_detail(&format!("logs are in {}", self.directory.display()));
     }
 }

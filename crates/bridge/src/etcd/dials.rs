@@ -13,7 +13,7 @@
 //! request comes on a new connection. So a member that was only slow costs nothing.
 
 use super::temporary::relay;
-use super::{Cluster, place};
+use super::{Cluster, host_and_port};
 use berth_os::socket;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
@@ -47,14 +47,14 @@ impl Dials {
     /// # Errors
     /// The reason why no other member is usable.
     pub(super) async fn find(cluster: &Cluster) -> Result<Self, String> {
-        let own = place(&cluster.own)
+        let own = host_and_port(&cluster.own)
             .and_then(|(host, port)| Some(SocketAddrV4::new(host.parse().ok()?, port)))
             .filter(|own| own.ip().is_loopback())
             .ok_or_else(|| format!("{} is no IPv4 address of loopback", cluster.own))?;
         let checked = cluster.gateway.tls(true)?;
         let (mut others, mut why) = (Vec::new(), Vec::new());
         for (member, url) in &cluster.others.members {
-            match timeout(PATIENCE, takes(url, *own.ip(), checked.clone()))
+            match timeout(PATIENCE, check_certificate(url, *own.ip(), checked.clone()))
                 .await
                 .unwrap_or_else(|late| Err(late.into()))
             {
@@ -114,8 +114,12 @@ impl Dials {
 }
 
 /// The address of a member, if its certificate is valid for `ip`, too.
-async fn takes(url: &str, ip: Ipv4Addr, checked: Arc<ClientConfig>) -> io::Result<SocketAddr> {
-    let stream = TcpStream::connect(place(url).ok_or(io::ErrorKind::InvalidInput)?).await?;
+async fn check_certificate(
+    url: &str,
+    ip: Ipv4Addr,
+    checked: Arc<ClientConfig>,
+) -> io::Result<SocketAddr> {
+    let stream = TcpStream::connect(host_and_port(url).ok_or(io::ErrorKind::InvalidInput)?).await?;
     let at = stream.peer_addr()?;
     TlsConnector::from(checked)
         .connect(ServerName::IpAddress(IpAddr::from(ip).into()), stream)
@@ -130,7 +134,7 @@ async fn pass(
 ) -> io::Result<()> {
     let etcd = connect(&others).await?;
     let seen = client.as_fd().try_clone_to_owned()?;
-    relay::pass(client, etcd, unused(seen, own)).await
+    relay::pass(client, etcd, wait_until_unused(seen, own)).await
 }
 
 /// Connects to the first member that accepts.
@@ -149,7 +153,7 @@ async fn connect(others: &[SocketAddr]) -> io::Result<TcpStream> {
 }
 
 /// Waits until the node's member serves and nothing is in flight.
-async fn unused(client: impl AsFd, mut own: watch::Receiver<bool>) {
+async fn wait_until_unused(client: impl AsFd, mut own: watch::Receiver<bool>) {
     while own.wait_for(|serves| *serves).await.is_ok() {
         match socket::idle_time(client.as_fd()) {
             Ok(quiet) if quiet < QUIET => sleep(QUIET - quiet).await,
@@ -164,7 +168,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[tokio::test]
-    async fn a_connection_stays_until_the_nodes_own_serves_and_nothing_is_in_flight() {
+    async fn a_connection_stays_until_the_nodes_member_serves_and_nothing_is_in_flight() {
         let [relay, other, gone] = [(); 3].map(|()| {
             std::net::TcpListener::bind("127.0.0.1:0")
                 .and_then(|it| it.set_nonblocking(true).map(|()| it))

@@ -37,7 +37,7 @@ impl Gateway {
 
     /// Checks the members' certificates for the given name, at whatever address.
     #[must_use]
-    pub fn named(&self, name: &str) -> Self {
+    pub fn with_server_name(&self, name: &str) -> Self {
         Self(Arc::new(Access {
             server_name: Some(name.to_owned()),
             ..(*self.0).clone()
@@ -65,7 +65,7 @@ impl Gateway {
     /// There is no answer, or an unexpected one. The message names the URL.
     pub async fn members(&self, url: &str) -> Result<MemberList, String> {
         // A member answers from its own knowledge, without a leader, too.
-        self.parsed(
+        self.ask_and_parse(
             url,
             "/v3/cluster/member/list",
             &json!({}),
@@ -77,7 +77,7 @@ impl Gateway {
     /// # Errors
     /// As [`Self::members`].
     pub async fn status(&self, url: &str) -> Result<Status, String> {
-        self.parsed(url, "/v3/maintenance/status", &json!({}), Status::parse)
+        self.ask_and_parse(url, "/v3/maintenance/status", &json!({}), Status::parse)
             .await
     }
 
@@ -102,7 +102,7 @@ impl Gateway {
         let status = self.status(own).await?;
         let asks = json!({"action": "GET"});
         let alarms = self
-            .parsed(own, "/v3/maintenance/alarm", &asks, alarms)
+            .ask_and_parse(own, "/v3/maintenance/alarm", &asks, alarms)
             .await;
         let others: Vec<_> = list
             .members
@@ -172,7 +172,7 @@ impl Gateway {
         Err(tried.join("; "))
     }
 
-    async fn parsed<T>(
+    async fn ask_and_parse<T>(
         &self,
         url: &str,
         path: &str,

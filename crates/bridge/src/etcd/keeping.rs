@@ -59,7 +59,7 @@ impl EtcdPlan {
         let needs_lock = self.needs_lock;
         tokio::spawn(async move {
             let progress = Progress::default();
-            let lock = match acquired(lock.as_ref(), needs_lock, &progress, &to).await {
+            let lock = match acquire_lock(lock.as_ref(), needs_lock, &progress, &to).await {
                 Ok(lock) => lock,
                 Err(why) => return to.send_modify(|state| state.refused = Some(why)),
             };
@@ -87,7 +87,7 @@ impl EtcdPlan {
 /// # Errors
 /// The bridge must not start: another node holds the lock, or the lock was asked for with
 /// `--kubeconfig` and cannot be read.
-async fn acquired(
+async fn acquire_lock(
     client: Option<&Client>,
     needs_lock: bool,
     progress: &Progress,

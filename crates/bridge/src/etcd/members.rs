@@ -6,7 +6,7 @@
 use super::types::{Answer, Member, MemberList, Sample};
 
 /// The cost of a bridge that leaves etcd alone.
-pub const OWN: &str = "or give --etcd own: the temporary kube-apiserver then uses this node's member, and requests that need etcd time out \
+pub const OWN_HINT: &str = "or give --etcd own: the temporary kube-apiserver then uses this node's member, and requests that need etcd time out \
                        while COMMAND restarts that, in kubeadm's own upgrade of etcd for some 47 s";
 
 /// The members that serve while this node's member is away.
@@ -37,7 +37,7 @@ impl Sample {
         }
         let (mut usable, mut left_out) = (Vec::new(), Vec::new());
         for member in others {
-            match self.usable(member) {
+            match self.usable_url(member) {
                 Ok(url) => usable.push((member.clone(), url.to_owned())),
                 Err(why) => left_out.push(format!("{} {why}", member.describe())),
             }
@@ -54,7 +54,7 @@ impl Sample {
         why.extend(left_out);
         why.push(format!(
             "of {voters} voters {needed} must serve while this node's member is away, and {} of the others can: wait until they do, \
-             {OWN}",
+             {OWN_HINT}",
             usable.len()
         ));
         Err(why)
@@ -79,7 +79,7 @@ impl Sample {
     }
 
     /// The URL at which a member can be used.
-    fn usable(&self, member: &Member) -> Result<&str, String> {
+    fn usable_url(&self, member: &Member) -> Result<&str, String> {
         if member.name.is_empty() {
             return Err(format!(
                 "has not started: start its etcd, or `etcdctl member remove {:x}`",

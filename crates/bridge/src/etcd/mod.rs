@@ -222,7 +222,7 @@ impl EtcdHandle {
     }
 
     /// The outcome, changed if writes were lost: such a bridge has not ended well.
-    pub fn judged(&self, outcome: BridgeOutcome) -> BridgeOutcome {
+    pub fn judge_outcome(&self, outcome: BridgeOutcome) -> BridgeOutcome {
         let Compared { missing, is_open } = self.revisions.borrow().clone();
         match (outcome, missing) {
             (BridgeOutcome::Done, Some(why)) => BridgeOutcome::Abandoned(why),
@@ -257,8 +257,8 @@ pub async fn examine(
     report: &mut Report,
 ) -> (Vec<Cluster>, Vec<Alone>) {
     let (mut clusters, mut alone) = (Vec::new(), Vec::new());
-    for urls in servers::named(command) {
-        let Some(own) = of_node(&urls, node).await else {
+    for urls in servers::find_etcds(command) {
+        let Some(own) = find_own_url(&urls, node).await else {
             continue;
         };
         let asked = match gateway(command, &on_node) {
@@ -320,9 +320,9 @@ pub async fn examine(
 }
 
 /// The URL of this node's member, if any.
-async fn of_node(urls: &Urls, node: &[IpAddr]) -> Option<String> {
+async fn find_own_url(urls: &Urls, node: &[IpAddr]) -> Option<String> {
     for url in urls {
-        let Some((host, port)) = place(url) else {
+        let Some((host, port)) = host_and_port(url) else {
             continue;
         };
         let is_here = |ip: IpAddr| ip.is_loopback() || node.contains(&ip);
@@ -335,7 +335,7 @@ async fn of_node(urls: &Urls, node: &[IpAddr]) -> Option<String> {
 }
 
 /// Host and port of a URL. A URL without TLS is treated like one with TLS.
-fn place(url: &str) -> Option<(String, u16)> {
+fn host_and_port(url: &str) -> Option<(String, u16)> {
     let secure = url.replacen("http://", "https://", 1);
     Place::parse(&secure)
         .ok()

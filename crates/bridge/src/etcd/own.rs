@@ -4,7 +4,7 @@
 //! disappears when the bridge ends.
 
 use super::temporary::probe;
-use super::{Cluster, place};
+use super::{Cluster, host_and_port};
 use berth_exec::address;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use tokio::net::lookup_host;
@@ -28,7 +28,7 @@ pub(super) async fn follow(cluster: &Cluster, answers: watch::Sender<bool>) -> R
 
 async fn address_of(url: &str) -> Result<SocketAddr, String> {
     let none = || format!("{url} has no address");
-    let found = lookup_host(place(url).ok_or_else(none)?)
+    let found = lookup_host(host_and_port(url).ok_or_else(none)?)
         .await
         .map_err(|error| format!("{url}: {error}"))?;
     found

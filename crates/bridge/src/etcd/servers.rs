@@ -11,7 +11,7 @@ const OVERRIDES: &str = "--etcd-servers-overrides";
 pub type Urls = Vec<String>;
 
 /// Each etcd that the arguments name, for all resources or for some.
-pub fn named(argv: &[OsString]) -> BTreeSet<Urls> {
+pub fn find_etcds(argv: &[OsString]) -> BTreeSet<Urls> {
     let overridden = items(argv, OVERRIDES);
     let overridden = overridden
         .iter()
@@ -22,7 +22,7 @@ pub fn named(argv: &[OsString]) -> BTreeSet<Urls> {
 }
 
 /// The etcd for all resources.
-pub fn of(argv: &[OsString]) -> Urls {
+pub fn main_servers(argv: &[OsString]) -> Urls {
     items(argv, SERVERS)
 }
 
@@ -83,18 +83,18 @@ mod tests {
             urls("https://a:1 https://b:1 https://c:1"),
             urls("https://e:1 https://f:1"),
         ];
-        assert_eq!(named(&argv(given)), BTreeSet::from(all));
+        assert_eq!(find_etcds(&argv(given)), BTreeSet::from(all));
         for none in [
             "k",
             "k --etcd-servers=",
             "k --etcd-servers=, --etcd-servers-overrides=/events",
         ] {
-            assert_eq!(named(&argv(none)), BTreeSet::new(), "{none}");
+            assert_eq!(find_etcds(&argv(none)), BTreeSet::new(), "{none}");
         }
     }
 
     #[test]
-    fn only_what_has_others_is_replaced() {
+    fn only_an_etcd_with_other_members_is_replaced() {
         let instead = BTreeMap::from([(urls("https://own:1"), urls("https://b:1 https://c:1"))]);
         let replaced = |text: &str| {
             let mut argv = argv(text);

@@ -121,7 +121,7 @@ async fn state(keeping: &Keeping, wanted: impl Fn(&EtcdState) -> bool) -> EtcdSt
 }
 
 #[tokio::test]
-async fn of_three_members_the_two_others_are_used() {
+async fn the_two_other_members_of_three_are_used() {
     let mut node = Node::new(3).await;
     // The last member lags behind for a moment.
     node.set(|etcd| etcd.revisions = vec![100, 90, 90]);
@@ -215,7 +215,7 @@ async fn the_leadership_is_moved_before_command() {
 }
 
 #[tokio::test]
-async fn the_others_are_looked_at_again_before_command() {
+async fn the_other_members_are_checked_again_before_command() {
     // Of five members, a majority is not enough: kube-apiserver was started with all four others.
     for (members, stops, why) in [
         (3, 3, "member cp-3 (3) cannot be used"),
@@ -234,7 +234,7 @@ async fn the_others_are_looked_at_again_before_command() {
 }
 
 #[tokio::test]
-async fn a_leadership_that_stays_is_told_and_no_failure() {
+async fn a_leadership_that_stays_is_a_note_and_no_failure() {
     let node = Node::new(3).await;
     let plan = node.plan().await;
     node.set(|etcd| etcd.is_stubborn = true);
@@ -316,7 +316,7 @@ async fn the_clusters_lock_is_held_until_the_end() {
 }
 
 #[tokio::test]
-async fn this_nodes_member_is_asked_itself() {
+async fn this_nodes_member_is_probed_past_the_steering() {
     let mut node = Node::new(3).await;
     // Works without a client certificate, too.
     node.command.truncate(3);

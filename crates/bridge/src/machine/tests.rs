@@ -448,7 +448,7 @@ proptest! {
 
     /// `World::act` and `World::check` have the rules; the test checks the outcome.
     #[test]
-    fn clients_are_served_and_it_ends_well(given in given()) {
+    fn clients_are_served_and_the_bridge_ends_well(given in given()) {
         let mut world = World::new(given.clone());
         match world.run(3000) {
             Some(BridgeOutcome::Done) => {
@@ -539,7 +539,7 @@ fn a_restart_goes_through_every_step() {
 }
 
 #[test]
-fn who_is_started_anew_serves_as_soon_as_it_is_ready_and_the_temporary_one_whenever_it_is_not() {
+fn a_restarted_kube_apiserver_serves_while_ready_and_the_temporary_instance_otherwise() {
     let mut world = at(
         45,
         Given {
@@ -572,7 +572,7 @@ fn who_is_started_anew_serves_as_soon_as_it_is_ready_and_the_temporary_one_whene
 
 /// A new kubelet restarts kube-apiserver after COMMAND has ended.
 #[test]
-fn who_may_be_restarted_yet_serves_when_it_has_settled() {
+fn a_kube_apiserver_that_may_be_restarted_serves_after_it_has_settled() {
     let mut world = at(60, calm(Fate::Stays));
     assert!(world.machine.step() == Step::AwaitOwn && world.steering && !world.is_on_own());
     world.own = None;
@@ -584,7 +584,7 @@ fn who_may_be_restarted_yet_serves_when_it_has_settled() {
 }
 
 #[test]
-fn who_was_there_before_serves_once_it_is_told_to_end() {
+fn a_kube_apiserver_from_before_serves_after_the_operator_ends_the_bridge() {
     let mut world = at(
         60,
         Given {
@@ -600,7 +600,7 @@ fn who_was_there_before_serves_once_it_is_told_to_end() {
 }
 
 #[test]
-fn command_waits_for_all_that_it_needs() {
+fn command_waits_for_its_conditions() {
     let calm = || calm(Fate::Restarts(0));
     let named = |named| Given { named, ..calm() };
     for (given, begins) in [
@@ -643,7 +643,7 @@ fn command_waits_for_all_that_it_needs() {
 }
 
 #[test]
-fn what_fails_before_command_changes_nothing() {
+fn a_failure_before_command_changes_nothing() {
     let calm = || calm(Fate::Restarts(0));
     for (given, why, unsteered) in [
         (
@@ -763,7 +763,7 @@ fn a_bridge_is_refused_until_command_runs() {
 /// The operator ends the bridge before etcd is prepared, the node's kube-apiserver does not come
 /// back, and COMMAND is requested all the same.
 #[test]
-fn a_command_after_an_end_that_failed_waits_as_any_other() {
+fn a_command_after_a_failed_end_waits_like_any_other() {
     let early = |prepares| {
         let mut world = at(
             32,
@@ -811,7 +811,7 @@ fn a_command_after_an_end_that_failed_waits_as_any_other() {
 }
 
 #[test]
-fn a_command_that_restarts_nothing_is_told() {
+fn a_command_that_restarts_nothing_is_reported() {
     let mut world = World::new(calm(Fate::Stays));
     assert!(world.stays().contains("did not restart it") && world.steering);
     // The operator accepts any process.
@@ -820,7 +820,7 @@ fn a_command_that_restarts_nothing_is_told() {
 }
 
 #[test]
-fn who_goes_away_before_command_begins_leaves_no_bridge() {
+fn a_caller_that_goes_away_before_command_leaves_no_bridge() {
     let mut world = at(
         36,
         Given {
@@ -835,7 +835,7 @@ fn who_goes_away_before_command_begins_leaves_no_bridge() {
 }
 
 #[test]
-fn steering_that_fails_once_clients_depend_on_it_is_told_until_it_works() {
+fn steering_that_fails_while_clients_depend_on_it_is_reported_until_it_works() {
     // COMMAND may stop the node's kube-apiserver.
     let mut world = at(42, calm(Fate::Restarts(60)));
     world.steering = false;
@@ -870,7 +870,7 @@ fn steering_that_fails_once_clients_depend_on_it_is_told_until_it_works() {
 
 /// The temporary instance answers all of COMMAND's probes meanwhile.
 #[test]
-fn who_does_not_get_ready_is_told_while_command_runs() {
+fn a_kube_apiserver_that_does_not_get_ready_is_reported_while_command_runs() {
     // Stopped at 40.
     let mut world = at(
         99,
@@ -888,7 +888,7 @@ fn who_does_not_get_ready_is_told_while_command_runs() {
 }
 
 #[test]
-fn a_temporary_instance_that_ends_is_replaced_by_the_own_one_at_once() {
+fn clients_of_a_temporary_instance_that_exits_go_to_the_nodes_at_once() {
     // COMMAND has not stopped the node's kube-apiserver yet.
     let mut world = at(
         38,
@@ -916,7 +916,7 @@ fn a_temporary_instance_that_ends_is_replaced_by_the_own_one_at_once() {
 }
 
 #[test]
-fn nothing_ends_it_while_a_command_runs_but_at_once() {
+fn a_bridge_with_a_running_command_ends_only_at_once() {
     let mut world = at(
         60,
         Given {
@@ -948,7 +948,7 @@ fn nothing_ends_it_while_a_command_runs_but_at_once() {
 }
 
 #[test]
-fn a_temporary_instance_that_cannot_be_started_again_keeps_nothing_from_ending() {
+fn a_temporary_instance_that_cannot_be_restarted_does_not_keep_the_bridge_from_ending() {
     let world = |own| {
         World::new(Given {
             deaths: vec![50],
@@ -961,7 +961,7 @@ fn a_temporary_instance_that_cannot_be_started_again_keeps_nothing_from_ending()
 }
 
 #[test]
-fn who_vanishes_leaves_clients_on_the_bridge() {
+fn a_caller_that_vanishes_leaves_clients_on_the_bridge() {
     for on_failure in [OnFailure::Stay, OnFailure::End] {
         let mut world = at(
             60,
@@ -983,7 +983,7 @@ fn who_vanishes_leaves_clients_on_the_bridge() {
 }
 
 #[test]
-fn what_was_before_is_put_back_once() {
+fn files_are_restored_once() {
     let given = |restored| Given {
         on_failure: OnFailure::Restore,
         restored,
@@ -1011,7 +1011,7 @@ fn what_was_before_is_put_back_once() {
 }
 
 #[test]
-fn who_was_there_before_is_what_was_before() {
+fn a_kube_apiserver_from_before_needs_no_restart_after_a_restore() {
     for succeeds in [true, false] {
         let given = Given {
             on_failure: OnFailure::Restore,
@@ -1027,7 +1027,7 @@ fn who_was_there_before_is_what_was_before() {
             world.machine.trouble()
         );
         assert_eq!(world.own, Some((FIRST, 0)));
-        // The restored kube-apiserver had to settle again.
+        // The node's kube-apiserver had to settle again.
         let restored = world
             .acts
             .iter()
@@ -1038,7 +1038,7 @@ fn who_was_there_before_is_what_was_before() {
 }
 
 #[test]
-fn the_operator_puts_back_what_was_before() {
+fn the_operator_restores_files() {
     // A ready, new kube-apiserver that the operator does not want is not waited for.
     let mut world = at(50, calm(Fate::Restarts(0)));
     assert_eq!(
@@ -1060,7 +1060,7 @@ fn the_operator_puts_back_what_was_before() {
 
 /// A disk may be slow.
 #[test]
-fn clients_are_served_while_it_is_put_back() {
+fn clients_are_served_during_a_restore() {
     let mut world = at(50, calm(Fate::NeverReady));
     world.machine.restore().unwrap();
     assert_eq!(
@@ -1114,7 +1114,7 @@ fn a_command_that_fails_leaves_clients_where_the_operator_said() {
 }
 
 #[test]
-fn a_command_that_nobody_reports_may_run() {
+fn a_command_that_nobody_reports_counts_as_running() {
     // After `berth bridge start`: until the operator ends the bridge.
     let unreported = || Given {
         asks: 5000,
@@ -1152,7 +1152,7 @@ fn a_command_that_nobody_reports_may_run() {
 /// The temporary etcd may serve again until the node's etcd has come back. A later stop of etcd
 /// comes from a command that an operator runs by hand.
 #[test]
-fn a_command_that_is_known_to_have_failed_runs_no_more() {
+fn a_command_that_is_known_to_have_failed_has_ended() {
     let mut world = at(
         40,
         Given {

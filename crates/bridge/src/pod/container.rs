@@ -3,7 +3,7 @@
 
 use super::spec::Changes;
 use super::tree::{self, Mounted};
-use super::{AUDIT, AUDIT_DIRECTORY, FILES, MEMORY, RunningPod, copy};
+use super::{AUDIT, AUDIT_DIRECTORY, FILES, MEMORY, RunningPod, copy_path};
 use crate::cgroup;
 use crate::localhost::{TEMPORARY, temporary_name};
 use berth_os::file::{make_private, none_if_missing};
@@ -67,7 +67,7 @@ impl Container {
         let root = tree::root_of(pid)?;
         tree::copy(&root, &memory.join(ROOT), Mounted::Leave)?;
         let program = fs::read_link(format!("/proc/{pid}/exe"))?;
-        match (renamed(&program, &memory.join(ROOT)), args.first_mut()) {
+        match (link_renamed(&program, &memory.join(ROOT)), args.first_mut()) {
             (Ok(name), Some(first)) => *first = name,
             (Err(error), _) => {
                 tracing::info!(%error, "the temporary process is called as the running one");
@@ -77,9 +77,11 @@ impl Container {
         fs::copy(&pod.runtime, memory.join(RUNTIME))?;
         make_private(&memory.join(FILES))?;
         for (at, kept) in pod.files.iter().enumerate() {
-            let to = copy(directory, at);
+            let to = copy_path(directory, at);
             let copied = match &kept.mounted {
-                Some(mounted) => tree::copy(&tree::within(&root, mounted)?, &to, Mounted::Follow),
+                Some(mounted) => {
+                    tree::copy(&tree::open_within(&root, mounted)?, &to, Mounted::Follow)
+                }
                 None => fs::copy(&kept.path, &to).and_then(|_| {
                     let like = fs::metadata(&kept.path)?;
                     chown(&to, Some(like.uid()), Some(like.gid()))
@@ -107,13 +109,13 @@ impl Container {
                 .iter()
                 .map(|(kind, soft, hard)| (format!("{kind:?}"), *soft, *hard))
                 .collect(),
-            instead: &pod.instead(directory),
-            besides: &audit.into_iter().chain(pinned).collect::<Vec<_>>(),
+            replacements: &pod.replacements(directory),
+            extra_mounts: &audit.into_iter().chain(pinned).collect::<Vec<_>>(),
         };
         make_private(&memory.join(BUNDLE))?;
         fs::write(
             memory.join(BUNDLE).join("config.json"),
-            serde_json::to_vec(&pod.spec.changed(changes)?)?,
+            serde_json::to_vec(&pod.spec.apply(changes)?)?,
         )?;
         Ok(Self { memory, cgroup })
     }
@@ -149,7 +151,7 @@ impl Container {
 /// # Errors
 /// The program is neither kube-apiserver nor etcd, and may depend on its name; or its directory is
 /// mounted, and not in this file system.
-fn renamed(program: &Path, root: &Path) -> io::Result<String> {
+fn link_renamed(program: &Path, root: &Path) -> io::Result<String> {
     let (Some(directory), Some(own)) = (program.parent(), program.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
@@ -164,7 +166,7 @@ fn renamed(program: &Path, root: &Path) -> io::Result<String> {
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
         Mode::empty(),
     )?;
-    let within = tree::within(&root, directory)?;
+    let within = tree::open_within(&root, directory)?;
     linkat(&within, own, &within, name, AtFlags::empty())?;
     let renamed = program.with_file_name(name);
     renamed
@@ -204,15 +206,16 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn a_program_has_another_name_in_the_copy_and_nowhere_else() {
+    fn a_program_is_renamed_only_in_the_copy() {
         let temp = tempfile::tempdir().unwrap();
         let [root, outside] = ["root", "outside"].map(|name| temp.path().join(name));
         for directory in [root.join("usr/bin"), outside.clone()] {
             fs::create_dir_all(&directory).unwrap();
             fs::write(directory.join(OWN), "").unwrap();
         }
-        let name =
-            |program: &str| renamed(Path::new(program), &root).map_err(|error| error.to_string());
+        let name = |program: &str| {
+            link_renamed(Path::new(program), &root).map_err(|error| error.to_string())
+        };
         assert_eq!(
             name("/usr/bin/kube-apiserver").unwrap(),
             "/usr/bin/berth-temporary"

@@ -196,14 +196,14 @@ impl RunningPod {
                 continue;
             }
             // Open the file that the running container sees, whatever has replaced it on the node.
-            let measured = tree::within(root, destination).and_then(|open| {
-                let wanted = match tree::kind(&open)? {
+            let measured = tree::open_within(root, destination).and_then(|open| {
+                let wanted = match tree::file_type(&open)? {
                     FileType::RegularFile => true,
                     FileType::Directory => {
                         mount.is_read_only()
                             || configuration.is_some_and(|above| source.starts_with(above))
-                            || is_kubelets(source)
-                            || is_runtimes(source)
+                            || is_kubelet_volume(source)
+                            || is_runtime_directory(source)
                     }
                     _ => false,
                 };
@@ -261,8 +261,8 @@ impl RunningPod {
             .min_by_key(|(_, rest)| rest.components().count())
         {
             None => path.to_owned(),
-            Some((at, rest)) if rest == Path::new("") => copy(directory, at),
-            Some((at, rest)) => copy(directory, at).join(rest),
+            Some((at, rest)) if rest == Path::new("") => copy_path(directory, at),
+            Some((at, rest)) => copy_path(directory, at).join(rest),
         }
     }
 
@@ -270,7 +270,7 @@ impl RunningPod {
     /// path on the node.
     pub fn keep_audit_log(&self, argv: &mut Vec<OsString>, directory: &Path) -> Option<PathBuf> {
         let path = audit_log(argv)?;
-        let copied = self.instead(directory);
+        let copied = self.replacements(directory);
         let on_node = self.spec.on_node(&path).filter(|(mount, _)| {
             mount.destination != path
                 && !mount.is_read_only()
@@ -329,7 +329,7 @@ impl RunningPod {
     }
 
     /// The files that the pod is started from and reads, the manifest last.
-    pub fn before(&self, command: &[OsString], directory: &Path) -> Vec<SavedFile> {
+    pub fn saved_files(&self, command: &[OsString], directory: &Path) -> Vec<SavedFile> {
         // Files that the container may write to are not the node's configuration.
         let on_node = |path: PathBuf| {
             self.spec
@@ -367,19 +367,19 @@ impl RunningPod {
         named.chain([before(self.manifest.clone(), true)]).collect()
     }
 
-    fn instead(&self, directory: &Path) -> BTreeMap<PathBuf, spec::Instead> {
+    fn replacements(&self, directory: &Path) -> BTreeMap<PathBuf, spec::Replacement> {
         let copies = self.files.iter().enumerate();
         let copies = copies.filter_map(|(at, kept)| {
             Some((
                 kept.mounted.clone()?,
-                spec::Instead::Copy(copy(directory, at)),
+                spec::Replacement::Copy(copy_path(directory, at)),
             ))
         });
         copies
             .chain(
                 self.memory
                     .iter()
-                    .map(|place| (place.clone(), spec::Instead::Memory)),
+                    .map(|place| (place.clone(), spec::Replacement::Memory)),
             )
             .collect()
     }
@@ -404,7 +404,7 @@ fn paths(argument: &OsStr) -> impl Iterator<Item = PathBuf> {
 }
 
 /// True for volumes that the kubelet makes for a pod, and removes with the pod.
-fn is_kubelets(source: &Path) -> bool {
+fn is_kubelet_volume(source: &Path) -> bool {
     source
         .components()
         .any(|part| matches!(part, Component::Normal(name) if name.to_string_lossy().starts_with("kubernetes.io~")))
@@ -412,10 +412,10 @@ fn is_kubelets(source: &Path) -> bool {
 
 /// True for directories that the runtime makes for a container or its pod, such as CRI-O's default
 /// mounts, and removes with the pod.
-fn is_runtimes(source: &Path) -> bool {
+fn is_runtime_directory(source: &Path) -> bool {
     runtime::container(&source.to_string_lossy()).is_some()
 }
 
-fn copy(directory: &Path, at: usize) -> PathBuf {
+fn copy_path(directory: &Path, at: usize) -> PathBuf {
     directory.join(MEMORY).join(FILES).join(at.to_string())
 }

@@ -54,13 +54,13 @@ pub struct Changes<'a> {
     /// limits, a runtime passes on its own.
     pub limits: Vec<(String, u64, u64)>,
     /// Replacements for the mounts at the given places.
-    pub instead: &'a BTreeMap<PathBuf, Instead>,
+    pub replacements: &'a BTreeMap<PathBuf, Replacement>,
     /// Additional files to be mounted, and their places.
-    pub besides: &'a [(&'a Path, &'a Path)],
+    pub extra_mounts: &'a [(&'a Path, &'a Path)],
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Instead {
+pub enum Replacement {
     Copy(PathBuf),
     /// Empty memory.
     Memory,
@@ -125,7 +125,7 @@ impl Spec {
 
     /// # Errors
     /// A path is not UTF-8.
-    pub fn changed(&self, changes: Changes<'_>) -> serde_json::Result<Value> {
+    pub fn apply(&self, changes: Changes<'_>) -> serde_json::Result<Value> {
         let mut whole = self.whole.clone();
         DROPPED
             .iter()
@@ -153,16 +153,16 @@ impl Spec {
         }
         if let Some(Value::Array(mounts)) = whole.get_mut("mounts") {
             for (mount, Mount { destination, .. }) in mounts.iter_mut().zip(&self.mounts) {
-                match changes.instead.get(destination) {
-                    Some(Instead::Copy(copy)) => mount["source"] = to_value(copy)?,
-                    Some(Instead::Memory) => {
+                match changes.replacements.get(destination) {
+                    Some(Replacement::Copy(copy)) => mount["source"] = to_value(copy)?,
+                    Some(Replacement::Memory) => {
                         let options = ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"];
                         *mount = json!({"destination": mount["destination"], "type": "tmpfs", "source": "tmpfs", "options": options});
                     }
                     None => {}
                 }
             }
-            for (source, destination) in changes.besides {
+            for (source, destination) in changes.extra_mounts {
                 let (source, destination) = (to_value(source)?, to_value(destination)?);
                 let options = ["bind", "rprivate", "rw"];
                 mounts.push(json!({"destination": destination, "type": "bind", "source": source, "options": options}));

@@ -1,4 +1,4 @@
-use super::spec::{Changes, Instead, Spec};
+use super::spec::{Changes, Replacement, Spec};
 use super::tree::{self, Mounted, Size};
 use super::{AUDIT, CopiedFile, RunningPod, container, runtime};
 use crate::report::Report;
@@ -33,9 +33,9 @@ fn changed(json: &Value) -> Value {
     let instead = BTreeMap::from([
         (
             "/etc/kubernetes/pki".into(),
-            Instead::Copy("/b/files/6".into()),
+            Replacement::Copy("/b/files/6".into()),
         ),
-        ("/dev/shm".into(), Instead::Memory),
+        ("/dev/shm".into(), Replacement::Memory),
     ]);
     let changes = Changes {
         args: vec!["kube-apiserver".into(), "--secure-port=7000".into()],
@@ -43,10 +43,10 @@ fn changed(json: &Value) -> Value {
         cgroup: "/own",
         oom_score_adj: -997,
         limits: vec![("RLIMIT_NOFILE".into(), 1024, 4096)],
-        instead: &instead,
-        besides: &[(Path::new("/run/audit"), Path::new(AUDIT))],
+        replacements: &instead,
+        extra_mounts: &[(Path::new("/run/audit"), Path::new(AUDIT))],
     };
-    spec(json).changed(changes).unwrap()
+    spec(json).apply(changes).unwrap()
 }
 
 /// A mount of a directory or file of the node, which the container may write to.
@@ -131,7 +131,7 @@ fn only_what_must_differ_is_changed() {
 }
 
 #[test]
-fn what_a_pod_has_done_to_it_is_dropped() {
+fn parts_that_belong_to_the_pod_are_dropped() {
     let mut json = sample();
     json["hooks"] = json!({"prestart": [{"path": "/bin/false"}]});
     json["hostname"] = "node".into();
@@ -161,7 +161,7 @@ fn what_a_pod_has_done_to_it_is_dropped() {
 }
 
 #[test]
-fn what_is_no_specification_is_refused() {
+fn json_that_is_no_specification_is_refused() {
     for (part, wrong) in [
         ("process", json!("x")),
         ("root", json!([])),
@@ -203,7 +203,7 @@ fn files_of_the_node_are_found_by_their_names_in_the_container() {
 }
 
 #[test]
-fn copies_stand_for_files_of_the_node() {
+fn copies_replace_files_of_the_node() {
     let files = [
         ("/etc/kubernetes", "/k"),
         ("/etc/kubernetes/pki", "/k/pki"),
@@ -289,7 +289,7 @@ fn the_audit_log_stays_on_the_node() {
 }
 
 #[test]
-fn containers_are_known_by_their_cgroups() {
+fn containers_are_identified_by_their_cgroups() {
     for line in [
         format!("0::/kubepods/burstable/podc3f593b16839e7eddb23ded3c0f17b4a/{ID}\n"),
         format!(
@@ -356,7 +356,7 @@ fn program(path: &Path) {
 }
 
 #[test]
-fn containerds_shim_says_where_the_specification_is() {
+fn containerds_shim_leads_to_the_specification() {
     let temp = tempfile::tempdir().unwrap();
     let sandbox = temp.path().join("sandbox");
     program(&sandbox.join("bin/crun"));
@@ -383,7 +383,7 @@ fn containerds_shim_says_where_the_specification_is() {
 }
 
 #[test]
-fn conmon_says_where_the_specification_and_the_runtime_are() {
+fn conmon_leads_to_the_specification_and_the_runtime() {
     let temp = tempfile::tempdir().unwrap();
     let (bundle, crun) = (temp.path().join("userdata"), temp.path().join("crun"));
     program(&crun);
@@ -400,7 +400,7 @@ fn conmon_says_where_the_specification_and_the_runtime_are() {
 
 /// etcd's manifest may have any name: nobody restores it.
 #[test]
-fn a_manifest_is_copied_only_where_it_is_to_be_put_back() {
+fn a_manifest_is_copied_only_for_a_restore() {
     let temp = tempfile::tempdir().unwrap();
     let mut measured = pod(&sample(), &[]);
     measured.manifest = temp.path().join("manifests/etcd.yaml");
@@ -424,7 +424,7 @@ fn a_manifest_is_copied_only_where_it_is_to_be_put_back() {
 }
 
 #[test]
-fn a_copy_has_modes_links_and_no_more() {
+fn a_copy_has_modes_and_links_and_nothing_more() {
     let temp = tempfile::tempdir().unwrap();
     let (from, to) = (temp.path().join("from"), temp.path().join("to"));
     let allow =
@@ -507,7 +507,7 @@ fn a_copy_has_modes_links_and_no_more() {
 }
 
 #[test]
-fn what_is_too_large_is_not_looked_through_and_what_cannot_be_read_is_noted() {
+fn a_large_directory_is_not_searched_and_an_unreadable_one_is_noted() {
     let temp = tempfile::tempdir().unwrap();
     let etc = temp.path().join("etc");
     fs::create_dir(&etc).unwrap();
@@ -552,7 +552,7 @@ fn what_is_too_large_is_not_looked_through_and_what_cannot_be_read_is_noted() {
 }
 
 #[test]
-fn what_the_container_writes_to_has_its_label() {
+fn files_that_the_container_writes_have_its_label() {
     let temp = tempfile::tempdir().unwrap();
     let mut json = sample();
     json["linux"]["mountLabel"] = "system_u:object_r:container_file_t:s0:c1,c2".into();
@@ -583,7 +583,7 @@ fn what_the_container_writes_to_has_its_label() {
 }
 
 #[test]
-fn what_the_runtime_made_for_the_container_is_copied() {
+fn directories_that_the_runtime_made_for_the_container_are_copied() {
     let temp = tempfile::tempdir().unwrap();
     fs::create_dir_all(temp.path().join("run/secrets")).unwrap();
     fs::create_dir_all(temp.path().join("var/log")).unwrap();
@@ -597,15 +597,15 @@ fn what_the_runtime_made_for_the_container_is_copied() {
 }
 
 #[test]
-fn what_is_put_into_a_files_place_is_not_waited_for() {
+fn a_fifo_in_place_of_a_file_does_not_block() {
     let temp = tempfile::tempdir().unwrap();
     nix::unistd::mkfifo(&temp.path().join("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     let (directory, fifo) = (open(temp.path()), open(&temp.path().join("fifo")));
     let (to, opened) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let _ = to.send([
-            tree::file(directory.as_fd(), c"fifo"),
-            tree::file(fifo.as_fd(), c""),
+            tree::open_file(directory.as_fd(), c"fifo"),
+            tree::open_file(fifo.as_fd(), c""),
         ]);
     });
     for opened in opened
@@ -618,11 +618,11 @@ fn what_is_put_into_a_files_place_is_not_waited_for() {
 
 fn open(path: &Path) -> std::os::fd::OwnedFd {
     let root = tree::root_of(std::process::id().try_into().unwrap()).unwrap();
-    tree::within(&root, path).unwrap()
+    tree::open_within(&root, path).unwrap()
 }
 
 #[test]
-fn what_is_mounted_in_a_containers_root_is_left_out() {
+fn mounts_in_a_containers_root_are_left_out() {
     let temp = tempfile::tempdir().unwrap();
     let (root, to) = (temp.path().join("root"), temp.path().join("to"));
     fs::create_dir_all(root.join("proc")).unwrap();
@@ -649,7 +649,7 @@ fn what_is_mounted_in_a_containers_root_is_left_out() {
         return rerun_in_user_namespace("no mount namespace can be had");
     };
     let seen = tree::root_of(pid).unwrap();
-    let root = tree::within(&seen, &root).unwrap();
+    let root = tree::open_within(&seen, &root).unwrap();
     tree::copy(&root, &to, Mounted::Leave).unwrap();
     let names = |path: &Path| {
         let mut names: Vec<_> = fs::read_dir(path)
@@ -665,7 +665,7 @@ fn what_is_mounted_in_a_containers_root_is_left_out() {
     tree::copy(&root, &followed, Mounted::Follow).unwrap();
     assert_eq!(names(&followed.join("proc")), ["x"]);
     assert_eq!(
-        tree::kind(&tree::within(&seen, Path::new("/etc/passwd")).unwrap()).unwrap(),
+        tree::file_type(&tree::open_within(&seen, Path::new("/etc/passwd")).unwrap()).unwrap(),
         FileType::RegularFile
     );
     drop(child.stdin.take());

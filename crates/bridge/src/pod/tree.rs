@@ -56,7 +56,7 @@ pub fn root_of(pid: i32) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// The path does not exist.
-pub fn within(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
+pub fn open_within(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
     Ok(openat2(
         root,
         path,
@@ -70,9 +70,9 @@ pub fn within(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// Errors of statx(2).
-pub fn kind(of: &OwnedFd) -> io::Result<FileType> {
+pub fn file_type(of: &OwnedFd) -> io::Result<FileType> {
     Ok(FileType::from_raw_mode(
-        about(of.as_fd(), c"")?.stx_mode.into(),
+        attributes(of.as_fd(), c"")?.stx_mode.into(),
     ))
 }
 
@@ -95,7 +95,7 @@ pub(super) fn measure_in_pages(
     measure_one(
         of.as_fd(),
         c"",
-        &about(of.as_fd(), c"")?,
+        &attributes(of.as_fd(), c"")?,
         (mounted, most, page),
         0,
         &mut size,
@@ -108,7 +108,7 @@ fn measure_one(
     name: &CStr,
     meta: &Statx,
     (mounted, most, page): (Mounted, u64, u64),
-    deep: usize,
+    depth: usize,
     size: &mut Size,
 ) -> io::Result<()> {
     size.bytes += ENTRY;
@@ -116,8 +116,8 @@ fn measure_one(
         FileType::RegularFile => size.bytes += meta.stx_size.div_ceil(page) * page,
         FileType::Symlink if meta.stx_size >= LONG_LINK => size.bytes += page,
         FileType::Directory => {
-            let directory = directory(at, name)?;
-            for (name, meta) in entries(&directory, mounted, deep)? {
+            let directory = open_directory(at, name)?;
+            for (name, meta) in entries(&directory, mounted, depth)? {
                 if size.bytes > most {
                     break;
                 }
@@ -126,7 +126,7 @@ fn measure_one(
                     &name,
                     &meta,
                     (mounted, most, page),
-                    deep + 1,
+                    depth + 1,
                     size,
                 );
                 none_if_missing(within)?;
@@ -147,7 +147,7 @@ pub fn copy(from: &OwnedFd, to: &Path, mounted: Mounted) -> io::Result<()> {
     copy_one(
         from.as_fd(),
         c"",
-        &about(from.as_fd(), c"")?,
+        &attributes(from.as_fd(), c"")?,
         to,
         mounted,
         0,
@@ -160,25 +160,25 @@ fn copy_one(
     meta: &Statx,
     to: &Path,
     mounted: Mounted,
-    deep: usize,
+    depth: usize,
 ) -> io::Result<()> {
     let kind = FileType::from_raw_mode(meta.stx_mode.into());
     match kind {
         FileType::RegularFile => {
-            let mut from = file(at, name)?;
+            let mut from = open_file(at, name)?;
             let mut copy = OpenOptions::new()
                 .write(true)
                 .create_new(true)
                 .mode(0o600)
                 .open(to)?;
             io::copy(&mut from, &mut copy)?;
-            own(to, meta)?;
+            set_owner(to, meta)?;
             chmod(to, Mode::from_raw_mode(u32::from(meta.stx_mode) & 0o7777))?;
         }
         FileType::Directory => {
             mkdir(to, Mode::RWXU)?;
-            let directory = directory(at, name)?;
-            for (name, meta) in entries(&directory, mounted, deep)? {
+            let directory = open_directory(at, name)?;
+            for (name, meta) in entries(&directory, mounted, depth)? {
                 let to = to.join(OsStr::from_bytes(name.to_bytes()));
                 none_if_missing(copy_one(
                     directory.as_fd(),
@@ -186,22 +186,22 @@ fn copy_one(
                     &meta,
                     &to,
                     mounted,
-                    deep + 1,
+                    depth + 1,
                 ))?;
             }
-            own(to, meta)?;
+            set_owner(to, meta)?;
             chmod(to, Mode::from_raw_mode(u32::from(meta.stx_mode) & 0o7777))?;
         }
         FileType::Symlink => {
             symlink(readlinkat(at, name, Vec::new())?, to)?;
-            own(to, meta)?;
+            set_owner(to, meta)?;
         }
         _ => {}
     }
     Ok(())
 }
 
-fn own(path: &Path, meta: &Statx) -> io::Result<()> {
+fn set_owner(path: &Path, meta: &Statx) -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(meta.stx_uid), Gid::from_raw(meta.stx_gid));
     Ok(chownat(
         rustix::fs::CWD,
@@ -217,9 +217,9 @@ fn own(path: &Path, meta: &Statx) -> io::Result<()> {
 fn entries(
     directory: &OwnedFd,
     mounted: Mounted,
-    deep: usize,
+    depth: usize,
 ) -> io::Result<Vec<(CString, Statx)>> {
-    if deep >= DEEPEST {
+    if depth >= DEEPEST {
         return Err(io::Error::other(format!(
             "more than {DEEPEST} directories in one another"
         )));
@@ -231,7 +231,7 @@ fn entries(
             continue;
         }
         // Skip a file that was removed since.
-        let Some(meta) = none_if_missing(about(directory.as_fd(), &name))? else {
+        let Some(meta) = none_if_missing(attributes(directory.as_fd(), &name))? else {
             continue;
         };
         if mounted == Mounted::Follow || !meta.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
@@ -243,12 +243,12 @@ fn entries(
 }
 
 /// Attributes of an entry in a directory; of the open file itself if the name is empty.
-fn about(at: BorrowedFd<'_>, name: &CStr) -> io::Result<Statx> {
+fn attributes(at: BorrowedFd<'_>, name: &CStr) -> io::Result<Statx> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::EMPTY_PATH;
     Ok(statx(at, name, flags, StatxFlags::BASIC_STATS)?)
 }
 
-fn directory(at: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
+fn open_directory(at: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     let name = if name.is_empty() { c"." } else { name };
     Ok(openat(
         at,
@@ -259,7 +259,7 @@ fn directory(at: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
 }
 
 /// Opens a file, and fails if it is no longer a regular file.
-pub(super) fn file(at: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
+pub(super) fn open_file(at: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
     if name.is_empty() {
         return open_regular(Path::new(&format!("/proc/self/fd/{}", at.as_raw_fd())));
     }

@@ -42,7 +42,7 @@ fn sample(members: u64) -> Sample {
 }
 
 #[test]
-fn all_that_is_missing_is_named_at_once() {
+fn all_problems_are_named_at_once() {
     type Break = fn(&mut Sample);
     let broken: [(Break, &str); 9] = [
         (

@@ -187,7 +187,7 @@ impl Database {
 
     /// The database of a process by its arguments, seen through its mounts. `None` if the arguments
     /// do not name a database.
-    pub fn as_named_by(pid: i32) -> Option<Self> {
+    pub fn of_process(pid: i32) -> Option<Self> {
         let command =
             berth_manifest::command::strings(&fs::read(format!("/proc/{pid}/cmdline")).ok()?);
         let data = args::value(&command, "--data-dir")
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_holder_is_seen_and_who_has_it_open() {
+    fn the_lock_holder_and_the_open_database_are_seen() {
         let (_temp, mut database) = database();
         assert!(database.look().is_err());
         let file = File::create(database.path()).unwrap();
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_replaced_is_another_than_the_one_that_the_path_names() {
+    fn a_replaced_file_is_not_the_file_at_the_path() {
         let (temp, mut database) = database();
         let file = File::create(database.path()).unwrap();
         file.lock().unwrap();
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_locked_or_defragmented_is_not_free() {
+    fn locked_or_defragmented_data_is_not_free() {
         let (temp, mut database) = database();
         File::create(database.path()).unwrap();
         let is_free = |database: &mut Database| {

@@ -148,7 +148,7 @@ impl EtcdDaemon {
             self.process.give_sign();
             self.process.reap();
             self.is_ending &= self.process.is_running();
-            let seen = self.seen(*commanding.borrow());
+            let seen = self.observe(*commanding.borrow());
             let serves = seen.own.answers && seen.own.opened == Opened::Named;
             // The rescue is over if another process serves, or if the rescued process serves after
             // the end of its defragmentation.
@@ -158,26 +158,26 @@ impl EtcdDaemon {
             }
             let step = self.machine.step();
             let wanted = self.machine.next(&seen, began.elapsed());
-            self.put(wanted);
+            self.apply(wanted);
             if wanted.rescues {
                 self.begin_rescue(seen.own.process);
             }
             if self.machine.step() != step {
-                self.log();
+                self.log_step();
             }
             self.publish();
             tokio::select! {
                 () = sleep(INTERVAL) => {}
                 Ok(()) = self.own.changed() => {}
                 Ok(()) = self.temporary.changed() => {}
-                () = self.process.ended() => {}
+                () = self.process.wait_for_exit() => {}
                 Some(done) = self.rescue.join_next() => self.end_rescue(done),
                 Some(_) = self.tasks.join_next() => tracing::warn!("a task of the etcd relay failed"),
             }
         }
     }
 
-    fn seen(&mut self, commanding: bool) -> EtcdObservation {
+    fn observe(&mut self, commanding: bool) -> EtcdObservation {
         let (answers, running) = (*self.own.borrow(), self.process.is_running());
         let (look, is_gone) = match self.plan.database.look() {
             Ok(look) => (Some(look), false),
@@ -256,7 +256,7 @@ impl EtcdDaemon {
         let opened = match self.plan.database.opened_by(pid).0 {
             // COMMAND may have moved the etcd's data.
             Opened::Other => {
-                Database::as_named_by(pid).map_or(Opened::Other, |own| own.opened_by(pid).0)
+                Database::of_process(pid).map_or(Opened::Other, |own| own.opened_by(pid).0)
             }
             opened => opened,
         };
@@ -354,7 +354,7 @@ impl EtcdDaemon {
         ancestors.any(|ancestor| Some(ancestor) == child) || cgroups().contains(&self.plan.cgroup())
     }
 
-    fn put(&mut self, wanted: EtcdWanted) {
+    fn apply(&mut self, wanted: EtcdWanted) {
         let EtcdWanted {
             route,
             ends_connections,
@@ -404,7 +404,7 @@ impl EtcdDaemon {
             }
             Process::Kill if self.process.is_running() => {
                 self.is_ending = true;
-                self.process.signal(self.process.template.kill());
+                self.process.signal(self.process.template.kill_signal());
             }
             Process::Run | Process::Terminate | Process::Kill => {}
         }
@@ -420,7 +420,7 @@ impl EtcdDaemon {
         }
     }
 
-    fn log(&self) {
+    fn log_step(&self) {
         let step = self.machine.step();
         let (pauses, trouble) = (self.status.borrow().pauses.clone(), self.trouble());
         match trouble {

@@ -7,7 +7,7 @@ use super::relay::Members;
 use super::rescue::PAGE;
 use super::revisions::Revisions;
 use crate::cgroup;
-use crate::etcd::members::OWN;
+use crate::etcd::members::OWN_HINT;
 use crate::etcd::{Alone, servers};
 use crate::localhost::ETCD;
 use crate::pod::{RunningPod, runtime};
@@ -95,8 +95,8 @@ impl Plan {
         manifest: Option<&Path>,
         report: &mut Report,
     ) -> Option<Self> {
-        let found = address(urls, *urls == servers::of(command))
-            .and_then(|own| Ok((own, process_on(own)?)));
+        let found = etcd_address(urls, *urls == servers::main_servers(command))
+            .and_then(|own| Ok((own, process_at(own)?)));
         let (own, NamedProcess { pid, name }) = match found {
             Ok(found) => found,
             Err(why) => {
@@ -117,7 +117,7 @@ impl Plan {
             report.ok(&what, read("cmdline"))?,
             report.ok(&what, read("environ"))?,
         );
-        let fix = |why: &str| format!("{what}{why}: {OWN}");
+        let fix = |why: &str| format!("{what}{why}: {OWN_HINT}");
         let is_in_container = || {
             fs::read_to_string(format!("/proc/{pid}/cgroup"))
                 .is_ok_and(|all| runtime::container(&all).is_some())
@@ -139,7 +139,7 @@ impl Plan {
         };
         let data = report.ok(
             "",
-            data(&command_line, &environment).map_err(|why| fix(&why)),
+            data_directory(&command_line, &environment).map_err(|why| fix(&why)),
         )?;
         let on_node = pod
             .as_ref()
@@ -185,7 +185,7 @@ impl Plan {
         let tls = report.ok("", gateway.tls(false).map_err(|why| fix(&why)))?;
         let source = report.ok(&what, address::random())?;
         // An etcd that the probes never reach would count as stopping.
-        let answered = probe::once(source.into(), own.into(), tls.clone()).await;
+        let answered = probe::probe_once(source.into(), own.into(), tls.clone()).await;
         report.ok(
             "",
             answered.map_err(|error| {
@@ -223,7 +223,7 @@ impl Plan {
         };
         let server = format!("https://{}", report.ok(&what, relay.local_addr())?).into();
         let url = |at: SocketAddrV4| format!("https://{at}");
-        let gateway = gateway.named(&own.ip().to_string());
+        let gateway = gateway.with_server_name(&own.ip().to_string());
         let revisions = Revisions {
             gateway,
             own: url(own),
@@ -265,7 +265,7 @@ fn may_mount() -> bool {
 }
 
 /// The address of an etcd that can have a temporary etcd.
-fn address(urls: &[String], is_for_all: bool) -> Result<SocketAddrV4, String> {
+fn etcd_address(urls: &[String], is_for_all: bool) -> Result<SocketAddrV4, String> {
     if !is_for_all {
         return Err("it is for some resources alone (--etcd-servers-overrides)".into());
     }
@@ -286,7 +286,7 @@ fn address(urls: &[String], is_for_all: bool) -> Result<SocketAddrV4, String> {
 }
 
 /// The process that listens at an address.
-fn process_on(at: SocketAddrV4) -> Result<NamedProcess, String> {
+fn process_at(at: SocketAddrV4) -> Result<NamedProcess, String> {
     let inode =
         listener(at).ok_or_else(|| format!("nothing in this network namespace listens on {at}"))?;
     proc_net::process_of(inode)
@@ -303,7 +303,7 @@ pub fn listener(at: SocketAddrV4) -> Option<u64> {
 }
 
 /// The data directory, if etcd is configured by flags alone.
-fn data(command: &[OsString], environment: &[OsString]) -> Result<PathBuf, String> {
+fn data_directory(command: &[OsString], environment: &[OsString]) -> Result<PathBuf, String> {
     if let Some(flag) = OTHERS
         .into_iter()
         .find(|flag| args::value(command, flag).is_some())
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn it_has_addresses_of_its_own_and_the_same_data_and_name() {
+    fn the_temporary_etcd_has_its_own_addresses_and_the_same_data_and_name() {
         let given = "etcd --name=cp-1 --data-dir=/var/lib/etcd --listen-client-urls=https://127.0.0.1:2379,https://10.0.0.5:2379 \
                      --advertise-client-urls=https://10.0.0.5:2379 --listen-peer-urls https://10.0.0.5:2380 \
                      --listen-metrics-urls=http://127.0.0.1:2381 --initial-cluster=cp-1=https://10.0.0.5:2380 --snapshot-count=10000 \
@@ -439,8 +439,9 @@ mod tests {
     }
 
     #[test]
-    fn what_else_configures_it_is_refused() {
-        let data = |command: &str, variable: &str| data(&argv(command), &[variable.into()]);
+    fn an_etcd_with_other_configuration_is_refused() {
+        let data =
+            |command: &str, variable: &str| data_directory(&argv(command), &[variable.into()]);
         assert_eq!(data("etcd --data-dir=/d", "PATH=/bin"), Ok("/d".into()));
         for link in [
             "SERVICE_HOST",
@@ -473,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_that_acknowledges_before_its_log_has_it_is_known() {
+    fn versions_that_acknowledge_before_they_log_are_known() {
         for (version, early) in [
             ("3.5.0", true),
             ("3.5.4-0", true),
@@ -487,8 +488,8 @@ mod tests {
     }
 
     #[test]
-    fn why_one_is_left_alone_is_said() {
-        let why = |url: &str, is_for_all| address(&[url.to_owned()], is_for_all);
+    fn the_reason_to_leave_an_etcd_alone_is_reported() {
+        let why = |url: &str, is_for_all| etcd_address(&[url.to_owned()], is_for_all);
         assert_eq!(
             why("https://127.0.0.1:2379/", true),
             Ok("127.0.0.1:2379".parse().unwrap())
@@ -505,7 +506,7 @@ mod tests {
             .local_addr()
             .unwrap()
             .port();
-        let nobody = process_on(SocketAddrV4::new([127, 0, 0, 1].into(), free)).unwrap_err();
+        let nobody = process_at(SocketAddrV4::new([127, 0, 0, 1].into(), free)).unwrap_err();
         assert!(
             nobody.contains("nothing in this network namespace"),
             "{nobody}"

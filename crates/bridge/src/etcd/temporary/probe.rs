@@ -58,7 +58,7 @@ pub async fn follow(
 ///
 /// # Errors
 /// The etcd does not answer.
-pub async fn once(source: IpAddr, to: SocketAddr, tls: Arc<ClientConfig>) -> io::Result<()> {
+pub async fn probe_once(source: IpAddr, to: SocketAddr, tls: Arc<ClientConfig>) -> io::Result<()> {
     timeout(ONCE, handshake(source, to, tls)).await?
 }
 

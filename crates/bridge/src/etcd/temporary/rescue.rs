@@ -88,7 +88,7 @@ fn save(
     then: impl FnOnce(&Path),
 ) -> io::Result<Option<PathBuf>> {
     let _paused = process.pause(STOPS)?;
-    let named = Database::as_named_by(process.pid);
+    let named = Database::of_process(process.pid);
     let (opened, from) = named.as_ref().unwrap_or(database).opened_by(process.pid);
     let Some(from) = from.filter(|_| opened == Opened::Other) else {
         return Ok(None);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_copied_and_ended_only_where_no_snapshot_needs_it() {
+    fn a_database_is_copied_and_its_process_ended_only_without_a_newer_snapshot() {
         for (known, now, has_log, ends) in [
             (Some(None), None, true, true),
             (Some(None), None, false, false),

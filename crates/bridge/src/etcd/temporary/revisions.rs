@@ -52,7 +52,7 @@ impl Revisions {
                 && let Ok(status) = self.gateway.status(url).await
                 && etcd.borrow().step == step
             {
-                let missing = gap(who, last, status.revision);
+                let missing = describe_gap(who, last, status.revision);
                 last = status.revision;
                 compared.send_modify(|compared| {
                     compared.is_open &= step != EtcdStep::Own;
@@ -71,7 +71,7 @@ impl Revisions {
 }
 
 /// The message for a lower revision than before. Each write adds one to the revision.
-fn gap(who: &str, before: u64, now: u64) -> Option<String> {
+fn describe_gap(who: &str, before: u64, now: u64) -> Option<String> {
     let lost = before.checked_sub(now).filter(|lost| *lost > 0)?;
     Some(format!(
         "the {who} etcd serves from other data than was served before: it is at revision {now}, and that was at {before}, so that at least \
@@ -89,7 +89,8 @@ mod tests {
     async fn compared(steps: &[(EtcdStep, u64)]) -> Compared {
         let (members, servers) = etcd::start(&[(([127, 0, 0, 1], 0).into(), "127.0.0.1"); 3]).await;
         let access = &servers[0].access;
-        let gateway = Gateway::new(access.ca.clone(), access.client.clone()).named("127.0.0.1");
+        let gateway =
+            Gateway::new(access.ca.clone(), access.client.clone()).with_server_name("127.0.0.1");
         // The third of the simulated members answers with the given revisions.
         let at = || servers[2].access.server.clone();
         let revisions = Revisions {
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn writes_that_are_missing_are_counted() {
+    async fn missing_writes_are_counted() {
         use EtcdStep::{Own, Returning, Temporary};
         for (steps, missing) in [
             (

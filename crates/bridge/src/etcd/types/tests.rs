@@ -62,7 +62,7 @@ fn answers_of_both_versions_are_understood() {
 }
 
 #[test]
-fn other_answers_are_none() {
+fn unexpected_answers_are_rejected() {
     for other in [
         "{}",
         "[]",

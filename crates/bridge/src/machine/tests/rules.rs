@@ -76,7 +76,7 @@ fn leads_after(time: Duration, mut machine: Machine, seen: &BridgeObservation, n
 }
 
 #[test]
-fn a_command_may_run_while_nobody_says_that_it_has_ended() {
+fn a_command_may_run_until_its_end_is_reported() {
     for step in STEPS {
         let unreported = matches!(step, Hold | Restore);
         assert_eq!(from(step).command_may_run(), unreported, "{step}");
@@ -125,7 +125,7 @@ fn a_command_may_run_while_nobody_says_that_it_has_ended() {
 }
 
 #[test]
-fn steered_connections_prefer_what_was_started_since_the_bridge_began_or_command() {
+fn steered_connections_prefer_a_process_from_after_the_start_of_the_bridge_or_command() {
     for step in STEPS {
         for (process, before) in [
             (FIRST, FIRST),
@@ -184,7 +184,7 @@ fn one_command_begins_in_the_step_hold() {
 }
 
 #[test]
-fn the_end_of_a_command_counts_where_one_runs_and_is_waited_for() {
+fn the_end_of_a_command_counts_only_while_the_command_runs_in_the_step_hold() {
     for (step, commanding, then) in [
         (Hold, true, AwaitOwn),
         (Hold, false, Hold),
@@ -212,7 +212,7 @@ fn the_end_of_a_command_counts_where_one_runs_and_is_waited_for() {
 }
 
 #[test]
-fn what_was_kept_is_put_back_in_two_steps_and_not_beside_a_command() {
+fn files_are_restored_in_two_steps_and_not_during_a_command() {
     for step in STEPS {
         for commanding in [false, true] {
             let mut machine = Machine {
@@ -235,11 +235,11 @@ fn what_was_kept_is_put_back_in_two_steps_and_not_beside_a_command() {
             match step {
                 // A process that was started from the restored files needs no restart.
                 Restore => assert_eq!(
-                    (machine.step, machine.before, machine.anew),
+                    (machine.step, machine.before, machine.must_restart),
                     (AwaitOwn, before, true)
                 ),
                 _ => assert_eq!(
-                    (machine.step, machine.before, machine.anew),
+                    (machine.step, machine.before, machine.must_restart),
                     (step, None, false)
                 ),
             }
@@ -248,7 +248,7 @@ fn what_was_kept_is_put_back_in_two_steps_and_not_beside_a_command() {
 }
 
 #[test]
-fn an_operator_ends_it_at_once_or_when_no_command_runs() {
+fn an_operator_ends_the_bridge_at_once_or_when_no_command_runs() {
     for step in STEPS {
         for (now, commanding) in [(false, false), (false, true), (true, false), (true, true)] {
             let mut machine = Machine {
@@ -290,7 +290,7 @@ fn an_operator_ends_it_at_once_or_when_no_command_runs() {
 }
 
 #[test]
-fn what_keeps_a_command_from_beginning_ends_the_bridge_as_long_as_nothing_depends_on_it() {
+fn a_refused_command_ends_the_bridge_while_nothing_depends_on_it() {
     for step in STEPS {
         for wanted in [false, true] {
             let mut machine = Machine {
@@ -326,7 +326,7 @@ fn what_keeps_a_command_from_beginning_ends_the_bridge_as_long_as_nothing_depend
 }
 
 #[test]
-fn one_that_is_lost_before_command_runs_ends_the_bridge_where_the_own_one_serves() {
+fn a_temporary_instance_lost_before_command_ends_the_bridge_if_the_nodes_serves() {
     for (step, wanted, temporary, seen, ends) in [
         (Overlap, false, GONE, SERVED, true),
         (Overlap, false, GONE, UNREADY, true),
@@ -352,7 +352,7 @@ fn one_that_is_lost_before_command_runs_ends_the_bridge_where_the_own_one_serves
 }
 
 #[test]
-fn one_slow_answer_is_no_loss_and_an_end_is_one_at_once() {
+fn a_slow_answer_is_no_loss_and_an_exit_is_one_at_once() {
     let slow = BridgeObservation {
         temporary: SLOW,
         ..SERVED
@@ -388,7 +388,7 @@ fn one_slow_answer_is_no_loss_and_an_end_is_one_at_once() {
 }
 
 #[test]
-fn new_connections_go_to_the_one_that_is_ready() {
+fn new_connections_go_to_the_ready_instance() {
     let away = BridgeObservation {
         steering: false,
         ..SERVED
@@ -413,7 +413,7 @@ fn new_connections_go_to_the_one_that_is_ready() {
 }
 
 #[test]
-fn the_temporary_one_has_its_time_and_its_tries_to_get_ready_and_stays_so() {
+fn the_temporary_instance_has_its_time_and_its_tries_to_get_ready_and_settle() {
     let start = |temporary| BridgeObservation {
         temporary,
         steering: false,
@@ -524,7 +524,7 @@ fn a_command_waits_for_clients_and_etcd() {
 }
 
 #[test]
-fn what_takes_long_is_told_of_the_own_one_that_command_replaces() {
+fn a_replaced_kube_apiserver_that_is_late_is_reported() {
     for (step, commanding, seen, is_late) in [
         (Hold, true, UNREADY, true),
         (AwaitOwn, false, UNREADY, true),
@@ -552,11 +552,11 @@ fn what_takes_long_is_told_of_the_own_one_that_command_replaces() {
 }
 
 #[test]
-fn the_own_one_is_back_when_it_has_stayed_ready() {
+fn the_nodes_kube_apiserver_is_back_after_it_has_stayed_ready() {
     leads_after(LIMITS.settle, from(AwaitOwn), &SERVED, Linger);
     leads_after(LIMITS.ready, from(AwaitOwn), &UNREADY, Hold);
-    let awaits = |anew, before| Machine {
-        anew,
+    let awaits = |must_restart, before| Machine {
+        must_restart,
         before: Some(before),
         ..from(AwaitOwn)
     };
@@ -642,7 +642,7 @@ fn the_own_one_is_back_when_it_has_stayed_ready() {
 }
 
 #[test]
-fn it_ends_after_handshakes_and_the_bridges_connections() {
+fn the_bridge_ends_after_handshakes_and_its_connections() {
     let away = BridgeObservation {
         steering: false,
         ..SERVED
@@ -661,7 +661,7 @@ fn it_ends_after_handshakes_and_the_bridges_connections() {
 }
 
 #[test]
-fn what_fails_is_put_back_once_where_the_operator_said_so() {
+fn a_failure_leads_to_one_restore_if_the_operator_said_so() {
     let restored = BridgeOutcome::Restored("it failed".into());
     for (on_failure, outcome, step) in [
         (OnFailure::Restore, BridgeOutcome::Done, Restore),

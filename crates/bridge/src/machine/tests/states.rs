@@ -249,7 +249,7 @@ impl World {
             commanding,
             abandoned,
             ended,
-            anew,
+            must_restart,
             first,
             process,
             before,
@@ -287,7 +287,7 @@ impl World {
             commanding,
             abandoned,
             ended,
-            anew,
+            must_restart,
         )
             .hash(digest);
         (

@@ -419,7 +419,7 @@ proptest! {
     /// After any events, once COMMAND has ended and a good etcd is started on the node, the node's
     /// etcd serves and the temporary etcd ends.
     #[test]
-    fn the_nodes_own_serves_in_the_end(events in prop::collection::vec((event(), 0_u32..400), 0..24)) {
+    fn the_nodes_etcd_serves_in_the_end(events in prop::collection::vec((event(), 0_u32..400), 0..24)) {
         let mut world = World::new();
         for (event, ticks) in events {
             world.happen(event);
@@ -456,7 +456,7 @@ proptest! {
 }
 
 #[test]
-fn an_own_that_is_replaced_costs_two_pauses() {
+fn a_replaced_etcd_costs_two_pauses() {
     let mut world = serving();
     world.happen(Event::Stop(140));
     let pause = world.until(EtcdStep::Temporary);
@@ -524,7 +524,7 @@ fn slow_answers_for_minutes_are_no_absence() {
 }
 
 #[test]
-fn one_that_refuses_the_data_is_tried_again_once_a_minute() {
+fn an_etcd_that_refuses_the_data_is_tried_again_once_a_minute() {
     let mut world = World {
         commanding: false,
         ..replaced()
@@ -543,7 +543,7 @@ fn one_that_refuses_the_data_is_tried_again_once_a_minute() {
 }
 
 #[test]
-fn one_that_fails_again_and_again_has_the_data_alone_while_command_runs() {
+fn an_etcd_that_keeps_failing_has_the_data_alone_while_command_runs() {
     let mut world = crashed();
     while world.now < GIVES_BACK {
         world.happen(Event::Start(Kind::Refuses));
@@ -557,7 +557,7 @@ fn one_that_fails_again_and_again_has_the_data_alone_while_command_runs() {
 }
 
 #[test]
-fn a_temporary_one_that_does_not_start_leaves_the_node_as_it_is() {
+fn a_temporary_etcd_that_does_not_start_leaves_the_node_alone() {
     let mut world = crashed();
     for _ in 0..ENDS {
         world.tick();
@@ -573,7 +573,7 @@ fn a_temporary_one_that_does_not_start_leaves_the_node_as_it_is() {
 }
 
 #[test]
-fn a_temporary_one_that_comes_too_late_is_killed_before_it_has_a_client() {
+fn a_temporary_etcd_that_is_too_late_is_killed_before_it_has_a_client() {
     let mut world = crashed();
     world.tick();
     assert!(world.temporary.is_some() && world.wanted.temporary == Process::Run);
@@ -597,7 +597,7 @@ fn a_temporary_one_that_comes_too_late_is_killed_before_it_has_a_client() {
 }
 
 #[test]
-fn a_temporary_one_with_another_file_is_killed_at_once() {
+fn a_temporary_etcd_with_another_file_is_killed_at_once() {
     let mut world = replaced();
     world.happen(Event::Replace);
     world.tick();
@@ -609,7 +609,7 @@ fn a_temporary_one_with_another_file_is_killed_at_once() {
 }
 
 #[test]
-fn an_own_with_another_file_is_seen_twice_and_saved() {
+fn a_nodes_etcd_with_another_file_is_seen_twice_and_saved() {
     // If a snapshot is newer than the file at the path, only the open file is complete.
     for (snapped, step) in [(false, EtcdStep::Temporary), (true, EtcdStep::Returning)] {
         let mut world = serving();
@@ -629,7 +629,7 @@ fn an_own_with_another_file_is_seen_twice_and_saved() {
 }
 
 #[test]
-fn what_may_lack_writes_is_the_nodes_alone_until_its_own_serves() {
+fn data_that_may_lack_writes_is_left_to_the_nodes_etcd_until_it_serves() {
     let mut world = World {
         commanding: false,
         ..serving()
@@ -648,7 +648,7 @@ fn what_may_lack_writes_is_the_nodes_alone_until_its_own_serves() {
 }
 
 #[test]
-fn an_own_that_serves_for_a_moment_between_two_ends_is_still_away() {
+fn an_etcd_that_serves_for_a_moment_between_crashes_is_still_away() {
     let mut world = crashed();
     while world.now < GIVES_BACK {
         world.run(secs(10));
@@ -668,7 +668,7 @@ fn an_own_that_serves_for_a_moment_between_two_ends_is_still_away() {
 }
 
 #[test]
-fn what_the_temporary_one_leaves_is_told_at_once() {
+fn an_exit_of_the_temporary_etcd_is_noticed_at_once() {
     let mut world = replaced();
     world.happen(Event::CrashTemporary);
     world.tick();
@@ -706,7 +706,7 @@ fn a_large_database_has_more_time_to_open() {
 }
 
 #[test]
-fn what_cannot_be_seen_gets_no_client_and_an_operator_is_told() {
+fn an_etcd_without_a_visible_database_gets_no_client_and_is_reported() {
     let mut world = crashed();
     world.tick();
     let own = OwnEtcd {

@@ -178,7 +178,7 @@ fn one_observation_leads_to_one_step() {
 }
 
 #[test]
-fn what_is_given_back_stays_so_while_command_may_replace_it_or_it_may_lack_writes_or_fails() {
+fn data_that_was_given_back_stays_so_while_it_may_be_replaced_or_lack_writes_or_etcd_fails() {
     for bits in 0..8 {
         let [commanding, given_up, unrecovered] = [1, 2, 4].map(|bit| bits & bit != 0);
         let seen = EtcdObservation {
@@ -200,7 +200,7 @@ fn what_is_given_back_stays_so_while_command_may_replace_it_or_it_may_lack_write
 
 /// The rule holds from the first moment on, when the step has not changed yet.
 #[test]
-fn nothing_is_started_from_what_may_lack_writes() {
+fn no_etcd_is_started_from_data_that_may_lack_writes() {
     for (step, temporary) in [
         (Own, NONE),
         (Returning, NONE),
@@ -219,7 +219,7 @@ fn nothing_is_started_from_what_may_lack_writes() {
 }
 
 #[test]
-fn the_temporary_one_is_started_where_nobody_has_the_data_and_killed_where_another_has() {
+fn the_temporary_etcd_is_started_on_free_data_and_killed_if_another_process_has_the_lock() {
     for holder in HOLDERS {
         for (temporary, runs) in [
             (NONE, holder == Holder::Nobody),
@@ -283,7 +283,7 @@ fn each_step_has_its_route() {
 /// An etcd that never served does not handle SIGTERM, a late etcd has hung, and an etcd with
 /// another file has nothing to write.
 #[test]
-fn one_that_served_is_told_to_end_and_others_are_killed() {
+fn an_etcd_that_served_gets_sigterm_and_others_are_killed() {
     let end = |served, temporary, now| {
         let mut machine = EtcdMachine {
             served,
@@ -378,7 +378,7 @@ fn connections_are_ended_for_a_while_once_calls_have_had_their_time() {
 }
 
 #[test]
-fn a_database_without_a_name_is_saved_where_no_other_process_has_one() {
+fn a_database_without_a_name_is_saved_if_no_other_etcd_runs() {
     for (own, temporary, holder, rescues) in [
         (STRAY, NONE, Holder::Unknown, true),
         (STRAY, NONE, Holder::Temporary, false),
@@ -409,7 +409,7 @@ fn a_database_without_a_name_is_saved_where_no_other_process_has_one() {
 /// The node's etcd gets the data a minute later if it had the data alone and was not ended by the
 /// bridge.
 #[test]
-fn one_that_had_the_data_and_ended_has_to_wait() {
+fn an_etcd_that_had_the_data_and_ended_has_to_wait() {
     for (own, temporary, rescued, fails) in [
         (SILENT, NONE, false, true),
         (SILENT, NONE, true, false),
@@ -461,7 +461,7 @@ fn one_that_had_the_data_and_ended_has_to_wait() {
 }
 
 #[test]
-fn it_is_given_up_after_ends_by_itself_in_this_step() {
+fn the_temporary_etcd_is_given_up_after_three_exits_in_a_step() {
     let ended = |ends| observed(GONE, TemporaryEtcd { ends, ..NONE }, Holder::Unknown);
     let mut machine = EtcdMachine {
         ends: 2,
@@ -486,7 +486,7 @@ fn it_is_given_up_after_ends_by_itself_in_this_step() {
 }
 
 #[test]
-fn one_that_gives_no_answer_is_hung_after_its_time() {
+fn a_silent_etcd_is_hung_after_its_time() {
     let size = 1 << 30;
     let silent = |holder| EtcdObservation {
         size,
@@ -570,7 +570,7 @@ fn the_data_is_given_back_while_command_may_replace_it() {
 }
 
 #[test]
-fn an_absence_is_over_when_it_has_served_without_a_break() {
+fn an_absence_is_over_after_service_without_a_break() {
     let (serves, gone) = (
         observed(SERVES, NONE, Holder::Another),
         observed(GONE, NONE, Holder::Unknown),
@@ -620,7 +620,7 @@ fn an_absence_is_over_when_it_has_served_without_a_break() {
 }
 
 #[test]
-fn one_that_is_slow_to_answer_is_told_as_the_nodes_own() {
+fn a_slow_etcd_is_reported_as_the_nodes_etcd() {
     for step in [Own, Stopping, Temporary, Returning, GivenBack] {
         for has_stopped in [false, true] {
             let machine = EtcdMachine {
@@ -638,7 +638,7 @@ fn one_that_is_slow_to_answer_is_told_as_the_nodes_own() {
 }
 
 #[test]
-fn an_operator_is_told_what_is_to_be_decided() {
+fn trouble_is_reported_to_the_operator() {
     let told = |machine: EtcdMachine| machine.trouble().unwrap_or_default();
     for (machine, what) in [
         (
@@ -698,7 +698,7 @@ fn an_operator_is_told_what_is_to_be_decided() {
 }
 
 #[test]
-fn a_large_database_has_its_time_for_each_gib() {
+fn a_large_database_gets_additional_time_for_each_gib() {
     let (none, half, one) = (0, 1 << 29, 1 << 30);
     assert_eq!(
         [none, half, one].map(patience),
