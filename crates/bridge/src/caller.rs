@@ -195,7 +195,7 @@ async fn report_not_begun(
 ///
 /// # Errors
 /// Signals cannot be handled.
-pub async fn ended(
+pub async fn wait_for_end(
     directory: &Path,
     json: bool,
     client: &Connection,

@@ -131,7 +131,7 @@ fn claim_namespace() -> Result<UnixDatagram, String> {
 }
 
 /// The error if a bridge of another directory is on.
-pub fn elsewhere() -> Option<&'static str> {
+pub fn find_other_bridge() -> Option<&'static str> {
     list_programs().iter().any(is_bridges).then_some(ELSEWHERE)
 }
 

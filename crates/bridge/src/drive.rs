@@ -7,7 +7,7 @@
 use super::claim::{Claim, REPORTING, SHIM, clear};
 use super::etcd::EtcdHandle;
 use super::instance::{self, RESTART, Template, TemporaryProcess};
-use super::localhost::not_covered;
+use super::localhost::uncovered_note;
 use super::logs;
 use super::machine::{Action, BridgeObservation, Machine, OwnObservation, TemporaryObservation};
 use super::plan::{BridgePlan, own_source};
@@ -243,7 +243,11 @@ impl Bridge {
             files,
             work: JoinSet::new(),
             restore_reply: None,
-            notes: localhost.err().iter().map(|why| not_covered(why)).collect(),
+            notes: localhost
+                .err()
+                .iter()
+                .map(|why| uncovered_note(why))
+                .collect(),
             drain: None,
             signalled: false,
             status,

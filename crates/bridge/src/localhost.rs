@@ -22,7 +22,7 @@ pub const ETCD: &str = "etcd";
 pub const TEMPORARY_ETCD: &str = "berth-etcd";
 
 /// The note for an operator if localhost cannot be covered.
-pub fn not_covered(why: &str) -> String {
+pub fn uncovered_note(why: &str) -> String {
     format!(
         "localhost is not covered: {why}; what dials localhost is refused while the node's own kube-apiserver is away"
     )

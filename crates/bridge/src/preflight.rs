@@ -300,7 +300,7 @@ fn check_log_space(directory: &Path) -> Result<(), String> {
 /// Tests the steering, and reports programs that already steer in this network namespace. The
 /// bridge's program is attached before those.
 async fn check_steering(report: &mut Report) {
-    report.ok("", claim::elsewhere().map_or(Ok(()), Err));
+    report.ok("", claim::find_other_bridge().map_or(Ok(()), Err));
     for other in claim::list_programs()
         .iter()
         .filter(|other| !claim::is_bridges(other))

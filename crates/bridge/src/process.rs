@@ -39,7 +39,7 @@ pub struct Bridge {
 ///
 /// # Errors
 /// The process has another thread, or a system call failed.
-pub fn divide() -> io::Result<Half> {
+pub fn fork_bridge() -> io::Result<Half> {
     let (begins, begin) = UnixStream::pair()?;
     Ok(match detach()? {
         Detached::Daemon => Half::Bridge(begin),
@@ -57,7 +57,7 @@ impl Bridge {
     ///
     /// # Errors
     /// Errors of waitpid(2).
-    pub fn begins(mut self) -> io::Result<Result<UnixStream, Option<i32>>> {
+    pub fn wait_for_begin(mut self) -> io::Result<Result<UnixStream, Option<i32>>> {
         if self.begins.read_exact(&mut [0]).is_ok() {
             return Ok(Ok(self.begins));
         }
@@ -85,7 +85,7 @@ pub fn isolate(options: &BridgeOptions) -> io::Result<()> {
 ///
 /// # Errors
 /// The reasons why no bridge can begin.
-pub async fn hold(
+pub async fn run_bridge(
     options: BridgeOptions,
     begin: UnixStream,
     note: impl Fn(&BridgePlan),

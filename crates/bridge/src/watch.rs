@@ -23,7 +23,7 @@ const SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 
 /// The message for a bridge that does not answer. A hung bridge no longer renews the steering, so
 /// new connections go to the port's own listener.
-pub fn hangs(client: &Connection) -> String {
+pub fn hang_message(client: &Connection) -> String {
     let pid = client.peer().map_or_else(
         || "the process of bridge.sock".to_owned(),
         |pid| pid.to_string(),
@@ -35,14 +35,14 @@ pub fn hangs(client: &Connection) -> String {
 }
 
 /// Text of an address that every bridge has.
-pub fn shown(address: Option<SocketAddr>) -> String {
+pub fn display_address(address: Option<SocketAddr>) -> String {
     address
         .map(|address| address.to_string())
         .unwrap_or_default()
 }
 
 /// The time for which clients waited for etcd, in the last pause.
-pub fn waited(etcd: &EtcdStatus) -> String {
+pub fn describe_wait(etcd: &EtcdStatus) -> String {
     etcd.pauses.last().map_or_else(
         || "nobody waited".to_owned(),
         |pause| format!("what needs it waited {pause} ms"),
@@ -50,7 +50,7 @@ pub fn waited(etcd: &EtcdStatus) -> String {
 }
 
 /// The message about connections that a bridge still relays after its end.
-pub fn over(status: &BridgeStatus) -> String {
+pub fn ended_message(status: &BridgeStatus) -> String {
     format!(
         "the bridge has ended, and relays {} connections that were begun through it to the node's own, for 5 minutes at most: \
          `berth bridge end --now`, or the next bridge, cuts them",
@@ -127,7 +127,7 @@ impl Watcher {
             let reply = tokio::select! {
                 reply = client.next() => reply,
                 () = tokio::time::sleep(PATIENCE), if !answered => {
-                    Self::print_refusal(&hangs(client));
+                    Self::print_refusal(&hang_message(client));
                     return WaitOutcome::Gone;
                 }
                 _ = self.signals.next() => return WaitOutcome::Interrupted,
@@ -207,7 +207,7 @@ impl Watcher {
             self.print_line("done: the node's own kube-apiserver serves, and nothing of the bridge is left but its logs");
         }
         if status.outcome.is_some() && status.connections_open > 0 {
-            self.print_detail(&over(status));
+            self.print_detail(&ended_message(status));
         }
         if status.outcome.is_none() && (is_first || was.step != status.step) {
             self.print_step(status);
@@ -219,7 +219,7 @@ impl Watcher {
         self.print_line(&match status.step {
             Step::Start => format!(
                 "a temporary kube-apiserver starts on {}",
-                shown(status.temporary.address)
+                display_address(status.temporary.address)
             ),
             Step::Settle => "it is ready, and is watched for a while (--settle)".to_owned(),
             Step::Overlap => {
@@ -230,7 +230,7 @@ impl Watcher {
             Step::Hold => "the node's own kube-apiserver may be replaced now".to_owned(),
             Step::AwaitOwn => format!(
                 "waiting until the node's own kube-apiserver is ready at {} for a while (--settle)",
-                shown(status.own.address)
+                display_address(status.own.address)
             ),
             Step::Restore => {
                 "what the node's own kube-apiserver is started from is put back".to_owned()
@@ -246,14 +246,14 @@ impl Watcher {
     fn report_etcd(&self, was: &EtcdStatus, etcd: &EtcdStatus) {
         if was.step != etcd.step {
             self.print_line(&match etcd.step {
-                EtcdStep::Own => format!("the node's own etcd serves; {}", waited(etcd)),
+                EtcdStep::Own => format!("the node's own etcd serves; {}", describe_wait(etcd)),
                 EtcdStep::Stopping => {
                     "the node's own etcd stops; what needs etcd waits for the temporary one"
                         .to_owned()
                 }
                 EtcdStep::Temporary => format!(
                     "a temporary etcd serves from the same data; {}",
-                    waited(etcd)
+                    describe_wait(etcd)
                 ),
                 EtcdStep::Returning => {
                     "the node's own etcd waits for the data; the temporary one ends".to_owned()

@@ -3,10 +3,10 @@
 
 use super::{Exit, exit_of, json, print, print_stderr, unavailable_error};
 use crate::cli::{BridgeDirArgs, BridgeEndArgs, BridgeRestoreArgs};
-use berth_bridge::caller::ended;
+use berth_bridge::caller::wait_for_end;
 use berth_bridge::cgroup;
-use berth_bridge::claim::elsewhere;
-use berth_bridge::watch::{PATIENCE, hangs, over, shown, waited};
+use berth_bridge::claim::find_other_bridge;
+use berth_bridge::watch::{PATIENCE, describe_wait, display_address, ended_message, hang_message};
 use berth_cluster::kubeconfig::given_or_admin;
 use berth_doctor::service::sweep;
 use berth_manifest::file::fix;
@@ -21,7 +21,7 @@ pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
     let client = match Connection::ask(directory, &Ask::End { now: args.now }).await {
         Ok(client) => client,
         Err(error) if !means_no_bridge(&error) => return Err(request_error(directory, &error)),
-        Err(_) => match elsewhere() {
+        Err(_) => match find_other_bridge() {
             Some(why) => {
                 return Err(unavailable_error(format!(
                     "there is no bridge in {}: {why}",
@@ -34,7 +34,7 @@ pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
             }
         },
     };
-    exit_of(ended(directory, args.dir.json, &client, args.now).await?)
+    exit_of(wait_for_end(directory, args.dir.json, &client, args.now).await?)
 }
 
 pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
@@ -48,10 +48,10 @@ pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
     .await;
     let client = client.map_err(|error| request_error(directory, &error))?;
     if !args.dry_run {
-        return exit_of(ended(directory, args.dir.json, &client, false).await?);
+        return exit_of(wait_for_end(directory, args.dir.json, &client, false).await?);
     }
     let Ok(reply) = timeout(PATIENCE, client.next()).await else {
-        return Err(unavailable_error(hangs(&client)));
+        return Err(unavailable_error(hang_message(&client)));
     };
     match reply {
         Some(Reply::Differences(all)) if args.dir.json => print(&json(&all)?),
@@ -130,9 +130,9 @@ pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
         .map_err(|error| request_error(directory, &error))?;
     let status = match timeout(PATIENCE, client.next()).await {
         Ok(Some(Reply::Status(status))) if status.outcome.is_none() => status,
-        Ok(Some(Reply::Status(status))) => return Err(unavailable_error(over(&status))),
+        Ok(Some(Reply::Status(status))) => return Err(unavailable_error(ended_message(&status))),
         Ok(_) => return Err(no_bridge(directory)),
-        Err(_) => return Err(unavailable_error(hangs(&client))),
+        Err(_) => return Err(unavailable_error(hang_message(&client))),
     };
     if args.json {
         return print(&json(&status)?);
@@ -179,13 +179,17 @@ pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
         "temporary",
         format!(
             "{}, {}",
-            shown(temporary.address),
+            display_address(temporary.address),
             ready(temporary.ready, &temporary.probe)
         ),
     );
     line(
         "own",
-        format!("{}, {}", shown(own.address), ready(own.ready, &own.probe)),
+        format!(
+            "{}, {}",
+            display_address(own.address),
+            ready(own.ready, &own.probe)
+        ),
     );
     own.log
         .iter()
@@ -194,7 +198,7 @@ pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
         line("trouble", trouble.clone());
     }
     if let Some(etcd) = &status.etcd {
-        line("etcd", format!("{}; {}", etcd.step, waited(etcd)));
+        line("etcd", format!("{}; {}", etcd.step, describe_wait(etcd)));
         etcd.trouble
             .iter()
             .for_each(|trouble| line("trouble", trouble.clone()));

@@ -10,11 +10,11 @@ use crate::cli::{BridgeAction, BridgeArgs, BridgeStartArgs, Words};
 use anyhow::Context;
 use berth_bridge::DIRECTORY;
 use berth_bridge::caller::{Waited, accompany, status};
-use berth_bridge::localhost::not_covered;
+use berth_bridge::localhost::uncovered_note;
 use berth_bridge::machine::{Limits, OVERLAP, OnFailure};
 use berth_bridge::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use berth_bridge::preflight::preflight;
-use berth_bridge::process::{Half, divide, hold, isolate};
+use berth_bridge::process::{Half, fork_bridge, isolate, run_bridge};
 use berth_manifest::command::find;
 use berth_manifest::report::Refusal;
 use berth_options::check::{Checks, Mistakes};
@@ -65,7 +65,7 @@ fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Ex
         let mut plan = block_on(preflight(options))?.map_err(refusal_without_changes)?;
         // The status of a bridge that begins has this note already.
         plan.notes
-            .extend(plan.localhost.as_ref().err().map(|why| not_covered(why)));
+            .extend(plan.localhost.as_ref().err().map(|why| uncovered_note(why)));
         print_notes(&plan);
         let steps = steps(&plan, run);
         return print(&match args.dir.json {
@@ -73,14 +73,14 @@ fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Ex
             false => number_steps(&steps),
         });
     }
-    match divide().context("cannot divide this process")? {
+    match fork_bridge().context("cannot divide this process")? {
         Half::Bridge(begin) => {
             isolate(&options)
                 .context("cannot create a mount namespace: run this with CAP_SYS_ADMIN")?;
-            block_on(hold(options, begin, print_notes))?.map_err(refusal_without_changes)?;
+            block_on(run_bridge(options, begin, print_notes))?.map_err(refusal_without_changes)?;
             Ok(Exit::Ok)
         }
-        Half::Caller(bridge) => match bridge.begins()? {
+        Half::Caller(bridge) => match bridge.wait_for_begin()? {
             Ok(asked) => exit_of(
                 block_on(accompany(&args.dir.state_dir, args.dir.json, run, asked))?
                     .map_err(unavailable_error)?,
