@@ -148,8 +148,7 @@ fn hierarchies(
         .map(|mount| mount.mount_point)
 }
 
-/// True if the process is in the same cgroups as this process, so that killing the cgroup ends
-/// both.
+/// True if the process shares its cgroups with this process, so that killing a cgroup ends both.
 pub fn is_shared_with(pid: u32) -> bool {
     let of = |process: &str| fs::read_to_string(format!("/proc/{process}/cgroup")).ok();
     of(&pid.to_string()).is_some_and(|other| of("self") == Some(other))

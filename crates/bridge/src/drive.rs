@@ -123,7 +123,7 @@ struct Bridge {
     files: watch::Receiver<NodeFiles>,
     /// Work with the node's files, on separate threads: a disk may be slow.
     work: JoinSet<FinishedWork>,
-    /// Receiver for the result of the restore under way.
+    /// Reply channel of the restore request under way.
     restore_reply: Option<oneshot::Sender<Answer>>,
     /// Lasting notes for the operator, in sentences.
     notes: Vec<String>,
@@ -407,7 +407,7 @@ impl Bridge {
                     gone: None,
                     terminated: false,
                 });
-                // Let other nodes begin their upgrade.
+                // Allow upgrades of other nodes from now on.
                 self.etcd.release();
                 self.leave_service().await;
                 // Close our duplicates: an open listener would queue connections that nobody

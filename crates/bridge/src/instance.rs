@@ -52,8 +52,8 @@ const DEBUG_SOCKET: &str = "--debug-socket-path";
 /// Shortest time between two starts of a temporary instance.
 pub const RESTART: Duration = Duration::from_secs(1);
 
-/// Time for which the temporary etcd lives without a sign of life from the bridge. After a hang of
-/// the bridge the node's etcd gets the data.
+/// Time for which the temporary etcd lives without a sign of life from the bridge. If the bridge
+/// hangs, the node's etcd gets the data after this time.
 const SIGNS: Duration = Duration::from_secs(10);
 
 /// Everything needed to start a temporary instance.
@@ -67,8 +67,8 @@ pub struct Template {
     audit: Option<PathBuf>,
     /// SELinux label of files that a container may write to.
     label: Option<String>,
-    /// The file of exclusive data, which the instance cannot replace: etcd's database. With such a
-    /// file, the instance is killed without signs of life.
+    /// The file of exclusive data, which the instance cannot replace: etcd's database. An instance
+    /// with such a file is killed when the signs of life stop.
     exclusive: Option<PathBuf>,
 }
 

@@ -25,7 +25,7 @@ pub const OVERLAP: Duration = Duration::from_secs(5);
 const NAMED: Duration = Duration::from_secs(15);
 
 /// Time before a failing probe of the temporary instance, or a silent etcd member of the node,
-/// counts: one slow answer does not. The end of the temporary instance's process counts at once.
+/// counts: a slow answer does not. The end of the temporary instance's process counts at once.
 const LOST: Duration = Duration::from_secs(3);
 
 /// Time for which the node's kube-apiserver may be away or not ready before a report. In a
@@ -313,7 +313,7 @@ impl Machine {
     }
 
     /// Ends the bridge at the operator's request: when the node's kube-apiserver is ready, whatever
-    /// its process, or `now`.
+    /// its process, or at once if `now`.
     ///
     /// # Errors
     /// COMMAND runs, and may be about to stop the node's kube-apiserver.
@@ -468,7 +468,7 @@ impl Machine {
         Action::Entered
     }
 
-    /// Ends a bridge to which nothing was steered yet.
+    /// Ends a bridge that nothing was steered to yet.
     fn give_up(&mut self, why: &str) {
         self.outcome = BridgeOutcome::NotBegun(why.into());
         self.enter(Step::Drain);
@@ -525,7 +525,7 @@ impl Machine {
         self.enter(Step::Overlap)
     }
 
-    /// Checks that the temporary instance has stopped serving: one slow answer does not count.
+    /// True if the temporary instance has stopped serving. A slow answer does not count.
     fn has_lost_temporary(&mut self, seen: &BridgeObservation, now: Duration) -> bool {
         if seen.temporary.ready {
             self.lost = None;
@@ -533,7 +533,7 @@ impl Machine {
         }
         let counts = self.lost.get_or_insert(now + self.limits.speedup.of(LOST));
         if !seen.temporary.running {
-            // An exit also counts after a restart.
+            // An exit counts even if the process has been started again since.
             *counts = now.min(*counts);
         }
         now >= *counts
@@ -554,7 +554,7 @@ impl Machine {
         self.anew && Some(process) == self.before
     }
 
-    /// Ends the bridge's service if the node's kube-apiserver is back for good.
+    /// The next action while the bridge waits for the node's kube-apiserver to be back for good.
     fn next_while_awaiting_own(
         &mut self,
         seen: &BridgeObservation,
@@ -573,7 +573,7 @@ impl Machine {
             .filter(|_| seen.own.ready && has_etcd && !same);
         self.own_ready = match (ready, self.own_ready) {
             (Some(process), Some((before, since))) if process == before => Some((process, since)),
-            // A process that restarts after the time limit gets no second one.
+            // A process that becomes ready after the time limit does not count.
             (Some(process), _) if elapsed < self.limits.ready => Some((process, now)),
             _ => None,
         };

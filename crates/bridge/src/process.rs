@@ -35,7 +35,7 @@ pub struct Bridge {
     begins: UnixStream,
 }
 
-/// Forks this process, which must have only one thread.
+/// Forks this process, which must be single-threaded.
 ///
 /// # Errors
 /// The process has another thread, or a system call failed.

@@ -6,8 +6,8 @@
 //! wait: a kubelet with such a connection does not renew its node's Lease, and the pods of a node
 //! that is not ready leave their Services.
 //!
-//! All other clients that dial the address from there reach the relay, too: etcd's own JSON
-//! gateway.
+//! The relay also gets connections of etcd's own JSON gateway, which dials the address from the
+//! same address.
 //!
 //! Connections to the stopping member are not ended here: the member sends GOAWAY, and the next
 //! request comes on a new connection. So a member that was only slow costs nothing.

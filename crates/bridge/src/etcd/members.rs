@@ -12,7 +12,7 @@ pub const OWN_HINT: &str = "or give --etcd own: the temporary kube-apiserver the
 /// The members that serve while this node's member is away.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Choice {
-    /// There is no other member.
+    /// This node has the only member.
     Alone,
     Others(Others),
 }

@@ -103,7 +103,7 @@ impl Status {
 /// Observation of an etcd.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sample {
-    /// Members as this node's member knows them.
+    /// Members known to this node's member.
     pub list: MemberList,
     /// 0 if this node's member knows no leader.
     pub leader: u64,

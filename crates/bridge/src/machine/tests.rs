@@ -119,7 +119,7 @@ struct World {
     unsteered: Option<u32>,
     /// Second in which the preparation of etcd was requested.
     prepares: Option<u32>,
-    /// Seconds in which COMMAND was requested, and in which it began.
+    /// Seconds in which COMMAND was requested, and in which COMMAND began.
     asked: Option<u32>,
     command: Option<u32>,
     before: Option<u64>,

@@ -278,7 +278,7 @@ mod tests {
         assert!(database.look().is_err());
         let file = File::create(database.path()).unwrap();
         assert_eq!(database.look().unwrap().holder(), None);
-        // Another test may have locked another file.
+        // A concurrent test may have locked another file.
         assert!(matches!(
             database.opened_by(this()).0,
             Opened::Waits | Opened::Other

@@ -308,7 +308,7 @@ impl EtcdDaemon {
     fn end_rescue(&mut self, done: Result<Option<Rescued>, JoinError>) {
         self.rescue_due = None;
         match done {
-            // A defragmentation ended well. Another one of the same process may fail.
+            // A defragmentation ended well. The next defragmentation of the process may fail.
             Ok(None) => (self.rescues, self.rescued) = (None, None),
             Ok(Some(rescued)) => {
                 tracing::warn!("etcd: {}", rescued.trouble());
@@ -321,7 +321,7 @@ impl EtcdDaemon {
         }
     }
 
-    /// Trouble that the operator must resolve.
+    /// Trouble for the operator to resolve.
     fn trouble(&self) -> Option<String> {
         self.rescued
             .as_ref()

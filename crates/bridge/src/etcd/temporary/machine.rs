@@ -155,7 +155,7 @@ pub struct EtcdMachine {
     /// True once calls in flight have had their time in this step.
     has_stopped: bool,
     /// Time since which the node's etcd is silent, or has not answered without a break for
-    /// [`BACK`]; and time since which it has served.
+    /// [`BACK`]; and start of its current service.
     away: Option<Duration>,
     back: Option<Duration>,
     /// Exits of the temporary etcd before this step.
@@ -214,7 +214,7 @@ impl EtcdMachine {
         }
     }
 
-    /// Trouble that the operator must resolve.
+    /// Trouble for the operator to resolve.
     pub fn trouble(&self) -> Option<String> {
         match self.step() {
             EtcdStep::Own if self.is_unseen => Some(

@@ -142,7 +142,7 @@ async fn connect(
     }
 }
 
-/// Connects from `source`. Both addresses are of the same family.
+/// Connects from `source`. Source and destination have the same address family.
 pub async fn dial(source: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
     let socket = if to.is_ipv4() {
         TcpSocket::new_v4()

@@ -1,4 +1,4 @@
-//! Rules that are tested one by one: a single observation or request leads to a certain decision.
+//! Tests of single rules: an observation or a request leads to a certain decision.
 
 use super::*;
 use Step::{AwaitOwn, Drain, Hold, Linger, Overlap, Restore, Settle, Start};
@@ -367,7 +367,7 @@ fn a_slow_answer_is_no_loss_and_an_exit_is_one_at_once() {
         Duration::ZERO,
     );
     assert_eq!(machine.step, Drain);
-    // An exit also counts after a restart.
+    // An exit counts even if the process has been started again since.
     let mut machine = from(Hold);
     assert_eq!(
         machine.next(
@@ -560,7 +560,7 @@ fn the_nodes_kube_apiserver_is_back_after_it_has_stayed_ready() {
         before: Some(before),
         ..from(AwaitOwn)
     };
-    // The process must be another one, or may be the same.
+    // The process must be a new one, or may be the old one.
     leads_after(LIMITS.ready, awaits(true, FIRST), &SERVED, Hold);
     leads_after(LIMITS.settle, awaits(true, SECOND), &SERVED, Linger);
     leads_after(LIMITS.settle, awaits(false, FIRST), &SERVED, Linger);

@@ -102,7 +102,7 @@ impl Model for Bounded {
             budget.temporary,
             &[Event::TemporaryEnds, Event::Slow(2), Event::Slow(4)],
         );
-        // An exit after the bridge has settled does not concern the bridge.
+        // An exit of the node's kube-apiserver after it has settled no longer concerns the bridge.
         let is_over = matches!(machine.step(), Step::Linger | Step::Drain);
         may(
             if is_over { 0 } else { budget.own },
@@ -389,7 +389,7 @@ fn every_state_of_a_bridge() {
     explore_with("bridge", all, 8_000);
 }
 
-/// Few events of each kind, so that all of their orders are explored.
+/// Few events of each kind, to explore every order of events.
 #[test]
 fn every_state_of_a_bridge_and_a_few_faults() {
     explore_with(

@@ -1,4 +1,4 @@
-//! Rules that are tested one by one: a single observation leads to a certain decision.
+//! Tests of single rules: an observation leads to a certain decision.
 
 use super::*;
 use EtcdStep::{GivenBack, Own, Returning, Stopping, Temporary};
@@ -392,7 +392,7 @@ fn a_database_without_a_name_is_saved_if_no_other_etcd_runs() {
     }
     for step in [Own, Stopping, Temporary] {
         let temporary = if step == Temporary { REPLACES } else { NONE };
-        // An etcd that answers is returned to at once.
+        // The machine returns to an answering etcd at once.
         let own = OwnEtcd {
             answers: step == Own,
             ..STRAY
