@@ -509,7 +509,7 @@ impl Bridge {
             Ok(FinishedWork::Restored(Restored { files, kept })) => {
                 self.notes.extend(
                     kept.iter()
-                        .map(|path| format!("what was replaced is kept: {}", path.display())),
+                        .map(|path| format!("the replaced file is kept as {}", path.display())),
                 );
                 let is_restarted = |put: &Vec<_>| is_replaced(manifest(&self.plan), Some(put));
                 self.machine
@@ -541,7 +541,7 @@ impl Bridge {
             Some(Ask::Ended { failed: None }) => {
                 self.work.spawn_blocking(move || {
                     let changed = differences(&plan).inspect_err(|why| {
-                        tracing::warn!("what COMMAND changed is not known: {why}")
+                        tracing::warn!("cannot tell what COMMAND changed: {why}")
                     });
                     FinishedWork::Command {
                         replaces: is_replaced(manifest(&plan), changed.ok().as_deref()),

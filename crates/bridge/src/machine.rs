@@ -271,7 +271,7 @@ impl Machine {
     pub fn restore(&mut self) -> Result<(), String> {
         match self.step {
             Step::Hold if self.commanding => {
-                Err("COMMAND runs and may write what is put back: wait for it".into())
+                Err("COMMAND runs and may write the files to be restored: wait for it".into())
             }
             Step::Hold | Step::AwaitOwn => {
                 let why = self
@@ -282,7 +282,7 @@ impl Machine {
                 Ok(())
             }
             step => Err(format!(
-                "the bridge is in the step {step}: what it has kept is put back in the steps hold and await-own"
+                "the bridge is in the step {step}: files are restored in the steps hold and await-own"
             )),
         }
     }
@@ -304,9 +304,7 @@ impl Machine {
                 self.await_own(must_restart);
             }
             Err(error) => {
-                self.trouble = Some(format!(
-                    "{why}; what was before cannot be put back: {error}"
-                ));
+                self.trouble = Some(format!("{why}; restoring the files failed: {error}"));
                 self.enter(Step::Hold);
             }
         }
@@ -333,7 +331,7 @@ impl Machine {
                         .into(),
                 );
             }
-            Step::Restore => return Err("what was before is being put back: wait for it".into()),
+            Step::Restore => return Err("a restore is under way: wait for it".into()),
             _ => {
                 // Any process of the node's kube-apiserver will do.
                 (self.trouble, self.before) = (None, None);
@@ -583,9 +581,7 @@ impl Machine {
             }
             None if elapsed >= self.limits.ready => {
                 let what = match (same, seen.own.process) {
-                    (true, _) => {
-                        "is the process that it was before: what was run did not restart it"
-                    }
+                    (true, _) => "is still the process from before: nothing has restarted it",
                     (false, None) => "does not run: nothing listens on its port",
                     (false, Some(_)) if !has_etcd => {
                         "has no etcd on this node: its member does not answer"

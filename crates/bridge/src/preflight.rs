@@ -502,7 +502,7 @@ fn find_running(
         RunningInstance::Process { command } => {
             if !user.is_root() && user.as_raw() != like.uid {
                 let wants = format!(
-                    "it runs as uid {}, and this as uid {user}: run this as root",
+                    "it runs as uid {}, and this process as uid {user}: run this as root",
                     like.uid
                 );
                 report.error(format!("{what}{wants}"));

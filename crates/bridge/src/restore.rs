@@ -145,9 +145,9 @@ fn check_keys_stay(all: &[SavedFile]) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "the encryption configuration ({ENCRYPTION}) is another than before, and kube-apiserver may have written objects with a key that \
-         only {} has: nothing is put back; undo by hand what else was changed (`berth bridge restore --dry-run` shows it), and leave the \
-         keys",
+        "the encryption configuration ({ENCRYPTION}) has changed, and kube-apiserver may have written objects with \
+         a key that only {} has: nothing is restored; undo the other changes by hand (`berth bridge restore --dry-run` \
+         shows them), and leave the keys",
         path.display()
     ))
 }

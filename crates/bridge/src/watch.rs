@@ -233,7 +233,7 @@ impl Watcher {
                 display_address(status.own.address)
             ),
             Step::Restore => {
-                "what the node's own kube-apiserver is started from is put back".to_owned()
+                "the files of the node's own kube-apiserver are being restored".to_owned()
             }
             Step::Linger => {
                 "new connections go to the node's own again; handshakes that began before may end"
@@ -310,7 +310,7 @@ impl Watcher {
         ));
         self.print_last_lines("its container", &status.own.log);
         self.print_detail("fix it, then `berth bridge end`; `berth bridge end --now` gives clients to the node's own as it is, ready or not");
-        self.print_detail("`berth bridge restore --dry-run` shows what has changed in a static pod's files, `berth bridge restore` puts it back");
+        self.print_detail("`berth bridge restore --dry-run` shows the changes in a static pod's files, `berth bridge restore` undoes them");
         self.print_logs();
     }
 

@@ -813,7 +813,7 @@ fn a_command_after_a_failed_end_waits_like_any_other() {
 #[test]
 fn a_command_that_restarts_nothing_is_reported() {
     let mut world = World::new(calm(Fate::Stays));
-    assert!(world.stays().contains("did not restart it") && world.steering);
+    assert!(world.stays().contains("nothing has restarted it") && world.steering);
     // The operator accepts any process.
     world.machine.end(false).unwrap();
     world.comes_to_its_end();
@@ -1006,7 +1006,7 @@ fn files_are_restored_once() {
     assert!(
         World::new(given(None))
             .stays()
-            .ends_with("cannot be put back: disk full")
+            .ends_with("restoring the files failed: disk full")
     );
 }
 

@@ -58,9 +58,7 @@ impl Container {
             .iter()
             .map(|argument| argument.to_str().map(str::to_owned));
         let args: Option<Vec<_>> = args.collect();
-        let mut args = args.ok_or_else(|| {
-            io::Error::other("an argument is no UTF-8, as which all are handed on")
-        })?;
+        let mut args = args.ok_or_else(|| io::Error::other("an argument is not valid UTF-8"))?;
         let memory = directory.join(MEMORY);
         make_private(&memory)?;
         tmpfs(&memory, pod.bytes + SPARE, pod.label())?;
@@ -70,7 +68,7 @@ impl Container {
         match (link_renamed(&program, &memory.join(ROOT)), args.first_mut()) {
             (Ok(name), Some(first)) => *first = name,
             (Err(error), _) => {
-                tracing::info!(%error, "the temporary process is called as the running one");
+                tracing::info!(%error, "the temporary process has the running one's name");
             }
             (Ok(_), None) => {}
         }
@@ -185,7 +183,7 @@ pub fn let_write(to: &File, label: Option<&str>) -> io::Result<()> {
     let value = CString::new(label)?;
     fsetxattr(to, SELINUX, value.as_bytes_with_nul(), XattrFlags::empty()).map_err(|error| {
         io::Error::other(format!(
-            "SELinux's label {label} cannot be given to what the container writes: {error}"
+            "cannot give the SELinux label {label} to the files that the container writes: {error}"
         ))
     })
 }

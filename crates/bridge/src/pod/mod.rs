@@ -152,14 +152,14 @@ impl RunningPod {
         }
         let spec = runtime::spec(shim.as_ref(), id).map_err(|tried| {
             format!(
-                "the specification of container {id} is not to be found ({tried}): its runtime must be containerd, or CRI-O with \
+                "cannot find the specification of container {id} ({tried}): its runtime must be containerd, or CRI-O with \
                  conmon"
             )
         });
         let spec = report.ok("", spec)?;
         if spec.has_namespace("user") {
             report.error(format!(
-                "{what} has a user namespace of its own (hostUsers: false), which cannot be had twice: set hostUsers: true"
+                "{what} has its own user namespace (hostUsers: false), which a second container cannot share: set hostUsers: true"
             ));
         }
         let mut pod = Self {
@@ -214,7 +214,7 @@ impl RunningPod {
             let why = match measured {
                 Ok(Some(size)) if size.bytes > LARGEST => {
                     format!(
-                        "has more than {} MiB, which is too much to be kept as it is",
+                        "has more than {} MiB, which is too much for a copy in memory",
                         LARGEST >> 20
                     )
                 }
@@ -227,7 +227,7 @@ impl RunningPod {
                     continue;
                 }
                 Ok(_) => continue,
-                Err(error) => format!("cannot be kept as it is: {error}"),
+                Err(error) => format!("cannot be copied: {error}"),
             };
             let instead = "the temporary kube-apiserver reads what COMMAND leaves there";
             report.note(format!("{} {why}: {instead}", source.display()));

@@ -537,8 +537,8 @@ fn a_large_directory_is_not_searched_and_an_unreadable_one_is_noted() {
     assert_eq!(report.errors, [""; 0]);
     for (note, part) in report.notes.iter().zip([
         "/etc has more than 64 MiB",
-        "/gone cannot be kept",
-        "/deep cannot be",
+        "/gone cannot be copied",
+        "/deep cannot be copied",
     ]) {
         assert!(
             note.starts_with(part) && note.ends_with("reads what COMMAND leaves there"),
