@@ -11,11 +11,11 @@
 //! Neither the kubelet nor the container runtime manages the container. It is a grandchild of the
 //! bridge, in a separate PID namespace, cgroup and session. Its files are copies in memory, in a
 //! mount namespace of the bridge, which ends with the bridge. Copied are the root file system,
-//! since the image of an ended container may be removed, and the pod's read-only mounts, since
-//! COMMAND changes their files. The mounts of the running container are copied, and not the whole
-//! directory above the manifest: on some nodes (RKE2) that directory holds the images, too, and on
-//! others (minikube) certificates lie elsewhere. Mounts with write access, such as a log directory,
-//! or with sockets, such as a KMS plugin's, are shared with the node.
+//! since the image of an ended container may be removed, and the files and directories that the pod
+//! mounts to read, since COMMAND changes them. The mounts of the running container are copied, and
+//! not the whole directory above the manifest: on some nodes (RKE2) that directory holds the
+//! images, too, and on others (minikube) certificates lie elsewhere. Mounts with write access, such
+//! as a log directory, or with sockets, such as a KMS plugin's, are shared with the node.
 
 pub mod container;
 pub mod runtime;

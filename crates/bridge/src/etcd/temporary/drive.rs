@@ -79,8 +79,8 @@ pub struct EtcdDaemon {
 }
 
 impl EtcdDaemon {
+    /// # Errors
     /// The relay, the steering or the temporary etcd cannot be prepared.
-    /// Something necessary is missing.
     pub fn new(
         plan: Plan,
         directory: &Path,

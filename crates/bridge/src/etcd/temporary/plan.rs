@@ -51,8 +51,8 @@ const DEFRAGMENTS: [&str; 2] = [
 ];
 
 /// Flag for the number of log entries between two raft snapshots, etcd's default, and the
-/// additional entries of the temporary etcd: no snapshot covers the first entries, which can
-/// therefore be read from the log.
+/// additional entries of the temporary etcd: no snapshot covers the temporary etcd's first entries,
+/// which can therefore be read from the log.
 const SNAPSHOT_COUNT: &str = "--snapshot-count";
 const SNAPSHOT_COUNT_BY_DEFAULT: u64 = 100_000;
 const MORE_ENTRIES: u64 = 5_000;

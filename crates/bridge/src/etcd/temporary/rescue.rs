@@ -141,7 +141,7 @@ fn copy(from: &Path, beside: &Path) -> io::Result<PathBuf> {
     Ok(to)
 }
 
-/// Ends a stopped process if the log has all of its writes since the file that the path names. If
+/// Ends a stopped process if the log has all writes that the file at the database's path lacks. If
 /// COMMAND moved or replaced the data, the log is elsewhere, or the database has another name.
 fn end(
     process: &HeldProcess,
