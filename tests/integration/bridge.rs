@@ -1206,7 +1206,7 @@ fn a_caller_that_ends_before_command_leaves_no_bridge() {
         for _ in 0..10 {
             let mut bridge = Running::start(&mut node.bridge("", &["true"]));
             let daemon = node.daemon();
-            bridge.logs("new connections go to it");
+            bridge.logs("new connections go to the temporary kube-apiserver");
             let _ = kill(bridge.pid(), Signal::SIGKILL);
             bridge.ended();
             // On a machine that stood still COMMAND may have begun by then: that is another case.
@@ -1287,7 +1287,7 @@ fn a_daemon_that_is_killed_before_command_leaves_the_port_as_it_was() {
     killed_at(&[
         "a temporary kube-apiserver starts",
         "is watched",
-        "new connections go to it",
+        "new connections go to the temporary kube-apiserver",
     ]);
 }
 
@@ -1297,7 +1297,7 @@ fn a_daemon_that_is_killed_after_command_began_leaves_the_port_as_it_was() {
         "may be replaced now",
         "waiting until",
         "new connections go to the node's own",
-        "the temporary one's connections end",
+        "the temporary kube-apiserver ends after its connections",
     ]);
 }
 

@@ -44,15 +44,15 @@ pub fn display_address(address: Option<SocketAddr>) -> String {
 /// The time for which clients waited for etcd, in the last pause.
 pub fn describe_wait(etcd: &EtcdStatus) -> String {
     etcd.pauses.last().map_or_else(
-        || "nobody waited".to_owned(),
-        |pause| format!("what needs it waited {pause} ms"),
+        || "no request waited".to_owned(),
+        |pause| format!("requests that need etcd waited {pause} ms"),
     )
 }
 
 /// The message about connections that a bridge still relays after its end.
 pub fn ended_message(status: &BridgeStatus) -> String {
     format!(
-        "the bridge has ended, and relays {} connections that were begun through it to the node's own, for 5 minutes at most: \
+        "the bridge has ended, and relays {} open connections to the node's own kube-apiserver for 5 minutes at most: \
          `berth bridge end --now`, or the next bridge, cuts them",
         status.connections_open
     )
@@ -221,9 +221,9 @@ impl Watcher {
                 "a temporary kube-apiserver starts on {}",
                 display_address(status.temporary.address)
             ),
-            Step::Settle => "it is ready, and is watched for a while (--settle)".to_owned(),
+            Step::Settle => "the temporary kube-apiserver is ready, and is watched for a while (--settle)".to_owned(),
             Step::Overlap => {
-                "new connections go to it; handshakes that began before may end".to_owned()
+                "new connections go to the temporary kube-apiserver; earlier handshakes may complete".to_owned()
             }
             // The caller, which waited for COMMAND or for the end, prints the reason.
             Step::Hold if status.trouble.is_some() => return,
@@ -236,10 +236,10 @@ impl Watcher {
                 "the files of the node's own kube-apiserver are being restored".to_owned()
             }
             Step::Linger => {
-                "new connections go to the node's own again; handshakes that began before may end"
+                "new connections go to the node's own kube-apiserver again; earlier handshakes may complete"
                     .to_owned()
             }
-            Step::Drain => "the temporary one's connections end, then it does".to_owned(),
+            Step::Drain => "the temporary kube-apiserver ends after its connections".to_owned(),
         });
     }
 
@@ -248,7 +248,7 @@ impl Watcher {
             self.print_line(&match etcd.step {
                 EtcdStep::Own => format!("the node's own etcd serves; {}", describe_wait(etcd)),
                 EtcdStep::Stopping => {
-                    "the node's own etcd stops; what needs etcd waits for the temporary one"
+                    "the node's own etcd stops; requests that need etcd wait for the temporary one"
                         .to_owned()
                 }
                 EtcdStep::Temporary => format!(
@@ -256,7 +256,7 @@ impl Watcher {
                     describe_wait(etcd)
                 ),
                 EtcdStep::Returning => {
-                    "the node's own etcd waits for the data; the temporary one ends".to_owned()
+                    "the node's own etcd waits for the data; the temporary etcd ends".to_owned()
                 }
                 EtcdStep::GivenBack => "the temporary etcd has ended".to_owned(),
             });

@@ -178,7 +178,7 @@ impl Plan {
             return None;
         }
         report.note(format!(
-            "{what}what needs it waits twice, for about {} s each: its database has {} MiB",
+            "{what}requests that need it wait twice, for about {} s each: its database has {} MiB",
             machine::expected_pause(look.size).as_secs(),
             look.size >> 20
         ));
