@@ -549,7 +549,7 @@ impl Machine {
 
     /// True for the process that must be replaced.
     fn is_before(&self, process: u64) -> bool {
-        self.anew && Some(process) == self.before
+        self.must_restart && Some(process) == self.before
     }
 
     /// The next action while the bridge waits for the node's kube-apiserver to be back for good.
