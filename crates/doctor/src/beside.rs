@@ -1,5 +1,6 @@
-//! The other files of the manifest directory. The kubelet reads every file whose name does not begin with a dot, whatever
-//! its extension, and of two with the same pod name one overwrites the other.
+//! The other files of the manifest directory. The kubelet reads every file whose name does not
+//! begin with a dot, whatever its extension. Of two files with the same pod name, one overwrites
+//! the other.
 
 use super::checks::{SAME_POD_NAME, STRAY_FILE};
 use super::{Case, Finding};
@@ -17,12 +18,13 @@ const ENDINGS: [&str; 3] = [".yaml", ".yml", ".json"];
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManifestFile {
     pub path: PathBuf,
-    /// Its content, or why it cannot be read.
+    /// The content of the file, or the reason why reading failed.
     pub text: Result<String, String>,
 }
 
-/// The other files in a directory that the kubelet reads, in the order of their names. `own` is the file that the manifest is or is to
-/// replace; if it is not there, the first one with the same pod is.
+/// Lists the other files that the kubelet reads in the directory of `own`, sorted by name. `own` is
+/// the file of the manifest, or the file to be replaced. If `own` does not exist, the first file
+/// with the same pod is left out instead.
 ///
 /// # Errors
 /// The directory cannot be listed.
@@ -34,7 +36,7 @@ pub fn gather(own: &Path, manifest: &Manifest) -> io::Result<Vec<ManifestFile>> 
     let mut files = Vec::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
-        // As the kubelet looks: through symbolic links, and not into directories.
+        // The kubelet follows symbolic links, and skips directories.
         let file = fs::metadata(&path).is_ok_and(|meta| meta.is_file());
         if file && !name(&path).starts_with('.') {
             let text = berth_manifest::file::read(&path).map_err(|error| error.to_string());
@@ -60,7 +62,8 @@ fn name(path: &Path) -> Cow<'_, str> {
 }
 
 impl ManifestFile {
-    /// Its pod's namespace and name, if it is a pod; or why it cannot be read.
+    /// Namespace and name of the pod. `None` if the file holds no pod; an error if the file cannot
+    /// be read.
     fn pod(&self) -> Result<Option<PodName>, String> {
         let documents = parse(self.text.as_ref().map_err(String::clone)?)
             .map_err(|problem| problem.to_string())?;
@@ -93,7 +96,7 @@ fn judge(
     let fix = format!(
         "move it out of the directory, such as to /etc/kubernetes/berth/: mv {path} /etc/kubernetes/berth/"
     );
-    // Its name without the ending of a manifest.
+    // File name without the extension of a manifest.
     let stem = |file: &Path| {
         ENDINGS
             .iter()
@@ -106,7 +109,8 @@ fn judge(
         ),
         Ok(None) => "the kubelet reads it as a manifest, and it is no pod".to_owned(),
         Ok(Some(pod)) => {
-            // Of several files the one that is called as its pod stays, else the first.
+            // Of several files with one pod, the file named after the pod stays; otherwise, the
+            // first file.
             let rank = |file: &Path| (stem(file).as_ref() != Some(&pod.1), file.to_owned());
             let same = |(other, of): &&(&Path, PodOf)| {
                 of.as_ref().ok() == Some(&Some(pod.clone())) && rank(other) < rank(file)

@@ -1,9 +1,10 @@
-//! All checks. `docs/doctor.md` says of each what must hold.
+//! The table of checks. `docs/doctor.md` says what must hold for each.
 
 use super::Check;
 use super::Severity::{Error, Info, Warning};
 
-/// Makes a constant of each check and a list of them all, so that none can be missing there.
+/// Defines a constant for each check, and a list of the constants, so that the list is always
+/// complete.
 macro_rules! checks {
     ($($name:ident, $severity:ident, $id:literal;)+) => {
         $(pub(super) const $name: Check = Check { id: $id, severity: $severity };)+
@@ -51,7 +52,7 @@ checks! {
     LISTEN_LOST, Error, "listen-lost";
     ETCD_DIFFERS, Error, "etcd-differs";
     KEYS_DIFFER, Warning, "keys-differ";
-    // The other files of its directory.
+    // The other files of the manifest directory.
     SAME_POD_NAME, Error, "same-pod-name";
     STRAY_FILE, Warning, "stray-file";
     // The node.

@@ -1,4 +1,4 @@
-//! The control-plane nodes as the Service `kubernetes` names them.
+//! The control-plane nodes, as the Service `kubernetes` lists them.
 
 use super::checks::{BRIDGE_SLICE, NOT_CHECKED, SECURE_PORTS};
 use super::layout::Layout;
@@ -10,19 +10,19 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-/// What was seen of it.
+/// Facts about the Service `kubernetes`.
 #[derive(Debug, Clone, Default)]
 pub struct Cluster {
     pub addresses: Vec<SocketAddr>,
-    /// Slices of it that bridges and upgrades left which have ended.
+    /// EndpointSlices left in the Service by bridges and upgrades that have ended.
     pub left: Vec<String>,
 }
 
 impl Cluster {
-    /// Asks for it, as an admin.
+    /// Reads the Service with an administrator's credentials.
     ///
     /// # Errors
-    /// It does not answer, or not to these credentials.
+    /// The API does not answer, or refuses these credentials.
     pub async fn ask(client: &Client) -> Result<Self, Error> {
         Ok(Self {
             addresses: endpoints(&client.get(OF_SERVICE).await?),
@@ -64,7 +64,7 @@ pub(super) fn examine(case: &Case<'_>) -> Vec<Finding> {
 }
 
 fn secure_ports(case: &Case<'_>, addresses: &[SocketAddr]) -> Option<Finding> {
-    // With `berth exec`, the port of the first listen address is the apiserver's own.
+    // Behind `berth exec`, the port of the first listen address is also the apiserver's port.
     let berth =
         Layout::of(case.manifest).and_then(|layout| options::berth(&layout.apiserver.parsed));
     let own = berth

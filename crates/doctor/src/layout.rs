@@ -1,5 +1,6 @@
-//! How a kube-apiserver is behind berth, however the manifest was written: which container is the shim, and with which options berth runs in
-//! each. Options are read as berth itself reads them, from arguments and variables.
+//! How a kube-apiserver is behind berth, in any style of manifest: the container of the shim, and
+//! berth's options in each container. Options are read as berth itself reads them, from arguments
+//! and variables.
 
 use berth_cluster::yaml::YamlNode;
 use berth_manifest::{Container, Manifest};
@@ -18,9 +19,9 @@ const COMMANDS: [&str; 3] = ["serve", "exec", "run"];
 #[derive(Debug)]
 pub(super) enum ParsedOptions {
     Options(Box<PodCommand>),
-    /// What it does not take, and why.
+    /// An option that berth does not accept, and why.
     Wrong(String),
-    /// Something from elsewhere in the cluster.
+    /// Some options come from a ConfigMap, a Secret or another place in the cluster.
     Unseen,
 }
 
@@ -44,16 +45,16 @@ pub(super) struct Berth<'a> {
 /// The parts of a pod behind berth.
 #[derive(Debug)]
 pub(super) struct Layout<'a> {
-    /// kube-apiserver's container, where berth runs first.
+    /// kube-apiserver's container, in which berth runs first.
     pub(super) apiserver: Berth<'a>,
-    /// Where that finds berth.
+    /// Path of berth's binary in kube-apiserver's container.
     pub(super) binary: &'a str,
-    /// The container that listens. With `berth run` it is [`Layout::apiserver`].
+    /// The container that listens. With `berth run`, [`Layout::apiserver`] listens.
     pub(super) shim: Option<Berth<'a>>,
 }
 
 impl<'a> Layout<'a> {
-    /// None: kube-apiserver is not behind berth.
+    /// `None` if kube-apiserver is not behind berth.
     pub(super) fn of(manifest: &'a Manifest) -> Option<Self> {
         let apiserver = Berth::of(manifest.container())
             .filter(|berth| matches!(berth.command, "exec" | "run"))?;
@@ -86,7 +87,7 @@ impl<'a> Layout<'a> {
 }
 
 impl<'a> Berth<'a> {
-    /// None: it runs something else.
+    /// `None` if the container does not run berth.
     fn of(container: Container<'a>) -> Option<Self> {
         let words: Vec<_> = container
             .arguments()
@@ -120,7 +121,8 @@ pub(super) fn uid(container: Container<'_>) -> u32 {
         .unwrap_or(0)
 }
 
-/// Reads a container's arguments after `berth`, and environment variables for options that are not among them.
+/// Reads a container's arguments after `berth`, and the environment variables of options missing
+/// from the arguments.
 fn parse(container: Container<'_>, command: &str, words: &[&str], at: usize) -> ParsedOptions {
     let variables = container.node().list("env");
     let elsewhere = |variable: &YamlNode| {
@@ -169,7 +171,7 @@ fn parse(container: Container<'_>, command: &str, words: &[&str], at: usize) -> 
         }
     }
     argv.extend(words[at + 1..].iter().map(|word| environment.expand(word)));
-    // The environment of this process must not count.
+    // The environment of doctor's own process must not count.
     let without_env = |command: clap::Command| command.mut_args(|arg| arg.env(Resettable::Reset));
     let read = without_env(cli)
         .mut_subcommand(command, without_env)

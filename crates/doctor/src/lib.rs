@@ -1,16 +1,18 @@
-//! Checks a kube-apiserver's manifest, node and cluster for what would make an upgrade lose requests, before the upgrade. Each
-//! finding has its place, its cause and its fix.
+//! Checks a kube-apiserver's manifest, node and cluster before an upgrade, and finds the causes of
+//! lost requests. Each finding has a place, a cause and a fix.
 //!
-//! [`examine`] is pure: it judges a [`Case`], which is the manifest and whatever else is known. What is to be
-//! known besides the text is gathered by [`beside`], [`node`] and [`cluster`]. [`CHECKS`] lists every check, and `docs/doctor.md` says of each what must hold.
+//! [`examine`] is pure: the function judges a [`Case`], which is the manifest and the facts about
+//! its node and cluster. [`beside`], [`node`] and [`cluster`] gather the facts. [`CHECKS`] lists
+//! every check, and `docs/doctor.md` says what must hold for each.
 //!
-//! What `berth inject` would change in a manifest is checked by its own rules ([`berth_manifest::inject::judge`]), so that each rule
-//! exists once.
+//! Changes that `berth inject` would make to a manifest are found by inject's own rules
+//! ([`berth_manifest::inject::judge`]), so that each rule exists once.
 //!
-//! [`service`] is the EndpointSlice of a bridge or an upgrade in the Service `kubernetes`; [`cluster`] finds a slice that a bridge or an upgrade has left.
+//! [`service`] keeps the EndpointSlice of a bridge or an upgrade in the Service `kubernetes`;
+//! [`cluster`] finds a slice that a bridge or an upgrade has left there.
 
 #![forbid(unsafe_code)]
-// They panic where a pipe is closed or a disk is full.
+// The print macros panic if a pipe is closed or a disk is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod beside;
@@ -30,16 +32,16 @@ use berth_manifest::report::{Finding, Severity};
 pub use checks::CHECKS;
 pub use options::{ShimOf, shim_of};
 
-/// A check, and how bad it is if what it checks does not hold.
+/// A check, and the severity of its finding if the check fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Check {
-    /// Its name, which stays the same from version to version.
+    /// Stable name of the check: unchanged from version to version.
     pub id: &'static str,
     pub severity: Severity,
 }
 
 impl Check {
-    /// A finding of this check.
+    /// Makes a finding of this check.
     fn at(
         &self,
         place: impl Into<String>,
@@ -57,24 +59,24 @@ impl Check {
     }
 }
 
-/// The input of the checks. `None`: not sampled.
+/// The input of the checks. A field is `None` if nothing was sampled for it.
 #[derive(Debug, Clone, Copy)]
 pub struct Case<'a> {
     /// The manifest's name in findings.
     pub name: &'a str,
     pub manifest: &'a Manifest,
-    /// The manifest that the kubelet runs now and this one is to replace.
+    /// The manifest that the kubelet runs now, to be replaced by `manifest`.
     pub running: Option<&'a Manifest>,
-    /// The other files of its directory, for a static pod.
+    /// The other files of the manifest directory, for a static pod.
     pub beside: Option<&'a [beside::ManifestFile]>,
-    /// What was seen of its node.
+    /// Facts sampled on the node.
     pub node: Option<&'a node::Facts>,
-    /// What was seen of the cluster.
+    /// Facts sampled from the cluster.
     pub cluster: Option<&'a cluster::Cluster>,
 }
 
 impl<'a> Case<'a> {
-    /// A manifest of which nothing but its text is known.
+    /// A case with the text of the manifest alone.
     pub fn new(name: &'a str, manifest: &'a Manifest) -> Self {
         Self {
             name,
@@ -92,7 +94,7 @@ impl<'a> Case<'a> {
     }
 }
 
-/// All findings, the worst first, otherwise in the order of the file.
+/// Returns all findings: the worst first, then in the order of the file.
 pub fn examine(case: &Case<'_>) -> Vec<Finding> {
     let mut findings = manifest::examine(case);
     findings.extend(
@@ -115,7 +117,7 @@ pub fn examine(case: &Case<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Makes warnings of the errors of these checks (`--ignore-errors`).
+/// Lowers errors of the given checks to warnings (`--ignore-errors`).
 pub fn excuse(findings: &mut [Finding], checks: &[String]) {
     for finding in findings
         .iter_mut()

@@ -15,14 +15,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// All that berth would refuse, but for files, which are another machine's.
+/// Lists the mistakes that berth would report, except those about files: the files may be on
+/// another machine.
 pub(super) fn mistakes(parsed: &ParsedOptions) -> Vec<String> {
     let command = match parsed {
         ParsedOptions::Options(command) => command,
         ParsedOptions::Wrong(why) => return vec![why.clone()],
         ParsedOptions::Unseen => return Vec::new(),
     };
-    // What `--cluster` names is checked apart.
+    // The kubeconfig of `--cluster` is checked separately.
     let checked = match &**command {
         PodCommand::Serve(serve) => {
             let mut serve = serve.clone();
@@ -41,7 +42,7 @@ pub(super) fn mistakes(parsed: &ParsedOptions) -> Vec<String> {
     all.map(|text| text.replace(HOST_IP, "HOST_IP")).collect()
 }
 
-/// Which berth, which instance and where.
+/// The options that name the berth, the instance and the run directory.
 pub(super) fn place(parsed: &ParsedOptions) -> Option<&PlaceArgs> {
     match parsed.command()? {
         PodCommand::Serve(serve) => Some(&serve.place),
@@ -59,7 +60,7 @@ fn shim(parsed: &ParsedOptions) -> Option<&ShimArgs> {
     }
 }
 
-/// How kube-apiserver gets its clients; as without the option, where the options cannot be seen.
+/// How kube-apiserver gets its clients. If the options cannot be seen, the default of `--pass`.
 pub(super) fn pass(parsed: &ParsedOptions) -> PassMode {
     match parsed.command() {
         Some(PodCommand::Exec(exec)) => exec.pass,
@@ -67,14 +68,14 @@ pub(super) fn pass(parsed: &ParsedOptions) -> PassMode {
     }
 }
 
-/// The first address at which a shim listens, which names the berth.
+/// The first address at which a shim listens. This address names the berth.
 pub(super) fn berth(parsed: &ParsedOptions) -> Option<SocketAddr> {
     check::listen(place(parsed)?.listen.first()?)
         .ok()
         .map(|first| first.addr)
 }
 
-/// Where a shim listens, as far as that is understood.
+/// The addresses at which a shim listens. Addresses that do not parse are left out.
 pub(super) fn listen(parsed: &ParsedOptions) -> Vec<Listen> {
     let listen = place(parsed)
         .map(|place| &place.listen[..])
@@ -85,26 +86,27 @@ pub(super) fn listen(parsed: &ParsedOptions) -> Vec<Listen> {
         .collect()
 }
 
-/// How the apiserver is probed.
+/// The options of the kube-apiserver probe.
 pub(super) fn probe(parsed: &ParsedOptions) -> Option<&ProbeArgs> {
     shim(parsed).map(|shim| &shim.probe)
 }
 
-/// The shim of a manifest, or the one that inject would give it.
+/// The shim of a manifest, or the shim that inject would add.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ShimOf {
-    /// The berth. None: only the kubelet knows the address.
+    /// The berth. `None` if only the kubelet knows the address.
     pub berth: Option<SocketAddr>,
-    /// Its uid, which is kube-apiserver's.
+    /// The uid of the shim, which is kube-apiserver's uid.
     pub uid: u32,
-    /// What its probe wants the apiserver's certificate to carry.
+    /// The name that the probe expects in the apiserver's certificate.
     pub server_name: String,
-    /// The file of the node with what its probe trusts.
+    /// The file on the node with the CA certificates that the probe trusts.
     pub ca: Option<PathBuf>,
 }
 
 impl ShimOf {
-    /// A client of the kube-apiserver itself, which trusts it as the shim does; with an administrator's credentials.
+    /// Returns a client with an administrator's credentials that trusts the kube-apiserver's
+    /// certificate as the shim does.
     #[must_use]
     pub fn client(&self, client: &Client) -> Client {
         client
@@ -113,7 +115,7 @@ impl ShimOf {
             .unwrap_or_else(|_| client.clone())
     }
 
-    /// What its probe trusts, in PEM form; empty where the file cannot be read.
+    /// The CA certificates that the probe trusts, in PEM form; empty if the file cannot be read.
     #[must_use]
     pub fn trusted(&self) -> Vec<u8> {
         self.ca
@@ -154,7 +156,7 @@ pub fn shim_of(manifest: &Manifest) -> ShimOf {
     }
 }
 
-/// Whether a shim with these addresses gets what is sent to this one.
+/// True if a shim with these listen addresses accepts connections to `address`.
 pub(super) fn covered(address: SocketAddr, listen: &[Listen]) -> bool {
     listen
         .iter()
@@ -164,12 +166,12 @@ pub(super) fn covered(address: SocketAddr, listen: &[Listen]) -> bool {
             let same_family = own.is_ipv4() == address.is_ipv4();
             own.ip() == address.ip()
             || (own.ip().is_unspecified() && same_family)
-            // Which one that is only the kubelet knows, but no loopback address.
+            // Only the kubelet knows the host IP, but the host IP is never a loopback address.
             || (is_host_ip(own.ip()) && same_family && !address.ip().is_loopback())
         })
 }
 
-/// Whether an address stands for one that the kubelet alone knows.
+/// True if the address is the placeholder for an address that only the kubelet knows.
 pub(super) fn is_host_ip(ip: IpAddr) -> bool {
     HOST_IP.parse() == Ok(ip)
 }
@@ -177,7 +179,7 @@ pub(super) fn is_host_ip(ip: IpAddr) -> bool {
 /// The value of `--cluster` for a pod's service account.
 pub(super) const IN_CLUSTER: &str = "in-cluster";
 
-/// The credentials for the cluster's API, if it is used, and the node's name there.
+/// The value of `--cluster` and the node's name in the cluster. `None` without `--cluster`.
 pub(super) fn cluster(parsed: &ParsedOptions) -> Option<(&str, Option<&str>)> {
     let args = &shim(parsed)?.cluster;
     Some((args.cluster.as_deref()?, args.node_name.as_deref()))
@@ -188,17 +190,17 @@ pub(super) fn drain(parsed: &ParsedOptions) -> Option<Duration> {
     humantime::parse_duration(&shim(parsed)?.drain_timeout).ok()
 }
 
-/// Whether a file of `--authentication-config` allows anonymous requests to the probe's path.
+/// Checks that a file of `--authentication-config` allows anonymous requests to the probed paths.
 ///
 /// # Errors
-/// It is no such file.
+/// The file is no AuthenticationConfiguration.
 pub(super) fn lets_probes_in(text: &str) -> Result<bool, String> {
     let documents = parse(text).map_err(|problem| problem.to_string())?;
     let root = documents
         .iter()
         .find(|root| root.text_of("kind") == Some("AuthenticationConfiguration"));
     let root = root.ok_or("it holds no AuthenticationConfiguration")?;
-    // Without the field, --anonymous-auth decides, which is judged apart.
+    // Without the field, --anonymous-auth decides; that flag is checked separately.
     let Some(anonymous) = root.get("anonymous") else {
         return Ok(true);
     };

@@ -1,5 +1,6 @@
-//! A manifest compared with the one that it is to replace. During an upgrade both run, behind one port: a client reads with one what
-//! it wrote with the other, and shows to one what the other signed.
+//! Compares a manifest with the running manifest, its predecessor. During an upgrade, both
+//! kube-apiservers run behind one port: a client writes through one and reads through the other,
+//! and presents the tokens signed by one to the other.
 
 use super::checks::{ETCD_DIFFERS, KEYS_DIFFER, LISTEN_LOST, VERSION_SKEW};
 use super::layout::Layout;
@@ -10,16 +11,17 @@ use berth_exec::args;
 use berth_manifest::Manifest;
 use std::collections::BTreeSet;
 
-/// Most minor versions between two kube-apiservers of a cluster (Kubernetes' version skew policy).
+/// Maximum number of minor versions between two kube-apiservers of a cluster (Kubernetes' version
+/// skew policy).
 const SKEW: u64 = 1;
 
-/// Where kube-apiserver keeps its objects by default.
+/// The default prefix of kube-apiserver's objects in etcd.
 const PREFIX: &str = "/registry";
 
-/// What two upgrades do that one cannot.
+/// Documentation of changes that take two upgrades.
 const TWO_PHASES: &str = "docs/upgrade.md, \"Changing keys\"";
 
-/// The flag with the keys whose signatures an instance accepts.
+/// The flag with the public keys of the tokens that an instance accepts.
 const ACCEPTS: &str = "service-account-key-file";
 
 pub(super) fn examine(case: &Case<'_>, running: &Manifest) -> Vec<Finding> {
@@ -30,7 +32,8 @@ pub(super) fn examine(case: &Case<'_>, running: &Manifest) -> Vec<Finding> {
         findings: Vec::new(),
     };
     pair.version();
-    // One that is not behind berth is restarted, and under a bridge a copy of it runs meanwhile: what `inject` writes differs in nothing else.
+    // A kube-apiserver that is not behind berth is restarted, and under a bridge its copy serves
+    // meanwhile. `inject` changes none of the compared flags.
     if let Some(before) = Layout::of(running) {
         pair.listen(&before);
         pair.etcd();
@@ -58,7 +61,7 @@ impl Pair<'_> {
             .push(check.at(self.case.line(line), cause, fix));
     }
 
-    /// Line of a flag of the new manifest, or of its command.
+    /// Line of a flag of the new manifest; without the flag, line of the command.
     fn line(&self, flag: &str) -> usize {
         let command = || self.new.line_of(&self.new.apiserver_path().key("command"));
         self.new.flag(flag).map_or_else(command, |flag| flag.line)
@@ -228,7 +231,7 @@ impl Pair<'_> {
                 two("keep it until no token of it is left, and take it away then,"),
             );
         }
-        // The first one issues, all are accepted.
+        // kube-apiserver issues tokens under the first issuer, and accepts all listed issuers.
         let issuer = "service-account-issuer";
         let (old, new) = (all(self.old, issuer), all(self.new, issuer));
         let refused =
@@ -249,7 +252,7 @@ impl Pair<'_> {
         }
     }
 
-    /// A file of a flag that changed after the running kube-apiserver started.
+    /// The file of a flag, if the file changed after the running kube-apiserver started.
     fn changed(&self, flag: &str) -> Option<&str> {
         let changed = self
             .case
@@ -257,7 +260,7 @@ impl Pair<'_> {
             .map(|facts| &facts.newer_keys[..])
             .unwrap_or_default();
         let reload = self.old.flag("encryption-provider-config-automatic-reload");
-        // Without a value it is on; what is read then is the next argument.
+        // A flag without a value means true; the recorded value is then the next argument.
         let reloads = reload.is_some_and(|flag| args::parse_bool(flag.value) != Some(false));
         let found = changed.iter().find(|(of, _)| *of == flag)?;
         (flag != ENCRYPTS || !reloads).then_some(found.1.as_str())
@@ -270,7 +273,7 @@ mod tests {
     use super::super::node::Facts;
     use super::super::tests::{KUBEADM, static_pod, with};
 
-    /// The findings for a manifest that replaces another.
+    /// The findings for a manifest that replaces an old one.
     fn findings(old: &str, new: &str, facts: &Facts) -> Vec<(&'static str, Severity)> {
         let running = super::Manifest::parse(old).unwrap();
         let manifest = super::Manifest::parse(new).unwrap();
@@ -297,7 +300,8 @@ mod tests {
 
     type Changes<'a> = &'a [(&'a str, &'a str)];
 
-    /// What is found for each pair of static pods that differ so is this, or nothing.
+    /// Asserts for each pair of changed static pods that the finding is there, or that there is
+    /// none.
     fn assert_found(found: (&'static str, Severity), pairs: &[(Changes<'_>, Changes<'_>, bool)]) {
         for (old, new, is_found) in pairs {
             assert_eq!(
@@ -320,7 +324,7 @@ mod tests {
             &[
                 (&[], &[], false),
                 (&[], &[(ETCD, other)], true),
-                // By way of both.
+                // The servers move in two upgrades, by way of both URLs.
                 (&[], &[(ETCD, both)], false),
                 (&[(ETCD, both)], &[(ETCD, other)], false),
                 (&[], &[(ETCD, &prefix("/other"))], true),

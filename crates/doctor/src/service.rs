@@ -1,11 +1,15 @@
-//! The node's address in the Service `kubernetes`, while `berth bridge` or `berth upgrade` replaces an instance.
+//! The node's address in the Service `kubernetes`, while `berth bridge` or `berth upgrade` replaces
+//! an instance.
 //!
-//! kube-apiserver takes its address out when it stops, also where another instance of the node serves, and puts it back up to 10 s
-//! later. In between, the only control-plane node would be out of the Service. So there is a slice of its own in it meanwhile, by the rule
-//! by which shims have theirs ([`berth_keeper::slice`]), and with the operator's credentials, which the running cluster needs not have.
+//! A kube-apiserver that stops removes its address, even if another instance of the node serves,
+//! and the address is put back up to 10 s later. In between, the only control-plane node would be
+//! missing in the Service. Meanwhile berth keeps an EndpointSlice for the node, by the rule of the
+//! shims' slices ([`berth_keeper::slice`]) and with the operator's credentials, which the running
+//! cluster does not need.
 //!
-//! What a command that was killed left there is known by the node and its boot, an upgrade's also by the time of its last
-//! renewal: the next bridge or upgrade removes it, and any `berth bridge end`. An upgrade that is resumed soon takes over its own.
+//! A slice left by a killed command is recognized by its node and boot, and for an upgrade also by
+//! the time of its last renewal. The next bridge or upgrade removes the slice, and so does any
+//! `berth bridge end`. An upgrade that is resumed soon takes over its own slice.
 
 use berth_cluster::client::none_if_missing;
 use berth_cluster::service::{self, Family, LOOK, MANAGER, RECONCILED};
@@ -22,44 +26,46 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Longest time that a request may take: then another instance is asked.
+/// Timeout of a request. After a timeout, another instance is asked.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What happens under a bridge where the Service cannot be kept.
+/// Consequence for pods under a bridge if the Service cannot be kept.
 pub const LOST: &str = "the Service kubernetes is not kept: on the only control-plane node, pods lose it while COMMAND restarts kube-apiserver";
 
 const NODES: &str = "/api/v1/nodes";
 
-/// Label of a Node: its host's name, which may be another than its own.
+/// Label of a Node with the host's name, which may differ from the Node's name.
 const HOST_NAME: &str = "kubernetes.io/hostname";
 
-/// How long kube-apiserver may take to name an instance: a round of its reconciler, and a little.
+/// Maximum time until kube-apiserver lists an instance: a round of its reconciler, and a margin.
 const ROUND: Duration = Duration::from_secs(11);
 
-/// Time between two checks whether it does.
+/// Time between two checks of kube-apiserver's list.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// How long the API may take to remove a slice at the end.
+/// Maximum time for the API to remove a slice at the end.
 const WITHDRAWAL: Duration = Duration::from_secs(5);
 
-/// Annotations: the node that a slice is of, and its boot; and when it was renewed last.
+/// Annotations of a slice: its node, the node's boot, and the time of the last renewal.
 const NODE: &str = "berth/node";
 const BOOT: &str = "berth/boot-id";
 const RENEWED: &str = "berth/renewed";
 
-/// How often it is renewed: each time is an event for all kube-proxies.
+/// Time between two renewals of a slice. Each renewal is an event for all kube-proxies.
 const RENEWAL: Duration = Duration::from_secs(60);
 
-/// One that was not renewed for so long is left from a command that was killed: clocks of two hosts may differ by minutes.
+/// Age of the last renewal from which a slice counts as left by a killed command. The clocks of two
+/// hosts may differ by minutes.
 const SILENT: Duration = Duration::from_secs(600);
 
 /// Why the Service's state is unknown.
 pub const UNKNOWN: &str = "its EndpointSlices have not been read";
 
-/// Whether a slice is in the Service; an error where it should be and may not be.
+/// True if the slice is in the Service; an error if the slice should be there and may not be.
 pub type SliceState = Result<bool, String>;
 
-/// For what a slice is kept. It is in its name: of a node, a bridge and an upgrade have one each.
+/// The command that keeps a slice. The purpose is part of the slice's name: a node has at most one
+/// slice of a bridge and one of an upgrade.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     Bridge,
@@ -82,9 +88,9 @@ impl Purpose {
 pub enum Demand {
     /// An instance of this node serves.
     Serving,
-    /// None does: it is right that other nodes are named alone. Without another one nothing changes.
+    /// No instance of this node serves, so the slice is removed if another node is in the Service.
     NotServing,
-    /// It is not needed any more, as soon as kube-apiserver names the node itself.
+    /// The slice is needed only until kube-apiserver lists the node itself.
     Ending,
 }
 
@@ -95,11 +101,11 @@ pub struct ServiceKeeper {
     purpose: Purpose,
     node: String,
     boot: String,
-    /// What the node's instances advertise.
+    /// The address that the node's instances advertise.
     address: SocketAddr,
 }
 
-/// A slice that is kept until this is dropped.
+/// Handle of a kept slice. The slice is removed when the handle is dropped.
 #[derive(Debug)]
 pub struct Keeping {
     name: String,
@@ -118,7 +124,8 @@ impl Keeping {
         self.kept.borrow().clone()
     }
 
-    /// Waits until kube-apiserver names the node itself, and the slice has gone; not for longer than that may take.
+    /// Waits until kube-apiserver lists the node itself and the slice is removed, for `ROUND` at
+    /// most.
     pub async fn hand_back(&mut self) {
         self.demand(Demand::Ending);
         let _ = timeout(ROUND, self.kept.wait_for(|kept| *kept == Ok(false))).await;
@@ -127,7 +134,7 @@ impl Keeping {
     /// Removes the slice.
     ///
     /// # Errors
-    /// Its name, if it may be there still.
+    /// The slice's name, if the slice may still exist.
     pub async fn end(self) -> Result<(), String> {
         let Self {
             name, demand, task, ..
@@ -138,10 +145,10 @@ impl Keeping {
 }
 
 impl ServiceKeeper {
-    /// With an operator's credentials.
+    /// Uses the credentials of an operator's `client`.
     ///
     /// # Errors
-    /// Which boot this is cannot be read.
+    /// The boot id cannot be read.
     pub fn new(client: &Client, purpose: Purpose, address: SocketAddr) -> Result<Self, String> {
         let boot = clock::boot_id()
             .map_err(|error| format!("which boot this is cannot be read: {error}"))?;
@@ -155,17 +162,19 @@ impl ServiceKeeper {
         })
     }
 
-    /// The same, asking these instances instead of the kubeconfig's server.
+    /// Asks these instances instead of the kubeconfig's server.
     #[must_use]
     pub fn at(mut self, instances: impl IntoIterator<Item = SocketAddr>) -> Self {
         self.client = self.client.at(instances);
         self
     }
 
-    /// Whether it may be read, and the slice written, which counts only in a family that the Service has: nothing is.
+    /// Checks that the Service may be read and the slice written (as a dry run). The slice counts
+    /// only in an address family of the Service.
     ///
     /// # Errors
-    /// It may not, or the cluster does not answer.
+    /// Reading or writing is forbidden, the address family is wrong, or the cluster does not
+    /// answer.
     pub async fn check(&self) -> Result<(), String> {
         let (ip, text) = (self.address.ip(), |error: Error| error.to_string());
         self.client.get(service::OF_SERVICE).await.map_err(text)?;
@@ -191,11 +200,12 @@ impl ServiceKeeper {
         self.named().await.map(drop).map_err(text)
     }
 
-    /// Whether kube-apiserver names the node. If not, that may be the gap of a stop a moment ago: it gets a round's time, and so does an
-    /// API server that does not answer at once.
+    /// True if kube-apiserver lists the node. If the node is missing because an instance stopped a
+    /// moment ago, or if an API server does not answer at once, the question is repeated for
+    /// `ROUND`.
     ///
     /// # Errors
-    /// It cannot be asked.
+    /// The API cannot be asked.
     pub async fn names_node(&self) -> Result<bool, Error> {
         let ask = async || {
             self.named()
@@ -209,13 +219,13 @@ impl ServiceKeeper {
         until(ROUND, AGAIN, ask, counts).await
     }
 
-    /// The addresses in kube-apiserver's own slice.
+    /// The addresses in the slice that kube-apiserver keeps.
     async fn named(&self) -> Result<Vec<IpAddr>, Error> {
         let slice = none_if_missing(self.client.get(RECONCILED).await)?.unwrap_or_default();
         Ok(service::addresses(&slice).collect())
     }
 
-    /// Keeps a slice by what is demanded; there is none before an instance serves.
+    /// Keeps a slice as demanded. Before an instance serves, there is no slice.
     #[must_use]
     pub fn start(self) -> Keeping {
         let (demand, demanded) = watch::channel(Demand::Ending);
@@ -228,20 +238,22 @@ impl ServiceKeeper {
         }
     }
 
-    /// Until the sender of `demanded` is dropped: then the slice is removed in any case.
+    /// Keeps the slice until the sender of `demanded` is dropped, and then removes the slice in any
+    /// case.
     async fn keep(self, mut demanded: watch::Receiver<Demand>, state: watch::Sender<SliceState>) {
         let mut rule = Rule::default();
-        // It is not looked at before an instance serves.
+        // The Service is not read before an instance serves.
         let mut looks = false;
-        // What was asked for may have been done although no answer came; in an upgrade that is resumed, before.
+        // A write without an answer may have been carried out, and a resumed upgrade may have a
+        // slice from before.
         let (mut there, mut tried) = (false, self.purpose == Purpose::Upgrade);
-        // When it was applied last: it may have been removed by others.
+        // Time of the last apply. Afterwards, someone else may have removed the slice.
         let mut applied: Option<Instant> = None;
         let mut in_trouble = false;
         loop {
             let demand = *demanded.borrow_and_update();
             if demand == Demand::Serving && !looks {
-                // A resumed upgrade goes on with its own.
+                // A resumed upgrade goes on with its own slice.
                 let own = Some(&*self.node).filter(|_| self.purpose == Purpose::Bridge);
                 if let Err(error) = sweep(&self.client, own).await {
                     tracing::info!(%error, "what earlier commands left in the Service kubernetes was not looked for");
@@ -255,7 +267,7 @@ impl ServiceKeeper {
                 }
             };
             let addresses = tokio::select! {
-                // It is read again.
+                // The loop reads the new demand.
                 changed = demanded.changed() => if changed.is_ok() { continue } else { break },
                 addresses = read => addresses,
             };
@@ -267,7 +279,8 @@ impl ServiceKeeper {
                 .ok()
                 .map(|all| all.iter().any(|ip| *ip != self.address.ip()));
             let phase = match demand {
-                // Where no other node is named, the Service would be empty: that one sample was bad is no reason.
+                // If no other node is listed, removal would leave the Service empty. One bad sample
+                // is no reason for that.
                 Demand::NotServing if others == Some(true) => Phase::Refusing,
                 Demand::NotServing => Phase::Waiting,
                 Demand::Serving | Demand::Ending => Phase::Joined,
@@ -288,7 +301,7 @@ impl ServiceKeeper {
                     (tried, applied) = (true, Some(Instant::now()));
                     self.apply().await.map(|()| true)
                 }
-                // At the end, not before kube-apiserver names the node itself.
+                // At the end, the slice stays until kube-apiserver lists the node itself.
                 SliceDecision::Absent if tried && (demand != Demand::Ending || named) => {
                     remove(&self.client, &self.name()).await.map(|()| {
                         tried = false;
@@ -299,7 +312,7 @@ impl ServiceKeeper {
             };
             let is = match (&brought, addresses) {
                 (Err(error), _) => Err(error.to_string()),
-                // A read that fails later takes nothing back.
+                // A failed read does not take back a state that is known already.
                 (Ok(_), Err(why)) if state.borrow().is_err() => Err(why),
                 (Ok(is), _) => Ok(*is),
             };
@@ -313,7 +326,7 @@ impl ServiceKeeper {
                     in_trouble = false;
                 }
                 Err(error) => {
-                    // An upgrade prints why itself, if that lasts.
+                    // An upgrade prints a lasting error itself.
                     if self.purpose == Purpose::Bridge && !std::mem::replace(&mut in_trouble, true)
                     {
                         tracing::warn!(%error, "the Service kubernetes cannot be kept");
@@ -361,7 +374,7 @@ impl ServiceKeeper {
     }
 }
 
-/// The time of the last renewal that is due.
+/// The time of the last renewal that was due.
 fn renewed() -> String {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -377,10 +390,11 @@ async fn remove(client: &Client, name: &str) -> Result<(), Error> {
     none_if_missing(client.delete(&service::slice_path(name)).await).map(drop)
 }
 
-/// Removes the slices of bridges and upgrades that have ended, and gives their names. `own` is this node, if it has no bridge on.
+/// Removes the slices of bridges and upgrades that have ended, and returns their names. `own` is
+/// this node's name, if no bridge runs on the node.
 ///
 /// # Errors
-/// The cluster does not answer, or does not allow to remove them.
+/// The cluster does not answer, or does not allow the removal.
 pub async fn sweep(client: &Client, own: Option<&str>) -> Result<Vec<String>, Error> {
     let removed = left(client, own).await?;
     for name in &removed {
@@ -393,9 +407,14 @@ pub async fn sweep(client: &Client, own: Option<&str>) -> Result<Vec<String>, Er
     Ok(removed)
 }
 
-/// Names of the slices of bridges and upgrades that have ended: of a boot that no node of the cluster has now, and of bridges of `own`,
-/// which has none on. Of a host that is no Node of the cluster, the boot is not known: its slice must not have been renewed for long. Nor
-/// must an upgrade's of any boot: no process of its node can be asked for it. One that runs after all applies its own again.
+/// Names of the slices of bridges and upgrades that have ended. A slice is left over in three
+/// cases:
+///
+/// - The node `own`, on which no bridge runs, has a bridge's slice.
+/// - No node of the cluster runs the slice's boot. If the host is no Node of the cluster, its boot
+///   is unknown, so the slice must also be silent (not renewed for `SILENT`).
+/// - An upgrade's slice is silent, whatever its boot. The upgrade's process may be on another node
+///   and cannot be asked; a running upgrade applies its slice again.
 ///
 /// # Errors
 /// The cluster cannot be asked.
@@ -406,7 +425,8 @@ pub async fn left(client: &Client, own: Option<&str>) -> Result<Vec<String>, Err
     if kept.is_empty() {
         return Ok(Vec::new());
     }
-    // By their boots: a node may have another name in the cluster than its own.
+    // Nodes are matched by boot id, since a node's name in the cluster may differ from its host
+    // name.
     let nodes = items(&client.get(NODES).await?);
     let booted = |boot: &str| {
         nodes
@@ -476,7 +496,7 @@ mod tests {
 
     const IP: &str = "10.0.0.5";
 
-    /// A cluster whose kube-apiserver's own slice names these addresses.
+    /// A cluster with these addresses in the slice that kube-apiserver keeps.
     async fn cluster(
         named: &[&str],
         items: Vec<Value>,
@@ -516,7 +536,7 @@ mod tests {
         keeping.task.await.unwrap();
     }
 
-    /// The slice of a bridge that was left, with when it was renewed, where that is known.
+    /// The slice of a killed bridge. `age` is the time since its last renewal, if known.
     fn slice(node: &str, boot: &str, age: Option<Duration>) -> Value {
         let mut slice = service::slice(node, "10.0.0.9:6443".parse().unwrap(), "https");
         slice["metadata"]["name"] = format!("berth-bridge-{node}-ipv4").into();
@@ -555,7 +575,8 @@ mod tests {
                 .is_ok_and(|age| age < Duration::from_secs(600)),
             "{annotations}"
         );
-        // The node's own is not in again: nothing is requested until the bridge has ended.
+        // kube-apiserver does not list the node yet, so no removal is requested before the bridge
+        // has ended.
         keeping.demand(Demand::Ending);
         end(keeping).await;
         assert_eq!(objects.get(&path), None);
@@ -568,7 +589,7 @@ mod tests {
             address: "[fd00::5]:6443".parse().unwrap(),
             ..kept
         };
-        // kube-proxy ignores slices of a family that the Service does not have.
+        // kube-proxy ignores slices of an address family that the Service does not have.
         let why = kept.check().await.unwrap_err();
         assert!(
             why.contains("has addresses of IPv4, and") && why.contains("fd00::5: give it"),
@@ -608,7 +629,7 @@ mod tests {
         );
     }
 
-    /// Where the rule changes nothing, the operator has to know why.
+    /// If the rule changes nothing, the operator has to know the reason.
     #[tokio::test]
     async fn an_operator_who_may_not_write_or_not_read_is_told() {
         for refused in ["PATCH /", RECONCILED] {
@@ -637,7 +658,7 @@ mod tests {
         }
     }
 
-    /// Other nodes serve, and this one must not be named.
+    /// Other nodes serve, and this node must not be listed.
     #[tokio::test]
     async fn a_node_that_serves_nothing_is_taken_out() {
         let (objects, kept, _asked) = cluster(&["10.0.0.6"], Vec::new()).await;
@@ -646,7 +667,7 @@ mod tests {
             ..kept
         };
         let path = service::slice_path(&kept.name());
-        // As an upgrade that is resumed finds it.
+        // The slice exists already, as for a resumed upgrade.
         objects.set(&path, Some(kept.slice().await.unwrap()));
         let mut keeping = serving(kept);
         keeping.kept.wait_for(SliceState::is_ok).await.unwrap();
@@ -715,7 +736,7 @@ mod tests {
         let [short, long] = [2, 20].map(|minutes| Some(Duration::from_secs(minutes * 60)));
         let mut nameless = slice("x", "b", None);
         nameless["metadata"]["annotations"] = json!({NODE: "x"});
-        // Of an upgrade, on a node that has not booted since.
+        // An upgrade's slice, on a node that has not booted since.
         let upgrade = |node: &str, age| {
             let mut slice = slice(node, "3", age);
             slice["metadata"]["name"] = format!("berth-upgrade-{node}-ipv4").into();

@@ -1,4 +1,4 @@
-//! One case for each check, and what is clean.
+//! One case for each check, and manifests without findings.
 
 use super::node::{Credentials, Facts, HeldPort, LiveShim, RunningProcess};
 use super::*;
@@ -17,7 +17,7 @@ use std::time::{Duration, UNIX_EPOCH};
 pub(super) const KUBEADM: &str = include_str!("../../../tests/manifest/kubeadm-v1.36.yaml");
 const DEPLOYMENT: &str = include_str!("../../../tests/manifest/deployment.yaml");
 
-/// Turns on the proxy to other versions.
+/// Turns on the mixed version proxy.
 const PEERS: (&str, &str) = (
     "    - --allow-privileged=true\n",
     "    - --allow-privileged=true\n    - --peer-ca-file=/etc/kubernetes/pki/ca.crt\n",
@@ -31,7 +31,7 @@ fn options() -> InjectOptions {
     }
 }
 
-/// For the Deployment, whose CA is not to be found.
+/// Options for the Deployment, for which inject finds no CA.
 fn with_ca() -> InjectOptions {
     let ca = "/etc/kubernetes/secrets/ca.crt".to_owned();
     let probing = Probing {
@@ -60,7 +60,7 @@ fn deployment() -> String {
     inject(DEPLOYMENT, &with_ca()).unwrap().text
 }
 
-/// The findings, without checks that were not made.
+/// The findings, without infos about checks that were not made.
 fn findings(text: &str, look: impl FnOnce(&mut Case<'_>)) -> Vec<Finding> {
     let manifest = Manifest::parse(text).unwrap();
     let mut case = Case {
@@ -84,7 +84,7 @@ fn of_node(text: &str, facts: &Facts) -> Vec<Finding> {
     })
 }
 
-/// A text with changes, each of something that is there.
+/// The text after replacements. Each replaced text must exist.
 pub(super) fn with(text: &str, changes: &[(&str, &str)]) -> String {
     changes.iter().fold(text.to_owned(), |text, (old, new)| {
         assert!(text.contains(old), "{old:?} is not in {text}");
@@ -92,19 +92,19 @@ pub(super) fn with(text: &str, changes: &[(&str, &str)]) -> String {
     })
 }
 
-/// As [`with`], from the shim's container on.
+/// Like [`with`], but only from the shim's container on.
 fn with_shim(text: &str, changes: &[(&str, &str)]) -> String {
     let at = text.find("    - serve\n").unwrap();
     format!("{}{}", &text[..at], with(&text[at..], changes))
 }
 
-/// A cluster with nothing to say.
+/// A cluster without other nodes and without left slices.
 static NO_OTHERS: Cluster = Cluster {
     addresses: Vec::new(),
     left: Vec::new(),
 };
 
-/// With credentials for the cluster's API, as `berth grant` makes them.
+/// The static pod with credentials for the cluster's API, as `berth grant` writes them.
 fn clustered() -> String {
     let variables = "    - name: BERTH_CLUSTER\n      value: /etc/kubernetes/berth-cluster/kubeconfig\n    - name: BERTH_NODE_NAME\n      \
                      valueFrom:\n        fieldRef:\n          fieldPath: spec.nodeName\n    - name: BERTH_BIND_WAIT\n";
@@ -123,12 +123,12 @@ fn clustered() -> String {
     )
 }
 
-/// Cases that are each one finding of one check, by the checks' names.
+/// Cases with exactly one finding each, by the name of the check.
 fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
     let pod = static_pod();
     let changed = |changes: &[(&str, &str)]| of_text(&with(&pod, changes));
     let shim = |changes: &[(&str, &str)]| of_text(&with_shim(&pod, changes));
-    // The findings for it as a replacement of one that is different.
+    // The findings for the pod as replacement of a pod that differs in one text.
     let replacing = |(id, now, before)| {
         let old = pod.replace(now, before);
         assert_ne!(old, pod);
@@ -186,7 +186,7 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         "serviceAccountName: berth",
     );
     assert_eq!(without_token(&[account]), []);
-    // Of one node, so its name may be written out.
+    // A static pod belongs to one node, so the name may be literal.
     assert_eq!(credentials(&[(field, "      value: cp-1\n")]), []);
     let mut cases = vec![
         ("cluster-account", credentials(&[("value: /etc/kubernetes/berth-cluster/kubeconfig", "value: in-cluster")])),
@@ -395,7 +395,8 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
     cases
 }
 
-/// Who is alone on the node has its identity alone, and without a CA there is no proxy.
+/// A kube-apiserver that is alone on its node has its identity alone. Without a CA there is no
+/// mixed version proxy.
 #[test]
 fn peers_are_told_of_only_behind_berth_and_with_a_ca() {
     assert_eq!(
@@ -413,7 +414,7 @@ fn peers_are_told_of_only_behind_berth_and_with_a_ca() {
     );
 }
 
-/// `berth grant` writes what a shim dials, for its uid, before or after inject.
+/// `berth grant` writes the address that a shim dials, for the shim's uid, before or after inject.
 #[test]
 fn what_a_manifest_says_of_its_shim_is_found() {
     let of = |text: &str| shim_of(&Manifest::parse(text).unwrap());
@@ -486,7 +487,7 @@ fn of_files() -> Vec<(&'static str, Vec<Finding>)> {
     ]
 }
 
-/// A node on which all is well, with berth's static pod.
+/// A node without findings for berth's static pod.
 fn sound() -> Facts {
     Facts {
         addresses: Some(vec!["10.0.0.5".parse().unwrap()]),
@@ -638,7 +639,7 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         ("port-held", held("10.0.0.5:6443", 0, "haproxy")),
         ("port-held", held("0.0.0.0:6443", 0, "nginx")),
         ("client-address", dialled("127.0.0.1:6443")),
-        // A load balancer's, or a virtual IP.
+        // The address may be a load balancer's, or a virtual IP.
         ("not-checked", dialled("10.0.0.9:6443")),
         ("not-checked", node(&|facts| facts.unprivileged = true)),
         (
@@ -909,14 +910,14 @@ fn other_ways_to_write_it_are_read() {
             .any(|finding| finding.severity == Severity::Error),
         "{found:#?}"
     );
-    // `berth run` is both in one container.
+    // `berth run` is shim and instance in one container.
     let run = "kind: Pod\nspec:\n  hostNetwork: true\n  containers:\n  - name: kube-apiserver\n    env: [{name: BERTH_LISTEN, value: '10.0.0.5:6443'}]\n    command: [/berth, run, --probe, tcp, --, kube-apiserver]\n";
     let found = ids(&of_text(run));
     assert!(
         !found.contains(&"shim-missing") && !found.contains(&"berth-options"),
         "{found:?}"
     );
-    // A node shim is another pod's, and the hook would have no shim to drain.
+    // A node shim is in another pod, and the hook would have no shim to drain.
     let node_shim = run.replace("/berth, run, --probe, tcp,", "/berth, exec,");
     let found = ids(&of_text(&node_shim));
     assert!(
@@ -928,7 +929,7 @@ fn other_ways_to_write_it_are_read() {
         &[("    - serve\n", "    - serve\n    command: []\n")],
     );
     assert_eq!(of_text(&entrypoint), []);
-    // References to what comes later, as in a circle, are not expanded.
+    // Variables that refer to later variables, as in a circle, are not expanded.
     let circle = run.replace(
         "'10.0.0.5:6443'",
         "'$(A):6443'}, {name: A, value: '$(A)$(A)'",
@@ -936,7 +937,7 @@ fn other_ways_to_write_it_are_read() {
     assert!(ids(&of_text(&circle)).contains(&"berth-options"));
 }
 
-/// As `berth grant` wrote them, through the mount of the shim's container.
+/// Credentials as written by `berth grant` are read through the mount of the shim's container.
 #[test]
 fn credentials_are_looked_at_where_the_shim_has_them() {
     let root = tempfile::tempdir().unwrap();
@@ -982,7 +983,7 @@ fn credentials_are_looked_at_where_the_shim_has_them() {
         (seen.has_certificate.clone(), seen.examine(own)),
         (Ok(false), Vec::new())
     );
-    // Named by where the container has it, and an operator's.
+    // The token is named by its path in the container, and the certificate is an operator's.
     let text = text.replace(
         "tokenFile: token",
         "tokenFile: /etc/kubernetes/berth-cluster/token\n    client-certificate-data: QQ==\n    client-key-data: QQ==",
@@ -998,7 +999,8 @@ fn credentials_are_looked_at_where_the_shim_has_them() {
     );
 }
 
-/// What is found where these are the files of /etc/kubernetes/pki; the certificate of another CA for `apiserver.crt` without a text.
+/// The finding for these files of /etc/kubernetes/pki. An empty text stands for the certificate of
+/// another CA.
 fn of_certificate(files: &[(&str, &str)], options: &InjectOptions) -> Option<Finding> {
     let root = tempfile::tempdir().unwrap();
     let pki = root.path().join("etc/kubernetes/pki");
@@ -1116,7 +1118,7 @@ fn a_certificate_that_the_probe_refuses_is_found_with_the_options_that_help() {
             );
         }
     }
-    // Clients that ask for this name are shown another certificate.
+    // Clients that ask for this name get the SNI certificate.
     let (good, bad) = (of(&kube, &["kubernetes"]), of(&corp, &["kubernetes"]));
     for (default, by_name, refused) in [
         (&good, &bad, Some("/etc/kubernetes/pki/sni.crt")),
@@ -1144,7 +1146,7 @@ fn facts_are_gathered_below_a_root() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     };
-    // As this kernel writes them, but for one line each.
+    // Files of this kernel, with one line replaced in each.
     for (path, like, name, line) in [
         (
             "proc/7/status",
@@ -1190,7 +1192,7 @@ fn facts_are_gathered_below_a_root() {
                 "    - --allow-privileged=true\n",
                 "    - --authentication-config=/etc/kubernetes/pki/a\n",
             ),
-            // The run directory of this root is this user's.
+            // The current user owns the run directory below the test's root.
             (
                 "  securityContext:\n    seccomp",
                 &format!(
@@ -1202,7 +1204,7 @@ fn facts_are_gathered_below_a_root() {
     );
     let manifest = Manifest::parse(&text).unwrap();
     let facts = Facts::gather(root.path(), &manifest);
-    // 100 s after the machine started.
+    // 100 s after boot.
     let started = Some(UNIX_EPOCH + Duration::from_secs(2_000_000_100));
     let apiserver = RunningProcess {
         resident: 2 << 20,
@@ -1213,7 +1215,7 @@ fn facts_are_gathered_below_a_root() {
         (&[apiserver][..], Some(1 << 20))
     );
     assert!(facts.run_dir.is_none(), "{facts:?}");
-    // The file of this flag is there, and no other's.
+    // Only the file of this flag exists.
     let missing = |flag: &str| facts.missing.iter().any(|(missing, _)| missing == flag);
     assert_eq!(
         ["--authentication-config", "--client-ca-file"].map(missing),

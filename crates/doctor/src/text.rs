@@ -1,4 +1,4 @@
-//! Findings for people, and for programs.
+//! Prints findings as text for people, and as JSON for programs.
 
 use super::{Finding, Severity, excuse};
 use berth_manifest::report::Refusal;
@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::Write as _;
 
-/// Version of the JSON form. Added fields and checks do not change it.
+/// Version of the JSON form. Added fields and checks do not change the version.
 const VERSION: u32 = 1;
 
 /// The findings as text, with the counts on the last line.
@@ -42,10 +42,10 @@ pub fn text(name: &str, findings: &[Finding], color: bool) -> String {
     out
 }
 
-/// Prints what counts before a command changes the node.
+/// Prints the findings before a command changes the node.
 ///
 /// # Errors
-/// One of them is an error that is not excused.
+/// A finding is an error, and `ignore_errors` does not name its check.
 pub fn gate(
     name: &str,
     mut findings: Vec<Finding>,
@@ -73,7 +73,7 @@ pub fn json(findings: &[Finding]) -> String {
         version: u32,
         findings: &'a [Finding],
     }
-    // All of it can be serialized.
+    // Serialization of the findings cannot fail.
     serde_json::to_string_pretty(&Document {
         version: VERSION,
         findings,
@@ -101,7 +101,7 @@ fn sum(findings: &[Finding]) -> String {
     }
 }
 
-/// A count with its noun; none if it is zero.
+/// A count with its noun. `None` if the count is zero.
 fn counted(count: usize, one: &str, many: &str) -> Option<String> {
     match count {
         0 => None,

@@ -1,4 +1,4 @@
-//! Credentials of a shim for the cluster's API: how they get into its container.
+//! Checks how the shim's credentials for the cluster's API get into its container.
 
 use super::super::checks::{CLUSTER_ACCOUNT, CLUSTER_MOUNT, NODE_NAME};
 use super::super::layout::Berth;
@@ -6,10 +6,10 @@ use super::super::options;
 use super::Examiner;
 use berth_cluster::yaml::YamlNode;
 
-/// Where a pod finds the token of its service account.
+/// Directory in which a pod finds the token of its service account.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// What [`options`] make of a variable that is `spec.nodeName`.
+/// The value that [`options`] substitutes for a variable that refers to `spec.nodeName`.
 const NODE_NAME_FIELD: &str = "spec.nodeName";
 
 const GRANT: &str =

@@ -49,8 +49,9 @@ impl Examiner<'_> {
             .push(check.at(self.case.line(line), cause, fix));
     }
 
-    /// kube-apiserver names itself after the host for its peers. Without a CA it asks none; with one and without the feature gate, which is
-    /// on since 1.36, it does not start.
+    /// For its peers, kube-apiserver is named after the host. Without a CA, kube-apiserver asks no
+    /// peers. With a CA but without the feature gate (on since 1.36), kube-apiserver does not
+    /// start.
     fn peer_proxy(&mut self) {
         let flag = self
             .case
@@ -69,7 +70,8 @@ impl Examiner<'_> {
         }
     }
 
-    /// Other nodes and pods dial what kube-apiserver advertises: by the Service `kubernetes`.
+    /// Other nodes and pods dial the address that kube-apiserver advertises, by way of the Service
+    /// `kubernetes`.
     fn loopback(&mut self, layout: &Layout<'_>) {
         let berth = options::berth(&layout.apiserver.parsed).map(|berth| berth.ip());
         let advertised = self.case.manifest.advertised().or(berth);
@@ -93,7 +95,7 @@ impl Examiner<'_> {
         }
     }
 
-    /// What `berth inject` would do, and what is in its way.
+    /// Reports the changes that `berth inject` would make, and the obstacles.
     fn without_berth(&mut self) {
         let manifest = self.case.manifest;
         let command = manifest
@@ -133,7 +135,7 @@ impl Examiner<'_> {
                 }
             }
         }
-        // The rest is what inject fixes; this it leaves to the operator.
+        // inject fixes the other checks, but leaves these three to the operator.
         self.rules(Wrapping::default(), |check| {
             [UPDATE_STRATEGY, PROBE_ELSEWHERE, OTHER_CONTAINER].contains(&check)
         });
@@ -146,13 +148,14 @@ impl Examiner<'_> {
         let wrapping = Wrapping {
             binary: layout.binary,
             words: 0,
-            // What cannot be seen is not judged.
+            // Options that cannot be seen are not judged.
             credentials: probe.is_none_or(shows_itself),
             drain: serving
                 .and_then(|berth| options::drain(&berth.parsed))
                 .unwrap_or(wrapping.drain),
         };
-        // A shim for the whole node serves on when this apiserver stops, and leaves nothing.
+        // A shim for the whole node goes on serving when this apiserver stops, so no preStop hook
+        // has to drain it.
         self.rules(wrapping, |check| serving.is_some() || check != PRE_STOP);
         self.options(&layout.apiserver);
         if let Some(shim) = &layout.shim {
@@ -180,7 +183,8 @@ impl Examiner<'_> {
         }
     }
 
-    /// An init container that never ends: the kubelet waits for its end before it starts kube-apiserver.
+    /// Checks for a shim that is an ordinary init container. The kubelet would wait for its end
+    /// before starting kube-apiserver, and a shim never ends.
     fn start(&mut self, shim: &Berth<'_>) {
         let (node, name) = (shim.container.node(), shim.container.name());
         let is_init = self
@@ -200,7 +204,7 @@ impl Examiner<'_> {
         }
     }
 
-    /// What inject's own rules would still change.
+    /// Reports the changes that inject's own rules would still make.
     fn rules(&mut self, wrapping: Wrapping<'_>, wanted: impl Fn(Check) -> bool) {
         for Lapse {
             check,
@@ -219,7 +223,7 @@ impl Examiner<'_> {
         }
     }
 
-    /// Errors that berth itself would report about its options.
+    /// Reports the errors that berth itself would find in its options.
     fn options(&mut self, berth: &Berth<'_>) {
         let (name, line) = (berth.container.name(), berth.container.node().line);
         if matches!(berth.parsed, ParsedOptions::Unseen) {
@@ -314,7 +318,7 @@ impl Examiner<'_> {
         }
     }
 
-    /// Sockets are passed only where both want it.
+    /// Sockets are passed only if both containers ask for it.
     fn same_pass(&mut self, apiserver: &Berth<'_>, shim: &Berth<'_>) {
         if [apiserver, shim]
             .iter()
@@ -336,7 +340,7 @@ impl Examiner<'_> {
         }
     }
 
-    /// A profile of the node's own, which has to allow what a supervisor does.
+    /// A Localhost seccomp profile has to allow the system calls of a supervisor.
     fn seccomp(&mut self, apiserver: &Berth<'_>) {
         let profile = apiserver.container.security("seccompProfile");
         let profile = profile.filter(|profile| profile.text_of("type") == Some("Localhost"));
@@ -392,7 +396,7 @@ impl Examiner<'_> {
         }
     }
 
-    /// Whether the probe is let in.
+    /// Checks that kube-apiserver authorizes the probe.
     fn authentication(&mut self, probe: Option<&ProbeArgs>) {
         let Some(probe) = probe.filter(|probe| probe.probe == ProbeKind::Https) else {
             return;
@@ -439,7 +443,7 @@ impl Examiner<'_> {
     }
 }
 
-/// Whether the probe has credentials, or needs none.
+/// True if the probe has credentials, or needs none.
 fn shows_itself(probe: &ProbeArgs) -> bool {
     probe.probe == ProbeKind::Tcp || probe.probe_cert.is_some() || probe.probe_token_file.is_some()
 }

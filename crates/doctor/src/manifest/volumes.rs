@@ -1,4 +1,4 @@
-//! Volumes: where the shims of a node meet.
+//! Checks of the volume with the run directory, in which the shims of a node meet.
 
 use super::super::checks::RUN_DIR_VOLUME;
 use super::super::layout::Layout;
@@ -7,7 +7,7 @@ use super::Examiner;
 use berth_options::place::PlaceArgs;
 use std::path::Path;
 
-/// Where the shims of a node meet by default.
+/// The run directory by default.
 const RUN_DIR: &str = "/run/berth";
 
 impl Examiner<'_> {

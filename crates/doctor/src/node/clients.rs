@@ -1,9 +1,9 @@
-//! By which addresses clients reach kube-apiserver, and whether the shim listens there. kube-apiserver listens on every
-//! address of its node by default and a shim on those that it is given, so a client that dials another one is refused from
-//! the first switch on.
+//! The addresses at which clients reach kube-apiserver, and a check that the shim listens there. By
+//! default, kube-apiserver listens on every address of its node. A shim listens only on the
+//! addresses given to it, so a client of any other address is refused from the first switch on.
 //!
-//! [`Clients::gather`] samples the node, and [`Clients::uncovered`] judges (pure), for `berth doctor` and `berth
-//! inject`.
+//! [`Clients::gather`] samples the node, and [`Clients::uncovered`] judges (pure), for `berth
+//! doctor` and `berth inject`.
 
 use super::super::Finding;
 use super::super::checks::{CLIENT_ADDRESS, NOT_CHECKED};
@@ -19,13 +19,13 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::Path;
 
-/// Where kubeadm and others keep the kubeconfigs of a node.
+/// Directory in which kubeadm and others keep the kubeconfigs of a node.
 const FOLDER: &str = "etc/kubernetes";
 
-/// Most users of an address that are named.
+/// Maximum number of clients named for one address.
 const NAMED: usize = 3;
 
-/// Clients of kube-apiserver, by the address that they dial.
+/// Clients of kube-apiserver, grouped by the address that they dial.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Clients(BTreeMap<SocketAddr, Vec<String>>);
 
@@ -33,15 +33,16 @@ pub struct Clients(BTreeMap<SocketAddr, Vec<String>>);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Uncovered {
     pub address: SocketAddr,
-    /// The clients that dial it.
+    /// The clients that dial the address.
     pub by: String,
-    /// The node has it now; else it may be a load balancer's, or a virtual IP that is elsewhere at the moment.
+    /// True if the node has the address now. If false, the address may belong to a load balancer,
+    /// or be a virtual IP that is elsewhere at the moment.
     pub here: bool,
 }
 
 impl Clients {
-    /// Those of this node's kubeconfigs (`/etc/kubernetes/*.conf` below `root`) and of the connections that are open to
-    /// these ports.
+    /// Finds clients in this node's kubeconfigs (`/etc/kubernetes/*.conf` below `root`) and among
+    /// the open connections to these ports.
     pub fn gather(root: &Path, ports: &[u16]) -> Self {
         let mut clients = Self::default();
         let mut named: BTreeMap<(String, u16), Vec<String>> = BTreeMap::new();
@@ -53,7 +54,7 @@ impl Clients {
                     .push(format!("/{FOLDER}/{path}"));
             }
         }
-        // A resolver may take seconds for each.
+        // A resolver may take seconds for each name.
         for ((host, port), files) in named {
             for address in (host, port).to_socket_addrs().into_iter().flatten() {
                 files
@@ -75,11 +76,11 @@ impl Clients {
         for connection in connections {
             let remote = connection.remote;
             let by = match connection.client.map(|inode| processes.get(&inode)) {
-                // Its client is of this node and has gone.
+                // The client was on this node and has gone.
                 None if remote.ip().is_loopback() => continue,
                 None => format!("a connection from {}", remote.ip()),
-                // kube-apiserver has connections to itself, and dials its new address from the switch on. Nor is it known
-                // of a process that cannot be seen that it is another one.
+                // kube-apiserver connects to itself, and dials its new address from the switch on.
+                // A process that cannot be seen may be kube-apiserver.
                 Some(None) => continue,
                 Some(Some(process))
                     if matches!(process.name.as_str(), "kube-apiserver" | "berth") =>
@@ -103,7 +104,8 @@ impl Clients {
         }
     }
 
-    /// Those that the shim does not listen on; `own` are the addresses of the node.
+    /// The dialled addresses on which the shim does not listen. `own` are the addresses of the
+    /// node.
     pub fn uncovered(&self, listen: &[Listen], own: &[IpAddr]) -> Vec<Uncovered> {
         let mut found = Vec::new();
         for (address, by) in self
@@ -136,7 +138,8 @@ impl Clients {
 }
 
 impl Uncovered {
-    /// Whether an address that the node does not have now is one that it may get cannot be seen.
+    /// An address that the node lacks now may come later; doctor cannot tell, and reports
+    /// `not-checked`.
     pub(super) fn finding(&self) -> Finding {
         let Self { address, by, here } = self;
         let (check, cause, fix) = if *here {
@@ -164,7 +167,7 @@ impl Uncovered {
     }
 }
 
-/// The kubeconfigs of the node, by their names.
+/// The kubeconfigs of the node, sorted by name.
 pub(super) fn kubeconfigs(root: &Path) -> Vec<(String, String)> {
     let entries = fs::read_dir(root.join(FOLDER))
         .into_iter()
@@ -183,7 +186,7 @@ pub(super) fn kubeconfigs(root: &Path) -> Vec<(String, String)> {
     found
 }
 
-/// Host and port of each server of a kubeconfig. A name may stand for several addresses.
+/// Host and port of each server of a kubeconfig. One name may resolve to several addresses.
 fn servers(text: &str) -> impl Iterator<Item = (String, u16)> {
     let documents = parse(text).unwrap_or_default();
     let clusters = documents.iter().flat_map(|root| root.list("clusters"));
@@ -195,13 +198,14 @@ fn servers(text: &str) -> impl Iterator<Item = (String, u16)> {
     places.into_iter()
 }
 
-/// An established connection to a port of this network namespace. Addresses of IPv4 are in their own form.
+/// An established connection to a port of this network namespace. IPv4 addresses are stored as
+/// IPv4, not as mapped IPv6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Connection {
     /// Address that the client dialled.
     local: SocketAddr,
     remote: SocketAddr,
-    /// Inode of the client's socket, if the client is in this network namespace too.
+    /// Inode of the client's socket. `None` if the client is outside of this network namespace.
     client: Option<u64>,
 }
 
@@ -210,8 +214,8 @@ fn connections(port: u16) -> io::Result<Vec<Connection>> {
     Ok(pair(port, &sockets()?))
 }
 
-/// The established connections to a port, each with its client's socket, which may be in another state: of a client
-/// that has half closed.
+/// The established connections to a port, each with its client's socket. The client's socket may be
+/// in another state, if the client has half closed.
 fn pair(port: u16, entries: &[Entry]) -> Vec<Connection> {
     let plain = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
     let ends = |entry: &Entry| (plain(entry.local), plain(entry.remote));
@@ -361,7 +365,7 @@ mod tests {
             uid: 0,
             inode,
         };
-        // A server's socket of both families, and its client's of one.
+        // A server's socket of both address families, and an IPv4 socket of its client.
         let entries = [
             socket("[::ffff:10.0.0.5]:6443", "[::ffff:10.0.0.5]:40000", 1),
             Entry {

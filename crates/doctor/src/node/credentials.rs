@@ -1,4 +1,4 @@
-//! The kubeconfig and token of a shim for the cluster's API, as they are on the node.
+//! The shim's kubeconfig and token for the cluster's API, as files of the node.
 
 use super::super::checks::CLUSTER_KUBECONFIG;
 use super::super::{Finding, options};
@@ -12,18 +12,20 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// What was seen of them.
+/// Facts about the kubeconfig and the token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials {
     pub path: PathBuf,
-    /// The files and their directory: uid and mode.
+    /// Path, uid and mode of each file and of the directory.
     pub files: Vec<(PathBuf, u32, u32)>,
-    /// Whether there is a client certificate, or why the kubeconfig or its token cannot be read.
+    /// True if the kubeconfig holds a client certificate; an error if the kubeconfig or its token
+    /// cannot be read.
     pub has_certificate: Result<bool, String>,
 }
 
 impl Credentials {
-    /// Of the shim of a manifest, on a node whose files are below `root`. None: it has none from the node, or they may not be read.
+    /// Reads the credentials of the shim of a manifest. The node's files are below `root`. `None`
+    /// if the credentials do not come from the node, or may not be read.
     pub(super) fn gather(root: &Path, layout: &Layout<'_>) -> Option<Self> {
         let serving = layout.serving()?;
         let (cluster, _) = options::cluster(&serving.parsed)
@@ -35,7 +37,7 @@ impl Credentials {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return None,
             text => text,
         };
-        // Files that it names are the container's.
+        // Paths in the kubeconfig are paths in the container.
         let resolve = |file: &Path| within(serving.container, directory, file);
         let mut files = vec![directory.to_owned(), path.clone()];
         let has_certificate = text.map_err(|error| error.to_string()).and_then(|text| {
@@ -102,7 +104,7 @@ impl Credentials {
     }
 }
 
-/// Where a file that a kubeconfig names is on the node.
+/// Maps a path in the kubeconfig to a path on the node.
 fn within(container: Container<'_>, directory: &Path, file: &Path) -> Option<PathBuf> {
     if file.is_absolute() {
         container.on_node(file.to_str()?).map(PathBuf::from)

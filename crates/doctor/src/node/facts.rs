@@ -1,4 +1,5 @@
-//! Samples the node: files below a root, which tests replace; sockets and addresses of this network namespace.
+//! Samples the node: files below a root (replaced in tests), and the sockets and addresses of this
+//! network namespace.
 
 use super::super::layout::{Layout, uid};
 use super::super::options;
@@ -24,61 +25,61 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// The flag with the keys that an instance encrypts with, and the one that it signs with: the other instance must have
-/// them.
+/// The flags that name an instance's encryption keys and its signing key. The other instance needs
+/// the same keys.
 pub(in super::super) const ENCRYPTS: &str = "encryption-provider-config";
 pub(in super::super) const SIGNS: &str = "service-account-signing-key-file";
 
-/// How flags end whose file kube-apiserver reads as it starts.
+/// Endings of the flags that name a file which kube-apiserver reads at its start.
 const READ: [&str; 4] = ["file", "-config", "-client-certificate", "-client-key"];
 
-/// Kernel settings that are read.
+/// Kernel settings to read.
 const SETTINGS: [&str; 3] = [
     "kernel.yama.ptrace_scope",
     "net.ipv4.ip_nonlocal_bind",
     "net.ipv4.tcp_migrate_req",
 ];
 
-/// The state of a node. What could not be read is absent, and is not judged.
+/// The state of a node. A fact that could not be read is absent, and is not judged.
 #[derive(Debug, Default)]
 pub struct Facts {
-    /// What is in the file of `--authentication-config`.
+    /// Content of the file of `--authentication-config`.
     pub authentication: Option<String>,
     /// Why kube-apiserver cannot use the run directory.
     pub run_dir: Option<registry::Error>,
     pub shims: Vec<LiveShim>,
-    /// Which of them have no connection to a sibling; see [`unconnected`].
+    /// Pairs of shims without a connection to each other; see [`unconnected`].
     pub unconnected: Vec<String>,
     pub addresses: Option<Vec<IpAddr>>,
     /// Listeners on the ports of the shim.
     pub listeners: Vec<HeldPort>,
     /// Clients of kube-apiserver, and the addresses that they dial.
     pub clients: Clients,
-    /// What is wrong with kube-apiserver's certificate, for the shim's probe.
+    /// Why the shim's probe would refuse kube-apiserver's certificate.
     pub certificate: Option<Finding>,
     /// The shim's credentials for the cluster's API.
     pub credentials: Option<Credentials>,
-    /// Files of keys, by their flags, that changed after the running kube-apiserver started.
+    /// Key files that changed after the running kube-apiserver started, with their flags.
     pub newer_keys: Vec<(&'static str, String)>,
-    /// Files that are not there, by the flags that name them.
+    /// Missing files, with the flags that name them.
     pub missing: Vec<(String, String)>,
-    /// This process is not root's.
+    /// True if this process does not run as root.
     pub unprivileged: bool,
     pub apiservers: Vec<RunningProcess>,
     /// MemAvailable, in bytes.
     pub available: Option<u64>,
-    /// Settings of the kernel, by their names.
+    /// Kernel settings, by name.
     pub settings: BTreeMap<&'static str, String>,
-    /// What is in the way of `--pass`; see [`obstacle`].
+    /// The obstacle to `--pass`; see [`obstacle`].
     pub obstacle: Option<String>,
-    /// What is known of an interrupted upgrade.
+    /// Description of an interrupted upgrade.
     pub interrupted: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LiveShim {
     pub instance: String,
-    /// Which berth it is.
+    /// The shim's version of berth.
     pub version: String,
 }
 
@@ -91,11 +92,11 @@ impl From<Lease> for LiveShim {
     }
 }
 
-/// A listener, and whose it is.
+/// A listener and its process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeldPort {
     pub entry: Entry,
-    /// The process, if it can be seen.
+    /// The process, if visible.
     pub process: Option<proc_net::NamedProcess>,
 }
 
@@ -107,7 +108,7 @@ pub struct RunningProcess {
 }
 
 impl Facts {
-    /// Samples this node; its files are below `root`.
+    /// Samples this node. The node's files are below `root`.
     pub fn gather(root: &Path, manifest: &Manifest) -> Self {
         let at = |path: &str| root.join(path.trim_start_matches('/'));
         let container = manifest.container();
@@ -148,7 +149,7 @@ impl Facts {
         facts
     }
 
-    /// What clients dial and a shim with these addresses does not listen on.
+    /// Addresses that clients dial and a shim with these listen addresses does not listen on.
     pub(super) fn uncovered(&self, listen: &[Listen]) -> Vec<Uncovered> {
         self.clients
             .uncovered(listen, self.addresses.as_deref().unwrap_or_default())
@@ -185,7 +186,7 @@ impl Facts {
     }
 }
 
-/// The files of the node that kube-apiserver reads and that are not there, with their flags.
+/// Files of the node that kube-apiserver reads and that do not exist, with their flags.
 fn missing(root: &Path, manifest: &Manifest) -> Vec<(String, String)> {
     let is_missing = |path: &String| {
         matches!(
@@ -206,9 +207,10 @@ fn missing(root: &Path, manifest: &Manifest) -> Vec<(String, String)> {
     manifest.arguments().into_iter().filter_map(flag).collect()
 }
 
-/// The result of the self-test of `berth exec --pass`, if it fails; not tried for a manifest without that option.
+/// Runs the self-test of `berth exec --pass`, and returns its failure. The test is skipped for a
+/// manifest without `--pass`.
 ///
-/// To be called by a process with one thread and no child.
+/// The calling process must have one thread and no child.
 pub fn obstacle(manifest: &Manifest) -> Option<String> {
     let layout = Layout::of(manifest)?;
     let passes = options::pass(&layout.apiserver.parsed) != PassMode::Relay;
@@ -218,8 +220,8 @@ pub fn obstacle(manifest: &Manifest) -> Option<String> {
         .map(|obstacle| obstacle.to_string())
 }
 
-/// Asks the live shims of the run directory of a node, whose files are below `root`, which of their siblings they have
-/// no connection to.
+/// Asks each live shim of a node's run directory for the siblings that it has no connection to. The
+/// node's files are below `root`.
 pub async fn unconnected(root: &Path, manifest: &Manifest) -> Vec<String> {
     let path = Layout::of(manifest).and_then(|layout| run_dir_on_node(&layout));
     let Some(path) = path.map(|path| root.join(path.strip_prefix("/").unwrap_or(&path))) else {
@@ -230,7 +232,7 @@ pub async fn unconnected(root: &Path, manifest: &Manifest) -> Vec<String> {
         let Ok(socket) = berth.socket_path(&lease.instance) else {
             continue;
         };
-        // A shim that does not answer is reported by its siblings.
+        // The siblings of a shim that does not answer report the shim.
         let Ok(status) = ipc::status(&socket, ipc::PATIENCE).await else {
             continue;
         };
@@ -268,7 +270,7 @@ fn leases(path: &Path) -> Vec<(BerthDir, Lease)> {
         .collect()
 }
 
-/// Where the shim of a manifest listens.
+/// The addresses at which the shim of a manifest listens.
 pub(in super::super) fn listen(layout: &Layout<'_>) -> Vec<Listen> {
     layout
         .serving()
@@ -276,7 +278,8 @@ pub(in super::super) fn listen(layout: &Layout<'_>) -> Vec<Listen> {
         .unwrap_or_default()
 }
 
-/// Ports by which clients reach kube-apiserver: the shim's, and its own where it was without berth.
+/// Ports at which clients reach kube-apiserver: the shim's ports, and kube-apiserver's port from
+/// the time without berth.
 pub(super) fn dialled(listen: &[Listen], manifest: &Manifest) -> Vec<u16> {
     let own = manifest.secure_port().ok().filter(|_| !listen.is_empty());
     let ports: BTreeSet<_> = listen
@@ -287,7 +290,7 @@ pub(super) fn dialled(listen: &[Listen], manifest: &Manifest) -> Vec<u16> {
     ports.into_iter().collect()
 }
 
-/// The kube-apiservers that can be seen.
+/// The visible processes named kube-apiserver.
 fn apiservers(proc: &Path) -> Vec<RunningProcess> {
     let system = current_system_info();
     let ticks = u32::try_from(system.ticks_per_second()).unwrap_or(u32::MAX);

@@ -1,4 +1,4 @@
-//! Whether a second kube-apiserver fits on a node, judged from [`Facts`] about it.
+//! Checks that a second kube-apiserver fits on a node, from [`Facts`] about the node.
 
 pub mod clients;
 mod credentials;
@@ -75,8 +75,9 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
     examiner.findings
 }
 
-/// What a new manifest does to clients of this node: what they dial and its shim does not listen on, and a certificate that its probe
-/// refuses. The first is not looked for if the manifest is another node's, as far as it names an address.
+/// Foresees the effect of a new manifest on clients of this node: addresses that clients dial and
+/// the shim does not listen on, and a certificate that the shim's probe refuses. Addresses are
+/// checked only if the manifest is for this node, as far as its listen addresses tell.
 pub fn foresee(root: &Path, manifest: &Manifest) -> Vec<Finding> {
     let listen = Layout::of(manifest)
         .map(|layout| listen(&layout))
@@ -108,7 +109,8 @@ impl Examiner<'_> {
         self.facts.settings.get(name).map(String::as_str)
     }
 
-    /// Whether it can be used, and what is in it.
+    /// Checks that kube-apiserver can use the run directory, and checks the shims that share the
+    /// directory.
     fn run_dir(&mut self, layout: &Layout<'_>) {
         let apiserver = layout.apiserver.container;
         let path = options::place(&layout.apiserver.parsed)
@@ -163,7 +165,7 @@ impl Examiner<'_> {
         }
     }
 
-    /// What keeps `berth exec` from being the supervisor of kube-apiserver.
+    /// Reports obstacles that keep `berth exec` from supervising kube-apiserver.
     fn obstacle(&mut self, pass: PassMode) {
         let then = match pass {
             PassMode::Relay => return,
@@ -222,7 +224,7 @@ impl Examiner<'_> {
         }
     }
 
-    /// Listeners that are in the way of the shim's.
+    /// Reports listeners that block the shim's addresses.
     fn holders(&mut self, listen: &[Listen], uid: u32) {
         for wanted in listen.iter().map(|listen| listen.addr) {
             let host_ip = is_host_ip(wanted.ip());
@@ -236,7 +238,7 @@ impl Examiner<'_> {
                     proc_net::clashes(wanted, local)
                 };
                 let name = process.as_ref().map(|process| process.name.as_str());
-                // A sibling; or one that cannot be seen, and may be one.
+                // A sibling is no obstacle. A process that cannot be seen may be a sibling.
                 if !clashes || (other == uid && matches!(name, Some("berth") | None)) {
                     continue;
                 }
@@ -261,7 +263,7 @@ impl Examiner<'_> {
                     .push(PORT_HELD.at(wanted.to_string(), cause, fix));
             }
         }
-        // One listener can be in the way of several addresses.
+        // One listener can block several addresses.
         let mut seen = Vec::new();
         self.findings.retain(|finding| {
             let new = !seen.contains(finding);
@@ -274,7 +276,7 @@ impl Examiner<'_> {
         let Some(available) = self.facts.available else {
             return;
         };
-        // With two of them, there is room for two.
+        // If two kube-apiservers run already, the node has memory for two.
         let [running] = &self.facts.apiservers[..] else {
             return;
         };
@@ -312,7 +314,7 @@ fn minor(version: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// Where the run directory is on the node.
+/// The run directory's path on the node.
 fn run_dir_on_node(layout: &Layout<'_>) -> Option<PathBuf> {
     let place = options::place(&layout.apiserver.parsed)?;
     layout

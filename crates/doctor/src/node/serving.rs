@@ -1,4 +1,5 @@
-//! Whether the shim's probe can trust the certificate that kube-apiserver serves, by the files of the node.
+//! Checks from the node's files that the shim's probe can trust the certificate that kube-apiserver
+//! serves.
 
 use super::super::checks::SERVING_CERTIFICATE;
 use super::super::layout::Layout;
@@ -15,8 +16,9 @@ use rustls::Error::{InvalidCertificate, PeerIncompatible};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use std::path::Path;
 
-/// What keeps the shim of a manifest from ever getting ready, and the options that change it. `None` also if the certificate is not to
-/// be seen on the node, whose files are below `root`.
+/// Finds why the probe of a manifest's shim would never trust kube-apiserver, and the options that
+/// help. The node's files are below `root`. `None` also if the certificate cannot be read on the
+/// node.
 pub(crate) fn untrusted(root: &Path, manifest: &Manifest) -> Option<Finding> {
     let layout = Layout::of(manifest)?;
     let serving = layout.serving()?;
@@ -33,7 +35,7 @@ pub(crate) fn untrusted(root: &Path, manifest: &Manifest) -> Option<Finding> {
     };
     let trust_itself =
         |chain: &[CertificateDer<'static>]| Trust::new(chain.to_vec()).verify(chain, &name, now);
-    // Who asks for an address says no name.
+    // A client that dials an IP address sends no server name (SNI).
     let pairs = manifest
         .flags("tls-sni-cert-key")
         .into_iter()
@@ -58,7 +60,8 @@ pub(crate) fn untrusted(root: &Path, manifest: &Manifest) -> Option<Finding> {
         let cause = format!("the shim does not start: {why}");
         return Some(SERVING_CERTIFICATE.at(place, cause, "give its probe other files"));
     }
-    // How a TLS message says the length of each: rustls reads 64 KiB of them.
+    // A TLS message stores a length for each certificate, and rustls reads at most 64 KiB of
+    // certificates.
     let length = chain
         .iter()
         .map(|certificate| certificate.len() + 5)
