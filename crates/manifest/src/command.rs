@@ -1,4 +1,4 @@
-//! Command lines and programs of the node: finds and runs programs, and reads arguments of processes.
+//! Finds and runs programs of the node, and reads the command lines of processes.
 
 use berth_exec::args;
 use std::ffi::{OsStr, OsString};
@@ -11,10 +11,10 @@ use std::process::{Output, Stdio};
 use std::time::Duration;
 use tokio::process::Command;
 
-/// Runs a program, and kills it if it takes longer.
+/// Runs a program, and kills the program at the timeout.
 ///
 /// # Errors
-/// It does not exist, cannot be run, or takes longer.
+/// The program does not exist, cannot be run, or does not end in time.
 pub async fn output(program: &str, arguments: &[&str], within: Duration) -> Result<Output, String> {
     let output = Command::new(program)
         .args(arguments)
@@ -33,21 +33,23 @@ pub async fn output(program: &str, arguments: &[&str], within: Duration) -> Resu
     }
 }
 
-/// Over how long a kube-apiserver that stops ends its watches, of which it otherwise ends none: their clients do not come to the other
-/// instances at once. Few end sooner, 200 a second.
+/// Time over which a stopping kube-apiserver ends its watches. The watches' clients must not all
+/// come to the other instances at once. Without the flag, kube-apiserver ends no watches itself. At
+/// least 200 watches end per second, so a small number takes less time.
 pub const WATCH_GRACE_FLAG: &str = "--shutdown-watch-termination-grace-period";
 pub const WATCH_GRACE: Duration = Duration::from_secs(25);
 
 pub const AUDIT_LOG: &str = "--audit-log-path";
 
-/// The file that a kube-apiserver audits into.
+/// The file that a kube-apiserver writes its audit log to.
 pub fn audit_log(argv: &[OsString]) -> Option<PathBuf> {
     args::value(argv, AUDIT_LOG)
         .map(PathBuf::from)
         .filter(|path| is_file(path))
 }
 
-/// Whether a path is that of a file: not empty, standard output (`-`), or what each process has of its own, such as /dev/stdout.
+/// True if a path names a regular file. False for an empty path, standard output (`-`), and devices
+/// such as /dev/stdout that are different in each process.
 pub(crate) fn is_file(path: &Path) -> bool {
     let device =
         (path.starts_with("/dev") && !path.starts_with("/dev/shm")) || path.starts_with("/proc");
@@ -62,7 +64,7 @@ pub fn strings(list: &[u8]) -> Vec<OsString> {
         .collect()
 }
 
-/// A program that can be executed, as a shell finds it.
+/// Finds an executable program, as a shell does.
 pub fn find(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Some(PathBuf::from(name)).filter(is_program);
@@ -73,7 +75,7 @@ pub fn find(name: &OsStr) -> Option<PathBuf> {
         .find(is_program)
 }
 
-/// Whether it is a file that can be executed, or a link to one.
+/// True for an executable file, or a link to one.
 pub fn is_program(path: &PathBuf) -> bool {
     fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.mode() & 0o111 != 0)
 }

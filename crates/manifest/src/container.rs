@@ -1,11 +1,11 @@
-//! A container of a pod: its command, its user and its mounts.
+//! A container of a pod: command, user and mounts.
 
 use super::basename;
 use berth_cluster::yaml::YamlNode;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// The command line of a probe or a hook, if it runs a program.
+/// The command line of a probe or a hook; empty if no program is run.
 pub fn exec_words(hook: &YamlNode) -> Vec<&str> {
     hook.get("exec")
         .map(|exec| {
@@ -17,10 +17,11 @@ pub fn exec_words(hook: &YamlNode) -> Vec<&str> {
         .unwrap_or_default()
 }
 
-/// Longest value into which references are expanded: they could double it again and again.
+/// Maximum length of a value after expansion. Without a limit, nested references could double a
+/// value again and again.
 const MAX_EXPANDED: usize = 4096;
 
-/// The variables of a container, as far as their values are known.
+/// The variables of a container with known values.
 #[derive(Debug, Default)]
 pub struct Environment<'a>(HashMap<&'a str, String>);
 
@@ -29,7 +30,8 @@ impl Environment<'_> {
         self.0.get(name)
     }
 
-    /// Expands `$(NAME)` as the kubelet does: `$$` is a `$`, and a name that is not known stays.
+    /// Expands `$(NAME)` as the kubelet does: `$$` becomes `$`, and a reference to an unknown name
+    /// stays.
     pub fn expand(&self, text: &str) -> String {
         let mut out = String::new();
         let mut rest = text;
@@ -51,7 +53,7 @@ impl Environment<'_> {
     }
 }
 
-/// A container, and the pod that it is in.
+/// A container and its pod.
 #[derive(Debug, Clone, Copy)]
 pub struct Container<'a> {
     node: &'a YamlNode,
@@ -72,7 +74,8 @@ impl<'a> Container<'a> {
         self.node.text_of("name").unwrap_or_default()
     }
 
-    /// Whether it runs berth: by its command, or by what goes with an image's entrypoint.
+    /// True if the container runs berth. Decided by the command; without a command (the image's
+    /// entrypoint runs), by the name or by a variable of berth.
     pub fn is_berths(self) -> bool {
         match self.node.list("command").first().and_then(YamlNode::text) {
             Some(program) => basename(program) == "berth",
@@ -80,7 +83,7 @@ impl<'a> Container<'a> {
         }
     }
 
-    /// Its command line: `command`, then `args`.
+    /// The container's command line: `command`, then `args`.
     pub fn arguments(self) -> Vec<&'a YamlNode> {
         self.node
             .list("command")
@@ -89,7 +92,7 @@ impl<'a> Container<'a> {
             .collect()
     }
 
-    /// A variable of its environment; the last of that name, which is the one that counts.
+    /// A variable by name. The last entry of a name counts.
     pub fn variable(self, name: &str) -> Option<&'a YamlNode> {
         let all = self.node.list("env");
         all.iter()
@@ -97,7 +100,8 @@ impl<'a> Container<'a> {
             .find(|variable| variable.text_of("name") == Some(name))
     }
 
-    /// The container's environment. References in a value to variables before it are expanded. `field` gives the value of a field of the pod, if it is known.
+    /// The container's environment. References to earlier variables are expanded. `field` returns
+    /// the value of a pod's field, if known.
     pub fn environment(self, field: impl Fn(&str) -> Option<String>) -> Environment<'a> {
         let mut known = Environment::default();
         for variable in self.node.list("env") {
@@ -119,13 +123,13 @@ impl<'a> Container<'a> {
         known
     }
 
-    /// A field of its security context, or of the pod's.
+    /// A field of the container's security context; otherwise, of the pod's.
     pub fn security(self, field: &str) -> Option<&'a YamlNode> {
         let own = self.node.at(&["securityContext", field]);
         own.or_else(|| self.pod.at(&["securityContext", field]))
     }
 
-    /// The volume mount that a file is in: the one with the longest path.
+    /// The volume mount that contains a file: the mount with the longest path.
     pub fn mount_of(self, file: &str) -> Option<&'a YamlNode> {
         let mounts = self.node.list("volumeMounts");
         let path = |mount: &YamlNode| {
@@ -147,13 +151,13 @@ impl<'a> Container<'a> {
             .max_by_key(|mount| path(mount).len())
     }
 
-    /// The volume of the pod that a mount mounts.
+    /// The volume behind a mount.
     pub fn volume_of(self, mount: &YamlNode) -> Option<&'a YamlNode> {
         let name = mount.text_of("name")?;
         Some(self.pod.get("volumes")?.named(name)?.1)
     }
 
-    /// Where a path in it is on the node, if it is in a hostPath.
+    /// Maps a path in the container to a path on the node. `None` if the path is in no hostPath.
     pub fn on_node(self, path: &str) -> Option<String> {
         let mount = self.mount_of(path)?;
         let field = |node: &YamlNode, key: &str| node.text_of(key).map(ToOwned::to_owned);

@@ -1,4 +1,4 @@
-//! One change to a manifest, and how it gets into the text.
+//! A single change to a manifest, and the code that writes the change into the text.
 
 use super::write::{Style, scalar};
 use super::{Problem, plain};
@@ -7,17 +7,17 @@ use serde_json::{Value, json};
 use std::fmt;
 use std::ops::Range;
 
-/// What the comments that berth writes begin with, so that they can be found again.
+/// Prefix of the comments that berth writes. eject finds the comments by the prefix.
 pub(super) const COMMENT: &str = "# berth: ";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Edit {
-    /// Where, from the document on.
+    /// Path from the root of the document.
     pub path: Path,
     pub change: Change,
-    /// Why; a sentence without a full stop.
+    /// Why: a sentence without a full stop.
     pub reason: String,
-    /// The reason is left in the file as a comment, where the change takes something out.
+    /// Leaves the reason in the file as a comment, if the change removes something.
     pub comment: bool,
 }
 
@@ -30,17 +30,17 @@ impl fmt::Display for Edit {
 /// A change of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// Make it this; with what is missing above it.
+    /// Sets the value, and creates missing parents.
     Set(Value),
-    /// Take it out, with its key or its place in a list.
+    /// Removes the value with its key or list item.
     Remove,
-    /// Put these at the beginning of a list.
+    /// Inserts the values at the beginning of a list.
     Prepend(Vec<Value>),
-    /// Put these at the end of a list; with the list, if it is missing.
+    /// Appends the values to a list, and creates a missing list.
     Append(Vec<Value>),
 }
 
-/// The way to a value.
+/// The path to a value.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Path(pub Vec<Step>);
 
@@ -49,24 +49,24 @@ pub struct Path(pub Vec<Step>);
 pub enum Step {
     /// Into a mapping.
     Key(String),
-    /// To the item of a list that has this `name`.
+    /// To the list item with the given `name`.
     Name(String),
-    /// To an item of a list.
+    /// To a list item by index.
     Index(usize),
 }
 
 impl Path {
-    /// One step further, into a mapping.
+    /// Extends the path by a key of a mapping.
     pub fn key(&self, key: &str) -> Self {
         self.step(Step::Key(key.to_owned()))
     }
 
-    /// One step further, to an item by its name.
+    /// Extends the path by the name of a list item.
     pub fn name(&self, name: &str) -> Self {
         self.step(Step::Name(name.to_owned()))
     }
 
-    /// One step further, to an item.
+    /// Extends the path by the index of a list item.
     pub fn index(&self, index: usize) -> Self {
         self.step(Step::Index(index))
     }
@@ -90,11 +90,11 @@ impl fmt::Display for Path {
     }
 }
 
-/// Makes the changes in one document of a file, in their order.
+/// Applies the edits to one document of a file, in order.
 ///
 /// # Errors
-/// A place is not what the edit takes it for, is shared by an anchor, or the document is written in a way that cannot
-/// be edited.
+/// A value has another type than the edit expects or is shared by an anchor, or the document is
+/// written in a way that cannot be edited.
 pub fn apply(text: &str, document: usize, edits: &[Edit]) -> Result<String, Problem> {
     let newline = if text.contains("\r\n") { "\r\n" } else { "\n" };
     let mut text = text.to_owned();
@@ -114,7 +114,8 @@ pub fn apply(text: &str, document: usize, edits: &[Edit]) -> Result<String, Prob
         let line = text[..place.start].matches('\n').count() + 1;
         text.replace_range(place, &new.replace('\n', newline));
 
-        // YAML can be written in more ways than are known here. So the result is read again.
+        // YAML has more forms than this editor knows. So the result is parsed, and compared with
+        // the edited value.
         let mut wanted = values(&documents);
         change_value(&mut wanted[document], &edit.path.0, &edit.change);
         documents = parse(&text)
@@ -131,7 +132,7 @@ pub fn apply(text: &str, document: usize, edits: &[Edit]) -> Result<String, Prob
     Ok(text)
 }
 
-/// The same change without a text.
+/// Makes the same change to a parsed value, without the text.
 fn change_value(value: &mut Value, path: &[Step], change: &Change) {
     let Some((step, rest)) = path.split_first() else {
         match change {
@@ -183,7 +184,7 @@ fn change_value(value: &mut Value, path: &[Step], change: &Change) {
     }
 }
 
-/// Writes one edit: which bytes give way to what.
+/// Computes one edit: a range of bytes and its replacement.
 struct Editor<'a> {
     text: &'a str,
     style: Style,
@@ -222,7 +223,7 @@ impl Editor<'_> {
         }
     }
 
-    /// The nodes along the path, from the root on, as far as there are any, and the steps that are left.
+    /// The nodes along the path that exist, from the root on, and the remaining steps.
     fn find<'n>(&self, root: &'n YamlNode) -> Result<(Vec<&'n YamlNode>, &[Step]), Problem> {
         let mut found = vec![root];
         let mut node = root;
@@ -245,7 +246,7 @@ impl Editor<'_> {
         Ok((found, &[]))
     }
 
-    /// Whether a node is what a step can go into.
+    /// Checks that a step can go into a node.
     fn check(&self, node: &YamlNode, step: &Step) -> Result<(), Problem> {
         if node.shared {
             return Err(self.shared(node));
@@ -283,7 +284,7 @@ impl Editor<'_> {
     }
 
     fn set(&self, found: &[&YamlNode], missing: &[Step], value: &Value) -> Result<Splice, Problem> {
-        // What is missing is made inside out, around the value.
+        // Missing parents are built inside out, around the value.
         let mut value = value.clone();
         for step in missing.iter().skip(1).rev() {
             value = match step {
@@ -307,7 +308,7 @@ impl Editor<'_> {
         }
     }
 
-    /// The last of the nodes along the path becomes this.
+    /// Replaces the last of the nodes along the path.
     fn replace(&self, found: &[&YamlNode], value: &Value) -> Result<Splice, Problem> {
         let [.., parent, node] = found else {
             return Err(Problem::new(
@@ -333,7 +334,7 @@ impl Editor<'_> {
                 value => Ok((node.span.clone(), scalar(value))),
             };
         };
-        // The key stays as it is written, with all that may stand before it.
+        // The key stays as written, with everything before it.
         let written = self.style.after_key(key.column, value);
         Ok((
             key.span.end..node.span.end,
@@ -370,7 +371,7 @@ impl Editor<'_> {
         }
     }
 
-    /// New items, the first of which becomes the one of this index.
+    /// Inserts items into a list. The first new item gets this index.
     fn insert(&self, list: &YamlNode, index: usize, values: &[Value]) -> Splice {
         let items = list.items();
         if list.flow {
@@ -435,7 +436,7 @@ impl Editor<'_> {
         let key = &parent.entries()[at].0;
         let start = self.line_start(key.span.start);
         match parent.entries().get(at + 1) {
-            // Behind a dash, which stays: the next key takes the place.
+            // The key follows a dash, which stays: the next key moves to its place.
             Some((next, _)) if !self.text[start..key.span.start].trim().is_empty() => {
                 Ok((key.span.start..next.span.start, String::new()))
             }
@@ -443,8 +444,10 @@ impl Editor<'_> {
         }
     }
 
-    /// Where the lines of a value end whose key or dash is in this column: with the comments below that stand deeper, or, below a
-    /// list no deeper than its key, look like its items, and what stands between. Other comments belong to the next key or item.
+    /// End of the lines of a value, where `column` is the column of the value's key or dash.
+    /// Comments below belong to the value if they are indented deeper. Below a list that is no
+    /// deeper than its key, comments also belong to it if they look like list items, with all lines
+    /// between. Other comments belong to the next key or item.
     fn end(&self, value: &YamlNode, column: usize) -> usize {
         let list = !value.flow && !value.items().is_empty();
         let mut end = self.line_end(value.span.end);
@@ -467,7 +470,7 @@ impl Editor<'_> {
         end
     }
 
-    /// What stands in the place of what is taken out.
+    /// The comment in place of a removed key.
     fn comment(&self, indent: usize) -> String {
         if !self.edit.comment {
             return String::new();
@@ -495,7 +498,7 @@ impl Editor<'_> {
         self.lines_instead(at..at, written)
     }
 
-    /// Whole lines; where the file's last line has no end, it gets one.
+    /// A splice of whole lines. A missing newline at the end of the file is added first.
     fn lines_instead(&self, place: Range<usize>, written: String) -> Splice {
         let open = place.start > 0 && !self.text[..place.start].ends_with('\n');
         (
@@ -512,7 +515,7 @@ impl Editor<'_> {
         self.text[..at].rfind('\n').map_or(0, |newline| newline + 1)
     }
 
-    /// Where the next line begins.
+    /// Start of the next line.
     fn line_end(&self, at: usize) -> usize {
         self.text[at..]
             .find('\n')
@@ -520,12 +523,14 @@ impl Editor<'_> {
     }
 }
 
-/// Whether a comment below a value looks like an item that was taken out of it, a further line of one, or a flag.
+/// True if a comment below a value looks like a disabled item of the value, a further line of an
+/// item, or a flag.
 fn is_item(comment: &str) -> bool {
     comment.trim_start().starts_with('-') || comment.starts_with("  ")
 }
 
-/// What separates a colon from what follows it in a flow mapping: libyaml takes the colon for a part of the key otherwise.
+/// The space after a colon in a flow mapping. Without the space, libyaml would read the colon as
+/// part of the key.
 fn gap(value: &YamlNode) -> &'static str {
     if value.span.is_empty() { " " } else { "" }
 }
@@ -610,7 +615,7 @@ mod tests {
 
     #[test]
     fn what_is_new_comes_where_people_or_programs_put_it() {
-        // People: the name first, the volumes last. Programs: by the alphabet.
+        // People put the name first and the volumes last. Programs sort by the alphabet.
         let people = "- name: a\n  image: b\n  volumeMounts: []\n";
         for (text, steps, wanted) in [
             (
@@ -669,7 +674,7 @@ mod tests {
                 "b",
                 "a:\n  - b\n  # - c\n\n  # - d\nb: 1\ne: 1\n",
             ),
-            // A list no deeper than its key, as Kubernetes' programs write it.
+            // A list at the same indent as its key, as Kubernetes' programs write lists.
             (
                 "a:\n- b\n# - c\n# of e\ne: 1\n",
                 "b",
@@ -685,7 +690,7 @@ mod tests {
                 "b",
                 "a:\n- b: 1\n# - b: 2\n#   c: 3\nb: 1\n# of e\ne: 1\n",
             ),
-            // Of the next key.
+            // The comment belongs to the next key.
             (
                 "a:\n- b\n# of e: - x\ne: 1\n",
                 "b",
@@ -708,7 +713,7 @@ mod tests {
                 "b",
                 "a: 1\nb: 1\ne: 1\n  # of e\n",
             ),
-            // Of the key above.
+            // The comment belongs to the key above.
             (
                 "x:\n  a:\n  - b\n# - c\ny: 1\n",
                 "x.b",
@@ -793,7 +798,7 @@ mod tests {
         ] {
             assert!(refused(text, steps).starts_with(why), "{text}");
         }
-        // The YAML that Kubernetes uses takes a comma for a part of a tag.
+        // Kubernetes' YAML library reads the comma as part of the tag.
         let tagged = edited("a: [1, !-c ]\n", "a", Change::Append(vec![json!(2)]));
         assert!(tagged.is_err_and(|refused| refused.starts_with("1: a tag (!)")));
         let below = edited("-\n  a: 1\n-\n  b: 1\n", "1", Change::Remove).unwrap_err();

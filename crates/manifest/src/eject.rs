@@ -1,8 +1,8 @@
-//! A manifest behind berth to what it was before, as a list of edits.
+//! The edits that restore a manifest to its state before `berth inject`.
 //!
-//! What `inject` added is known by its names. What it changed or took out is in an annotation of the pod,
-//! so a manifest can be ejected wherever it is: in a repository, after edits, without a backup. What was
-//! changed again since is not ours any more and stays.
+//! Additions of `inject` are found by their names. Values that `inject` changed or removed are
+//! stored in an annotation of the pod. So a manifest can be ejected anywhere: in a repository,
+//! after other edits, without a backup. Values that someone has changed since then stay.
 
 use super::edit::{COMMENT, Change, Edit, Path, apply};
 use super::names::{BINARY, INSTALL, LEAST, PROBES, SHIM, VARIABLES, VOLUMES};
@@ -12,27 +12,28 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::fmt;
 
-/// The annotation with the [`Original`].
+/// The annotation that stores the [`Original`].
 pub const ORIGINAL: &str = "berth/original";
 
 const BEFORE: &str = "as it was before";
 
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Original {
-    /// Fields of the apiserver's container; of a probe those that were changed. Null: it was not there.
+    /// Original fields of the apiserver's container; for a probe, only the changed fields. Null if
+    /// the field did not exist.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub fields: Map<String, Value>,
-    /// Arguments that are new, and what stood there.
+    /// The new arguments, each with the original argument.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub flags: Vec<(String, Option<String>)>,
-    /// The new `terminationGracePeriodSeconds`, and the one that was there.
+    /// The new `terminationGracePeriodSeconds`, and the original value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace: Option<(u64, Option<u64>)>,
 }
 
 impl fmt::Display for Original {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // All of it can be serialized.
+        // Serialization of these fields cannot fail.
         f.write_str(&serde_json::to_string(self).unwrap_or_default())
     }
 }
@@ -43,10 +44,10 @@ pub struct Ejected {
     pub edits: Vec<Edit>,
 }
 
-/// Takes berth out of a manifest that `inject` put it into.
+/// Takes berth out of a manifest that `inject` wrote.
 ///
 /// # Errors
-/// It is not there, or what it would be made from cannot be read or edited.
+/// berth is not in the manifest, or the manifest cannot be read or edited.
 pub fn undo(manifest: &Manifest) -> Result<Ejected, Problem> {
     let edits = plan(manifest)?;
     let text = apply(manifest.text(), manifest.document(), &edits)?;
@@ -56,17 +57,17 @@ pub fn undo(manifest: &Manifest) -> Result<Ejected, Problem> {
     })
 }
 
-/// Whether berth is not in a manifest: `inject` has left no mark, and kube-apiserver is started without berth.
+/// True if the manifest has no mark of `inject` and starts kube-apiserver without berth.
 pub fn is_out(manifest: &Manifest) -> bool {
     let is_berth = |word: &YamlNode| word.text().is_some_and(|word| basename(word) == "berth");
     manifest.annotation(ORIGINAL).is_none()
         && !manifest.arguments().iter().any(|word| is_berth(word))
 }
 
-/// The edits that take berth out.
+/// Plans the edits that take berth out.
 ///
 /// # Errors
-/// The manifest has no annotation of `inject`'s, or one that cannot be read.
+/// The annotation of `inject` is missing or cannot be read.
 pub fn plan(manifest: &Manifest) -> Result<Vec<Edit>, Problem> {
     let annotation = manifest.annotation(ORIGINAL).ok_or_else(|| {
         let line = manifest.template().line;
@@ -129,7 +130,7 @@ impl Undo<'_> {
         self.edit(path, Change::Remove, "berth inject added it");
     }
 
-    /// Takes items out of a list by their names; with the list, if nothing else is in it.
+    /// Removes items from a list by name; the whole list, if nothing else is left.
     fn names(&mut self, parent: &YamlNode, path: &Path, list: &str, names: &[&str]) {
         let Some(node) = parent.get(list) else { return };
         let there: Vec<_> = names
@@ -169,7 +170,7 @@ impl Undo<'_> {
                 None => removed.push(at),
             }
         }
-        // From the end on, so that the others keep their places.
+        // Arguments are removed from the end on, so that earlier indices stay valid.
         removed.sort_unstable();
         for at in removed.into_iter().rev() {
             self.remove(self.manifest.argument_path(at));
@@ -255,7 +256,7 @@ fn runs_berth(hook: &YamlNode) -> bool {
     exec_words(hook).first() == Some(&BINARY)
 }
 
-/// The text without the comments that berth wrote into this document.
+/// The text without berth's comments in this document.
 fn without_comments(text: &str, document: usize) -> String {
     let Ok(documents) = parse(text) else {
         return text.to_owned();

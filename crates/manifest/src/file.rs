@@ -1,8 +1,8 @@
 //! Manifest files and their backups.
 //!
-//! A kubelet reads every file of its manifest directory whose name does not begin with a dot, and of two with the same
-//! pod name one overwrites the other. So the name of an incomplete file begins with a dot, a file is replaced by
-//! a rename, and backups are in another directory.
+//! A kubelet reads every file of its manifest directory whose name does not begin with a dot. Of
+//! two files with the same pod name, one overwrites the other. So the name of an incomplete file
+//! begins with a dot, a file is replaced by a rename, and backups are in another directory.
 
 use super::{Manifest, tag};
 use berth_os::file::{make_private, none_if_missing};
@@ -15,7 +15,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Largest manifest that is read, in bytes: etcd's limit of an object.
+/// Largest manifest to read, in bytes: etcd's limit for an object.
 const MAX_SIZE: u64 = 1 << 20;
 
 /// A failed operation on a file.
@@ -28,7 +28,7 @@ pub struct FileError {
     source: io::Error,
 }
 
-/// The fix of what keeps a file from being used, behind a colon, if one is known.
+/// The fix for an I/O error, after a colon; empty if none is known.
 pub fn fix(what: &str, error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound if what == "read" => ": give the path of the one that is there",
@@ -42,7 +42,7 @@ pub fn fix(what: &str, error: &io::Error) -> &'static str {
 }
 
 impl FileError {
-    /// Of what was done with a file, such as `read`.
+    /// Makes an error of an operation on a file, such as `read`.
     pub fn of(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
         move |source| Self {
             what,
@@ -51,7 +51,7 @@ impl FileError {
         }
     }
 
-    /// Whether it could be read, and what is in it is no manifest.
+    /// True if the file could be read, but the content is no manifest.
     pub fn is_content(&self) -> bool {
         self.source.kind() == io::ErrorKind::InvalidData
     }
@@ -60,7 +60,7 @@ impl FileError {
 /// Reads a manifest; `-` is standard input.
 ///
 /// # Errors
-/// It cannot be read, is larger than any manifest or no text.
+/// The file cannot be read, is larger than any manifest, or is no text.
 pub fn read(path: &Path) -> Result<String, FileError> {
     if path == Path::new("-") {
         limited(&mut io::stdin().lock())
@@ -97,7 +97,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Of a file that is there.
+    /// Mode and owner of an existing file.
     pub fn of(path: &Path) -> Option<Self> {
         fs::metadata(path).ok().as_ref().map(Self::from)
     }
@@ -113,18 +113,18 @@ impl From<&Metadata> for Access {
     }
 }
 
-/// Replaces a file in one step, with the same mode and owner; makes it (0600) if it is not there.
+/// Replaces a file in one step, and keeps mode and owner. A missing file is created with mode 0600.
 ///
 /// # Errors
-/// It cannot be written; then it is as it was.
+/// The file cannot be written, and stays unchanged.
 pub fn replace(path: &Path, text: impl AsRef<[u8]>) -> Result<(), FileError> {
     replace_or_make(path, text, None)
 }
 
-/// The same; if it is not there, it is made with the mode and owner that it had.
+/// Like [`replace`], but a missing file is created with its former mode and owner.
 ///
 /// # Errors
-/// It cannot be written; then it is as it was.
+/// The file cannot be written, and stays unchanged.
 pub fn replace_or_make(
     path: &Path,
     text: impl AsRef<[u8]>,
@@ -135,10 +135,11 @@ pub fn replace_or_make(
     replace_as(path, text, Access::of(path).or(had))
 }
 
-/// Replaces or makes a file in one step, with this mode and owner, or 0600 and this user's. A symbolic link is replaced, not followed.
+/// Replaces or creates a file in one step, with the given mode and owner, or with 0600 and the
+/// current user. A symbolic link is replaced, not followed.
 ///
 /// # Errors
-/// It cannot be written; then it is as it was.
+/// The file cannot be written, and stays unchanged.
 pub fn replace_as(
     path: &Path,
     text: impl AsRef<[u8]>,
@@ -152,7 +153,7 @@ pub fn replace_as(
         .map_err(FileError::of("write", path))
 }
 
-/// How the names of half written files begin; a process ID follows.
+/// Prefix of the names of temporary files. The process ID follows.
 fn temporary_prefix(path: &Path) -> String {
     format!(
         ".{}.",
@@ -160,22 +161,23 @@ fn temporary_prefix(path: &Path) -> String {
     )
 }
 
-/// Removes what a [`replace`] of this file left in its directory when its process was killed. Without success it only
-/// stays.
+/// Removes temporary files that a killed process left when it was replacing this file. A file that
+/// cannot be removed stays.
 pub fn sweep(path: &Path) {
     sweep_named(path.parent(), &temporary_prefix(path), |rest| {
         (!rest.contains('.')).then_some(rest)
     });
 }
 
-/// The same for every file of a directory whose name begins so, such as those with a time in their names: the next run has another time.
+/// Like [`sweep`], for all files of a directory with this prefix. Needed for names that contain a
+/// time, since the next run uses another time.
 pub fn sweep_all(directory: &Path, beginning: &str) {
     sweep_named(Some(directory), &format!(".{beginning}"), |rest| {
         rest.rsplit('.').next()
     });
 }
 
-/// `process` finds the process ID in what follows the prefix.
+/// `process` returns the process ID in the part after the prefix.
 fn sweep_named(directory: Option<&Path>, prefix: &str, process: impl Fn(&str) -> Option<&str>) {
     let entries = directory
         .and_then(|directory| fs::read_dir(directory).ok())
@@ -213,7 +215,7 @@ fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// Whether a file, or the one that it is a link to, is in this directory.
+/// True if a file, or the target of a link, is in this directory.
 pub fn is_in(file: &Path, directory: &Path) -> bool {
     let directory = resolved(directory);
     let holds = |file: &Path| {
@@ -224,7 +226,7 @@ pub fn is_in(file: &Path, directory: &Path) -> bool {
         || file.canonicalize().is_ok_and(|file| holds(&file))
 }
 
-/// A path without links, as far as it is there.
+/// A path with its symbolic links resolved, as far as the path exists.
 pub fn resolved(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let there = path
@@ -235,7 +237,8 @@ pub fn resolved(path: &Path) -> PathBuf {
         .unwrap_or(path)
 }
 
-/// Time and version for the name of a kept manifest, for people; names sort by time. `time` is RFC 3339.
+/// Time and version for the name of a kept manifest, for people. Names sort by time. `time` is RFC
+/// 3339.
 pub fn stamp(time: &str, text: &str) -> String {
     let time: String = time.chars().filter(|c| !matches!(c, '-' | ':')).collect();
     let manifest = Manifest::parse(text).ok();
@@ -251,15 +254,16 @@ pub fn stamp(time: &str, text: &str) -> String {
     format!("{time}.{}", tag.unwrap_or("unknown"))
 }
 
-/// Originals of manifests. The name of each ends with a digest of what was written in its place. So none overwrites
-/// another, and whether a file is still what was written is seen by whether its original is found.
+/// Backups of original manifests. The name of a backup ends with a digest of the text that replaced
+/// the original. So no backup overwrites another, and no backup is found for a file that was edited
+/// since.
 #[derive(Debug, Clone)]
 pub struct Backups {
     directory: PathBuf,
 }
 
 impl Backups {
-    /// In this directory, which [`Backups::keep`] makes.
+    /// Uses this directory. [`Backups::keep`] creates the directory.
     pub fn new(directory: &Path) -> Self {
         Self {
             directory: directory.to_owned(),
@@ -270,10 +274,11 @@ impl Backups {
         &self.directory
     }
 
-    /// The original of a file with this text, and where it lies; if the text is what was written.
+    /// Finds the original of a file with this text, and the path of the backup. `None` if the text
+    /// is not what berth wrote.
     ///
     /// # Errors
-    /// It is there and cannot be read.
+    /// The backup exists and cannot be read.
     pub fn find(
         &self,
         manifest: &Path,
@@ -291,7 +296,7 @@ impl Backups {
             let between = name
                 .to_str()
                 .and_then(|name| name.strip_prefix(&prefix)?.strip_suffix(&suffix));
-            // There is one: [`Backups::keep`] writes it again.
+            // [`Backups::keep`] writes at most one file for a text.
             if between.is_some_and(|it| it.starts_with('.')) {
                 let original = read(&entry.path())?;
                 return Ok(Some((entry.path(), original)));
@@ -300,10 +305,10 @@ impl Backups {
         Ok(None)
     }
 
-    /// Keeps the original of a file that is to become this text.
+    /// Keeps the original of a file before the file gets this text.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The backup cannot be written.
     pub fn keep(&self, manifest: &Path, original: &str, text: &str) -> Result<PathBuf, FileError> {
         make_private(&self.directory)
             .map_err(FileError::of("make the directory", &self.directory))?;
@@ -322,7 +327,8 @@ impl Backups {
     }
 }
 
-/// What the name of a backup begins and ends with. A link to a file has the file's: that is what [`replace`] writes.
+/// Prefix and suffix of the name of a backup. For a link, the name of its target counts, since
+/// [`replace`] writes to the target.
 fn ends(manifest: &Path, text: &str) -> (String, String) {
     let mut digits = String::from(".");
     for byte in &digest(&SHA256, text.as_bytes()).as_ref()[..6] {
@@ -424,7 +430,8 @@ mod tests {
         assert!(
             !is_in(&manifest, backups.directory()) && is_in(&manifest, manifest.parent().unwrap())
         );
-        // A link is in its own directory and in that of its file, and a directory need not be there.
+        // A link counts as in its own directory and in its target's directory. The directory need
+        // not exist.
         let link = temp.path().join("a.yaml");
         symlink(&manifest, &link).unwrap();
         assert!(is_in(&link, temp.path()) && is_in(&link, manifest.parent().unwrap()));
@@ -449,9 +456,9 @@ mod tests {
         let (time, rest) = rest.split_once('.').unwrap();
         assert!(time.len() == 16 && time.ends_with('Z'), "{name}");
         assert_eq!(rest.rsplit_once('.').unwrap().0, "v1.36.3", "{name}");
-        // Given again, it is the same file.
+        // A second call finds the same backup.
         assert_eq!(backups.keep(&manifest, text, "new").unwrap(), path);
-        // Whatever the image is called, the name is one in this directory.
+        // No image name can lead out of the directory.
         for (image, version) in [
             ("r.example:5000/kube-apiserver:v1.2@sha256:ab", "v1.2"),
             ("kube-apiserver@sha256:ab", "unknown"),

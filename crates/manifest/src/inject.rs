@@ -1,5 +1,5 @@
-//! A kube-apiserver's manifest to one behind berth, as a list of edits. `docs/inject.md` lists them
-//! for; here is how they are found.
+//! The edits that put a kube-apiserver's manifest behind berth. `docs/inject.md` lists the edits
+//! and their reasons; this module computes them.
 
 mod addresses;
 mod flags;
@@ -19,32 +19,32 @@ use serde_json::Value;
 pub use addresses::loopback;
 pub use judge::{Lapse, Wrapping, judge};
 
-/// The variables of the shim alone that follow from options of `berth inject`.
+/// Variables that only the shim gets, from options of `berth inject`.
 const SERVICE: &str = "BERTH_CLUSTER";
 const NODE_NAME: &str = "BERTH_NODE_NAME";
 
-/// The first version that lets an init container go on beside the others.
+/// The first Kubernetes version with native sidecars (`restartPolicy: Always` in init containers).
 const SIDECARS: (u64, u64) = (1, 29);
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Addresses {
-    /// The apiserver's address in the manifest, else the node's.
+    /// The apiserver's address in the manifest; if missing, the node's address.
     #[default]
     OfManifest,
-    /// Here; the first names the berth.
+    /// The given addresses. The first address names the berth.
     Given(Vec<Listen>),
 }
 
 /// How the apiserver is probed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Probing {
-    /// Variables of berth for it, such as `BERTH_PROBE_CA`.
+    /// Variables of berth for the probe, such as `BERTH_PROBE_CA`.
     pub variables: Vec<(&'static str, String)>,
-    /// Files in the apiserver's container that it needs.
+    /// Files in the apiserver's container that the probe needs.
     pub files: Vec<String>,
-    /// The probe has a CA, or trusts every certificate.
+    /// True if the probe has a CA, or trusts every certificate.
     pub trusts: bool,
-    /// The probe has credentials.
+    /// True if the probe has credentials.
     pub credentials: bool,
 }
 
@@ -57,42 +57,45 @@ pub struct InjectOptions {
     pub run_dir: String,
     pub addresses: Addresses,
     pub probing: Probing,
-    /// The kubeconfig with which it keeps the Service `kubernetes`; a pod that is not static has its service account.
+    /// Kubeconfig for keeping the Service `kubernetes`. A pod that is not static uses its service
+    /// account instead.
     pub service: Option<String>,
     /// How the apiserver gets its clients.
     pub pass: PassMode,
-    /// Further variables of the shim, which the operator added.
+    /// Further variables of the shim, added by the operator.
     pub added: Vec<Value>,
 }
 
 /// The result of an injection.
 #[derive(Debug)]
 pub struct Injection {
-    /// What the edits were made to: the manifest, or what it was before an earlier injection.
+    /// The text before the edits: the manifest, or the manifest before an earlier injection.
     pub base: String,
     pub text: String,
-    /// The manifest of `text`.
+    /// The parsed `text`.
     pub manifest: Manifest,
     pub edits: Vec<Edit>,
-    /// What an operator should know.
+    /// Hints for the operator.
     pub notes: Vec<String>,
-    /// With what: the options, and of an earlier injection the shim's added variables, and its addresses if the options name none.
+    /// The options in effect: the given options, plus the variables added to the shim of an earlier
+    /// injection, and its addresses if the given options name none.
     pub options: InjectOptions,
 }
 
-/// Puts the kube-apiserver of a file behind berth. One that is already is regenerated, with these
-/// options, and listens where it did if they name no address; the file stays as it is, byte for byte, if that changes nothing.
+/// Puts the kube-apiserver of a file behind berth. A manifest that is already behind berth is
+/// regenerated with these options, and keeps its addresses if the options name none. If nothing
+/// changes, the file stays the same, byte for byte.
 ///
 /// # Errors
-/// Everything that prevents it.
+/// Every obstacle.
 pub fn inject(text: &str, options: &InjectOptions) -> Result<Injection, Vec<Problem>> {
     inject_over(text, None, options)
 }
 
-/// As [`inject`], where it may be known from a backup what the file was before.
+/// Like [`inject`], but the text before an earlier injection may come from a backup.
 ///
 /// # Errors
-/// As [`inject`].
+/// As for [`inject`].
 pub fn inject_over(
     text: &str,
     backup: Option<String>,
@@ -158,10 +161,10 @@ pub fn inject_over(
 /// Fields of a shim's container that follow from options, or are kept.
 const OPTIONAL: [&str; 5] = ["image", "args", "env", "volumeMounts", "securityContext"];
 
-/// The edits that put a manifest behind berth, and what an operator should know.
+/// Plans the edits that put a manifest behind berth, and the hints for the operator.
 ///
 /// # Errors
-/// All that is in the way.
+/// All obstacles.
 pub fn plan(
     manifest: &Manifest,
     options: &InjectOptions,
@@ -187,7 +190,7 @@ struct Planner<'a> {
     manifest: &'a Manifest,
     options: &'a InjectOptions,
     wrapping: Wrapping<'a>,
-    /// Way to the apiserver's container.
+    /// Path of the apiserver's container.
     container: Path,
     edits: Vec<Edit>,
     notes: Vec<String>,
@@ -275,7 +278,7 @@ impl<'a> Planner<'a> {
         let group = container
             .security("runAsGroup")
             .map(|group| ("runAsGroup", group.value()));
-        // The pod's is theirs, too.
+        // Fields of the pod's securityContext apply to the added containers anyway.
         let own = |field| {
             Some((
                 field,
@@ -319,7 +322,8 @@ impl<'a> Planner<'a> {
         );
     }
 
-    /// The variables with which the shim keeps the Service `kubernetes`; the directory of its credentials, if it needs one.
+    /// Adds the variables with which the shim keeps the Service `kubernetes`. Returns the directory
+    /// of the shim's credentials, if any are needed.
     fn cluster(&mut self, variables: &mut Vec<Value>) -> Option<&'a str> {
         let kubeconfig = self.options.service.as_deref()?;
         let is_static = self.manifest.kind() == "Pod";
@@ -336,8 +340,8 @@ impl<'a> Planner<'a> {
         kubeconfig.rsplit_once('/').map(|(directory, _)| directory)
     }
 
-    /// Adds to a list of named things: at its end, but in what kubeadm writes at its beginning, where its
-    /// patches add.
+    /// Adds items to a list of named things. In a manifest of kubeadm, the items go to the
+    /// beginning, where kubeadm's patches put them; otherwise to the end.
     fn add(&mut self, path: Path, values: Vec<Value>, reason: &str) {
         let change = if self.manifest.is_kubeadm() {
             Change::Prepend(values)
@@ -374,7 +378,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Manifests that cannot be put behind berth.
+    /// Rejects manifests that cannot be put behind berth.
     fn check(&mut self) {
         let (pod, container) = (self.manifest.pod(), self.manifest.apiserver());
         let program = self
@@ -406,7 +410,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Containers of which a second pod runs another one.
+    /// Other containers of the pod. During an upgrade, each runs twice.
     fn others(&self) -> Vec<Problem> {
         let other = |container: Container<'_>| {
             let cause = format!(
@@ -421,7 +425,7 @@ impl<'a> Planner<'a> {
         self.manifest.others().map(other).collect()
     }
 
-    /// Kubernetes has to know what the shim's container is.
+    /// Checks that Kubernetes is new enough for native sidecars.
     fn sidecar(&mut self) {
         if let Some((major, minor)) = self
             .manifest
@@ -445,7 +449,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// What an update of the pod cannot do.
+    /// Checks that an update of the pod starts the new pod first.
     fn rollout(&mut self) {
         let spec = self.manifest.root().get("spec");
         let at = |keys: &[&str]| spec.and_then(|spec| spec.at(keys)).map(YamlNode::value);
@@ -491,7 +495,8 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// With hostNetwork each declared port is one of the node, and the kubelet refuses the second pod that declares it.
+    /// Removes declared ports. With hostNetwork, each declared port is a port of the node, and the
+    /// kubelet refuses a second pod that declares it.
     fn ports(&mut self) {
         let apiserver = self.manifest.container().name();
         for container in self
@@ -524,7 +529,7 @@ impl<'a> Planner<'a> {
             reason:
                 "with hostNetwork each is a hostPort too, and the second pod would stay Pending"
                     .into(),
-            // kubeadm writes no comments, and its next upgrade would take this one for a change.
+            // kubeadm writes no comments, and its next upgrade would see a comment as a change.
             comment: !self.manifest.is_kubeadm(),
         });
     }

@@ -1,10 +1,10 @@
-//! The same edits as patches for kubeadm (`kubeadm … --patches DIR`), which then writes the manifest behind
-//! berth itself, at `init`, `join` and each `upgrade`.
+//! The same edits as patches for kubeadm (`kubeadm … --patches DIR`). With these patches, kubeadm
+//! itself writes the manifest behind berth, at `init`, `join` and each `upgrade`.
 //!
-//! A strategic merge patch names containers and volumes by their names, so it fits whatever a later version of
-//! kubeadm writes; what it adds to a list comes first there. Only the command line cannot be changed that
-//! way: a list of texts is replaced as a whole. There a JSON patch puts berth before it, and flags behind it,
-//! where they count.
+//! A strategic merge patch names containers and volumes by their names, so the patch fits manifests
+//! of later kubeadm versions. Its additions to a list come first. Only the command line cannot be
+//! changed by a merge, since a list of strings is replaced as a whole. For the command line, a JSON
+//! patch inserts berth before the command and flags after it, where the flags count.
 
 use super::edit::{Change, Edit, Step};
 use super::write::Style;
@@ -12,15 +12,15 @@ use super::{Manifest, Problem};
 use berth_cluster::yaml::YamlNode;
 use serde_json::{Value, json};
 
-/// A file of the directory that kubeadm is given.
+/// A file of kubeadm's patches directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Patch {
-    /// Its name. The 9 puts it behind patches of the operator's.
+    /// File name. The 9 sorts the file after the operator's patches.
     pub name: &'static str,
     pub text: String,
 }
 
-/// The edits as patches.
+/// Writes the edits as patches.
 ///
 /// # Errors
 /// The manifest is not kubeadm's, or an edit cannot be written as a patch.
@@ -91,12 +91,12 @@ pub fn patches(manifest: &Manifest, edits: &[Edit]) -> Result<[Patch; 2], Proble
 const HEAD: &str =
     "# Written by berth inject --kubeadm-patch; regenerate it rather than edit it.\n";
 
-/// RFC 6902.
+/// Operations of a JSON patch (RFC 6902).
 fn operations_of(change: &Change, list: &str) -> Vec<Value> {
     let operation =
         |path: String, value: &Value| json!({"op": "add", "path": path, "value": value});
     match change {
-        // Each goes before those that came before it.
+        // Each value is inserted before the values inserted so far.
         Change::Prepend(values) => values
             .iter()
             .rev()
@@ -110,11 +110,12 @@ fn operations_of(change: &Change, list: &str) -> Vec<Value> {
     }
 }
 
-/// Puts a change into a strategic merge patch. None: it cannot be written as one.
+/// Puts a change into a strategic merge patch. `None` if the change cannot be written as a patch.
 fn add(patch: &mut Value, there: Option<&YamlNode>, path: &[Step], change: &Change) -> Option<()> {
     let Some((step, rest)) = path.split_first() else {
         *patch = match (change, there) {
-            // Else it would be merged with what is there: an httpGet with an exec.
+            // Without `replace`, the value would be merged with the present value: an httpGet with
+            // an exec.
             (Change::Set(Value::Object(map)), Some(_)) => {
                 let replace = ("$patch".to_owned(), Value::from("replace"));
                 Value::Object(std::iter::once(replace).chain(map.clone()).collect())

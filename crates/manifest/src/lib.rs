@@ -1,22 +1,26 @@
-//! Edits of Kubernetes manifests that keep comments and order, and what the operator's other commands share.
+//! Edits of Kubernetes manifests that keep comments and order, and code shared by the operator's
+//! other commands.
 //!
-//! Pure, text in and text out, but for [`file`](mod@file). [`Manifest::parse`] finds the kube-apiserver in a
-//! file. [`inject`] and [`eject`] give what to change as a list of [`Edit`]s, each with its reason, and [`edit`]
-//! writes them into the text, one after the other, at the places that [`berth_cluster::yaml`] knows. So nothing is
-//! touched that no edit names. A document with forms of YAML that no manifest has is read and not edited. [`kubeadm`] writes the same edits as patches for kubeadm.
+//! Apart from [`file`](mod@file), the edits are pure: text in, text out. [`Manifest::parse`] finds
+//! the kube-apiserver in a file. [`inject`] and [`eject`] return a list of [`Edit`]s, each with a
+//! reason. [`edit`] writes the edits into the text one after the other, at the places that
+//! [`berth_cluster::yaml`] reports, and changes nothing else. A document with forms of YAML that no
+//! manifest uses can be read, but not edited. [`kubeadm`] writes the same edits as patches for
+//! kubeadm.
 //!
-//! The text is edited and never regenerated: a library that patches YAML (yamlpatch) can neither
-//! leave a reason behind as a comment nor work on one of several documents, and brings a C parser along.
+//! The text is edited and never regenerated. A library that patches YAML (yamlpatch) can neither
+//! leave a reason behind as a comment nor work on one of several documents, and brings along a C
+//! parser.
 //!
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`grant`] | a shim's credentials for the cluster's API |
-//! | [`report`] | findings and refusals of every command of an operator |
+//! | [`report`] | findings and refusals of all operator commands |
 //! | [`command`] | programs of the node, and command lines of processes |
-//! | [`wait`] | asks again until an answer counts |
+//! | [`wait`] | repeats a question until an answer counts |
 
 #![forbid(unsafe_code)]
-// They panic where a pipe is closed or a disk is full.
+// The print macros panic if a pipe is closed or a disk is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod command;

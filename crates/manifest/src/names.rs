@@ -1,12 +1,13 @@
-//! Names of what `berth inject` adds to a pod, by which `berth eject` finds it.
+//! Names of the parts that `berth inject` adds to a pod. `berth eject` finds the parts by these
+//! names.
 
-/// Where the apiserver's container finds berth.
+/// Path of berth's binary in the apiserver's container.
 pub const BINARY: &str = "/opt/berth/berth";
 
-/// Names of what is added to a pod.
+/// Names of the added containers.
 pub const INSTALL: &str = "berth-install";
 pub const SHIM: &str = "berth";
-/// Volume with the binary, the one that is the run directory, and that of the shim's credentials in the cluster.
+/// Volumes of the binary, of the run directory, and of the shim's credentials for the cluster.
 pub const VOLUMES: [&str; 3] = ["berth-bin", "berth-run", "berth-cluster"];
 /// Variables that are added to the apiserver's container.
 pub const VARIABLES: [&str; 13] = [
@@ -31,5 +32,6 @@ pub const PASS: &str = "BERTH_PASS";
 /// The three probes of a container.
 pub const PROBES: [&str; 3] = ["startupProbe", "livenessProbe", "readinessProbe"];
 
-/// Least period and timeout of an exec probe, in seconds: each costs a start of a process by the runtime.
+/// Minimum period and timeout of an exec probe, in seconds. Each probe costs the runtime the start
+/// of a process.
 pub const LEAST: u64 = 5;

@@ -1,17 +1,18 @@
 //! The subset of YAML that the editor accepts.
 //!
-//! YAML has more forms than manifests have. In some of them readers do not agree where one value ends and the next begins
-//! (`[!a, 1]`: a comma may be part of a tag), or a value has no place of its own (`? key` without a colon). An edit next to such a
-//! value can mean one thing to the reader that berth has and another to Kubernetes, so reading the result again
-//! does not show it. The editor knows none of these forms: a document with one of them is not edited.
+//! YAML has more forms than manifests use. For some of these forms, parsers disagree where a value
+//! ends (`[!a, 1]`: a comma may be part of a tag). In other forms, a value has no position in the
+//! text (`? key` without a colon). Near such a value, berth's parser and Kubernetes may read an
+//! edit differently, and parsing the result again would not show the difference. So a document with
+//! such a form is not edited.
 
 use super::Problem;
 use berth_cluster::yaml::{Data, YamlNode};
 
-/// Whether a document is written in those forms alone that manifests have.
+/// Checks that a document uses only the forms of YAML that manifests use.
 ///
 /// # Errors
-/// Another form, and how to write it.
+/// The unusual form, and how to write the value instead.
 pub(super) fn check(text: &str, node: &YamlNode) -> Result<(), Problem> {
     if node.tagged {
         return Err(refuse(node.line, "a tag (!)", "write the value without it"));
@@ -39,7 +40,7 @@ pub(super) fn check(text: &str, node: &YamlNode) -> Result<(), Problem> {
         ));
     }
     if node.shared && text[node.span.clone()].starts_with('*') {
-        // What it stands for is looked at where it is written.
+        // The anchored value is checked where it is written.
         return Ok(());
     }
     if node.flow && !node.entries().is_empty() && !text[node.span.clone()].ends_with('}') {
@@ -66,15 +67,16 @@ pub(super) fn check(text: &str, node: &YamlNode) -> Result<(), Problem> {
     node.items().iter().try_for_each(|item| check(text, item))
 }
 
-/// Where a line begins with a tab below a value that ends here: as long as the value has no quotes it may go on there, so
-/// that libyaml reads over it, and after any other value it does not.
+/// Position of a tab at the beginning of a line after a value that ends at `end`. A value without
+/// quotes may continue on that line, so libyaml ignores the tab; after any other value, libyaml
+/// reports the tab.
 fn tab_below(text: &str, end: usize) -> Option<usize> {
     let blank = &text[..text.len() - text[end..].trim_start().len()];
     let below = end + blank[end..].find('\n')?;
     Some(below + blank[below..].find('\t')?)
 }
 
-/// Whether a key is a text in one line with its colon behind it, without the `?` that it may begin with.
+/// True if a key is a text on one line, followed by a colon, and without a leading `?`.
 fn is_plain_key(text: &str, key: &YamlNode) -> bool {
     let (before, rest) = (&text[..key.span.start], &text[key.span.end..]);
     let asked = key.flow && before.trim_end().ends_with('?');

@@ -1,11 +1,11 @@
-//! The kube-apiserver in a manifest: which document, which pod, which container, and its command line.
+//! The kube-apiserver in a manifest: document, pod, container and command line.
 
 use super::edit::{Path, Step};
 use super::{Container, Problem};
 use berth_cluster::yaml::{YamlNode, parse};
 use std::net::IpAddr;
 
-/// Kinds whose pod is looked at, and the way to it.
+/// Kinds with a pod, and the path to the pod.
 const KINDS: [(&str, &[&str]); 5] = [
     ("Pod", &[]),
     ("Deployment", &["spec", "template"]),
@@ -14,13 +14,13 @@ const KINDS: [(&str, &[&str]); 5] = [
     ("StatefulSet", &["spec", "template"]),
 ];
 
-/// Programs that would run the apiserver as their child.
+/// Programs that would run the apiserver as a child process.
 const SHELLS: [&str; 5] = ["sh", "bash", "ash", "dash", "busybox"];
 
-/// What [`super::kubeadm`]'s manifests have, and no others.
+/// An annotation that only kubeadm's manifests have.
 const KUBEADM: &str = "kubeadm.kubernetes.io/kube-apiserver.advertise-address.endpoint";
 
-/// A file with one kube-apiserver in it.
+/// A file with one kube-apiserver.
 #[derive(Debug, Clone)]
 pub struct Manifest {
     text: String,
@@ -29,11 +29,13 @@ pub struct Manifest {
     template: &'static [&'static str],
     container: usize,
     name: String,
-    /// [`Manifest::arguments`], with the values of variables in them; `{instance}` is what differs from pod to pod.
+    /// [`Manifest::arguments`] with expanded variables. `{instance}` stands for values that differ
+    /// from pod to pod.
     words: Vec<String>,
 }
 
-/// Flags that are read or changed here and take a value; [`berth_exec::args`] refuses the first three without one.
+/// Flags with a value that berth reads or changes. [`berth_exec::args`] refuses the first three
+/// without a value.
 const VALUED: [&str; 8] = [
     "bind-address",
     "secure-port",
@@ -48,23 +50,24 @@ const VALUED: [&str; 8] = [
 /// A flag of the kube-apiserver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flag<'a> {
-    /// Its value, with those of variables in it; empty if it has none.
+    /// The value with expanded variables; empty if the flag has no value.
     pub value: &'a str,
-    /// As it is written.
+    /// The value as written.
     pub written: &'a str,
     /// Line of the value.
     pub line: usize,
-    /// Which argument has the value, counted through `command` and `args`.
+    /// Index of the argument with the value, counted through `command` and `args`.
     pub argument: usize,
-    /// The value is an argument of its own, after the name.
+    /// True if the value is an argument after the flag's name (no `=`).
     pub apart: bool,
 }
 
 impl Manifest {
-    /// Reads a file and finds the kube-apiserver: by its command, else by the container's name.
+    /// Reads a file and finds the kube-apiserver by its command, or else by the container's name.
     ///
     /// # Errors
-    /// It is no YAML, or has none or several kube-apiservers, or one whose arguments cannot be changed.
+    /// The file is no YAML, has no kube-apiserver or several, or has arguments that cannot be
+    /// changed.
     pub fn parse(text: &str) -> Result<Self, Problem> {
         let mut found = Vec::new();
         for (document, root) in parse(text)?.into_iter().enumerate() {
@@ -91,7 +94,7 @@ impl Manifest {
             let name = name
                 .ok_or_else(|| Problem::new(node.line, "the container has no name: give it one"))?
                 .to_owned();
-            // Edits find it by its name.
+            // Edits find the container by its name.
             if containers
                 .iter()
                 .filter(|it| it.text_of("name") == Some(&name))
@@ -138,7 +141,7 @@ impl Manifest {
         &self.text
     }
 
-    /// Which of the file's documents it is.
+    /// Index of the document in the file.
     pub fn document(&self) -> usize {
         self.document
     }
@@ -152,7 +155,7 @@ impl Manifest {
         self.root.text_of("kind").unwrap_or_default()
     }
 
-    /// Whether kubeadm wrote it, and will write it again.
+    /// True if kubeadm wrote the manifest, and will write it again.
     pub fn is_kubeadm(&self) -> bool {
         self.annotation(KUBEADM).is_some()
     }
@@ -162,7 +165,7 @@ impl Manifest {
         self.root.at(self.template).unwrap_or(&self.root)
     }
 
-    /// Way to [`Manifest::template`].
+    /// Path of [`Manifest::template`].
     pub fn template_path(&self) -> Path {
         Path(
             self.template
@@ -177,7 +180,7 @@ impl Manifest {
         self.template().get("spec").unwrap_or(&self.root)
     }
 
-    /// Way to [`Manifest::pod`].
+    /// Path of [`Manifest::pod`].
     pub fn pod_path(&self) -> Path {
         self.template_path().key("spec")
     }
@@ -186,12 +189,12 @@ impl Manifest {
         &self.pod().list("containers")[self.container]
     }
 
-    /// Way to [`Manifest::apiserver`].
+    /// Path of [`Manifest::apiserver`].
     pub fn apiserver_path(&self) -> Path {
         self.pod_path().key("containers").name(&self.name)
     }
 
-    /// Which of the pod's containers it is.
+    /// Index of the apiserver's container in the pod.
     pub fn apiserver_index(&self) -> usize {
         self.container
     }
@@ -221,7 +224,7 @@ impl Manifest {
             .chain(self.containers("containers"))
     }
 
-    /// Those of [`Manifest::lasting`] that are neither kube-apiserver's nor berth's.
+    /// The lasting containers except kube-apiserver's and berth's.
     pub fn others(&self) -> impl Iterator<Item = Container<'_>> {
         self.lasting()
             .filter(|it| it.name() != self.name && !it.is_berths())
@@ -232,7 +235,7 @@ impl Manifest {
         self.container().arguments()
     }
 
-    /// Way to one of [`Manifest::arguments`].
+    /// Path of one of [`Manifest::arguments`].
     pub fn argument_path(&self, argument: usize) -> Path {
         let command = self
             .apiserver()
@@ -244,12 +247,12 @@ impl Manifest {
         }
     }
 
-    /// A flag by its name without dashes; the last of that name, which is the one that counts.
+    /// A flag by its name without dashes. The last flag of a name counts.
     pub fn flag(&self, name: &str) -> Option<Flag<'_>> {
         self.flags(name).pop()
     }
 
-    /// All flags of a name without dashes, for one that may be given several times.
+    /// All flags of a name without dashes, for a flag that may be repeated.
     pub fn flags(&self, name: &str) -> Vec<Flag<'_>> {
         let arguments = self.arguments();
         let found = self.words.iter().enumerate().filter_map(|(at, word)| {
@@ -281,7 +284,7 @@ impl Manifest {
         found.collect()
     }
 
-    /// Major and minor number of the kube-apiserver, by its image's tag.
+    /// Major and minor number of the kube-apiserver, from its image's tag.
     pub fn version(&self) -> Option<(u64, u64)> {
         let tag = tag(self.image())?;
         let numbers = tag
@@ -299,7 +302,7 @@ impl Manifest {
     /// The apiserver's secure port.
     ///
     /// # Errors
-    /// It is no port.
+    /// The value is no port.
     pub fn secure_port(&self) -> Result<u16, Problem> {
         let Some(flag) = self.flag("secure-port") else {
             return Ok(6443);
@@ -316,14 +319,14 @@ impl Manifest {
         })
     }
 
-    /// The one address that the apiserver listens on, if --bind-address names one; else it listens on all.
+    /// The address of --bind-address. `None` if the apiserver listens on all addresses.
     pub fn bound(&self) -> Option<IpAddr> {
         self.address("bind-address")
             .filter(|ip| !ip.is_unspecified())
     }
 
-    /// The address of --advertise-address, if it is given; kube-apiserver takes 0.0.0.0 for none. That of a router need not be one of the
-    /// node.
+    /// The address of --advertise-address. `None` for 0.0.0.0, as in kube-apiserver. The address
+    /// may be a router's, and need not be one of the node.
     pub fn advertised(&self) -> Option<IpAddr> {
         self.address("advertise-address")
             .filter(|ip| !ip.is_unspecified())
@@ -333,7 +336,7 @@ impl Manifest {
         address(self.flag(flag)?.value)
     }
 
-    /// A path from the apiserver's container on, or from the pod.
+    /// A path relative to the apiserver's container, or to the pod.
     pub fn within(&self, path: &Path) -> String {
         let whole = path.to_string();
         let above = [self.apiserver_path(), self.pod_path(), self.template_path()];
@@ -343,7 +346,7 @@ impl Manifest {
         within.map_or_else(|| whole.clone(), ToOwned::to_owned)
     }
 
-    /// Line of the last thing along a path that is there.
+    /// Line of the last existing value along a path.
     pub fn line_of(&self, path: &Path) -> usize {
         let (mut node, mut line) = (&self.root, self.root.line);
         for step in &path.0 {
@@ -405,7 +408,8 @@ impl Manifest {
             .try_for_each(|name| self.check_value(name))
     }
 
-    /// Taken literally, the flag that follows one without a value would vanish.
+    /// Checks that a flag has a value. Otherwise the next flag would be read as the value, and
+    /// vanish.
     fn check_value(&self, name: &str) -> Result<(), Problem> {
         for flag in self.flags(name) {
             let written = self.arguments()[flag.argument];
@@ -423,12 +427,12 @@ impl Manifest {
     }
 }
 
-/// An address, as Go reads it: one of IPv4 in the form of IPv6 is of IPv4.
+/// An IP address, as Go reads it: a mapped IPv4 address counts as IPv4.
 pub(crate) fn address(text: &str) -> Option<IpAddr> {
     text.trim().parse().ok().map(|ip: IpAddr| ip.to_canonical())
 }
 
-/// Whether a container's command is kube-apiserver, by itself, behind hyperkube or behind berth.
+/// True if a container's command is kube-apiserver: directly, behind hyperkube or behind berth.
 fn runs_apiserver(container: &YamlNode) -> bool {
     let words: Vec<_> = container
         .list("command")
@@ -601,7 +605,7 @@ mod tests {
 
     #[test]
     fn a_file_is_in_the_deepest_mount() {
-        // One without a path mounts nothing.
+        // A mount without a path mounts nothing.
         let mounts = "[{name: x, mountPath: /a}, {name: y, mountPath: /a/b/}, {name: z, mountPath: /a/bc}, v, {name: w}]";
         let text = pod(&format!(
             "{{name: a, command: [kube-apiserver], volumeMounts: {mounts}}}"

@@ -12,7 +12,7 @@ use std::fmt::Display;
 pub enum Severity {
     /// The command cannot do its work, or clients lose something.
     Error,
-    /// It works, but clients may be affected, or it will stop working.
+    /// The command works, but clients may be affected, or it will stop working later.
     Warning,
     /// A note, or something that was not checked.
     Info,
@@ -28,22 +28,23 @@ impl Severity {
     }
 }
 
-/// Something that does not hold.
+/// A problem.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Name of the check of `berth doctor`; empty outside of it.
+    /// Name of the check of `berth doctor`; empty for other commands.
     pub id: &'static str,
     pub severity: Severity,
-    /// Where: file and line, a path or a setting of the node. Empty where the cause has it.
+    /// File and line, a path, or a setting of the node. Empty if the cause contains the place.
     #[serde(rename = "where")]
     pub place: String,
     /// The problem and its cause.
     pub cause: String,
-    /// An edit or a command. Empty where the cause has it.
+    /// An edit or a command. Empty if the cause contains the fix.
     pub fix: String,
 }
 
-/// Why the cluster's API cannot be asked, and what fixes it: where it does not know the credentials, does not allow the request, or fails.
+/// Explains a failed request to the cluster's API, with a fix for each case: unknown credentials, a
+/// forbidden request, or another error.
 pub fn explain(error: &berth_cluster::Error, [unknown, forbidden, failed]: [&str; 3]) -> String {
     let fix = match error.status() {
         None => "see that an apiserver answers there",
@@ -64,12 +65,12 @@ impl From<FileError> for Refusal {
     }
 }
 
-/// Why a command does not begin; nothing was changed.
+/// Why a command does not start. Nothing was changed.
 #[derive(Debug)]
 pub enum Refusal {
     /// The command line or a manifest is wrong.
     Usage(Mistakes),
-    /// Something that is needed cannot be had.
+    /// Something necessary is not available.
     Unavailable(Vec<String>),
     /// `berth doctor` found errors, which have been printed.
     Errors,

@@ -1,9 +1,10 @@
-//! Waits for what comes by itself, by asking for it again and again.
+//! Waits for an answer by repeating a question.
 
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// Asks with this pause until an answer counts, for at most this long; gives the last answer.
+/// Asks at intervals of `pause` until an answer counts, for at most `within`. Returns the last
+/// answer.
 pub async fn until<T>(
     within: Duration,
     pause: Duration,

@@ -1,11 +1,11 @@
-//! Values to YAML text, in the manner of the file that they go into.
+//! Writes values as YAML text, in the style of the file around them.
 
 use berth_cluster::yaml::{YamlNode, resolve};
 use serde_json::{Map, Value};
 use std::fmt::Write;
 
 #[rustfmt::skip]
-/// The order in which people write a pod's fields. Other names come last, by the alphabet.
+/// The order in which people write a pod's fields. Other names come last, sorted by the alphabet.
 const ORDER: [&str; 55] = [
     "apiVersion", "kind", "metadata", "name", "namespace", "labels", "annotations", "spec", "hostNetwork",
     "priorityClassName", "terminationGracePeriodSeconds", "initContainers", "containers", "image",
@@ -17,18 +17,18 @@ const ORDER: [&str; 55] = [
     "readOnly", "volumeMounts", "op", "path", "volumes",
 ];
 
-/// How a file is written.
+/// The style of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Style {
-    /// Lists stand deeper than their key.
+    /// Lists are indented deeper than their key.
     pub(super) indented: bool,
-    /// Keys stand in the order of the alphabet, as programs write them.
+    /// Keys are sorted by the alphabet, as programs write them.
     pub(super) sorted: bool,
-    /// It is JSON, which is YAML too.
+    /// The file is JSON, which is also YAML.
     pub(super) json: bool,
 }
 
-/// A whole document, as people write it.
+/// A whole document, in the order of fields that people use.
 pub fn document(value: &Value) -> String {
     let style = Style {
         indented: false,
@@ -42,7 +42,7 @@ pub fn document(value: &Value) -> String {
 }
 
 impl Style {
-    /// As the document does it; a block list decides, and every mapping.
+    /// The style of a document, from its first block list and all of its mappings.
     pub(super) fn of(document: &YamlNode) -> Self {
         Self {
             indented: indented(document).unwrap_or(true),
@@ -51,7 +51,7 @@ impl Style {
         }
     }
 
-    /// Where a new key belongs among those that are there.
+    /// Index of a new key among the present keys.
     pub(super) fn place<'a>(self, keys: impl Iterator<Item = &'a str>, new: &str) -> usize {
         let mut place = 0;
         for (at, key) in keys.enumerate() {
@@ -77,7 +77,7 @@ impl Style {
         entries
     }
 
-    /// The fields of a mapping, in lines that begin at this indent, each ended.
+    /// The fields of a mapping, as complete lines with this indent.
     pub(super) fn fields(self, indent: usize, map: &Map<String, Value>) -> String {
         self.entries(map)
             .into_iter()
@@ -85,12 +85,12 @@ impl Style {
             .collect()
     }
 
-    /// The items of a list, likewise.
+    /// The items of a list, as complete lines with this indent.
     pub(super) fn items(self, indent: usize, items: &[Value]) -> String {
         items.iter().map(|item| self.item(indent, item)).collect()
     }
 
-    /// `key: value`, likewise.
+    /// `key: value`, as complete lines with this indent.
     pub(super) fn entry(self, indent: usize, key: &str, value: &Value) -> String {
         format!(
             "{:indent$}{}{}",
@@ -100,7 +100,7 @@ impl Style {
         )
     }
 
-    /// What follows a key that stands at this indent, from its colon on.
+    /// The text from the colon on, after a key at this indent.
     pub(super) fn after_key(self, indent: usize, value: &Value) -> String {
         match value {
             Value::Object(map) if !map.is_empty() => format!(":\n{}", self.fields(indent + 2, map)),
@@ -114,14 +114,14 @@ impl Style {
         }
     }
 
-    /// `- value`, in lines as those of [`Style::fields`].
+    /// `- value`, as complete lines with this indent.
     fn item(self, indent: usize, value: &Value) -> String {
         let lines = match value {
             Value::Object(map) if !map.is_empty() => self.fields(indent + 2, map),
             Value::Array(items) if !items.is_empty() => self.items(indent + 2, items),
             other => return format!("{:indent$}- {}\n", "", scalar(other)),
         };
-        // The first key stands behind the dash.
+        // The first key follows the dash.
         format!("{:indent$}- {}", "", &lines[indent + 2..])
     }
 
@@ -129,7 +129,8 @@ impl Style {
     pub(super) fn flow(self, value: &Value) -> String {
         match value {
             Value::String(text) => {
-                // More ends a text here than in a block, and readers do not agree what: `:` and `?` for some.
+                // In flow style, more characters end a text than in a block, and parsers disagree
+                // on some of them (`:` and `?`).
                 let safe = text
                     .chars()
                     .all(|c| c.is_ascii_alphanumeric() || "-_./=".contains(c));
@@ -171,7 +172,7 @@ impl Style {
     }
 }
 
-/// What fits into one line of a block: a scalar, `[]` or `{}`.
+/// A value on one line of a block: a scalar, `[]` or `{}`.
 pub(super) fn scalar(value: &Value) -> String {
     match value {
         Value::String(text) => scalar_text(text),
@@ -179,7 +180,8 @@ pub(super) fn scalar(value: &Value) -> String {
     }
 }
 
-/// A text in the quotes that it needs: as Go's YAML writes it, so that what kubeadm writes is the same.
+/// A text with the necessary quotes. Quoted as Go's YAML library does it, so that the result equals
+/// kubeadm's.
 fn scalar_text(text: &str) -> String {
     if !text.chars().all(is_printable) {
         return quoted(text);
@@ -201,7 +203,7 @@ fn scalar_text(text: &str) -> String {
     text.to_owned()
 }
 
-/// A text in double quotes: JSON's escapes are YAML's, but it leaves more characters as they are.
+/// A text in double quotes. YAML accepts JSON's escapes, but requires escapes for more characters.
 fn quoted(text: &str) -> String {
     let mut quoted = String::new();
     for c in Value::from(text).to_string().chars() {
@@ -214,7 +216,8 @@ fn quoted(text: &str) -> String {
     quoted
 }
 
-/// What may stand in YAML as it is, and is no line end there: YAML 1.1 has five of those.
+/// True for a character that YAML allows unescaped and that is no line end. YAML 1.1 has five line
+/// ends.
 fn is_printable(c: char) -> bool {
     !c.is_control()
         && !matches!(
@@ -223,15 +226,16 @@ fn is_printable(c: char) -> bool {
         )
 }
 
-/// Numbers that JSON has not, and the merge key.
+/// True for numbers unknown to JSON, and for the merge key.
 fn is_special(text: &str) -> bool {
     let name = text.strip_prefix(['-', '+']).unwrap_or(text);
     text == "<<" || matches!(name, ".inf" | ".Inf" | ".INF" | ".nan" | ".NaN" | ".NAN")
 }
 
-/// What YAML 1.1 readers take for a number or a time: hexadecimal, octal, base 60, dates.
+/// True for texts that YAML 1.1 parsers read as a number or a time: hexadecimal, octal, base 60,
+/// dates.
 fn looks_like_number(text: &str) -> bool {
-    // Go leaves out each _ before it looks.
+    // Go removes each _ first.
     let digits = text.trim_start_matches(['-', '+', '_']);
     let number =
         |c: char| c.is_ascii_digit() || matches!(c, '_' | ':' | '.' | '-' | 'e' | 'E' | '+');
@@ -243,7 +247,7 @@ fn looks_like_number(text: &str) -> bool {
         && (radix || digits.chars().all(number) && !address)
 }
 
-/// Whether the first list in a mapping stands deeper than its key.
+/// True if the first list in a mapping is indented deeper than its key.
 fn indented(node: &YamlNode) -> Option<bool> {
     for (key, value) in node.entries() {
         let block = !value.flow && !value.items().is_empty();
@@ -328,7 +332,7 @@ mod tests {
             (scalar_text("'a'"), scalar_text("a\nb")),
             ("'''a'''".into(), "\"a\\nb\"".into())
         );
-        // Line ends of YAML 1.1, and what it must not have, which JSON leaves as they are.
+        // Line ends of YAML 1.1, and forbidden characters, none of which JSON escapes.
         assert_eq!(
             scalar_text("é\u{85}\u{2028}\u{7f}\u{ffff}\""),
             "\"é\\u0085\\u2028\\u007f\\uffff\\\"\""

@@ -1,5 +1,6 @@
-//! The kubeconfig and the token on a node. Both are replaced by a rename, so a shim in a container sees the new ones only
-//! if it mounts their directory and not the files: they have one of their own.
+//! The kubeconfig and the token on a node. Both are replaced by a rename, so a container sees the
+//! new files only if it mounts their directory, not the files. The files have a directory of their
+//! own for this.
 
 use crate::document;
 use crate::file::{Access, FileError, replace_as};
@@ -13,7 +14,7 @@ use serde_json::json;
 use std::fs;
 use std::path::Path;
 
-/// A shim's kubeconfig, with a token in another file of the same directory.
+/// A shim's kubeconfig. The token is another file in the same directory.
 pub fn kubeconfig(account: &str, server: &str, server_name: &str, ca: &[u8]) -> String {
     let cluster = json!({
         "server": server,
@@ -30,11 +31,11 @@ pub fn kubeconfig(account: &str, server: &str, server_name: &str, ca: &[u8]) -> 
     }))
 }
 
-/// Whether the files can go there: into a directory that is not there or has nothing else in it, since it becomes the
-/// shim's.
+/// Checks that the directory can hold the files. The directory must be missing or empty, since it
+/// will belong to the shim.
 ///
 /// # Errors
-/// Why not, and what fixes it.
+/// The obstacle, and its fix.
 pub fn check(file: &Path) -> Result<(), String> {
     let shown = file.display();
     let (Some(name), Some(directory)) = (
@@ -54,7 +55,7 @@ pub fn check(file: &Path) -> Result<(), String> {
         .map_err(FileError::of("read", directory))
         .map_err(|error| error.to_string())?;
     let ours = |other: &std::ffi::OsStr| {
-        // What a shim or this left half written begins with the token's name or a dot.
+        // Files left half written by a shim or by berth begin with the token's name or a dot.
         other == name
             || other.to_string_lossy().starts_with(['.'])
             || other.to_string_lossy().starts_with(FILE)
@@ -75,14 +76,14 @@ pub fn check(file: &Path) -> Result<(), String> {
     })
 }
 
-/// Writes both, for this uid alone.
+/// Writes the kubeconfig and the token, readable for this uid alone.
 ///
 /// # Errors
-/// One of them cannot be written; a file is whole, the old one or the new one.
+/// A file cannot be written. Each file is complete, either old or new.
 pub fn write(file: &Path, uid: u32, kubeconfig: &str, token: &str) -> Result<(), FileError> {
     let directory = file.parent().unwrap_or(Path::new("/"));
     private_directory(directory, uid).map_err(FileError::of("write", directory))?;
-    // The token first: a kubeconfig without one would be none.
+    // The token comes first, since a kubeconfig without a token is useless.
     for (path, text) in [
         (file.with_file_name(FILE), token),
         (file.to_owned(), kubeconfig),
@@ -141,7 +142,7 @@ mod tests {
         assert_eq!(fs::read_dir(directory).unwrap().count(), 2);
     }
 
-    /// The directory is the shim's, which may write anything there.
+    /// The directory belongs to the shim, which may write anything there.
     #[test]
     fn a_link_in_the_way_is_replaced_and_not_followed() {
         let temp = tempfile::tempdir().unwrap();

@@ -1,8 +1,10 @@
-//! Least-privilege credentials for the shims of a node, so that a running shim has no administrator's: a service account
-//! with the rights that they need, and a kubeconfig with its token.
+//! Least-privilege credentials for the shims of a node, so that a running shim never has an
+//! administrator's credentials: a service account with the necessary rights, and a kubeconfig with
+//! its token.
 //!
-//! [`objects`] has their rights; [`files`] is where the node keeps it; here it is asked for and tried. The token
-//! ends by itself. Shims renew it, as long as one of the node runs.
+//! [`objects`] defines the rights, and [`files`] writes the kubeconfig and the token. This module
+//! requests the token and tries it. The token expires; shims renew it as long as one shim of the
+//! node runs.
 
 pub mod files;
 pub mod objects;
@@ -26,44 +28,46 @@ use tokio::time::Instant;
 
 const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
-/// How often writing the shared Role is repeated because another node's write came in between: each time one of them succeeds.
+/// Maximum number of attempts to write the shared Role when other nodes write at the same time. Of
+/// concurrent writes, one always succeeds.
 const TRIES: u32 = 50;
 
-/// How long an apiserver may take to notice what was written through another one.
+/// Time for an apiserver to notice objects that were written through another apiserver.
 const NOTICED: Duration = Duration::from_secs(10);
 
-/// Time between two checks whether it has.
+/// Time between two attempts.
 const INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GrantOptions {
     /// The node's name in the cluster.
     pub node: String,
-    /// What the shims dial: the berth.
+    /// The address that the shims dial: the berth.
     pub server: SocketAddr,
-    /// What the apiserver's certificate carries.
+    /// The name in the apiserver's certificate.
     pub server_name: String,
-    /// What the shim's probe trusts, in PEM form, beside the CA of the administrator's kubeconfig.
+    /// CA certificates that the shim's probe trusts, in PEM form, in addition to the CA of the
+    /// administrator's kubeconfig.
     pub ca: Vec<u8>,
     /// The uid that will own the files.
     pub uid: u32,
-    /// Where the kubeconfig goes. The token is in the same directory.
+    /// Path of the kubeconfig. The token is in the same directory.
     pub file: PathBuf,
 }
 
 #[derive(Debug, Clone, Serialize)]
 pub struct Granted {
     pub service_account: String,
-    /// What it may do: each was tried, at the server.
+    /// The allowed requests, each tried at the server.
     pub may: Vec<Request>,
-    /// The server where it was tried, and which shims will use.
+    /// The server that was asked, and that the shims will use.
     pub server: String,
     pub kubeconfig: PathBuf,
     pub token: PathBuf,
     /// The uid that owns the files.
     pub uid: u32,
     pub expires: String,
-    /// How long the apiserver made it valid, in seconds, to the minute.
+    /// Lifetime of the token granted by the apiserver, in seconds, rounded to minutes.
     pub seconds: u64,
 }
 
@@ -83,7 +87,7 @@ pub enum GrantError {
         /// Cause and fix.
         why: String,
     },
-    /// The new credentials lack rights that they should have.
+    /// The new credentials lack necessary rights.
     #[error("{account} may not {}", requests.join(", nor "))]
     Refused {
         account: String,
@@ -91,10 +95,11 @@ pub enum GrantError {
     },
 }
 
-/// Creates the objects and a token, writes the files for the shim and tries the credentials. Each call creates a new token.
+/// Creates the objects and a token, writes the files for the shim and tries the credentials. Each
+/// call creates a new token.
 ///
 /// # Errors
-/// See [`GrantError`]; what was created until then stays, and a second call continues.
+/// See [`GrantError`]. Objects created until then stay, and a second call continues.
 pub async fn grant(
     access: &Access,
     client: &Client,
@@ -167,7 +172,8 @@ async fn make(client: &Client, node: &str) -> Result<(), Error> {
     add_to_shared_role(client, node).await
 }
 
-/// Other nodes' names stay in it, those too that come meanwhile.
+/// Adds a node to the shared Role. The names of other nodes stay, even if they are added at the
+/// same time.
 async fn add_to_shared_role(client: &Client, node: &str) -> Result<(), Error> {
     let role = objects::shared_role([node]);
     let path = objects::path(&role);
@@ -195,8 +201,8 @@ enum TryError {
     Refused(Vec<String>),
 }
 
-/// Whether the one whose credentials these are may do all that a node's shims do. What that one may not is asked again for
-/// so long.
+/// Checks that these credentials allow all requests of a node's shims. Refused requests are
+/// repeated until `patience` is over.
 async fn try_all(
     client: &Client,
     node: &str,
@@ -236,8 +242,8 @@ async fn try_all(
     }
 }
 
-/// Deletes what is a node's alone, the service account first: that ends its tokens, and nothing else does. Gives what
-/// was there.
+/// Deletes the objects of a single node, the service account first: the tokens end only
+/// with the account. Returns the names of the deleted objects.
 ///
 /// # Errors
 /// See [`GrantError`].
@@ -262,7 +268,7 @@ pub async fn revoke(client: &Client, node: &str) -> Result<Vec<String>, GrantErr
     Ok(deleted)
 }
 
-/// What is wrong with an administrator's request, and what fixes it.
+/// The error of an administrator's request, and its fix.
 fn explain(error: &Error) -> String {
     report::explain(
         error,

@@ -1,5 +1,5 @@
-//! What a shim may do in a cluster: the objects of `examples/static-pod/access.yaml`, for any node. What their Roles grant is also what
-//! is tried at the end.
+//! A shim's rights in a cluster: the objects of `examples/static-pod/access.yaml`, for any node.
+//! The requests that their Roles allow are also tried at the end.
 //!
 //! | object | namespace | of |
 //! | --- | --- | --- |
@@ -9,8 +9,9 @@
 //! | Role and RoleBinding `berth-NODE`: Leases, and its own token | `berth-system` | a node |
 //! | RoleBinding `berth-NODE` | `default` | a node |
 //!
-//! A node removes the slice of another that is gone, so the Role in `default` names those of all nodes. Names bind `create`
-//! too, because a slice is only made by server-side apply, a request with the name in its path.
+//! A node removes the slice of a node that is gone, so the Role in `default` names the slices of
+//! all nodes. The names also restrict `create`, because slices are made only by server-side apply,
+//! and an apply request has the name in its path.
 
 use berth_cluster::service::{Family, slice_name};
 use berth_cluster::yaml::{YamlNode, parse};
@@ -37,7 +38,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A SelfSubjectAccessReview of it.
+    /// A SelfSubjectAccessReview of the request.
     pub fn review(&self) -> Value {
         json!({
             "apiVersion": "authorization.k8s.io/v1",
@@ -84,7 +85,7 @@ pub fn namespace(name: &str) -> Value {
     namespace
 }
 
-/// The Role that all nodes share.
+/// The Role shared by all nodes.
 pub fn shared_role<'a>(nodes: impl IntoIterator<Item = &'a str>) -> Value {
     let mut role = objects(NODE).swap_remove(1);
     let slices = nodes
@@ -94,12 +95,12 @@ pub fn shared_role<'a>(nodes: impl IntoIterator<Item = &'a str>) -> Value {
     role
 }
 
-/// What is a node's alone, the service account first.
+/// The objects of a single node, the service account first.
 pub fn of_node(node: &str) -> Vec<Value> {
     objects(node).split_off(2)
 }
 
-/// All that a node's shims ask for: what the Roles allow.
+/// All requests of a node's shims, as allowed by the Roles.
 pub fn requests(node: &str) -> Vec<Request> {
     let mut requests = Vec::new();
     for role in objects(node)
@@ -125,7 +126,8 @@ pub fn requests(node: &str) -> Vec<Request> {
     requests
 }
 
-/// The shared Role with one more node, if that is a change. Whatever else was in its rules is no shim's.
+/// The shared Role with one more node. `None` if the Role is up to date. Rules of other origin are
+/// dropped, since no shim needs them.
 pub fn with_node(role: &Value, node: &str) -> Option<Value> {
     let mut nodes = nodes_of(role);
     nodes.insert(node.to_owned());
@@ -137,7 +139,7 @@ pub fn with_node(role: &Value, node: &str) -> Option<Value> {
     })
 }
 
-/// The nodes whose slices a Role names.
+/// The nodes of the slices that a Role names.
 fn nodes_of(role: &Value) -> BTreeSet<String> {
     let names = items(&role["rules"]).flat_map(|rule| items(&rule["resourceNames"]));
     let node = |name: &Value| {
@@ -147,7 +149,7 @@ fn nodes_of(role: &Value) -> BTreeSet<String> {
     names.filter_map(node).collect()
 }
 
-/// Where an object is in the API.
+/// Path of an object in the API.
 pub fn path(object: &Value) -> String {
     let metadata = &object["metadata"];
     let (api, kind) = (
@@ -178,7 +180,7 @@ mod tests {
     use super::*;
     use berth_cluster::lease::NAMESPACE;
 
-    /// What Deployments and DaemonSets get: the kubelet renews their token.
+    /// Access for Deployments and DaemonSets. The kubelet renews their token.
     const IN_CLUSTER: &str = include_str!("../../../../examples/kustomize/cluster/access.yaml");
 
     #[test]

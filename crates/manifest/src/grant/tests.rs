@@ -1,4 +1,4 @@
-//! Against a small HTTPS server.
+//! Tests against a small HTTPS server.
 
 use super::*;
 use berth_testing::{Server, answer, serve_with};
@@ -25,7 +25,7 @@ fn options(server: &Server, directory: &std::path::Path) -> GrantOptions {
     }
 }
 
-/// Answers as an apiserver does to a user who may do everything. `change` answers first.
+/// Answers as an apiserver does to an administrator. `change` may answer first.
 async fn apiserver(mut change: impl FnMut(&str) -> Option<String> + Send + 'static) -> Server {
     serve_with(move |request| {
         change(request).unwrap_or_else(|| {
@@ -102,7 +102,8 @@ async fn objects_then_the_token_then_every_verb_with_it() {
         asked[6]
     );
     assert!(asked[7].contains("2592000"), "{}", asked[7]);
-    // With the new token, where the shims will ask, and without the administrator's.
+    // Reviews go to the shims' server with the new token, and without the administrator's
+    // credentials.
     assert_eq!(lines.len(), 8 + 13);
     for review in &asked[8..] {
         assert!(
@@ -112,7 +113,7 @@ async fn objects_then_the_token_then_every_verb_with_it() {
     }
 }
 
-/// Several nodes at once.
+/// Several nodes write at once.
 #[tokio::test]
 async fn the_shared_role_is_read_again_after_a_conflict() {
     let temp = tempfile::tempdir().unwrap();
@@ -179,7 +180,7 @@ async fn an_administrator_who_may_not_is_told_what_to_do() {
     }
 }
 
-/// Another instance may not have seen yet what was written a moment ago.
+/// Another instance may not know yet the objects written a moment ago.
 #[tokio::test]
 async fn what_is_not_known_yet_is_asked_again_and_what_is_refused_is_named() {
     let temp = tempfile::tempdir().unwrap();

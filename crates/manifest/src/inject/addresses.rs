@@ -1,4 +1,4 @@
-//! Where the shim listens, and the variables for that.
+//! The addresses of the shim, and the variables that set them.
 
 use super::{Addresses, Manifest, PASS, Planner, Problem, parts};
 use crate::pod::address;
@@ -7,8 +7,8 @@ use berth_shim::config::{Listen, PassMode};
 use serde_json::Value;
 use std::net::{IpAddr, SocketAddr};
 
-/// Where a shim listens that an earlier injection put there. Clients use all of these addresses, so an injection that does
-/// not say where to listen keeps them.
+/// The addresses of the shim of an earlier injection. Clients use every address of this list, so an
+/// injection without --listen keeps the list.
 pub(super) fn inherited(manifest: &Manifest) -> Result<Addresses, Problem> {
     let variable = manifest.container().variable("BERTH_LISTEN");
     let Some((text, line)) = variable.and_then(|it| Some((it.get("value")?.text()?, it.line)))
@@ -23,7 +23,7 @@ pub(super) fn inherited(manifest: &Manifest) -> Result<Addresses, Problem> {
     if read.len() == words.len() {
         return Ok(Addresses::Given(read));
     }
-    // What only the kubelet knows.
+    // Only the kubelet knows this address.
     if words.len() == 1 {
         return Ok(Addresses::OfManifest);
     }
@@ -35,8 +35,8 @@ pub(super) fn inherited(manifest: &Manifest) -> Result<Addresses, Problem> {
     ))
 }
 
-/// What it costs that kube-apiserver advertises an address of loopback or of a link, or that the first listen address is one; and what
-/// fixes that.
+/// Checks the advertised address and the first listen address. Returns cause and fix if an address
+/// is loopback or link-local.
 pub fn loopback(addresses: impl IntoIterator<Item = IpAddr>) -> Option<(String, String)> {
     let ip = addresses.into_iter().find(|ip| match ip {
         IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local(),
@@ -51,7 +51,7 @@ pub fn loopback(addresses: impl IntoIterator<Item = IpAddr>) -> Option<(String, 
 }
 
 impl Planner<'_> {
-    /// The addresses as far as they are known, and the variables that the apiserver and the shim share.
+    /// The addresses, as far as known, and the variables that the apiserver and the shim share.
     pub(super) fn variables(
         &mut self,
         port: u16,
@@ -102,7 +102,7 @@ impl Planner<'_> {
         (addresses, variables)
     }
 
-    /// The host part of the apiserver's address, and whether only the kubelet knows it.
+    /// The host part of the apiserver's address. True if only the kubelet knows the address.
     fn host(&mut self) -> (String, bool) {
         match self.manifest.bound().or_else(|| self.manifest.advertised()) {
             Some(IpAddr::V4(ip)) => (ip.to_string(), false),

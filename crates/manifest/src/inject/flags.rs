@@ -5,30 +5,31 @@ use crate::command::{WATCH_GRACE, WATCH_GRACE_FLAG, is_file};
 use crate::edit::Step;
 use std::time::Duration;
 
-/// `--shutdown-delay-duration` where there is none: time for clients to learn that the address left the
-/// Service `kubernetes`.
+/// `--shutdown-delay-duration` for a manifest without the flag: time for clients to learn that the
+/// address left the Service `kubernetes`.
 const DELAY: Duration = Duration::from_secs(5);
 
-/// Flags that name files which only one instance may write, and whether each is a file and not a directory.
+/// Flags that name files for a single writing instance. True for a file, false for a directory.
 pub(super) const OWN: [(&str, bool); 3] = [
     ("audit-log-path", true),
     ("cert-dir", false),
     ("debug-socket-path", true),
 ];
 
-/// How long connections may take to end: kube-apiserver's own limit and the default of `--drain-timeout`.
+/// How long connections may take to end: kube-apiserver's limit, and the default of
+/// `--drain-timeout`.
 pub(super) const DRAIN: Duration = Duration::from_secs(60);
 
-/// Of the grace period, for the preStop hook, the start of processes and a slow node.
+/// Part of the grace period for the preStop hook, the start of processes and a slow node.
 const MARGIN: Duration = Duration::from_secs(30);
 
 impl Planner<'_> {
-    /// A file that only one instance may write, with the instance in its name.
+    /// Puts the instance into the name of a file that only one instance may write.
     pub(super) fn file_of_its_own(&mut self, (name, named): (&str, bool)) {
         let Some(flag) = self.manifest.flag(name) else {
             return;
         };
-        // An instance's own already, or off.
+        // The file belongs to one instance already, or the flag is off.
         if is_own(flag.value) || !is_file(flag.value.as_ref()) {
             return;
         }
@@ -52,7 +53,8 @@ impl Planner<'_> {
         );
     }
 
-    /// A note on the audit log: its name changes, which log shippers and retention have to follow.
+    /// Adds a note on the audit log. Its name changes, and log shippers and retention have to
+    /// follow.
     pub(super) fn add_audit_log_note(&mut self) {
         let Some(flag) = self
             .manifest
@@ -72,7 +74,7 @@ impl Planner<'_> {
         ));
     }
 
-    /// Sets `--shutdown-delay-duration` where there is none, and gives what it is.
+    /// Sets `--shutdown-delay-duration` if missing, and returns its value.
     pub(super) fn shutdown_delay(&mut self) -> Duration {
         match self.duration("shutdown-delay-duration") {
             delay if delay.is_zero() => {
@@ -88,7 +90,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Lets it end watches one after the other where the manifest does not say how, and gives over how long.
+    /// Makes kube-apiserver end watches one after the other, unless the manifest has the flag.
+    /// Returns the time for it.
     pub(super) fn watch_grace(&mut self) -> Duration {
         let name = WATCH_GRACE_FLAG.trim_start_matches('-');
         if self.manifest.flag(name).is_some() {
@@ -129,8 +132,8 @@ impl Planner<'_> {
         })
     }
 
-    /// Changes a flag where it stands, or adds it. In what kubeadm writes it is always added, where it
-    /// counts because it is the last: a patch of kubeadm's cannot name an argument by its value.
+    /// Changes a flag in place, or adds it. In a manifest of kubeadm, the flag is always added at
+    /// the end, and the last flag counts: a patch for kubeadm cannot name an argument by its value.
     fn set_flag(&mut self, name: &str, value: &str, reason: &str) {
         let whole = format!("--{name}={value}");
         let flag = self
@@ -157,7 +160,7 @@ impl Planner<'_> {
             .unwrap_or_default()
             .to_owned();
         let mut path = self.manifest.argument_path(flag.argument);
-        // The command has more words by now.
+        // An earlier edit has put words before the command.
         if let Some(Step::Index(index)) = path.0.last_mut()
             && flag.argument == *index
         {
@@ -167,7 +170,7 @@ impl Planner<'_> {
         self.edit(path, Change::Set(new.into()), format!("--{name}: {reason}"));
     }
 
-    /// For a kube-apiserver that takes so long until its connections end.
+    /// Raises the grace period to the time until kube-apiserver's connections have ended.
     pub(super) fn grace(&mut self, delay: Duration, watches: Duration) {
         let path = self
             .manifest
@@ -199,16 +202,17 @@ impl Planner<'_> {
     }
 }
 
-/// Whether each pod has another value in the place of this one: by its instance, or by a variable that is its UID or name. A
-/// variable such as the node's name is the same for both pods of a node.
+/// True if the value differs from pod to pod: the instance is in it, by name or by a variable with
+/// the pod's UID or name. A variable such as the node's name has the same value in both pods of a
+/// node.
 fn is_own(value: &str) -> bool {
     value.contains("{instance}")
 }
 
-/// A file's path with the instance before the extension.
+/// Inserts the instance before the extension of a path.
 pub(super) fn with_instance(path: &str) -> String {
     let name = basename(path);
-    // A dot within $(…) is of a variable's name.
+    // A dot within $(…) belongs to a variable's name.
     match name
         .rfind('.')
         .filter(|at| *at > 0 && !name[*at..].contains(')'))

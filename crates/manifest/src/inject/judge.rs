@@ -1,5 +1,5 @@
-//! Applies inject's rules to a manifest that is behind berth already, by `inject` or by hand: a change that they would still
-//! make is a lapse.
+//! Applies inject's rules to a manifest that is already behind berth, by `inject` or by hand. A
+//! change that the rules would still make is a lapse.
 
 use super::flags::{DRAIN, OWN};
 use super::{BINARY, Change, Edit, InjectOptions, Manifest, PROBES, Planner, YamlNode, basename};
@@ -11,34 +11,34 @@ use std::time::Duration;
 /// The check of how an update replaces the pod.
 const ROLLOUT: &str = "update-strategy";
 
-/// Where a manifest does not follow a rule.
+/// A place where a manifest breaks a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lapse {
     /// Name of the check of `berth doctor`.
     pub check: &'static str,
     /// Line of the file, from 1.
     pub line: usize,
-    /// What is wrong, and why that is.
+    /// The problem and its cause.
     pub cause: String,
-    /// The edit that fixes it.
+    /// The edit that fixes the problem.
     pub fix: String,
 }
 
 /// How kube-apiserver is behind berth.
 #[derive(Debug, Clone, Copy)]
 pub struct Wrapping<'a> {
-    /// Where its container finds berth.
+    /// Path of berth's binary in kube-apiserver's container.
     pub binary: &'a str,
-    /// How many words of berth the edits put before its command.
+    /// Number of berth's words that the edits put before the command.
     pub words: usize,
-    /// The probe has credentials.
+    /// True if the probe has credentials.
     pub credentials: bool,
     /// How long connections may take to end.
     pub drain: Duration,
 }
 
 impl Default for Wrapping<'_> {
-    /// As [`super::plan`] wraps it.
+    /// The wrapping by [`super::plan`].
     fn default() -> Self {
         Self {
             binary: BINARY,
@@ -49,14 +49,14 @@ impl Default for Wrapping<'_> {
     }
 }
 
-/// Judges a manifest that is behind berth in this way; `words` is 0 then.
+/// Judges a manifest that is wrapped by berth in this way. `wrapping.words` must be 0.
 pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
     let options = InjectOptions::default();
     let mut judge = Judge {
         planner: Planner::new(manifest, &options, wrapping),
         lapses: Vec::new(),
     };
-    // That the port is invalid is reported by the code that reads it.
+    // An invalid port is reported by the code that reads the port.
     let port = manifest.secure_port().unwrap_or(6443);
     judge.check("host-network", "", Planner::host_network);
     judge.check(ROLLOUT, "", Planner::rollout);
@@ -118,7 +118,7 @@ struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    /// Checks a rule. The edits that follow it are one lapse together, of which `lack` is the cause.
+    /// Checks a rule. All edits of the rule together are one lapse, with `lack` as the cause.
     fn check<T>(
         &mut self,
         check: &'static str,
@@ -163,7 +163,7 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// An edit as text, with its path from the container or the pod on.
+/// An edit as text, with a path relative to the container or the pod.
 fn describe(manifest: &Manifest, edit: &Edit) -> String {
     let style = Style {
         indented: true,
@@ -187,7 +187,7 @@ fn describe(manifest: &Manifest, edit: &Edit) -> String {
     }
 }
 
-/// Whether a probe runs berth.
+/// True if a probe runs berth.
 fn asks_berth(probe: &YamlNode) -> bool {
     exec_words(probe)
         .first()

@@ -1,4 +1,4 @@
-//! What is added to a pod, as values.
+//! Containers, mounts and variables to add to a pod, as values.
 
 use super::{BINARY, Container, INSTALL, NODE_NAME, Problem, SERVICE, SHIM, VOLUMES, YamlNode};
 use crate::names::VARIABLES;
@@ -15,22 +15,23 @@ pub(super) fn variable(name: &str, value: &str) -> Value {
     json!({"name": name, "value": value})
 }
 
-/// A variable by the downward API.
+/// A variable from the downward API.
 pub(super) fn field(name: &str, path: &str) -> Value {
     json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
 }
 
-/// How long the shim waits for its port: kube-apiserver itself may hold it when berth comes to a node.
+/// How long the shim waits for its port. kube-apiserver itself may hold the port when berth comes
+/// to a node.
 fn wait() -> Value {
     variable("BERTH_BIND_WAIT", "10m")
 }
 
-/// The same, unless the manifest has another time.
+/// Like [`wait`], unless the manifest has another time.
 pub(super) fn waits(added: &[Value]) -> Option<Value> {
     Some(wait()).filter(|wait| added.iter().all(|other| other["name"] != wait["name"]))
 }
 
-/// Variables that the operator added to a shim, for which `berth inject` has no options.
+/// Variables that the operator added to a shim, and that `berth inject` has no options for.
 pub(super) fn added(shim: Container<'_>) -> Result<Vec<Value>, Problem> {
     let words: Vec<_> = shim
         .arguments()
@@ -52,9 +53,10 @@ pub(super) fn added(shim: Container<'_>) -> Result<Vec<Value>, Problem> {
         .collect())
 }
 
-/// The init container that brings the binary and makes the run directory.
+/// The init container that copies the binary and makes the run directory.
 pub(super) fn install(image: &str, run_dir: &str, uid: u32, label: &[(&str, Value)]) -> Value {
-    // What the kubelet makes is root's. Giving it to another uid needs root and this one capability.
+    // The kubelet makes the directory as root. Only root with this capability can give the
+    // directory to another uid.
     let mut security = user(0, label, if uid == 0 { &[] } else { &["CHOWN"] });
     if uid != 0 {
         security["runAsNonRoot"] = false.into();
@@ -85,8 +87,8 @@ pub(super) fn shim(image: &str, security: &Value, variables: &[Value], mounts: &
     })
 }
 
-/// The apiserver's uid, what else it has for the files of the node (its group, SELinux's label, AppArmor's profile), these capabilities, and nothing else that
-/// is not needed.
+/// Security context with the apiserver's uid, further fields for access to the node's files (group,
+/// SELinux label, AppArmor profile), the given capabilities, and nothing else.
 pub(super) fn user(uid: u32, like: &[(&str, Value)], capabilities: &[&str]) -> Value {
     let mut security = json!({
         "allowPrivilegeEscalation": false,
@@ -104,12 +106,13 @@ pub(super) fn user(uid: u32, like: &[(&str, Value)], capabilities: &[&str]) -> V
     security
 }
 
-/// As much as other small parts of a control plane ask for, and no limit: a shim that is throttled is an apiserver that is slow.
+/// Requests like those of other small parts of a control plane, and no limit: a throttled shim
+/// would make the apiserver slow.
 fn resources() -> Value {
     json!({"requests": {"cpu": "100m", "memory": "32Mi"}})
 }
 
-/// What the apiserver's container mounts.
+/// The mounts of the apiserver's container.
 pub(super) fn apiserver_mounts(run_dir: &str) -> Vec<Value> {
     vec![
         json!({"name": BIN, "mountPath": BIN_DIR, "readOnly": true}),
@@ -121,8 +124,9 @@ pub(super) fn run_mount(run_dir: &str) -> Value {
     json!({"name": RUN, "mountPath": run_dir})
 }
 
-/// One file of the apiserver's: only that one where the volume is a directory of the node (the shim needs no
-/// key of the cluster), else the mount as it is, because the other kinds are renewed as a whole.
+/// Mount of a file of the apiserver. From a directory of the node, only the file is mounted, since
+/// the shim needs no key of the cluster. Other volumes are mounted as they are, because they are
+/// renewed as a whole.
 pub(super) fn file_mount(mount: &Value, file: &str, host_path: bool) -> Value {
     let mut new = mount.clone();
     new["readOnly"] = true.into();
@@ -145,12 +149,13 @@ pub(super) fn file_mount(mount: &Value, file: &str, host_path: bool) -> Value {
     new
 }
 
-/// The whole directory of the shim's credentials, since they are renewed by rename, and writable, since the shim does it.
+/// Mount of the directory with the shim's credentials: the whole directory, since files are renewed
+/// by rename, and writable, since the shim renews them.
 pub(super) fn cluster_mount(directory: &str) -> Value {
     json!({"name": CLUSTER, "mountPath": directory})
 }
 
-/// What the mounts mount; `cluster` is the directory of the shim's credentials.
+/// The volumes of the mounts. `cluster` is the directory of the shim's credentials.
 pub(super) fn volumes(run_dir: &str, cluster: Option<&str>) -> Vec<Value> {
     let directory =
         |name, path, kind| json!({"name": name, "hostPath": {"path": path, "type": kind}});
@@ -158,7 +163,8 @@ pub(super) fn volumes(run_dir: &str, cluster: Option<&str>) -> Vec<Value> {
         json!({"name": BIN, "emptyDir": {}}),
         directory(RUN, run_dir, "DirectoryOrCreate"),
     ];
-    // Without credentials the shim would not start: the kubelet reports that better.
+    // Without credentials the shim would not start, and the kubelet reports a missing directory
+    // better.
     volumes.extend(cluster.map(|path| directory(CLUSTER, path, "Directory")));
     volumes
 }

@@ -10,14 +10,15 @@ use std::time::Duration;
 
 const KINDS: [&str; 3] = ["httpGet", "tcpSocket", "grpc"];
 
-/// What `berth live` asks for.
+/// The path that `berth live` asks for.
 const LIVE: &str = "/livez";
 
-/// What becomes of a probe of the shared port: the shim may not listen on localhost, and is shared if it does.
+/// Effect of a probe on the shared port. The shim may not listen on localhost; if it does, that
+/// port is shared as well.
 const MISTAKEN: &str = "the kubelet takes the other instance's answer for this one's, and kills this one when nothing answers";
 
 impl<'a> Planner<'a> {
-    /// Lets a probe that asks the shared port ask berth, as patiently as it asked before.
+    /// Replaces a probe of the shared port by a probe through berth, with the same patience.
     pub(super) fn probe(&mut self, name: &str, port: u16) {
         let Some(probe) = self.manifest.apiserver().get(name) else {
             return;
@@ -59,7 +60,7 @@ impl<'a> Planner<'a> {
             .insert(name.into(), Value::Object(original));
     }
 
-    /// What is to be known of a probe that asks another process, which may ask the shared port in its turn.
+    /// Warns of a probe that asks another process, which in turn may ask the shared port.
     pub(super) fn foreign(&self, name: &str, port: u16) -> Option<Problem> {
         let probe = self.manifest.apiserver().get(name)?;
         let Asks::Other(whom) = self.asks(probe, port) else {
@@ -73,7 +74,7 @@ impl<'a> Planner<'a> {
         ))
     }
 
-    /// How a probe comes to ask this instance.
+    /// The fix that makes a probe ask this instance.
     fn fix(&self, name: &str, port: u16) -> String {
         match self.wrapping.words {
             0 => format!("let it run `{} {}`", self.wrapping.binary, what(name)),
@@ -85,7 +86,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Gives an exec probe the period and timeout that it needs, and notes what they were.
+    /// Raises period and timeout of an exec probe to the minimum, and records the original values.
     pub(super) fn pace(&mut self, name: &str, original: &mut Map<String, Value>) {
         let Some(probe) = self.manifest.apiserver().get(name) else {
             return;
@@ -133,8 +134,9 @@ impl<'a> Planner<'a> {
         );
     }
 
-    /// The `exec` of a probe. It waits for its answer as long as the kubelet allows, less a second in which the runtime
-    /// starts it: under a storm of requests a shorter wait would have a live apiserver killed.
+    /// The `exec` of a probe. The probe waits for an answer as long as the kubelet allows, less one
+    /// second for the runtime to start it. With a shorter wait, the kubelet would kill a live
+    /// apiserver under a storm of requests.
     fn asking(&mut self, probe: &str) -> Value {
         let timeout = format!("{}s", self.seconds(probe) - 1);
         let mut words = vec![self.wrapping.binary, what(probe), "--timeout", &timeout];
@@ -143,13 +145,14 @@ impl<'a> Planner<'a> {
             .apiserver()
             .at(&[probe, "httpGet", "path"])
             .and_then(YamlNode::text);
-        // A port that takes connections was enough: without that, an outage of etcd would be its end.
+        // The tcpSocket probe needed only an open port. With /livez instead of /livez/ping, an
+        // outage of etcd would restart kube-apiserver.
         let connects = self
             .manifest
             .apiserver()
             .at(&[probe, "tcpSocket"])
             .is_some();
-        // The kubelet takes one without its first slash, too.
+        // The kubelet also accepts a path without the first slash.
         let path = path.map(|path| format!("/{}", path.trim_start_matches('/')));
         let path = path.or(connects.then(|| "/livez/ping".to_owned()));
         let path = path
@@ -165,7 +168,7 @@ impl<'a> Planner<'a> {
         json!({"command": words})
     }
 
-    /// Lets a probe of berth without a timeout of its own wait as long as the kubelet does.
+    /// Gives a probe of berth without --timeout the kubelet's timeout.
     pub(super) fn patience(&mut self, name: &str) {
         let Some(probe) = self.manifest.apiserver().get(name) else {
             return;
@@ -185,7 +188,7 @@ impl<'a> Planner<'a> {
         self.edit(path, Change::Set(words.into()), reason);
     }
 
-    /// How long a probe of berth may run for the kubelet.
+    /// The kubelet's timeout of a probe of berth.
     fn seconds(&self, probe: &str) -> u64 {
         let timeout = self
             .manifest
@@ -230,7 +233,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// The CA that the probe trusts where no option names one: kubeadm's.
+    /// The CA that the probe trusts, if no option names one: kubeadm's CA.
     pub(super) fn ca(&mut self) -> Option<&'a str> {
         if self.options.probing.trusts {
             return None;
@@ -260,7 +263,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// A mount for the shim through which it sees a file of the apiserver's.
+    /// A mount through which the shim sees a file of the apiserver's container.
     pub(super) fn mount(&mut self, file: &str) -> Option<Value> {
         let found = self.manifest.container().mount_of(file);
         let Some(mount) = found else {
@@ -307,7 +310,8 @@ impl<'a> Planner<'a> {
         );
     }
 
-    /// How long the container's preStop hook sleeps, or waits for streams, as far as it can be seen: that is of the grace period, too.
+    /// How long the container's preStop hook sleeps or waits for streams, as far as visible. This
+    /// time counts toward the grace period.
     pub(super) fn hook(&self) -> Duration {
         let Some(hook) = self.manifest.apiserver().at(&["lifecycle", "preStop"]) else {
             return Duration::ZERO;
@@ -330,7 +334,7 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// Whether a hook runs `berth drain --if-sibling`, by itself or within something else.
+/// True if a hook runs `berth drain --if-sibling`, directly or within another command.
 fn drains(hook: &YamlNode) -> bool {
     let words: Vec<_> = exec_words(hook)
         .into_iter()
@@ -342,7 +346,7 @@ fn drains(hook: &YamlNode) -> bool {
     drain && words.contains(&"--if-sibling")
 }
 
-/// What berth is asked in the place of a probe.
+/// The subcommand of berth that replaces a probe.
 fn what(probe: &str) -> &'static str {
     if probe == "readinessProbe" {
         "ready"
@@ -351,7 +355,8 @@ fn what(probe: &str) -> &'static str {
     }
 }
 
-/// Whether a word of a command names the shared port, or an address of loopback, where another instance may listen, or none.
+/// True if a word of a command names the shared port or a loopback address, where another instance
+/// may listen, or nobody.
 pub(super) fn is_shared(word: &str, port: u16) -> bool {
     let port = port.to_string();
     let mut parts = word.split(|c: char| !(c.is_ascii_alphanumeric() || c == '.'));
@@ -360,14 +365,14 @@ pub(super) fn is_shared(word: &str, port: u16) -> bool {
 }
 
 enum Asks {
-    /// The port that is shared.
+    /// The shared port.
     Shared,
-    /// The same by a program, or localhost.
+    /// The shared port or localhost, by a program.
     By(String),
-    /// This instance, by berth; or nothing.
+    /// This instance through berth, or nothing.
     Own,
     /// Another process.
     Other(String),
-    /// A port of this name, which is not the shared one.
+    /// A port by name, which is not the shared port.
     Name(String),
 }

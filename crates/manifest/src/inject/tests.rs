@@ -13,7 +13,7 @@ const DEPLOYMENT: &str = include_str!("../../../../tests/manifest/deployment.yam
 const RKE2: &str = include_str!("../../../../tests/manifest/rke2.yaml");
 const KOPS: &str = include_str!("../../../../tests/manifest/kops.yaml");
 
-/// kubeadm's flag.
+/// A flag of kubeadm's manifest.
 const ADVERTISE: &str = "--advertise-address=10.0.0.5";
 
 fn options() -> InjectOptions {
@@ -24,7 +24,7 @@ fn options() -> InjectOptions {
     }
 }
 
-/// Options for a shim that does not check the certificate of the apiserver that it probes.
+/// Options for a shim that trusts any certificate of the probed apiserver.
 fn trusting() -> InjectOptions {
     let probing = Probing {
         trusts: true,
@@ -37,7 +37,7 @@ fn trusting() -> InjectOptions {
     }
 }
 
-/// For the Deployment, whose CA is not to be found.
+/// Options for the Deployment, for which inject finds no CA.
 fn with_ca() -> InjectOptions {
     let ca = "/etc/kubernetes/secrets/ca.crt".to_owned();
     let probing = Probing {
@@ -87,7 +87,7 @@ fn ejected(text: &str) -> String {
     undo(&Manifest::parse(text).unwrap()).unwrap().text
 }
 
-/// kubeadm's, with one thing that is different.
+/// kubeadm's manifest with one replaced text.
 fn kubeadm_with(old: &str, new: &str) -> String {
     assert!(KUBEADM.contains(old), "{old}");
     KUBEADM.replacen(old, new, 1)
@@ -98,7 +98,7 @@ fn kubeadms_manifest() {
     insta::assert_snapshot!(diff(KUBEADM, &inject(KUBEADM, &options()).unwrap()));
 }
 
-/// A static pod has credentials of its own; another pod has a service account.
+/// A static pod has credentials of its own; a Deployment's pod uses its service account.
 #[test]
 fn the_service_is_kept_with_the_shims_own_credentials() {
     let kubeconfig = "/etc/kubernetes/berth-cluster/kubeconfig";
@@ -108,7 +108,7 @@ fn the_service_is_kept_with_the_shims_own_credentials() {
             KUBEADM,
             options(),
             kubeconfig,
-            // The directory, writable: the token in it is renewed by rename.
+            // The whole directory is mounted, and writable, since the token is renewed by rename.
             json!({"name": VOLUMES[2], "mountPath": directory}),
             json!({"path": directory, "type": "Directory"}),
             None,
@@ -168,7 +168,7 @@ fn has_note(outcome: &Injection, start: &str) -> bool {
     outcome.notes.iter().any(|note| note.starts_with(start))
 }
 
-/// One variable, for `berth exec` and for the shim, and nothing besides: no right, no mount.
+/// Passing sockets takes one variable for `berth exec` and the shim: no capability, no mount.
 #[test]
 fn passing_sockets_is_one_variable_in_two_containers() {
     for (text, off) in [(KUBEADM, options()), (DEPLOYMENT, with_ca())] {
@@ -207,7 +207,8 @@ fn passing_sockets_is_one_variable_in_two_containers() {
             ]
             .map(|line| (ChangeTag::Insert, line));
             assert_eq!(changed, [&lines[..], &lines].concat());
-            // Without the option, nothing of it is left; one that is not given is off, as with `--service`.
+            // Without the option, no trace of it stays. A missing option means off, as for
+            // `--service`.
             assert_eq!(
                 (ejected(after), values(&ejected(after))),
                 (ejected(before), values(text))
@@ -278,7 +279,7 @@ fn twice_is_once_and_eject_gives_the_original_back() {
         let twice = inject(&once.text, &options).unwrap();
         assert_eq!((&twice.text, twice.edits.len()), (&once.text, 0));
         assert_eq!(values(&ejected(&once.text)), values(text));
-        // Other options replace the earlier ones, and leave nothing of them behind.
+        // New options replace the earlier options without a trace.
         let other = InjectOptions {
             image: "other:v2".into(),
             run_dir: "/run/b".into(),
@@ -421,7 +422,8 @@ fn shapes_that_cannot_be_put_behind_berth_are_refused() {
     );
 }
 
-/// Without the query an outage of etcd has kube-apiserver restarted, which does not bring etcd back.
+/// Without the query, an outage of etcd would restart kube-apiserver, which does not bring etcd
+/// back.
 #[test]
 fn what_a_probe_asks_for_is_carried_over() {
     for (path, words) in [
@@ -432,7 +434,7 @@ fn what_a_probe_asks_for_is_carried_over() {
         ),
         ("/healthz", ", --path, /healthz"),
         ("livez/ping", ", --path, /livez/ping"),
-        // No request can ask for these.
+        // No request can have these paths.
         ("'/livez x'", ""),
         ("'/livez?exclude=<b>'", ""),
     ] {
@@ -455,7 +457,7 @@ fn what_a_probe_asks_for_is_carried_over() {
             "{path}"
         );
     }
-    // That a port takes connections depends on nothing else.
+    // A tcpSocket probe depends on nothing but an open port.
     let [http, connects] = [
         "httpGet:\n        host: 10.0.0.5\n        path: /livez\n",
         "tcpSocket:\n        host: 10.0.0.5\n",
@@ -566,7 +568,8 @@ fn words_that_name_the_shared_port_or_loopback_are_known() {
     }
 }
 
-/// The kubelet counts the ports of containers and of native sidecars, and a second pod runs a second one of each.
+/// The kubelet counts the ports of containers and of native sidecars, and a second pod runs a
+/// second copy of each.
 #[test]
 fn other_containers_of_the_pod_are_told_of() {
     for (list, fields, ports, runs) in [
@@ -591,7 +594,7 @@ fn other_containers_of_the_pod_are_told_of() {
             "",
             true,
         ),
-        // It has ended before kube-apiserver starts.
+        // The init container has ended before kube-apiserver starts.
         (
             "initContainers",
             "ports: [{containerPort: 8083}]",
@@ -707,7 +710,7 @@ fn the_address_is_the_manifests_own_or_the_nodes() {
             "10.0.0.7:6443",
         ),
         (six, Addresses::OfManifest, "[fd00::5]:6443"),
-        // kube-apiserver takes it for none.
+        // kube-apiserver reads 0.0.0.0 as no address.
         (
             "--advertise-address=0.0.0.0",
             Addresses::OfManifest,
@@ -765,7 +768,7 @@ fn flags_have_the_values_of_the_variables_in_them() {
     for (flag, listen, grace) in [
         ("--bind-address=$(A)", "10.9.9.9:6443", 120),
         ("--bind-address=$(B)", "10.9.9.9:6443", 120),
-        // A $ that is escaped, what comes later, and what is not there.
+        // An escaped $, a reference to a later variable, and a reference to a missing variable.
         ("--bind-address=$(C)", "$(BERTH_HOST_IP):6443", 120),
         ("--advertise-address=$(NONE)", "$(BERTH_HOST_IP):6443", 120),
         (
@@ -827,7 +830,7 @@ fn an_address_of_loopback_is_told_of() {
     }
 }
 
-/// Only with the label of kube-apiserver may they write where the shims of the node meet.
+/// The added containers need kube-apiserver's SELinux label to write to the run directory.
 #[test]
 fn what_is_added_has_the_label_of_the_apiservers_own_container() {
     let own = "{seLinuxOptions: {type: spc_t}, appArmorProfile: {type: Unconfined}}";
@@ -841,7 +844,7 @@ fn what_is_added_has_the_label_of_the_apiservers_own_container() {
     }
 }
 
-/// The kubelet's time for a pod's end has the hook in it.
+/// The kubelet's grace period includes the hook.
 #[test]
 fn a_hook_that_sleeps_is_in_the_grace_period() {
     for (hook, seconds) in [
@@ -877,7 +880,8 @@ fn a_hook_that_sleeps_is_in_the_grace_period() {
     }
 }
 
-/// YAML 1.1, which Kubernetes reads, takes a leading 0 for octal, and JSON, which it makes of that, has no floats of their own.
+/// Kubernetes reads YAML 1.1, where a leading 0 means octal, and converts it to JSON, which has no
+/// floats of its own.
 #[test]
 fn numbers_are_those_that_kubernetes_reads() {
     let with = |uid: &str| {
@@ -940,7 +944,7 @@ fn a_manifest_that_is_injected_again_listens_where_it_did() {
         .unwrap();
         let again = inject(&before.text, &newer).unwrap();
         assert_eq!(values(&again.text), values(&wanted.text));
-        // And so does what kubeadm will write.
+        // kubeadm's patches keep the addresses as well.
         let edits =
             |options: &InjectOptions| plan(&Manifest::parse(text).unwrap(), options).unwrap().0;
         assert_eq!(edits(&again.options), edits(&wanted.options));
@@ -965,7 +969,7 @@ fn variables_that_somebody_added_to_the_shim_are_kept() {
     let text = inject(KUBEADM, &before).unwrap().text;
     let by_hand = text.replacen(waits, &format!("{}{admin}", waits.replace("10m", "5m")), 1);
     assert_ne!(text, by_hand);
-    // The same options leave the file as it is, newer ones change nothing else.
+    // The same options leave the file unchanged, and newer options change nothing else.
     assert_eq!(inject(&by_hand, &before).unwrap().text, by_hand);
     let newer = InjectOptions {
         image: "registry.example/berth:v0.2.0".into(),
@@ -976,14 +980,14 @@ fn variables_that_somebody_added_to_the_shim_are_kept() {
         values(&again.text),
         values(&by_hand.replace("berth:v0.1.0", "berth:v0.2.0"))
     );
-    // And so does what kubeadm will write.
+    // kubeadm's patches keep the variables as well.
     let manifest = Manifest::parse(&again.base).unwrap();
     let files = patches(&manifest, &plan(&manifest, &again.options).unwrap().0).unwrap();
     let patched = files.map(|file| file.text).concat();
     for line in admin.lines() {
         assert!(patched.contains(line.trim()), "{line} in {patched}");
     }
-    // Anything else is not kept, and that is told.
+    // Other changes are lost, and a note says so.
     let mut tuned = by_hand.clone();
     let at = tuned.rfind("memory: 32Mi").unwrap();
     tuned.replace_range(at..at + "memory: 32Mi".len(), "memory: 64Mi");
@@ -1091,7 +1095,7 @@ fn a_file_of_its_own_has_the_instance_before_its_extension() {
         ("/l/audit.log", "/l/audit-{instance}.log"),
         ("/l.d/audit", "/l.d/audit-{instance}"),
         ("/l/.x", "/l/.x-{instance}"),
-        // The kubelet knows a variable by its whole name.
+        // The kubelet reads a variable's whole name.
         ("/l/$(NODE.NAME)", "/l/$(NODE.NAME)-{instance}"),
         ("/l/$(A.B).log", "/l/$(A.B)-{instance}.log"),
     ];
@@ -1100,7 +1104,8 @@ fn a_file_of_its_own_has_the_instance_before_its_extension() {
     }
 }
 
-/// Manifests as people write them: in blocks or not, with lists here and there, commented everywhere.
+/// Manifests as people write them: in block or flow style, with lists here and there, and comments
+/// everywhere.
 fn manifest() -> impl Strategy<Value = String> {
     let pieces = (
         any::<[bool; 12]>(),
