@@ -1,10 +1,11 @@
-//! The plan of a judged upgrade: which part of the clients' new connections the new instance has, until when, and how it
-//! ends. Pure: what the judge says after each sample comes in, and time is passed in.
+//! The plan of a judged upgrade: the new instance's share of clients' new connections, the time of
+//! each step, and the end. Pure: the judge's outcome after each sample and the time are passed in.
 //!
-//! First no client is on the new instance: the judge learns what is usual, and berth's own requests warm it. Then come
-//! steps, each with a larger part, and at last everything, while the old instance still runs. A bad verdict ends it at
-//! once. A step in which there is not enough to judge is followed by the next one, which brings more; so what is said at
-//! the end is the verdict of the last step.
+//! First, the new instance has no clients: the judge learns the usual rates, and berth's own
+//! requests warm the instance. Then come steps with growing shares, and at last all connections,
+//! while the old instance still runs. A bad verdict ends the upgrade at once. After a step with too
+//! few requests for a verdict, the next step follows and brings more; so the final result is the
+//! verdict of the last step.
 
 use crate::verdict::Outcome;
 use serde::{Deserialize, Serialize};
@@ -13,18 +14,19 @@ use std::time::Duration;
 /// Time between two samples.
 pub const INTERVAL: Duration = Duration::from_secs(2);
 
-/// Everything.
+/// All connections, in thousandths.
 pub const ALL: u16 = 1000;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Before the first step.
+    /// Time before the first step.
     pub warm: Duration,
-    /// The new instance's part in each step, in thousandths, each larger than the one before.
+    /// The new instance's share in each step, in thousandths. Each share is larger than the one
+    /// before.
     pub parts: Vec<u16>,
-    /// How long each of these steps takes.
+    /// Duration of each of these steps.
     pub step: Duration,
-    /// How long the new instance has everything.
+    /// Time for which the new instance has all connections.
     pub bake: Duration,
 }
 
@@ -50,10 +52,10 @@ impl Plan {
     }
 }
 
-/// The new instance's parts, in thousandths: `5%,25%,50%`.
+/// Parses the new instance's shares into thousandths: `5%,25%,50%`.
 ///
 /// # Errors
-/// They are no percentages between 0 and 100, each larger than the one before.
+/// The text is no ascending list of percentages between 1 and 99.
 pub fn parts(text: &str) -> Result<Vec<u16>, String> {
     let part = |word: &str| {
         let percent: u16 = word.trim().strip_suffix('%')?.parse().ok()?;
@@ -68,27 +70,27 @@ pub fn parts(text: &str) -> Result<Vec<u16>, String> {
         })
 }
 
-/// A part in words.
+/// A share as text.
 #[must_use]
 pub fn percent(permille: u16) -> String {
     format!("{} %", permille / 10)
 }
 
-/// What is to be done until the next sample.
+/// What to do until the next sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
-    /// The new instance has this part of new connections, in thousandths. `begins`: from now on, which the judge is told
-    /// ([`crate::Judge::begin_step`]) unless the part is 0.
+    /// The new instance's share of new connections, in thousandths. `begins` is true at the start
+    /// of a step; unless the share is 0, the judge must be told ([`crate::Judge::begin_step`]).
     Share { permille: u16, begins: bool },
-    /// It is over. Undecided: there was not enough to judge.
+    /// The upgrade is over. Undecided if there were too few requests for a verdict.
     End(Outcome),
 }
 
 #[derive(Debug)]
 pub struct Canary {
-    /// Those that are left, the next one last.
+    /// The remaining stages, the next stage last.
     stages: Vec<(u16, Duration)>,
-    /// The part of the current one, and when it ends.
+    /// The current share, and the end of the current stage.
     now: Option<(u16, Duration)>,
 }
 
@@ -105,7 +107,8 @@ impl Canary {
         }
     }
 
-    /// After each sample: `outcome` is that of the judge's verdict on the current step.
+    /// Returns the next step after each sample. `outcome` is the judge's verdict on the current
+    /// step.
     pub fn next(&mut self, at: Duration, outcome: Outcome) -> Wanted {
         if outcome == Outcome::Bad {
             return Wanted::End(Outcome::Bad);
@@ -123,7 +126,7 @@ impl Canary {
                         begins: true,
                     }
                 }
-                // Only clients tell: before the first step every verdict is of nothing.
+                // A verdict needs clients. Before the first step, there were none.
                 None if before.is_none_or(|(permille, _)| permille == 0) => {
                     Wanted::End(Outcome::Undecided)
                 }
@@ -132,7 +135,7 @@ impl Canary {
         }
     }
 
-    /// The current part, in thousandths.
+    /// The current share, in thousandths.
     pub fn permille(&self) -> u16 {
         self.now.map_or(0, |(permille, _)| permille)
     }
@@ -237,7 +240,7 @@ mod tests {
     }
 
     proptest! {
-        /// However late samples come, no part is passed over, none shrinks, each has its time, and a bad verdict ends it.
+        /// Late samples never skip, shrink or shorten a step, and a bad verdict ends the upgrade.
         #[test]
         fn no_step_is_shorter_or_left_out(
             samples in prop::collection::vec((0..100u64, outcome()), 1..200),

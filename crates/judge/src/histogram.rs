@@ -1,13 +1,13 @@
-//! Histograms of Prometheus: requests up to each bound. Two readings of one are subtracted, and what lies between is a
-//! histogram as well.
+//! Prometheus histograms: the number of requests up to each bound. The difference of two readings
+//! is again a histogram.
 
-/// Bounds in ascending order, the last of which is infinite, and how many were at most that.
+/// Ascending bounds, the last of them infinite, and the number of requests up to each bound.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Histogram(Vec<(f64, f64)>);
 
 impl Histogram {
-    /// Adds to what was at most `bound`. Series of one histogram (one for each value of a label that does not matter)
-    /// add up.
+    /// Adds a count of requests up to `bound`. Series of one histogram add up (a series for each
+    /// value of an irrelevant label).
     pub fn add(&mut self, bound: f64, count: f64) {
         if bound.is_nan() || !(count.is_finite() && count >= 0.0) {
             return;
@@ -27,7 +27,8 @@ impl Histogram {
         }
     }
 
-    /// What came since an earlier reading. A count that fell is of a new process or a broken page, and nothing came.
+    /// The increments since an earlier reading. A count that fell counts as no increment: the
+    /// process is new, or the page is broken.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let before = |bound: f64| match earlier
@@ -45,7 +46,7 @@ impl Histogram {
         )
     }
 
-    /// The same shape, of at most so many.
+    /// Scales the histogram down to at most `most` requests.
     pub fn limit(&mut self, most: f64) {
         let total = self.total();
         if total > most {
@@ -59,20 +60,21 @@ impl Histogram {
         self.0.last().map_or(0.0, |(_, count)| *count)
     }
 
-    /// How many were surely above: buckets of another version may have other bounds.
+    /// Number of requests that were surely above `value`: bounds may differ between versions.
     pub fn above(&self, value: f64) -> f64 {
         self.first(|bound, _| bound >= value)
             .map_or(0.0, |at| (self.total() - self.0[at].1).max(0.0))
     }
 
-    /// The smallest finite bound that is at least this.
+    /// The smallest finite bound that is not below `value`.
     pub fn bound(&self, value: f64) -> Option<f64> {
         self.first(|bound, _| bound >= value)
             .map(|at| self.0[at].0)
             .filter(|bound| bound.is_finite())
     }
 
-    /// Interpolated inside a bucket, as Prometheus does it; the last finite bound if it lies above all of them.
+    /// The quantile, interpolated inside a bucket as in Prometheus. If the quantile is above all
+    /// finite bounds, the last of them.
     pub fn quantile(&self, share: f64) -> Option<f64> {
         let rank = share * self.total();
         let at = self

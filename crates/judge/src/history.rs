@@ -1,61 +1,63 @@
-//! What was seen of each instance: what came between two samples, and what is usual for the old one.
+//! Observations of each instance: increments between two samples, and the usual rates of the old
+//! instance.
 
 use crate::histogram::Histogram;
 use crate::signals::{Counts, Sample, Signal, Subject};
 use std::collections::BTreeMap;
 
-/// Requests of the old instance that are remembered of a subject, how many of them may be older than the judge, and how
-/// many there have to be to compare with.
+/// Number of the old instance's requests to remember per subject; how many of them may be from
+/// before the judge's start; and the minimum for a comparison.
 pub(crate) const REMEMBERED: f64 = 1000.0;
 pub(crate) const FROM_BEFORE: f64 = 50.0;
 pub(crate) const ENOUGH: f64 = 5.0;
-/// How many there have to be to say which of them are slow.
+/// Minimum number of requests to tell which requests are slow.
 pub(crate) const ENOUGH_TIMES: f64 = 20.0;
-/// A request is slow beyond so many times this quantile.
+/// A request is slow if it takes more than [`SLOW`] times this quantile.
 pub(crate) const SLOW: f64 = 2.0;
 pub(crate) const QUANTILE: f64 = 0.95;
 
 pub(crate) type Id = (Signal, Subject);
 
-/// What was seen of an instance.
+/// Observations of an instance.
 #[derive(Debug, Default)]
 pub(crate) struct Side {
     pub(crate) last: Sample,
-    /// The largest size of the process.
+    /// Peak memory of the process.
     pub(crate) memory: f64,
 }
 
-/// What came between two samples.
+/// Increments between two samples.
 #[derive(Debug, Default)]
 pub(crate) struct Increments {
     pub(crate) counts: BTreeMap<Id, Counts>,
     pub(crate) histograms: BTreeMap<Id, Histogram>,
 }
 
-/// What the old instance had of a subject.
+/// Observations of a subject of the old instance.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     pub(crate) counts: Counts,
     pub(crate) histogram: Histogram,
-    /// From where on a request is slow. It stays, once there are enough requests.
+    /// Time from which a request is slow. Fixed as soon as there are enough requests.
     pub(crate) slow: Option<f64>,
-    /// Bad requests since the last step began, and the most per second that there were from one to the next.
+    /// Bad requests since the last step began, and the maximum rate per second of all steps so far.
     pub(crate) bad: f64,
     pub(crate) most: f64,
-    /// Requests in the last intervals: each counts half as much as the one after it.
+    /// Requests in the last intervals. The weight halves with each interval.
     pub(crate) recent: f64,
-    /// Of the new instance, since the first step.
+    /// The new instance's histogram since the first step.
     pub(crate) new: Histogram,
 }
 
 impl Side {
-    /// What came since the last sample; nothing from a process that is seen for the first time.
+    /// Returns the increments since the last sample; none for a process that is new.
     pub(crate) fn advance(&mut self, sample: Sample) -> Increments {
         let mut increments = Increments::default();
         let goes_on = self.last.answered && !restarted(&self.last, &sample);
         self.memory = self.memory.max(sample.memory.unwrap_or_default());
         if goes_on {
-            // A series begins with its first count, but for berth's, which can begin at any time.
+            // kube-apiserver's series start at zero when they appear. berth's own counts can appear
+            // at any value.
             let begins = |id: &Id| {
                 !matches!(
                     id.0,

@@ -1,31 +1,39 @@
 //! From samples of both instances to a verdict.
 //!
-//! Both are compared at the same time, and like with like: verb × resource × scope. A client that moves lists
-//! everything anew, so that the new instance has more lists than the old one, and a plain sum says that it is slower.
-//! Sums over a verb, a resource or everything are of what each part is allowed, weighted by the new instance's own
-//! requests.
+//! Both instances are compared at the same time, and like with like: verb × resource × scope. A
+//! client that moves sends new LISTs for all its resources, so the new instance gets more LISTs
+//! than the old instance, and a plain sum would call it slower. Sums over a verb, a resource or all
+//! requests add the limits of their parts, weighted by the new instance's requests.
 //!
-//! What is allowed in an interval is the signal's tolerance, three times the old instance's share of bad requests (of
-//! its last thousand, which at first are the requests of its whole life, for some are made only when a client connects;
-//! or in this interval, if that is more), and as many bad ones as the old one had in the same time, in the minute
-//! before a step: a client whose requests always fail may have moved, and brings its errors along. A request is slow if
-//! it takes more than twice the time of 95 of 100 requests of the old instance, of which there have to be some, or it
-//! is not compared.
+//! The number of bad requests allowed in an interval has three parts:
 //!
-//! Intervals in which the old instance suffers too are left out, with the one after, since the two do not see an outage
-//! of etcd at the same moment; so are requests that the old one never had. Whether it suffers shows in its own requests:
-//! times count only while it has some (`BESIDE`), for without them a busy machine looks like a slow version; and where
-//! it answers slowly, whatever it is asked for, the new one may as well. Reads and writes are told apart in this: a
-//! webhook makes only writes slow, and all clients that write may have moved.
+//! - The signal's tolerance.
+//! - Three times the old instance's share of bad requests, either in the last thousand requests or
+//!   in this interval, whichever is larger. At first, the last thousand are from the instance's
+//!   whole life, because some requests are made only when a client connects.
+//! - As many bad requests as the old instance had in the same time, in the minute before a step. A
+//!   client with requests that always fail may have moved, and brings its errors along.
 //!
-//! The probability of a false alarm ([`ALPHA`]) is divided among signals and, within each, among all requests,
-//! resources, verbs and their combinations (as many as the old instance had before the first step): family-wise, by
-//! Bonferroni, since signals depend on each other. Findings without a test need none: an instance that restarts, or no
-//! longer answers while the other does, or that lacks an API which is in use.
+//! A request is slow if it takes more than twice the time of 95 of 100 requests of the old
+//! instance. Subjects with too few requests for this figure are not compared.
 //!
-//! What the bound does not cover: what is allowed comes from what the old instance had, and is not known exactly. The
-//! tolerance and the factor of three are there for that. The simulation in the tests, whose noise is meant to be worse
-//! than a cluster's, shows whether they are enough.
+//! Intervals in which the old instance suffers as well are left out, with the interval after, since
+//! an outage of etcd does not reach both instances at the same moment. Requests that the old
+//! instance never had are left out, too. The old instance's own requests show whether it suffers.
+//! So times count only while the old instance has some requests (`BESIDE`): without them, a busy
+//! machine looks like a slow version. If the old instance answers slowly, to any request, the new
+//! instance may as well. Reads and writes are separate here, because a webhook slows only writes,
+//! and all writing clients may have moved.
+//!
+//! The probability of a false alarm ([`ALPHA`]) is divided among signals, and within a signal among
+//! all requests, resources, verbs and their combinations that the old instance had before the first
+//! step. The division is family-wise (Bonferroni), since signals depend on each other. Some
+//! findings are certain and need no test: an instance restarts, stops answering while the other
+//! instance answers, or lacks an API in use.
+//!
+//! A gap in the bound: the limits come from the old instance's requests, and are not known exactly.
+//! The tolerance and the factor of three make up for that. The simulation in the tests, with noise
+//! meant to be worse than in a real cluster, shows whether they suffice.
 
 use crate::histogram::Histogram;
 use crate::history::{
@@ -38,53 +46,57 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::time::Duration;
 
-/// How much more than the old instance the new one may have of what is bad, beside the tolerance.
+/// Allowed ratio of the new instance's share of bad requests to the old instance's, in addition to
+/// the tolerance.
 const RATIO: f64 = 3.0;
-/// The old instance suffers if this share of its requests, and so many, are bad beyond [`RATIO`] times what is usual.
+/// The old instance suffers if its bad requests exceed [`RATIO`] times the usual number by this
+/// share of all requests plus this number.
 const SUFFERS: Counts = Counts {
     bad: 3.0,
     all: 0.05,
 };
-/// Requests of the old instance in an interval without which the times of the new one are not compared.
+/// Minimum number of the old instance's requests in an interval for a comparison of times.
 const BESIDE: f64 = 5.0;
 /// Samples in a row without an answer, while the other instance answers.
 const SILENCE: u32 = 4;
-/// Samples in a row without metrics from an instance that answers, while the other instance gives its own: a minute. An
-/// instance that is busy refuses some.
+/// Samples in a row in which the instance refuses its metrics, while the other instance gives its
+/// metrics: a minute. A busy instance refuses a few.
 const REFUSALS: u32 = 30;
-/// Connections in a row without a byte that are as good as no answer.
+/// Connections in a row without a byte that count as no answer.
 const EMPTY: f64 = 4.0;
 /// Connections or refusals that speak against an instance.
 const FEW: f64 = 2.0;
-/// Connections of a step from which on requests have to follow, and how many have to follow each. Every client makes
-/// one at least, but for who only looks whether TLS works.
+/// Connections of a step from which on requests must follow, and the minimum of requests per
+/// connection. Every client sends at least one request, except a client that only checks TLS.
 const CONNECTIONS: f64 = 20.0;
 const FOLLOW: f64 = 0.25;
-/// An instance with a smaller part than this of the old one's seats rejects because its seats are few.
+/// An instance with fewer seats than this part of the old instance's seats rejects for lack of
+/// seats.
 const SEATS: f64 = 0.75;
-/// What a step has to have for "good": intervals, requests of the new instance, and the part of these that can be
-/// compared.
+/// Requirements of a step for "good": intervals, requests of the new instance, and the comparable
+/// part of these requests.
 const INTERVALS: u32 = 10;
 const REQUESTS: f64 = 100.0;
 const COMPARABLE: f64 = 0.5;
-/// An average limit beyond this leaves no fault to be found.
+/// With an average limit above this share, no fault could be found.
 const BLIND: f64 = 0.5;
-/// Lines of one signal in a verdict, beside its sum.
+/// Maximum number of lines of one signal in a verdict, not counting the sum.
 const LINES: usize = 5;
 
-/// A sample of what is no count is as good as so many requests.
+/// Weight of a sample of a state (not a count), in requests.
 const SAMPLE: f64 = 100.0;
-/// A bet is on at least so many requests, times what is allowed.
+/// Minimum number of requests of a bet: [`BATCH`] times the allowed share, [`MOST_BATCH`] at most.
 const BATCH: f64 = 50.0;
 const MOST_BATCH: f64 = 10.0;
 
-/// Takes a sample of each instance every two seconds or so, from a minute before the first step on, in which the new
-/// one gets berth's own requests and no client. After each, [`Judge::is_bad`] says whether to go back; after a step, its
-/// verdict whether there was enough to go on.
+/// Takes a sample of each instance about every two seconds, starting a minute before the first
+/// step. In this minute, the new instance gets only berth's own requests. After each sample,
+/// [`Judge::is_bad`] says whether to roll back. After a step, the verdict says whether there were
+/// enough requests to go on.
 #[derive(Debug, Default)]
 pub struct Judge {
     accepted: BTreeSet<Signal>,
-    /// When each of them answered last.
+    /// Time of each instance's last answer.
     at: [Duration; 2],
     old: Side,
     new: Side,
@@ -94,18 +106,21 @@ pub struct Judge {
     certain: BTreeMap<(Signal, String), String>,
     /// Requests of both instances when the first step began.
     before: f64,
-    /// Requests of the old instance by API when it was first seen, and what each serves.
+    /// The old instance's requests by API in its first sample, and the APIs that each instance
+    /// serves.
     requests: Option<BTreeMap<String, f64>>,
     apis: [Option<BTreeSet<String>>; 2],
     suffered: bool,
     /// Samples in a row in which the new instance was silent, and in which it refused its metrics.
     unanswered: u32,
     refused: u32,
-    /// Samples since the first of the connections that got no byte, and those connections.
+    /// Samples since the first of the current empty connections, and the number of these
+    /// connections.
     empty: (u32, f64),
-    /// Steps before this one in which most intervals were left out.
+    /// Earlier steps in which most intervals were left out.
     unseen: u32,
-    /// Connections that the new instance was given since the first step began, and whether it let in a request.
+    /// Connections given to the new instance since the first step began. `followed` is true if the
+    /// new instance has let in a request.
     given: f64,
     followed: bool,
     step: Step,
@@ -120,25 +135,27 @@ struct Test {
     found: bool,
 }
 
-/// The new instance's requests, and how many of them would be bad if it were as the old one, or as bad as is allowed.
+/// The new instance's requests. `old` is the number that would be bad at the old instance's rate,
+/// and `allowed` is the limit.
 #[derive(Debug, Default, Clone, Copy)]
 struct Tally {
     new: Counts,
     old: f64,
     allowed: f64,
-    /// Bad ones of subjects that the old instance had none of at the time.
+    /// Bad requests of subjects that the old instance had no requests of at the time.
     alone: f64,
 }
 
 #[derive(Debug, Default)]
 struct Step {
-    /// In which the old instance was learned from.
+    /// Seconds in which the judge learned from the old instance.
     seconds: f64,
     intervals: u32,
     left_out: u32,
     requests: f64,
     compared: f64,
-    /// Connections that the new instance was given, and all requests that arrived there, berth's own too.
+    /// Connections given to the new instance, and all requests that arrived there, including
+    /// berth's own.
     connections: f64,
     arrived: f64,
 }
@@ -152,8 +169,8 @@ impl Judge {
         }
     }
 
-    /// From now on the new instance has another share of the connections. Before the first step the judge learns what
-    /// is usual.
+    /// Starts a step with a new share of connections. Before the first step, the judge only learns
+    /// the usual rates.
     pub fn begin_step(&mut self) {
         if self.tests.is_empty() {
             self.tests = self.prepare();
@@ -171,7 +188,7 @@ impl Judge {
             .for_each(|test| test.wealth.begin_step());
     }
 
-    /// Both instances, asked at the same time; `at` is on any clock that does not go back.
+    /// Takes the samples of both instances at the same time. `at` comes from any monotonic clock.
     pub fn observe(&mut self, at: Duration, old: Sample, new: Sample) {
         self.look(&old, &new);
         let answered = [old.answered, new.answered];
@@ -231,7 +248,7 @@ impl Judge {
         self.tests.values_mut().for_each(Test::bet);
     }
 
-    /// Whether the new instance has to give back its connections: the verdict's outcome is bad, and stays so.
+    /// True if the new instance has to give back its connections. Once bad, the outcome stays bad.
     pub fn is_bad(&self) -> bool {
         let tests = self
             .tests
@@ -243,7 +260,8 @@ impl Judge {
             .any(|signal| !self.accepted.contains(&signal))
     }
 
-    /// Requests of both instances since the first step began, and how many of them met what is bad, as far as that is of requests.
+    /// Requests of both instances since the first step began, and how many of them met a fault.
+    /// Only faults of requests count.
     pub fn met(&self) -> (u64, u64) {
         let found = self
             .tests
@@ -291,7 +309,7 @@ impl Judge {
         }
     }
 
-    /// A test for everything that is known of the old instance, each with its part of [`ALPHA`].
+    /// A test for each subject known from the old instance, each with its part of [`ALPHA`].
     fn prepare(&self) -> BTreeMap<Id, Test> {
         let mut ids: BTreeSet<Id> = Signal::COMPARED
             .map(|signal| (signal, Subject::default()))
@@ -325,7 +343,7 @@ impl Judge {
             .collect()
     }
 
-    /// What needs no test.
+    /// Looks for the findings that need no test: a restart, or a missing API.
     fn look(&mut self, old: &Sample, new: &Sample) {
         let mut find = |signal, subject: &str, note: String| {
             self.certain
@@ -357,8 +375,8 @@ impl Judge {
         }
     }
 
-    /// Whether the new instance is silent: no metrics, or not a byte on any connection. The first byte is of the TLS
-    /// handshake, and needs neither etcd nor a webhook.
+    /// Checks whether the new instance is silent: no metrics, or not a byte on any connection. The
+    /// first byte belongs to the TLS handshake, which needs neither etcd nor a webhook.
     fn listen(&mut self, [old, new]: [bool; 2], from_new: &Increments) {
         self.unanswered = if new {
             0
@@ -373,7 +391,7 @@ impl Judge {
             Some(connections) if old => {
                 self.empty = (self.empty.0 + 1, self.empty.1 + connections.all)
             }
-            // From the first empty connection on, samples without a connection count, too.
+            // After the first empty connection, samples without a connection count, too.
             None if old && self.empty.0 > 0 => self.empty.0 += 1,
             _ => {}
         }
@@ -396,7 +414,7 @@ impl Judge {
         }
     }
 
-    /// Whether requests follow the connections that the new instance is given, whatever the instance answers to them.
+    /// Checks that requests follow the connections given to the new instance, whatever the answers.
     fn follow(&mut self, from_new: &Increments, answered: bool) {
         let of = |signal| {
             from_new
@@ -432,8 +450,8 @@ impl Judge {
         }
     }
 
-    /// What speaks against the new instance, if there is too little to prove it: a version that refuses everybody has few
-    /// requests that could be compared.
+    /// Evidence against the new instance that is too weak for a test. A version that refuses every
+    /// client has few comparable requests.
     fn against(&self) -> Option<String> {
         let refused = [(Signal::Authentication, 401), (Signal::Authorization, 403)]
             .into_iter()
@@ -461,8 +479,8 @@ impl Judge {
         refused.or_else(|| (self.given >= FEW && !self.followed).then(lost))
     }
 
-    /// What is no count: whether an APIService is unavailable, and whether the process grows beyond the size that the
-    /// old one needs for all clients. One sample is as good as many requests.
+    /// Judges states rather than counts: an unavailable APIService, and a process that grows beyond
+    /// the size that the old instance needs for all clients. One sample counts as many requests.
     fn states(&self, old: &Sample, new: &Sample, seconds: f64) -> BTreeMap<Id, Tally> {
         let mut tallies = BTreeMap::new();
         let mut add = |signal: Signal, subject: Subject, bad: bool| {
@@ -499,8 +517,9 @@ impl Judge {
         tallies
     }
 
-    /// Priority levels of the new instance that have no seats to spare, now or before; none where the instance has few seats.
-    /// Levels lend each other seats, so that only all of them together can be compared with the old instance's.
+    /// Priority levels of the new instance without free seats, now or in the last sample. Empty if
+    /// the instance has few seats in all. Levels lend each other seats, so only the total can be
+    /// compared with the old instance's.
     fn busy_levels(&self, old: &Sample, new: &Sample) -> BTreeSet<Subject> {
         let [all_old, all_new] =
             [old, new].map(|sample| sample.seats.values().map(|seats| seats.all).sum::<f64>());
@@ -514,7 +533,8 @@ impl Judge {
             .collect()
     }
 
-    /// The old instance's whole life: what a client asks for when it connects may have been asked for days ago.
+    /// Learns from the old instance's whole life: a request that clients send when they connect may
+    /// be days old.
     fn learn_life(&mut self, old: &Sample) {
         for (id, histogram) in &old.histograms {
             self.history
@@ -530,7 +550,7 @@ impl Judge {
         }
     }
 
-    /// What the old instance had in the interval, as counts.
+    /// The old instance's increments as counts of bad requests and of all.
     fn usual(&mut self, from: &Increments) -> BTreeMap<Id, Counts> {
         let mut all = from.counts.clone();
         for (id, histogram) in &from.histograms {
@@ -580,7 +600,7 @@ impl Judge {
         }
         for (id, counts) in was {
             let history = self.history.entry(id.clone()).or_default();
-            // With a histogram come its counts.
+            // Counts of a histogram come from the histogram.
             if !from.histograms.contains_key(id) {
                 history.learn(*counts, REMEMBERED);
             }
@@ -588,7 +608,7 @@ impl Judge {
         }
     }
 
-    /// The new instance's requests, beside what is allowed of each.
+    /// Compares the new instance's requests with their limits.
     fn compare(
         &mut self,
         from: &Increments,
@@ -717,7 +737,7 @@ impl Judge {
         rows.collect()
     }
 
-    /// Of a histogram's subject, in words.
+    /// The quantiles of both instances as text; empty without a histogram.
     fn quantiles(&self, signal: Signal, subject: &Subject) -> String {
         let (mut old, mut new) = (Histogram::default(), Histogram::default());
         for (_, history) in self
@@ -790,8 +810,8 @@ impl Judge {
 }
 
 impl Step {
-    /// Whether most of it was left out: it says nothing of the new instance, and a later step says nothing of this one's
-    /// share.
+    /// True if most intervals were left out. Such a step proves nothing about the new instance, and
+    /// a later step with another share cannot make up for it.
     fn is_unseen(&self) -> bool {
         self.left_out > self.intervals
     }
@@ -805,7 +825,7 @@ impl Test {
             alone,
             ..
         } = self.interval;
-        // Without a request it is 1, and there is no bet.
+        // Without a request the share is 1, and there is no bet.
         let share = (allowed / new.all).min(1.0);
         if new.all >= (BATCH * share).min(MOST_BATCH) {
             self.total.add(&mem::take(&mut self.interval));
@@ -824,7 +844,8 @@ impl Tally {
     }
 }
 
-/// Which kind of sum a subject is, and by what its part of the probability is divided: half is for everything.
+/// The kind of sum that a subject is, and the divisor of its part of the probability. The total
+/// gets half.
 fn part(subject: &Subject) -> (u8, u8) {
     match (subject.verb.is_empty(), subject.resource.is_empty()) {
         (true, true) => (0, 2),
@@ -838,7 +859,8 @@ fn part(subject: &Subject) -> (u8, u8) {
 mod tests {
     use super::*;
 
-    /// A half for everything, a quarter for resources, an eighth for verbs, and an eighth for what has both.
+    /// A half for the total, a quarter for resources, an eighth for verbs, and an eighth for
+    /// combinations.
     #[test]
     fn each_test_has_its_part_of_alpha() {
         let id = |verb: &str, resource: &str| {

@@ -1,10 +1,11 @@
-//! The judge of an upgrade: samples of the old and the new kube-apiserver in, a verdict out. No I/O, and time is passed
-//! in, so that one piece of code judges an upgrade and a simulation.
+//! The judge of an upgrade: samples of the old and the new kube-apiserver in, a verdict out. The
+//! judge does no I/O, and time is passed in, so the same code judges an upgrade and a simulation.
 //!
-//! Data flows from a page of metrics ([`metrics`], [`histogram`]) to what it says of an instance ([`signals`]), from two
-//! samples of each to what came between them (`history`), and from both instances at the same time ([`judge`]) through
-//! a test that may be looked at always ([`sequential`]) to the [`verdict`]. The steps in which clients come to the new one
-//! are in [`canary`].
+//! Data flows in five steps. A page of metrics ([`metrics`], [`histogram`]) becomes signals of an
+//! instance ([`signals`]). Two samples give the increments between them (`history`). The increments
+//! of both instances at the same time ([`judge`]) go through a test that may be checked at any time
+//! ([`sequential`]), and end in the [`verdict`]. [`canary`] defines the steps in which clients come
+//! to the new instance.
 
 pub mod canary;
 pub mod histogram;

@@ -1,7 +1,8 @@
-//! Prometheus' text exposition format, as far as the judge needs it: a sample's name, its labels, its value.
+//! A parser of Prometheus' text exposition format, as far as the judge needs it: a sample's name,
+//! labels and value.
 //!
-//! A page comes from outside and may be anything. What is no sample is passed over: comments, a broken line, a
-//! timestamp or an exemplar behind the value.
+//! A page comes from outside and may hold anything. Lines that are no sample are skipped: comments
+//! and broken lines. A timestamp or an exemplar after the value is ignored.
 
 use std::borrow::Cow;
 
@@ -15,7 +16,7 @@ pub struct Sample<'a> {
 }
 
 impl Sample<'_> {
-    /// The value of a label; empty if there is none, which in Prometheus is the same.
+    /// The value of a label. A missing label equals an empty label, as in Prometheus.
     pub fn label(&self, name: &str) -> &str {
         self.labels
             .iter()
@@ -24,7 +25,8 @@ impl Sample<'_> {
     }
 }
 
-/// The samples of a page whose name is wanted. A page has a hundred thousand lines, and most names are of no interest.
+/// The samples of a page with a wanted name. A page has a hundred thousand lines, and most names
+/// are of no interest.
 pub fn samples<'a>(
     page: &'a str,
     wanted: impl Fn(&str) -> bool,
@@ -48,7 +50,7 @@ pub fn samples<'a>(
     })
 }
 
-/// What stands between braces, and what follows it.
+/// The labels up to the closing brace, and the rest of the line.
 fn labels(mut rest: &str) -> Option<(Labels<'_>, &str)> {
     let mut labels = Vec::new();
     loop {
@@ -63,7 +65,8 @@ fn labels(mut rest: &str) -> Option<(Labels<'_>, &str)> {
     }
 }
 
-/// A value up to its closing quote, and what follows it. `\\`, `\"` and `\n` are the only escapes.
+/// A value up to its closing quote, and the rest of the line. `\\`, `\"` and `\n` are the only
+/// escapes.
 fn quoted(text: &str) -> Option<(Cow<'_, str>, &str)> {
     let plain = text.find(['"', '\\'])?;
     if text[plain..].starts_with('"') {
@@ -117,7 +120,8 @@ mod tests {
                     format!("{name}=\"{value}\"")
                 })
                 .collect();
-            // A carriage return ends no line, but lines() takes it off one.
+            // A carriage return is no line end, but lines() strips a carriage return before a line
+            // end.
             let page = format!("m{{{}}} {value} 17", written.join(","));
             let read: Vec<_> = samples(&page, |_| true).collect();
             prop_assert_eq!(read.len(), 1);

@@ -1,7 +1,7 @@
-//! What is compared: the signals, the metrics of kube-apiserver behind each, and what these say of one instance at one
-//! time.
+//! The compared signals, the metrics of kube-apiserver behind each signal, and the sample of one
+//! instance at one time.
 //!
-//! Names, labels and buckets are those of Kubernetes v1.35.4 and v1.36.3, read in their source:
+//! Names, labels and buckets are from Kubernetes v1.35.4 and v1.36.3, read in the source:
 //!
 //! | metrics | where in kubernetes/kubernetes, below staging/src/k8s.io |
 //! | --- | --- |
@@ -13,30 +13,34 @@
 //! | `authentication_attempts`, `authorization_attempts_total` | apiserver/pkg/endpoints/filters/metrics.go |
 //! | `aggregator_unavailable_apiservice` | kube-aggregator/pkg/controllers/status/metrics/metrics.go |
 //!
-//! What is in that source and not in the names:
+//! Facts from the source that the names do not tell:
 //!
-//! - 401 and 403 are not counted in `apiserver_request_total`: the filters that answer them are before the handler that
-//!   counts. Each request is counted once in `authentication_attempts`, and once in `authorization_attempts_total` if it
-//!   was authenticated.
-//! - 429 is counted in `apiserver_request_total` too. It follows the load and the seats of each instance, so that it is
-//!   no error here; rejections are compared by priority level, and only where at most half of its seats are taken, or
-//!   where the instance has fewer seats in all than the old one.
-//! - A webhook's own refusal has `error_type="no_error"`, and a failure of one with `failurePolicy: Ignore` is counted
-//!   in `…_fail_open_count` alone. The duration is counted for every call, so that its count is what both are shares
-//!   of; `…_webhook_request_total` counts the same calls.
-//! - The labels of etcd's errors changed in v1.34 (`type` became `group` and `resource`): they are compared by
-//!   `operation`.
-//! - `aggregator_unavailable_apiservice` is this process's own view. The counter `…_total` is not: it grows when the
-//!   status of the APIService changes, which both instances write, so that it is left out. The aggregator counts no
-//!   requests but those that it could not pass on (`apiserver_request_terminations_total`), which therefore have
-//!   nothing that they could be a share of.
-//! - An API that is not served leaves no trace: the last handler of the chain (apiserver/pkg/util/notfoundhandler)
-//!   answers 404 and counts nothing, nor does apiextensions for an unknown version. So a missing API is seen in what
-//!   the instances serve, which the caller asks them for; a 404 in `apiserver_request_total` is of a resource that is
-//!   served, and compared for lists and watches, which do not name an object that may be gone.
+//! - 401 and 403 are not counted in `apiserver_request_total`, because the filters that answer with
+//!   them run before the handler that counts. Each request is counted once in
+//!   `authentication_attempts`, and after authentication once in `authorization_attempts_total`.
+//! - 429 is counted in `apiserver_request_total` as well. Rejections follow the load and the seats
+//!   of each instance, so 429 is no error here. Rejections are compared by priority level, and only
+//!   if at most half of the level's seats are taken, or if the instance has fewer seats in all than
+//!   the old instance.
+//! - A refusal by a webhook itself has `error_type="no_error"`, and a failed call with
+//!   `failurePolicy: Ignore` is counted in `…_fail_open_count` alone. The duration is counted for
+//!   every call, so its count is the total for both shares; `…_webhook_request_total` counts the
+//!   same calls.
+//! - The labels of etcd's errors changed in v1.34 (`type` became `group` and `resource`), so errors
+//!   are compared by `operation`.
+//! - `aggregator_unavailable_apiservice` is the process's own view. The counter `…_total` is left
+//!   out: it grows with each change of the APIService's status, and both instances write the
+//!   status. The aggregator counts only the requests that it could not pass on
+//!   (`apiserver_request_terminations_total`), so there is no total for a share.
+//! - A request for an API that is not served leaves no trace: the last handler of the chain
+//!   (apiserver/pkg/util/notfoundhandler) answers 404 and counts nothing, and neither does
+//!   apiextensions for an unknown version. So a missing API is found by asking each instance for
+//!   its APIs, which the caller does. A 404 in `apiserver_request_total` is about a resource of a
+//!   served API. 404s are compared for lists and watches, which do not name an object that may be
+//!   gone.
 //!
-//! Left out: `…_request_sli_duration_seconds`, which finds what `latency` finds; the number of goroutines, whose leak is one of memory;
-//! `apiserver_audit_error_total`, which no client meets.
+//! Left out: `…_request_sli_duration_seconds` (finds the same as `latency`), the number of
+//! goroutines (a leak shows in memory), and `apiserver_audit_error_total` (no client notices).
 
 use crate::histogram::Histogram;
 use crate::metrics;
@@ -46,24 +50,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
-/// No counter, size or time in seconds is larger, and sums of these are exact enough.
+/// Maximum of a counter, a size or a time in seconds. Sums up to this size are exact enough.
 const MOST: f64 = 1e15;
 
-/// In JSON and for `Display`, a finding's stable code: `webhook-errors`.
+/// Serialized and displayed as the stable code of a finding: `webhook-errors`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Signal {
-    /// Requests that were answered with 5xx.
+    /// Requests answered with 5xx.
     Errors,
-    /// Lists and watches that were answered with 404.
+    /// Lists and watches answered with 404.
     NotFound,
     /// Requests that took more than twice the time in which the old instance answers 95 of 100.
     Latency,
-    /// Requests that were answered with 401.
+    /// Requests answered with 401.
     Authentication,
-    /// Requests that were answered with 403.
+    /// Requests answered with 403.
     Authorization,
-    /// Requests that were rejected while seats were free, or because there are fewer seats than the old instance has.
+    /// Requests rejected while seats were free, or by an instance with fewer seats than the old
+    /// instance.
     Rejections,
     WebhookErrors,
     WebhookLatency,
@@ -71,28 +76,28 @@ pub enum Signal {
     /// Objects that could not be encrypted or decrypted.
     Encryption,
     Decoding,
-    /// APIServices that are unavailable to the new instance alone.
+    /// APIServices that are unavailable only to the new instance.
     Aggregation,
     Aborts,
     TlsErrors,
-    /// Connections that ended without a byte of the instance, by berth's count.
+    /// Connections that ended without a byte from the instance, as counted by berth.
     EmptyConnections,
-    /// Time to the instance's first byte, by berth's count.
+    /// Time to the instance's first byte, as measured by berth.
     FirstByte,
     Memory,
     Restart,
     /// The instance does not answer berth.
     NoAnswer,
-    /// The instance refuses berth its metrics.
+    /// The instance refuses its metrics to berth.
     NoMetrics,
-    /// Clients' connections, on which the instance counts no requests.
+    /// Connections of clients, but no requests counted by the instance.
     NoRequests,
-    /// An API that the old instance serves, and is asked for.
+    /// An API that the old instance serves and clients use is missing.
     MissingApi,
 }
 
 impl Signal {
-    /// All that are compared by [`crate::sequential`].
+    /// The signals compared by [`crate::sequential`].
     pub const COMPARED: [Self; 17] = [
         Self::Errors,
         Self::NotFound,
@@ -113,12 +118,12 @@ impl Signal {
         Self::Memory,
     ];
 
-    /// How long something takes.
+    /// True for durations.
     pub fn is_time(self) -> bool {
         matches!(self, Self::Latency | Self::WebhookLatency | Self::FirstByte)
     }
 
-    /// What is no count of requests or connections.
+    /// True for states, which are no counts of requests or connections.
     pub(crate) fn is_state(self) -> bool {
         matches!(self, Self::Aggregation | Self::Memory)
     }
@@ -134,7 +139,8 @@ impl Signal {
         }
     }
 
-    /// Its part of the probability of a false alarm: half is for the four that tell most, 13 others share the rest.
+    /// The signal's part of the probability of a false alarm. Half goes to the four most telling
+    /// signals, and 13 others share the rest.
     pub fn weight(self) -> f64 {
         match self {
             Self::Errors | Self::Latency | Self::EmptyConnections | Self::FirstByte => 1.0 / 8.0,
@@ -142,8 +148,8 @@ impl Signal {
         }
     }
 
-    /// The metric without which an instance cannot be judged by it. Counters of errors are absent until there is an
-    /// error.
+    /// The metric required to judge an instance by this signal. Counters of errors are absent until
+    /// the first error.
     pub fn metric(self) -> &'static str {
         match self {
             Self::Errors | Self::NotFound | Self::Aborts => "apiserver_request_total",
@@ -182,7 +188,8 @@ impl FromStr for Signal {
     }
 }
 
-/// What is compared with its like. Empty parts are of no matter: a verb alone is all requests of that verb.
+/// A unit of comparison. Empty fields match everything: a verb alone means all requests with the
+/// verb.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Subject {
     pub verb: Box<str>,
@@ -222,12 +229,13 @@ impl Subject {
         }
     }
 
-    /// Whether webhooks are asked, and etcd writes.
+    /// True for writes, which go through webhooks and to etcd.
     pub(crate) fn writes(&self) -> bool {
         !matches!(&*self.verb, "" | "GET" | "LIST" | "WATCH")
     }
 
-    /// All that it counts in: everything, its verb, its resource, and itself.
+    /// The aggregates that include the subject: the total, the verb, the resource, and the subject
+    /// itself.
     pub fn levels(&self) -> BTreeSet<Self> {
         [
             Self::default(),
@@ -248,7 +256,7 @@ impl fmt::Display for Subject {
     }
 }
 
-/// How many there were, and how many of them were bad.
+/// The number of requests (or connections), and the number of bad ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Counts {
     pub bad: f64,
@@ -270,35 +278,36 @@ impl Counts {
     }
 }
 
-/// What berth counted of one instance's connections, since it began to count.
+/// berth's counts of one instance's connections, since counting began.
 #[derive(Debug, Clone, Default)]
 pub struct Connections {
-    /// TLS clients' connections that were passed on.
+    /// TLS clients' connections passed to the instance.
     pub all: f64,
-    /// Those that the instance ended, or let run into a timeout, without a byte.
+    /// Connections that the instance ended, or let time out, without a byte.
     pub empty: f64,
     /// Seconds to the first byte.
     pub first_byte: Histogram,
 }
 
-/// One instance at one time. Counts are sums since it started.
+/// A sample of an instance. Counts are sums since the instance's start.
 #[derive(Debug, Clone, Default)]
 pub struct Sample {
-    /// Whether it answered with its metrics.
+    /// True if the instance answered with its metrics.
     pub(crate) answered: bool,
-    /// Whether it answered with an error: it is not silent.
+    /// True if the instance answered with an error, and so is not silent.
     pub(crate) refused: bool,
     pub(crate) started: Option<f64>,
     pub(crate) counts: BTreeMap<(Signal, Subject), Counts>,
     pub(crate) histograms: BTreeMap<(Signal, Subject), Histogram>,
-    /// By priority level: seats that are taken, and that there are.
+    /// Seats by priority level: taken (`bad`), and all.
     pub(crate) seats: BTreeMap<String, Counts>,
-    /// By APIService: whether it is unavailable.
+    /// APIServices by name: true if unavailable.
     pub(crate) unavailable: BTreeMap<String, bool>,
     pub(crate) memory: Option<f64>,
-    /// Requests by `group/version`, as [`Sample::serves`] has it.
+    /// Requests by `group/version`, as in [`Sample::serves`].
     pub(crate) requests: BTreeMap<String, f64>,
-    /// Those of them that are open now, which are watches: a controller's may be days old.
+    /// Open long-running requests (watches) by `group/version`. A controller's watch may be days
+    /// old.
     pub(crate) open: BTreeMap<String, f64>,
     pub(crate) apis: Option<BTreeSet<String>>,
     /// The wanted metrics that the page has.
@@ -306,7 +315,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// From a page of metrics, or from none, if the instance did not answer in time.
+    /// Parses a page of metrics. `None` if the instance did not answer in time.
     pub fn new(page: Option<&str>) -> Self {
         let mut sample = Self {
             answered: page.is_some(),
@@ -320,7 +329,7 @@ impl Sample {
         sample
     }
 
-    /// What berth counted of this instance's connections.
+    /// Adds berth's counts of this instance's connections.
     #[must_use]
     pub fn with_connections(mut self, connections: Connections) -> Self {
         let all = Subject::default();
@@ -339,7 +348,7 @@ impl Sample {
         self
     }
 
-    /// Of an instance that answered with an error instead of its metrics.
+    /// A sample of an instance that answered with an error instead of its metrics.
     #[must_use]
     pub fn refused() -> Self {
         Self {
@@ -348,7 +357,7 @@ impl Sample {
         }
     }
 
-    /// The APIs (`v1`, `apps/v1`) that it has been asked for.
+    /// The APIs (`v1`, `apps/v1`) that clients have requested.
     pub fn used(&self) -> BTreeSet<String> {
         let used = self
             .requests
@@ -358,8 +367,9 @@ impl Sample {
         used.map(|(api, _)| api.clone()).collect()
     }
 
-    /// Which of these the instance serves itself. Its `/apis` does not tell: that is of the APIService objects, which both instances
-    /// write, and from which one that lacks an API removes it.
+    /// Records the APIs that the instance itself serves. Its `/apis` does not tell: that list comes
+    /// from APIService objects written by both instances, and an instance that lacks an API removes
+    /// the object.
     #[must_use]
     pub fn serves(mut self, apis: BTreeSet<String>) -> Self {
         self.apis = Some(apis);
@@ -486,7 +496,7 @@ impl Sample {
 
     fn request(&mut self, line: &metrics::Sample<'_>) {
         let (value, subject, code) = (line.value, Subject::of(line), line.label("code"));
-        // Probes, and who reads metrics, among them berth.
+        // Probes and readers of metrics do not count, berth among them.
         if ["/healthz", "/livez", "/readyz", "/metrics"]
             .iter()
             .any(|path| subject.resource.starts_with(path))
@@ -534,12 +544,12 @@ fn is_wanted(name: &str) -> bool {
         )
 }
 
-/// How long a watch takes, or a shell in a pod, says nothing of the instance.
+/// The duration of a watch, or of a shell in a pod, says nothing about the instance.
 fn is_long(line: &metrics::Sample<'_>) -> bool {
     matches!(line.label("verb"), "WATCH" | "CONNECT")
 }
 
-/// As [`Sample::serves`] has it.
+/// The API of a line, in the form of [`Sample::serves`].
 fn api(line: &metrics::Sample<'_>) -> String {
     let [group, version] = ["group", "version"].map(|name| line.label(name));
     if group.is_empty() {
@@ -557,7 +567,7 @@ fn level(line: &metrics::Sample<'_>) -> Subject {
 mod tests {
     use super::*;
 
-    /// In the form of kube-apiserver's page.
+    /// A page in the form of kube-apiserver's.
     const PAGE: &str = r#"
 # HELP apiserver_request_total [STABLE] Counter of apiserver requests broken out for each verb, dry run value, group, ...
 # TYPE apiserver_request_total counter
@@ -624,7 +634,7 @@ process_start_time_seconds 1.76414e+09
             counts(Signal::NotFound, "LIST", "deployments.apps", "cluster"),
             Some((1.0, 10.0))
         );
-        // A rejection is no error, and a probe no request.
+        // A rejection is no error, and a probe is no request.
         assert_eq!(
             counts(Signal::Errors, "PATCH", "pods/status", "resource"),
             Some((0.0, 3.0))

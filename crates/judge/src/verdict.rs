@@ -1,4 +1,4 @@
-//! What comes out: an outcome, and a table of what was compared.
+//! The result of the judge: an outcome, and a table of the comparisons.
 
 use crate::signals::Signal;
 use std::fmt;
@@ -15,9 +15,9 @@ pub enum Outcome {
 pub struct Verdict {
     pub outcome: Outcome,
     pub rows: Vec<Row>,
-    /// What "good" lacks, if it is undecided.
+    /// The missing requirements for "good", if the outcome is undecided.
     pub lacking: Vec<String>,
-    /// What speaks against the new instance, if there was too little to prove it.
+    /// Evidence against the new instance that is too weak for "bad".
     pub against: Option<String>,
 }
 
@@ -25,8 +25,8 @@ pub struct Verdict {
 pub struct Row {
     pub code: Signal,
     pub subject: String,
-    /// Requests of the new instance (or connections, or samples), and which share of them is bad; the old one's share,
-    /// for the same mix of requests; the share that is allowed.
+    /// Number of the new instance's requests (or connections, or samples); the bad share of the old
+    /// instance (for the same mix of requests) and of the new instance; and the allowed share.
     pub compared: u64,
     pub old: f64,
     pub new: f64,
@@ -44,7 +44,8 @@ pub enum Judgement {
     NotCompared,
 }
 
-/// A table for people: what is bad first, then what was compared, then what was not, and why.
+/// A table for people: bad rows first, then other compared rows, then the rows without a
+/// comparison, and why.
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut line = |[code, subject, compared, old, new, limit, verdict]: [&str; 7]| {

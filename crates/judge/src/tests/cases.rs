@@ -1,4 +1,4 @@
-//! Samples whose verdict can be calculated by hand.
+//! Samples with a verdict that can be calculated by hand.
 
 use super::codes;
 use crate::signals::{Connections, Sample, Signal, Subject};
@@ -14,7 +14,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// The old instance's life: so many requests for pods were bad, of so many.
+    /// Starts with the old instance's life: bad requests for pods, and all requests for pods.
     fn new(signal: Signal, life: [f64; 2]) -> Self {
         let sample = Sample {
             metrics: Signal::COMPARED.map(Signal::metric).into(),
@@ -45,13 +45,13 @@ impl Pair {
         );
     }
 
-    /// So many more requests for pods were bad, of so many more.
+    /// Adds an interval: bad requests for pods, and all requests for pods.
     fn observe(&mut self, signal: Signal, old: [f64; 2], new: [f64; 2]) {
         self.count(signal, "pods", old, new);
         self.look();
     }
 
-    /// How many intervals it takes until the verdict is bad.
+    /// Number of intervals until the verdict is bad.
     fn intervals_until_bad(&mut self, interval: impl Fn(&mut Self)) -> Option<usize> {
         (1..40).find(|_| {
             interval(self);
@@ -68,12 +68,13 @@ impl Pair {
 
 #[test]
 fn what_is_allowed() {
-    // One of a hundred fails; in the minute before the step, 4 did in 32 s.
+    // One of a hundred requests fails. In the minute before the step, 4 failed in 32 s.
     let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
     pair.observe(Signal::Errors, [4.0, 50.0], [0.0; 2]);
     (0..15).for_each(|_| pair.observe(Signal::Errors, [0.0, 20.0], [0.0; 2]));
     pair.judge.begin_step();
-    // The tolerance is 2 of 100. In the second interval, a tenth of the old instance's own requests fail, too.
+    // The tolerance is 2 of 100. In the second interval, a tenth of the old instance's requests
+    // fail as well.
     let (always, mut usual, mut allowed) = (2.0 + 2.0 * 4.0 / 32.0, 0.0, 0.0);
     for (intervals, old, share) in [(1, [0.0; 2], 0.01), (2, [2.0, 20.0], 0.1)] {
         pair.observe(Signal::Errors, old, [5.0, 100.0]);
@@ -93,7 +94,8 @@ fn what_is_allowed() {
     }
 }
 
-/// An eighth is usual, of 80 requests. Beside three times that, a twentieth and 3 are left out of account.
+/// An eighth of 80 requests is the usual number. The limit is three times the usual number, plus a
+/// twentieth, plus 3.
 #[test]
 fn the_old_one_suffers_beyond_three_times_what_is_usual() {
     for (bad, compared) in [(30.0 + 4.0 + 3.0, 100), (38.0, 0)] {
@@ -104,8 +106,9 @@ fn the_old_one_suffers_beyond_three_times_what_is_usual() {
     }
 }
 
-/// The wealth is an eighth, and 1/256 more at each interval, and 3200 have to be won: 1 / (ALPHA / 8 / 2). An interval
-/// wins 16 times the wealth, or 2 times if the old one had less than one request lately.
+/// The wealth is an eighth, plus 1/256 for each interval, and has to reach 3200: 1 / (ALPHA / 8 /
+/// 2). An interval multiplies the wealth by 16, or by 2 if the old instance had less than one
+/// request lately.
 #[test]
 fn what_the_old_one_does_not_have_takes_longer() {
     for (before, beside, intervals) in [(0.0, 0.0, 15), (0.0, 1.0, 4), (4.0, 0.0, 2 + 7)] {
@@ -117,7 +120,7 @@ fn what_the_old_one_does_not_have_takes_longer() {
         assert_eq!(bad, Some(intervals), "{before} {beside}");
         assert_eq!(pair.judge.verdict().outcome, Outcome::Bad);
     }
-    // Pods, which have half as large a part of ALPHA as the sum, are not what the old one lacks.
+    // Pods have half of the sum's part of ALPHA, and the old instance has requests for pods.
     for (lacked, had, intervals) in [(10.0, 10.0, 4), (11.0, 9.0, 5)] {
         let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
         pair.count(Signal::Errors, "nodes", [0.0, 50.0], [0.0; 2]);
@@ -132,7 +135,7 @@ fn what_the_old_one_does_not_have_takes_longer() {
     }
 }
 
-/// A bet needs 50 requests times what is allowed, which is a tenth, but no more than 10.
+/// A bet needs 50 requests times the allowed share (a tenth), but no more than 10.
 #[test]
 fn few_requests_wait_for_more() {
     for (life, few) in [([0.0, 50.0], 5), ([50.0, 50.0], 10)] {
@@ -148,7 +151,8 @@ fn few_requests_wait_for_more() {
     }
 }
 
-/// Sizes in MiB, two seconds apart: beyond 1.25 times the old one's, and by more than 8 MiB or a 200th of it a second.
+/// Sizes in MiB, two seconds apart. Memory counts as growing beyond 1.25 times the old instance's
+/// size, if the growth per second exceeds both 8 MiB and a 200th of the old instance's size.
 #[test]
 fn memory_that_grows() {
     for (old, before, now, grows) in [
@@ -197,9 +201,15 @@ fn one_service_that_only_the_new_one_cannot_reach_is_enough() {
     }
 }
 
-/// After how many samples an instance is found to be silent, or to hide its metrics. A letter a sample: the new
-/// instance is `s`ilent or `r`efuses its metrics; or it answers, and gets `-` no connection, `e` one or `f` four without
-/// a byte, or `b` two of which one has a byte. Capital letters and `_`: the old one does not answer.
+/// Number of samples until the new instance is found to be silent, or to hide its metrics. Each
+/// letter is a sample:
+///
+/// - `s`: the new instance is silent.
+/// - `r`: the new instance refuses its metrics.
+/// - `-`: the new instance answers, and gets no connection.
+/// - `e`, `f`: the new instance answers, and gets one or four connections without a byte.
+/// - `b`: the new instance answers, and gets two connections, one of them with a byte.
+/// - Capital letters and `_`: in addition, the old instance does not answer.
 fn silent(samples: &str) -> Option<(usize, Vec<Signal>)> {
     let mut pair = Pair::new(Signal::Errors, [0.0; 2]);
     let (answers, mut connections) = (pair.new.clone(), Connections::default());
@@ -252,7 +262,8 @@ fn silence_is_four_samples_or_connections_without_a_byte_beside_an_old_one_that_
     assert_eq!(silent(&(refuses(29) + "RRRR-" + &refuses(29))), None);
 }
 
-/// A quarter as many requests as connections have to come of 20 connections, from the eleventh interval on.
+/// From 20 connections, at least a quarter as many requests must follow. Checked from the eleventh
+/// interval on.
 #[test]
 fn requests_follow_connections() {
     let after = |connections: f64, arrived: f64, change: fn(&mut Pair)| {
@@ -279,7 +290,7 @@ fn requests_follow_connections() {
     );
     assert_eq!(after(20.0, 5.0, |_| ()), None);
     assert_eq!(after(19.0, 0.0, |_| ()), None);
-    // An instance that has no such metric, or does not give it, may have had requests.
+    // Without the metric, an instance may have had requests.
     assert_eq!(after(20.0, 4.0, |pair| pair.new.metrics.clear()), None);
     let refuses = |pair: &mut Pair| {
         pair.new.answered = false;
@@ -305,14 +316,14 @@ fn a_step_that_was_not_seen_is_lacking_for_good() {
     let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
     pair.judge.begin_step();
     for [bad, steps] in [[20.0, 1.0], [0.0, 1.0], [20.0, 2.0]] {
-        // The interval after one that was left out is left out, too.
+        // The interval after an omitted interval is left out, too.
         (0..5).for_each(|_| pair.observe(Signal::Errors, [bad, 20.0], [0.0, 20.0]));
         assert_eq!(unseen(&pair), Some(steps));
         pair.judge.begin_step();
     }
 }
 
-/// Ten intervals, a hundred requests that can be compared, and half of all.
+/// Ten intervals, a hundred comparable requests, and half of all requests.
 #[test]
 fn just_enough_is_enough() {
     for (intervals, pods, nodes, lacking) in [
@@ -341,7 +352,7 @@ fn just_enough_is_enough() {
     }
 }
 
-/// 0.02 and three times 0.16 are half of all.
+/// 0.02 plus three times 0.16 is half of all.
 #[test]
 fn where_more_than_half_is_allowed_nothing_is_compared() {
     for (bad, judgement, outcome) in [
@@ -381,7 +392,7 @@ fn what_was_not_compared_has_a_row_that_says_so() {
     // A signal that was compared before stays compared.
     pair.observe(Signal::Errors, [0.0; 2], [0.0, 10.0]);
     assert_eq!(pair.sum(Signal::Errors).judgement, Judgement::Good);
-    // None was found but in sums, of which there is one for each signal.
+    // The only rows are the sums, one for each signal.
     assert_eq!(pair.judge.verdict().rows.len(), Signal::COMPARED.len());
 }
 

@@ -12,17 +12,17 @@ use std::collections::BTreeMap;
 use std::env;
 use std::time::Duration;
 
-/// The part of new connections in each step, each a minute.
+/// The share of new connections in each step. Each step takes a minute.
 const STEPS: [f64; 4] = [0.05, 0.25, 0.5, 1.0];
 const MINUTE: u32 = (60.0 / INTERVAL) as u32;
 
-/// How an upgrade went.
+/// The result of an upgrade.
 #[derive(Debug)]
 struct Upgrade {
     verdict: Verdict,
     /// From the first step to the verdict.
     seconds: f64,
-    /// Requests in the first step, to the verdict at most, that met the fault; of all of that minute.
+    /// Requests that met the fault in the first step, before the verdict, and the total of this minute.
     met: f64,
     minute: f64,
 }
@@ -79,7 +79,8 @@ fn upgrade(mut cluster: Cluster, accepted: &[Signal]) -> Upgrade {
     }
 }
 
-/// No good upgrade is sent back, and 95 of 100 are called good. BERTH_JUDGE_UPGRADES is how many are tried.
+/// No good upgrade is sent back, and 95 of 100 are called good. BERTH_JUDGE_UPGRADES is the number
+/// of upgrades.
 #[test]
 fn good_upgrades_are_not_sent_back() {
     let upgrades =
@@ -102,8 +103,9 @@ fn good_upgrades_are_not_sent_back() {
     );
 }
 
-/// Each fault is found, and in the first minute fewer than one in a hundred requests meet it; at these rates (requests
-/// a second) so early that it is in the first minute. BERTH_JUDGE_SEEDS is how many clusters are tried of each.
+/// Each fault is found, and in the first minute fewer than one in a hundred requests meet the
+/// fault. From the given rate (requests a second) on, the fault is found within the first minute.
+/// BERTH_JUDGE_SEEDS is the number of clusters for each fault.
 #[test]
 fn faults_are_found() {
     let seeds = env::var("BERTH_JUDGE_SEEDS").map_or(2, |count| count.parse().expect("a number"));
@@ -142,8 +144,8 @@ fn faults_are_found() {
     }
 }
 
-/// What hides a fault hides it from the judge at most so that the judge is undecided. BERTH_JUDGE_SEEDS is how many clusters are
-/// tried of each.
+/// A hidden fault makes the judge undecided at worst. BERTH_JUDGE_SEEDS is the number of clusters
+/// for each fault.
 #[test]
 fn no_fault_is_called_good() {
     let seeds = env::var("BERTH_JUDGE_SEEDS").map_or(2, |count| count.parse().expect("a number"));
@@ -198,7 +200,7 @@ fn an_accepted_finding_does_not_count() {
         .find(|row| row.judgement == Judgement::Accepted && row.subject == "LIST");
     let note = &row.expect("slow lists are a row").note;
     assert!(note.starts_with("95th percentile "), "{note}");
-    // Times are of latency alone.
+    // Only latency has quantiles.
     assert!(
         upgrade
             .verdict
@@ -225,7 +227,7 @@ fn too_little_is_undecided_and_says_what_it_lacks() {
     );
 }
 
-/// Where too little comes to prove anything, what refuses everybody is not merely unknown.
+/// With too few requests for a proof, a version that refuses every client is not merely unknown.
 #[test]
 fn few_clients_that_are_refused_speak_against_a_version() {
     for (fault, rate, words) in [
@@ -250,7 +252,8 @@ fn few_clients_that_are_refused_speak_against_a_version() {
     }
 }
 
-/// Judges pages that both have at the beginning, and then the same increments again and again.
+/// Judges pages: `both` is common to the old and the new instance, and the others grow by the same
+/// increments in each interval.
 fn judge(both: &str, old: &str, new: &str) -> Judge {
     let mut judge = Judge::new([]);
     let page = |more: &str, times: f64| {
@@ -260,7 +263,7 @@ fn judge(both: &str, old: &str, new: &str) -> Judge {
             .chain(more.lines().map(|line| (line, times)));
         let grown = lines.filter_map(|(line, times)| {
             let (name, value) = line.rsplit_once(' ')?;
-            // A name with an exclamation mark is that of a gauge.
+            // An exclamation mark before a name marks a gauge.
             let times = if line.starts_with('!') { 1.0 } else { times };
             Some(format!(
                 "{} {}\n",
@@ -320,7 +323,8 @@ fn rejections_count_where_seats_are_free() {
                  !apiserver_flowcontrol_current_executing_seats{{priority_level=\"a\"}} {taken}"
             )
     };
-    // More than half of the seats are taken, or there are fewer than three quarters of the old one's.
+    // More than half of the seats are taken, or there are fewer than three quarters of the old
+    // instance's seats.
     for (seats, taken, found) in [
         (20, 10, true),
         (20, 11, false),
@@ -362,7 +366,7 @@ fn storage_errors_and_aborts_are_found() {
     ] {
         let old = format!("{all} 20\n");
         assert_eq!(codes(&judge("", &old, &format!("{old}{errors} 5"))), [code]);
-        // Both have them.
+        // Both instances have the errors.
         let both = format!("{old}{errors} 5");
         assert_eq!(codes(&judge("", &both, &both)), []);
     }
@@ -411,7 +415,7 @@ fn an_api_that_is_gone_counts_if_it_is_used() {
             .collect::<Vec<_>>(),
         [(Signal::MissingApi, "a/v1beta1")]
     );
-    // A watch that was begun before counts for as long as it is open.
+    // An earlier watch counts as long as it is open.
     let watched = "apiserver_longrunning_requests{group=\"a\",version=\"v1beta1\",resource=\"x\",verb=\"WATCH\"} 1";
     let old = Sample::new(Some(watched)).serves(["a/v1beta1".to_owned()].into());
     let mut judge = Judge::new([]);
@@ -419,7 +423,7 @@ fn an_api_that_is_gone_counts_if_it_is_used() {
     assert_eq!(codes(&judge), [Signal::MissingApi]);
 }
 
-/// An instance that had so many requests that were answered well, and so many that were not.
+/// An instance with this number of successful and of failed requests.
 fn gets(good: u64, bad: u64) -> Sample {
     let line = |code, count| {
         format!(
@@ -454,7 +458,7 @@ fn an_outage_that_both_have_is_left_out() {
     judge.observe(Duration::ZERO, gets(50, 0), gets(0, 0));
     judge.begin_step();
     for at in 1..40 {
-        // A tenth of the old one's requests fail, and all of the new one's.
+        // A tenth of the old instance's requests fail, and all of the new instance's.
         judge.observe(
             Duration::from_secs(2 * at),
             gets(50 + 90 * at, 10 * at),
@@ -471,7 +475,7 @@ fn an_outage_that_both_have_is_left_out() {
 
 #[test]
 fn where_the_old_one_is_slow_the_new_one_may_be_slow_elsewhere() {
-    // So many requests, of which so many took less than a second.
+    // `all` requests, of which `quick` took less than a second.
     let asked = |resource: &str, all: u32, quick: u32| {
         let bucket = |le: &str, count: u32| {
             let labels =
@@ -480,14 +484,14 @@ fn where_the_old_one_is_slow_the_new_one_may_be_slow_elsewhere() {
         };
         bucket("0.1", quick) + &bucket("1", quick) + &bucket("+Inf", all)
     };
-    // The new one's clients ask for something else.
+    // The new instance's clients ask for another resource.
     let (both, new) = (asked("configmaps", 100, 100), asked("configmaps", 20, 2));
     assert_eq!(
         codes(&judge(&both, &asked("pods", 6, 6), &new)),
         [Signal::Latency]
     );
     assert_eq!(codes(&judge(&both, &asked("pods", 6, 1), &new)), []);
-    // It needs five requests in an interval to show that.
+    // The old instance needs five requests in an interval as evidence.
     assert_eq!(
         codes(&judge(&both, &asked("pods", 5, 5), &new)),
         [Signal::Latency]
@@ -496,8 +500,8 @@ fn where_the_old_one_is_slow_the_new_one_may_be_slow_elsewhere() {
 }
 
 proptest! {
-    /// A bet is worth at most what it costs, if the share of bad requests is as allowed on average, however they
-    /// cluster.
+    /// A bet is worth at most its stake if the share of bad requests is as allowed on average,
+    /// however the bad requests cluster.
     #[test]
     fn no_bet_is_favourable(all in 1.0..1e6f64, allowed in 0.001..1.0f64, cluster in 0.0..1.0f64) {
         let factor = |bad: f64| {
@@ -507,7 +511,7 @@ proptest! {
             wealth.bet(Counts { bad, all }, allowed, false);
             wealth.now() / (before + 1.0 / 256.0)
         };
-        // Either none are bad, or so large a part that the mean is what is allowed.
+        // Either no requests are bad, or such a part that the mean equals the allowed share.
         let part = allowed + cluster * (1.0 - allowed);
         prop_assert!(factor(0.0) > 0.0);
         prop_assert!(factor(part * all) * allowed / part + factor(0.0) * (1.0 - allowed / part) <= 1.0 + 1e-9);
@@ -517,7 +521,7 @@ proptest! {
     fn the_wealth_that_is_staked_is_one(intervals in 0u32..500, steps in 0u32..9) {
         let mut wealth = Wealth::default();
         (0..steps).for_each(|_| wealth.begin_step());
-        // Just as many as are allowed.
+        // Exactly as many bad requests as allowed.
         (0..intervals).for_each(|_| wealth.bet(Counts { bad: 10.0, all: 95.0 }, 0.1, false));
         let staked = f64::from(steps.min(4)) / 8.0 + f64::from(intervals.min(128)) / 256.0;
         prop_assert!((wealth.now() - staked).abs() < 1e-9);

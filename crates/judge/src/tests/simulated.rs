@@ -1,5 +1,5 @@
-//! A simulated cluster: clients with a load each, on the old or the new instance, and all that disturbs both. It writes
-//! samples, as pages of metrics would give them.
+//! A simulated cluster: clients with their loads, on the old or the new instance, and disturbances
+//! of both. The simulation writes samples like those of pages of metrics.
 
 use crate::histogram::Histogram;
 use crate::signals::{Connections, Counts, Sample, Signal, Subject};
@@ -53,7 +53,7 @@ const SIGMA: f64 = 0.7;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Fault {
     None,
-    /// The new instance answers every request with 500, or those for config maps.
+    /// The new instance answers every request with 500, or only requests for config maps.
     Errors,
     ErrorsOfOne,
     /// Lists take ten times as long.
@@ -64,9 +64,9 @@ pub(super) enum Fault {
     NotFound,
     /// 50 MiB a second.
     Leak,
-    /// Connections are accepted, and nothing is answered, not even to who asks for metrics.
+    /// Connections are accepted, and nothing is answered, not even requests for metrics.
     Hang,
-    /// Who asks for metrics is answered.
+    /// Only requests for metrics are answered.
     StandStill,
     /// 401 for seven of ten requests, or for all; 403 for seven of ten.
     RefusesMost,
@@ -76,42 +76,43 @@ pub(super) enum Fault {
     Swallows,
     /// 429 for nine of ten requests, since there are a hundredth of the old instance's seats.
     FewSeats,
-    /// The new instance takes the node's CPU time: both are slow.
+    /// The new instance takes the node's CPU time, so both instances are slow.
     Starves,
-    /// The new instance answers 429 to who asks for its metrics.
+    /// The new instance answers requests for metrics with 429.
     HidesMetrics,
-    /// The new instance makes a webhook slow for both.
+    /// The new instance makes a webhook slow for both instances.
     SlowsWebhook,
-    /// Writes of widgets fail; their clients all move to the new instance as soon as they can.
+    /// Writes of widgets fail. The clients of widgets all move to the new instance as soon as they
+    /// can.
     FailsMoved,
-    /// Requests for config maps fail; one tenant makes nine of ten requests, for pods.
+    /// Requests for config maps fail. One tenant makes nine of ten requests, for pods.
     FailsBesideTenant,
-    /// All writes fail; the leaders of all controllers are elected on the new instance's side.
+    /// All writes fail. The leaders of all controllers are elected on the new instance's side.
     FailsControllers,
 }
 
 #[derive(Debug)]
 struct Client {
     request: usize,
-    /// Requests a second, and how many of them fail wherever they go.
+    /// Requests a second, and the number of requests that fail on either instance.
     rate: f64,
     fails: f64,
-    /// How much more it asks for than others.
+    /// Factor of this client's requests, compared with other clients.
     factor: f64,
-    /// The part of its requests that go to the new instance.
+    /// The share of the client's requests that go to the new instance.
     on_new: f64,
-    /// Seconds that a connection of it lasts; 0: every request has its own.
+    /// Duration of the client's connections in seconds. 0 means a connection for each request.
     life: f64,
-    /// It is on the new instance as soon as that has clients.
+    /// True if the client moves to the new instance with the first step.
     moves: bool,
-    /// The part of its requests that is answered 401, and 403, wherever they go.
+    /// The shares of requests that either instance answers with 401, and with 403.
     refused: [f64; 2],
 }
 
-/// What an upgrade meets without a fault of the new instance.
+/// Conditions of an upgrade that are no fault of the new instance.
 #[derive(Debug, Clone, Copy)]
 struct Scene {
-    /// Clients of widgets are on the new instance as soon as that has clients, or all that write are.
+    /// Clients of widgets, or all writing clients, move to the new instance with the first step.
     widgets_move: bool,
     controllers_move: bool,
     /// One tenant makes nine of ten requests.
@@ -119,7 +120,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// The clients of a cluster, each with its part of all requests.
+    /// Sets the scene for clients that share the cluster's requests.
     fn apply(self, clients: &mut Vec<Client>, rate: f64) {
         for client in &mut *clients {
             let (verb, resource, ..) = REQUESTS[client.request];
@@ -139,7 +140,7 @@ impl Scene {
 }
 
 impl Client {
-    /// Every request is on a connection of its own.
+    /// A client with a connection for each request.
     fn new(request: usize, rate: f64) -> Self {
         Self {
             request,
@@ -162,17 +163,18 @@ pub(super) struct Cluster {
     connections: [Connections; 2],
     pub(super) fault: Fault,
     noisy: bool,
-    /// Intervals left of an error burst (of a request) and of a stall, and the part of requests that each side has in
-    /// it.
+    /// Remaining intervals of an error burst (of a request) and of a stall, and the affected share
+    /// of requests on each side.
     burst: (usize, u32, [f64; 2]),
     stall: (u32, [f64; 2]),
-    /// Intervals left in which the webhook is slow, and in which each side refuses its metrics.
+    /// Remaining intervals in which the webhook is slow, and in which each side refuses its
+    /// metrics.
     slow_webhook: u32,
     refuses: [u32; 2],
     /// Intervals since the new instance has clients.
     age: u32,
     errors: [f64; REQUESTS.len()],
-    /// Requests that met the fault, and all of them.
+    /// Requests that met the fault, and all requests.
     pub(super) met: f64,
     pub(super) all: f64,
 }
@@ -192,8 +194,8 @@ impl Cluster {
         Self::new(Rng::with_seed(seed), clients, fault, false)
     }
 
-    /// Clients of all sizes on connections of all lengths, some of which always fail or ask for more than others, and
-    /// disturbances.
+    /// Clients of all sizes on connections of all lengths, and disturbances. Some clients always
+    /// fail or send more requests than others.
     pub(super) fn noisy(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let rate = 30.0 * 50_f64.powf(rng.f64());
@@ -265,7 +267,8 @@ impl Cluster {
         }
     }
 
-    /// Of both instances after an interval in which the new one got this part of new connections.
+    /// The samples of both instances after an interval in which the new instance got this share of
+    /// new connections.
     pub(super) fn interval(&mut self, share: f64) -> [Sample; 2] {
         self.age += u32::from(share > 0.0);
         self.disturb();
@@ -279,7 +282,7 @@ impl Cluster {
         };
         *self.samples[1].memory.get_or_insert_default() += leak * INTERVAL * f64::from(1 << 20);
         let hangs = self.fault == Fault::Hang && share > 0.0;
-        // A probe a second, and who asks for metrics.
+        // A probe a second, and requests for metrics.
         for sample in &mut self.samples {
             sample.count(
                 Signal::Authentication,
@@ -338,7 +341,7 @@ impl Cluster {
                 1 + self.rng.u32(..4),
                 [0.2 + 0.8 * self.rng.f64(), 0.2 + 0.8 * self.rng.f64()],
             );
-            // One side may see it later.
+            // One side may see the stall later.
             self.stall.1[self.rng.usize(..2)] *= f64::from(self.rng.u32(..2));
         }
     }
@@ -357,7 +360,7 @@ impl Cluster {
             self.clients[at].on_new = share;
         } else if self.rng.f64() < INTERVAL / life {
             self.clients[at].on_new = f64::from(u8::from(self.rng.f64() < share));
-            // It lists anew.
+            // A client that moves lists anew.
             let list = REQUESTS
                 .iter()
                 .position(|other| other.0 == "LIST" && other.1 == resource && other.2 == scope);
@@ -486,7 +489,8 @@ impl Cluster {
         sample.count(Signal::Errors, subject, bad, count);
     }
 
-    /// What is left of so many requests after authentication and authorization; what priority and fairness rejects is left, too.
+    /// Number of requests left after authentication and authorization. Requests rejected by
+    /// priority and fairness are still included.
     fn filters(&mut self, client: usize, side: usize, count: f64) -> f64 {
         let [unknown, denied] = match self.fault {
             Fault::RefusesMost if side == 1 => [0.7, 0.0],
@@ -521,7 +525,7 @@ impl Cluster {
         left
     }
 
-    /// So many requests with lognormal times.
+    /// A histogram of `count` requests with lognormal times.
     fn times(&mut self, count: f64, median: f64) -> Histogram {
         let mut histogram = Histogram::default();
         let (mut left, mut before, mut sum) = (count, 0.0, 0.0);
@@ -574,7 +578,7 @@ impl Cluster {
                 .round()
                 .clamp(0.0, count);
         }
-        // As many waits between bad ones as fit.
+        // As many gaps between bad requests as fit.
         let (mut at, mut bad) = (0.0, 0.0);
         loop {
             at += 1.0 + ((1.0 - self.rng.f64()).ln() / (-share).ln_1p()).floor();
@@ -586,7 +590,7 @@ impl Cluster {
     }
 }
 
-/// The part of a normal distribution below, to four digits (Zelen and Severo, 1964).
+/// Cumulative normal distribution, to four digits (Zelen and Severo, 1964).
 fn normal_below(value: f64) -> f64 {
     let t = 1.0 / (1.0 + 0.33267 * value.abs());
     let tail = (-value * value / 2.0).exp() / TAU.sqrt()
