@@ -289,7 +289,7 @@ fn clients_that_dial_another_address_are_seen_before_the_switch() {
         )
     };
     let refused = inject(&[&own]);
-    let note = format!("reaches kube-apiserver at {dialled}, and the shim does not listen there");
+    let note = format!("reaches kube-apiserver at {dialled}, where the shim does not listen");
     assert!(
         refused.status == Some(0) && refused.err.contains(&note),
         "{}",
@@ -308,7 +308,11 @@ fn clients_that_dial_another_address_are_seen_before_the_switch() {
     );
 
     let both = inject(&[&own, &dialled.to_string()]);
-    assert!(!both.err.contains("does not listen there"), "{}", both.err);
+    assert!(
+        !both.err.contains("where the shim does not listen"),
+        "{}",
+        both.err
+    );
     assert!(!found(&asked(&both.out).out).contains(&"client-address".into()));
     // Which address it will be only the kubelet knows; 127.x it is not.
     let from_node = KUBEADM
@@ -327,7 +331,7 @@ fn clients_that_dial_another_address_are_seen_before_the_switch() {
     // For another node's manifest nothing is reported about the clients here.
     let other = inject(&["192.0.2.7:6443"]);
     assert!(
-        !other.err.contains("does not listen there"),
+        !other.err.contains("where the shim does not listen"),
         "{}",
         other.err
     );

@@ -94,7 +94,7 @@ fn judge(
 ) -> Option<Finding> {
     let path = file.display().to_string();
     let fix = format!(
-        "move it out of the directory, such as to /etc/kubernetes/berth/: mv {path} /etc/kubernetes/berth/"
+        "move the file out of the directory, for example: mv {path} /etc/kubernetes/berth/"
     );
     // File name without the extension of a manifest.
     let stem = |file: &Path| {
@@ -104,10 +104,12 @@ fn judge(
     };
     let cause = match pod {
         Err(why) => format!(
-            "the kubelet tries to read it as a manifest: {}",
+            "the kubelet tries to read this file as a manifest: {}",
             why.trim_end_matches('.')
         ),
-        Ok(None) => "the kubelet reads it as a manifest, and it is no pod".to_owned(),
+        Ok(None) => {
+            "the kubelet reads this file as a manifest, and the file defines no pod".to_owned()
+        }
         Ok(Some(pod)) => {
             // Of several files with one pod, the file named after the pod stays; otherwise, the
             // first file.
@@ -121,7 +123,7 @@ fn judge(
                 .map(|(other, _)| other.display().to_string());
             if let Some(twin) = Some(case.name.to_owned()).filter(|_| pod == own).or(twin) {
                 let cause = format!(
-                    "it has the pod {}/{}, as {twin} has: the kubelet runs one of both files, and not always the same",
+                    "this file and {twin} define the pod {}/{}: the kubelet runs one of the two, and not always the same",
                     pod.0, pod.1
                 );
                 return Some(SAME_POD_NAME.at(path, cause, fix));
@@ -129,7 +131,8 @@ fn judge(
             if stem(file).is_some() {
                 return None;
             }
-            "the kubelet runs it: it reads every file here, whatever its ending".to_owned()
+            "the kubelet runs this pod, since it reads every file here, whatever the extension"
+                .to_owned()
         }
     };
     Some(STRAY_FILE.at(path, cause, fix))

@@ -56,7 +56,7 @@ pub(super) fn examine(case: &Case<'_>) -> Vec<Finding> {
     let left = cluster.left.iter().map(|slice| {
         BRIDGE_SLICE.at(
             "Service kubernetes",
-            format!("the EndpointSlice {slice} is of a bridge or an upgrade that has ended: clients are sent to its node, whatever serves there"),
+            format!("the EndpointSlice {slice} is left from a bridge or an upgrade that has ended: clients are sent to its node, even if nothing serves there"),
             "`berth bridge end` on any control-plane node removes it",
         )
     });

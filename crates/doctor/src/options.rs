@@ -157,7 +157,7 @@ pub fn shim_of(manifest: &Manifest) -> ShimOf {
 }
 
 /// True if a shim with these listen addresses accepts connections to `address`.
-pub(super) fn covered(address: SocketAddr, listen: &[Listen]) -> bool {
+pub(super) fn is_covered(address: SocketAddr, listen: &[Listen]) -> bool {
     listen
         .iter()
         .map(|listen| listen.addr)
@@ -194,7 +194,7 @@ pub(super) fn drain(parsed: &ParsedOptions) -> Option<Duration> {
 ///
 /// # Errors
 /// The file is no AuthenticationConfiguration.
-pub(super) fn lets_probes_in(text: &str) -> Result<bool, String> {
+pub(super) fn allows_anonymous_probes(text: &str) -> Result<bool, String> {
     let documents = parse(text).map_err(|problem| problem.to_string())?;
     let root = documents
         .iter()

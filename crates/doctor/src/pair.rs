@@ -5,7 +5,7 @@
 use super::checks::{ETCD_DIFFERS, KEYS_DIFFER, LISTEN_LOST, VERSION_SKEW};
 use super::layout::Layout;
 use super::node::{ENCRYPTS, SIGNS, listen};
-use super::options::covered;
+use super::options::is_covered;
 use super::{Case, Check, Finding};
 use berth_exec::args;
 use berth_manifest::Manifest;
@@ -78,10 +78,10 @@ impl Pair<'_> {
                 line,
                 format!(
                     "v{}.{} runs, and this is v{}.{}: kube-apiservers of a cluster may be one minor version apart, since they read \
-                     what the other one wrote",
+                     each other's objects",
                     old.0, old.1, new.0, new.1
                 ),
-                "go by way of each minor version between them",
+                "upgrade through each minor version between them",
             );
         }
     }
@@ -94,14 +94,14 @@ impl Pair<'_> {
         let lost = listen(before)
             .into_iter()
             .map(|listen| listen.addr)
-            .filter(|addr| !covered(*addr, &new));
+            .filter(|addr| !is_covered(*addr, &new));
         let lost: Vec<_> = lost.map(|addr| addr.to_string()).collect();
         if !lost.is_empty() {
             let line = now.serving().map_or(1, |shim| shim.container.node().line);
             self.found(
                 LISTEN_LOST,
                 line,
-                format!("the shim that runs listens on {} too, and this one would not: clients of it are refused then", lost.join(", ")),
+                format!("the running shim also listens on {}, and the new shim would not: clients of that address would be refused", lost.join(", ")),
                 "`berth inject` of the manifest that runs, without --listen, keeps its addresses (with --kubeadm-patch in kubeadm's \
                  patches too); to give one up, --ignore-errors listen-lost",
             );
@@ -131,7 +131,7 @@ impl Pair<'_> {
                     list(&old),
                     list(&new)
                 ),
-                "if it is one etcd under other URLs, upgrade once with old and new ones in --etcd-servers, then with the new ones \
+                "if it is one etcd under other URLs, upgrade once with the old and new URLs in --etcd-servers, then with the new URLs \
                  alone; two stores cannot be behind one port",
             );
         }
@@ -166,8 +166,8 @@ impl Pair<'_> {
             self.found(
                 ETCD_DIFFERS,
                 self.line("etcd-servers-overrides"),
-                "--etcd-servers-overrides is not the same: some resources would be in two stores behind one port",
-                "keep it for an upgrade; such resources move only while no kube-apiserver runs",
+                "--etcd-servers-overrides differs: some resources would be in two stores behind one port",
+                "keep the flag for an upgrade; such resources move only while no kube-apiserver runs",
             );
         }
     }
@@ -183,20 +183,20 @@ impl Pair<'_> {
         for (flag, cause, fix) in [
             (
                 ENCRYPTS,
-                "if the first key is another, the running kube-apiserver cannot read what this one writes",
-                "first let both have both keys, then make the new one the first,",
+                "if the first key differs, the running kube-apiserver cannot read what this one writes",
+                "first give both instances both keys, then put the new key first,",
             ),
             (
                 SIGNS,
-                "if the key is another, the running kube-apiserver refuses tokens that this one signs",
-                "first add the new public key as a further --service-account-key-file, then sign with the new one,",
+                "if the key differs, the running kube-apiserver refuses tokens that this one signs",
+                "first add the new public key as a further --service-account-key-file, then sign with the new key,",
             ),
         ] {
             if value(self.old, flag) != value(self.new, flag) {
                 self.found(
                     KEYS_DIFFER,
                     self.line(flag),
-                    format!("--{flag} is not the same: {cause}"),
+                    format!("--{flag} differs: {cause}"),
                     two(fix),
                 );
             } else if let Some(path) = self.changed(flag) {
@@ -224,11 +224,11 @@ impl Pair<'_> {
                 KEYS_DIFFER,
                 self.line(ACCEPTS),
                 format!(
-                    "--{} {} is gone: tokens that the running kube-apiserver signed are refused by this one",
+                    "--{} {} is gone: the new kube-apiserver refuses tokens that the running one signed",
                     ACCEPTS,
                     gone.join(", ")
                 ),
-                two("keep it until no token of it is left, and take it away then,"),
+                two("keep the file until no token of its key is left, and remove it then,"),
             );
         }
         // kube-apiserver issues tokens under the first issuer, and accepts all listed issuers.
@@ -246,7 +246,7 @@ impl Pair<'_> {
                     new.join(", ")
                 ),
                 format!(
-                    "in two upgrades ({TWO_PHASES}): first add the new issuer behind the one that is there, then put it before it"
+                    "in two upgrades ({TWO_PHASES}): first add the new issuer after the present one, then put it first"
                 ),
             );
         }
@@ -288,7 +288,7 @@ mod tests {
             .collect()
     }
 
-    fn beside(old: &[(&str, &str)], new: &[(&str, &str)]) -> Vec<(&'static str, Severity)> {
+    fn compare(old: &[(&str, &str)], new: &[(&str, &str)]) -> Vec<(&'static str, Severity)> {
         let pod = static_pod();
         findings(&with(&pod, old), &with(&pod, new), &Facts::default())
     }
@@ -305,7 +305,7 @@ mod tests {
     fn assert_found(found: (&'static str, Severity), pairs: &[(Changes<'_>, Changes<'_>, bool)]) {
         for (old, new, is_found) in pairs {
             assert_eq!(
-                beside(old, new).first(),
+                compare(old, new).first(),
                 is_found.then_some(&found),
                 "{old:?} {new:?}"
             );
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_the_running_shim_has_is_not_lost() {
+    fn an_address_of_the_running_shim_must_stay() {
         let pod = static_pod();
         let more = pod.replace(
             "value: 10.0.0.5:6443",
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_the_other_has_not_are_warned_of() {
+    fn a_key_that_one_instance_lacks_is_warned_of() {
         let config = format!("{ETCD}\n    - --encryption-provider-config=/etc/kubernetes/pki/a");
         let added =
             format!("{ACCEPTED}\n    - --service-account-key-file=/etc/kubernetes/pki/b.pub");
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_changed_under_the_running_one_is_warned_of() {
+    fn a_key_file_newer_than_the_running_instance_is_warned_of() {
         let config = format!("{ETCD}\n    - --encryption-provider-config=/etc/kubernetes/pki/a");
         let pod = with(&static_pod(), &[(ETCD, &config)]);
         let newer = |flag| Facts {
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_switch_is_a_restart_where_only_the_version_counts() {
+    fn only_the_version_counts_if_the_running_instance_is_not_behind_berth() {
         let plain = KUBEADM.replace(ETCD, "--etcd-servers=https://10.0.0.5:2379");
         assert_eq!(findings(&plain, &static_pod(), &Facts::default()), []);
         let old = plain.replace("v1.36.3", "v1.34.0");

@@ -150,8 +150,8 @@ impl ServiceKeeper {
     /// # Errors
     /// The boot id cannot be read.
     pub fn new(client: &Client, purpose: Purpose, address: SocketAddr) -> Result<Self, String> {
-        let boot = clock::boot_id()
-            .map_err(|error| format!("which boot this is cannot be read: {error}"))?;
+        let boot =
+            clock::boot_id().map_err(|error| format!("the boot id cannot be read: {error}"))?;
         let client = client.clone().with_patience(PATIENCE);
         Ok(Self {
             client,
@@ -188,7 +188,7 @@ impl ServiceKeeper {
                 .collect::<Vec<_>>()
                 .join(" and ");
             return Err(format!(
-                "the Service kubernetes has addresses of {families}, and the node's own kube-apiserver advertises {ip}: give it \
+                "the Service kubernetes has addresses of {families}, and the node's kube-apiserver advertises {ip}: give it \
                  another with --advertise-address"
             ));
         }
@@ -197,7 +197,7 @@ impl ServiceKeeper {
             .try_apply(&service::slice_path(&self.name()), MANAGER, &slice)
             .await
             .map_err(text)?;
-        self.named().await.map(drop).map_err(text)
+        self.listed_addresses().await.map(drop).map_err(text)
     }
 
     /// True if kube-apiserver lists the node. If the node is missing because an instance stopped a
@@ -208,7 +208,7 @@ impl ServiceKeeper {
     /// The API cannot be asked.
     pub async fn names_node(&self) -> Result<bool, Error> {
         let ask = async || {
-            self.named()
+            self.listed_addresses()
                 .await
                 .map(|named| named.contains(&self.address.ip()))
         };
@@ -220,7 +220,7 @@ impl ServiceKeeper {
     }
 
     /// The addresses in the slice that kube-apiserver keeps.
-    async fn named(&self) -> Result<Vec<IpAddr>, Error> {
+    async fn listed_addresses(&self) -> Result<Vec<IpAddr>, Error> {
         let slice = none_if_missing(self.client.get(RECONCILED).await)?.unwrap_or_default();
         Ok(service::addresses(&slice).collect())
     }
@@ -243,7 +243,7 @@ impl ServiceKeeper {
     async fn keep(self, mut demanded: watch::Receiver<Demand>, state: watch::Sender<SliceState>) {
         let mut rule = Rule::default();
         // The Service is not read before an instance serves.
-        let mut looks = false;
+        let mut reads_service = false;
         // A write without an answer may have been carried out, and a resumed upgrade may have a
         // slice from before.
         let (mut there, mut tried) = (false, self.purpose == Purpose::Upgrade);
@@ -252,17 +252,20 @@ impl ServiceKeeper {
         let mut in_trouble = false;
         loop {
             let demand = *demanded.borrow_and_update();
-            if demand == Demand::Serving && !looks {
+            if demand == Demand::Serving && !reads_service {
                 // A resumed upgrade goes on with its own slice.
                 let own = Some(&*self.node).filter(|_| self.purpose == Purpose::Bridge);
                 if let Err(error) = sweep(&self.client, own).await {
-                    tracing::info!(%error, "what earlier commands left in the Service kubernetes was not looked for");
+                    tracing::info!(%error, "EndpointSlices left in the Service kubernetes by earlier commands were not looked for");
                 }
-                looks = true;
+                reads_service = true;
             }
             let read = async {
-                match looks {
-                    true => self.named().await.map_err(|error| error.to_string()),
+                match reads_service {
+                    true => self
+                        .listed_addresses()
+                        .await
+                        .map_err(|error| error.to_string()),
                     false => Err(UNKNOWN.into()),
                 }
             };
@@ -369,13 +372,13 @@ impl ServiceKeeper {
         let mut slice = service::slice(&self.node, self.address, &port_name);
         slice["metadata"]["name"] = self.name().into();
         slice["metadata"]["annotations"] =
-            json!({NODE: self.node, BOOT: self.boot, RENEWED: renewed()});
+            json!({NODE: self.node, BOOT: self.boot, RENEWED: renewal_time()});
         Ok(slice)
     }
 }
 
 /// The time of the last renewal that was due.
-fn renewed() -> String {
+fn renewal_time() -> String {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()
@@ -401,7 +404,7 @@ pub async fn sweep(client: &Client, own: Option<&str>) -> Result<Vec<String>, Er
         remove(client, name).await?;
         tracing::info!(
             slice = name,
-            "what a command that was killed left in the Service kubernetes is removed"
+            "removed an EndpointSlice that a killed command left in the Service kubernetes"
         );
     }
     Ok(removed)
@@ -618,7 +621,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_write_is_tried_before_and_nothing_is_written() {
+    async fn check_tries_the_write_as_a_dry_run() {
         let (objects, kept, mut asked) = cluster(&[], Vec::new()).await;
         kept.check().await.unwrap();
         assert_eq!(objects.get(&service::slice_path(&kept.name())), None);
@@ -698,7 +701,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_api_that_does_not_answer_is_asked_again_and_one_that_refuses_is_not() {
+    async fn a_silent_api_is_asked_again_and_a_refusing_api_is_not() {
         let slice = json!({"addressType": "IPv4", "endpoints": [{"addresses": [IP]}]}).to_string();
         let mut answers = vec![
             answer("403 Forbidden", "{}"),
@@ -719,7 +722,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn with_other_nodes_there_is_none() {
+    async fn no_slice_is_kept_if_other_nodes_serve() {
         let (objects, kept, mut asked) = cluster(&["10.0.0.6"], Vec::new()).await;
         let path = service::slice_path(&kept.name());
         let mut keeping = serving(kept);
@@ -732,7 +735,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_of_no_bridge_any_more_is_known() {
+    async fn slices_of_ended_bridges_and_upgrades_are_found() {
         let [short, long] = [2, 20].map(|minutes| Some(Duration::from_secs(minutes * 60)));
         let mut nameless = slice("x", "b", None);
         nameless["metadata"]["annotations"] = json!({NODE: "x"});

@@ -50,7 +50,7 @@ pub(super) fn static_pod() -> String {
     inject(KUBEADM, &options()).unwrap().text
 }
 
-fn passing(pass: PassMode) -> String {
+fn pod_with_pass(pass: PassMode) -> String {
     inject(KUBEADM, &InjectOptions { pass, ..options() })
         .unwrap()
         .text
@@ -71,11 +71,11 @@ fn findings(text: &str, look: impl FnOnce(&mut Case<'_>)) -> Vec<Finding> {
     examine(&case)
 }
 
-fn of_text(text: &str) -> Vec<Finding> {
+fn text_findings(text: &str) -> Vec<Finding> {
     findings(text, |_| {})
 }
 
-fn of_node(text: &str, facts: &Facts) -> Vec<Finding> {
+fn node_findings(text: &str, facts: &Facts) -> Vec<Finding> {
     let manifest = Manifest::parse(text).unwrap();
     examine(&Case {
         node: Some(facts),
@@ -105,7 +105,7 @@ static NO_OTHERS: Cluster = Cluster {
 };
 
 /// The static pod with credentials for the cluster's API, as `berth grant` writes them.
-fn clustered() -> String {
+fn granted_pod() -> String {
     let variables = "    - name: BERTH_CLUSTER\n      value: /etc/kubernetes/berth-cluster/kubeconfig\n    - name: BERTH_NODE_NAME\n      \
                      valueFrom:\n        fieldRef:\n          fieldPath: spec.nodeName\n    - name: BERTH_BIND_WAIT\n";
     let mount = "    - mountPath: /etc/kubernetes/berth-cluster\n      name: berth-cluster\n    - mountPath: /run/berth\n";
@@ -124,10 +124,10 @@ fn clustered() -> String {
 }
 
 /// Cases with exactly one finding each, by the name of the check.
-fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
+fn manifest_cases() -> Vec<(&'static str, Vec<Finding>)> {
     let pod = static_pod();
-    let changed = |changes: &[(&str, &str)]| of_text(&with(&pod, changes));
-    let shim = |changes: &[(&str, &str)]| of_text(&with_shim(&pod, changes));
+    let changed = |changes: &[(&str, &str)]| text_findings(&with(&pod, changes));
+    let shim = |changes: &[(&str, &str)]| text_findings(&with_shim(&pod, changes));
     // The findings for the pod as replacement of a pod that differs in one text.
     let replacing = |(id, now, before)| {
         let old = pod.replace(now, before);
@@ -159,9 +159,9 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         );
         format!("{}{}", &pod[..from], &pod[to..])
     };
-    let clustered = clustered();
-    assert_eq!(of_text(&clustered), []);
-    let credentials = |changes: &[(&str, &str)]| of_text(&with(&clustered, changes));
+    let granted_pod = granted_pod();
+    assert_eq!(text_findings(&granted_pod), []);
+    let credentials = |changes: &[(&str, &str)]| text_findings(&with(&granted_pod, changes));
     let mounted = "mountPath: /etc/kubernetes/berth-cluster\n      name: berth-cluster\n";
     let field = "      valueFrom:\n        fieldRef:\n          fieldPath: spec.nodeName\n";
     let without_token = |changes: &[(&str, &str)]| {
@@ -171,16 +171,16 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
              {{fieldPath: spec.nodeName}}}}}}\n{waits}"
         );
         let base = include_str!("../../../examples/kustomize/base/kube-apiserver.yaml");
-        of_text(&with(
+        text_findings(&with(
             base,
             &[&[(waits, variables.as_str())], changes].concat(),
         ))
     };
-    let passing = passing(PassMode::Inject);
-    assert_eq!(of_text(&passing), []);
+    let passing = pod_with_pass(PassMode::Inject);
+    assert_eq!(text_findings(&passing), []);
     let localhost = "seccompProfile:\n      type: Localhost\n      localhostProfile: a.json\n  terminationGracePeriodSeconds:";
     let default = "seccompProfile:\n      type: RuntimeDefault\n  terminationGracePeriodSeconds:";
-    assert_eq!(of_text(&with(&pod, &[(default, localhost)])), []);
+    assert_eq!(text_findings(&with(&pod, &[(default, localhost)])), []);
     let account = (
         "automountServiceAccountToken: false",
         "serviceAccountName: berth",
@@ -194,20 +194,20 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         ("cluster-mount", credentials(&[(mounted, &format!("{mounted}      subPath: a\n"))])),
         ("cluster-mount", credentials(&[(mounted, &format!("{mounted}      readOnly: true\n"))])),
         ("node-name", without_token(&[account, ("valueFrom: {fieldRef: {fieldPath: spec.nodeName}}", "value: cp-1")])),
-        ("not-checked", of_text(&with(&passing, &[(default, localhost)]))),
-        ("pass-differs", of_text(&with_shim(&passing, &[("value: inject", "value: relay")]))),
-        ("pass-differs", of_text(&with(&passing, &[("- name: BERTH_PASS", "- name: OTHER")]))),
-        ("berth-options", of_text(&with_shim(&passing, &[("value: inject", "value: off")]))),
-        ("not-behind-berth", of_text(KUBEADM)),
-        ("shim-missing", of_text(&no_shim)),
+        ("not-checked", text_findings(&with(&passing, &[(default, localhost)]))),
+        ("pass-differs", text_findings(&with_shim(&passing, &[("value: inject", "value: relay")]))),
+        ("pass-differs", text_findings(&with(&passing, &[("- name: BERTH_PASS", "- name: OTHER")]))),
+        ("berth-options", text_findings(&with_shim(&passing, &[("value: inject", "value: off")]))),
+        ("not-behind-berth", text_findings(KUBEADM)),
+        ("shim-missing", text_findings(&no_shim)),
         (
             "berth-options",
-            of_text(&pod.replace("value: 10.0.0.5:6443", "value: 10.0.0.5:6443 0.0.0.0:6443"))
+            text_findings(&pod.replace("value: 10.0.0.5:6443", "value: 10.0.0.5:6443 0.0.0.0:6443"))
                 .into_iter()
                 .filter(|finding| finding.cause.starts_with("berth serve"))
                 .collect(),
         ),
-        ("instance-not-unique", of_text(&pod.replace(instance, literal))[..1].to_vec()),
+        ("instance-not-unique", text_findings(&pod.replace(instance, literal))[..1].to_vec()),
         (
             "run-dir-volume",
             changed(&[(
@@ -219,11 +219,11 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         ("probe-on-shared-port", live(&["kubectl", "get", "--server=https://localhost:6443/", "--raw=/livez"])),
         ("probe-on-shared-port", live(&["curl", "--insecure", "https://10.0.0.5:6443/livez"])),
         ("probe-elsewhere", live(&["/healthcheck"])),
-        ("update-strategy", of_text(&with(&deployment(), &[("maxUnavailable: 0", "maxUnavailable: 1")]))),
-        ("update-strategy", of_text(&with(&deployment(), &[("kind: Deployment", "kind: DaemonSet")]))),
+        ("update-strategy", text_findings(&with(&deployment(), &[("maxUnavailable: 0", "maxUnavailable: 1")]))),
+        ("update-strategy", text_findings(&with(&deployment(), &[("kind: Deployment", "kind: DaemonSet")]))),
         (
             "host-ip",
-            of_text(&inject(&with(KUBEADM, &[("--advertise-address=10.0.0.5", "--v=1")]), &options()).unwrap().text),
+            text_findings(&inject(&with(KUBEADM, &[("--advertise-address=10.0.0.5", "--v=1")]), &options()).unwrap().text),
         ),
         ("not-checked", findings(&pod, |case| case.cluster = None)),
         ("not-checked", changed(&[("kube-apiserver:v1.36.3", "kube-apiserver@sha256:00")])),
@@ -231,7 +231,7 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         // Without the flag, berth exec advertises the berth's address.
         (
             "loopback-address",
-            of_text(
+            text_findings(
                 &with(&pod, &[("--advertise-address=10.0.0.5", "--v=1")])
                     .replace("value: 10.0.0.5", "value: 127.0.0.9"),
             ),
@@ -398,14 +398,14 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
 /// A kube-apiserver that is alone on its node has its identity alone. Without a CA there is no
 /// mixed version proxy.
 #[test]
-fn peers_are_told_of_only_behind_berth_and_with_a_ca() {
+fn peer_proxy_is_reported_only_behind_berth_and_with_a_ca() {
     assert_eq!(
-        ids(&of_text(&with(KUBEADM, &[PEERS]))),
+        ids(&text_findings(&with(KUBEADM, &[PEERS]))),
         ["not-behind-berth"]
     );
     let off = PEERS.1.replace("=/etc/kubernetes/pki/ca.crt", "=");
-    assert_eq!(of_text(&with(&static_pod(), &[(PEERS.0, &off)])), []);
-    let [found] = &of_text(&with(&static_pod(), &[PEERS]))[..] else {
+    assert_eq!(text_findings(&with(&static_pod(), &[(PEERS.0, &off)])), []);
+    let [found] = &text_findings(&with(&static_pod(), &[PEERS]))[..] else {
         panic!()
     };
     assert!(
@@ -416,7 +416,7 @@ fn peers_are_told_of_only_behind_berth_and_with_a_ca() {
 
 /// `berth grant` writes the address that a shim dials, for the shim's uid, before or after inject.
 #[test]
-fn what_a_manifest_says_of_its_shim_is_found() {
+fn shim_of_reads_address_uid_and_ca() {
     let of = |text: &str| shim_of(&Manifest::parse(text).unwrap());
     let berth = Some("10.0.0.5:6443".parse().unwrap());
     let server_name = "kubernetes".to_owned();
@@ -458,7 +458,7 @@ fn what_a_manifest_says_of_its_shim_is_found() {
     );
 }
 
-fn of_files() -> Vec<(&'static str, Vec<Finding>)> {
+fn file_cases() -> Vec<(&'static str, Vec<Finding>)> {
     let pod = static_pod();
     let beside = |name: &str, text: Result<&str, &str>| {
         let text = text.map(ToOwned::to_owned).map_err(ToOwned::to_owned);
@@ -488,12 +488,12 @@ fn of_files() -> Vec<(&'static str, Vec<Finding>)> {
 }
 
 /// A node without findings for berth's static pod.
-fn sound() -> Facts {
+fn healthy_node() -> Facts {
     Facts {
         addresses: Some(vec!["10.0.0.5".parse().unwrap()]),
         listeners: vec![
-            holding("10.0.0.5:6443", 0, "berth"),
-            holding("127.1.2.3:6443", 0, "kube-apiserver"),
+            listener("10.0.0.5:6443", 0, "berth"),
+            listener("127.1.2.3:6443", 0, "kube-apiserver"),
         ],
         apiservers: vec![RunningProcess {
             resident: 1 << 30,
@@ -508,7 +508,7 @@ fn sound() -> Facts {
     }
 }
 
-fn holding(local: &str, uid: u32, name: &str) -> HeldPort {
+fn listener(local: &str, uid: u32, name: &str) -> HeldPort {
     let remote = "0.0.0.0:0".parse().unwrap();
     let entry = Entry {
         local: local.parse().unwrap(),
@@ -526,15 +526,15 @@ fn holding(local: &str, uid: u32, name: &str) -> HeldPort {
     }
 }
 
-fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
+fn node_cases() -> Vec<(&'static str, Vec<Finding>)> {
     let pod = static_pod();
     let node = |change: &dyn Fn(&mut Facts)| {
-        let mut facts = sound();
+        let mut facts = healthy_node();
         change(&mut facts);
-        of_node(&pod, &facts)
+        node_findings(&pod, &facts)
     };
     let held = |local: &str, uid, name: &str| {
-        node(&|facts| facts.listeners = vec![holding(local, uid, name)])
+        node(&|facts| facts.listeners = vec![listener(local, uid, name)])
     };
     let secured = with(
         &pod,
@@ -545,11 +545,11 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
     );
     let config = |anonymous: &str| {
         let text = format!("kind: AuthenticationConfiguration\nanonymous: {anonymous}\n");
-        of_node(
+        node_findings(
             &secured,
             &Facts {
                 authentication: Some(text),
-                ..sound()
+                ..healthy_node()
             },
         )
     };
@@ -580,19 +580,19 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
             has_certificate: Ok(false),
         };
         change(&mut credentials);
-        of_node(
-            &clustered(),
+        node_findings(
+            &granted_pod(),
             &Facts {
                 credentials: Some(credentials),
-                ..sound()
+                ..healthy_node()
             },
         )
     };
     assert_eq!(granted(&|_| {}), []);
     let passing = |change: &dyn Fn(&mut Facts)| {
-        let mut facts = sound();
+        let mut facts = healthy_node();
         change(&mut facts);
-        of_node(&passing(PassMode::Inject), &facts)
+        node_findings(&pod_with_pass(PassMode::Inject), &facts)
     };
     let yama = |scope: &'static str| {
         move |facts: &mut Facts| {
@@ -654,7 +654,9 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         ("first-switch", held("[::]:6443", 0, "kube-apiserver")),
         (
             "serving-certificate",
-            node(&|facts| facts.certificate = of_certificate(&[("apiserver.crt", "")], &options())),
+            node(&|facts| {
+                facts.certificate = certificate_finding(&[("apiserver.crt", "")], &options())
+            }),
         ),
         (
             "memory",
@@ -760,16 +762,16 @@ fn examine_cluster(text: &str, cluster: &Cluster) -> Vec<Finding> {
 
 #[test]
 fn each_check_finds_its_case_and_nothing_else() {
-    let refused = of_text(&with(
+    let refused = text_findings(&with(
         KUBEADM,
         &[("hostNetwork: true", "hostNetwork: false")],
     ));
     assert_eq!(ids(&refused), ["not-behind-berth", "inject-refuses"]);
     let mut seen = BTreeSet::from(["inject-refuses"]);
-    let cases = of_manifests()
+    let cases = manifest_cases()
         .into_iter()
-        .chain(of_files())
-        .chain(of_nodes());
+        .chain(file_cases())
+        .chain(node_cases());
     let (right, wrong): (Vec<_>, Vec<_>) = cases.partition(|(id, findings)| ids(findings) == [*id]);
     assert!(wrong.is_empty(), "{wrong:#?}");
     for (id, findings) in right {
@@ -797,12 +799,12 @@ fn ids(findings: &[Finding]) -> Vec<&'static str> {
 }
 
 #[test]
-fn what_is_in_the_way_of_sockets_is_an_error_only_if_kube_apiserver_would_not_start() {
+fn an_obstacle_to_pass_is_an_error_only_if_kube_apiserver_would_not_start() {
     let facts = Facts {
         obstacle: Some("the kernel (old) refuses: use another".into()),
-        ..sound()
+        ..healthy_node()
     };
-    assert_eq!(of_node(&static_pod(), &facts), []);
+    assert_eq!(node_findings(&static_pod(), &facts), []);
     for (pass, severity, cause) in [
         (
             PassMode::Auto,
@@ -815,7 +817,7 @@ fn what_is_in_the_way_of_sockets_is_an_error_only_if_kube_apiserver_would_not_st
             "the kernel (old) refuses, so with --pass inject kube-apiserver is not started",
         ),
     ] {
-        let [found] = &of_node(&passing(pass), &facts)[..] else {
+        let [found] = &node_findings(&pod_with_pass(pass), &facts)[..] else {
             panic!()
         };
         let Finding { place, fix, .. } = found;
@@ -833,7 +835,7 @@ fn an_excused_error_is_a_warning_behind_the_others() {
         &with_shim(&static_pod(), &[("runAsUser: 0", "runAsUser: 7")]),
         &[("hostNetwork: true", "x: true")],
     );
-    let mut found = of_text(&refused);
+    let mut found = text_findings(&refused);
     assert_eq!(ids(&found), ["host-network", "uid-mismatch"]);
     excuse(
         &mut found,
@@ -889,7 +891,7 @@ fn what_inject_writes_is_clean() {
                         ..base.clone()
                     };
                     assert_eq!(
-                        of_text(&inject(text, &options).unwrap().text),
+                        text_findings(&inject(text, &options).unwrap().text),
                         [],
                         "{options:?}"
                     );
@@ -897,13 +899,13 @@ fn what_inject_writes_is_clean() {
             }
         }
     }
-    assert_eq!(of_node(&static_pod(), &sound()), []);
+    assert_eq!(node_findings(&static_pod(), &healthy_node()), []);
 }
 
 #[test]
-fn other_ways_to_write_it_are_read() {
+fn hand_written_manifests_are_read() {
     let hand_made = include_str!("../../../tests/manifest/hand-made.yaml");
-    let found = of_text(hand_made);
+    let found = text_findings(hand_made);
     assert!(
         !found
             .iter()
@@ -912,14 +914,14 @@ fn other_ways_to_write_it_are_read() {
     );
     // `berth run` is shim and instance in one container.
     let run = "kind: Pod\nspec:\n  hostNetwork: true\n  containers:\n  - name: kube-apiserver\n    env: [{name: BERTH_LISTEN, value: '10.0.0.5:6443'}]\n    command: [/berth, run, --probe, tcp, --, kube-apiserver]\n";
-    let found = ids(&of_text(run));
+    let found = ids(&text_findings(run));
     assert!(
         !found.contains(&"shim-missing") && !found.contains(&"berth-options"),
         "{found:?}"
     );
     // A node shim is in another pod, and the hook would have no shim to drain.
     let node_shim = run.replace("/berth, run, --probe, tcp,", "/berth, exec,");
-    let found = ids(&of_text(&node_shim));
+    let found = ids(&text_findings(&node_shim));
     assert!(
         found.contains(&"shim-missing") && !found.contains(&"pre-stop"),
         "{found:?}"
@@ -928,22 +930,22 @@ fn other_ways_to_write_it_are_read() {
         &static_pod(),
         &[("    - serve\n", "    - serve\n    command: []\n")],
     );
-    assert_eq!(of_text(&entrypoint), []);
+    assert_eq!(text_findings(&entrypoint), []);
     // Variables that refer to later variables, as in a circle, are not expanded.
     let circle = run.replace(
         "'10.0.0.5:6443'",
         "'$(A):6443'}, {name: A, value: '$(A)$(A)'",
     );
-    assert!(ids(&of_text(&circle)).contains(&"berth-options"));
+    assert!(ids(&text_findings(&circle)).contains(&"berth-options"));
 }
 
 /// Credentials as written by `berth grant` are read through the mount of the shim's container.
 #[test]
-fn credentials_are_looked_at_where_the_shim_has_them() {
+fn credentials_are_read_through_the_shims_mount() {
     let root = tempfile::tempdir().unwrap();
     let directory = root.path().join("etc/kubernetes/berth-cluster");
     let own = nix::unistd::geteuid().as_raw();
-    let manifest = Manifest::parse(&clustered()).unwrap();
+    let manifest = Manifest::parse(&granted_pod()).unwrap();
     let look = || Facts::gather(root.path(), &manifest).credentials.unwrap();
     assert!(look().has_certificate.unwrap_err().contains("No such file"));
     assert!(
@@ -1001,7 +1003,7 @@ fn credentials_are_looked_at_where_the_shim_has_them() {
 
 /// The finding for these files of /etc/kubernetes/pki. An empty text stands for the certificate of
 /// another CA.
-fn of_certificate(files: &[(&str, &str)], options: &InjectOptions) -> Option<Finding> {
+fn certificate_finding(files: &[(&str, &str)], options: &InjectOptions) -> Option<Finding> {
     let root = tempfile::tempdir().unwrap();
     let pki = root.path().join("etc/kubernetes/pki");
     std::fs::create_dir_all(&pki).unwrap();
@@ -1024,7 +1026,7 @@ fn of_certificate(files: &[(&str, &str)], options: &InjectOptions) -> Option<Fin
     } else {
         KUBEADM.to_owned()
     };
-    node::untrusted(root.path(), &inject(&text, options).unwrap().manifest)
+    node::find_untrusted_certificate(root.path(), &inject(&text, options).unwrap().manifest)
 }
 
 #[test]
@@ -1078,16 +1080,16 @@ fn a_certificate_that_the_probe_refuses_is_found_with_the_options_that_help() {
             "other files",
             None,
         ),
-        (rsa_1024.to_owned(), &ca, "with a key of these", None),
+        (rsa_1024.to_owned(), &ca, "with one of these keys", None),
         (
             of(&kube, &["kubernetes"]).repeat(200),
             &ca,
-            "issuers alone",
+            "its issuers",
             None,
         ),
     ] {
         let files = [("apiserver.crt", shown.as_str()), ("ca.crt", trusted)];
-        let found = of_certificate(&files, &options());
+        let found = certificate_finding(&files, &options());
         assert_eq!(found.is_some(), !fix.is_empty(), "{found:?}");
         assert!(
             found
@@ -1107,7 +1109,7 @@ fn a_certificate_that_the_probe_refuses_is_found_with_the_options_that_help() {
                 credentials: false,
             };
             assert_eq!(
-                of_certificate(
+                certificate_finding(
                     &files,
                     &InjectOptions {
                         probing,
@@ -1130,7 +1132,7 @@ fn a_certificate_that_the_probe_refuses_is_found_with_the_options_that_help() {
             ("ca.crt", &ca),
         ];
         assert_eq!(
-            of_certificate(&files, &options())
+            certificate_finding(&files, &options())
                 .map(|found| found.place)
                 .as_deref(),
             refused
@@ -1237,7 +1239,7 @@ fn facts_are_gathered_below_a_root() {
             "/etc/kubernetes/pki/sa.key".to_owned()
         )]
     );
-    let found = ids(&of_node(&text, &facts));
+    let found = ids(&node_findings(&text, &facts));
     for id in ["memory", "authentication-config"] {
         assert!(found.contains(&id), "{id} in {found:?}");
     }
@@ -1247,14 +1249,18 @@ fn facts_are_gathered_below_a_root() {
     )
     .unwrap();
     assert!(
-        ids(&of_node(&text, &Facts::gather(root.path(), &manifest))).contains(&"run-dir-owner")
+        ids(&node_findings(
+            &text,
+            &Facts::gather(root.path(), &manifest)
+        ))
+        .contains(&"run-dir-owner")
     );
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(32)))]
     #[test]
-    fn no_text_makes_it_panic(
+    fn no_manifest_causes_a_panic(
         deployed: bool,
         cuts in prop::collection::vec((any::<prop::sample::Index>(), 0..40_usize, "[-a-z0-9:$(){}\\[\\]&* \n]{0,12}"), 1..6),
     ) {
@@ -1265,7 +1271,7 @@ proptest! {
             text.replace_range(at..(at + length).min(text.len()), &new);
         }
         if let Ok(manifest) = Manifest::parse(&text) {
-            let facts = sound();
+            let facts = healthy_node();
             let files = [beside::ManifestFile { path: "b.yaml".into(), text: Ok(text.clone()) }];
             let case = Case {
                 running: Some(&manifest),

@@ -38,7 +38,7 @@ pub fn text(name: &str, findings: &[Finding], color: bool) -> String {
             printable(fix)
         );
     }
-    let _ = writeln!(out, "{}: {}", printable(name), sum(findings));
+    let _ = writeln!(out, "{}: {}", printable(name), summary(findings));
     out
 }
 
@@ -82,7 +82,7 @@ pub fn json(findings: &[Finding]) -> String {
         + "\n"
 }
 
-fn sum(findings: &[Finding]) -> String {
+fn summary(findings: &[Finding]) -> String {
     let count = |severity| {
         findings
             .iter()
@@ -90,8 +90,8 @@ fn sum(findings: &[Finding]) -> String {
             .count()
     };
     let bad = [
-        counted(count(Severity::Error), "error", "errors"),
-        counted(count(Severity::Warning), "warning", "warnings"),
+        count_of(count(Severity::Error), "error", "errors"),
+        count_of(count(Severity::Warning), "warning", "warnings"),
     ];
     let bad: Vec<_> = bad.into_iter().flatten().collect();
     if bad.is_empty() {
@@ -102,7 +102,7 @@ fn sum(findings: &[Finding]) -> String {
 }
 
 /// A count with its noun. `None` if the count is zero.
-fn counted(count: usize, one: &str, many: &str) -> Option<String> {
+fn count_of(count: usize, one: &str, many: &str) -> Option<String> {
     match count {
         0 => None,
         1 => Some(format!("1 {one}")),

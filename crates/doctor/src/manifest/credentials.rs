@@ -39,8 +39,8 @@ impl Examiner<'_> {
         let cause = match node_name {
             Some(NODE_NAME_FIELD) => return,
             Some(_) if of_one => return,
-            Some(name) => format!("the node's name is {name}, on whatever node the pod is"),
-            None => "the node's name is not given, and the host's name may be another".into(),
+            Some(name) => format!("the node's name is given as {name}, on every node"),
+            None => "the node's name is not given, and the host's name may differ from it".into(),
         };
         self.found(
             NODE_NAME,
@@ -55,7 +55,8 @@ impl Examiner<'_> {
         let automount =
             pod.get("automountServiceAccountToken").map(YamlNode::value) != Some(false.into());
         if self.case.manifest.kind() == "Pod" {
-            let cause = "--cluster in-cluster is for a pod with a service account, to which a static pod cannot refer";
+            let cause =
+                "--cluster in-cluster needs a service account, and a static pod cannot have one";
             self.found(CLUSTER_ACCOUNT, line, cause, GRANT);
         } else if !automount
             && shim
@@ -90,7 +91,7 @@ impl Examiner<'_> {
             .is_some_and(|path| path.trim_end_matches('/') == kubeconfig);
         let (cause, fix) = if single || mount.text_of("subPath").is_some() {
             (
-                "is mounted as a file or a subPath, which shows the old one for ever",
+                "is mounted as a file or a subPath, so a renewed file is never seen",
                 "mount its directory as a whole",
             )
         } else if mount.is_true("readOnly") {
@@ -100,7 +101,7 @@ impl Examiner<'_> {
             )
         } else if container.on_node(kubeconfig).is_none() {
             (
-                "is in no hostPath, so a token that the shim renews ends with the pod",
+                "is in no hostPath, so a renewed token is lost with the pod",
                 GRANT,
             )
         } else {

@@ -5,7 +5,7 @@ mod volumes;
 
 use super::checks::*;
 use super::layout::{Berth, HOST_IP, Layout, ParsedOptions, uid};
-use super::options::{self, covered};
+use super::options::{self, is_covered};
 use super::{Case, Check, Finding};
 use berth_manifest::inject::{self, Lapse, Wrapping, judge};
 use berth_manifest::split;
@@ -62,9 +62,9 @@ impl Examiner<'_> {
             self.found(
                 PEER_PROXY,
                 flag.line,
-                "--peer-ca-file turns on the mixed version proxy, which knows kube-apiservers by their host name: the two of this node \
-                 are one to it, neither sends requests on to the other, and the one that stops removes the entry of both, so that for up \
-                 to 10 s the other nodes answer 503 or 404 to what only this node serves",
+                "--peer-ca-file turns on the mixed version proxy, which identifies kube-apiservers by host name: during an upgrade \
+                 the two of this node look like one, neither forwards requests to the other, and the old one removes the entry of \
+                 both when it stops; for up to 10 s, other nodes answer 503 or 404 to requests that only this node can serve",
                 "take --peer-ca-file out, unless other control-plane nodes need it more (docs/doctor.md)",
             );
         }
@@ -88,8 +88,8 @@ impl Examiner<'_> {
             self.found(
                 NOT_CHECKED,
                 manifest.line_of(&manifest.apiserver_path().key("image")),
-                format!("the image {image} names no version of kube-apiserver: whether it is v1.29 or newer, as native sidecars need, and how \
-                         far from the one that runs, cannot be seen"),
+                format!("the image {image} names no version of kube-apiserver: not checked are the minimum for native sidecars (v1.29) and \
+                         the version skew to the running kube-apiserver"),
                 "name it by its tag; a digest may follow (kube-apiserver:v1.36.3@sha256:…)",
             );
         }
@@ -149,7 +149,7 @@ impl Examiner<'_> {
             binary: layout.binary,
             words: 0,
             // Options that cannot be seen are not judged.
-            credentials: probe.is_none_or(shows_itself),
+            credentials: probe.is_none_or(is_authenticated),
             drain: serving
                 .and_then(|berth| options::drain(&berth.parsed))
                 .unwrap_or(wrapping.drain),
@@ -169,7 +169,7 @@ impl Examiner<'_> {
                 SHIM_MISSING,
                 layout.apiserver.container.node().line,
                 "no container of the pod runs `berth serve`",
-                "add the shim (`berth inject`); with a shim for the whole node (`berth serve --discover`), see that it runs",
+                "add the shim (`berth inject`); with a shim for the whole node (`berth serve --discover`), check that it runs",
             );
         }
         self.peer_proxy();
@@ -258,7 +258,7 @@ impl Examiner<'_> {
             self.found(
                 INSTANCE_NOT_UNIQUE,
                 line,
-                format!("the instance in {name} is {id} in every pod, and the second one of a name does not start"),
+                format!("the instance in {name} is {id} in every pod, and a second instance of the same name does not start"),
                 "take it from the pod: BERTH_INSTANCE with valueFrom: {fieldRef: {fieldPath: metadata.uid}}",
             );
         }
@@ -274,8 +274,8 @@ impl Examiner<'_> {
             self.found(
                 HOST_IP_UNKNOWN,
                 line,
-                "the address is the pod's status.hostIP, which for a static pod may be empty at first, or another than \
-                 the one that clients use",
+                "the address is the pod's status.hostIP, which for a static pod may be empty at first, or differ from \
+                 the address that clients use",
                 "give the node's address: `berth inject --listen ADDR:PORT`, or in BERTH_LISTEN of both containers",
             );
         }
@@ -306,7 +306,7 @@ impl Examiner<'_> {
             let line = shim.container.node().line;
             let (own, other) = (apiserver.container.name(), shim.container.name());
             let cause = format!(
-                "{own} and {other} do not find each other: {} is not the same",
+                "{own} and {other} do not find each other, since they differ in {}",
                 differ.join(", ")
             );
             self.found(
@@ -351,7 +351,7 @@ impl Examiner<'_> {
             self.found(
                 NOT_CHECKED,
                 profile.line,
-                format!("whether the seccomp profile {file} lets `berth exec --pass` supervise kube-apiserver cannot be seen"),
+                format!("the seccomp profile {file} is not checked: `berth exec --pass` cannot supervise kube-apiserver if it forbids that"),
                 "allow seccomp(2) in it and name no listenerPath, or use RuntimeDefault",
             );
         }
@@ -385,12 +385,12 @@ impl Examiner<'_> {
         let Some(port) = listen.first().map(|first| first.addr.port()) else {
             return;
         };
-        if !ip.is_loopback() && !covered(SocketAddr::new(ip, port), &listen) {
+        if !ip.is_loopback() && !is_covered(SocketAddr::new(ip, port), &listen) {
             let cause = format!(
                 "the shim does not listen on {ip}, to which the Service kubernetes leads: pods are refused"
             );
             let fix = format!(
-                "`berth inject --listen …` with {ip}:{port} too; nothing, if that is a router's address"
+                "add {ip}:{port} to `berth inject --listen …`; if the address is a router's, there is nothing to do"
             );
             self.found(ADVERTISED, flag.line, cause, fix);
         }
@@ -405,20 +405,23 @@ impl Examiner<'_> {
             .case
             .manifest
             .flag("authentication-config")
-            .filter(|_| !shows_itself(probe))
+            .filter(|_| !is_authenticated(probe))
         else {
             return;
         };
         let seen = self.case.node.and_then(|node| node.authentication.as_ref());
-        let fix = "give the probe credentials (--probe-cert and --probe-key, or --probe-token-file), or let anonymous \
-                    requests ask /readyz and /livez (anonymous.conditions in that file)";
-        match seen.map(|text| options::lets_probes_in(text)) {
+        let fix = "give the probe credentials (--probe-cert and --probe-key, or --probe-token-file), or allow anonymous \
+                    requests to /readyz and /livez (anonymous.conditions in that file)";
+        match seen.map(|text| options::allows_anonymous_probes(text)) {
             Some(Ok(true)) => {}
             Some(Ok(false)) => {
                 self.found(
                     ANONYMOUS_AUTH,
                     flag.line,
-                    format!("{} does not let the probe in", flag.value),
+                    format!(
+                        "{} does not allow the probe's anonymous requests",
+                        flag.value
+                    ),
                     fix,
                 );
             }
@@ -434,7 +437,7 @@ impl Examiner<'_> {
                 AUTHENTICATION_CONFIG,
                 flag.line,
                 format!(
-                    "whether {} lets the probe in cannot be seen in the manifest",
+                    "the manifest does not show whether {} allows the probe's anonymous requests",
                     flag.value
                 ),
                 format!("{fix}; on the node, --node checks the file"),
@@ -444,6 +447,6 @@ impl Examiner<'_> {
 }
 
 /// True if the probe has credentials, or needs none.
-fn shows_itself(probe: &ProbeArgs) -> bool {
+fn is_authenticated(probe: &ProbeArgs) -> bool {
     probe.probe == ProbeKind::Tcp || probe.probe_cert.is_some() || probe.probe_token_file.is_some()
 }

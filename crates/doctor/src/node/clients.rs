@@ -7,7 +7,7 @@
 
 use super::super::Finding;
 use super::super::checks::{CLIENT_ADDRESS, NOT_CHECKED};
-use super::super::options::covered;
+use super::super::options::is_covered;
 use berth_cluster::kubeconfig::Place;
 use berth_cluster::yaml::parse;
 use berth_os::file::{read_small, text};
@@ -111,7 +111,7 @@ impl Clients {
         for (address, by) in self
             .0
             .iter()
-            .filter(|(address, _)| !covered(**address, listen))
+            .filter(|(address, _)| !is_covered(**address, listen))
         {
             let more = by.len().saturating_sub(NAMED);
             let more = if more > 0 {
@@ -146,20 +146,20 @@ impl Uncovered {
             (
                 CLIENT_ADDRESS,
                 format!(
-                    "{by} reaches kube-apiserver at {address}, and the shim does not listen there: refused from the switch on"
+                    "{by} reaches kube-apiserver at {address}, where the shim does not listen: the client is refused from the switch on"
                 ),
                 format!(
-                    "`berth inject --listen …` with {address} behind the addresses that are there, or let it use one of those"
+                    "add {address} to `berth inject --listen …` after the present addresses, or let the client dial one of those"
                 ),
             )
         } else {
             (
                 NOT_CHECKED,
                 format!(
-                    "{by} dials {address}, which is no address of this node now: a virtual IP that comes here later is refused"
+                    "{by} dials {address}, which this node does not have now: if a virtual IP comes here later, the client is refused"
                 ),
                 format!(
-                    "if it is a virtual IP, `berth inject --listen …` with {address},freebind behind the others; a load balancer needs nothing"
+                    "for a virtual IP, add {address},freebind to `berth inject --listen …` after the present addresses; for a load balancer, there is nothing to do"
                 ),
             )
         };
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_told_once_with_a_few_of_its_users() {
+    fn an_address_is_reported_once_with_some_of_its_users() {
         let users = ["a", "b", "a", "c", "d", "e"].map(|by| ("127.0.0.1:6443", by));
         let found = clients(&users).uncovered(&[], &[]);
         assert_eq!(
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_known_with_its_client() {
+    fn a_connection_is_paired_with_its_client() {
         let socket = |local: &str, remote: &str, inode| Entry {
             local: address(local),
             remote: address(remote),

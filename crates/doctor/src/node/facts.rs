@@ -3,7 +3,7 @@
 
 use super::super::layout::{Layout, uid};
 use super::super::options;
-use super::{Clients, Credentials, Uncovered, run_dir_on_node, untrusted};
+use super::{Clients, Credentials, Uncovered, find_untrusted_certificate, run_dir_on_node};
 use berth_cluster::yaml::YamlNode;
 use berth_manifest::Manifest;
 use berth_manifest::report::Finding;
@@ -132,7 +132,7 @@ impl Facts {
         let newer_keys = [ENCRYPTS, SIGNS].into_iter().filter_map(newer).collect();
         let mut facts = Self {
             newer_keys,
-            missing: missing(root, manifest),
+            missing: missing_files(root, manifest),
             unprivileged: !geteuid().is_root(),
             authentication: file.and_then(|file| read_small(&at(&file)).and_then(text).ok()),
             addresses: netdevice::addresses().ok(),
@@ -168,11 +168,11 @@ impl Facts {
                 Err(error) => self.run_dir = Some(error),
             }
         }
-        self.certificate = untrusted(root, manifest);
+        self.certificate = find_untrusted_certificate(root, manifest);
         self.credentials = Credentials::gather(root, layout);
         let listen = listen(layout);
         let ports: BTreeSet<_> = listen.iter().map(|listen| listen.addr.port()).collect();
-        self.clients = Clients::gather(root, &dialled(&listen, manifest));
+        self.clients = Clients::gather(root, &dialled_ports(&listen, manifest));
         for entry in ports
             .into_iter()
             .filter_map(|port| listeners(port).ok())
@@ -187,7 +187,7 @@ impl Facts {
 }
 
 /// Files of the node that kube-apiserver reads and that do not exist, with their flags.
-fn missing(root: &Path, manifest: &Manifest) -> Vec<(String, String)> {
+fn missing_files(root: &Path, manifest: &Manifest) -> Vec<(String, String)> {
     let is_missing = |path: &String| {
         matches!(
             none_if_missing(fs::metadata(root.join(path.trim_start_matches('/')))),
@@ -280,7 +280,7 @@ pub(in super::super) fn listen(layout: &Layout<'_>) -> Vec<Listen> {
 
 /// Ports at which clients reach kube-apiserver: the shim's ports, and kube-apiserver's port from
 /// the time without berth.
-pub(super) fn dialled(listen: &[Listen], manifest: &Manifest) -> Vec<u16> {
+pub(super) fn dialled_ports(listen: &[Listen], manifest: &Manifest) -> Vec<u16> {
     let own = manifest.secure_port().ok().filter(|_| !listen.is_empty());
     let ports: BTreeSet<_> = listen
         .iter()

@@ -23,7 +23,7 @@ pub use clients::{Clients, Uncovered};
 pub use credentials::Credentials;
 pub(super) use facts::{ENCRYPTS, SIGNS, listen};
 pub use facts::{Facts, HeldPort, LiveShim, RunningProcess, obstacle, unconnected};
-pub(super) use serving::untrusted;
+pub(super) use serving::find_untrusted_certificate;
 
 pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
     let mut examiner = Examiner {
@@ -33,8 +33,9 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
     examiner.memory();
     examiner.migrate_req();
     for (flag, path) in &facts.missing {
-        let cause =
-            format!("{flag} names this file, which is not there: kube-apiserver ends as it starts");
+        let cause = format!(
+            "{flag} names this file, which does not exist: kube-apiserver would exit at its start"
+        );
         examiner.findings.push(FILE_MISSING.at(
             path.clone(),
             cause,
@@ -42,7 +43,7 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
         ));
     }
     if facts.unprivileged {
-        let cause = "other users' processes and files cannot be seen, so who holds ports, clients and memory are not all known";
+        let cause = "other users' processes and files cannot be seen, so holders of ports, clients and memory may be missed";
         examiner
             .findings
             .push(NOT_CHECKED.at("this node", cause, "run this as root"));
@@ -69,7 +70,7 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
         examiner.findings.push(UPGRADE_INTERRUPTED.at(
             "this node",
             what.clone(),
-            "`berth upgrade` goes on with it, or takes it back",
+            "`berth upgrade` resumes the upgrade or rolls it back",
         ));
     }
     examiner.findings
@@ -88,14 +89,14 @@ pub fn foresee(root: &Path, manifest: &Manifest) -> Vec<Finding> {
         .map(|listen| listen.addr.ip())
         .any(|ip| is_host_ip(ip) || own.contains(&ip))
     {
-        true => Clients::gather(root, &facts::dialled(&listen, manifest)),
+        true => Clients::gather(root, &facts::dialled_ports(&listen, manifest)),
         false => Clients::default(),
     };
     clients
         .uncovered(&listen, &own)
         .iter()
         .map(Uncovered::finding)
-        .chain(untrusted(root, manifest))
+        .chain(find_untrusted_certificate(root, manifest))
         .collect()
 }
 
@@ -141,7 +142,7 @@ impl Examiner<'_> {
         for what in &self.facts.unconnected {
             self.findings.push(SHIMS_UNCONNECTED.at(
                 path.clone(),
-                format!("{what}: an upgrade loses what is queued at the one that leaves"),
+                format!("{what}: an upgrade loses the connections queued at the shim that leaves"),
                 "see the logs of both shims; they need one uid, one run directory, and one SELinux label for its sockets",
             ));
         }
@@ -159,7 +160,7 @@ impl Examiner<'_> {
                         shim.version,
                         berth_node::VERSION
                     ),
-                    "upgrade over the versions between, one minor version at a time",
+                    "upgrade one minor version at a time",
                 ));
             }
         }
@@ -215,7 +216,7 @@ impl Examiner<'_> {
             if !(*freebind || there || is_host_ip(ip) || own.contains(&ip)) {
                 self.findings.push(ADDRESS_MISSING.at(
                     addr.to_string(),
-                    "the shim is to listen there, and the node has no such address",
+                    "the shim is to listen on this address, and the node does not have it",
                     format!(
                         "add it to an interface; or, for a virtual IP that comes and goes, --listen {addr},freebind"
                     ),
@@ -245,9 +246,9 @@ impl Examiner<'_> {
                 if name == Some("kube-apiserver") {
                     self.findings.push(FIRST_SWITCH.at(
                         local.to_string(),
-                        "kube-apiserver holds the port itself: when it stops, clients are refused until the one behind \
-                         berth is ready",
-                        "this once it is restarted: `berth inject --write --bridge` does that without a loss, and needs Linux 5.9",
+                        "kube-apiserver holds the port itself: when it stops, clients are refused until kube-apiserver is ready \
+                         behind berth",
+                        "kube-apiserver has to be restarted once: `berth inject --write --bridge` does that without a loss, and needs Linux 5.9",
                     ));
                     continue;
                 }
@@ -255,7 +256,10 @@ impl Examiner<'_> {
                 let message = proc_net::describe(wanted, uid, &[*entry], |_| process.clone());
                 let message = message.replace("this process is", "kube-apiserver is");
                 let (cause, fix) = if other != uid && !local.ip().is_unspecified() {
-                    (message.as_str(), "run both with one uid, or stop that one")
+                    (
+                        message.as_str(),
+                        "run both with one uid, or stop the other process",
+                    )
                 } else {
                     split(&message)
                 };
@@ -300,8 +304,8 @@ impl Examiner<'_> {
         {
             self.findings.push(MIGRATE_REQ.at(
                 "net.ipv4.tcp_migrate_req",
-                "the kernel moves what is queued on a listener that closes, and before a fix of 2026 it may not wake the \
-                 process that accepts it; berth hands listeners over itself and does not need it",
+                "the kernel moves the connections queued at a listener that closes, and before a fix of 2026 it may not wake the \
+                 process that has to accept them; berth hands listeners over itself and does not need the setting",
                 "sysctl -w net.ipv4.tcp_migrate_req=0",
             ));
         }

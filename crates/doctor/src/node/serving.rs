@@ -19,7 +19,7 @@ use std::path::Path;
 /// Finds why the probe of a manifest's shim would never trust kube-apiserver, and the options that
 /// help. The node's files are below `root`. `None` also if the certificate cannot be read on the
 /// node.
-pub(crate) fn untrusted(root: &Path, manifest: &Manifest) -> Option<Finding> {
+pub(crate) fn find_untrusted_certificate(root: &Path, manifest: &Manifest) -> Option<Finding> {
     let layout = Layout::of(manifest)?;
     let serving = layout.serving()?;
     let args = options::probe(&serving.parsed).filter(|args| args.probe == ProbeKind::Https)?;
@@ -69,12 +69,12 @@ pub(crate) fn untrusted(root: &Path, manifest: &Manifest) -> Option<Finding> {
         + 4;
     if length > 0xffff {
         let cause = format!(
-            "it has {length} bytes of certificates, of which the shim's probe reads 64 KiB"
+            "the file has {length} bytes of certificates, and the shim's probe reads 64 KiB at most"
         );
         return Some(SERVING_CERTIFICATE.at(
             place,
             cause,
-            "leave the certificate and its issuers alone in the file",
+            "keep only the certificate and its issuers in the file",
         ));
     }
     let error = Trust::from_pem(&read_small(&probe.ca?).ok()?)
@@ -83,7 +83,7 @@ pub(crate) fn untrusted(root: &Path, manifest: &Manifest) -> Option<Finding> {
         .err()?;
     let fix = match (&error, trust_itself(&chain)) {
         (InvalidCertificate(NotValidForNameContext { .. }), _) => {
-            "berth inject --probe-server-name NAME with such a name, beside its other options"
+            "berth inject --probe-server-name NAME with a name of the certificate, beside its other options"
                 .into()
         }
         (_, Ok(())) => format!("berth inject --probe-ca {file}, beside its other options"),
@@ -97,12 +97,12 @@ pub(crate) fn untrusted(root: &Path, manifest: &Manifest) -> Option<Finding> {
             Err(InvalidCertificate(Expired | ExpiredContext { .. } | NotValidYetContext { .. })),
         ) => "renew it (kubeadm certs renew apiserver), or set the clock of the node".into(),
         (PeerIncompatible(_), _) => {
-            "make another, with a key of these, or berth inject --probe-insecure".into()
+            "issue a certificate with one of these keys, or berth inject --probe-insecure".into()
         }
-        _ => "make another, or berth inject --probe-insecure".into(),
+        _ => "issue another certificate, or berth inject --probe-insecure".into(),
     };
     let cause = format!(
-        "the shim's probe refuses it, so it would never serve a client (--probe-ca {}, --probe-server-name {}): {}",
+        "the shim's probe refuses this certificate, so the shim would never serve a client (--probe-ca {}, --probe-server-name {}): {}",
         args.probe_ca.as_deref().unwrap_or(Path::new("")).display(),
         args.probe_server_name,
         tls::describe_error(&error)
