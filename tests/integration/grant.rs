@@ -86,7 +86,7 @@ fn an_unreachable_cluster_is_unavailable_and_nothing_is_written() {
         let (_, err) = ends(command.arg(&admin), 69, &[]);
         let told = "berth: --kubeconfig: https://127.0.0.1:1: cannot connect";
         assert!(
-            err.starts_with(told) && err.ends_with("see that an apiserver answers there\n"),
+            err.starts_with(told) && err.ends_with("check that an apiserver answers there\n"),
             "{err}"
         );
     }

@@ -27,7 +27,7 @@ pub async fn output(program: &str, arguments: &[&str], within: Duration) -> Resu
             humantime::format_duration(within)
         )),
         Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
-            Err(format!("{program} is not there"))
+            Err(format!("the program {program} does not exist"))
         }
         Ok(output) => output.map_err(|error| format!("{program}: {error}")),
     }

@@ -207,10 +207,7 @@ impl Editor<'_> {
             {
                 Err(Problem::new(
                     node.line,
-                    format!(
-                        "{}: here should be a list: fix the manifest",
-                        self.edit.path
-                    ),
+                    format!("{} must be a list: fix the manifest", self.edit.path),
                 ))
             }
             Change::Prepend(values) | Change::Append(values)
@@ -241,7 +238,7 @@ impl Editor<'_> {
             node = next;
         }
         if node.shared {
-            return Err(self.shared(node));
+            return Err(self.shared_value_error(node));
         }
         Ok((found, &[]))
     }
@@ -249,7 +246,7 @@ impl Editor<'_> {
     /// Checks that a step can go into a node.
     fn check(&self, node: &YamlNode, step: &Step) -> Result<(), Problem> {
         if node.shared {
-            return Err(self.shared(node));
+            return Err(self.shared_value_error(node));
         }
         let fits = match (&node.data, step) {
             (Data::Mapping(_), Step::Key(_))
@@ -266,19 +263,16 @@ impl Editor<'_> {
         };
         Err(Problem::new(
             node.line,
-            format!(
-                "{}: here should be a {kind}: fix the manifest",
-                self.edit.path
-            ),
+            format!("{} must be a {kind}: fix the manifest", self.edit.path),
         ))
     }
 
-    fn shared(&self, node: &YamlNode) -> Problem {
+    fn shared_value_error(&self, node: &YamlNode) -> Problem {
         let path = &self.edit.path;
         Problem::new(
             node.line,
             format!(
-                "{path} is to be changed, and an anchor (& or *) shares it: write it out in each place"
+                "{path} cannot be changed, since an anchor (& or *) shares it: write it out in each place"
             ),
         )
     }
@@ -303,7 +297,7 @@ impl Editor<'_> {
             Some(Step::Key(key)) => Ok(self.add(node, key, &value)),
             Some(Step::Name(_) | Step::Index(_)) => Err(Problem::new(
                 node.line,
-                format!("{} is not there: fix the manifest", self.edit.path),
+                format!("{} does not exist: fix the manifest", self.edit.path),
             )),
         }
     }
@@ -366,7 +360,7 @@ impl Editor<'_> {
             }
             place => {
                 let before = &map.entries()[place - 1].1;
-                self.lines(self.end(before, first.column), written)
+                self.insert_lines(self.end(before, first.column), written)
             }
         }
     }
@@ -387,11 +381,11 @@ impl Editor<'_> {
                 }
             };
         }
-        let dash = items.first().map_or(0, |first| self.dash(first));
+        let dash = items.first().map_or(0, |first| self.dash_column(first));
         let written = self.style.items(dash, values);
         match index.checked_sub(1).and_then(|before| items.get(before)) {
-            Some(before) => self.lines(self.end(before, dash), written),
-            None => self.lines(self.line_start(list.span.start), written),
+            Some(before) => self.insert_lines(self.end(before, dash), written),
+            None => self.insert_lines(self.line_start(list.span.start), written),
         }
     }
 
@@ -440,7 +434,7 @@ impl Editor<'_> {
             Some((next, _)) if !self.text[start..key.span.start].trim().is_empty() => {
                 Ok((key.span.start..next.span.start, String::new()))
             }
-            _ => Ok(self.lines_instead(start..end, self.comment(key.column))),
+            _ => Ok(self.replace_lines(start..end, self.comment(key.column))),
         }
     }
 
@@ -488,18 +482,18 @@ impl Editor<'_> {
     }
 
     /// Column of the dash before an item.
-    fn dash(&self, item: &YamlNode) -> usize {
+    fn dash_column(&self, item: &YamlNode) -> usize {
         let line = &self.text[self.line_start(item.span.start)..item.span.start];
         line.find('-')
             .unwrap_or_else(|| item.column.saturating_sub(2))
     }
 
-    fn lines(&self, at: usize, written: String) -> Splice {
-        self.lines_instead(at..at, written)
+    fn insert_lines(&self, at: usize, written: String) -> Splice {
+        self.replace_lines(at..at, written)
     }
 
     /// A splice of whole lines. A missing newline at the end of the file is added first.
-    fn lines_instead(&self, place: Range<usize>, written: String) -> Splice {
+    fn replace_lines(&self, place: Range<usize>, written: String) -> Splice {
         let open = place.start > 0 && !self.text[..place.start].ends_with('\n');
         (
             place,
@@ -550,7 +544,7 @@ mod tests {
             })
     }
 
-    fn edited(text: &str, steps: &str, change: Change) -> Result<String, String> {
+    fn edit_text(text: &str, steps: &str, change: Change) -> Result<String, String> {
         let edit = Edit {
             path: path(steps),
             change,
@@ -561,11 +555,11 @@ mod tests {
     }
 
     fn set(text: &str, steps: &str, value: Value) -> String {
-        edited(text, steps, Change::Set(value)).unwrap()
+        edit_text(text, steps, Change::Set(value)).unwrap()
     }
 
     #[test]
-    fn values_are_set_where_they_stand_with_their_comments() {
+    fn values_are_set_in_place_and_keep_their_comments() {
         for (text, steps, value, wanted) in [
             ("a: 1 # one\nb: 2", "a", json!("x"), "a: x # one\nb: 2"),
             (
@@ -614,7 +608,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_comes_where_people_or_programs_put_it() {
+    fn new_keys_go_where_people_or_programs_put_them() {
         // People put the name first and the volumes last. Programs sort by the alphabet.
         let people = "- name: a\n  image: b\n  volumeMounts: []\n";
         for (text, steps, wanted) in [
@@ -641,16 +635,16 @@ mod tests {
     }
 
     #[test]
-    fn lists_grow_at_both_ends_in_their_manner() {
+    fn lists_grow_at_both_ends_in_their_style() {
         let prepended = |text| {
-            edited(
+            edit_text(
                 text,
                 "a",
                 Change::Prepend(vec![json!("x"), json!({"z": 1})]),
             )
             .unwrap()
         };
-        let appended = |text| edited(text, "a", Change::Append(vec![json!("x")])).unwrap();
+        let appended = |text| edit_text(text, "a", Change::Append(vec![json!("x")])).unwrap();
         assert_eq!(prepended("a:\n- b\n"), "a:\n- x\n- z: 1\n- b\n");
         assert_eq!(prepended("a: [b]\n"), "a: [x, {z: 1}, b]\n");
         assert_eq!(
@@ -728,12 +722,12 @@ mod tests {
             assert_eq!(set(text, steps, json!(1)), wanted);
         }
         let nested = "a:\n- b:\n  - c\n  # - d\n# end\n";
-        let appended = edited(nested, "a", Change::Append(vec![json!("x")])).unwrap();
+        let appended = edit_text(nested, "a", Change::Append(vec![json!("x")])).unwrap();
         assert_eq!(appended, "a:\n- b:\n  - c\n  # - d\n- x\n# end\n");
     }
 
     #[test]
-    fn what_goes_leaves_its_reason_where_it_stood() {
+    fn a_removed_value_leaves_its_reason_as_a_comment() {
         for (text, steps, wanted) in [
             (
                 "a: 1\n  # of b\nb:\n  - c # d\ne: 1\n",
@@ -753,7 +747,7 @@ mod tests {
             ("a:\n- b\n", "a.1", "a:\n- b\n"),
             ("a: 1\nb: 2\n", "a", "# berth: a: so it is\nb: 2\n"),
         ] {
-            assert_eq!(edited(text, steps, Change::Remove).unwrap(), wanted);
+            assert_eq!(edit_text(text, steps, Change::Remove).unwrap(), wanted);
         }
     }
 
@@ -771,7 +765,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edit_is_told_with_its_path_and_reason() {
+    fn an_edit_is_displayed_with_path_and_reason() {
         let edit = Edit {
             path: path("a.#b.0.c"),
             change: Change::Remove,
@@ -782,36 +776,36 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_edited_is_told_and_not_guessed() {
-        let refused = |text, steps| edited(text, steps, Change::Set(json!(1))).unwrap_err();
+    fn an_impossible_edit_is_refused() {
+        let refused = |text, steps| edit_text(text, steps, Change::Set(json!(1))).unwrap_err();
         for (text, steps, why) in [
             (
                 "x: &a {b: 1}\na: *a\n",
                 "a.b",
-                "2: a.b is to be changed, and an anchor",
+                "2: a.b cannot be changed, since an anchor",
             ),
-            ("x: &a {b: 1}\na: *a\n", "x.b", "1: x.b is to be changed"),
+            ("x: &a {b: 1}\na: *a\n", "x.b", "1: x.b cannot be changed"),
             ("a:\n  <<: {b: 1}\n", "a.c", "2: a merge key"),
-            ("a: 1\n", "a.b", "1: a.b: here should be a mapping"),
-            ("a:\n- name: x\n", "a.#y.b", "2: a[y].b is not there"),
+            ("a: 1\n", "a.b", "1: a.b must be a mapping"),
+            ("a:\n- name: x\n", "a.#y.b", "2: a[y].b does not exist"),
             ("b: 1\n? a\n: 2\n", "a", "2: a key that is more"),
         ] {
             assert!(refused(text, steps).starts_with(why), "{text}");
         }
         // Kubernetes' YAML library reads the comma as part of the tag.
-        let tagged = edited("a: [1, !-c ]\n", "a", Change::Append(vec![json!(2)]));
+        let tagged = edit_text("a: [1, !-c ]\n", "a", Change::Append(vec![json!(2)]));
         assert!(tagged.is_err_and(|refused| refused.starts_with("1: a tag (!)")));
-        let below = edited("-\n  a: 1\n-\n  b: 1\n", "1", Change::Remove).unwrap_err();
+        let below = edit_text("-\n  a: 1\n-\n  b: 1\n", "1", Change::Remove).unwrap_err();
         assert!(
             below.starts_with("4: [1] is written in a way that cannot be edited"),
             "{below}"
         );
-        let beside = edited("a:\n- b\n", "a.1", Change::Append(vec![json!(1)])).unwrap_err();
-        assert_eq!(beside, "2: a[1] is not there: fix the manifest");
+        let beside = edit_text("a:\n- b\n", "a.1", Change::Append(vec![json!(1)])).unwrap_err();
+        assert_eq!(beside, "2: a[1] does not exist: fix the manifest");
         assert!(
-            edited("a: x\n", "a", Change::Append(vec![json!(1)]))
+            edit_text("a: x\n", "a", Change::Append(vec![json!(1)]))
                 .unwrap_err()
-                .contains("should be a list")
+                .contains("must be a list")
         );
     }
 }

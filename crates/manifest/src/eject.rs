@@ -52,7 +52,7 @@ pub fn undo(manifest: &Manifest) -> Result<Ejected, Problem> {
     let edits = plan(manifest)?;
     let text = apply(manifest.text(), manifest.document(), &edits)?;
     Ok(Ejected {
-        text: without_comments(&text, manifest.document()),
+        text: remove_comments(&text, manifest.document()),
         edits,
     })
 }
@@ -88,16 +88,16 @@ pub fn plan(manifest: &Manifest) -> Result<Vec<Edit>, Problem> {
     };
     let (pod, container) = (manifest.pod(), manifest.apiserver());
     let (pod_path, container_path) = (manifest.pod_path(), manifest.apiserver_path());
-    undo.names(pod, &pod_path, "initContainers", &[INSTALL, SHIM]);
-    undo.names(pod, &pod_path, "containers", &[SHIM]);
-    undo.names(pod, &pod_path, "volumes", &VOLUMES);
-    undo.names(container, &container_path, "env", &VARIABLES);
-    undo.names(container, &container_path, "volumeMounts", &VOLUMES);
-    undo.flags(&original);
-    undo.command();
-    undo.pre_stop();
-    undo.fields(&original);
-    undo.grace(&original);
+    undo.remove_named(pod, &pod_path, "initContainers", &[INSTALL, SHIM]);
+    undo.remove_named(pod, &pod_path, "containers", &[SHIM]);
+    undo.remove_named(pod, &pod_path, "volumes", &VOLUMES);
+    undo.remove_named(container, &container_path, "env", &VARIABLES);
+    undo.remove_named(container, &container_path, "volumeMounts", &VOLUMES);
+    undo.restore_flags(&original);
+    undo.unwrap_command();
+    undo.remove_pre_stop();
+    undo.restore_fields(&original);
+    undo.restore_grace(&original);
     let annotations = manifest.template_path().key("metadata").key("annotations");
     let only = manifest
         .template()
@@ -131,7 +131,7 @@ impl Undo<'_> {
     }
 
     /// Removes items from a list by name; the whole list, if nothing else is left.
-    fn names(&mut self, parent: &YamlNode, path: &Path, list: &str, names: &[&str]) {
+    fn remove_named(&mut self, parent: &YamlNode, path: &Path, list: &str, names: &[&str]) {
         let Some(node) = parent.get(list) else { return };
         let there: Vec<_> = names
             .iter()
@@ -149,7 +149,7 @@ impl Undo<'_> {
         }
     }
 
-    fn flags(&mut self, original: &Original) {
+    fn restore_flags(&mut self, original: &Original) {
         let arguments = self.manifest.arguments();
         let mut removed = Vec::new();
         for (new, old) in &original.flags {
@@ -177,7 +177,7 @@ impl Undo<'_> {
         }
     }
 
-    fn command(&mut self) {
+    fn unwrap_command(&mut self) {
         let arguments = self.manifest.arguments();
         let words: Vec<_> = arguments
             .iter()
@@ -191,7 +191,7 @@ impl Undo<'_> {
         }
     }
 
-    fn pre_stop(&mut self) {
+    fn remove_pre_stop(&mut self) {
         let Some(lifecycle) = self.manifest.apiserver().get("lifecycle") else {
             return;
         };
@@ -202,7 +202,7 @@ impl Undo<'_> {
         }
     }
 
-    fn fields(&mut self, original: &Original) {
+    fn restore_fields(&mut self, original: &Original) {
         for (field, old) in &original.fields {
             let now = self.manifest.apiserver().get(field);
             let path = self.manifest.apiserver_path().key(field);
@@ -210,7 +210,7 @@ impl Undo<'_> {
                 ("ports", None, old) => self.edit(path, Change::Set(old.clone()), BEFORE),
                 (probe, Some(now), old) if PROBES.contains(&probe) && runs_berth(now) => {
                     match old {
-                        Value::Object(old) => self.probe(&path, now, old),
+                        Value::Object(old) => self.restore_probe(&path, now, old),
                         _ => self.remove(path),
                     }
                 }
@@ -219,7 +219,7 @@ impl Undo<'_> {
         }
     }
 
-    fn probe(&mut self, path: &Path, now: &YamlNode, original: &Map<String, Value>) {
+    fn restore_probe(&mut self, path: &Path, now: &YamlNode, original: &Map<String, Value>) {
         for (key, old) in original {
             let raised = now.get(key).map(YamlNode::value) == Some(LEAST.into());
             match old {
@@ -232,7 +232,7 @@ impl Undo<'_> {
         self.remove(path.key("exec"));
     }
 
-    fn grace(&mut self, original: &Original) {
+    fn restore_grace(&mut self, original: &Original) {
         let path = self
             .manifest
             .pod_path()
@@ -257,7 +257,7 @@ fn runs_berth(hook: &YamlNode) -> bool {
 }
 
 /// The text without berth's comments in this document.
-fn without_comments(text: &str, document: usize) -> String {
+fn remove_comments(text: &str, document: usize) -> String {
     let Ok(documents) = parse(text) else {
         return text.to_owned();
     };

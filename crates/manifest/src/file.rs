@@ -31,7 +31,7 @@ pub struct FileError {
 /// The fix for an I/O error, after a colon; empty if none is known.
 pub fn fix(what: &str, error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::NotFound if what == "read" => ": give the path of the one that is there",
+        io::ErrorKind::NotFound if what == "read" => ": give the path of an existing file",
         io::ErrorKind::PermissionDenied => ": run this as root",
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             ": free space on that file system"
@@ -63,20 +63,20 @@ impl FileError {
 /// The file cannot be read, is larger than any manifest, or is no text.
 pub fn read(path: &Path) -> Result<String, FileError> {
     if path == Path::new("-") {
-        limited(&mut io::stdin().lock())
+        read_limited(&mut io::stdin().lock())
     } else {
-        File::open(path).and_then(|mut file| limited(&mut file))
+        File::open(path).and_then(|mut file| read_limited(&mut file))
     }
     .map_err(FileError::of("read", path))
 }
 
-fn limited(input: &mut dyn Read) -> io::Result<String> {
+fn read_limited(input: &mut dyn Read) -> io::Result<String> {
     let invalid = |why| io::Error::new(io::ErrorKind::InvalidData, why);
     let mut bytes = Vec::new();
     input.take(MAX_SIZE + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MAX_SIZE {
         return Err(invalid(format!(
-            "it is longer than {MAX_SIZE} bytes, which no manifest is: give another file"
+            "it is longer than {MAX_SIZE} bytes, too long for a manifest: give another file"
         )));
     }
     String::from_utf8(bytes).map_err(|error| {
@@ -289,7 +289,7 @@ impl Backups {
             .map_err(&failed)?
             .into_iter()
             .flatten();
-        let (prefix, suffix) = ends(manifest, text);
+        let (prefix, suffix) = name_affixes(manifest, text);
         for entry in entries {
             let entry = entry.map_err(&failed)?;
             let name = entry.file_name();
@@ -312,7 +312,7 @@ impl Backups {
     pub fn keep(&self, manifest: &Path, original: &str, text: &str) -> Result<PathBuf, FileError> {
         make_private(&self.directory)
             .map_err(FileError::of("make the directory", &self.directory))?;
-        let (prefix, suffix) = ends(manifest, text);
+        let (prefix, suffix) = name_affixes(manifest, text);
         sweep_all(&self.directory, &format!("{prefix}."));
         let path = match self.find(manifest, text)? {
             Some((path, _)) => path,
@@ -329,7 +329,7 @@ impl Backups {
 
 /// Prefix and suffix of the name of a backup. For a link, the name of its target counts, since
 /// [`replace`] writes to the target.
-fn ends(manifest: &Path, text: &str) -> (String, String) {
+fn name_affixes(manifest: &Path, text: &str) -> (String, String) {
     let mut digits = String::from(".");
     for byte in &digest(&SHA256, text.as_bytes()).as_ref()[..6] {
         let _ = write!(digits, "{byte:02x}");
@@ -352,7 +352,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn a_file_is_replaced_in_place_with_its_mode_and_leaves_nothing_beside_it() {
+    fn a_file_is_replaced_with_its_mode_and_leaves_no_other_file() {
         let temp = tempfile::tempdir().unwrap();
         let (real, link) = (temp.path().join("a.yaml"), temp.path().join("link.yaml"));
         fs::write(&real, "old").unwrap();
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_run_left_goes_and_what_a_living_one_has_stays() {
+    fn files_of_a_killed_run_go_and_files_of_a_living_run_stay() {
         let temp = tempfile::tempdir().unwrap();
         let mut dead = std::process::Command::new("true").spawn().unwrap();
         dead.wait().unwrap();
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backup_that_a_killed_run_was_writing_goes_with_the_next() {
+    fn a_half_written_backup_is_removed_by_the_next_run() {
         let temp = tempfile::tempdir().unwrap();
         let (manifest, kept) = (temp.path().join("a.yaml"), temp.path().join("berth"));
         fs::write(&manifest, "").unwrap();
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backup_is_found_by_what_was_written() {
+    fn a_backup_is_found_by_the_text_that_replaced_it() {
         let temp = tempfile::tempdir().unwrap();
         let manifest = temp.path().join("manifests/a.yaml");
         fs::create_dir(manifest.parent().unwrap()).unwrap();
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_manifest_is_not_read() {
+    fn files_that_are_no_manifests_are_refused() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("large");
         fs::write(&path, vec![b' '; MAX_SIZE as usize + 1]).unwrap();
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_a_file_from_being_written_has_a_fix() {
+    fn errors_of_writing_come_with_a_fix() {
         use nix::errno::Errno;
         for (errno, fix) in [
             (Errno::ENOSPC, "free space on that file system"),

@@ -111,10 +111,12 @@ pub fn inject_over(
     };
     let mut options = options.clone();
     if again && options.addresses == Addresses::OfManifest {
-        options.addresses = addresses::inherited(&found).map_err(one)?;
+        options.addresses = addresses::inherit_addresses(&found).map_err(one)?;
     }
     let before = shim_of(&found).filter(|_| again);
-    options.added = before.map_or(Ok(Vec::new()), parts::added).map_err(one)?;
+    options.added = before
+        .map_or(Ok(Vec::new()), parts::added_variables)
+        .map_err(one)?;
     let manifest = Manifest::parse(&base).map_err(one)?;
     let (edits, mut notes) = plan(&manifest, &options)?;
     let had = |name: &str| shim_of(&found).is_some_and(|shim| shim.variable(name).is_some());
@@ -144,8 +146,9 @@ pub fn inject_over(
             .iter()
             .filter(|(name, was)| !OPTIONAL.contains(&name.as_str()) && now[*name] != **was)
         {
-            notes
-                .push(format!("{name} of the container {SHIM} is what berth inject writes again: change it once more"));
+            notes.push(format!(
+                "berth inject has reset {name} of the container {SHIM}: change it again"
+            ));
         }
     }
     Ok(Injection {
@@ -213,11 +216,13 @@ impl<'a> Planner<'a> {
     }
 
     fn plan(&mut self) {
-        self.host_network();
+        self.check_host_network();
         self.check();
-        self.sidecar();
-        self.rollout();
-        let port = self.noted(self.manifest.secure_port()).unwrap_or(6443);
+        self.check_sidecar_support();
+        self.check_rollout();
+        let port = self
+            .record_problem(self.manifest.secure_port())
+            .unwrap_or(6443);
         let ca = self.ca();
         let (listen, variables) = self.variables(port, ca);
         let uid = self.uid();
@@ -232,7 +237,7 @@ impl<'a> Planner<'a> {
             "kube-apiserver is started by berth exec, with a 127.x address of its own",
         );
         for flag in flags::OWN {
-            self.file_of_its_own(flag);
+            self.make_file_unique(flag);
         }
         self.add_audit_log_note();
         let (delay, watches) = (self.shutdown_delay(), self.watch_grace());
@@ -248,17 +253,19 @@ impl<'a> Planner<'a> {
         );
         for probe in PROBES {
             self.probe(probe, port);
-            let foreign = self.foreign(probe, port).map(|problem| problem.message);
+            let foreign = self
+                .check_foreign(probe, port)
+                .map(|problem| problem.message);
             self.notes.extend(foreign);
         }
-        self.readiness();
+        self.add_readiness();
         self.ports();
         self.notes
             .extend(self.others().into_iter().map(|other| other.message));
         self.pre_stop();
         self.grace(delay, watches);
 
-        self.anonymous();
+        self.check_anonymous();
         let mut mounts = vec![parts::run_mount(&self.options.run_dir)];
         for file in ca
             .into_iter()
@@ -272,7 +279,7 @@ impl<'a> Planner<'a> {
         let image = &self.options.image;
         let low = listen.iter().any(|address| address.port() < 1024);
         let capabilities: &[&str] = if low { &["NET_BIND_SERVICE"] } else { &[] };
-        of_shim.extend(parts::waits(&self.options.added));
+        of_shim.extend(parts::bind_wait_unless_set(&self.options.added));
         of_shim.extend(self.options.added.iter().cloned());
         let container = self.manifest.container();
         let group = container
@@ -360,20 +367,20 @@ impl<'a> Planner<'a> {
         });
     }
 
-    fn wrong(&mut self, line: usize, message: impl Into<String>) {
+    fn add_problem(&mut self, line: usize, message: impl Into<String>) {
         self.problems.push(Problem::new(line, message));
     }
 
-    fn noted<T>(&mut self, result: Result<T, Problem>) -> Option<T> {
+    fn record_problem<T>(&mut self, result: Result<T, Problem>) -> Option<T> {
         result.map_err(|problem| self.problems.push(problem)).ok()
     }
 
-    fn host_network(&mut self) {
+    fn check_host_network(&mut self) {
         let pod = self.manifest.pod();
         if !pod.is_true("hostNetwork") {
-            self.wrong(
+            self.add_problem(
                 pod.line,
-                "hostNetwork is not true, and a pod of its own network has no address of the node to share: set it to true",
+                "hostNetwork is not true, so the pod has no address of the node to share: set it to true",
             );
         }
     }
@@ -388,9 +395,9 @@ impl<'a> Planner<'a> {
             .and_then(|program| program.text())
             .unwrap_or_default();
         if basename(program) == "berth" {
-            self.wrong(
+            self.add_problem(
                 container.line,
-                "it is behind berth already, but not by berth inject: take berth out by hand first",
+                "kube-apiserver is behind berth already, but not by berth inject: take berth out by hand first",
             );
         }
         for (parent, list, names) in [
@@ -401,7 +408,7 @@ impl<'a> Planner<'a> {
         ] {
             for name in names {
                 if let Some((_, there)) = parent.get(list).and_then(|list| list.named(name)) {
-                    self.wrong(
+                    self.add_problem(
                         there.line,
                         format!("{name} is in {list} already, and berth needs the name: rename it, or take it out"),
                     );
@@ -414,26 +421,26 @@ impl<'a> Planner<'a> {
     fn others(&self) -> Vec<Problem> {
         let other = |container: Container<'_>| {
             let cause = format!(
-                "{} is in the pod, too, and runs twice during an upgrade; a fixed port or a socket in a hostPath is taken twice then",
+                "{} runs twice during an upgrade, and two copies cannot share a fixed port or a socket in a hostPath",
                 container.name()
             );
             Problem::new(
                 container.node().line,
-                format!("{cause}: give it a pod of its own, or see that two of it can run"),
+                format!("{cause}: give it a pod of its own, or check that two copies can run"),
             )
         };
         self.manifest.others().map(other).collect()
     }
 
     /// Checks that Kubernetes is new enough for native sidecars.
-    fn sidecar(&mut self) {
+    fn check_sidecar_support(&mut self) {
         if let Some((major, minor)) = self
             .manifest
             .version()
             .filter(|version| *version < SIDECARS)
         {
             let line = self.manifest.line_of(&self.container.key("image"));
-            self.wrong(
+            self.add_problem(
                 line,
                 format!(
                     "kube-apiserver is v{major}.{minor}, and before v1.29 Kubernetes drops restartPolicy of an init container, so that \
@@ -450,7 +457,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Checks that an update of the pod starts the new pod first.
-    fn rollout(&mut self) {
+    fn check_rollout(&mut self) {
         let spec = self.manifest.root().get("spec");
         let at = |keys: &[&str]| spec.and_then(|spec| spec.at(keys)).map(YamlNode::value);
         let notes = &mut self.notes;
@@ -481,16 +488,16 @@ impl<'a> Planner<'a> {
                 .security("runAsNonRoot")
                 .filter(|rule| rule.value() == true)
             {
-                self.wrong(
+                self.add_problem(
                     rule.line,
-                    "runAsNonRoot without runAsUser: the shim must run with the same uid, so write it out",
+                    "runAsNonRoot without runAsUser: the shim must run with the same uid, so set runAsUser",
                 );
             }
             return 0;
         };
         let uid = user.number().and_then(|uid| u32::try_from(uid).ok());
         uid.unwrap_or_else(|| {
-            self.wrong(user.line, "runAsUser is no uid: give a number");
+            self.add_problem(user.line, "runAsUser is no uid: give a number");
             0
         })
     }
@@ -516,7 +523,7 @@ impl<'a> Planner<'a> {
                 );
                 let fix =
                     "take ports out of that container, which needs none in the node's network";
-                self.wrong(first.line, format!("{cause}: {fix}"));
+                self.add_problem(first.line, format!("{cause}: {fix}"));
             }
         }
         let Some(ports) = self.manifest.apiserver().get("ports") else {

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
     use berth_cluster::yaml::parse;
 
-    fn refused(text: &str) -> Option<String> {
+    fn refusal(text: &str) -> Option<String> {
         parse(text)
             .unwrap()
             .iter()
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_manifests_have_is_edited() {
+    fn common_forms_are_accepted() {
         for text in [
             "a: 1 # c\n\"b\" : 'x\n  y'\nc:\n- d: [e, {f: g}, {}]\n  h: |\n    ? &a !b *c\t\n-\n  - i: &x [1]\n  - *x\n",
             "{\"a\":1, 'b': [], c: what?,\n d: {}}",
@@ -114,7 +114,7 @@ mod tests {
             "'<<': 1\n",
             "",
         ] {
-            assert_eq!(refused(text), None, "{text}");
+            assert_eq!(refusal(text), None, "{text}");
         }
     }
 
@@ -146,7 +146,7 @@ mod tests {
             ("[a: 1]", "a pair without braces"),
             ("a:\n  <<: {b: 1}", "2: a merge key"),
         ] {
-            let refused = refused(text).unwrap_or_else(|| panic!("{text} is not refused"));
+            let refused = refusal(text).unwrap_or_else(|| panic!("{text} is not refused"));
             assert!(refused.contains(form), "{text}: {refused}");
         }
     }

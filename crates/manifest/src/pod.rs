@@ -124,13 +124,13 @@ impl Manifest {
                  has its name",
             )),
             (Some(mut first), None) => {
-                first.words = first.expanded();
+                first.words = first.expand_arguments();
                 first.check_command().map(|()| first)
             }
             (Some(first), Some(second)) => Err(Problem::new(
                 second.root.line,
                 format!(
-                    "a second kube-apiserver, there is one in line {} too: give one file each",
+                    "a second kube-apiserver; the first is in line {}: put each into a file of its own",
                     first.root.line
                 ),
             )),
@@ -361,7 +361,7 @@ impl Manifest {
         line
     }
 
-    fn expanded(&self) -> Vec<String> {
+    fn expand_arguments(&self) -> Vec<String> {
         let own = |field: &str| {
             matches!(field, "metadata.uid" | "metadata.name").then(|| "{instance}".to_owned())
         };
@@ -381,7 +381,7 @@ impl Manifest {
             if list.items().is_empty() || list.items().iter().any(|item| item.text().is_none()) {
                 return Err(Problem::new(
                     list.line,
-                    format!("{key} is no list of texts: write it as one"),
+                    format!("{key} is no list of strings: write a list"),
                 ));
             }
         }
@@ -399,7 +399,7 @@ impl Manifest {
             return Err(Problem::new(
                 command.line,
                 format!(
-                    "the command is a shell ({program}): make it kube-apiserver itself, which berth can become"
+                    "the command is a shell ({program}): make kube-apiserver itself the command, so that berth can exec it"
                 ),
             ));
         }
@@ -536,14 +536,14 @@ mod tests {
     }
 
     #[test]
-    fn what_it_cannot_take_is_told_with_line_and_mend() {
+    fn an_unsuitable_manifest_is_refused_with_line_and_fix() {
         let one = pod("{name: a, command: [kube-apiserver]}");
         for (text, why) in [
             ("kind: Pod\n", "1: there is no kube-apiserver: "),
             ("\nkind: List\nitems: []\n", "2: kind: List: give its items"),
             (
                 &format!("{one}---\n{one}"),
-                "6: a second kube-apiserver, there is one in line 1 too",
+                "6: a second kube-apiserver; the first is in line 1",
             ),
         ] {
             assert!(refused(text).starts_with(why), "{text}");
@@ -564,7 +564,7 @@ mod tests {
             ),
             (
                 "{name: kube-apiserver, command: kube-apiserver}",
-                "no list of texts",
+                "no list of strings",
             ),
         ] {
             assert!(refused(&pod(container)).contains(why), "{container}");

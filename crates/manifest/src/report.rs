@@ -47,7 +47,7 @@ pub struct Finding {
 /// forbidden request, or another error.
 pub fn explain(error: &berth_cluster::Error, [unknown, forbidden, failed]: [&str; 3]) -> String {
     let fix = match error.status() {
-        None => "see that an apiserver answers there",
+        None => "check that an apiserver answers there",
         Some(StatusCode::UNAUTHORIZED) => unknown,
         Some(StatusCode::FORBIDDEN) => forbidden,
         Some(_) => failed,

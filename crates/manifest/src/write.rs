@@ -45,8 +45,8 @@ impl Style {
     /// The style of a document, from its first block list and all of its mappings.
     pub(super) fn of(document: &YamlNode) -> Self {
         Self {
-            indented: indented(document).unwrap_or(true),
-            sorted: sorted(document),
+            indented: has_indented_lists(document).unwrap_or(true),
+            sorted: has_sorted_keys(document),
             json: document.flow,
         }
     }
@@ -138,7 +138,7 @@ impl Style {
                 if safe && !self.json && plain == *text {
                     plain
                 } else {
-                    quoted(text)
+                    quote(text)
                 }
             }
             Value::Array(items) => {
@@ -184,7 +184,7 @@ pub(super) fn scalar(value: &Value) -> String {
 /// kubeadm's.
 fn scalar_text(text: &str) -> String {
     if !text.chars().all(is_printable) {
-        return quoted(text);
+        return quote(text);
     }
     if text.is_empty() || !resolve(text).is_string() || looks_like_number(text) || is_special(text)
     {
@@ -204,7 +204,7 @@ fn scalar_text(text: &str) -> String {
 }
 
 /// A text in double quotes. YAML accepts JSON's escapes, but requires escapes for more characters.
-fn quoted(text: &str) -> String {
+fn quote(text: &str) -> String {
     let mut quoted = String::new();
     for c in Value::from(text).to_string().chars() {
         if is_printable(c) {
@@ -248,7 +248,7 @@ fn looks_like_number(text: &str) -> bool {
 }
 
 /// True if the first list in a mapping is indented deeper than its key.
-fn indented(node: &YamlNode) -> Option<bool> {
+fn has_indented_lists(node: &YamlNode) -> Option<bool> {
     for (key, value) in node.entries() {
         let block = !value.flow && !value.items().is_empty();
         let first = value.items().first().filter(|_| block);
@@ -256,22 +256,25 @@ fn indented(node: &YamlNode) -> Option<bool> {
         let here = first
             .filter(|item| item.line != key.line)
             .map(|item| item.column > key.column + 2);
-        if let Some(found) = here.or_else(|| indented(value)) {
+        if let Some(found) = here.or_else(|| has_indented_lists(value)) {
             return Some(found);
         }
     }
-    node.items().iter().find_map(indented)
+    node.items().iter().find_map(has_indented_lists)
 }
 
-fn sorted(node: &YamlNode) -> bool {
+fn has_sorted_keys(node: &YamlNode) -> bool {
     let keys: Vec<_> = node
         .entries()
         .iter()
         .filter_map(|(key, _)| key.text())
         .collect();
     keys.is_sorted()
-        && node.entries().iter().all(|(_, value)| sorted(value))
-        && node.items().iter().all(sorted)
+        && node
+            .entries()
+            .iter()
+            .all(|(_, value)| has_sorted_keys(value))
+        && node.items().iter().all(has_sorted_keys)
 }
 
 #[cfg(test)]
@@ -281,7 +284,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn quotes_are_those_of_gos_yaml() {
+    fn quotes_match_gos_yaml_library() {
         let same = [
             "10.0.0.5:6443",
             "--a={instance}",
@@ -355,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn the_style_is_the_files() {
+    fn the_style_follows_the_file() {
         let style = |text: &str| Style::of(&parse(text).unwrap()[0]);
         assert_eq!(
             style("a:\n- b: 1\n  c: 2\n"),
@@ -389,7 +392,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn what_is_written_is_read_again(
+        fn written_values_are_read_again(
             texts in proptest::collection::vec("[ -~é\n]{0,12}|[-+0-9.:_exn~]{1,6}|yes|null|True", 1..5),
             indented: bool,
         ) {

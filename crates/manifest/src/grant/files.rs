@@ -108,7 +108,7 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, symlink};
 
     #[test]
-    fn what_is_written_is_read_again_and_nobody_elses() {
+    fn the_files_are_private_and_can_be_read_again() {
         let temp = tempfile::tempdir().unwrap();
         let file = temp.path().join("cluster/kubeconfig");
         let own = nix::unistd::geteuid().as_raw();

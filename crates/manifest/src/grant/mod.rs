@@ -114,7 +114,7 @@ pub async fn grant(
         file,
     } = options;
     let account = account_name(node);
-    make(client, node)
+    create_objects(client, node)
         .await
         .map_err(|error| GrantError::Admin(explain(&error)))?;
     let asked = std::time::SystemTime::now();
@@ -122,7 +122,7 @@ pub async fn grant(
     let answer = answer.map_err(|error| GrantError::Admin(explain(&error)))?;
     let (token, until) = granted_token(&answer).ok_or_else(|| {
         GrantError::Admin(format!(
-            "{} gives a token without its end: is it a kube-apiserver?",
+            "{} gives a token without an expiration time: is it a kube-apiserver?",
             client.server()
         ))
     })?;
@@ -140,9 +140,9 @@ pub async fn grant(
     };
     let shim = Client::from_kubeconfig(file).map_err(|error| untried(error.to_string()))?;
     let may = try_all(&shim, node, NOTICED).await.map_err(|error| match error {
-        TryError::Asked(error) => untried(format!(
-            "{error}: see that the apiserver answers at --listen and that its certificate is for {server_name}, and run this \
-             again; for another name, run `berth inject --probe-server-name NAME` first, and give this the manifest that has it"
+        TryError::Failed(error) => untried(format!(
+            "{error}: check that the apiserver answers at --listen and that its certificate is for {server_name}, and run this \
+             again; for another name, run `berth inject --probe-server-name NAME` first, and give `berth grant` the new manifest"
         )),
         TryError::Refused(requests) => {
             GrantError::Refused { account: format!("{NAMESPACE}/{account}"), requests }
@@ -160,7 +160,7 @@ pub async fn grant(
     })
 }
 
-async fn make(client: &Client, node: &str) -> Result<(), Error> {
+async fn create_objects(client: &Client, node: &str) -> Result<(), Error> {
     for object in [objects::namespace(NAMESPACE)]
         .iter()
         .chain(&objects::of_node(node))
@@ -197,7 +197,7 @@ async fn add_to_shared_role(client: &Client, node: &str) -> Result<(), Error> {
 }
 
 enum TryError {
-    Asked(Error),
+    Failed(Error),
     Refused(Vec<String>),
 }
 
@@ -224,7 +224,7 @@ async fn try_all(
             counts,
         )
         .await;
-        let answer = answer.map_err(TryError::Asked)?;
+        let answer = answer.map_err(TryError::Failed)?;
         if answer["status"]["allowed"] != true {
             let reason = answer["status"]["reason"]
                 .as_str()

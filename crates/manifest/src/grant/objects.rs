@@ -184,7 +184,7 @@ mod tests {
     const IN_CLUSTER: &str = include_str!("../../../../examples/kustomize/cluster/access.yaml");
 
     #[test]
-    fn a_nodes_objects_are_where_they_should_be() {
+    fn a_nodes_objects_have_their_api_paths() {
         let paths: Vec<_> = of_node("cp-1")
             .iter()
             .chain([&namespace(NAMESPACE), &shared_role(["cp-1"])])
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_but_leases_is_allowed_whatever_its_name() {
+    fn only_leases_are_allowed_without_a_name() {
         let role = of_node("cp-1")[1].clone();
         let rules = shared_role(["cp-1"])["rules"].as_array().unwrap().clone();
         for rule in rules.iter().chain(role["rules"].as_array().unwrap()) {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn every_request_is_tried_by_its_name() {
+    fn requests_follow_the_roles() {
         let said: Vec<_> = requests("cp-1").iter().map(ToString::to_string).collect();
         assert_eq!(said.len(), 13, "{said:#?}");
         for request in [
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_added_once_and_keeps_what_is_not_a_rule() {
+    fn a_node_is_added_once_and_metadata_stays() {
         let mut role = shared_role(["cp-2"]);
         role["metadata"]["resourceVersion"] = json!("7");
         role["rules"][0]["verbs"] = json!(["*"]);

@@ -44,7 +44,7 @@ async fn apiserver(mut change: impl FnMut(&str) -> Option<String> + Send + 'stat
     .await
 }
 
-async fn granted(server: &Server, directory: &std::path::Path) -> Result<Granted, GrantError> {
+async fn run_grant(server: &Server, directory: &std::path::Path) -> Result<Granted, GrantError> {
     grant(
         &server.access,
         &Client::new(&server.access).unwrap(),
@@ -53,17 +53,17 @@ async fn granted(server: &Server, directory: &std::path::Path) -> Result<Granted
     .await
 }
 
-fn asked(server: &mut Server) -> Vec<String> {
+fn received_requests(server: &mut Server) -> Vec<String> {
     std::iter::from_fn(|| server.asked.try_recv().ok())
         .map(|(request, _)| request)
         .collect()
 }
 
 #[tokio::test]
-async fn objects_then_the_token_then_every_verb_with_it() {
+async fn objects_then_the_token_then_each_request_with_the_token() {
     let temp = tempfile::tempdir().unwrap();
     let mut server = apiserver(|_| None).await;
-    let granted = granted(&server, temp.path()).await.unwrap();
+    let granted = run_grant(&server, temp.path()).await.unwrap();
     assert_eq!(
         (granted.service_account.as_str(), granted.expires.as_str()),
         ("berth-system/berth-cp-1", "2100-01-01T00:00:00Z")
@@ -73,7 +73,7 @@ async fn objects_then_the_token_then_every_verb_with_it() {
         std::fs::read_to_string(temp.path().join("cluster/token")).unwrap(),
         "n3w"
     );
-    let asked = asked(&mut server);
+    let asked = received_requests(&mut server);
     let lines: Vec<_> = asked
         .iter()
         .map(|request| request.lines().next().unwrap().replace(" HTTP/1.1", ""))
@@ -128,8 +128,8 @@ async fn the_shared_role_is_read_again_after_a_conflict() {
         })
     })
     .await;
-    granted(&server, temp.path()).await.unwrap();
-    let asked = asked(&mut server);
+    run_grant(&server, temp.path()).await.unwrap();
+    let asked = received_requests(&mut server);
     let count = |method: &str| {
         asked
             .iter()
@@ -140,7 +140,7 @@ async fn the_shared_role_is_read_again_after_a_conflict() {
 }
 
 #[tokio::test]
-async fn the_first_node_makes_the_shared_role_and_who_is_in_it_leaves_it_alone() {
+async fn the_first_node_creates_the_shared_role_and_a_known_node_changes_nothing() {
     for there in [None, Some(objects::shared_role(["cp-1"]))] {
         let temp = tempfile::tempdir().unwrap();
         let read = there.clone().map_or_else(
@@ -149,8 +149,8 @@ async fn the_first_node_makes_the_shared_role_and_who_is_in_it_leaves_it_alone()
         );
         let mut server =
             apiserver(move |request| request.starts_with("GET ").then(|| read.clone())).await;
-        granted(&server, temp.path()).await.unwrap();
-        let asked = asked(&mut server);
+        run_grant(&server, temp.path()).await.unwrap();
+        let asked = received_requests(&mut server);
         let made = asked
             .iter()
             .filter(|request| request.starts_with("POST ") && request.contains("/roles "))
@@ -161,7 +161,7 @@ async fn the_first_node_makes_the_shared_role_and_who_is_in_it_leaves_it_alone()
 }
 
 #[tokio::test]
-async fn an_administrator_who_may_not_is_told_what_to_do() {
+async fn a_refused_administrator_gets_a_fix() {
     for (status, fix) in [
         ("403 Forbidden", "who may make Roles"),
         ("401 Unauthorized", "kubeadm certs renew admin.conf"),
@@ -169,7 +169,10 @@ async fn an_administrator_who_may_not_is_told_what_to_do() {
     ] {
         let temp = tempfile::tempdir().unwrap();
         let server = apiserver(move |_| Some(answer(status, r#"{"message":"no"}"#))).await;
-        let error = granted(&server, temp.path()).await.unwrap_err().to_string();
+        let error = run_grant(&server, temp.path())
+            .await
+            .unwrap_err()
+            .to_string();
         assert!(
             error.starts_with("--kubeconfig: https://")
                 && error.contains(status)
@@ -182,7 +185,7 @@ async fn an_administrator_who_may_not_is_told_what_to_do() {
 
 /// Another instance may not know yet the objects written a moment ago.
 #[tokio::test]
-async fn what_is_not_known_yet_is_asked_again_and_what_is_refused_is_named() {
+async fn unknown_credentials_are_tried_again_and_refused_requests_are_named() {
     let temp = tempfile::tempdir().unwrap();
     let seen = Arc::new(Mutex::new(0));
     let count = seen.clone();
@@ -197,7 +200,7 @@ async fn what_is_not_known_yet_is_asked_again_and_what_is_refused_is_named() {
         }
     })
     .await;
-    granted(&server, temp.path()).await.unwrap();
+    run_grant(&server, temp.path()).await.unwrap();
     assert_eq!(*seen.lock().unwrap(), 13 + 2);
     let server = apiserver(|request| {
         let denied =
@@ -222,7 +225,7 @@ async fn what_is_not_known_yet_is_asked_again_and_what_is_refused_is_named() {
 }
 
 #[tokio::test]
-async fn a_berth_that_does_not_answer_is_told_and_the_files_stay() {
+async fn a_silent_berth_is_reported_and_the_files_stay() {
     let temp = tempfile::tempdir().unwrap();
     let server = apiserver(|_| None).await;
     let options = GrantOptions {
@@ -246,7 +249,7 @@ async fn a_berth_that_does_not_answer_is_told_and_the_files_stay() {
 }
 
 #[tokio::test]
-async fn revoking_deletes_what_is_the_nodes_and_the_account_first() {
+async fn revoke_deletes_the_nodes_objects_and_the_account_first() {
     let mut server = apiserver(|request| {
         request
             .contains("rolebindings")
@@ -263,7 +266,7 @@ async fn revoking_deletes_what_is_the_nodes_and_the_account_first() {
             "Role berth-system/berth-cp-1"
         ]
     );
-    let asked = asked(&mut server);
+    let asked = received_requests(&mut server);
     assert!(
         asked.len() == 4 && asked.iter().all(|request| request.starts_with("DELETE ")),
         "{asked:?}"

@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 
 /// The addresses of the shim of an earlier injection. Clients use every address of this list, so an
 /// injection without --listen keeps the list.
-pub(super) fn inherited(manifest: &Manifest) -> Result<Addresses, Problem> {
+pub(super) fn inherit_addresses(manifest: &Manifest) -> Result<Addresses, Problem> {
     let variable = manifest.container().variable("BERTH_LISTEN");
     let Some((text, line)) = variable.and_then(|it| Some((it.get("value")?.text()?, it.line)))
     else {
@@ -30,7 +30,7 @@ pub(super) fn inherited(manifest: &Manifest) -> Result<Addresses, Problem> {
     Err(Problem::new(
         line,
         format!(
-            "the shim listens on {text}, which cannot be kept unless they are given: give each as --listen ADDR:PORT"
+            "the shim listens on {text}, and not all of these addresses can be read: give each as --listen ADDR:PORT"
         ),
     ))
 }
@@ -42,10 +42,10 @@ pub fn loopback(addresses: impl IntoIterator<Item = IpAddr>) -> Option<(String, 
         IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_loopback() || ip.is_unicast_link_local(),
     })?;
-    let cause = "no other node reaches kube-apiserver there, and the Service kubernetes takes no such address";
+    let cause = "no other node reaches kube-apiserver there, and the Service kubernetes rejects such an address";
     let fix = "give the node's address in --advertise-address, and to `berth inject --listen` as the first";
     Some((
-        format!("{ip} is of this node or its link alone: {cause}"),
+        format!("{ip} is an address of this node or its link alone: {cause}"),
         fix.to_owned(),
     ))
 }
@@ -122,7 +122,7 @@ impl Planner<'_> {
         {
             let known = !flag.value.is_empty() && !flag.value.contains("$(");
             if known && address(flag.value).is_none() {
-                self.wrong(
+                self.add_problem(
                     flag.line,
                     format!(
                         "{} is no IP address: give one, such as 10.0.0.5",
@@ -137,8 +137,8 @@ impl Planner<'_> {
         if self.options.addresses == Addresses::OfManifest {
             if self.manifest.bound().is_none() {
                 self.notes.push(
-                    "kube-apiserver listened on every address of the node, the shim listens on one: name others that \
-                     clients use with --listen (127.0.0.1, a virtual IP), the node's own first"
+                    "kube-apiserver listened on every address of the node, the shim listens on one: with --listen, name the \
+                     node's address and then others that clients use (127.0.0.1, a virtual IP)"
                         .into(),
                 );
             }

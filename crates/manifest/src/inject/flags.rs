@@ -25,12 +25,12 @@ const MARGIN: Duration = Duration::from_secs(30);
 
 impl Planner<'_> {
     /// Puts the instance into the name of a file that only one instance may write.
-    pub(super) fn file_of_its_own(&mut self, (name, named): (&str, bool)) {
+    pub(super) fn make_file_unique(&mut self, (name, named): (&str, bool)) {
         let Some(flag) = self.manifest.flag(name) else {
             return;
         };
         // The file belongs to one instance already, or the flag is off.
-        if is_own(flag.value) || !is_file(flag.value.as_ref()) {
+        if is_per_instance(flag.value) || !is_file(flag.value.as_ref()) {
             return;
         }
         let mount = self.manifest.container().mount_of(flag.value);
@@ -38,18 +38,18 @@ impl Planner<'_> {
             .and_then(|mount| mount.get("mountPath"))
             .and_then(YamlNode::text);
         if named && mounted == Some(flag.value) {
-            self.wrong(flag.line, format!("--{name}={} is mounted as this one file, and each instance needs a file of its own: mount its directory", flag.value));
+            self.add_problem(flag.line, format!("--{name}={} is mounted as this one file, and each instance needs a file of its own: mount its directory", flag.value));
             return;
         }
         let value = if named {
-            with_instance(flag.written)
+            insert_instance(flag.written)
         } else {
             format!("{}/{{instance}}", flag.written.trim_end_matches('/'))
         };
         self.set_flag(
             name,
             &value,
-            "two instances must not write the same; berth exec puts the instance's name in",
+            "two instances must not write one file; berth exec puts in the instance's name",
         );
     }
 
@@ -63,14 +63,14 @@ impl Planner<'_> {
         else {
             return;
         };
-        let path = if is_own(flag.value) {
+        let path = if is_per_instance(flag.value) {
             flag.written.to_owned()
         } else {
-            with_instance(flag.written)
+            insert_instance(flag.written)
         };
         self.notes.push(format!(
-            "each pod has an audit log of its own ({path}), so its name changes with each upgrade: let what ships it follow all of \
-             them (audit*.log), and remove those of pods that are gone by their age; kube-apiserver only prunes what it rotated itself"
+            "each pod has an audit log of its own ({path}), so the name changes with each upgrade: let the log shipper follow all of \
+             them (audit*.log), and delete old logs of former pods; kube-apiserver only prunes files that it rotated itself"
         ));
     }
 
@@ -121,7 +121,7 @@ impl Planner<'_> {
             humantime::parse_duration(flag.value)
         };
         parsed.unwrap_or_else(|_| {
-            self.wrong(
+            self.add_problem(
                 flag.line,
                 format!(
                     "--{name}={}: give it with units, such as 10s or 1m30s",
@@ -179,7 +179,7 @@ impl Planner<'_> {
         let old = self.manifest.pod().get("terminationGracePeriodSeconds");
         let seconds = old.map(YamlNode::number);
         if let (Some(old), Some(None)) = (old, seconds) {
-            self.wrong(
+            self.add_problem(
                 old.line,
                 "terminationGracePeriodSeconds is no number of seconds: give one",
             );
@@ -187,7 +187,7 @@ impl Planner<'_> {
         let needed = [delay, watches, self.wrapping.drain, MARGIN];
         let needed = needed
             .into_iter()
-            .fold(self.hook(), Duration::saturating_add)
+            .fold(self.hook_duration(), Duration::saturating_add)
             .as_secs()
             .min(i64::MAX.unsigned_abs());
         if seconds.flatten().is_some_and(|seconds| seconds >= needed) {
@@ -205,12 +205,12 @@ impl Planner<'_> {
 /// True if the value differs from pod to pod: the instance is in it, by name or by a variable with
 /// the pod's UID or name. A variable such as the node's name has the same value in both pods of a
 /// node.
-fn is_own(value: &str) -> bool {
+fn is_per_instance(value: &str) -> bool {
     value.contains("{instance}")
 }
 
 /// Inserts the instance before the extension of a path.
-pub(super) fn with_instance(path: &str) -> String {
+pub(super) fn insert_instance(path: &str) -> String {
     let name = basename(path);
     // A dot within $(…) belongs to a variable's name.
     match name

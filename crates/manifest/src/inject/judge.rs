@@ -58,13 +58,13 @@ pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
     };
     // An invalid port is reported by the code that reads the port.
     let port = manifest.secure_port().unwrap_or(6443);
-    judge.check("host-network", "", Planner::host_network);
-    judge.check(ROLLOUT, "", Planner::rollout);
+    judge.check("host-network", "", Planner::check_host_network);
+    judge.check(ROLLOUT, "", Planner::check_rollout);
     for flag in OWN {
         judge.check(
             "shared-file",
             "two instances would write one file",
-            |planner| planner.file_of_its_own(flag),
+            |planner| planner.make_file_unique(flag),
         );
     }
     let lack = "kube-apiserver stops listening the moment it gets SIGTERM";
@@ -75,21 +75,21 @@ pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
             planner.probe(probe, port)
         });
         judge.check("probe-elsewhere", "", |planner| {
-            planner.problems.extend(planner.foreign(probe, port))
+            planner.problems.extend(planner.check_foreign(probe, port))
         });
         if manifest.apiserver().get(probe).is_some_and(asks_berth) {
             judge.check(
                 "probe-pace",
-                "a probe of berth comes too often, or waits too short a time",
+                "a probe of berth runs too often, or its timeout is too short",
                 |planner| {
-                    planner.pace(probe, &mut Map::new());
-                    planner.patience(probe);
+                    planner.raise_period(probe, &mut Map::new());
+                    planner.add_timeout(probe);
                 },
             );
         }
     }
     let lack = "there is no readiness probe, so an update does not wait for the new instance";
-    judge.check("readiness-missing", lack, Planner::readiness);
+    judge.check("readiness-missing", lack, Planner::add_readiness);
     judge.check(
         "declared-ports",
         "ports are declared, and on one node only one pod can have them",
@@ -98,7 +98,8 @@ pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
     judge.check("other-container", "", |planner| {
         planner.problems.extend(planner.others())
     });
-    let lack = "there is no preStop hook, so the shim is notified no sooner than kube-apiserver";
+    let lack =
+        "there is no preStop hook, so kube-apiserver receives SIGTERM before a sibling takes over";
     judge.check("pre-stop", lack, Planner::pre_stop);
     judge.check(
         "grace-period",
@@ -108,7 +109,7 @@ pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
             planner.grace(delay, watches);
         },
     );
-    judge.check("anonymous-auth", "", Planner::anonymous);
+    judge.check("anonymous-auth", "", Planner::check_anonymous);
     judge.lapses
 }
 

@@ -22,17 +22,17 @@ pub(super) fn field(name: &str, path: &str) -> Value {
 
 /// How long the shim waits for its port. kube-apiserver itself may hold the port when berth comes
 /// to a node.
-fn wait() -> Value {
+fn bind_wait() -> Value {
     variable("BERTH_BIND_WAIT", "10m")
 }
 
-/// Like [`wait`], unless the manifest has another time.
-pub(super) fn waits(added: &[Value]) -> Option<Value> {
-    Some(wait()).filter(|wait| added.iter().all(|other| other["name"] != wait["name"]))
+/// Like [`bind_wait`], unless the manifest has another time.
+pub(super) fn bind_wait_unless_set(added: &[Value]) -> Option<Value> {
+    Some(bind_wait()).filter(|wait| added.iter().all(|other| other["name"] != wait["name"]))
 }
 
 /// Variables that the operator added to a shim, and that `berth inject` has no options for.
-pub(super) fn added(shim: Container<'_>) -> Result<Vec<Value>, Problem> {
+pub(super) fn added_variables(shim: Container<'_>) -> Result<Vec<Value>, Problem> {
     let words: Vec<_> = shim
         .arguments()
         .into_iter()
@@ -49,7 +49,7 @@ pub(super) fn added(shim: Container<'_>) -> Result<Vec<Value>, Problem> {
     let all = shim.node().list("env").iter().map(YamlNode::value);
     let own = |name: &str| VARIABLES.contains(&name) || [SERVICE, NODE_NAME].contains(&name);
     Ok(all
-        .filter(|one| !one["name"].as_str().is_some_and(own) && *one != wait())
+        .filter(|one| !one["name"].as_str().is_some_and(own) && *one != bind_wait())
         .collect())
 }
 

@@ -23,26 +23,26 @@ impl<'a> Planner<'a> {
         let Some(probe) = self.manifest.apiserver().get(name) else {
             return;
         };
-        match self.asks(probe, port) {
-            Asks::Own | Asks::Other(_) => return,
-            Asks::Name(port) => {
-                return self.wrong(
+        match self.target_of(probe, port) {
+            Target::Own | Target::Other(_) => return,
+            Target::Name(port) => {
+                return self.add_problem(
                     probe.line,
-                    format!("{name} asks the port {port} by its name, which goes with ports: write its number"),
+                    format!("{name} asks the port {port} by its name, and berth inject removes ports: write the number"),
                 );
             }
-            Asks::By(program) => {
+            Target::By(program) => {
                 let cause = format!(
                     "{name} runs {program}, which asks the shared port or localhost; {MISTAKEN}"
                 );
-                return self.wrong(probe.line, format!("{cause}: {}", self.fix(name, port)));
+                return self.add_problem(probe.line, format!("{cause}: {}", self.fix(name, port)));
             }
-            Asks::Shared => {}
+            Target::Shared => {}
         }
         let path = self.container.key(name);
         let mut original = Map::new();
-        let reason = "the shared port may be answered by the other instance; berth asks this one";
-        let asking = self.asking(name);
+        let reason = "on the shared port, the other instance may answer; berth asks this one";
+        let asking = self.probe_exec(name);
         self.edit(path.key("exec"), Change::Set(asking), reason);
         for (kind, _) in probe.entries() {
             let Some(kind) = kind.text().filter(|kind| KINDS.contains(kind)) else {
@@ -54,16 +54,16 @@ impl<'a> Planner<'a> {
             );
             self.edit(path.key(kind), Change::Remove, "berth asks instead");
         }
-        self.pace(name, &mut original);
+        self.raise_period(name, &mut original);
         self.original
             .fields
             .insert(name.into(), Value::Object(original));
     }
 
     /// Warns of a probe that asks another process, which in turn may ask the shared port.
-    pub(super) fn foreign(&self, name: &str, port: u16) -> Option<Problem> {
+    pub(super) fn check_foreign(&self, name: &str, port: u16) -> Option<Problem> {
         let probe = self.manifest.apiserver().get(name)?;
-        let Asks::Other(whom) = self.asks(probe, port) else {
+        let Target::Other(whom) = self.target_of(probe, port) else {
             return None;
         };
         let cause =
@@ -77,7 +77,7 @@ impl<'a> Planner<'a> {
     /// The fix that makes a probe ask this instance.
     fn fix(&self, name: &str, port: u16) -> String {
         match self.wrapping.words {
-            0 => format!("let it run `{} {}`", self.wrapping.binary, what(name)),
+            0 => format!("let it run `{} {}`", self.wrapping.binary, subcommand(name)),
             _ => {
                 format!(
                     "write it as an httpGet of the port {port}, which berth inject replaces by a probe of its own"
@@ -87,7 +87,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Raises period and timeout of an exec probe to the minimum, and records the original values.
-    pub(super) fn pace(&mut self, name: &str, original: &mut Map<String, Value>) {
+    pub(super) fn raise_period(&mut self, name: &str, original: &mut Map<String, Value>) {
         let Some(probe) = self.manifest.apiserver().get(name) else {
             return;
         };
@@ -108,7 +108,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    pub(super) fn readiness(&mut self) {
+    pub(super) fn add_readiness(&mut self) {
         let path = self
             .manifest
             .apiserver()
@@ -116,8 +116,8 @@ impl<'a> Planner<'a> {
             .and_then(YamlNode::text);
         if let Some(path) = path.filter(|path| path.contains('?')) {
             self.notes.push(format!(
-                "readinessProbe asks for {path}, and the shim for all of /readyz: while a check fails that this leaves out, new connections \
-                 go to another instance that is ready, if there is one"
+                "readinessProbe asks for {path}, and the shim for all of /readyz: while an excluded check fails, new connections \
+                 go to another ready instance, if there is one"
             ));
         }
         if self.manifest.apiserver().get("readinessProbe").is_some() {
@@ -126,7 +126,7 @@ impl<'a> Planner<'a> {
         let name = "readinessProbe";
         self.original.fields.insert(name.into(), Value::Null);
         let new =
-            json!({"exec": self.asking(name), "periodSeconds": LEAST, "timeoutSeconds": LEAST});
+            json!({"exec": self.probe_exec(name), "periodSeconds": LEAST, "timeoutSeconds": LEAST});
         self.edit(
             self.container.key(name),
             Change::Set(new),
@@ -137,9 +137,14 @@ impl<'a> Planner<'a> {
     /// The `exec` of a probe. The probe waits for an answer as long as the kubelet allows, less one
     /// second for the runtime to start it. With a shorter wait, the kubelet would kill a live
     /// apiserver under a storm of requests.
-    fn asking(&mut self, probe: &str) -> Value {
+    fn probe_exec(&mut self, probe: &str) -> Value {
         let timeout = format!("{}s", self.seconds(probe) - 1);
-        let mut words = vec![self.wrapping.binary, what(probe), "--timeout", &timeout];
+        let mut words = vec![
+            self.wrapping.binary,
+            subcommand(probe),
+            "--timeout",
+            &timeout,
+        ];
         let path = self
             .manifest
             .apiserver()
@@ -157,7 +162,7 @@ impl<'a> Planner<'a> {
         let path = path.or(connects.then(|| "/livez/ping".to_owned()));
         let path = path
             .as_deref()
-            .filter(|path| what(probe) == "live" && *path != LIVE);
+            .filter(|path| subcommand(probe) == "live" && *path != LIVE);
         match path.map(|path| (path, ask::path(path))) {
             Some((path, Ok(_))) => words.extend(["--path", path]),
             Some((path, Err(_))) => self.notes.push(format!(
@@ -169,7 +174,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Gives a probe of berth without --timeout the kubelet's timeout.
-    pub(super) fn patience(&mut self, name: &str) {
+    pub(super) fn add_timeout(&mut self, name: &str) {
         let Some(probe) = self.manifest.apiserver().get(name) else {
             return;
         };
@@ -198,20 +203,20 @@ impl<'a> Planner<'a> {
         timeout.unwrap_or(LEAST).max(LEAST)
     }
 
-    fn asks(&self, probe: &YamlNode, port: u16) -> Asks {
+    fn target_of(&self, probe: &YamlNode, port: u16) -> Target {
         if probe.get("exec").is_some() {
             let words = exec_words(probe);
             return match words.first().map(|program| basename(program)) {
-                None | Some("berth") => Asks::Own,
+                None | Some("berth") => Target::Own,
                 Some(program) if words.iter().any(|word| is_shared(word, port)) => {
-                    Asks::By(program.to_owned())
+                    Target::By(program.to_owned())
                 }
-                Some(program) => Asks::Other(program.to_owned()),
+                Some(program) => Target::Other(program.to_owned()),
             };
         }
         let asked = KINDS.into_iter().find_map(|kind| probe.at(&[kind, "port"]));
         let Some(asked) = asked.and_then(YamlNode::text) else {
-            return Asks::Own;
+            return Target::Own;
         };
         let ports = self.manifest.apiserver().get("ports");
         let number = match asked.parse::<u16>() {
@@ -227,9 +232,9 @@ impl<'a> Planner<'a> {
             }),
         };
         match number {
-            Some(number) if number == port => Asks::Shared,
-            _ if asked.parse::<u16>().is_ok() => Asks::Other(format!("the port {asked}")),
-            _ => Asks::Name(asked.to_owned()),
+            Some(number) if number == port => Target::Shared,
+            _ if asked.parse::<u16>().is_ok() => Target::Other(format!("the port {asked}")),
+            _ => Target::Name(asked.to_owned()),
         }
     }
 
@@ -247,19 +252,19 @@ impl<'a> Planner<'a> {
             Some(ca) if directory("client-ca-file") == directory("tls-cert-file") => Some(ca.value),
             _ => {
                 let line = self.manifest.apiserver().line;
-                self.wrong(line, "which CA issued the apiserver's serving certificate cannot be seen: give --probe-ca FILE, or --probe-insecure");
+                self.add_problem(line, "the manifest does not show which CA issued the apiserver's certificate: give --probe-ca FILE, or --probe-insecure");
                 None
             }
         }
     }
 
-    pub(super) fn anonymous(&mut self) {
+    pub(super) fn check_anonymous(&mut self) {
         if let Some(flag) = self.manifest.flag("anonymous-auth")
             && args::parse_bool(flag.value) == Some(false)
             && !self.wrapping.credentials
             && !self.options.probing.credentials
         {
-            self.wrong(flag.line, "anonymous requests are refused, so the probe needs credentials: give --probe-cert and --probe-key, or --probe-token-file");
+            self.add_problem(flag.line, "anonymous requests are refused, so the probe needs credentials: give --probe-cert and --probe-key, or --probe-token-file");
         }
     }
 
@@ -268,7 +273,7 @@ impl<'a> Planner<'a> {
         let found = self.manifest.container().mount_of(file);
         let Some(mount) = found else {
             let line = self.manifest.apiserver().line;
-            self.wrong(
+            self.add_problem(
                 line,
                 format!(
                     "{file}, which the probe needs, is in no volumeMount of the container: mount it"
@@ -291,10 +296,10 @@ impl<'a> Planner<'a> {
 
     pub(super) fn pre_stop(&mut self) {
         if let Some(hook) = self.manifest.apiserver().at(&["lifecycle", "preStop"]) {
-            if !drains(hook) {
+            if !is_drain(hook) {
                 self.notes.push(
-                    "the container's preStop hook is kept, and does not let a sibling take over: if it can, let it run \
-                     `berth drain --wait --if-sibling` first"
+                    "the container's preStop hook is kept, and lets no sibling take over: if possible, let the hook first run \
+                     `berth drain --wait --if-sibling`"
                         .into(),
                 );
             }
@@ -312,7 +317,7 @@ impl<'a> Planner<'a> {
 
     /// How long the container's preStop hook sleeps or waits for streams, as far as visible. This
     /// time counts toward the grace period.
-    pub(super) fn hook(&self) -> Duration {
+    pub(super) fn hook_duration(&self) -> Duration {
         let Some(hook) = self.manifest.apiserver().at(&["lifecycle", "preStop"]) else {
             return Duration::ZERO;
         };
@@ -335,7 +340,7 @@ impl<'a> Planner<'a> {
 }
 
 /// True if a hook runs `berth drain --if-sibling`, directly or within another command.
-fn drains(hook: &YamlNode) -> bool {
+fn is_drain(hook: &YamlNode) -> bool {
     let words: Vec<_> = exec_words(hook)
         .into_iter()
         .flat_map(str::split_whitespace)
@@ -347,7 +352,7 @@ fn drains(hook: &YamlNode) -> bool {
 }
 
 /// The subcommand of berth that replaces a probe.
-fn what(probe: &str) -> &'static str {
+fn subcommand(probe: &str) -> &'static str {
     if probe == "readinessProbe" {
         "ready"
     } else {
@@ -364,7 +369,7 @@ pub(super) fn is_shared(word: &str, port: u16) -> bool {
     word.contains("::1") || parts.any(|part| part == port || part == "localhost" || loopback(part))
 }
 
-enum Asks {
+enum Target {
     /// The shared port.
     Shared,
     /// The shared port or localhost, by a program.

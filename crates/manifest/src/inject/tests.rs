@@ -1,6 +1,6 @@
 use super::super::eject::undo;
 use super::super::kubeadm::patches;
-use super::flags::with_instance;
+use super::flags::insert_instance;
 use super::probes::is_shared;
 use super::*;
 use berth_cluster::yaml::parse;
@@ -273,7 +273,7 @@ fn patches_for_kubeadm() {
 }
 
 #[test]
-fn twice_is_once_and_eject_gives_the_original_back() {
+fn a_second_inject_changes_nothing_and_eject_restores_the_original() {
     for (text, options) in [(KUBEADM, options()), (DEPLOYMENT, with_ca())] {
         let once = inject(text, &options).unwrap();
         let twice = inject(&once.text, &options).unwrap();
@@ -295,7 +295,7 @@ fn twice_is_once_and_eject_gives_the_original_back() {
 }
 
 #[test]
-fn eject_keeps_what_was_changed_since() {
+fn eject_keeps_later_changes() {
     let injected = inject(DEPLOYMENT, &with_ca()).unwrap().text;
     let changes = [
         (
@@ -320,7 +320,7 @@ fn eject_keeps_what_was_changed_since() {
 }
 
 #[test]
-fn eject_refuses_what_inject_did_not_write() {
+fn eject_refuses_other_manifests() {
     let refused = |text: &str| {
         undo(&Manifest::parse(text).unwrap())
             .unwrap_err()
@@ -339,7 +339,7 @@ fn eject_refuses_what_inject_did_not_write() {
 }
 
 #[test]
-fn every_problem_is_told_at_once_with_its_line() {
+fn all_problems_are_reported_at_once_with_their_lines() {
     let text = kubeadm_with("hostNetwork: true", "hostNetwork: false")
         .replace("--secure-port=6443", "--secure-port=no")
         .replace("ca-certs", "berth-run")
@@ -349,10 +349,10 @@ fn every_problem_is_told_at_once_with_its_line() {
         )
         .replace("status: {}", "  terminationGracePeriodSeconds: long");
     insta::assert_snapshot!(problems(&text).join("\n"), @r"
-    12: hostNetwork is not true, and a pod of its own network has no address of the node to share: set it to true
+    12: hostNetwork is not true, so the pod has no address of the node to share: set it to true
     96: berth-run is in volumes already, and berth needs the name: rename it, or take it out
     35: --secure-port=no is no port: give one, such as 6443
-    13: which CA issued the apiserver's serving certificate cannot be seen: give --probe-ca FILE, or --probe-insecure
+    13: the manifest does not show which CA issued the apiserver's certificate: give --probe-ca FILE, or --probe-insecure
     104: terminationGracePeriodSeconds is no number of seconds: give one
     40: anonymous requests are refused, so the probe needs credentials: give --probe-cert and --probe-key, or --probe-token-file
     ");
@@ -425,7 +425,7 @@ fn shapes_that_cannot_be_put_behind_berth_are_refused() {
 /// Without the query, an outage of etcd would restart kube-apiserver, which does not bring etcd
 /// back.
 #[test]
-fn what_a_probe_asks_for_is_carried_over() {
+fn the_path_of_a_probe_is_kept() {
     for (path, words) in [
         ("/livez", ""),
         (
@@ -504,12 +504,12 @@ fn a_program_that_asks_the_shared_port_for_a_probe_is_refused() {
         "      exec:\n        command:\n        - kubectl\n        - get\n        - --server=https://localhost:6443/\n",
         "      httpGet:\n        port: 6443\n      ignored:\n        command:\n",
     );
-    assert_eq!(asking(&inject(&fixed, &trusting()).unwrap()), "");
+    assert_eq!(probe_exec(&inject(&fixed, &trusting()).unwrap()), "");
     let other = RKE2.replace(
         "--server=https://localhost:6443/",
         "--server=https://api.example/",
     );
-    let notes = asking(&inject(&other, &trusting()).unwrap());
+    let notes = probe_exec(&inject(&other, &trusting()).unwrap());
     assert_eq!(
         notes
             .matches("Probe asks kubectl; if that asks the shared port or localhost")
@@ -520,9 +520,9 @@ fn a_program_that_asks_the_shared_port_for_a_probe_is_refused() {
 }
 
 #[test]
-fn a_sidecar_that_answers_a_probe_is_told_of() {
+fn a_sidecar_that_answers_a_probe_is_noted() {
     let outcome = inject(KOPS, &trusting()).unwrap();
-    let notes = asking(&outcome);
+    let notes = probe_exec(&outcome);
     assert!(
         notes.starts_with("livenessProbe asks the port 3990; if that asks"),
         "{notes}"
@@ -535,7 +535,7 @@ fn a_sidecar_that_answers_a_probe_is_told_of() {
 }
 
 /// The notes of an injection about probes.
-fn asking(outcome: &Injection) -> String {
+fn probe_exec(outcome: &Injection) -> String {
     outcome
         .notes
         .iter()
@@ -546,7 +546,7 @@ fn asking(outcome: &Injection) -> String {
 }
 
 #[test]
-fn words_that_name_the_shared_port_or_loopback_are_known() {
+fn words_that_name_the_shared_port_or_loopback_are_found() {
     for shared in [
         "https://localhost:6443/",
         "10.0.0.5:6443",
@@ -571,7 +571,7 @@ fn words_that_name_the_shared_port_or_loopback_are_known() {
 /// The kubelet counts the ports of containers and of native sidecars, and a second pod runs a
 /// second copy of each.
 #[test]
-fn other_containers_of_the_pod_are_told_of() {
+fn other_containers_of_the_pod_are_noted() {
     for (list, fields, ports, runs) in [
         ("containers", "ports: [{containerPort: 8083}]", "8083", true),
         (
@@ -627,7 +627,7 @@ fn other_containers_of_the_pod_are_told_of() {
         assert_eq!(
             (
                 ports,
-                has_note(&outcome, "kms-plugin is in the pod, too, and runs twice")
+                has_note(&outcome, "kms-plugin runs twice during an upgrade")
             ),
             ("", runs),
             "{fields}"
@@ -636,7 +636,7 @@ fn other_containers_of_the_pod_are_told_of() {
 }
 
 #[test]
-fn a_native_sidecar_is_for_versions_that_have_them() {
+fn native_sidecars_need_v1_29() {
     let with = |tag: &str| kubeadm_with("kube-apiserver:v1.36.3", &format!("kube-apiserver:{tag}"));
     let refused = problems(&with("v1.28.15"));
     assert!(
@@ -666,7 +666,7 @@ fn a_native_sidecar_is_for_versions_that_have_them() {
 }
 
 #[test]
-fn what_is_right_already_stays() {
+fn correct_settings_stay() {
     let text = kubeadm_with(
         "- --secure-port=6443",
         "- --shutdown-delay-duration=20s\n    - --shutdown-watch-termination-grace-period=0s\n    - --audit-log-path=/l/{instance}.log",
@@ -698,7 +698,7 @@ fn what_is_right_already_stays() {
 }
 
 #[test]
-fn the_address_is_the_manifests_own_or_the_nodes() {
+fn the_address_comes_from_the_manifest_or_the_node() {
     let six = "--advertise-address=fd00::5";
     let given = || Addresses::Given(listens(&["10.0.0.5:6443", "10.0.0.9:6443,freebind"]));
     for (instead, addresses, wanted) in [
@@ -801,7 +801,7 @@ fn pod_with_env(env: &str) -> String {
 }
 
 #[test]
-fn an_address_of_loopback_is_told_of() {
+fn a_loopback_address_is_noted() {
     for (flag, listen, told) in [
         ("--advertise-address=127.0.0.1", None, true),
         ("--advertise-address=fe80::1", None, true),
@@ -822,17 +822,16 @@ fn an_address_of_loopback_is_told_of() {
             },
         )
         .unwrap();
-        let told_of = outcome
-            .notes
-            .iter()
-            .any(|note| note.contains("is of this node or its link alone: no other node"));
+        let told_of = outcome.notes.iter().any(|note| {
+            note.contains("is an address of this node or its link alone: no other node")
+        });
         assert_eq!(told_of, told, "{flag} {listen:?}");
     }
 }
 
 /// The added containers need kube-apiserver's SELinux label to write to the run directory.
 #[test]
-fn what_is_added_has_the_label_of_the_apiservers_own_container() {
+fn added_containers_get_the_apiservers_labels() {
     let own = "{seLinuxOptions: {type: spc_t}, appArmorProfile: {type: Unconfined}}";
     let labelled = &format!("    name: kube-apiserver\n    securityContext: {own}\n");
     let text = kubeadm_with("    name: kube-apiserver\n", labelled);
@@ -883,7 +882,7 @@ fn a_hook_that_sleeps_is_in_the_grace_period() {
 /// Kubernetes reads YAML 1.1, where a leading 0 means octal, and converts it to JSON, which has no
 /// floats of its own.
 #[test]
-fn numbers_are_those_that_kubernetes_reads() {
+fn numbers_are_read_as_kubernetes_reads_them() {
     let with = |uid: &str| {
         kubeadm_with(
             "      type: RuntimeDefault",
@@ -915,7 +914,7 @@ fn numbers_are_those_that_kubernetes_reads() {
 }
 
 #[test]
-fn a_manifest_that_is_injected_again_listens_where_it_did() {
+fn a_second_inject_keeps_the_addresses() {
     let given = listens(&["10.0.0.5:6443", "127.0.0.1:6443", "10.0.0.9:6443,freebind"]);
     let on_node = kubeadm_with(ADVERTISE, "--v=1");
     for (text, addresses) in [
@@ -955,14 +954,14 @@ fn a_manifest_that_is_injected_again_listens_where_it_did() {
         "value: $(BERTH_HOST_IP):6443 127.0.0.1:6443",
     );
     assert!(
-        problems(&odd)[0].contains("cannot be kept unless they are given: give each as --listen"),
+        problems(&odd)[0].contains("not all of these addresses can be read: give each as --listen"),
         "{:?}",
         problems(&odd)
     );
 }
 
 #[test]
-fn variables_that_somebody_added_to_the_shim_are_kept() {
+fn variables_added_to_the_shim_are_kept() {
     let admin = "    - name: BERTH_ADMIN\n      value: 127.0.0.1:9464\n    - name: BERTH_FIRST\n      value: 10.0.0.0/24\n";
     let before = options();
     let waits = "    - name: BERTH_BIND_WAIT\n      value: 10m\n";
@@ -996,7 +995,7 @@ fn variables_that_somebody_added_to_the_shim_are_kept() {
             .unwrap()
             .notes
             .iter()
-            .filter(|note| note.starts_with("resources of"))
+            .filter(|note| note.contains("has reset resources of"))
             .count()
     };
     assert_eq!((notes(&by_hand), notes(&tuned)), (0, 1));
@@ -1013,7 +1012,7 @@ fn variables_that_somebody_added_to_the_shim_are_kept() {
 }
 
 #[test]
-fn a_variable_is_an_instances_own_only_by_its_uid_or_name() {
+fn only_the_pods_uid_or_name_makes_a_file_unique() {
     let audit = |field: &str| {
         let env = format!(
             "    env: [{{name: B, valueFrom: {{fieldRef: {{fieldPath: {field}}}}}}}, {{name: A, value: x-$(B)}}]\n"
@@ -1062,7 +1061,7 @@ fn a_variable_is_an_instances_own_only_by_its_uid_or_name() {
 }
 
 #[test]
-fn what_each_process_has_of_its_own_stays() {
+fn devices_stay_as_log_files() {
     for (path, is_file) in [
         ("-", false),
         ("/dev/stdout", false),
@@ -1090,7 +1089,7 @@ fn what_each_process_has_of_its_own_stays() {
 }
 
 #[test]
-fn a_file_of_its_own_has_the_instance_before_its_extension() {
+fn the_instance_goes_before_the_extension() {
     let names = [
         ("/l/audit.log", "/l/audit-{instance}.log"),
         ("/l.d/audit", "/l.d/audit-{instance}"),
@@ -1100,7 +1099,7 @@ fn a_file_of_its_own_has_the_instance_before_its_extension() {
         ("/l/$(A.B).log", "/l/$(A.B)-{instance}.log"),
     ];
     for (path, wanted) in names {
-        assert_eq!(with_instance(path), wanted);
+        assert_eq!(insert_instance(path), wanted);
     }
 }
 
@@ -1160,7 +1159,7 @@ fn manifest() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(16)))]
     #[test]
-    fn any_manifest_comes_back(text in manifest(), service: bool, pass in prop::sample::select(&PassMode::ALL[..])) {
+    fn eject_restores_any_manifest(text in manifest(), service: bool, pass in prop::sample::select(&PassMode::ALL[..])) {
         let probing = Probing { trusts: true, ..Probing::default() };
         let service = service.then(|| "/etc/kubernetes/berth-cluster/kubeconfig".to_owned());
         let options = InjectOptions { probing, service, pass, ..options() };
