@@ -150,14 +150,14 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn begins(permille: u16) -> Wanted {
+    fn new_step(permille: u16) -> Wanted {
         Wanted::Share {
             permille,
             begins: true,
         }
     }
 
-    fn goes_on(permille: u16) -> Wanted {
+    fn same_step(permille: u16) -> Wanted {
         Wanted::Share {
             permille,
             begins: false,
@@ -165,17 +165,17 @@ mod tests {
     }
 
     #[test]
-    fn the_part_grows_until_it_is_everything() {
+    fn the_share_grows_to_all_connections() {
         let plan = Plan::default();
         let mut canary = Canary::new(&plan);
         for (at, wanted) in [
-            (7, begins(0)),
-            (66, goes_on(0)),
-            (67, begins(50)),
-            (127, begins(250)),
-            (187, begins(500)),
-            (247, begins(1000)),
-            (366, goes_on(1000)),
+            (7, new_step(0)),
+            (66, same_step(0)),
+            (67, new_step(50)),
+            (127, new_step(250)),
+            (187, new_step(500)),
+            (247, new_step(1000)),
+            (366, same_step(1000)),
         ] {
             assert_eq!(canary.next(seconds(at), Outcome::Undecided), wanted, "{at}");
         }
@@ -191,14 +191,14 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_time_is_no_step() {
+    fn a_stage_without_time_is_skipped() {
         let none = Plan {
             warm: seconds(0),
             bake: seconds(0),
             ..Plan::default()
         };
         let mut canary = Canary::new(&none);
-        assert_eq!(canary.next(seconds(0), Outcome::Good), begins(50));
+        assert_eq!(canary.next(seconds(0), Outcome::Good), new_step(50));
         let nothing = Plan {
             step: seconds(0),
             ..none.clone()
@@ -211,7 +211,7 @@ mod tests {
             warm: seconds(1),
             ..nothing
         });
-        assert_eq!(warm.next(seconds(0), Outcome::Good), begins(0));
+        assert_eq!(warm.next(seconds(0), Outcome::Good), new_step(0));
         assert_eq!(
             warm.next(seconds(1), Outcome::Good),
             Wanted::End(Outcome::Undecided)
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_percentages_that_grow() {
+    fn parts_are_ascending_percentages() {
         for (text, read) in [
             ("5%,25%,50%", vec![50, 250, 500]),
             (" 2% , 99% ", vec![20, 990]),
@@ -242,7 +242,7 @@ mod tests {
     proptest! {
         /// Late samples never skip, shrink or shorten a step, and a bad verdict ends the upgrade.
         #[test]
-        fn no_step_is_shorter_or_left_out(
+        fn no_step_is_shortened_or_skipped(
             samples in prop::collection::vec((0..100u64, outcome()), 1..200),
             (warm, step, bake) in (0..200u64, 1..200u64, 0..200u64),
         ) {

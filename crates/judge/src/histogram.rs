@@ -132,7 +132,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_came_between_two_readings(
+        fn increments_lie_between_two_readings(
             first in prop::collection::vec(0.0..2.0f64, 0..20),
             more in prop::collection::vec(0.0..2.0f64, 0..20),
         ) {

@@ -53,7 +53,7 @@ impl Side {
     /// Returns the increments since the last sample; none for a process that is new.
     pub(crate) fn advance(&mut self, sample: Sample) -> Increments {
         let mut increments = Increments::default();
-        let goes_on = self.last.answered && !restarted(&self.last, &sample);
+        let goes_on = self.last.answered && !has_restarted(&self.last, &sample);
         self.memory = self.memory.max(sample.memory.unwrap_or_default());
         if goes_on {
             // kube-apiserver's series start at zero when they appear. berth's own counts can appear
@@ -136,7 +136,7 @@ impl History {
     }
 }
 
-pub(crate) fn restarted(before: &Sample, now: &Sample) -> bool {
+pub(crate) fn has_restarted(before: &Sample, now: &Sample) -> bool {
     before
         .started
         .zip(now.started)

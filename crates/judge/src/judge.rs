@@ -37,7 +37,7 @@
 
 use crate::histogram::Histogram;
 use crate::history::{
-    ENOUGH, FROM_BEFORE, History, Id, Increments, QUANTILE, REMEMBERED, Side, restarted,
+    ENOUGH, FROM_BEFORE, History, Id, Increments, QUANTILE, REMEMBERED, Side, has_restarted,
 };
 use crate::sequential::{ALPHA, Wealth};
 use crate::signals::{Counts, Sample, Signal, Subject};
@@ -174,7 +174,7 @@ impl Judge {
     pub fn begin_step(&mut self) {
         if self.tests.is_empty() {
             self.tests = self.prepare();
-            self.before = self.asked();
+            self.before = self.request_count();
         }
         for history in self.history.values_mut() {
             history.most = history
@@ -190,7 +190,7 @@ impl Judge {
 
     /// Takes the samples of both instances at the same time. `at` comes from any monotonic clock.
     pub fn observe(&mut self, at: Duration, old: Sample, new: Sample) {
-        self.look(&old, &new);
+        self.find_certain(&old, &new);
         let answered = [old.answered, new.answered];
         let alive = [&old, &new].map(|sample| sample.answered || sample.refused);
         self.refused = if new.refused {
@@ -206,18 +206,18 @@ impl Judge {
                 0.0
             }
         });
-        let states = self.states(&old, &new, new_seconds);
+        let states = self.judge_states(&old, &new, new_seconds);
         if !self.old.last.answered {
             self.learn_life(&old);
         }
         let busy = self.busy_levels(&old, &new);
-        let starts_again = restarted(&self.old.last, &old);
+        let starts_again = has_restarted(&self.old.last, &old);
         let (from_old, from_new) = (self.old.advance(old), self.new.advance(new));
-        self.listen(alive, &from_new);
+        self.check_silence(alive, &from_new);
         (0..2)
             .filter(|side| answered[*side])
             .for_each(|side| self.at[side] = at);
-        let was = self.usual(&from_old);
+        let was = self.counts_of(&from_old);
         for (id, history) in &mut self.history {
             history.recent = history.recent / 2.0 + was.get(id).map_or(0.0, |counts| counts.all);
         }
@@ -230,7 +230,7 @@ impl Judge {
         if self.tests.is_empty() {
             return;
         }
-        self.follow(&from_new, answered[1]);
+        self.check_requests_follow(&from_new, answered[1]);
         let compares = answered[0] && !suffers && !suffered;
         match compares && answered[1] {
             true => self.step.intervals += 1,
@@ -270,10 +270,13 @@ impl Judge {
         let met = found
             .map(|(_, test)| test.total.new.bad)
             .fold(0.0, f64::max);
-        ((self.asked() - self.before).max(met) as u64, met as u64)
+        (
+            (self.request_count() - self.before).max(met) as u64,
+            met as u64,
+        )
     }
 
-    fn asked(&self) -> f64 {
+    fn request_count(&self) -> f64 {
         [&self.old, &self.new]
             .into_iter()
             .flat_map(|side| side.last.requests.values())
@@ -292,10 +295,10 @@ impl Judge {
             old: 0.0,
             new: 1.0,
             limit: 0.0,
-            judgement: self.bad(*code),
+            judgement: self.judgement_of(*code),
             note: note.clone(),
         }));
-        let lacking = self.lacking();
+        let lacking = self.missing_requirements();
         let outcome = match () {
             () if self.is_bad() => Outcome::Bad,
             () if lacking.is_empty() => Outcome::Good,
@@ -305,7 +308,7 @@ impl Judge {
             outcome,
             rows,
             lacking,
-            against: self.against(),
+            against: self.weak_evidence(),
         }
     }
 
@@ -324,11 +327,14 @@ impl Judge {
         let services = self.old.last.unavailable.keys();
         ids.extend(services.map(|name| (Signal::Aggregation, Subject::resource(name))));
         let mut like: BTreeMap<_, u32> = BTreeMap::new();
-        ids.iter()
-            .for_each(|(signal, subject)| *like.entry((*signal, part(subject))).or_default() += 1);
+        ids.iter().for_each(|(signal, subject)| {
+            *like.entry((*signal, alpha_part(subject))).or_default() += 1
+        });
         let alpha = |(signal, subject): &Id| {
-            let (_, share) = part(subject);
-            ALPHA * signal.weight() / f64::from(share) / f64::from(like[&(*signal, part(subject))])
+            let (_, share) = alpha_part(subject);
+            ALPHA * signal.weight()
+                / f64::from(share)
+                / f64::from(like[&(*signal, alpha_part(subject))])
         };
         ids.into_iter()
             .map(|id| {
@@ -344,13 +350,13 @@ impl Judge {
     }
 
     /// Looks for the findings that need no test: a restart, or a missing API.
-    fn look(&mut self, old: &Sample, new: &Sample) {
+    fn find_certain(&mut self, old: &Sample, new: &Sample) {
         let mut find = |signal, subject: &str, note: String| {
             self.certain
                 .entry((signal, subject.to_owned()))
                 .or_insert(note);
         };
-        if restarted(&self.new.last, new) {
+        if has_restarted(&self.new.last, new) {
             find(Signal::Restart, "process", "it started again".to_owned());
         }
         for (known, sample) in self.apis.iter_mut().zip([old, new]) {
@@ -377,7 +383,7 @@ impl Judge {
 
     /// Checks whether the new instance is silent: no metrics, or not a byte on any connection. The
     /// first byte belongs to the TLS handshake, which needs neither etcd nor a webhook.
-    fn listen(&mut self, [old, new]: [bool; 2], from_new: &Increments) {
+    fn check_silence(&mut self, [old, new]: [bool; 2], from_new: &Increments) {
         self.unanswered = if new {
             0
         } else {
@@ -415,7 +421,7 @@ impl Judge {
     }
 
     /// Checks that requests follow the connections given to the new instance, whatever the answers.
-    fn follow(&mut self, from_new: &Increments, answered: bool) {
+    fn check_requests_follow(&mut self, from_new: &Increments, answered: bool) {
         let of = |signal| {
             from_new
                 .counts
@@ -452,7 +458,7 @@ impl Judge {
 
     /// Evidence against the new instance that is too weak for a test. A version that refuses every
     /// client has few comparable requests.
-    fn against(&self) -> Option<String> {
+    fn weak_evidence(&self) -> Option<String> {
         let refused = [(Signal::Authentication, 401), (Signal::Authorization, 403)]
             .into_iter()
             .find_map(|(signal, code)| {
@@ -481,7 +487,7 @@ impl Judge {
 
     /// Judges states rather than counts: an unavailable APIService, and a process that grows beyond
     /// the size that the old instance needs for all clients. One sample counts as many requests.
-    fn states(&self, old: &Sample, new: &Sample, seconds: f64) -> BTreeMap<Id, Tally> {
+    fn judge_states(&self, old: &Sample, new: &Sample, seconds: f64) -> BTreeMap<Id, Tally> {
         let mut tallies = BTreeMap::new();
         let mut add = |signal: Signal, subject: Subject, bad: bool| {
             let new = Counts {
@@ -551,7 +557,7 @@ impl Judge {
     }
 
     /// The old instance's increments as counts of bad requests and of all.
-    fn usual(&mut self, from: &Increments) -> BTreeMap<Id, Counts> {
+    fn counts_of(&mut self, from: &Increments) -> BTreeMap<Id, Counts> {
         let mut all = from.counts.clone();
         for (id, histogram) in &from.histograms {
             if let Some(slow) = self.history.entry(id.clone()).or_default().slow {
@@ -707,7 +713,7 @@ impl Judge {
                 } = test.total;
                 let share = |part: f64| if new.all > 0.0 { part / new.all } else { 0.0 };
                 let (judgement, note) = match lacks {
-                    _ if test.found => (self.bad(signal), self.quantiles(signal, subject)),
+                    _ if test.found => (self.judgement_of(signal), self.quantiles(signal, subject)),
                     Some((_, which)) if new.all == 0.0 => (
                         Judgement::NotCompared,
                         format!("the {which} one has no {}", signal.metric()),
@@ -755,7 +761,7 @@ impl Judge {
         format!("95th percentile {new:.3} s, old {old:.3} s")
     }
 
-    fn bad(&self, code: Signal) -> Judgement {
+    fn judgement_of(&self, code: Signal) -> Judgement {
         if self.accepted.contains(&code) {
             Judgement::Accepted
         } else {
@@ -763,7 +769,7 @@ impl Judge {
         }
     }
 
-    fn lacking(&self) -> Vec<String> {
+    fn missing_requirements(&self) -> Vec<String> {
         let Step {
             intervals,
             left_out,
@@ -846,7 +852,7 @@ impl Tally {
 
 /// The kind of sum that a subject is, and the divisor of its part of the probability. The total
 /// gets half.
-fn part(subject: &Subject) -> (u8, u8) {
+fn alpha_part(subject: &Subject) -> (u8, u8) {
     match (subject.verb.is_empty(), subject.resource.is_empty()) {
         (true, true) => (0, 2),
         (true, false) => (1, 4),

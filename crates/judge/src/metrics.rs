@@ -59,7 +59,7 @@ fn labels(mut rest: &str) -> Option<(Labels<'_>, &str)> {
             return Some((labels, rest));
         }
         let (name, after) = rest.split_once('=')?;
-        let (value, after) = quoted(after.trim_start().strip_prefix('"')?)?;
+        let (value, after) = quoted_value(after.trim_start().strip_prefix('"')?)?;
         labels.push((name.trim_end(), value));
         rest = after;
     }
@@ -67,7 +67,7 @@ fn labels(mut rest: &str) -> Option<(Labels<'_>, &str)> {
 
 /// A value up to its closing quote, and the rest of the line. `\\`, `\"` and `\n` are the only
 /// escapes.
-fn quoted(text: &str) -> Option<(Cow<'_, str>, &str)> {
+fn quoted_value(text: &str) -> Option<(Cow<'_, str>, &str)> {
     let plain = text.find(['"', '\\'])?;
     if text[plain..].starts_with('"') {
         return Some((text[..plain].into(), &text[plain + 1..]));
@@ -112,7 +112,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_written_is_read(labels in prop::collection::vec(("[a-z_]{1,8}", ".*"), 0..4), value: f64) {
+        fn written_samples_are_read_again(labels in prop::collection::vec(("[a-z_]{1,8}", ".*"), 0..4), value: f64) {
             let written: Vec<_> = labels
                 .iter()
                 .map(|(name, value)| {

@@ -595,7 +595,7 @@ process_start_time_seconds 1.76414e+09
 "#;
 
     #[test]
-    fn a_code_is_read_as_it_is_written() {
+    fn a_code_is_parsed_as_displayed() {
         for signal in Signal::COMPARED.into_iter().chain([
             Signal::Restart,
             Signal::NoAnswer,
@@ -613,7 +613,7 @@ process_start_time_seconds 1.76414e+09
     }
 
     #[test]
-    fn a_page_of_kube_apiserver() {
+    fn a_page_of_kube_apiserver_is_read() {
         let sample = Sample::new(Some(PAGE));
         let counts = |signal, verb: &str, resource: &str, scope: &str| {
             let subject = Subject {

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_begins_with_what_is_bad() {
+    fn the_table_begins_with_bad_rows() {
         let row = |code, subject: &str, judgement, note: &str| Row {
             code,
             subject: subject.to_owned(),

@@ -67,7 +67,7 @@ impl Pair {
 }
 
 #[test]
-fn what_is_allowed() {
+fn the_limit_is_the_sum_of_its_three_parts() {
     // One of a hundred requests fails. In the minute before the step, 4 failed in 32 s.
     let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
     pair.observe(Signal::Errors, [4.0, 50.0], [0.0; 2]);
@@ -97,7 +97,7 @@ fn what_is_allowed() {
 /// An eighth of 80 requests is the usual number. The limit is three times the usual number, plus a
 /// twentieth, plus 3.
 #[test]
-fn the_old_one_suffers_beyond_three_times_what_is_usual() {
+fn the_old_instance_suffers_beyond_three_times_the_usual_rate() {
     for (bad, compared) in [(30.0 + 4.0 + 3.0, 100), (38.0, 0)] {
         let mut pair = Pair::new(Signal::Errors, [125.0, 1000.0]);
         pair.judge.begin_step();
@@ -110,7 +110,7 @@ fn the_old_one_suffers_beyond_three_times_what_is_usual() {
 /// 2). An interval multiplies the wealth by 16, or by 2 if the old instance had less than one
 /// request lately.
 #[test]
-fn what_the_old_one_does_not_have_takes_longer() {
+fn errors_without_a_comparison_take_longer() {
     for (before, beside, intervals) in [(0.0, 0.0, 15), (0.0, 1.0, 4), (4.0, 0.0, 2 + 7)] {
         let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
         pair.observe(Signal::Errors, [0.0, before], [0.0; 2]);
@@ -181,7 +181,7 @@ fn memory_that_grows() {
 }
 
 #[test]
-fn one_service_that_only_the_new_one_cannot_reach_is_enough() {
+fn one_apiservice_unavailable_to_the_new_instance_is_enough() {
     for (down, compared) in [(None, 0), (Some("b"), 1), (Some("a"), 1)] {
         let mut pair = Pair::new(Signal::Errors, [0.0; 2]);
         for name in ["a", "b"].into_iter().filter(|_| down.is_some()) {
@@ -210,7 +210,7 @@ fn one_service_that_only_the_new_one_cannot_reach_is_enough() {
 /// - `e`, `f`: the new instance answers, and gets one or four connections without a byte.
 /// - `b`: the new instance answers, and gets two connections, one of them with a byte.
 /// - Capital letters and `_`: in addition, the old instance does not answer.
-fn silent(samples: &str) -> Option<(usize, Vec<Signal>)> {
+fn samples_until_silent(samples: &str) -> Option<(usize, Vec<Signal>)> {
     let mut pair = Pair::new(Signal::Errors, [0.0; 2]);
     let (answers, mut connections) = (pair.new.clone(), Connections::default());
     pair.new = answers.clone().with_connections(connections.clone());
@@ -237,7 +237,7 @@ fn silent(samples: &str) -> Option<(usize, Vec<Signal>)> {
 }
 
 #[test]
-fn silence_is_four_samples_or_connections_without_a_byte_beside_an_old_one_that_answers() {
+fn silence_is_four_samples_without_an_answer_or_a_byte() {
     for (samples, found) in [
         ("ssss", Some(4)),
         ("sssrsss-sss", None),
@@ -255,11 +255,17 @@ fn silence_is_four_samples_or_connections_without_a_byte_beside_an_old_one_that_
         ("f___---", Some(7)),
     ] {
         let wanted = found.map(|after| (after, vec![Signal::NoAnswer]));
-        assert_eq!(silent(samples), wanted, "{samples}");
+        assert_eq!(samples_until_silent(samples), wanted, "{samples}");
     }
     let refuses = |count| "r".repeat(count);
-    assert_eq!(silent(&refuses(30)), Some((30, vec![Signal::NoMetrics])));
-    assert_eq!(silent(&(refuses(29) + "RRRR-" + &refuses(29))), None);
+    assert_eq!(
+        samples_until_silent(&refuses(30)),
+        Some((30, vec![Signal::NoMetrics]))
+    );
+    assert_eq!(
+        samples_until_silent(&(refuses(29) + "RRRR-" + &refuses(29))),
+        None
+    );
 }
 
 /// From 20 connections, at least a quarter as many requests must follow. Checked from the eleventh
@@ -302,7 +308,7 @@ fn requests_follow_connections() {
 }
 
 #[test]
-fn a_step_that_was_not_seen_is_lacking_for_good() {
+fn an_unseen_step_stays_a_missing_requirement() {
     let unseen = |pair: &Pair| {
         let lacking = pair.judge.verdict().lacking;
         lacking.iter().find_map(|text| {
@@ -325,7 +331,7 @@ fn a_step_that_was_not_seen_is_lacking_for_good() {
 
 /// Ten intervals, a hundred comparable requests, and half of all requests.
 #[test]
-fn just_enough_is_enough() {
+fn the_minimum_is_enough() {
     for (intervals, pods, nodes, lacking) in [
         (10, 10.0, 10.0, 0),
         (9, 12.0, 12.0, 1),
@@ -354,7 +360,7 @@ fn just_enough_is_enough() {
 
 /// 0.02 plus three times 0.16 is half of all.
 #[test]
-fn where_more_than_half_is_allowed_nothing_is_compared() {
+fn a_limit_above_half_leaves_nothing_to_compare() {
     for (bad, judgement, outcome) in [
         (160.0, Judgement::Good, Outcome::Good),
         (170.0, Judgement::NotCompared, Outcome::Undecided),
@@ -373,7 +379,7 @@ fn where_more_than_half_is_allowed_nothing_is_compared() {
 }
 
 #[test]
-fn what_was_not_compared_has_a_row_that_says_so() {
+fn a_signal_without_a_comparison_has_a_row() {
     let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
     pair.judge.begin_step();
     let names_metric = |pair: &Pair| {
@@ -424,7 +430,7 @@ fn the_five_worst_follow_the_sum() {
 }
 
 #[test]
-fn refusals_speak_against_a_version_unless_the_old_one_refuses_as_many() {
+fn refusals_are_evidence_unless_the_old_instance_refuses_as_many() {
     for (bad, against) in [(0.0, true), (50.0, false)] {
         let mut pair = Pair::new(Signal::Authentication, [bad, 50.0]);
         pair.judge.begin_step();

@@ -212,7 +212,7 @@ fn an_accepted_finding_does_not_count() {
 }
 
 #[test]
-fn too_little_is_undecided_and_says_what_it_lacks() {
+fn too_few_requests_are_undecided_with_a_reason() {
     let upgrade = upgrade(Cluster::calm(1, 1.0, Fault::None), &[]);
     assert_eq!(upgrade.verdict.outcome, Outcome::Undecided);
     assert!(
@@ -373,7 +373,7 @@ fn storage_errors_and_aborts_are_found() {
 }
 
 #[test]
-fn a_service_that_only_the_new_one_cannot_reach() {
+fn an_apiservice_unavailable_to_the_new_instance_alone_is_found() {
     let [up, down] =
         [0, 1].map(|value| format!("!aggregator_unavailable_apiservice{{name=\"v1.a\"}} {value}"));
     assert_eq!(codes(&judge("", &up, &down)), [Signal::Aggregation]);
@@ -383,7 +383,7 @@ fn a_service_that_only_the_new_one_cannot_reach() {
 }
 
 #[test]
-fn a_new_process_is_a_finding() {
+fn a_restart_is_a_finding() {
     let started = |at: u32| Sample::new(Some(&format!("process_start_time_seconds {at}")));
     let mut judge = Judge::new([]);
     judge.observe(Duration::from_secs(1), started(1), started(5));
@@ -394,7 +394,7 @@ fn a_new_process_is_a_finding() {
 }
 
 #[test]
-fn an_api_that_is_gone_counts_if_it_is_used() {
+fn a_missing_api_counts_if_it_is_used() {
     let asked = |count: u32| {
         let line = format!(
             "apiserver_request_total{{group=\"a\",version=\"v1beta1\",resource=\"x\",verb=\"GET\"}} {count}"
@@ -424,7 +424,7 @@ fn an_api_that_is_gone_counts_if_it_is_used() {
 }
 
 /// An instance with this number of successful and of failed requests.
-fn gets(good: u64, bad: u64) -> Sample {
+fn requests_sample(good: u64, bad: u64) -> Sample {
     let line = |code, count| {
         format!(
             "apiserver_request_total{{verb=\"GET\",resource=\"pods\",code=\"{code}\"}} {count}\n"
@@ -436,14 +436,18 @@ fn gets(good: u64, bad: u64) -> Sample {
 #[test]
 fn requests_that_met_a_fault_are_counted() {
     let mut judge = Judge::new([]);
-    judge.observe(Duration::ZERO, gets(50, 0), gets(0, 0));
+    judge.observe(
+        Duration::ZERO,
+        requests_sample(50, 0),
+        requests_sample(0, 0),
+    );
     judge.begin_step();
     assert_eq!(judge.met(), (0, 0));
     let bad = (1..99).find(|at| {
         judge.observe(
             Duration::from_secs(2 * at),
-            gets(50 + 90 * at, 0),
-            gets(0, 20 * at),
+            requests_sample(50 + 90 * at, 0),
+            requests_sample(0, 20 * at),
         );
         assert!(judge.is_bad() || judge.met().1 == 0);
         judge.is_bad()
@@ -453,16 +457,20 @@ fn requests_that_met_a_fault_are_counted() {
 }
 
 #[test]
-fn an_outage_that_both_have_is_left_out() {
+fn a_common_outage_is_left_out() {
     let mut judge = Judge::new([]);
-    judge.observe(Duration::ZERO, gets(50, 0), gets(0, 0));
+    judge.observe(
+        Duration::ZERO,
+        requests_sample(50, 0),
+        requests_sample(0, 0),
+    );
     judge.begin_step();
     for at in 1..40 {
         // A tenth of the old instance's requests fail, and all of the new instance's.
         judge.observe(
             Duration::from_secs(2 * at),
-            gets(50 + 90 * at, 10 * at),
-            gets(0, 20 * at),
+            requests_sample(50 + 90 * at, 10 * at),
+            requests_sample(0, 20 * at),
         );
     }
     let verdict = judge.verdict();
@@ -474,7 +482,7 @@ fn an_outage_that_both_have_is_left_out() {
 }
 
 #[test]
-fn where_the_old_one_is_slow_the_new_one_may_be_slow_elsewhere() {
+fn slow_requests_are_excused_while_the_old_instance_is_slow() {
     // `all` requests, of which `quick` took less than a second.
     let asked = |resource: &str, all: u32, quick: u32| {
         let bucket = |le: &str, count: u32| {
@@ -518,7 +526,7 @@ proptest! {
     }
 
     #[test]
-    fn the_wealth_that_is_staked_is_one(intervals in 0u32..500, steps in 0u32..9) {
+    fn the_staked_wealth_adds_up(intervals in 0u32..500, steps in 0u32..9) {
         let mut wealth = Wealth::default();
         (0..steps).for_each(|_| wealth.begin_step());
         // Exactly as many bad requests as allowed.
@@ -529,7 +537,7 @@ proptest! {
 }
 
 #[test]
-fn parts_of_alpha_are_less_than_one() {
+fn weights_sum_to_one_at_most() {
     let sum: f64 = Signal::COMPARED.into_iter().map(Signal::weight).sum();
     assert!(sum <= 1.0 + 1e-9, "{sum}");
     assert_eq!(Subject::default().to_string(), "all");
