@@ -21,7 +21,7 @@ pub const ALL: u16 = 1000;
 pub struct Plan {
     /// Time before the first step.
     pub warm: Duration,
-    /// The new instance's share in each step, in thousandths. Each share is larger than the one
+    /// The new instance's share in each step, in thousandths, always larger than in the step
     /// before.
     pub parts: Vec<u16>,
     /// Duration of each of these steps.
@@ -82,7 +82,7 @@ pub enum Wanted {
     /// The new instance's share of new connections, in thousandths. `begins` is true at the start
     /// of a step; unless the share is 0, the judge must be told ([`crate::Judge::begin_step`]).
     Share { permille: u16, begins: bool },
-    /// The upgrade is over. Undecided if there were too few requests for a verdict.
+    /// The upgrade is over, and undecided if there were too few requests for a verdict.
     End(Outcome),
 }
 
@@ -126,7 +126,7 @@ impl Canary {
                         begins: true,
                     }
                 }
-                // A verdict needs clients. Before the first step, there were none.
+                // A verdict needs clients, and there were none before the first step.
                 None if before.is_none_or(|(permille, _)| permille == 0) => {
                     Wanted::End(Outcome::Undecided)
                 }

@@ -60,7 +60,7 @@ const BESIDE: f64 = 5.0;
 /// Samples in a row without an answer, while the other instance answers.
 const SILENCE: u32 = 4;
 /// Samples in a row in which the instance refuses its metrics, while the other instance gives its
-/// metrics: a minute. A busy instance refuses a few.
+/// metrics: a minute, since a busy instance refuses a few.
 const REFUSALS: u32 = 30;
 /// Connections in a row without a byte that count as no answer.
 const EMPTY: f64 = 4.0;
@@ -90,7 +90,7 @@ const BATCH: f64 = 50.0;
 const MOST_BATCH: f64 = 10.0;
 
 /// Takes a sample of each instance about every two seconds, starting a minute before the first
-/// step. In this minute, the new instance gets only berth's own requests. After each sample,
+/// step, in which the new instance gets only berth's own requests. After each sample,
 /// [`Judge::is_bad`] says whether to roll back. After a step, the verdict says whether there were
 /// enough requests to go on.
 #[derive(Debug, Default)]
@@ -248,7 +248,7 @@ impl Judge {
         self.tests.values_mut().for_each(Test::bet);
     }
 
-    /// True if the new instance has to give back its connections. Once bad, the outcome stays bad.
+    /// True once the new instance has to give back its connections. The outcome stays bad.
     pub fn is_bad(&self) -> bool {
         let tests = self
             .tests
@@ -260,8 +260,8 @@ impl Judge {
             .any(|signal| !self.accepted.contains(&signal))
     }
 
-    /// Requests of both instances since the first step began, and how many of them met a fault.
-    /// Only faults of requests count.
+    /// Requests of both instances since the first step began, and how many of them met a fault of
+    /// requests.
     pub fn met(&self) -> (u64, u64) {
         let found = self
             .tests

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::fmt;
 use std::ops::Range;
 
-/// Prefix of the comments that berth writes. eject finds the comments by the prefix.
+/// Prefix of the comments that berth writes and eject removes.
 pub(super) const COMMENT: &str = "# berth: ";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -114,8 +114,8 @@ pub fn apply(text: &str, document: usize, edits: &[Edit]) -> Result<String, Prob
         let line = text[..place.start].matches('\n').count() + 1;
         text.replace_range(place, &new.replace('\n', newline));
 
-        // YAML has more forms than this editor knows. So the result is parsed, and compared with
-        // the edited value.
+        // YAML has more forms than this editor knows, so the result is parsed and compared with the
+        // edited value.
         let mut wanted = values(&documents);
         change_value(&mut wanted[document], &edit.path.0, &edit.change);
         documents = parse(&text)
@@ -365,7 +365,7 @@ impl Editor<'_> {
         }
     }
 
-    /// Inserts items into a list. The first new item gets this index.
+    /// Inserts items into a list, starting at this index.
     fn insert(&self, list: &YamlNode, index: usize, values: &[Value]) -> Splice {
         let items = list.items();
         if list.flow {
@@ -523,8 +523,8 @@ fn is_item(comment: &str) -> bool {
     comment.trim_start().starts_with('-') || comment.starts_with("  ")
 }
 
-/// The space after a colon in a flow mapping. Without the space, libyaml would read the colon as
-/// part of the key.
+/// The space after a colon in a flow mapping, since libyaml would otherwise read the colon as part
+/// of the key.
 fn gap(value: &YamlNode) -> &'static str {
     if value.span.is_empty() { " " } else { "" }
 }
@@ -609,7 +609,7 @@ mod tests {
 
     #[test]
     fn new_keys_go_where_people_or_programs_put_them() {
-        // People put the name first and the volumes last. Programs sort by the alphabet.
+        // People put the name first and the volumes last; programs sort by the alphabet.
         let people = "- name: a\n  image: b\n  volumeMounts: []\n";
         for (text, steps, wanted) in [
             (

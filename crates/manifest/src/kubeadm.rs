@@ -1,10 +1,10 @@
-//! The same edits as patches for kubeadm (`kubeadm … --patches DIR`). With these patches, kubeadm
-//! itself writes the manifest behind berth, at `init`, `join` and each `upgrade`.
+//! The same edits as patches for kubeadm (`kubeadm … --patches DIR`), so that kubeadm itself writes
+//! the manifest behind berth, at `init`, `join` and each `upgrade`.
 //!
 //! A strategic merge patch names containers and volumes by their names, so the patch fits manifests
-//! of later kubeadm versions. Its additions to a list come first. Only the command line cannot be
-//! changed by a merge, since a list of strings is replaced as a whole. For the command line, a JSON
-//! patch inserts berth before the command and flags after it, where the flags count.
+//! of later kubeadm versions, and its additions to a list come first. Only the command line cannot
+//! be changed by a merge, since a list of strings is replaced as a whole. For the command line, a
+//! JSON patch inserts berth before the command and flags after it, where the flags count.
 
 use super::edit::{Change, Edit, Step};
 use super::write::Style;

@@ -68,7 +68,7 @@ impl Pair {
 
 #[test]
 fn the_limit_is_the_sum_of_its_three_parts() {
-    // One of a hundred requests fails. In the minute before the step, 4 failed in 32 s.
+    // One of a hundred requests fails, and in the minute before the step, 4 failed in 32 s.
     let mut pair = Pair::new(Signal::Errors, [0.0, 50.0]);
     pair.observe(Signal::Errors, [4.0, 50.0], [0.0; 2]);
     (0..15).for_each(|_| pair.observe(Signal::Errors, [0.0, 20.0], [0.0; 2]));
@@ -94,7 +94,7 @@ fn the_limit_is_the_sum_of_its_three_parts() {
     }
 }
 
-/// An eighth of 80 requests is the usual number. The limit is three times the usual number, plus a
+/// The usual number is an eighth of 80 requests, and the limit is three times as many, plus a
 /// twentieth, plus 3.
 #[test]
 fn the_old_instance_suffers_beyond_three_times_the_usual_rate() {
@@ -268,8 +268,8 @@ fn silence_is_four_samples_without_an_answer_or_a_byte() {
     );
 }
 
-/// From 20 connections, at least a quarter as many requests must follow. Checked from the eleventh
-/// interval on.
+/// From 20 connections and from the eleventh interval on, at least a quarter as many requests must
+/// follow.
 #[test]
 fn requests_follow_connections() {
     let after = |connections: f64, arrived: f64, change: fn(&mut Pair)| {

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// address left the Service `kubernetes`.
 const DELAY: Duration = Duration::from_secs(5);
 
-/// Flags that name files for a single writing instance. True for a file, false for a directory.
+/// Flags with paths that only one instance may write to. True for a file, false for a directory.
 pub(super) const OWN: [(&str, bool); 3] = [
     ("audit-log-path", true),
     ("cert-dir", false),
@@ -90,8 +90,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Makes kube-apiserver end watches one after the other, unless the manifest has the flag.
-    /// Returns the time for it.
+    /// Makes kube-apiserver end watches one after the other, unless the manifest has the flag, and
+    /// returns the time for the watches.
     pub(super) fn watch_grace(&mut self) -> Duration {
         let name = WATCH_GRACE_FLAG.trim_start_matches('-');
         if self.manifest.flag(name).is_some() {

@@ -20,8 +20,8 @@ pub(super) fn field(name: &str, path: &str) -> Value {
     json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
 }
 
-/// How long the shim waits for its port. kube-apiserver itself may hold the port when berth comes
-/// to a node.
+/// How long the shim waits for its port, which kube-apiserver itself may hold when berth comes to a
+/// node.
 fn bind_wait() -> Value {
     variable("BERTH_BIND_WAIT", "10m")
 }
@@ -55,7 +55,7 @@ pub(super) fn added_variables(shim: Container<'_>) -> Result<Vec<Value>, Problem
 
 /// The init container that copies the binary and makes the run directory.
 pub(super) fn install(image: &str, run_dir: &str, uid: u32, label: &[(&str, Value)]) -> Value {
-    // The kubelet makes the directory as root. Only root with this capability can give the
+    // The kubelet makes the directory as root, and only root with this capability can give the
     // directory to another uid.
     let mut security = user(0, label, if uid == 0 { &[] } else { &["CHOWN"] });
     if uid != 0 {
