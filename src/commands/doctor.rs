@@ -5,7 +5,7 @@ use super::{Exit, block_on, print, print_stderr, refusal_error, usage_error};
 use crate::cli::DoctorArgs;
 use berth_cluster::Client;
 use berth_doctor::cluster::Cluster;
-use berth_doctor::{Case, beside, examine, excuse, node, text};
+use berth_doctor::{Case, examine, excuse, node, other_files, text};
 use berth_manifest::Manifest;
 use berth_manifest::file::{is_in, read};
 use berth_manifest::report::Severity;
@@ -43,8 +43,8 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
             .and_then(Path::file_name)
             .unwrap_or(FILE.as_ref()),
     );
-    let beside = match args.node && manifest.kind() == "Pod" {
-        true => none_if_missing(beside::gather(&own, &manifest))
+    let other_files = match args.node && manifest.kind() == "Pod" {
+        true => none_if_missing(other_files::gather(&own, &manifest))
             .map_err(|error| missing(&format!("{}: {error}", directory.display())))
             .ok()
             .flatten(),
@@ -81,7 +81,7 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
         name: &name,
         manifest: &manifest,
         running: running.as_ref(),
-        beside: beside.as_deref(),
+        other_files: other_files.as_deref(),
         node: node.as_ref(),
         cluster: cluster.as_ref(),
     };

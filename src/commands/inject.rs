@@ -3,9 +3,9 @@
 use super::bridge::{command_without, is_on, run_under_bridge};
 use super::{Exit, print, print_stderr, refusal_error, unavailable_error, usage_error};
 use crate::cli::{InjectArgs, ManifestArgs};
-use berth_doctor::{Case, beside, examine, node, text};
+use berth_doctor::{Case, examine, node, other_files, text};
 use berth_manifest::edit::Edit;
-use berth_manifest::file::{Backups, fix, is_in, read, replace, resolved};
+use berth_manifest::file::{Backups, fix, is_in, read, replace, resolve};
 use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject_over};
 use berth_manifest::report::{Finding, Refusal, Severity};
 use berth_manifest::{Manifest, Problem, eject as ejecting, kubeadm};
@@ -65,10 +65,10 @@ fn diagnose(path: &Path, manifest: &Manifest, ignore_errors: &[String]) -> Resul
         obstacle: node::obstacle(manifest),
         ..gathered
     };
-    let beside = beside::gather(path, manifest).ok();
+    let other_files = other_files::gather(path, manifest).ok();
     let mut findings = examine(&Case {
         node: Some(&facts),
-        beside: beside.as_deref(),
+        other_files: other_files.as_deref(),
         ..Case::new(name, manifest)
     });
     findings.retain(|finding| finding.severity == Severity::Error);
@@ -122,7 +122,7 @@ impl<'a> Target<'a> {
 
     /// Refuses a directory of manifests: the kubelet reads every file there as a manifest.
     fn check_directory(&self, option: &str, directory: &Path, checks: &mut Checks) {
-        let kubelets = resolved(directory) == resolved(Path::new(MANIFESTS));
+        let kubelets = resolve(directory) == resolve(Path::new(MANIFESTS));
         if kubelets || is_in(&self.args.path, directory) {
             checks.report(format!(
                 "{option} {}: a kubelet reads every file in this directory as a manifest: give another directory",

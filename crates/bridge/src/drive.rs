@@ -363,7 +363,7 @@ impl Bridge {
             named: self
                 .service
                 .as_ref()
-                .is_none_or(|service| service.kept().is_ok()),
+                .is_none_or(|service| service.state().is_ok()),
             etcd: self.etcd.serves(),
             drained,
         }
@@ -473,7 +473,7 @@ impl Bridge {
     /// now.
     fn service_warning(&self) -> Option<String> {
         let counts = matches!(self.machine.step(), Step::Hold | Step::AwaitOwn);
-        let why = self.service.as_ref().filter(|_| counts)?.kept().err()?;
+        let why = self.service.as_ref().filter(|_| counts)?.state().err()?;
         Some(format!("{why}; {LOST}"))
     }
 

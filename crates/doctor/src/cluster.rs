@@ -26,7 +26,7 @@ impl Cluster {
     pub async fn ask(client: &Client) -> Result<Self, Error> {
         Ok(Self {
             addresses: endpoints(&client.get(OF_SERVICE).await?),
-            left: service::left(client, None).await?,
+            left: service::leftover_slices(client, None).await?,
         })
     }
 }

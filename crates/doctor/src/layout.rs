@@ -94,7 +94,7 @@ impl<'a> Berth<'a> {
             .iter()
             .filter_map(|word| word.text())
             .collect();
-        if !container.is_berths() {
+        if !container.runs_berth() {
             return None;
         }
         let words =

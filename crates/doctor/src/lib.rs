@@ -2,8 +2,8 @@
 //! lost requests. Each finding has a place, a cause and a fix.
 //!
 //! [`examine`] is pure: the function judges a [`Case`], which is the manifest and the facts about
-//! its node and cluster. [`beside`], [`node`] and [`cluster`] gather the facts. [`CHECKS`] lists
-//! every check, and `docs/doctor.md` says what must hold for each.
+//! its node and cluster. [`other_files`], [`node`] and [`cluster`] gather the facts. [`CHECKS`]
+//! lists every check, and `docs/doctor.md` says what must hold for each.
 //!
 //! Changes that `berth inject` would make to a manifest are found by inject's own rules
 //! ([`berth_manifest::inject::judge`]), so that each rule exists once.
@@ -15,13 +15,13 @@
 // The print macros panic if a pipe is closed or a disk is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
-pub mod beside;
 mod checks;
 pub mod cluster;
 mod layout;
 mod manifest;
 pub mod node;
 mod options;
+pub mod other_files;
 mod pair;
 pub mod service;
 pub mod text;
@@ -68,7 +68,7 @@ pub struct Case<'a> {
     /// The manifest that the kubelet runs now, to be replaced by `manifest`.
     pub running: Option<&'a Manifest>,
     /// The other files of the manifest directory, for a static pod.
-    pub beside: Option<&'a [beside::ManifestFile]>,
+    pub other_files: Option<&'a [other_files::ManifestFile]>,
     /// Facts sampled on the node.
     pub node: Option<&'a node::Facts>,
     /// Facts sampled from the cluster.
@@ -82,7 +82,7 @@ impl<'a> Case<'a> {
             name,
             manifest,
             running: None,
-            beside: None,
+            other_files: None,
             node: None,
             cluster: None,
         }
@@ -103,9 +103,9 @@ pub fn examine(case: &Case<'_>) -> Vec<Finding> {
             .flat_map(|running| pair::examine(case, running)),
     );
     findings.extend(
-        case.beside
+        case.other_files
             .into_iter()
-            .flat_map(|files| beside::examine(case, files)),
+            .flat_map(|files| other_files::examine(case, files)),
     );
     findings.extend(
         case.node

@@ -60,7 +60,7 @@ fn shim(parsed: &ParsedOptions) -> Option<&ShimArgs> {
     }
 }
 
-/// How kube-apiserver gets its clients. If the options cannot be seen, the default of `--pass`.
+/// How kube-apiserver gets its clients; the default of `--pass` if the options cannot be seen.
 pub(super) fn pass(parsed: &ParsedOptions) -> PassMode {
     match parsed.command() {
         Some(PodCommand::Exec(exec)) => exec.pass,
@@ -68,14 +68,14 @@ pub(super) fn pass(parsed: &ParsedOptions) -> PassMode {
     }
 }
 
-/// The first address at which a shim listens. This address names the berth.
+/// The first address at which a shim listens, which names the berth.
 pub(super) fn berth(parsed: &ParsedOptions) -> Option<SocketAddr> {
     check::listen(place(parsed)?.listen.first()?)
         .ok()
         .map(|first| first.addr)
 }
 
-/// The addresses at which a shim listens. Addresses that do not parse are left out.
+/// The addresses at which a shim listens, except addresses that do not parse.
 pub(super) fn listen(parsed: &ParsedOptions) -> Vec<Listen> {
     let listen = place(parsed)
         .map(|place| &place.listen[..])
@@ -128,7 +128,9 @@ impl ShimOf {
 pub fn shim_of(manifest: &Manifest) -> ShimOf {
     let uid = uid(manifest.container());
     let Some(layout) = Layout::of(manifest) else {
-        let ip = manifest.bound().or_else(|| manifest.advertised());
+        let ip = manifest
+            .bind_address()
+            .or_else(|| manifest.advertise_address());
         let berth = ip.zip(manifest.secure_port().ok()).map(SocketAddr::from);
         return ShimOf {
             berth,
@@ -200,7 +202,7 @@ pub(super) fn allows_anonymous_probes(text: &str) -> Result<bool, String> {
         .iter()
         .find(|root| root.text_of("kind") == Some("AuthenticationConfiguration"));
     let root = root.ok_or("it holds no AuthenticationConfiguration")?;
-    // Without the field, --anonymous-auth decides; that flag is checked separately.
+    // Without the field, --anonymous-auth decides, and is checked separately.
     let Some(anonymous) = root.get("anonymous") else {
         return Ok(true);
     };

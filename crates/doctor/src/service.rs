@@ -110,7 +110,7 @@ pub struct ServiceKeeper {
 pub struct Keeping {
     name: String,
     demand: watch::Sender<Demand>,
-    kept: watch::Receiver<SliceState>,
+    state: watch::Receiver<SliceState>,
     task: JoinHandle<()>,
 }
 
@@ -120,15 +120,15 @@ impl Keeping {
             .send_if_modified(|was| std::mem::replace(was, demand) != demand);
     }
 
-    pub fn kept(&self) -> SliceState {
-        self.kept.borrow().clone()
+    pub fn state(&self) -> SliceState {
+        self.state.borrow().clone()
     }
 
     /// Waits until kube-apiserver lists the node itself and the slice is removed, for `ROUND` at
     /// most.
     pub async fn hand_back(&mut self) {
         self.demand(Demand::Ending);
-        let _ = timeout(ROUND, self.kept.wait_for(|kept| *kept == Ok(false))).await;
+        let _ = timeout(ROUND, self.state.wait_for(|state| *state == Ok(false))).await;
     }
 
     /// Removes the slice.
@@ -229,12 +229,12 @@ impl ServiceKeeper {
     #[must_use]
     pub fn start(self) -> Keeping {
         let (demand, demanded) = watch::channel(Demand::Ending);
-        let (state, kept) = watch::channel(Err(UNKNOWN.into()));
+        let (sender, state) = watch::channel(Err(UNKNOWN.into()));
         Keeping {
             name: self.name(),
             demand,
-            kept,
-            task: tokio::spawn(self.keep(demanded, state)),
+            state,
+            task: tokio::spawn(self.keep(demanded, sender)),
         }
     }
 
@@ -399,7 +399,7 @@ async fn remove(client: &Client, name: &str) -> Result<(), Error> {
 /// # Errors
 /// The cluster does not answer, or does not allow the removal.
 pub async fn sweep(client: &Client, own: Option<&str>) -> Result<Vec<String>, Error> {
-    let removed = left(client, own).await?;
+    let removed = leftover_slices(client, own).await?;
     for name in &removed {
         remove(client, name).await?;
         tracing::info!(
@@ -421,7 +421,7 @@ pub async fn sweep(client: &Client, own: Option<&str>) -> Result<Vec<String>, Er
 ///
 /// # Errors
 /// The cluster cannot be asked.
-pub async fn left(client: &Client, own: Option<&str>) -> Result<Vec<String>, Error> {
+pub async fn leftover_slices(client: &Client, own: Option<&str>) -> Result<Vec<String>, Error> {
     let items = |list: &Value| list["items"].as_array().cloned().unwrap_or_default();
     let slices = items(&client.get(service::OF_SERVICE).await?);
     let kept: Vec<_> = slices.iter().filter_map(KeptSlice::parse).collect();
@@ -517,19 +517,19 @@ mod tests {
         let server = serve_with(move |request| answers.answer(request)).await;
         let client = Client::new(&server.access).unwrap();
         let address = SocketAddr::new(IP.parse().unwrap(), 6443);
-        let kept = ServiceKeeper {
+        let keeper = ServiceKeeper {
             client,
             purpose: Purpose::Bridge,
             node: "cp-1".into(),
             boot: "b".into(),
             address,
         };
-        (objects, kept, server.asked)
+        (objects, keeper, server.asked)
     }
 
     /// Keeps the slice of a node that serves.
-    fn serving(kept: ServiceKeeper) -> Keeping {
-        let keeping = kept.start();
+    fn serving(keeper: ServiceKeeper) -> Keeping {
+        let keeping = keeper.start();
         keeping.demand(Demand::Serving);
         keeping
     }
@@ -553,12 +553,12 @@ mod tests {
 
     #[tokio::test]
     async fn the_only_node_is_named_until_the_bridge_is_over() {
-        let (objects, kept, _asked) = cluster(&[], Vec::new()).await;
-        let path = service::slice_path(&kept.name());
-        let mut keeping = serving(kept);
+        let (objects, keeper, _asked) = cluster(&[], Vec::new()).await;
+        let path = service::slice_path(&keeper.name());
+        let mut keeping = serving(keeper);
         keeping
-            .kept
-            .wait_for(|kept| *kept == Ok(true))
+            .state
+            .wait_for(|state| *state == Ok(true))
             .await
             .unwrap();
         let there = objects.get(&path).unwrap();
@@ -587,13 +587,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_slice_has_the_family_of_the_address_that_the_node_advertises() {
-        let (objects, kept, _asked) = cluster(&[], Vec::new()).await;
-        let kept = ServiceKeeper {
+        let (objects, keeper, _asked) = cluster(&[], Vec::new()).await;
+        let keeper = ServiceKeeper {
             address: "[fd00::5]:6443".parse().unwrap(),
-            ..kept
+            ..keeper
         };
         // kube-proxy ignores slices of an address family that the Service does not have.
-        let why = kept.check().await.unwrap_err();
+        let why = keeper.check().await.unwrap_err();
         assert!(
             why.contains("has addresses of IPv4, and") && why.contains("fd00::5: give it"),
             "{why}"
@@ -603,11 +603,11 @@ mod tests {
             service::SERVICE,
             Some(json!({"spec": {"ipFamilies": ["IPv6", "IPv4"], "ports": ports}})),
         );
-        kept.check().await.unwrap();
-        let mut keeping = serving(kept);
+        keeper.check().await.unwrap();
+        let mut keeping = serving(keeper);
         keeping
-            .kept
-            .wait_for(|kept| *kept == Ok(true))
+            .state
+            .wait_for(|state| *state == Ok(true))
             .await
             .unwrap();
         let there = objects
@@ -622,9 +622,9 @@ mod tests {
 
     #[tokio::test]
     async fn check_tries_the_write_as_a_dry_run() {
-        let (objects, kept, mut asked) = cluster(&[], Vec::new()).await;
-        kept.check().await.unwrap();
-        assert_eq!(objects.get(&service::slice_path(&kept.name())), None);
+        let (objects, keeper, mut asked) = cluster(&[], Vec::new()).await;
+        keeper.check().await.unwrap();
+        assert_eq!(objects.get(&service::slice_path(&keeper.name())), None);
         let mut tried = std::iter::from_fn(|| asked.try_recv().ok());
         assert!(
             tried
@@ -636,7 +636,7 @@ mod tests {
     #[tokio::test]
     async fn an_operator_who_may_not_write_or_not_read_is_told() {
         for refused in ["PATCH /", RECONCILED] {
-            let (objects, kept, _asked) = cluster(&[], Vec::new()).await;
+            let (objects, keeper, _asked) = cluster(&[], Vec::new()).await;
             let server = serve_with(move |request| match request.contains(refused) {
                 true => answer(
                     "403 Forbidden",
@@ -644,18 +644,18 @@ mod tests {
                 ),
                 false => objects.answer(request),
             });
-            let kept = ServiceKeeper {
+            let keeper = ServiceKeeper {
                 client: Client::new(&server.await.access).unwrap(),
-                ..kept
+                ..keeper
             };
             let is_told = |why: &String| why.contains("endpointslices is forbidden");
             assert!(
-                kept.check().await.is_err_and(|why| is_told(&why)),
+                keeper.check().await.is_err_and(|why| is_told(&why)),
                 "{refused}"
             );
-            serving(kept)
-                .kept
-                .wait_for(|kept| kept.as_ref().is_err_and(is_told))
+            serving(keeper)
+                .state
+                .wait_for(|state| state.as_ref().is_err_and(is_told))
                 .await
                 .unwrap();
         }
@@ -664,16 +664,16 @@ mod tests {
     /// Other nodes serve, and this node must not be listed.
     #[tokio::test]
     async fn a_node_that_serves_nothing_is_taken_out() {
-        let (objects, kept, _asked) = cluster(&["10.0.0.6"], Vec::new()).await;
-        let kept = ServiceKeeper {
+        let (objects, keeper, _asked) = cluster(&["10.0.0.6"], Vec::new()).await;
+        let keeper = ServiceKeeper {
             purpose: Purpose::Upgrade,
-            ..kept
+            ..keeper
         };
-        let path = service::slice_path(&kept.name());
+        let path = service::slice_path(&keeper.name());
         // The slice exists already, as for a resumed upgrade.
-        objects.set(&path, Some(kept.slice().await.unwrap()));
-        let mut keeping = serving(kept);
-        keeping.kept.wait_for(SliceState::is_ok).await.unwrap();
+        objects.set(&path, Some(keeper.slice().await.unwrap()));
+        let mut keeping = serving(keeper);
+        keeping.state.wait_for(SliceState::is_ok).await.unwrap();
         assert!(objects.get(&path).is_some());
         keeping.demand(Demand::NotServing);
         while objects.get(&path).is_some() {
@@ -683,18 +683,18 @@ mod tests {
 
     #[tokio::test]
     async fn the_only_node_stays_named_when_it_serves_nothing() {
-        let (objects, kept, _asked) = cluster(&[], Vec::new()).await;
-        let path = service::slice_path(&kept.name());
-        let mut keeping = serving(kept);
+        let (objects, keeper, _asked) = cluster(&[], Vec::new()).await;
+        let path = service::slice_path(&keeper.name());
+        let mut keeping = serving(keeper);
         keeping
-            .kept
-            .wait_for(|kept| *kept == Ok(true))
+            .state
+            .wait_for(|state| *state == Ok(true))
             .await
             .unwrap();
         keeping.demand(Demand::NotServing);
         let out = timeout(
             Duration::from_millis(200),
-            keeping.kept.wait_for(|kept| *kept != Ok(true)),
+            keeping.state.wait_for(|state| *state != Ok(true)),
         )
         .await;
         assert!(out.is_err() && objects.get(&path).is_some());
@@ -709,24 +709,24 @@ mod tests {
             "no HTTP\r\n\r\n".into(),
         ];
         let server = serve_with(move |_| answers.pop().unwrap()).await;
-        let (_, kept, _) = cluster(&[], Vec::new()).await;
-        let kept = ServiceKeeper {
+        let (_, keeper, _) = cluster(&[], Vec::new()).await;
+        let keeper = ServiceKeeper {
             client: Client::new(&server.access).unwrap(),
-            ..kept
+            ..keeper
         };
-        assert!(kept.names_node().await.unwrap());
+        assert!(keeper.names_node().await.unwrap());
         assert_eq!(
-            kept.names_node().await.unwrap_err().status(),
+            keeper.names_node().await.unwrap_err().status(),
             Some(hyper::StatusCode::FORBIDDEN)
         );
     }
 
     #[tokio::test]
     async fn no_slice_is_kept_if_other_nodes_serve() {
-        let (objects, kept, mut asked) = cluster(&["10.0.0.6"], Vec::new()).await;
-        let path = service::slice_path(&kept.name());
-        let mut keeping = serving(kept);
-        keeping.kept.wait_for(SliceState::is_ok).await.unwrap();
+        let (objects, keeper, mut asked) = cluster(&["10.0.0.6"], Vec::new()).await;
+        let path = service::slice_path(&keeper.name());
+        let mut keeping = serving(keeper);
+        keeping.state.wait_for(SliceState::is_ok).await.unwrap();
         end(keeping).await;
         assert_eq!(objects.get(&path), None);
         while let Ok((request, _)) = asked.try_recv() {
@@ -758,7 +758,7 @@ mod tests {
             upgrade("running", short),
             upgrade("killed", long),
         ];
-        let (objects, kept, _) = cluster(&[], all).await;
+        let (objects, keeper, _) = cluster(&[], all).await;
         let node = |boot| json!({"metadata": {"name": "a-node"}, "status": {"nodeInfo": {"bootID": boot}}});
         objects.set(
             NODES,
@@ -771,11 +771,11 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(
-            left(&kept.client, None).await.unwrap(),
+            leftover_slices(&keeper.client, None).await.unwrap(),
             names(&["booted", "gone", "silent", "a-node"])
         );
         assert_eq!(
-            left(&kept.client, Some("own")).await.unwrap(),
+            leftover_slices(&keeper.client, Some("own")).await.unwrap(),
             names(&["own", "booted", "gone", "silent", "a-node"])
         );
     }

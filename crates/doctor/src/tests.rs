@@ -460,30 +460,30 @@ fn shim_of_reads_address_uid_and_ca() {
 
 fn file_cases() -> Vec<(&'static str, Vec<Finding>)> {
     let pod = static_pod();
-    let beside = |name: &str, text: Result<&str, &str>| {
+    let with_file = |name: &str, text: Result<&str, &str>| {
         let text = text.map(ToOwned::to_owned).map_err(ToOwned::to_owned);
-        let files = [beside::ManifestFile {
+        let files = [other_files::ManifestFile {
             path: name.into(),
             text,
         }];
         let manifest = Manifest::parse(&pod).unwrap();
         examine(&Case {
-            beside: Some(&files),
+            other_files: Some(&files),
             cluster: Some(&NO_OTHERS),
             ..Case::new("/m/a.yaml", &manifest)
         })
     };
     let etcd = "kind: Pod\nmetadata: {name: etcd, namespace: kube-system}\n";
-    assert_eq!(beside("etcd.yaml", Ok(etcd)), []);
+    assert_eq!(with_file("etcd.yaml", Ok(etcd)), []);
     vec![
         (
             "same-pod-name",
-            beside("kube-apiserver.yaml.bak", Ok(KUBEADM)),
+            with_file("kube-apiserver.yaml.bak", Ok(KUBEADM)),
         ),
-        ("stray-file", beside("etcd.yaml~", Ok(etcd))),
-        ("stray-file", beside("notes.yaml", Ok("kind: ConfigMap"))),
-        ("stray-file", beside("notes", Ok("a: ["))),
-        ("stray-file", beside("socket", Err("no text"))),
+        ("stray-file", with_file("etcd.yaml~", Ok(etcd))),
+        ("stray-file", with_file("notes.yaml", Ok("kind: ConfigMap"))),
+        ("stray-file", with_file("notes", Ok("a: ["))),
+        ("stray-file", with_file("socket", Err("no text"))),
     ]
 }
 
@@ -1272,10 +1272,10 @@ proptest! {
         }
         if let Ok(manifest) = Manifest::parse(&text) {
             let facts = healthy_node();
-            let files = [beside::ManifestFile { path: "b.yaml".into(), text: Ok(text.clone()) }];
+            let files = [other_files::ManifestFile { path: "b.yaml".into(), text: Ok(text.clone()) }];
             let case = Case {
                 running: Some(&manifest),
-                beside: Some(&files),
+                other_files: Some(&files),
                 node: Some(&facts),
                 ..Case::new("a", &manifest)
             };

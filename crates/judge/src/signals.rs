@@ -304,7 +304,7 @@ pub struct Sample {
     /// APIServices by name: true if unavailable.
     pub(crate) unavailable: BTreeMap<String, bool>,
     pub(crate) memory: Option<f64>,
-    /// Requests by `group/version`, as in [`Sample::serves`].
+    /// Requests by `group/version`, as in [`Sample::with_apis`].
     pub(crate) requests: BTreeMap<String, f64>,
     /// Open long-running requests (watches) by `group/version`. A controller's watch may be days
     /// old.
@@ -358,7 +358,7 @@ impl Sample {
     }
 
     /// The APIs (`v1`, `apps/v1`) that clients have requested.
-    pub fn used(&self) -> BTreeSet<String> {
+    pub fn used_apis(&self) -> BTreeSet<String> {
         let used = self
             .requests
             .iter()
@@ -371,7 +371,7 @@ impl Sample {
     /// from APIService objects written by both instances, and an instance that lacks an API removes
     /// the object.
     #[must_use]
-    pub fn serves(mut self, apis: BTreeSet<String>) -> Self {
+    pub fn with_apis(mut self, apis: BTreeSet<String>) -> Self {
         self.apis = Some(apis);
         self
     }
@@ -549,7 +549,7 @@ fn is_long(line: &metrics::Sample<'_>) -> bool {
     matches!(line.label("verb"), "WATCH" | "CONNECT")
 }
 
-/// The API of a line, in the form of [`Sample::serves`].
+/// The API of a line, in the form of [`Sample::with_apis`].
 fn api(line: &metrics::Sample<'_>) -> String {
     let [group, version] = ["group", "version"].map(|name| line.label(name));
     if group.is_empty() {

@@ -76,7 +76,7 @@ impl<'a> Container<'a> {
 
     /// True if the container runs berth. Decided by the command; without a command (the image's
     /// entrypoint runs), by the name or by a variable of berth.
-    pub fn is_berths(self) -> bool {
+    pub fn runs_berth(self) -> bool {
         match self.node.list("command").first().and_then(YamlNode::text) {
             Some(program) => basename(program) == "berth",
             None => self.name().contains("berth") || self.variable("BERTH_LISTEN").is_some(),

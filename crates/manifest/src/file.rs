@@ -217,17 +217,17 @@ fn sync_directory(path: &Path) -> io::Result<()> {
 
 /// True if a file, or the target of a link, is in this directory.
 pub fn is_in(file: &Path, directory: &Path) -> bool {
-    let directory = resolved(directory);
+    let directory = resolve(directory);
     let holds = |file: &Path| {
         file.parent()
-            .is_some_and(|parent| resolved(parent) == directory)
+            .is_some_and(|parent| resolve(parent) == directory)
     };
     std::path::absolute(file).is_ok_and(|file| holds(&file))
         || file.canonicalize().is_ok_and(|file| holds(&file))
 }
 
 /// A path with its symbolic links resolved, as far as the path exists.
-pub fn resolved(path: &Path) -> PathBuf {
+pub fn resolve(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let there = path
         .ancestors()
@@ -438,7 +438,7 @@ mod tests {
         let kubelets = temp.path().join("kubelets");
         symlink(temp.path(), &kubelets).unwrap();
         assert_eq!(
-            resolved(&kubelets.join("new/er")),
+            resolve(&kubelets.join("new/er")),
             temp.path().canonicalize().unwrap().join("new/er")
         );
     }

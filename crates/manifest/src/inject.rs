@@ -260,8 +260,11 @@ impl<'a> Planner<'a> {
         }
         self.add_readiness();
         self.ports();
-        self.notes
-            .extend(self.others().into_iter().map(|other| other.message));
+        self.notes.extend(
+            self.other_containers()
+                .into_iter()
+                .map(|other| other.message),
+        );
         self.pre_stop();
         self.grace(delay, watches);
 
@@ -418,7 +421,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Other containers of the pod. During an upgrade, each runs twice.
-    fn others(&self) -> Vec<Problem> {
+    fn other_containers(&self) -> Vec<Problem> {
         let other = |container: Container<'_>| {
             let cause = format!(
                 "{} runs twice during an upgrade, and two copies cannot share a fixed port or a socket in a hostPath",
@@ -429,7 +432,7 @@ impl<'a> Planner<'a> {
                 format!("{cause}: give it a pod of its own, or check that two copies can run"),
             )
         };
-        self.manifest.others().map(other).collect()
+        self.manifest.other_containers().map(other).collect()
     }
 
     /// Checks that Kubernetes is new enough for native sidecars.
@@ -508,7 +511,7 @@ impl<'a> Planner<'a> {
         let apiserver = self.manifest.container().name();
         for container in self
             .manifest
-            .lasting()
+            .lasting_containers()
             .filter(|container| container.name() != apiserver)
         {
             let ports = container.node().list("ports");

@@ -217,7 +217,7 @@ impl Manifest {
     }
 
     /// The containers that run as long as the pod: `containers`, and native sidecars.
-    pub fn lasting(&self) -> impl Iterator<Item = Container<'_>> {
+    pub fn lasting_containers(&self) -> impl Iterator<Item = Container<'_>> {
         let sidecars = self.containers("initContainers");
         sidecars
             .filter(|it| it.node().text_of("restartPolicy") == Some("Always"))
@@ -225,9 +225,9 @@ impl Manifest {
     }
 
     /// The lasting containers except kube-apiserver's and berth's.
-    pub fn others(&self) -> impl Iterator<Item = Container<'_>> {
-        self.lasting()
-            .filter(|it| it.name() != self.name && !it.is_berths())
+    pub fn other_containers(&self) -> impl Iterator<Item = Container<'_>> {
+        self.lasting_containers()
+            .filter(|it| it.name() != self.name && !it.runs_berth())
     }
 
     /// The arguments from the program on: `command`, then `args`.
@@ -320,14 +320,14 @@ impl Manifest {
     }
 
     /// The address of --bind-address. `None` if the apiserver listens on all addresses.
-    pub fn bound(&self) -> Option<IpAddr> {
+    pub fn bind_address(&self) -> Option<IpAddr> {
         self.address("bind-address")
             .filter(|ip| !ip.is_unspecified())
     }
 
     /// The address of --advertise-address. `None` for 0.0.0.0, as in kube-apiserver. The address
     /// may be a router's, and need not be one of the node.
-    pub fn advertised(&self) -> Option<IpAddr> {
+    pub fn advertise_address(&self) -> Option<IpAddr> {
         self.address("advertise-address")
             .filter(|ip| !ip.is_unspecified())
     }
@@ -337,7 +337,7 @@ impl Manifest {
     }
 
     /// A path relative to the apiserver's container, or to the pod.
-    pub fn within(&self, path: &Path) -> String {
+    pub fn relative_path(&self, path: &Path) -> String {
         let whole = path.to_string();
         let above = [self.apiserver_path(), self.pod_path(), self.template_path()];
         let within = above

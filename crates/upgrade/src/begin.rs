@@ -13,7 +13,7 @@ use berth_cluster::Client;
 use berth_cluster::kubeconfig::given_or_admin;
 use berth_doctor::cluster::Cluster;
 use berth_doctor::service::{Purpose, ServiceKeeper};
-use berth_doctor::{Case, beside, examine, node, text};
+use berth_doctor::{Case, examine, node, other_files, text};
 use berth_manifest::file::{Access, is_in, read};
 use berth_manifest::report::Refusal;
 use berth_manifest::wait::until;
@@ -422,7 +422,7 @@ async fn diagnose(
     options: &UpgradeOptions,
 ) -> Result<(), Refusal> {
     let directory = options.canonical.display();
-    let beside = beside::gather(&options.canonical, manifest)
+    let other_files = other_files::gather(&options.canonical, manifest)
         .map_err(|error| Refusal::unavailable(&format!("{directory}: {error}")))?;
     let mut facts = node::Facts::gather(Path::new("/"), manifest);
     facts.unconnected = node::unconnected(Path::new("/"), manifest).await;
@@ -430,12 +430,12 @@ async fn diagnose(
         Some(client) => Cluster::ask(client).await.ok(),
         None => None,
     };
-    let (beside, node, cluster) = (Some(&beside[..]), Some(&facts), cluster.as_ref());
+    let (other_files, node, cluster) = (Some(&other_files[..]), Some(&facts), cluster.as_ref());
     let case = Case {
         name,
         manifest,
         running: Some(running),
-        beside,
+        other_files,
         node,
         cluster,
     };

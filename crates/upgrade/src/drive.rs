@@ -170,7 +170,7 @@ impl Driver<'_> {
                 } else {
                     Demand::NotServing
                 });
-                let trouble = service.kept().err().filter(|_| serves);
+                let trouble = service.state().err().filter(|_| serves);
                 self.warn_unkept(trouble);
             }
             self.ask_kubelet(&mut seen).await;

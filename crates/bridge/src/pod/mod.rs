@@ -113,7 +113,7 @@ pub(super) fn port(manifest: &Path, report: &mut Report) -> Option<u16> {
         if !manifest.pod().is_true("hostNetwork") {
             return Err(wrong(&"its pod has a network of its own (no hostNetwork: true), and no port of this node"));
         }
-        for other in manifest.others() {
+        for other in manifest.other_containers() {
             report.note(format!(
                 "{} is in kube-apiserver's pod and stops with it; the temporary kube-apiserver is without it meanwhile: if it needs that one \
                  (a KMS plugin, konnectivity), give it a pod of its own first",

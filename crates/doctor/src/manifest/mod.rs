@@ -74,7 +74,7 @@ impl Examiner<'_> {
     /// `kubernetes`.
     fn loopback(&mut self, layout: &Layout<'_>) {
         let berth = options::berth(&layout.apiserver.parsed).map(|berth| berth.ip());
-        let advertised = self.case.manifest.advertised().or(berth);
+        let advertised = self.case.manifest.advertise_address().or(berth);
         if let Some((cause, fix)) = inject::loopback(advertised.into_iter().chain(berth)) {
             let flag = self.case.manifest.flag("advertise-address");
             let line = flag.map_or(layout.apiserver.container.node().line, |flag| flag.line);
@@ -107,7 +107,7 @@ impl Examiner<'_> {
             Ok((edits, _)) => {
                 let mut names: Vec<_> = edits
                     .iter()
-                    .map(|edit| manifest.within(&edit.path))
+                    .map(|edit| manifest.relative_path(&edit.path))
                     .collect();
                 names
                     .iter_mut()
@@ -378,8 +378,10 @@ impl Examiner<'_> {
     fn advertised(&mut self, serving: &Berth<'_>) {
         let manifest = self.case.manifest;
         let listen = options::listen(&serving.parsed);
-        let (Some(flag), Some(ip)) = (manifest.flag("advertise-address"), manifest.advertised())
-        else {
+        let (Some(flag), Some(ip)) = (
+            manifest.flag("advertise-address"),
+            manifest.advertise_address(),
+        ) else {
             return;
         };
         let Some(port) = listen.first().map(|first| first.addr.port()) else {

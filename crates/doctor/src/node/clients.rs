@@ -186,7 +186,7 @@ pub(super) fn kubeconfigs(root: &Path) -> Vec<(String, String)> {
     found
 }
 
-/// Host and port of each server of a kubeconfig. One name may resolve to several addresses.
+/// Host and port of each server of a kubeconfig, where a name may resolve to several addresses.
 fn servers(text: &str) -> impl Iterator<Item = (String, u16)> {
     let documents = parse(text).unwrap_or_default();
     let clusters = documents.iter().flat_map(|root| root.list("clusters"));
@@ -214,8 +214,8 @@ fn connections(port: u16) -> io::Result<Vec<Connection>> {
     Ok(pair(port, &sockets()?))
 }
 
-/// The established connections to a port, each with its client's socket. The client's socket may be
-/// in another state, if the client has half closed.
+/// The established connections to a port, each with its client's socket, which may be in another
+/// state if the client has half closed.
 fn pair(port: u16, entries: &[Entry]) -> Vec<Connection> {
     let plain = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
     let ends = |entry: &Entry| (plain(entry.local), plain(entry.remote));

@@ -22,7 +22,8 @@ struct Upgrade {
     verdict: Verdict,
     /// From the first step to the verdict.
     seconds: f64,
-    /// Requests that met the fault in the first step, before the verdict, and the total of this minute.
+    /// Requests that met the fault in the first step, before the verdict, and the total of this
+    /// minute.
     met: f64,
     minute: f64,
 }
@@ -399,9 +400,9 @@ fn a_missing_api_counts_if_it_is_used() {
         let line = format!(
             "apiserver_request_total{{group=\"a\",version=\"v1beta1\",resource=\"x\",verb=\"GET\"}} {count}"
         );
-        Sample::new(Some(&line)).serves(["v1".to_owned(), "a/v1beta1".to_owned()].into())
+        Sample::new(Some(&line)).with_apis(["v1".to_owned(), "a/v1beta1".to_owned()].into())
     };
-    let new = || Sample::new(Some("")).serves(["v1".to_owned(), "a/v1".to_owned()].into());
+    let new = || Sample::new(Some("")).with_apis(["v1".to_owned(), "a/v1".to_owned()].into());
     let mut judge = Judge::new([]);
     for at in 0..9 {
         judge.observe(Duration::from_secs(at), asked(7), new());
@@ -417,7 +418,7 @@ fn a_missing_api_counts_if_it_is_used() {
     );
     // An earlier watch counts as long as it is open.
     let watched = "apiserver_longrunning_requests{group=\"a\",version=\"v1beta1\",resource=\"x\",verb=\"WATCH\"} 1";
-    let old = Sample::new(Some(watched)).serves(["a/v1beta1".to_owned()].into());
+    let old = Sample::new(Some(watched)).with_apis(["a/v1beta1".to_owned()].into());
     let mut judge = Judge::new([]);
     judge.observe(Duration::ZERO, old, new());
     assert_eq!(codes(&judge), [Signal::MissingApi]);

@@ -104,7 +104,11 @@ impl Planner<'_> {
 
     /// The host part of the apiserver's address. True if only the kubelet knows the address.
     fn host(&mut self) -> (String, bool) {
-        match self.manifest.bound().or_else(|| self.manifest.advertised()) {
+        match self
+            .manifest
+            .bind_address()
+            .or_else(|| self.manifest.advertise_address())
+        {
             Some(IpAddr::V4(ip)) => (ip.to_string(), false),
             Some(IpAddr::V6(ip)) => (format!("[{ip}]"), false),
             None => ("$(BERTH_HOST_IP)".into(), true),
@@ -114,7 +118,10 @@ impl Planner<'_> {
     fn add_address_notes(&mut self, port: u16, own: u16, from_node: bool) {
         let berth = match &self.options.addresses {
             Addresses::Given(given) => given.first().map(|listen| listen.addr.ip()),
-            Addresses::OfManifest => self.manifest.bound().or_else(|| self.manifest.advertised()),
+            Addresses::OfManifest => self
+                .manifest
+                .bind_address()
+                .or_else(|| self.manifest.advertise_address()),
         };
         for flag in ["bind-address", "advertise-address"]
             .into_iter()
@@ -131,11 +138,11 @@ impl Planner<'_> {
                 );
             }
         }
-        let told = loopback(self.manifest.advertised().into_iter().chain(berth));
+        let told = loopback(self.manifest.advertise_address().into_iter().chain(berth));
         self.notes
             .extend(told.map(|(cause, fix)| format!("{cause}: {fix}")));
         if self.options.addresses == Addresses::OfManifest {
-            if self.manifest.bound().is_none() {
+            if self.manifest.bind_address().is_none() {
                 self.notes.push(
                     "kube-apiserver listened on every address of the node, the shim listens on one: with --listen, name the \
                      node's address and then others that clients use (127.0.0.1, a virtual IP)"

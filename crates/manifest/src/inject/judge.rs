@@ -96,7 +96,7 @@ pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
         Planner::ports,
     );
     judge.check("other-container", "", |planner| {
-        planner.problems.extend(planner.others())
+        planner.problems.extend(planner.other_containers())
     });
     let lack =
         "there is no preStop hook, so kube-apiserver receives SIGTERM before a sibling takes over";
@@ -171,7 +171,7 @@ fn describe(manifest: &Manifest, edit: &Edit) -> String {
         sorted: false,
         json: false,
     };
-    let path = manifest.within(&edit.path);
+    let path = manifest.relative_path(&edit.path);
     let list = |values: &[Value]| {
         values
             .iter()

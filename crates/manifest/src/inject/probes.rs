@@ -134,7 +134,7 @@ impl<'a> Planner<'a> {
         );
     }
 
-    /// The `exec` of a probe. The probe waits for an answer as long as the kubelet allows, less one
+    /// The `exec` of a probe, which waits for an answer as long as the kubelet allows, less one
     /// second for the runtime to start it. With a shorter wait, the kubelet would kill a live
     /// apiserver under a storm of requests.
     fn probe_exec(&mut self, probe: &str) -> Value {

@@ -54,7 +54,7 @@ impl InstancePair {
             self.patience = (old.took * PATIENCE_FACTOR).clamp(PATIENCE, MOST_PATIENCE);
         }
         if old.page.is_some() && new.page.is_some() {
-            let used = old.sample.used();
+            let used = old.sample.used_apis();
             // APIs that do not fit into the time are asked for with the next sample.
             let _ = timeout(patience, self.look_for_apis(&used)).await;
             let serves = used
@@ -62,7 +62,7 @@ impl InstancePair {
                 .filter(|api| self.served.get(*api) != Some(&false))
                 .cloned()
                 .collect();
-            (old.sample, new.sample) = (old.sample.serves(used), new.sample.serves(serves));
+            (old.sample, new.sample) = (old.sample.with_apis(used), new.sample.with_apis(serves));
         }
         [old, new]
     }
