@@ -110,7 +110,7 @@ fn apiserver(option: &str, apiserver: &Apiserver, checks: &mut Checks) {
     checks.ok_or_report(find_program(program).map_err(fix));
     for flag in OWN_FLAGS.iter().filter(|flag| has(flags, flag)) {
         checks.report(format!(
-            "{option}: the rehearsal sets --{flag} itself, so that clients and servers can verify each other; leave it out"
+            "{option}: --{flag} is set by the rehearsal, so that clients and servers can verify each other; leave it out"
         ));
     }
 }
