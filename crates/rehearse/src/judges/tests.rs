@@ -404,7 +404,7 @@ fn every_failure_of_a_new_connection_is_lost() {
         let ran = spoiled(|record| {
             record
                 .attempts
-                .push(attempt("x", 0, 1, Answer::Failed(failure)))
+                .push(attempt("x", 0, 1, Answer::Failed(failure)));
         });
         assert_eq!(
             (ran.verdict, ran.lost, ran.examples.len()),
@@ -488,7 +488,7 @@ fn error_statuses_are_lost_unless_the_instance_turned_them_away() {
     let ran = spoiled(|record| {
         record
             .attempts
-            .extend(answers.map(|(ms, status)| bad("a", ms, status)))
+            .extend(answers.map(|(ms, status)| bad("a", ms, status)));
     });
     assert_eq!(rejected_and_lost(&ran), (2, 2));
 }
@@ -687,7 +687,7 @@ fn marks_are_those_of_the_script_and_what_only_instances_know() {
         record
             .moments
             .0
-            .retain(|moment| moment.mark != MarkKind::Sigterm)
+            .retain(|moment| moment.mark != MarkKind::Sigterm);
     })
     .marks;
     assert!(
@@ -909,7 +909,7 @@ fn silence_is_seen() {
     let quiet = spoiled(|record| {
         record
             .attempts
-            .retain(|a| !(at(400)..at(2_100)).contains(&a.done))
+            .retain(|a| !(at(400)..at(2_100)).contains(&a.done));
     });
     assert_eq!(
         (ms(&quiet, name), note(&quiet, name)),
