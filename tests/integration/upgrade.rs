@@ -751,7 +751,7 @@ fn an_interrupt_goes_back_while_the_old_one_serves_and_else_to_the_end() {
         5,
         "300ms",
         Lags::Starting(Kind::Canonical),
-        "the old instance has left already",
+        "the old instance has already left",
         0,
         "v2",
     );

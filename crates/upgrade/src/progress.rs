@@ -54,7 +54,7 @@ impl Progress {
         );
     }
 
-    /// Prints the reason of a wait: at once if the reason is new, and otherwise every [`AGAIN`].
+    /// Prints the reason of a wait: at once if the reason is new, and otherwise every 15 s.
     pub fn waiting(&self, what: &str) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting

@@ -98,7 +98,7 @@ fn a_good_version_goes_through_step_by_step() {
         "20 % of new connections are for the new instance",
         "50 % of new connections are for the new instance",
         "all new connections are for the new instance",
-        "judged beside the temporary one",
+        "judged beside the temporary instance",
         "kube-apiserver 1.36.3 behaves as 1.36",
     ];
     let mut rest = log.as_str();
@@ -145,7 +145,7 @@ fn a_version_that_is_bad_at_last_keeps_emulating() {
     let load = judged.load();
     let tag = "v1.36.3-judged-late";
     let mut upgrade = Running::start(&mut judged.upgrade(tag, &SHORT));
-    upgrade.logs("judged beside the temporary one");
+    upgrade.logs("judged beside the temporary instance");
     upgrade.kill();
     ends(
         &mut judged.again(&LONG),
@@ -209,7 +209,7 @@ fn what_cannot_be_judged_is_refused_and_nothing_is_changed() {
         &mut node.upgrade_in(&other, &v2),
         69,
         &[
-            "--judge: the instance that serves at 127.",
+            "--judge: the serving instance at 127.",
             "does not give its metrics",
         ],
     );
