@@ -1,8 +1,9 @@
-//! From the kernel's accept queue to the worker that relays: accept loop, caps and back-off.
+//! From the kernel's accept queue to a relaying worker: accept loops, limits and back-off.
 //!
-//! One task a listener, all on the first worker; connections are distributed to the worker with the fewest, and [`NEAR`] to the first one.
-//! (Two epolls on duplicates of one listener share very unevenly: 1,748 to 252 were seen.) No
-//! error of accept(2) ends the loop, except that the listener no longer listens.
+//! Each listener has a task, all on the first worker. A connection goes to the worker with the
+//! fewest connections, with a preference of [`NEAR`] for the first worker. (Two epolls on
+//! duplicates of a listener share very unevenly: 1,748 to 252 were seen.) Only a listener that no
+//! longer listens ends its loop; errors of accept(2) do not.
 
 use crate::metrics::Metrics;
 use crate::relay::{self, Context, Open};
@@ -19,26 +20,29 @@ use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, watch};
 
-/// Connections that are accepted before other tasks of the worker get their turn, some 3 ms: when all clients
-/// come at one moment, what the kernel's queue has no room for comes again only after a second.
+/// Connections to accept before other tasks of the worker get their turn, some 3 ms. When all
+/// clients come at one moment, a client without room in the kernel's queue comes again only after a
+/// second.
 const BATCH: usize = 1024;
 
-/// Longest pause when descriptors or memory ran out; a connection that ends cuts it short.
+/// Longest pause when descriptors or memory ran out; a connection that ends cuts the pause short.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Longest wait of the last shim for descriptors to accept the rest of a queue: the timeout of the clients there (client-go: 10 s
-/// for a handshake). Connections that hold the descriptors are not ended for that.
+/// Longest wait of the last shim for descriptors to accept the rest of a queue: the timeout of the
+/// queued clients (client-go: 10 s for a handshake). Connections that hold the descriptors are not
+/// ended.
 const LONGEST_REST: Duration = Duration::from_secs(10);
 
-/// While clients are passed as sockets, the first worker may have so many connections more than another one: a client leaves the shim after
-/// some milliseconds, and to wake another worker costs as much as to pass the client.
+/// Connections that the first worker may have beyond any other worker while clients are passed as
+/// sockets. A passed client leaves the shim after some milliseconds, and waking another worker
+/// costs as much as passing the client.
 const NEAR: u64 = 16;
 
-/// What a failed accept means (errors of accept(2)).
+/// The meaning of a failed accept (errors of accept(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trouble {
     Empty,
-    /// The client is gone, or the network reported an error for it: accept the next.
+    /// The client is gone, or the network reported an error for the client: accept the next client.
     Client,
     /// No descriptor or memory left: wait.
     Exhausted,
@@ -84,13 +88,13 @@ impl Trouble {
     }
 }
 
-/// What an accept loop should do.
+/// Instructions for an accept loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Accepting {
     Yes,
     /// Stop: another shim accepts.
     No,
-    /// Accept what is queued, then stop: there is no other shim.
+    /// Accept the queued clients and stop: no other shim is left.
     Rest,
 }
 
@@ -102,8 +106,8 @@ struct Accepted {
     sent: Option<Vec<u8>>,
 }
 
-/// Connections for a worker. A queue, because a task spawned from another thread wakes that thread each time
-/// (a write to an eventfd), and a queue only when it is empty.
+/// The queue of connections for a worker. A task spawned from another thread wakes its thread each
+/// time (a write to an eventfd), a queue wakes the thread only when empty.
 #[derive(Debug)]
 struct WorkerQueue {
     to: mpsc::UnboundedSender<Accepted>,
@@ -139,13 +143,14 @@ pub(crate) struct Dispatcher {
     metrics: Arc<Metrics>,
     ended: Arc<Notify>,
     limit: u64,
-    /// Whether an accept has failed for a lasting reason since the queue was last empty: logged once, not at each attempt.
+    /// True if an accept has failed for a lasting reason since the listen queue was last empty:
+    /// logged once, not at each attempt.
     troubled: AtomicBool,
 }
 
 impl Dispatcher {
-    /// Distributes to workers, at least one, each with the context of its connections; at most `limit` connections at
-    /// once.
+    /// Makes a dispatcher to at least one worker, with a context for each, for at most `limit`
+    /// connections at once.
     pub(crate) fn new(
         workers: &[Handle],
         contexts: impl Iterator<Item = Context>,
@@ -168,8 +173,9 @@ impl Dispatcher {
         }
     }
 
-    /// Accepts from a listener while `accepting` allows it, or until the listener no longer listens. Runs on the
-    /// first worker, and calls `runs` there when nothing can keep it from accepting any more.
+    /// Accepts from a listener while `accepting` allows it, or until the listener no longer
+    /// listens. Runs on the first worker, and calls `runs` when nothing can prevent accepting any
+    /// more.
     pub(crate) fn spawn(
         self: &Arc<Self>,
         listener: OwnedFd,
@@ -205,8 +211,9 @@ impl Dispatcher {
                 },
             }
         }
-        // Without a guard elsewhere, close would reset the queue. The limit is for clients that can
-        // wait. The listener is closed here, within microseconds: another thread would have to wake up for it.
+        // Without a guard elsewhere, close would reset the queue. The time limit is for clients
+        // that can wait. The listener is closed here, within microseconds: another thread would
+        // have to wake up first.
         let until = tokio::time::Instant::now() + LONGEST_REST;
         while *accepting.borrow() == Accepting::Rest {
             match self.accept_batch(&listener, u64::MAX) {
@@ -220,7 +227,7 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Waits until a connection ends, which releases its descriptors, or for a while.
+    /// Waits for a while, or until a connection ends and releases its descriptors.
     async fn pause(&self) {
         tokio::select! {
             () = self.ended.notified() => {}
@@ -228,7 +235,7 @@ impl Dispatcher {
         }
     }
 
-    /// Whether there are as many connections as there may be.
+    /// True if the limit of connections is reached.
     pub(crate) fn is_full(&self) -> bool {
         self.metrics.open() >= self.limit
     }
@@ -260,7 +267,7 @@ impl Dispatcher {
             queue.context.stats.open.load(Relaxed) + if *number > 0 { near } else { 0 }
         };
         if let Some((_, queue)) = self.queues.iter().enumerate().min_by_key(open) {
-            // The worker ends with the shim; so do its connections.
+            // The worker ends with the shim, and the worker's connections end too.
             let _ = queue.to.send(Accepted {
                 open: Open::new(&queue.context),
                 client,
@@ -270,7 +277,8 @@ impl Dispatcher {
         }
     }
 
-    /// Accepts up to a batch, while there are fewer than `limit` connections; gives what stopped it before.
+    /// Accepts up to a batch, while the number of connections is below `limit`. Returns why it
+    /// stopped early.
     fn accept_batch(&self, listener: &AsyncFd<OwnedFd>, limit: u64) -> Option<Trouble> {
         for _ in 0..BATCH {
             if self.metrics.open() >= limit {
@@ -278,7 +286,8 @@ impl Dispatcher {
                     // No client waits.
                     return Some(Trouble::Empty);
                 }
-                // In the kernel's queue a storm is ahead of all other clients: one that waits for its turn at the gate goes, and another is accepted.
+                // In a storm, the kernel's queue holds up all other clients. So a client that waits
+                // for its turn at the gate is rejected, and another client is accepted.
                 let gate = self
                     .queues
                     .first()
@@ -297,11 +306,12 @@ impl Dispatcher {
                 Ok((client, peer)) => self.dispatch(client, peer, None),
                 Err(error) => match Trouble::of(&error) {
                     Trouble::Empty => {
-                        // At a limit each connection that ends lets one in, and the next one waits again.
+                        // At a limit, each connection that ends lets one client in, and the next
+                        // client waits again.
                         self.troubled.store(false, Relaxed);
                         return Some(Trouble::Empty);
                     }
-                    // This shim ended it, or one that shares it.
+                    // This shim or a sibling ended the listener.
                     Trouble::Closed => {
                         self.metrics.accept_failed(Trouble::Closed.as_str());
                         return Some(Trouble::Closed);

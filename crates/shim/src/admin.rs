@@ -1,7 +1,8 @@
 //! The admin server: /metrics, /livez, /readyz and /status by HTTP.
 //!
-//! Its port is shared (SO_REUSEPORT), because two pods of one template share the host's network. So
-//! /metrics and /status answer for every live shim of the berth, whichever gets the request.
+//! The admin port is shared (SO_REUSEPORT), because two pods of a template share the host's
+//! network. So /metrics and /status answer for every live shim of the berth, whichever shim gets
+//! the request.
 
 use crate::shared::Shared;
 use berth_node::terms::shorten;
@@ -22,14 +23,16 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// Connections at once: scrapers and probes are few, and each holds a descriptor, and others while siblings are asked.
+/// Most connections at once. Scrapers and probes are few. Each holds a descriptor, and more
+/// descriptors while siblings are asked.
 pub(crate) const CONNECTIONS: usize = 32;
 
-/// How long a client may take for its request's head.
+/// How long a client may take to send its request's head.
 const HEAD: Duration = Duration::from_secs(5);
 
-/// How long a client may be connected, and how much longer the answer that is on its way may take. A scraper that keeps
-/// its connection opens another; one that does not read its answers releases its slot.
+/// How long a client may be connected, and how much longer an answer on its way may take.
+/// Afterwards, a scraper that keeps its connection has to open a new connection, and a client that
+/// does not read answers releases its place.
 const CONNECTED: Duration = Duration::from_secs(10);
 const LAST_ANSWER: Duration = Duration::from_secs(5);
 
@@ -50,7 +53,7 @@ impl Admin {
         })
     }
 
-    /// Answers until it is dropped.
+    /// Answers until dropped.
     pub(crate) async fn serve(self, shim: Shared) {
         let places = Arc::new(Semaphore::new(CONNECTIONS));
         let mut troubled = false;

@@ -1,10 +1,10 @@
-//! The wiring of a shim, and the only place where it is done: [`build`] takes what a shim needs (ports,
-//! threads, files) and fails before anything is served, [`Bound::run`] serves until it gets SIGTERM.
+//! The wiring of a shim, in one place. [`build`] acquires what a shim needs (ports, threads, files)
+//! and fails before any client is served. [`Bound::run`] serves until SIGTERM.
 //!
 //! A [`Bound`] knows its real addresses, so that a test runs a whole shim on port 0.
 //!
-//! The control plane (probes, records, socket, admin, this loop) runs on the caller's runtime, which
-//! should be current-thread; connections run on the threads of `workers`.
+//! The control plane (probes, records, socket, admin, this loop) runs on the caller's runtime,
+//! which should be current-thread. Connections run on the threads of `workers`.
 
 use crate::accept::Dispatcher;
 use crate::admin::Admin;
@@ -51,7 +51,7 @@ const HELD: usize = 1024;
 /// Time between two tries for a port, within `--bind-wait`.
 const BIND_PAUSE: Duration = Duration::from_millis(250);
 
-/// Why a shim cannot be built: the message has the cause and the fix.
+/// Why a shim cannot be built. The message has the cause and the fix.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// A port cannot be bound.
@@ -60,7 +60,7 @@ pub enum BuildError {
     /// The run directory cannot be used.
     #[error(transparent)]
     Registry(#[from] registry::Error),
-    /// Another shim has this instance.
+    /// A shim of this instance runs already.
     #[expect(missing_docs, reason = "the message has both")]
     #[error(
         "a shim of instance {instance} runs already ({path} answers): stop it, or give another --instance"
@@ -92,11 +92,11 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> BuildError {
 /// How a shim ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
-    /// Connections that were cut: by the drain deadline or a second signal.
+    /// Connections that were cut by the drain deadline or a second signal.
     pub cut: u64,
 }
 
-/// A shim with everything that it needs, before it serves.
+/// A shim with everything it needs, before serving.
 #[derive(Debug)]
 pub struct Bound {
     shared: Shared,
@@ -220,7 +220,7 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
     })
 }
 
-/// What the limit of open files leaves room for.
+/// Threads and connections within the limit of open files.
 struct Room {
     files: u64,
     threads: usize,
@@ -268,7 +268,7 @@ impl Room {
     }
 }
 
-/// The threads that relay, and what their connections report to the control plane.
+/// The relaying threads, and the channels from their connections to the control plane.
 #[derive(Debug)]
 struct DataPlane {
     workers: Workers,
@@ -365,33 +365,34 @@ fn port_error(address: SocketAddr, error: &io::Error) -> BuildError {
 }
 
 impl Bound {
-    /// Its listen addresses, with the ports that the kernel chose.
+    /// Returns the listen addresses, with the ports that the kernel chose.
     pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         self.shared.config.place.addresses()
     }
 
-    /// Its instance's ID, which was drawn if none was configured.
+    /// Returns the instance's ID, which was drawn if none was configured.
     pub fn instance(&self) -> &InstanceId {
         &self.shared.instance
     }
 
-    /// The directory in which it meets its siblings.
+    /// Returns the directory in which the shim meets its siblings.
     pub fn berth(&self) -> &BerthDir {
         &self.shared.berth
     }
 
-    /// The run directory, as configured.
+    /// Returns the run directory, as configured.
     pub fn run_dir(&self) -> &Path {
         &self.shared.config.place.run_dir
     }
 
-    /// A receiver of the shim's state, for each change.
+    /// Returns a receiver of the shim's state, for each change.
     pub fn state(&self) -> watch::Receiver<ShimState> {
         self.shared.state.subscribe()
     }
 
-    /// Duplicates of its listeners, to be steered to while it has joined. Close them when the shim no longer listens: an open
-    /// listener would queue connections that nothing accepts.
+    /// Returns duplicates of the listeners, to steer clients to the joined shim. Close the
+    /// duplicates when the shim no longer listens: an open listener would queue connections that
+    /// nothing accepts.
     ///
     /// # Errors
     /// Descriptors ran out.
@@ -399,24 +400,24 @@ impl Bound {
         self.sockets.iter().map(OwnedFd::try_clone).collect()
     }
 
-    /// Whether each of its relaying threads responds; callable at any time.
+    /// Returns a function that checks that each relaying thread responds, callable at any time.
     pub fn is_alive(&self) -> impl Fn() -> bool + Send + use<> {
         let shared = self.shared.clone();
         move || !shared.is_blocked()
     }
 
-    /// The number of open connections; callable at any time.
+    /// Returns a function that counts open connections, callable at any time.
     pub fn open(&self) -> impl Fn() -> u64 + Send + use<> {
         let metrics = self.shared.metrics.clone();
         move || metrics.open()
     }
 
-    /// For a caller that stops the instance after the shim has left.
+    /// Returns a wait for a caller that stops the instance after the shim has left.
     pub fn answered(&self) -> Answered {
         Answered::new(self.state(), self.shared.metrics.clone())
     }
 
-    /// Serves until `stop` changes and its connections have ended.
+    /// Serves until `stop` changes and the connections have ended.
     pub async fn run(self, stop: watch::Receiver<Stop>) -> Ended {
         let Self {
             shared,
@@ -495,7 +496,7 @@ impl Bound {
         );
         let keeping_cluster = while_served(keeper.as_mut().map(Keeper::keep));
         let gate = while_served(shared.gate.as_ref().map(|gate| gate.keep()));
-        // Guards are held until the last connection ended.
+        // Guards are held until the last connection has ended.
         let cut = tokio::select! {
             cut = leave(&shared, config.drain_timeout) => cut,
             () = follow_stop(stop, &shared, withdrawal.as_ref()) => 0,
@@ -514,13 +515,13 @@ impl Bound {
         {
             keeper.finish().await;
         }
-        // Connections that are left are reset with their threads; nothing serves from here on.
+        // Remaining connections are reset with their threads. Nothing serves from here on.
         drop(data.workers);
         Ended { cut }
     }
 }
 
-/// Runs a part of the shim, if there is one, and never ends: the shim ends by others.
+/// Runs an optional part of the shim, and never ends: other parts decide when the shim ends.
 async fn while_served(part: Option<impl Future<Output = ()>>) {
     if let Some(part) = part {
         part.await;
@@ -528,7 +529,7 @@ async fn while_served(part: Option<impl Future<Output = ()>>) {
     std::future::pending::<()>().await;
 }
 
-/// Waits until the shim is stopped and has left, then until its connections have ended.
+/// Waits until the shim is stopped and has left, and until its connections have ended.
 async fn leave(shared: &Shared, timeout: Duration) -> u64 {
     let mut state = shared.state.subscribe();
     let _ = state.wait_for(|state| state.stop >= Stop::Drain).await;
@@ -573,8 +574,8 @@ async fn follow_stop(
     std::future::pending::<()>().await;
 }
 
-/// Undoes `berth drain` when the own instance is ready again as another process: a preStop hook runs for a
-/// restart in place too, through which the shim stays if it is a native sidecar.
+/// Undoes `berth drain` when the own instance is ready again as a new process. A preStop hook also
+/// runs for a restart in place, and a native sidecar stays through such a restart.
 async fn join_again(shared: &Shared, withdrawal: Option<&Withdrawal>) {
     let (mut state, mut table) = (shared.state.subscribe(), shared.table.clone());
     while state
@@ -604,7 +605,7 @@ async fn join_again(shared: &Shared, withdrawal: Option<&Withdrawal>) {
     std::future::pending::<()>().await;
 }
 
-/// Replies to a request on the shim's socket; those of siblings go to the handover.
+/// Replies to a request on the shim's socket. Requests of siblings go to the handover.
 async fn answer(
     shim: Shared,
     handover: mpsc::UnboundedSender<IncomingRequest>,

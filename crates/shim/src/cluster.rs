@@ -1,4 +1,4 @@
-//! The facts that go to the keeper, and the status that comes back, with `--cluster`.
+//! The facts for the keeper, and the keeper's status, with `--cluster`.
 
 use crate::backend::Table;
 use crate::metrics::Metrics;
@@ -8,16 +8,16 @@ use berth_node::terms::{InstanceHealth, Phase};
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// A duplicate is the same.
+/// Clones share their state.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cluster {
     facts: watch::Sender<Facts>,
-    /// What the keeper does, if there is one.
+    /// The keeper's status, if a keeper runs.
     pub(crate) status: watch::Sender<Option<ClusterStatus>>,
 }
 
 impl Cluster {
-    /// The keeper's side.
+    /// Returns the keeper's ends of the channels.
     pub(crate) fn links(&self, metrics: Arc<Metrics>) -> Links {
         metrics.begin_cluster();
         Links {
@@ -27,7 +27,8 @@ impl Cluster {
         }
     }
 
-    /// `any`: a node shim, which also represents the instances that have no shim of their own.
+    /// Publishes the facts. With `any`, for a node shim, the facts include the instances that have
+    /// no shim of their own.
     pub(crate) fn publish(
         &self,
         phase: Phase,

@@ -14,16 +14,16 @@ use tokio::sync::watch;
 /// Consecutive good answers that make an instance ready.
 pub const RISE: u32 = 2;
 
-/// A checked `berth serve` or `berth run`.
+/// The checked options of `berth serve` or `berth run`.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Listen addresses, instance and run directory.
     pub place: Place,
-    /// The instance's address, if it is configured and not taken from its record.
+    /// The instance's address, if configured and not taken from the instance's record.
     pub backend: Option<SocketAddr>,
-    /// An instance that is preferred to the own one.
+    /// An instance that is preferred to the own instance.
     pub preferred: Option<Preferred>,
-    /// A node shim: every instance of the berth is served.
+    /// True for a node shim, which serves every instance of the berth.
     pub discover: bool,
     /// How long siblings wait for a sign of life.
     pub lease: Duration,
@@ -33,41 +33,43 @@ pub struct Config {
     pub probe: ProbeConfig,
     /// Time between two probes of an instance.
     pub probe_interval: Duration,
-    /// Consecutive bad answers that make it unready.
+    /// Consecutive bad answers that make an instance unready.
     pub fall: u32,
     /// How long a client waits for an instance.
     pub hold: Duration,
     /// How long connections may go on after the own instance stopped listening.
     pub drain_timeout: Duration,
-    /// Most connections; `None`: what the file limit allows.
+    /// Most connections. `None` for as many as the file limit allows.
     pub max_connections: Option<u64>,
-    /// Relaying threads; `None`: one per core, at most eight.
+    /// Relaying threads. `None` for a thread per core, at most eight.
     pub threads: Option<usize>,
     /// TLS handshakes that an instance may have in flight.
     pub max_openings: MaxOpenings,
-    /// Clients whose new connections go first, in addition to the node's own.
+    /// Clients with new connections that go first, in addition to clients on the node itself.
     pub first: Vec<IpNet>,
     /// Address of the admin server (/metrics, /status, /livez, /readyz).
     pub admin: Option<SocketAddr>,
-    /// Whether clients' sockets go to instances that have a supervisor.
+    /// Whether clients' sockets are passed to instances with a supervisor.
     pub pass: PassMode,
     /// The cluster's API, if the shim keeps the Service `kubernetes` and Leases.
     pub cluster: Option<ClusterConfig>,
-    /// Whether ends of connections are logged at info.
+    /// True if ends of connections are logged at info.
     pub log_connections: bool,
 }
 
-/// An instance of this host that gets new connections while it is ready, before the own one: a bridge's. Its address is not a
-/// loopback one, and it is dialled from loopback, because such connections are not steered.
+/// An instance of this host that gets new connections before the own instance, while ready: a
+/// bridge's. The instance does not listen on a loopback address, and is dialled from loopback,
+/// because connections from loopback are not steered.
 #[derive(Debug, Clone)]
 pub struct Preferred {
-    /// Its ID among the instances of this shim.
+    /// The ID among the instances of this shim.
     pub id: InstanceId,
-    /// The address at which it listens.
+    /// The instance's listen address.
     pub address: SocketAddr,
-    /// How it is probed.
+    /// How the instance is probed.
     pub probe: ProbeConfig,
-    /// Identifies its process: with another one, its health starts over. None: it gets no connections.
+    /// Identifies the instance's process. A new process starts with unknown health. `None` if the
+    /// instance gets no connections.
     pub process: watch::Receiver<Option<u64>>,
 }
 
@@ -96,20 +98,20 @@ impl fmt::Display for MaxOpenings {
 /// How an instance gets its clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PassMode {
-    /// Their bytes are relayed.
+    /// The shim relays the clients' bytes.
     #[default]
     Relay,
-    /// Their sockets become results of the instance's accept(2), where that can be.
+    /// Clients' sockets become results of the instance's accept(2), where possible.
     Auto,
-    /// As [`Self::Auto`], and it is a mistake if that cannot be.
+    /// Like [`Self::Auto`], but with a warning where passing sockets is impossible.
     Inject,
 }
 
 impl PassMode {
-    /// All modes, in the order of their help texts.
+    /// All modes, in the order of the help texts.
     pub const ALL: [Self; 3] = [Self::Relay, Self::Auto, Self::Inject];
 
-    /// As on the command line.
+    /// Returns the mode's name on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Relay => "relay",
@@ -124,19 +126,19 @@ impl PassMode {
 pub struct Place {
     /// At least one; the first names the berth.
     pub listen: Vec<Listen>,
-    /// None: an ID is drawn.
+    /// The instance's ID. `None` to draw a random ID.
     pub instance: Option<InstanceId>,
     /// The directory that all shims and instances of the node share.
     pub run_dir: PathBuf,
 }
 
 impl Place {
-    /// The address that names the berth.
+    /// Returns the address that names the berth.
     pub fn berth(&self) -> SocketAddr {
         self.listen[0].addr
     }
 
-    /// All listen addresses.
+    /// Returns all listen addresses.
     pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> + '_ {
         self.listen.iter().map(|listen| listen.addr)
     }
@@ -147,6 +149,6 @@ impl Place {
 pub struct Listen {
     /// Address and port; port 0 lets the kernel choose.
     pub addr: SocketAddr,
-    /// Whether the address may be one that this node does not have yet (IP_FREEBIND).
+    /// True if this node may not have the address yet (IP_FREEBIND).
     pub freebind: bool,
 }

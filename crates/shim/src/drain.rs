@@ -1,6 +1,7 @@
-//! After leaving: wait for the first bytes that the own instance owes before it is stopped ([`Answered`]), then until
-//! the last connection ended, up to a deadline that begins when the own instance stopped listening,
-//! because the shim outlives its apiserver.
+//! The end of a shim that has left. The shim first waits until the own instance has sent the first
+//! bytes that it owes ([`Answered`]), so that the instance can be stopped. Next the shim waits for
+//! the last connection to end, up to a deadline. The deadline begins when the own instance stops
+//! listening, because the shim outlives its apiserver.
 
 use crate::backend::Table;
 use crate::metrics::Metrics;
@@ -11,16 +12,18 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
-/// Longest that the stop of an instance waits for clients without a first byte: kube-apiserver closes its listener
-/// at once on SIGTERM, if `--shutdown-delay-duration` is 0.
+/// How long clients without a first byte may delay the stop of an instance: kube-apiserver closes
+/// its listener at once on SIGTERM, if `--shutdown-delay-duration` is 0.
 const ANSWERING: Duration = Duration::from_secs(5);
 
-/// How long a client that was accepted last may take to send something: its ClientHello comes a round trip later, and
-/// it has a connection to the instance already.
+/// How long the client accepted last may take to send something: the ClientHello comes a round trip
+/// later, and the client already has a connection to the instance.
 const FIRST_BYTES: Duration = Duration::from_millis(500);
 
-/// Whether an instance can be stopped whose shim left this long ago and has `open` connections, of which `pending` wait
-/// for a first byte. Returns the number of those that will not get one.
+/// Decides whether an instance can be stopped. `left` is the time since the instance's shim left,
+/// `open` the number of the shim's connections, and `pending` the number of those that wait for a
+/// first byte. Returns the number of connections that will get no first byte, or `None` if the
+/// instance cannot be stopped yet.
 pub fn unanswered(left: Duration, pending: u64, open: u64) -> Option<u64> {
     let waited = if pending > 0 {
         left >= ANSWERING
@@ -33,10 +36,10 @@ pub fn unanswered(left: Duration, pending: u64, open: u64) -> Option<u64> {
 /// Time between two checks of the number of pending connections.
 const CHECK: Duration = Duration::from_millis(10);
 
-/// Time between two log lines about the connections that are waited for.
+/// Time between two log lines about the awaited connections.
 const LOGGED: Duration = Duration::from_secs(10);
 
-/// When the own instance of a shim that leaves can be stopped.
+/// Waits until the own instance of a leaving shim can be stopped.
 #[derive(Debug)]
 pub struct Answered {
     state: watch::Receiver<ShimState>,
@@ -53,9 +56,10 @@ impl Answered {
         }
     }
 
-    /// Waits until the shim has left and no client waits for a first byte: for 5 s at most. Can be dropped and called again.
+    /// Waits until the shim has left and no client waits for a first byte, for 5 s at most. The
+    /// future can be dropped and the method called again.
     pub async fn wait(&mut self) {
-        // It has ended, with its connections.
+        // The shim has ended, with its connections.
         let Ok(_) = self
             .state
             .wait_for(|state| state.phase == Phase::Left)
@@ -80,7 +84,8 @@ impl Answered {
     }
 }
 
-/// Whether an instance listens whose connections the shim must outlive: its own, or any for a node shim, which has none.
+/// True if an instance listens and the shim must outlive the instance's connections: the own
+/// instance, or any instance for a node shim.
 pub(crate) fn is_served(table: &Table, discover: bool) -> bool {
     let mut its = table
         .instances
@@ -89,8 +94,8 @@ pub(crate) fn is_served(table: &Table, discover: bool) -> bool {
     its.any(|instance| instance.health() != InstanceHealth::Unready)
 }
 
-/// Waits until the shim's connections have ended, at most `timeout` after its instance `is_served` no more. Returns how many are left, which
-/// are reset now.
+/// Waits until the shim's connections have ended, at most `timeout` after `is_served` becomes
+/// false. Returns the number of connections that are left. The caller resets them.
 pub(crate) async fn drain(
     metrics: &Metrics,
     ended: &Notify,

@@ -1,4 +1,4 @@
-//! Families of metrics that are made when a page is read.
+//! Metric families that are made for each scrape.
 
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeMetric, MetricEncoder,
@@ -8,7 +8,8 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use std::fmt;
 
-/// Begins a family. As in a [`Registry`](prometheus_client::registry::Registry), its help becomes a sentence.
+/// Begins a family. As in a [`Registry`](prometheus_client::registry::Registry), a dot completes
+/// the help text.
 pub(crate) fn describe<'s>(
     to: &'s mut DescriptorEncoder<'_>,
     name: &'s str,

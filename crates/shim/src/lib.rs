@@ -1,8 +1,9 @@
-//! The shim in front of a kube-apiserver, its modules in the order in which data flows.
+//! The shim in front of a kube-apiserver, with modules in the order of the data flow.
 
 #![forbid(unsafe_code)]
-// For what runs a shim: `app`, `config`, `drain`, `limits`, `shared`. The other modules are public for parts of berth that probe or steer as
-// a shim does, and for tests, benchmarks and fuzz targets.
+// For callers that run a shim: `app`, `config`, `drain`, `limits`, `shared`. Other modules are
+// public for parts of berth that probe or steer like a shim, and for tests, benchmarks and fuzz
+// targets.
 #![warn(missing_docs)]
 
 mod accept;

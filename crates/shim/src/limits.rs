@@ -1,25 +1,26 @@
-//! How many threads relay, and how many connections the limit of open files leaves room for. Pure.
+//! The number of relaying threads, and the number of connections within the limit of open files.
+//! Pure.
 //!
-//! A connection that is accepted and has no descriptor left for its instance would be lost, so the others are
-//! counted before: too many rather than too few.
+//! An accepted connection without a descriptor left for its instance would be lost. So the
+//! descriptors for everything else are counted beforehand: too many rather than too few.
 
 use crate::admin::CONNECTIONS;
 use crate::handover::PASSES;
 use crate::relay::bulk::PIPES;
 use berth_node::ipc::REQUESTS;
 
-/// Most relaying threads by default: eight move more than a control-plane node's network, and on a node
-/// with many cores the apiserver should have the others.
+/// Most relaying threads by default: eight move more than a control-plane node's network, and on a
+/// node with many cores the apiserver should have the rest.
 const THREADS: usize = 8;
 
-/// Descriptors that are no thread's and no connection's: listeners, guards, probes and run directory; then what the admin port takes at
-/// once, with two siblings that it asks, and the shim's socket.
+/// Descriptors for neither threads nor connections: listeners, guards, probes and run directory,
+/// the admin port's connections, with two siblings asked for each, and the shim's socket.
 const RESERVED: u64 = 64 + 3 * CONNECTIONS as u64 + REQUESTS as u64;
 
-/// Descriptors of a client that goes to a sibling or comes from one, in addition to its own.
+/// Descriptors of a client that is passed to or from a sibling, in addition to its connection's.
 const PER_PASS: u64 = 4;
 
-/// Descriptors of a thread: its epoll (twice), what wakes it, and the signals' pipe.
+/// Descriptors of a thread: its epoll (twice), its waker, and the signals' pipe.
 const PER_THREAD: u64 = 4;
 
 const PER_PIPE: u64 = 2;
@@ -27,10 +28,10 @@ const PER_PIPE: u64 = 2;
 /// Descriptors of a connection: client and instance.
 const PER_CONNECTION: u64 = 2;
 
-/// Connections of a small cluster: with room for fewer, there is a warning.
+/// Connections of a small cluster. Room for fewer causes a warning.
 pub const FEW: u64 = 1000;
 
-/// Number of relaying threads: as configured, else one per core, up to a maximum.
+/// Returns the number of relaying threads: as configured, else one per core, up to a maximum.
 pub(crate) fn threads_here(configured: Option<usize>) -> usize {
     threads(
         configured,
@@ -42,7 +43,7 @@ fn threads(configured: Option<usize>, cores: usize) -> usize {
     configured.unwrap_or(cores.clamp(1, THREADS))
 }
 
-/// Descriptors that are not for connections, as text and as a number.
+/// Returns the descriptors that are not for connections, as text and as a number.
 pub(crate) fn besides(threads: usize) -> (String, u64) {
     let of_threads = threads as u64 * (PER_THREAD + u64::from(PIPES) * PER_PIPE);
     let others = RESERVED + PASSES as u64 * PER_PASS;
@@ -52,12 +53,13 @@ pub(crate) fn besides(threads: usize) -> (String, u64) {
     )
 }
 
-/// The number of connections for which this many open files leave room.
+/// Returns the number of connections within a limit of open files.
 pub(crate) fn connections(files: u64, threads: usize) -> u64 {
     files.saturating_sub(besides(threads).1) / PER_CONNECTION
 }
 
-/// The same, with the default number of threads.
+/// Returns the number of connections within a limit of open files, with the default number of
+/// threads.
 pub fn room(files: u64) -> u64 {
     connections(files, threads_here(None))
 }

@@ -1,7 +1,7 @@
-//! Every metric family, and the counters behind them.
+//! Every metric family, and the counters behind the families.
 //!
-//! Connections count in one [`WorkerStats`] per worker, so that no two cores write to one
-//! cache line; the sums are made when they are requested.
+//! Connections count in the [`WorkerStats`] of their worker, so that no two cores write to a cache
+//! line. Sums are made on request.
 
 use crate::backend::Table;
 use crate::family::{counter, family, gauge};
@@ -22,28 +22,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use tokio::sync::{Semaphore, watch};
 
-/// Lines of the log that were dropped, because it was not read or could not be written.
+/// Log lines that were dropped, because nobody read them or they could not be written.
 pub static LOG_LINES_DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// The commit that this was built from: scripts/static.sh sets it.
+/// The commit of this build, set by scripts/static.sh.
 const REVISION: &str = match option_env!("BERTH_REVISION") {
     Some(revision) if !revision.is_empty() => revision,
     _ => "unknown",
 };
 
-/// The counters of one worker's connections, on their own cache lines: mostly its thread alone writes them.
+/// The counters of a worker's connections, on separate cache lines: mostly the worker's thread
+/// alone writes them.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct WorkerStats {
     /// Connections distributed to the worker and not ended.
     pub open: AtomicU64,
-    /// Those of them whose client has sent something and has no answer.
+    /// Open connections with a client that has sent something and has no answer.
     pub pending: AtomicU64,
     pub bytes_up: AtomicU64,
     pub bytes_down: AtomicU64,
     /// Times that a connection was made to another instance, or again, before the first byte.
     pub replays: AtomicU64,
-    /// Attempts at the own instance that ended without a byte of it.
+    /// Attempts at the own instance that ended without a byte from the instance.
     pub empty: AtomicU64,
     ended: [AtomicU64; Outcome::ALL.len()],
 }
@@ -54,7 +55,7 @@ impl WorkerStats {
     }
 }
 
-/// A family of counters with this number of labels, whose values are literals of this code.
+/// A family of counters with `LABELS` labels. The labels' values are literals in this code.
 type Counters<const LABELS: usize> = Family<[(&'static str, &'static str); LABELS], Counter>;
 
 fn register<M: Metric + Clone>(to: &mut Registry, name: &str, help: &str, metric: M) -> M {
@@ -62,8 +63,8 @@ fn register<M: Metric + Clone>(to: &mut Registry, name: &str, help: &str, metric
     metric
 }
 
-/// Registers counters. Those with the labels `from` are there from the start: `increase()` does not see a counter that appears with its
-/// first count.
+/// Registers counters. Counters with the labels `from` exist from the start: `increase()` does not
+/// see a counter that appears with its first count.
 fn counters<const LABELS: usize>(
     to: &mut Registry,
     name: &str,
@@ -80,7 +81,7 @@ fn counters<const LABELS: usize>(
 pub struct Metrics {
     registry: Registry,
     workers: Vec<Arc<WorkerStats>>,
-    /// Places for held clients; those that are taken are held.
+    /// Places for held clients. A taken place is a held client.
     pub held: Arc<Semaphore>,
     held_limit: usize,
     pub connect_seconds: Histogram,
@@ -91,12 +92,14 @@ pub struct Metrics {
     renewals: Counters<1>,
     cluster_requests: Counters<2>,
     pub(crate) foreign_listeners: Gauge,
-    /// `berth_siblings_unconnected`: live siblings that have had no connection for longer than a lease.
+    /// `berth_siblings_unconnected`: live siblings that have had no connection for longer than a
+    /// lease.
     pub(crate) siblings_unconnected: Gauge,
 }
 
 impl Metrics {
-    /// The metrics of a shim with these numbers of workers and places for held clients, and those that `others` collect.
+    /// Makes the metrics of a shim with the given numbers of workers and places for held clients,
+    /// and with the metrics that `others` collect.
     pub fn new(
         instance: &InstanceId,
         workers: usize,
@@ -109,8 +112,8 @@ impl Metrics {
             .map(|_| Arc::<WorkerStats>::default())
             .collect();
         let held = Arc::new(Semaphore::new(held_limit));
-        // Each shim's page has all shims of the berth: this label tells them apart.
-        // (`instance` is Prometheus' own name for a target.)
+        // Each shim's page has all shims of the berth, so this label names the shim. (`instance` is
+        // Prometheus' own name for a target.)
         let label = ("shim".into(), instance.as_str().to_owned().into());
         let mut registry = Registry::with_labels(std::iter::once(label));
         let sums = Sums {
@@ -197,7 +200,7 @@ impl Metrics {
         }
     }
 
-    /// Counts a probe; the results are those of [`crate::backend::probe::Answer::result`].
+    /// Counts a probe, by [`crate::backend::probe::Answer::result`].
     pub(crate) fn probed(&self, result: &'static str) {
         self.probes.get_or_create(&[("result", result)]).inc();
     }
@@ -207,8 +210,8 @@ impl Metrics {
         self.accept_errors.get_or_create(&[("kind", kind)]).inc();
     }
 
-    /// Counts a step of the handover (connect, guard, listen, accept, refuse, close, pass, take, or a state) and
-    /// whether it was `ok`, or how it failed.
+    /// Counts a step of the handover (connect, guard, listen, accept, refuse, close, pass, take, or
+    /// a state). `result` is `ok` or the kind of failure.
     pub(crate) fn handed_over(&self, step: &'static str, result: &'static str) {
         self.handover
             .get_or_create(&[("step", step), ("result", result)])
@@ -220,7 +223,7 @@ impl Metrics {
         self.renewals.get_or_create(&[("result", result)]).inc();
     }
 
-    /// Failures of a keeper's requests are there from the start.
+    /// Makes the counters of a keeper's failed requests exist from the start.
     pub(crate) fn begin_cluster(&self) {
         for (request, result) in berth_keeper::REQUESTS
             .iter()
@@ -233,7 +236,8 @@ impl Metrics {
         }
     }
 
-    /// Counts a request to the cluster's API: `ok`, `credentials`, `unauthorized`, `forbidden`, `unreachable`, `failed`.
+    /// Counts a request to the cluster's API: `ok`, `credentials`, `unauthorized`, `forbidden`,
+    /// `unreachable`, `failed`.
     pub(crate) fn cluster_asked(&self, request: &'static str, result: &'static str) {
         self.cluster_requests
             .get_or_create(&[("request", request), ("result", result)])
@@ -252,7 +256,7 @@ impl Metrics {
         sum(&self.workers, |w| w.pending.load(Relaxed))
     }
 
-    /// Connections that were ever accepted: those that ended and those that are open.
+    /// Returns the number of all connections ever accepted, ended and open.
     pub fn total(&self) -> u64 {
         self.open()
             + sum(&self.workers, |w| {
@@ -260,7 +264,7 @@ impl Metrics {
             })
     }
 
-    /// Connections whose sockets were passed to instances.
+    /// Returns the number of connections with sockets that were passed to instances.
     pub fn injected(&self) -> u64 {
         sum(&self.workers, |w| {
             w.ended[Outcome::Injected as usize].load(Relaxed)
@@ -279,8 +283,9 @@ impl Metrics {
     }
 }
 
-/// Merges the pages of several shims to one in Prometheus' text form: each family once, with the samples of all. Of heads that
-/// differ, since a sibling is of another version, the first counts. Shims write OpenMetrics, where a counter's heads lack `_total`.
+/// Merges the pages of several shims into a page in Prometheus' text form: each family once, with
+/// the samples of all shims. If heads differ, since a sibling is of another version, the first head
+/// counts. Shims write OpenMetrics, in which a counter's heads lack `_total`.
 pub fn merge(pages: &[String]) -> String {
     type Heads<'a> = Vec<(&'a str, &'a str)>;
     let mut families: Vec<(&str, Heads<'_>, Vec<&str>)> = Vec::new();
@@ -303,7 +308,7 @@ pub fn merge(pages: &[String]) -> String {
                         }),
                 );
             }
-            // A sample before any head is of no family: a page that no shim wrote.
+            // A sample before any head belongs to no family: no shim wrote the page.
             let Some((_, heads, samples)) = at.and_then(|at| families.get_mut(at)) else {
                 continue;
             };
@@ -335,7 +340,7 @@ fn sum(workers: &[Arc<WorkerStats>], of: impl Fn(&WorkerStats) -> u64) -> u64 {
     workers.iter().map(|worker| of(worker)).sum()
 }
 
-/// What is computed for each page.
+/// Values that are computed for each page.
 #[derive(Debug)]
 struct Sums {
     workers: Vec<Arc<WorkerStats>>,
@@ -498,7 +503,7 @@ mod tests {
             )
             .encode()
         };
-        // A sibling of another version, which explains its metrics in its own words.
+        // A sibling of another version, with other help texts.
         let help = "# HELP berth_replays ";
         let other = page("b").replace(help, &format!("{help}Formerly: "));
         assert!(other.contains("Formerly: "));
@@ -517,7 +522,7 @@ mod tests {
         ] {
             assert!(merged.contains(part), "{merged}");
         }
-        // The processes of siblings are told apart.
+        // Processes of siblings have separate samples.
         for shim in ["a", "b"] {
             let process = format!("\nprocess_start_time_seconds{{shim=\"{shim}\"}} ");
             assert_eq!(merged.matches(&process).count(), 1, "{merged}");

@@ -13,10 +13,10 @@ use berth_os::off_thread::OffThread;
 use std::sync::Arc;
 use tokio::sync::{Notify, watch};
 
-/// A duplicate is the same.
+/// Clones share their state.
 #[derive(Debug, Clone)]
 pub(crate) struct Shared {
-    /// With the addresses that are bound, where the kernel chose a port.
+    /// With the bound addresses, where the kernel chose a port.
     pub(crate) config: Arc<Config>,
     pub(crate) instance: InstanceId,
     pub(crate) berth: BerthDir,
@@ -25,19 +25,21 @@ pub(crate) struct Shared {
     /// Changed by [`Self::update`].
     pub(crate) state: watch::Sender<ShimState>,
     pub(crate) cluster: Cluster,
-    /// Limits TLS handshakes in flight, unless that is off.
+    /// Limits TLS handshakes in flight. `None` if the gate is off.
     pub(crate) gate: Option<Arc<Gate>>,
     pub(crate) share: Arc<Sharing>,
-    /// For all that is done in the run directory.
+    /// For all work in the run directory.
     pub(crate) run_dir: OffThread,
-    /// For lists of sockets and the process's figures: in a container, another process may stand behind a file in /proc.
+    /// For lists of sockets and the process's figures. In a container, another process may serve
+    /// the files in /proc.
     pub(crate) kernel: OffThread,
     /// Notified when a connection ends.
     pub(crate) ended: Arc<Notify>,
 }
 
 impl Shared {
-    /// Changes the state, notifies its receivers if the state is different now, and returns whether the state is different.
+    /// Changes the state, and notifies the receivers if the state differs. Returns true if the
+    /// state differs.
     pub(crate) fn update(&self, change: impl FnOnce(&mut ShimState)) -> bool {
         self.state.send_if_modified(|state| {
             let before = state.clone();

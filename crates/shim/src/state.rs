@@ -1,4 +1,4 @@
-//! What changes in the life of a shim.
+//! The state that changes in the life of a shim.
 
 use berth_node::instance::InstanceId;
 use berth_node::terms::Phase;
@@ -11,22 +11,22 @@ pub enum Stop {
     No,
     /// Leave, let connections end, and stay.
     Leave,
-    /// Leave, let connections end, then end.
+    /// Leave, let connections end, and exit.
     Drain,
-    /// End at once.
+    /// Exit at once.
     Now,
 }
 
-/// What changes in the life of a shim.
+/// The state that changes in the life of a shim.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShimState {
-    /// Where the shim is in its life.
+    /// The phase of the shim's life.
     pub phase: Phase,
-    /// When that phase began.
+    /// When the phase began.
     pub since: SystemTime,
     /// The last request to stop, by a signal or through the shim's socket.
     pub stop: Stop,
-    /// A worker gives no sign of life: better a sibling takes the connections.
+    /// A worker gives no sign of life: a sibling should take the connections.
     pub(crate) blocked: bool,
     /// The siblings that live and have no connection to this shim.
     pub(crate) unconnected: Vec<InstanceId>,
@@ -45,7 +45,7 @@ impl Default for ShimState {
 }
 
 impl ShimState {
-    /// The shim leaves: from the request on, not from when siblings took over.
+    /// True if the shim leaves: from the request on, not from the siblings' takeover on.
     pub(crate) fn is_leaving(&self) -> bool {
         self.stop != Stop::No
     }

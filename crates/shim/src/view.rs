@@ -35,7 +35,8 @@ impl Shared {
             })
     }
 
-    /// Every live shim of the berth, the own first, and those that do not answer: the JSON of `/status`.
+    /// Returns the JSON of `/status`: every live shim of the berth, this shim first, and the
+    /// siblings that do not answer.
     pub(crate) async fn all_status(&self) -> serde_json::Result<Value> {
         let (mut shims, mut silent) = (vec![self.status().await.to_public_json()?], Vec::new());
         for (instance, reply) in self.ask_siblings(Ask::Status).await {
@@ -48,8 +49,8 @@ impl Shared {
         Ok(json!({"version": wire::STATE_VERSION, "shims": shims, "silent": silent}))
     }
 
-    /// Whether another shim of the berth listens now: this one may have hung since the last announcement. One that does not
-    /// reply takes nothing over.
+    /// True if a sibling listens now. Asks the siblings, because this shim may have hung since the
+    /// last announcement. A sibling that does not reply takes nothing over.
     pub(crate) async fn has_joined_sibling(&self) -> bool {
         let joined =
             |reply| matches!(reply, Ok(Reply::Status(status)) if status.state == Phase::Joined);
@@ -59,7 +60,8 @@ impl Shared {
             .any(|(_, reply)| joined(reply))
     }
 
-    /// Sends a request to every sibling with a live lease at once; one without a reply for a second is named, not waited for.
+    /// Sends a request to all siblings with a live lease at once. A sibling without a reply for a
+    /// second is named, not waited for.
     async fn ask_siblings(&self, ask: Ask) -> Vec<(InstanceId, Result<Reply, String>)> {
         let berth = self.berth.clone();
         let read = move || (clock::boot_id(), clock::boottime(), lease::list(&berth));
@@ -98,7 +100,7 @@ impl Shared {
         } = self;
         let connections_injected = match metrics.injected() {
             0 => 0,
-            // The most that there may be, if the kernel does not tell.
+            // An upper bound, if the kernel does not count open sockets.
             passed => match self
                 .kernel
                 .within(ipc::PATIENCE / 2, locks::locked_sockets)

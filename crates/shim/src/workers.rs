@@ -1,6 +1,6 @@
-//! The data plane's threads: one current-thread runtime per core. A connection stays on the worker
-//! that it was distributed to, so that its two sockets and its buffer never change cores, and its counters hardly do:
-//! the thread that accepts or receives a connection counts it for the worker.
+//! The data plane's threads: a current-thread runtime per core. A connection stays on its worker,
+//! so that its two sockets and its buffer never change cores. Its counters hardly do: the thread
+//! that accepts or receives a connection counts it for the worker.
 
 use berth_node::terms::shorten;
 use std::io;
@@ -10,20 +10,22 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::CancellationToken;
 
-/// A timer that begins when no earlier one is set wakes its own thread once more (a write to an eventfd and
-/// a round of epoll), and each connection that is half closed for a moment begins one. This is earlier.
+/// Interval of a timer that is always set. A timer without an earlier timer wakes its own thread
+/// once more (a write to an eventfd and a round of epoll), and each connection that is half closed
+/// for a moment begins a timer. This timer is earlier.
 const TICK: Duration = Duration::from_millis(500);
 
-/// How long a thread may take to end its connections: one that is blocked would never let the process end.
+/// How long a thread may take to end its connections: a blocked thread would never let the process
+/// end.
 const ENDING: Duration = Duration::from_secs(5);
 
-/// The threads that relay. Dropping it ends them and every connection on them.
+/// The relaying threads. A drop ends the threads and every connection on them.
 #[derive(Debug)]
 pub(crate) struct Workers {
     handles: Vec<Handle>,
     threads: Vec<JoinHandle<()>>,
     stop: CancellationToken,
-    /// Its senders are with the threads: closed when the last one has ended.
+    /// Closed when the last thread has ended: the threads hold the senders.
     running: Receiver<()>,
 }
 
@@ -37,7 +39,7 @@ impl Workers {
             stop,
             running,
         };
-        // Dropped before them if one cannot be had.
+        // Dropped before the threads if a thread cannot be started.
         let runs = runs;
         for number in 0..count.max(1) {
             let runtime = Builder::new_current_thread().enable_all().build()?;
@@ -47,7 +49,8 @@ impl Workers {
                 .name(format!("berth-relay-{number}"))
                 .spawn(move || {
                     let _runs = runs;
-                    // Moved in, so that its connections end before the end of the thread is reported.
+                    // Moved in, so that its connections end before the end of the thread is
+                    // reported.
                     let runtime = runtime;
                     runtime.block_on(work(stop));
                 })?;
@@ -69,7 +72,7 @@ impl Drop for Workers {
     fn drop(&mut self) {
         self.stop.cancel();
         if self.running.recv_timeout(shorten(ENDING)) == Err(RecvTimeoutError::Timeout) {
-            // It ends with the process.
+            // The thread ends with the process.
             return tracing::error!("a relaying thread does not end, and is not waited for");
         }
         for thread in self.threads.drain(..) {

@@ -1,9 +1,10 @@
-//! Keeps the probing of instances in step with the run directory: with the records of `berth exec`, and
-//! with the leases of siblings whose instance has no record (`--backend`).
+//! Keeps the probing of instances in step with the run directory: with the records of `berth exec`,
+//! and with the leases of siblings that have an instance without a record (`--backend`).
 //!
-//! New instances are found in the directory. Whether a recorded instance is still alive is known from the lock on its record, by a
-//! descriptor that is kept: it is not gone because the name is, or cannot be read for a moment. A lease that cannot be read holds until
-//! it would have expired.
+//! New instances are found in the directory. The lock on an instance's record, by a kept
+//! descriptor, shows whether the instance is alive: a name that is removed, or unreadable for a
+//! moment, does not mean that the instance is gone. A lease that cannot be read holds until its
+//! expiry.
 
 use crate::backend::prober::{Passing, Probers};
 use berth_node::instance::InstanceId;
@@ -18,39 +19,40 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
-/// How long the directory is waited for at a time.
+/// Longest wait for a read of the directory.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
 pub(crate) struct OwnShim {
     pub(crate) id: InstanceId,
-    /// Its instance's address was configured: its record, if there is one, is ignored.
+    /// The instance's address was configured. A record of the instance is ignored.
     pub(crate) given: bool,
-    /// A node shim: an instance with a shim of its own is only its fallback.
+    /// True for a node shim: an instance with its own shim is only a fallback.
     pub(crate) any: bool,
 }
 
-/// A live instance. Another value means another process.
+/// A live instance. A different value means a different process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct LiveInstance {
     address: SocketAddr,
-    /// Of its record, if it is recorded. What a record says may be the same for its successor.
+    /// The record's inode, if the instance is recorded. The record of a successor may have
+    /// identical content.
     inode: Option<u64>,
 }
 
-/// What is known of a berth's directory.
+/// The known content of a berth's directory.
 #[derive(Debug, Clone, Default)]
 struct RunDirContents {
     live: BTreeMap<InstanceId, LiveInstance>,
-    /// The records of those that are recorded.
+    /// The records of recorded instances.
     held: BTreeMap<InstanceId, HeldRecord>,
     leases: Vec<Lease>,
-    /// Instances with a live shim, the own one left out.
+    /// Instances with a live shim, without the own instance.
     shimmed: BTreeSet<InstanceId>,
     problems: BTreeSet<IgnoredFile>,
 }
 
-/// Reads records and leases. A lease that exists and cannot be read holds as it was read before, in `known`.
+/// Reads records and leases. A lease that exists and cannot be read holds as last read, in `known`.
 fn read(berth: &BerthDir, own: &OwnShim, known: &[Lease]) -> io::Result<RunDirContents> {
     let mut found = RunDirContents {
         leases: lease::list(berth)?.found,
@@ -105,10 +107,12 @@ impl RunDirContents {
         self.held.insert(id, held);
     }
 
-    /// What is there now, with the instances that are known to be alive and whose records were not found. A record that was found
-    /// under the name of one is kept: another process could claim the name only because the record was gone.
+    /// Reads the directory again, and adds the instances that are alive without a found record. A
+    /// record that was found under the name of a live instance is kept: another process could claim
+    /// the name only because the old record was gone.
     ///
-    /// If the directory cannot be read, this is without the instances that ended, and an error.
+    /// If the directory cannot be read, returns the known content without the ended instances, and
+    /// an error.
     fn read_again(mut self, berth: &BerthDir, own: &OwnShim) -> (Self, io::Result<()>) {
         let found = read(berth, own, &self.leases);
         if let Err(error) = instance::prune(berth, SystemTime::now()) {
@@ -140,7 +144,7 @@ impl RunDirContents {
     }
 }
 
-/// Follows a berth until it is dropped.
+/// Follows a berth until dropped.
 pub(crate) async fn follow(berth: BerthDir, own: OwnShim, files: OffThread, mut probers: Probers) {
     let mut watch = Watch::new(&berth);
     let mut known = RunDirContents::default();
@@ -205,7 +209,8 @@ mod tests {
         lease
     }
 
-    /// Puts it into its place as a later version of berth would, which this one does not read.
+    /// Puts a lease into place as a later version of berth would, in a format that this version
+    /// does not read.
     fn of_another_format(berth: &BerthDir, id: &str) {
         let new = berth.leases().join(format!(".{id}.lease.new"));
         std::fs::write(&new, r#"{"version": 2}"#).unwrap();
@@ -220,7 +225,7 @@ mod tests {
         Some((found.address, found.started))
     }
 
-    /// A berth that is followed, and the table of its instances.
+    /// A followed berth, and the table of its instances.
     struct Followed {
         _temp: TempDir,
         berth: BerthDir,
@@ -297,7 +302,8 @@ mod tests {
         }
     }
 
-    /// Within the second that a record has, with a pid that is the same in each container.
+    /// The records differ neither in the second of their time nor in the pid, which can be equal in
+    /// each container.
     #[tokio::test]
     async fn an_instance_whose_record_reads_as_the_last_ones_is_another() {
         let mut followed = followed();
@@ -345,7 +351,7 @@ mod tests {
             "nothing is known against it"
         );
 
-        // A second later it has expired, whether it was seen meanwhile or not.
+        // A second later the lease has expired, whether it was seen meanwhile or not.
         lease::write(&berth, &lease("b", "127.1.2.5:1", 1)).unwrap();
         followed
             .until(|table| find(table, "b") != find(&before, "b"))
@@ -353,7 +359,7 @@ mod tests {
         of_another_format(&berth, "b");
         followed.until(|table| find(table, "b").is_none()).await;
 
-        // And one that is removed is of a shim that ended.
+        // A removed lease belongs to a shim that ended.
         lease::remove(&berth, &lease("c", "127.1.2.4:1", 600)).unwrap();
         followed.until(|table| find(table, "c").is_none()).await;
     }

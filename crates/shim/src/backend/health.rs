@@ -4,31 +4,34 @@ use berth_node::terms::InstanceHealth;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Observation {
-    /// The probe was answered as it should be.
+    /// The probe got the expected answer.
     Pass,
-    /// The probe was answered otherwise or not at all, but the port is open.
+    /// The probe got another answer or none, but the port is open.
     Fail,
-    /// As [`Observation::Fail`], until something is changed: the apiserver does not accept the probe's credentials,
-    /// or speaks TLS that the probe does not accept (its certificate, its algorithms).
+    /// Like [`Observation::Fail`], until a configuration changes: the apiserver does not accept the
+    /// probe's credentials, or the probe does not accept the apiserver's TLS (its certificate, its
+    /// algorithms).
     Rejected,
-    /// Handshakes of clients are in flight, and none ends: it is stuck, whatever the result of the probe.
+    /// Handshakes of clients are in flight, and none ends: the instance is stuck, whatever the
+    /// result of the probe.
     StandsStill,
     /// The port refused a connection: nothing listens.
     Refused,
 }
 
-/// The state machine of one instance.
+/// The state machine of an instance.
 #[derive(Debug, Clone)]
 pub(crate) struct HealthTracker {
     rise: u32,
     fall: u32,
     health: InstanceHealth,
-    /// Consecutive answers that contradict its health.
+    /// Consecutive answers that contradict `health`.
     against: u32,
 }
 
 impl HealthTracker {
-    /// A new instance: unready until `rise` consecutive probes passed. Numbers below 1 count as 1.
+    /// Makes the state of a new instance: unready until `rise` consecutive probes passed. Numbers
+    /// below 1 count as 1.
     pub(crate) fn new(rise: u32, fall: u32) -> Self {
         Self {
             rise,
@@ -42,12 +45,12 @@ impl HealthTracker {
         self.health
     }
 
-    /// Whether it is on its way to ready: then the next probe follows at once.
+    /// True on the way to ready: the next probe follows at once.
     pub(crate) fn is_rising(&self) -> bool {
         self.health != InstanceHealth::Ready && self.against > 0
     }
 
-    /// Ready, and all results since were good.
+    /// True if ready, with only good results since.
     pub(crate) fn is_well(&self) -> bool {
         self.health == InstanceHealth::Ready && self.against == 0
     }
@@ -61,7 +64,8 @@ impl HealthTracker {
             (InstanceHealth::Unready | InstanceHealth::Failing, Observation::Pass) => {
                 (self.rise, InstanceHealth::Ready)
             }
-            // It starts again from unready: what listens there next is another process.
+            // The instance starts again from unready: the next process at the port is a new
+            // process.
             (_, Observation::Refused) => (0, InstanceHealth::Unready),
             (health, _) => (0, health),
         };
@@ -83,7 +87,7 @@ mod tests {
     }
 
     proptest! {
-        /// The machine against the sentence that describes it, read off the whole history.
+        /// Compares the machine with its definition in words, applied to the whole history.
         #[test]
         fn health_follows_from_history(rise in 1u32..5, fall in 1u32..5, history in prop::collection::vec(seen(), 0..60)) {
             let mut health = HealthTracker::new(rise, fall);
@@ -95,7 +99,8 @@ mod tests {
         }
     }
 
-    /// The next probe follows at once while the instance rises; one that is well is probed less often.
+    /// The next probe follows at once while the instance rises; a well instance is probed less
+    /// often.
     #[test]
     fn an_instance_rises_from_its_first_pass_and_is_well_until_its_first_fail() {
         use Observation::{Fail, Pass, Refused, Rejected, StandsStill};
@@ -123,7 +128,8 @@ mod tests {
         }
     }
 
-    /// Ready iff the last `rise` consecutive passes are younger than the last `fall` consecutive fails.
+    /// Ready iff the last `rise` consecutive passes are younger than the last `fall` consecutive
+    /// fails.
     fn by_definition(history: &[Observation], rise: u32, fall: u32) -> InstanceHealth {
         let last_run = |of: Observation, length: u32| {
             let length = length as usize;

@@ -1,9 +1,10 @@
 //! The instances that can get connections.
 //!
-//! [`Table`] is what the relay picks from: a snapshot without locks, changed by [`TableWriter`] alone. Which instance
-//! gets a new connection is decided in [`Table::pick`] (while leaving: [`Table::pick_leaving`]) and nowhere else; which shim relays
-//! its bytes, or that its socket is passed to a `supervisor`, is another matter. `prober` probes the instances, [`probe`] is one
-//! probe, [`health`] derives an instance's state from consecutive results.
+//! [`Table`] is a snapshot without locks, from which the relay picks; only [`TableWriter`] changes
+//! it. [`Table::pick`] alone decides which instance gets a new connection (while leaving:
+//! [`Table::pick_leaving`]). Other code decides which shim relays the bytes, and whether the socket
+//! is passed to a `supervisor` instead. `prober` probes the instances, [`probe`] is one probe, and
+//! [`health`] derives an instance's state from consecutive results.
 
 pub(crate) mod follow;
 pub mod health;
@@ -22,33 +23,35 @@ use std::time::SystemTime;
 use supervisor::Link;
 use tokio::sync::watch;
 
-/// One instance, as the relay sees it.
+/// An instance, as the relay sees it.
 #[derive(Debug, Clone)]
 pub struct BackendInstance {
     pub id: InstanceId,
     pub address: SocketAddr,
     pub own: bool,
-    /// Whether it is used only if no other is ready: a node shim leaves an instance with a shim of its own to that one.
+    /// True if the instance is used only while no other is ready: a node shim leaves an instance to
+    /// the instance's own shim.
     pub fallback: bool,
     tracker: HealthTracker,
-    /// It is stalled: failing, and clients that wait for its first byte are better served elsewhere.
+    /// The instance hangs: its probe fails, and clients that wait for its first byte are better
+    /// served elsewhere.
     pub(crate) stands_still: bool,
     pub(crate) handshakes: Arc<Handshakes>,
-    /// Another number for each process that listened at the address, and for each time that it
-    /// refused and came back: what a connection tried once, it does not try again in one epoch.
+    /// A new number for each process at the address, and for each refusal and return. A connection
+    /// does not try an instance again in an epoch that failed.
     pub epoch: u64,
-    /// The first of its epochs: another number for each process, whatever that refused.
+    /// The first epoch of the process: a new number for each process, but not for refusals.
     pub started: u64,
     pub since: SystemTime,
     /// The last probe's result, as text.
     pub last_probe: Arc<str>,
-    /// That was [`Observation::Rejected`].
+    /// True if the last probe was [`Observation::Rejected`].
     pub probe_rejected: bool,
-    /// Where clients' sockets are passed to it, while that can be.
+    /// The link that passes clients' sockets to the instance, while the instance accepts them.
     pub(crate) link: Option<Arc<Link>>,
-    /// Why its clients are relayed, if that is not as wanted.
+    /// Why clients are relayed although `--pass` wants their sockets passed.
     pub(crate) relayed: Option<Arc<str>>,
-    /// The version that it reports, once it was ready.
+    /// The version that the instance reports, once ready.
     pub version: Option<Arc<str>>,
 }
 
@@ -57,12 +60,12 @@ impl BackendInstance {
         self.tracker.health()
     }
 
-    /// On its way to ready: the next probe follows at once.
+    /// True on the way to ready: the next probe follows at once.
     pub(crate) fn is_rising(&self) -> bool {
         self.tracker.is_rising()
     }
 
-    /// Ready, and its last probe passed.
+    /// True if the instance is ready and its last probe passed.
     pub(crate) fn is_well(&self) -> bool {
         self.tracker.is_well()
     }
@@ -70,13 +73,15 @@ impl BackendInstance {
 
 #[derive(Debug, Clone, Default)]
 pub struct Table {
-    /// The own instance first, then the siblings' in the order in which they came.
+    /// The own instance first, followed by the siblings' instances in the order of arrival.
     pub instances: Vec<BackendInstance>,
 }
 
 impl Table {
-    /// The instance that a new connection goes to: the own one if it is ready, else a ready sibling's, else (fail open)
-    /// one that was ready and never refused since, one that is stuck last. `usable` leaves out those that the connection has tried.
+    /// Returns the instance for a new connection: the own instance if ready, else a sibling's ready
+    /// instance, else (fail open) an instance that was ready and has not refused since. Among
+    /// failing instances, those that hang come last. `usable` excludes instances that the
+    /// connection has tried.
     pub fn pick(&self, usable: impl Fn(&BackendInstance) -> bool) -> Option<&BackendInstance> {
         let with = |health, stands_still| {
             let is_fit = |i: &&BackendInstance| {
@@ -90,9 +95,10 @@ impl Table {
         with(InstanceHealth::Ready, false).or_else(failing)
     }
 
-    /// The instance that a new connection goes to while the shim leaves: a ready sibling's before the
-    /// own one, which may have got its SIGTERM with the shim's and still pass its probe. A TLS handshake
-    /// that it finishes now may well be one whose request it ends without an answer.
+    /// Returns the instance for a new connection while the shim leaves. A sibling's ready instance
+    /// comes before the own instance, which may have got SIGTERM together with the shim and still
+    /// pass its probe. The own instance may finish a TLS handshake now and end the request without
+    /// an answer.
     pub fn pick_leaving(
         &self,
         usable: impl Fn(&BackendInstance) -> bool,
@@ -119,7 +125,7 @@ pub struct TableWriter {
 }
 
 impl TableWriter {
-    /// An empty table, where `rise` and `fall` decide about instances.
+    /// Makes an empty table. `rise` and `fall` decide about the health of instances.
     pub fn new(rise: u32, fall: u32) -> Self {
         Self {
             table: watch::Sender::new(Arc::default()),
@@ -137,8 +143,8 @@ impl TableWriter {
         self.table.borrow().clone()
     }
 
-    /// Adds an instance; a known one at another address, or with `renewed`, begins a new epoch. Returns
-    /// its epoch if it has to be probed from the start.
+    /// Adds an instance. A known instance at another address, or with `renewed`, begins a new
+    /// epoch. Returns the epoch if the instance has to be probed from the start.
     pub fn insert(
         &mut self,
         id: &InstanceId,
@@ -189,8 +195,8 @@ impl TableWriter {
         }
     }
 
-    /// Records an observation of an instance in an epoch, and its text. Returns
-    /// its health before and after, or `None` for an instance or epoch that has ended.
+    /// Records an observation of an instance in an epoch, with its text. Returns the health before
+    /// and after, or `None` for an instance or epoch that has ended.
     pub fn observe(
         &mut self,
         id: &InstanceId,
@@ -206,7 +212,7 @@ impl TableWriter {
             }
             let (before, after) = (instance.health(), instance.tracker.observe(seen));
             observed = Some((before, after));
-            // It moves when its probe has passed as often as it must to be ready.
+            // An instance stops hanging when its probe has passed as often as ready requires.
             let stands_still = after == InstanceHealth::Failing
                 && (instance.stands_still || seen == Observation::StandsStill);
             let stood_still = std::mem::replace(&mut instance.stands_still, stands_still);
@@ -216,7 +222,7 @@ impl TableWriter {
                     instance.epoch = next_epoch;
                 }
             }
-            // Receivers are not woken by each probe.
+            // Not every probe wakes the receivers.
             let changed = before != after
                 || stood_still != stands_still
                 || *instance.last_probe != *words
@@ -392,7 +398,8 @@ mod tests {
         assert_eq!(picked(&writer), None);
     }
 
-    /// Every connection that is opened or held waits for the table, and an instance that refuses is probed ten times a second.
+    /// Every connection that is opened or held waits for the table, and an instance that refuses is
+    /// probed ten times a second.
     #[test]
     fn an_answer_that_changes_nothing_wakes_no_receiver() {
         let (mut writer, own, _) = writer();

@@ -1,8 +1,8 @@
-//! One probe of an instance: GET a path by HTTPS, or connect only.
+//! Probes an instance: GET a path by HTTPS, or connect only.
 //!
-//! Each probe is a connection of its own, as a new client's would be. Certificates and tokens are
-//! read again for each probe, and the TLS configuration is made again when they changed: they rotate. While a disk stalls, the
-//! probe uses what it read last.
+//! Each probe makes a new connection, like a new client. Certificates and tokens rotate: each probe
+//! reads them again, and makes the TLS configuration again if they changed. While a disk stalls,
+//! the probe uses the files as last read.
 
 use super::health::Observation;
 use berth_cluster::http;
@@ -25,8 +25,8 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
-/// How long the files are waited for at the start: as a node boots, its disk may take seconds, and a shim that ended would be started
-/// again later and later.
+/// Longest wait for the files at the start. As a node boots, its disk may take seconds, and a shim
+/// that ended would be restarted later and later.
 const START: Duration = Duration::from_secs(30);
 
 /// Most bytes of an answer that are read; `/readyz?verbose` has some 3 KB.
@@ -53,9 +53,9 @@ pub struct ProbeConfig {
     pub kind: ProbeKind,
     /// Path that answers 200 when the instance is ready.
     pub path: String,
-    /// CAs that the instance's certificate is checked against; `None`: it is not checked.
+    /// CAs to verify the instance's certificate. `None` if the certificate is not verified.
     pub ca: Option<PathBuf>,
-    /// The probe's own certificate and key.
+    /// The probe's certificate and key.
     pub client: Option<(PathBuf, PathBuf)>,
     pub token: Option<PathBuf>,
     /// Name that the instance's certificate must carry.
@@ -64,10 +64,10 @@ pub struct ProbeConfig {
 }
 
 impl ProbeConfig {
-    /// As [`Probe::check`], but blocks while the files are read.
+    /// Like [`Probe::check`], but blocks while the files are read.
     ///
     /// # Errors
-    /// One sentence naming the file, the option and the cause.
+    /// A sentence naming the file, the option and the cause.
     pub fn check(&self) -> Result<(), String> {
         match self.kind {
             ProbeKind::Https => Files::new(self.clone()).read().map(drop),
@@ -75,7 +75,7 @@ impl ProbeConfig {
         }
     }
 
-    /// The same with other files.
+    /// Replaces the paths of all files.
     #[must_use]
     pub fn with_files(mut self, other: impl Fn(&Path) -> PathBuf) -> Self {
         let client = self.client.iter_mut().flat_map(|(cert, key)| [cert, key]);
@@ -93,18 +93,18 @@ pub struct Answer {
     pub seen: Observation,
     /// The label of the metric `berth_probes_total{result}`.
     pub result: &'static str,
-    /// What happened and, if it is bad, the fix.
+    /// The result in words and, for a bad result, the fix.
     pub words: String,
 }
 
-/// A body that was answered with 200, or what was answered instead.
+/// The body of an answer with 200, or any other result.
 type Got = Result<Bytes, Answer>;
 
 #[derive(Debug)]
 pub struct Probe {
     files: Arc<Files>,
     reading: OffThread,
-    /// The address that it dials from, where the kernel's choice will not do.
+    /// The address to dial from, where the kernel's choice is wrong.
     source: Option<IpAddr>,
 }
 
@@ -112,22 +112,22 @@ pub struct Probe {
 #[derive(Debug)]
 struct Files {
     config: ProbeConfig,
-    /// As they were read last.
+    /// The credentials as last read.
     read: Mutex<Option<Credentials>>,
-    /// A file was replaced behind its mount, as [`read_linked`] finds it.
+    /// A file was replaced behind its mount, as found by [`read_linked`].
     replaced: AtomicBool,
 }
 
 #[derive(Debug, Clone)]
 struct Credentials {
-    /// CA, certificate and key, of which the TLS configuration was made.
+    /// CA, certificate and key that made the TLS configuration.
     of: [Vec<u8>; 3],
     tls: Arc<ClientConfig>,
     token: Option<String>,
 }
 
 impl Probe {
-    /// Its files are read for each probe.
+    /// Makes a probe. Each probe reads the files.
     pub fn new(config: ProbeConfig) -> Self {
         Self {
             files: Arc::new(Files::new(config)),
@@ -136,7 +136,7 @@ impl Probe {
         }
     }
 
-    /// It dials from this address: what comes from loopback is not steered.
+    /// Dials from `source`: connections from loopback are not steered.
     #[must_use]
     pub fn from(self, source: IpAddr) -> Self {
         Self {
@@ -145,10 +145,10 @@ impl Probe {
         }
     }
 
-    /// Reads the files once, so that a missing one is known at start.
+    /// Reads the files once, so that a missing file is known at start.
     ///
     /// # Errors
-    /// One sentence naming the file, the option and the cause.
+    /// A sentence naming the file, the option and the cause.
     pub async fn check(&self) -> Result<(), String> {
         match self.files.config.kind {
             ProbeKind::Https => self
@@ -160,12 +160,13 @@ impl Probe {
         }
     }
 
-    /// What the files hold; what they held where they cannot be read in this time.
+    /// Returns the files' content. If reading takes longer than `most`, returns the content as last
+    /// read.
     async fn credentials(&self, most: Duration) -> Result<Credentials, Answer> {
         let files = self.files.clone();
         match self.reading.within(most, move || files.read()).await {
             Ok(read) => read.map_err(|why| fail("config", why)),
-            // The instance was not asked: its silence would be another result.
+            // The instance was not asked, so its silence is no result.
             Err(error) => self
                 .files
                 .last()
@@ -178,8 +179,8 @@ impl Probe {
         self.ask(address, &self.files.config.path).await
     }
 
-    /// As [`Self::ready`], but a port that takes connections is not enough: the clients of a stuck instance wait for its TLS handshake,
-    /// so the probe makes one too.
+    /// Like [`Self::ready`], but an open port is not enough: the clients of a stuck instance wait
+    /// for a TLS handshake, so the probe makes a handshake too.
     pub(crate) async fn moves(&self, address: SocketAddr) -> Answer {
         match self.files.config.kind {
             ProbeKind::Https => self.ready(address).await,
@@ -187,12 +188,13 @@ impl Probe {
         }
     }
 
-    /// Whether the instance lives, for whoever restarts one that does not: `None` if it does, with what keeps this probe from asking as it
-    /// should. That is no sign of death, so the instance is asked again as the kubelet asks: without a look at its certificate, and
-    /// without credentials.
+    /// Checks that the instance lives, for a supervisor that restarts dead instances. Returns
+    /// `None` if the probe passed, or the problem that keeps the probe from passing against a live
+    /// instance. A problem of the probe is no sign of death, so the instance is asked again like
+    /// the kubelet asks: without verifying the certificate, and without credentials.
     ///
     /// # Errors
-    /// Why it does not.
+    /// Why the instance does not live.
     pub async fn lives(&self, address: SocketAddr) -> Result<Option<String>, Answer> {
         let began = Instant::now();
         let answer = self.ready(address).await;
@@ -226,12 +228,12 @@ impl Probe {
         }
     }
 
-    /// How long an answer may take.
+    /// Returns how long an answer may take.
     pub(crate) fn timeout(&self) -> Duration {
         self.files.config.timeout
     }
 
-    /// The body of a path that answers 200.
+    /// Returns the body of a path that answers 200.
     pub async fn get(&self, address: SocketAddr, path: &str) -> Got {
         self.bounded(self.get_unbounded(address, path)).await
     }
@@ -269,7 +271,7 @@ impl Probe {
     async fn handshake(&self, address: SocketAddr) -> Result<(), Answer> {
         let Credentials { tls, .. } = self.credentials(self.timeout() / 2).await?;
         let stream = self.connect(address).await?;
-        // Any answer, even the end of the connection, shows that it reads.
+        // Any answer, even the end of the connection, shows that the instance reads.
         let _ = TlsConnector::from(tls)
             .connect(self.files.config.server_name.clone(), stream)
             .await;
@@ -341,7 +343,7 @@ impl Probe {
                 )
             }
             _ => {
-                // kube-apiserver lists its checks, one a line; the failed ones begin with [-].
+                // kube-apiserver lists its checks, one a line. Failed checks begin with [-].
                 let body = String::from_utf8_lossy(body);
                 let failed: Vec<&str> = body
                     .lines()
@@ -363,7 +365,8 @@ impl Probe {
             .get_ref()
             .and_then(|inner| inner.downcast_ref::<rustls::Error>());
         let fix = match cause {
-            // A new CA often has the old one's name, and then it is its signature that does not fit.
+            // A new CA often has the old CA's name: the error is then a wrong signature, not an
+            // unknown issuer.
             Some(rustls::Error::InvalidCertificate(
                 rustls::CertificateError::UnknownIssuer | rustls::CertificateError::BadSignature,
             )) if self.files.replaced.load(Ordering::Relaxed) => {
@@ -387,7 +390,8 @@ impl Probe {
             Some(rustls::Error::InvalidMessage(_)) => "; does it speak TLS there?",
             _ => "",
         };
-        // The instance speaks TLS, and other clients may accept what the probe does not. The first message tells apart what is no TLS.
+        // The instance speaks TLS, and other clients may accept what the probe does not. An invalid
+        // first message means that the instance does not speak TLS.
         let rejected = cause.is_some_and(|cause| match cause {
             rustls::Error::InvalidMessage(message) => {
                 *message == InvalidMessage::HandshakePayloadTooLarge
@@ -488,15 +492,16 @@ impl Files {
     }
 }
 
-/// What is in a file, and whether it still has a name. A mount of a single file (`subPath`) shows the file that was
-/// there when the container started: if another takes its name by a rename, as ansible and cert-manager do it, the
-/// container keeps the old one, which has no name any more. Written in place, as by kubeadm, it is the same file.
+/// Reads a file. Also returns true if the file still has a name. A mount of a single file
+/// (`subPath`) shows the file that existed when the container started. If a rename replaces the
+/// file, as ansible and cert-manager do, the container keeps the old file, which has no name any
+/// more. kubeadm writes in place and keeps the file.
 fn read_linked(path: &Path) -> io::Result<(Vec<u8>, bool)> {
     let file = open_regular(path)?;
     Ok((small(&file)?, file.metadata()?.nlink() > 0))
 }
 
-/// The answer for a result, with the time that it took.
+/// Returns the answer for a result, with the time taken.
 async fn timed<T>(got: impl Future<Output = Result<T, Answer>>, what: &str) -> Answer {
     let started = Instant::now();
     match got.await {

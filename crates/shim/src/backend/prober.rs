@@ -1,4 +1,4 @@
-//! Probes every known instance, one task each, and records the results with the [`TableWriter`].
+//! Probes every known instance, with a task each, and records the results with the [`TableWriter`].
 
 use super::health::Observation;
 use super::probe::{Answer, Probe, ProbeKind};
@@ -21,15 +21,17 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-/// Time between two probes of an instance that is not ready, if that is shorter than the interval: a newcomer should not
-/// wait for the next one. With several nodes, kube-apiserver puts its address into the Service `kubernetes` as soon as it
-/// is ready, and clients that use that address are refused until its shim listens.
+/// Time between two probes of an instance that is not ready, if shorter than the interval: a
+/// newcomer should not wait for the next probe. With several nodes, kube-apiserver puts its address
+/// into the Service `kubernetes` as soon as kube-apiserver is ready, and clients of that address
+/// are refused until the shim listens.
 const STARTING: Duration = Duration::from_millis(100);
 
-/// For this long after it began to listen. A version that never gets ready is not probed ten times a second for ever.
+/// How long `STARTING` applies after an instance began to listen. A version that never gets ready
+/// is not probed ten times a second for ever.
 const STARTS_WITHIN: Duration = Duration::from_secs(120);
 
-/// The probing of all instances. Dropping it ends it.
+/// The probing of all instances, until dropped.
 #[derive(Debug)]
 pub(crate) struct Probers {
     shared: Arc<Shared>,
@@ -46,7 +48,7 @@ struct Shared {
     metrics: Arc<Metrics>,
 }
 
-/// What an instance's record says of its supervisor: the path of the supervisor's socket, or why there is none.
+/// The path of an instance's supervisor socket, or why the instance's record has none.
 pub(crate) struct Passing(Result<PathBuf, String>);
 
 impl Passing {
@@ -92,7 +94,7 @@ impl Probers {
         }
     }
 
-    /// Probers with the same table and another probe.
+    /// Makes probers with the same table and another probe.
     pub(crate) fn with(&self, probe: Probe) -> Self {
         let Shared {
             writer,
@@ -117,7 +119,7 @@ impl Probers {
         }
     }
 
-    /// Prefers an instance to another one as `preferred` demands; never ends.
+    /// Prefers an instance to another instance as `preferred` demands; never ends.
     pub(crate) async fn prefer(mut self, preferred: Preferred, to: InstanceId) {
         let Preferred {
             id,
@@ -138,7 +140,7 @@ impl Probers {
         }
     }
 
-    /// Begins to probe an instance, or begins again if it moved or `renewed`.
+    /// Begins to probe an instance, or begins again if the instance moved or `renewed`.
     pub(crate) fn insert(
         &mut self,
         id: &InstanceId,
@@ -162,7 +164,8 @@ impl Probers {
         }
     }
 
-    /// Makes an instance one that is only used where no other is ready, or not.
+    /// Makes an instance a fallback, used only while no other instance is ready, or ends the
+    /// fallback.
     pub(crate) fn set_fallback(&self, id: &InstanceId, fallback: bool) {
         self.shared.writer().set_fallback(id, fallback);
     }
@@ -175,7 +178,7 @@ impl Probers {
         }
     }
 
-    /// Records refusals that connections met, until their senders are gone.
+    /// Records the refusals that connections met, until the senders are gone.
     pub(crate) fn record_refusals(&self, mut refusals: mpsc::UnboundedReceiver<Refusal>) {
         let shared = self.shared.clone();
         tokio::spawn(async move {
@@ -208,7 +211,7 @@ impl Shared {
         );
     }
 
-    /// Keeps the link to an instance's supervisor, or says why there is none.
+    /// Keeps the link to an instance's supervisor, or records why there is none.
     async fn keep_link(&self, id: &InstanceId, Passing(passing): Passing) {
         let why = match passing {
             _ if self.pass == PassMode::Relay => return,
@@ -259,7 +262,7 @@ impl Shared {
                 self.probe.ready(address).await
             };
             if !is_suspect && suspect.load(Relaxed) {
-                // The probe was weaker than what is required by now.
+                // The probe was weaker than required by now.
                 continue;
             }
             let Answer {
@@ -298,7 +301,7 @@ impl Shared {
         }
     }
 
-    /// Records an observation and logs a change. Returns whether the instance became ready.
+    /// Records an observation and logs a change. Returns true if the instance became ready.
     fn observe(&self, id: &InstanceId, epoch: u64, seen: Observation, words: &str) -> bool {
         let Some((before, after)) = self.writer().observe(id, epoch, seen, words) else {
             return false;

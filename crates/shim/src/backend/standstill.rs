@@ -1,14 +1,16 @@
-//! Detects a stalled instance: TLS handshakes of clients are in flight there, and none ends. That its port accepts
-//! connections proves nothing, because the kernel accepts them; and a slow instance ends handshakes, however long each takes.
+//! Detects an instance that hangs: TLS handshakes of clients are in flight, and none ends. Accepted
+//! connections prove nothing, because the kernel accepts connections. A slow instance ends
+//! handshakes, however long each takes.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Longest time between two samples, and the least number of samples in which none may end.
+/// Longest time between two samples, and the least number of samples without an ended handshake.
 const INTERVAL: Duration = Duration::from_millis(250);
 const SAMPLES: u32 = 8;
 
-/// Handshakes of this shim's clients at an instance: counted by all relaying threads, without a lock or a clock.
+/// Handshakes of this shim's clients at an instance. All relaying threads count, without a lock or
+/// a clock.
 #[derive(Debug, Default)]
 pub(crate) struct Handshakes {
     in_flight: AtomicU32,
@@ -16,18 +18,18 @@ pub(crate) struct Handshakes {
 }
 
 impl Handshakes {
-    /// A complete ClientHello is sent to the instance.
+    /// Counts a handshake as in flight: a complete ClientHello is sent to the instance.
     pub(crate) fn begin(&self) -> Handshake<'_> {
         self.in_flight.fetch_add(1, Relaxed);
         Handshake(self)
     }
 }
 
-/// A handshake in flight, until it is dropped.
+/// A handshake in flight, until dropped.
 pub(crate) struct Handshake<'a>(&'a Handshakes);
 
 impl Handshake<'_> {
-    /// The instance answered or ended it.
+    /// Counts the handshake as ended: the instance answered or ended the connection.
     pub(crate) fn end(self) {
         self.0.ended.fetch_add(1, Relaxed);
     }
@@ -39,20 +41,21 @@ impl Drop for Handshake<'_> {
     }
 }
 
-/// The number of samples in which handshakes were in flight and none ended. Time without samples does not count: this process may
-/// have been stopped itself.
+/// The number of samples in which handshakes were in flight and none ended. Time without samples
+/// does not count, because this process may have been stopped.
 #[derive(Debug)]
 pub(super) struct Standstill {
     /// Time between two samples.
     pub(super) interval: Duration,
     samples: u32,
     ended: u32,
-    /// Samples in which at least one was in flight, and two.
+    /// Samples in which at least one handshake was in flight, and samples in which at least two
+    /// were.
     still: [u32; 2],
 }
 
 impl Standstill {
-    /// It is certain when none has ended for this time.
+    /// A hang is certain when no handshake has ended for `timeout`.
     pub(super) fn new(timeout: Duration) -> Self {
         let samples = SAMPLES.max(
             timeout
@@ -84,12 +87,13 @@ impl Standstill {
         }
     }
 
-    /// One client alone may wait because of what it sent.
+    /// True if one client waits. A single client may wait because of the bytes that it sent.
     pub(super) fn is_suspect(&self) -> bool {
         self.still[0] > self.samples
     }
 
-    /// Two wait, or one and the last probe failed. If so, counting starts over.
+    /// True if two clients wait, or if one client waits and the last probe failed. After true,
+    /// counting starts over.
     pub(super) fn is_certain(&mut self, is_well: bool) -> bool {
         let is = self.still[1] > self.samples || self.is_suspect() && !is_well;
         if is {

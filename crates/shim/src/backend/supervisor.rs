@@ -1,8 +1,9 @@
-//! The connection to the supervisor of an instance (`berth exec --pass inject`), which makes clients' sockets results of the instance's
-//! accept(2): see [`berth_node::ipc::supervisor`].
+//! The connection to the supervisor of an instance (`berth exec --pass inject`), which makes
+//! clients' sockets results of the instance's accept(2): see [`berth_node::ipc::supervisor`].
 //!
-//! [`keep`] dials, on the control plane, and reads what the supervisor says. Relaying threads send clients themselves, by a [`Link`]: a
-//! message to a supervisor never waits, since only [`UNACKNOWLEDGED`] clients are under way.
+//! [`keep_link`] dials, on the control plane, and reads the supervisor's messages. Relaying threads
+//! send clients through a [`Link`]: a message to a supervisor never waits, since at most
+//! [`UNACKNOWLEDGED`] clients are on their way.
 
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
@@ -22,11 +23,11 @@ use tokio::time::sleep;
 /// Time between two attempts to dial.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A supervisor whose instance accepts.
+/// A supervisor with an instance that accepts.
 #[derive(Debug)]
 pub(crate) struct Link {
     socket: AsyncFd<OwnedFd>,
-    /// Places for clients that are not acknowledged; closed when the connection has ended.
+    /// Places for unacknowledged clients; closed when the connection has ended.
     places: Arc<Semaphore>,
     unacknowledged: Mutex<Unacknowledged>,
 }
@@ -41,7 +42,8 @@ struct Unacknowledged {
 #[derive(Debug, Default)]
 pub(crate) struct Passed {
     became: OnceLock<Became>,
-    /// For all but [`Became::Taken`], which happens to every client, and for which nobody is woken.
+    /// Notified on every fate but [`Became::Taken`], which happens to every client and wakes
+    /// nobody.
     told: Notify,
 }
 
@@ -51,7 +53,7 @@ pub(crate) enum Became {
     Taken,
     /// The shim has the client back.
     Back,
-    /// The connection has ended first.
+    /// The connection ended before an acknowledgement.
     Unknown,
 }
 
@@ -60,7 +62,7 @@ impl Passed {
         self.became.get().copied()
     }
 
-    /// Until the client is back, or the connection has ended before it was.
+    /// Waits until the client is back, or the connection has ended before an acknowledgement.
     pub(crate) async fn told(&self) {
         self.told.notified().await;
     }
@@ -83,12 +85,12 @@ impl Link {
         })
     }
 
-    /// Waits for a place; `None` if the connection has ended.
+    /// Waits for a place. `None` if the connection has ended.
     pub(crate) async fn place(&self) -> Option<OwnedSemaphorePermit> {
         self.places.clone().acquire_owned().await.ok()
     }
 
-    /// Sends a client's socket; gives the number by which to recall it.
+    /// Sends a client's socket. Returns the number for a recall.
     ///
     /// # Errors
     /// The supervisor does not have the client.
@@ -110,7 +112,7 @@ impl Link {
         Ok((seq, passed))
     }
 
-    /// Asks for a client, which comes unless the instance has accepted it.
+    /// Asks for a client back. The client comes unless the instance has accepted it.
     ///
     /// # Errors
     /// The supervisor reads no more.
@@ -118,7 +120,7 @@ impl Link {
         self.transmit(FromShim::Recall { seq }, &[])
     }
 
-    /// Whether the connection has ended.
+    /// True if the connection has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.places.is_closed()
     }
@@ -151,7 +153,8 @@ impl Link {
         let received = loop {
             let receive = |socket: &OwnedFd| seqpacket::receive(socket.as_fd(), &mut buffer);
             match self.socket.async_io(Interest::READABLE, receive).await {
-                // The supervisor has ended before it read all. What it said before can still be read.
+                // The supervisor has ended before reading all messages. Its own messages can still
+                // be read.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
                 received => break received?,
             }
@@ -163,7 +166,7 @@ impl Link {
     }
 }
 
-/// Ends a link: nobody reads from it any more.
+/// Ends a link when dropped: nobody reads from the link any more.
 struct Reading(Arc<Link>);
 
 impl Drop for Reading {
@@ -177,8 +180,9 @@ impl Drop for Reading {
     }
 }
 
-/// Keeps a connection to the supervisor of an instance; tells `changed` of a link while the instance accepts, and otherwise of none. Ends with
-/// the reason if this shim does not understand the supervisor.
+/// Keeps a connection to the supervisor of an instance. Calls `changed` with a link while the
+/// instance accepts, and with `None` otherwise. Ends with the reason if this shim does not
+/// understand the supervisor.
 pub(crate) async fn keep(
     path: &Path,
     instance: &InstanceId,
@@ -200,7 +204,7 @@ pub(crate) async fn keep(
     }
 }
 
-/// Reads until the connection ends, or gives why clients cannot be sent.
+/// Reads until the connection ends. Returns why clients cannot be sent.
 async fn read(
     link: &Arc<Link>,
     instance: &InstanceId,
@@ -241,7 +245,7 @@ mod tests {
     use tokio::sync::mpsc;
     use tokio::task::{JoinHandle, yield_now};
 
-    /// A supervisor without an instance, and the shim that dials it.
+    /// A supervisor without an instance, and the shim that dials the supervisor.
     struct Dialled {
         supervisor: OwnedFd,
         links: mpsc::UnboundedReceiver<Option<Arc<Link>>>,
@@ -345,7 +349,8 @@ mod tests {
                 .iter()
                 .all(|(_, client)| client.became() == Some(Became::Taken))
         );
-        // The supervisor ends, and has read only one: the shim sees a reset before the last acknowledgement.
+        // The supervisor ends after reading one message: the shim sees a reset before the last
+        // acknowledgement.
         let (seq, last) = answers.next().unwrap();
         dialled.say(&ToShim::Taken { seqs: vec![seq] });
         drop(dialled.supervisor);

@@ -27,7 +27,7 @@ impl GateCounters {
         let handshakes = Histogram::new([
             0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
         ]);
-        // Nobody waits for longer than 15 s.
+        // No client waits for longer than 15 s.
         let waits =
             Class::ALL.map(|_| Histogram::new([0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0]));
         Self {

@@ -1,13 +1,16 @@
-//! Limits the TLS handshakes in flight: an instance's work for a new connection is mostly its handshake.
+//! Limits the TLS handshakes in flight: an instance's work for a new connection is mostly its
+//! handshake.
 //!
-//! A handshake is in flight from the time that a client's ClientHello is sent to an instance until the instance's first
-//! byte, and has a `HandshakeSlot` meanwhile. There may be `PER_CPU` of them for each CPU; other clients wait in the `queue`,
-//! with what they sent. Normally none waits, and the gate costs two short locks per connection. Many clients come at once after a switch or an
-//! outage, or from one client in a loop; then handshakes are computed for clients that still wait for them, and sources take turns.
+//! A handshake is in flight from the sending of a client's ClientHello to an instance until the
+//! instance's first byte, and has a `HandshakeSlot` meanwhile. Each CPU gives `PER_CPU` slots.
+//! Further clients wait in the `queue`, with the bytes that they sent. Normally no client waits,
+//! and the gate costs two short locks per connection. Many clients come at once after a switch or
+//! an outage, or from one client in a loop. The gate then lets an instance compute handshakes only
+//! for clients that still wait, and sources take turns.
 //!
-//! The gate is before the attempt and not before accept(2): the accept queue is one FIFO, in which the kubelet would queue behind
-//! all other clients. A client that sends its ClientHello slowly, or never, waits before the gate, where it costs an instance
-//! nothing.
+//! The gate is before the attempt and not before accept(2): the accept queue is a FIFO, in which
+//! the kubelet would queue behind all other clients. A client that sends its ClientHello slowly, or
+//! never, waits before the gate, and costs an instance nothing there.
 
 mod metrics;
 mod queue;
@@ -33,36 +36,41 @@ use tokio::time::{Instant, timeout_at};
 pub(crate) use metrics::GateMetrics;
 pub(crate) use source::Source;
 
-/// A handshake that takes longer is treated as stuck and releases its slot, so a hung instance cannot block the queue.
+/// A longer handshake counts as stuck and releases its slot, so a hung instance cannot block the
+/// queue.
 const LONGEST_HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// How long a client may take to send its ClientHello until there is an attempt without it.
+/// How long a client may take to send its ClientHello. After this time, an attempt begins without
+/// the ClientHello.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
 
-/// A source may have one in this many of all slots, rounded up: so there is one for the next source.
+/// A source may have at most the `SOURCE_SHARE`th part of all slots, rounded up, so that a slot is
+/// left for the next source.
 const SOURCE_SHARE: usize = 2;
 
-/// Room of a queue: the clients of some thousand nodes. A ClientHello is 0.3 to 2 KB, which is kept in memory.
+/// Room of a queue: the clients of some thousand nodes. A ClientHello has 0.3 to 2 KB, which are
+/// kept in memory.
 const ROOM: Room = Room {
     clients: 16_384,
     bytes: 64 << 20,
 };
 
-/// Handshakes that an instance may have in flight for each CPU of the node: enough that no CPU waits for one, and few enough that
-/// a client whose turn it is has its answer soon (docs/gate.md, "Measured").
+/// Handshakes that an instance may have in flight for each CPU of the node: enough that no CPU
+/// idles, and few enough that a client has its answer soon after its turn (docs/gate.md,
+/// "Measured").
 const PER_CPU: usize = 16;
 
-/// Time between two lists of the node's own addresses.
+/// Time between two lists of the node's addresses.
 const LISTED: Duration = Duration::from_secs(10);
 
 /// Why a client that waited gets no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// There was no room for it.
+    /// The queue had no room for the client.
     Full,
-    /// It waited for [`LONGEST_WAIT`].
+    /// The client waited for [`LONGEST_WAIT`].
     Expired,
-    /// It had closed by the time of its turn.
+    /// The client had closed by the time of its turn.
     Left,
 }
 
@@ -84,16 +92,16 @@ pub struct Gate {
     /// Handshakes that an instance may have in flight.
     bound: usize,
     first: First,
-    /// By the epoch of the instance.
+    /// Instances by epoch.
     instances: Mutex<HashMap<u64, InstanceGate>>,
     counters: GateCounters,
 }
 
-/// The gate before one instance.
+/// The gate before an instance.
 #[derive(Debug)]
 struct InstanceGate {
     queue: Queue,
-    /// Handshakes, and those of each source.
+    /// Handshakes in flight, in total and of each source.
     in_flight: usize,
     of_source: HashMap<Source, usize>,
     waiting: HashMap<Ticket, oneshot::Sender<()>>,
@@ -106,7 +114,7 @@ pub(crate) enum Entry {
 }
 
 impl Gate {
-    /// The gate, unless it is off; these clients go first.
+    /// Makes a gate in which the clients in `first` go first. `None` if the gate is off.
     pub fn new(most: MaxOpenings, first: Vec<IpNet>) -> Option<Arc<Self>> {
         let bound = match most {
             MaxOpenings::Off => return None,
@@ -122,12 +130,14 @@ impl Gate {
         }))
     }
 
-    /// Deadline for the ClientHello of a client that comes now.
+    /// Returns the deadline for the ClientHello of a client that comes now.
     pub(crate) fn hello_deadline(&self) -> Instant {
         Instant::now() + shorten(HELLO_WITHIN)
     }
 
-    /// Gives a client a slot at an instance (by its epoch), or queues it. It has sent this number of bytes, and waits `since` then.
+    /// Gives a client a slot at an instance, or queues the client. `to` is the instance's epoch,
+    /// `bytes` the number of bytes that the client has sent, and `since` the start of the client's
+    /// wait.
     pub(crate) fn enter(
         self: &Arc<Self>,
         to: u64,
@@ -138,7 +148,7 @@ impl Gate {
         let (source, now) = (Source::of(client), Instant::now());
         let mut instances = self.instances();
         if !instances.contains_key(&to) {
-            // State of instances that are gone.
+            // Drops the state of dead instances.
             instances.retain(|_, instance| !instance.is_idle());
         }
         let instance = instances.entry(to).or_insert_with(InstanceGate::new);
@@ -159,7 +169,7 @@ impl Gate {
                 .push((source, self.first.contains(client)), bytes, since, now);
         let (admit, admitted) = oneshot::channel();
         instance.waiting.insert(ticket, admit);
-        // Dropping the sender notifies it.
+        // A dropped sender notifies its client.
         rejected
             .iter()
             .for_each(|rejected| drop(instance.waiting.remove(rejected)));
@@ -195,7 +205,8 @@ impl Gate {
         }
     }
 
-    /// Rejects one of the waiting clients that are not of the first class, the one that would be served last; whether there is one.
+    /// Rejects the waiting client that would be served last, outside the first class. Returns true
+    /// if a client was rejected.
     pub(crate) fn make_room(&self) -> bool {
         let mut guard = self.instances();
         let mut instances: Vec<_> = guard.values_mut().collect();
@@ -208,7 +219,7 @@ impl Gate {
         })
     }
 
-    /// Renews what is known of the node's own addresses, until it is dropped.
+    /// Renews the list of the node's addresses, until dropped.
     pub(crate) async fn keep(&self) {
         let (mut ticks, kernel) = (
             tokio::time::interval(shorten(LISTED)),
@@ -220,12 +231,12 @@ impl Gate {
         }
     }
 
-    /// Over all instances.
+    /// Returns totals over all instances.
     pub(crate) fn status(&self) -> GateStatus {
         let instances = self.instances();
         let mut status = GateStatus::default();
         let newest = instances.keys().max().copied();
-        // Those of instances that are gone have no handshakes in flight.
+        // Dead instances have no handshakes in flight.
         let instances = instances
             .iter()
             .filter(|(of, instance)| Some(**of) == newest || !instance.is_idle());
@@ -259,7 +270,7 @@ impl Gate {
     }
 }
 
-/// Whether a source has fewer handshakes than slots.
+/// True if a source has fewer handshakes than slots.
 fn has_room(of_source: &HashMap<Source, usize>, source: &Source, bound: usize) -> bool {
     of_source
         .get(source)
@@ -296,7 +307,7 @@ impl InstanceGate {
     }
 }
 
-/// The right to have a TLS handshake in flight at an instance, until it is dropped.
+/// The right to have a TLS handshake in flight at an instance, until dropped.
 #[derive(Debug)]
 pub(crate) struct HandshakeSlot {
     gate: Arc<Gate>,
@@ -306,12 +317,12 @@ pub(crate) struct HandshakeSlot {
 }
 
 impl HandshakeSlot {
-    /// When it expires.
+    /// Returns the time at which the slot expires.
     pub(crate) fn ends(&self) -> Instant {
         self.began + shorten(LONGEST_HANDSHAKE)
     }
 
-    /// Whether a client waits for a slot.
+    /// True if a client waits for a slot.
     pub(crate) fn is_awaited(&self) -> bool {
         self.gate
             .instances()
@@ -319,7 +330,7 @@ impl HandshakeSlot {
             .is_some_and(|instance| !instance.queue.is_empty())
     }
 
-    /// The instance's first byte has come, or is overdue.
+    /// Records that the instance's first byte has come, or is overdue.
     pub(crate) fn end(self) {
         self.gate.counters.answered(self.began.elapsed());
     }
@@ -334,7 +345,7 @@ impl Drop for HandshakeSlot {
     }
 }
 
-/// A place in the queue of an instance, until it is dropped.
+/// A place in the queue of an instance, until dropped.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     gate: Arc<Gate>,
@@ -346,10 +357,10 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// Waits for its turn.
+    /// Waits for the client's turn.
     ///
     /// # Errors
-    /// It does not come.
+    /// The client's turn does not come.
     pub(crate) async fn turn(&mut self) -> Result<HandshakeSlot, Refused> {
         let expires = self.since + LONGEST_WAIT;
         match timeout_at(expires, &mut self.admitted).await {
@@ -367,7 +378,7 @@ impl Waiting {
         }
     }
 
-    /// It gets no slot.
+    /// Counts a client that gets no slot.
     pub(crate) fn refuse(self, why: Refused) {
         self.gate.counters.dropped(why);
     }
@@ -378,7 +389,7 @@ impl Drop for Waiting {
         if let Some(instance) = self.gate.instances().get_mut(&self.to) {
             instance.queue.remove(self.ticket);
             instance.waiting.remove(&self.ticket);
-            // It has got a slot and does not know.
+            // The client has got a slot and does not know.
             if self.admitted.try_recv().is_ok() {
                 instance.close(self.source);
                 self.gate.admit(instance, Instant::now());

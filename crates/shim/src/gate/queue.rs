@@ -1,10 +1,11 @@
 //! The clients that wait for a handshake slot, and their order. Pure: the time is passed in.
 //!
-//! Each source has a queue, in one of three classes. Within a class the sources take turns (deficit
-//! round robin, where all clients cost the same: one handshake), so that a source with a thousand clients waits for its own. Of
-//! [`TURNS`] turns while all three classes wait, the first class has five, the others four and the late one: none
-//! starves another. Beyond the room, the newest client of the longest queue is rejected: it would be served last and
-//! has waited least.
+//! Each source has a queue, in one of three classes. Within a class the sources take turns by
+//! deficit round robin, in which all clients cost one handshake. So a source with a thousand
+//! clients waits only for its own clients. While clients of all three classes wait, of [`TURNS`]
+//! turns the first class has five, the others have four and the late class has one: no class
+//! starves another. Beyond the room, the newest client of the longest queue is rejected, because
+//! that client would be served last and has waited least.
 
 use super::source::Source;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -12,21 +13,22 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A client that has waited this long goes behind all others: client-go gives a TLS handshake 10 s, so it will soon leave.
+/// Wait after which a client goes behind all others: client-go gives a TLS handshake 10 s, so the
+/// client will soon leave.
 pub(super) const LATE: Duration = Duration::from_secs(8);
 
 /// Longest wait of a client.
 pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(15);
 
-/// Turns of one cycle.
+/// Turns of a cycle.
 const TURNS: u8 = 10;
 
-/// The first class may have one in this many of all places.
+/// The first class may have the `FIRST_SHARE`th part of all places.
 const FIRST_SHARE: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Class {
-    /// The node's own clients, and those of `--first`.
+    /// Clients on the node itself, and the clients of `--first`.
     First,
     Others,
     /// Clients of either class that have waited for [`LATE`].
@@ -44,7 +46,8 @@ impl Class {
         }
     }
 
-    /// The class of a turn, and those that get it if no client of that waits.
+    /// Returns the class of a turn, and the classes that get the turn if no client of that class
+    /// waits.
     fn in_turn(turn: u8) -> [Self; 3] {
         match turn {
             0 => [Self::Late, Self::First, Self::Others],
@@ -58,7 +61,7 @@ impl Class {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Room {
     pub(super) clients: usize,
-    /// That they sent.
+    /// Bytes that the clients sent.
     pub(super) bytes: usize,
 }
 
@@ -88,9 +91,10 @@ pub(super) struct Next {
 #[derive(Debug, Default)]
 struct SourceQueue {
     places: BTreeSet<Place>,
-    /// Random order among queues of the same length, drawn each time that the source comes, so that no address is always the first to go.
+    /// Random order among queues of equal length, drawn each time that the source comes, so that no
+    /// address is always the first to go.
     any: u64,
-    /// The queue with the smallest number of its class is next.
+    /// Place among the queues of the class: the smallest number is next.
     turn: u64,
 }
 
@@ -101,12 +105,12 @@ pub(super) struct Queue {
     bytes: usize,
     queues: HashMap<Key, SourceQueue>,
     turns: BTreeMap<(Class, u64), Source>,
-    /// Of the other classes, and of the first: sorted by length, the longest last.
+    /// Queues of other classes, and queues of the first class: sorted by length, the longest last.
     lengths: [BTreeSet<(usize, u64, Key)>; 2],
     random: RandomState,
-    /// Those that are not late yet, and those that are.
+    /// Waiting clients by age: before and after [`LATE`].
     ages: [BTreeSet<Place>; 2],
-    /// Of each class, how many.
+    /// Number of clients in each class.
     waiting: [usize; 3],
     turn: u8,
     next_turn: u64,
@@ -135,7 +139,7 @@ impl Queue {
         self.waiting[class as usize]
     }
 
-    /// Whether a source has a queue.
+    /// True if a source has a queue.
     #[cfg(test)]
     pub(super) fn has(&self, source: &Source) -> bool {
         Class::ALL
@@ -143,13 +147,14 @@ impl Queue {
             .any(|class| self.queues.contains_key(&(*class, *source)))
     }
 
-    /// Length and source of the longest queue.
+    /// Returns length and source of the longest queue.
     pub(super) fn longest(&self) -> Option<(usize, Source)> {
         let longest = self.lengths.iter().filter_map(BTreeSet::last).max();
         longest.map(|(length, _, (_, source))| (*length, *source))
     }
 
-    /// Queues a client that waits `since` then; gives the clients that are rejected for it, which may include itself.
+    /// Queues a client that has waited since `since`. Returns the clients that are rejected to make
+    /// room, possibly the new client too.
     pub(super) fn push(
         &mut self,
         (source, is_first): (Source, bool),
@@ -182,7 +187,8 @@ impl Queue {
         (ticket, rejected)
     }
 
-    /// Removes the newest client of the longest queue: of the first class only if that has more than its share.
+    /// Removes the newest client of the longest queue: a queue of the first class if the class has
+    /// more than its share, else a queue of another class.
     pub(super) fn reject(&mut self) -> Option<Ticket> {
         self.reject_of(self.waiting(Class::First) > self.room.clients / FIRST_SHARE)
     }
@@ -194,7 +200,7 @@ impl Queue {
         Some(newest)
     }
 
-    /// Removes a client; whether it was there.
+    /// Removes a client. Returns true if the client was queued.
     pub(super) fn remove(&mut self, ticket: Ticket) -> bool {
         let Some(Waiting { key, since, bytes }) = self.clients.remove(&ticket) else {
             return false;
@@ -205,7 +211,7 @@ impl Queue {
         true
     }
 
-    /// Removes the next client whose source `may` have a slot.
+    /// Removes the next client with a source that `may` have a slot.
     pub(super) fn next(&mut self, now: Instant, may: impl Fn(&Source) -> bool) -> Option<Next> {
         self.age(now);
         let (class, source) = Class::in_turn(self.turn).into_iter().find_map(|class| {
@@ -230,7 +236,8 @@ impl Queue {
         })
     }
 
-    /// Moves clients that have waited long to the late class, and drops those that have expired: each has its own timer.
+    /// Moves clients that have waited long to the late class, and drops expired clients: each
+    /// client has its own timer.
     fn age(&mut self, now: Instant) {
         while let Some(place) = self.ages[0]
             .first()

@@ -1,4 +1,4 @@
-//! Sources of clients: which clients share a queue, and which go first.
+//! Sources of clients: which clients share a queue, and which clients go first.
 
 use berth_os::netdevice;
 use berth_os::off_thread::OffThread;
@@ -9,7 +9,8 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
-/// The clients that share a queue: an IPv4 address, or an IPv6 /64, within which a machine can change its address.
+/// The clients that share a queue: an IPv4 address, or an IPv6 /64, within which a machine can
+/// change its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Source(IpAddr);
 
@@ -40,7 +41,8 @@ impl fmt::Display for Source {
     }
 }
 
-/// Clients that go first: the node's own, such as the kubelet, and those that were configured.
+/// Clients that go first: clients on the node itself, such as the kubelet, and the configured
+/// clients.
 #[derive(Debug)]
 pub(crate) struct First {
     given: Vec<IpNet>,
@@ -74,7 +76,7 @@ impl First {
         client.is_loopback() || self.given.iter().any(|net| net.contains(&client)) || is_own()
     }
 
-    /// Lists the node's own addresses again. If they cannot be listed, the last list is kept.
+    /// Lists the node's addresses again. If listing fails, the last list is kept.
     pub(super) async fn renew(&self, kernel: &OffThread, most: Duration) {
         if let Ok(Ok(addresses)) = kernel.within(most, netdevice::addresses).await {
             *self.own.write().unwrap_or_else(PoisonError::into_inner) =

@@ -1,5 +1,5 @@
-//! Handshake slots and places in queues: bounds and shares hold, nothing free is left free, and each is given back once, in whatever
-//! order clients go.
+//! Handshake slots and places in queues: bounds and shares hold, no free slot stays free while a
+//! client may have it, and each slot and place is given back once, in whatever order clients go.
 
 use super::queue::LATE;
 use super::*;
@@ -30,7 +30,8 @@ enum Event {
     /// A handshake ends, or its attempt is abandoned.
     End(usize),
     GiveUp(usize),
-    /// One that waits checks whether it is its turn, or leaves: it may have got a slot already.
+    /// A waiting client checks whether its turn has come, or leaves. The client may have got a slot
+    /// already.
     Poll(usize),
     Leave(usize),
 }
@@ -49,7 +50,7 @@ fn take<T>(from: &mut Vec<T>, at: usize) -> Option<T> {
     (!from.is_empty()).then(|| from.swap_remove(at % from.len()))
 }
 
-/// Whether it is its turn now.
+/// Returns the slot if the client's turn has come.
 async fn poll_turn(mut waiting: Waiting) -> Result<HandshakeSlot, Waiting> {
     let turn = {
         let mut turn = pin!(waiting.turn());
@@ -79,7 +80,7 @@ fn check(gate: &Gate, bound: usize, opened: usize, waiting: usize) {
                 .all(|openings| *openings <= bound.div_ceil(SOURCE_SHARE)),
         "{instance:?}"
     );
-    // Those that have a slot and did not check yet.
+    // Clients that have a slot and have not checked yet.
     assert_eq!(
         instance.in_flight - opened,
         waiting - instance.queue.len(),
@@ -188,7 +189,7 @@ async fn a_client_has_five_seconds_for_its_hello_and_an_instance_for_its_answer(
     );
 }
 
-/// An instance is known until another one comes when no handshake is in flight at it.
+/// An instance without handshakes in flight is known until the next instance comes.
 #[test]
 fn the_newest_instance_and_those_with_handshakes_are_known() {
     let gate = gate(1);

@@ -1,4 +1,4 @@
-//! The own lease, which proves that this shim is alive, and those of the siblings.
+//! The own lease, which proves that this shim is alive, and the siblings' leases.
 
 use super::Group;
 use super::machine::Time;
@@ -17,11 +17,11 @@ use tokio::runtime::Handle;
 pub(super) struct OwnLease {
     boot_id: String,
     acquired: SystemTime,
-    /// On the clock of leases.
+    /// Time of the last renewal, on the clock of leases.
     pub(super) renewed: Time,
-    /// The last write succeeded.
+    /// True if the last write succeeded.
     written: bool,
-    /// Every worker, and the number of those that responded since the last renewal.
+    /// Every worker. `alive` counts the workers that responded since the last renewal.
     workers: Vec<Handle>,
     alive: Arc<AtomicU64>,
 }
@@ -41,7 +41,7 @@ impl OwnLease {
 
 fn write(shared: &Shared, lease: &Lease) -> io::Result<()> {
     lease::write(&shared.berth, lease).or_else(|error| match error.kind() {
-        // The directory was removed: without leases, siblings that are connected take each other for hung.
+        // The directory was removed. Without leases, connected siblings take each other for hung.
         io::ErrorKind::NotFound => {
             let place = &shared.config.place;
             let berth =
@@ -53,7 +53,7 @@ fn write(shared: &Shared, lease: &Lease) -> io::Result<()> {
 }
 
 impl Group {
-    /// Sends every worker a task that shows that it is alive.
+    /// Sends every worker a task that proves the worker alive.
     pub(super) fn ping(&self) {
         self.lease.alive.store(0, Relaxed);
         for worker in &self.lease.workers {
@@ -105,7 +105,8 @@ impl Group {
         self.list_listeners();
     }
 
-    /// Siblings without a connection have no guards of each other, and the queue of one that leaves is lost.
+    /// Reports siblings without a connection. Unconnected siblings have no guards of each other, so
+    /// the queue of a leaving sibling is lost.
     fn report_unconnected(&mut self) {
         let unconnected = self.machine.unconnected();
         for holder in &unconnected {
@@ -199,8 +200,9 @@ impl Group {
         }
     }
 
-    /// Reads the siblings' leases, and dials new siblings. Of two, the one with the smaller
-    /// ID dials, so that there is one connection; if it does not within a lease, the other tries too.
+    /// Reads the siblings' leases, and dials new siblings. Of two shims, the shim with the smaller
+    /// ID dials, so that there is one connection. After a lease's duration without a connection,
+    /// the other shim dials too.
     pub(super) async fn read_leases(&mut self) {
         let (berth, boot_id, now) = (
             self.shared.berth.clone(),

@@ -1,4 +1,4 @@
-//! The listeners: own sockets that do not listen yet, and the accept loops of those that do.
+//! The listeners: own sockets that do not listen yet, and accept loops.
 
 use super::Group;
 use super::machine::Action;
@@ -17,22 +17,22 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-/// Length of the accept queue; the kernel cuts it to net.core.somaxconn.
+/// Length of the accept queue. The kernel limits the length to net.core.somaxconn.
 const BACKLOG: u32 = 4096;
 
 /// Time until listen or accept is tried again on a socket that failed.
 const RETRY: Duration = Duration::from_millis(250);
 
-/// How long the search for the process that holds a port may take.
+/// Limit for the search of the process that holds a port.
 const EXPLAINED: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(super) enum LoopEvent {
-    /// It accepts clients.
+    /// The accept loop accepts clients.
     Runs(Cookie),
-    /// It has ended, on request or because the listener no longer listens.
+    /// The accept loop has ended, on request or because the listener no longer listens.
     Ended(Cookie),
-    /// It could not start or go on, and why.
+    /// The accept loop could not start or go on. The string says why.
     Failed(Cookie, SocketAddr, String),
     /// The inodes of all listeners on the shim's addresses.
     Listed(BTreeSet<u64>),
@@ -41,14 +41,14 @@ pub(super) enum LoopEvent {
 pub(super) struct Listeners {
     /// Own sockets that do not listen yet.
     pub(super) waiting: BTreeMap<SocketAddr, Arc<OwnedFd>>,
-    /// Control the accept loops, from their start until they have ended.
+    /// Controls of the accept loops, from start to end.
     pub(super) loops: BTreeMap<Cookie, watch::Sender<Accepting>>,
     events: mpsc::UnboundedSender<LoopEvent>,
     pub(super) retry: Option<Instant>,
-    /// Addresses whose own socket could not listen.
+    /// Addresses with an own socket that could not listen.
     pub(super) not_listening: BTreeSet<SocketAddr>,
     pub(super) failed: BTreeSet<Cookie>,
-    /// Listeners on the shim's addresses that are no guards, by inode, as they were found last.
+    /// Inodes of the listeners on the shim's addresses that are no guards, from the last search.
     unknown: BTreeSet<u64>,
 }
 
@@ -109,7 +109,8 @@ impl Group {
                 self.machine.listening(address, cookie)
             }
             Err(error) => {
-                // To find the process that holds the port, every socket of the host is read: once, not at each attempt.
+                // The search for the process that holds the port reads every socket of the host:
+                // once per problem, not at each attempt.
                 if self
                     .logged_problems
                     .insert(listen_trouble(address) + &error.to_string())
@@ -134,7 +135,8 @@ impl Group {
         }
     }
 
-    /// The own socket of an address, which does not listen; a new one if the last was handed over.
+    /// Returns the own socket of an address that does not listen yet. Binds a new socket if the
+    /// last one was handed over.
     pub(super) fn bound(&mut self, address: SocketAddr) -> io::Result<Arc<OwnedFd>> {
         Ok(match self.listeners.waiting.entry(address) {
             Entry::Occupied(own) => own.get().clone(),
@@ -151,7 +153,8 @@ impl Group {
         })
     }
 
-    /// Accepts from a listener, whichever shim made it: the options that its connections inherit are this shim's.
+    /// Accepts from a listener, whichever shim made the listener. Connections inherit the options
+    /// that this shim sets.
     pub(super) fn accept(&mut self, cookie: Cookie) -> Vec<Action> {
         let held = lock(&self.published).held.get(&cookie).cloned();
         let Some((address, listener)) = held else {
@@ -182,7 +185,7 @@ impl Group {
     ) {
         let accepting = watch::Sender::new(how);
         let (runs, ends) = (self.listeners.events.clone(), self.listeners.events.clone());
-        // Sent by the loop itself: a sibling releases the listener because of it.
+        // Sent by the loop itself, because a sibling releases the listener on this event.
         let runs = move || drop(runs.send(LoopEvent::Runs(cookie)));
         let task = self
             .dispatcher
@@ -200,7 +203,7 @@ impl Group {
         });
     }
 
-    /// Accepts what is queued at a guard that is closed, because no shim stays.
+    /// Accepts the queued clients of a guard. The guard is closed, because no shim stays.
     pub(super) fn drain_guard(
         &mut self,
         cookie: Cookie,
@@ -242,8 +245,8 @@ impl Group {
         }
     }
 
-    /// Lists the listeners on the shim's addresses, unless one without a guard may be that of a sibling without a connection,
-    /// which is reported as such.
+    /// Lists the listeners on the shim's addresses. Does nothing while a sibling has no connection:
+    /// a listener without a guard may be the sibling's, and the sibling is reported as unconnected.
     pub(super) fn list_listeners(&self) {
         if !self.machine.has_all_guards() {
             return;
@@ -267,9 +270,10 @@ impl Group {
         });
     }
 
-    /// Counts the listeners on the shim's addresses that no shim of the berth holds (another proxy of the same uid, or a shim
-    /// with another run directory), or that a shim holds which hung before it gave a guard. They get a share of new connections, and
-    /// nothing guards them. One counts when it is found twice: at first it may be a sibling's, whose guard is on its way.
+    /// Counts the listeners on the shim's addresses that no answering shim of the berth holds. The
+    /// holder may be another proxy of the same uid, a shim with another run directory, or a shim
+    /// that hung before giving a guard. Such listeners get a share of new connections, and nothing
+    /// guards them. A listener counts when found twice: at first, its guard may be on its way.
     fn count_foreign_listeners(&mut self, inodes: &BTreeSet<u64>) {
         if !self.machine.has_all_guards() {
             return;
@@ -297,7 +301,7 @@ impl Group {
     }
 }
 
-/// The beginning of a logged problem with listen(2) on an address.
+/// Returns the start of the log line for a failed listen(2) on an address.
 fn listen_trouble(address: SocketAddr) -> String {
     format!("listen {address}: ")
 }

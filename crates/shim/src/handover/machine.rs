@@ -1,60 +1,68 @@
-//! Which shim accepts from which listener, as a pure state machine: no I/O, no clock of its own.
+//! Decides from which listeners a shim accepts. A pure state machine: no I/O, and the time is an
+//! argument.
 //!
-//! At each change, the shims of a berth announce to one another their phase, the listeners
-//! that they own, and those that they accept from ([`Announce`]); each listener comes with a duplicate of
-//! it (a guard) the first time. Everything follows from these, from leases and from the own instance:
+//! At each change, the shims of a berth announce to one another their phase, the listeners that
+//! they own, and the listeners from which they accept ([`Announce`]). The first announcement of a
+//! listener carries a duplicate of the listener (a guard). Every decision follows from the
+//! announcements, the leases and the state of the own instance:
 //!
-//! * A listener that no live shim owns is an orphan. Every shim that is allowed to accepts from it, until one
-//!   that joins takes it over. So a crash (end of file), a hang (the lease expired) and a leave
-//!   are the same to the siblings.
-//! * A shim that leaves disowns its listeners and goes on accepting until a live sibling announces that it accepts
-//!   from each: the announcement is the acknowledgement. A sibling that leaves too does not count. If no shim stays, the
-//!   queues of all held listeners are accepted and the listeners closed, also when the last one that stayed leaves later.
-//! * What is announced is done, not decided: a shim is *joined* when each of its addresses has a listener
-//!   that it accepts from, and has *left* when its last accept loop has ended.
-//! * A shim that joins waits for the first announcement of each sibling. One that hangs costs it the rest of a lease; one that is
-//!   dead costs nothing, because its socket refuses.
-//! * A shim that joins takes an orphan over before it makes a listener of its own, so that there are never
-//!   more listeners of an address than there were ever shims alive at the same time.
+//! * A listener that no live shim owns is an orphan. Every shim that is allowed to accepts from the
+//!   orphan, until a joining shim takes the orphan over. So a crash (end of file), a hang (the
+//!   lease expired) and a leave look alike to the siblings.
+//! * A shim that leaves disowns its listeners, and goes on accepting until a live sibling announces
+//!   that the sibling accepts from each listener: the announcement is the acknowledgement.
+//!   Announcements of a sibling that leaves too do not count. If no shim stays, the shim accepts
+//!   the queues of all held listeners and closes the listeners, also when the last shim that stayed
+//!   leaves later.
+//! * Announcements say what is done, not what is decided. A shim is *joined* when each of its
+//!   addresses has a listener from which the shim accepts. A shim has *left* when its last accept
+//!   loop has ended.
+//! * A shim that joins waits for the first announcement of each sibling. A sibling that hangs
+//!   delays the shim by the rest of a lease. A dead sibling delays nothing, because its socket
+//!   refuses connections.
+//! * A shim that joins takes an orphan over before making a listener. So an address never has more
+//!   listeners than there were ever shims alive at the same time.
 //!
-//! Because an announcement is a state and no change, one that is lost, late or repeated breaks
-//! nothing, and any order of events leads to the same result.
+//! An announcement is a state, not a change. So lost, late and repeated announcements break
+//! nothing, and any order of events leads to one result.
 
 use berth_node::terms::{Announce, Cookie, Phase, ShimId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Time on a clock that does not jump, since its start.
+/// Time since the start of a monotonic clock.
 pub(crate) type Time = Duration;
 
-/// The own state.
+/// The state of this shim and its instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Facts {
-    /// The own instance is ready (node shim: any is), and so one is reachable.
+    /// The own instance is ready (node shim: any instance is ready). Implies `reachable`.
     pub(crate) ready: bool,
     /// Some instance can get connections.
     pub(crate) reachable: bool,
-    /// It has to leave for good.
+    /// This shim has to leave for good.
     pub(crate) leaving: bool,
-    /// A relaying thread does not respond: an accept loop may never end.
+    /// A relaying thread does not respond, so an accept loop may never end.
     pub(crate) blocked: bool,
 }
 
-/// An action to carry out. Each is idempotent.
+/// An action to carry out. Actions are idempotent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Listen on the own, bound socket of an address; answered by [`Machine::listening`], or by
+    /// Listen on the own, bound socket of an address. Answered by [`Machine::listening`] or
     /// [`Machine::listen_again`].
     Listen(SocketAddr),
-    /// Listen on a held socket (again) and accept from it; answered by [`Machine::accepting`] when clients are
-    /// accepted, or by [`Machine::failed`].
+    /// Listen on a held socket (again) and accept clients. Answered by [`Machine::accepting`] when
+    /// clients are accepted, else by [`Machine::failed`].
     Accept(Cookie),
-    /// Stop accepting and keep it as a guard. Answered by [`Machine::ended`], as the next two are.
+    /// Stop accepting and keep the listener as a guard. Answered by [`Machine::ended`], like the
+    /// next two actions.
     Guard(Cookie),
-    /// End listening for every holder: no client can be served. Clients are refused at once.
+    /// End listening for every holder, because no client can be served. Clients are refused at
+    /// once.
     Refuse(Cookie),
-    /// Accept what is queued and close it: no other shim holds it.
+    /// Accept the queued clients and close the listener: no other shim holds the listener.
     Close(Cookie),
     /// Send [`Machine::announce`] to every sibling.
     Announce,
@@ -63,11 +71,12 @@ pub(crate) enum Action {
 
 #[derive(Debug, Clone)]
 struct Peer {
-    /// Its last announcement; none before the first.
+    /// The last announcement; `None` before the first.
     announced: Option<Announce>,
-    /// When it became known.
+    /// When the sibling became known.
     since: Time,
-    /// Its lease, or what replaces it before the first, holds until then.
+    /// Until when the sibling's lease holds. Before the first lease, a connection counts like a
+    /// lease.
     fresh_until: Time,
     connected: bool,
 }
@@ -82,12 +91,13 @@ impl Peer {
         }
     }
 
-    /// It may be alive, and announce something yet: its lease holds, and it has not been known for the time of a lease.
+    /// True if the sibling may be alive and still announce its state: its lease holds, and the
+    /// sibling has been known for less than a lease's duration.
     fn is_awaited(&self, now: Time, lease: Duration) -> bool {
         self.announced.is_none() && now < self.fresh_until.min(self.since + lease)
     }
 
-    /// Its announcement counts: it is connected and does not hang.
+    /// The announcement, if the announcement counts: the sibling is connected and does not hang.
     fn live(&self, now: Time) -> Option<&Announce> {
         self.announced
             .as_ref()
@@ -111,7 +121,7 @@ impl Held {
         }
     }
 
-    /// This shim accepts from it, or soon will.
+    /// True if this shim accepts from the listener, or soon will.
     fn accepting(&self) -> bool {
         matches!(
             self.accept,
@@ -120,30 +130,30 @@ impl Held {
     }
 }
 
-/// The state of a listener's accept loop. What is announced is what runs, not what was decided.
+/// The state of a listener's accept loop. Announcements follow the running loop, not the decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AcceptLoop {
     None,
-    /// Requested: it may accept a client at any moment.
+    /// Requested: the loop may accept a client at any moment.
     Starting,
-    /// It could not start or go on: there is none, and it is tried again.
+    /// The loop could not start or go on. No loop runs, and the start is tried again.
     Failed,
     Running,
-    /// It has to end: a client may still be between accept(2) and being counted.
+    /// The loop has to end: a client may still be between accept(2) and the counter of connections.
     Ending,
 }
 
-/// Fixed for a shim's life.
+/// Configuration, fixed for a shim's life.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rules {
     pub(crate) addresses: Vec<SocketAddr>,
     /// How long nothing may be reachable before clients are refused.
     pub(crate) hold: Duration,
-    /// Duration of a lease: how long a sibling may be without a renewal.
+    /// Duration of a lease: how long a sibling may go without a renewal.
     pub(crate) lease: Duration,
 }
 
-/// One shim's part in its berth.
+/// This shim's part in the berth.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Machine {
     rules: Rules,
@@ -152,23 +162,25 @@ pub(crate) struct Machine {
     now: Time,
     held: BTreeMap<Cookie, Held>,
     peers: BTreeMap<ShimId, Peer>,
-    /// Addresses whose own socket should listen and does not yet.
+    /// Addresses with an own socket that should listen and does not yet.
     requested: BTreeSet<SocketAddr>,
-    /// Since when nothing is reachable, for oneself or for a live sibling.
+    /// Since when neither this shim nor a live sibling can reach an instance.
     unreachable_since: Option<Time>,
-    /// Since when it waits for siblings to accept from its listeners.
+    /// Since when this shim waits for siblings to accept from its listeners.
     leaving_since: Option<Time>,
-    /// When it released its listeners; it has left when the last accept loop has ended.
+    /// Time of the release of all listeners. The shim has left when the last accept loop has ended.
     released: Option<Time>,
-    /// It is about to join; it is joined when each address has a listener that it accepts from.
+    /// This shim is about to join: the phase changes when each address has a listener from which
+    /// the shim accepts.
     joining: bool,
-    /// It had left, and accepts again: nobody relieves it any more.
+    /// This shim had left and accepts again, because no sibling relieves this shim any more.
     returning: bool,
-    /// Listeners that are no longer held, whose last clients are being accepted.
+    /// Listeners that are no longer held, and still have queued clients to accept.
     closing: BTreeSet<Cookie>,
-    /// Siblings whose connection ended, and when: they are gone, even if a lease that they wrote before is still valid.
+    /// Siblings with an ended connection, and when the connection ended. They are gone, even if a
+    /// lease that they wrote before is still valid.
     dead: BTreeMap<ShimId, Time>,
-    /// The last announcement to siblings, and the listeners that were given with it.
+    /// The last announcement to siblings, and the listeners given with the announcement.
     announced: (Announce, Vec<(Cookie, SocketAddr)>),
 }
 
@@ -182,7 +194,7 @@ impl Machine {
         }
     }
 
-    /// The last time that it was given.
+    /// The last time that the machine was given.
     pub(crate) fn now(&self) -> Time {
         self.now
     }
@@ -195,12 +207,13 @@ impl Machine {
         &self.rules.addresses
     }
 
-    /// Whether a sibling's connection ended, without a sign of its process since.
+    /// True if the sibling's connection ended, and the sibling's process has shown no sign of life
+    /// since.
     pub(crate) fn is_dead(&self, holder: ShimId) -> bool {
         self.dead.contains_key(&holder)
     }
 
-    /// The announcement to siblings.
+    /// Returns the announcement to siblings.
     pub(crate) fn announce(&self) -> Announce {
         let with = |of: fn(&Held) -> bool| {
             self.held
@@ -214,7 +227,7 @@ impl Machine {
             ready: self.facts.ready,
             reachable: self.facts.reachable,
             leaving: self.facts.leaving,
-            // A shim that leaves owns none: siblings take over from here on.
+            // A shim that leaves owns nothing: siblings take over from here on.
             owns: if self.is_leaving() {
                 BTreeSet::new()
             } else {
@@ -224,9 +237,11 @@ impl Machine {
         }
     }
 
-    /// Listeners of which a sibling should have duplicates: all that are held, except an own one whose accept loop has
-    /// not started. A sibling would take that for an orphan, and set its own options on it; while leaving, it should. Shims that
-    /// all leave give none: they would close them and get them again, without end.
+    /// Returns the listeners to give siblings as guards: all held listeners, except an own listener
+    /// with an accept loop that is just starting. A sibling would take such a listener for an
+    /// orphan and set the sibling's options on the listener; while this shim leaves, the sibling
+    /// should. If every shim leaves, no shim gives guards: shims would close guards and get them
+    /// again, without end.
     pub(crate) fn guards(&self) -> Vec<(Cookie, SocketAddr)> {
         if self.is_last() {
             return Vec::new();
@@ -240,7 +255,7 @@ impl Machine {
             .collect()
     }
 
-    /// Siblings that are joined and ready, for connections that the own instance cannot serve.
+    /// Returns the joined and ready siblings, for connections that the own instance cannot serve.
     pub(crate) fn joined_siblings(&self) -> Vec<ShimId> {
         self.those(|peer| {
             peer.live(self.now)
@@ -248,27 +263,28 @@ impl Machine {
         })
     }
 
-    /// Whether there is a sibling that is joined, ready and not leaving.
+    /// True if a sibling is joined, ready and not leaving.
     pub(crate) fn has_successor(&self) -> bool {
         self.live()
             .any(|its| its.phase == Phase::Joined && its.ready && !its.leaving)
     }
 
-    /// Siblings that are connected and have announced nothing for the time of a lease.
+    /// Returns the siblings that are connected and have announced nothing for the duration of a
+    /// lease.
     pub(crate) fn silent(&self) -> Vec<ShimId> {
         self.those(|peer| {
             peer.connected && peer.announced.is_none() && self.now >= peer.since + self.rules.lease
         })
     }
 
-    /// Siblings that have a lease, and no connection for the time of a lease.
+    /// Returns the siblings that have a lease, and no connection for the duration of a lease.
     pub(crate) fn unconnected(&self) -> Vec<ShimId> {
         let lease = self.rules.lease;
         self.those(|peer| !peer.connected && self.now >= peer.since + lease)
     }
 
-    /// Siblings that have a lease and no connection, for which a shim that joins waits: they live, or died before their first
-    /// announcement.
+    /// Returns the siblings that have a lease and no connection, and for which a joining shim
+    /// waits. Such siblings live, or died before their first announcement.
     pub(crate) fn awaited(&self) -> Vec<ShimId> {
         self.those(|peer| !peer.connected && peer.is_awaited(self.now, self.rules.lease))
     }
@@ -281,15 +297,15 @@ impl Machine {
             .collect()
     }
 
-    /// Whether every sibling that has a lease is connected and has announced its state: then a listener without a
-    /// guard is no sibling's.
+    /// True if every sibling with a lease is connected and has announced its state. A listener
+    /// without a guard is then no sibling's listener.
     pub(crate) fn has_all_guards(&self) -> bool {
         self.peers.values().all(|peer| {
             (peer.connected && peer.announced.is_some()) || self.now >= peer.fresh_until
         })
     }
 
-    /// When it needs [`Machine::tick`] without an event.
+    /// Returns when [`Machine::tick`] is due if no event comes first.
     pub(crate) fn wake(&self) -> Option<Time> {
         let waits = [
             self.unreachable_since.map(|since| since + self.rules.hold),
@@ -320,12 +336,14 @@ impl Machine {
         self.settle()
     }
 
-    /// Siblings' leases were read: of each, when it was renewed, or a little before that, and until when it holds. All at
-    /// once, with the time: a shim that stalled would take a sibling for hung before it has read its new lease.
+    /// Takes in the siblings' leases. Each has the time of its renewal, or a little before, and the
+    /// time of its expiry. All leases and the time come at once: a shim that stalled would
+    /// otherwise take a sibling for hung before reading the sibling's new lease.
     pub(crate) fn leased(&mut self, now: Time, leases: &[(ShimId, Time, Time)]) -> Vec<Action> {
         self.now = self.now.max(now);
         for &(holder, renewed, until) in leases {
-            // Only its connection ended. That its lease still holds would mean nothing: it may have died.
+            // Only the sibling's connection ended. A lease that still holds would prove nothing:
+            // the sibling may have died.
             if self.dead.get(&holder).is_some_and(|ended| renewed > *ended) {
                 self.dead.remove(&holder);
             }
@@ -337,7 +355,7 @@ impl Machine {
         self.tick(now)
     }
 
-    /// Only these have leases that may hold: the ends of others need not be remembered.
+    /// Forgets dead siblings without a lease that may hold.
     pub(crate) fn forget_dead(&mut self, leased: &BTreeSet<ShimId>) {
         self.dead.retain(|holder, _| leased.contains(holder));
     }
@@ -372,17 +390,18 @@ impl Machine {
         self.settle()
     }
 
-    /// The connection to a sibling ended, or its socket refuses one: its process is gone, or will renew its lease. With the time, which
-    /// counts for nothing else yet: after a stall, a lease that the sibling renewed meanwhile is from before its end.
+    /// The connection to a sibling ended, or the sibling's socket refuses connections. Either the
+    /// process is gone, or the sibling will renew its lease. `now` only dates the end: after a
+    /// stall, a lease that the sibling renewed during the stall is older than the end.
     pub(crate) fn gone(&mut self, now: Time, holder: ShimId) -> Vec<Action> {
         self.peers.remove(&holder);
         self.dead.insert(holder, self.now.max(now));
         self.settle()
     }
 
-    /// A listener listens, and clients are accepted from it.
+    /// A listener listens, and clients are accepted.
     pub(crate) fn accepting(&mut self, cookie: Cookie) -> Vec<Action> {
-        // One that has to end meanwhile ends.
+        // A loop that was told to end meanwhile ends.
         if let Some(held) = self
             .held
             .get_mut(&cookie)
@@ -393,7 +412,8 @@ impl Machine {
         self.settle()
     }
 
-    /// This shim could not accept from a listener; [`Machine::ended`] tries it again.
+    /// This shim could not accept from a listener. After [`Machine::ended`] the machine tries
+    /// again.
     pub(crate) fn failed(&mut self, cookie: Cookie) -> Vec<Action> {
         self.closing.remove(&cookie);
         if let Some(held) = self.held.get_mut(&cookie) {
@@ -406,8 +426,9 @@ impl Machine {
         self.settle()
     }
 
-    /// The accept loop of a listener has ended, and every client that it accepted is counted: on request, or because the
-    /// listener no longer listens, since a sibling found nothing reachable and refused.
+    /// The accept loop of a listener has ended, and every accepted client is counted. The end was
+    /// requested, or the listener no longer listens, since a sibling reached no instance and
+    /// refused clients.
     pub(crate) fn ended(&mut self, cookie: Cookie) -> Vec<Action> {
         self.closing.remove(&cookie);
         if let Some(held) = self.held.get_mut(&cookie) {
@@ -416,7 +437,7 @@ impl Machine {
         self.settle()
     }
 
-    /// The own socket of an address listens, as this listener.
+    /// The own socket of an address listens, under this cookie.
     pub(crate) fn listening(&mut self, address: SocketAddr, cookie: Cookie) -> Vec<Action> {
         self.requested.remove(&address);
         self.held.insert(cookie, Held::new(address, true));
@@ -429,7 +450,7 @@ impl Machine {
         self.settle()
     }
 
-    /// Whether the accept loop of a listener has not ended yet.
+    /// True if the accept loop of a listener has not ended yet.
     #[cfg(test)]
     fn is_ending(&self, cookie: Cookie) -> bool {
         self.closing.contains(&cookie)
@@ -452,7 +473,7 @@ impl Machine {
         self.leaving_since.is_some() || self.released.is_some() || self.phase == Phase::Left
     }
 
-    /// Brings phase and listeners in line with what is known.
+    /// Brings phase and listeners in line with the known state.
     fn settle(&mut self) -> Vec<Action> {
         let mut actions = Vec::new();
         self.update_reachable();
@@ -462,7 +483,8 @@ impl Machine {
         if self.phase != before {
             actions.push(Action::Phase(self.phase));
         }
-        // A new guard is announced too: the sibling that gave it may be gone before it gave one to every other.
+        // A new guard is announced too: the sibling that gave the guard may end before reaching
+        // every other sibling.
         let announced = (self.announce(), self.guards());
         if announced != self.announced {
             self.announced = announced;
@@ -487,7 +509,7 @@ impl Machine {
 
     fn change_phase(&mut self, actions: &mut Vec<Action>) {
         let Facts { ready, leaving, .. } = self.facts;
-        // Its instance is down and another shim's is up, which should take the connections.
+        // The own instance is down. A sibling with a ready instance should take the connections.
         let relieved = !ready && self.has_successor();
         let listens = self.phase != Phase::Waiting
             || self.returning
@@ -508,7 +530,8 @@ impl Machine {
         }
         self.joining = match self.phase {
             _ if wants_out || self.released.is_some() => false,
-            // No sibling relieves it any more: it holds clients, which would otherwise wait in an accept queue.
+            // No sibling relieves this shim any more. The shim holds clients, which would otherwise
+            // wait in an accept queue.
             Phase::Left | Phase::Refusing => !self.is_refusing(),
             Phase::Waiting => {
                 (ready && self.knows_siblings()) || (self.returning && !self.is_refusing())
@@ -523,15 +546,16 @@ impl Machine {
                 Phase::Left
             }
             _ if self.joining && self.listens_everywhere() => Phase::Joined,
-            // Who has left may exit, and so must accept nothing.
+            // A shim that has left may exit, and so must accept nothing.
             Phase::Left if self.joining => Phase::Waiting,
             Phase::Joined if self.is_refusing() && !self.is_leaving() => Phase::Refusing,
             phase => phase,
         };
     }
 
-    /// It released its listeners, and every accept loop has ended. One on a thread that is blocked accepts no client and may never
-    /// end: after a lease, the shim has left without it, so that its end can begin.
+    /// True if the listeners are released and every accept loop has ended. A loop on a blocked
+    /// thread accepts no client and may never end: after a lease's duration the shim counts as left
+    /// without that loop, so that the shim's end can begin.
     fn has_released(&self) -> bool {
         let idle = |held: &Held| matches!(held.accept, AcceptLoop::None | AcceptLoop::Failed);
         let ended = || self.closing.is_empty() && self.held.values().all(idle);
@@ -539,7 +563,7 @@ impl Machine {
         self.released.is_some_and(|since| ended() || expired(since))
     }
 
-    /// Each address has a listener of its own that is accepted from.
+    /// True if each address has an own listener from which this shim accepts.
     fn listens_everywhere(&self) -> bool {
         let serves = |address: &SocketAddr| {
             let fits = |held: &Held| {
@@ -550,7 +574,8 @@ impl Machine {
         self.rules.addresses.iter().all(serves)
     }
 
-    /// It has to leave, and so has every sibling that may be alive: none will accept from what it holds.
+    /// True if this shim and every sibling that may be alive have to leave: no sibling will accept
+    /// from the held listeners.
     fn is_last(&self) -> bool {
         let stays = |peer: &Peer| {
             self.now < peer.fresh_until && peer.announced.as_ref().is_none_or(|its| !its.leaving)
@@ -558,13 +583,14 @@ impl Machine {
         self.facts.leaving && !self.peers.values().any(stays)
     }
 
-    /// What it accepts from, or holds while it has to leave, and no sibling that stays accepts from.
+    /// Returns this shim's listeners from which no staying sibling accepts: the listeners with an
+    /// accept loop and, if this shim has to leave, guards.
     fn uncovered(&self) -> Vec<Cookie> {
         let covered = |cookie: &Cookie| {
             self.live()
                 .any(|its| !its.leaving && its.accepts.contains(cookie))
         };
-        // A loop that ends would not accept what is queued.
+        // A loop that ends would not accept the queued clients.
         let left = |held: &Held| {
             held.accepting() || (self.facts.leaving && held.accept == AcceptLoop::None)
         };
@@ -587,7 +613,8 @@ impl Machine {
         }
     }
 
-    /// No other shim accepts from these: what is queued is served here, then they are closed.
+    /// Accepts the queued clients of listeners from which no other shim accepts, and closes the
+    /// listeners.
     fn close_uncovered(&mut self, actions: &mut Vec<Action>) {
         for cookie in self.uncovered() {
             self.held.remove(&cookie);
@@ -596,7 +623,8 @@ impl Machine {
         }
     }
 
-    /// Every known sibling has announced what it owns and holds, or its lease has expired, or it had the time of a lease to.
+    /// True if every known sibling has announced its listeners, has an expired lease, or has had a
+    /// lease's duration to announce them.
     fn knows_siblings(&self) -> bool {
         self.peers
             .values()
@@ -617,12 +645,13 @@ impl Machine {
         let may = match self.phase {
             _ if self.released.is_some() => false,
             Phase::Joined => true,
-            // Refusing: it was about to join.
+            // In `Refusing`, this shim was about to join.
             Phase::Waiting | Phase::Refusing => !refusing,
             Phase::Left => false,
         };
         let leaving = self.facts.leaving;
-        // One that a sibling gives again while it is being closed here is used when that has ended.
+        // A sibling may give a listener again that is being closed here. The listener is used after
+        // the close.
         let closing = |cookie: &Cookie| self.closing.contains(cookie);
         let wanted: Vec<(Cookie, bool)> = self
             .held
@@ -631,7 +660,8 @@ impl Machine {
             .map(|(cookie, held)| {
                 let orphan = !owned_elsewhere(cookie) && (knows || held.accepting());
                 let takes = match self.phase {
-                    // A shim that leaves takes no orphan over, but keeps what it has until it is covered.
+                    // A shim that leaves takes no orphan over, but keeps its listeners until
+                    // siblings accept from them.
                     Phase::Refusing if !self.joining => held.accepting(),
                     _ => held.own || if leaving { held.accepting() } else { orphan },
                 };
@@ -656,7 +686,8 @@ impl Machine {
                         Action::Guard(cookie)
                     });
                 }
-                // One that ends is not started again until it has ended: two loops of one listener would share unevenly.
+                // A loop that ends is not started again before its end: two loops of one listener
+                // would share unevenly.
                 _ => {}
             }
         }

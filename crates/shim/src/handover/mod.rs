@@ -1,11 +1,13 @@
-//! A shim among its siblings: leases, guards, and which shim accepts from which listener.
+//! The handover: leases, guards, and which shim accepts from which listener.
 //!
-//! `machine` decides (pure), and here is what does it, in the order of the flow: `leases` keeps the own lease and reads
-//! the siblings', `siblings` connects to them, [`peers`] talks to them, `listeners` has the descriptors and the
-//! accept loops, `passing` gives clients to siblings and takes them.
+//! `machine` decides (pure). The other modules carry the decisions out, in the order of the flow:
+//! `leases` keeps the own lease and reads the siblings' leases, `siblings` connects to the
+//! siblings, [`peers`] talks to them, `listeners` has the descriptors and the accept loops, and
+//! `passing` exchanges clients with siblings.
 //!
-//! Better than a graceful close of one's own listener: it does not close while a sibling lives. Every shim holds a
-//! duplicate of every sibling's listener, so a queue survives its shim, whatever ended it.
+//! A listener never closes while a sibling lives, which is safer than a graceful close. Every shim
+//! holds a duplicate of every sibling's listener, so a queue survives its shim, however the shim
+//! ended.
 
 mod leases;
 mod listeners;
@@ -45,7 +47,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-/// This shim among those of its berth.
+/// This shim and the siblings of its berth.
 struct Group {
     config: Arc<Config>,
     shared: Shared,
@@ -59,12 +61,12 @@ struct Group {
     logged_problems: BTreeSet<String>,
 }
 
-/// Runs the handover of this shim, with bound sockets that do not listen, by their addresses, of which the first
-/// names the berth. After a request to stop the caller drops the future when the last connection has ended; guards
-/// are held until then.
+/// Runs the handover of this shim. `sockets` are bound sockets that do not listen yet, by address;
+/// the first address names the berth. After a request to stop, the caller drops the future when the
+/// last connection has ended. Guards are held until then.
 ///
 /// # Errors
-/// There is no clock or no boot ID: leases cannot be kept.
+/// The host has no clock or no boot ID, so leases cannot be kept.
 pub(crate) async fn keep(
     shared: &Shared,
     sockets: Vec<(SocketAddr, OwnedFd)>,
@@ -101,7 +103,8 @@ pub(crate) async fn keep(
         config: config.clone(),
         shared: shared.clone(),
     };
-    // Before the leases are read: the one of this instance's last shim would be a sibling's.
+    // The lease is written before leases are read: the lease of this instance's previous shim would
+    // count as a sibling's.
     group.begin_lease().await;
     group.ping();
     group.read_leases().await;
@@ -109,7 +112,7 @@ pub(crate) async fn keep(
     renew.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         group.catch_up().await;
-        // Also updates the machine's time, which is all that is due after a timer.
+        // Also updates the machine's time; a timer needs nothing more.
         group.find_dead().await;
         group.update_facts(&mut table, &mut state);
         group.publish_takers();
@@ -132,7 +135,8 @@ pub(crate) async fn keep(
 }
 
 impl Group {
-    /// How long the loop waits for a call that may block: less than the third of a lease after which the lease is renewed.
+    /// Returns how long the loop waits for a call that may block: less than the interval of
+    /// renewals, which is a third of a lease.
     fn patience(&self) -> Duration {
         self.config.lease / 4
     }
@@ -152,7 +156,7 @@ impl Group {
             .looked
             .filter(|_| !self.machine.awaited().is_empty())
             .map(|looked| looked + siblings::DEAD);
-        // An hour: another event will wake it before.
+        // An hour, as a default: another event comes earlier.
         machine
             .into_iter()
             .chain(self.listeners.retry)
@@ -204,12 +208,12 @@ impl Group {
         )
     }
 
-    /// Whether this shim has stalled: what it knows of leases is old, and must not be used.
+    /// True if this shim has stalled: the known leases are old, and must not be used.
     fn has_stalled(&self) -> bool {
         self.now() >= self.machine.now() + self.config.lease / 2
     }
 
-    /// After a stall, the leases come first, and until then the machine keeps its time.
+    /// Reads the leases after a stall. Until the leases are read, the machine keeps its time.
     async fn catch_up(&mut self) {
         if self.has_stalled() {
             self.read_leases().await;
@@ -228,7 +232,7 @@ impl Group {
             for address in std::mem::take(&mut self.listeners.not_listening) {
                 actions.extend(self.machine.listen_again(address));
             }
-            // An accept loop that failed counts as ended: the machine tries again.
+            // A failed accept loop counts as ended: the machine tries again.
             for cookie in std::mem::take(&mut self.listeners.failed) {
                 actions.extend(self.machine.ended(cookie));
             }
@@ -244,7 +248,8 @@ impl Group {
                 self.siblings.connecting.remove(&holder);
                 self.siblings.unreachable.remove(&holder);
                 self.siblings.logged_unconnected.remove(&holder);
-                // Both dialled, and the other connection is established already: this one ends here.
+                // Both shims dialled, and the other connection is established already: this
+                // connection ends here.
                 let Entry::Vacant(free) = self.siblings.writers.entry(holder) else {
                     return;
                 };
@@ -274,7 +279,7 @@ impl Group {
                 self.machine.updated(holder, announce, &known)
             }
             Event::Refused(holder, why) => {
-                // Unless both dialled, and the other connection is established.
+                // No problem if both shims dialled and the other connection is established.
                 if self.dial_failed(holder, &why) {
                     if self.logged_problems.insert(format!("{holder:?} {why}")) {
                         tracing::warn!("a sibling does not share its listeners: {why}");
@@ -295,7 +300,7 @@ impl Group {
             }
             Event::Gone(holder) => {
                 if self.siblings.writers.remove(&holder).is_none() {
-                    // It ended before its connection was established.
+                    // The sibling ended before its connection was established.
                     self.siblings.connecting.remove(&holder);
                     return;
                 }
@@ -314,7 +319,7 @@ impl Group {
         self.act(actions);
     }
 
-    /// Carries out the machine's actions, and those that follow from them.
+    /// Carries out the machine's actions, and the actions that follow from them.
     fn act(&mut self, actions: Vec<Action>) {
         let mut actions = VecDeque::from(actions);
         while let Some(action) = actions.pop_front() {
@@ -335,7 +340,7 @@ impl Group {
                     self.end_loop(cookie, Accepting::No);
                 }
                 Action::Close(cookie) => {
-                    // The accept loop's duplicate is the last: it is closed when the queue is empty.
+                    // The accept loop's duplicate is the last, and closed when the queue is empty.
                     let closed = lock(&self.published).held.remove(&cookie);
                     self.end_loop(cookie, Accepting::Rest);
                     if !self.listeners.loops.contains_key(&cookie) {
@@ -361,7 +366,8 @@ impl Group {
                 }
                 Action::Phase(phase) => {
                     if phase == Phase::Left {
-                        // They would hold the port until the last connection has ended. A shim that joins again binds again.
+                        // Waiting sockets would hold the port until the last connection has ended.
+                        // A shim that joins again binds again.
                         self.listeners.waiting.clear();
                     }
                     let siblings = self.siblings.writers.len();

@@ -1,7 +1,8 @@
-//! Clients that one shim passes to another.
+//! Passes clients between shims.
 //!
-//! A [`PassToken`] goes with a client, and the shim that has claimed it serves the client: a sibling that stalled may read the request
-//! when the sender has given up and serves the client itself.
+//! A [`PassToken`] goes with each client. Only the shim that has claimed the token serves the
+//! client: a sibling that stalled may read the request after the sender has given up and serves the
+//! client.
 
 use super::Group;
 use crate::relay::Pass;
@@ -23,11 +24,12 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::{sleep, timeout};
 
-/// Most clients that are on their way to a sibling at once. Each takes descriptors here and there, and a place in
-/// the queue of the sibling's socket, which net.core.somaxconn may cut to 128.
+/// Most clients on their way to siblings at once. Each client needs descriptors in both shims, and
+/// a place in the queue of the sibling's socket, which net.core.somaxconn may limit to 128.
 pub(crate) const PASSES: usize = 32;
 
-/// How long an offer for a share may wait for its turn, and the sibling may take to reply: the client can be served here as well.
+/// Limit for an offer for a share: for the wait for its turn, and again for the sibling's reply.
+/// This shim can serve the client as well.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
 impl Group {
@@ -36,11 +38,12 @@ impl Group {
         if self.machine.phase() != Phase::Joined {
             return Err(format!("this shim is {}", self.machine.phase().as_str()));
         }
-        // Two that leave would pass it back and forth.
+        // Two leaving shims would pass the client back and forth.
         if self.shared.stop() != Stop::No {
             return Err("this shim is leaving".to_owned());
         }
-        // There may be no descriptors for its connection to an instance, nor for the messages of siblings.
+        // Descriptors may be missing for the client's connection to an instance, and for the
+        // messages of siblings.
         if self.dispatcher.is_full() {
             self.count("take", "full");
             return Err(
@@ -67,7 +70,7 @@ impl Group {
         Ok(())
     }
 
-    /// Publishes which siblings take clients: those passes that wait for another one are given up.
+    /// Publishes which siblings take clients. Passes that wait for a removed sibling are given up.
     pub(super) fn publish_takers(&self) {
         let joined = self.machine.joined_siblings();
         let Shared {
@@ -93,7 +96,7 @@ impl Group {
             .send_if_modified(|now| std::mem::replace(now, paths.clone()) != paths);
     }
 
-    /// Passes a client's connection to the first joined sibling that takes it.
+    /// Passes a client's connection to the first joined sibling that takes the connection.
     pub(super) fn pass(&self, pass: Pass) {
         let (passing, metrics) = (self.siblings.passing.clone(), self.shared.metrics.clone());
         tokio::spawn(async move {
@@ -104,7 +107,7 @@ impl Group {
                 taken,
             } = pass;
             let passed = passing.pass(client.as_fd(), &sent, only.as_deref()).await;
-            // A client that is only offered is served here otherwise.
+            // A client that was only offered for a share is served here otherwise.
             if passed || only.is_none() {
                 metrics.handed_over("pass", if passed { "ok" } else { "failed" });
             }
@@ -113,21 +116,23 @@ impl Group {
     }
 }
 
-/// Lets [`PASSES`] clients be passed at once. All clients of an instance come at the moment when it ends.
+/// Passes at most [`PASSES`] clients at once. All clients of an instance need passing at the moment
+/// when the instance ends.
 #[derive(Debug)]
 pub(super) struct Passing {
-    /// The sockets of the siblings that are joined, with valid leases.
+    /// The sockets of the joined siblings with valid leases.
     takers: watch::Sender<Vec<PathBuf>>,
     free: Semaphore,
-    /// Number of replies to passes: a pass that waits for its turn sees progress.
+    /// Number of replies to passes, so that a waiting pass sees progress.
     answers: AtomicU64,
     /// How long a sibling may take to reply.
     patience: Duration,
 }
 
 impl Passing {
-    /// A sibling with a valid lease is busy or stalls for a moment: a client that is relayed to its instance instead is
-    /// cut when this shim ends. So the wait is as long as a lease holds, and as long as a client may be held.
+    /// A sibling with a valid lease is busy or stalls for a moment. If the client is instead
+    /// relayed to the sibling's instance, this shim's end cuts the connection. So the wait lasts as
+    /// long as a lease, but no longer than a client may be held.
     pub(super) fn new(lease: Duration, hold: Duration) -> Self {
         Self {
             takers: watch::Sender::default(),
@@ -137,10 +142,11 @@ impl Passing {
         }
     }
 
-    /// Offers a client to siblings in turn, or only to this one. True: one has it.
+    /// Offers a client to the siblings in turn, or only to `only`. Returns true if a sibling has
+    /// the client.
     async fn pass(&self, client: BorrowedFd<'_>, sent: &[u8], only: Option<&Path>) -> bool {
         let turn = match only {
-            // For a share, which is to be right also when many clients come at one moment.
+            // A share should be right also when many clients come at one moment.
             Some(_) => timeout(AT_ONCE, self.free.acquire())
                 .await
                 .ok()
@@ -180,11 +186,11 @@ impl Passing {
                 Err(error) => tracing::debug!(path = %path.display(), %error, "not passed"),
             }
         }
-        // With or without a reply: a sibling has the client if it has taken the token.
+        // With or without a reply, a sibling that has claimed the token has the client.
         !token.claim()
     }
 
-    /// Waits for a turn; none when there is no sibling, or none replies any more.
+    /// Waits for a turn. `None` if no sibling takes clients, or none replies any more.
     async fn next(&self) -> Option<SemaphorePermit<'_>> {
         let mut turn = pin!(self.free.acquire());
         loop {
@@ -210,8 +216,8 @@ impl Passing {
     }
 }
 
-/// The right to serve a client: one byte in a pipe without writers. The process that reads it has the right; all others
-/// read its end.
+/// The right to serve a client: one byte in a pipe without writers. The process that reads the byte
+/// has the right; other readers get the end of file.
 struct PassToken(OwnedFd);
 
 impl PassToken {

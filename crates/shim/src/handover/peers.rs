@@ -1,7 +1,8 @@
 //! The connections to siblings, on which each shim announces its state and passes guards.
 //!
-//! Each connection has two halves. The writer sends the state at the time when it can be sent, so that updates
-//! are not queued while a sibling hangs; the reader checks what it receives before it is used.
+//! Each connection has two halves. The writer reads the state at the moment of sending, so that
+//! updates do not queue while a sibling hangs. The reader checks every update before the update is
+//! used.
 
 use berth_node::ipc::wire::{self, Update};
 use berth_node::terms::{Announce, Cookie, ShimId};
@@ -15,11 +16,11 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc};
 
-/// The own state for siblings, and the listeners that are held.
+/// The own state for siblings, and the held listeners.
 #[derive(Debug, Default)]
 pub struct Published {
     pub announce: Announce,
-    /// The held listeners of which siblings get duplicates.
+    /// The held listeners to give siblings as duplicates.
     pub guards: BTreeSet<Cookie>,
     pub held: BTreeMap<Cookie, (SocketAddr, Arc<OwnedFd>)>,
 }
@@ -28,16 +29,16 @@ pub struct Published {
 #[derive(Debug)]
 pub enum Event {
     Connected(ShimId, AsyncFd<OwnedFd>),
-    /// It sent an update, with listeners that were checked.
+    /// The sibling sent an update, with checked listeners.
     Updated(ShimId, Announce, Vec<(Cookie, SocketAddr, OwnedFd)>),
-    /// The sibling refused the connection, and why.
+    /// The sibling refused the connection, and said why.
     Refused(ShimId, String),
-    /// Another shim than the holder of the lease replied, and what is known of it.
+    /// A shim replied that is not the holder of the lease. The string has the details.
     Conflict(ShimId, String),
-    /// The sibling cannot be dialled, and why.
+    /// The sibling cannot be dialled. The string says why.
     Unreachable(ShimId, String),
     Gone(ShimId),
-    /// The own lease was written, or not.
+    /// The result of writing the own lease.
     Written(io::Result<()>),
 }
 
@@ -45,7 +46,8 @@ pub fn lock(published: &Mutex<Published>) -> MutexGuard<'_, Published> {
     published.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Exchanges updates with a sibling until the connection ends; one is sent after each notification of `changed`.
+/// Exchanges updates with a sibling until the connection ends. Each notification of `changed` sends
+/// an update.
 pub async fn exchange_updates(
     socket: AsyncFd<OwnedFd>,
     holder: ShimId,
@@ -56,7 +58,8 @@ pub async fn exchange_updates(
 ) {
     let sending = async {
         match send_updates(&socket, &published, &changed).await {
-            // Its last update can still be read, then comes the end.
+            // The sibling's last update can still be read. The reader finds the end after the
+            // update.
             Err(error) if is_end(&error) => std::future::pending().await,
             ended => ended,
         }
@@ -78,7 +81,7 @@ pub async fn exchange_updates(
     let _ = events.send(Event::Gone(holder));
 }
 
-/// Whether the other end is gone.
+/// True if the error means that the sibling is gone.
 fn is_end(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -155,7 +158,8 @@ async fn receive_updates(
             })
             .await;
         let received = match received {
-            // The kernel reports first, and once, that the other end died with unread data; what it sent before is queued.
+            // The kernel first reports, once, that the sibling died with unread data. Earlier
+            // messages of the sibling are still queued.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset && !reset => {
                 reset = true;
                 continue;
@@ -179,7 +183,8 @@ async fn receive_updates(
         for ((cookie, address), descriptor) in guards.into_iter().zip(received.descriptors) {
             socket::check_listener(descriptor.as_fd(), address, cookie.0)
                 .map_err(|why| invalid(format!("of the listener of {address}: {why}")))?;
-            // The shims of a berth may differ in their addresses; those of other addresses are not kept.
+            // The shims of a berth may have different addresses. Listeners of unknown addresses are
+            // not kept.
             if addresses.contains(&address) {
                 checked.push((cookie, address, descriptor));
             } else {
@@ -200,7 +205,8 @@ mod tests {
     use super::*;
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
-    /// The events of a sibling that sent an update and died: with unread data or not, and while an update is sent to it or not.
+    /// Returns the events of a sibling that sent an update and died. `unread`: the sibling left
+    /// unread data. `updates`: an update was being sent to the sibling.
     async fn received(unread: bool, updates: bool) -> Vec<Event> {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let (theirs, ours) =
@@ -239,7 +245,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_last_update_of_a_sibling_that_died_is_received() {
-        // Which half comes first is chance.
+        // Chance decides which half of the connection comes first.
         for _ in 0..20 {
             for (unread, updates) in [(false, false), (true, false), (false, true), (true, true)] {
                 let events = received(unread, updates).await;

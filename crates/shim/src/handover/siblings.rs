@@ -18,7 +18,8 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-/// Time between two checks whether a sibling that is waited for has died: without a connection there is no event for that.
+/// Time between two checks whether an awaited sibling has died. Without a connection, a death
+/// causes no event.
 pub(super) const DEAD: Duration = Duration::from_millis(50);
 
 /// Most problems that are remembered as logged.
@@ -33,13 +34,13 @@ pub(super) enum Connecting {
 }
 
 pub(super) struct Siblings {
-    /// Instances of those that have a lease, for their sockets.
+    /// Instances of the siblings that have a lease, for the paths of their sockets.
     pub(super) instances: BTreeMap<ShimId, InstanceId>,
     pub(super) connecting: BTreeMap<ShimId, Connecting>,
     /// Notify the writers of established connections.
     pub(super) writers: BTreeMap<ShimId, Arc<Notify>>,
     pub(super) unreachable: BTreeMap<ShimId, String>,
-    /// Those without a connection, if that was logged.
+    /// Siblings without a connection, if the missing connection was logged.
     pub(super) logged_unconnected: BTreeSet<ShimId>,
     /// When [`Group::find_dead`] last looked.
     pub(super) looked: Option<Instant>,
@@ -92,7 +93,7 @@ impl Group {
                         .flatten();
                     let leased = read.map(|lease| lease.holder_identity);
                     if leased == Some(there) {
-                        // It was restarted after the lease was read.
+                        // The sibling was restarted after its lease was read.
                         let _ = events.send(Event::Unreachable(
                             holder,
                             format!("{path} has another holder now"),
@@ -115,9 +116,10 @@ impl Group {
         });
     }
 
-    /// Ends the wait for siblings that died before their first update and whose leases are still valid. A shim's socket listens before
-    /// it has its name, and the name is removed before the socket closes: one that refuses is of a process that is gone. That
-    /// there is none, or that its queue is full, means nothing.
+    /// Ends the wait for siblings that died before their first update and have a valid lease. A
+    /// shim's socket listens before the socket gets its name, and the name is removed before the
+    /// socket closes. So a refused connection proves that the socket's process is gone. A missing
+    /// socket or a full queue proves nothing.
     pub(super) async fn find_dead(&mut self) {
         self.tick();
         let awaited = self.machine.awaited();
@@ -163,7 +165,7 @@ impl Group {
         }
     }
 
-    /// Forgets those that have neither a lease nor a connection: each start of a shim has a new ID.
+    /// Forgets siblings with neither a lease nor a connection: each start of a shim has a new ID.
     pub(super) fn forget(&mut self, leased: &BTreeSet<ShimId>) {
         self.machine.forget_dead(leased);
         let Siblings {
@@ -182,16 +184,16 @@ impl Group {
         instances.retain(|holder, _| known(holder));
         unreachable.retain(|holder, _| known(holder));
         logged_unconnected.retain(known);
-        // Problems contain IDs, too. Some are then logged again.
+        // Problems contain IDs, too. Some problems are logged again after this.
         if self.logged_problems.len() > LOGGED {
             self.logged_problems.clear();
         }
     }
 
-    /// A dial failed. Whether the sibling is without a connection.
+    /// Records a failed dial. Returns true if the sibling is without a connection.
     pub(super) fn dial_failed(&mut self, holder: ShimId, why: &str) -> bool {
         self.siblings.unreachable.insert(holder, why.to_owned());
-        // Meanwhile it may have dialled itself.
+        // The sibling may have dialled meanwhile.
         if self.siblings.connecting.get(&holder) == Some(&Connecting::Dialled) {
             self.siblings.connecting.remove(&holder);
         }
@@ -199,7 +201,7 @@ impl Group {
             && !self.siblings.connecting.contains_key(&holder)
     }
 
-    /// Whether a shim may join; if not, why.
+    /// Checks that a shim may join. The error says why not.
     fn may_join(&self, holder: ShimId) -> Result<(), String> {
         let taken = |what: &str| format!("the name {holder} is {what}");
         if holder == self.me {
@@ -213,7 +215,8 @@ impl Group {
         }
     }
 
-    /// Two processes use one ID. The first one stays: messages under the ID on another connection do not affect it.
+    /// Two processes use one ID. The first process stays: messages under the ID on another
+    /// connection do not affect the first.
     pub(super) fn conflict(&mut self, why: &str) {
         self.count("connect", "conflict");
         if self.logged_problems.insert(why.to_owned()) {
@@ -228,7 +231,7 @@ impl Group {
                     self.conflict(&why);
                     Reply::Refused(why)
                 }
-                // Both dial: the connection of the smaller ID is the one that stays.
+                // Both shims dial: the connection dialled by the smaller ID stays.
                 Ok(()) if self.me < holder && self.siblings.connecting.contains_key(&holder) => {
                     Reply::Refused("this shim dials itself".into())
                 }

@@ -1,4 +1,4 @@
-//! A socket of a connection, which is reset unless the connection ended properly.
+//! A socket that is reset unless its connection ended properly.
 
 use berth_os::socket::reset_on_close;
 use std::io;
@@ -6,8 +6,8 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
 use tokio::net::TcpStream;
 
-/// Resets its peer when it is dropped: the shim ended first (the drain deadline, a second signal), or an attempt was
-/// abandoned. After a FIN, a client could take a part of an answer for the whole.
+/// Resets its peer when dropped: the shim ended first (the drain deadline, a second signal), or an
+/// attempt was abandoned. After a FIN, a client could take a part of an answer for the whole.
 #[derive(Debug)]
 pub(super) struct AbortOnDrop {
     stream: TcpStream,
@@ -22,23 +22,24 @@ impl AbortOnDrop {
         }
     }
 
-    /// Whether dropping it resets the peer. Not so while another process may have the socket too: the option is the
-    /// socket's and not the descriptor's.
+    /// Sets whether a drop resets the peer. Must be false while another process may have the socket
+    /// too: the option belongs to the socket, not the descriptor.
     pub(super) fn set_abort(&mut self, abort: bool) {
         self.abort = abort;
     }
 
-    /// Lets the runtime look at the socket anew: an event of what has arrived already does not come twice.
+    /// Registers the socket with the runtime again: an event of bytes that have already arrived
+    /// does not come twice.
     ///
     /// # Errors
-    /// There is no descriptor left for that. What the client sends next is an event nevertheless.
+    /// No descriptor is left for a duplicate. The client's next bytes still cause an event.
     pub(super) fn register_again(&mut self) -> io::Result<()> {
         let duplicate = self.stream.as_fd().try_clone_to_owned()?;
         self.stream = TcpStream::from_std(duplicate.into())?;
         Ok(())
     }
 
-    /// Closes it: by FIN, unless it was set to reset.
+    /// Closes the socket: by FIN, unless it was set to reset.
     pub(super) fn close(mut self) {
         self.abort = false;
     }

@@ -1,11 +1,12 @@
-//! From an accepted client to an instance that answers: pick, connect, replay, hold.
+//! Brings an accepted client to an instance that answers: pick, connect, replay, hold.
 //!
-//! A completed connect is not yet an accepted connection. A backend that closes its listener resets its accept queue,
-//! and a process that ends drops what it accepted last. A TLS client sends first and its ClientHello can be replayed,
-//! so what it sent is kept until the instance's first byte. An attempt that is refused or ends before that, or whose
-//! instance is stuck while another one is ready, is replayed to the next instance. While there is none, the client
-//! is held. A client that has closed its side is not given another attempt. Each attempt passes the gate first
-//! ([`crate::gate`]).
+//! A completed connect is not yet an accepted connection. A backend that closes its listener resets
+//! its accept queue, and a process that ends drops its newest connections. A TLS client sends first
+//! and its ClientHello can be replayed, so the client's bytes are kept until the instance's first
+//! byte. An attempt is replayed to the next instance if the attempt is refused or ends before the
+//! first byte, or if its instance is stuck while another instance is ready. While no instance is
+//! ready, the client is held. A client that has closed its side is not given another attempt. Each
+//! attempt passes the gate first ([`crate::gate`]).
 
 use super::abort::AbortOnDrop;
 use super::copy::{ResetWatch, with_buffer};
@@ -34,21 +35,22 @@ use tokio::net::TcpStream;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// How long a connect to a loopback address may take: longer means a full accept queue.
+/// How long a connect to a loopback address may take. A longer connect means a full accept queue.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Times that a connection is offered to siblings: when it arrives, and after it was held.
+/// How often a connection is offered to siblings: on arrival, and after a hold.
 const PASSES: u8 = 2;
 
 /// Time between two attempts when descriptors, memory or ports ran out.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Source addresses that are tried when one has no port left.
+/// Source addresses to try when a source has no port left.
 const SOURCES: usize = 3;
 
 /// An instance that has the client.
 pub(super) enum Reached {
-    /// A connection to an instance that has answered, or that has bytes of the client which cannot be replayed.
+    /// A connection to an instance that has answered, or that has bytes of the client which cannot
+    /// be replayed.
     Connected {
         backend: AbortOnDrop,
         /// In use as long as the connection.
@@ -62,11 +64,11 @@ pub(super) enum Reached {
 
 /// The bytes of both ends so far.
 pub(super) struct Exchanged {
-    /// Bytes of the client that the instance has already.
+    /// Bytes of the client that the instance already has.
     pub(super) sent: usize,
-    /// What the client sent and the instance does not have yet.
+    /// Bytes of the client that the instance does not have yet.
     pub(super) up: Vec<u8>,
-    /// What the instance sent and the client does not have yet.
+    /// Bytes of the instance that the client does not have yet.
     pub(super) down: Vec<u8>,
 }
 
@@ -74,13 +76,13 @@ pub(super) struct Exchanged {
 pub(super) enum AttemptResult {
     Injected,
     Answered(AbortOnDrop, Option<Source>, Exchanged),
-    /// The instance cannot be connected to.
+    /// The connect to the instance failed.
     Unreachable(io::Error),
-    /// The instance ended it without a byte: by FIN or by reset.
+    /// The instance ended the connection without a byte, by FIN or by reset.
     Ended(Outcome),
-    /// Its instance is stuck or gone, and another one is ready.
+    /// The instance is stuck or gone, and another instance is ready.
     Abandoned,
-    /// The client reset its connection, or the gate refused the rest of a ClientHello that came late.
+    /// The client reset its connection, or the gate refused the rest of a late ClientHello.
     Refused(Outcome),
 }
 
@@ -88,7 +90,7 @@ impl Opening<'_> {
     /// Finds an instance that answers the client.
     ///
     /// # Errors
-    /// How the connection ended instead; the client's socket is set to reset where necessary.
+    /// How the connection ended instead. The client's socket is set to reset where necessary.
     pub(super) async fn reach_instance(mut self) -> Result<Reached, Outcome> {
         let context = self.context;
         let mut table = context.table.clone();
@@ -109,8 +111,8 @@ impl Opening<'_> {
         let mut again = false;
         loop {
             let leaving = context.state.borrow().is_leaving();
-            // The instance stopped, or gave up waiting for the client (kube-apiserver: 32 s): a silent client is given another
-            // attempt only when it sends something.
+            // The instance stopped, or gave up waiting for the client (kube-apiserver: 32 s). A
+            // silent client gets another attempt only after sending something.
             if let Some(outcome) = self.ended
                 && self.kept.bytes.is_empty()
                 && !leaving
@@ -119,8 +121,8 @@ impl Opening<'_> {
                 return Err(self.end_alike(outcome));
             }
             let picked = pick(&table.borrow_and_update(), leaving, &self.tried).cloned();
-            // A relay to a sibling's instance would end with this shim, which may be about to follow its own
-            // instance: the sibling should have the socket itself.
+            // A relay to a sibling's instance would end with this shim, which may be about to
+            // follow its own instance. The sibling should have the socket itself.
             let is_elsewhere = picked.as_ref().is_none_or(|instance| !instance.own);
             let is_linked = picked
                 .as_ref()
@@ -138,7 +140,7 @@ impl Opening<'_> {
                         .pick(|instance| !self.tried.refused(instance))
                         .is_some()
                 {
-                    // It is ready and ended two attempts: on purpose.
+                    // The instance is ready and ended two attempts, so it ended them on purpose.
                     return Err(self.end_alike(outcome));
                 }
                 let tried = self.tried.clone();
@@ -217,8 +219,8 @@ impl Opening<'_> {
         }
     }
 
-    /// The socket of the sibling that a new connection is to be passed to for a share. None while there is none, or the own
-    /// instance would not serve it anyway.
+    /// Returns the socket of the sibling that gets a new connection for a share. `None` if no share
+    /// applies, or if the own instance would not serve the connection anyway.
     fn sibling_by_share(&self) -> Option<Arc<Path>> {
         let context = self.context;
         if !context.share.is_on() || context.state.borrow().is_leaving() {
@@ -237,8 +239,9 @@ impl Opening<'_> {
             .elsewhere(self.peer, self.client.local_addr().ok(), Instant::now())
     }
 
-    /// Passes the connection to a sibling, or `only` to this one if it takes the connection immediately. True if the sibling
-    /// has the connection: the own descriptor may be dropped.
+    /// Passes the connection to a sibling, or only to `only`, if the sibling takes the connection
+    /// immediately. Returns true if the sibling has the connection: the own descriptor may be
+    /// dropped.
     async fn pass(&mut self, only: Option<Arc<Path>>) -> bool {
         let Ok(duplicate) = self.client.as_fd().try_clone_to_owned() else {
             return false;
@@ -256,7 +259,8 @@ impl Opening<'_> {
         passed
     }
 
-    /// One attempt at an instance, up to its first byte or its end. If it is dropped, its connection is reset.
+    /// Makes an attempt at an instance, up to the instance's first byte or the end of the
+    /// connection. A dropped attempt resets its connection.
     async fn attempt(&mut self, instance: &BackendInstance, replay: bool) -> AttemptResult {
         let context = self.context;
         let mut slot = self.turn.slot.take();
@@ -276,7 +280,7 @@ impl Opening<'_> {
             context.stats.replays.fetch_add(1, Relaxed);
         }
         loop {
-            // There is nothing to answer yet, so no handshake is in flight.
+            // The instance has nothing to answer yet, so no handshake is in flight.
             let is_early = !self.kept.is_whole();
             if handshake.is_none() && self.kept.is_client_hello() {
                 handshake = Some(instance.handshakes.begin());
@@ -305,7 +309,7 @@ impl Opening<'_> {
                     }
                     return AttemptResult::Answered(backend, source, exchanged);
                 }
-                // The rest of its ClientHello is sent when it is its turn.
+                // The rest of the ClientHello is sent when the client's turn comes.
                 Ok(None) => match self.wait_for_turn(instance).await {
                     Ok(()) => slot = self.turn.slot.take(),
                     Err(outcome) => return AttemptResult::Refused(outcome),
@@ -324,8 +328,9 @@ impl Opening<'_> {
     }
 }
 
-/// Waits until an instance is stuck or gone, and another one that may be tried is ready. One that only fails its probe may
-/// be slow, and its waiting clients would only be more handshakes for the next one.
+/// Waits until an instance is stuck or gone, and another instance that may be tried is ready. An
+/// instance that only fails its probe may be slow, and moving its clients would only add handshakes
+/// for the next instance.
 pub(super) async fn stuck(table: &mut watch::Receiver<Arc<Table>>, epoch: u64, tried: &Tried) {
     let is_stuck = |table: &Arc<Table>| {
         let moves = table
@@ -357,7 +362,7 @@ fn pick<'table>(
     }
 }
 
-/// Waits until a client that waits for its turn at an instance should go to another one.
+/// Waits until a client that waits for its turn at an instance should go to another instance.
 async fn choice_changed(
     context: &Context,
     table: &mut watch::Receiver<Arc<Table>>,
@@ -379,7 +384,7 @@ async fn choice_changed(
     }
 }
 
-/// Waits for the instance's first byte, with which the handshake's slot is released.
+/// Waits for the instance's first byte, which releases the handshake's slot.
 async fn with_slot(
     slot: HandshakeSlot,
     first_byte: impl Future<Output = Result<Option<Exchanged>, Outcome>>,
@@ -397,20 +402,20 @@ async fn with_slot(
     }
 }
 
-/// Connects to an instance from an address that names the client, and sends as much of `first` as it takes at
-/// once; gives the number of bytes.
+/// Connects to an instance from an address that names the client, and sends as much of `first` as
+/// the socket takes at once. Returns the number of bytes sent.
 async fn connect(
     context: &Context,
     to: SocketAddr,
     client: SocketAddr,
     first: &[u8],
 ) -> io::Result<(TcpStream, usize, Option<Source>)> {
-    // An instance on another host cannot be reached from there.
+    // An instance on another host cannot be reached from a loopback address.
     if to.is_ipv4() && (to.ip().is_loopback() || context.from_loopback) {
         let mut source = context.sources.acquire(client.ip(), 0);
         for _ in 0..SOURCES {
             match connect_from(context, Some(source.address.into()), to, first).await {
-                // Other processes have its ports.
+                // Other processes have the source's ports.
                 Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
                     source = context.sources.acquire(client.ip(), source.number + 1);
                 }
@@ -435,7 +440,8 @@ async fn connect_from(
 ) -> io::Result<(TcpStream, usize)> {
     let started = Instant::now();
     let stream = socket::connect(to, source)?;
-    // The TCP handshake with an instance of this host has ended by now: neither a timer nor a wait is needed.
+    // The TCP handshake with an instance of this host has ended by now: neither a timer nor a wait
+    // is needed.
     let (connected, sent) = if first.is_empty() {
         (stream.peer_addr().is_ok(), 0)
     } else {
@@ -459,13 +465,14 @@ async fn connect_from(
     Ok((stream, sent))
 }
 
-/// Sends the client's bytes on, and keeps them, until the instance's first byte. The instance has `sent` of them already. None:
-/// it was too early for an answer, and the ClientHello is complete now.
+/// Sends the client's bytes on, and keeps them, until the instance's first byte. The instance
+/// already has `sent` bytes. `None` if the attempt was too early for an answer and the ClientHello
+/// is complete now.
 ///
-/// While the handshake has a slot, no more is read than can be kept.
+/// While the handshake has a slot, no more is read than the buffer can keep.
 ///
 /// # Errors
-/// The client reset the connection, or the instance ended it.
+/// The client reset the connection, or the instance ended the connection.
 async fn first_byte(
     client: &mut TcpStream,
     backend: &mut TcpStream,
@@ -515,7 +522,8 @@ async fn first_byte(
                     Err(_) => return Poll::Ready(at_reset(backend, kept, *sent)),
                 }
             } else if kept.finished || kept.is_full() && kept.is_whole() && counts() {
-                // A client that sends more than a ClientHello gets the answer to that first.
+                // A client that sends more than a ClientHello first gets the answer to the
+                // ClientHello.
                 if kept.finished && !finished {
                     finished = true;
                     if ready!(Pin::new(&mut *backend).poll_shutdown(cx)).is_err() {
@@ -524,8 +532,8 @@ async fn first_byte(
                 }
                 return watch.poll(cx, client).map(|()| Err(Outcome::ClientReset));
             } else if kept.is_full() {
-                // What comes next cannot be kept: from then on there is no replay. An instance may
-                // need all of a large ClientHello before it answers.
+                // Further bytes cannot be kept, so the next read rules out a replay. An instance
+                // may need all of a large ClientHello before answering.
                 return client
                     .poll_peek(cx, &mut ReadBuf::new(&mut [0]))
                     .map(|more| {
@@ -546,10 +554,11 @@ async fn first_byte(
     .await
 }
 
-/// What an instance sent before it reset the connection, if the reset was met by a write: a read did not find it yet.
+/// Returns the instance's last bytes before a reset. A write met the reset, and the read before did
+/// not find the bytes yet.
 ///
 /// # Errors
-/// It sent nothing.
+/// The instance sent nothing.
 fn at_reset(
     backend: &TcpStream,
     kept: &mut ReplayBuffer,
@@ -568,7 +577,7 @@ fn at_reset(
     }
 }
 
-/// Whether this process or host lacks a descriptor, memory, or a port of the source.
+/// True if this process or host lacks a descriptor, memory, or a port of the source.
 fn is_local_shortage(error: &io::Error) -> bool {
     let lacks = [
         libc::EMFILE,
@@ -587,7 +596,7 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    /// The event loop knows that it can write, and not yet that there is something to read.
+    /// The event loop knows that the socket is writable, and not yet that the socket is readable.
     #[tokio::test]
     async fn an_answer_before_a_reset_is_found_by_the_write_that_fails() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

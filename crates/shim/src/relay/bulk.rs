@@ -1,8 +1,9 @@
 //! Large transfers: splice(2) through a pipe instead of read and write.
 //!
-//! The bytes stay in the kernel's pages, which pays from some 64 KiB a move on; below, two copies are
-//! cheaper than two more system calls. A thread has one pipe, which is empty between two moves: no more goes in
-//! than the destination has room for, so a reader that stalls holds none. Without a pipe, bytes are copied.
+//! The bytes stay in the kernel's pages, which pays from some 64 KiB a move on. For smaller moves,
+//! two copies are cheaper than two more system calls. A thread has one pipe, which is empty between
+//! two moves: a move is limited to the destination's room, so a reader that stalls holds no pipe.
+//! Without a pipe, bytes are copied.
 
 use berth_os::pipe::Pipe;
 use std::cell::Cell;
@@ -12,25 +13,26 @@ use std::task::{Context, Poll, ready};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-/// Most that is moved at once, and the size of a pipe: its limit without privilege (pipe-max-size). A pipe's
-/// size is that of one move, and 256 KiB cost a fifth to a half more CPU time.
+/// Most bytes per move, and the size of a pipe: the limit without privilege (pipe-max-size). A
+/// pipe's size is the size of a move, and 256 KiB cost a fifth to a half more CPU time.
 pub(super) const MOST: usize = 1024 * 1024;
 
-/// Most pipes of that size. All pipes of a user share 64 MiB (pipe-user-pages-soft), beyond which each new one has 8
-/// KiB, and kube-apiserver may be the same user. Further ones have the default size.
+/// Most pipes of size `MOST`. All pipes of a user share 64 MiB (pipe-user-pages-soft), beyond which
+/// each new pipe has 8 KiB, and kube-apiserver may be the same user. Further pipes have the default
+/// size.
 const LARGE_PIPES: usize = 8;
 
-/// Size of any pipe.
+/// Default size of a pipe.
 const PLAIN: usize = 64 * 1024;
 
 /// Most pipes of a thread, of two descriptors each.
 pub(crate) const PIPES: u32 = 1;
 
-/// A move of this many bytes is a large one.
+/// Least bytes of a large move.
 pub(super) const LARGE: usize = 64 * 1024;
 
-/// Consecutive large moves that make a direction bulk: an answer of less than half a megabyte ends before
-/// a pipe would pay.
+/// Consecutive large moves that make a direction bulk: an answer of less than half a megabyte ends
+/// before a pipe would pay.
 const MANY: u8 = 4;
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -39,7 +41,7 @@ thread_local! {
     static PIPE: Cell<Option<Counted>> = const { Cell::new(None) };
 }
 
-/// A pipe that counts as long as it is there.
+/// A pipe that counts as long as it exists.
 #[derive(Debug)]
 struct Counted(Pipe);
 
@@ -61,7 +63,7 @@ impl Drop for Counted {
     }
 }
 
-/// Whether a direction moves a lot, by its latest moves.
+/// Decides by the latest moves whether a direction moves a lot.
 #[derive(Debug, Default)]
 pub(super) struct Bulk {
     large: u8,
@@ -72,7 +74,8 @@ impl Bulk {
         self.large >= MANY
     }
 
-    /// Takes in the size of a move. Small ones in between do not end it at once: a sender pauses now and then.
+    /// Takes in the size of a move. A few small moves do not end bulk at once: a sender pauses now
+    /// and then.
     pub(super) fn observe(&mut self, moved: usize) {
         self.large = match moved {
             LARGE.. => (self.large + 1).min(2 * MANY),
@@ -87,12 +90,12 @@ pub(super) struct Moved {
     /// Bytes that the source gave, 0 at its end.
     pub(super) read: usize,
     pub(super) written: usize,
-    /// What it did not take after all, or its error.
+    /// Bytes left in the pipe that could not be written, or the write error.
     pub(super) rest: io::Result<Vec<u8>>,
 }
 
-/// Moves what the source has, but no more than `most`, to the destination. `None`: no pipe can be had, and nothing
-/// was read.
+/// Moves at most `most` bytes from the source to the destination. `None` if no pipe can be had;
+/// nothing was read.
 pub(super) fn poll_move(
     cx: &mut Context<'_>,
     source: &TcpStream,
@@ -106,7 +109,7 @@ pub(super) fn poll_move(
     let read = match poll_fill(cx, &pipe.0, source, most.min(MOST)) {
         Poll::Ready(Err(error)) if is_refusal(&error) => return None,
         Poll::Ready(Ok(read)) => read,
-        // Nothing is in it.
+        // The pipe is empty.
         Poll::Ready(Err(error)) => {
             PIPE.set(Some(pipe));
             return Some(Poll::Ready(Err(error)));
@@ -127,7 +130,7 @@ pub(super) fn poll_move(
             Poll::Pending => break pipe.0.read(read - written),
         }
     };
-    // What is left in a pipe must never reach another connection: then it is closed.
+    // Bytes left in a pipe must never reach another connection, so the pipe is closed.
     if rest.is_ok() {
         PIPE.set(Some(pipe));
     }
@@ -168,8 +171,8 @@ fn poll_drain(
     }
 }
 
-/// Whether an error of splice(2) is about the call and not the socket, which still has all its bytes: a
-/// sandbox without it, or no memory for pages.
+/// True if an error of splice(2) is about the call and not the socket, which still has all its
+/// bytes: the sandbox lacks splice(2), or memory for pages is short.
 fn is_refusal(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -246,7 +249,7 @@ mod tests {
         assert_eq!(moved(&from, &to, MOST).await.read, 0, "the end");
     }
 
-    /// What one connection could not bring to its end is nothing for the next.
+    /// Bytes that one connection could not deliver never reach the next connection.
     #[tokio::test]
     async fn what_a_destination_does_not_take_leaves_the_pipe() {
         let ((mut source, from), (mut to, mut destination)) = (pair().await, pair().await);
@@ -265,7 +268,7 @@ mod tests {
         assert_eq!((read, written, rest.unwrap()), (6, 0, b"secret".to_vec()));
         assert!(has_pipe());
 
-        // It is gone: its kernel answers the next write with a reset.
+        // The destination is gone: its kernel answers the next write with a reset.
         destination.read_exact(&mut vec![0; filled]).await.unwrap();
         destination.set_zero_linger().unwrap();
         drop(destination);

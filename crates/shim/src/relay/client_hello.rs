@@ -1,14 +1,14 @@
 //! The first message of a TLS client. Pure.
 
-/// The type of a record of a handshake (RFC 8446, section 5.1).
+/// The type of a handshake record (RFC 8446, section 5.1).
 pub(super) const HANDSHAKE: u8 = 0x16;
 
-/// The type of a message and its length (section 4).
+/// Length of a message's type and length fields (section 4).
 const MESSAGE_HEADER: usize = 4;
 
-/// Whether these bytes have a complete first message, in one or several records, or are no TLS: an instance answers them.
-/// A part of a message is never complete, whatever follows: Go's TLS waits for the rest of it, and skips warning alerts in
-/// between.
+/// True if the bytes have a complete first message, in one or several records, or are no TLS: an
+/// instance answers them. A part of a message is never complete, whatever follows: Go's TLS waits
+/// for the rest of the message, and skips warning alerts in between.
 pub fn is_whole(mut bytes: &[u8]) -> bool {
     if bytes.first().is_some_and(|first| *first != HANDSHAKE) {
         return true;
@@ -45,7 +45,7 @@ mod tests {
 
     const CLIENT_HELLO: u8 = 1;
 
-    /// A message of this length, cut into records of those.
+    /// Returns a message of the given length, cut into records of the given lengths.
     fn hello(length: usize, mut records: impl Iterator<Item = usize>) -> Vec<u8> {
         let mut message = vec![CLIENT_HELLO, 0, (length >> 8) as u8, length as u8];
         message.resize(MESSAGE_HEADER + length, 7);

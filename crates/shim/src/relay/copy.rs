@@ -1,12 +1,14 @@
-//! Bytes both ways between two sockets, until both directions ended or one end was reset.
+//! Copies bytes both ways between two sockets, until both directions ended or one end was reset.
 //!
-//! One future holds both directions, so that a connection is one task, and no buffer: bytes are read into a
-//! buffer that the thread's connections share and written at once. Only what the other end does not take yet is
-//! kept, as a `Rest` of its exact size; until it is written, nothing more is read (backpressure). A large transfer
-//! bypasses the buffer, through a pipe of the kernel ([`bulk`]).
+//! A connection is one task with one future for both directions, and holds no buffer: bytes are
+//! read into a buffer that the thread's connections share, and written at once. Bytes that the
+//! destination does not take are kept as a `Rest` of their exact size. Until the rest is written,
+//! nothing more is read (backpressure). A large transfer bypasses the buffer, through a pipe of the
+//! kernel ([`bulk`]).
 //!
-//! When the future ends, closing both sockets shows each end what the other did: after
-//! [`Outcome::Closed`] each gets its FIN, if it has not got it yet; after any other both are set to reset at close.
+//! When the future ends, closing both sockets shows each end how the other ended. After
+//! [`Outcome::Closed`] each end gets its FIN, if not sent before. After any other outcome both
+//! sockets are set to reset at close.
 
 use super::Bytes;
 use super::bulk::{self, Bulk, LARGE, MOST, Moved};
@@ -24,27 +26,28 @@ use tokio::net::TcpStream;
 use tokio::task::yield_now;
 use tokio::time::{Instant, Sleep};
 
-/// Size of the buffer that the connections of a thread share. Larger ones were not faster; with
+/// Size of the buffer that the connections of a thread share. Larger buffers were not faster; with
 /// 64 KiB and less, bulk slows down.
 const SHARED: usize = 128 * 1024;
 
-/// Most that is read without checking how much the destination takes, and kept if it takes nothing: most messages are
-/// smaller.
+/// Most bytes to read without checking the destination's room, and to keep if the destination takes
+/// nothing. Most messages are smaller.
 const SMALL: usize = 64 * 1024;
 
-/// Least that is read for a destination that took less.
+/// Least bytes to read for a destination that took less.
 const LEAST: usize = 4096;
 
-/// Bytes that a direction may move before other connections of the thread get their turn. A small read
-/// counts as a full buffer; a move through a pipe is mostly a turn of its own.
+/// Bytes that a direction may move before other connections of the thread get their turn. A small
+/// read counts as a full buffer; a move through a pipe is mostly a turn of its own.
 const TURN: usize = 4 * SHARED;
 
-/// How long nothing moves before an end that is not read is checked for a reset. Most are not read for a
+/// How long nothing moves before an unread end is checked for a reset. Most ends are unread for a
 /// moment only, and the check costs a system call.
 const STILL: Duration = Duration::from_secs(1);
 
-/// How long the kernel counts as short of memory for sockets after it took much less than there was room for. Then
-/// less is read at once, because what is not taken is kept here.
+/// How long the kernel counts as short of memory for sockets after taking much less than the socket
+/// had room for. Meanwhile reads are smaller, because bytes that the kernel does not take are kept
+/// here.
 const SHORTAGE: Duration = Duration::from_secs(10);
 
 thread_local! {
@@ -52,12 +55,12 @@ thread_local! {
     static BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; SHARED].into_boxed_slice());
 }
 
-/// Runs `f` with the thread's shared buffer, whose content has no meaning before or after.
+/// Runs `f` with the thread's shared buffer. The buffer's content has no meaning before or after.
 pub(super) fn with_buffer<T>(f: impl FnOnce(&mut [u8]) -> T) -> T {
     BUFFER.with(|buffer| f(&mut buffer.borrow_mut()))
 }
 
-/// What was read and not written yet.
+/// Bytes that were read and not written yet.
 #[derive(Debug)]
 struct Rest {
     bytes: Box<[u8]>,
@@ -90,26 +93,26 @@ impl Rest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Open,
-    /// The source has sent FIN, and so has this shim to the destination.
+    /// The source has sent FIN, and this shim has sent FIN to the destination.
     Finished,
-    /// The destination takes no more. What it has sent is still read, as a client without
-    /// a relay would: an answer that came before a reset can be read before it.
+    /// The destination takes no more. The destination's own bytes are still read, as a client
+    /// without a relay would: an answer that came before a reset can be read before the reset.
     Broken,
 }
 
 #[derive(Debug)]
 struct Direction {
     phase: Phase,
-    /// The destination was reset, as a write found. The kernel reports it once: when the other
-    /// direction has read what is left, it reads what looks like an end (FIN) and is none.
+    /// A write found the destination reset. The kernel reports the reset once: after the remaining
+    /// bytes, the other direction reads an end that looks like FIN and is none.
     reset: bool,
     rest: Option<Rest>,
     /// The destination has no room, so nothing is read for it.
     full: bool,
-    /// The latest read was a large one.
+    /// The latest read was a large read.
     large: bool,
-    /// What the destination took at once recently, doubled after each time that it took everything: where the kernel
-    /// is short of memory, it takes less than it has room for.
+    /// Bytes that the destination took at once recently, doubled each time that the destination
+    /// took everything. A kernel short of memory takes less than the socket has room for.
     took: usize,
     bulk: Bulk,
 }
@@ -131,13 +134,13 @@ impl Direction {
         }
     }
 
-    /// Whether the destination takes nothing, so that the source is not read.
+    /// True if the destination takes nothing, so that the source is not read.
     fn is_stuck(&self) -> bool {
         self.full || self.rest.is_some()
     }
 
-    /// The destination takes no more. A reset that came after its FIN gives EPIPE: then the end that
-    /// is read is one.
+    /// The destination takes no more. A reset after the destination's FIN gives EPIPE: the end that
+    /// is read is then a real end.
     fn break_off(&mut self, error: &io::Error) {
         self.phase = Phase::Broken;
         self.reset = error.kind() != io::ErrorKind::BrokenPipe;
@@ -188,7 +191,8 @@ impl Direction {
                 if back.reset {
                     return Poll::Ready(Err(SourceGone));
                 }
-                // If the destination has finished too, both sockets are about to be closed, which sends the FIN.
+                // If the destination has finished too, both sockets are about to be closed, which
+                // sends the FIN.
                 let shut = if back.phase == Phase::Finished {
                     Ok(())
                 } else {
@@ -213,12 +217,12 @@ impl Direction {
             self.bulk.observe(read);
             turn += read.max(SHARED);
         }
-        // The waker would run this task before epoll's events for others.
+        // The waker would run this task before epoll's events for other tasks.
         pin!(yield_now()).poll(cx).map(Ok)
     }
 
-    /// Reads once, at most `most`, and writes as much of it as the destination takes at once; the rest is kept. Gives
-    /// the number of bytes read, 0 at the source's end; an error is the source's.
+    /// Reads once, at most `most` bytes, writes as many as the destination takes at once, and keeps
+    /// the rest. Returns the number of bytes read, 0 at the source's end. An error is the source's.
     fn poll_move(
         &mut self,
         cx: &mut Context<'_>,
@@ -269,17 +273,18 @@ fn is_short() -> bool {
     since.is_some()
 }
 
-/// How much a destination takes at once; waits while that is too little to be worth a read. So what a slow
-/// reader does not take stays at its source, and is not kept here.
+/// Returns how much a destination takes at once. Waits while the room is too small to be worth a
+/// read, so that the bytes of a slow reader stay at their source, and are not kept here.
 fn poll_room(cx: &mut Context<'_>, destination: &TcpStream) -> Poll<usize> {
     loop {
-        // First: a write waits for readiness as the runtime knows it, however much room there is since.
+        // First: a write waits for readiness as the runtime knows it, whatever room has become free
+        // since.
         let ready = ready!(destination.poll_write_ready(cx));
         let room = room(destination);
         if room > 0 || ready.is_err() {
             return Poll::Ready(room.max(1));
         }
-        // After this check the kernel reports when there is more room.
+        // After this check the kernel reports when the socket has more room.
         let check = || {
             is_writable(destination)
                 .then_some(())
@@ -291,8 +296,9 @@ fn poll_room(cx: &mut Context<'_>, destination: &TcpStream) -> Poll<usize> {
     }
 }
 
-/// Watches an end that is not read, because it has sent FIN or what it sent is not taken, for a
-/// reset. It polls: a descriptor to wait on would be one more than a connection is counted with.
+/// Watches an unread end for a reset. An end is unread if it has sent FIN or its bytes are not
+/// taken. The watch polls, because a descriptor to wait on would exceed the count of descriptors
+/// per connection.
 #[derive(Default)]
 pub(super) struct ResetWatch {
     timer: Option<Pin<Box<Sleep>>>,
@@ -300,7 +306,7 @@ pub(super) struct ResetWatch {
 }
 
 impl ResetWatch {
-    /// Bytes moved: the last ones of an end that is gone may still be on their way.
+    /// Records that bytes moved: the last bytes of an end that is gone may still be on their way.
     fn moved(&mut self) {
         self.moved = true;
     }
@@ -363,15 +369,16 @@ pub(super) async fn copy(
             }
             match (up.phase, down.phase) {
                 (Phase::Finished, Phase::Finished) => Poll::Ready(Outcome::Closed),
-                // Everything that the broken instance had sent was read; likewise for the client.
+                // All bytes that the broken instance had sent were read; likewise for the client.
                 (Phase::Broken, Phase::Finished | Phase::Broken) => {
                     Poll::Ready(Outcome::BackendReset)
                 }
                 (Phase::Finished, Phase::Broken) => Poll::Ready(Outcome::ClientReset),
-                // The client is gone, and its last bytes may wait for an instance that takes nothing.
+                // The client is gone, and its last bytes may wait for an instance that takes
+                // nothing.
                 (Phase::Open, Phase::Broken) => watch.poll_still(cx).map(|()| Outcome::ClientReset),
-                // Half closed: one end sends no more, and may be gone. A client may be slow to read the
-                // last bytes of an instance that is gone.
+                // Half closed: one end sends no more, and may be gone. A client may be slow to read
+                // the last bytes of a dead instance.
                 (Phase::Finished | Phase::Broken, Phase::Open) => {
                     watch.poll(cx, client).map(|()| Outcome::ClientReset)
                 }
@@ -400,7 +407,8 @@ mod tests {
     use std::io::Read;
     use tokio::net::TcpListener;
 
-    /// What is read for room that no write can use yet is kept here, and counts as a shortage of the kernel's.
+    /// Bytes that are read for room that no write can use yet are kept here, and count as the
+    /// kernel's shortage.
     #[tokio::test]
     async fn room_that_the_runtime_was_not_told_of_is_none() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -413,7 +421,7 @@ mod tests {
         }
         reader.read_exact(&mut vec![0; filled]).unwrap();
         assert!(room(&stream) > 0);
-        // No await since the write that was refused: the runtime does not know of the room yet.
+        // No await since the refused write: the runtime does not know of the room yet.
         let asked = poll_fn(|cx| Poll::Ready(poll_room(cx, &stream))).await;
         assert!(asked.is_pending());
         assert!(poll_fn(|cx| poll_room(cx, &stream)).await > 0);

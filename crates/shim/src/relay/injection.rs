@@ -1,12 +1,14 @@
-//! A client's socket becomes the result of an instance's accept(2), by the instance's supervisor ([`crate::backend::supervisor`]): no byte is
-//! relayed.
+//! Makes a client's socket the result of an instance's accept(2), by the instance's supervisor
+//! ([`crate::backend::supervisor`]): no byte is relayed.
 //!
-//! The shim keeps a duplicate until the instance's first byte. If the instance ends before, its client is there still: unread, or its first
-//! bytes are in the replay buffer. So nothing that a TLS client sent is lost, as with the relay.
+//! The shim keeps a duplicate until the instance's first byte. If the instance ends before, the
+//! shim still has its client: the first bytes are unread, or in the replay buffer. So no byte of a
+//! TLS client is lost, as with the relay.
 //!
-//! Two things differ from the relay. An instance that stands still keeps the clients that it has accepted, since no other process can take a
-//! descriptor from it: such a client waits until the instance goes on or ends. And a client of an instance that closes the connection without
-//! a byte sees that when the shim closes its duplicate: after [`ANSWERS_WITHIN`].
+//! Two things differ from the relay. An instance that hangs keeps the clients that it has accepted,
+//! since no other process can take a descriptor away: such a client waits until the instance goes
+//! on or ends. And a client of an instance that closes the connection without a byte sees the close
+//! when the shim closes its duplicate: after [`ANSWERS_WITHIN`].
 
 use super::Outcome;
 use super::attempt::{AttemptResult, stuck};
@@ -27,30 +29,35 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-/// How long an instance may take to answer a client that it has accepted. Then the client is the instance's alone.
+/// How long an instance may take to answer an accepted client. Afterwards the client is the
+/// instance's alone.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 
-/// Time between the end of an instance and that of its supervisor, whichever comes first. If the instance lives on (its record was removed;
-/// a program with file capabilities, which the kernel does not kill with the supervisor), it answers meanwhile, or ends with the next probe.
+/// Longest time between the ends of an instance and its supervisor, whichever ends first. If the
+/// instance lives on (its record was removed, or a program with file capabilities, which the kernel
+/// does not kill with the supervisor), the instance answers meanwhile, or ends with the next probe.
 const ENDS_WITHIN: Duration = Duration::from_secs(2);
 
-/// Time between two looks for the instance's first byte. A TLS client answers that byte, which is an event, but maybe after a long way.
+/// Time between two looks for the instance's first byte. A TLS client answers that byte, which is
+/// an event, but the answer may travel far.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The same, while the byte ends the client's turn at the gate: the least, while nobody waits there, and while somebody does.
+/// Least time between two looks while the byte releases the client's slot at the gate:
+/// `LOOK_AT_GATE` if nobody waits at the gate, `FIRST_LOOK` if a client does.
 const LOOK_AT_GATE: Duration = Duration::from_millis(10);
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 
-/// What can be done for a client whose instance has ended.
+/// What can be done for the client of an ended instance.
 #[derive(Debug, PartialEq, Eq)]
 enum Salvage {
     /// The instance had answered.
     Answered,
-    /// The instance has read nothing: another one can have the socket.
+    /// The instance has read nothing: another instance can have the socket.
     Intact,
-    /// The instance has read this many of the bytes that are kept: another one can have them by a relay.
+    /// The instance has read this many of the kept bytes: the shim can relay the bytes to another
+    /// instance.
     Replay(usize),
-    /// The instance has read what is not kept, or what may have done something already.
+    /// The instance has read bytes that are not kept, or bytes that may have had an effect already.
     Lost,
 }
 
@@ -71,29 +78,32 @@ impl Salvage {
     }
 }
 
-/// What became of a socket that was sent.
+/// The fate of a sent socket.
 enum Sent {
     /// The instance has answered.
     Answered,
-    /// The instance has accepted the client, which has left, or has waited for an answer for long.
+    /// The instance has accepted the client. The client has left, or has waited long for an answer.
     Kept,
     /// The supervisor has given the client back.
     Back,
-    /// The same, since the instance is stuck and another one is ready.
+    /// The supervisor has given the client back, since the instance is stuck and another instance
+    /// is ready.
     Recalled,
-    /// The instance has ended, or its supervisor has, with a client that was not acknowledged.
+    /// The instance has ended, or its supervisor has, with an unacknowledged client.
     Ended,
 }
 
 impl Opening<'_> {
-    /// The link by which an instance can have the client's socket, in place of its bytes. A client that is slow to send its ClientHello
-    /// is relayed if there is a gate: the gate decides when the instance gets the rest.
+    /// Returns the link that gives an instance the client's socket in place of its bytes. If there
+    /// is a gate, a client with a slow ClientHello is relayed: the gate decides when the instance
+    /// gets the rest.
     pub(super) fn link_to(&self, instance: &BackendInstance) -> Option<Arc<Link>> {
         let fits = self.kept.is_intact() && (self.kept.is_whole() || self.context.gate.is_none());
         instance.link.clone().filter(|_| fits)
     }
 
-    /// Passes the client's socket to an instance. `None` if that is not possible, and the client is to be relayed.
+    /// Passes the client's socket to an instance. `None` if passing fails and the client is to be
+    /// relayed.
     pub(super) async fn inject(
         &mut self,
         instance: &BackendInstance,
@@ -110,7 +120,8 @@ impl Opening<'_> {
                 return Some(AttemptResult::Abandoned);
             }
         };
-        // From here on, the socket may be the instance's, which a reset at the end of this process must not meet.
+        // From here on, the instance may have the socket. A reset at the end of this process must
+        // not hit the instance's socket.
         self.client.set_abort(false);
         let (seq, passed) = match link.send(self.client.as_fd(), place) {
             Ok(sent) => sent,
@@ -204,13 +215,13 @@ impl Opening<'_> {
         }))
     }
 
-    /// The socket is the shim's alone again; the instance has `read` as many of the bytes.
+    /// Takes the socket back for this shim alone. The instance has read `read` bytes.
     fn take_back(&mut self, read: Option<usize>) -> io::Result<()> {
         self.client.set_abort(true);
         self.kept.set_consumed(read.unwrap_or(0));
         socket::set_nonblocking(self.client.as_fd())?;
         match self.client.register_again() {
-            // Of what lies behind the bytes that are kept, there would be no event.
+            // Bytes behind a full buffer would cause no event.
             Err(error) if self.kept.is_full() => return Err(error),
             _ => {}
         }
@@ -218,10 +229,12 @@ impl Opening<'_> {
     }
 }
 
-/// Waits for the first byte of an instance for a client whose socket was sent to its supervisor. The handshake's slot is released with that.
-/// The instance has ended when it is `gone` and its supervisor has `ended`, or some time after the first of both.
+/// Waits for an instance's first byte to a client, after the client's socket was sent to the
+/// instance's supervisor. The first byte releases the handshake's slot. The instance has ended when
+/// it is `gone` and its supervisor has `ended`, or some time after the first of both.
 ///
-/// What the runtime knows of the client's readiness is lost: see [`AbortOnDrop::register_again`](super::abort::AbortOnDrop::register_again).
+/// The runtime's readiness of the client is lost: see
+/// [`AbortOnDrop::register_again`](super::abort::AbortOnDrop::register_again).
 async fn follow(
     client: &TcpStream,
     passed: &Passed,
@@ -235,12 +248,12 @@ async fn follow(
     let (began, mut accepted, mut ends, mut has_left) =
         (Instant::now(), None::<Instant>, None::<Instant>, false);
     loop {
-        // Of what is known already, no event comes: a client's ClientHello is not its next message.
+        // Known readiness causes no event: a client's ClientHello is not its next message.
         let _ = client.try_io(Interest::READABLE, || {
             Err::<(), _>(io::ErrorKind::WouldBlock.into())
         });
         let now = Instant::now();
-        // A slot for which others wait is kept for a half longer than the instance needs, at most.
+        // An awaited slot is kept at most 1.5 times as long as the instance needs.
         let look = slot.as_ref().map_or(LOOK, |slot| {
             let least = if slot.is_awaited() {
                 FIRST_LOOK
@@ -278,7 +291,8 @@ async fn follow(
         if let Some(slot) = slot.take_if(|slot| has_answered || slot.ends() <= now) {
             slot.end();
         }
-        // Also if the acknowledgement comes after the byte: its place is the link's until then.
+        // The acknowledgement may come after the byte. The client's place in the link is released
+        // then.
         if has_answered {
             return Sent::Answered;
         }
@@ -310,13 +324,13 @@ mod tests {
             (0, 0, 0, 0, true, Salvage::Intact),
             (0, 300, 300, 300, true, Salvage::Intact),
             (0, 300, 300, 300, false, Salvage::Intact),
-            // More came after the socket was passed.
+            // More bytes came after the socket was passed.
             (0, 500, 500, 300, true, Salvage::Intact),
             (0, 300, 295, 300, true, Salvage::Replay(5)),
             (0, 300, 0, 300, true, Salvage::Replay(300)),
             (0, 500, 200, 300, true, Salvage::Replay(300)),
             (0, 500, 199, 300, true, Salvage::Lost),
-            // What is not TLS.
+            // No TLS.
             (0, 300, 299, 300, false, Salvage::Lost),
             // The client sent nothing before.
             (0, 300, 0, 0, true, Salvage::Lost),
@@ -336,7 +350,8 @@ mod tests {
         }
     }
 
-    /// A client, the instance's descriptor of it and the shim's. The clock of the tests goes on when nothing else does.
+    /// Returns a client, the instance's descriptor of it and the shim's. The clock of the tests
+    /// goes on when nothing else does.
     fn connected() -> (StdTcpStream, StdTcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = StdTcpStream::connect(listener.local_addr().unwrap()).unwrap();

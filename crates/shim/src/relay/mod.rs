@@ -1,10 +1,12 @@
-//! One connection, from accept to its end.
+//! A connection, from accept to its end.
 //!
-//! `attempt` finds an instance and sends it the client's first bytes, again if necessary, from the address by which
-//! [`source`] names the client. `replay_buffer` keeps these bytes (`client_hello`: whether they are complete), `waiting` is what a
-//! client waits for before that; `injection` passes its socket to the instance instead, where that can be. From then on `copy` moves bytes both ways, with `bulk` for large transfers. Here is what surrounds
-//! both: counters, the log line, and the reset of connections that the end of the shim cuts (`abort`). TLS is never
-//! terminated.
+//! `attempt` finds an instance and sends it the client's first bytes, again if necessary, from the
+//! source address that names the client ([`source`]). `replay_buffer` keeps these bytes, and
+//! `client_hello` decides whether they are complete. `waiting` holds a client before an attempt.
+//! `injection` passes the client's socket to the instance instead, where possible. After the first
+//! byte `copy` moves bytes both ways, with `bulk` for large transfers. This file has the rest:
+//! counters, the log line, and the reset of connections that the end of the shim cuts (`abort`).
+//! TLS is never terminated.
 
 mod abort;
 mod attempt;
@@ -43,31 +45,31 @@ use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 pub use outcome::Outcome;
 use source::Sources;
 
-/// A connection could not be counted: logged once, not for each.
+/// A connection could not be counted: logged for the first connection only.
 static UNCOUNTED: AtomicBool = AtomicBool::new(false);
 
 /// An instance refused a connection in an epoch.
 #[derive(Debug, Clone)]
 pub struct Refusal {
     pub id: InstanceId,
-    /// A refusal in an earlier epoch than the current one is ignored.
+    /// A refusal in an earlier epoch than the current epoch is ignored.
     pub epoch: u64,
 }
 
-/// A connection that was accepted here and that a sibling should serve.
+/// An accepted connection that a sibling should serve.
 #[derive(Debug)]
 pub struct Pass {
     /// A duplicate of the client's socket.
     pub client: OwnedFd,
-    /// What the client sent.
+    /// The bytes that the client sent.
     pub sent: Vec<u8>,
-    /// Only to the sibling with this socket, and only if it takes the connection immediately.
+    /// If set, only the sibling with this socket gets the offer, and must reply immediately.
     pub only: Option<Arc<Path>>,
-    /// Gets whether a sibling has it.
+    /// Gets true if a sibling has the connection.
     pub taken: oneshot::Sender<bool>,
 }
 
-/// What the connections of one worker share.
+/// State that the connections of a worker share.
 #[derive(Debug)]
 pub struct Context {
     pub table: watch::Receiver<Arc<Table>>,
@@ -78,22 +80,24 @@ pub struct Context {
     pub share: Arc<Sharing>,
     /// Source addresses of connections to instances, shared by all workers.
     pub sources: Arc<Sources>,
-    /// Whether instances of this host with other addresses are dialled from loopback, too: such connections are not steered.
+    /// True if instances of this host with other addresses are dialled from loopback, too:
+    /// connections from loopback are not steered.
     pub from_loopback: bool,
-    /// Whether clients' first bytes stay with the kernel until they are relayed: a client may be passed to an instance as a socket.
+    /// True if clients' first bytes stay in the kernel until they are relayed, so that a client may
+    /// be passed to an instance as a socket.
     pub peeks: bool,
-    /// Places for clients that are held, shared by all workers.
+    /// Places for held clients, shared by all workers.
     pub held: Arc<Semaphore>,
     pub refusals: mpsc::UnboundedSender<Refusal>,
     pub stats: Arc<WorkerStats>,
     pub connect_seconds: Histogram,
-    /// From a ClientHello to the own instance's first byte.
+    /// Seconds from a ClientHello to the own instance's first byte.
     pub first_byte_seconds: Histogram,
     /// Notified whenever a connection ends.
     pub ended: Arc<Notify>,
-    /// While the shim leaves, a ready sibling's instance comes before the own one.
+    /// While the shim leaves, a ready sibling's instance comes before the own instance.
     pub state: watch::Receiver<ShimState>,
-    /// The shim has no instance of its own: connections go to a sibling only when it leaves.
+    /// True if the shim has no own instance: connections go to a sibling only when the shim leaves.
     pub stays: bool,
     /// To the control plane, which knows the siblings.
     pub passes: mpsc::UnboundedSender<Pass>,
@@ -109,7 +113,8 @@ impl Context {
         });
     }
 
-    /// Counts how long the own instance took to answer a ClientHello; none: it did not.
+    /// Counts the own instance's time to answer a ClientHello. `None` if the instance did not
+    /// answer.
     fn own_answered(&self, instance: &BackendInstance, after: Option<Duration>) {
         match after {
             _ if !instance.own => {}
@@ -119,8 +124,8 @@ impl Context {
     }
 }
 
-/// What a connection shares with the others of its worker. It counts as open from when it is distributed
-/// to the worker until this is dropped, however it ends.
+/// A connection's handle on its worker's state. The connection counts as open from its distribution
+/// to the worker until the drop of this handle, however it ends.
 #[derive(Debug)]
 pub struct Open {
     context: Arc<Context>,
@@ -145,8 +150,8 @@ impl Drop for Open {
     }
 }
 
-/// Counts a connection as pending: its client has sent something and has no answer. Between its distribution and the first
-/// read, it is assumed to have.
+/// Counts a connection as pending: the client has sent something and has no answer. Between
+/// distribution and first read, the connection is assumed to be pending.
 #[derive(Debug)]
 struct Pending {
     stats: Arc<WorkerStats>,
@@ -196,9 +201,9 @@ impl Bytes<'_> {
     }
 }
 
-/// Relays one accepted connection to its end.
+/// Relays an accepted connection to its end.
 ///
-/// `sent` is what a sibling, which accepted it and passed it on, has read from the client already.
+/// `sent` has the bytes that a sibling read from the client before passing the connection on.
 pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, sent: Option<Vec<u8>>) {
     let pending = open.pending.take();
     let context = &*open.context;
@@ -221,8 +226,8 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, sent:
                 break 'served Outcome::Failed;
             }
         };
-        // Boxed: the state that is needed only until the first byte is not part of a connection's memory
-        // for the rest of its life.
+        // Boxed, so that state for the time before the first byte is no part of a connection's
+        // memory for the rest of its life.
         let outcome = match Box::pin(
             Opening::new(context, &mut client, peer, kept).reach_instance(),
         )
@@ -231,7 +236,7 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, sent:
             Err(outcome) => outcome,
             Ok(Reached::Injected(id)) => {
                 instance = Some(id);
-                // From here on, the instance alone closes it.
+                // From here on, the instance alone closes the socket.
                 if let Err(error) = locks::lock_socket(&*client)
                     && !UNCOUNTED.swap(true, Relaxed)
                 {

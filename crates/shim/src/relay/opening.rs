@@ -1,4 +1,4 @@
-//! A client's connection on its way to an instance: what is known of it between attempts.
+//! A client's connection on its way to an instance: the state between attempts.
 
 use super::abort::AbortOnDrop;
 use super::replay_buffer::ReplayBuffer;
@@ -10,11 +10,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Attempts at one instance in one epoch. The second shows whether the first met a process that was
-/// just ending; an instance that ends two without a byte does so on purpose.
+/// Most attempts at an instance in an epoch. The second shows whether the first met a process that
+/// was just ending. An instance that ends two attempts without a byte does so on purpose.
 const ATTEMPTS: u8 = 2;
 
-/// A client's waits for its turn at instances: they are bounded together.
+/// A client's waits for its turn at instances, with a common limit.
 #[derive(Default)]
 pub(super) struct TurnWait {
     pub(super) waited: Duration,
@@ -24,7 +24,7 @@ pub(super) struct TurnWait {
     pub(super) slot: Option<HandshakeSlot>,
 }
 
-/// Epochs of instances that this connection tried, and the number of attempts at each.
+/// Epochs of instances that this connection tried, and the number of attempts in each.
 #[derive(Clone, Default)]
 pub(super) struct Tried(Vec<(u64, u8)>);
 
@@ -51,7 +51,7 @@ impl Tried {
         }
     }
 
-    /// The connection was refused: no further attempt in this epoch.
+    /// Records a refused connection: no further attempt in this epoch.
     pub(super) fn refuse(&mut self, epoch: u64) {
         self.0.retain(|(known, _)| *known != epoch);
         self.0.push((epoch, ATTEMPTS + 1));
@@ -65,10 +65,10 @@ pub(super) struct Opening<'a> {
     pub(super) peer: SocketAddr,
     pub(super) kept: ReplayBuffer,
     pub(super) turn: TurnWait,
-    /// How long the client was held, all times together.
+    /// How long the client was held in total.
     pub(super) held: Duration,
     pub(super) tried: Tried,
-    /// How the last attempt ended; the client's connection ends alike if no instance does better.
+    /// How the last attempt ended. The client's connection ends alike if no instance does better.
     pub(super) ended: Option<Outcome>,
 }
 
@@ -91,7 +91,7 @@ impl<'a> Opening<'a> {
         }
     }
 
-    /// Ends the client's connection as its last attempt ended.
+    /// Ends the client's connection like its last attempt.
     pub(super) fn end_alike(&self, outcome: Outcome) -> Outcome {
         if outcome != Outcome::Closed {
             socket::reset_on_close(&**self.client);

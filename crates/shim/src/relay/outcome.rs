@@ -1,13 +1,13 @@
-//! How a connection ended.
+//! The outcomes of connections.
 
 /// How a connection ended, as in the metric `berth_connections_total{outcome}` and the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Both ends closed it.
+    /// Both ends closed the connection.
     Closed,
-    /// The client reset it, or keepalive found it gone.
+    /// The client reset the connection, or keepalive found the client gone.
     ClientReset,
-    /// The instance reset it, or keepalive found it gone.
+    /// The instance reset the connection, or keepalive found the instance gone.
     BackendReset,
     /// The client gave up while it was held.
     ClientLeft,
@@ -17,13 +17,14 @@ pub enum Outcome {
     HoldFull,
     /// Too many clients waited for their turn.
     GateFull,
-    /// Its turn did not come for 15 s.
+    /// The client's turn did not come for 15 s.
     GateExpired,
-    /// The own instance could not serve it, or it was the sibling's by a share, and a sibling took it.
+    /// A sibling took the connection. The own instance could not serve the client, or a share gave
+    /// the client to the sibling.
     Passed,
-    /// Its socket was passed to an instance.
+    /// The client's socket was passed to an instance.
     Injected,
-    /// It could not be taken over from the accept loop (no descriptor, no memory).
+    /// The connection could not be taken over from the accept loop (no descriptor, no memory).
     Failed,
 }
 

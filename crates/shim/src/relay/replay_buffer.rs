@@ -1,6 +1,7 @@
-//! What a client sent before an instance answered: it can be replayed to the next one.
+//! The client's bytes before an instance's first byte: they can be replayed to the next instance.
 //!
-//! Where clients may be passed to an instance as sockets, the bytes are only peeked at, and stay in the socket until the client is relayed.
+//! Where clients may be passed to an instance as sockets, the bytes are only peeked at, and stay in
+//! the socket until the client is relayed.
 
 use super::copy::with_buffer;
 use super::{Pending, client_hello};
@@ -13,28 +14,30 @@ use std::task::{self, Poll, ready};
 use tokio::io::{AsyncRead, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
-/// Most bytes of a client that are kept for a replay; beyond that there is none. A ClientHello is 0.3 to 2 KB.
+/// Most bytes of a client that are kept. A client with more bytes cannot be replayed. A ClientHello
+/// has 0.3 to 2 KB.
 const KEPT: usize = 16 * 1024;
 
-/// What a client sent so far.
+/// The client's bytes so far.
 pub(super) struct ReplayBuffer {
     pub(super) bytes: Vec<u8>,
-    /// Further bytes are peeked at, not read.
+    /// True if further bytes are peeked at, not read.
     peeks: bool,
-    /// How many of the bytes, the last ones, are still in the socket.
+    /// The number of bytes, counted from the last, that are still in the socket.
     unread: usize,
     /// The client has closed its side.
     pub(super) finished: bool,
-    /// A sibling passed the client on: it is not passed again.
+    /// A sibling passed the client on, so the client is not passed again.
     pub(super) passed: bool,
-    /// It waits: no instance has its bytes.
+    /// The client waits: no instance has the client's bytes.
     held: bool,
     pending: Option<Pending>,
 }
 
 impl ReplayBuffer {
-    /// What was `sent` to a sibling that passed the client on, and what can be read, or peeked at, at once. Before the
-    /// runtime waits for the socket: a TLS client's ClientHello is mostly there, and can be sent with the connect.
+    /// Collects the bytes `sent` to a sibling that passed the client on, and the bytes that can be
+    /// read or peeked at once. The read comes before the runtime waits for the socket: the
+    /// ClientHello has mostly arrived, and can be sent with the connect.
     pub(super) fn read(
         client: &StdTcpStream,
         sent: Option<Vec<u8>>,
@@ -42,7 +45,7 @@ impl ReplayBuffer {
         peeks: bool,
     ) -> io::Result<Self> {
         let (passed, bytes) = (sent.is_some(), sent.unwrap_or_default());
-        // What a sibling has read is not in the socket.
+        // Bytes that a sibling has read are not in the socket.
         let peeks = peeks && bytes.is_empty();
         let mut kept = Self {
             bytes,
@@ -57,7 +60,7 @@ impl ReplayBuffer {
         Ok(kept)
     }
 
-    /// Reads or peeks at what is there, whatever the runtime knows of the socket.
+    /// Reads or peeks at the bytes in the socket, whatever readiness the runtime knows.
     pub(super) fn catch_up(&mut self, client: BorrowedFd<'_>) -> io::Result<()> {
         if self.is_full() || self.finished {
             return Ok(());
@@ -82,17 +85,17 @@ impl ReplayBuffer {
         Ok(())
     }
 
-    /// Peeks at what is new.
+    /// Peeks at new bytes.
     ///
     /// # Errors
-    /// `EWOULDBLOCK` if nothing is.
+    /// `EWOULDBLOCK` if no bytes are new.
     fn peek(&mut self, client: BorrowedFd<'_>) -> io::Result<()> {
         with_buffer(|buffer| {
             let most = KEPT - (self.bytes.len() - self.unread);
             let new = match socket::peek(client, &mut buffer[..most])? {
                 peeked if peeked > self.unread => &buffer[self.unread..peeked],
                 0 => &[],
-                // The bytes that are known hide what comes after them.
+                // The known bytes hide any event behind them.
                 _ if socket::is_gone(&client) => return Err(io::ErrorKind::ConnectionReset.into()),
                 _ if socket::has_ended(&client) => &[],
                 _ => return Err(io::ErrorKind::WouldBlock.into()),
@@ -104,7 +107,7 @@ impl ReplayBuffer {
         })
     }
 
-    /// Whether the client can be passed on as a socket: nothing was read from it.
+    /// True if the client can be passed on as a socket: nothing was read.
     pub(super) fn is_intact(&self) -> bool {
         self.peeks && self.unread == self.bytes.len()
     }
@@ -113,17 +116,17 @@ impl ReplayBuffer {
         self.peeks
     }
 
-    /// The bytes that are not in the socket any more.
+    /// Returns the bytes that are no longer in the socket.
     pub(super) fn consumed(&self) -> &[u8] {
         &self.bytes[..self.bytes.len() - self.unread]
     }
 
-    /// Another process has read this many of the bytes.
+    /// Records that another process has read the first `read` bytes.
     pub(super) fn set_consumed(&mut self, read: usize) {
         self.unread = self.bytes.len() - read;
     }
 
-    /// Reads what was only peeked at, since the client is relayed from here on.
+    /// Reads the peeked bytes: the client is relayed from here on.
     ///
     /// # Errors
     /// The client is gone.
@@ -138,8 +141,9 @@ impl ReplayBuffer {
         Ok(())
     }
 
-    /// An instance is stopped when every client has its answer. That leaves out clients that sent nothing (a port check), that
-    /// closed their side, or that are held because there is no instance.
+    /// Counts the client as pending or not. An instance is stopped when no client is pending. Not
+    /// pending are clients that sent nothing (a port check), that closed their side, or that are
+    /// held because no instance is ready.
     pub(super) fn count(&mut self) {
         let is = !self.bytes.is_empty() && !self.finished && !self.held;
         if let Some(pending) = &mut self.pending {
@@ -152,14 +156,14 @@ impl ReplayBuffer {
         self.count();
     }
 
-    /// Whether bytes that an instance already got can be replayed to another.
+    /// True if bytes that an instance already got can be replayed to another instance.
     pub(super) fn is_replayable(&self) -> bool {
         self.bytes
             .first()
             .is_none_or(|first| *first == client_hello::HANDSHAKE)
     }
 
-    /// Whether the client gave up: it closed its side before the TLS handshake.
+    /// True if the client gave up: the client closed its side before the TLS handshake.
     pub(super) fn is_given_up(&self) -> bool {
         self.finished && self.is_replayable()
     }
@@ -168,17 +172,17 @@ impl ReplayBuffer {
         self.bytes.len() >= KEPT
     }
 
-    /// Whether the client's first message is complete: an instance answers it.
+    /// True if the client's first message is complete: an instance answers it.
     pub(super) fn is_whole(&self) -> bool {
         client_hello::is_whole(&self.bytes)
     }
 
-    /// Whether it is all of a ClientHello.
+    /// True if the bytes are a complete ClientHello.
     pub(super) fn is_client_hello(&self) -> bool {
         self.is_replayable() && self.is_whole()
     }
 
-    /// Reads, or peeks at, what the client sends next.
+    /// Reads or peeks at the client's next bytes.
     pub(super) fn poll_fill(
         &mut self,
         cx: &mut task::Context<'_>,
@@ -214,7 +218,8 @@ mod tests {
 
     const HELLO: [u8; 9] = [client_hello::HANDSHAKE, 3, 1, 0, 4, 2, 0, 0, 0];
 
-    /// A client that has sent some bytes, the runtime's socket of it, and a duplicate as another process has it.
+    /// Returns a client that has sent some bytes, the runtime's socket, a duplicate as another
+    /// process would have it, and the buffer.
     fn peeked(sent: &[u8]) -> (StdTcpStream, TcpStream, StdTcpStream, ReplayBuffer) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut sender = StdTcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -240,12 +245,12 @@ mod tests {
     async fn peeked_bytes_stay_in_the_socket_until_the_client_is_relayed() {
         let (mut sender, mut client, mut duplicate, mut kept) = peeked(&HELLO[..4]);
         let early = poll_fn(|cx| Poll::Ready(kept.poll_fill(cx, &mut client))).await;
-        // The event of the first bytes is spent, and nothing else came.
+        // The event of the first bytes is spent, and no others came.
         assert!(early.is_pending());
         sender.write_all(&HELLO[4..]).unwrap();
         fill(&mut kept, &mut client).await.unwrap();
         assert!(kept.bytes == HELLO && kept.is_intact() && kept.consumed().is_empty());
-        // An instance reads some, and ends.
+        // An instance reads some bytes, and ends.
         duplicate.read_exact(&mut [0; 3]).unwrap();
         kept.set_consumed(3);
         assert!(!kept.is_intact() && kept.consumed() == &HELLO[..3]);

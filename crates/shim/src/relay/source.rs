@@ -1,13 +1,15 @@
-//! The source address of connections to an instance: it names the client in the `sourceIPs` of an audit log.
+//! The source address of connections to an instance, which names the client in the `sourceIPs` of
+//! an audit log.
 //!
 //! | client | source |
 //! | --- | --- |
 //! | a.b.c.d, b below 252 | 127.b.c.d |
-//! | IPv6; a.252.0.0 and above; 127.0.0.1's name (x.0.0.1), 127.0.0.0 | its hash, in 127.252.0.0/14 |
-//! | one with more connections than an address has ports for | further hashes of it, there too |
+//! | IPv6; a.252.0.0 and above; 127.0.0.1's name (x.0.0.1), 127.0.0.0 | a hash in 127.252.0.0/14 |
+//! | a client with more connections than a source has ports | further hashes in 127.252.0.0/14 |
 //!
-//! The hash is keyed by the boot's ID: all shims of a node agree on it until the next boot, and a remote client cannot choose
-//! an address that gets the source of another. Two clients share one with a chance of 1 in 260,000.
+//! The hash is keyed by the boot's ID. All shims of a node agree on the hash until the next boot,
+//! and a remote client cannot choose an address with the source of another client. Two clients
+//! share a source with a chance of 1 in 260,000.
 
 use berth_os::socket;
 use std::collections::HashMap;
@@ -15,19 +17,19 @@ use std::hash::Hasher;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The first value of the second octet that IPv4 clients do not get. Few networks have addresses there, unlike 10.240.0.0/16 or
-/// 10.0.0.0/16.
+/// The first value of the second octet that IPv4 clients do not get. Few networks have addresses
+/// there, unlike 10.240.0.0/16 or 10.0.0.0/16.
 const HASHED: u8 = 252;
 
-/// Connections from one source to one address and port before another source is used. There are 28,232 ports
-/// (`net.ipv4.ip_local_port_range`); to find one of the last takes long.
+/// Connections from one source to one address and port before the next source is used. The kernel
+/// has 28,232 ports (`net.ipv4.ip_local_port_range`), and takes long to find one of the last.
 const MOST: u32 = 24_000;
 
-/// The same where Linux tries even ports only, until there are none: from 14,116 on each connect() takes some
-/// milliseconds.
+/// Limit like `MOST` where Linux tries even ports only, until they run out: from 14,116 connections
+/// on, each connect() takes some milliseconds.
 const MOST_EVEN: u32 = 8_000;
 
-/// The sources that are in use.
+/// The sources in use.
 #[derive(Debug)]
 pub struct Sources {
     key: (u64, u64),
@@ -52,7 +54,7 @@ impl Sources {
         }
     }
 
-    /// The first source of a client that has room, from its `number`th on.
+    /// Returns the first source of a client that has room, from number `number` on.
     pub(super) fn acquire(self: &Arc<Self>, client: IpAddr, mut number: u32) -> Source {
         let mut in_use = self.in_use();
         loop {
@@ -87,7 +89,7 @@ impl Sources {
     fn hashed(&self, client: IpAddr, number: u32) -> Ipv4Addr {
         let [.., b, c, d] = hash(self.key, client, number).to_be_bytes();
         let address = Ipv4Addr::new(127, b | HASHED, c, d);
-        // That one is for broadcast.
+        // 127.255.255.255 is the broadcast address.
         if address == Ipv4Addr::new(127, 255, 255, 255) {
             Ipv4Addr::new(127, 255, 255, 254)
         } else {
@@ -100,7 +102,7 @@ impl Sources {
     }
 }
 
-/// The same in all versions of berth.
+/// Hashes a client. All versions of berth must agree.
 #[expect(
     deprecated,
     reason = "its successor has no key, and may be another function in another version of berth"
@@ -115,12 +117,12 @@ pub(crate) fn hash(key: (u64, u64), client: IpAddr, number: u32) -> u64 {
     hasher.finish()
 }
 
-/// A source in use by one connection, until it is dropped.
+/// A source in use by a connection, until dropped.
 #[derive(Debug)]
 pub(super) struct Source {
     sources: Arc<Sources>,
     pub(super) address: Ipv4Addr,
-    /// Which of the client's sources it is.
+    /// Number of the source among the client's sources.
     pub(super) number: u32,
 }
 
@@ -175,7 +177,7 @@ mod tests {
         }
     }
 
-    /// A client without a name of its own gets one that no other client has, and keeps it.
+    /// A client without a name of its own gets a name that no other client has, and keeps the name.
     #[test]
     fn other_names_are_hashes_of_their_own() {
         let (here, again, later) = (sources(BOOT, 10), sources(BOOT, 10), sources("0e", 10));
@@ -203,7 +205,7 @@ mod tests {
                 "the key is the boot's"
             );
         }
-        // The very numbers: another version of berth must say the same.
+        // The exact numbers, which another version of berth must return as well.
         assert_eq!(
             name(&here, "2001:db8::1"),
             Ipv4Addr::new(127, 253, 104, 169)
@@ -229,7 +231,7 @@ mod tests {
             addresses[2],
             "another client has its own"
         );
-        // One whose ports are taken by others is passed over.
+        // A source is passed over if other processes have its ports.
         assert_eq!(sources.acquire(client, 1).number, 3);
         used.remove(0);
         assert_eq!(sources.acquire(client, 0).address, addresses[0]);

@@ -1,4 +1,5 @@
-//! What a client waits for before an attempt: its turn at the gate, or an instance; and how its end is noticed meanwhile.
+//! The waits of a client before an attempt, for its turn at the gate or for an instance, and the
+//! detection of clients that leave meanwhile.
 
 use super::Outcome;
 use super::opening::Opening;
@@ -15,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
 impl Opening<'_> {
-    /// Returns when the instance may be dialled, or may get the ClientHello that is complete now.
+    /// Waits until the instance may be dialled, or may get the ClientHello that is complete now.
     pub(super) async fn wait_for_turn(&mut self, to: &BackendInstance) -> Result<(), Outcome> {
         let Some(gate) = &self.context.gate else {
             return Ok(());
@@ -43,7 +44,7 @@ impl Opening<'_> {
             }
             Entry::Wait(waiting) => waiting,
         };
-        // No instance owes it an answer yet.
+        // No instance owes the client an answer yet.
         kept.set_held(true);
         turn.since = Some(Instant::now());
         let admitted = tokio::select! {
@@ -53,7 +54,8 @@ impl Opening<'_> {
         };
         self.leave_queue();
         let why = match admitted {
-            // The runtime's readiness for the socket is older than its turn.
+            // The client may have left: the runtime's readiness of the socket is older than the
+            // turn.
             Ok(slot) if !(self.kept.is_replayable() && socket::has_ended(&**self.client)) => {
                 self.turn.slot = Some(slot);
                 return Ok(());
@@ -69,7 +71,7 @@ impl Opening<'_> {
         })
     }
 
-    /// The client waits for its turn no longer.
+    /// Ends the client's wait for its turn.
     pub(super) fn leave_queue(&mut self) {
         self.kept.set_held(false);
         self.turn.waited += self
@@ -79,7 +81,7 @@ impl Opening<'_> {
             .map_or(Duration::ZERO, |since| since.elapsed());
     }
 
-    /// Holds the client until `awaited` returns, for `--hold` at most, all times together.
+    /// Holds the client until `awaited` returns, for at most `--hold` in total.
     ///
     /// # Errors
     /// How the connection ends instead.
@@ -100,7 +102,8 @@ impl Opening<'_> {
         waited.map_err(|outcome| self.end_alike(outcome))
     }
 
-    /// Waits until a silent client sends something, `--hold` at most. It takes no place among held clients: no answer is due.
+    /// Waits for a silent client to send something, for at most `--hold`. Silent clients take no
+    /// place among held clients: no answer is due.
     pub(super) async fn sends_something(&mut self) -> bool {
         let filled = timeout(
             self.context.hold,
@@ -125,11 +128,12 @@ async fn left(client: &mut TcpStream, kept: &mut ReplayBuffer) -> Outcome {
     Outcome::ClientReset
 }
 
-/// Waits until a client whose first bytes are complete is gone. What it sends next stays with the kernel: it does not count for
-/// the gate's room.
+/// Waits until a client with complete first bytes is gone. Later bytes stay in the kernel, and do
+/// not count for the gate's room.
 async fn gone(client: &TcpStream, kept: &ReplayBuffer) {
     if kept.peeks() {
-        // The first bytes are still there, and hide the end. A descriptor of its own: the client's must keep the event of bytes that come now.
+        // The unread first bytes hide the end. The wait uses a duplicate, because the client's
+        // descriptor must keep the event of bytes that come now.
         let watched = client
             .as_fd()
             .try_clone_to_owned()
@@ -160,7 +164,7 @@ mod tests {
     use std::io::Write;
     use std::net::{TcpListener, TcpStream as StdTcpStream};
 
-    /// A client whose ClientHello is late waits for its turn without it.
+    /// A client with a late ClientHello waits for its turn without it.
     #[tokio::test]
     async fn what_a_client_sends_while_it_waits_for_its_turn_is_read_after_that() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -171,7 +175,7 @@ mod tests {
         let mut client = TcpStream::from_std(client).unwrap();
         {
             let mut leaves = std::pin::pin!(gone(&client, &kept));
-            // The wait sees its events, and goes on.
+            // The wait sees the events, and goes on.
             for sent in [&[][..], &[HANDSHAKE]] {
                 sender.write_all(sent).unwrap();
                 assert!(

@@ -1,9 +1,10 @@
-//! The share of the node's new connections that each of two instances gets, while the shims of both are joined
-//! ([`Share`]). `sides` decides; a connection of the sibling's side is passed to it as a socket (`relay/attempt.rs`).
+//! The share of the node's new connections that each of two instances gets, while the shims of both
+//! instances are joined ([`Share`]). `sides` decides. A connection of the sibling's side is passed
+//! to the sibling as a socket (`relay/attempt.rs`).
 //!
-//! A share yields to all else. A shim whose instance is not ready, or that leaves, does as without one; a sibling that
-//! is not ready, or does not take a client at once, does not get it. While none is in force, a new connection costs one
-//! atomic load, and while one is, two hashes behind a lock.
+//! A share yields to everything else. A shim that leaves, or has no ready instance, ignores the
+//! share. A sibling that is not ready, or does not take a client at once, gets no client. Without a
+//! share in force, a new connection costs an atomic load; with a share, two hashes behind a lock.
 
 mod sides;
 
@@ -25,16 +26,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
-/// Longest lease: what a sender leaves behind when it dies is gone after this.
+/// Longest lease of a share. The share of a sender that died ends after this time.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// What became of a new connection while a share was in force.
+/// How a new connection was placed while a share was in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Placed {
-    /// It is on the own instance's side.
+    /// The connection is on the own instance's side.
     Kept,
     Passed,
-    /// The sibling did not take it: the own instance serves it.
+    /// The sibling did not take the connection: the own instance serves it.
     Declined,
 }
 
@@ -46,7 +47,7 @@ impl Placed {
     ];
 }
 
-/// The share of a shim, if one is in force.
+/// The share of a shim, if a share is in force.
 #[derive(Debug, Default)]
 pub struct Sharing {
     is_on: AtomicBool,
@@ -57,7 +58,7 @@ pub struct Sharing {
 #[derive(Debug)]
 struct InForce {
     share: Share,
-    /// That of the own instance.
+    /// The side of the own instance.
     side: Side,
     /// The socket of the sibling.
     sibling: Arc<Path>,
@@ -66,10 +67,10 @@ struct InForce {
 }
 
 impl Sharing {
-    /// Puts a share in force, renews it, or ends it.
+    /// Puts a share in force, renews the share, or ends the share.
     ///
     /// # Errors
-    /// It is not for this shim, or out of bounds.
+    /// The share is for other shims, or out of bounds.
     pub(crate) fn put(
         &self,
         share: Share,
@@ -150,12 +151,12 @@ impl Sharing {
         Ok(())
     }
 
-    /// Until when one is in force.
+    /// Returns the end of the share in force.
     pub(crate) fn until(&self) -> Option<Instant> {
         self.now().as_ref().map(|now| now.until)
     }
 
-    /// Ends the one whose lease has run out.
+    /// Ends a share with an expired lease.
     pub(crate) fn expire(&self, at: Instant) {
         if self.until().is_some_and(|until| until <= at) {
             self.end("its lease has run out, and was not renewed");
@@ -179,8 +180,8 @@ impl Sharing {
         self.is_on.load(Relaxed)
     }
 
-    /// The socket of the sibling that a new connection is to be passed to: none if it is on the own side. `listener` is
-    /// the address that the client dialled.
+    /// Returns the socket of the sibling that gets a new connection. `None` if the connection is on
+    /// the own side. `listener` is the address that the client dialled.
     pub(crate) fn elsewhere(
         &self,
         client: SocketAddr,
@@ -188,7 +189,7 @@ impl Sharing {
         at: Instant,
     ) -> Option<Arc<Path>> {
         let mut now = self.now();
-        // The control plane may be late.
+        // The control plane may be late to end the share.
         let now = now.as_mut().filter(|now| at < now.until)?;
         let ip = client.ip().to_canonical();
         let is_local =
@@ -233,7 +234,7 @@ impl Sharing {
     }
 }
 
-/// What a registry of metrics takes.
+/// Metrics of a share, for a registry.
 #[derive(Debug)]
 pub(crate) struct ShareMetrics(pub(crate) Arc<Sharing>);
 

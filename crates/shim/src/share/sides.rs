@@ -1,46 +1,48 @@
-//! On which side a new connection is: the old instance's, or the new one's. Pure.
+//! Decides on which side a new connection is: the old instance's, or the new instance's. Pure.
 //!
-//! A hash of the salt and the client's address (of IPv6 its /64) is a number of thousandths. Below the new instance's
-//! part, the client is on the new side. So a client keeps its side while salt and part last, and a larger part takes
-//! clients from the old side only. With many addresses, the new side has its part of the connections, too. It would not
-//! where few addresses have most of them (behind a balancer or NAT, one is everybody): the connections of an address
-//! that has too many are taken one by one, by a hash of address and port.
+//! A hash of the salt and the client's address (of IPv6 the /64) is a number of thousandths. Below
+//! the new instance's part, the client is on the new side. So a client keeps its side while salt
+//! and part last, and a larger part takes clients from the old side only. With many addresses, the
+//! new side also gets its part of the connections. With few addresses (behind a balancer or NAT, an
+//! address is everybody), the part of the connections could be wrong. So connections of an address
+//! with too many connections are taken singly, by a hash of address and port.
 //!
-//! Each shim decides alone about what the kernel gave to its listener, and yet the part of all connections comes out
-//! right: the kernel chooses the listener by a hash of its own, with a secret of its own. So of what it gives to each
-//! shim the same part is on the new side, however unevenly it divides. Salt and hash are the same in both shims, so an
-//! address that both take as a whole is on one side. They may differ in which addresses have too many connections; that
-//! changes the side of some connections, and not the part: by either hash, each is on the new side with the same
-//! probability.
+//! Each shim decides alone about the connections that the kernel gave to its listener, and yet the
+//! part of all connections comes out right. The kernel chooses the listener by a hash with a secret
+//! of the kernel. So the part on the new side is equal in each shim, however unevenly the kernel
+//! divides. Salt and hash are equal in both shims, so an address that both shims take as a whole is
+//! on one side. The shims may differ in which addresses have too many connections. A difference
+//! changes the side of some connections, and not the part: by either hash, each connection is on
+//! the new side with equal probability.
 //!
-//! Connections are counted in a fixed number of buckets, by the address's hash: there may be any number of addresses.
-//! One that shares its bucket with another that has too many connections is taken as that is, which is right on
-//! average, too.
+//! Connections are counted in a fixed number of buckets, by the address's hash, because the number
+//! of addresses has no limit. An address in a bucket with too many connections is taken singly too,
+//! which is right on average.
 
 use crate::gate::Source;
 use crate::relay::source::hash;
 use berth_node::ipc::wire::Side;
 use std::net::SocketAddr;
 
-/// With one address in each, none has too many connections for a part of 1 %.
+/// With one address in each bucket, no address has too many connections for a part of 1 %.
 const BUCKETS: usize = 4096;
 
-/// An address may have one in this many of the smaller side's connections. If all have so many, the part is off by a
-/// quarter (standard deviation).
+/// An address may have the `MOST`th part of the smaller side's connections. If every address has so
+/// many, the part is off by a quarter (standard deviation).
 const MOST: u64 = 16;
 
-/// From so few connections nothing is concluded.
+/// Connections that are too few to conclude anything.
 const FEW: u64 = 8;
 
 /// No port.
 const ADDRESS: u32 = u32::MAX;
 
-/// The sides of clients under one salt.
+/// The sides of clients under a salt.
 #[derive(Debug)]
 pub(super) struct Sides {
     pub(super) salt: u64,
     buckets: Box<[Bucket]>,
-    /// Connections so far that were taken by address, and one by one.
+    /// Connections so far that were taken by address, and singly.
     pub(super) by_address: u64,
     pub(super) by_connection: u64,
 }
@@ -48,7 +50,8 @@ pub(super) struct Sides {
 #[derive(Debug, Clone, Default)]
 struct Bucket {
     connections: u64,
-    /// Its connections are taken one by one. It stays so, or clients would change sides time and again.
+    /// Connections of the bucket are taken singly. The flag is never reset, or clients would change
+    /// sides time and again.
     one_by_one: bool,
 }
 
@@ -62,7 +65,7 @@ impl Sides {
         }
     }
 
-    /// The side of a client's new connection, where this is the new side's part.
+    /// Returns the side of a client's new connection. `permille` is the new side's part.
     pub(super) fn side(&mut self, permille: u16, client: SocketAddr) -> Side {
         let hash = |address, number| hash((self.salt, 0), address, number);
         let mut drawn = hash(Source::of(client.ip()).into(), ADDRESS);

@@ -24,13 +24,13 @@ impl Shim {
         }
     }
 
-    /// Of instance a.
+    /// Puts a share into the shim of instance a.
     fn put(&self, share: Share, now: Instant) -> Result<(), String> {
         self.sharing
             .put(share, &"a".parse().unwrap(), &self.berth, now)
     }
 
-    /// Whether the connection of a client is the sibling's.
+    /// True if the connection of a client goes to the sibling.
     fn is_elsewhere(&self, client: &str, now: Instant) -> bool {
         let client = SocketAddr::new(client.parse::<IpAddr>().unwrap(), 1);
         let socket = self
@@ -115,7 +115,7 @@ fn it_ends_with_its_lease_or_as_requested() {
     let (shim, now) = (Shim::new(), Instant::now());
     let seconds = |seconds| now + Duration::from_secs(seconds);
     let is_on = |at| {
-        // Before and after the control plane has seen to it.
+        // Before and after the control plane has ended the share.
         let elsewhere = shim.is_elsewhere(AFAR, at);
         shim.sharing.expire(at);
         assert_eq!(shim.is_elsewhere(AFAR, at), elsewhere);
@@ -141,7 +141,7 @@ fn it_ends_with_its_lease_or_as_requested() {
     assert!(!is_on(seconds(5)));
 }
 
-/// What was counted of clients lasts as long as their salt.
+/// Counts of a client last as long as the salt.
 #[test]
 fn a_step_goes_on_from_the_last_one() {
     let (shim, now) = (Shim::new(), Instant::now());
@@ -207,7 +207,7 @@ fn its_metrics_are_called_as_the_reference_has_them() {
     assert_eq!(page()[1..], connections([1, 2, 0]));
 }
 
-/// Counts what is logged.
+/// Counts log events.
 struct Logged(Arc<AtomicU64>);
 
 impl tracing::Subscriber for Logged {

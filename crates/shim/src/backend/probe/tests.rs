@@ -1,4 +1,4 @@
-//! Tests of one question, against a small HTTPS server; in a file of their own for its length.
+//! Tests of a probe, against a small HTTPS server.
 
 use super::*;
 use berth_testing::{answer, authority, issue, serve_as};
@@ -15,7 +15,7 @@ use tokio_rustls::TlsAcceptor;
 
 type Ca = CertifiedIssuer<'static, KeyPair>;
 
-/// Answers every request with the same bytes; with none, it is silent.
+/// Answers every request with `answer`; an empty `answer` means silence.
 async fn serve(ca: &Ca, answer: &str) -> (SocketAddr, mpsc::UnboundedReceiver<(String, usize)>) {
     let answer = answer.to_owned();
     let server = serve_as(ca, ([127, 0, 0, 1], 0).into(), "kubernetes", move |_| {
@@ -34,7 +34,7 @@ async fn serve(ca: &Ca, answer: &str) -> (SocketAddr, mpsc::UnboundedReceiver<(S
     )
 }
 
-/// A server that shows its certificate this often.
+/// Serves a chain with `often` copies of the server's certificate.
 async fn serve_chain(ca: &Ca, often: usize) -> SocketAddr {
     let (certificate, key) = issue(ca, &["kubernetes"]);
     let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap(); often];
@@ -206,7 +206,7 @@ async fn other_answers_are_not_ready() {
         ),
         (answer("302 Found", ""), "status", "302 for /readyz"),
         (answer("204 No Content", ""), "status", "204 for /readyz"),
-        // More than is read, and without an end.
+        // An endless answer, longer than the probe reads.
         (
             format!("HTTP/1.1 503 No\r\n\r\n{}", "x".repeat(1 << 20)),
             "status",
@@ -231,7 +231,7 @@ async fn silence_is_a_timeout_and_nobody_there_a_refusal() {
     let mut files = Files::new(&ca);
     files.config.timeout = Duration::from_millis(100);
     let (silent_in_http, _asked) = serve(&ca, "").await;
-    // Never accepted: the connection stands and nothing is sent.
+    // Never accepted: the connection is established and nothing is sent.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let silent_in_tls = listener.local_addr().unwrap();
     for address in [silent_in_http, silent_in_tls] {
@@ -242,7 +242,7 @@ async fn silence_is_a_timeout_and_nobody_there_a_refusal() {
         );
     }
     drop(listener);
-    // The child of another test has a duplicate of it until execve.
+    // The child of another test has a duplicate of the listener until execve.
     let is_gone = async { while TcpStream::connect(silent_in_tls).await.is_ok() {} };
     tokio::time::timeout(Duration::from_secs(60), is_gone)
         .await
@@ -311,7 +311,8 @@ async fn a_certificate_that_does_not_fit_names_the_option_that_mends_it() {
     );
 }
 
-/// Who is asked so restarts an instance that does not live: what the probe lacks is no reason to.
+/// The caller restarts an instance that does not live. A problem of the probe is no reason to
+/// restart.
 #[tokio::test]
 async fn an_instance_that_answers_lives_whatever_the_probe_lacks() {
     let (ca, other) = (authority(), authority());
@@ -337,7 +338,7 @@ async fn an_instance_that_answers_lives_whatever_the_probe_lacks() {
         let alive = lives(&files, well).await.unwrap().unwrap();
         assert!(alive.contains(lacks), "{alive}");
     }
-    // The disk with its files stands still.
+    // The disk with the probe's files hangs.
     let stuck = Files::new(&ca).probe();
     let (go_on, hangs) = std::sync::mpsc::channel::<()>();
     stuck
@@ -421,7 +422,7 @@ async fn certificates_and_tokens_are_read_again_when_they_change() {
     // Both CAs, as in a rotation.
     files.write("ca.crt", &format!("{}{}", old.pem(), new.pem()));
     let (certificate, key) = issue(&new, &["probe-two"]);
-    // A moment in which they do not fit together costs one answer and no more.
+    // A moment with a mismatch of certificate and key costs one answer and no more.
     files.write("client.crt", &certificate);
     assert_failed(
         &probe.ready(at_new).await,
@@ -431,7 +432,7 @@ async fn certificates_and_tokens_are_read_again_when_they_change() {
     files.write("client.key", &key);
     files.write("token", "two\n");
     assert_eq!(probe.ready(at_new).await.seen, Observation::Pass);
-    // The new CA's server takes no certificate of the old one.
+    // The new CA's server accepts no certificate of the old CA.
     let (head, certificates) = asked_new.recv().await.unwrap();
     assert!(head.contains("Bearer two\r\n") && certificates == 1);
 
@@ -455,7 +456,7 @@ async fn a_ca_that_was_replaced_behind_its_mount_is_named() {
     let mut files = Files::new(&old);
     let (at_old, _asked_old) = serve(&old, &answer("200 OK", "")).await;
     let (at_new, _asked_new) = serve(&new, &answer("200 OK", "")).await;
-    // What a mount of the file shows: the same file, whatever has its name.
+    // A mount of the file shows one file, whatever file has its name now.
     let path = files.temp.path().join("ca.crt");
     let mounted = File::open(&path).unwrap();
     files.config.ca = Some(
@@ -506,7 +507,7 @@ async fn files_that_do_not_hold_what_they_should_are_told_at_start() {
         let error = files.probe().check().await.unwrap_err();
         assert!(error.contains(part), "{part} in {error}");
     }
-    // A TCP probe reads none of them.
+    // A TCP probe reads none of the files.
     let mut tcp = files();
     tcp.write("ca.crt", "");
     tcp.config.kind = ProbeKind::Tcp;

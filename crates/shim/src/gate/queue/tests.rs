@@ -11,7 +11,7 @@ fn source(number: u8) -> Source {
     Source::of(IpAddr::V4(Ipv4Addr::new(10, 0, 0, number)))
 }
 
-/// A queue with room for all, in which each source has this many clients.
+/// Returns a queue with room for all clients, with the given number of clients of each source.
 fn filled(sources: &[(u8, bool, usize)], since: Instant) -> Queue {
     let mut queue = Queue::new(Room {
         clients: usize::MAX,
@@ -31,7 +31,7 @@ fn filled(sources: &[(u8, bool, usize)], since: Instant) -> Queue {
     queue
 }
 
-/// The classes, and the sources, of the next clients.
+/// Returns the classes and the sources of the next clients.
 fn turns(queue: &mut Queue, count: usize, now: Instant) -> (Vec<Class>, Vec<Source>) {
     (0..count)
         .filter_map(|_| queue.next(now, |_| true))
@@ -54,7 +54,7 @@ fn a_source_with_a_thousand_has_its_turn_after_each_other() {
     assert_eq!(queue.longest(), Some((990, source(1))));
 }
 
-/// A queue that is empty for a moment does not come before those that wait.
+/// A queue that is empty for a moment does not come before waiting queues.
 #[test]
 fn who_comes_one_at_a_time_waits_as_all_do() {
     let start = Instant::now();
@@ -88,7 +88,8 @@ fn no_class_starves_another() {
     assert_eq!(Class::ALL.map(|class| of(&class, &classes)), [50, 40, 10]);
 }
 
-/// The clients that wait when another one comes, by source and whether they are of the first class; the room; whose is rejected.
+/// Columns: the sources and classes of the waiting clients and of the newcomer, the room, and the
+/// rejected client.
 #[test]
 fn beyond_the_room_the_longest_queue_loses_its_newest() {
     let (first, other) = ((1, true), (2, false));
@@ -142,7 +143,7 @@ fn events() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// A client that waits, as the test knows it.
+/// A waiting client, as the test knows the client.
 #[derive(Debug, Clone, Copy)]
 struct Client {
     ticket: Ticket,

@@ -1,23 +1,32 @@
-//! Up to five shims, a kernel and a network in a box: every order of joins, leaves, crashes, hangs and
-//! wake-ups that proptest thinks of, with messages delivered one by one or late.
+//! Up to five shims, a kernel and a network in a box. proptest chooses the order of joins, leaves,
+//! crashes, hangs and wake-ups; messages are delivered one by one or late.
 //!
-//! What the model assumes, and the tests that show it of the kernel and of real processes (`tests/integration/handover` unless said
-//! otherwise). Where it is in doubt, the model has both: an assumption that is kinder than the kernel hides what it costs.
+//! Each assumption of the model is listed with the tests that show the assumption of the kernel and
+//! of real processes (in `tests/integration/handover` unless said otherwise). In doubt, the model
+//! has both possibilities: an assumption kinder than the kernel hides losses.
 //!
-//! | the model | the kernel |
-//! | --- | --- |
-//! | the last message of a shim that crashes is received (`Crash`), or lost (`CrashUnread`); then comes its end | `peers`: `the_last_update_of_a_sibling_that_died_is_received` |
-//! | a newcomer finds leases of the dead, and their sockets refuse | `death`: `deaths_in_a_row_leave_nobody_waiting_for_a_lease` |
-//! | a shim that hangs accepts no connection until it wakes; an established one goes on, with what is in it | `death`: `a_hang_makes_clients_wait_for_one_lease_at_most` |
-//! | a connection may end although both ends live | `names`: `a_connection_that_ends_is_made_again_while_the_sibling_lives` |
-//! | a listener lives, with its queue, while a process holds it | `death`: `a_crash_loses_what_was_accepted_and_nothing_that_was_queued` |
-//! | a descriptor that is under way holds it, too | `peers`: the same test as above |
-//! | the last holder to exit resets what is queued, unless it was accepted before | `death`: `who_has_left_serves_what_waits_when_the_last_sibling_dies` |
-//! | an accept loop runs, ends or fails later than requested (`Runs`, `Ended`, `Deaf`) | `listeners`: `a_shim_accepts_when_its_accept_loop_runs`, `a_shim_has_left_when_its_accept_loops_have_ended` |
-//! | a shim that refuses ends listening for every holder | `outage`: `beyond_the_hold_clients_are_refused_at_once` |
+//! * The last message of a shim that crashes is received (`Crash`), or lost (`CrashUnread`). The
+//!   end of the connection follows. `peers`: `the_last_update_of_a_sibling_that_died_is_received`
+//! * A newcomer finds leases of dead shims, and the dead shims' sockets refuse. `death`:
+//!   `deaths_in_a_row_leave_nobody_waiting_for_a_lease`
+//! * A shim that hangs accepts no connection until it wakes. Established connections go on, with
+//!   their queued messages. `death`: `a_hang_makes_clients_wait_for_one_lease_at_most`
+//! * A connection may end although both ends live. `names`:
+//!   `a_connection_that_ends_is_made_again_while_the_sibling_lives`
+//! * A listener lives, with its queue, while a process holds it. `death`:
+//!   `a_crash_loses_what_was_accepted_and_nothing_that_was_queued`
+//! * A descriptor in flight holds the listener, too. `peers`: the test named first
+//! * The exit of a listener's last holder resets queued clients that were not accepted before.
+//!   `death`: `who_has_left_serves_what_waits_when_the_last_sibling_dies`
+//! * An accept loop runs, ends or fails later than requested (`Runs`, `Ended`, `Deaf`).
+//!   `listeners`: `a_shim_accepts_when_its_accept_loop_runs`,
+//!   `a_shim_has_left_when_its_accept_loops_have_ended`
+//! * A shim that refuses ends listening for every holder. `outage`:
+//!   `beyond_the_hold_clients_are_refused_at_once`
 //!
-//! What it does not have: several addresses, leases of different lengths, messages that arrive without their descriptors (those end a
-//! connection, as `Break` does), and threads that are blocked (a test of its own below).
+//! The model lacks: several addresses, leases of different lengths, messages that arrive without
+//! their descriptors (they end a connection, as `Break` does), and blocked threads (a separate test
+//! below).
 
 mod rules;
 mod states;
@@ -39,13 +48,14 @@ enum Message {
     Connected,
     Update(Announce, Vec<(Cookie, SocketAddr)>),
     Gone,
-    /// From its own accept loop: it accepts clients from now on, if it is not ending already.
+    /// From an own accept loop: the loop accepts clients from now on, unless it is ending already.
     Runs(Cookie),
-    /// From its own accept loop: it has ended, as requested, or since the listener listens no more.
+    /// From an own accept loop: the loop has ended, as requested or because the listener listens no
+    /// more.
     Ended(Cookie),
 }
 
-/// The sender of messages of a shim's own accept loops.
+/// The sender of messages from a shim's own accept loops.
 const LOOPS: ShimId = ShimId(0);
 
 #[derive(Debug, Clone)]
@@ -55,18 +65,20 @@ struct Shim {
     was_ready: bool,
     leaving: bool,
     hung: bool,
-    /// It cannot listen nor wait for clients: descriptors ran out, or another process listens.
+    /// The shim can neither listen nor wait for clients: descriptors ran out, or another process
+    /// listens.
     deaf: bool,
     /// Accept loops that were started and do not run yet.
     starting: BTreeSet<Cookie>,
-    /// What it could not listen on, to be tried again.
+    /// Listeners that failed to accept, to be tried again.
     failed: BTreeSet<Cookie>,
-    /// Addresses whose own socket could not, left alone until the next tick.
+    /// Addresses with an own socket that could not listen, left alone until the next tick.
     left_alone: BTreeSet<SocketAddr>,
     lease: Time,
-    /// From each sibling, in order.
+    /// Messages from each sibling, in order.
     inbox: BTreeMap<ShimId, VecDeque<Message>>,
-    /// Siblings that a connection stands to, as it knows, and of what is held, what each was given by it.
+    /// Siblings with an open connection, as far as the shim knows, and the held listeners that each
+    /// sibling was given.
     connected: BTreeMap<ShimId, BTreeSet<Cookie>>,
 }
 
@@ -76,29 +88,33 @@ struct Socket {
     holders: BTreeSet<ShimId>,
     acceptors: BTreeSet<ShimId>,
     listening: bool,
-    /// Since when no running shim accepts from it, while it listens.
+    /// Since when the socket listens and no running shim accepts from it.
     alone_since: Option<Time>,
-    /// The shim that made the listener and is about to accept from it.
+    /// The shim that made the listener and is about to accept.
     reserved: Option<ShimId>,
 }
 
 #[derive(Debug, Clone, Default)]
 struct World {
-    /// There are two addresses.
+    /// True if the berth has two addresses.
     two: bool,
-    /// A shim of a later version: its siblings know none of its phases, and read each as waiting.
+    /// A shim of a later version. Its siblings know none of its phases, and read each phase as
+    /// waiting.
     later: Option<ShimId>,
     now: Time,
     shims: BTreeMap<ShimId, Shim>,
-    /// Leases that dead shims left behind, and the shims that saw the end of each by a connection.
+    /// Leases that dead shims left behind, with the shims that saw the connection of the dead shim
+    /// end.
     graves: BTreeMap<ShimId, (Time, BTreeSet<ShimId>)>,
     sockets: BTreeMap<Cookie, Socket>,
     next: u64,
     most_alive: usize,
-    /// Listeners made while a sibling hung or had unread messages: the fall-back. And those that were closed here although a
-    /// sibling holds them that could not accept for a lease's time: they are not given back.
+    /// Listeners made while a sibling hung or had unread messages: the fall-back. Also counts
+    /// listeners that were closed here although held by a sibling that could not accept for a
+    /// lease's duration: the sibling does not give such a listener back.
     fallbacks: usize,
-    /// When a shim last began to hang or woke, or a connection of two that live broke: only these cost a lease.
+    /// When a shim last began to hang or woke, or a connection between two live shims broke. Only
+    /// these events cost a lease.
     disturbed: Option<Time>,
 }
 
@@ -109,17 +125,17 @@ enum Event {
     Leave(usize),
     Exit(usize),
     Crash(usize),
-    /// And its messages that have not been read are lost.
+    /// A crash that loses the shim's unread messages.
     CrashUnread(usize),
     Hang(usize),
     Wake(usize),
-    /// Before it reads the leases, it takes a message in.
+    /// The shim reads a message before the leases.
     WakeBy(usize, ShimId),
     Deaf(usize, bool),
-    /// The connection of two ends, and neither of them.
+    /// The connection between two shims ends, and both shims live on.
     Break(usize, usize),
     Deliver(usize, usize),
-    /// Of one that may have ended.
+    /// From a shim that may have ended.
     DeliverFrom(usize, ShimId),
     /// A shim sends another shim its last announcement again.
     Repeat(usize, usize),
@@ -292,18 +308,18 @@ impl World {
         };
         self.shims.insert(holder, shim);
         self.most_alive = self.most_alive.max(self.shims.len());
-        // Each finds the other's lease, then the connection stands.
+        // Each shim finds the other's lease before the connection is established.
         for other in others {
             let (now, lease) = (self.now, self.shims[&other].lease);
             self.act(holder, |machine| {
                 machine.leased(now, &[(other, lease - LEASE, lease)])
             });
-            // Who hangs takes no connection before it wakes.
+            // A hung shim accepts no connection before it wakes.
             if !self.shims[&other].hung {
                 self.connect(holder, other);
             }
         }
-        // It finds the leases of the dead, too.
+        // The newcomer finds the leases of dead shims, too.
         for (dead, lease) in self
             .graves
             .iter()
@@ -321,7 +337,7 @@ impl World {
         self.update_facts();
     }
 
-    /// It reads the leases before it judges anything.
+    /// The shim reads the leases before judging anything.
     fn wake(&mut self) {
         self.disturbed = Some(self.now);
         self.renew(true);
@@ -329,7 +345,7 @@ impl World {
         self.tick();
     }
 
-    /// Dials those that are waited for: the socket of a dead one refuses.
+    /// Dials the awaited siblings: the socket of a dead sibling refuses.
     fn dial(&mut self, holder: ShimId) {
         let now = self.now;
         self.act(holder, |machine| machine.tick(now));
@@ -351,7 +367,7 @@ impl World {
         }
     }
 
-    /// What was sent before is read before the end, as at a crash.
+    /// Messages that were sent before are read before the end, as at a crash.
     fn end_connection(&mut self, one: ShimId, other: ShimId) {
         for (to, from) in [(one, other), (other, one)] {
             if self
@@ -367,7 +383,7 @@ impl World {
         }
     }
 
-    /// It has read all messages of the other.
+    /// True if `at` has read all messages of `from`.
     fn is_quiet(&self, at: ShimId, from: ShimId) -> bool {
         self.shims[&at]
             .inbox
@@ -401,7 +417,8 @@ impl World {
             socket.holders.remove(&holder);
             let _ = cookie;
         }
-        // What it sent before is delivered before the end of file; what it had not sent is lost.
+        // Messages sent before the crash are delivered before the end of file. Unsent messages are
+        // lost.
         for other in ended.connected.into_keys() {
             if self
                 .shims
@@ -412,14 +429,15 @@ impl World {
             }
         }
         self.sockets.retain(|_, socket| {
-            // Descriptors under way in a message hold it too.
+            // Descriptors in flight in a message hold the socket too.
             !socket.holders.is_empty() || !socket.listening
         });
         self.update_facts();
     }
 
-    /// A death takes no listener with it that a sibling could hold, since it has read all messages. One whose accept loop is about to run
-    /// may be the shim's own, which it has not given yet.
+    /// Checks that a death closes no listener that a sibling could hold, since the sibling has read
+    /// all messages. A listener with an accept loop that is about to run may be the shim's alone:
+    /// the shim has not given the listener yet.
     fn check_given(&self, holder: ShimId) {
         let ends = &self.shims[&holder];
         let lost = |(cookie, socket): &(&Cookie, &Socket)| {
@@ -446,8 +464,9 @@ impl World {
             .filter(|when| self.now <= *when + LEASE + STEP)
     }
 
-    /// The last holder of a listener has accepted what was queued before it exits, or its exit resets that; unless it
-    /// does not know yet that it is the last, or one that hung or lost its connection may still take it.
+    /// Checks that the last holder of a listener has accepted the queued clients before its exit,
+    /// which resets clients in the queue. Excepted: a holder that cannot know yet that it is the
+    /// last, and a listener that a hung or disconnected shim may still take.
     fn check_drained(&self, holder: ShimId) {
         let all_read = self.shims[&holder].inbox.values().all(VecDeque::is_empty);
         if !all_read || self.is_disturbed().is_some() {
@@ -494,7 +513,7 @@ impl World {
             return false;
         }
         let now = self.now;
-        // After a stall, the time is that of before.
+        // After a stall, the machine keeps the time from before.
         if now < self.shims[&to].machine.now() + LEASE / 2 {
             self.act(to, |machine| machine.tick(now));
         }
@@ -547,7 +566,8 @@ impl World {
         self.act(of, |machine| machine.accepting(cookie));
     }
 
-    /// Ends an accept loop, if there is one: one that a sibling's refusal ended has reported that already.
+    /// Ends an accept loop, if one runs. A loop that a sibling's refusal ended has reported its end
+    /// already.
     fn end_loop(&mut self, of: ShimId, cookie: Cookie) -> bool {
         let started = self.shims.get_mut(&of).unwrap().starting.remove(&cookie);
         let ends = self.sockets.get_mut(&cookie).unwrap().acceptors.remove(&of) || started;
@@ -561,7 +581,8 @@ impl World {
         self.deliver_those(|_, _| true);
     }
 
-    /// Delivers the messages between the chosen pairs of receiver and sender, and the messages that follow, until no such message waits.
+    /// Delivers the messages between the chosen pairs of receiver and sender, and the messages that
+    /// follow, until no such message waits.
     fn deliver_those(&mut self, chosen: impl Fn(ShimId, ShimId) -> bool) {
         for round in 0.. {
             assert!(round < 1000, "messages without end");
@@ -578,7 +599,7 @@ impl World {
         }
     }
 
-    /// Shims that do not hang, and who sent each a message that it has not read.
+    /// Shims that do not hang, each with the senders of its unread messages.
     fn waiting(&self) -> impl Iterator<Item = (ShimId, ShimId)> {
         let shims = self.shims.iter().filter(|(_, shim)| !shim.hung);
         shims.flat_map(|(to, shim)| {
@@ -653,7 +674,8 @@ impl World {
                 );
             }
         }
-        // Of two without a connection the one with the smaller name dials, if it does not know that the other died.
+        // Of two unconnected shims the shim with the smaller ID dials, unless it knows that the
+        // other died.
         for one in &holders {
             for other in holders.iter().filter(|other| *other > one) {
                 let known = |at: &ShimId, of: &ShimId| {
@@ -690,7 +712,7 @@ impl World {
         }
     }
 
-    /// Lets a machine take something in, and does what it wants.
+    /// Gives a machine an input, and carries out the machine's actions.
     fn act(&mut self, holder: ShimId, input: impl FnOnce(&mut Machine) -> Vec<Action>) {
         let Some(shim) = self.shims.get_mut(&holder) else {
             return;
@@ -708,7 +730,7 @@ impl World {
                         shim.left_alone.insert(address);
                         continue;
                     }
-                    // Not connected, or one of both has unread messages.
+                    // Not connected, or one of both shims has unread messages.
                     let unheard = |other: ShimId| {
                         let apart = !self.shims[&holder].connected.contains_key(&other);
                         apart || !self.is_quiet(holder, other) || !self.is_quiet(other, holder)
@@ -752,7 +774,8 @@ impl World {
                         socket.holders.contains(&holder),
                         "it accepts from what it holds"
                     );
-                    // The maker sets its own options on the listener, and connections inherit the options. A maker that leaves need not.
+                    // The maker sets its own options on the listener, and connections inherit the
+                    // options. A maker that leaves need not.
                     let other = socket
                         .reserved
                         .filter(|maker| *maker != holder && self.shims.contains_key(maker));
@@ -787,14 +810,14 @@ impl World {
                         "{holder:?} closes {cookie:?}, and need not leave"
                     );
                     let could = self.shims.iter().any(|(other, shim)| {
-                        // Both have read all messages of the other.
+                        // Neither shim has unread messages of the other.
                         let together = shim.connected.contains_key(&holder);
                         let met = together
                             && self.is_quiet(*other, holder)
                             && self.is_quiet(holder, *other);
                         met && !shim.hung && !shim.leaving && shim.lease > self.now
                     });
-                    // Of a guard, too, a loop takes out what is queued.
+                    // Also from a guard, a loop takes the queued clients.
                     if !self.end_loop(holder, cookie) {
                         self.post(holder, LOOPS, Message::Ended(cookie));
                     }
@@ -850,8 +873,8 @@ impl World {
         self.sockets.retain(|_, socket| !socket.holders.is_empty());
     }
 
-    /// Who ends an accept loop has read all messages, and nobody hung: another shim accepts from the listener. Where the
-    /// first shim leaves, the other shim stays.
+    /// Checks who accepts after an accept loop is ended. If all messages are read and nobody hung,
+    /// another shim accepts from the listener. Where the first shim leaves, the other shim stays.
     fn check_covered(&self, holder: ShimId, cookie: Cookie) {
         let leaving = self.shims[&holder].leaving;
         let mut others = self.shims.iter().filter(|(other, _)| **other != holder);
@@ -872,7 +895,8 @@ impl World {
         }
     }
 
-    /// A new shim makes no listener before each sibling has announced something: a sibling may have an orphan for the new shim.
+    /// Checks that a new shim makes no listener before each sibling has announced something: a
+    /// sibling may have an orphan for the new shim.
     fn check_heard(&self, holder: ShimId) {
         let Shim {
             machine, connected, ..
@@ -894,7 +918,7 @@ impl World {
         }
     }
 
-    /// A shim accepts from the listeners, and holds the listeners, that its announcement names.
+    /// Checks that a shim accepts from, and holds, the listeners that its announcement names.
     fn is_true(&self, holder: ShimId, announce: &Announce) {
         let Announce { owns, accepts, .. } = announce;
         let runs = |cookie: &Cookie| {
@@ -922,7 +946,7 @@ impl World {
             .for_each(|cookie| assert!(held(cookie), "{holder:?} announces {announce:?}"));
     }
 
-    /// A phase is announced only while it holds.
+    /// Checks that a phase is announced only while it holds.
     fn is_so(&self, holder: ShimId, phase: Phase) {
         let accepts = self
             .sockets
@@ -933,7 +957,7 @@ impl World {
         let mut ends = self.shims[&holder].inbox.get(&LOOPS).into_iter().flatten();
         match phase {
             Phase::Joined => {
-                // A sibling refused just now, and it does not know yet that its loop ended.
+                // A sibling refused just now, and the shim has not heard yet that its loop ended.
                 let unheard = |end: &Message| matches!(end, Message::Ended(cookie) if !machine.is_ending(*cookie));
                 assert!(
                     accepts > 0 || ends.any(unheard),
@@ -958,7 +982,7 @@ impl World {
         }
     }
 
-    /// All that hang wake, time passes, messages arrive.
+    /// All hung shims wake, time passes, messages arrive.
     fn peace(&mut self) {
         for nth in 0..self.shims.len() {
             self.apply(Event::Deaf(nth, false));
@@ -972,7 +996,7 @@ impl World {
                 (false, true) => assert_eq!(phase, Phase::Joined, "{holder:?} is ready"),
                 (false, false) => {}
             }
-            // Nothing is kept of those that are gone.
+            // No state is kept of dead shims.
             let Machine { peers, dead, .. } = &shim.machine;
             let known = peers.keys().all(|peer| self.shims.contains_key(peer)) && dead.is_empty();
             assert!(
@@ -1009,7 +1033,7 @@ impl World {
                 continue;
             }
             let since = *socket.alone_since.get_or_insert(now);
-            // Those that stay and hold it, and that reach an instance.
+            // Holders that stay and reach an instance.
             let stays = |holder: &&ShimId| {
                 runs(holder) && {
                     let Shim {
@@ -1061,8 +1085,8 @@ proptest! {
     }
 }
 
-/// The shim that accepted hangs, so does the one that had its guard, and a third that had it leaves: what is left is a newcomer
-/// that got no message from two of them.
+/// The accepting shim hangs, and so does the holder of its guard. A third holder leaves. A newcomer
+/// remains that got no message from two of them.
 #[test]
 fn a_newcomer_takes_an_orphan_when_it_has_heard_its_siblings_out() {
     use Event::{Crash, DeliverAll, Hang, Leave, Pass, Ready, Start};
@@ -1108,7 +1132,7 @@ fn a_newcomer_takes_an_orphan_when_it_has_heard_its_siblings_out() {
     );
 }
 
-/// Its accept loop runs on a thread that is blocked and will not end.
+/// The shim's accept loop runs on a blocked thread and will not end.
 #[test]
 fn who_is_blocked_has_left_a_lease_after_it_let_go() {
     let leaves = |blocked: bool| {
@@ -1162,7 +1186,8 @@ fn who_is_blocked_has_left_a_lease_after_it_let_go() {
     assert_eq!(machine.phase(), Phase::Left);
 }
 
-/// It would set its own options on it, and what that listener's connections inherit were another shim's choice.
+/// The sibling would set its own options on the listener, and the listener's connections would
+/// inherit another shim's options.
 #[test]
 fn no_sibling_accepts_from_a_listener_whose_owner_is_about_to() {
     use Event::{Deliver, DeliverAll, Ready, Start};
@@ -1189,7 +1214,7 @@ fn no_sibling_accepts_from_a_listener_whose_owner_is_about_to() {
             .filter(|s| s.acceptors.contains(&first))
             .count()
     };
-    // All messages of the second until now, and then that its loop runs.
+    // All messages of the second shim until now, and finally the start of its loop.
     for _ in 0..8 {
         world.apply(Deliver(0, 1));
     }
@@ -1209,7 +1234,8 @@ fn no_sibling_accepts_from_a_listener_whose_owner_is_about_to() {
     );
 }
 
-/// It hangs before its accept loop ran, and when it wakes its time to leave has passed: siblings have its listener.
+/// The shim hangs before its accept loop ran. When the shim wakes, its time to leave has passed:
+/// siblings have its listener.
 #[test]
 fn who_leaves_before_it_accepts_gives_its_listener() {
     use Event::{DeliverAll, Hang, Pass, Ready, Start, Wake};
@@ -1270,7 +1296,7 @@ fn who_waits_and_leaves_keeps_an_orphan_until_it_is_covered() {
     );
 }
 
-/// Its accept loop has not run, so that no sibling has a guard: clients may be queued.
+/// The shim's accept loop has not run, so no sibling has a guard: clients may be queued.
 #[test]
 fn who_is_about_to_join_and_leaves_keeps_its_listener_until_it_is_covered() {
     use Event::{DeliverAll, Leave, Ready, Start};
@@ -1299,7 +1325,7 @@ fn who_is_about_to_join_and_leaves_keeps_its_listener_until_it_is_covered() {
     );
 }
 
-/// It would exit with clients that are queued.
+/// Otherwise the shim would exit with queued clients.
 #[test]
 fn who_accepts_again_has_not_left() {
     use Event::{Crash, DeliverAll, Exit, Leave, Ready, Start};
@@ -1337,7 +1363,8 @@ fn who_accepts_again_has_not_left() {
     );
 }
 
-/// The sibling renewed its lease and ended while this shim was stopped: the end of the connection is read before the leases are.
+/// The sibling renewed its lease and ended while this shim was stopped: the end of the connection
+/// is read before the leases.
 #[test]
 fn a_sibling_that_ended_during_a_stall_is_gone() {
     let rules = Rules {
@@ -1355,7 +1382,7 @@ fn a_sibling_that_ended_during_a_stall_is_gone() {
         machine.is_dead(sibling) && machine.peers.is_empty(),
         "{machine:?}"
     );
-    // Only its connection ended.
+    // Only the sibling's connection ended.
     machine.leased(5 * STEP, &[(sibling, 4 * STEP, 4 * STEP + LEASE)]);
     assert!(!machine.is_dead(sibling));
 }

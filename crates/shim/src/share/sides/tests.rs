@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Numbers that look random: SplitMix64.
+/// Pseudorandom numbers: SplitMix64.
 fn draw(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;
@@ -15,12 +15,13 @@ fn draw(state: &mut u64) -> u64 {
 fn address(number: u64) -> IpAddr {
     match number % 2 {
         0 => Ipv4Addr::from(0x0a00_0000 + number as u32).into(),
-        // Each in a /64 of its own.
+        // Each address in its own /64.
         _ => Ipv6Addr::from((0x2001_0db8_0000_0000 + u128::from(number)) << 64 | 1).into(),
     }
 }
 
-/// Clients of so many addresses; the larger `skew`, the more connections are of few of them.
+/// Clients of `addresses` addresses. The larger `skew`, the more connections come from few
+/// addresses.
 #[derive(Debug, Clone)]
 struct Clients {
     addresses: u64,
@@ -29,7 +30,7 @@ struct Clients {
 }
 
 impl Clients {
-    /// So many new connections, each from another port.
+    /// Returns new connections, each from another port.
     fn connections(&self, number: u16) -> impl Iterator<Item = SocketAddr> {
         let (
             mut state,
@@ -61,14 +62,14 @@ fn part() -> impl Strategy<Value = u16> {
     prop_oneof![1 => Just(0), 1 => Just(1000), 6 => 1..1000_u16]
 }
 
-/// The side of a connection, and whether it goes by the client's address.
+/// Returns the side of a connection, and true if the side follows the client's address.
 fn side(sides: &mut Sides, permille: u16, client: SocketAddr) -> (Side, bool) {
     let before = sides.by_address;
     (sides.side(permille, client), sides.by_address > before)
 }
 
-/// How far the sum of independent draws with these sizes and this chance may be off: more happens once in 10¹² times
-/// (Bernstein's inequality).
+/// Bounds the error of a sum of independent draws with these sizes and this chance: a larger error
+/// happens once in 10¹² times (Bernstein's inequality).
 fn furthest(draws: impl Iterator<Item = u64> + Clone, chance: f64) -> f64 {
     let log = (2e12_f64).ln();
     let variance: f64 = draws
@@ -82,7 +83,8 @@ fn furthest(draws: impl Iterator<Item = u64> + Clone, chance: f64) -> f64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Two shims, each of which sees what the kernel gives it, of which it may give one more than the other.
+    /// Two shims, each with the connections that the kernel gives it. The kernel may give one shim
+    /// more than the other.
     #[test]
     fn the_share_comes_out_right(clients in clients(), salt: u64, permille in part(), uneven in 1..4_u64) {
         const CONNECTIONS: u16 = 10_000;
@@ -103,7 +105,7 @@ proptest! {
         let draws = whole.values().copied().chain((0..one_by_one).map(|_| 1));
         let off = (new as f64 - chance * f64::from(CONNECTIONS)).abs();
         prop_assert!(off <= furthest(draws, chance), "{new} of {CONNECTIONS}");
-        // So it is off little, whoever the clients are.
+        // So the error is small, whoever the clients are.
         let smaller = permille.min(1000 - permille);
         if smaller > 0 {
             let most = 2 * FEW + u64::from(CONNECTIONS) * u64::from(smaller) / (1000 * MOST);
@@ -113,7 +115,7 @@ proptest! {
         }
     }
 
-    /// A larger part takes clients from the old side only, and as it stays, none.
+    /// A larger part takes clients from the old side only, and an unchanged part takes no clients.
     #[test]
     fn clients_keep_their_side(clients in clients(), salt: u64, parts in prop::collection::vec(part(), 1..4)) {
         let (mut sides, mut parts) = (Sides::new(salt), parts);
@@ -160,8 +162,8 @@ fn many_equal_addresses_are_taken_as_a_whole_and_one_address_is_not() {
     assert_eq!((sides.by_address, sides.by_connection), (FEW, 1_000 - FEW));
 }
 
-/// An address has too many if it has more than a sixteenth of the smaller side's: of 288 connections, half of them on each side,
-/// that is nine.
+/// An address has too many connections if it has more than a sixteenth of the smaller side's: of
+/// 288 connections, half of them on each side, the limit is nine.
 #[test]
 fn an_address_has_too_many_connections_beyond_its_part_of_them() {
     for (others, one_by_one) in [(278, 1), (279, 0)] {
@@ -185,7 +187,7 @@ fn an_address_has_too_many_connections_beyond_its_part_of_them() {
 fn while_one_side_gets_nothing_it_gets_nobody_and_every_address_is_whole() {
     for (permille, all) in [(0, Side::Old), (1000, Side::New)] {
         let mut sides = Sides::new(1);
-        // So many that some have the first thousandth, and some the last.
+        // So many clients that some have the first thousandth, and some the last.
         let clients = (0..20_000).map(|n| (address(n % 19_000), (n / 19_000) as u16).into());
         assert!(
             clients
@@ -207,7 +209,7 @@ fn a_network_of_ipv6_is_one_client_and_an_address_has_two_forms() {
     }
 }
 
-/// Shims of two versions must find the same.
+/// Shims of two versions must agree.
 #[test]
 fn sides_are_the_same_in_all_versions() {
     let of = |by: fn(u8) -> (u8, u16)| -> String {

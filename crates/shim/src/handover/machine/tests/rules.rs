@@ -1,10 +1,10 @@
-//! The rules of the machine one by one, each at its edge. The walks and the search show what follows from all rules together, and
-//! reach an edge by chance.
+//! The rules of the machine one by one, each at its edge. The random walks and the search show what
+//! follows from all rules together, and reach an edge by chance.
 
 use super::*;
 
 const SIBLING: ShimId = ShimId(7);
-/// The listener that the shim makes, and that of the sibling.
+/// The listener that the shim makes, and the sibling's listener.
 const OWN: Cookie = Cookie(1);
 const THEIRS: Cookie = Cookie(2);
 const THIRD: Cookie = Cookie(3);
@@ -39,7 +39,7 @@ fn machine() -> Machine {
     )
 }
 
-/// A machine that is joined, with its own listener.
+/// Returns a joined machine with its own listener.
 fn joined() -> Machine {
     let mut machine = machine();
     machine.facts(READY);
@@ -49,7 +49,7 @@ fn joined() -> Machine {
     machine
 }
 
-/// A joined and ready sibling announces this, if it owns these listeners and accepts from these.
+/// Returns the announcement of a joined and ready sibling.
 fn serving(owns: &[Cookie], accepts: &[Cookie]) -> Announce {
     let [owns, accepts] = [owns, accepts].map(|cookies| cookies.iter().copied().collect());
     Announce {
@@ -62,7 +62,7 @@ fn serving(owns: &[Cookie], accepts: &[Cookie]) -> Announce {
     }
 }
 
-/// The sibling connects, announces this, and gives its listener.
+/// The sibling connects, announces its state, and gives its listener.
 fn meet(machine: &mut Machine, announce: Announce) -> Vec<Action> {
     machine.connected(SIBLING);
     deeds(machine.updated(SIBLING, announce, &[(THEIRS, address())]))
@@ -72,7 +72,7 @@ fn renew(machine: &mut Machine, now: Time) -> Vec<Action> {
     deeds(machine.leased(now, &[(SIBLING, now, now + LEASE)]))
 }
 
-/// The actions but the announcement.
+/// Returns the actions without the announcement.
 fn deeds(actions: Vec<Action>) -> Vec<Action> {
     actions
         .into_iter()
@@ -307,7 +307,7 @@ fn a_shim_is_joined_when_it_accepts_at_each_address() {
     );
 }
 
-/// Its instance is not ready, although others are.
+/// The shim's instance is not ready, although others are.
 #[test]
 fn who_was_never_ready_makes_no_listener_and_has_none_to_let_go() {
     for sibling in [None, Some(serving(&[THEIRS], &[THEIRS]))] {
@@ -459,7 +459,7 @@ fn who_is_ready_keeps_its_listeners_beside_a_successor() {
     );
 }
 
-/// Its instance is down, and that of its sibling is up.
+/// The shim's instance is down, and its sibling's instance is up.
 #[test]
 fn who_is_relieved_accepts_until_its_sibling_does() {
     let mut machine = joined();
@@ -576,7 +576,7 @@ fn who_leaves_alone_serves_its_queue() {
         [Action::Close(OWN), Action::Announce]
     );
     assert_eq!((machine.phase(), machine.guards()), (Phase::Joined, vec![]));
-    // A sibling that leaves too gives it once more.
+    // A sibling that leaves too gives the listener once more.
     let leaves = Announce {
         leaving: true,
         ..serving(&[], &[])
@@ -603,7 +603,8 @@ fn who_leaves_waits_for_a_sibling_that_stays_for_a_lease() {
         ..announce.clone()
     };
     let covers = serving(&[THEIRS], &[OWN, THEIRS]);
-    // What the sibling announces, until when its lease holds, and when the shim lets its listener go.
+    // The sibling's announcement, the expiry of the sibling's lease, and the time at which the shim
+    // releases its listener.
     let rows = [
         (
             accepts.clone(),
@@ -651,7 +652,8 @@ fn who_leaves_waits_for_a_sibling_that_stays_for_a_lease() {
         machine.ended(THEIRS);
         assert_eq!(machine.phase(), Phase::Left);
     }
-    // A sibling that leaves accepts, and a sibling that stays accepts nothing or has announced nothing yet.
+    // A sibling that leaves accepts, and a sibling that stays accepts nothing or has announced
+    // nothing yet.
     for other in [Some(accepts), None] {
         let mut machine = joined();
         meet(&mut machine, leaves(&covers));
@@ -693,7 +695,7 @@ fn who_leaves_takes_no_orphan_and_keeps_what_it_accepts_from() {
     assert_eq!(machine.announce().accepts, [OWN, THEIRS].into());
 }
 
-/// A loop that ends accepts nothing from the queue any more.
+/// A loop that ends accepts no more clients from the queue.
 #[test]
 fn who_leaves_serves_a_queue_when_the_loop_that_ended_there_has() {
     let mut machine = joined();

@@ -1,17 +1,19 @@
 //! Every state of two and three shims, within bounds.
 //!
-//! What keeps a search from getting deep is the order of messages. Three bounds hold it: a budget says how often each fault may
-//! happen; most messages arrive at once, and only those that are [`Late`] wait while anything else happens; and none waits while time passes.
-//! Small budgets are exhausted, large ones go as deep as the number of states allows.
+//! The order of messages keeps a search from getting deep. Three bounds limit the search. A budget
+//! says how often each fault may happen. Most messages arrive at once, and only [`Late`] messages
+//! wait while anything else happens. No message waits while time passes. Small budgets are
+//! exhausted, large budgets go as deep as the number of states allows.
 //!
-//! Of a sibling of another version the machine sees nothing but a phase that it does not know, which is read as waiting: unknown fields are
-//! ignored, and there has been one version of what siblings send.
+//! Of a sibling of another version the machine sees only a phase that it does not know, which
+//! counts as waiting: unknown fields are ignored, and siblings have sent only one version of
+//! messages so far.
 
 use super::*;
 use berth_testing::states::{Digest, Model, explore};
 use std::hash::{Hash, Hasher};
 
-/// How often each may still happen.
+/// How often each event may still happen.
 #[derive(Debug, Clone, Copy, Hash)]
 struct Budget {
     starts: u8,
@@ -25,29 +27,31 @@ struct Budget {
     passes: u8,
 }
 
-/// Messages of one shim to another that may wait before nothing but messages happens.
+/// Messages that may wait in a shim's inbox from a sibling. With more, the next event is the
+/// delivery of a message.
 const QUEUE: usize = 4;
 
-/// Steps of time after which somebody has to accept from a listener: the longest that [`World::check`] lets one wait, and one more.
+/// Steps of time after which some shim has to accept from a listener: the longest wait that
+/// [`World::check`] permits, and one more.
 const RESPONSE: u32 = 8;
 
-/// Late messages arrive one by one, and other events may happen before each. All other messages arrive at once. Shims are named by when they
-/// started, the first one is 0.
+/// Which messages are late. Late messages arrive one by one, and other events may happen before
+/// each. Prompt messages arrive at once. Shims are numbered from 0 in the order of their starts.
 #[derive(Debug, Clone, Copy)]
 enum Late {
-    /// The messages to a shim, of its own accept loops too.
+    /// Messages to a shim, also from its own accept loops.
     To(usize),
-    /// From a shim to its siblings.
+    /// Messages from a shim to its siblings.
     From(usize),
-    /// Of two shims to each other, and of their accept loops.
+    /// Messages between two shims, and from their accept loops.
     Between(usize, usize),
-    /// Of each shim's accept loops.
+    /// Messages from each shim's accept loops.
     Loops,
     All,
 }
 
 impl Late {
-    /// `from` is none for the shim's own accept loops.
+    /// `from` is `None` for the shim's own accept loops.
     fn has(self, to: usize, from: Option<usize>) -> bool {
         match self {
             Self::To(late) => to == late,
@@ -68,7 +72,7 @@ struct Bounded {
     late: Late,
 }
 
-/// A world in which these events were, and what may come.
+/// Returns a world in which the events of `begin` have happened, and the budget of further events.
 fn root(mut world: World, begin: &[Event], budget: Budget, late: Late) -> Bounded {
     begin.iter().for_each(|event| world.apply(*event));
     let mut root = Bounded {
@@ -107,7 +111,7 @@ impl Model for Bounded {
             return events;
         }
         match events.len() {
-            // Messages arrive before time passes: while some wait, it is enough that they can arrive.
+            // Messages arrive before time passes: no time passes while messages wait.
             0 if budget.passes > 0 => events.extend([Event::Pass(1), Event::Pass(7)]),
             0 | 1 => {}
             _ => events.push(Event::DeliverAll),
@@ -191,8 +195,9 @@ impl Model for Bounded {
         self.world.digest(digest);
     }
 
-    /// Somebody accepts from each listener before long if nothing more goes wrong, and then all comes right. Where messages wait, these
-    /// lead to a state in which none does.
+    /// Checks that some shim accepts from each listener before long if nothing more goes wrong, and
+    /// that the world recovers. States with waiting messages lead to a state without, which is
+    /// checked.
     fn check(&self, nth: usize) {
         if self.world.waiting().next().is_none() {
             let mut world = self.world.clone();
@@ -208,7 +213,7 @@ fn steps(time: Time) -> u64 {
     (time.as_millis() / STEP.as_millis()) as u64
 }
 
-/// The names of shims and listeners are new in each world: the digest has their order.
+/// The names of shims and listeners are new in each world. The digest has their order instead.
 struct Names<'a>(&'a World);
 
 impl Names<'_> {
@@ -365,7 +370,7 @@ impl Names<'_> {
 }
 
 impl World {
-    /// Of all shims, by when they started.
+    /// Returns the IDs of all shims in the order of their starts.
     fn ids(&self) -> Vec<ShimId> {
         let mut ids: Vec<_> = self
             .shims
@@ -490,7 +495,7 @@ const BEGIN: [Event; 11] = {
     ]
 };
 
-/// How many events of it have happened.
+/// Numbers of events of `BEGIN` after which a search starts.
 const SERVES: usize = 3;
 const SECOND_COMES: usize = 4;
 const SECOND_WAITS: usize = 5;
@@ -499,7 +504,7 @@ const THIRD_COMES: usize = 8;
 const THIRD_WAITS: usize = 9;
 const THREE_SERVE: usize = 11;
 
-/// Searches for which a budget each is given, and the messages that may be late in it.
+/// Searches once for each start, budget and set of late messages.
 fn explore_from(world: &World, usually: usize, late: &[Late], budgets: &[(usize, Budget)]) {
     let test = std::thread::current()
         .name()
