@@ -40,7 +40,7 @@ const NEAR: u64 = 16;
 
 /// The meaning of a failed accept (errors of accept(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Trouble {
+pub(crate) enum AcceptError {
     Empty,
     /// The client is gone, or the network reported an error for the client: accept the next client.
     Client,
@@ -52,7 +52,7 @@ pub(crate) enum Trouble {
     Unknown,
 }
 
-impl Trouble {
+impl AcceptError {
     pub(crate) fn of(error: &io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::EAGAIN) => Self::Empty,
@@ -99,7 +99,7 @@ pub(crate) enum Accepting {
 }
 
 #[derive(Debug)]
-struct Accepted {
+struct AcceptedConnection {
     open: Open,
     client: TcpStream,
     peer: SocketAddr,
@@ -110,7 +110,7 @@ struct Accepted {
 /// time (a write to an eventfd), a queue wakes the thread only when empty.
 #[derive(Debug)]
 struct WorkerQueue {
-    to: mpsc::UnboundedSender<Accepted>,
+    to: mpsc::UnboundedSender<AcceptedConnection>,
     context: Arc<Context>,
 }
 
@@ -118,7 +118,7 @@ impl WorkerQueue {
     fn new(worker: &Handle, context: Context) -> Self {
         let (to, mut queue) = mpsc::unbounded_channel();
         worker.spawn(async move {
-            while let Some(Accepted {
+            while let Some(AcceptedConnection {
                 open,
                 client,
                 peer,
@@ -203,8 +203,8 @@ impl Dispatcher {
             };
             match self.accept_batch(&listener, self.limit) {
                 None => tokio::task::yield_now().await,
-                Some(Trouble::Empty) => ready.clear_ready(),
-                Some(Trouble::Closed) => return Ok(()),
+                Some(AcceptError::Empty) => ready.clear_ready(),
+                Some(AcceptError::Closed) => return Ok(()),
                 Some(_) => tokio::select! {
                     _ = accepting.wait_for(|now| *now != Accepting::Yes) => break,
                     () = self.pause() => {}
@@ -218,7 +218,7 @@ impl Dispatcher {
         while *accepting.borrow() == Accepting::Rest {
             match self.accept_batch(&listener, u64::MAX) {
                 None => tokio::task::yield_now().await,
-                Some(Trouble::Empty | Trouble::Closed) => break,
+                Some(AcceptError::Empty | AcceptError::Closed) => break,
                 Some(_) if tokio::time::Instant::now() >= until => break,
                 Some(_) => self.pause().await,
             }
@@ -268,7 +268,7 @@ impl Dispatcher {
         };
         if let Some((_, queue)) = self.queues.iter().enumerate().min_by_key(open) {
             // The worker ends with the shim, and the worker's connections end too.
-            let _ = queue.to.send(Accepted {
+            let _ = queue.to.send(AcceptedConnection {
                 open: Open::new(&queue.context),
                 client,
                 peer,
@@ -279,12 +279,12 @@ impl Dispatcher {
 
     /// Accepts up to a batch, while the number of connections is below `limit`. Returns why it
     /// stopped early.
-    fn accept_batch(&self, listener: &AsyncFd<OwnedFd>, limit: u64) -> Option<Trouble> {
+    fn accept_batch(&self, listener: &AsyncFd<OwnedFd>, limit: u64) -> Option<AcceptError> {
         for _ in 0..BATCH {
             if self.metrics.open() >= limit {
                 if !socket::is_readable(listener.get_ref()) {
                     // No client waits.
-                    return Some(Trouble::Empty);
+                    return Some(AcceptError::Empty);
                 }
                 // In a storm, the kernel's queue holds up all other clients. So a client that waits
                 // for its turn at the gate is rejected, and another client is accepted.
@@ -293,32 +293,35 @@ impl Dispatcher {
                     .first()
                     .and_then(|queue| queue.context.gate.as_ref());
                 if gate.is_some_and(|gate| gate.make_room()) {
-                    self.metrics.accept_failed("limit");
-                    return Some(Trouble::Exhausted);
+                    self.metrics.count_accept_error("limit");
+                    return Some(AcceptError::Exhausted);
                 }
-                self.trouble(
+                self.report_error(
                     "limit",
                     &"--max-connections is reached: further clients wait in the backlog",
                 );
-                return Some(Trouble::Exhausted);
+                return Some(AcceptError::Exhausted);
             }
             match socket::accept(listener.as_fd()) {
                 Ok((client, peer)) => self.dispatch(client, peer, None),
-                Err(error) => match Trouble::of(&error) {
-                    Trouble::Empty => {
+                Err(error) => match AcceptError::of(&error) {
+                    AcceptError::Empty => {
                         // At a limit, each connection that ends lets one client in, and the next
                         // client waits again.
                         self.troubled.store(false, Relaxed);
-                        return Some(Trouble::Empty);
+                        return Some(AcceptError::Empty);
                     }
                     // This shim or a sibling ended the listener.
-                    Trouble::Closed => {
-                        self.metrics.accept_failed(Trouble::Closed.as_str());
-                        return Some(Trouble::Closed);
+                    AcceptError::Closed => {
+                        self.metrics
+                            .count_accept_error(AcceptError::Closed.as_str());
+                        return Some(AcceptError::Closed);
                     }
-                    Trouble::Client => self.metrics.accept_failed(Trouble::Client.as_str()),
+                    AcceptError::Client => self
+                        .metrics
+                        .count_accept_error(AcceptError::Client.as_str()),
                     trouble => {
-                        self.trouble(trouble.as_str(), &error);
+                        self.report_error(trouble.as_str(), &error);
                         return Some(trouble);
                     }
                 },
@@ -327,8 +330,8 @@ impl Dispatcher {
         None
     }
 
-    fn trouble(&self, kind: &'static str, what: &dyn std::fmt::Display) {
-        self.metrics.accept_failed(kind);
+    fn report_error(&self, kind: &'static str, what: &dyn std::fmt::Display) {
+        self.metrics.count_accept_error(kind);
         if !self.troubled.swap(true, Relaxed) {
             tracing::warn!(
                 kind,

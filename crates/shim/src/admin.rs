@@ -128,7 +128,7 @@ async fn answer(shim: &Shared, request: &Request<Incoming>) -> Response<Full<Byt
         _ => response(
             StatusCode::NOT_FOUND,
             TEXT,
-            "here are /metrics, /livez, /readyz and /status\n".into(),
+            "no such page: there are /metrics, /livez, /readyz and /status\n".into(),
         ),
     }
 }

@@ -10,13 +10,13 @@ use crate::accept::Dispatcher;
 use crate::admin::Admin;
 use crate::backend::follow::{OwnShim, follow};
 use crate::backend::probe::{Probe, ProbeKind};
-use crate::backend::prober::{Passing, Probers};
+use crate::backend::prober::{Probers, SupervisorPath};
 use crate::backend::{Table, TableWriter};
 use crate::cluster::Cluster;
 use crate::config::{Config, Listen, PassMode, RISE};
-use crate::drain::{Answered, drain, is_served};
+use crate::drain::{FirstByteWait, drain, is_served};
 use crate::gate::{Gate, GateMetrics};
-use crate::handover::keep;
+use crate::handover::run_handover;
 use crate::limits;
 use crate::metrics::Metrics;
 use crate::relay::source::Sources;
@@ -230,11 +230,11 @@ struct Room {
 impl Room {
     fn of(config: &Config) -> Result<Self, BuildError> {
         let files = process::raise_file_limit().map_err(system("raise the limit of open files"))?;
-        let threads = limits::threads_here(config.threads);
+        let threads = limits::thread_count(config.threads);
         match limits::connections(files, threads) {
             0 => Err(BuildError::Files {
                 files,
-                besides: limits::besides(threads).0,
+                besides: limits::reserved_descriptors(threads).0,
             }),
             most => Ok(Self {
                 files,
@@ -262,7 +262,7 @@ impl Room {
             tracing::warn!(
                 "a limit of {files} open files leaves room for {connections} connections only ({}): raise the hard limit \
                  (ulimit -Hn, LimitNOFILE=), or lower --threads",
-                limits::besides(threads).0
+                limits::reserved_descriptors(threads).0
             );
         }
     }
@@ -413,8 +413,8 @@ impl Bound {
     }
 
     /// Returns a wait for a caller that stops the instance after the shim has left.
-    pub fn answered(&self) -> Answered {
-        Answered::new(self.state(), self.shared.metrics.clone())
+    pub fn answered(&self) -> FirstByteWait {
+        FirstByteWait::new(self.state(), self.shared.metrics.clone())
     }
 
     /// Serves until `stop` changes and the connections have ended.
@@ -463,7 +463,7 @@ impl Bound {
         );
         probers.record_refusals(data.refusals);
         if let Some(backend) = config.backend {
-            probers.insert(instance, backend, true, false, Passing::unrecorded());
+            probers.insert(instance, backend, true, false, SupervisorPath::unrecorded());
         } else if config.discover {
             tracing::info!(directory = %berth.instances().display(), "serving every instance that is recorded");
         } else {
@@ -476,7 +476,11 @@ impl Bound {
                 Ipv6Addr::LOCALHOST.into()
             };
             let probe = Probe::new(preferred.probe.clone()).from(from);
-            tasks.spawn(probers.with(probe).prefer(preferred, instance.clone()));
+            tasks.spawn(
+                probers
+                    .with_probe(probe)
+                    .prefer(preferred, instance.clone()),
+            );
         }
         let own = OwnShim {
             id: instance.clone(),
@@ -486,7 +490,7 @@ impl Bound {
         tasks.spawn(follow(berth.clone(), own, shared.run_dir.clone(), probers));
 
         let sockets = config.place.addresses().zip(sockets).collect();
-        let keeping = keep(
+        let keeping = run_handover(
             &shared,
             sockets,
             data.dispatcher,
@@ -495,7 +499,7 @@ impl Bound {
             requests,
         );
         let keeping_cluster = while_served(keeper.as_mut().map(Keeper::keep));
-        let gate = while_served(shared.gate.as_ref().map(|gate| gate.keep()));
+        let gate = while_served(shared.gate.as_ref().map(|gate| gate.keep_addresses()));
         // Guards are held until the last connection has ended.
         let cut = tokio::select! {
             cut = leave(&shared, config.drain_timeout) => cut,
@@ -617,7 +621,7 @@ async fn answer(
         Ask::Metrics => Reply::Metrics(shim.own_metrics().await),
         Ask::DrainIfSibling if !shim.has_joined_sibling().await => {
             tracing::info!(
-                "drain requested if a sibling is joined, and none is: this shim serves on"
+                "drain requested if a sibling is joined: no sibling is joined, so this shim goes on"
             );
             Reply::Alone
         }

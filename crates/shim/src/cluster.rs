@@ -19,11 +19,11 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Returns the keeper's ends of the channels.
     pub(crate) fn links(&self, metrics: Arc<Metrics>) -> Links {
-        metrics.begin_cluster();
+        metrics.register_cluster_requests();
         Links {
             facts: self.facts.subscribe(),
             status: self.status.clone(),
-            count: Arc::new(move |request, result| metrics.cluster_asked(request, result)),
+            count: Arc::new(move |request, result| metrics.count_cluster_request(request, result)),
         }
     }
 

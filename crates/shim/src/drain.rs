@@ -1,7 +1,7 @@
 //! The end of a shim that has left. The shim first waits until the own instance has sent the first
-//! bytes that it owes ([`Answered`]), so that the instance can be stopped. Next the shim waits for
-//! the last connection to end, up to a deadline. The deadline begins when the own instance stops
-//! listening, because the shim outlives its apiserver.
+//! bytes that it owes ([`FirstByteWait`]), so that the instance can be stopped. Next the shim waits
+//! for the last connection to end, up to a deadline. The deadline begins when the own instance
+//! stops listening, because the shim outlives its apiserver.
 
 use crate::backend::Table;
 use crate::metrics::Metrics;
@@ -41,13 +41,13 @@ const LOGGED: Duration = Duration::from_secs(10);
 
 /// Waits until the own instance of a leaving shim can be stopped.
 #[derive(Debug)]
-pub struct Answered {
+pub struct FirstByteWait {
     state: watch::Receiver<ShimState>,
     metrics: Arc<Metrics>,
     left: Option<Instant>,
 }
 
-impl Answered {
+impl FirstByteWait {
     pub(crate) fn new(state: watch::Receiver<ShimState>, metrics: Arc<Metrics>) -> Self {
         Self {
             state,

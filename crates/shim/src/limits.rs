@@ -32,7 +32,7 @@ const PER_CONNECTION: u64 = 2;
 pub const FEW: u64 = 1000;
 
 /// Returns the number of relaying threads: as configured, else one per core, up to a maximum.
-pub(crate) fn threads_here(configured: Option<usize>) -> usize {
+pub(crate) fn thread_count(configured: Option<usize>) -> usize {
     threads(
         configured,
         std::thread::available_parallelism().map_or(1, Into::into),
@@ -44,7 +44,7 @@ fn threads(configured: Option<usize>, cores: usize) -> usize {
 }
 
 /// Returns the descriptors that are not for connections, as text and as a number.
-pub(crate) fn besides(threads: usize) -> (String, u64) {
+pub(crate) fn reserved_descriptors(threads: usize) -> (String, u64) {
     let of_threads = threads as u64 * (PER_THREAD + u64::from(PIPES) * PER_PIPE);
     let others = RESERVED + PASSES as u64 * PER_PASS;
     (
@@ -55,13 +55,13 @@ pub(crate) fn besides(threads: usize) -> (String, u64) {
 
 /// Returns the number of connections within a limit of open files.
 pub(crate) fn connections(files: u64, threads: usize) -> u64 {
-    files.saturating_sub(besides(threads).1) / PER_CONNECTION
+    files.saturating_sub(reserved_descriptors(threads).1) / PER_CONNECTION
 }
 
 /// Returns the number of connections within a limit of open files, with the default number of
 /// threads.
 pub fn room(files: u64) -> u64 {
-    connections(files, threads_here(None))
+    connections(files, thread_count(None))
 }
 
 #[cfg(test)]
@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(connections(4096, 1024), 0);
         assert_eq!(
             connections(1024 * 1024, 1),
-            (1024 * 1024 - besides(1).1) / 2
+            (1024 * 1024 - reserved_descriptors(1).1) / 2
         );
     }
 }

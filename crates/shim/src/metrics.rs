@@ -50,7 +50,7 @@ pub struct WorkerStats {
 }
 
 impl WorkerStats {
-    pub fn ended(&self, outcome: Outcome) {
+    pub fn count_ended(&self, outcome: Outcome) {
         self.ended[outcome as usize].fetch_add(1, Relaxed);
     }
 }
@@ -181,7 +181,7 @@ impl Metrics {
             siblings_unconnected: register(
                 to,
                 "berth_siblings_unconnected",
-                "Other shims of the node that live, and that this one cannot reach for longer than a lease",
+                "Live shims of the node without a connection to this shim for longer than a lease",
                 Gauge::default(),
             ),
             cluster_requests: counters(
@@ -201,30 +201,30 @@ impl Metrics {
     }
 
     /// Counts a probe, by [`crate::backend::probe::Answer::result`].
-    pub(crate) fn probed(&self, result: &'static str) {
+    pub(crate) fn count_probe(&self, result: &'static str) {
         self.probes.get_or_create(&[("result", result)]).inc();
     }
 
-    /// Counts a failed accept: `limit`, or the kinds of `Trouble`.
-    pub(crate) fn accept_failed(&self, kind: &'static str) {
+    /// Counts a failed accept: `limit`, or the kinds of `AcceptError`.
+    pub(crate) fn count_accept_error(&self, kind: &'static str) {
         self.accept_errors.get_or_create(&[("kind", kind)]).inc();
     }
 
     /// Counts a step of the handover (connect, guard, listen, accept, refuse, close, pass, take, or
     /// a state). `result` is `ok` or the kind of failure.
-    pub(crate) fn handed_over(&self, step: &'static str, result: &'static str) {
+    pub(crate) fn count_handover(&self, step: &'static str, result: &'static str) {
         self.handover
             .get_or_create(&[("step", step), ("result", result)])
             .inc();
     }
 
     /// Counts a renewal of the lease: `ok`, `blocked` (a thread gave no sign of life), `failed`.
-    pub(crate) fn renewed(&self, result: &'static str) {
+    pub(crate) fn count_renewal(&self, result: &'static str) {
         self.renewals.get_or_create(&[("result", result)]).inc();
     }
 
     /// Makes the counters of a keeper's failed requests exist from the start.
-    pub(crate) fn begin_cluster(&self) {
+    pub(crate) fn register_cluster_requests(&self) {
         for (request, result) in berth_keeper::REQUESTS
             .iter()
             .flat_map(|r| berth_keeper::FAILURES.map(|f| (*r, f)))
@@ -238,7 +238,7 @@ impl Metrics {
 
     /// Counts a request to the cluster's API: `ok`, `credentials`, `unauthorized`, `forbidden`,
     /// `unreachable`, `failed`.
-    pub(crate) fn cluster_asked(&self, request: &'static str, result: &'static str) {
+    pub(crate) fn count_cluster_request(&self, request: &'static str, result: &'static str) {
         self.cluster_requests
             .get_or_create(&[("request", request), ("result", result)])
             .inc();
@@ -271,7 +271,7 @@ impl Metrics {
         })
     }
 
-    pub fn held_now(&self) -> usize {
+    pub fn held_clients(&self) -> usize {
         self.held_limit - self.held.available_permits()
     }
 
@@ -376,8 +376,7 @@ impl Collector for Sums {
             help,
             sum(|w| w.pending.load(Relaxed)),
         )?;
-        let help =
-            "Connects to another kube-apiserver, or once more, for a client that had no answer yet";
+        let help = "Further connects to a kube-apiserver for clients that had no answer yet";
         counter(
             &mut to,
             "berth_replays",

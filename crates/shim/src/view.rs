@@ -144,7 +144,7 @@ impl Shared {
             connections_injected,
             connections_pending: metrics.pending(),
             connections_total: metrics.total(),
-            held: metrics.held_now() as u64,
+            held: metrics.held_clients() as u64,
             fail_open: table
                 .pick(|_| true)
                 .is_some_and(|picked| picked.health() == InstanceHealth::Failing),

@@ -6,7 +6,7 @@
 //! moment, does not mean that the instance is gone. A lease that cannot be read holds until its
 //! expiry.
 
-use crate::backend::prober::{Passing, Probers};
+use crate::backend::prober::{Probers, SupervisorPath};
 use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
 use berth_node::registry::instance::{self, HeldRecord, IgnoredFile};
@@ -170,7 +170,7 @@ pub(crate) async fn follow(berth: BerthDir, own: OwnShim, files: OffThread, mut 
         }
         for (id, seen) in &found.live {
             let renewed = known.live.get(id).is_some_and(|before| before != seen);
-            let pass = Passing::of(&berth, found.held.get(id).map(HeldRecord::record));
+            let pass = SupervisorPath::of(&berth, found.held.get(id).map(HeldRecord::record));
             probers.insert(id, seen.address, *id == own.id, renewed, pass);
             probers.set_fallback(id, own.any && found.shimmed.contains(id));
         }
@@ -211,7 +211,7 @@ mod tests {
 
     /// Puts a lease into place as a later version of berth would, in a format that this version
     /// does not read.
-    fn of_another_format(berth: &BerthDir, id: &str) {
+    fn write_newer_format(berth: &BerthDir, id: &str) {
         let new = berth.leases().join(format!(".{id}.lease.new"));
         std::fs::write(&new, r#"{"version": 2}"#).unwrap();
         std::fs::rename(new, berth.leases().join(format!("{id}.json"))).unwrap();
@@ -226,15 +226,15 @@ mod tests {
     }
 
     /// A followed berth, and the table of its instances.
-    struct Followed {
+    struct FollowedBerth {
         _temp: TempDir,
         berth: BerthDir,
         table: watch::Receiver<Arc<Table>>,
         _state: watch::Sender<ShimState>,
     }
 
-    impl Followed {
-        async fn until(&mut self, is: impl Fn(&Table) -> bool) -> Arc<Table> {
+    impl FollowedBerth {
+        async fn wait_until(&mut self, is: impl Fn(&Table) -> bool) -> Arc<Table> {
             const LONG: Duration = Duration::from_secs(60);
             timeout(LONG, self.table.wait_for(|table| is(table)))
                 .await
@@ -244,7 +244,7 @@ mod tests {
         }
     }
 
-    fn followed() -> Followed {
+    fn follow_new_berth() -> FollowedBerth {
         let temp = tempfile::tempdir().unwrap();
         let berth = RunDir::open(&temp.path().join("run"))
             .unwrap()
@@ -294,7 +294,7 @@ mod tests {
             files,
             probers,
         ));
-        Followed {
+        FollowedBerth {
             _temp: temp,
             berth,
             table,
@@ -305,8 +305,8 @@ mod tests {
     /// The records differ neither in the second of their time nor in the pid, which can be equal in
     /// each container.
     #[tokio::test]
-    async fn an_instance_whose_record_reads_as_the_last_ones_is_another() {
-        let mut followed = followed();
+    async fn a_new_instance_with_an_identical_record_is_new() {
+        let mut followed = follow_new_berth();
         let b: InstanceId = "b".parse().unwrap();
         let claimant = Claimant {
             instance: &b,
@@ -320,7 +320,9 @@ mod tests {
         loop {
             let first = claimed();
             let before = find(
-                &*followed.until(|table| find(table, "b").is_some()).await,
+                &*followed
+                    .wait_until(|table| find(table, "b").is_some())
+                    .await,
                 "b",
             );
             let record = std::fs::read(first.path()).unwrap();
@@ -328,7 +330,7 @@ mod tests {
             let second = claimed();
             if std::fs::read(second.path()).unwrap() == record {
                 followed
-                    .until(|table| find(table, "b").is_some_and(|now| Some(now) != before))
+                    .wait_until(|table| find(table, "b").is_some_and(|now| Some(now) != before))
                     .await;
                 return;
             }
@@ -338,13 +340,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_lease_that_cannot_be_read_holds_until_it_expires() {
-        let mut followed = followed();
+        let mut followed = follow_new_berth();
         let berth = followed.berth.clone();
         lease::write(&berth, &lease("b", "127.1.2.3:1", 600)).unwrap();
-        let before = followed.until(|table| find(table, "b").is_some()).await;
-        of_another_format(&berth, "b");
+        let before = followed
+            .wait_until(|table| find(table, "b").is_some())
+            .await;
+        write_newer_format(&berth, "b");
         lease::write(&berth, &lease("c", "127.1.2.4:1", 600)).unwrap();
-        let after = followed.until(|table| find(table, "c").is_some()).await;
+        let after = followed
+            .wait_until(|table| find(table, "c").is_some())
+            .await;
         assert_eq!(
             find(&after, "b"),
             find(&before, "b"),
@@ -354,13 +360,17 @@ mod tests {
         // A second later the lease has expired, whether it was seen meanwhile or not.
         lease::write(&berth, &lease("b", "127.1.2.5:1", 1)).unwrap();
         followed
-            .until(|table| find(table, "b") != find(&before, "b"))
+            .wait_until(|table| find(table, "b") != find(&before, "b"))
             .await;
-        of_another_format(&berth, "b");
-        followed.until(|table| find(table, "b").is_none()).await;
+        write_newer_format(&berth, "b");
+        followed
+            .wait_until(|table| find(table, "b").is_none())
+            .await;
 
         // A removed lease belongs to a shim that ended.
         lease::remove(&berth, &lease("c", "127.1.2.4:1", 600)).unwrap();
-        followed.until(|table| find(table, "c").is_none()).await;
+        followed
+            .wait_until(|table| find(table, "c").is_none())
+            .await;
     }
 }

@@ -14,7 +14,7 @@ pub enum Observation {
     Rejected,
     /// Handshakes of clients are in flight, and none ends: the instance is stuck, whatever the
     /// result of the probe.
-    StandsStill,
+    Hangs,
     /// The port refused a connection: nothing listens.
     Refused,
 }
@@ -60,7 +60,7 @@ impl HealthTracker {
             (InstanceHealth::Ready, Observation::Fail | Observation::Rejected) => {
                 (self.fall, InstanceHealth::Failing)
             }
-            (InstanceHealth::Ready, Observation::StandsStill) => (0, InstanceHealth::Failing),
+            (InstanceHealth::Ready, Observation::Hangs) => (0, InstanceHealth::Failing),
             (InstanceHealth::Unready | InstanceHealth::Failing, Observation::Pass) => {
                 (self.rise, InstanceHealth::Ready)
             }
@@ -103,7 +103,7 @@ mod tests {
     /// often.
     #[test]
     fn an_instance_rises_from_its_first_pass_and_is_well_until_its_first_fail() {
-        use Observation::{Fail, Pass, Refused, Rejected, StandsStill};
+        use Observation::{Fail, Hangs, Pass, Refused, Rejected};
         let rows: [(&[_], _); 9] = [
             (&[], (false, false)),
             (&[Fail], (false, false)),
@@ -111,7 +111,7 @@ mod tests {
             (&[Pass, Pass], (false, true)),
             (&[Pass, Pass, Fail], (false, false)),
             (&[Pass, Pass, Rejected, Pass], (false, true)),
-            (&[Pass, Pass, StandsStill], (false, false)),
+            (&[Pass, Pass, Hangs], (false, false)),
             (&[Pass, Pass, Fail, Fail, Pass], (true, false)),
             (&[Pass, Pass, Refused], (false, false)),
         ];

@@ -7,16 +7,16 @@
 //! [`health`] derives an instance's state from consecutive results.
 
 pub(crate) mod follow;
+pub(crate) mod hang;
 pub mod health;
 pub mod probe;
 pub(crate) mod prober;
-pub(crate) mod standstill;
 pub(crate) mod supervisor;
 
 use berth_node::instance::InstanceId;
 use berth_node::terms::InstanceHealth;
+use hang::Handshakes;
 use health::{HealthTracker, Observation};
-use standstill::Handshakes;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -35,7 +35,7 @@ pub struct BackendInstance {
     tracker: HealthTracker,
     /// The instance hangs: its probe fails, and clients that wait for its first byte are better
     /// served elsewhere.
-    pub(crate) stands_still: bool,
+    pub(crate) hangs: bool,
     pub(crate) handshakes: Arc<Handshakes>,
     /// A new number for each process at the address, and for each refusal and return. A connection
     /// does not try an instance again in an epoch that failed.
@@ -83,10 +83,9 @@ impl Table {
     /// failing instances, those that hang come last. `usable` excludes instances that the
     /// connection has tried.
     pub fn pick(&self, usable: impl Fn(&BackendInstance) -> bool) -> Option<&BackendInstance> {
-        let with = |health, stands_still| {
-            let is_fit = |i: &&BackendInstance| {
-                i.health() == health && i.stands_still == stands_still && usable(i)
-            };
+        let with = |health, hangs| {
+            let is_fit =
+                |i: &&BackendInstance| i.health() == health && i.hangs == hangs && usable(i);
             let mut fit = self.instances.iter().filter(is_fit);
             fit.clone().find(|i| !i.fallback).or_else(|| fit.next())
         };
@@ -169,7 +168,7 @@ impl TableWriter {
             own,
             fallback: false,
             tracker: HealthTracker::new(self.rise, self.fall),
-            stands_still: false,
+            hangs: false,
             handshakes: Arc::default(),
             epoch,
             started: epoch,
@@ -213,9 +212,9 @@ impl TableWriter {
             let (before, after) = (instance.health(), instance.tracker.observe(seen));
             observed = Some((before, after));
             // An instance stops hanging when its probe has passed as often as ready requires.
-            let stands_still = after == InstanceHealth::Failing
-                && (instance.stands_still || seen == Observation::StandsStill);
-            let stood_still = std::mem::replace(&mut instance.stands_still, stands_still);
+            let hangs =
+                after == InstanceHealth::Failing && (instance.hangs || seen == Observation::Hangs);
+            let hung = std::mem::replace(&mut instance.hangs, hangs);
             if before != after {
                 instance.since = SystemTime::now();
                 if after == InstanceHealth::Unready {
@@ -224,7 +223,7 @@ impl TableWriter {
             }
             // Not every probe wakes the receivers.
             let changed = before != after
-                || stood_still != stands_still
+                || hung != hangs
                 || *instance.last_probe != *words
                 || instance.probe_rejected != rejected;
             if changed {
@@ -304,38 +303,42 @@ mod tests {
         writer.observe(id, epoch, seen, "").unwrap();
     }
 
-    fn picked(writer: &TableWriter) -> Option<InstanceId> {
+    fn pick_id(writer: &TableWriter) -> Option<InstanceId> {
         writer.table().pick(|_| true).map(|i| i.id.clone())
     }
 
     #[test]
     fn own_first_then_sibling_then_fail_open() {
         let (mut writer, own, sibling) = writer();
-        assert_eq!(picked(&writer), None, "none was ready yet");
+        assert_eq!(pick_id(&writer), None, "none was ready yet");
         observe(&mut writer, &sibling, Observation::Pass);
-        assert_eq!(picked(&writer), Some(sibling.clone()));
+        assert_eq!(pick_id(&writer), Some(sibling.clone()));
         observe(&mut writer, &own, Observation::Pass);
-        assert_eq!(picked(&writer), Some(own.clone()));
+        assert_eq!(pick_id(&writer), Some(own.clone()));
         observe(&mut writer, &own, Observation::Fail);
         assert_eq!(
-            picked(&writer),
+            pick_id(&writer),
             Some(sibling.clone()),
             "a failing own one comes after a ready sibling's"
         );
         observe(&mut writer, &sibling, Observation::Fail);
-        assert_eq!(picked(&writer), Some(own.clone()), "both fail: open");
-        observe(&mut writer, &own, Observation::StandsStill);
+        assert_eq!(pick_id(&writer), Some(own.clone()), "both fail: open");
+        observe(&mut writer, &own, Observation::Hangs);
         assert_eq!(
-            picked(&writer),
+            pick_id(&writer),
             Some(sibling.clone()),
             "one that fails its probe may be slow"
         );
-        observe(&mut writer, &sibling, Observation::StandsStill);
-        assert_eq!(picked(&writer), Some(own.clone()), "both stand still: open");
+        observe(&mut writer, &sibling, Observation::Hangs);
+        assert_eq!(pick_id(&writer), Some(own.clone()), "both hang: open");
         observe(&mut writer, &own, Observation::Refused);
-        assert_eq!(picked(&writer), Some(sibling.clone()));
+        assert_eq!(pick_id(&writer), Some(sibling.clone()));
         observe(&mut writer, &sibling, Observation::Refused);
-        assert_eq!(picked(&writer), None, "fail open ends at a refused connect");
+        assert_eq!(
+            pick_id(&writer),
+            None,
+            "fail open ends at a refused connect"
+        );
     }
 
     #[test]
@@ -361,9 +364,9 @@ mod tests {
         observe(&mut writer, &own, Observation::Pass);
         observe(&mut writer, &sibling, Observation::Pass);
         writer.set_fallback(&own, true);
-        assert_eq!(picked(&writer), Some(sibling.clone()));
+        assert_eq!(pick_id(&writer), Some(sibling.clone()));
         observe(&mut writer, &sibling, Observation::Refused);
-        assert_eq!(picked(&writer), Some(own));
+        assert_eq!(pick_id(&writer), Some(own));
     }
 
     #[test]
@@ -378,7 +381,7 @@ mod tests {
                 .observe(&own, old, Observation::Refused, "late")
                 .is_none()
         );
-        assert_eq!(picked(&writer), Some(own));
+        assert_eq!(pick_id(&writer), Some(own));
     }
 
     #[test]
@@ -395,7 +398,7 @@ mod tests {
                 .insert(&own, "127.1.0.1:6443".parse().unwrap(), true, true)
                 .is_some()
         );
-        assert_eq!(picked(&writer), None);
+        assert_eq!(pick_id(&writer), None);
     }
 
     /// Every connection that is opened or held waits for the table, and an instance that refuses is

@@ -98,7 +98,7 @@ pub struct Answer {
 }
 
 /// The body of an answer with 200, or any other result.
-type Got = Result<Bytes, Answer>;
+type BodyResult = Result<Bytes, Answer>;
 
 #[derive(Debug)]
 pub struct Probe {
@@ -169,7 +169,7 @@ impl Probe {
             // The instance was not asked, so its silence is no result.
             Err(error) => self
                 .files
-                .last()
+                .last_credentials()
                 .clone()
                 .ok_or_else(|| fail("config", error.to_string())),
         }
@@ -181,10 +181,10 @@ impl Probe {
 
     /// Like [`Self::ready`], but an open port is not enough: the clients of a stuck instance wait
     /// for a TLS handshake, so the probe makes a handshake too.
-    pub(crate) async fn moves(&self, address: SocketAddr) -> Answer {
+    pub(crate) async fn handshake_ready(&self, address: SocketAddr) -> Answer {
         match self.files.config.kind {
             ProbeKind::Https => self.ready(address).await,
-            ProbeKind::Tcp => timed(self.bounded(self.handshake(address)), "answered").await,
+            ProbeKind::Tcp => measure(self.with_timeout(self.handshake(address)), "answered").await,
         }
     }
 
@@ -223,8 +223,8 @@ impl Probe {
     /// Requests a path that should answer 200.
     pub async fn ask(&self, address: SocketAddr, path: &str) -> Answer {
         match self.files.config.kind {
-            ProbeKind::Https => timed(self.get(address, path), "200").await,
-            ProbeKind::Tcp => timed(self.bounded(self.connect(address)), "connected").await,
+            ProbeKind::Https => measure(self.get(address, path), "200").await,
+            ProbeKind::Tcp => measure(self.with_timeout(self.connect(address)), "connected").await,
         }
     }
 
@@ -234,11 +234,12 @@ impl Probe {
     }
 
     /// Returns the body of a path that answers 200.
-    pub async fn get(&self, address: SocketAddr, path: &str) -> Got {
-        self.bounded(self.get_unbounded(address, path)).await
+    pub async fn get(&self, address: SocketAddr, path: &str) -> BodyResult {
+        self.with_timeout(self.get_without_timeout(address, path))
+            .await
     }
 
-    async fn bounded<T>(
+    async fn with_timeout<T>(
         &self,
         question: impl Future<Output = Result<T, Answer>>,
     ) -> Result<T, Answer> {
@@ -278,7 +279,7 @@ impl Probe {
         Ok(())
     }
 
-    async fn get_unbounded(&self, address: SocketAddr, path: &str) -> Got {
+    async fn get_without_timeout(&self, address: SocketAddr, path: &str) -> BodyResult {
         let Credentials { tls, token, .. } = self.credentials(self.timeout() / 2).await?;
         let stream = self.connect(address).await?;
         let stream = TlsConnector::from(tls)
@@ -319,10 +320,10 @@ impl Probe {
                 "give it credentials with --probe-cert and --probe-key, or --probe-token-file"
             }
             (Some(_), _) => {
-                "the user of --probe-cert may not: grant it this path (nonResourceURLs)"
+                "the user of --probe-cert has no access: grant access to the path (nonResourceURLs)"
             }
             (None, Some(_)) => {
-                "the token of --probe-token-file is not good for it: check it and its rights"
+                "the token of --probe-token-file gives no access: check the token and its user's rights"
             }
         };
         match status {
@@ -334,7 +335,7 @@ impl Probe {
                 )
             },
             StatusCode::FORBIDDEN => {
-                let new = "a new cluster answers so until its default roles are there; if it lasts";
+                let new = "a new cluster answers 403 until its default roles exist; if 403 lasts";
                 fail(
                     "forbidden",
                     format!(
@@ -385,7 +386,7 @@ impl Probe {
                 | rustls::CertificateError::NotValidForNameContext { .. },
             )) => "; set --probe-server-name to a name that is in its serving certificate",
             Some(rustls::Error::InvalidMessage(InvalidMessage::HandshakePayloadTooLarge)) => {
-                "; leave in the file of --tls-cert-file its certificate and the issuers alone: the probe reads 64 KiB of them"
+                "; keep only the certificate and its issuers in the file of --tls-cert-file: the probe reads at most 64 KiB"
             }
             Some(rustls::Error::InvalidMessage(_)) => "; does it speak TLS there?",
             _ => "",
@@ -420,7 +421,7 @@ impl Files {
         }
     }
 
-    fn last(&self) -> MutexGuard<'_, Option<Credentials>> {
+    fn last_credentials(&self) -> MutexGuard<'_, Option<Credentials>> {
         self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -446,14 +447,17 @@ impl Files {
             of[1] = read("--probe-cert", cert)?;
             of[2] = read("--probe-key", key)?;
         }
-        let token = self.token()?;
+        let token = self.read_token()?;
         let known = self
-            .last()
+            .last_credentials()
             .as_ref()
             .filter(|last| last.of == of)
             .map(|last| last.tls.clone());
         let tls = known.map_or_else(|| self.build_tls(&of).map(Arc::new), Ok)?;
-        Ok(self.last().insert(Credentials { of, tls, token }).clone())
+        Ok(self
+            .last_credentials()
+            .insert(Credentials { of, tls, token })
+            .clone())
     }
 
     fn build_tls(&self, [ca, cert, key]: &[Vec<u8>; 3]) -> Result<ClientConfig, String> {
@@ -476,7 +480,7 @@ impl Files {
         })
     }
 
-    fn token(&self) -> Result<Option<String>, String> {
+    fn read_token(&self) -> Result<Option<String>, String> {
         let Some(path) = &self.config.token else {
             return Ok(None);
         };
@@ -502,7 +506,7 @@ fn read_linked(path: &Path) -> io::Result<(Vec<u8>, bool)> {
 }
 
 /// Returns the answer for a result, with the time taken.
-async fn timed<T>(got: impl Future<Output = Result<T, Answer>>, what: &str) -> Answer {
+async fn measure<T>(got: impl Future<Output = Result<T, Answer>>, what: &str) -> Answer {
     let started = Instant::now();
     match got.await {
         Ok(_) => Answer {

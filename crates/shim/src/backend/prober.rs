@@ -1,8 +1,8 @@
 //! Probes every known instance, with a task each, and records the results with the [`TableWriter`].
 
+use super::hang::HangDetector;
 use super::health::Observation;
 use super::probe::{Answer, Probe, ProbeKind};
-use super::standstill::Standstill;
 use super::supervisor;
 use super::{BackendInstance, TableWriter};
 use crate::config::{PassMode, Preferred};
@@ -34,12 +34,12 @@ const STARTS_WITHIN: Duration = Duration::from_secs(120);
 /// The probing of all instances, until dropped.
 #[derive(Debug)]
 pub(crate) struct Probers {
-    shared: Arc<Shared>,
+    shared: Arc<ProberContext>,
     tasks: HashMap<InstanceId, AbortHandle>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ProberContext {
     writer: Arc<Mutex<TableWriter>>,
     probe: Probe,
     kind: ProbeKind,
@@ -49,9 +49,9 @@ struct Shared {
 }
 
 /// The path of an instance's supervisor socket, or why the instance's record has none.
-pub(crate) struct Passing(Result<PathBuf, String>);
+pub(crate) struct SupervisorPath(Result<PathBuf, String>);
 
-impl Passing {
+impl SupervisorPath {
     pub(crate) fn of(berth: &BerthDir, record: Option<&Record>) -> Self {
         const UNWANTED: &str = "its `berth exec` runs without --pass inject and --pass auto";
         Self(match record {
@@ -80,7 +80,7 @@ impl Probers {
         pass: PassMode,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let shared = Shared {
+        let shared = ProberContext {
             writer: Arc::new(Mutex::new(writer)),
             probe,
             kind,
@@ -95,8 +95,8 @@ impl Probers {
     }
 
     /// Makes probers with the same table and another probe.
-    pub(crate) fn with(&self, probe: Probe) -> Self {
-        let Shared {
+    pub(crate) fn with_probe(&self, probe: Probe) -> Self {
+        let ProberContext {
             writer,
             kind,
             interval,
@@ -105,7 +105,7 @@ impl Probers {
             ..
         } = &*self.shared;
         let (writer, metrics) = (writer.clone(), metrics.clone());
-        let shared = Shared {
+        let shared = ProberContext {
             writer,
             probe,
             kind: *kind,
@@ -130,7 +130,7 @@ impl Probers {
         loop {
             let now = *process.borrow_and_update();
             match now {
-                Some(_) => self.insert(&id, address, false, true, Passing::unrecorded()),
+                Some(_) => self.insert(&id, address, false, true, SupervisorPath::unrecorded()),
                 None => self.remove(&id),
             }
             self.set_fallback(&to, now.is_some());
@@ -147,7 +147,7 @@ impl Probers {
         address: SocketAddr,
         own: bool,
         renewed: bool,
-        passing: Passing,
+        passing: SupervisorPath,
     ) {
         if self
             .shared
@@ -197,12 +197,12 @@ impl Drop for Probers {
     }
 }
 
-impl Shared {
+impl ProberContext {
     fn writer(&self) -> MutexGuard<'_, TableWriter> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn follow(self: Arc<Self>, id: InstanceId, address: SocketAddr, passing: Passing) {
+    async fn follow(self: Arc<Self>, id: InstanceId, address: SocketAddr, passing: SupervisorPath) {
         let suspect = AtomicBool::new(false);
         tokio::join!(
             self.probe_forever(&id, address, &suspect),
@@ -212,10 +212,13 @@ impl Shared {
     }
 
     /// Keeps the link to an instance's supervisor, or records why there is none.
-    async fn keep_link(&self, id: &InstanceId, Passing(passing): Passing) {
+    async fn keep_link(&self, id: &InstanceId, SupervisorPath(passing): SupervisorPath) {
         let why = match passing {
             _ if self.pass == PassMode::Relay => return,
-            Ok(path) => supervisor::keep(&path, id, |link| self.writer().set_link(id, link)).await,
+            Ok(path) => {
+                supervisor::keep_connection(&path, id, |link| self.writer().set_link(id, link))
+                    .await
+            }
             Err(why) => why,
         };
         self.writer().set_relayed(id, &why);
@@ -228,21 +231,21 @@ impl Shared {
 
     /// Detects that an instance is stuck, whatever the results of its probe.
     async fn watch_handshakes(&self, id: &InstanceId, suspect: &AtomicBool) {
-        let mut standstill = Standstill::new(self.probe.timeout());
+        let mut detector = HangDetector::new(self.probe.timeout());
         loop {
-            tokio::time::sleep(standstill.interval).await;
+            tokio::time::sleep(detector.interval).await;
             let Some(instance) = self.writer().find(id) else {
                 return;
             };
-            standstill.sample(&instance.handshakes);
-            let is_certain = instance.stands_still || standstill.is_certain(instance.is_well());
-            suspect.store(is_certain || standstill.is_suspect(), Relaxed);
-            if is_certain && !instance.stands_still {
+            detector.sample(&instance.handshakes);
+            let is_certain = instance.hangs || detector.is_certain(instance.is_well());
+            suspect.store(is_certain || detector.is_suspect(), Relaxed);
+            if is_certain && !instance.hangs {
                 let words = format!(
                     "no handshake ended for {}",
                     humantime::format_duration(self.probe.timeout())
                 );
-                self.observe(id, instance.epoch, Observation::StandsStill, &words);
+                self.observe(id, instance.epoch, Observation::Hangs, &words);
             }
         }
     }
@@ -257,7 +260,7 @@ impl Shared {
             };
             let is_suspect = suspect.load(Relaxed);
             let answer = if is_suspect {
-                self.probe.moves(address).await
+                self.probe.handshake_ready(address).await
             } else {
                 self.probe.ready(address).await
             };
@@ -270,7 +273,7 @@ impl Shared {
                 result,
                 words,
             } = answer;
-            self.metrics.probed(result);
+            self.metrics.count_probe(result);
             let became_ready = self.observe(id, epoch, seen, &words);
             if result != last_result && seen != Observation::Pass {
                 tracing::info!(instance = %id, result, "probe: {words}");
@@ -309,7 +312,7 @@ impl Shared {
         match (before, after) {
             (before, after) if before == after => return false,
             (_, InstanceHealth::Ready) => tracing::info!(instance = %id, "ready"),
-            (_, InstanceHealth::Failing) if seen == Observation::StandsStill => {
+            (_, InstanceHealth::Failing) if seen == Observation::Hangs => {
                 tracing::warn!(instance = %id, "has stalled; it still gets connections if no other is ready: {words}");
             }
             (_, InstanceHealth::Failing) => {

@@ -1,8 +1,8 @@
 //! The connection to the supervisor of an instance (`berth exec --pass inject`), which makes
 //! clients' sockets results of the instance's accept(2): see [`berth_node::ipc::supervisor`].
 //!
-//! [`keep_link`] dials, on the control plane, and reads the supervisor's messages. Relaying threads
-//! send clients through a [`Link`]: a message to a supervisor never waits, since at most
+//! [`keep_connection`] dials, on the control plane, and reads the supervisor's messages. Relaying
+//! threads send clients through a [`Link`]: a message to a supervisor never waits, since at most
 //! [`UNACKNOWLEDGED`] clients are on their way.
 
 use berth_node::instance::InstanceId;
@@ -35,20 +35,20 @@ pub(crate) struct Link {
 #[derive(Debug, Default)]
 struct Unacknowledged {
     last: u64,
-    clients: HashMap<u64, (Arc<Passed>, OwnedSemaphorePermit)>,
+    clients: HashMap<u64, (Arc<PassedClient>, OwnedSemaphorePermit)>,
 }
 
 /// A client that was sent to a supervisor.
 #[derive(Debug, Default)]
-pub(crate) struct Passed {
-    became: OnceLock<Became>,
-    /// Notified on every fate but [`Became::Taken`], which happens to every client and wakes
-    /// nobody.
-    told: Notify,
+pub(crate) struct PassedClient {
+    acknowledgement: OnceLock<Acknowledgement>,
+    /// Notified on every acknowledgement but [`Acknowledgement::Taken`], which happens to every
+    /// client and wakes nobody.
+    returned: Notify,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Became {
+pub(crate) enum Acknowledgement {
     /// The instance has accepted the client.
     Taken,
     /// The shim has the client back.
@@ -57,20 +57,20 @@ pub(crate) enum Became {
     Unknown,
 }
 
-impl Passed {
-    pub(crate) fn became(&self) -> Option<Became> {
-        self.became.get().copied()
+impl PassedClient {
+    pub(crate) fn acknowledgement(&self) -> Option<Acknowledgement> {
+        self.acknowledgement.get().copied()
     }
 
     /// Waits until the client is back, or the connection has ended before an acknowledgement.
-    pub(crate) async fn told(&self) {
-        self.told.notified().await;
+    pub(crate) async fn wait_for_return(&self) {
+        self.returned.notified().await;
     }
 
-    pub(crate) fn set(&self, became: Became) {
-        let _ = self.became.set(became);
-        if became != Became::Taken {
-            self.told.notify_one();
+    pub(crate) fn set(&self, acknowledgement: Acknowledgement) {
+        let _ = self.acknowledgement.set(acknowledgement);
+        if acknowledgement != Acknowledgement::Taken {
+            self.returned.notify_one();
         }
     }
 }
@@ -86,7 +86,7 @@ impl Link {
     }
 
     /// Waits for a place. `None` if the connection has ended.
-    pub(crate) async fn place(&self) -> Option<OwnedSemaphorePermit> {
+    pub(crate) async fn acquire_place(&self) -> Option<OwnedSemaphorePermit> {
         self.places.clone().acquire_owned().await.ok()
     }
 
@@ -98,8 +98,8 @@ impl Link {
         &self,
         client: BorrowedFd<'_>,
         place: OwnedSemaphorePermit,
-    ) -> io::Result<(u64, Arc<Passed>)> {
-        let passed = Arc::<Passed>::default();
+    ) -> io::Result<(u64, Arc<PassedClient>)> {
+        let passed = Arc::<PassedClient>::default();
         let mut unacknowledged = self.unacknowledged();
         if self.has_ended() {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -133,11 +133,11 @@ impl Link {
         )
     }
 
-    fn acknowledge(&self, seqs: &[u64], became: Became) {
+    fn acknowledge(&self, seqs: &[u64], acknowledgement: Acknowledgement) {
         let mut unacknowledged = self.unacknowledged();
         for seq in seqs {
             if let Some((client, _place)) = unacknowledged.clients.remove(seq) {
-                client.set(became);
+                client.set(acknowledgement);
             }
         }
     }
@@ -167,30 +167,30 @@ impl Link {
 }
 
 /// Ends a link when dropped: nobody reads from the link any more.
-struct Reading(Arc<Link>);
+struct LinkGuard(Arc<Link>);
 
-impl Drop for Reading {
+impl Drop for LinkGuard {
     fn drop(&mut self) {
         let mut unacknowledged = self.0.unacknowledged();
         self.0.places.close();
         unacknowledged
             .clients
             .drain()
-            .for_each(|(_, (client, _))| client.set(Became::Unknown));
+            .for_each(|(_, (client, _))| client.set(Acknowledgement::Unknown));
     }
 }
 
 /// Keeps a connection to the supervisor of an instance. Calls `changed` with a link while the
 /// instance accepts, and with `None` otherwise. Ends with the reason if this shim does not
 /// understand the supervisor.
-pub(crate) async fn keep(
+pub(crate) async fn keep_connection(
     path: &Path,
     instance: &InstanceId,
     changed: impl Fn(Option<Arc<Link>>),
 ) -> String {
     loop {
         if let Ok(link) = ipc::dial(path).await.and_then(Link::new) {
-            let reading = Reading(Arc::new(link));
+            let reading = LinkGuard(Arc::new(link));
             let ended = read(&reading.0, instance, &changed).await;
             changed(None);
             match ended {
@@ -213,7 +213,7 @@ async fn read(
     match link.receive().await? {
         ToShim::Hello { version, .. } if version != VERSION => {
             return Ok(format!(
-                "its supervisor has version {version} of the messages, and this shim {VERSION}"
+                "its supervisor speaks version {version} of the messages, and this shim version {VERSION}"
             ));
         }
         ToShim::Hello {
@@ -228,8 +228,8 @@ async fn read(
         match link.receive().await? {
             ToShim::Listening => changed(Some(link.clone())),
             ToShim::Closed => changed(None),
-            ToShim::Taken { seqs } => link.acknowledge(&seqs, Became::Taken),
-            ToShim::Back { seq } => link.acknowledge(&[seq], Became::Back),
+            ToShim::Taken { seqs } => link.acknowledge(&seqs, Acknowledgement::Taken),
+            ToShim::Back { seq } => link.acknowledge(&[seq], Acknowledgement::Back),
             ToShim::Hello { .. } | ToShim::Unknown => {}
         }
     }
@@ -260,7 +260,7 @@ mod tests {
             let (listener, file) = ipc::listen(&path).unwrap();
             let (changed, links) = mpsc::unbounded_channel();
             let shim = async move {
-                keep(&path, &InstanceId::parse("a").unwrap(), |link| {
+                keep_connection(&path, &InstanceId::parse("a").unwrap(), |link| {
                     drop(changed.send(link))
                 })
                 .await
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_version_gets_no_client() {
+    async fn a_supervisor_of_another_version_gets_no_client() {
         for version in [VERSION - 1, VERSION + 1] {
             let mut dialled = Dialled::new().await;
             dialled.hello(version);
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn as_many_clients_are_under_way_as_may_be_and_each_has_its_answer_or_none() {
+    async fn clients_are_bounded_and_each_is_acknowledged_or_unknown() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut dialled = Dialled::new().await;
@@ -323,7 +323,7 @@ mod tests {
         let link = dialled.links.recv().await.unwrap().unwrap();
         let mut answers = Vec::new();
         for _ in 0..UNACKNOWLEDGED {
-            let place = link.place().await.unwrap();
+            let place = link.acquire_place().await.unwrap();
             answers.push(link.send(client.as_fd(), place).unwrap());
         }
         assert_eq!(link.places.available_permits(), 0);
@@ -337,17 +337,20 @@ mod tests {
         let mut answers = answers.into_iter();
         let (seq, back) = answers.next().unwrap();
         dialled.say(&ToShim::Back { seq });
-        back.told().await;
-        assert_eq!(back.became(), Some(Became::Back));
+        back.wait_for_return().await;
+        assert_eq!(back.acknowledgement(), Some(Acknowledgement::Back));
         let taken: Vec<_> = answers.by_ref().take(TOGETHER).collect();
         dialled.say(&ToShim::Taken {
             seqs: taken.iter().map(|(seq, _)| *seq).collect(),
         });
-        let (_first, second) = (link.place().await.unwrap(), link.place().await.unwrap());
+        let (_first, second) = (
+            link.acquire_place().await.unwrap(),
+            link.acquire_place().await.unwrap(),
+        );
         assert!(
             taken
                 .iter()
-                .all(|(_, client)| client.became() == Some(Became::Taken))
+                .all(|(_, client)| client.acknowledgement() == Some(Acknowledgement::Taken))
         );
         // The supervisor ends after reading one message: the shim sees a reset before the last
         // acknowledgement.
@@ -355,12 +358,12 @@ mod tests {
         dialled.say(&ToShim::Taken { seqs: vec![seq] });
         drop(dialled.supervisor);
         for (_, client) in answers {
-            client.told().await;
-            assert_eq!(client.became(), Some(Became::Unknown));
+            client.wait_for_return().await;
+            assert_eq!(client.acknowledgement(), Some(Acknowledgement::Unknown));
         }
-        assert_eq!(last.became(), Some(Became::Taken));
+        assert_eq!(last.acknowledgement(), Some(Acknowledgement::Taken));
         assert!(link.send(client.as_fd(), second).is_err());
-        assert!(link.place().await.is_none());
+        assert!(link.acquire_place().await.is_none());
         assert!(dialled.links.recv().await.unwrap().is_none());
         dialled.shim.abort();
     }

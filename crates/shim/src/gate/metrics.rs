@@ -37,15 +37,15 @@ impl GateCounters {
         }
     }
 
-    pub(super) fn answered(&self, took: Duration) {
+    pub(super) fn count_handshake(&self, took: Duration) {
         self.handshakes.observe(took.as_secs_f64());
     }
 
-    pub(super) fn waited(&self, class: Class, waited: Duration) {
+    pub(super) fn count_wait(&self, class: Class, waited: Duration) {
         self.waits[class as usize].observe(waited.as_secs_f64());
     }
 
-    pub(super) fn dropped(&self, why: Refused) {
+    pub(super) fn count_dropped(&self, why: Refused) {
         self.dropped[why as usize].fetch_add(1, Relaxed);
     }
 }
@@ -63,7 +63,7 @@ impl Collector for GateMetrics {
         let waiting = Class::ALL.map(|class| {
             (
                 [("class", class.as_str())],
-                ConstGauge::new(self.0.waiting(class) as u64),
+                ConstGauge::new(self.0.count_waiting(class) as u64),
             )
         });
         let help = "Clients that wait at the gate for their turn, by class";

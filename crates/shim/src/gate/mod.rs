@@ -110,7 +110,7 @@ struct InstanceGate {
 /// The result of [`Gate::enter`].
 pub(crate) enum Entry {
     Open(HandshakeSlot),
-    Wait(Waiting),
+    Wait(QueuePlace),
 }
 
 impl Gate {
@@ -173,7 +173,7 @@ impl Gate {
         rejected
             .iter()
             .for_each(|rejected| drop(instance.waiting.remove(rejected)));
-        Entry::Wait(Waiting {
+        Entry::Wait(QueuePlace {
             gate: self.clone(),
             to,
             source,
@@ -194,7 +194,7 @@ impl Gate {
                 break;
             };
             self.counters
-                .waited(next.class, now.saturating_duration_since(next.since));
+                .count_wait(next.class, now.saturating_duration_since(next.since));
             if instance
                 .waiting
                 .remove(&next.ticket)
@@ -220,7 +220,7 @@ impl Gate {
     }
 
     /// Renews the list of the node's addresses, until dropped.
-    pub(crate) async fn keep(&self) {
+    pub(crate) async fn keep_addresses(&self) {
         let (mut ticks, kernel) = (
             tokio::time::interval(shorten(LISTED)),
             OffThread::new("the node's addresses"),
@@ -256,7 +256,7 @@ impl Gate {
         status
     }
 
-    fn waiting(&self, class: Class) -> usize {
+    fn count_waiting(&self, class: Class) -> usize {
         self.instances()
             .values()
             .map(|instance| instance.queue.waiting(class))
@@ -332,7 +332,7 @@ impl HandshakeSlot {
 
     /// Records that the instance's first byte has come, or is overdue.
     pub(crate) fn end(self) {
-        self.gate.counters.answered(self.began.elapsed());
+        self.gate.counters.count_handshake(self.began.elapsed());
     }
 }
 
@@ -347,7 +347,7 @@ impl Drop for HandshakeSlot {
 
 /// A place in the queue of an instance, until dropped.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct QueuePlace {
     gate: Arc<Gate>,
     to: u64,
     source: Source,
@@ -356,12 +356,12 @@ pub(crate) struct Waiting {
     admitted: oneshot::Receiver<()>,
 }
 
-impl Waiting {
+impl QueuePlace {
     /// Waits for the client's turn.
     ///
     /// # Errors
     /// The client's turn does not come.
-    pub(crate) async fn turn(&mut self) -> Result<HandshakeSlot, Refused> {
+    pub(crate) async fn wait_for_turn(&mut self) -> Result<HandshakeSlot, Refused> {
         let expires = self.since + LONGEST_WAIT;
         match timeout_at(expires, &mut self.admitted).await {
             Ok(Ok(())) => {
@@ -380,11 +380,11 @@ impl Waiting {
 
     /// Counts a client that gets no slot.
     pub(crate) fn refuse(self, why: Refused) {
-        self.gate.counters.dropped(why);
+        self.gate.counters.count_dropped(why);
     }
 }
 
-impl Drop for Waiting {
+impl Drop for QueuePlace {
     fn drop(&mut self) {
         if let Some(instance) = self.gate.instances().get_mut(&self.to) {
             instance.queue.remove(self.ticket);

@@ -72,7 +72,7 @@ pub(super) type Ticket = u64;
 type Place = (Instant, Ticket);
 
 #[derive(Debug)]
-struct Waiting {
+struct QueuedClient {
     key: Key,
     since: Instant,
     bytes: usize,
@@ -101,7 +101,7 @@ struct SourceQueue {
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     room: Room,
-    clients: HashMap<Ticket, Waiting>,
+    clients: HashMap<Ticket, QueuedClient>,
     bytes: usize,
     queues: HashMap<Key, SourceQueue>,
     turns: BTreeMap<(Class, u64), Source>,
@@ -172,7 +172,8 @@ impl Queue {
             },
             source,
         );
-        self.clients.insert(ticket, Waiting { key, since, bytes });
+        self.clients
+            .insert(ticket, QueuedClient { key, since, bytes });
         self.bytes += bytes;
         self.ages[0].insert((since, ticket));
         self.join(key, (since, ticket));
@@ -202,7 +203,7 @@ impl Queue {
 
     /// Removes a client. Returns true if the client was queued.
     pub(super) fn remove(&mut self, ticket: Ticket) -> bool {
-        let Some(Waiting { key, since, bytes }) = self.clients.remove(&ticket) else {
+        let Some(QueuedClient { key, since, bytes }) = self.clients.remove(&ticket) else {
             return false;
         };
         self.bytes -= bytes;

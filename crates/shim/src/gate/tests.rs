@@ -51,9 +51,9 @@ fn take<T>(from: &mut Vec<T>, at: usize) -> Option<T> {
 }
 
 /// Returns the slot if the client's turn has come.
-async fn poll_turn(mut waiting: Waiting) -> Result<HandshakeSlot, Waiting> {
+async fn poll_turn(mut waiting: QueuePlace) -> Result<HandshakeSlot, QueuePlace> {
     let turn = {
-        let mut turn = pin!(waiting.turn());
+        let mut turn = pin!(waiting.wait_for_turn());
         poll_fn(|cx| Poll::Ready(turn.as_mut().poll(cx))).await
     };
     match turn {
@@ -151,14 +151,14 @@ fn gate(bound: usize) -> Arc<Gate> {
     .unwrap()
 }
 
-fn opened(entry: Entry) -> HandshakeSlot {
+fn expect_open(entry: Entry) -> HandshakeSlot {
     let Entry::Open(slot) = entry else {
         panic!("it waits")
     };
     slot
 }
 
-fn queued(entry: Entry) -> Waiting {
+fn expect_wait(entry: Entry) -> QueuePlace {
     let Entry::Wait(waiting) = entry else {
         panic!("it has a slot")
     };
@@ -170,9 +170,9 @@ fn a_source_has_half_of_the_slots_at_most() {
     for (bound, most) in [(1, 1), (4, 2), (5, 3)] {
         let gate = gate(bound);
         let enter = |client| gate.enter(TO, address(client), 300, Instant::now());
-        let mut slots: Vec<_> = (0..most).map(|_| opened(enter(1))).collect();
-        let waiting = queued(enter(1));
-        slots.extend((most..bound).map(|_| opened(enter(2))));
+        let mut slots: Vec<_> = (0..most).map(|_| expect_open(enter(1))).collect();
+        let waiting = expect_wait(enter(1));
+        slots.extend((most..bound).map(|_| expect_open(enter(2))));
         assert!(slots[0].is_awaited());
         drop(waiting);
         assert!(!slots[0].is_awaited());
@@ -182,7 +182,7 @@ fn a_source_has_half_of_the_slots_at_most() {
 #[tokio::test(start_paused = true)]
 async fn a_client_has_five_seconds_for_its_hello_and_an_instance_for_its_answer() {
     let gate = gate(1);
-    let slot = opened(gate.enter(TO, address(1), 300, Instant::now()));
+    let slot = expect_open(gate.enter(TO, address(1), 300, Instant::now()));
     assert_eq!(
         [gate.hello_deadline(), slot.ends()],
         [Instant::now() + Duration::from_secs(5); 2]
@@ -193,7 +193,7 @@ async fn a_client_has_five_seconds_for_its_hello_and_an_instance_for_its_answer(
 #[test]
 fn the_newest_instance_and_those_with_handshakes_are_known() {
     let gate = gate(1);
-    let enter = |to| opened(gate.enter(to, address(1), 300, Instant::now()));
+    let enter = |to| expect_open(gate.enter(to, address(1), 300, Instant::now()));
     let known = || {
         let mut known: Vec<u64> = gate.instances().keys().copied().collect();
         known.sort_unstable();
@@ -211,32 +211,32 @@ fn the_newest_instance_and_those_with_handshakes_are_known() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn why_a_client_gets_no_slot() {
+async fn each_refusal_has_its_reason() {
     let gate = gate(1);
     let enter = |to| gate.enter(to, address(1), 300, Instant::now());
-    let slot = opened(enter(1));
-    let mut rejected = queued(enter(1));
+    let slot = expect_open(enter(1));
+    let mut rejected = expect_wait(enter(1));
     assert!(gate.make_room());
-    assert_eq!(rejected.turn().await.err(), Some(Refused::Full));
-    let mut expires = queued(enter(1));
+    assert_eq!(rejected.wait_for_turn().await.err(), Some(Refused::Full));
+    let mut expires = expect_wait(enter(1));
     assert_eq!(
-        expires.turn().await.err(),
+        expires.wait_for_turn().await.err(),
         Some(Refused::Expired),
         "its own timer"
     );
-    let mut expires = queued(enter(1));
+    let mut expires = expect_wait(enter(1));
     tokio::time::advance(LONGEST_WAIT).await;
     drop(slot);
     drop(enter(2));
     assert_eq!(
-        expires.turn().await.err(),
+        expires.wait_for_turn().await.err(),
         Some(Refused::Expired),
         "its instance is forgotten"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn status_and_metrics_are_called_as_the_reference_has_them() {
+async fn status_and_metrics_have_the_names_of_the_reference() {
     let gate = gate(1);
     let page = |what: &str| {
         let mut registry = prometheus_client::registry::Registry::default();
@@ -249,13 +249,13 @@ async fn status_and_metrics_are_called_as_the_reference_has_them() {
         lines.map(str::to_owned).collect::<Vec<_>>().join(" ")
     };
     let enter = |to, client: &str| gate.enter(to, client.parse().unwrap(), 300, Instant::now());
-    let slots = [enter(1, "10.0.0.1"), enter(2, "10.0.0.2")].map(opened);
-    let late = queued(enter(1, "10.0.0.3"));
+    let slots = [enter(1, "10.0.0.1"), enter(2, "10.0.0.2")].map(expect_open);
+    let late = expect_wait(enter(1, "10.0.0.3"));
     tokio::time::advance(LATE).await;
     let mut waiting: Vec<_> = ["2001:db8::1", "2001:db8::2", "127.0.0.1"]
-        .map(|client| queued(enter(1, client)))
+        .map(|client| expect_wait(enter(1, client)))
         .into();
-    waiting.push(queued(enter(2, "10.0.0.1")));
+    waiting.push(expect_wait(enter(2, "10.0.0.1")));
     let longest = Some(LongestQueue {
         source: "2001:db8::/64".to_owned(),
         clients: 2,
@@ -293,9 +293,9 @@ async fn status_and_metrics_are_called_as_the_reference_has_them() {
 }
 
 #[tokio::test]
-async fn the_nodes_addresses_are_listed_as_long_as_the_gate_is() {
+async fn the_nodes_addresses_are_listed_while_the_gate_exists() {
     let gate = gate(1);
-    let mut keep = pin!(gate.keep());
+    let mut keep = pin!(gate.keep_addresses());
     assert!(
         poll_fn(|cx| Poll::Ready(keep.as_mut().poll(cx)))
             .await

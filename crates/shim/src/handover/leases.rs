@@ -83,7 +83,7 @@ impl Group {
             }
             self.lease.renewed = now;
             self.write_lease();
-            self.shared.metrics.renewed("ok");
+            self.shared.metrics.count_renewal("ok");
             self.ping();
         } else {
             if self.shared.update(|state| state.blocked = true) {
@@ -91,10 +91,10 @@ impl Group {
                     "a relaying thread does not answer: the lease is not renewed, siblings will take over"
                 );
             }
-            self.shared.metrics.renewed("blocked");
+            self.shared.metrics.count_renewal("blocked");
         }
         self.report_unconnected();
-        for holder in self.machine.silent() {
+        for holder in self.machine.silent_siblings() {
             if self.logged_problems.insert(format!("{holder:?} is silent")) {
                 tracing::warn!(
                     sibling = holder.0,
@@ -108,7 +108,7 @@ impl Group {
     /// Reports siblings without a connection. Unconnected siblings have no guards of each other, so
     /// the queue of a leaving sibling is lost.
     fn report_unconnected(&mut self) {
-        let unconnected = self.machine.unconnected();
+        let unconnected = self.machine.unconnected_siblings();
         for holder in &unconnected {
             if self.siblings.logged_unconnected.insert(*holder) {
                 let instance = self
@@ -139,7 +139,7 @@ impl Group {
         self.shared.update(|state| state.unconnected = names);
     }
 
-    pub(super) fn lease_now(&self) -> Lease {
+    pub(super) fn current_lease(&self) -> Lease {
         let announce = self.machine.announce();
         Lease {
             version: lease::VERSION,
@@ -165,8 +165,8 @@ impl Group {
         }
     }
 
-    fn writing(&self) -> impl Future<Output = io::Result<()>> + Send + use<> {
-        let (shared, lease, most) = (self.shared.clone(), self.lease_now(), self.patience());
+    fn lease_write(&self) -> impl Future<Output = io::Result<()>> + Send + use<> {
+        let (shared, lease, most) = (self.shared.clone(), self.current_lease(), self.patience());
         let run_dir = shared.run_dir.clone();
         async move {
             run_dir
@@ -177,24 +177,24 @@ impl Group {
     }
 
     pub(super) async fn begin_lease(&mut self) {
-        let written = self.writing().await;
+        let written = self.lease_write().await;
         self.on_written(written);
     }
 
     pub(super) fn write_lease(&self) {
-        let (writing, events) = (self.writing(), self.siblings.events.clone());
+        let (writing, events) = (self.lease_write(), self.siblings.events.clone());
         tokio::spawn(async move { events.send(Event::Written(writing.await)) });
     }
 
     pub(super) fn on_written(&mut self, written: io::Result<()>) {
         let before = std::mem::replace(&mut self.lease.written, written.is_ok());
         if let Err(error) = written {
-            self.shared.metrics.renewed("failed");
+            self.shared.metrics.count_renewal("failed");
             if before {
                 let error = berth_os::strip_error_numbers(error.to_string());
                 tracing::warn!(
                     error,
-                    "cannot write the lease: when it has expired, siblings take over from this shim as from one that hangs"
+                    "cannot write the lease: siblings take over from this shim when the lease expires"
                 );
             }
         }
@@ -256,7 +256,7 @@ impl Group {
                 )
             })
             .collect();
-        let actions = self.machine.leased(now, &leases);
+        let actions = self.machine.on_leases(now, &leases);
         self.act(actions);
         for lease in &live {
             let holder = lease.holder_identity;
@@ -278,7 +278,7 @@ impl Group {
             }
             let exists = self.siblings.writers.contains_key(&holder)
                 || self.siblings.connecting.contains_key(&holder);
-            let dials = self.me < holder || self.machine.unconnected().contains(&holder);
+            let dials = self.me < holder || self.machine.unconnected_siblings().contains(&holder);
             if dials && !exists && !self.machine.is_dead(holder) {
                 self.dial(holder, &lease.instance);
             }

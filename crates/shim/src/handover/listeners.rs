@@ -77,14 +77,14 @@ impl Listeners {
 impl Group {
     pub(super) fn on_loop_event(&mut self, event: LoopEvent) {
         let actions = match event {
-            LoopEvent::Runs(cookie) => self.machine.accepting(cookie),
+            LoopEvent::Runs(cookie) => self.machine.on_accepting(cookie),
             LoopEvent::Ended(cookie) => {
                 self.listeners.loops.remove(&cookie);
-                self.machine.ended(cookie)
+                self.machine.on_ended(cookie)
             }
             LoopEvent::Failed(cookie, address, why) => {
                 self.listeners.loops.remove(&cookie);
-                self.cannot_accept(cookie, address, &why)
+                self.on_accept_failure(cookie, address, &why)
             }
             LoopEvent::Listed(inodes) => return self.count_foreign_listeners(&inodes),
         };
@@ -92,7 +92,7 @@ impl Group {
     }
 
     pub(super) fn listen(&mut self, address: SocketAddr) -> Vec<Action> {
-        let listened = self.bound(address).and_then(|own| {
+        let listened = self.bound_socket(address).and_then(|own| {
             socket::start_listening(own.as_fd(), BACKLOG)?;
             socket::cookie(own.as_fd())
         });
@@ -106,7 +106,7 @@ impl Group {
                 let trouble = listen_trouble(address);
                 self.logged_problems
                     .retain(|logged| !logged.starts_with(&trouble));
-                self.machine.listening(address, cookie)
+                self.machine.on_listening(address, cookie)
             }
             Err(error) => {
                 // The search for the process that holds the port reads every socket of the host:
@@ -137,7 +137,7 @@ impl Group {
 
     /// Returns the own socket of an address that does not listen yet. Binds a new socket if the
     /// last one was handed over.
-    pub(super) fn bound(&mut self, address: SocketAddr) -> io::Result<Arc<OwnedFd>> {
+    pub(super) fn bound_socket(&mut self, address: SocketAddr) -> io::Result<Arc<OwnedFd>> {
         Ok(match self.listeners.waiting.entry(address) {
             Entry::Occupied(own) => own.get().clone(),
             Entry::Vacant(free) => {
@@ -158,7 +158,7 @@ impl Group {
     pub(super) fn accept(&mut self, cookie: Cookie) -> Vec<Action> {
         let held = lock(&self.published).held.get(&cookie).cloned();
         let Some((address, listener)) = held else {
-            return self.machine.failed(cookie);
+            return self.machine.on_failed(cookie);
         };
         let ready = socket::set_options(listener.as_fd())
             .and_then(|()| socket::start_listening(listener.as_fd(), BACKLOG))
@@ -172,7 +172,7 @@ impl Group {
                 self.listeners.failed.remove(&cookie);
                 Vec::new()
             }
-            Err(error) => self.cannot_accept(cookie, address, &error.to_string()),
+            Err(error) => self.on_accept_failure(cookie, address, &error.to_string()),
         }
     }
 
@@ -210,18 +210,18 @@ impl Group {
         guard: Option<(SocketAddr, Arc<OwnedFd>)>,
     ) -> Vec<Action> {
         let Some((address, guard)) = guard else {
-            return self.machine.ended(cookie);
+            return self.machine.on_ended(cookie);
         };
         match guard.try_clone() {
             Ok(duplicate) => {
                 self.start_loop(cookie, address, duplicate, Accepting::Rest);
                 Vec::new()
             }
-            Err(error) => self.cannot_accept(cookie, address, &error.to_string()),
+            Err(error) => self.on_accept_failure(cookie, address, &error.to_string()),
         }
     }
 
-    pub(super) fn cannot_accept(
+    pub(super) fn on_accept_failure(
         &mut self,
         cookie: Cookie,
         address: SocketAddr,
@@ -236,7 +236,7 @@ impl Group {
         self.count("accept", "failed");
         self.listeners.retry = Some(Instant::now() + RETRY);
         self.listeners.failed.insert(cookie);
-        self.machine.failed(cookie)
+        self.machine.on_failed(cookie)
     }
 
     pub(super) fn end_loop(&self, cookie: Cookie, how: Accepting) {

@@ -50,13 +50,13 @@ pub(crate) struct Facts {
 /// An action to carry out. Actions are idempotent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Listen on the own, bound socket of an address. Answered by [`Machine::listening`] or
-    /// [`Machine::listen_again`].
+    /// Listen on the own, bound socket of an address. Answered by [`Machine::on_listening`] or
+    /// [`Machine::retry_listen`].
     Listen(SocketAddr),
-    /// Listen on a held socket (again) and accept clients. Answered by [`Machine::accepting`] when
-    /// clients are accepted, else by [`Machine::failed`].
+    /// Listen on a held socket (again) and accept clients. Answered by [`Machine::on_accepting`]
+    /// when clients are accepted, else by [`Machine::on_failed`].
     Accept(Cookie),
-    /// Stop accepting and keep the listener as a guard. Answered by [`Machine::ended`], like the
+    /// Stop accepting and keep the listener as a guard. Answered by [`Machine::on_ended`], like the
     /// next two actions.
     Guard(Cookie),
     /// End listening for every holder, because no client can be served. Clients are refused at
@@ -98,7 +98,7 @@ impl Peer {
     }
 
     /// The announcement, if the announcement counts: the sibling is connected and does not hang.
-    fn live(&self, now: Time) -> Option<&Announce> {
+    fn live_announce(&self, now: Time) -> Option<&Announce> {
         self.announced
             .as_ref()
             .filter(|_| self.connected && now < self.fresh_until)
@@ -122,7 +122,7 @@ impl Held {
     }
 
     /// True if this shim accepts from the listener, or soon will.
-    fn accepting(&self) -> bool {
+    fn is_accepting(&self) -> bool {
         matches!(
             self.accept,
             AcceptLoop::Starting | AcceptLoop::Running | AcceptLoop::Failed
@@ -257,39 +257,39 @@ impl Machine {
 
     /// Returns the joined and ready siblings, for connections that the own instance cannot serve.
     pub(crate) fn joined_siblings(&self) -> Vec<ShimId> {
-        self.those(|peer| {
-            peer.live(self.now)
+        self.find_peers(|peer| {
+            peer.live_announce(self.now)
                 .is_some_and(|its| its.phase == Phase::Joined && its.ready)
         })
     }
 
     /// True if a sibling is joined, ready and not leaving.
     pub(crate) fn has_successor(&self) -> bool {
-        self.live()
+        self.live_announces()
             .any(|its| its.phase == Phase::Joined && its.ready && !its.leaving)
     }
 
     /// Returns the siblings that are connected and have announced nothing for the duration of a
     /// lease.
-    pub(crate) fn silent(&self) -> Vec<ShimId> {
-        self.those(|peer| {
+    pub(crate) fn silent_siblings(&self) -> Vec<ShimId> {
+        self.find_peers(|peer| {
             peer.connected && peer.announced.is_none() && self.now >= peer.since + self.rules.lease
         })
     }
 
     /// Returns the siblings that have a lease, and no connection for the duration of a lease.
-    pub(crate) fn unconnected(&self) -> Vec<ShimId> {
+    pub(crate) fn unconnected_siblings(&self) -> Vec<ShimId> {
         let lease = self.rules.lease;
-        self.those(|peer| !peer.connected && self.now >= peer.since + lease)
+        self.find_peers(|peer| !peer.connected && self.now >= peer.since + lease)
     }
 
     /// Returns the siblings that have a lease and no connection, and for which a joining shim
     /// waits. Such siblings live, or died before their first announcement.
-    pub(crate) fn awaited(&self) -> Vec<ShimId> {
-        self.those(|peer| !peer.connected && peer.is_awaited(self.now, self.rules.lease))
+    pub(crate) fn awaited_siblings(&self) -> Vec<ShimId> {
+        self.find_peers(|peer| !peer.connected && peer.is_awaited(self.now, self.rules.lease))
     }
 
-    fn those(&self, are: impl Fn(&Peer) -> bool) -> Vec<ShimId> {
+    fn find_peers(&self, are: impl Fn(&Peer) -> bool) -> Vec<ShimId> {
         self.peers
             .iter()
             .filter(|(_, peer)| are(peer))
@@ -306,7 +306,7 @@ impl Machine {
     }
 
     /// Returns when [`Machine::tick`] is due if no event comes first.
-    pub(crate) fn wake(&self) -> Option<Time> {
+    pub(crate) fn next_wake(&self) -> Option<Time> {
         let waits = [
             self.unreachable_since.map(|since| since + self.rules.hold),
             self.leaving_since.map(|since| since + self.rules.lease),
@@ -331,7 +331,7 @@ impl Machine {
         self.settle()
     }
 
-    pub(crate) fn facts(&mut self, facts: Facts) -> Vec<Action> {
+    pub(crate) fn set_facts(&mut self, facts: Facts) -> Vec<Action> {
         self.facts = facts;
         self.settle()
     }
@@ -339,7 +339,7 @@ impl Machine {
     /// Takes in the siblings' leases. Each has the time of its renewal, or a little before, and the
     /// time of its expiry. All leases and the time come at once: a shim that stalled would
     /// otherwise take a sibling for hung before reading the sibling's new lease.
-    pub(crate) fn leased(&mut self, now: Time, leases: &[(ShimId, Time, Time)]) -> Vec<Action> {
+    pub(crate) fn on_leases(&mut self, now: Time, leases: &[(ShimId, Time, Time)]) -> Vec<Action> {
         self.now = self.now.max(now);
         for &(holder, renewed, until) in leases {
             // Only the sibling's connection ended. A lease that still holds would prove nothing:
@@ -348,7 +348,7 @@ impl Machine {
                 self.dead.remove(&holder);
             }
             if !self.is_dead(holder) {
-                let peer = self.peer(holder);
+                let peer = self.peer_mut(holder);
                 peer.fresh_until = peer.fresh_until.max(until);
             }
         }
@@ -361,10 +361,10 @@ impl Machine {
     }
 
     /// The connection to a sibling is established.
-    pub(crate) fn connected(&mut self, holder: ShimId) -> Vec<Action> {
+    pub(crate) fn on_connected(&mut self, holder: ShimId) -> Vec<Action> {
         let until = self.now + self.rules.lease;
         self.dead.remove(&holder);
-        let peer = self.peer(holder);
+        let peer = self.peer_mut(holder);
         peer.connected = true;
         peer.fresh_until = peer.fresh_until.max(until);
         let mut actions = self.settle();
@@ -375,7 +375,7 @@ impl Machine {
     }
 
     /// A sibling announced its state, and gave duplicates of listeners that were not held yet.
-    pub(crate) fn updated(
+    pub(crate) fn on_update(
         &mut self,
         holder: ShimId,
         announce: Announce,
@@ -386,21 +386,21 @@ impl Machine {
                 .entry(*cookie)
                 .or_insert(Held::new(*address, false));
         }
-        self.peer(holder).announced = Some(announce);
+        self.peer_mut(holder).announced = Some(announce);
         self.settle()
     }
 
     /// The connection to a sibling ended, or the sibling's socket refuses connections. Either the
     /// process is gone, or the sibling will renew its lease. `now` only dates the end: after a
     /// stall, a lease that the sibling renewed during the stall is older than the end.
-    pub(crate) fn gone(&mut self, now: Time, holder: ShimId) -> Vec<Action> {
+    pub(crate) fn on_gone(&mut self, now: Time, holder: ShimId) -> Vec<Action> {
         self.peers.remove(&holder);
         self.dead.insert(holder, self.now.max(now));
         self.settle()
     }
 
     /// A listener listens, and clients are accepted.
-    pub(crate) fn accepting(&mut self, cookie: Cookie) -> Vec<Action> {
+    pub(crate) fn on_accepting(&mut self, cookie: Cookie) -> Vec<Action> {
         // A loop that was told to end meanwhile ends.
         if let Some(held) = self
             .held
@@ -412,12 +412,12 @@ impl Machine {
         self.settle()
     }
 
-    /// This shim could not accept from a listener. After [`Machine::ended`] the machine tries
+    /// This shim could not accept from a listener. After [`Machine::on_ended`] the machine tries
     /// again.
-    pub(crate) fn failed(&mut self, cookie: Cookie) -> Vec<Action> {
+    pub(crate) fn on_failed(&mut self, cookie: Cookie) -> Vec<Action> {
         self.closing.remove(&cookie);
         if let Some(held) = self.held.get_mut(&cookie) {
-            held.accept = if held.accepting() {
+            held.accept = if held.is_accepting() {
                 AcceptLoop::Failed
             } else {
                 AcceptLoop::None
@@ -429,7 +429,7 @@ impl Machine {
     /// The accept loop of a listener has ended, and every accepted client is counted. The end was
     /// requested, or the listener no longer listens, since a sibling reached no instance and
     /// refused clients.
-    pub(crate) fn ended(&mut self, cookie: Cookie) -> Vec<Action> {
+    pub(crate) fn on_ended(&mut self, cookie: Cookie) -> Vec<Action> {
         self.closing.remove(&cookie);
         if let Some(held) = self.held.get_mut(&cookie) {
             held.accept = AcceptLoop::None;
@@ -438,14 +438,14 @@ impl Machine {
     }
 
     /// The own socket of an address listens, under this cookie.
-    pub(crate) fn listening(&mut self, address: SocketAddr, cookie: Cookie) -> Vec<Action> {
+    pub(crate) fn on_listening(&mut self, address: SocketAddr, cookie: Cookie) -> Vec<Action> {
         self.requested.remove(&address);
         self.held.insert(cookie, Held::new(address, true));
         self.settle()
     }
 
     /// The own socket of an address could not listen, and may be tried again.
-    pub(crate) fn listen_again(&mut self, address: SocketAddr) -> Vec<Action> {
+    pub(crate) fn retry_listen(&mut self, address: SocketAddr) -> Vec<Action> {
         self.requested.remove(&address);
         self.settle()
     }
@@ -460,13 +460,15 @@ impl Machine {
                 .is_some_and(|held| held.accept == AcceptLoop::Ending)
     }
 
-    fn peer(&mut self, holder: ShimId) -> &mut Peer {
+    fn peer_mut(&mut self, holder: ShimId) -> &mut Peer {
         let now = self.now;
         self.peers.entry(holder).or_insert_with(|| Peer::new(now))
     }
 
-    fn live(&self) -> impl Iterator<Item = &Announce> {
-        self.peers.values().filter_map(|peer| peer.live(self.now))
+    fn live_announces(&self) -> impl Iterator<Item = &Announce> {
+        self.peers
+            .values()
+            .filter_map(|peer| peer.live_announce(self.now))
     }
 
     fn is_leaving(&self) -> bool {
@@ -494,7 +496,7 @@ impl Machine {
     }
 
     fn update_reachable(&mut self) {
-        let reachable = self.facts.reachable || self.live().any(|its| its.reachable);
+        let reachable = self.facts.reachable || self.live_announces().any(|its| its.reachable);
         self.unreachable_since = if reachable {
             None
         } else {
@@ -522,7 +524,7 @@ impl Machine {
             let since = *self.leaving_since.get_or_insert(self.now);
             // A shim that is only relieved goes on as long as its sibling cannot accept.
             let expired = leaving && self.now >= since + self.rules.lease;
-            if expired || self.is_last() || self.uncovered().is_empty() {
+            if expired || self.is_last() || self.uncovered_listeners().is_empty() {
                 self.release(actions);
             }
         } else if self.is_last() {
@@ -585,14 +587,14 @@ impl Machine {
 
     /// Returns this shim's listeners from which no staying sibling accepts: the listeners with an
     /// accept loop and, if this shim has to leave, guards.
-    fn uncovered(&self) -> Vec<Cookie> {
+    fn uncovered_listeners(&self) -> Vec<Cookie> {
         let covered = |cookie: &Cookie| {
-            self.live()
+            self.live_announces()
                 .any(|its| !its.leaving && its.accepts.contains(cookie))
         };
         // A loop that ends would not accept the queued clients.
         let left = |held: &Held| {
-            held.accepting() || (self.facts.leaving && held.accept == AcceptLoop::None)
+            held.is_accepting() || (self.facts.leaving && held.accept == AcceptLoop::None)
         };
         let left = |(cookie, held): &(&Cookie, &Held)| {
             left(held) && !covered(cookie) && !self.closing.contains(cookie)
@@ -616,7 +618,7 @@ impl Machine {
     /// Accepts the queued clients of listeners from which no other shim accepts, and closes the
     /// listeners.
     fn close_uncovered(&mut self, actions: &mut Vec<Action>) {
-        for cookie in self.uncovered() {
+        for cookie in self.uncovered_listeners() {
             self.held.remove(&cookie);
             self.closing.insert(cookie);
             actions.push(Action::Close(cookie));
@@ -638,7 +640,7 @@ impl Machine {
             }
         }
         let owned_elsewhere = |cookie: &Cookie| {
-            self.live()
+            self.live_announces()
                 .any(|its| its.owns.contains(cookie) && its.accepts.contains(cookie))
         };
         let (refusing, knows) = (self.is_refusing(), self.knows_siblings());
@@ -658,12 +660,12 @@ impl Machine {
             .iter()
             .filter(|(cookie, _)| !closing(cookie))
             .map(|(cookie, held)| {
-                let orphan = !owned_elsewhere(cookie) && (knows || held.accepting());
+                let orphan = !owned_elsewhere(cookie) && (knows || held.is_accepting());
                 let takes = match self.phase {
                     // A shim that leaves takes no orphan over, but keeps its listeners until
                     // siblings accept from them.
-                    Phase::Refusing if !self.joining => held.accepting(),
-                    _ => held.own || if leaving { held.accepting() } else { orphan },
+                    Phase::Refusing if !self.joining => held.is_accepting(),
+                    _ => held.own || if leaving { held.is_accepting() } else { orphan },
                 };
                 (*cookie, may && takes)
             })
@@ -703,7 +705,7 @@ impl Machine {
             return;
         }
         let owned: BTreeSet<Cookie> = self
-            .live()
+            .live_announces()
             .flat_map(|its| its.owns.iter().copied())
             .collect();
         let orphan = self

@@ -67,7 +67,7 @@ struct Group {
 ///
 /// # Errors
 /// The host has no clock or no boot ID, so leases cannot be kept.
-pub(crate) async fn keep(
+pub(crate) async fn run_handover(
     shared: &Shared,
     sockets: Vec<(SocketAddr, OwnedFd)>,
     dispatcher: Arc<Dispatcher>,
@@ -116,7 +116,7 @@ pub(crate) async fn keep(
         group.find_dead().await;
         group.update_facts(&mut table, &mut state);
         group.publish_takers();
-        let wake = group.wake();
+        let wake = group.next_wake();
         tokio::select! {
             changed = table.changed() => if changed.is_err() { return Ok(()) },
             changed = state.changed() => if changed.is_err() { return Ok(()) },
@@ -145,22 +145,22 @@ impl Group {
         clock::boottime().unwrap_or(self.lease.renewed)
     }
 
-    fn wake(&self) -> Instant {
+    fn next_wake(&self) -> Instant {
         let now = self.now();
         let machine = self
             .machine
-            .wake()
+            .next_wake()
             .map(|at| Instant::now() + at.saturating_sub(now));
         let dead = self
             .siblings
             .looked
-            .filter(|_| !self.machine.awaited().is_empty())
+            .filter(|_| !self.machine.awaited_siblings().is_empty())
             .map(|looked| looked + siblings::DEAD);
         // An hour, as a default: another event comes earlier.
         machine
             .into_iter()
             .chain(self.listeners.retry)
-            .chain(self.shared.share.until())
+            .chain(self.shared.share.expiry())
             .chain(dead)
             .min()
             .unwrap_or_else(|| Instant::now() + Duration::from_secs(3600))
@@ -191,12 +191,12 @@ impl Group {
                 blocked,
             }
         };
-        let actions = self.machine.facts(facts);
+        let actions = self.machine.set_facts(facts);
         self.act(actions);
     }
 
     /// Puts a share of new connections in force.
-    fn share(&self, share: Share) -> Result<(), String> {
+    fn apply_share(&self, share: Share) -> Result<(), String> {
         if self.config.discover || self.config.preferred.is_some() {
             return Err("this shim serves several instances: a share is between two shims of one instance each".into());
         }
@@ -230,11 +230,11 @@ impl Group {
         };
         if self.listeners.retry.is_none() {
             for address in std::mem::take(&mut self.listeners.not_listening) {
-                actions.extend(self.machine.listen_again(address));
+                actions.extend(self.machine.retry_listen(address));
             }
             // A failed accept loop counts as ended: the machine tries again.
             for cookie in std::mem::take(&mut self.listeners.failed) {
-                actions.extend(self.machine.ended(cookie));
+                actions.extend(self.machine.on_ended(cookie));
             }
         }
         self.act(actions);
@@ -264,7 +264,7 @@ impl Group {
                     changed,
                     self.siblings.events.clone(),
                 ));
-                self.machine.connected(holder)
+                self.machine.on_connected(holder)
             }
             Event::Updated(holder, announce, guards) => {
                 let mut known = Vec::new();
@@ -276,11 +276,11 @@ impl Group {
                         .entry(cookie)
                         .or_insert_with(|| (address, Arc::new(descriptor)));
                 }
-                self.machine.updated(holder, announce, &known)
+                self.machine.on_update(holder, announce, &known)
             }
             Event::Refused(holder, why) => {
                 // No problem if both shims dialled and the other connection is established.
-                if self.dial_failed(holder, &why) {
+                if self.record_failed_dial(holder, &why) {
                     if self.logged_problems.insert(format!("{holder:?} {why}")) {
                         tracing::warn!("a sibling does not share its listeners: {why}");
                     }
@@ -289,12 +289,12 @@ impl Group {
                 return;
             }
             Event::Conflict(holder, why) => {
-                self.dial_failed(holder, &why);
-                self.conflict(&why);
+                self.record_failed_dial(holder, &why);
+                self.report_conflict(&why);
                 return;
             }
             Event::Unreachable(holder, why) => {
-                self.dial_failed(holder, &why);
+                self.record_failed_dial(holder, &why);
                 tracing::debug!("cannot reach a sibling: {why}");
                 return;
             }
@@ -313,7 +313,7 @@ impl Group {
                     instance,
                     "a sibling is gone: this shim accepts from its listeners, if it had any"
                 );
-                self.machine.gone(self.now(), holder)
+                self.machine.on_gone(self.now(), holder)
             }
         };
         self.act(actions);
@@ -385,7 +385,7 @@ impl Group {
     }
 
     fn count(&self, step: &'static str, result: &'static str) {
-        self.shared.metrics.handed_over(step, result);
+        self.shared.metrics.count_handover(step, result);
     }
 }
 
@@ -394,7 +394,7 @@ impl Drop for Group {
         for accepting in self.listeners.loops.values() {
             accepting.send_replace(Accepting::No);
         }
-        let (berth, lease) = (self.shared.berth.clone(), self.lease_now());
+        let (berth, lease) = (self.shared.berth.clone(), self.current_lease());
         let most = self.patience().min(PATIENCE);
         self.shared
             .run_dir

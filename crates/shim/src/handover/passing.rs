@@ -53,7 +53,7 @@ impl Group {
         }
         let [client, token] = &request.descriptors[..] else {
             return Err(format!(
-                "{} descriptors came, not two",
+                "{} descriptors came instead of two",
                 request.descriptors.len()
             ));
         };
@@ -62,7 +62,7 @@ impl Group {
         let client = client.try_clone().map_err(|error| error.to_string())?;
         if !PassToken(token.try_clone().map_err(|error| error.to_string())?).claim() {
             self.count("take", "late");
-            return Err("the sender serves it already".to_owned());
+            return Err("the sender already serves the client".to_owned());
         }
         self.dispatcher
             .take_over(TcpStream::from(client), peer, request.rest.clone());
@@ -109,7 +109,7 @@ impl Group {
             let passed = passing.pass(client.as_fd(), &sent, only.as_deref()).await;
             // A client that was only offered for a share is served here otherwise.
             if passed || only.is_none() {
-                metrics.handed_over("pass", if passed { "ok" } else { "failed" });
+                metrics.count_handover("pass", if passed { "ok" } else { "failed" });
             }
             let _ = taken.send(passed);
         });
@@ -119,7 +119,7 @@ impl Group {
 /// Passes at most [`PASSES`] clients at once. All clients of an instance need passing at the moment
 /// when the instance ends.
 #[derive(Debug)]
-pub(super) struct Passing {
+pub(super) struct Passer {
     /// The sockets of the joined siblings with valid leases.
     takers: watch::Sender<Vec<PathBuf>>,
     free: Semaphore,
@@ -129,7 +129,7 @@ pub(super) struct Passing {
     patience: Duration,
 }
 
-impl Passing {
+impl Passer {
     /// A sibling with a valid lease is busy or stalls for a moment. If the client is instead
     /// relayed to the sibling's instance, this shim's end cuts the connection. So the wait lasts as
     /// long as a lease, but no longer than a client may be held.
@@ -171,7 +171,7 @@ impl Passing {
             let reply = tokio::select! {
                 reply = ipc::exchange(&path, Ask::Pass, sent, &with, patience) => reply,
                 () = self.until(|takers| !takers.contains(&path)) => {
-                    tracing::debug!(path = %path.display(), "not passed: the sibling is not joined any more");
+                    tracing::debug!(path = %path.display(), "not passed: the sibling is no longer joined");
                     continue;
                 }
             };

@@ -188,7 +188,7 @@ async fn receive_updates(
             if addresses.contains(&address) {
                 checked.push((cookie, address, descriptor));
             } else {
-                tracing::info!(sibling = holder.0, %address, "a listener of an address that is not ours is refused");
+                tracing::info!(sibling = holder.0, %address, "refused a sibling's listener: this shim does not listen on the address");
             }
         }
         if events
@@ -207,7 +207,7 @@ mod tests {
 
     /// Returns the events of a sibling that sent an update and died. `unread`: the sibling left
     /// unread data. `updates`: an update was being sent to the sibling.
-    async fn received(unread: bool, updates: bool) -> Vec<Event> {
+    async fn receive_events(unread: bool, updates: bool) -> Vec<Event> {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let (theirs, ours) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
@@ -248,7 +248,7 @@ mod tests {
         // Chance decides which half of the connection comes first.
         for _ in 0..20 {
             for (unread, updates) in [(false, false), (true, false), (false, true), (true, true)] {
-                let events = received(unread, updates).await;
+                let events = receive_events(unread, updates).await;
                 let [Event::Updated(ShimId(1), _, guards), Event::Gone(ShimId(1))] = &events[..]
                 else {
                     panic!("unread {unread}, updates {updates}: {events:?}")

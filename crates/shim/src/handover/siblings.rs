@@ -1,7 +1,7 @@
 //! Connections to siblings, from the first message until they are established.
 
 use super::Group;
-use super::passing::Passing;
+use super::passing::Passer;
 use super::peers::Event;
 use crate::config::Config;
 use berth_node::instance::InstanceId;
@@ -45,7 +45,7 @@ pub(super) struct Siblings {
     /// When [`Group::find_dead`] last looked.
     pub(super) looked: Option<Instant>,
     pub(super) events: mpsc::UnboundedSender<Event>,
-    pub(super) passing: Arc<Passing>,
+    pub(super) passing: Arc<Passer>,
 }
 
 impl Siblings {
@@ -58,7 +58,7 @@ impl Siblings {
             logged_unconnected: BTreeSet::new(),
             looked: None,
             events,
-            passing: Arc::new(Passing::new(config.lease, config.hold)),
+            passing: Arc::new(Passer::new(config.lease, config.hold)),
         }
     }
 }
@@ -122,7 +122,7 @@ impl Group {
     /// socket or a full queue proves nothing.
     pub(super) async fn find_dead(&mut self) {
         self.tick();
-        let awaited = self.machine.awaited();
+        let awaited = self.machine.awaited_siblings();
         if awaited.is_empty()
             || self
                 .siblings
@@ -159,8 +159,8 @@ impl Group {
             .await
             .unwrap_or_default()
         {
-            tracing::info!(socket = %path.display(), "a sibling's lease holds and its socket refuses: it has died");
-            let actions = self.machine.gone(self.now(), holder);
+            tracing::info!(socket = %path.display(), "a sibling has died: its socket refuses connections, although its lease is valid");
+            let actions = self.machine.on_gone(self.now(), holder);
             self.act(actions);
         }
     }
@@ -191,7 +191,7 @@ impl Group {
     }
 
     /// Records a failed dial. Returns true if the sibling is without a connection.
-    pub(super) fn dial_failed(&mut self, holder: ShimId, why: &str) -> bool {
+    pub(super) fn record_failed_dial(&mut self, holder: ShimId, why: &str) -> bool {
         self.siblings.unreachable.insert(holder, why.to_owned());
         // The sibling may have dialled meanwhile.
         if self.siblings.connecting.get(&holder) == Some(&Connecting::Dialled) {
@@ -217,7 +217,7 @@ impl Group {
 
     /// Two processes use one ID. The first process stays: messages under the ID on another
     /// connection do not affect the first.
-    pub(super) fn conflict(&mut self, why: &str) {
+    pub(super) fn report_conflict(&mut self, why: &str) {
         self.count("connect", "conflict");
         if self.logged_problems.insert(why.to_owned()) {
             tracing::warn!("another process goes by a sibling's name, and was refused: {why}");
@@ -228,7 +228,7 @@ impl Group {
         let reply = match request.ask {
             Ask::Join { holder } => match self.may_join(holder) {
                 Err(why) => {
-                    self.conflict(&why);
+                    self.report_conflict(&why);
                     Reply::Refused(why)
                 }
                 // Both shims dial: the connection dialled by the smaller ID stays.
@@ -254,9 +254,9 @@ impl Group {
                 .take_over(&request)
                 .map_or_else(Reply::Refused, |()| Reply::Done),
             Ask::Share(ref share) => self
-                .share(share.clone())
+                .apply_share(share.clone())
                 .map_or_else(Reply::Refused, |()| Reply::Done),
-            _ => Reply::Refused("not here".into()),
+            _ => Reply::Refused("this shim does not handle the request".into()),
         };
         tokio::spawn(async move { request.reply(&reply).await });
     }

@@ -10,13 +10,13 @@
 
 use super::abort::AbortOnDrop;
 use super::copy::{ResetWatch, with_buffer};
-use super::opening::{Opening, Tried};
+use super::opening::{Opening, TriedEpochs};
 use super::replay_buffer::ReplayBuffer;
 use super::source::Source;
 use super::{Context, Outcome, Pass};
 use crate::backend::{BackendInstance, Table};
 use crate::gate::HandshakeSlot;
-use crate::share::Placed;
+use crate::share::Placement;
 use berth_node::instance::InstanceId;
 use berth_node::terms::InstanceHealth;
 use berth_os::socket;
@@ -56,14 +56,14 @@ pub(super) enum Reached {
         /// In use as long as the connection.
         source: Option<Source>,
         instance: InstanceId,
-        exchanged: Exchanged,
+        exchanged: ExchangedBytes,
     },
     /// The instance has the client's socket.
     Injected(InstanceId),
 }
 
 /// The bytes of both ends so far.
-pub(super) struct Exchanged {
+pub(super) struct ExchangedBytes {
     /// Bytes of the client that the instance already has.
     pub(super) sent: usize,
     /// Bytes of the client that the instance does not have yet.
@@ -75,7 +75,7 @@ pub(super) struct Exchanged {
 /// How an attempt ended.
 pub(super) enum AttemptResult {
     Injected,
-    Answered(AbortOnDrop, Option<Source>, Exchanged),
+    Answered(AbortOnDrop, Option<Source>, ExchangedBytes),
     /// The connect to the instance failed.
     Unreachable(io::Error),
     /// The instance ended the connection without a byte, by FIN or by reset.
@@ -100,9 +100,9 @@ impl Opening<'_> {
         {
             let passed = self.pass(Some(sibling)).await;
             context.share.count(if passed {
-                Placed::Passed
+                Placement::Passed
             } else {
-                Placed::Declined
+                Placement::Declined
             });
             if passed {
                 return Err(Outcome::Passed);
@@ -116,9 +116,9 @@ impl Opening<'_> {
             if let Some(outcome) = self.ended
                 && self.kept.bytes.is_empty()
                 && !leaving
-                && !self.sends_something().await
+                && !self.wait_for_bytes().await
             {
-                return Err(self.end_alike(outcome));
+                return Err(self.end_with(outcome));
             }
             let picked = pick(&table.borrow_and_update(), leaving, &self.tried).cloned();
             // A relay to a sibling's instance would end with this shim, which may be about to
@@ -137,11 +137,11 @@ impl Opening<'_> {
                 if let Some(outcome) = self.ended
                     && table
                         .borrow()
-                        .pick(|instance| !self.tried.refused(instance))
+                        .pick(|instance| !self.tried.has_refused(instance))
                         .is_some()
                 {
                     // The instance is ready and ended two attempts, so it ended them on purpose.
-                    return Err(self.end_alike(outcome));
+                    return Err(self.end_with(outcome));
                 }
                 let tried = self.tried.clone();
                 let found = async {
@@ -156,8 +156,8 @@ impl Opening<'_> {
             let tried = self.tried.clone();
             tokio::select! {
                 biased;
-                admitted = self.wait_for_turn(&instance) => admitted.map_err(|outcome| self.end_alike(outcome))?,
-                () = choice_changed(context, &mut table, leaving, instance.epoch, &tried) => {
+                admitted = self.wait_for_turn(&instance) => admitted.map_err(|outcome| self.end_with(outcome))?,
+                () = wait_for_other_choice(context, &mut table, leaving, instance.epoch, &tried) => {
                     self.leave_queue();
                     continue;
                 }
@@ -168,7 +168,7 @@ impl Opening<'_> {
                 None => tokio::select! {
                     biased;
                     result = self.attempt(&instance, replay) => result,
-                    () = stuck(&mut table, instance.epoch, &tried) => {
+                    () = wait_until_stuck(&mut table, instance.epoch, &tried) => {
                         self.leave_queue();
                         AttemptResult::Abandoned
                     }
@@ -184,7 +184,7 @@ impl Opening<'_> {
                         exchanged,
                     });
                 }
-                AttemptResult::Refused(outcome) => return Err(self.end_alike(outcome)),
+                AttemptResult::Refused(outcome) => return Err(self.end_with(outcome)),
                 AttemptResult::Unreachable(error) => {
                     tracing::debug!(instance = %instance.id, address = %instance.address, %error, "cannot connect");
                     if error.kind() == io::ErrorKind::ConnectionRefused {
@@ -201,18 +201,18 @@ impl Opening<'_> {
                 }
                 AttemptResult::Ended(outcome) => {
                     if self.kept.is_given_up() {
-                        return Err(self.end_alike(outcome));
+                        return Err(self.end_with(outcome));
                     }
                     tracing::debug!(instance = %instance.id, outcome = outcome.as_str(), "ended before its first byte: replay");
                     self.tried.add(instance.epoch);
                     self.ended = Some(outcome);
                 }
                 AttemptResult::Abandoned if self.kept.is_given_up() => {
-                    return Err(self.end_alike(Outcome::ClientLeft));
+                    return Err(self.end_with(Outcome::ClientLeft));
                 }
                 AttemptResult::Abandoned => {
                     tracing::debug!(instance = %instance.id, "no first byte, and another instance is ready: replay");
-                    context.own_answered(&instance, None);
+                    context.count_answer(&instance, None);
                     self.tried.add(instance.epoch);
                 }
             }
@@ -236,7 +236,7 @@ impl Opening<'_> {
         }
         context
             .share
-            .elsewhere(self.peer, self.client.local_addr().ok(), Instant::now())
+            .sibling_for(self.peer, self.client.local_addr().ok(), Instant::now())
     }
 
     /// Passes the connection to a sibling, or only to `only`, if the sibling takes the connection
@@ -250,7 +250,7 @@ impl Opening<'_> {
         self.client.set_abort(false);
         let pass = Pass {
             client: duplicate,
-            sent: self.kept.consumed().to_vec(),
+            sent: self.kept.consumed_bytes().to_vec(),
             only,
             taken,
         };
@@ -287,7 +287,7 @@ impl Opening<'_> {
             }
             let began = Instant::now();
             let counts_until = slot.as_ref().filter(|_| !is_early).map(HandshakeSlot::ends);
-            let first = first_byte(
+            let first = wait_for_first_byte(
                 self.client,
                 &mut backend,
                 &mut self.kept,
@@ -296,7 +296,7 @@ impl Opening<'_> {
                 counts_until,
             );
             let first = match slot.take().filter(|_| !is_early) {
-                Some(slot) => with_slot(slot, first).await,
+                Some(slot) => wait_with_slot(slot, first).await,
                 None => first.await,
             };
             match first {
@@ -305,7 +305,7 @@ impl Opening<'_> {
                         && let Some(handshake) = handshake
                     {
                         handshake.end();
-                        context.own_answered(instance, Some(began.elapsed()));
+                        context.count_answer(instance, Some(began.elapsed()));
                     }
                     return AttemptResult::Answered(backend, source, exchanged);
                 }
@@ -318,7 +318,7 @@ impl Opening<'_> {
                 Err(outcome) => {
                     if let Some(handshake) = handshake {
                         handshake.end();
-                        context.own_answered(instance, None);
+                        context.count_answer(instance, None);
                     }
                     backend.close();
                     return AttemptResult::Ended(outcome);
@@ -331,12 +331,16 @@ impl Opening<'_> {
 /// Waits until an instance is stuck or gone, and another instance that may be tried is ready. An
 /// instance that only fails its probe may be slow, and moving its clients would only add handshakes
 /// for the next instance.
-pub(super) async fn stuck(table: &mut watch::Receiver<Arc<Table>>, epoch: u64, tried: &Tried) {
+pub(super) async fn wait_until_stuck(
+    table: &mut watch::Receiver<Arc<Table>>,
+    epoch: u64,
+    tried: &TriedEpochs,
+) {
     let is_stuck = |table: &Arc<Table>| {
         let moves = table
             .instances
             .iter()
-            .any(|instance| instance.epoch == epoch && !instance.stands_still);
+            .any(|instance| instance.epoch == epoch && !instance.hangs);
         !moves
             && table
                 .instances
@@ -352,7 +356,7 @@ pub(super) async fn stuck(table: &mut watch::Receiver<Arc<Table>>, epoch: u64, t
 fn pick<'table>(
     table: &'table Table,
     leaving: bool,
-    tried: &Tried,
+    tried: &TriedEpochs,
 ) -> Option<&'table BackendInstance> {
     let usable = |instance: &BackendInstance| tried.allows(instance);
     if leaving {
@@ -363,12 +367,12 @@ fn pick<'table>(
 }
 
 /// Waits until a client that waits for its turn at an instance should go to another instance.
-async fn choice_changed(
+async fn wait_for_other_choice(
     context: &Context,
     table: &mut watch::Receiver<Arc<Table>>,
     leaving: bool,
     epoch: u64,
-    tried: &Tried,
+    tried: &TriedEpochs,
 ) {
     let is_other = |table: &Arc<Table>| {
         pick(table, leaving, tried).is_none_or(|instance| instance.epoch != epoch)
@@ -385,10 +389,10 @@ async fn choice_changed(
 }
 
 /// Waits for the instance's first byte, which releases the handshake's slot.
-async fn with_slot(
+async fn wait_with_slot(
     slot: HandshakeSlot,
-    first_byte: impl Future<Output = Result<Option<Exchanged>, Outcome>>,
-) -> Result<Option<Exchanged>, Outcome> {
+    first_byte: impl Future<Output = Result<Option<ExchangedBytes>, Outcome>>,
+) -> Result<Option<ExchangedBytes>, Outcome> {
     let mut first_byte = std::pin::pin!(first_byte);
     let first = timeout_at(slot.ends(), &mut first_byte).await;
     match &first {
@@ -473,14 +477,14 @@ async fn connect_from(
 ///
 /// # Errors
 /// The client reset the connection, or the instance ended the connection.
-async fn first_byte(
+async fn wait_for_first_byte(
     client: &mut TcpStream,
     backend: &mut TcpStream,
     kept: &mut ReplayBuffer,
     sent: &mut usize,
     is_early: bool,
     counts_until: Option<Instant>,
-) -> Result<Option<Exchanged>, Outcome> {
+) -> Result<Option<ExchangedBytes>, Outcome> {
     let counts = || counts_until.is_some_and(|until| Instant::now() < until);
     let mut finished = false;
     let mut watch = ResetWatch::default();
@@ -490,7 +494,7 @@ async fn first_byte(
                 return Poll::Ready(Ok(None));
             }
             if !kept.is_replayable() {
-                return Poll::Ready(Ok(Some(Exchanged {
+                return Poll::Ready(Ok(Some(ExchangedBytes {
                     sent: *sent,
                     up: kept.bytes.split_off(*sent),
                     down: Vec::new(),
@@ -507,7 +511,7 @@ async fn first_byte(
                     return Poll::Ready(Err(Outcome::Closed));
                 }
                 Poll::Ready(Ok(down)) => {
-                    return Poll::Ready(Ok(Some(Exchanged {
+                    return Poll::Ready(Ok(Some(ExchangedBytes {
                         sent: *sent,
                         up: kept.bytes.split_off(*sent),
                         down,
@@ -519,7 +523,7 @@ async fn first_byte(
             if *sent < kept.bytes.len() {
                 match ready!(Pin::new(&mut *backend).poll_write(cx, &kept.bytes[*sent..])) {
                     Ok(written) => *sent += written,
-                    Err(_) => return Poll::Ready(at_reset(backend, kept, *sent)),
+                    Err(_) => return Poll::Ready(read_before_reset(backend, kept, *sent)),
                 }
             } else if kept.finished || kept.is_full() && kept.is_whole() && counts() {
                 // A client that sends more than a ClientHello first gets the answer to the
@@ -527,7 +531,7 @@ async fn first_byte(
                 if kept.finished && !finished {
                     finished = true;
                     if ready!(Pin::new(&mut *backend).poll_shutdown(cx)).is_err() {
-                        return Poll::Ready(at_reset(backend, kept, *sent));
+                        return Poll::Ready(read_before_reset(backend, kept, *sent));
                     }
                 }
                 return watch.poll(cx, client).map(|()| Err(Outcome::ClientReset));
@@ -538,7 +542,7 @@ async fn first_byte(
                     .poll_peek(cx, &mut ReadBuf::new(&mut [0]))
                     .map(|more| {
                         more.map(|_| {
-                            Some(Exchanged {
+                            Some(ExchangedBytes {
                                 sent: *sent,
                                 up: Vec::new(),
                                 down: Vec::new(),
@@ -559,16 +563,16 @@ async fn first_byte(
 ///
 /// # Errors
 /// The instance sent nothing.
-fn at_reset(
+fn read_before_reset(
     backend: &TcpStream,
     kept: &mut ReplayBuffer,
     sent: usize,
-) -> Result<Option<Exchanged>, Outcome> {
+) -> Result<Option<ExchangedBytes>, Outcome> {
     let read = |buffer: &mut [u8]| {
         socket::read(backend.as_fd(), buffer).map(|read| buffer[..read].to_vec())
     };
     match with_buffer(read) {
-        Ok(down) if !down.is_empty() => Ok(Some(Exchanged {
+        Ok(down) if !down.is_empty() => Ok(Some(ExchangedBytes {
             sent,
             up: kept.bytes.split_off(sent),
             down,
@@ -615,7 +619,8 @@ mod tests {
         instance.write_all(b"answer").unwrap();
         socket::reset_on_close(&instance);
         drop(instance);
-        let first = first_byte(&mut client, &mut backend, &mut kept, &mut 0, false, None).await;
+        let first =
+            wait_for_first_byte(&mut client, &mut backend, &mut kept, &mut 0, false, None).await;
         let down = first
             .unwrap_or_else(|outcome| panic!("{}", outcome.as_str()))
             .unwrap()

@@ -70,7 +70,7 @@ pub(super) struct Bulk {
 }
 
 impl Bulk {
-    pub(super) fn is(&self) -> bool {
+    pub(super) fn is_active(&self) -> bool {
         self.large >= MANY
     }
 
@@ -79,7 +79,7 @@ impl Bulk {
     pub(super) fn observe(&mut self, moved: usize) {
         self.large = match moved {
             LARGE.. => (self.large + 1).min(2 * MANY),
-            _ if self.is() => self.large - 1,
+            _ if self.is_active() => self.large - 1,
             _ => 0,
         };
     }
@@ -195,7 +195,7 @@ mod tests {
         (client, listener.accept().await.unwrap().0)
     }
 
-    async fn moved(source: &TcpStream, destination: &TcpStream, most: usize) -> Moved {
+    async fn move_bytes(source: &TcpStream, destination: &TcpStream, most: usize) -> Moved {
         poll_fn(|cx| poll_move(cx, source, destination, most).unwrap())
             .await
             .unwrap()
@@ -213,15 +213,15 @@ mod tests {
         let mut bulk = Bulk::default();
         for moved in [LARGE, LARGE, LARGE, 1, LARGE, LARGE, LARGE] {
             bulk.observe(moved);
-            assert!(!bulk.is());
+            assert!(!bulk.is_active());
         }
         for _ in 0..100 {
             bulk.observe(MOST);
-            assert!(bulk.is());
+            assert!(bulk.is_active());
         }
         let small = (0..100).take_while(|_| {
             bulk.observe(1);
-            bulk.is()
+            bulk.is_active()
         });
         assert_eq!(small.count(), usize::from(MANY));
     }
@@ -235,7 +235,7 @@ mod tests {
                 read,
                 written,
                 rest,
-            } = moved(&from, &to, MOST).await;
+            } = move_bytes(&from, &to, MOST).await;
             assert_eq!((read, written, rest.unwrap()), (5, 5, Vec::new()));
             assert!(has_pipe());
             let mut got = [0; 5];
@@ -243,15 +243,19 @@ mod tests {
             assert_eq!(&got, b"hello");
         }
         source.write_all(b"hello").await.unwrap();
-        assert_eq!(moved(&from, &to, 2).await.read, 2, "no more than it may");
-        assert_eq!(moved(&from, &to, MOST).await.read, 3);
+        assert_eq!(
+            move_bytes(&from, &to, 2).await.read,
+            2,
+            "no more than it may"
+        );
+        assert_eq!(move_bytes(&from, &to, MOST).await.read, 3);
         drop(source);
-        assert_eq!(moved(&from, &to, MOST).await.read, 0, "the end");
+        assert_eq!(move_bytes(&from, &to, MOST).await.read, 0, "the end");
     }
 
     /// Bytes that one connection could not deliver never reach the next connection.
     #[tokio::test]
-    async fn what_a_destination_does_not_take_leaves_the_pipe() {
+    async fn bytes_that_a_destination_does_not_take_leave_the_pipe() {
         let ((mut source, from), (mut to, mut destination)) = (pair().await, pair().await);
         let mut filled = 0;
         while let Ok(Ok(written)) =
@@ -264,7 +268,7 @@ mod tests {
             read,
             written,
             rest,
-        } = moved(&from, &to, MOST).await;
+        } = move_bytes(&from, &to, MOST).await;
         assert_eq!((read, written, rest.unwrap()), (6, 0, b"secret".to_vec()));
         assert!(has_pipe());
 
@@ -278,7 +282,7 @@ mod tests {
             read,
             written,
             rest,
-        } = moved(&from, &to, MOST).await;
+        } = move_bytes(&from, &to, MOST).await;
         assert!(read == 6 && written == 0 && rest.is_err());
         assert!(!has_pipe(), "closed with what is in it");
     }

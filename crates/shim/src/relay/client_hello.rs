@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_none_is_not_waited_for() {
+    fn bytes_that_are_no_client_hello_are_not_waited_for() {
         assert!(!is_whole(b"") && !is_whole(&[HANDSHAKE]) && !is_whole(&[HANDSHAKE, 3, 1, 0, 9]));
         assert!(is_whole(b"G") && is_whole(b"GET / HTTP/1.1"), "no TLS");
         assert!(
@@ -91,7 +91,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn all_of_it_is_whole_and_less_is_not(length in 0..3000usize, records in prop::collection::vec(0..2000usize, 0..20)) {
+        fn only_a_complete_message_is_whole(length in 0..3000usize, records in prop::collection::vec(0..2000usize, 0..20)) {
             let bytes = hello(length, records.into_iter());
             prop_assert!(is_whole(&bytes));
             for less in 0..bytes.len() {

@@ -28,7 +28,7 @@ use tokio::time::{Instant, Sleep};
 
 /// Size of the buffer that the connections of a thread share. Larger buffers were not faster; with
 /// 64 KiB and less, bulk slows down.
-const SHARED: usize = 128 * 1024;
+const BUFFER_SIZE: usize = 128 * 1024;
 
 /// Most bytes to read without checking the destination's room, and to keep if the destination takes
 /// nothing. Most messages are smaller.
@@ -39,7 +39,7 @@ const LEAST: usize = 4096;
 
 /// Bytes that a direction may move before other connections of the thread get their turn. A small
 /// read counts as a full buffer; a move through a pipe is mostly a turn of its own.
-const TURN: usize = 4 * SHARED;
+const TURN: usize = 4 * BUFFER_SIZE;
 
 /// How long nothing moves before an unread end is checked for a reset. Most ends are unread for a
 /// moment only, and the check costs a system call.
@@ -52,7 +52,7 @@ const SHORTAGE: Duration = Duration::from_secs(10);
 
 thread_local! {
     static SHORT: Cell<Option<Instant>> = const { Cell::new(None) };
-    static BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; SHARED].into_boxed_slice());
+    static BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; BUFFER_SIZE].into_boxed_slice());
 }
 
 /// Runs `f` with the thread's shared buffer. The buffer's content has no meaning before or after.
@@ -173,7 +173,7 @@ impl Direction {
                 }
                 continue;
             }
-            let most = if self.large || self.bulk.is() {
+            let most = if self.large || self.bulk.is_active() {
                 self.full = true;
                 let room = ready!(poll_room(cx, destination));
                 self.full = false;
@@ -215,7 +215,7 @@ impl Direction {
                 None => {}
             }
             self.bulk.observe(read);
-            turn += read.max(SHARED);
+            turn += read.max(BUFFER_SIZE);
         }
         // The waker would run this task before epoll's events for other tasks.
         pin!(yield_now()).poll(cx).map(Ok)
@@ -232,7 +232,7 @@ impl Direction {
         most: usize,
         count: &mut impl FnMut(usize),
     ) -> Poll<io::Result<usize>> {
-        if self.bulk.is()
+        if self.bulk.is_active()
             && most >= LARGE
             && let Some(moved) = bulk::poll_move(cx, source, destination, most)
         {
@@ -307,14 +307,14 @@ pub(super) struct ResetWatch {
 
 impl ResetWatch {
     /// Records that bytes moved: the last bytes of an end that is gone may still be on their way.
-    fn moved(&mut self) {
+    fn record_move(&mut self) {
         self.moved = true;
     }
 
     /// Ready when the end is known to be gone, and nothing moved for a while.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>, end: &TcpStream) -> Poll<()> {
         loop {
-            ready!(self.poll_still(cx));
+            ready!(self.poll_quiet(cx));
             if is_gone(end) {
                 return Poll::Ready(());
             }
@@ -322,7 +322,7 @@ impl ResetWatch {
     }
 
     /// Ready when nothing moved for a while.
-    fn poll_still(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_quiet(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let still = shorten(STILL);
         let timer = self
             .timer
@@ -365,7 +365,7 @@ pub(super) async fn copy(
                 return Poll::Ready(Outcome::BackendReset);
             }
             if moved {
-                watch.moved();
+                watch.record_move();
             }
             match (up.phase, down.phase) {
                 (Phase::Finished, Phase::Finished) => Poll::Ready(Outcome::Closed),
@@ -376,7 +376,7 @@ pub(super) async fn copy(
                 (Phase::Finished, Phase::Broken) => Poll::Ready(Outcome::ClientReset),
                 // The client is gone, and its last bytes may wait for an instance that takes
                 // nothing.
-                (Phase::Open, Phase::Broken) => watch.poll_still(cx).map(|()| Outcome::ClientReset),
+                (Phase::Open, Phase::Broken) => watch.poll_quiet(cx).map(|()| Outcome::ClientReset),
                 // Half closed: one end sends no more, and may be gone. A client may be slow to read
                 // the last bytes of a dead instance.
                 (Phase::Finished | Phase::Broken, Phase::Open) => {
@@ -410,13 +410,13 @@ mod tests {
     /// Bytes that are read for room that no write can use yet are kept here, and count as the
     /// kernel's shortage.
     #[tokio::test]
-    async fn room_that_the_runtime_was_not_told_of_is_none() {
+    async fn room_unknown_to_the_runtime_does_not_count() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut reader = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().await.unwrap();
         stream.writable().await.unwrap();
         let mut filled = 0;
-        while let Ok(written) = stream.try_write(&[0; SHARED]) {
+        while let Ok(written) = stream.try_write(&[0; BUFFER_SIZE]) {
             filled += written;
         }
         reader.read_exact(&mut vec![0; filled]).unwrap();

@@ -11,9 +11,9 @@
 //! when the shim closes its duplicate: after [`ANSWERS_WITHIN`].
 
 use super::Outcome;
-use super::attempt::{AttemptResult, stuck};
-use super::opening::{Opening, Tried};
-use crate::backend::supervisor::{Became, Link, Passed};
+use super::attempt::{AttemptResult, wait_until_stuck};
+use super::opening::{Opening, TriedEpochs};
+use crate::backend::supervisor::{Acknowledgement, Link, PassedClient};
 use crate::backend::{BackendInstance, Table};
 use crate::gate::HandshakeSlot;
 use berth_node::terms::shorten;
@@ -79,7 +79,7 @@ impl Salvage {
 }
 
 /// The fate of a sent socket.
-enum Sent {
+enum SocketFate {
     /// The instance has answered.
     Answered,
     /// The instance has accepted the client. The client has left, or has waited long for an answer.
@@ -108,14 +108,14 @@ impl Opening<'_> {
         &mut self,
         instance: &BackendInstance,
         table: &mut watch::Receiver<Arc<Table>>,
-        tried: &Tried,
+        tried: &TriedEpochs,
         replay: bool,
     ) -> Option<AttemptResult> {
         let link = self.link_to(instance)?;
         let place = tokio::select! {
             biased;
-            place = link.place() => place?,
-            () = stuck(table, instance.epoch, tried) => {
+            place = link.acquire_place() => place?,
+            () = wait_until_stuck(table, instance.epoch, tried) => {
                 self.leave_queue();
                 return Some(AttemptResult::Abandoned);
             }
@@ -141,7 +141,7 @@ impl Opening<'_> {
             .then(|| instance.handshakes.begin());
         let mut changes = table.clone();
         let recall = async {
-            stuck(&mut changes, instance.epoch, tried).await;
+            wait_until_stuck(&mut changes, instance.epoch, tried).await;
             link.recall(seq)
         };
         let gone = async {
@@ -165,26 +165,26 @@ impl Opening<'_> {
         )
         .await;
         let answered = match sent {
-            Sent::Answered => Some(began.elapsed()),
-            Sent::Kept => return Some(AttemptResult::Injected),
-            Sent::Back => {
+            SocketFate::Answered => Some(began.elapsed()),
+            SocketFate::Kept => return Some(AttemptResult::Injected),
+            SocketFate::Back => {
                 tracing::debug!(instance = %instance.id, "a client's socket came back: relay");
                 return self
                     .take_back(None)
                     .err()
                     .map(|_| AttemptResult::Refused(Outcome::ClientReset));
             }
-            Sent::Recalled => {
+            SocketFate::Recalled => {
                 let back = self
                     .take_back(None)
                     .map_or(Some(Outcome::ClientReset), |()| None);
                 return Some(back.map_or(AttemptResult::Abandoned, AttemptResult::Refused));
             }
-            Sent::Ended => None,
+            SocketFate::Ended => None,
         };
         if let Some(handshake) = handshake {
             handshake.end();
-            self.context.own_answered(instance, answered);
+            self.context.count_answer(instance, answered);
         }
         if answered.is_some() {
             return Some(AttemptResult::Injected);
@@ -237,12 +237,12 @@ impl Opening<'_> {
 /// [`AbortOnDrop::register_again`](super::abort::AbortOnDrop::register_again).
 async fn follow(
     client: &TcpStream,
-    passed: &Passed,
+    passed: &PassedClient,
     recall: impl Future<Output = io::Result<()>>,
     gone: impl Future<Output = ()>,
     ended: impl Fn() -> bool,
     mut slot: Option<HandshakeSlot>,
-) -> Sent {
+) -> SocketFate {
     let (mut recall, mut gone, mut recalled, mut is_gone) =
         (pin!(recall), pin!(gone), false, false);
     let (began, mut accepted, mut ends, mut has_left) =
@@ -268,13 +268,13 @@ async fn follow(
                 is_gone = true;
                 ends.get_or_insert(now + ENDS_WITHIN);
             }
-            () = passed.told() => {
-                if passed.became() == Some(Became::Back) {
-                    return if recalled { Sent::Recalled } else { Sent::Back };
+            () = passed.wait_for_return() => {
+                if passed.acknowledgement() == Some(Acknowledgement::Back) {
+                    return if recalled { SocketFate::Recalled } else { SocketFate::Back };
                 }
                 ends.get_or_insert(now + ENDS_WITHIN);
             }
-            asked = &mut recall, if passed.became().is_none() && !recalled => {
+            asked = &mut recall, if passed.acknowledgement().is_none() && !recalled => {
                 recalled = true;
                 if let Err(error) = asked {
                     tracing::debug!(%error, "cannot recall a client");
@@ -294,16 +294,16 @@ async fn follow(
         // The acknowledgement may come after the byte. The client's place in the link is released
         // then.
         if has_answered {
-            return Sent::Answered;
+            return SocketFate::Answered;
         }
-        if passed.became() == Some(Became::Taken) {
+        if passed.acknowledgement() == Some(Acknowledgement::Taken) {
             let accepted = *accepted.get_or_insert(now);
             if accepted + shorten(ANSWERS_WITHIN) <= now || socket::has_ended(client) {
-                return Sent::Kept;
+                return SocketFate::Kept;
             }
         }
         if ends.is_some_and(|ends| ends <= now || is_gone && ended()) {
-            return Sent::Ended;
+            return SocketFate::Ended;
         }
     }
 }
@@ -319,7 +319,7 @@ mod tests {
     use std::num::NonZeroUsize;
 
     #[test]
-    fn what_an_instance_read_decides_what_can_be_done_for_its_client() {
+    fn the_bytes_that_an_instance_read_decide_the_salvage() {
         for (sent, received, unread, kept, is_replayable, then) in [
             (0, 0, 0, 0, true, Salvage::Intact),
             (0, 300, 300, 300, true, Salvage::Intact),
@@ -352,7 +352,7 @@ mod tests {
 
     /// Returns a client, the instance's descriptor of it and the shim's. The clock of the tests
     /// goes on when nothing else does.
-    fn connected() -> (StdTcpStream, StdTcpStream, TcpStream) {
+    fn connect_client() -> (StdTcpStream, StdTcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = StdTcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (accepted, _) = listener.accept().unwrap();
@@ -364,13 +364,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_slot_is_free_soon_after_the_first_byte_though_the_client_is_far_away() {
         for (after, is_awaited, most) in [(8, true, 14), (2, true, 4), (2, false, 11)] {
-            let (_client, mut instance, kept) = connected();
+            let (_client, mut instance, kept) = connect_client();
             let gate = Gate::new(MaxOpenings::Fixed(NonZeroUsize::MIN), Vec::new()).unwrap();
             let enter = || gate.enter(1, Ipv4Addr::LOCALHOST.into(), 0, Instant::now());
             let Entry::Open(slot) = enter() else { panic!() };
             let _next = is_awaited.then(enter);
-            let passed = Passed::default();
-            passed.set(Became::Taken);
+            let passed = PassedClient::default();
+            passed.set(Acknowledgement::Taken);
             let began = Instant::now();
             let answers = async {
                 sleep(Duration::from_millis(after)).await;
@@ -378,7 +378,7 @@ mod tests {
                 pending::<()>().await;
             };
             let sent = follow(&kept, &passed, pending(), answers, || false, Some(slot)).await;
-            assert!(matches!(sent, Sent::Answered));
+            assert!(matches!(sent, SocketFate::Answered));
             let waited = began.elapsed();
             assert!(
                 waited <= Duration::from_millis(most),
@@ -389,20 +389,22 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_instance_without_a_record_keeps_its_client_while_its_supervisor_lives() {
-        let accepted = Some(Became::Taken);
-        for (became, ends) in [
+        let accepted = Some(Acknowledgement::Taken);
+        for (acknowledgement, ends) in [
             (None, false),
-            (Some(Became::Unknown), false),
+            (Some(Acknowledgement::Unknown), false),
             (accepted, false),
             (accepted, true),
         ] {
-            let (_client, _instance, kept) = connected();
-            let passed = Passed::default();
-            became.into_iter().for_each(|became| passed.set(became));
+            let (_client, _instance, kept) = connect_client();
+            let passed = PassedClient::default();
+            acknowledgement
+                .into_iter()
+                .for_each(|acknowledgement| passed.set(acknowledgement));
             let began = Instant::now();
             assert!(matches!(
                 follow(&kept, &passed, pending(), ready(()), || ends, None).await,
-                Sent::Ended
+                SocketFate::Ended
             ));
             assert_eq!(began.elapsed() >= ENDS_WITHIN, !ends);
         }

@@ -26,7 +26,7 @@ use crate::metrics::WorkerStats;
 use crate::share::Sharing;
 use crate::state::ShimState;
 use abort::AbortOnDrop;
-use attempt::{Exchanged, Reached};
+use attempt::{ExchangedBytes, Reached};
 use berth_node::instance::InstanceId;
 use berth_os::locks;
 use opening::Opening;
@@ -115,7 +115,7 @@ impl Context {
 
     /// Counts the own instance's time to answer a ClientHello. `None` if the instance did not
     /// answer.
-    fn own_answered(&self, instance: &BackendInstance, after: Option<Duration>) {
+    fn count_answer(&self, instance: &BackendInstance, after: Option<Duration>) {
         match after {
             _ if !instance.own => {}
             Some(after) => self.first_byte_seconds.observe(after.as_secs_f64()),
@@ -255,7 +255,7 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, sent:
                     instance = Some(id);
                 }
                 bytes.up(exchanged.sent);
-                let Exchanged { up, down, .. } = exchanged;
+                let ExchangedBytes { up, down, .. } = exchanged;
                 let outcome = copy::copy(&mut client, &mut backend, up, down, &mut bytes).await;
                 backend.close();
                 outcome
@@ -264,7 +264,7 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, sent:
         client.close();
         outcome
     };
-    context.stats.ended(outcome);
+    context.stats.count_ended(outcome);
     macro_rules! log {
         ($level:ident) => {
             tracing::$level!(

@@ -26,14 +26,14 @@ pub(super) struct TurnWait {
 
 /// Epochs of instances that this connection tried, and the number of attempts in each.
 #[derive(Clone, Default)]
-pub(super) struct Tried(Vec<(u64, u8)>);
+pub(super) struct TriedEpochs(Vec<(u64, u8)>);
 
-impl Tried {
+impl TriedEpochs {
     pub(super) fn allows(&self, instance: &BackendInstance) -> bool {
         self.attempts(instance.epoch) < ATTEMPTS
     }
 
-    pub(super) fn refused(&self, instance: &BackendInstance) -> bool {
+    pub(super) fn has_refused(&self, instance: &BackendInstance) -> bool {
         self.attempts(instance.epoch) > ATTEMPTS
     }
 
@@ -67,7 +67,7 @@ pub(super) struct Opening<'a> {
     pub(super) turn: TurnWait,
     /// How long the client was held in total.
     pub(super) held: Duration,
-    pub(super) tried: Tried,
+    pub(super) tried: TriedEpochs,
     /// How the last attempt ended. The client's connection ends alike if no instance does better.
     pub(super) ended: Option<Outcome>,
 }
@@ -86,13 +86,13 @@ impl<'a> Opening<'a> {
             kept,
             turn: TurnWait::default(),
             held: Duration::ZERO,
-            tried: Tried::default(),
+            tried: TriedEpochs::default(),
             ended: None,
         }
     }
 
     /// Ends the client's connection like its last attempt.
-    pub(super) fn end_alike(&self, outcome: Outcome) -> Outcome {
+    pub(super) fn end_with(&self, outcome: Outcome) -> Outcome {
         if outcome != Outcome::Closed {
             socket::reset_on_close(&**self.client);
         }

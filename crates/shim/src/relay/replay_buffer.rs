@@ -117,7 +117,7 @@ impl ReplayBuffer {
     }
 
     /// Returns the bytes that are no longer in the socket.
-    pub(super) fn consumed(&self) -> &[u8] {
+    pub(super) fn consumed_bytes(&self) -> &[u8] {
         &self.bytes[..self.bytes.len() - self.unread]
     }
 
@@ -249,15 +249,15 @@ mod tests {
         assert!(early.is_pending());
         sender.write_all(&HELLO[4..]).unwrap();
         fill(&mut kept, &mut client).await.unwrap();
-        assert!(kept.bytes == HELLO && kept.is_intact() && kept.consumed().is_empty());
+        assert!(kept.bytes == HELLO && kept.is_intact() && kept.consumed_bytes().is_empty());
         // An instance reads some bytes, and ends.
         duplicate.read_exact(&mut [0; 3]).unwrap();
         kept.set_consumed(3);
-        assert!(!kept.is_intact() && kept.consumed() == &HELLO[..3]);
+        assert!(!kept.is_intact() && kept.consumed_bytes() == &HELLO[..3]);
         sender.write_all(b"more").unwrap();
         fill(&mut kept, &mut client).await.unwrap();
         kept.consume(client.as_fd()).unwrap();
-        assert_eq!(kept.consumed(), [&HELLO[..], b"more"].concat());
+        assert_eq!(kept.consumed_bytes(), [&HELLO[..], b"more"].concat());
         sender.write_all(b"!").unwrap();
         fill(&mut kept, &mut client).await.unwrap();
         assert!(kept.bytes.ends_with(b"more!") && !kept.finished);

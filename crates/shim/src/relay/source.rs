@@ -83,10 +83,10 @@ impl Sources {
                 return name;
             }
         }
-        self.hashed(client, number)
+        self.hashed_address(client, number)
     }
 
-    fn hashed(&self, client: IpAddr, number: u32) -> Ipv4Addr {
+    fn hashed_address(&self, client: IpAddr, number: u32) -> Ipv4Addr {
         let [.., b, c, d] = hash(self.key, client, number).to_be_bytes();
         let address = Ipv4Addr::new(127, b | HASHED, c, d);
         // 127.255.255.255 is the broadcast address.
@@ -179,7 +179,7 @@ mod tests {
 
     /// A client without a name of its own gets a name that no other client has, and keeps the name.
     #[test]
-    fn other_names_are_hashes_of_their_own() {
+    fn clients_without_a_name_get_a_hash() {
         let (here, again, later) = (sources(BOOT, 10), sources(BOOT, 10), sources("0e", 10));
         let clients = [
             "10.0.0.1",

@@ -49,8 +49,8 @@ impl Opening<'_> {
         turn.since = Some(Instant::now());
         let admitted = tokio::select! {
             biased;
-            admitted = waiting.turn() => admitted,
-            () = gone(client, kept) => Err(Refused::Left),
+            admitted = waiting.wait_for_turn() => admitted,
+            () = wait_until_gone(client, kept) => Err(Refused::Left),
         };
         self.leave_queue();
         let why = match admitted {
@@ -89,22 +89,22 @@ impl Opening<'_> {
         let began = Instant::now();
         let until = began + self.context.hold.saturating_sub(self.held);
         let Ok(_place) = self.context.held.try_acquire() else {
-            return Err(self.end_alike(Outcome::HoldFull));
+            return Err(self.end_with(Outcome::HoldFull));
         };
         self.kept.set_held(true);
         let waited = tokio::select! {
             () = awaited => Ok(()),
             () = tokio::time::sleep_until(until) => Err(Outcome::HoldExpired),
-            outcome = left(self.client, &mut self.kept) => Err(outcome),
+            outcome = wait_until_left(self.client, &mut self.kept) => Err(outcome),
         };
         self.kept.set_held(false);
         self.held += began.elapsed();
-        waited.map_err(|outcome| self.end_alike(outcome))
+        waited.map_err(|outcome| self.end_with(outcome))
     }
 
     /// Waits for a silent client to send something, for at most `--hold`. Silent clients take no
     /// place among held clients: no answer is due.
-    pub(super) async fn sends_something(&mut self) -> bool {
+    pub(super) async fn wait_for_bytes(&mut self) -> bool {
         let filled = timeout(
             self.context.hold,
             poll_fn(|cx| self.kept.poll_fill(cx, self.client)),
@@ -115,7 +115,7 @@ impl Opening<'_> {
 }
 
 /// Waits until a held client gives up.
-async fn left(client: &mut TcpStream, kept: &mut ReplayBuffer) -> Outcome {
+async fn wait_until_left(client: &mut TcpStream, kept: &mut ReplayBuffer) -> Outcome {
     while !kept.is_full() && !kept.finished {
         if poll_fn(|cx| kept.poll_fill(cx, client)).await.is_err() {
             return Outcome::ClientReset;
@@ -130,7 +130,7 @@ async fn left(client: &mut TcpStream, kept: &mut ReplayBuffer) -> Outcome {
 
 /// Waits until a client with complete first bytes is gone. Later bytes stay in the kernel, and do
 /// not count for the gate's room.
-async fn gone(client: &TcpStream, kept: &ReplayBuffer) {
+async fn wait_until_gone(client: &TcpStream, kept: &ReplayBuffer) {
     if kept.peeks() {
         // The unread first bytes hide the end. The wait uses a duplicate, because the client's
         // descriptor must keep the event of bytes that come now.
@@ -166,7 +166,7 @@ mod tests {
 
     /// A client with a late ClientHello waits for its turn without it.
     #[tokio::test]
-    async fn what_a_client_sends_while_it_waits_for_its_turn_is_read_after_that() {
+    async fn bytes_sent_during_the_wait_are_read_after_the_turn() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut sender = StdTcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (client, _) = listener.accept().unwrap();
@@ -174,7 +174,7 @@ mod tests {
         let mut kept = ReplayBuffer::read(&client, None, None, true).unwrap();
         let mut client = TcpStream::from_std(client).unwrap();
         {
-            let mut leaves = std::pin::pin!(gone(&client, &kept));
+            let mut leaves = std::pin::pin!(wait_until_gone(&client, &kept));
             // The wait sees the events, and goes on.
             for sent in [&[][..], &[HANDSHAKE]] {
                 sender.write_all(sent).unwrap();

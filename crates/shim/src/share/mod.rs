@@ -31,7 +31,7 @@ const LONGEST: Duration = Duration::from_secs(600);
 
 /// How a new connection was placed while a share was in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Placed {
+pub(crate) enum Placement {
     /// The connection is on the own instance's side.
     Kept,
     Passed,
@@ -39,7 +39,7 @@ pub(crate) enum Placed {
     Declined,
 }
 
-impl Placed {
+impl Placement {
     const ALL: [(Self, &'static str); 3] = [
         (Self::Kept, "kept"),
         (Self::Passed, "passed"),
@@ -51,12 +51,12 @@ impl Placed {
 #[derive(Debug, Default)]
 pub struct Sharing {
     is_on: AtomicBool,
-    now: Mutex<Option<InForce>>,
-    connections: [AtomicU64; Placed::ALL.len()],
+    now: Mutex<Option<ActiveShare>>,
+    connections: [AtomicU64; Placement::ALL.len()],
 }
 
 #[derive(Debug)]
-struct InForce {
+struct ActiveShare {
     share: Share,
     /// The side of the own instance.
     side: Side,
@@ -90,7 +90,7 @@ impl Sharing {
         let (side, sibling) = match () {
             () if old == new => {
                 return Err(format!(
-                    "a share between instance {old} and itself: name the other one"
+                    "a share between instance {old} and itself: name two instances"
                 ));
             }
             () if own == old => (Side::Old, new),
@@ -121,7 +121,7 @@ impl Sharing {
         self.expire(at);
         let mut now = self.now();
         let before = now.take();
-        let is_renewed = |before: &InForce| {
+        let is_renewed = |before: &ActiveShare| {
             Share {
                 lease_ms: share.lease_ms,
                 ..before.share.clone()
@@ -140,7 +140,7 @@ impl Sharing {
             .map(|before| before.sides)
             .filter(|sides| sides.salt == *salt);
         let sides = sides.unwrap_or_else(|| Sides::new(*salt));
-        *now = Some(InForce {
+        *now = Some(ActiveShare {
             side,
             sibling,
             until: at + lease,
@@ -152,20 +152,20 @@ impl Sharing {
     }
 
     /// Returns the end of the share in force.
-    pub(crate) fn until(&self) -> Option<Instant> {
+    pub(crate) fn expiry(&self) -> Option<Instant> {
         self.now().as_ref().map(|now| now.until)
     }
 
     /// Ends a share with an expired lease.
     pub(crate) fn expire(&self, at: Instant) {
-        if self.until().is_some_and(|until| until <= at) {
+        if self.expiry().is_some_and(|until| until <= at) {
             self.end("its lease has run out, and was not renewed");
         }
     }
 
     fn end(&self, why: &str) {
         self.is_on.store(false, Relaxed);
-        if let Some(InForce {
+        if let Some(ActiveShare {
             share: Share {
                 old, new, permille, ..
             },
@@ -182,7 +182,7 @@ impl Sharing {
 
     /// Returns the socket of the sibling that gets a new connection. `None` if the connection is on
     /// the own side. `listener` is the address that the client dialled.
-    pub(crate) fn elsewhere(
+    pub(crate) fn sibling_for(
         &self,
         client: SocketAddr,
         listener: Option<SocketAddr>,
@@ -200,19 +200,19 @@ impl Sharing {
             now.sides.side(now.share.permille, client)
         };
         if side == now.side {
-            self.count(Placed::Kept);
+            self.count(Placement::Kept);
             return None;
         }
         Some(now.sibling.clone())
     }
 
-    pub(crate) fn count(&self, placed: Placed) {
+    pub(crate) fn count(&self, placed: Placement) {
         self.connections[placed as usize].fetch_add(1, Relaxed);
     }
 
     pub(crate) fn status(&self) -> Option<ShareStatus> {
         let now = self.now();
-        let InForce {
+        let ActiveShare {
             share,
             side,
             until,
@@ -229,7 +229,7 @@ impl Sharing {
         })
     }
 
-    fn now(&self) -> MutexGuard<'_, Option<InForce>> {
+    fn now(&self) -> MutexGuard<'_, Option<ActiveShare>> {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -250,7 +250,7 @@ impl Collector for ShareMetrics {
                 "Part of the node's new connections that kube-apiserver is to get, from 0 to 1";
             gauge(&mut to, "berth_share_ratio", help, f64::from(own) / 1000.0)?;
         }
-        let connections = Placed::ALL.map(|(placed, result)| {
+        let connections = Placement::ALL.map(|(placed, result)| {
             (
                 [("result", result)],
                 ConstCounter::new(self.0.connections[placed as usize].load(Relaxed)),

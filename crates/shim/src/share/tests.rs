@@ -35,7 +35,7 @@ impl Shim {
         let client = SocketAddr::new(client.parse::<IpAddr>().unwrap(), 1);
         let socket = self
             .sharing
-            .elsewhere(client, "10.0.0.5:6443".parse().ok(), now);
+            .sibling_for(client, "10.0.0.5:6443".parse().ok(), now);
         assert!(
             socket.iter().all(|path| path.ends_with("b.sock")),
             "{socket:?}"
@@ -43,8 +43,8 @@ impl Shim {
         socket.is_some()
     }
 
-    fn counted(&self) -> [u64; 3] {
-        Placed::ALL.map(|(placed, _)| self.sharing.connections[placed as usize].load(Relaxed))
+    fn counts(&self) -> [u64; 3] {
+        Placement::ALL.map(|(placed, _)| self.sharing.connections[placed as usize].load(Relaxed))
     }
 }
 
@@ -73,7 +73,7 @@ fn all_or_none_go_elsewhere() {
         assert!(!shim.is_elsewhere(AFAR, now), "none is in force");
         shim.put(share(of.0, of.1, permille), now).unwrap();
         assert_eq!(shim.is_elsewhere(AFAR, now), elsewhere, "{of:?} {permille}");
-        assert_eq!(shim.counted(), [u64::from(!elsewhere), 0, 0]);
+        assert_eq!(shim.counts(), [u64::from(!elsewhere), 0, 0]);
     }
 }
 
@@ -111,7 +111,7 @@ fn clients_on_the_node_are_on_the_old_side() {
 }
 
 #[test]
-fn it_ends_with_its_lease_or_as_requested() {
+fn a_share_ends_with_its_lease_or_on_request() {
     let (shim, now) = (Shim::new(), Instant::now());
     let seconds = |seconds| now + Duration::from_secs(seconds);
     let is_on = |at| {
@@ -120,7 +120,7 @@ fn it_ends_with_its_lease_or_as_requested() {
         shim.sharing.expire(at);
         assert_eq!(shim.is_elsewhere(AFAR, at), elsewhere);
         assert_eq!(
-            (shim.sharing.is_on(), shim.sharing.until().is_some()),
+            (shim.sharing.is_on(), shim.sharing.expiry().is_some()),
             (elsewhere, elsewhere)
         );
         elsewhere
@@ -145,7 +145,7 @@ fn it_ends_with_its_lease_or_as_requested() {
 #[test]
 fn a_step_goes_on_from_the_last_one() {
     let (shim, now) = (Shim::new(), Instant::now());
-    let counted = || {
+    let counts = || {
         shim.sharing
             .status()
             .map(|status| status.by_address + status.by_connection)
@@ -154,7 +154,7 @@ fn a_step_goes_on_from_the_last_one() {
     shim.is_elsewhere(AFAR, now);
     shim.put(share("a", "b", 250), now).unwrap();
     shim.is_elsewhere(AFAR, now);
-    assert_eq!(counted(), Some(2));
+    assert_eq!(counts(), Some(2));
     shim.put(
         Share {
             salt: 2,
@@ -163,11 +163,11 @@ fn a_step_goes_on_from_the_last_one() {
         now,
     )
     .unwrap();
-    assert_eq!(counted(), Some(0));
+    assert_eq!(counts(), Some(0));
 }
 
 #[test]
-fn its_metrics_are_called_as_the_reference_has_them() {
+fn metrics_have_the_names_of_the_reference() {
     let Shim {
         sharing,
         berth,
@@ -201,7 +201,7 @@ fn its_metrics_are_called_as_the_reference_has_them() {
             .unwrap();
         assert_eq!(page()[0], format!("berth_share_ratio {ratio}"));
     }
-    [Placed::Kept, Placed::Passed, Placed::Passed]
+    [Placement::Kept, Placement::Passed, Placement::Passed]
         .into_iter()
         .for_each(|placed| sharing.count(placed));
     assert_eq!(page()[1..], connections([1, 2, 0]));
@@ -251,7 +251,7 @@ fn a_share_is_logged_when_it_begins_and_changes_and_not_when_it_is_renewed() {
 }
 
 #[test]
-fn its_status_says_until_when_it_lasts() {
+fn the_status_has_the_end_of_the_share() {
     let (shim, before) = (Shim::new(), SystemTime::now());
     shim.put(
         Share {
@@ -266,7 +266,7 @@ fn its_status_says_until_when_it_lasts() {
 }
 
 #[test]
-fn a_share_that_cannot_be_is_refused_and_changes_nothing() {
+fn an_invalid_share_is_refused_and_changes_nothing() {
     let (shim, now) = (Shim::new(), Instant::now());
     shim.put(share("a", "b", 1000), now).unwrap();
     for (share, why) in [

@@ -127,7 +127,7 @@ fn assert_failed(answer: &Answer, result: &str, parts: &[&str]) {
 }
 
 #[tokio::test]
-async fn asks_as_it_should_and_takes_200() {
+async fn a_probe_sends_its_request_and_accepts_200() {
     let ca = authority();
     let (address, mut asked) = serve(&ca, &answer("200 OK", "ok")).await;
     let files = Files::new(&ca).with_token(" secret\n");
@@ -155,7 +155,7 @@ async fn asks_as_it_should_and_takes_200() {
 }
 
 #[tokio::test]
-async fn refused_credentials_name_the_option_that_mends_it() {
+async fn rejected_credentials_name_the_option_to_fix() {
     let ca = authority();
     for (code, result) in [
         ("401 Unauthorized", "unauthorized"),
@@ -226,7 +226,7 @@ async fn other_answers_are_not_ready() {
 }
 
 #[tokio::test]
-async fn silence_is_a_timeout_and_nobody_there_a_refusal() {
+async fn silence_is_a_timeout_and_a_closed_port_a_refusal() {
     let ca = authority();
     let mut files = Files::new(&ca);
     files.config.timeout = Duration::from_millis(100);
@@ -272,7 +272,7 @@ async fn silence_is_a_timeout_and_nobody_there_a_refusal() {
 }
 
 #[tokio::test]
-async fn a_certificate_that_does_not_fit_names_the_option_that_mends_it() {
+async fn a_wrong_certificate_names_the_option_to_fix() {
     let (ca, other) = (authority(), authority());
     let (address, _asked) = serve(&ca, &answer("200 OK", "")).await;
     assert_failed(
@@ -483,7 +483,7 @@ async fn a_ca_that_was_replaced_behind_its_mount_is_named() {
 }
 
 #[tokio::test]
-async fn files_that_do_not_hold_what_they_should_are_told_at_start() {
+async fn wrong_files_are_reported_at_start() {
     let ca = authority();
     let credentials = issue(&ca, &["probe"]);
     let files = || Files::new(&ca).with_client(&credentials).with_token("x");

@@ -12,7 +12,7 @@ fn source(number: u8) -> Source {
 }
 
 /// Returns a queue with room for all clients, with the given number of clients of each source.
-fn filled(sources: &[(u8, bool, usize)], since: Instant) -> Queue {
+fn filled_queue(sources: &[(u8, bool, usize)], since: Instant) -> Queue {
     let mut queue = Queue::new(Room {
         clients: usize::MAX,
         bytes: usize::MAX,
@@ -39,26 +39,26 @@ fn turns(queue: &mut Queue, count: usize, now: Instant) -> (Vec<Class>, Vec<Sour
         .unzip()
 }
 
-fn of<T: PartialEq>(which: &T, all: &[T]) -> usize {
+fn count_of<T: PartialEq>(which: &T, all: &[T]) -> usize {
     all.iter().filter(|it| *it == which).count()
 }
 
 #[test]
-fn a_source_with_a_thousand_has_its_turn_after_each_other() {
+fn a_source_with_a_thousand_clients_takes_turns() {
     let start = Instant::now();
-    let mut queue = filled(&[(1, false, 1000), (2, false, 10), (3, false, 10)], start);
+    let mut queue = filled_queue(&[(1, false, 1000), (2, false, 10), (3, false, 10)], start);
     let (_, sources) = turns(&mut queue, 30, start);
     for number in 1..=3 {
-        assert_eq!(of(&source(number), &sources), 10, "{sources:?}");
+        assert_eq!(count_of(&source(number), &sources), 10, "{sources:?}");
     }
     assert_eq!(queue.longest(), Some((990, source(1))));
 }
 
 /// A queue that is empty for a moment does not come before waiting queues.
 #[test]
-fn who_comes_one_at_a_time_waits_as_all_do() {
+fn a_source_with_one_client_at_a_time_waits_like_all() {
     let start = Instant::now();
-    let mut queue = filled(&[(1, false, 1), (2, false, 5), (3, false, 5)], start);
+    let mut queue = filled_queue(&[(1, false, 1), (2, false, 5), (3, false, 5)], start);
     let mut sources = Vec::new();
     for _ in 0..9 {
         let of = queue.next(start, |_| true).unwrap().source;
@@ -67,16 +67,19 @@ fn who_comes_one_at_a_time_waits_as_all_do() {
         }
         sources.push(of);
     }
-    assert_eq!(of(&source(1), &sources), 3, "{sources:?}");
+    assert_eq!(count_of(&source(1), &sources), 3, "{sources:?}");
 }
 
 #[test]
 fn no_class_starves_another() {
     let start = Instant::now();
-    let mut queue = filled(&[(1, true, 500), (2, false, 500)], start);
+    let mut queue = filled_queue(&[(1, true, 500), (2, false, 500)], start);
     let (classes, _) = turns(&mut queue, 100, start);
     assert_eq!(
-        (of(&Class::First, &classes), of(&Class::Others, &classes)),
+        (
+            count_of(&Class::First, &classes),
+            count_of(&Class::Others, &classes)
+        ),
         (60, 40)
     );
 
@@ -85,7 +88,10 @@ fn no_class_starves_another() {
         queue.push((source(3 + nth % 2), nth % 2 == 0), 1, now, now);
     }
     let (classes, _) = turns(&mut queue, 100, now);
-    assert_eq!(Class::ALL.map(|class| of(&class, &classes)), [50, 40, 10]);
+    assert_eq!(
+        Class::ALL.map(|class| count_of(&class, &classes)),
+        [50, 40, 10]
+    );
 }
 
 /// Columns: the sources and classes of the waiting clients and of the newcomer, the room, and the

@@ -312,7 +312,7 @@ impl World {
         for other in others {
             let (now, lease) = (self.now, self.shims[&other].lease);
             self.act(holder, |machine| {
-                machine.leased(now, &[(other, lease - LEASE, lease)])
+                machine.on_leases(now, &[(other, lease - LEASE, lease)])
             });
             // A hung shim accepts no connection before it wakes.
             if !self.shims[&other].hung {
@@ -329,7 +329,7 @@ impl World {
             let now = self.now;
             if lease > now {
                 self.act(holder, |machine| {
-                    machine.leased(now, &[(dead, lease - LEASE, lease)])
+                    machine.on_leases(now, &[(dead, lease - LEASE, lease)])
                 });
             }
         }
@@ -349,9 +349,9 @@ impl World {
     fn dial(&mut self, holder: ShimId) {
         let now = self.now;
         self.act(holder, |machine| machine.tick(now));
-        for dead in self.shims[&holder].machine.awaited() {
+        for dead in self.shims[&holder].machine.awaited_siblings() {
             if self.graves.contains_key(&dead) {
-                self.act(holder, |machine| machine.gone(now, dead));
+                self.act(holder, |machine| machine.on_gone(now, dead));
             }
         }
     }
@@ -500,7 +500,7 @@ impl World {
                     blocked: false,
                 };
                 self.dial(holder);
-                self.act(holder, |machine| machine.facts(facts));
+                self.act(holder, |machine| machine.set_facts(facts));
             }
         }
     }
@@ -525,7 +525,7 @@ impl World {
             return false;
         };
         match message {
-            Message::Connected => self.act(to, |machine| machine.connected(from)),
+            Message::Connected => self.act(to, |machine| machine.on_connected(from)),
             Message::Update(announce, guards) => {
                 for (cookie, _) in &guards {
                     if let Some(socket) = self.sockets.get_mut(cookie) {
@@ -536,16 +536,16 @@ impl World {
                     .into_iter()
                     .filter(|(cookie, _)| self.sockets.contains_key(cookie))
                     .collect();
-                self.act(to, |machine| machine.updated(from, announce, &guards));
+                self.act(to, |machine| machine.on_update(from, announce, &guards));
             }
-            Message::Runs(cookie) => self.loop_runs(to, cookie),
-            Message::Ended(cookie) => self.act(to, |machine| machine.ended(cookie)),
-            Message::Gone => self.act(to, |machine| machine.gone(now, from)),
+            Message::Runs(cookie) => self.start_loop(to, cookie),
+            Message::Ended(cookie) => self.act(to, |machine| machine.on_ended(cookie)),
+            Message::Gone => self.act(to, |machine| machine.on_gone(now, from)),
         }
         true
     }
 
-    fn loop_runs(&mut self, of: ShimId, cookie: Cookie) {
+    fn start_loop(&mut self, of: ShimId, cookie: Cookie) {
         if let Some(socket) = self.sockets.get_mut(&cookie) {
             socket.reserved = None;
         }
@@ -553,7 +553,7 @@ impl World {
         let goes_on = shim.starting.remove(&cookie);
         if goes_on && shim.deaf {
             shim.failed.insert(cookie);
-            return self.act(of, |machine| machine.failed(cookie));
+            return self.act(of, |machine| machine.on_failed(cookie));
         }
         if let Some(socket) = self.sockets.get_mut(&cookie).filter(|_| goes_on) {
             if socket.listening {
@@ -563,7 +563,7 @@ impl World {
                 self.post(of, LOOPS, Message::Ended(cookie));
             }
         }
-        self.act(of, |machine| machine.accepting(cookie));
+        self.act(of, |machine| machine.on_accepting(cookie));
     }
 
     /// Ends an accept loop, if one runs. A loop that a sibling's refusal ended has reported its end
@@ -578,16 +578,16 @@ impl World {
     }
 
     fn deliver_all(&mut self) {
-        self.deliver_those(|_, _| true);
+        self.deliver_between(|_, _| true);
     }
 
     /// Delivers the messages between the chosen pairs of receiver and sender, and the messages that
     /// follow, until no such message waits.
-    fn deliver_those(&mut self, chosen: impl Fn(ShimId, ShimId) -> bool) {
+    fn deliver_between(&mut self, chosen: impl Fn(ShimId, ShimId) -> bool) {
         for round in 0.. {
             assert!(round < 1000, "messages without end");
             let pairs: Vec<_> = self
-                .waiting()
+                .unread_inboxes()
                 .filter(|(to, from)| chosen(*to, *from))
                 .collect();
             if pairs.is_empty() {
@@ -600,7 +600,7 @@ impl World {
     }
 
     /// Shims that do not hang, each with the senders of its unread messages.
-    fn waiting(&self) -> impl Iterator<Item = (ShimId, ShimId)> {
+    fn unread_inboxes(&self) -> impl Iterator<Item = (ShimId, ShimId)> {
         let shims = self.shims.iter().filter(|(_, shim)| !shim.hung);
         shims.flat_map(|(to, shim)| {
             shim.inbox
@@ -659,7 +659,7 @@ impl World {
                 .iter()
                 .filter(|other| machine.is_dead(**other))
                 .collect();
-            self.act(*holder, |machine| machine.leased(now, &seen));
+            self.act(*holder, |machine| machine.on_leases(now, &seen));
             for other in dead
                 .into_iter()
                 .filter(|other| !self.shims[holder].machine.is_dead(**other))
@@ -704,10 +704,10 @@ impl World {
         for holder in holders {
             self.dial(holder);
             for address in std::mem::take(&mut self.shims.get_mut(&holder).unwrap().left_alone) {
-                self.act(holder, |machine| machine.listen_again(address));
+                self.act(holder, |machine| machine.retry_listen(address));
             }
             for cookie in std::mem::take(&mut self.shims.get_mut(&holder).unwrap().failed) {
-                self.act(holder, |machine| machine.ended(cookie));
+                self.act(holder, |machine| machine.on_ended(cookie));
             }
         }
     }
@@ -756,14 +756,14 @@ impl World {
                             .get_mut(&holder)
                             .unwrap()
                             .machine
-                            .listening(address, cookie),
+                            .on_listening(address, cookie),
                     );
                 }
                 Action::Accept(cookie) if self.shims[&holder].deaf => {
                     self.sockets.get_mut(&cookie).unwrap().reserved = None;
                     let shim = self.shims.get_mut(&holder).unwrap();
                     shim.failed.insert(cookie);
-                    actions.extend(shim.machine.failed(cookie));
+                    actions.extend(shim.machine.on_failed(cookie));
                 }
                 Action::Accept(cookie) => {
                     let socket = self
@@ -858,10 +858,10 @@ impl World {
                     updates
                         .into_iter()
                         .for_each(|(other, message)| self.post(other, holder, message));
-                    self.is_true(holder, &announce);
+                    self.check_announce(holder, &announce);
                 }
                 Action::Phase(phase) => {
-                    self.is_so(holder, phase);
+                    self.check_phase(holder, phase);
                     let was_ready = self.shims[&holder].was_ready;
                     assert!(
                         phase != Phase::Joined || was_ready,
@@ -919,7 +919,7 @@ impl World {
     }
 
     /// Checks that a shim accepts from, and holds, the listeners that its announcement names.
-    fn is_true(&self, holder: ShimId, announce: &Announce) {
+    fn check_announce(&self, holder: ShimId, announce: &Announce) {
         let Announce { owns, accepts, .. } = announce;
         let runs = |cookie: &Cookie| {
             self.sockets
@@ -947,7 +947,7 @@ impl World {
     }
 
     /// Checks that a phase is announced only while it holds.
-    fn is_so(&self, holder: ShimId, phase: Phase) {
+    fn check_phase(&self, holder: ShimId, phase: Phase) {
         let accepts = self
             .sockets
             .values()
@@ -1088,7 +1088,7 @@ proptest! {
 /// The accepting shim hangs, and so does the holder of its guard. A third holder leaves. A newcomer
 /// remains that got no message from two of them.
 #[test]
-fn a_newcomer_takes_an_orphan_when_it_has_heard_its_siblings_out() {
+fn a_newcomer_takes_an_orphan_when_it_has_heard_all_siblings() {
     use Event::{Crash, DeliverAll, Hang, Leave, Pass, Ready, Start};
     let mut world = World::default();
     let events = [
@@ -1134,7 +1134,7 @@ fn a_newcomer_takes_an_orphan_when_it_has_heard_its_siblings_out() {
 
 /// The shim's accept loop runs on a blocked thread and will not end.
 #[test]
-fn who_is_blocked_has_left_a_lease_after_it_let_go() {
+fn a_blocked_shim_has_left_a_lease_after_its_release() {
     let leaves = |blocked: bool| {
         let rules = Rules {
             addresses: vec![address()],
@@ -1147,12 +1147,12 @@ fn who_is_blocked_has_left_a_lease_after_it_let_go() {
             reachable: true,
             ..Facts::default()
         };
-        machine.facts(ready);
-        machine.listening(address(), Cookie(1));
-        machine.accepting(Cookie(1));
+        machine.set_facts(ready);
+        machine.on_listening(address(), Cookie(1));
+        machine.on_accepting(Cookie(1));
         assert_eq!(machine.phase(), Phase::Joined);
         machine.tick(STEP);
-        machine.facts(Facts {
+        machine.set_facts(Facts {
             ready: !blocked,
             leaving: true,
             blocked,
@@ -1166,7 +1166,7 @@ fn who_is_blocked_has_left_a_lease_after_it_let_go() {
         Phase::Joined,
         "its accept loop has not ended"
     );
-    assert_eq!(machine.wake(), Some(STEP + LEASE));
+    assert_eq!(machine.next_wake(), Some(STEP + LEASE));
     let actions = machine.tick(STEP + LEASE);
     assert_eq!(
         (
@@ -1182,14 +1182,14 @@ fn who_is_blocked_has_left_a_lease_after_it_let_go() {
         Phase::Joined,
         "its accept loop has not ended, and will"
     );
-    machine.ended(Cookie(1));
+    machine.on_ended(Cookie(1));
     assert_eq!(machine.phase(), Phase::Left);
 }
 
 /// The sibling would set its own options on the listener, and the listener's connections would
 /// inherit another shim's options.
 #[test]
-fn no_sibling_accepts_from_a_listener_whose_owner_is_about_to() {
+fn no_sibling_accepts_from_a_listener_before_its_owner() {
     use Event::{Deliver, DeliverAll, Ready, Start};
     let mut world = World::default();
     for event in [
@@ -1237,7 +1237,7 @@ fn no_sibling_accepts_from_a_listener_whose_owner_is_about_to() {
 /// The shim hangs before its accept loop ran. When the shim wakes, its time to leave has passed:
 /// siblings have its listener.
 #[test]
-fn who_leaves_before_it_accepts_gives_its_listener() {
+fn a_shim_that_leaves_before_it_accepts_gives_its_listener() {
     use Event::{DeliverAll, Hang, Pass, Ready, Start, Wake};
     let mut world = World::default();
     for event in [
@@ -1274,7 +1274,7 @@ fn acceptors(world: &World) -> Vec<Vec<u64>> {
 
 /// The sibling that stays has no guard of the orphan yet.
 #[test]
-fn who_waits_and_leaves_keeps_an_orphan_until_it_is_covered() {
+fn a_waiting_shim_that_leaves_keeps_an_orphan_until_a_sibling_accepts() {
     use Event::{Crash, Deliver, DeliverAll, Leave, Ready, Start};
     let mut world = World::default();
     let begin = [
@@ -1298,7 +1298,7 @@ fn who_waits_and_leaves_keeps_an_orphan_until_it_is_covered() {
 
 /// The shim's accept loop has not run, so no sibling has a guard: clients may be queued.
 #[test]
-fn who_is_about_to_join_and_leaves_keeps_its_listener_until_it_is_covered() {
+fn a_joining_shim_that_leaves_keeps_its_listener_until_a_sibling_accepts() {
     use Event::{DeliverAll, Leave, Ready, Start};
     let mut world = World::default();
     for event in [
@@ -1327,7 +1327,7 @@ fn who_is_about_to_join_and_leaves_keeps_its_listener_until_it_is_covered() {
 
 /// Otherwise the shim would exit with queued clients.
 #[test]
-fn who_accepts_again_has_not_left() {
+fn a_shim_that_accepts_again_has_not_left() {
     use Event::{Crash, DeliverAll, Exit, Leave, Ready, Start};
     let mut world = World::default();
     let begin = [
@@ -1373,16 +1373,16 @@ fn a_sibling_that_ended_during_a_stall_is_gone() {
         lease: LEASE,
     };
     let (mut machine, sibling) = (Machine::new(rules, Time::ZERO), ShimId(1));
-    machine.leased(Time::ZERO, &[(sibling, Time::ZERO, LEASE)]);
-    machine.connected(sibling);
-    machine.updated(sibling, Announce::default(), &[]);
-    machine.gone(3 * STEP, sibling);
-    machine.leased(3 * STEP, &[(sibling, 2 * STEP, 2 * STEP + LEASE)]);
+    machine.on_leases(Time::ZERO, &[(sibling, Time::ZERO, LEASE)]);
+    machine.on_connected(sibling);
+    machine.on_update(sibling, Announce::default(), &[]);
+    machine.on_gone(3 * STEP, sibling);
+    machine.on_leases(3 * STEP, &[(sibling, 2 * STEP, 2 * STEP + LEASE)]);
     assert!(
         machine.is_dead(sibling) && machine.peers.is_empty(),
         "{machine:?}"
     );
     // Only the sibling's connection ended.
-    machine.leased(5 * STEP, &[(sibling, 4 * STEP, 4 * STEP + LEASE)]);
+    machine.on_leases(5 * STEP, &[(sibling, 4 * STEP, 4 * STEP + LEASE)]);
     assert!(!machine.is_dead(sibling));
 }

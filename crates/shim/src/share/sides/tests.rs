@@ -184,7 +184,7 @@ fn an_address_has_too_many_connections_beyond_its_part_of_them() {
 }
 
 #[test]
-fn while_one_side_gets_nothing_it_gets_nobody_and_every_address_is_whole() {
+fn a_side_without_a_part_gets_no_client() {
     for (permille, all) in [(0, Side::Old), (1000, Side::New)] {
         let mut sides = Sides::new(1);
         // So many clients that some have the first thousandth, and some the last.

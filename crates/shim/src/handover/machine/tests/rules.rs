@@ -40,17 +40,17 @@ fn machine() -> Machine {
 }
 
 /// Returns a joined machine with its own listener.
-fn joined() -> Machine {
+fn joined_machine() -> Machine {
     let mut machine = machine();
-    machine.facts(READY);
-    machine.listening(address(), OWN);
-    machine.accepting(OWN);
+    machine.set_facts(READY);
+    machine.on_listening(address(), OWN);
+    machine.on_accepting(OWN);
     assert_eq!(machine.phase(), Phase::Joined);
     machine
 }
 
 /// Returns the announcement of a joined and ready sibling.
-fn serving(owns: &[Cookie], accepts: &[Cookie]) -> Announce {
+fn serving_announce(owns: &[Cookie], accepts: &[Cookie]) -> Announce {
     let [owns, accepts] = [owns, accepts].map(|cookies| cookies.iter().copied().collect());
     Announce {
         phase: Phase::Joined,
@@ -64,16 +64,16 @@ fn serving(owns: &[Cookie], accepts: &[Cookie]) -> Announce {
 
 /// The sibling connects, announces its state, and gives its listener.
 fn meet(machine: &mut Machine, announce: Announce) -> Vec<Action> {
-    machine.connected(SIBLING);
-    deeds(machine.updated(SIBLING, announce, &[(THEIRS, address())]))
+    machine.on_connected(SIBLING);
+    without_announce(machine.on_update(SIBLING, announce, &[(THEIRS, address())]))
 }
 
 fn renew(machine: &mut Machine, now: Time) -> Vec<Action> {
-    deeds(machine.leased(now, &[(SIBLING, now, now + LEASE)]))
+    without_announce(machine.on_leases(now, &[(SIBLING, now, now + LEASE)]))
 }
 
 /// Returns the actions without the announcement.
-fn deeds(actions: Vec<Action>) -> Vec<Action> {
+fn without_announce(actions: Vec<Action>) -> Vec<Action> {
     actions
         .into_iter()
         .filter(|action| *action != Action::Announce)
@@ -84,26 +84,29 @@ fn deeds(actions: Vec<Action>) -> Vec<Action> {
 fn a_sibling_is_awaited_while_its_lease_holds_and_for_a_lease_at_most() {
     for (lease, awaited) in [(STEP, STEP), (2 * LEASE, LEASE)] {
         let mut machine = machine();
-        machine.leased(Time::ZERO, &[(SIBLING, Time::ZERO, lease)]);
-        assert_eq!(machine.facts(READY), [Action::Announce]);
-        assert!(deeds(machine.tick(awaited - MOMENT)).is_empty());
+        machine.on_leases(Time::ZERO, &[(SIBLING, Time::ZERO, lease)]);
+        assert_eq!(machine.set_facts(READY), [Action::Announce]);
+        assert!(without_announce(machine.tick(awaited - MOMENT)).is_empty());
         assert_eq!(
-            (machine.awaited(), machine.knows_siblings()),
+            (machine.awaited_siblings(), machine.knows_siblings()),
             (vec![SIBLING], false)
         );
         assert_eq!(machine.tick(awaited), [Action::Listen(address())]);
-        assert_eq!((machine.awaited(), machine.now()), (vec![], awaited));
+        assert_eq!(
+            (machine.awaited_siblings(), machine.now()),
+            (vec![], awaited)
+        );
     }
     let mut machine = machine();
-    machine.connected(SIBLING);
+    machine.on_connected(SIBLING);
     assert_eq!(
-        (machine.awaited(), machine.knows_siblings()),
+        (machine.awaited_siblings(), machine.knows_siblings()),
         (vec![], false),
         "it is connected, and announces soon"
     );
-    assert_eq!(deeds(machine.facts(READY)), []);
+    assert_eq!(without_announce(machine.set_facts(READY)), []);
     assert_eq!(
-        deeds(machine.updated(SIBLING, Announce::default(), &[])),
+        without_announce(machine.on_update(SIBLING, Announce::default(), &[])),
         [Action::Listen(address())]
     );
 }
@@ -112,10 +115,10 @@ fn a_sibling_is_awaited_while_its_lease_holds_and_for_a_lease_at_most() {
 fn siblings_that_stay_silent_or_without_a_connection_are_reported_after_a_lease() {
     let mut machine = machine();
     let [silent, unconnected, announced] = [1, 2, 3].map(ShimId);
-    machine.leased(Time::ZERO, &[(unconnected, Time::ZERO, 2 * LEASE)]);
-    machine.connected(silent);
-    machine.connected(announced);
-    machine.updated(announced, Announce::default(), &[]);
+    machine.on_leases(Time::ZERO, &[(unconnected, Time::ZERO, 2 * LEASE)]);
+    machine.on_connected(silent);
+    machine.on_connected(announced);
+    machine.on_update(announced, Announce::default(), &[]);
     for (at, of) in [
         (Time::ZERO, [vec![], vec![]]),
         (LEASE - MOMENT, [vec![], vec![]]),
@@ -126,15 +129,19 @@ fn siblings_that_stay_silent_or_without_a_connection_are_reported_after_a_lease(
         (2 * LEASE, [vec![silent], vec![]]),
     ]) {
         machine.tick(at);
-        assert_eq!([machine.silent(), machine.unconnected()], of, "{at:?}");
+        assert_eq!(
+            [machine.silent_siblings(), machine.unconnected_siblings()],
+            of,
+            "{at:?}"
+        );
     }
     assert_eq!(
         machine.peers.keys().copied().collect::<Vec<_>>(),
         [silent, announced],
         "who is connected may wake"
     );
-    machine.updated(silent, Announce::default(), &[]);
-    assert!(machine.silent().is_empty());
+    machine.on_update(silent, Announce::default(), &[]);
+    assert!(machine.silent_siblings().is_empty());
 }
 
 #[test]
@@ -149,9 +156,9 @@ fn all_guards_are_here_when_each_live_sibling_has_announced() {
     for (connected, announced, now, all) in rows {
         let mut machine = machine();
         assert!(machine.has_all_guards(), "nobody has others");
-        machine.leased(Time::ZERO, &[(SIBLING, Time::ZERO, LEASE)]);
-        connected.then(|| machine.connected(SIBLING));
-        announced.then(|| machine.updated(SIBLING, Announce::default(), &[]));
+        machine.on_leases(Time::ZERO, &[(SIBLING, Time::ZERO, LEASE)]);
+        connected.then(|| machine.on_connected(SIBLING));
+        announced.then(|| machine.on_update(SIBLING, Announce::default(), &[]));
         machine.tick(now);
         assert_eq!(
             machine.has_all_guards(),
@@ -162,8 +169,8 @@ fn all_guards_are_here_when_each_live_sibling_has_announced() {
 }
 
 #[test]
-fn who_serves_clients_of_this_shim_and_who_succeeds_it() {
-    let serves = serving(&[THEIRS], &[THEIRS]);
+fn joined_siblings_take_clients_and_a_staying_sibling_succeeds() {
+    let serves = serving_announce(&[THEIRS], &[THEIRS]);
     let rows = [
         (serves.clone(), true, Time::ZERO, (true, true)),
         (
@@ -199,9 +206,9 @@ fn who_serves_clients_of_this_shim_and_who_succeeds_it() {
     ];
     for (announce, connected, now, expected) in rows {
         let mut machine = machine();
-        machine.leased(Time::ZERO, &[(SIBLING, Time::ZERO, LEASE)]);
-        connected.then(|| machine.connected(SIBLING));
-        machine.updated(SIBLING, announce.clone(), &[]);
+        machine.on_leases(Time::ZERO, &[(SIBLING, Time::ZERO, LEASE)]);
+        connected.then(|| machine.on_connected(SIBLING));
+        machine.on_update(SIBLING, announce.clone(), &[]);
         machine.tick(now);
         let found = (
             machine.joined_siblings() == [SIBLING],
@@ -214,16 +221,19 @@ fn who_serves_clients_of_this_shim_and_who_succeeds_it() {
 #[test]
 fn a_lease_revives_a_sibling_if_it_was_renewed_after_the_end() {
     let mut machine = machine();
-    machine.connected(SIBLING);
-    machine.gone(STEP, SIBLING);
+    machine.on_connected(SIBLING);
+    machine.on_gone(STEP, SIBLING);
     for (renewed, is_dead) in [(STEP, true), (STEP + MOMENT, false)] {
-        machine.leased(2 * STEP, &[(SIBLING, renewed, renewed + LEASE)]);
+        machine.on_leases(2 * STEP, &[(SIBLING, renewed, renewed + LEASE)]);
         assert_eq!(
-            (machine.is_dead(SIBLING), machine.awaited().is_empty()),
+            (
+                machine.is_dead(SIBLING),
+                machine.awaited_siblings().is_empty()
+            ),
             (is_dead, is_dead)
         );
     }
-    machine.gone(3 * STEP, SIBLING);
+    machine.on_gone(3 * STEP, SIBLING);
     machine.forget_dead(&BTreeSet::from([SIBLING]));
     assert!(machine.is_dead(SIBLING), "its lease may be read again");
     machine.forget_dead(&BTreeSet::new());
@@ -231,39 +241,55 @@ fn a_lease_revives_a_sibling_if_it_was_renewed_after_the_end() {
 }
 
 #[test]
-fn it_wakes_when_something_is_due_and_no_more_when_that_is_past() {
+fn the_machine_wakes_at_each_deadline_once() {
     let mut waits = machine();
-    assert_eq!(waits.wake(), Some(HOLD), "clients are refused");
+    assert_eq!(waits.next_wake(), Some(HOLD), "clients are refused");
     waits.tick(HOLD);
-    assert_eq!(waits.wake(), None);
-    let mut serves = joined();
+    assert_eq!(waits.next_wake(), None);
+    let mut serves = joined_machine();
     assert_eq!(
-        (serves.wake(), serves.addresses()),
+        (serves.next_wake(), serves.addresses()),
         (None, &[address()][..])
     );
-    serves.leased(Time::ZERO, &[(SIBLING, Time::ZERO, 10 * LEASE)]);
-    assert_eq!(serves.wake(), Some(LEASE), "a sibling is awaited no more");
-    meet(&mut serves, serving(&[THEIRS], &[THEIRS]));
-    serves.tick(2 * LEASE);
-    assert_eq!(serves.wake(), Some(10 * LEASE), "a sibling's lease ends");
-    serves.facts(LEAVING);
-    assert_eq!(serves.wake(), Some(3 * LEASE), "the time to leave ends");
-    serves.tick(2 * LEASE + STEP);
-    serves.updated(SIBLING, serving(&[OWN, THEIRS], &[OWN, THEIRS]), &[]);
+    serves.on_leases(Time::ZERO, &[(SIBLING, Time::ZERO, 10 * LEASE)]);
     assert_eq!(
-        serves.wake(),
+        serves.next_wake(),
+        Some(LEASE),
+        "a sibling is awaited no more"
+    );
+    meet(&mut serves, serving_announce(&[THEIRS], &[THEIRS]));
+    serves.tick(2 * LEASE);
+    assert_eq!(
+        serves.next_wake(),
+        Some(10 * LEASE),
+        "a sibling's lease ends"
+    );
+    serves.set_facts(LEAVING);
+    assert_eq!(
+        serves.next_wake(),
+        Some(3 * LEASE),
+        "the time to leave ends"
+    );
+    serves.tick(2 * LEASE + STEP);
+    serves.on_update(
+        SIBLING,
+        serving_announce(&[OWN, THEIRS], &[OWN, THEIRS]),
+        &[],
+    );
+    assert_eq!(
+        serves.next_wake(),
         Some(3 * LEASE + STEP),
         "the time of the accept loops ends"
     );
 }
 
 #[test]
-fn a_connection_is_announced_to_once() {
-    let mut machine = joined();
-    assert_eq!(machine.connected(SIBLING), [Action::Announce]);
-    assert_eq!(machine.facts(READY), [], "nothing has changed");
+fn a_new_connection_gets_one_announcement() {
+    let mut machine = joined_machine();
+    assert_eq!(machine.on_connected(SIBLING), [Action::Announce]);
+    assert_eq!(machine.set_facts(READY), [], "nothing has changed");
     assert_eq!(
-        machine.updated(SIBLING, Announce::default(), &[(THEIRS, address())])[..1],
+        machine.on_update(SIBLING, Announce::default(), &[(THEIRS, address())])[..1],
         [Action::Accept(THEIRS)]
     );
     assert_eq!(machine.guards(), [(OWN, address()), (THEIRS, address())]);
@@ -283,22 +309,25 @@ fn a_shim_is_joined_when_it_accepts_at_each_address() {
         meet(&mut machine, Announce::default()),
         [Action::Accept(THEIRS)]
     );
-    assert_eq!(machine.accepting(THEIRS), [Action::Announce]);
-    assert_eq!(deeds(machine.facts(READY)), [Action::Listen(other)]);
+    assert_eq!(machine.on_accepting(THEIRS), [Action::Announce]);
+    assert_eq!(
+        without_announce(machine.set_facts(READY)),
+        [Action::Listen(other)]
+    );
     assert_eq!(
         machine.announce().owns,
         [THEIRS].into(),
         "it takes the orphan over"
     );
-    assert_eq!(deeds(machine.tick(STEP)), [], "it listens once");
-    assert_eq!(machine.listen_again(other), [Action::Listen(other)]);
-    assert_eq!(machine.listening(other, OWN)[..1], [Action::Accept(OWN)]);
+    assert_eq!(without_announce(machine.tick(STEP)), [], "it listens once");
+    assert_eq!(machine.retry_listen(other), [Action::Listen(other)]);
+    assert_eq!(machine.on_listening(other, OWN)[..1], [Action::Accept(OWN)]);
     assert_eq!(
         (machine.phase(), machine.guards()),
         (Phase::Waiting, vec![(THEIRS, address())])
     );
     assert_eq!(
-        machine.accepting(OWN),
+        machine.on_accepting(OWN),
         [Action::Phase(Phase::Joined), Action::Announce]
     );
     assert_eq!(
@@ -309,17 +338,17 @@ fn a_shim_is_joined_when_it_accepts_at_each_address() {
 
 /// The shim's instance is not ready, although others are.
 #[test]
-fn who_was_never_ready_makes_no_listener_and_has_none_to_let_go() {
-    for sibling in [None, Some(serving(&[THEIRS], &[THEIRS]))] {
+fn a_shim_that_was_never_ready_makes_and_releases_no_listener() {
+    for sibling in [None, Some(serving_announce(&[THEIRS], &[THEIRS]))] {
         let mut machine = machine();
-        assert_eq!(deeds(machine.facts(UNREADY)), []);
+        assert_eq!(without_announce(machine.set_facts(UNREADY)), []);
         assert_eq!(
             sibling.map_or(vec![], |announce| meet(&mut machine, announce)),
             []
         );
         for now in [STEP, 2 * STEP] {
             assert_eq!(
-                (deeds(machine.tick(now)), machine.phase()),
+                (without_announce(machine.tick(now)), machine.phase()),
                 (vec![], Phase::Waiting)
             );
         }
@@ -335,8 +364,8 @@ fn a_listener_that_its_live_owner_does_not_accept_from_is_an_orphan() {
         (false, false, true),
     ] {
         let of = |is: bool| if is { &[THEIRS][..] } else { &[] };
-        for mut machine in [machine(), joined()] {
-            let taken = meet(&mut machine, serving(of(owns), of(accepts)));
+        for mut machine in [machine(), joined_machine()] {
+            let taken = meet(&mut machine, serving_announce(of(owns), of(accepts)));
             assert_eq!(
                 taken == [Action::Accept(THEIRS)],
                 is_orphan,
@@ -344,39 +373,43 @@ fn a_listener_that_its_live_owner_does_not_accept_from_is_an_orphan() {
             );
         }
     }
-    let mut machine = joined();
-    meet(&mut machine, serving(&[], &[]));
-    machine.accepting(THEIRS);
+    let mut machine = joined_machine();
+    meet(&mut machine, serving_announce(&[], &[]));
+    machine.on_accepting(THEIRS);
     assert_eq!(
-        meet(&mut machine, serving(&[THEIRS], &[THEIRS])),
+        meet(&mut machine, serving_announce(&[THEIRS], &[THEIRS])),
         [Action::Guard(THEIRS)]
     );
-    assert_eq!(machine.accepting(THEIRS), [], "it ends");
+    assert_eq!(machine.on_accepting(THEIRS), [], "it ends");
     assert_eq!(
         (
             machine.announce().accepts,
-            deeds(machine.gone(STEP, SIBLING))
+            without_announce(machine.on_gone(STEP, SIBLING))
         ),
         ([OWN].into(), vec![])
     );
     assert_eq!(
-        machine.ended(THEIRS)[..1],
+        machine.on_ended(THEIRS)[..1],
         [Action::Accept(THEIRS)],
         "one loop after the other"
     );
 }
 
 #[test]
-fn a_new_sibling_may_own_what_is_given_and_not_what_is_accepted_from() {
-    let mut machine = joined();
-    meet(&mut machine, serving(&[], &[]));
-    machine.accepting(THEIRS);
-    machine.leased(
+fn an_unheard_sibling_may_own_a_new_guard_but_no_listener_in_use() {
+    let mut machine = joined_machine();
+    meet(&mut machine, serving_announce(&[], &[]));
+    machine.on_accepting(THEIRS);
+    machine.on_leases(
         STEP,
         &[(ShimId(8), STEP, 10 * LEASE), (SIBLING, STEP, 10 * LEASE)],
     );
     assert_eq!(
-        deeds(machine.updated(SIBLING, serving(&[], &[]), &[(THIRD, address())])),
+        without_announce(machine.on_update(
+            SIBLING,
+            serving_announce(&[], &[]),
+            &[(THIRD, address())]
+        )),
         []
     );
     assert_eq!(machine.announce().accepts, [OWN, THEIRS].into());
@@ -385,10 +418,10 @@ fn a_new_sibling_may_own_what_is_given_and_not_what_is_accepted_from() {
 
 #[test]
 fn clients_are_refused_when_nothing_was_reachable_for_the_hold() {
-    let mut machine = joined();
+    let mut machine = joined_machine();
     machine.tick(10 * HOLD);
     let since = machine.now();
-    assert_eq!(machine.facts(DOWN), [Action::Announce]);
+    assert_eq!(machine.set_facts(DOWN), [Action::Announce]);
     assert_eq!(machine.tick(since + HOLD - MOMENT), []);
     let refused = [
         Action::Refuse(OWN),
@@ -397,21 +430,21 @@ fn clients_are_refused_when_nothing_was_reachable_for_the_hold() {
     ];
     assert_eq!(machine.tick(since + HOLD), refused);
     assert_eq!(
-        (machine.ended(OWN), machine.tick(since + 2 * HOLD)),
+        (machine.on_ended(OWN), machine.tick(since + 2 * HOLD)),
         (vec![], vec![])
     );
     assert_eq!(
-        machine.facts(UNREADY),
+        machine.set_facts(UNREADY),
         [Action::Accept(OWN), Action::Announce],
         "the instance of a sibling is ready"
     );
-    machine.accepting(OWN);
+    machine.on_accepting(OWN);
     assert_eq!(machine.phase(), Phase::Joined);
 }
 
 #[test]
-fn what_a_sibling_reaches_is_reachable() {
-    let mut machine = joined();
+fn an_instance_that_a_sibling_reaches_is_reachable() {
+    let mut machine = joined_machine();
     meet(
         &mut machine,
         Announce {
@@ -419,38 +452,44 @@ fn what_a_sibling_reaches_is_reachable() {
             ..Announce::default()
         },
     );
-    machine.facts(DOWN);
+    machine.set_facts(DOWN);
     renew(&mut machine, HOLD);
     assert_eq!(machine.phase(), Phase::Joined);
     machine.tick(HOLD + LEASE);
     assert_eq!(
-        machine.wake(),
+        machine.next_wake(),
         Some(2 * HOLD + LEASE),
         "since its lease has ended"
     );
 }
 
 #[test]
-fn who_waits_and_reaches_nothing_accepts_for_the_hold() {
+fn a_waiting_shim_without_an_instance_accepts_for_the_hold() {
     let mut machine = machine();
     assert_eq!(
         meet(&mut machine, Announce::default()),
         [Action::Accept(THEIRS)]
     );
-    machine.accepting(THEIRS);
-    assert_eq!(deeds(machine.tick(HOLD - MOMENT)), []);
-    assert_eq!(deeds(machine.tick(HOLD)), [Action::Refuse(THEIRS)]);
+    machine.on_accepting(THEIRS);
+    assert_eq!(without_announce(machine.tick(HOLD - MOMENT)), []);
     assert_eq!(
-        (machine.ended(THEIRS), machine.phase()),
+        without_announce(machine.tick(HOLD)),
+        [Action::Refuse(THEIRS)]
+    );
+    assert_eq!(
+        (machine.on_ended(THEIRS), machine.phase()),
         (vec![], Phase::Waiting)
     );
 }
 
 #[test]
-fn who_is_ready_keeps_its_listeners_beside_a_successor() {
-    let mut machine = joined();
+fn a_ready_shim_keeps_its_listeners_beside_a_successor() {
+    let mut machine = joined_machine();
     assert_eq!(
-        meet(&mut machine, serving(&[OWN, THEIRS], &[OWN, THEIRS])),
+        meet(
+            &mut machine,
+            serving_announce(&[OWN, THEIRS], &[OWN, THEIRS])
+        ),
         []
     );
     assert_eq!(
@@ -461,10 +500,10 @@ fn who_is_ready_keeps_its_listeners_beside_a_successor() {
 
 /// The shim's instance is down, and its sibling's instance is up.
 #[test]
-fn who_is_relieved_accepts_until_its_sibling_does() {
-    let mut machine = joined();
-    meet(&mut machine, serving(&[THEIRS], &[THEIRS]));
-    assert_eq!(deeds(machine.facts(UNREADY)), []);
+fn a_relieved_shim_accepts_until_its_sibling_does() {
+    let mut machine = joined_machine();
+    meet(&mut machine, serving_announce(&[THEIRS], &[THEIRS]));
+    assert_eq!(without_announce(machine.set_facts(UNREADY)), []);
     for nth in 1..20 {
         assert_eq!(renew(&mut machine, nth * STEP), []);
     }
@@ -478,16 +517,16 @@ fn who_is_relieved_accepts_until_its_sibling_does() {
         (phase, owns, accepts),
         (Phase::Joined, [].into(), [OWN].into())
     );
-    machine.facts(READY);
+    machine.set_facts(READY);
     assert_eq!(machine.announce().owns, [OWN].into(), "it is up again");
-    machine.facts(UNREADY);
-    let both = serving(&[OWN, THEIRS], &[OWN, THEIRS]);
+    machine.set_facts(UNREADY);
+    let both = serving_announce(&[OWN, THEIRS], &[OWN, THEIRS]);
     assert_eq!(
-        deeds(machine.updated(SIBLING, both.clone(), &[])),
+        without_announce(machine.on_update(SIBLING, both.clone(), &[])),
         [Action::Guard(OWN)]
     );
     assert_eq!(
-        (machine.phase(), deeds(machine.ended(OWN))),
+        (machine.phase(), without_announce(machine.on_ended(OWN))),
         (Phase::Joined, vec![Action::Phase(Phase::Left)])
     );
     for nth in 20..22 {
@@ -502,22 +541,25 @@ fn who_is_relieved_accepts_until_its_sibling_does() {
         ..both.clone()
     };
     let returns = [Action::Listen(address()), Action::Phase(Phase::Waiting)];
-    assert_eq!(deeds(machine.updated(SIBLING, down, &[])), returns);
     assert_eq!(
-        deeds(machine.updated(SIBLING, both, &[])),
+        without_announce(machine.on_update(SIBLING, down, &[])),
+        returns
+    );
+    assert_eq!(
+        without_announce(machine.on_update(SIBLING, both, &[])),
         [Action::Phase(Phase::Left)],
         "relieved again"
     );
 }
 
 #[test]
-fn who_has_left_accepts_again_when_nobody_relieves_it() {
+fn a_shim_that_has_left_accepts_again_when_nobody_relieves_it() {
     for (hold, phase) in [(HOLD, Phase::Joined), (Time::ZERO, Phase::Left)] {
-        let mut machine = joined();
+        let mut machine = joined_machine();
         machine.rules.hold = hold;
-        meet(&mut machine, serving(&[THEIRS], &[OWN, THEIRS]));
-        machine.facts(DOWN);
-        machine.ended(OWN);
+        meet(&mut machine, serving_announce(&[THEIRS], &[OWN, THEIRS]));
+        machine.set_facts(DOWN);
+        machine.on_ended(OWN);
         assert_eq!(machine.phase(), Phase::Left);
         let again = [
             Action::Accept(OWN),
@@ -525,13 +567,13 @@ fn who_has_left_accepts_again_when_nobody_relieves_it() {
             Action::Phase(Phase::Waiting),
         ];
         assert_eq!(
-            deeds(machine.gone(STEP, SIBLING)),
+            without_announce(machine.on_gone(STEP, SIBLING)),
             if hold == HOLD { &again[..] } else { &[] }
         );
         for now in [2 * STEP, 3 * STEP] {
-            assert_eq!(deeds(machine.tick(now)), []);
+            assert_eq!(without_announce(machine.tick(now)), []);
         }
-        machine.accepting(OWN);
+        machine.on_accepting(OWN);
         assert_eq!(
             machine.phase(),
             phase,
@@ -541,68 +583,77 @@ fn who_has_left_accepts_again_when_nobody_relieves_it() {
 }
 
 #[test]
-fn who_is_ready_again_while_its_loops_end_joins_after_that() {
+fn a_shim_that_is_ready_again_joins_when_its_loops_have_ended() {
     let mut machine = machine();
-    machine.facts(READY);
+    machine.set_facts(READY);
     assert_eq!(
-        deeds(machine.listening(address(), OWN)),
+        without_announce(machine.on_listening(address(), OWN)),
         [Action::Accept(OWN)]
     );
-    meet(&mut machine, serving(&[THEIRS], &[THEIRS]));
-    machine.facts(UNREADY);
+    meet(&mut machine, serving_announce(&[THEIRS], &[THEIRS]));
+    machine.set_facts(UNREADY);
     assert_eq!(
         machine.guards(),
         [(OWN, address()), (THEIRS, address())],
         "who leaves gives what it has not begun"
     );
-    let both = serving(&[OWN, THEIRS], &[OWN, THEIRS]);
+    let both = serving_announce(&[OWN, THEIRS], &[OWN, THEIRS]);
     assert_eq!(
-        deeds(machine.updated(SIBLING, both, &[])),
+        without_announce(machine.on_update(SIBLING, both, &[])),
         [Action::Guard(OWN)]
     );
-    assert_eq!(deeds(machine.facts(READY)), []);
-    assert_eq!(deeds(machine.ended(OWN)), [Action::Phase(Phase::Left)]);
+    assert_eq!(without_announce(machine.set_facts(READY)), []);
     assert_eq!(
-        deeds(machine.tick(STEP)),
+        without_announce(machine.on_ended(OWN)),
+        [Action::Phase(Phase::Left)]
+    );
+    assert_eq!(
+        without_announce(machine.tick(STEP)),
         [Action::Listen(address()), Action::Phase(Phase::Waiting)]
     );
 }
 
 #[test]
-fn who_leaves_alone_serves_its_queue() {
-    let mut machine = joined();
+fn a_shim_that_leaves_alone_serves_its_queue() {
+    let mut machine = joined_machine();
     assert_eq!(
-        machine.facts(LEAVING),
+        machine.set_facts(LEAVING),
         [Action::Close(OWN), Action::Announce]
     );
     assert_eq!((machine.phase(), machine.guards()), (Phase::Joined, vec![]));
     // A sibling that leaves too gives the listener once more.
     let leaves = Announce {
         leaving: true,
-        ..serving(&[], &[])
+        ..serving_announce(&[], &[])
     };
-    machine.connected(SIBLING);
+    machine.on_connected(SIBLING);
     assert_eq!(
-        deeds(machine.updated(SIBLING, leaves, &[(OWN, address())])),
+        without_announce(machine.on_update(SIBLING, leaves, &[(OWN, address())])),
         []
     );
-    assert_eq!(deeds(machine.ended(OWN)), [Action::Close(OWN)]);
-    assert_eq!(deeds(machine.failed(OWN)), [Action::Phase(Phase::Left)]);
     assert_eq!(
-        (deeds(machine.tick(STEP)), machine.phase()),
+        without_announce(machine.on_ended(OWN)),
+        [Action::Close(OWN)]
+    );
+    assert_eq!(
+        without_announce(machine.on_failed(OWN)),
+        [Action::Phase(Phase::Left)]
+    );
+    assert_eq!(
+        (without_announce(machine.tick(STEP)), machine.phase()),
         (vec![], Phase::Left),
         "although its instance is ready"
     );
 }
 
 #[test]
-fn who_leaves_waits_for_a_sibling_that_stays_for_a_lease() {
-    let accepts = serving(&[THEIRS], &[THEIRS]);
+fn a_leaving_shim_waits_a_lease_for_a_staying_sibling() {
+    let accepts = serving_announce(&[THEIRS], &[THEIRS]);
     let leaves = |announce: &Announce| Announce {
         leaving: true,
         ..announce.clone()
     };
-    let covers = serving(&[THEIRS], &[OWN, THEIRS]);
+    let covers = serving_announce(&[THEIRS], &[OWN, THEIRS]);
     // The sibling's announcement, the expiry of the sibling's lease, and the time at which the shim
     // releases its listener.
     let rows = [
@@ -627,15 +678,15 @@ fn who_leaves_waits_for_a_sibling_that_stays_for_a_lease() {
         ),
     ];
     for (announce, until, at, actions) in rows {
-        let mut machine = joined();
-        machine.leased(Time::ZERO, &[(SIBLING, Time::ZERO, until)]);
+        let mut machine = joined_machine();
+        machine.on_leases(Time::ZERO, &[(SIBLING, Time::ZERO, until)]);
         meet(&mut machine, announce.clone());
         machine.tick(STEP);
-        let mut done = deeds(machine.facts(LEAVING));
+        let mut done = without_announce(machine.set_facts(LEAVING));
         if at > STEP {
             assert_eq!((done, machine.announce().owns), (vec![], [].into()));
-            assert_eq!(deeds(machine.tick(at - MOMENT)), []);
-            done = deeds(machine.tick(at));
+            assert_eq!(without_announce(machine.tick(at - MOMENT)), []);
+            done = without_announce(machine.tick(at));
         }
         assert_eq!(done, actions, "{announce:?} {until:?}");
         assert_eq!(
@@ -643,53 +694,57 @@ fn who_leaves_waits_for_a_sibling_that_stays_for_a_lease() {
             Phase::Joined,
             "its accept loop has not ended"
         );
-        machine.ended(OWN);
+        machine.on_ended(OWN);
         assert_eq!(
             machine.phase() == Phase::Left,
             !actions.contains(&Action::Close(THEIRS)),
             "no loop of it runs"
         );
-        machine.ended(THEIRS);
+        machine.on_ended(THEIRS);
         assert_eq!(machine.phase(), Phase::Left);
     }
     // A sibling that leaves accepts, and a sibling that stays accepts nothing or has announced
     // nothing yet.
     for other in [Some(accepts), None] {
-        let mut machine = joined();
+        let mut machine = joined_machine();
         meet(&mut machine, leaves(&covers));
-        machine.connected(ShimId(8));
+        machine.on_connected(ShimId(8));
         other
             .into_iter()
-            .for_each(|other| drop(machine.updated(ShimId(8), other, &[])));
-        assert_eq!(deeds(machine.facts(LEAVING)), []);
+            .for_each(|other| drop(machine.on_update(ShimId(8), other, &[])));
+        assert_eq!(without_announce(machine.set_facts(LEAVING)), []);
     }
 }
 
 #[test]
-fn who_has_left_serves_its_queues_when_no_sibling_stays() {
-    let mut machine = joined();
-    meet(&mut machine, serving(&[THEIRS], &[OWN, THEIRS]));
-    machine.facts(LEAVING);
-    machine.ended(OWN);
+fn a_shim_that_has_left_serves_its_queues_when_no_sibling_stays() {
+    let mut machine = joined_machine();
+    meet(&mut machine, serving_announce(&[THEIRS], &[OWN, THEIRS]));
+    machine.set_facts(LEAVING);
+    machine.on_ended(OWN);
     assert_eq!(machine.phase(), Phase::Left);
-    let stays = serving(&[THEIRS], &[THEIRS]);
+    let stays = serving_announce(&[THEIRS], &[THEIRS]);
     assert_eq!(
-        deeds(machine.updated(SIBLING, stays, &[(THIRD, address())])),
+        without_announce(machine.on_update(SIBLING, stays, &[(THIRD, address())])),
         [],
         "it may accept soon"
     );
     let closed = [OWN, THEIRS, THIRD].map(Action::Close);
-    assert_eq!(deeds(machine.gone(STEP, SIBLING)), closed);
+    assert_eq!(without_announce(machine.on_gone(STEP, SIBLING)), closed);
 }
 
 #[test]
-fn who_leaves_takes_no_orphan_and_keeps_what_it_accepts_from() {
-    let mut machine = joined();
-    meet(&mut machine, serving(&[], &[]));
-    machine.accepting(THEIRS);
-    assert_eq!(deeds(machine.facts(LEAVING)), []);
+fn a_leaving_shim_takes_no_orphan_and_keeps_its_listeners() {
+    let mut machine = joined_machine();
+    meet(&mut machine, serving_announce(&[], &[]));
+    machine.on_accepting(THEIRS);
+    assert_eq!(without_announce(machine.set_facts(LEAVING)), []);
     assert_eq!(
-        deeds(machine.updated(SIBLING, serving(&[], &[]), &[(THIRD, address())])),
+        without_announce(machine.on_update(
+            SIBLING,
+            serving_announce(&[], &[]),
+            &[(THIRD, address())]
+        )),
         []
     );
     assert_eq!(machine.announce().accepts, [OWN, THEIRS].into());
@@ -697,62 +752,81 @@ fn who_leaves_takes_no_orphan_and_keeps_what_it_accepts_from() {
 
 /// A loop that ends accepts no more clients from the queue.
 #[test]
-fn who_leaves_serves_a_queue_when_the_loop_that_ended_there_has() {
-    let mut machine = joined();
-    meet(&mut machine, serving(&[], &[]));
-    machine.accepting(THEIRS);
+fn a_leaving_shim_serves_a_queue_when_the_old_loop_has_ended() {
+    let mut machine = joined_machine();
+    meet(&mut machine, serving_announce(&[], &[]));
+    machine.on_accepting(THEIRS);
     assert_eq!(
-        meet(&mut machine, serving(&[THEIRS], &[THEIRS])),
+        meet(&mut machine, serving_announce(&[THEIRS], &[THEIRS])),
         [Action::Guard(THEIRS)]
     );
-    machine.gone(STEP, SIBLING);
-    assert_eq!(deeds(machine.facts(LEAVING)), [Action::Close(OWN)]);
+    machine.on_gone(STEP, SIBLING);
     assert_eq!(
-        deeds(machine.ended(OWN)),
+        without_announce(machine.set_facts(LEAVING)),
+        [Action::Close(OWN)]
+    );
+    assert_eq!(
+        without_announce(machine.on_ended(OWN)),
         [],
         "the other loop has not ended"
     );
-    assert_eq!(deeds(machine.ended(THEIRS)), [Action::Close(THEIRS)]);
-    assert_eq!(deeds(machine.ended(THEIRS)), [Action::Phase(Phase::Left)]);
+    assert_eq!(
+        without_announce(machine.on_ended(THEIRS)),
+        [Action::Close(THEIRS)]
+    );
+    assert_eq!(
+        without_announce(machine.on_ended(THEIRS)),
+        [Action::Phase(Phase::Left)]
+    );
 }
 
 #[test]
-fn who_refused_and_leaves_accepts_no_more() {
-    let mut machine = joined();
+fn a_leaving_shim_that_refused_accepts_no_more() {
+    let mut machine = joined_machine();
     meet(&mut machine, Announce::default());
-    machine.facts(DOWN);
+    machine.set_facts(DOWN);
     renew(&mut machine, HOLD);
-    machine.ended(OWN);
-    machine.ended(THEIRS);
+    machine.on_ended(OWN);
+    machine.on_ended(THEIRS);
     assert_eq!(machine.phase(), Phase::Refusing);
-    assert_eq!(deeds(machine.facts(LEAVING)), [], "its sibling stays");
+    assert_eq!(
+        without_announce(machine.set_facts(LEAVING)),
+        [],
+        "its sibling stays"
+    );
 }
 
 #[test]
-fn a_loop_that_failed_is_tried_again_when_it_may_and_forgotten_when_another_shim_accepts() {
-    let mut machine = joined();
-    machine.failed(OWN);
+fn a_failed_loop_is_retried_unless_another_shim_accepts() {
+    let mut machine = joined_machine();
+    machine.on_failed(OWN);
     assert_eq!(
         (machine.announce().accepts, machine.tick(STEP)),
         ([].into(), vec![])
     );
-    assert_eq!(deeds(machine.ended(OWN)), [Action::Accept(OWN)]);
-    machine.accepting(OWN);
-    meet(&mut machine, serving(&[], &[]));
-    assert_eq!(deeds(machine.failed(THEIRS)), []);
-    assert_eq!(meet(&mut machine, serving(&[THEIRS], &[THEIRS])), []);
     assert_eq!(
-        meet(&mut machine, serving(&[], &[])),
+        without_announce(machine.on_ended(OWN)),
+        [Action::Accept(OWN)]
+    );
+    machine.on_accepting(OWN);
+    meet(&mut machine, serving_announce(&[], &[]));
+    assert_eq!(without_announce(machine.on_failed(THEIRS)), []);
+    assert_eq!(
+        meet(&mut machine, serving_announce(&[THEIRS], &[THEIRS])),
+        []
+    );
+    assert_eq!(
+        meet(&mut machine, serving_announce(&[], &[])),
         [Action::Accept(THEIRS)]
     );
-    machine.accepting(THEIRS);
+    machine.on_accepting(THEIRS);
     assert_eq!(
-        meet(&mut machine, serving(&[THEIRS], &[THEIRS])),
+        meet(&mut machine, serving_announce(&[THEIRS], &[THEIRS])),
         [Action::Guard(THEIRS)]
     );
-    machine.failed(THEIRS);
+    machine.on_failed(THEIRS);
     assert_eq!(
-        meet(&mut machine, serving(&[], &[])),
+        meet(&mut machine, serving_announce(&[], &[])),
         [Action::Accept(THEIRS)],
         "it was to end, and has"
     );

@@ -89,7 +89,7 @@ impl Bounded {
         let (late, ids) = (self.late, self.world.ids());
         let nth = |shim: ShimId| ids.iter().position(|id| *id == shim);
         self.world
-            .deliver_those(|to, from| !late.has(nth(to).unwrap(), nth(from)));
+            .deliver_between(|to, from| !late.has(nth(to).unwrap(), nth(from)));
         self.world.check();
     }
 }
@@ -199,7 +199,7 @@ impl Model for Bounded {
     /// that the world recovers. States with waiting messages lead to a state without, which is
     /// checked.
     fn check(&self, nth: usize) {
-        if self.world.waiting().next().is_none() {
+        if self.world.unread_inboxes().next().is_none() {
             let mut world = self.world.clone();
             (0..RESPONSE).for_each(|_| world.pass());
             if nth.is_multiple_of(32) {

@@ -44,7 +44,7 @@ impl Drop for Handshake<'_> {
 /// The number of samples in which handshakes were in flight and none ended. Time without samples
 /// does not count, because this process may have been stopped.
 #[derive(Debug)]
-pub(super) struct Standstill {
+pub(super) struct HangDetector {
     /// Time between two samples.
     pub(super) interval: Duration,
     samples: u32,
@@ -54,7 +54,7 @@ pub(super) struct Standstill {
     still: [u32; 2],
 }
 
-impl Standstill {
+impl HangDetector {
     /// A hang is certain when no handshake has ended for `timeout`.
     pub(super) fn new(timeout: Duration) -> Self {
         let samples = SAMPLES.max(
@@ -107,47 +107,47 @@ impl Standstill {
 mod tests {
     use super::*;
 
-    fn sampled(standstill: &mut Standstill, handshakes: &Handshakes, times: u32) {
-        (0..times).for_each(|_| standstill.sample(handshakes));
+    fn take_samples(detector: &mut HangDetector, handshakes: &Handshakes, times: u32) {
+        (0..times).for_each(|_| detector.sample(handshakes));
     }
 
     #[test]
-    fn two_that_wait_or_one_and_a_failed_probe() {
-        let mut now = Standstill::new(Duration::from_secs(2));
+    fn two_waiting_clients_or_one_and_a_failed_probe_mean_a_hang() {
+        let mut now = HangDetector::new(Duration::from_secs(2));
         let (handshakes, all) = (Handshakes::default(), SAMPLES + 1);
-        sampled(&mut now, &handshakes, 2 * all);
+        take_samples(&mut now, &handshakes, 2 * all);
         assert!(
             !now.is_suspect() && !now.is_certain(false),
             "no client waits"
         );
         let one = handshakes.begin();
-        sampled(&mut now, &handshakes, all - 1);
+        take_samples(&mut now, &handshakes, all - 1);
         assert!(!now.is_suspect());
-        sampled(&mut now, &handshakes, 1);
+        take_samples(&mut now, &handshakes, 1);
         assert!(now.is_suspect() && !now.is_certain(true));
         let two = handshakes.begin();
-        sampled(&mut now, &handshakes, all - 1);
+        take_samples(&mut now, &handshakes, all - 1);
         assert!(!now.is_certain(true), "the second has just begun");
-        sampled(&mut now, &handshakes, 1);
+        take_samples(&mut now, &handshakes, 1);
         assert!(
             now.is_certain(true) && !now.is_certain(true),
             "reported once"
         );
         drop(two);
-        sampled(&mut now, &handshakes, all);
+        take_samples(&mut now, &handshakes, all);
         assert!(!now.is_certain(true) && now.is_certain(false));
         one.end();
-        sampled(&mut now, &handshakes, all);
+        take_samples(&mut now, &handshakes, all);
         assert!(!now.is_certain(false));
     }
 
     #[test]
-    fn one_that_ends_in_time_is_enough_and_one_that_leaves_is_not() {
-        let mut now = Standstill::new(Duration::from_secs(2));
+    fn one_ended_handshake_disproves_a_hang_and_an_abandoned_one_does_not() {
+        let mut now = HangDetector::new(Duration::from_secs(2));
         let handshakes = Handshakes::default();
         let _storm: Vec<_> = (0..100).map(|_| handshakes.begin()).collect();
         for _ in 0..50 {
-            sampled(&mut now, &handshakes, SAMPLES);
+            take_samples(&mut now, &handshakes, SAMPLES);
             handshakes.begin().end();
             assert!(!now.is_certain(false));
         }
@@ -159,12 +159,12 @@ mod tests {
     }
 
     #[test]
-    fn it_is_detected_within_a_second_of_any_timeout() {
+    fn a_hang_is_detected_within_a_second_of_any_timeout() {
         for millis in [1, 100, 500, 2000, 10_000, 3_600_000] {
             let timeout = Duration::from_millis(millis);
-            let Standstill {
+            let HangDetector {
                 interval, samples, ..
-            } = Standstill::new(timeout);
+            } = HangDetector::new(timeout);
             assert!(
                 interval * samples <= timeout
                     && interval * (samples + 2) <= timeout + Duration::from_secs(1),
