@@ -79,7 +79,7 @@ async fn supervise(
     signals: &mut Signals,
 ) -> anyhow::Result<ExitStatus> {
     let instance = bound.instance().clone();
-    let mut answered = bound.answered();
+    let mut answered = bound.first_byte_wait();
     let (stop, stopped) = watch::channel(Stop::No);
     let serving = bound.run(stopped);
     tokio::pin!(serving);

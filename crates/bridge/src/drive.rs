@@ -280,7 +280,7 @@ impl Bridge {
                 return BridgeOutcome::NotBegun(format!("cannot start a thread: {error}"));
             }
         };
-        let mut answered = bound.answered();
+        let mut answered = bound.first_byte_wait();
         let serving = bound.run(self.shim.stop.subscribe());
         tokio::pin!(serving);
         loop {

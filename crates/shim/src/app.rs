@@ -413,7 +413,7 @@ impl Bound {
     }
 
     /// Returns a wait for a caller that stops the instance after the shim has left.
-    pub fn answered(&self) -> FirstByteWait {
+    pub fn first_byte_wait(&self) -> FirstByteWait {
         FirstByteWait::new(self.state(), self.shared.metrics.clone())
     }
 
