@@ -412,7 +412,8 @@ impl Bound {
         move || metrics.open()
     }
 
-    /// Returns a wait for a caller that stops the instance after the shim has left.
+    /// Returns a wait for the first bytes that the instance owes, for a caller that stops the
+    /// instance after the shim has left.
     pub fn first_byte_wait(&self) -> FirstByteWait {
         FirstByteWait::new(self.state(), self.shared.metrics.clone())
     }

@@ -107,9 +107,9 @@ impl RunDirContents {
         self.held.insert(id, held);
     }
 
-    /// Reads the directory again, and adds the instances that are alive without a found record. A
-    /// record that was found under the name of a live instance is kept: another process could claim
-    /// the name only because the old record was gone.
+    /// Reads the directory again. Keeps instances that are alive although their records were not
+    /// found. A record that was found under the name of a live instance is kept: another process
+    /// could claim the name only because the old record was gone.
     ///
     /// If the directory cannot be read, returns the known content without the ended instances, and
     /// an error.

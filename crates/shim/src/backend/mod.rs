@@ -37,8 +37,8 @@ pub struct BackendInstance {
     /// served elsewhere.
     pub(crate) hangs: bool,
     pub(crate) handshakes: Arc<Handshakes>,
-    /// A new number for each process at the address, and for each refusal and return. A connection
-    /// does not try an instance again in an epoch that failed.
+    /// A new number for each process at the address, and for each refusal and return. Attempts of a
+    /// connection at an instance are limited in each epoch.
     pub epoch: u64,
     /// The first epoch of the process: a new number for each process, but not for refusals.
     pub started: u64,
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(
             pick_id(&writer),
             Some(sibling.clone()),
-            "a failing own one comes after a ready sibling's"
+            "a sibling's ready instance comes before the failing own instance"
         );
         observe(&mut writer, &sibling, Observation::Fail);
         assert_eq!(pick_id(&writer), Some(own.clone()), "both fail: open");
@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(
             pick_id(&writer),
             Some(sibling.clone()),
-            "one that fails its probe may be slow"
+            "an instance that fails its probe may only be slow"
         );
         observe(&mut writer, &sibling, Observation::Hangs);
         assert_eq!(pick_id(&writer), Some(own.clone()), "both hang: open");
@@ -354,7 +354,7 @@ mod tests {
         assert_eq!(
             leaving(&writer),
             Some(own),
-            "the own one is better than a failing sibling's"
+            "the own instance comes before a sibling's failing instance"
         );
     }
 

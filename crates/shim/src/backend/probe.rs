@@ -371,7 +371,7 @@ impl Probe {
             Some(rustls::Error::InvalidCertificate(
                 rustls::CertificateError::UnknownIssuer | rustls::CertificateError::BadSignature,
             )) if self.files.replaced.load(Ordering::Relaxed) => {
-                "; the file of --probe-ca was replaced on the node, and this container still has the one that it was started with: \
+                "; the file of --probe-ca was replaced on the node, and this container still has the old file: \
                  recreate the pod (`berth upgrade`)"
             }
             Some(rustls::Error::InvalidCertificate(

@@ -87,7 +87,7 @@ impl Bulk {
 
 #[derive(Debug)]
 pub(super) struct Moved {
-    /// Bytes that the source gave, 0 at its end.
+    /// Number of bytes read from the source, 0 at its end.
     pub(super) read: usize,
     pub(super) written: usize,
     /// Bytes left in the pipe that could not be written, or the write error.

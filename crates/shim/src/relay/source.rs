@@ -77,7 +77,7 @@ impl Sources {
         if let (IpAddr::V4(client), 0) = (client, number) {
             let [_, b, c, d] = client.octets();
             let name = Ipv4Addr::new(127, b, c, d);
-            // A client with the name 127.0.0.1 is a process of this node.
+            // The source 127.0.0.1 stands for a process of this node.
             let local = name == Ipv4Addr::LOCALHOST && client != Ipv4Addr::LOCALHOST;
             if b < HASHED && !local && name != Ipv4Addr::new(127, 0, 0, 0) {
                 return name;

@@ -54,8 +54,8 @@ impl Opening<'_> {
         };
         self.leave_queue();
         let why = match admitted {
-            // The client may have left: the runtime's readiness of the socket is older than the
-            // turn.
+            // The runtime's readiness of the socket is older than the turn, so the kernel is asked
+            // whether the client has left.
             Ok(slot) if !(self.kept.is_replayable() && socket::has_ended(&**self.client)) => {
                 self.turn.slot = Some(slot);
                 return Ok(());

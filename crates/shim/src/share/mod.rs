@@ -151,7 +151,7 @@ impl Sharing {
         Ok(())
     }
 
-    /// Returns the end of the share in force.
+    /// Returns the time at which the share in force ends.
     pub(crate) fn expiry(&self) -> Option<Instant> {
         self.now().as_ref().map(|now| now.until)
     }

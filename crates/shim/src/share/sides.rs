@@ -42,7 +42,7 @@ const ADDRESS: u32 = u32::MAX;
 pub(super) struct Sides {
     pub(super) salt: u64,
     buckets: Box<[Bucket]>,
-    /// Connections so far that were taken by address, and singly.
+    /// Connections so far, placed by address (all connections of an address on a side), and singly.
     pub(super) by_address: u64,
     pub(super) by_connection: u64,
 }

@@ -179,7 +179,7 @@ proptest! {
                         // A client that was late at the last check has lost its class.
                         let of_first = |c: &&Client| c.is_first && now < c.since + LATE;
                         let firsts = waiting.iter().filter(of_first).count();
-                        let at = waiting.iter().position(|c| c.ticket == ticket).expect("one that waits");
+                        let at = waiting.iter().position(|c| c.ticket == ticket).expect("a waiting client");
                         let rejected = waiting.remove(at);
                         let all_first = waiting.iter().all(|c| of_first(&c));
                         prop_assert!(!of_first(&&rejected) || firsts > SMALL.clients / FIRST_SHARE || all_first, "{:?}", rejected);
@@ -199,7 +199,7 @@ proptest! {
                         None => prop_assert!(waiting.iter().all(|c| c.source == full), "{:?}", waiting),
                         Some(Next { ticket, source: of, class, .. }) => {
                             let at = waiting.iter().position(|c| c.ticket == ticket);
-                            let client = waiting.remove(at.expect("one that waits, and not too long"));
+                            let client = waiting.remove(at.expect("a waiting client, not expired"));
                             prop_assert_eq!(of, source(client.source));
                             prop_assert_ne!(client.source, full, "it has its share");
                             prop_assert_eq!(class == Class::Late, now >= client.since + LATE);
