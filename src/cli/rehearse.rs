@@ -3,10 +3,12 @@
 use super::{duration, seconds};
 use berth_node::terms::Speedup;
 use berth_options::shim::pass_modes;
-use berth_rehearse::apiserver::Apiserver;
-use berth_rehearse::fault::Fault;
-use berth_rehearse::plan::choice::{Topology, Via, via_names};
-use berth_rehearse::plan::{RATE, STORM, UPGRADES, WATCHES};
+use berth_rehearse::config::{
+    RATE, STORM, UPGRADES, WATCHES,
+    apiserver::Apiserver,
+    choice::{Topology, Via, via_names},
+    fault::Fault,
+};
 use berth_shim::config::PassMode;
 use clap::builder::RangedI64ValueParser;
 use clap::{Args, value_parser};

@@ -3,12 +3,11 @@
 use super::{Exit, block_on, print, print_stderr, unavailable_error, usage_error};
 use crate::cli::{RehearseArgs, StandInArgs};
 use berth_options::check::Mistakes;
-use berth_rehearse::address::NETNS;
-use berth_rehearse::data::{Run, Verdict};
-use berth_rehearse::plan::Plan;
-use berth_rehearse::report;
-use berth_rehearse::stage::Error;
-use berth_rehearse::{Aborted, Rehearsed, netns, rehearse, simulated, table};
+use berth_rehearse::config::Plan;
+use berth_rehearse::record::data::{Run, Verdict};
+use berth_rehearse::report::table;
+use berth_rehearse::testbed::{address::NETNS, netns, simulated};
+use berth_rehearse::{Aborted, Error, Rehearsed, rehearse, report};
 
 mod check;
 

@@ -3,7 +3,11 @@
 
 use crate::support::process::{Running, ends, output_of};
 use crate::support::{eventually, net::listening};
-use berth_rehearse::{certs, log::Recorder, store::Store, store_server};
+use berth_rehearse::record::log::Recorder;
+use berth_rehearse::testbed::{
+    certs,
+    store::{self, Store},
+};
 use libtest_mimic::Failed;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -290,7 +294,7 @@ fn kube_apiserver(root: &Path) -> Result<(String, Running), Failed> {
             .unwrap();
         runtime.block_on(async {
             let listener = tokio::net::UnixListener::from_std(listener).unwrap();
-            store_server::serve(
+            store::serve(
                 listener,
                 Arc::<Store>::default(),
                 Arc::<Recorder>::default(),

@@ -5,7 +5,7 @@ use crate::support::eventually;
 use crate::support::net::{client_hello, connect_from, listening, ping};
 use crate::support::process::{Running, berth};
 use crate::{example, no_namespace};
-use berth_rehearse::netns;
+use berth_rehearse::testbed::netns;
 use libtest_mimic::{Completion, Failed};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;

@@ -7,10 +7,11 @@ use crate::support::load::{Load, Record, connect, failed};
 use crate::support::net::{fresh_ip, listening, queued_at};
 use crate::support::process::{Running, berth, ends};
 use crate::{need, no_namespace, root};
-use berth_rehearse::log::Recorder;
-use berth_rehearse::netns;
-use berth_rehearse::store::Store;
-use berth_rehearse::{certs, store_server};
+use berth_rehearse::record::log::Recorder;
+use berth_rehearse::testbed::{
+    certs, netns,
+    store::{self, Store},
+};
 use libtest_mimic::{Completion, Failed};
 use nix::sys::signal::Signal;
 use socket2::{Domain, Socket, Type};
@@ -243,7 +244,7 @@ impl Node {
         // The simulated apiservers' store; its thread ends with the process.
         std::thread::spawn(move || {
             runtime().block_on(async {
-                store_server::serve(UnixListener::bind(socket).unwrap(), store, recorder).await
+                store::serve(UnixListener::bind(socket).unwrap(), store, recorder).await
             });
         });
         eventually("the store", || {

@@ -8,9 +8,11 @@ use berth_bridge::cgroup;
 use berth_bridge::localhost::{OWN, TEMPORARY};
 use berth_os::netdevice::{self, InterfaceSetting};
 use berth_os::process::ProcessAttributes;
-use berth_rehearse::log::Recorder;
-use berth_rehearse::store::Store;
-use berth_rehearse::{certs, store_server};
+use berth_rehearse::record::log::Recorder;
+use berth_rehearse::testbed::{
+    certs,
+    store::{self, Store},
+};
 use berth_steering::{Error, self_test, self_test_of_localhost};
 use berth_testing::etcd::{self, Members};
 use berth_testing::{authority, namespace};
@@ -152,7 +154,7 @@ impl Hub {
                 let listener = UnixListener::bind(socket).unwrap();
                 up.send(()).unwrap();
                 tokio::select! {
-                    () = store_server::serve(listener, Arc::<Store>::default(), Arc::<Recorder>::default()) => {}
+                    () = store::serve(listener, Arc::<Store>::default(), Arc::<Recorder>::default()) => {}
                     _ = ended => {}
                 }
             });

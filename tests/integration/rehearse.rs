@@ -4,7 +4,7 @@ use crate::support::process::{
     Running, can_inject, has_all, processes, rehearsal, rehearsed, was_too_busy,
 };
 use crate::support::{eventually, in_memory, too_busy};
-use berth_rehearse::data::{Report, Value};
+use berth_rehearse::record::data::{Report, Value};
 use nix::sys::signal::Signal;
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -2,7 +2,7 @@
 
 use crate::support::process::{processes, rehearsal, rehearsed, was_too_busy};
 use crate::support::{eventually, in_memory, skipped};
-use berth_rehearse::data::{Report, Value};
+use berth_rehearse::record::data::{Report, Value};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{BufRead, BufReader};

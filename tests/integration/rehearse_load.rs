@@ -2,18 +2,20 @@
 //! some that each lose in their own way; and around simulated apiservers whose store loses.
 
 use crate::support::in_memory;
-use berth_rehearse::data::{MarkKind, Ran, Value, Verdict};
-use berth_rehearse::event::{
-    Answer, Attempt, ConnectionKind, Event, EventKind, Failure, Signed, StreamKind,
-};
+use berth_rehearse::config::{LoadPlan, Plan};
 use berth_rehearse::judges::judge;
 use berth_rehearse::load::{Instances, Joined, Load, Target};
-use berth_rehearse::log::{Recorder, attempts};
-use berth_rehearse::plan::{LoadPlan, Plan};
-use berth_rehearse::record::Record;
-use berth_rehearse::store::Store;
-use berth_rehearse::verdict::{Loss, NEW, OLD};
-use berth_rehearse::{address, certs, store_server};
+use berth_rehearse::record::{
+    Record,
+    data::{MarkKind, Ran, Value, Verdict},
+    event::{Answer, Attempt, ConnectionKind, Event, EventKind, Failure, Signed, StreamKind},
+    log::{Recorder, attempts},
+    verdict::{Loss, NEW, OLD},
+};
+use berth_rehearse::testbed::{
+    address, certs,
+    store::{self, Store},
+};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::{BTreeMap, BTreeSet};
@@ -376,7 +378,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     let mut background = JoinSet::new();
     let bind = |name: &str| UnixListener::bind(scene.dir.path().join(name)).unwrap();
     let store = Arc::new(Store::default());
-    background.spawn(store_server::serve(
+    background.spawn(store::serve(
         bind("store"),
         Arc::clone(&store),
         Arc::clone(&scene.recorder),

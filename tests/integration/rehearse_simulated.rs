@@ -2,10 +2,11 @@
 //! `rehearse_load.rs`.
 
 use crate::rehearse_load::{BOUND, ends, simulated, terminate, until};
-use berth_rehearse::data::MarkKind;
-use berth_rehearse::log::Recorder;
-use berth_rehearse::store::Store;
-use berth_rehearse::{certs, store_server};
+use berth_rehearse::record::{data::MarkKind, log::Recorder};
+use berth_rehearse::testbed::{
+    certs,
+    store::{self, Store},
+};
 use serde_json::json;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -37,7 +38,7 @@ impl Simulated {
         );
         let certs = certs::make(dir.path(), &[]).unwrap();
         let (socket, mut hub) = (dir.path().join("store"), JoinSet::new());
-        hub.spawn(store_server::serve(
+        hub.spawn(store::serve(
             UnixListener::bind(&socket).unwrap(),
             store.clone(),
             recorder.clone(),

@@ -2,7 +2,7 @@
 
 use crate::support::in_memory;
 use crate::support::process::rehearsed;
-use berth_rehearse::data::{MarkKind, Report, RunOutcome, VERSION, Value, Verdict};
+use berth_rehearse::record::data::{MarkKind, Report, RunOutcome, VERSION, Value, Verdict};
 use std::process::{Command, Stdio};
 
 #[test]

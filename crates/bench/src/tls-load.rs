@@ -30,12 +30,14 @@
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, anyhow};
-use berth_rehearse::event::{Answer, Attempt, ConnectionKind, Failure, StreamEnd};
+use berth_rehearse::config::LoadPlan;
 use berth_rehearse::load::{Anonymous, Closed, Connection, Known};
-use berth_rehearse::plan::LoadPlan;
-use berth_rehearse::record::Record;
-use berth_rehearse::stamp::Stamp;
-use berth_rehearse::verdict::Loss;
+use berth_rehearse::record::{
+    Record,
+    event::{Answer, Attempt, ConnectionKind, Failure, StreamEnd},
+    stamp::Stamp,
+    verdict::Loss,
+};
 use clap::Parser;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};

@@ -1,25 +1,18 @@
 //! `berth rehearse`: an upgrade under load on this machine, by the processes of production.
 //!
-//! In the order of the flow:
+//! The modules, from the ground up: none uses one below it in this table.
 //!
-//! * [`plan`]: what will be rehearsed, in checked values; [`fault`]: what goes wrong meanwhile.
-//! * [`apiserver`]: the values of `--old` and `--new`; [`simulated`] is the one that berth has.
-//! * `instance`: one of them as a command line; it knows the `setting`.
-//! * `topology`: which processes an instance has and which gets SIGTERM when; `haproxy`: the
-//!   configuration of what berth replaces.
-//! * [`stage`]: the processes, certificates from [`certs`], an [`address`]; all on 127/8 and in one temporary directory.
-//! * [`store`]: the objects that simulated apiservers serve, in etcd's place; they reach it through [`store_server`] in
-//!   the language of `wire`. Real ones get an `etcd`.
-//! * [`load`]: clients through the berth that never retry.
-//! * [`event`]: what clients, instances and the script see; [`log`]: these, appended and never changed; [`record`]: the same, sorted
-//!   after the run by what they are about.
-//! * `monitor`: requests in addition to the load; [`gate`]: the metrics of their gates.
-//! * [`netns`]: a network namespace for all of this.
-//! * `script`: one run: start old, load, start new, wait until it joined, stop old.
-//! * [`judges`], a file each: from the record to the [`data`], which is the JSON and has a version. A figure is a row there. `verdict` is what a run
-//!   came to as a whole; what can be lost is a `loss`.
-//! * The [`table`] and the [`report`]'s page show the rows, and do not know which judge made which.
-//! * [`stats`]: a percentile. `progress`: what is printed meanwhile. `context` has it, the plan and the log of one run.
+//! | module | what is in it |
+//! | --- | --- |
+//! | [`config`] | the plan of a rehearsal in checked values: apiservers, topology, faults, load |
+//! | [`record`] | what was seen: events and their log, sorted after the run; the figures made from them, and their formats |
+//! | [`testbed`] | addresses, a network namespace, certificates; the simulated kube-apiserver and its store |
+//! | [`load`] | clients through the berth that never retry |
+//! | `run` | the processes of a run, and its script: start old, load, start new, wait until it joined, stop old |
+//! | [`judges`] | a file each: from the record to the figures; a new figure is a row that a judge adds |
+//! | [`report`] | the figures as a table, as JSON and as a page |
+//!
+//! The functions here make the runs one after the other.
 
 #![forbid(unsafe_code)]
 #![allow(
@@ -29,81 +22,34 @@
 // They panic where a pipe is closed or a disk is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
-pub mod address;
-pub mod apiserver;
-pub mod certs;
-mod context;
-pub mod data;
-mod etcd;
-pub mod event;
-pub mod fault;
-pub mod gate;
-mod haproxy;
-mod instance;
+pub mod config;
 pub mod judges;
 pub mod load;
-pub mod log;
-mod loss;
-mod monitor;
-pub mod netns;
-pub mod plan;
-mod progress;
 pub mod record;
 pub mod report;
-mod script;
-mod setting;
-pub mod simulated;
-pub mod stage;
-pub mod stamp;
-pub mod stats;
-pub mod store;
-pub mod store_server;
-pub mod table;
-mod topology;
-pub mod verdict;
-mod wire;
+mod run;
+pub mod testbed;
+
+pub use run::outcome::{Aborted, Rehearsed};
+pub use run::processes::Error;
 
 use berth_steering::self_test;
-use context::Context;
-use data::{Run, RunOutcome};
-use plan::{Plan, Topology, Via, find_program};
-use record::Record;
-use stage::{Error, Stage};
+use config::{Plan, Topology, Via, find_program};
+use record::{
+    Record,
+    data::{Run, RunOutcome},
+    progress,
+};
+use run::{
+    processes::{self, Stage},
+    script,
+    session::Context,
+};
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::task::Poll;
 use tokio::signal::unix::{SignalKind, signal};
-
-/// All that a rehearsal came to.
-#[derive(Debug, Default)]
-pub struct Rehearsed {
-    /// One a way, in the order of [`Plan::runs`].
-    pub runs: Vec<Run>,
-    /// The ways whose run did not come to its end, and why.
-    pub failed: Vec<(Via, String)>,
-    /// Why it did not come to its end; what is there was gathered before.
-    pub aborted: Option<Aborted>,
-}
-
-/// Why a rehearsal did not come to its end.
-#[derive(Debug, thiserror::Error)]
-pub enum Aborted {
-    /// A signal; its number.
-    #[error("the rehearsal was aborted by {}; nothing can be concluded from it", name(*.0))]
-    Signal(i32),
-    /// A bug in berth.
-    #[error("the rehearsal broke down: {0}; nothing can be concluded from it (please report this)")]
-    Panicked(String),
-    /// Something was not there, or an instance did not do what it should.
-    #[error(transparent)]
-    Failed(#[from] Error),
-}
-
-fn name(signal: i32) -> String {
-    nix::sys::signal::Signal::try_from(signal)
-        .map_or_else(|_| format!("signal {signal}"), |s| s.to_string())
-}
 
 /// Rehearses, one run after the other. Processes are stopped and directories removed in every case but SIGKILL, and
 /// then by the next rehearsal.
@@ -119,7 +65,7 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
         handler(SignalKind::interrupt())?,
         handler(SignalKind::terminate())?,
     );
-    for left in stage::sweep() {
+    for left in processes::sweep() {
         progress::print(&format!(
             "removed {}, left by a rehearsal that was killed",
             left.display()

@@ -3,9 +3,10 @@
 
 use crate::cli::RehearseArgs;
 use berth_options::check::{Checks, Mistakes};
-use berth_rehearse::apiserver::{Apiserver, has};
-use berth_rehearse::plan::{
-    GRACE, LoadPlan, Output, Plan, REAL_READY_WITHIN, Timing, Topology, Via, find_program,
+use berth_rehearse::config::{
+    GRACE, LoadPlan, Output, Plan, REAL_READY_WITHIN, Timing, Topology, Via,
+    apiserver::{Apiserver, has},
+    find_program,
 };
 use berth_shim::config::PassMode;
 use std::path::PathBuf;
@@ -177,7 +178,7 @@ fn runs(via: Via, compare: &[Via]) -> Vec<Via> {
 mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
-    use berth_rehearse::fault::Fault;
+    use berth_rehearse::config::fault::Fault;
     use clap::Parser;
     use std::time::Duration;
 

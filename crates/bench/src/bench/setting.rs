@@ -2,8 +2,11 @@
 
 use super::load::Pace;
 use super::peer::Peer;
-use berth_rehearse::data::{Environment, Program};
-use berth_rehearse::report::{environment, format};
+use berth_rehearse::record::{
+    data::{Environment, Program},
+    format,
+};
+use berth_rehearse::report::environment;
 
 /// The machine and the conditions of a run.
 #[derive(Debug)]

@@ -7,12 +7,8 @@
 //! connections, early resets and wrong answers are losses, however busy the machine was.
 
 use super::requests::MOST_BEHIND;
-use crate::data::Ran;
-use crate::event::Attempt;
-use crate::loss::Loss;
-use crate::plan::LATE;
-use crate::record::Record;
-use crate::stamp::Stamp;
+use crate::config::LATE;
+use crate::record::{Record, data::Ran, event::Attempt, loss::Loss, stamp::Stamp};
 use std::time::Duration;
 
 /// Times when timers of the clients were late by [`LATE`] or more. Nothing of the load could run at
@@ -80,7 +76,7 @@ fn common((from, to): (Stamp, Stamp), periods: &[(Stamp, Stamp)]) -> Duration {
 mod tests {
     use super::super::tests::{at, attempt};
     use super::*;
-    use crate::event::{Answer, Failure};
+    use crate::record::event::{Answer, Failure};
 
     #[test]
     fn a_wait_is_explained_by_timers_that_were_late_for_half_of_it() {

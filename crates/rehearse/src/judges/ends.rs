@@ -3,8 +3,8 @@
 //! There are three kinds of evidence, the strongest first:
 //!
 //! 1. The instance's own report, which only simulated apiservers make. A report decides.
-//! 2. An announcement of the instance inside TLS ([`Signed`](crate::event::Signed)), which nothing
-//!    in between can forge. It counts only if the instance was stopping: a server also announces
+//! 2. An announcement of the instance inside TLS ([`Signed`](crate::record::event::Signed)), which
+//!    nothing in between can forge. It counts only if the instance was stopping: a server also announces
 //!    the end to a client whose connection was half closed in between.
 //! 3. The control: connections to the instance itself. A process that is killed, or ends with
 //!    connections open, announces nothing, but all of its connections end at once. An end without
@@ -13,10 +13,12 @@
 //!
 //! Every other stream was ended by something in between.
 
-use crate::data::MarkKind;
-use crate::event::{EndReport, EndedBy, Protocol, StreamEnd, StreamKind};
-use crate::record::Record;
-use crate::stamp::Stamp;
+use crate::record::{
+    Record,
+    data::MarkKind,
+    event::{EndReport, EndedBy, Protocol, StreamEnd, StreamKind},
+    stamp::Stamp,
+};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -104,9 +106,11 @@ fn kind(end: &StreamEnd) -> (bool, Protocol) {
 mod tests {
     use super::super::tests::{self, at, report};
     use super::*;
-    use crate::event::Signed;
-    use crate::record::Control;
-    use crate::verdict::{NEW, OLD};
+    use crate::record::{
+        Control,
+        event::Signed,
+        verdict::{NEW, OLD},
+    };
 
     fn end(what: StreamKind, ms: i64) -> StreamEnd {
         tests::end(what, "stream", ms)

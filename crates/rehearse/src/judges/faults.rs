@@ -6,13 +6,17 @@
 
 use super::busy::Busy;
 use super::{Case, Span, what_happened};
-use crate::data::{Losses, MarkKind, Promise, Ran};
-use crate::event::{Answer, Attempt, ConnectionKind};
-use crate::fault::{Fault, Standby};
-use crate::loss::Loss;
-use crate::plan::LEASE;
-use crate::record::{Injected, Record};
-use crate::stamp::Stamp;
+use crate::config::{
+    LEASE,
+    fault::{Fault, Standby},
+};
+use crate::record::{
+    Injected, Record,
+    data::{Losses, MarkKind, Promise, Ran},
+    event::{Answer, Attempt, ConnectionKind},
+    loss::Loss,
+    stamp::Stamp,
+};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -368,8 +372,10 @@ impl Check<'_> {
 mod tests {
     use super::super::tests::{self, at, attempt, good};
     use super::*;
-    use crate::event::Failure;
-    use crate::verdict::{NEW, OLD};
+    use crate::record::{
+        event::Failure,
+        verdict::{NEW, OLD},
+    };
 
     /// `excuse` without slack, as on an idle machine.
     fn excuse(injected: &[Injected], lost: &Lost<'_>) -> Option<usize> {

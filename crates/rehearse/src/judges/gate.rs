@@ -1,12 +1,14 @@
 //! The gates of the shims: how many clients waited at a gate.
 
 use super::Case;
-use crate::data::{Ran, Value};
-use crate::event::{Event, EventKind};
-use crate::gate::GateMetrics;
-use crate::record::Record;
-use crate::report::format::{self, count};
-use crate::stamp::Stamp;
+use crate::record::{
+    Record,
+    data::{Ran, Value},
+    event::{Event, EventKind},
+    format::{self, count},
+    gate_metrics::GateMetrics,
+    stamp::Stamp,
+};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 

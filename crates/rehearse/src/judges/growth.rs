@@ -1,8 +1,10 @@
 //! Checks that a shim that lives through many rounds does not use more from round to round.
 
 use super::Case;
-use crate::data::Ran;
-use crate::event::{Event, EventKind, Footprint};
+use crate::record::{
+    data::Ran,
+    event::{Event, EventKind, Footprint},
+};
 use std::collections::BTreeMap;
 
 /// Fewer footprints of a shim prove nothing.

@@ -1,10 +1,12 @@
 //! The instances: the connections that each served, and their log lines about certificates.
 
 use super::Case;
-use crate::data::{Instance, MarkKind, Ran, Value};
-use crate::event::{Answer, Attempt, ConnectionKind, EventKind};
-use crate::record::{Player, Record};
-use crate::stamp::Stamp;
+use crate::record::{
+    Player, Record,
+    data::{Instance, MarkKind, Ran, Value},
+    event::{Answer, Attempt, ConnectionKind, EventKind},
+    stamp::Stamp,
+};
 
 /// Fewest new connections that each instance has to serve for a verdict.
 const FEWEST: u64 = 20;

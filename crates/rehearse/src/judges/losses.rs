@@ -5,12 +5,14 @@ use super::Case;
 use super::busy::{self, Busy};
 use super::ends::Ends;
 use super::faults::{self, Lost};
-use crate::data::{Loss, Ran, Value};
-use crate::event::{Answer, Attempt, ConnectionKind, Failure, StreamEnd, StreamKind};
-use crate::loss;
-use crate::plan::UNANSWERED;
-use crate::report::format::count;
-use crate::stamp::Stamp;
+use crate::config::UNANSWERED;
+use crate::record::{
+    data::{Loss, Ran, Value},
+    event::{Answer, Attempt, ConnectionKind, Failure, StreamEnd, StreamKind},
+    format::count,
+    loss,
+    stamp::Stamp,
+};
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! The events of the instances, in order.
 
 use super::Case;
-use crate::data::{Mark, MarkKind, Ran};
+use crate::record::data::{Mark, MarkKind, Ran};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Each mark once, in order. The script's SIGTERM replaces the instance's own report of its

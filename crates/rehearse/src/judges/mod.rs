@@ -1,5 +1,5 @@
 //! The judges, each in a file. A judge reads the record, and adds rows of figures, objections and
-//! losses to the [data](crate::data) of the run. Pure.
+//! losses to the [data](crate::record::data) of the run. Pure.
 //!
 //! A new figure is a row that a judge adds. The table, the page and the JSON show the row. `ends`
 //! decides which end ended a stream.
@@ -14,15 +14,18 @@ mod losses;
 mod marks;
 mod requests;
 mod service;
+pub mod stats;
 mod storm;
 mod timeline;
 mod watches;
 
-use crate::data::{Ran, Verdict};
-use crate::event::EventKind;
-use crate::plan::Plan;
-use crate::record::Record;
-use crate::stamp::Stamp;
+use crate::config::Plan;
+use crate::record::{
+    Record,
+    data::{Ran, Verdict},
+    event::EventKind,
+    stamp::Stamp,
+};
 use std::time::Duration;
 use timeline::Steps;
 

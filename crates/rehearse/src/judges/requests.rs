@@ -1,12 +1,14 @@
 //! Requests and streams of the clients: counts and waiting times.
 
 use super::Case;
-use crate::data::{Ran, Value};
-use crate::event::{Answer, ConnectionKind, Failure};
-use crate::record::Record;
-use crate::report::format::{self, count, wait};
-use crate::stamp::{Stamp, millis};
-use crate::stats::percentile;
+use super::stats::percentile;
+use crate::record::{
+    Record,
+    data::{Ran, Value},
+    event::{Answer, ConnectionKind, Failure},
+    format::{self, count, wait},
+    stamp::{Stamp, millis},
+};
 use std::ops::Range;
 use std::time::Duration;
 

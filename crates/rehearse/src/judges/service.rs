@@ -1,10 +1,12 @@
 //! The Service `kubernetes`: when it had no address.
 
 use super::Case;
-use crate::data::{Ran, Value};
-use crate::event::{Event, EventKind};
-use crate::record::Record;
-use crate::stamp::{Stamp, millis};
+use crate::record::{
+    Record,
+    data::{Ran, Value},
+    event::{Event, EventKind},
+    stamp::{Stamp, millis},
+};
 
 /// Times without an address in the Service, after its first address. `None` if the Service never
 /// had one, as without real apiservers in a network namespace.

@@ -1,12 +1,14 @@
 //! A storm: when its clients were served, and how earlier tries failed.
 
 use super::{Case, Span, what_happened};
-use crate::data::{Losses, Promise, Ran, Value};
-use crate::event::{Answer, Event, EventKind, Failure};
-use crate::loss::{self, Loss};
-use crate::record::Record;
-use crate::report::format::{self, count, wait};
-use crate::stamp::{Stamp, millis};
+use crate::record::{
+    Record,
+    data::{Losses, Promise, Ran, Value},
+    event::{Answer, Event, EventKind, Failure},
+    format::{self, count, wait},
+    loss::{self, Loss},
+    stamp::{Stamp, millis},
+};
 use std::collections::BTreeMap;
 
 /// The storm's name in place of a fault's.

@@ -1,19 +1,23 @@
 //! The verdicts of all judges on a run.
 
 use super::*;
-use crate::Rehearsed;
-use crate::data::{Losses, MarkKind, Run, RunOutcome, Timeline, Value};
-use crate::event::{
-    Answer, Attempt, ConnectionKind, EndReport, EndedBy, Event, Failure, Footprint, Informer,
-    Protocol, Signed, StreamEnd, StreamKind, WatchSum,
+use crate::config::{
+    LoadPlan, Via,
+    fault::{Fault, Standby},
 };
-use crate::fault::{Fault, Standby};
-use crate::gate::GateMetrics;
-use crate::loss::Loss;
-use crate::plan::{LoadPlan, Via};
-use crate::record::{Control, Injected, Player};
+use crate::record::{
+    Control, Injected, Player,
+    data::{Losses, MarkKind, Run, RunOutcome, Timeline, Value},
+    event::{
+        Answer, Attempt, ConnectionKind, EndReport, EndedBy, Event, Failure, Footprint, Informer,
+        Protocol, Signed, StreamEnd, StreamKind, WatchSum,
+    },
+    gate_metrics::GateMetrics,
+    loss::Loss,
+    verdict::{NEW, OLD},
+};
 use crate::report::assemble;
-use crate::verdict::{NEW, OLD};
+use crate::run::outcome::{Aborted, Rehearsed};
 
 /// A moment of a clock on which the load begins at 10 s, in milliseconds from then.
 pub(crate) fn at(ms: i64) -> Stamp {
@@ -969,7 +973,7 @@ fn runs_are_in_the_order_of_the_plan() {
             ran(Via::None),
         ],
         failed: Vec::new(),
-        aborted: Some(crate::Aborted::Signal(libc::SIGINT)),
+        aborted: Some(Aborted::Signal(libc::SIGINT)),
     };
     let report = assemble(&Plan::default(), rehearsed, &["berth".into()]);
     assert_eq!(

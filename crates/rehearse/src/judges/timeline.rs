@@ -1,9 +1,11 @@
 //! A run cut into steps.
 
 use super::{Case, Span};
-use crate::data::{Ran, Timeline};
-use crate::event::Answer;
-use crate::stamp::Stamp;
+use crate::record::{
+    data::{Ran, Timeline},
+    event::Answer,
+    stamp::Stamp,
+};
 use std::collections::BTreeMap;
 
 /// Most steps of a timeline: about as many as a plot can show.

@@ -1,11 +1,13 @@
 //! Checks that watches and informers saw each write once, and counts how often they listed again.
 
 use super::Case;
-use crate::data::{Ran, Value};
-use crate::event::{Informer, WatchSum};
-use crate::loss::Loss;
-use crate::record::Record;
-use crate::report::format::count;
+use crate::record::{
+    Record,
+    data::{Ran, Value},
+    event::{Informer, WatchSum},
+    format::count,
+    loss::Loss,
+};
 
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let Case { record, plan, .. } = case;

@@ -6,8 +6,8 @@
 
 use super::dial::{Link, Target};
 use super::objects::get;
-use crate::certs::{self, Identity};
-use crate::event::{Failure, Protocol};
+use crate::record::event::{Failure, Protocol};
+use crate::testbed::certs::{self, Identity};
 use hyper::StatusCode;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use std::net::SocketAddr;

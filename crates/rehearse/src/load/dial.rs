@@ -3,11 +3,11 @@
 
 use super::observe::{EndSignals, Observed};
 use super::{Instances, Joined, objects};
-use crate::certs::{Certs, Names};
-use crate::event::{
-    Answer, Failure, Protocol, STREAM_HEADER, Signed, StreamEnd, StreamId, StreamKind,
+use crate::record::{
+    event::{Answer, Failure, Protocol, STREAM_HEADER, Signed, StreamEnd, StreamId, StreamKind},
+    stamp::Stamp,
 };
-use crate::stamp::Stamp;
+use crate::testbed::certs::{Certs, Names};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::{http1, http2};

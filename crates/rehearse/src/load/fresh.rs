@@ -2,8 +2,7 @@
 
 use super::timetable::{Entry, Seed, protocol};
 use super::{Client, Due};
-use crate::event::EventKind;
-use crate::stamp::Stamp;
+use crate::record::{event::EventKind, stamp::Stamp};
 use std::panic::resume_unwind;
 use std::pin::pin;
 use std::time::Duration;

@@ -6,8 +6,8 @@
 
 use super::dial::Target;
 use super::objects::{self, Request, WRITTEN};
-use crate::certs::{CLIENTS, Certs};
-use crate::event::{Failure, Protocol};
+use crate::record::event::{Failure, Protocol};
+use crate::testbed::certs::{CLIENTS, Certs};
 use hyper::{Method, StatusCode};
 use serde_json::json;
 use std::net::SocketAddr;

@@ -9,7 +9,7 @@ use super::Client;
 use super::follow::{Follower, View};
 use super::objects::{ALL, Event, Object, READ, SECRETS, Tag, maps};
 use super::writer::Goal;
-use crate::event::{EventKind, Informer};
+use crate::record::event::{EventKind, Informer};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::sync::mpsc::Sender;

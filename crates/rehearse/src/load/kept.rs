@@ -6,9 +6,11 @@
 use super::dial::{Link, Unsent};
 use super::timetable::{Entry, Seed, protocol};
 use super::{Client, Due};
-use crate::event::{Answer, ConnectionKind, Failure, StreamKind};
-use crate::plan::{PACE, UNANSWERED};
-use crate::stamp::Stamp;
+use crate::config::{PACE, UNANSWERED};
+use crate::record::{
+    event::{Answer, ConnectionKind, Failure, StreamKind},
+    stamp::Stamp,
+};
 
 /// Sends a request every [`PACE`] until the load stops. A client of the control ends with its first
 /// connection.
@@ -112,8 +114,8 @@ mod tests {
     use super::super::objects::Tag;
     use super::super::writer::Ledger;
     use super::*;
-    use crate::certs;
-    use crate::log::{Recorder, attempts};
+    use crate::record::log::{Recorder, attempts};
+    use crate::testbed::certs;
     use std::sync::Arc;
     use std::time::Duration;
     use tokio::net::TcpListener;

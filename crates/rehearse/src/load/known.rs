@@ -3,10 +3,9 @@
 
 use super::dial::Target;
 use super::{Instances, Load};
-use crate::certs::{self, Identity};
-use crate::log::Recorder;
-use crate::plan::LoadPlan;
-use crate::record::Record;
+use crate::config::LoadPlan;
+use crate::record::{Record, log::Recorder};
+use crate::testbed::certs::{self, Identity};
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use std::net::SocketAddr;
 use std::sync::Arc;

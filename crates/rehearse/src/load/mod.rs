@@ -44,12 +44,15 @@ pub use grant::grant;
 pub use known::Known;
 pub(crate) use storm::StormClients;
 
-use super::event::{
-    Answer, Attempt, ConnectionKind, Dialed, EventKind, Protocol, StreamEnd, StreamId, StreamKind,
+use crate::config::{LoadPlan, UNANSWERED};
+use crate::record::{
+    event::{
+        Answer, Attempt, ConnectionKind, Dialed, EventKind, Protocol, StreamEnd, StreamId,
+        StreamKind,
+    },
+    log::Recorder,
+    stamp::Stamp,
 };
-use super::log::Recorder;
-use super::plan::{LoadPlan, UNANSWERED};
-use super::stamp::Stamp;
 use dial::{Link, Unsent};
 use informer::Scope;
 use objects::Tag;

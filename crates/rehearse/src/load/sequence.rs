@@ -1,6 +1,6 @@
 //! Checks that a watch saw every write once. No I/O.
 
-use crate::verdict::Loss;
+use crate::record::verdict::Loss;
 
 /// The numbers that a watch saw.
 #[derive(Debug, Default)]

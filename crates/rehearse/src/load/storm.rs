@@ -7,10 +7,12 @@
 
 use super::dial::{self, Target};
 use super::objects::get;
-use crate::address::source;
-use crate::event::{Answer, Failure, Protocol};
-use crate::plan::UNANSWERED;
-use crate::stamp::Stamp;
+use crate::config::UNANSWERED;
+use crate::record::{
+    event::{Answer, Failure, Protocol},
+    stamp::Stamp,
+};
+use crate::testbed::address::source;
 use std::io;
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -97,8 +99,7 @@ async fn ask(target: &Target, stream: String) -> Result<Answer, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::address::free_address;
-    use crate::certs;
+    use crate::testbed::{address::free_address, certs};
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_is_not_served_retries_after_a_pause_until_it_is_too_late() {

@@ -2,10 +2,8 @@
 //! if this machine is too busy.
 
 use super::Due;
-use crate::event::EventKind;
-use crate::log::Recorder;
-use crate::plan::LATE;
-use crate::stamp::Stamp;
+use crate::config::LATE;
+use crate::record::{event::EventKind, log::Recorder, stamp::Stamp};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep_until;

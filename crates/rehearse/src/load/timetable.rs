@@ -1,6 +1,6 @@
 //! The requests of a client and their times, from a seed. Pure: no clock, no I/O.
 
-use crate::event::Protocol;
+use crate::record::event::Protocol;
 use fastrand::Rng;
 use std::iter;
 use std::time::Duration;

@@ -5,9 +5,11 @@ use super::follow::{Follower, View};
 use super::objects::{Event, Object, WRITTEN, maps};
 use super::sequence::Sequence;
 use super::writer::Goal;
-use crate::event::{EventKind, WatchSum};
-use crate::stamp::Stamp;
-use crate::verdict::Loss;
+use crate::record::{
+    event::{EventKind, WatchSum},
+    stamp::Stamp,
+    verdict::Loss,
+};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::watch::Receiver;

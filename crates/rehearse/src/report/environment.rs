@@ -1,7 +1,7 @@
 //! The machine of a report, from `/proc`, and the programs' own versions.
 
-use crate::data::{Environment, Instance, Program, Run};
-use crate::plan::{Plan, Via};
+use crate::config::{Plan, Via};
+use crate::record::data::{Environment, Instance, Program, Run};
 use nix::sys::resource::{Resource, getrlimit};
 use procfs::{CpuInfo, Current as _, Meminfo};
 use std::collections::BTreeSet;

@@ -3,19 +3,19 @@
 //! * [`environment`]: the machine, and the versions of the programs.
 //! * `page`: turns the data into an HTML page that needs neither a network nor a script. Pure. The
 //!   page's two drawings are in `plot`.
-//! * [`format`](mod@format): numbers for people.
+//! * [`table`]: the figures and the verdict on the terminal.
 //!
 //! This module makes a report from the runs of a rehearsal, and writes the files, whole or not at
 //! all.
 
 pub mod environment;
-pub mod format;
 mod page;
 mod plot;
+pub mod table;
 
-use crate::Rehearsed;
-use crate::data::{self, Report};
-use crate::plan::Plan;
+use crate::config::Plan;
+use crate::record::data::{self, Report};
+use crate::run::outcome::Rehearsed;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use tempfile::{Builder, NamedTempFile};

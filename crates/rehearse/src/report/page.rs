@@ -4,12 +4,14 @@
 //! The page loads nothing and runs nothing, and a policy in its head forbids both. Text from a
 //! program or a user goes through [`escape`]. The meaning of a colour is also given by a word.
 
-use super::format::{self, escape};
 use super::plot::{self, Frame};
-use crate::data::{Environment, Promise, Ran, Report, Row, Run, RunOutcome, Via};
-use crate::loss;
-use crate::table;
-use crate::verdict::Verdict;
+use super::table;
+use crate::record::{
+    data::{Environment, Promise, Ran, Report, Row, Run, RunOutcome, Via},
+    format::{self, escape},
+    loss,
+    verdict::Verdict,
+};
 
 pub(super) fn render(report: &Report) -> String {
     let mut runs: Vec<&Run> = report.runs.iter().collect();
@@ -264,14 +266,16 @@ fn environment(environment: &Environment) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Instance, Mark, MarkKind, Program, Value};
-    use crate::event::{Answer, EndedBy, Failure, StreamKind};
-    use crate::fault::Fault;
-    use crate::judges::judge;
-    use crate::judges::tests::{
-        at, attempt, end, good, injected, plan, record, report as end_report,
+    use crate::config::fault::Fault;
+    use crate::judges::{
+        judge,
+        tests::{at, attempt, end, good, injected, plan, record, report as end_report},
     };
-    use crate::verdict::OLD;
+    use crate::record::{
+        data::{Instance, Mark, MarkKind, Program, Value},
+        event::{Answer, EndedBy, Failure, StreamKind},
+        verdict::OLD,
+    };
 
     /// A judged run in which a shim is killed at 0.5 s. If `is_lossy`, connections are lost and the
     /// fault's end is not seen.

@@ -4,9 +4,10 @@
 //! All drawings of a page have the same horizontal scale, for reading one below the other. On a
 //! narrow page the drawings are scrolled, since scaled text could not be read.
 
-use super::format;
-use super::format::escape;
-use crate::data::{Instance, Mark, MarkKind, Ran};
+use crate::record::{
+    data::{Instance, Mark, MarkKind, Ran},
+    format::{self, escape},
+};
 use std::fmt::Write;
 
 /// Width of a drawing, and the start of its horizontal scale. The names of rows are to the left.

@@ -1,0 +1,90 @@
+//! What can be chosen by name: the ways, the topologies and the faults.
+
+use super::fault::Fault;
+use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// What `--via` takes: all but port sharing, which is only compared with.
+pub fn via_names() -> impl TypedValueParser<Value = Via> {
+    let decides = Via::value_variants()
+        .iter()
+        .filter(|via| **via != Via::PortSharing);
+    let names = PossibleValuesParser::new(decides.filter_map(Via::to_possible_value));
+    names.try_map(|name| Via::from_str(&name, false))
+}
+
+/// The way from clients to instances.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize,
+)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum Via {
+    /// Through shims.
+    #[value(help = "berth")]
+    Berth,
+    /// Through a HAProxy as a sidecar of each instance.
+    #[value(help = "HAProxy as a sidecar that shares the port, as Lokomotive had it")]
+    Haproxy,
+    /// Straight to instances that share the port (`--permit-port-sharing`).
+    #[value(help = "The apiservers share the port themselves, by --permit-port-sharing")]
+    PortSharing,
+    /// Straight to the instances, with neither berth nor a proxy between: the control.
+    #[value(help = "Neither berth nor a proxy: one apiserver after the other has the port alone")]
+    None,
+}
+
+impl Via {
+    /// How clients come to an instance.
+    pub fn way(self) -> &'static str {
+        match self {
+            Self::Berth => "through berth",
+            Self::Haproxy => "through HAProxy",
+            Self::PortSharing => "with port sharing",
+            Self::None => "without berth or a proxy",
+        }
+    }
+}
+
+/// Which processes an instance has, and which of them gets SIGTERM when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Topology {
+    /// `berth exec` and `berth serve` in one pod: SIGTERM to both at once
+    Sidecar,
+    /// The same, `berth serve` an init container that restarts: SIGTERM when the apiserver has ended
+    NativeSidecar,
+    /// One `berth serve --discover` for all instances, and a `berth exec` each
+    Node,
+    /// `berth run`: one unit, which stops its apiserver itself
+    Run,
+    /// Nothing of berth: the apiserver has the port alone and is replaced in place, under `berth bridge`
+    Bridge,
+}
+
+/// An enum's name on the command line.
+fn name(value: &impl ValueEnum) -> String {
+    value
+        .to_possible_value()
+        .map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+impl fmt::Display for Via {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&name(self))
+    }
+}
+
+impl fmt::Display for Topology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&name(self))
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&name(self))
+    }
+}

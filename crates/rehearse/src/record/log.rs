@@ -1,0 +1,117 @@
+//! The log of a rehearsal: one event for each thing that a client, an instance or the script saw, appended when it was seen and
+//! never changed.
+//!
+//! The load, the stage and the script only append. What the events mean is decided after the run:
+//! [`Record`](crate::record::Record) sorts them for the judges.
+
+use super::data::MarkKind;
+use super::event::{Attempt, Dialed, Event, EventKind};
+use super::stamp::Stamp;
+use crate::config::fault::{Fault, Standby};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The log while it is written.
+#[derive(Debug, Default)]
+pub struct Recorder(Mutex<Vec<Event>>);
+
+impl Recorder {
+    /// Appends an event of this moment.
+    pub fn add(&self, subject: &str, what: EventKind) {
+        self.add_at(Stamp::now(), subject, what);
+    }
+
+    /// Appends an event of another moment.
+    pub(crate) fn add_at(&self, at: Stamp, subject: &str, what: EventKind) {
+        self.lock().push(Event {
+            at,
+            subject: subject.to_owned(),
+            what,
+        });
+    }
+
+    /// Appends a mark of an instance.
+    pub(crate) fn mark(&self, instance: &str, mark: MarkKind) {
+        self.add(
+            instance,
+            EventKind::Mark {
+                mark,
+                text: String::new(),
+            },
+        );
+    }
+
+    /// Appends what was not as it should be.
+    pub(crate) fn trouble(&self, trouble: String) {
+        self.add("", EventKind::Trouble(trouble));
+    }
+
+    /// Appends a fault; its number.
+    pub(crate) fn inject(&self, instance: &str, fault: Fault, standby: Standby) -> usize {
+        let mut log = self.lock();
+        let number = log
+            .iter()
+            .filter(|event| matches!(event.what, EventKind::Fault { .. }))
+            .count();
+        let what = EventKind::Fault { fault, standby };
+        log.push(Event {
+            at: Stamp::now(),
+            subject: instance.to_owned(),
+            what,
+        });
+        number
+    }
+
+    pub fn read<T>(&self, read: impl FnOnce(&[Event]) -> T) -> T {
+        read(&self.lock())
+    }
+
+    /// When an instance last got a mark.
+    pub fn last(&self, instance: &str, mark: MarkKind) -> Option<Stamp> {
+        self.read(|log| last(log, instance, mark))
+    }
+
+    /// How far the clients were behind their timetable at most.
+    pub(crate) fn behind(&self) -> Duration {
+        let behind = |event: &Event| {
+            if let EventKind::Behind(behind) = event.what {
+                Some(behind)
+            } else {
+                None
+            }
+        };
+        self.read(|log| log.iter().filter_map(behind).max().unwrap_or_default())
+    }
+
+    /// Empties the log, and returns what was in it.
+    pub fn drain(&self) -> Vec<Event> {
+        std::mem::take(&mut *self.lock())
+    }
+
+    /// A panic elsewhere leaves whole events behind.
+    fn lock(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does several things at once: no other event is appended meanwhile.
+    pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Vec<Event>) -> T) -> T {
+        act(&mut self.lock())
+    }
+}
+
+/// When an instance last got a mark.
+pub(crate) fn last(log: &[Event], instance: &str, wanted: MarkKind) -> Option<Stamp> {
+    let marked = |event: &&Event| {
+        event.subject == instance
+            && matches!(event.what, EventKind::Mark { mark, .. } if mark == wanted)
+    };
+    log.iter().filter(marked).map(|event| event.at).max()
+}
+
+/// The requests of the clients that dial what is under test.
+pub fn attempts(log: &[Event]) -> impl DoubleEndedIterator<Item = &Attempt> {
+    log.iter().filter_map(|event| match &event.what {
+        EventKind::Attempt(Dialed::Front, attempt) => Some(attempt),
+        _ => None,
+    })
+}

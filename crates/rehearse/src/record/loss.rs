@@ -1,0 +1,75 @@
+//! What can be lost.
+
+use super::format;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// How much was lost, by kind.
+pub type Losses = BTreeMap<Loss, u64>;
+
+/// A kind of loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Loss {
+    /// A new connection was refused.
+    Refused,
+    /// A new connection was reset.
+    Reset,
+    /// A new connection was closed without an answer.
+    Closed,
+    /// No answer within 15 s.
+    Unanswered,
+    /// A TLS handshake failed.
+    Tls,
+    /// What came was no HTTP.
+    Http,
+    /// An error status that no shutdown explains.
+    BadStatus,
+    /// A stream ended although its instance did not end it.
+    StreamEnded,
+    /// A write that a watch never saw.
+    EventMissed,
+    /// A write that a watch saw twice or too late.
+    EventDuplicated,
+}
+
+impl Loss {
+    /// What one is called, and what several are.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Refused => ("connection refused", "connections refused"),
+            Self::Reset => ("connection reset", "connections reset"),
+            Self::Closed => ("connection closed", "connections closed"),
+            Self::Unanswered => (
+                "request unanswered for 15 s",
+                "requests unanswered for 15 s",
+            ),
+            Self::Tls => ("TLS error", "TLS errors"),
+            Self::Http => ("HTTP error", "HTTP errors"),
+            Self::BadStatus => ("error status", "error statuses"),
+            Self::StreamEnded => ("stream cut", "streams cut"),
+            Self::EventMissed => ("watch event missed", "watch events missed"),
+            Self::EventDuplicated => ("watch event duplicated", "watch events duplicated"),
+        }
+    }
+
+    pub(crate) fn many(self) -> &'static str {
+        self.names().1
+    }
+
+    /// This many of it, in words.
+    pub(crate) fn words(self, count: u64) -> String {
+        let (one, many) = self.names();
+        format::of(count, one, many)
+    }
+}
+
+/// Losses in words.
+pub(crate) fn words(losses: &Losses) -> String {
+    losses
+        .iter()
+        .map(|(loss, count)| loss.words(*count))
+        .collect::<Vec<_>>()
+        .join(", ")
+}

@@ -1,0 +1,193 @@
+//! The figures of a run and its verdict as a table, for standard output.
+
+use crate::record::{
+    data::{Promise, Ran, Row, Via},
+    loss,
+};
+use std::fmt::Write;
+
+/// The table, whole or what matters most, and one line of verdict below.
+pub fn render(ran: &Ran, verbose: bool) -> String {
+    let mut text = String::new();
+    for Row {
+        name, value, note, ..
+    } in shown(ran, verbose)
+    {
+        let line = format!("{name:<32}{:>10}   {note}", value.to_string());
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    text.push('\n');
+    for Promise {
+        fault,
+        instance,
+        promise,
+        held,
+        what_happened,
+        allowed,
+        ..
+    } in &ran.promises
+    {
+        // A version that is wrong on purpose is named by what is wrong with it.
+        let at = if instance == fault {
+            String::new()
+        } else {
+            format!(" at {instance}")
+        };
+        let _ = writeln!(
+            text,
+            "{fault}{at}: {}: {promise}",
+            if *held { "held" } else { "broken" }
+        );
+        for seen in what_happened {
+            let _ = writeln!(text, "  {}", seen.replace('\n', "\n  "));
+        }
+        if !allowed.is_empty() {
+            let _ = writeln!(text, "  allowed: {}", loss::words(allowed));
+        }
+    }
+    if !ran.promises.is_empty() {
+        text.push('\n');
+    }
+    for (what, lines) in [
+        ("lost", &ran.examples),
+        ("note", &ran.notes),
+        ("not as it should be", &ran.objections),
+    ] {
+        for line in lines {
+            let _ = writeln!(text, "{what}: {line}");
+        }
+    }
+    let _ = writeln!(text, "verdict: {}", ran.words());
+    text
+}
+
+/// Runs side by side, a column each.
+pub fn compare(runs: &[(Via, &Ran)], verbose: bool) -> String {
+    let line = |name: &str, cells: Vec<String>| {
+        cells.iter().fold(format!("{name:<32}"), |line, cell| {
+            format!("{line}{cell:>14}")
+        }) + "\n"
+    };
+    let header = line("", runs.iter().map(|(via, _)| via.to_string()).collect());
+    let runs: Vec<&Ran> = runs.iter().map(|(_, ran)| *ran).collect();
+    side_by_side(&runs, verbose)
+        .into_iter()
+        .fold(header, |text, (name, cells)| text + &line(name, cells))
+}
+
+/// The name of each figure that some run has, and its value in each run.
+pub(crate) fn side_by_side<'a>(runs: &[&'a Ran], verbose: bool) -> Vec<(&'a str, Vec<String>)> {
+    let mut names: Vec<&str> = Vec::new();
+    for row in runs.iter().flat_map(|ran| shown(ran, verbose)) {
+        if !names.contains(&row.name.as_str()) {
+            names.push(&row.name);
+        }
+    }
+    let cell = |ran: &&Ran, name: &str| {
+        ran.figure(name)
+            .map_or_else(|| "-".to_owned(), |value| value.to_string())
+    };
+    names
+        .into_iter()
+        .map(|name| (name, runs.iter().map(|ran| cell(ran, name)).collect()))
+        .collect()
+}
+
+fn shown(ran: &Ran, verbose: bool) -> impl Iterator<Item = &Row> {
+    ran.rows.iter().filter(move |row| verbose || row.main)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::data::{Loss, Losses, Value, Verdict};
+
+    fn ran(requests: u64, lost: Losses) -> Ran {
+        let mut ran = Ran {
+            lost,
+            ..Ran::default()
+        };
+        let sum = ran.lost.values().sum();
+        let words = loss::words(&ran.lost);
+        ran.add("lost", Value::Count(sum)).main().note(words);
+        ran.add("requests", Value::Count(requests))
+            .main()
+            .note("1,031 on a new connection");
+        ran.add("longest wait", Value::Ms(38.0)).main();
+        ran.add("99th percentile", Value::Ms(9.949));
+        ran
+    }
+
+    #[test]
+    fn what_matters_most_or_all_of_it() {
+        let promise = Promise {
+            fault: "kill-shim".into(),
+            instance: "old".into(),
+            from_ms: 0,
+            to_ms: None,
+            promise: "only what it had accepted is lost".into(),
+            held: true,
+            what_happened: vec!["the API was never away".into()],
+            allowed: [(Loss::Reset, 3)].into(),
+        };
+        let ran = Ran {
+            promises: vec![promise],
+            notes: vec!["old had to be killed".into()],
+            ..ran(2_134, Losses::new())
+        };
+        insta::assert_snapshot!(render(&ran, false), @r"
+        lost                                     0
+        requests                             2,134   1,031 on a new connection
+        longest wait                         38 ms
+
+        kill-shim at old: held: only what it had accepted is lost
+          the API was never away
+          allowed: 3 connections reset
+
+        note: old had to be killed
+        verdict: nothing was lost but what faults may cost, every promise held
+        ");
+        assert!(render(&ran, true).contains("99th percentile                     9.9 ms"));
+    }
+
+    #[test]
+    fn something_lost() {
+        let lost = [
+            (Loss::Reset, 2),
+            (Loss::StreamEnded, 1),
+            (Loss::EventMissed, 2),
+        ]
+        .into();
+        let ran = Ran {
+            verdict: Verdict::Lost,
+            examples: vec!["new-7: reset after 1.2ms".into()],
+            objections: vec!["new never got ready".into()],
+            ..ran(12, lost)
+        };
+        insta::assert_snapshot!(render(&ran, false), @r"
+        lost                                     5   2 connections reset, 1 stream cut, 2 watch events missed
+        requests                                12   1,031 on a new connection
+        longest wait                         38 ms
+
+        lost: new-7: reset after 1.2ms
+        not as it should be: new never got ready
+        verdict: something was lost
+        ");
+    }
+
+    #[test]
+    fn runs_have_a_column_each() {
+        let (shared, mut berth) = (
+            ran(2_000, [(Loss::Refused, 1_234)].into()),
+            ran(2_100, Losses::new()),
+        );
+        berth.add("connections steered", Value::Count(7)).main();
+        insta::assert_snapshot!(compare(&[(Via::PortSharing, &shared), (Via::Berth, &berth)], false), @r"
+                                          port-sharing         berth
+        lost                                     1,234             0
+        requests                                 2,000         2,100
+        longest wait                             38 ms         38 ms
+        connections steered                          -             7
+        ");
+    }
+}

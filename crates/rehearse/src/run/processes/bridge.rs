@@ -1,0 +1,493 @@
+//! `berth bridge` on the stage: COMMAND, which waits for the script as `systemctl restart` waits for systemd, and the status that
+//! the bridge reports on its socket.
+
+use super::instance_spec::InstanceSpec;
+use super::layout::Limits;
+use super::settings::BRIDGE;
+use super::{Error, POLL, Stage};
+use crate::record::{
+    data::MarkKind,
+    event::{Event, EventKind},
+    log::{Recorder, last},
+    stamp::Stamp,
+};
+use crate::testbed::certs::Names;
+pub(crate) use berth_node::ipc::bridge::BridgeStatus as Status;
+use berth_node::ipc::bridge::{Ask, Connection, Reply, SOCKET, Step};
+use berth_os::process::HeldProcess;
+use berth_os::seqpacket;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+/// COMMAND: it reads its exit status from the FIFO and ends. To open a FIFO for reading waits for a writer, for ever where the rehearsal was
+/// killed before; so COMMAND is a writer itself until it has opened the FIFO, and then reads the end of the file.
+const COMMAND: &str = "exec 3<>\"$0\" <\"$0\" 3>&- && read -r status && exit \"$status\"";
+
+/// Its own log, and the temporary instance's; and how many of their lines are shown when it fails.
+const LOGS: [&str; 2] = ["bridge.log", "kube-apiserver.log"];
+const LAST: usize = 6;
+
+/// How long a bridge that has ended its work, or got SIGKILL, may take to exit.
+const GOING: Duration = Duration::from_secs(5);
+
+/// A bridge that is on, or was.
+#[derive(Debug)]
+pub(super) struct Bridge {
+    /// The temporary instance's name.
+    name: String,
+    /// The instance that listens on the port itself.
+    own: watch::Sender<String>,
+    status: watch::Receiver<Status>,
+    /// COMMAND reads from it.
+    command: File,
+    /// Ends with the daemon's last status.
+    follower: JoinSet<()>,
+    /// The daemon, once it has answered: it still runs after its last status.
+    daemon: Arc<OnceLock<HeldProcess>>,
+}
+
+impl Stage {
+    /// Starts a bridge over an instance that runs, and waits until it may be replaced.
+    pub(crate) async fn bridge(
+        &mut self,
+        running: &InstanceSpec,
+        limits: Limits,
+        within: Duration,
+    ) -> Result<(), Error> {
+        let temporary = running.temporary();
+        let fifo = self.setting.dir.join("command");
+        let _ = std::fs::remove_file(&fifo);
+        let opened = mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).map_err(io::Error::from);
+        // For both ways: to open it never waits for the other end.
+        let opened = opened.and_then(|()| OpenOptions::new().read(true).write(true).open(&fifo));
+        let command = opened.map_err(Error::unavailable(format!(
+            "cannot make the FIFO {}",
+            fifo.display()
+        )))?;
+        // With it the bridge keeps the Service `kubernetes`.
+        self.setting.certs.write_kubeconfig(self.setting.address)?;
+        let run: [OsString; 4] = ["sh".into(), "-c".into(), COMMAND.into(), fifo.into()];
+        let own = self.own_address(&running.name)?;
+        let part = self
+            .layout
+            .bridge(&self.setting, running, own, limits, run.into());
+        self.plays(&temporary, true);
+        self.bridge_gone(within).await?;
+        self.spawn(&temporary.name, &part)?;
+        let (own, _) = watch::channel(running.name.clone());
+        let (to, status) = watch::channel(Status::default());
+        let marks = Marks {
+            temporary: temporary.name.clone(),
+            copied: running.name.clone(),
+            own: own.subscribe(),
+            recorder: Arc::clone(&self.recorder),
+            names: self.setting.certs.names.clone(),
+        };
+        let (mut follower, daemon) = (JoinSet::new(), Arc::default());
+        follower.spawn(follow(
+            self.setting.bridge(),
+            marks,
+            to,
+            Arc::clone(&daemon),
+        ));
+        self.bridge = Some(Bridge {
+            name: temporary.name,
+            own,
+            status,
+            command,
+            follower,
+            daemon,
+        });
+        self.bridge_is("its COMMAND began", within, |status| {
+            status.command && status.steering
+        })
+        .await?;
+        self.temporary_joined();
+        Ok(())
+    }
+
+    /// Waits until the bridge's status is as wanted; an error if the command that began it ends before.
+    pub(crate) async fn bridge_is(
+        &mut self,
+        what: &str,
+        within: Duration,
+        so: impl Fn(&Status) -> bool,
+    ) -> Result<(), Error> {
+        let Some(bridge) = &self.bridge else {
+            return Ok(());
+        };
+        let (name, mut status) = (bridge.name.clone(), bridge.status.clone());
+        let why = tokio::select! {
+            biased;
+            Ok(_) = status.wait_for(so) => return Ok(()),
+            ended = self.any_ended(&name) => format!("ended before {what} ({ended})"),
+            () = sleep(within) => format!("did not come so far within {within:?}: {what}"),
+        };
+        Err(self.failed(&name, why).await)
+    }
+
+    /// The bridge's last status.
+    pub(crate) fn bridge_status(&self) -> Status {
+        self.bridge
+            .as_ref()
+            .map(|bridge| bridge.status.borrow().clone())
+            .unwrap_or_default()
+    }
+
+    /// The control's clients, too, dial the temporary instance itself.
+    pub(crate) fn temporary_joined(&mut self) {
+        let Some((name, Some(SocketAddr::V4(address)))) = self.bridge.as_ref().map(|bridge| {
+            (
+                bridge.name.clone(),
+                bridge.status.borrow().temporary.address,
+            )
+        }) else {
+            return;
+        };
+        self.own.insert(name.clone(), address.into());
+        self.publish_joined(&name);
+    }
+
+    /// From now on, another listens on the port itself.
+    pub(crate) fn replaced_by(&self, name: &str) {
+        if let Some(bridge) = &self.bridge {
+            bridge.own.send_replace(name.to_owned());
+        }
+    }
+
+    /// Lets COMMAND end with this exit status.
+    pub(crate) fn command_ends(&mut self, status: u8) -> Result<(), Error> {
+        let Some(bridge) = &mut self.bridge else {
+            return Ok(());
+        };
+        let written = bridge.command.write_all(format!("{status}\n").as_bytes());
+        written.map_err(Error::unavailable("cannot make COMMAND end"))
+    }
+
+    /// Runs `berth bridge end`, as an operator does.
+    pub(crate) fn end_bridge(&mut self) -> Result<(), Error> {
+        let Some(name) = self.bridge.as_ref().map(|bridge| bridge.name.clone()) else {
+            return Ok(());
+        };
+        let part = self.layout.end_bridge(&self.setting);
+        self.spawn(&name, &part)
+    }
+
+    /// Waits until `berth bridge` or `berth bridge end` has ended; its exit status, none if that was a signal.
+    pub(crate) async fn bridge_ended(&mut self, within: Duration) -> Result<Option<i32>, Error> {
+        let Some(name) = self.bridge.as_ref().map(|bridge| bridge.name.clone()) else {
+            return Ok(None);
+        };
+        match timeout(within, self.any_ended(&name)).await {
+            Ok(status) => Ok(status.code()),
+            Err(_) => Err(self
+                .failed(&name, format!("did not end within {within:?}"))
+                .await),
+        }
+    }
+
+    /// Waits until the bridge has sent its last status, and all is logged.
+    pub(crate) async fn bridge_gone(&mut self, within: Duration) -> Result<(), Error> {
+        let Some(Bridge { name, follower, .. }) = &mut self.bridge else {
+            return Ok(());
+        };
+        let name = name.clone();
+        match timeout(within, async {
+            while follower.join_next().await.is_some() {}
+        })
+        .await
+        {
+            Ok(()) => Ok(()),
+            Err(_) => Err(self
+                .failed(&name, format!("was not gone within {within:?}"))
+                .await),
+        }
+    }
+
+    /// The last lines of its logs, if it is a bridge's.
+    pub(super) fn bridge_log(&self, name: &str) -> Vec<String> {
+        let of_it = self
+            .bridge
+            .as_ref()
+            .is_some_and(|bridge| bridge.name == name);
+        let logs = LOGS
+            .iter()
+            .filter(|_| of_it)
+            .map(|log| std::fs::read_to_string(self.setting.bridge().join(log)));
+        let last = |log: String| {
+            let skipped = log.lines().count().saturating_sub(LAST);
+            log.lines()
+                .skip(skipped)
+                .map(|line| format!("  {line}"))
+                .collect::<Vec<_>>()
+        };
+        logs.flat_map(|log| log.map(last).unwrap_or_default())
+            .collect()
+    }
+
+    /// Kills the bridge, and waits until it is gone.
+    pub(crate) async fn kill_bridge(&self) {
+        let Some(daemon) = self.bridge.as_ref().and_then(|bridge| bridge.daemon.get()) else {
+            return;
+        };
+        let _ = daemon.kill();
+        while !daemon.ends_within(Duration::ZERO).unwrap_or(true) {
+            sleep(POLL).await;
+        }
+    }
+}
+
+/// Logs a bridge's marks.
+struct Marks {
+    temporary: String,
+    /// Whose certificate the temporary instance has.
+    copied: String,
+    own: watch::Receiver<String>,
+    recorder: Arc<Recorder>,
+    names: Names,
+}
+
+impl Marks {
+    fn record(&self, before: &Status, now: &Status) {
+        let at = Stamp::now();
+        match (before.steering, now.steering) {
+            (false, true) => self.names.rename(&self.copied, &self.temporary),
+            (true, false) => self.names.rename(&self.temporary, &self.copied),
+            _ => {}
+        }
+        let own = self.own.borrow().clone();
+        self.recorder.with(|log| {
+            for (is_temporary, mark) in changes(before, now) {
+                let name = if is_temporary { &self.temporary } else { &own };
+                // What a simulated apiserver reports itself is more exact, and may be known before.
+                let (started, ready) = (
+                    last(log, name, MarkKind::Started),
+                    last(log, name, MarkKind::Ready),
+                );
+                let at = match mark {
+                    MarkKind::Ready if ready >= started && ready.is_some() => continue,
+                    MarkKind::Started => {
+                        let before =
+                            ready.filter(|ready| started.is_none_or(|started| *ready > started));
+                        before
+                            .filter(|_| last(log, name, MarkKind::Exited) < ready)
+                            .unwrap_or(at)
+                    }
+                    _ => at,
+                };
+                log.push(Event {
+                    at,
+                    subject: name.clone(),
+                    what: EventKind::Mark {
+                        mark,
+                        text: String::new(),
+                    },
+                });
+            }
+        });
+    }
+}
+
+/// What happened, to the temporary instance or to the node's own.
+fn changes(before: &Status, now: &Status) -> Vec<(bool, MarkKind)> {
+    let mut marks = Vec::new();
+    if (before.steering, now.steering) == (true, false) {
+        marks.extend([(true, MarkKind::Left), (false, MarkKind::Joined)]);
+    }
+    if before.temporary.pid != now.temporary.pid {
+        marks.extend(before.temporary.pid.map(|_| (true, MarkKind::Exited)));
+        marks.extend(now.temporary.pid.map(|_| (true, MarkKind::Started)));
+    }
+    if now.temporary.ready && !before.temporary.ready {
+        marks.push((true, MarkKind::Ready));
+    }
+    if (before.steering, now.steering) == (false, true) {
+        marks.extend([(true, MarkKind::Joined), (false, MarkKind::Left)]);
+    }
+    if now.step == Step::Drain && before.step != now.step {
+        marks.push((true, MarkKind::Sigterm));
+    }
+    marks
+}
+
+/// Reads a bridge's status until its socket is closed.
+async fn follow(
+    directory: PathBuf,
+    marks: Marks,
+    to: watch::Sender<Status>,
+    daemon: Arc<OnceLock<HeldProcess>>,
+) {
+    let bridge = loop {
+        match Connection::ask(&directory, &Ask::Status).await {
+            Ok(bridge) => break bridge,
+            // It is there after the preflight.
+            Err(_) => sleep(POLL).await,
+        }
+    };
+    if let Some(held) = bridge.peer().and_then(|peer| HeldProcess::of(peer).ok()) {
+        let _ = daemon.set(held);
+    }
+    while let Some(reply) = bridge.next().await {
+        match reply {
+            Reply::Status(now) => {
+                marks.record(&to.borrow(), &now);
+                to.send_replace(*now);
+            }
+            Reply::Refused(why) => tracing::debug!(why, "the bridge does not answer"),
+            Reply::Differences(_) => {}
+        }
+    }
+    // With it went all that it held.
+    let gone = Status {
+        pid: to.borrow().pid,
+        ..Status::default()
+    };
+    marks.record(&to.borrow(), &gone);
+    to.send_replace(gone);
+}
+
+impl Bridge {
+    /// Waits until it is gone. It removes its socket before its cgroup and itself, so that a missing socket does not mean that it has ended.
+    pub(super) fn ends(&self) {
+        if let Some(daemon) = self
+            .daemon
+            .get()
+            .filter(|daemon| !daemon.ends_within(GOING).unwrap_or(false))
+        {
+            kill_held(daemon);
+        }
+    }
+}
+
+/// Kills the bridge that keeps its socket there, if one does, and waits until it is gone.
+pub(super) fn kill_left(run: &Path) {
+    let Ok(socket) = seqpacket::dial(&run.join(BRIDGE).join(SOCKET)) else {
+        return;
+    };
+    let Ok(peer) = seqpacket::peer(socket.as_fd()) else {
+        return;
+    };
+    if let Ok(held) = HeldProcess::of(peer.pid()) {
+        kill_held(&held);
+    }
+}
+
+fn kill_held(daemon: &HeldProcess) {
+    let _ = daemon.kill();
+    let _ = daemon.ends_within(GOING);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use MarkKind::{Exited, Joined, Left, Ready, Sigterm, Started};
+    use berth_node::ipc::bridge::TemporaryStatus;
+    use std::process::{Command, Stdio};
+
+    fn status(step: Step, steering: bool, pid: Option<u32>, ready: bool) -> Status {
+        let temporary = TemporaryStatus {
+            pid,
+            ready,
+            ..TemporaryStatus::default()
+        };
+        Status {
+            step,
+            steering,
+            temporary,
+            ..Status::default()
+        }
+    }
+
+    #[test]
+    fn what_a_bridge_reports_becomes_marks() {
+        let life = [
+            (status(Step::Start, false, None, false), vec![]),
+            (
+                status(Step::Start, false, Some(7), false),
+                vec![(true, Started)],
+            ),
+            (
+                status(Step::Settle, false, Some(7), true),
+                vec![(true, Ready)],
+            ),
+            (
+                status(Step::Overlap, true, Some(7), true),
+                vec![(true, Joined), (false, Left)],
+            ),
+            // Killed, and started again.
+            (
+                status(Step::Hold, false, None, false),
+                vec![(true, Left), (false, Joined), (true, Exited)],
+            ),
+            (
+                status(Step::Hold, false, Some(8), false),
+                vec![(true, Started)],
+            ),
+            (
+                status(Step::Hold, true, Some(8), true),
+                vec![(true, Ready), (true, Joined), (false, Left)],
+            ),
+            (
+                status(Step::Linger, false, Some(8), true),
+                vec![(true, Left), (false, Joined)],
+            ),
+            (
+                status(Step::Drain, false, Some(8), true),
+                vec![(true, Sigterm)],
+            ),
+            (Status::default(), vec![(true, Exited)]),
+        ];
+        let mut before = Status::default();
+        for (now, marks) in life {
+            assert_eq!(changes(&before, &now), marks, "{now:?}");
+            before = now;
+        }
+    }
+
+    #[test]
+    fn a_command_whose_rehearsal_is_gone_before_it_reads_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("command");
+        mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
+        let mut child = Command::new("sh")
+            .args(["-c", COMMAND])
+            .arg(&fifo)
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let held = HeldProcess::of(child.id().try_into().unwrap()).unwrap();
+        if !held.ends_within(GOING).unwrap() {
+            held.kill().unwrap();
+        }
+        assert_eq!(child.wait().unwrap().code(), Some(1));
+    }
+
+    #[test]
+    fn a_daemon_that_has_no_socket_any_more_is_waited_for() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let held = HeldProcess::of(child.id().try_into().unwrap()).unwrap();
+        let bridge = Bridge {
+            name: String::new(),
+            own: watch::channel(String::new()).0,
+            status: watch::channel(Status::default()).1,
+            command: File::open("/dev/null").unwrap(),
+            follower: JoinSet::new(),
+            daemon: Arc::new(OnceLock::from(held)),
+        };
+        // It ends by itself.
+        drop(child.stdin.take());
+        bridge.ends();
+        assert!(child.try_wait().unwrap().expect("an end").success());
+    }
+}

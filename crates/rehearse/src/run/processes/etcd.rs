@@ -1,0 +1,139 @@
+//! The etcd of real apiservers: one a run, on unused addresses, with all it writes in the
+//! rehearsal's directory. It listens on this machine alone.
+
+use super::layout::{ProcessSpec, Role};
+use crate::config::apiserver::flag;
+use crate::testbed::address::free_address;
+use http_body_util::Empty;
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::{Request, header};
+use hyper_util::rt::TokioIo;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use tokio::net::TcpStream;
+
+/// Its name where an instance's is expected.
+pub(crate) const NAME: &str = "etcd";
+
+/// How long it may take until it is up.
+pub(crate) const UP_WITHIN: Duration = Duration::from_secs(30);
+
+/// Name of the flag for the time between two notices of progress: before 3.6 it was an experiment.
+fn notify_flag(program: &Path) -> &'static str {
+    let version = Command::new(program)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .output();
+    let version = version
+        .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+        .unwrap_or_default();
+    let before = ["etcd Version: 3.4.", "etcd Version: 3.5."]
+        .iter()
+        .any(|prefix| version.starts_with(prefix));
+    if before {
+        "experimental-watch-progress-notify-interval"
+    } else {
+        "watch-progress-notify-interval"
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Etcd {
+    clients: SocketAddr,
+    peers: SocketAddr,
+}
+
+impl Etcd {
+    /// Finds addresses for it.
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self {
+            clients: free_address()?,
+            peers: free_address()?,
+        })
+    }
+
+    /// The value of `--etcd-servers`.
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.clients)
+    }
+
+    pub(crate) fn part(&self, program: &Path, dir: &Path) -> ProcessSpec {
+        let (clients, peers) = (self.url(), format!("http://{}", self.peers));
+        let argv = vec![
+            program.into(),
+            "--name=rehearsal".into(),
+            flag("data-dir", dir.join("etcd")),
+            flag("listen-client-urls", &clients),
+            flag("advertise-client-urls", &clients),
+            flag("listen-peer-urls", &peers),
+            flag("initial-advertise-peer-urls", &peers),
+            flag("initial-cluster", format!("rehearsal={peers}")),
+            // What kubeadm sets: a watch without events gets the store's revision.
+            flag(notify_flag(program), "5s"),
+            // What it writes need not outlive the machine.
+            "--unsafe-no-fsync".into(),
+            "--log-level=warn".into(),
+        ];
+        ProcessSpec {
+            role: Role::Store,
+            argv,
+            awaits: None,
+        }
+    }
+
+    /// Whether it is healthy, or why not.
+    pub(crate) async fn healthy(&self) -> Result<(), String> {
+        let failed = |error: &dyn std::fmt::Display| format!("GET {}/health: {error}", self.url());
+        let io = TcpStream::connect(self.clients)
+            .await
+            .map_err(|e| failed(&e))?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(io))
+            .await
+            .map_err(|e| failed(&e))?;
+        let request = Request::get("/health")
+            .header(header::HOST, self.clients.to_string())
+            .body(Empty::<Bytes>::new())
+            .map_err(|e| failed(&e))?;
+        let answer = async move { sender.send_request(request).await };
+        let (answer, _) = tokio::join!(answer, connection);
+        match answer.map_err(|e| failed(&e))?.status() {
+            status if status.is_success() => Ok(()),
+            status => Err(failed(&status)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn an_etcd_gets_the_flag_that_it_knows() {
+        let dir = tempfile::tempdir().unwrap();
+        let named = |version: &str| {
+            let program = dir.path().join(version);
+            fs::write(
+                &program,
+                format!("#!/bin/sh\necho 'etcd Version: {version}'\n"),
+            )
+            .unwrap();
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+            notify_flag(&program)
+        };
+        assert_eq!(
+            named("3.5.24"),
+            "experimental-watch-progress-notify-interval"
+        );
+        assert_eq!(named("3.6.16"), "watch-progress-notify-interval");
+        assert_eq!(
+            notify_flag(Path::new("/nonexistent")),
+            "watch-progress-notify-interval"
+        );
+    }
+}

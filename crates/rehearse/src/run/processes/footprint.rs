@@ -1,0 +1,136 @@
+//! What the shims use (memory, descriptors, threads), and what is done to that and to their clock.
+
+use super::Stage;
+use super::probe::of_shims;
+use super::settings::StageSetting;
+use crate::record::event::{EventKind, Footprint};
+use berth_node::ipc::wire::{Ask, Reply, Status};
+use nix::unistd::Pid;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use tokio::process::Command;
+
+/// How often the descriptors of a shim are counted for one footprint.
+const TRIES: usize = 10;
+
+/// Where distributions have libfaketime, directly or one directory deeper.
+const LIBRARIES: [&str; 3] = ["/usr/lib", "/usr/lib64", "/usr/local/lib"];
+
+/// The library of libfaketime for programs with several threads.
+const FAKETIME: &str = "faketime/libfaketimeMT.so.1";
+
+impl Stage {
+    /// Logs what each shim uses. Descriptors of connections are left out. Connections come and go, so this takes the least of
+    /// several counts during which none did.
+    pub(crate) async fn log_footprints(&self) {
+        let mut least = BTreeMap::<String, Footprint>::new();
+        for _ in 0..TRIES {
+            let before = statuses(&self.setting).await;
+            let counted = before
+                .into_iter()
+                .filter_map(|(shim, status)| Some((shim, count(&status)?, status)));
+            let counted: Vec<_> = counted.collect();
+            let after = statuses(&self.setting).await;
+            for (shim, footprint, status) in counted {
+                let same = |now: &Status| {
+                    now.pid == status.pid && of_connections(now) == of_connections(&status)
+                };
+                if after.iter().any(|(_, now)| same(now)) {
+                    let known = least.entry(shim).or_insert(footprint);
+                    known.descriptors = known.descriptors.min(footprint.descriptors);
+                }
+            }
+        }
+        for (shim, footprint) in least {
+            self.recorder.add(&shim, EventKind::Footprint(footprint));
+        }
+    }
+
+    /// Lets a process open no more descriptors than it has, or as many as this process may have.
+    pub(crate) async fn limit_files(&self, pid: Pid, starved: bool) -> io::Result<()> {
+        let limit = match starved {
+            true => entries(pid.as_raw(), "fd").unwrap_or_default(),
+            false => berth_os::process::raise_file_limit()?,
+        };
+        let mut command = Command::new("prlimit");
+        command
+            .arg(format!("--pid={pid}"))
+            .arg(format!("--nofile={limit}:"))
+            .stdin(Stdio::null());
+        match command.status().await? {
+            status if status.success() => Ok(()),
+            status => Err(io::Error::other(format!("prlimit: {status}"))),
+        }
+    }
+
+    /// Sets how far the shims' wall clock is off, in seconds.
+    pub(crate) fn set_clock(&self, seconds: i64) -> io::Result<()> {
+        fs::write(self.setting.clock(), format!("{seconds:+}\n"))
+    }
+}
+
+/// True if the clock of a process can be set: libfaketime is in it.
+pub(crate) fn has_faketime(pid: Pid) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains(FAKETIME))
+}
+
+/// The file of libfaketime, if it is installed.
+pub(crate) fn faketime() -> Option<PathBuf> {
+    let inside = |directory: &str| {
+        fs::read_dir(directory)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path())
+    };
+    let all = LIBRARIES
+        .iter()
+        .flat_map(|directory| inside(directory).chain([PathBuf::from(directory)]));
+    all.map(|directory: PathBuf| directory.join(FAKETIME))
+        .find(|file: &PathBuf| Path::exists(file))
+}
+
+async fn statuses(setting: &StageSetting) -> Vec<(String, Box<Status>)> {
+    let status = |reply| {
+        if let Reply::Status(status) = reply {
+            Some(status)
+        } else {
+            None
+        }
+    };
+    let shims = of_shims(&setting.run_dir(), Ask::Status, status).await;
+    let named = |(socket, status): (PathBuf, _)| {
+        Some((socket.file_stem()?.to_string_lossy().into_owned(), status))
+    };
+    shims.into_iter().filter_map(named).collect()
+}
+
+/// The descriptors of connections: two each, but one for a client that waits for an instance or at the gate.
+fn of_connections(status: &Status) -> u64 {
+    let waiting = status.held + status.gate.as_ref().map_or(0, |gate| gate.waiting);
+    (2 * status.connections_open).saturating_sub(waiting)
+}
+
+fn count(status: &Status) -> Option<Footprint> {
+    let pid = i32::try_from(status.pid).ok()?;
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let memory = text
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"))?;
+    Some(Footprint {
+        pid: status.pid,
+        memory_kib: memory.split_whitespace().next()?.parse().ok()?,
+        descriptors: entries(pid, "fd")?.saturating_sub(of_connections(status)),
+        threads: entries(pid, "task")?,
+    })
+}
+
+/// Number of entries of a directory of a process in /proc.
+fn entries(pid: i32, directory: &str) -> Option<u64> {
+    fs::read_dir(format!("/proc/{pid}/{directory}"))
+        .ok()
+        .map(|entries| entries.count() as u64)
+}

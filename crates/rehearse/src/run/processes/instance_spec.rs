@@ -1,0 +1,154 @@
+//! One apiserver of a rehearsal, and how what was typed becomes a whole command line.
+
+use super::settings::StageSetting;
+use crate::config::{
+    apiserver::{Apiserver, flag, has, this},
+    fault::Fault,
+};
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Duration;
+
+/// One apiserver of a rehearsal.
+#[derive(Debug, Clone)]
+pub(crate) struct InstanceSpec {
+    /// Its name among them all.
+    pub(crate) name: String,
+    pub(crate) apiserver: Apiserver,
+    /// What its `/version` should be.
+    pub(crate) version: String,
+    /// From listening to ready, of a simulated one.
+    pub(crate) start_delay: Duration,
+    /// What is wrong with it from the start.
+    pub(crate) fault: Option<Fault>,
+}
+
+impl InstanceSpec {
+    /// The temporary one that a bridge makes of it.
+    pub(crate) fn temporary(&self) -> Self {
+        Self {
+            name: format!("{}-bridge", self.name),
+            fault: None,
+            ..self.clone()
+        }
+    }
+
+    /// Program and flags, all but where it listens.
+    pub(crate) fn command(&self, setting: &StageSetting) -> Vec<OsString> {
+        let mut command: Vec<OsString> = match &self.apiserver {
+            Apiserver::Simulated { .. } => vec![this(), "stand-in".into()],
+            Apiserver::Command { program, .. } => vec![program.clone()],
+        };
+        let (Apiserver::Simulated { flags } | Apiserver::Command { flags, .. }) = &self.apiserver;
+        for (name, value) in self.defaults(setting) {
+            if !given(flags, name) {
+                command.push(flag(name, value));
+            }
+        }
+        command.extend(flags.iter().cloned());
+        command.extend(self.spoil());
+        command
+    }
+
+    /// The flag with which the instance fails on purpose.
+    fn spoil(&self) -> Option<OsString> {
+        match (self.fault?, self.apiserver.is_simulated()) {
+            (Fault::BadFlag, _) => Some("--no-such-flag".into()),
+            (Fault::NeverReady, true) => Some("--stand-in-start-delay=1h".into()),
+            _ => None,
+        }
+    }
+
+    /// Flags that are filled in where they are not given.
+    fn defaults(&self, setting: &StageSetting) -> Vec<(&'static str, OsString)> {
+        let path = |path: &Path| path.as_os_str().to_owned();
+        let millis = |time: Duration| OsString::from(format!("{}ms", time.as_millis()));
+        let mut flags = vec![
+            ("tls-cert-file", path(&setting.certs.cert_file(&self.name))),
+            (
+                "tls-private-key-file",
+                path(&setting.certs.key_file(&self.name)),
+            ),
+            ("client-ca-file", path(&setting.certs.ca_file)),
+            (
+                "audit-log-path",
+                path(&setting.dir.join(format!("audit-{}.log", self.name))),
+            ),
+        ];
+        match self.apiserver {
+            Apiserver::Simulated { .. } => {
+                let mut store = OsString::from("unix://");
+                store.push(setting.store());
+                flags.push(("etcd-servers", store));
+                // A bridge would set it otherwise, and a simulated apiserver knows no least rate.
+                flags.push(("shutdown-watch-termination-grace-period", "0s".into()));
+                flags.push(("stand-in-name", (&self.name).into()));
+                flags.push(("stand-in-version", (&self.version).into()));
+                flags.push(("stand-in-start-delay", millis(self.start_delay)));
+            }
+            Apiserver::Command { .. } => {
+                match self.fault {
+                    // Nothing listens on port 1.
+                    Some(Fault::NeverReady) => {
+                        flags.push(("etcd-servers", "http://127.0.0.1:1".into()))
+                    }
+                    _ => flags.extend(
+                        setting
+                            .etcd
+                            .iter()
+                            .map(|etcd| ("etcd-servers", etcd.into())),
+                    ),
+                }
+                flags.extend([
+                    ("authorization-mode", "RBAC".into()),
+                    ("service-cluster-ip-range", "10.96.0.0/24".into()),
+                    (
+                        "service-account-issuer",
+                        "https://kubernetes.default.svc".into(),
+                    ),
+                    (
+                        "service-account-key-file",
+                        path(&setting.certs.account_public_key_file),
+                    ),
+                    (
+                        "service-account-signing-key-file",
+                        path(&setting.certs.account_key_file),
+                    ),
+                    (
+                        "cert-dir",
+                        path(&setting.dir.join(format!("certs-{}", self.name))),
+                    ),
+                ]);
+                // It cannot put a loopback address into the Service `kubernetes`, and logs that for ever.
+                if setting.address.ip().is_loopback() {
+                    flags.push(("endpoint-reconciler-type", "none".into()));
+                }
+            }
+        }
+        flags
+    }
+}
+
+/// Whether a flag was typed, or another with which it must not be.
+fn given(flags: &[OsString], name: &str) -> bool {
+    let instead = match name {
+        "authorization-mode" => "authorization-config",
+        "service-account-key-file" | "service-account-signing-key-file" => {
+            "service-account-signing-endpoint"
+        }
+        _ => name,
+    };
+    has(flags, name) || has(flags, instead)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_excludes_one_another_is_not_filled_in() {
+        let flags: Vec<OsString> = vec!["--authorization-config=x".into()];
+        assert!(given(&flags, "authorization-mode") && given(&flags, "authorization-config"));
+        assert!(!given(&flags, "service-account-key-file"));
+    }
+}

@@ -1,0 +1,268 @@
+//! What can be seen of an instance from outside: in a shim's log, from a shim's answer, in /proc.
+
+use super::layout::{Layout, NODE};
+use super::process::Listener;
+use super::settings::StageSetting;
+use crate::config::Via;
+use crate::record::{
+    data::MarkKind,
+    event::{Event, EventKind},
+    gate_metrics::GateMetrics,
+    log::{Recorder, last},
+    stamp::Stamp,
+};
+use berth_node::instance::InstanceId;
+use berth_node::ipc;
+use berth_node::ipc::wire::{Ask, InstanceStatus, Reply, Status};
+use berth_node::registry::instance::{self, ListedInstance};
+use berth_node::registry::{BerthDir, RunDir};
+use berth_node::snapshot::RunDirSnapshot;
+use berth_node::terms::{InstanceHealth, Phase};
+use berth_os::proc_net;
+use berth_shim::config::PassMode;
+use nix::unistd::Pid;
+use serde::Deserialize;
+use std::net::{Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
+
+/// How long a shim may take to answer when all are asked: one that hangs does not answer.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Time between two polls of the gates, shorter than any step of a timeline but the shortest.
+const GATES_EVERY: Duration = Duration::from_millis(50);
+
+/// What errors of Go's crypto/x509 begin with.
+const X509: &str = "x509: ";
+
+/// A line of a shim's log, as far as it matters here.
+#[derive(Debug, Deserialize)]
+struct LogLine {
+    message: String,
+    #[serde(default)]
+    instance: String,
+}
+
+/// Logs from a shim's lines when an instance joins and leaves, and from a real apiserver's when it met
+/// another's certificate.
+pub(super) fn on_line(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> Listener {
+    let (owner, recorder) = (owner.to_owned(), Arc::clone(recorder));
+    Arc::new(move |line| {
+        let at = Stamp::now();
+        if line.contains(X509) {
+            recorder.add(&owner, EventKind::UntrustedCertificate);
+        }
+        if layout.via != Via::Berth {
+            return;
+        }
+        if let Some((instance, mark)) = serde_json::from_str(line)
+            .ok()
+            .and_then(|line| mark_of(&owner, &line))
+        {
+            recorder.with(|log| {
+                // What the instance reports itself is more exact.
+                let known = last(log, &instance, mark) > last(log, &instance, MarkKind::Started);
+                if mark != MarkKind::Ready || !known {
+                    log.push(Event {
+                        at,
+                        subject: instance,
+                        what: EventKind::Mark {
+                            mark,
+                            text: String::new(),
+                        },
+                    });
+                }
+            });
+        }
+    })
+}
+
+/// The instance and the mark that a line is about. A node shim joins once; with it, an instance joins when it is ready.
+fn mark_of(owner: &str, line: &LogLine) -> Option<(String, MarkKind)> {
+    let (message, instance) = (line.message.as_str(), &line.instance);
+    if owner == NODE {
+        return match message {
+            "ready" => Some((instance.clone(), MarkKind::Joined)),
+            _ if message.contains("not ready any more") => Some((instance.clone(), MarkKind::Left)),
+            _ => None,
+        };
+    }
+    match message {
+        "ready" if instance == owner => Some((owner.to_owned(), MarkKind::Ready)),
+        "joined" => Some((owner.to_owned(), MarkKind::Joined)),
+        "left" => Some((owner.to_owned(), MarkKind::Left)),
+        _ => None,
+    }
+}
+
+/// Whether a shim reports that it listens and that an instance is ready, and how clients come to that, if that was to be chosen; or why not.
+pub(super) fn joined(
+    status: &Status,
+    name: &str,
+    pass: PassMode,
+) -> Result<Option<String>, String> {
+    let own = of(status, name).ok_or("its shim does not know it yet")?;
+    if own.health != InstanceHealth::Ready {
+        return Err(own.last_probe.clone());
+    }
+    if status.state != Phase::Joined {
+        return Err(format!(
+            "its shim has not joined: {}",
+            status.state.as_str()
+        ));
+    }
+    match (pass, &own.relayed) {
+        (PassMode::Relay, _) => Ok(None),
+        (PassMode::Auto, Some(why)) => Ok(Some(format!("clients are relayed: {why}"))),
+        _ if own.injected => Ok(Some("clients' sockets become the apiservers' own".into())),
+        _ => Err("its clients are relayed".into()),
+    }
+}
+
+/// Whether a shim reports that an instance is not ready, or knows none of this name.
+pub(super) fn is_missed(status: &Status, name: &str) -> bool {
+    of(status, name).is_none_or(|own| own.health != InstanceHealth::Ready)
+}
+
+fn of<'a>(status: &'a Status, name: &str) -> Option<&'a InstanceStatus> {
+    status
+        .instances
+        .iter()
+        .find(|own| own.instance.as_str() == name)
+}
+
+/// A shim's status, or why it does not report one.
+pub(super) async fn status(setting: &StageSetting, shim: &str) -> Result<Box<Status>, String> {
+    let berth = berth(setting).ok_or("the run directory is still empty")?;
+    let shim = InstanceId::parse(shim).map_err(|error| error.to_string())?;
+    let path = berth
+        .socket_path(&shim)
+        .map_err(|error| error.to_string())?;
+    ipc::status(&path, ipc::PATIENCE)
+        .await
+        .map_err(|why| format!("its shim cannot be asked: {why}"))
+}
+
+/// What the shims of a run directory answer, by their sockets.
+pub(crate) async fn of_shims<T: Send + 'static>(
+    run_dir: &Path,
+    ask: Ask,
+    take: fn(Reply) -> Option<T>,
+) -> Vec<(PathBuf, T)> {
+    let Ok(seen) = RunDirSnapshot::read(Some(run_dir)) else {
+        return Vec::new();
+    };
+    let mut asked = JoinSet::new();
+    for shim in seen.instances.into_iter().filter(|known| known.socket) {
+        let (Ok(path), ask) = (shim.berth.socket_path(&shim.id), ask.clone()) else {
+            continue;
+        };
+        asked.spawn(async move {
+            let reply = ipc::ask(&path, ask, PATIENCE).await.ok()?;
+            Some((path, take(reply)?))
+        });
+    }
+    asked.join_all().await.into_iter().flatten().collect()
+}
+
+/// Logs how the gates are, until it is dropped.
+pub(crate) async fn watch_gates(setting: StageSetting, recorder: Arc<Recorder>) {
+    let mut ticks = tokio::time::interval(GATES_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let take = |reply| match reply {
+        Reply::Metrics(metrics) => GateMetrics::parse(&metrics),
+        _ => None,
+    };
+    let directories = [setting.run_dir(), setting.bridge_run_dir()];
+    loop {
+        ticks.tick().await;
+        let mut shims = Vec::new();
+        for directory in &directories {
+            shims.extend(of_shims(directory, Ask::Metrics, take).await);
+        }
+        recorder.add("", EventKind::Gates(shims));
+    }
+}
+
+/// Whether a process listens on an address. Go takes 0.0.0.0 for all addresses of both families, and listens on `::`.
+pub(super) fn listens(pid: Pid, address: SocketAddr) -> bool {
+    let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port()));
+    let listens = |address| proc_net::listens(pid.as_raw(), address);
+    listens(address) || (address.ip().is_unspecified() && listens(both))
+}
+
+/// What `berth exec` recorded of an instance that lives.
+pub(super) fn living(setting: &StageSetting, name: &str) -> Option<ListedInstance> {
+    listed(setting, name).filter(|listed| listed.alive)
+}
+
+/// The same of any.
+pub(super) fn listed(setting: &StageSetting, name: &str) -> Option<ListedInstance> {
+    let listing = instance::list(&berth(setting)?).ok()?;
+    listing
+        .found
+        .into_iter()
+        .find(|listed| listed.record.instance.as_str() == name)
+}
+
+fn berth(setting: &StageSetting) -> Option<BerthDir> {
+    RunDir::find(&setting.run_dir())
+        .ok()??
+        .berth(setting.address)
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_on_all_addresses_of_both_families_is_seen() {
+        let own = Pid::this();
+        for (bound, asked, is_there) in [
+            ("[::]:0", "0.0.0.0", true),
+            ("0.0.0.0:0", "0.0.0.0", true),
+            ("127.0.0.1:0", "127.0.0.1", true),
+            ("127.0.0.1:0", "0.0.0.0", false),
+            ("[::]:0", "127.0.0.1", false),
+        ] {
+            let Ok(listener) = std::net::TcpListener::bind(bound) else {
+                continue;
+            };
+            let port = listener.local_addr().unwrap().port();
+            assert_eq!(
+                listens(own, SocketAddr::new(asked.parse().unwrap(), port)),
+                is_there,
+                "{bound} {asked}"
+            );
+        }
+    }
+
+    #[test]
+    fn shims_report_themselves_and_a_node_shim_reports_all() {
+        let line = |message: &str, instance: &str| LogLine {
+            message: message.into(),
+            instance: instance.into(),
+        };
+        let marked = |owner, message, instance| {
+            mark_of(owner, &line(message, instance)).map(|(_, mark)| mark)
+        };
+        assert_eq!(marked("a", "joined", ""), Some(MarkKind::Joined));
+        assert_eq!(marked("a", "ready", "a"), Some(MarkKind::Ready));
+        assert_eq!(marked("a", "ready", "b"), None);
+        assert_eq!(marked("a", "left", ""), Some(MarkKind::Left));
+        assert_eq!(marked(NODE, "joined", ""), None);
+        assert_eq!(marked(NODE, "ready", "b"), Some(MarkKind::Joined));
+        assert_eq!(
+            marked(
+                NODE,
+                "a sibling's instance is not ready any more: refused",
+                "b"
+            ),
+            Some(MarkKind::Left)
+        );
+    }
+}

@@ -1,0 +1,245 @@
+//! One process of a rehearsal: it is started, its log is read, it gets signals, and its end is waited for.
+
+use super::layout::{ProcessSpec, Role};
+use crate::config::apiserver::this;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::collections::VecDeque;
+use std::ffi::OsStr;
+use std::io;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::process::Command;
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::timeout;
+
+/// Lines of a log that are kept, for when it fails.
+const LOG_LINES: usize = 12;
+
+/// How long the output of a process that has ended may take to arrive.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// Called for each line of a process as it comes.
+pub(super) type Listener = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// A process. It is killed when this is dropped.
+#[derive(Debug)]
+pub(super) struct StageProcess {
+    pub(super) owner: String,
+    pub(super) role: Role,
+    pid: Pid,
+    ended: watch::Receiver<Option<ExitStatus>>,
+    waiter: AbortHandle,
+    log: Arc<Mutex<VecDeque<String>>>,
+    /// The tasks that read its output; they end with it.
+    readers: Vec<JoinHandle<()>>,
+}
+
+impl StageProcess {
+    /// Starts it. `over` is called when it has ended.
+    pub(super) fn start(
+        owner: &str,
+        part: &ProcessSpec,
+        variables: Vec<(&str, PathBuf)>,
+        on_line: &Listener,
+        over: impl FnOnce(ExitStatus) + Send + 'static,
+    ) -> io::Result<Self> {
+        let (program, arguments) = part.argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut command = command(program);
+        let mut child = command
+            .envs(variables)
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let pid = child
+            .id()
+            .and_then(|pid| i32::try_from(pid).ok())
+            .ok_or(io::ErrorKind::NotFound)?;
+        let log = Arc::default();
+        let mut readers = Vec::new();
+        if let Some(out) = child.stdout.take() {
+            readers.push(tokio::spawn(keep_log(
+                out,
+                Arc::clone(&log),
+                Arc::clone(on_line),
+            )));
+        }
+        if let Some(err) = child.stderr.take() {
+            readers.push(tokio::spawn(keep_log(
+                err,
+                Arc::clone(&log),
+                Arc::clone(on_line),
+            )));
+        }
+        let (exit_sender, ended) = watch::channel(None);
+        let waiter = tokio::spawn(async move {
+            if let Ok(status) = child.wait().await {
+                over(status);
+                exit_sender.send_replace(Some(status));
+            }
+        });
+        let waiter = waiter.abort_handle();
+        Ok(Self {
+            owner: owner.to_owned(),
+            role: part.role,
+            pid: Pid::from_raw(pid),
+            ended,
+            waiter,
+            log,
+            readers,
+        })
+    }
+
+    pub(super) fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// The same while it has not ended.
+    pub(super) fn living(&self) -> Option<Pid> {
+        self.status().is_none().then_some(self.pid)
+    }
+
+    /// Its exit status, if it has ended.
+    pub(super) fn status(&self) -> Option<ExitStatus> {
+        *self.ended.borrow()
+    }
+
+    /// Waits until it has ended; may be called by several at once.
+    pub(super) fn wait(&self) -> impl Future<Output = ()> + use<> {
+        let mut ended = self.ended.clone();
+        async move {
+            // An error: the runtime is going down, and the process with it.
+            let _ = ended.wait_for(Option::is_some).await;
+        }
+    }
+
+    pub(super) fn signal(&self, signal: Signal) {
+        let _ = self.living().map(|pid| kill(pid, signal));
+    }
+
+    /// The last lines that it logged. When it has ended, all of its output is waited for.
+    pub(super) async fn log(&mut self) -> Vec<String> {
+        if self.status().is_some() {
+            let output = async {
+                for reader in &mut self.readers {
+                    let _ = reader.await;
+                }
+            };
+            // A child of its own may still hold the pipe.
+            let _ = timeout(LAST_WORDS, output).await;
+            self.readers.retain(|reader| !reader.is_finished());
+        }
+        let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        log.iter().map(|line| readable(line)).collect()
+    }
+}
+
+/// A program in a process group of its own, which gets none of berth's settings and ends with this process.
+fn command(program: &OsStr) -> Command {
+    let mut command = Command::new(program);
+    if program == this() {
+        command.arg0("berth");
+    }
+    command
+        .process_group(0)
+        .kill_on_drop(true)
+        .stdin(Stdio::null());
+    berth_os::process::remove_settings(command.as_std_mut());
+    // One that is stopped on purpose handles no other signal. The kernel continues it when its parent is gone, but not where it is only
+    // about to stop.
+    berth_os::process::die_with_parent(command.as_std_mut(), Signal::SIGKILL);
+    command
+}
+
+impl Drop for StageProcess {
+    fn drop(&mut self) {
+        self.signal(Signal::SIGKILL);
+        self.waiter.abort();
+    }
+}
+
+async fn keep_log(
+    from: impl AsyncRead + Unpin,
+    log: Arc<Mutex<VecDeque<String>>>,
+    on_line: Listener,
+) {
+    let mut lines = BufReader::new(from).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        on_line(&line);
+        let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+        if log.len() == LOG_LINES {
+            // Lines that only inform go first: kube-apiserver writes many.
+            let first = log.iter().position(|line| informs(line)).unwrap_or(0);
+            log.remove(first);
+        }
+        log.push_back(line);
+    }
+}
+
+/// Whether a line of klog or of a JSON log is no error.
+fn informs(line: &str) -> bool {
+    let klog = |line: &str| line.len() > 5 && line.as_bytes()[1..5].iter().all(u8::is_ascii_digit);
+    (line.starts_with(['I', 'W']) && klog(line))
+        || [
+            "\"level\":\"INFO\"",
+            "\"level\":\"info\"",
+            "\"level\":\"warn\"",
+        ]
+        .iter()
+        .any(|level| line.contains(level))
+}
+
+/// A line of a JSON log as a person reads it; other lines as they are.
+fn readable(line: &str) -> String {
+    let Ok(serde_json::Value::Object(mut fields)) = serde_json::from_str(line) else {
+        return line.to_owned();
+    };
+    // etcd has msg.
+    let text = if fields.contains_key("msg") {
+        "msg"
+    } else {
+        "message"
+    };
+    let mut take = |name: &str| {
+        let value = fields.remove(name).unwrap_or_default();
+        value
+            .as_str()
+            .map_or_else(|| value.to_string(), str::to_owned)
+    };
+    let (level, message) = (take("level"), take(text));
+    fields.retain(|name, _| {
+        !matches!(
+            name.as_str(),
+            "timestamp" | "target" | "ts" | "caller" | "stacktrace"
+        )
+    });
+    let rest: String = fields
+        .iter()
+        .map(|(name, value)| format!(" {name}={value}"))
+        .collect();
+    format!("{level} {message}{rest}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn errors_stay_in_the_log_and_so_does_the_last_line() {
+        let lines: String = (0..40)
+            .map(|n| format!("{}1121 {n}\n", if n == 3 { 'E' } else { 'I' }))
+            .collect();
+        let log = Arc::default();
+        keep_log(lines.as_bytes(), Arc::clone(&log), Arc::new(|_| {})).await;
+        let log = log.lock().unwrap();
+        assert!(
+            log.len() == LOG_LINES && log[0] == "E1121 3" && log[LOG_LINES - 1] == "I1121 39",
+            "{log:?}"
+        );
+    }
+}

@@ -1,0 +1,271 @@
+//! Faults while both serve: each is injected, waited for, fixed, and logged.
+
+use super::{POLL, Play, SETTLE};
+use crate::config::{
+    LEASE, Topology, UNANSWERED, Via,
+    fault::{Fault, Standby},
+};
+use crate::record::{
+    event::{Attempt, ConnectionKind, FaultStep},
+    log::attempts,
+    stamp::Stamp,
+};
+use crate::run::processes::{Error, has_faketime, instance_spec::InstanceSpec};
+use crate::testbed::simulated::HANDSHAKE;
+use nix::unistd::Pid;
+use std::time::Duration;
+use tokio::time::{Instant, sleep, timeout_at};
+
+/// Longest that an apiserver hangs: what it accepted must be answered before it counts as lost, and no handshake be given up.
+pub(super) const LONGEST_HANG: Duration = Duration::from_secs(11);
+const _: () = assert!(LONGEST_HANG.as_secs() < HANDSHAKE.as_secs());
+
+/// Waits below this are those of a rehearsal in which nothing goes wrong.
+const CALM: Duration = Duration::from_secs(1);
+
+/// How long a shim has no descriptor left, or a wrong clock.
+const STARVED: Duration = Duration::from_secs(3);
+
+/// Farthest jump of a clock, in seconds.
+const DAY: i64 = 24 * 60 * 60;
+
+/// How long a shim hangs beyond its lease.
+const BEYOND_LEASE: Duration = Duration::from_secs(3);
+
+impl Play<'_> {
+    /// An upgrade to a version that cannot serve: it is given up after a while.
+    pub(super) async fn failing_upgrade(
+        &mut self,
+        old: &InstanceSpec,
+        fault: Fault,
+    ) -> Result<(), Error> {
+        if self.stage.layout.bridges() {
+            return self.failing_bridged_upgrade(old, fault).await;
+        }
+        let new = super::failing(self.context.plan, fault);
+        let alone = self.context.via == Via::None;
+        if alone {
+            self.print(&format!("stop {}", old.name));
+            self.stop(old).await;
+        }
+        let standby = if alone {
+            Standby::Nothing
+        } else {
+            Standby::Sibling
+        };
+        let place = self.inject(fault, &new.name, standby);
+        self.print(&format!("fault {fault}: start {}", new.name));
+        let timing = &self.context.plan.timing;
+        let patience = Instant::now()
+            + match fault {
+                // Until it has ended, which it does at once.
+                Fault::BadFlag => timing.ready_within,
+                _ => timing.speedup.of(timing.failing),
+            };
+        // What waits for its port may wait for ever; that the process ends meanwhile is what this fault is about.
+        let started = timeout_at(patience, self.stage.start(&new, false)).await;
+        if let Ok(Err(error @ Error::Unavailable(_))) = started {
+            return Err(error);
+        }
+        while Instant::now() < patience
+            && (fault != Fault::BadFlag || self.stage.ended(&new.name).is_none())
+        {
+            sleep(POLL).await;
+        }
+        let why = match self.end_of(&new.name).await {
+            Some(end) => end,
+            None => match self.stage.check_joined(&new.name).await {
+                Ok(_) => "it reports that it is ready".into(),
+                Err(why) => why,
+            },
+        };
+        self.print(&format!("{} does not serve: {why}", new.name));
+        self.context.step(place, FaultStep::Seen(why));
+        self.settle().await;
+        // How it ends is no matter.
+        self.stage
+            .stop(&new.name, self.context.plan.timing.grace)
+            .await;
+        if alone {
+            self.start(old).await?;
+            self.joined(old).await?;
+        }
+        self.log_fault_end(place);
+        Ok(())
+    }
+
+    /// How an instance ended and what it logged last, if it has ended.
+    pub(super) async fn end_of(&mut self, name: &str) -> Option<String> {
+        let status = self.stage.ended(name)?;
+        Some(format!(
+            "it ended with {status}; its last line of log:\n{}",
+            self.stage.last_words(name).await
+        ))
+    }
+
+    /// What goes wrong while both serve.
+    pub(super) async fn harm(
+        &mut self,
+        old: &InstanceSpec,
+        new: &InstanceSpec,
+        fault: Fault,
+    ) -> Result<(), Error> {
+        // Most streams are on the old one.
+        let hit = if matches!(fault, Fault::KillShim | Fault::HangShim) {
+            old
+        } else {
+            new
+        };
+        let name = &hit.name;
+        let via = self.context.via;
+        let lacks = match fault {
+            _ if fault.needs_a_bridge() => Some("bridge"),
+            _ if fault.is_of_shims() && via != Via::Berth => Some("shim"),
+            _ if fault.needs_a_shim() && self.stage.layout.relays().is_none() => Some("relay"),
+            _ => None,
+        };
+        if let Some(what) = lacks {
+            self.print(&format!("fault {fault}: {via} has no {what}, skipped"));
+            return Ok(());
+        }
+        let target = match fault {
+            Fault::CrashAfterReady | Fault::Hang => self.stage.apiserver(name),
+            _ => self.stage.relay(name),
+        };
+        let Some(target) = target else {
+            self.context
+                .trouble(format!("{name} had ended before {fault} could happen"));
+            return Ok(());
+        };
+        if fault == Fault::ClockJump && !has_faketime(target) {
+            self.print(&format!(
+                "fault {fault}: libfaketime is not installed, or berth is a static binary: skipped"
+            ));
+            return Ok(());
+        }
+        let alone = match via {
+            Via::None => true,
+            Via::Berth if self.stage.layout.topology == Topology::Node => fault.needs_a_shim(),
+            _ => false,
+        };
+        let standby = if alone {
+            Standby::Nothing
+        } else {
+            Standby::Sibling
+        };
+        self.print(&format!("fault {fault} at {name}"));
+        let has = match fault {
+            // The apiserver of a unit ends with the shim.
+            Fault::KillShim if self.stage.layout.topology == Topology::Run => None,
+            Fault::KillShim | Fault::HangShim => self
+                .stage
+                .status(name)
+                .await
+                .ok()
+                .map(|status| status.connections_open),
+            _ => None,
+        };
+        let place = self.inject(fault, name, standby);
+        has.into_iter()
+            .for_each(|has| self.context.step(place, FaultStep::Has(has)));
+        match fault {
+            Fault::Hang => self.hang(name, target, place).await,
+            Fault::HangShim => self.hang_beyond_lease(target).await,
+            Fault::NoDescriptors => {
+                let limit = async |starved| {
+                    let limited = self.stage.limit_files(target, starved).await;
+                    limited.map_err(Error::unavailable("cannot limit a shim's descriptors"))
+                };
+                limit(true).await?;
+                sleep(STARVED).await;
+                limit(false).await?;
+            }
+            Fault::ClockJump => {
+                let jump = |seconds| {
+                    self.stage
+                        .set_clock(seconds)
+                        .map_err(Error::unavailable("cannot set the shims' clock"))
+                };
+                jump(
+                    fastrand::Rng::with_seed(
+                        self.context.plan.load.seed.wrapping_add(place as u64),
+                    )
+                    .i64(-DAY..=DAY),
+                )?;
+                sleep(STARVED).await;
+                jump(0)?;
+            }
+            _ => {
+                self.stage.kill(name, target).await;
+                self.stage.open()?;
+                self.stage.start(hit, true).await?;
+            }
+        }
+        self.joined(hit).await?;
+        self.log_fault_end(place);
+        self.calm().await;
+        Ok(())
+    }
+
+    /// Waits until clients are served as before, so that one fault is not blamed for another.
+    pub(super) async fn calm(&self) {
+        let deadline = Instant::now() + UNANSWERED;
+        self.settle().await;
+        while Instant::now() < deadline {
+            let since = Stamp::now();
+            sleep(self.context.plan.timing.speedup.of(POLL * 10)).await;
+            let (served, slow) = self.context.recorder.read(|log| {
+                let lately = || attempts(log).rev().take_while(|a| a.done >= since);
+                (
+                    lately().count(),
+                    lately().any(|a| a.done.since(a.due) > CALM),
+                )
+            });
+            if served > 0 && !slow {
+                return;
+            }
+        }
+    }
+
+    /// Stops an apiserver until something notices, and a little longer; without a shim, for as long as a shim would need.
+    pub(super) async fn hang(&mut self, name: &str, apiserver: Pid, place: usize) {
+        self.stage.freeze(apiserver);
+        let deadline = Instant::now() + LONGEST_HANG;
+        while Instant::now() < deadline {
+            if self.stage.is_missed(name).await {
+                let noticed = Stamp::now();
+                self.context.step(place, FaultStep::Noticed);
+                sleep(SETTLE).await;
+                // Until a request was answered by the other one.
+                let since = |a: &Attempt| a.kind == ConnectionKind::New && a.due > noticed;
+                let seen = || {
+                    self.context
+                        .recorder
+                        .read(|log| attempts(log).rev().any(since))
+                };
+                while Instant::now() < deadline && !seen() {
+                    sleep(POLL).await;
+                }
+                break;
+            }
+            sleep(POLL).await;
+        }
+        self.stage.thaw();
+    }
+
+    /// Stops a shim by SIGSTOP for longer than its lease lasts.
+    pub(super) async fn hang_beyond_lease(&mut self, shim: Pid) {
+        self.stage.freeze(shim);
+        sleep(LEASE + BEYOND_LEASE).await;
+        self.stage.thaw();
+    }
+
+    /// Logs a fault; its number.
+    pub(super) fn inject(&self, fault: Fault, instance: &str, standby: Standby) -> usize {
+        self.context.recorder.inject(instance, fault, standby)
+    }
+
+    pub(super) fn log_fault_end(&self, place: usize) {
+        self.context.step(place, FaultStep::Over);
+    }
+}

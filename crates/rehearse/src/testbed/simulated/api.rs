@@ -1,0 +1,333 @@
+//! From a request to its answer.
+
+use super::body::{Body, Payload};
+use super::connection::Connection;
+use super::objects::{self, ObjectKind, failure};
+use super::request::{Query, Resource};
+use super::server::Server;
+use super::store_client::unexpected;
+use super::watch::{self, Ending, Wanted};
+use crate::testbed::store::wire::{Call, Reason, Reply};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use hyper::header::{self, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode, Version};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Largest request body (kube-apiserver's limit).
+const MAX_BODY: usize = 3 << 20;
+
+/// Answers one request. Never fails: what goes wrong is a `Status`.
+pub(super) async fn handle(
+    server: &Server,
+    connection: Arc<Connection>,
+    request: Request<Incoming>,
+) -> Response<Body> {
+    connection.request(request.headers());
+    let resource = Resource::parse(request.uri().path());
+    let query = Query::parse(request.uri());
+    let watch = query.as_ref().is_ok_and(|q| q.watch) && resource.is_list();
+    let (is_head, version) = (request.method() == Method::HEAD, request.version());
+
+    // Watches and health checks are not waited for and not rejected, as in kube-apiserver.
+    let under_way = if watch || resource.is_probe() {
+        None
+    } else {
+        server.life.begin_request()
+    };
+    let rejected = under_way.is_none() && !watch && !resource.is_probe();
+    let mut response = if rejected {
+        connection.reject();
+        rejection(server, version)
+    } else {
+        Asked {
+            server,
+            connection: &connection,
+            resource,
+            query,
+        }
+        .answer(request)
+        .await
+    };
+    if is_head {
+        *response.body_mut() = Payload::Whole(hyper::body::Bytes::new());
+    }
+    response.map(|payload| Body::new(payload, connection, under_way))
+}
+
+/// What kube-apiserver answers while it shuts down: 429 while it keeps listening
+/// (`--shutdown-send-retry-after`), else 503 on what connections are left.
+fn rejection(server: &Server, version: Version) -> Response<Payload> {
+    let (status, reason, after) = if server.flags.shutdown_send_retry_after {
+        (StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", "5")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", "1")
+    };
+    let mut response = failure(status, reason, "apiserver is shutting down", "");
+    response
+        .headers_mut()
+        .insert(header::RETRY_AFTER, HeaderValue::from_static(after));
+    if version < Version::HTTP_2 {
+        response
+            .headers_mut()
+            .insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// A request that is answered.
+struct Asked<'a> {
+    server: &'a Server,
+    connection: &'a Arc<Connection>,
+    resource: Resource,
+    query: Result<Query, String>,
+}
+
+impl Asked<'_> {
+    async fn answer(self, request: Request<Incoming>) -> Response<Payload> {
+        let server = self.server;
+        let flags = &server.flags;
+        if !flags.anonymous_auth && !self.connection.known {
+            return failure(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized", "");
+        }
+        if !server.has_roles() && !self.resource.is_probe() {
+            return failure(
+                StatusCode::FORBIDDEN,
+                "Forbidden",
+                "forbidden: RBAC: clusterroles not found",
+                "",
+            );
+        }
+        let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+        let fixed = match &self.resource {
+            Resource::Unknown => {
+                return failure(
+                    StatusCode::NOT_FOUND,
+                    "NotFound",
+                    "the server could not find the requested resource",
+                    "",
+                );
+            }
+            Resource::List { .. } | Resource::Map { .. } => return self.maps(request).await,
+            _ if !reads => return not_allowed(),
+            Resource::Live => return objects::text(StatusCode::OK, "ok"),
+            Resource::Ready if server.life.is_ready() => {
+                return objects::text(StatusCode::OK, "ok");
+            }
+            Resource::Ready => {
+                let text = if server.life.terminating.is_cancelled() {
+                    "[-]shutdown failed: reason withheld\nreadyz check failed\n"
+                } else {
+                    "[-]poststarthook/rbac/bootstrap-roles failed: reason withheld\nreadyz check failed\n"
+                };
+                return objects::text(StatusCode::INTERNAL_SERVER_ERROR, text);
+            }
+            Resource::Version => objects::version(&flags.version),
+            Resource::ApiV1 => objects::api_resources(),
+        };
+        objects::answer(StatusCode::OK, &fixed)
+    }
+
+    async fn maps(self, request: Request<Incoming>) -> Response<Payload> {
+        let name = match &self.resource {
+            Resource::Map { name, .. } => name.clone(),
+            _ => String::new(),
+        };
+        let result = match (request.method().as_str(), self.resource, self.query) {
+            (_, _, Err(message)) => {
+                return failure(StatusCode::BAD_REQUEST, "BadRequest", &message, "");
+            }
+            ("GET" | "HEAD", Resource::List { kind, namespace }, Ok(query)) => {
+                list_or_watch(
+                    self.server,
+                    self.connection,
+                    Wanted { kind, namespace },
+                    &query,
+                )
+                .await
+            }
+            ("GET" | "HEAD", Resource::Map { namespace, name }, _) => self
+                .server
+                .store
+                .call(Call::Get { namespace, name })
+                .await
+                .map(|r| one(r, StatusCode::OK, "")),
+            (
+                "POST",
+                Resource::List {
+                    kind: ObjectKind::ConfigMap,
+                    namespace: Some(namespace),
+                },
+                _,
+            ) => create(self.server, request, &namespace).await,
+            ("DELETE", Resource::Map { namespace, name }, _) => self
+                .server
+                .store
+                .call(Call::Delete { namespace, name })
+                .await
+                .map(deleted),
+            _ => return not_allowed(),
+        };
+        match result {
+            Ok(response) if response.status() == StatusCode::NOT_FOUND => {
+                let message = format!("configmaps {name:?} not found");
+                failure(StatusCode::NOT_FOUND, "NotFound", &message, &name)
+            }
+            Ok(response) => response,
+            Err(error) => internal_error(&format!("the store does not answer: {error}")),
+        }
+    }
+}
+
+fn internal_error(why: &str) -> Response<Payload> {
+    failure(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "InternalError",
+        &format!("Internal error occurred: {why}"),
+        "",
+    )
+}
+
+async fn list_or_watch(
+    server: &Server,
+    connection: &Arc<Connection>,
+    wanted: Wanted,
+    query: &Query,
+) -> io::Result<Response<Payload>> {
+    if !query.watch {
+        let (revision, mut items) = server.store.list(wanted.namespace.clone()).await?;
+        items.retain(|object| wanted.matches(object));
+        return Ok(objects::answer(
+            StatusCode::OK,
+            &objects::list(wanted.kind, revision, &items),
+        ));
+    }
+    let grace = server.flags.shutdown_watch_termination_grace_period;
+    // kube-apiserver ends watches at a limited rate over the grace period; a random point in it has
+    // the same rate.
+    let share = if grace.is_zero() {
+        0.0
+    } else {
+        f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX)
+    };
+    let ending = Ending {
+        life: server.life.clone(),
+        after: grace.mul_f64(share),
+        connection: Arc::clone(connection),
+    };
+    let lines = watch::start(server, wanted, query, ending).await?;
+    let mut response = Response::new(Payload::Lines(lines));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
+    Ok(response)
+}
+
+async fn create(
+    server: &Server,
+    request: Request<Incoming>,
+    namespace: &str,
+) -> io::Result<Response<Payload>> {
+    let kind = request
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .map_or(Ok("application/json"), HeaderValue::to_str);
+    if kind.unwrap_or_default().split(';').next().map(str::trim) != Some("application/json") {
+        let message = "the body must be JSON";
+        return Ok(failure(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "UnsupportedMediaType",
+            message,
+            "",
+        ));
+    }
+    let body = tokio::time::timeout(
+        Duration::from_secs(60),
+        Limited::new(request.into_body(), MAX_BODY).collect(),
+    )
+    .await;
+    let body = match body {
+        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
+            let message = format!("the body is larger than {MAX_BODY} bytes");
+            return Ok(failure(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "RequestEntityTooLarge",
+                &message,
+                "",
+            ));
+        }
+        Ok(Err(error)) => {
+            return Ok(failure(
+                StatusCode::BAD_REQUEST,
+                "BadRequest",
+                &error.to_string(),
+                "",
+            ));
+        }
+        Err(_) => {
+            return Ok(failure(
+                StatusCode::GATEWAY_TIMEOUT,
+                "Timeout",
+                "the body did not come",
+                "",
+            ));
+        }
+    };
+    let object = serde_json::from_slice(&body).unwrap_or_default();
+    let (object, name) = match objects::admit(object, namespace) {
+        Ok(admitted) => admitted,
+        Err((status, reason, message)) => return Ok(failure(status, reason, &message, "")),
+    };
+    Ok(one(
+        server.store.call(Call::Create { object }).await?,
+        StatusCode::CREATED,
+        &name,
+    ))
+}
+
+/// The answer with one object, or why there is none.
+fn one(reply: Reply, good: StatusCode, name: &str) -> Response<Payload> {
+    match reply {
+        Reply::Object { object } => objects::answer(good, &object),
+        Reply::Failed {
+            reason: Reason::NotFound,
+        } => failure(StatusCode::NOT_FOUND, "NotFound", "", ""),
+        Reply::Failed {
+            reason: Reason::Exists,
+        } => {
+            let message = format!("configmaps {name:?} already exists");
+            failure(StatusCode::CONFLICT, "AlreadyExists", &message, name)
+        }
+        other => failure(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "InternalError",
+            &unexpected(&other).to_string(),
+            "",
+        ),
+    }
+}
+
+/// The answer to a DELETE: no object, as nothing holds it back.
+fn deleted(reply: Reply) -> Response<Payload> {
+    match reply {
+        Reply::Object { object } => {
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            objects::answer(StatusCode::OK, &objects::success(name))
+        }
+        other => one(other, StatusCode::OK, ""),
+    }
+}
+
+fn not_allowed() -> Response<Payload> {
+    let message = "the server does not allow this method on the requested resource";
+    failure(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "MethodNotAllowed",
+        message,
+        "",
+    )
+}

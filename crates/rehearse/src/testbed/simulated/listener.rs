@@ -1,0 +1,219 @@
+//! Listener, TLS and connections of a simulated apiserver.
+//!
+//! Connections are ended as Go's `http.Server.Shutdown` does it: idle ones at once, others after what
+//! is under way, HTTP/2 by GOAWAY, and one without a request yet gets [`UNUSED`] for it.
+
+use super::api;
+use super::connection::Connection;
+use super::flags::Flags;
+use super::life::{Life, SERVES_AFTER};
+use super::server::Server;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Instant;
+use tokio_rustls::TlsAcceptor;
+
+/// How long a connection without a request outlives the end of listening (Go: 5 s).
+const UNUSED: Duration = Duration::from_secs(5);
+
+/// How long a TLS handshake may take: kube-apiserver's ReadHeaderTimeout, which bounds it in net/http.
+pub(crate) const HANDSHAKE: Duration = Duration::from_secs(32);
+
+/// Pause after an accept error that will not go away by itself.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+
+/// Accepts when it serves, until the life is closing. The listener is closed then whatever waits in its queue:
+/// the kernel resets that, as it does to kube-apiserver's.
+pub(super) async fn accept(server: Arc<Server>, listener: TcpListener, tls: TlsAcceptor) {
+    let queued = tokio::time::sleep(SERVES_AFTER.min(server.flags.start_delay));
+    let _ = server.life.closing.run_until_cancelled(queued).await;
+    let mut id = 0;
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = server.life.closing.cancelled() => return,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((tcp, peer)) => {
+                id += 1;
+                server
+                    .tasks
+                    .spawn(serve(Arc::clone(&server), id, tcp, peer, tls.clone()));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "accept");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn serve(server: Arc<Server>, id: u64, tcp: TcpStream, peer: SocketAddr, tls: TlsAcceptor) {
+    let accepted = Instant::now();
+    let _ = tcp.set_nodelay(true);
+    let tls = match tokio::time::timeout(HANDSHAKE, tls.accept(tcp)).await {
+        Ok(Ok(tls)) => tls,
+        Ok(Err(error)) => return tracing::debug!(%peer, %error, "TLS handshake error"),
+        Err(_) => return tracing::debug!(%peer, "TLS handshake took too long"),
+    };
+    let http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
+    let known = tls.get_ref().1.peer_certificates().is_some();
+    let connection = Arc::new(Connection::new(peer, known));
+    server.opened(id, &connection);
+
+    let service = service_fn(|request| {
+        let (server, connection) = (Arc::clone(&server), Arc::clone(&connection));
+        async move { Ok::<_, Infallible>(api::handle(&server, connection, request).await) }
+    });
+    let close = time_to_close(&server.life, &connection, accepted, http2);
+    let io = TokioIo::new(tls);
+    let result = if http2 {
+        let served = pin!(http2::Builder::new(TokioExecutor::new()).serve_connection(io, service));
+        until_closed(served, close, |served| {
+            connection.begin_end();
+            served.graceful_shutdown();
+        })
+        .await
+    } else {
+        let served = pin!(http1::Builder::new().serve_connection(io, service));
+        until_closed(served, close, |served| {
+            connection.begin_end();
+            served.graceful_shutdown();
+        })
+        .await
+    };
+    if let Err(error) = result {
+        tracing::debug!(%peer, %error, "connection");
+    }
+    server.closed(id, &connection).await;
+}
+
+/// Waits until the connection should be closed as soon as nothing is under way on it.
+async fn time_to_close(life: &Life, connection: &Connection, accepted: Instant, http2: bool) {
+    tokio::select! {
+        () = life.closing.cancelled() => {}
+        () = connection.close.cancelled() => return,
+    }
+    if !http2 {
+        let _ = tokio::time::timeout_at(accepted + UNUSED, connection.used.cancelled()).await;
+    }
+}
+
+/// Serves a connection to its end, and begins to close it when `close` is ready.
+async fn until_closed<C: Future>(
+    mut served: Pin<&mut C>,
+    close: impl Future<Output = ()>,
+    ask: impl FnOnce(Pin<&mut C>),
+) -> C::Output {
+    tokio::select! {
+        result = served.as_mut() => return result,
+        () = close => {}
+    }
+    ask(served.as_mut());
+    served.await
+}
+
+/// TLS from the serving certificate and its key, HTTP/2 preferred. A client needs no certificate; one that
+/// was not signed by the CA of clients ends the handshake, where kube-apiserver would answer 401.
+pub(super) fn tls(flags: &Flags) -> io::Result<TlsAcceptor> {
+    let named = |path: &std::path::Path, error: &dyn std::fmt::Display| {
+        io::Error::other(format!("failed to load {}: {error}", path.display()))
+    };
+    let cert = &flags.tls_cert_file;
+    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(cert)
+        .and_then(Iterator::collect)
+        .map_err(|e| named(cert, &e))?;
+    let key = &flags.tls_private_key_file;
+    let key = PrivateKeyDer::from_pem_file(key).map_err(|e| named(key, &e))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let clients = match &flags.client_ca_file {
+        Some(file) => {
+            let mut roots = rustls::RootCertStore::empty();
+            let read = CertificateDer::pem_file_iter(file)
+                .and_then(Iterator::collect::<Result<Vec<_>, _>>);
+            for ca in read.map_err(|e| named(file, &e))? {
+                roots.add(ca).map_err(|e| named(file, &e))?;
+            }
+            let verifier =
+                WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+            verifier
+                .allow_unauthenticated()
+                .build()
+                .map_err(|e| named(file, &e))?
+        }
+        None => WebPkiClientVerifier::no_client_auth(),
+    };
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .and_then(|builder| {
+            builder
+                .with_client_cert_verifier(clients)
+                .with_single_cert(chain, key)
+        })
+        .map_err(|e| named(cert, &e))?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::log::Recorder;
+    use crate::testbed::certs;
+    use crate::testbed::simulated::{cache::Cache, store_client::StoreClient};
+    use crate::testbed::store::{self, Store};
+    use tokio::io::AsyncReadExt;
+
+    #[tokio::test]
+    async fn what_waits_when_listening_ends_is_reset() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("store");
+        let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+        let hub = tokio::spawn(store::serve(
+            listener,
+            Arc::new(Store::default()),
+            Arc::new(Recorder::default()),
+        ));
+        let certs = certs::make(dir.path(), &[]).unwrap();
+        certs.issue("it").unwrap();
+        let flags = Flags::parse(&[
+            format!("--etcd-servers=unix://{}", socket.display()),
+            format!("--tls-cert-file={}", certs.cert_file("it").display()),
+            format!("--tls-private-key-file={}", certs.key_file("it").display()),
+        ]);
+        let flags = flags.unwrap();
+        let tls = tls(&flags).unwrap();
+        let store = StoreClient::connect(&socket, "it").await.unwrap();
+        let cache = Cache::start(&store, 1).await.unwrap();
+        let server = Arc::new(Server::new(flags, store, cache, Life::default()));
+
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut waiting = Vec::new();
+        for _ in 0..3 {
+            waiting.push(
+                TcpStream::connect(listener.local_addr().unwrap())
+                    .await
+                    .unwrap(),
+            );
+        }
+        server.life.closing.cancel();
+        accept(Arc::clone(&server), listener, tls).await;
+        for mut client in waiting {
+            let error = client.read_u8().await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+        }
+        hub.abort();
+    }
+}

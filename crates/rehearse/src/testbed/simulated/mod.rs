@@ -1,0 +1,182 @@
+//! A simulated kube-apiserver: its flags, its phases, and just enough of its API.
+//!
+//! What it is for: to be started, loaded and stopped by `berth run` exactly as the real one is, on a
+//! machine that has none. So flags (`flags`), phases on SIGTERM (`life`, `listener`) and the API
+//! (`api`) behave as kube-apiserver's do, in its start (`loopback`), too; objects come from the rehearsal's store
+//! (`store_client`), as kube-apiserver's come from etcd, and their changes since its start are kept for watches (`cache`). Beyond the real one, it reports to the
+//! rehearsal which connections it ended itself (`connection`), which only it knows. Its `metrics` are of what it really did, and so
+//! are its faults (`server`): some answers, and memory.
+//!
+//! What it is not: authentication but by a certificate, authorization, objects of other kinds than ConfigMaps, updates, and selectors.
+
+mod api;
+mod body;
+mod cache;
+mod connection;
+mod flags;
+mod life;
+mod listener;
+mod loopback;
+mod objects;
+mod request;
+mod server;
+mod store_client;
+mod watch;
+
+use crate::record::{data::MarkKind, stamp::Stamp};
+use cache::Cache;
+use flags::Flags;
+use life::{DRAIN, LINGER, Life};
+pub(crate) use listener::HANDSHAKE;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use server::Server;
+use std::fs::OpenOptions;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+use store_client::StoreClient;
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Length of the accept queue, which the kernel caps at net.core.somaxconn, as Go wants it.
+const BACKLOG: u32 = 65_535;
+
+/// Runs a simulated apiserver with kube-apiserver's flags until it is stopped. Returns the exit status: 0 after a
+/// drain, 1 for a wrong flag or when it cannot start (the reason is on standard error). A second SIGTERM ends
+/// the process at once with 1.
+pub fn run(args: &[String]) -> u8 {
+    let ended = Flags::parse(args).and_then(|flags| {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime
+            .and_then(|runtime| runtime.block_on(live(flags)))
+            .map_err(|error| error.to_string())
+    });
+    match ended {
+        Ok(()) => 0,
+        Err(error) => {
+            crate::record::progress::print(&format!("Error: {error}"));
+            1
+        }
+    }
+}
+
+async fn live(flags: Flags) -> io::Result<()> {
+    let mut stop = Stop::new()?;
+    let tls = listener::tls(&flags)?;
+    let own = CertificateDer::from_pem_file(&flags.tls_cert_file).map_err(io::Error::other)?;
+    if let Some(path) = &flags.audit_log_path {
+        let open = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(path);
+        open.map_err(|e| io::Error::other(format!("failed to open {}: {e}", path.display())))?;
+    }
+    let store = StoreClient::connect(&flags.store, &flags.name).await?;
+    let cache = Cache::start(&store, flags.watch_cache_size).await?;
+    let address = SocketAddr::new(flags.bind_address, flags.secure_port);
+    let listener = listen(address, flags.permit_port_sharing).map_err(|e| {
+        io::Error::other(format!(
+            "failed to create listener: failed to listen on {address}: {e}"
+        ))
+    })?;
+
+    let life = Life::default();
+    let server = Arc::new(Server::new(flags, store, cache, life.clone()));
+    tracing::info!(%address, name = server.flags.name, version = server.flags.version, "serving securely");
+    server
+        .tasks
+        .spawn(listener::accept(Arc::clone(&server), listener, tls));
+    server.store.mark(MarkKind::Listening, Stamp::now()).await;
+
+    let ready = async {
+        let hooks = async {
+            tokio::join!(
+                tokio::time::sleep(server.flags.start_delay),
+                loopback::reach_itself(address, &own)
+            );
+        };
+        // Before its probe passes: no client may see it ready before it has reported that.
+        life.start(hooks, || server.store.mark(MarkKind::Ready, Stamp::now()))
+            .await;
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = stop.requested() => {}
+        () = ready => {}
+    }
+    shut_down(&server, stop).await;
+    Ok(())
+}
+
+fn listen(address: SocketAddr, share: bool) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() {
+        TcpSocket::new_v4()
+    } else {
+        TcpSocket::new_v6()
+    }?;
+    socket.set_reuseaddr(true)?;
+    socket.set_reuseport(share)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// kube-apiserver's shutdown, phase by phase (see `life`).
+async fn shut_down(server: &Server, mut stop: Stop) {
+    let (flags, life) = (&server.flags, &server.life);
+    life.terminating.cancel();
+    let received = Stamp::now();
+    tokio::spawn(async move {
+        stop.requested().await;
+        tracing::warn!("stopped for the second time");
+        std::process::exit(1);
+    });
+    tracing::info!(delay = ?flags.shutdown_delay_duration, "terminating: readyz fails from here on");
+    server.store.mark(MarkKind::Terminating, received).await;
+    tokio::time::sleep(flags.shutdown_delay_duration).await;
+
+    tracing::info!("draining");
+    let began = Stamp::now();
+    life.drain(flags.shutdown_send_retry_after).await;
+    server.store.mark(MarkKind::Draining, began).await;
+    server.tasks.close();
+    let patience = if flags.shutdown_send_retry_after {
+        LINGER
+    } else {
+        DRAIN
+    };
+    let patience = patience.max(flags.shutdown_watch_termination_grace_period);
+    if tokio::time::timeout(patience, server.tasks.wait())
+        .await
+        .is_err()
+    {
+        tracing::warn!("connections are left after the drain");
+    }
+    server.abandon().await;
+    server.store.mark(MarkKind::Drained, Stamp::now()).await;
+}
+
+struct Stop {
+    term: Signal,
+    int: Signal,
+}
+
+impl Stop {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            term: signal(SignalKind::terminate())?,
+            int: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn requested(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.int.recv() => {}
+        }
+    }
+}
