@@ -1,25 +1,26 @@
-//! `berth rehearse`: an upgrade under load on this machine, by the processes of production.
+//! `berth rehearse`: an upgrade under load on this machine, with the programs of production.
 //!
-//! The modules, from the ground up: none uses one below it in this table.
+//! The modules from the ground up. A module uses only modules above it in this table.
 //!
-//! | module | what is in it |
+//! | module | content |
 //! | --- | --- |
-//! | [`config`] | the plan of a rehearsal in checked values: apiservers, topology, faults, load |
-//! | [`record`] | what was seen: events and their log, sorted after the run; the figures made from them, and their formats |
-//! | [`testbed`] | addresses, a network namespace, certificates; the simulated kube-apiserver and its store |
-//! | [`load`] | clients through the berth that never retry |
-//! | `run` | the processes of a run, and its script: start old, load, start new, wait until it joined, stop old |
-//! | [`judges`] | a file each: from the record to the figures; a new figure is a row that a judge adds |
+//! | [`config`] | the plan in checked values: apiservers, topology, faults, load |
+//! | [`record`] | events and their log; the record of a run; the data of the report |
+//! | [`testbed`] | addresses, network namespace, certificates, simulated kube-apiserver and store |
+//! | [`load`] | clients that connect through the berth and never retry |
+//! | `run` | processes of a run and the script: start, load, upgrade, faults, stop |
+//! | [`judges`] | from the record to the figures, a file for each subject |
 //! | [`report`] | the figures as a table, as JSON and as a page |
 //!
-//! The functions here make the runs one after the other.
+//! A new figure is a row that a judge adds ([`record::data::Ran`]): the table, the page and the JSON
+//! show the row without further changes.
 
 #![forbid(unsafe_code)]
 #![allow(
     missing_docs,
     reason = "the crate is not published: what its name says needs no comment"
 )]
-// They panic where a pipe is closed or a disk is full.
+// The print macros panic if a pipe is closed or a disk is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod config;
@@ -51,8 +52,8 @@ use std::pin::pin;
 use std::task::Poll;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Rehearses, one run after the other. Processes are stopped and directories removed in every case but SIGKILL, and
-/// then by the next rehearsal.
+/// Rehearses the runs of a plan one after another. Processes are stopped and directories removed in
+/// every case but SIGKILL. After SIGKILL the next rehearsal does so.
 pub async fn rehearse(plan: &Plan) -> Rehearsed {
     let mut outcome = Rehearsed::default();
     outcome.aborted = rehearse_all(plan, &mut outcome).await.err();
@@ -114,7 +115,7 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
         });
         outcome.failed.extend(failed.map(|why| (via, why)));
         match ended {
-            // When a comparison fails, that is a result about what is compared.
+            // A failed run of a comparison is a result of that comparison.
             Err(Aborted::Failed(error)) if via != plan.via => {
                 progress::print(&format!("via {via}: {error}"))
             }
@@ -124,7 +125,7 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
     Ok(())
 }
 
-/// A panic must not cost what was gathered before it.
+/// Turns a panic into an error, so that the data gathered before is kept.
 async fn caught(play: impl Future<Output = Result<(), Error>>) -> Result<(), Aborted> {
     let mut play = pin!(play);
     poll_fn(
@@ -142,7 +143,7 @@ async fn caught(play: impl Future<Output = Result<(), Error>>) -> Result<(), Abo
     .await
 }
 
-/// Whether what a way needs is there.
+/// Checks that the prerequisites of a way are met.
 async fn available(plan: &Plan, via: Via) -> Result<(), String> {
     let needed = match via {
         Via::Berth if plan.topology == Topology::Bridge => self_test()

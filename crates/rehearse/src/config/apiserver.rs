@@ -1,4 +1,4 @@
-//! The values of `--old` and `--new`: which apiserver, and with which flags.
+//! The values of `--old` and `--new`: an apiserver and its flags.
 
 use berth_exec::args;
 use std::ffi::{OsStr, OsString};
@@ -9,9 +9,9 @@ use std::sync::LazyLock;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// The path of this binary for every process, even if its file was replaced meanwhile. The berth that is rehearsed executes it as
-/// the simulated apiserver: it may itself be another binary, without one. As an open file, since what runs under QEMU has that in
-/// `/proc/PID/exe`.
+/// Returns the path of this binary. The path stays valid for all processes even if the file was
+/// replaced. Another berth under rehearsal may lack the simulated apiserver, so it executes this
+/// binary instead. The path names an open file, because under QEMU `/proc/PID/exe` is QEMU.
 pub(crate) fn this() -> OsString {
     static FILE: LazyLock<Option<File>> = LazyLock::new(|| File::open("/proc/self/exe").ok());
     let file = FILE
@@ -20,19 +20,19 @@ pub(crate) fn this() -> OsString {
     format!("/proc/{}/{file}", std::process::id()).into()
 }
 
-/// How long an answer to `--version` may take.
+/// Time limit for the answer to `--version`.
 const VERSION_WITHIN: Duration = Duration::from_secs(20);
 
-/// An apiserver's command as it was typed.
+/// An apiserver's command as typed by the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Apiserver {
-    /// berth's own.
+    /// The simulated apiserver of berth.
     Simulated { flags: Vec<OsString> },
-    /// A real one.
+    /// A real kube-apiserver.
     Command {
-        /// The program, looked up in PATH.
+        /// Name of the program, searched in PATH.
         program: OsString,
-        /// Its flags; those that it needs and are not here are filled in.
+        /// Flags of the program. Missing required flags are filled in.
         flags: Vec<OsString>,
     },
 }
@@ -44,7 +44,7 @@ impl Default for Apiserver {
 }
 
 impl Apiserver {
-    /// Splits a command as a shell does it; nothing is expanded.
+    /// Splits a command like a shell, without expansions.
     pub fn parse(text: &str) -> Result<Self, String> {
         let words = shell_words::split(text).map_err(|error| error.to_string())?;
         let mut words = words.into_iter().map(OsString::from);
@@ -57,8 +57,8 @@ impl Apiserver {
         })
     }
 
-    /// Asks it for its version. As kube-apiserver reads all its flags first, an unknown one is known
-    /// before anything is started.
+    /// Asks the apiserver for its version. kube-apiserver parses all flags first, so an unknown
+    /// flag is found before the start of the rehearsal.
     pub(crate) async fn version(&self, simulated: &str) -> Result<String, String> {
         let Self::Command { program, flags } = self else {
             return Ok(simulated.to_owned());
@@ -96,7 +96,8 @@ impl Apiserver {
         }
     }
 
-    /// Whether it may refuse clients without a certificate: its flags turn anonymous access off, or name a file that may.
+    /// True if the apiserver may reject clients without a certificate: its flags turn anonymous
+    /// access off, or name a configuration file that may do so.
     pub(crate) fn wants_certificates(&self) -> bool {
         let (Self::Simulated { flags } | Self::Command { flags, .. }) = self;
         let off = values(flags, "anonymous-auth")
@@ -105,7 +106,7 @@ impl Apiserver {
         off || has(flags, "authentication-config")
     }
 
-    /// Its `--shutdown-delay-duration`. Zero if there is none.
+    /// Returns the value of `--shutdown-delay-duration`. Zero if the flag is missing.
     pub fn shutdown_delay(&self) -> Duration {
         let (Self::Simulated { flags } | Self::Command { flags, .. }) = self;
         let given = values(flags, "shutdown-delay-duration").last();
@@ -114,18 +115,19 @@ impl Apiserver {
             .unwrap_or_default()
     }
 
-    /// Whether it is berth's own.
+    /// True for a simulated apiserver.
     pub fn is_simulated(&self) -> bool {
         matches!(self, Self::Simulated { .. })
     }
 }
 
-/// Whether a flag is among those typed.
+/// True if the user typed the flag.
 pub fn has(flags: &[OsString], name: &str) -> bool {
     values(flags, name).next().is_some()
 }
 
-/// What a flag was given in its own argument, or "true"; `_` counts as `-` in its name, as in kube-apiserver.
+/// Returns the values of a flag given as `--name=value`, or "true" for a flag without `=`. `_`
+/// counts as `-` in the name, as in kube-apiserver.
 fn values(flags: &[OsString], name: &str) -> impl Iterator<Item = String> {
     flags.iter().filter_map(move |flag| {
         let flag = flag.to_string_lossy();
@@ -135,7 +137,7 @@ fn values(flags: &[OsString], name: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// `--name=value` of a path.
+/// Returns `--name=value` for a path.
 pub(crate) fn flag(name: &str, value: impl AsRef<OsStr>) -> OsString {
     let mut flag = OsString::from(format!("--{name}="));
     flag.push(value);

@@ -1,4 +1,4 @@
-//! What can be chosen by name: the ways, the topologies and the faults.
+//! Choices on the command line by name: ways, topologies and faults.
 
 use super::fault::Fault;
 use clap::ValueEnum;
@@ -6,7 +6,8 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What `--via` takes: all but port sharing, which is only compared with.
+/// Returns the parser of `--via`: every way except port sharing, which is only compared with
+/// others.
 pub fn via_names() -> impl TypedValueParser<Value = Via> {
     let decides = Via::value_variants()
         .iter()
@@ -22,22 +23,22 @@ pub fn via_names() -> impl TypedValueParser<Value = Via> {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Via {
-    /// Through shims.
+    /// Through berth's shims.
     #[value(help = "berth")]
     Berth,
-    /// Through a HAProxy as a sidecar of each instance.
+    /// Through HAProxy, as a sidecar of each instance.
     #[value(help = "HAProxy as a sidecar that shares the port, as Lokomotive had it")]
     Haproxy,
     /// Straight to instances that share the port (`--permit-port-sharing`).
     #[value(help = "The apiservers share the port themselves, by --permit-port-sharing")]
     PortSharing,
-    /// Straight to the instances, with neither berth nor a proxy between: the control.
+    /// Straight to the instances, without berth or a proxy between: the control.
     #[value(help = "Neither berth nor a proxy: one apiserver after the other has the port alone")]
     None,
 }
 
 impl Via {
-    /// How clients come to an instance.
+    /// Returns the way in words.
     pub fn way(self) -> &'static str {
         match self {
             Self::Berth => "through berth",
@@ -48,23 +49,25 @@ impl Via {
     }
 }
 
-/// Which processes an instance has, and which of them gets SIGTERM when.
+/// The processes of an instance, and the order of their SIGTERM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Topology {
     /// `berth exec` and `berth serve` in one pod: SIGTERM to both at once
     Sidecar,
-    /// The same, `berth serve` an init container that restarts: SIGTERM when the apiserver has ended
+    /// The same, `berth serve` an init container that restarts: SIGTERM when the apiserver has
+    /// ended
     NativeSidecar,
     /// One `berth serve --discover` for all instances, and a `berth exec` each
     Node,
     /// `berth run`: one unit, which stops its apiserver itself
     Run,
-    /// Nothing of berth: the apiserver has the port alone and is replaced in place, under `berth bridge`
+    /// Nothing of berth: the apiserver has the port alone and is replaced in place, under `berth
+    /// bridge`
     Bridge,
 }
 
-/// An enum's name on the command line.
+/// Returns the name of a value on the command line.
 fn name(value: &impl ValueEnum) -> String {
     value
         .to_possible_value()

@@ -1,9 +1,10 @@
-//! What can be made to go wrong in a rehearsal, and what berth promises then.
+//! Faults that a rehearsal can inject, and the promises of berth under them.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// A fault. Several happen one after the other, in this order, before and in the first upgrade.
+/// A fault. Several faults are injected one after another in this order, before and in the first
+/// upgrade.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
@@ -29,20 +30,21 @@ pub enum Fault {
     ClockJump,
 }
 
-/// What else could serve when something goes wrong.
+/// The instance that can serve during a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Standby {
-    /// Another instance.
+    /// The other instance.
     Sibling,
-    /// The temporary one of a bridge; or, if it is hit itself, the node's own.
+    /// The temporary instance of a bridge, or the node's kube-apiserver if the fault hits the
+    /// temporary instance.
     Bridge,
-    /// Nothing.
+    /// No instance.
     Nothing,
 }
 
 impl Fault {
-    /// What berth promises under it.
+    /// Returns berth's promise under the fault.
     pub fn promise(self, standby: Standby) -> &'static str {
         use Standby::{Bridge, Nothing, Sibling};
         match (self, standby) {
@@ -95,22 +97,22 @@ impl Fault {
         }
     }
 
-    /// Whether it is an upgrade of its own, which fails, before the real one.
+    /// True if the fault is an extra upgrade before the real one, which must fail.
     pub fn fails_the_upgrade(self) -> bool {
         matches!(self, Self::BadFlag | Self::NeverReady)
     }
 
-    /// Whether it is done under a bridge and nowhere else.
+    /// True if the fault is only possible under a bridge.
     pub fn needs_a_bridge(self) -> bool {
         matches!(self, Self::KillTemporary | Self::KillOld)
     }
 
-    /// Whether it is done to a shim and never to another relay.
+    /// True if the fault is only possible in a shim, not in another relay.
     pub fn is_of_shims(self) -> bool {
         matches!(self, Self::NoDescriptors | Self::ClockJump)
     }
 
-    /// Whether it is done to what relays to an instance.
+    /// True if the fault hits the relay of an instance.
     pub fn needs_a_shim(self) -> bool {
         matches!(self, Self::KillShim | Self::HangShim) || self.is_of_shims()
     }

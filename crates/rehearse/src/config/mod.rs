@@ -1,4 +1,4 @@
-//! What will be rehearsed, in checked values.
+//! The plan of a rehearsal, in checked values.
 
 pub mod apiserver;
 pub mod choice;
@@ -18,108 +18,116 @@ use std::time::Duration;
 
 pub use choice::{Topology, Via};
 
-/// After this long without an answer a connection is lost.
+/// Time without an answer after which a connection counts as lost.
 pub const UNANSWERED: Duration = Duration::from_secs(15);
 
-/// A timer of the clients that is later shows that this machine is too busy. A request takes some twenty turns of threads.
+/// Lateness of a client's timer that shows that the machine is too busy. A request takes about
+/// twenty turns of threads.
 pub const LATE: Duration = Duration::from_millis(500);
 
-/// New connections a second: below, a run this short shows nothing; above, one process cannot keep the
-/// timetable.
+/// New connections a second. With fewer, a run this short shows nothing. With more, one process
+/// cannot keep the timetable.
 pub const RATE: RangeInclusive<u32> = 20..=1000;
 
 pub const WATCHES: RangeInclusive<u32> = 1..=500;
 
-/// Clients of a storm: with more, one process that computes all of their handshakes is what is slow.
+/// Clients of a storm. With more, the bottleneck is this process, which computes all TLS
+/// handshakes.
 pub const STORM: RangeInclusive<u32> = 0..=20_000;
 
 pub const UPGRADES: RangeInclusive<u32> = 1..=1000;
 
-/// Time between two requests of a kept connection.
+/// Time between two requests on an open connection.
 pub const PACE: Duration = Duration::from_millis(100);
 
-/// Time between two writes that watches must see.
+/// Time between two writes.
 pub const WRITE_EVERY: Duration = Duration::from_millis(100);
 
-/// The shims' `--lease`: their default.
+/// The default of the shims' `--lease`.
 pub const LEASE: Duration = Duration::from_secs(3);
 
-/// What will be rehearsed.
+/// The plan of a rehearsal.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Command of the apiserver that is replaced.
+    /// Command of the old apiserver.
     pub old: Apiserver,
-    /// Command of the one that replaces it.
+    /// Command of the new apiserver.
     pub new: Apiserver,
-    /// Their versions; those of real ones are known once they were [asked](Self::ask_versions).
+    /// Versions of the old and the new apiserver. Versions of real apiservers are known after
+    /// [`Plan::ask_versions`].
     pub versions: [String; 2],
-    /// The etcd that is started for real apiservers; none: they are simulated apiservers, or name one themselves.
+    /// The etcd program for real apiservers. `None` if the apiservers are simulated or name an etcd
+    /// themselves.
     pub etcd: Option<PathBuf>,
-    /// The berth that shims are processes of, if it is not this program.
+    /// The berth program of the shims. `None` for this program.
     pub berth: Option<PathBuf>,
-    /// In a network namespace of its own.
+    /// True if the rehearsal has a network namespace of its own.
     pub netns: bool,
-    /// Which processes an instance has.
+    /// The processes of an instance.
     pub topology: Topology,
-    /// How clients come to instances from the shims.
+    /// How shims pass clients to instances.
     pub pass: PassMode,
-    /// From old to new and back, in [`UPGRADES`].
+    /// Number of upgrades, from old to new and back. In the range [`UPGRADES`].
     pub upgrades: u32,
-    /// Upgrades go on for this long instead, each with one fault that the seed draws.
+    /// Duration of the upgrades instead of their number. Each upgrade has a random fault from the
+    /// seed.
     pub lasts: Option<Duration>,
-    /// What goes wrong meanwhile, in this order.
+    /// Faults to inject, in this order.
     pub faults: BTreeSet<Fault>,
-    /// How long each phase lasts.
+    /// Durations of the phases.
     pub timing: Timing,
-    /// What concerns clients.
+    /// Settings of the load.
     pub load: LoadPlan,
     pub via: Via,
-    /// All runs, [`Plan::via`] among them, in this order.
+    /// All runs in order, including [`Plan::via`].
     pub runs: Vec<Via>,
-    /// Where it is written to.
+    /// Files to write.
     pub output: Output,
 }
 
-/// Where a rehearsal is written to, in addition to the terminal.
+/// Files with the result, in addition to the terminal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Output {
     pub json: Option<PathBuf>,
     pub report: Option<PathBuf>,
 }
 
-/// How long each phase lasts.
+/// Durations of the phases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// Load on the old instance alone, and after the old one is gone: each.
+    /// Duration of the load on the old instance alone, and again after the old instance is gone.
     pub phase: Duration,
-    /// Load while both serve, before the old one is stopped or anything goes wrong.
+    /// Duration of the load while both instances serve, before the old one is stopped or a fault is
+    /// injected.
     pub settle: Duration,
-    /// From listening to ready, of a simulated apiserver that replaces another.
+    /// Time from listening to ready of a new simulated apiserver.
     pub start_delay: Duration,
-    /// How long an upgrade that fails is waited for.
+    /// Time to wait for an upgrade that is to fail.
     pub failing: Duration,
-    /// Bound for an instance to get ready and joined.
+    /// Time limit for an instance to get ready and joined.
     pub ready_within: Duration,
     /// Time from SIGTERM to SIGKILL, as in a pod or a systemd unit.
     pub grace: Duration,
-    /// What divides the times of shims and bridges that no option sets.
+    /// Divisor of the times in shims and bridges that no option sets.
     pub speedup: Speedup,
 }
 
-/// What concerns clients.
+/// Settings of the load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadPlan {
-    /// New TLS connections a second, in [`RATE`].
+    /// New TLS connections a second, in the range [`RATE`].
     pub rate: u32,
-    /// Clients with a kept connection: one each of HTTP/1.1 and HTTP/2 at least.
+    /// Clients with a long-lived connection: at least one of HTTP/1.1 and one of HTTP/2.
     pub clients: u32,
-    /// Watches, in [`WATCHES`].
+    /// Number of watches, in the range [`WATCHES`].
     pub watches: u32,
-    /// Clients that come at one moment after the first switch, in [`STORM`].
+    /// Clients of the storm, which all connect at one moment after the first switch. In the range
+    /// [`STORM`].
     pub storm: u32,
-    /// What is random in the clients follows from it.
+    /// Seed of the clients' random numbers.
     pub seed: u64,
-    /// After this long without anything new, at the end, the last writes do not arrive at a watch any more.
+    /// Time without news at the end of the load, after which missing writes no longer arrive at a
+    /// watch.
     pub catch_up: Duration,
 }
 
@@ -137,7 +145,7 @@ impl Default for LoadPlan {
 }
 
 impl Default for Timing {
-    /// About twelve seconds in all.
+    /// Twelve seconds or so in total.
     fn default() -> Self {
         Self {
             phase: Duration::from_secs(3),
@@ -151,17 +159,18 @@ impl Default for Timing {
     }
 }
 
-/// Default of [`Timing::grace`], beyond the shutdown delay: a pod's `terminationGracePeriodSeconds`.
+/// Default of [`Timing::grace`], beyond the shutdown delay: a pod's
+/// `terminationGracePeriodSeconds`.
 pub const GRACE: Duration = Duration::from_secs(30);
 
-/// Versions of simulated apiservers, which differ so that `/version` shows which one answers.
+/// Versions of simulated apiservers. They differ so that `/version` shows which apiserver answers.
 const VERSIONS: [&str; 2] = ["v1.33.0", "v1.34.0"];
 
-/// How long a real kube-apiserver may take to get ready, on a small machine.
+/// Time limit for a real kube-apiserver to get ready on a small machine.
 pub const REAL_READY_WITHIN: Duration = Duration::from_secs(90);
 
 impl Default for Plan {
-    /// One upgrade of simulated apiservers through berth.
+    /// A single upgrade of simulated apiservers through berth.
     fn default() -> Self {
         Self {
             old: Apiserver::default(),
@@ -185,7 +194,7 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Why a fault has no place in this rehearsal.
+    /// Returns the reasons why a fault is impossible in this rehearsal.
     pub fn misplaced(&self, fault: Fault) -> impl Iterator<Item = &'static str> {
         let bridged = self.topology == Topology::Bridge;
         let apart = matches!(
@@ -225,9 +234,10 @@ impl Plan {
         faults.contains(&Fault::ClockJump)
     }
 
-    /// The faults of which each round has one.
+    /// Returns the faults from which each upgrade draws one.
     pub(crate) fn drawn(&self) -> Vec<Fault> {
-        // A shim for all rounds, of which is seen whether it grows, lives through them.
+        // The shim of the node topology must survive all upgrades, to show whether its resources
+        // grow.
         let is_kept = |fault: &Fault| self.topology == Topology::Node && *fault == Fault::KillShim;
         let has_place = |fault: &Fault| self.misplaced(*fault).next().is_none() && !is_kept(fault);
         match self.faults.is_empty() {
@@ -240,7 +250,7 @@ impl Plan {
         }
     }
 
-    /// Asks both commands for their version, which shows whether they can be started at all.
+    /// Asks both commands for their version. An answer shows that the command can be started.
     pub async fn ask_versions(&mut self) -> Result<(), Mistakes> {
         let mut checks = Checks::default();
         let sides = [("--old", &self.old), ("--new", &self.new)];
@@ -274,8 +284,8 @@ impl Plan {
 }
 
 impl LoadPlan {
-    /// Descriptors that the load can have open at most: an answer that never comes holds its
-    /// connection for [`UNANSWERED`], the store's sockets come on top.
+    /// Returns the largest number of file descriptors of the load. An unanswered request holds its
+    /// connection for [`UNANSWERED`]. The store's sockets are included.
     pub fn descriptors(&self) -> u64 {
         let fresh = u64::from(self.rate) * UNANSWERED.as_secs();
         let others = 2 * u64::from(self.clients) + 3 * u64::from(self.watches) + 128;
@@ -283,7 +293,7 @@ impl LoadPlan {
     }
 }
 
-/// Looks a program up as execvp(3) does. The error is why it cannot be run.
+/// Looks up a program like execvp(3). The error says why the program cannot be run.
 pub fn find_program(program: &OsStr) -> Result<PathBuf, String> {
     use nix::unistd::{AccessFlags, access};
     let can_run = |path: &PathBuf| path.is_file() && access(path, AccessFlags::X_OK).is_ok();

@@ -1,6 +1,7 @@
-//! Statistics of many samples.
+//! Statistics of samples.
 
-/// The value that `share` of the sorted ones do not exceed (nearest rank).
+/// Returns the percentile of sorted values: the value that the given share of values does not
+/// exceed (nearest rank). `None` if there are no values.
 pub fn percentile<T: Copy>(sorted: &[T], share: f64) -> Option<T> {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.max(1) - 1).copied()

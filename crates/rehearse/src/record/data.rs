@@ -1,13 +1,14 @@
-//! A report as data: the schema of `berth rehearse --json`, and all that the page and the table are
-//! made from.
+//! The data of a report: the schema of `berth rehearse --json`. The page and the table are made
+//! from this data alone.
 //!
-//! Times are milliseconds from the start of the load of their run, so the start of the old instance
-//! is before zero. Waits are milliseconds from when the timetable wanted a request to its whole
-//! answer. Names of instances are those of [`Ran::instances`]; maps by instance have no other keys
-//! unless another program answered.
+//! Times are milliseconds from the start of the run's load, so the start of the old instance is
+//! before zero. Waits are milliseconds from when a request was due by the timetable until its
+//! answer was complete. Names of instances are those of [`Ran::instances`]. Maps by instance have
+//! no other keys unless another program answered.
 //!
-//! `docs/report.schema.json` is made from these types and their comments, and a test compares the two.
-//! A change that an old reader would misunderstand gets a new [`VERSION`]. A new field or row does not: readers pass over what they do not know.
+//! A test compares `docs/report.schema.json` with these types and their comments. A change that
+//! misleads an old reader needs a new [`VERSION`]. A new field or row does not: readers skip
+//! unknown fields and rows.
 
 use super::format;
 pub use crate::config::Via;
@@ -17,26 +18,28 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The version of this schema.
+/// Version of the schema.
 pub const VERSION: u32 = 1;
 
-/// A rehearsal: what it was, where it was made, and each of its runs.
+/// A rehearsal: its command, its machine, and its runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Report {
     /// Version of the schema: 1.
     pub version: u32,
-    /// Version of the berth that made it.
+    /// Version of the berth that made the report.
     pub berth_version: String,
-    /// When it was made, in RFC 3339 and UTC.
+    /// Time of the report, in RFC 3339 and UTC.
     pub made_at: String,
-    /// The command that makes it again, with the seed of everything random in the load, quoted for a shell.
+    /// The command that repeats the rehearsal, quoted for a shell. It includes the seed of the
+    /// load's random numbers.
     pub command: String,
-    /// Where it was made.
+    /// The machine and the programs of the rehearsal.
     pub environment: Environment,
-    /// Why it ended before its end; what it had gathered until then is here.
+    /// Why the rehearsal was aborted. The report contains the data gathered until then. `None` if
+    /// the rehearsal was completed.
     pub aborted: Option<String>,
-    /// One a way to the instances, in the order in which they were made.
+    /// Runs, one for each way to the instances, in order.
     pub runs: Vec<Run>,
 }
 
@@ -52,74 +55,76 @@ pub struct Environment {
     pub cpus: u32,
     /// Memory of the machine.
     pub memory_bytes: u64,
-    /// Files that a process may have open.
+    /// Limit of open files for a process.
     pub open_files_limit: u64,
-    /// Settings of the kernel that decide how connections fare, by their name for sysctl.
+    /// Kernel settings that affect connections, by sysctl name.
     pub sysctls: BTreeMap<String, String>,
-    /// The programs that took part.
+    /// Programs used in the rehearsal.
     pub programs: Vec<Program>,
 }
 
-/// A program that took part.
+/// A program used in the rehearsal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Program {
-    /// What it was there for: `old`, `new`, `etcd`, `haproxy`, `berth` where it is another one than that which made the report.
+    /// Role of the program: `old`, `new`, `etcd`, `haproxy`, or `berth` if another berth than the
+    /// one that wrote the report.
     pub role: String,
-    /// Which version, as it reports it.
+    /// Version that the program reports.
     pub version: String,
 }
 
-/// One upgrade, or several back and forth, one way.
+/// A run: one upgrade, or several back and forth, over one way to the instances.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Run {
     /// The way from clients to instances.
     pub via: Via,
-    /// Which process gets SIGTERM when: `sidecar`, `native-sidecar`, `node` or `run`; or `bridge`, in place.
+    /// Topology, which decides what process gets SIGTERM when: `sidecar`, `native-sidecar`, `node`,
+    /// `run`, or `bridge` for an upgrade in place.
     pub topology: String,
-    /// What came of it.
+    /// The result of the run.
     pub outcome: RunOutcome,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RunOutcome {
-    /// It was not made, for this reason.
+    /// The run was skipped for this reason.
     Skipped(String),
-    /// It was made, perhaps not to its end.
+    /// The run was made, perhaps not to its end.
     Ran(Box<Ran>),
 }
 
-/// A run that was made.
+/// The data of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Ran {
-    /// How long the load lasted.
+    /// Duration of the load.
     pub load_ms: u64,
-    /// Its apiservers are simulated ones, which are part of berth.
+    /// True if the apiservers are berth's simulated ones.
     pub simulated: bool,
-    /// In the order in which they were started.
+    /// Instances, in the order of their start.
     pub instances: Vec<Instance>,
-    /// What it came to.
+    /// Verdict of the run.
     pub verdict: Verdict,
-    /// What was lost, by kind.
+    /// Number of losses by kind.
     pub lost: Losses,
-    /// Why nothing can be concluded, or what else was not as it should be.
+    /// Reasons why the run proves nothing, and errors in the run.
     pub objections: Vec<String>,
-    /// What is worth knowing and is nothing against the run.
+    /// Remarks that are no objection to the run.
     pub notes: Vec<String>,
-    /// The first of each kind of loss, in words.
+    /// The first loss of each kind, in words.
     pub examples: Vec<String>,
-    /// What was promised under each fault, and under a storm, and what came of that.
+    /// Promises under faults and under a storm, and whether berth kept them.
     pub promises: Vec<Promise>,
-    /// All figures, in the order in which the table and the page have them.
+    /// Figures, in the order of the table and the page.
     pub rows: Vec<Row>,
     /// Answers and losses over time.
     pub timeline: Timeline,
-    /// What happened to the instances, in order.
+    /// Events of the instances, in order.
     pub marks: Vec<Mark>,
 }
 
@@ -127,14 +132,14 @@ pub struct Ran {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Row {
-    /// Its name, by which runs are compared.
+    /// Name of the figure. Figures of the same name are compared across runs.
     pub name: String,
-    /// The figure and its unit.
+    /// Value and unit of the figure.
     #[serde(flatten)]
     pub value: Value,
-    /// More of it in words; may be empty.
+    /// Details in words. May be empty.
     pub note: String,
-    /// It is one of those that matter most, which are printed without `--verbose`.
+    /// True for a main figure, which the table shows without `--verbose`.
     pub main: bool,
 }
 
@@ -143,9 +148,9 @@ pub struct Row {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "unit", content = "value", rename_all = "snake_case")]
 pub enum Value {
-    /// How many.
+    /// A number of things.
     Count(u64),
-    /// Milliseconds.
+    /// A duration in milliseconds.
     Ms(f64),
 }
 
@@ -153,94 +158,94 @@ pub enum Value {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Instance {
-    /// Its name everywhere else in the run.
+    /// Name of the instance in the rest of the report.
     pub name: String,
-    /// Which version it serves.
+    /// Version that the instance serves.
     pub version: String,
 }
 
-/// What berth promises under a fault or a storm, and whether it was kept.
+/// A promise of berth for a fault or a storm, and whether berth kept the promise.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Promise {
-    /// The fault, as `--fault` names it, or `storm`.
+    /// Name of the fault as in `--fault`, or `storm`.
     pub fault: String,
-    /// To which instance it was done; of a storm, `storm`.
+    /// Instance in which the fault was injected, or `storm`.
     pub instance: String,
-    /// When it began.
+    /// Start of the fault.
     pub from_ms: i64,
-    /// When all was as before again; none: that was not seen.
+    /// End of the fault. `None` if the end was not seen.
     pub to_ms: Option<i64>,
-    /// What is promised, in words.
+    /// The promise in words.
     pub promise: String,
-    /// It was kept.
+    /// True if berth kept the promise.
     pub held: bool,
-    /// What was seen of it, in words; if it was not kept, why.
+    /// Observations in words. For a broken promise the reasons come first.
     pub what_happened: Vec<String>,
-    /// Losses that it allows, by kind: not lost.
+    /// Losses that the promise allows, by kind. Allowed losses are not counted as lost.
     pub allowed: Losses,
 }
 
-/// A run in steps of equal length from zero on. All lists have the same length.
+/// A run in steps of equal length, from zero. All lists have the same length.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Timeline {
     /// Length of a step.
     pub step_ms: u64,
-    /// Good answers that came in a step, by instance.
+    /// Good answers in each step, by instance.
     pub answered: BTreeMap<String, Vec<u64>>,
-    /// What was seen to be lost in a step, by kind.
+    /// Losses seen in each step, by kind.
     pub lost: BTreeMap<Loss, Vec<u64>>,
-    /// Losses of a step that promises under faults allow.
+    /// Losses in each step that promises allow.
     pub allowed: Vec<u64>,
-    /// Streams that their instance ended.
+    /// Streams in each step that were ended by the instance.
     pub ended_by_instance: Vec<u64>,
 }
 
-/// A moment at which something happened to an instance.
+/// An event of an instance.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Mark {
-    /// When.
+    /// Time of the event.
     pub at_ms: i64,
-    /// To which instance.
+    /// Name of the instance.
     pub instance: String,
-    /// What.
+    /// Kind of the event.
     pub what: MarkKind,
-    /// More of it in words, such as an exit status, or which fault; may be empty.
+    /// Details, such as an exit status or the fault. May be empty.
     pub text: String,
 }
 
-/// What happened.
-// A record has these, too, and of a simulated apiserver more than a report has.
+/// Kind of an instance's event.
+// Records use this type, too, with events of simulated apiservers that a report leaves out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum MarkKind {
-    /// Its processes were started.
+    /// The instance's processes were started.
     Started,
-    /// It listens, as a simulated apiserver reports.
+    /// A simulated apiserver reported that it listens.
     #[cfg_attr(test, schemars(skip))]
     Listening,
-    /// Its `/readyz` is 200 from here on.
+    /// The instance's `/readyz` turned 200.
     Ready,
-    /// New connections go to it.
+    /// New connections go to the instance.
     Joined,
-    /// SIGTERM was sent to it.
+    /// SIGTERM was sent to the instance.
     Sigterm,
-    /// It got SIGTERM: its `/readyz` is 500 from here on, as a simulated apiserver reports.
+    /// A simulated apiserver reported SIGTERM: `/readyz` is 500 from now on.
     #[cfg_attr(test, schemars(skip))]
     Terminating,
-    /// New connections no longer go to it.
+    /// New connections no longer go to the instance.
     Left,
-    /// It takes no new connections, or rejects requests, as a simulated apiserver reports.
+    /// A simulated apiserver reported that it accepts no new connections, or rejects requests.
     #[cfg_attr(test, schemars(skip))]
     Draining,
-    /// Its last connection has ended.
+    /// The instance's last connection has ended.
     Drained,
-    /// Its processes are gone.
+    /// The instance's processes have ended.
     Exited,
-    /// It was done some harm.
+    /// A fault was injected in the instance.
     Fault,
 }
 
@@ -263,7 +268,7 @@ impl fmt::Display for MarkKind {
 }
 
 impl Ran {
-    /// The verdict in words.
+    /// Returns the verdict in words.
     pub(crate) fn words(&self) -> &'static str {
         match self.verdict {
             Verdict::Held if self.allowed() > 0 => {
@@ -280,7 +285,7 @@ impl Ran {
         }
     }
 
-    /// Adds a figure, which does not matter most and has no note unless that is said.
+    /// Adds a figure. The caller can mark the row as a main figure and add a note.
     pub(crate) fn add(&mut self, name: impl Into<String>, value: Value) -> &mut Row {
         self.rows.push(Row {
             name: name.into(),
@@ -291,7 +296,7 @@ impl Ran {
         self.rows.last_mut().expect("a row was added")
     }
 
-    /// The figure of this name, if there is one.
+    /// Returns the figure of this name. `None` if the run has no such figure.
     pub fn figure(&self, name: &str) -> Option<Value> {
         self.rows
             .iter()
@@ -299,7 +304,7 @@ impl Ran {
             .map(|row| row.value)
     }
 
-    /// What was upgraded.
+    /// Returns the kind of the apiservers, in words.
     pub(crate) fn apiservers(&self) -> &'static str {
         if self.simulated {
             "simulated apiservers"
@@ -308,7 +313,7 @@ impl Ran {
         }
     }
 
-    /// All that promises under faults allowed to be lost.
+    /// Returns the number of losses that promises allow.
     pub fn allowed(&self) -> u64 {
         self.promises
             .iter()
@@ -316,25 +321,25 @@ impl Ran {
             .sum()
     }
 
-    /// Objects to what was rehearsed.
+    /// Adds an objection against berth or an instance.
     pub(crate) fn object(&mut self, objection: String) {
         self.objections.push(objection);
         self.verdict = self.verdict.max(Verdict::Wrong);
     }
 
-    /// Objects to the run: another one, or one on a faster machine, may prove more.
+    /// Adds an objection against the run. Another run, or a faster machine, may prove more.
     pub(crate) fn doubt(&mut self, objection: String) {
         self.objections.push(objection);
         self.verdict = self.verdict.max(Verdict::Unproven);
     }
 
-    /// Objects to the run by the clients' own timers: this machine was too busy to tell.
+    /// Adds an objection because of late timers: the machine was too busy for a verdict.
     pub(crate) fn too_busy(&mut self, objection: String) {
         self.objections.push(objection);
         self.verdict = self.verdict.max(Verdict::TooBusy);
     }
 
-    /// Objects to requests that this machine could not make, by their reasons.
+    /// Adds objections for requests that failed on this machine, by reason.
     pub(crate) fn doubt_machine(&mut self, failed: BTreeMap<&str, u64>) {
         for (why, count) in failed {
             self.doubt(format!(
@@ -366,7 +371,7 @@ impl fmt::Display for Value {
 }
 
 impl Mark {
-    /// What happened, in a few words.
+    /// Returns the event in a few words.
     pub(crate) fn words(&self) -> String {
         match self.what {
             MarkKind::Fault if !self.text.is_empty() => self.text.clone(),
@@ -376,7 +381,7 @@ impl Mark {
 }
 
 impl Run {
-    /// What was made, unless it was skipped.
+    /// Returns the data of the run. `None` if the run was skipped.
     pub fn ran(&self) -> Option<&Ran> {
         match &self.outcome {
             RunOutcome::Ran(ran) => Some(ran),
@@ -389,7 +394,7 @@ impl Run {
 mod tests {
     use super::*;
 
-    /// `BERTH_BLESS=1 cargo test schema` writes it.
+    /// Run `BERTH_BLESS=1 cargo test schema` to write the file.
     #[test]
     fn the_schema_that_is_documented_is_the_one_that_is() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/report.schema.json");

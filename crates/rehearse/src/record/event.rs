@@ -1,6 +1,6 @@
-//! What a [log](crate::record::log) holds: the events that clients, instances and the script saw.
+//! The events in a [log](crate::record::log): what clients, instances and the script saw.
 //!
-//! Nothing is judged here: only the whole log shows what the other side reported.
+//! Events judge nothing: only the whole log shows what the other end of a connection reported.
 
 use super::data::MarkKind;
 use super::gate_metrics::GateMetrics;
@@ -14,11 +14,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// One thing that was seen.
+/// An event of the log.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     pub at: Stamp,
-    /// The client, instance or process that it is about; empty: the whole rehearsal.
+    /// The client, instance or process of the event. Empty if the event concerns the whole
+    /// rehearsal.
     pub subject: String,
     pub what: EventKind,
 }
@@ -31,132 +32,133 @@ pub enum EventKind {
     LoadEnded,
     /// A request of a client's timetable was answered, or failed.
     Attempt(Dialed, Attempt),
-    /// A connection ended without its client wanting that.
+    /// A connection ended although its client wanted to keep it.
     StreamEnd(Dialed, StreamEnd),
-    /// The clients were this far behind their timetable, farther than before.
+    /// The clients were behind their timetable by this duration, more than before.
     Behind(Duration),
-    /// A timer of the clients was this late, by [`LATE`](crate::config::LATE) at least.
+    /// A timer of the clients was late by this duration, at least [`LATE`](crate::config::LATE).
     Late(Duration),
-    /// A watch came to its end.
+    /// A watch finished.
     Watch(WatchSum),
-    /// A client that keeps a copy of objects came to its end.
+    /// A client that keeps a copy of objects finished.
     Informer(Informer),
-    /// The clients of a storm came.
+    /// A storm of this many clients began.
     StormBegan(u32),
-    /// One try of one of them.
+    /// A client of the storm tried to connect.
     StormTry(Answer),
-    /// Each of them was served, or gave up for good.
+    /// Every client of the storm was served or gave up.
     StormEnded,
     /// A simulated apiserver reported the end of a connection.
     EndReport(EndReport),
     /// Something happened to an instance.
     Mark {
         mark: MarkKind,
-        /// More of it in words, such as an exit status; may be empty.
+        /// Details, such as an exit status. May be empty.
         text: String,
     },
-    /// The instance takes part. True for the old and the new instance, of which one takes over from the other; false for a version that must
-    /// never serve.
+    /// The instance takes part. True for the old and the new instance, false for a version that
+    /// must never serve.
     Player(bool),
-    /// The instance has the version that it should have.
+    /// The instance reports the expected version.
     Version(String),
     /// A fault was injected at an instance.
     Fault {
         fault: Fault,
         standby: Standby,
     },
-    /// Something was seen of the fault that was injected as the N-th, from 0 on.
+    /// A step of a fault. The number counts injected faults from 0.
     FaultStep(usize, FaultStep),
-    /// The Service `kubernetes` was polled. True if it named an address.
+    /// The Service `kubernetes` was polled. True if the Service has an address.
     Service(bool),
-    /// The shims were asked for the metrics of their gates, by their sockets.
+    /// Metrics of the gates of all shims, by the socket of the shim.
     Gates(Vec<(PathBuf, GateMetrics)>),
-    /// What a shim uses, after a round.
+    /// The resources of a shim after an upgrade.
     Footprint(Footprint),
-    /// An apiserver logged a certificate that it does not trust.
+    /// An apiserver logged an untrusted certificate.
     UntrustedCertificate,
-    /// Something was not as it should be, in words.
+    /// An error of the rehearsal's own processes, in words.
     Trouble(String),
-    /// Something is worth knowing and is nothing against the run, in words.
+    /// A remark that is no objection to the run.
     Note(String),
 }
 
-/// What a client dials.
+/// The address that a client dials.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dialed {
-    /// The address that is under test.
+    /// The address under test.
     Front,
-    /// An instance itself: the control, with nothing in between.
+    /// The address of an instance: the control group, without a proxy between.
     Instance(String),
 }
 
-/// What a shim uses.
+/// The resources of a shim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Footprint {
     pub pid: u32,
-    /// Memory that no other process shares (RssAnon).
+    /// Memory that is not shared with another process (RssAnon).
     pub memory_kib: u64,
-    /// Open descriptors, without those of connections.
+    /// Open file descriptors, except those of connections.
     pub descriptors: u64,
     pub threads: u64,
 }
 
-/// What can be seen of a fault.
+/// A step of an injected fault.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultStep {
-    /// Shims or clients have noticed it; under a bridge, what was killed is gone.
+    /// Shims or clients have noticed the fault. Under a bridge: the killed process is gone.
     Noticed,
-    /// All is as before again.
+    /// The fault is over: everything is as it was before.
     Over,
-    /// Its shim has so many connections, just before.
+    /// The number of the shim's connections just before the fault.
     Has(u64),
-    /// Something else, in words.
+    /// Another observation, in words.
     Seen(String),
 }
 
-/// Name of a stream: one client's one connection. It travels in the header [`STREAM_HEADER`].
+/// Name of a stream, a single connection of a client. The header [`STREAM_HEADER`] carries the
+/// name.
 pub type StreamId = String;
 
-/// Request header that carries the [`StreamId`], so that an instance can name what it ended.
+/// Request header that carries the [`StreamId`], so that an instance can report which stream ended.
 pub const STREAM_HEADER: &str = "x-rehearse-stream";
 
-/// One request that a client had in its timetable.
+/// A request from a client's timetable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attempt {
-    /// On a new connection or a kept one.
+    /// The request is on a new or on an open connection.
     pub kind: ConnectionKind,
-    /// Whether it was to write something.
+    /// True if the request writes an object.
     pub writes: bool,
-    /// The connection that it used.
+    /// The connection of the request.
     pub stream: StreamId,
-    /// When the timetable wanted it; waits are counted from here.
+    /// When the request was due by the timetable. Waits are counted from here.
     pub due: Stamp,
-    /// When the answer was complete, or the failure seen.
+    /// When the answer was complete or the failure was seen.
     pub done: Stamp,
     pub answer: Answer,
 }
 
-/// Whether an [`Attempt`] had to connect first.
+/// Whether an [`Attempt`] uses a new connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ConnectionKind {
-    /// Connect, TLS handshake, request.
+    /// TCP connect, TLS handshake, then the request.
     New,
-    /// A request on a connection that answered before.
+    /// A request on an open connection, which has carried an answer before.
     Kept,
 }
 
-/// What came of an [`Attempt`].
+/// The result of an [`Attempt`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Answer {
-    /// A whole answer with a status below 400.
+    /// A complete answer with a status below 400.
     Good {
         instance: String,
     },
-    /// A whole answer with an error status.
+    /// A complete answer with an error status.
     Bad {
         instance: String,
         status: u16,
@@ -164,7 +166,7 @@ pub enum Answer {
     Failed(Failure),
 }
 
-/// Why there was no answer, or why a stream ended.
+/// The reason for a missing answer or the end of a stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Failure {
@@ -172,20 +174,20 @@ pub enum Failure {
     Reset,
     /// The connection was closed, with or without a TLS close before.
     Closed,
-    /// Nothing for [`crate::config::UNANSWERED`].
+    /// No answer for [`crate::config::UNANSWERED`].
     Unanswered,
-    /// The certificate was not one that the client trusts for this address.
+    /// The client does not trust the certificate for this address.
     X509(String),
     Tls(String),
     Http(String),
-    /// This process failed (no descriptors, no ports), and not the berth.
+    /// A failure of this process (no file descriptors, no ports), not of the berth.
     Local(String),
 }
 
 impl std::error::Error for Failure {}
 
 impl Failure {
-    /// What it costs a client that does not retry; none: it is this machine's own.
+    /// The loss for a client that does not retry. `None` for a failure of this machine.
     pub(crate) fn loss(&self) -> Option<Loss> {
         Some(match self {
             Self::Local(_) => return None,
@@ -214,30 +216,30 @@ impl fmt::Display for Failure {
     }
 }
 
-/// An end that its client did not want, of a connection whose TLS handshake was complete.
+/// The unwanted end of a connection after a complete TLS handshake.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamEnd {
     pub stream: StreamId,
     pub what: StreamKind,
     pub protocol: Protocol,
-    /// Whose certificate was seen on it.
+    /// The instance whose certificate the client saw.
     pub instance: String,
     /// When the client saw the end.
     pub at: Stamp,
     pub how: Failure,
-    /// A request was under way (always so for a watch).
+    /// True if a request was in flight, as it always is on a watch.
     pub in_flight: bool,
-    /// How its instance announced the end, if it did.
+    /// How the instance announced the end. `None` if the end came unannounced.
     pub signed: Option<Signed>,
 }
 
-/// What a stream was for.
+/// The purpose of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StreamKind {
-    /// One request. Its end is in the [`Attempt`], too.
+    /// A single request. The [`Attempt`] records the end, too.
     New,
-    /// One request after the other.
+    /// Requests one after another.
     Kept,
     Watch,
 }
@@ -250,65 +252,65 @@ pub enum Protocol {
     Http2,
 }
 
-/// How an instance announces that it ends a connection. All of these are inside TLS, so that a relay
+/// How an instance announces the end of a connection. All announcements are inside TLS, so a relay
 /// cannot forge them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Signed {
-    /// The end of an answer that could have gone on: a watch's.
+    /// The end of a streamed answer (of a watch), which could have continued.
     EndOfAnswer,
     /// `Connection: close` on the last answer.
     LastAnswer,
-    /// HTTP/2's GOAWAY, with no request under way that it lets finish.
+    /// HTTP/2's GOAWAY, with no request in flight that is allowed to finish.
     GoAway,
     /// TLS's close_notify.
     CloseNotify,
 }
 
-/// An instance's own report about a connection that has ended.
+/// An instance's report about a connection that has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndReport {
-    /// As the client named it.
+    /// The name given by the client.
     pub stream: StreamId,
-    /// The other end of the connection as the instance saw it.
+    /// The address of the connection's peer, seen from the instance.
     pub peer: SocketAddr,
     pub by: EndedBy,
-    /// When the instance began to end it, or saw that it had ended.
+    /// When the instance began to close the connection, or saw the connection's end.
     pub at: Stamp,
-    /// Requests that it rejected with 429 or 503 because it was shutting down.
+    /// Number of requests rejected with 429 or 503 during the shutdown.
     pub rejected: u32,
 }
 
-/// Which end closed a connection, seen from the instance.
+/// The end that closed a connection, seen from the instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EndedBy {
-    /// The instance, because it shuts down.
+    /// The instance, because of its shutdown.
     Instance,
-    /// The other end closed it while nothing was under way.
+    /// The peer, while no request was in flight.
     Peer,
-    /// The other end closed or reset it while an answer was under way.
+    /// The peer, by a close or reset in the middle of an answer.
     PeerEarly,
 }
 
-/// What one watch saw in all.
+/// The summary of a watch.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WatchSum {
-    /// Name of its client: its streams are `CLIENT-1`, `CLIENT-2` and so on.
+    /// Name of the client. The streams of a client are named `CLIENT-1`, `CLIENT-2` and so on.
     pub client: String,
-    /// Events by the instance that sent them.
+    /// Number of events by instance.
     pub events: BTreeMap<String, u64>,
-    /// When it noticed what it never saw ([`Loss::EventMissed`]) or saw again or too late ([`Loss::EventDuplicated`]), and how
-    /// many writes.
+    /// Missed writes ([`Loss::EventMissed`]) and duplicated or late writes
+    /// ([`Loss::EventDuplicated`]): when the client noticed them, and how many.
     pub flaws: Vec<(Stamp, Loss, u64)>,
-    /// How often the client listed again.
+    /// Number of times that the client listed again.
     pub relists: u64,
-    /// Times that it got 410: its revision was older than what the instance knew.
+    /// Number of 410 answers: the client's revision was older than the instance's history.
     pub expired: u64,
 }
 
 impl WatchSum {
-    /// Writes that it never saw, or saw again or too late.
+    /// Number of writes with this flaw (missed, or duplicated and late).
     pub fn count(&self, flaw: Loss) -> u64 {
         self.flaws
             .iter()
@@ -318,30 +320,32 @@ impl WatchSum {
     }
 }
 
-/// What a client that lists and watches to keep a copy of objects holds in the end, against what was written. One named `informer-N` is of
-/// all objects, `quiet-N` of objects that are not written during the load.
+/// The final state of a client that lists and watches to keep a copy of objects, compared with the
+/// writes. `informer-N` follows all objects, `quiet-N` follows objects without writes during the
+/// load.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Informer {
-    /// Its client.
+    /// The name of the client.
     pub id: String,
-    /// Objects that were written and not deleted.
+    /// Objects written and not deleted.
     pub written: u64,
-    /// Objects that it holds at the end.
+    /// Objects in the client's copy at the end.
     pub held: u64,
-    /// Objects that were written and that it does not hold, or never saw before they were deleted.
+    /// Written objects that are missing in the copy, or were never seen before their deletion.
     pub missing: u64,
-    /// Objects that it holds although they were deleted.
+    /// Deleted objects that are still in the copy.
     pub stale: u64,
-    /// Objects of which it saw an event twice.
+    /// Objects with a duplicated event.
     pub duplicated: u64,
-    /// How often the client listed again.
+    /// Number of times that the client listed again.
     pub relists: u64,
-    /// Times that it got 410: its revision was older than what the instance knew.
+    /// Number of 410 answers: the client's revision was older than the instance's history.
     pub expired: u64,
 }
 
 impl Informer {
-    /// It follows objects that are not written: what it holds is no evidence, only how often it listed again.
+    /// True if the client follows objects without writes: only the number of lists counts as
+    /// evidence, not the copy.
     pub(crate) fn is_quiet(&self) -> bool {
         self.id.starts_with("quiet-")
     }

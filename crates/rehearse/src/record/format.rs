@@ -1,6 +1,6 @@
-//! Numbers for people, with separators between thousands and units, and text as HTML.
+//! Formats numbers for people, with units and separators between thousands. Escapes text for HTML.
 
-/// A number with separators between thousands.
+/// Formats a number with separators between thousands.
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);
@@ -13,12 +13,12 @@ pub fn count(number: u64) -> String {
     text
 }
 
-/// A number with its noun: `1 watch`, `2,000 watches`. `many` is the plural.
+/// Formats a number with its noun: `1 watch`, `2,000 watches`. `many` is the plural.
 pub(crate) fn of(number: u64, one: &str, many: &str) -> String {
     format!("{} {}", count(number), if number == 1 { one } else { many })
 }
 
-/// A wait, with three significant digits.
+/// Formats a duration, with three significant digits.
 pub fn wait(ms: f64) -> String {
     match ms {
         ms if !ms.is_finite() => "unknown".to_owned(),
@@ -31,14 +31,14 @@ pub fn wait(ms: f64) -> String {
     }
 }
 
-/// A moment, in seconds from the start of the load.
+/// Formats a time in seconds from the start of the load.
 pub(crate) fn moment(ms: i64) -> String {
     let sign = if ms < 0 { "−" } else { "" };
     let ms = ms.unsigned_abs();
     format!("{sign}{}.{:02} s", count(ms / 1000), ms % 1000 / 10)
 }
 
-/// A size of memory.
+/// Formats a size of memory.
 pub fn bytes(bytes: u64) -> String {
     let gib = bytes as f64 / f64::from(1 << 30);
     if gib < 1.0 {
@@ -48,7 +48,7 @@ pub fn bytes(bytes: u64) -> String {
     }
 }
 
-/// Words with a capital, for a heading or a row of a page.
+/// Capitalizes the first letter, for headings and rows of a page.
 pub(crate) fn capital(words: &str) -> String {
     let mut letters = words.chars();
     letters
@@ -57,7 +57,7 @@ pub(crate) fn capital(words: &str) -> String {
         .unwrap_or_default()
 }
 
-/// A text as HTML, in an element or in a quoted attribute.
+/// Escapes text for an HTML element or a quoted attribute.
 pub(crate) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for letter in text.chars() {

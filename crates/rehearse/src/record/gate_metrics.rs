@@ -1,22 +1,22 @@
-//! Metrics of the shims' gates in a rehearsal: how many clients wait there. What is counted between the last poll and a shim's end is
-//! not seen.
+//! Metrics of the shims' gates: the numbers of waiting clients. Counts between the last poll and
+//! the end of a shim are missing.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What a gate reports.
+/// Metrics of a gate.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GateMetrics {
-    /// Clients that wait, by class.
+    /// Number of waiting clients, by class.
     pub(crate) waiting: BTreeMap<String, u64>,
-    /// Clients that waited so far and had their turn, by class.
+    /// Total number of clients that were served after a wait, by class.
     pub(crate) waited: BTreeMap<String, u64>,
-    /// Clients that waited so far and had none, by reason.
+    /// Total number of clients that were dropped from the queue, by reason.
     pub(crate) dropped: BTreeMap<String, u64>,
 }
 
 impl GateMetrics {
-    /// From a shim's metrics; none: it has no gate.
+    /// Parses a shim's metrics. `None` if the shim has no gate.
     pub(crate) fn parse(metrics: &str) -> Option<Self> {
         let mut gate = None::<Self>;
         for line in metrics.lines() {

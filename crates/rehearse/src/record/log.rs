@@ -1,8 +1,8 @@
-//! The log of a rehearsal: one event for each thing that a client, an instance or the script saw, appended when it was seen and
-//! never changed.
+//! The log of a rehearsal: an event for each observation of a client, an instance or the script.
+//! Events are appended when seen and never changed.
 //!
-//! The load, the stage and the script only append. What the events mean is decided after the run:
-//! [`Record`](crate::record::Record) sorts them for the judges.
+//! The load, the processes and the script only append. Events are interpreted after the run:
+//! [`Record`](super::Record) sorts them for the judges.
 
 use super::data::MarkKind;
 use super::event::{Attempt, Dialed, Event, EventKind};
@@ -11,17 +11,17 @@ use crate::config::fault::{Fault, Standby};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The log while it is written.
+/// The log of a running rehearsal.
 #[derive(Debug, Default)]
 pub struct Recorder(Mutex<Vec<Event>>);
 
 impl Recorder {
-    /// Appends an event of this moment.
+    /// Appends an event with the present time.
     pub fn add(&self, subject: &str, what: EventKind) {
         self.add_at(Stamp::now(), subject, what);
     }
 
-    /// Appends an event of another moment.
+    /// Appends an event with the given time.
     pub(crate) fn add_at(&self, at: Stamp, subject: &str, what: EventKind) {
         self.lock().push(Event {
             at,
@@ -41,12 +41,12 @@ impl Recorder {
         );
     }
 
-    /// Appends what was not as it should be.
+    /// Appends an unexpected error.
     pub(crate) fn trouble(&self, trouble: String) {
         self.add("", EventKind::Trouble(trouble));
     }
 
-    /// Appends a fault; its number.
+    /// Appends a fault and returns its number.
     pub(crate) fn inject(&self, instance: &str, fault: Fault, standby: Standby) -> usize {
         let mut log = self.lock();
         let number = log
@@ -66,12 +66,12 @@ impl Recorder {
         read(&self.lock())
     }
 
-    /// When an instance last got a mark.
+    /// Returns when an instance last got a mark.
     pub fn last(&self, instance: &str, mark: MarkKind) -> Option<Stamp> {
         self.read(|log| last(log, instance, mark))
     }
 
-    /// How far the clients were behind their timetable at most.
+    /// Returns the clients' largest delay behind their timetable.
     pub(crate) fn behind(&self) -> Duration {
         let behind = |event: &Event| {
             if let EventKind::Behind(behind) = event.what {
@@ -83,23 +83,23 @@ impl Recorder {
         self.read(|log| log.iter().filter_map(behind).max().unwrap_or_default())
     }
 
-    /// Empties the log, and returns what was in it.
+    /// Removes and returns all events.
     pub fn drain(&self) -> Vec<Event> {
         std::mem::take(&mut *self.lock())
     }
 
-    /// A panic elsewhere leaves whole events behind.
+    /// Locks the log. A poisoned lock is safe: a panic leaves no partial events.
     fn lock(&self) -> MutexGuard<'_, Vec<Event>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does several things at once: no other event is appended meanwhile.
+    /// Calls a function under the lock, so that no other event comes between.
     pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Vec<Event>) -> T) -> T {
         act(&mut self.lock())
     }
 }
 
-/// When an instance last got a mark.
+/// Returns when an instance last got a mark.
 pub(crate) fn last(log: &[Event], instance: &str, wanted: MarkKind) -> Option<Stamp> {
     let marked = |event: &&Event| {
         event.subject == instance
@@ -108,7 +108,7 @@ pub(crate) fn last(log: &[Event], instance: &str, wanted: MarkKind) -> Option<St
     log.iter().filter(marked).map(|event| event.at).max()
 }
 
-/// The requests of the clients that dial what is under test.
+/// Returns the requests of clients that dial the address under test.
 pub fn attempts(log: &[Event]) -> impl DoubleEndedIterator<Item = &Attempt> {
     log.iter().filter_map(|event| match &event.what {
         EventKind::Attempt(Dialed::Front, attempt) => Some(attempt),

@@ -1,10 +1,10 @@
-//! What can be lost.
+//! Kinds of losses.
 
 use super::format;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// How much was lost, by kind.
+/// Number of losses by kind.
 pub type Losses = BTreeMap<Loss, u64>;
 
 /// A kind of loss.
@@ -22,20 +22,20 @@ pub enum Loss {
     Unanswered,
     /// A TLS handshake failed.
     Tls,
-    /// What came was no HTTP.
+    /// The answer was no HTTP.
     Http,
-    /// An error status that no shutdown explains.
+    /// An error status that a shutdown does not explain.
     BadStatus,
-    /// A stream ended although its instance did not end it.
+    /// A stream ended, but not by its instance.
     StreamEnded,
-    /// A write that a watch never saw.
+    /// A watch missed a write.
     EventMissed,
-    /// A write that a watch saw twice or too late.
+    /// A watch saw a write twice or too late.
     EventDuplicated,
 }
 
 impl Loss {
-    /// What one is called, and what several are.
+    /// Returns the singular and the plural.
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Refused => ("connection refused", "connections refused"),
@@ -58,14 +58,14 @@ impl Loss {
         self.names().1
     }
 
-    /// This many of it, in words.
+    /// Returns a number of losses in words.
     pub(crate) fn words(self, count: u64) -> String {
         let (one, many) = self.names();
         format::of(count, one, many)
     }
 }
 
-/// Losses in words.
+/// Returns all losses in words.
 pub(crate) fn words(losses: &Losses) -> String {
     losses
         .iter()

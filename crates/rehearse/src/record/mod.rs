@@ -1,5 +1,6 @@
-//! The [log](crate::record::log) of a rehearsal, sorted by what it is about: every attempt of a client, every end that a client saw,
-//! and every end that an instance reports of itself. The [judges](crate::judges) read it.
+//! The record of a rehearsal: its [log](crate::record::log), sorted by subject. There is every
+//! attempt of a client, every end that a client saw, and every end that an instance reported. The
+//! [judges](crate::judges) read the record.
 
 pub mod data;
 pub mod event;
@@ -22,17 +23,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
-/// A mark of an instance, as it is logged.
+/// A mark of an instance in the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Moment {
     pub instance: String,
     pub mark: MarkKind,
     pub at: Stamp,
-    /// More of it in words, such as an exit status; may be empty.
+    /// Details, such as an exit status. May be empty.
     pub text: String,
 }
 
-/// All moments of a rehearsal. An instance that is started again has some of them twice.
+/// All marks of a rehearsal. A restarted instance has some of them twice.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Moments(pub Vec<Moment>);
 
@@ -47,12 +48,12 @@ impl Moments {
         });
     }
 
-    /// When an instance first got a mark.
+    /// Returns when an instance first got a mark.
     pub fn first(&self, instance: &str, mark: MarkKind) -> Option<Stamp> {
         self.of(instance, mark).min()
     }
 
-    /// When an instance last got a mark.
+    /// Returns when an instance last got a mark.
     pub(crate) fn last(&self, instance: &str, mark: MarkKind) -> Option<Stamp> {
         self.of(instance, mark).max()
     }
@@ -65,75 +66,78 @@ impl Moments {
     }
 }
 
-/// An instance that took part.
+/// An instance of the run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Player {
     pub name: String,
-    /// Its `/version`, once it is known.
+    /// The instance's `/version`. `None` until known.
     pub version: Option<String>,
-    /// True for the old and the new instance, of which one takes over from the other; false for a version that must never serve.
+    /// True for the old and the new instance, false for a version that must never serve.
     pub serves: bool,
 }
 
-/// A fault that was injected.
+/// An injected fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Injected {
     pub fault: Fault,
     pub instance: String,
     pub standby: Standby,
     pub at: Stamp,
-    /// When it was noticed, where something waits for that; under a bridge, when what was killed was gone.
+    /// When shims or clients noticed the fault. Under a bridge: when the killed process was gone.
     pub noticed: Option<Stamp>,
-    /// When all was as before again; none: not seen.
+    /// When the fault was over. `None` if the end was not seen.
     pub over: Option<Stamp>,
-    /// Connections of the shim that was harmed, if those of others must not end or wait.
+    /// Number of connections of the faulty shim, if connections of other shims must neither end nor
+    /// wait.
     pub has: Option<u64>,
-    /// What was seen, in words.
+    /// Observations, in words.
     pub seen: Vec<String>,
 }
 
-/// What clients saw that dial the instances themselves: ends that nothing in between can have made.
+/// The control group: clients that dial the instances directly. No proxy can have caused the ends
+/// that they saw.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Control {
-    /// Their streams, by instance.
+    /// Streams by instance.
     pub streams: BTreeMap<String, BTreeSet<StreamId>>,
-    /// The ends of these.
+    /// Ends of streams.
     pub ends: Vec<StreamEnd>,
 }
 
-/// Everything that was logged.
+/// The whole log, sorted.
 #[derive(Debug, Default)]
 pub struct Record {
-    /// In the order in which they were done.
+    /// Attempts, in the order of their answers.
     pub attempts: Vec<Attempt>,
     pub ends: Vec<StreamEnd>,
     pub reports: Vec<(String, EndReport)>,
-    /// When the load began, and when its timetables ended; none before.
+    /// When the load began. `None` if the load never began.
     pub began: Option<Stamp>,
-    /// See `began`.
+    /// When the timetables ended. `None` if the load did not come to its end.
     pub over: Option<Stamp>,
     pub moments: Moments,
-    /// The instances, in the order in which they were started.
+    /// The instances, in the order of their start.
     pub players: Vec<Player>,
-    /// What went wrong on purpose.
+    /// Injected faults.
     pub injected: Vec<Injected>,
     pub watches: Vec<WatchSum>,
-    /// One a client that keeps a copy.
+    /// Results of the clients that keep a copy of objects.
     pub informers: Vec<Informer>,
-    /// The same without berth.
+    /// Streams and ends without berth.
     pub control: Control,
-    /// How far the clients were behind their timetable at most.
+    /// The clients' largest delay behind their timetable.
     pub behind: Duration,
-    /// From when to when a timer of theirs waited for its turn.
+    /// Periods in which a timer of the clients was late.
     pub late: Vec<(Stamp, Stamp)>,
-    /// What went wrong with processes and should not have, in words.
+    /// Unexpected errors of processes, in words.
     pub troubles: Vec<String>,
-    /// All that one judge alone reads, in the order of the log.
+    /// Events that only one judge reads, in the order of the log.
     pub events: Vec<Event>,
 }
 
 impl Record {
-    /// From when to when the load was. An aborted run did not come to its end, and perhaps not to its beginning.
+    /// Returns the period of the load. The load of an aborted run may lack an end, and even a
+    /// beginning.
     pub(crate) fn load(&self) -> Range<Stamp> {
         let first = self.attempts.iter().map(|a| a.due).min();
         let last = self.attempts.iter().map(|a| a.done).max();
@@ -236,7 +240,8 @@ mod tests {
         Attempt as Attempted, Fault as FaultBegan, FaultStep as Step, Player as Plays,
     };
 
-    /// The record of a log of these events, each a moment after the one before, which was written as JSON and read again.
+    /// Returns the record of these events, each a moment after the one before. The log is written
+    /// as JSON and read again.
     fn record(events: Vec<(&str, EventKind)>) -> Record {
         let event = |(n, (subject, what)): (usize, (&str, EventKind))| Event {
             at: Stamp(n as u64),

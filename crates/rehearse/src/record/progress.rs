@@ -1,5 +1,5 @@
-//! Progress on standard error: a line a phase, and on a terminal live counters
-//! below. No colours, so there is nothing that `NO_COLOR` has to turn off.
+//! Prints the progress on standard error: a line for each phase, and live counters on a terminal.
+//! The output has no colours, so `NO_COLOR` is not needed.
 
 use super::event::{Answer, Attempt};
 use super::format::count;
@@ -12,15 +12,15 @@ use tokio::task::JoinHandle;
 /// Time between two updates of the counters.
 const UPDATE: Duration = Duration::from_millis(500);
 
-/// Begins a terminal's line anew, empty.
+/// Escape sequence that clears the terminal's line.
 const CLEAR: &str = "\r\x1b[K";
 
-/// Prints a line; it is no error when standard error is closed.
+/// Prints a line. A closed standard error is ignored.
 pub(crate) fn print(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Requests so far, and how many of them got no good answer.
+/// Returns the number of requests, and of those without a good answer.
 fn counts(recorder: &Recorder) -> (usize, usize) {
     let bad = |attempt: &Attempt| usize::from(!matches!(attempt.answer, Answer::Good { .. }));
     recorder.read(|log| {
@@ -30,7 +30,7 @@ fn counts(recorder: &Recorder) -> (usize, usize) {
     })
 }
 
-/// Progress of one rehearsal. Dropping it clears the counters.
+/// Progress of a rehearsal. Clears the counters on drop.
 #[derive(Debug)]
 pub(crate) struct Progress {
     began: Instant,
@@ -38,7 +38,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Live counters when standard error is a terminal, plain lines when not.
+    /// Starts live counters if standard error is a terminal.
     pub(crate) fn new(recorder: &Arc<Recorder>) -> Self {
         let began = Instant::now();
         let ticker = io::stderr().is_terminal().then(|| {
@@ -61,7 +61,7 @@ impl Progress {
         Self { began, ticker }
     }
 
-    /// A phase began or ended.
+    /// Prints the begin or end of a phase.
     pub(crate) fn print(&self, what: &str) {
         let clear = if self.ticker.is_some() { CLEAR } else { "" };
         print(&format!(

@@ -1,29 +1,29 @@
-//! When something was, in all processes of a rehearsal.
+//! Timestamps across all processes of a rehearsal.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// A moment on `CLOCK_MONOTONIC`, in nanoseconds: the one clock that the processes of a rehearsal
-/// share, so that a client's end can be put before or after an instance's.
+/// A timestamp of `CLOCK_MONOTONIC`, in nanoseconds. All processes of a rehearsal share this clock,
+/// so ends seen by a client and by an instance can be ordered.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Stamp(pub u64);
 
 impl Stamp {
     pub fn now() -> Self {
-        // The clock is part of every Linux; were it not, all stamps would be equal and the verdict
-        // would find no real test.
+        // Every Linux has this clock. Without it, all stamps would be equal, and the verdict would
+        // be unproven.
         Self(
             berth_os::clock::monotonic()
                 .map_or(0, |t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)),
         )
     }
 
-    /// Time since `earlier`, zero if that is later.
+    /// Returns the time since `earlier`. Zero if `earlier` is later.
     pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// The moment `time` earlier.
+    /// Returns the stamp `time` earlier.
     pub(crate) fn before(self, time: Duration) -> Self {
         Self(
             self.0
@@ -31,7 +31,7 @@ impl Stamp {
         )
     }
 
-    /// The moment `after` later.
+    /// Returns the stamp `after` later.
     #[must_use]
     pub(crate) fn plus(self, after: Duration) -> Self {
         Self(
@@ -41,7 +41,8 @@ impl Stamp {
     }
 }
 
-/// As a report has it. Microseconds are as fine as the waits are measured.
+/// Converts a duration to a report's milliseconds. The precision is a microsecond, like that of the
+/// measured waits.
 pub(crate) fn millis(time: Duration) -> f64 {
     time.as_micros() as f64 / 1e3
 }

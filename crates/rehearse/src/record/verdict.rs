@@ -1,33 +1,36 @@
-//! What a run came to as a whole.
+//! The verdict of a run.
 //!
-//! **Lost** is a new connection that was refused, reset, or not answered within
-//! 15 s of being dialled, or a stream that ended before its instance ended it.
+//! **Lost** is a new connection that was refused, reset, or not answered within 15 s of being
+//! dialled, or a stream that ended before its instance ended it.
 
 use serde::{Deserialize, Serialize};
 
 pub use crate::record::loss::Loss;
 
-/// The instance that is replaced.
+/// Name of the old instance.
 pub const OLD: &str = "old";
 
-/// The instance that replaces it.
+/// Name of the new instance.
 pub const NEW: &str = "new";
 
-/// What a run came to. Each is worse than the one before it, and the worst that was seen counts.
+/// The verdict of a run, from best to worst. The worst observation decides.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Nothing was lost beyond what promises allow, every promise was kept, and the run would have shown it otherwise.
+    /// Nothing was lost beyond what promises allow, every promise was kept, and the run would have
+    /// shown a loss.
     #[default]
     Held,
-    /// Nothing can be concluded, as the run came to too little: nothing was seen that berth or an instance did wrong.
+    /// The run proves nothing because it was too small or incomplete. No error of berth or an
+    /// instance was seen.
     Unproven,
-    /// The same, and timers of the clients were so late that this machine was too busy to tell.
+    /// The run proves nothing because timers of the clients were so late that the machine was too
+    /// busy.
     TooBusy,
-    /// Nothing was lost, and a process did not do what it should.
+    /// Nothing was lost, but a process misbehaved.
     Wrong,
-    /// Nothing was lost beyond what promises allow, and a promise was broken.
+    /// Nothing was lost beyond what promises allow, but a promise was broken.
     Broken,
     /// Something was lost.
     Lost,

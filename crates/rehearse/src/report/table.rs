@@ -1,4 +1,4 @@
-//! The figures of a run and its verdict as a table, for standard output.
+//! Prints the figures of a run and its verdict as a table.
 
 use crate::record::{
     data::{Promise, Ran, Row, Via},
@@ -6,7 +6,7 @@ use crate::record::{
 };
 use std::fmt::Write;
 
-/// The table, whole or what matters most, and one line of verdict below.
+/// Returns the table and the line of the verdict. Only main figures are included unless `verbose`.
 pub fn render(ran: &Ran, verbose: bool) -> String {
     let mut text = String::new();
     for Row {
@@ -27,7 +27,7 @@ pub fn render(ran: &Ran, verbose: bool) -> String {
         ..
     } in &ran.promises
     {
-        // A version that is wrong on purpose is named by what is wrong with it.
+        // An instance that is wrong on purpose has the name of its fault.
         let at = if instance == fault {
             String::new()
         } else {
@@ -61,7 +61,7 @@ pub fn render(ran: &Ran, verbose: bool) -> String {
     text
 }
 
-/// Runs side by side, a column each.
+/// Returns a table of several runs, with a column for each.
 pub fn compare(runs: &[(Via, &Ran)], verbose: bool) -> String {
     let line = |name: &str, cells: Vec<String>| {
         cells.iter().fold(format!("{name:<32}"), |line, cell| {
@@ -75,7 +75,7 @@ pub fn compare(runs: &[(Via, &Ran)], verbose: bool) -> String {
         .fold(header, |text, (name, cells)| text + &line(name, cells))
 }
 
-/// The name of each figure that some run has, and its value in each run.
+/// Returns the names of all figures, with the value of each run. "-" stands for a missing value.
 pub(crate) fn side_by_side<'a>(runs: &[&'a Ran], verbose: bool) -> Vec<(&'a str, Vec<String>)> {
     let mut names: Vec<&str> = Vec::new();
     for row in runs.iter().flat_map(|ran| shown(ran, verbose)) {

@@ -1,5 +1,6 @@
-//! One run: `processes` are started, asked and stopped as the `script` says, and a `monitor` asks for more than
-//! the load does. A `session` has the plan, the log and the progress of the run; `outcome` is what all runs came to.
+//! A run. The `script` starts, queries and stops the `processes`. A `monitor` sends requests in
+//! addition to the load. The `session` has the plan, the log and the progress of a run. `outcome`
+//! has the results of all runs.
 
 mod monitor;
 pub(crate) mod outcome;

@@ -1,6 +1,6 @@
-//! Requests through the berth in addition to the load: for versions, and for the addresses of the Service
-//! `kubernetes`. Each is a connection of its own, and one without an answer is ignored: only the
-//! load counts losses.
+//! Requests through the berth in addition to the load: for versions, and for the addresses of the
+//! Service `kubernetes`. Each request has a new connection. Missing answers are ignored, because
+//! only the load counts losses.
 
 use super::processes::settings::StageSetting;
 use crate::record::{event::EventKind, log::Recorder, stamp::Stamp};
@@ -20,17 +20,17 @@ use tokio::time::MissedTickBehavior;
 /// Time between two polls.
 const POLL_EVERY: Duration = Duration::from_millis(100);
 
-/// Asks as an admin.
+/// Sends requests as an admin.
 #[derive(Debug, Clone)]
 pub(crate) struct Monitor {
     address: SocketAddr,
     probe: Arc<Probe>,
-    /// The addresses of the Service, and when that was asked.
+    /// The addresses of the Service, and the time of the request.
     named: Arc<watch::Sender<(Stamp, BTreeSet<IpAddr>)>>,
 }
 
 impl Monitor {
-    /// One that asks at the berth.
+    /// Creates a monitor that dials the berth.
     pub(crate) fn new(setting: &StageSetting) -> Self {
         let certs = &setting.certs;
         let probe = Probe::new(ProbeConfig {
@@ -49,7 +49,7 @@ impl Monitor {
         }
     }
 
-    /// Whether `/readyz` is 200, or why not.
+    /// Checks that `/readyz` is 200. The error says why not.
     pub(crate) async fn is_ready(&self) -> Result<(), String> {
         let answer = self.probe.ready(self.address).await;
         if answer.seen == Observation::Pass {
@@ -59,7 +59,7 @@ impl Monitor {
         }
     }
 
-    /// The answer of `/version`.
+    /// Returns the `gitVersion` of `/version`.
     pub(crate) async fn version(&self) -> Result<String, String> {
         let body = self
             .probe
@@ -73,7 +73,7 @@ impl Monitor {
             .ok_or_else(|| "it has no gitVersion".into())
     }
 
-    /// Logs the addresses of the Service, until it is dropped.
+    /// Logs until dropped whether the Service has an address.
     pub(crate) async fn watch_service(self, recorder: Arc<Recorder>) {
         let mut ticks = tokio::time::interval(POLL_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -89,10 +89,11 @@ impl Monitor {
         }
     }
 
-    /// Waits until the Service names this address, if the Service is watched. Earlier polls do not count.
+    /// Waits until the Service has this address. Earlier polls do not count. Without
+    /// `watch_service` the wait never ends.
     pub(crate) async fn service_names(&self, address: IpAddr) {
         let now = Stamp::now();
-        // An error is impossible: this very value can send.
+        // An error is impossible, because `self` keeps the sender.
         let _ = self
             .named
             .subscribe()
@@ -101,7 +102,7 @@ impl Monitor {
     }
 }
 
-/// The addresses in a list of EndpointSlices. `None` if it is no list.
+/// Returns the addresses in a list of EndpointSlices. `None` if the text is no list.
 fn named(list: &[u8]) -> Option<BTreeSet<IpAddr>> {
     let list: Value = serde_json::from_slice(list).ok()?;
     Some(

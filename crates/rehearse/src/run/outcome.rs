@@ -1,30 +1,31 @@
-//! What the runs of a rehearsal came to.
+//! The outcome of a rehearsal.
 
 use super::processes::Error;
 use crate::config::Via;
 use crate::record::data::Run;
 
-/// All that a rehearsal came to.
+/// The outcome of a rehearsal.
 #[derive(Debug, Default)]
 pub struct Rehearsed {
-    /// One a way, in the order of [`Plan::runs`].
+    /// Runs, one for each way, in the order of [`Plan::runs`](crate::config::Plan::runs).
     pub runs: Vec<Run>,
-    /// The ways whose run did not come to its end, and why.
+    /// Ways with an aborted run, and the reason.
     pub failed: Vec<(Via, String)>,
-    /// Why it did not come to its end; what is there was gathered before.
+    /// Why the rehearsal was aborted. The runs contain the data gathered until then. `None` if the
+    /// rehearsal was completed.
     pub aborted: Option<Aborted>,
 }
 
-/// Why a rehearsal did not come to its end.
+/// Why a rehearsal was aborted.
 #[derive(Debug, thiserror::Error)]
 pub enum Aborted {
-    /// A signal; its number.
+    /// A signal, by number.
     #[error("the rehearsal was aborted by {}; nothing can be concluded from it", name(*.0))]
     Signal(i32),
     /// A bug in berth.
     #[error("the rehearsal broke down: {0}; nothing can be concluded from it (please report this)")]
     Panicked(String),
-    /// Something was not there, or an instance did not do what it should.
+    /// A prerequisite was missing, or an instance misbehaved.
     #[error(transparent)]
     Failed(#[from] Error),
 }

@@ -1,4 +1,4 @@
-//! The context of one run: the plan, the way that is rehearsed, the log, and the progress on the terminal.
+//! The session of a run: its plan, its way, its log, and its progress on the terminal.
 
 use crate::config::{Plan, Via};
 use crate::record::{
@@ -14,7 +14,7 @@ pub(crate) struct Context<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) via: Via,
     pub(crate) recorder: Arc<Recorder>,
-    /// Of simulated apiservers.
+    /// The store of simulated apiservers.
     pub(crate) store: Arc<Store>,
     progress: Progress,
 }
@@ -33,17 +33,17 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Prints what begins or has ended.
+    /// Prints the begin or end of a phase.
     pub(crate) fn print(&self, what: &str) {
         self.progress.print(what);
     }
 
-    /// Logs what is not as it should be.
+    /// Logs an unexpected error.
     pub(crate) fn trouble(&self, trouble: String) {
         self.recorder.trouble(trouble);
     }
 
-    /// Logs what is worth knowing, and prints it, once.
+    /// Logs and prints a remark. A repeated remark is dropped.
     pub(crate) fn log_note(&self, note: &str) {
         let what = EventKind::Note(note.to_owned());
         if !self
@@ -55,7 +55,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Logs what is seen of a fault.
+    /// Logs a step of a fault.
     pub(crate) fn step(&self, fault: usize, step: FaultStep) {
         self.recorder.add("", EventKind::FaultStep(fault, step));
     }

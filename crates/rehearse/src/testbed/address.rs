@@ -1,28 +1,32 @@
-//! Unused addresses.
+//! Addresses of a rehearsal.
 
 use berth_exec::address::random;
 use socket2::{Domain, Socket, Type};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 
-/// The berth in a network namespace of the rehearsal's own, where kube-apiserver can advertise it.
+/// Address of the berth in the rehearsal's network namespace. kube-apiserver can advertise this
+/// address.
 pub const NETNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 123, 0, 5), 6443);
 
-/// Where the clients of a storm come from, each from an address of its own: they share no queue in a gate. Those of a network
-/// namespace are none of the node's own ([`netns`](crate::testbed::netns) has the network).
+/// Networks of the storm's clients, on loopback and in a network namespace. Each client has a
+/// separate address, so clients share no queue in a gate. The addresses in a network namespace are
+/// not the node's own ([`netns`](super::netns) adds the network).
 pub(crate) const STORM: [Ipv4Addr; 2] =
     [Ipv4Addr::new(127, 124, 0, 0), Ipv4Addr::new(10, 124, 0, 0)];
 
-/// How many addresses are tried before none counts as free.
+/// Number of tries to find a free address.
 const TRIES: usize = 100;
 
-/// A random unused address as instances have it, and a port below the range of outgoing connections.
+/// Returns a random unused loopback address for an instance, with a port below the range of
+/// outgoing connections.
 pub fn free_address() -> io::Result<SocketAddr> {
     let mut last = io::Error::from(io::ErrorKind::AddrInUse);
     for _ in 0..TRIES {
         let ip = random().map_err(|error| io::Error::other(error.to_string()))?;
         let port = fastrand::u16(10_000..30_000);
-        // The port must be free on all of 127/8: the apiservers get it too, on addresses of their own.
+        // The port must be free in all of 127/8, because the apiservers use the same port on their
+        // addresses.
         match bind((Ipv4Addr::UNSPECIFIED, port).into()) {
             Ok(()) => return Ok(SocketAddr::new(IpAddr::V4(ip), port)),
             Err(error) => last = error,
@@ -31,8 +35,9 @@ pub fn free_address() -> io::Result<SocketAddr> {
     Err(last)
 }
 
-/// Whether an address can be bound. The socket does not listen, so that the address can be bound again at once: another thread may
-/// fork meanwhile, and its child has a duplicate of the socket until it runs its program.
+/// Checks that an address can be bound. The socket does not listen, so the address can be bound
+/// again at once, even if another thread forks meanwhile and its child holds a duplicate of the
+/// socket until execve.
 fn bind(address: SocketAddr) -> io::Result<()> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.bind(&address.into())?;
@@ -40,7 +45,8 @@ fn bind(address: SocketAddr) -> io::Result<()> {
     socket.set_reuse_port(true)
 }
 
-/// The address of a storm's client that dials this one. A /16 is more than [`plan::STORM`](crate::config::STORM).
+/// Returns the source address of a storm's client that dials `dialled`. A /16 has room for
+/// [`STORM`](crate::config::STORM) clients.
 pub(crate) fn source(dialled: IpAddr, client: u32) -> IpAddr {
     let [loopback, netns] = STORM;
     let network = if dialled.is_loopback() {
@@ -48,7 +54,7 @@ pub(crate) fn source(dialled: IpAddr, client: u32) -> IpAddr {
     } else {
         netns
     };
-    // .0 is no host's, and .1 the interface's.
+    // Skip .0, which is no host's address, and .1, the address of the interface.
     Ipv4Addr::from_bits(network.to_bits() + 2 + client).into()
 }
 

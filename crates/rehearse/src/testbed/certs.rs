@@ -1,9 +1,9 @@
-//! Throw-away certificates of one rehearsal: a CA, a serving certificate for each instance,
-//! client certificates, one of them for the shims' probe, and the keys of service accounts. Nothing outside trusts them, and their directory
-//! goes with the rehearsal.
+//! Throw-away certificates of a rehearsal: a CA, a serving certificate for each instance, client
+//! certificates (one of them for the shims' probe), and the keys of service accounts. Nothing
+//! outside trusts the CA. The directory is removed with the rehearsal.
 //!
-//! As berth opens no TLS, the certificate that a client sees shows which instance it talks to, real
-//! or not: `Names`.
+//! berth does not open TLS. So the certificate that a client sees tells which instance answers,
+//! simulated or real: see `Names`.
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType,
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::{fs, io};
 
-/// Names that a kube-apiserver's serving certificate carries.
+/// DNS names in a kube-apiserver's serving certificate.
 const NAMES: [&str; 5] = [
     "kubernetes",
     "kubernetes.default",
@@ -28,49 +28,51 @@ const NAMES: [&str; 5] = [
     "localhost",
 ];
 
-/// Names of an admin's certificate and of the shims' probe's, which is in no group.
+/// Names of the admin's certificate and of the certificate of the shims' probe. The probe is in no
+/// group.
 pub(crate) const ADMIN: &str = "admin";
 pub(crate) const PROBE: &str = "berth-probe";
 
-/// The group that may do everything.
+/// Group with all rights.
 const ADMINS: &str = "system:masters";
 
-/// The group of the load's clients, which has to be granted what it does.
+/// Group of the load's clients. Real apiservers must grant the group its rights.
 pub(crate) const CLIENTS: &str = "berth-rehearse";
 
-/// Where the certificates are, and what this process's own clients need.
+/// Certificates: their files, and the identities of this process's clients.
 #[derive(Debug)]
 pub struct Certs {
     /// PEM file with the CA.
     pub ca_file: PathBuf,
     /// PEM file with the public key of service accounts.
     pub account_public_key_file: PathBuf,
-    /// PEM file with the private one.
+    /// PEM file with the private key of service accounts.
     pub account_key_file: PathBuf,
     pub ca: CertificateDer<'static>,
-    /// Which instance each serving certificate belongs to.
+    /// Instances by their serving certificate.
     pub(crate) names: Names,
     dir: PathBuf,
     issuer: CertifiedIssuer<'static, KeyPair>,
-    /// What every serving certificate is for, names and IPs.
+    /// DNS names and IP addresses in every serving certificate.
     subjects: Vec<String>,
     admin: Identity,
     client: Identity,
 }
 
-/// A certificate to be known by, and its key.
+/// A client certificate and its key.
 #[derive(Debug)]
 pub(crate) struct Identity {
     pub(crate) cert: CertificateDer<'static>,
     pub(crate) key: PrivatePkcs8KeyDer<'static>,
 }
 
-/// Instances by the certificates that they serve.
+/// Instances by their serving certificate.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Names(Arc<Mutex<HashMap<CertificateDer<'static>, String>>>);
 
 impl Names {
-    /// The instance that serves a certificate, which is the first of the chain that a client got.
+    /// Returns the instance of a certificate chain as received by a client. The first certificate
+    /// of the chain counts.
     pub(crate) fn instance(&self, chain: Option<&[CertificateDer<'_>]>) -> Option<String> {
         let served = chain?.first()?.clone().into_owned();
         self.0
@@ -80,7 +82,8 @@ impl Names {
             .cloned()
     }
 
-    /// From now on, the certificate of one instance stands for another, which has a copy of it.
+    /// Attributes the certificate of one instance to another instance, which serves a copy of the
+    /// certificate.
     pub(crate) fn rename(&self, from: &str, to: &str) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known
@@ -97,19 +100,19 @@ impl Names {
     }
 }
 
-/// Why there are no certificates.
+/// The reason why there are no certificates.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// They could not be made.
+    /// Certificates could not be created.
     #[error("cannot make certificates: {0}")]
     Make(#[from] rcgen::Error),
-    /// They could not be written.
+    /// A certificate could not be written.
     #[error("cannot write {0}: {1}")]
     Write(PathBuf, io::Error),
 }
 
-/// Makes them in `dir`, for the usual names, 127.0.0.1 and `ips`. Those of instances are made by
-/// [`Certs::issue`].
+/// Creates the certificates in `dir`, for the usual names, 127.0.0.1 and `ips`. [`Certs::issue`]
+/// creates those of instances.
 pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
     let mut ca = CertificateParams::default();
     ca.distinguished_name
@@ -166,17 +169,18 @@ pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
 }
 
 impl Certs {
-    /// PEM file with the serving certificate of an instance, or the certificate of a client.
+    /// Returns the PEM file with the serving certificate of an instance, or with the certificate of
+    /// a client.
     pub fn cert_file(&self, name: &str) -> PathBuf {
         self.dir.join(format!("{name}.crt"))
     }
 
-    /// PEM file with its key, readable by the owner alone.
+    /// Returns the PEM file with the private key. Only the owner can read the file.
     pub fn key_file(&self, name: &str) -> PathBuf {
         self.dir.join(format!("{name}.key"))
     }
 
-    /// Makes an instance's serving certificate, if it has none yet.
+    /// Creates an instance's serving certificate unless there is one already.
     pub fn issue(&self, instance: &str) -> Result<(), Error> {
         if self.cert_file(instance).exists() {
             return Ok(());
@@ -194,12 +198,13 @@ impl Certs {
         Ok(())
     }
 
-    /// An admin's kubeconfig, for other programs.
+    /// Returns the path of the admin's kubeconfig, for other programs.
     pub(crate) fn kubeconfig_file(&self) -> PathBuf {
         self.dir.join("admin.kubeconfig")
     }
 
-    /// Writes it for this address; its file. JSON is YAML.
+    /// Writes the admin's kubeconfig for a server address, and returns its path. The file is JSON,
+    /// which is valid YAML.
     pub(crate) fn write_kubeconfig(&self, server: SocketAddr) -> Result<PathBuf, Error> {
         let cluster =
             json!({"server": format!("https://{server}"), "certificate-authority": self.ca_file});
@@ -214,18 +219,19 @@ impl Certs {
         Ok(file)
     }
 
-    /// TLS of a client that trusts this CA alone, and is of the group `CLIENTS`.
+    /// TLS client configuration for a user in the group `CLIENTS`, with this CA as the only trusted
+    /// CA.
     pub fn client_config(&self) -> Result<ClientConfig, rustls::Error> {
         client_config([self.ca.clone()], Some(&self.client))
     }
 
-    /// The same of one that may do everything.
+    /// TLS client configuration for a user in `system:masters`.
     pub(crate) fn admin_config(&self) -> Result<ClientConfig, rustls::Error> {
         client_config([self.ca.clone()], Some(&self.admin))
     }
 }
 
-/// TLS of a client that trusts these CAs alone, and that may be known by a certificate.
+/// TLS client configuration with the given trusted CAs and an optional client certificate.
 pub(crate) fn client_config(
     ca: impl IntoIterator<Item = CertificateDer<'static>>,
     identity: Option<&Identity>,
@@ -243,7 +249,7 @@ pub(crate) fn client_config(
             .with_client_auth_cert(vec![cert.clone()], PrivateKeyDer::Pkcs8(key.clone_key()))?,
         None => config.with_no_client_auth(),
     };
-    // Every new connection is a full handshake, whichever instance answers.
+    // Every new connection is a full handshake, no matter what instance answers.
     config.resumption = rustls::client::Resumption::disabled();
     Ok(config)
 }

@@ -1,5 +1,5 @@
-//! A network namespace of this process's own: nothing outside can be reached from it, and nothing in
-//! it from outside. The kernel removes it when no process is in it.
+//! A network namespace for this process. Nothing outside can be reached from the namespace, and
+//! nothing inside from outside. The kernel removes the namespace after its last process.
 
 use super::address;
 use berth_os::netdevice::{self, InterfaceSetting};
@@ -9,35 +9,36 @@ use nix::unistd::{getegid, geteuid};
 use std::net::Ipv4Addr;
 use std::{fs, io};
 
-/// The one interface that a new namespace has.
+/// The only interface of a new namespace.
 const LOOPBACK: &str = "lo";
 
-/// A further address of it.
+/// Alias of the loopback interface, for a second address.
 pub const ALIAS: &str = "lo:1";
 
-/// A further network of it: a loopback interface has all addresses of its networks.
+/// Alias of the loopback interface, for the storm's network: a loopback interface has every address
+/// of its networks.
 const STORM_ALIAS: &str = "lo:2";
 
-/// Why there is no namespace.
+/// The reason why there is no namespace.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kernel does not make one.
+    /// The kernel refused to create a namespace.
     #[error(
         "cannot make a network namespace: {0} (root can, or any user where unprivileged user namespaces are allowed: \
          see the sysctls user.max_user_namespaces and kernel.apparmor_restrict_unprivileged_userns)"
     )]
     Unshare(io::Error),
-    /// It was made, and has no usable interface.
+    /// The namespace was created, but has no usable interface.
     #[error("cannot set up the interface {LOOPBACK} of a network namespace: {0} (root can)")]
     Interface(io::Error),
 }
 
-/// Moves this process, which must have one thread only, to a new network namespace whose loopback
-/// interface is up and has `address` in addition to 127.0.0.0/8. Without the privilege, it comes with a user
-/// namespace in which this user is the same.
+/// Moves this process to a new network namespace. The process must have a single thread. The
+/// loopback interface is up and has `address` in addition to 127.0.0.0/8. Without the privilege, a
+/// user namespace is created, too, in which the user stays the same.
 ///
 /// # Errors
-/// What the kernel refused. Nothing has changed if it was the namespace.
+/// The error of the kernel. Nothing has changed if the kernel refused the namespace.
 pub fn enter(address: Ipv4Addr) -> Result<(), Error> {
     let (uid, gid) = (geteuid(), getegid());
     match enter_as_root(address) {
@@ -45,7 +46,7 @@ pub fn enter(address: Ipv4Addr) -> Result<(), Error> {
             unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET)
                 .map_err(|e| Error::Unshare(e.into()))?;
             fs::write("/proc/self/uid_map", format!("{uid} {uid} 1")).map_err(Error::Unshare)?;
-            // Without it, a process without privilege may not map its group.
+            // Otherwise an unprivileged process may not map its group.
             fs::write("/proc/self/setgroups", "deny").map_err(Error::Unshare)?;
             fs::write("/proc/self/gid_map", format!("{gid} {gid} 1")).map_err(Error::Unshare)?;
         }
@@ -54,17 +55,19 @@ pub fn enter(address: Ipv4Addr) -> Result<(), Error> {
     set_up(address).map_err(Error::Interface)
 }
 
-/// The same without a user namespace, in which no BPF program may be loaded.
+/// Like [`enter`], but never with a user namespace. BPF programs cannot be loaded in a user
+/// namespace.
 ///
 /// # Errors
-/// What the kernel refused. Nothing has changed if it was the namespace.
+/// The error of the kernel. Nothing has changed if the kernel refused the namespace.
 pub fn enter_as_root(address: Ipv4Addr) -> Result<(), Error> {
     unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| Error::Unshare(errno.into()))?;
     set_up(address).map_err(Error::Interface)
 }
 
-/// An address on loopback is as good as one on a dummy or a veth, which not every kernel has: the kernel
-/// sends what goes to any address of its own by way of it.
+/// Sets up the loopback interface. An address on loopback serves as well as one on a dummy or veth
+/// interface, which some kernels lack: the kernel routes all traffic to local addresses over
+/// loopback.
 fn set_up(address: Ipv4Addr) -> io::Result<()> {
     netdevice::set(LOOPBACK, InterfaceSetting::Up)?;
     netdevice::set(ALIAS, InterfaceSetting::Address(address))?;

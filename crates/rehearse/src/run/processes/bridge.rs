@@ -1,5 +1,5 @@
-//! `berth bridge` on the stage: COMMAND, which waits for the script as `systemctl restart` waits for systemd, and the status that
-//! the bridge reports on its socket.
+//! Runs `berth bridge`: its COMMAND, which waits for the script as `systemctl restart` waits for
+//! systemd, and the status that the bridge reports on its socket.
 
 use super::instance_spec::InstanceSpec;
 use super::layout::Limits;
@@ -30,35 +30,37 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// COMMAND: it reads its exit status from the FIFO and ends. To open a FIFO for reading waits for a writer, for ever where the rehearsal was
-/// killed before; so COMMAND is a writer itself until it has opened the FIFO, and then reads the end of the file.
+/// COMMAND reads its exit status from the FIFO and ends. Opening a FIFO for reading waits for a
+/// writer, for ever if the rehearsal was killed before. So COMMAND opens the FIFO as a writer
+/// first, until it is open for reading, and then reads the end of the file.
 const COMMAND: &str = "exec 3<>\"$0\" <\"$0\" 3>&- && read -r status && exit \"$status\"";
 
-/// Its own log, and the temporary instance's; and how many of their lines are shown when it fails.
+/// Log files of the bridge and of the temporary instance, and the number of their lines that a
+/// failure shows.
 const LOGS: [&str; 2] = ["bridge.log", "kube-apiserver.log"];
 const LAST: usize = 6;
 
-/// How long a bridge that has ended its work, or got SIGKILL, may take to exit.
+/// Time limit for a bridge to exit after the end of its work or SIGKILL.
 const GOING: Duration = Duration::from_secs(5);
 
-/// A bridge that is on, or was.
+/// A running or ended bridge.
 #[derive(Debug)]
 pub(super) struct Bridge {
-    /// The temporary instance's name.
+    /// Name of the temporary instance.
     name: String,
-    /// The instance that listens on the port itself.
+    /// Name of the node's kube-apiserver, which listens on the port itself.
     own: watch::Sender<String>,
     status: watch::Receiver<Status>,
-    /// COMMAND reads from it.
+    /// FIFO from which COMMAND reads its exit status.
     command: File,
-    /// Ends with the daemon's last status.
+    /// Task that follows the status. The task ends with the daemon's last status.
     follower: JoinSet<()>,
-    /// The daemon, once it has answered: it still runs after its last status.
+    /// The daemon, known after its first answer. The daemon still runs after its last status.
     daemon: Arc<OnceLock<HeldProcess>>,
 }
 
 impl Stage {
-    /// Starts a bridge over an instance that runs, and waits until it may be replaced.
+    /// Starts a bridge over a running instance. Waits until the instance may be replaced.
     pub(crate) async fn bridge(
         &mut self,
         running: &InstanceSpec,
@@ -69,13 +71,13 @@ impl Stage {
         let fifo = self.setting.dir.join("command");
         let _ = std::fs::remove_file(&fifo);
         let opened = mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).map_err(io::Error::from);
-        // For both ways: to open it never waits for the other end.
+        // Opening the FIFO for both directions never waits for the other end.
         let opened = opened.and_then(|()| OpenOptions::new().read(true).write(true).open(&fifo));
         let command = opened.map_err(Error::unavailable(format!(
             "cannot make the FIFO {}",
             fifo.display()
         )))?;
-        // With it the bridge keeps the Service `kubernetes`.
+        // The bridge needs the kubeconfig to keep the Service `kubernetes`.
         self.setting.certs.write_kubeconfig(self.setting.address)?;
         let run: [OsString; 4] = ["sh".into(), "-c".into(), COMMAND.into(), fifo.into()];
         let own = self.own_address(&running.name)?;
@@ -117,7 +119,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Waits until the bridge's status is as wanted; an error if the command that began it ends before.
+    /// Waits until the bridge has the wanted status. Fails if the command that started the bridge
+    /// ends before.
     pub(crate) async fn bridge_is(
         &mut self,
         what: &str,
@@ -137,7 +140,7 @@ impl Stage {
         Err(self.failed(&name, why).await)
     }
 
-    /// The bridge's last status.
+    /// Returns the bridge's last status.
     pub(crate) fn bridge_status(&self) -> Status {
         self.bridge
             .as_ref()
@@ -145,7 +148,7 @@ impl Stage {
             .unwrap_or_default()
     }
 
-    /// The control's clients, too, dial the temporary instance itself.
+    /// Lets the control group's clients dial the temporary instance, too.
     pub(crate) fn temporary_joined(&mut self) {
         let Some((name, Some(SocketAddr::V4(address)))) = self.bridge.as_ref().map(|bridge| {
             (
@@ -159,7 +162,7 @@ impl Stage {
         self.publish_joined(&name);
     }
 
-    /// From now on, another listens on the port itself.
+    /// Notes the instance that listens on the port itself from now on.
     pub(crate) fn replaced_by(&self, name: &str) {
         if let Some(bridge) = &self.bridge {
             bridge.own.send_replace(name.to_owned());
@@ -184,7 +187,8 @@ impl Stage {
         self.spawn(&name, &part)
     }
 
-    /// Waits until `berth bridge` or `berth bridge end` has ended; its exit status, none if that was a signal.
+    /// Waits until `berth bridge` or `berth bridge end` has ended. Returns the exit status, `None`
+    /// after a signal.
     pub(crate) async fn bridge_ended(&mut self, within: Duration) -> Result<Option<i32>, Error> {
         let Some(name) = self.bridge.as_ref().map(|bridge| bridge.name.clone()) else {
             return Ok(None);
@@ -197,7 +201,7 @@ impl Stage {
         }
     }
 
-    /// Waits until the bridge has sent its last status, and all is logged.
+    /// Waits until the bridge has sent its last status and the marks are logged.
     pub(crate) async fn bridge_gone(&mut self, within: Duration) -> Result<(), Error> {
         let Some(Bridge { name, follower, .. }) = &mut self.bridge else {
             return Ok(());
@@ -215,7 +219,7 @@ impl Stage {
         }
     }
 
-    /// The last lines of its logs, if it is a bridge's.
+    /// Returns the last lines of the bridge's logs. Empty if the name is no bridge's.
     pub(super) fn bridge_log(&self, name: &str) -> Vec<String> {
         let of_it = self
             .bridge
@@ -236,7 +240,7 @@ impl Stage {
             .collect()
     }
 
-    /// Kills the bridge, and waits until it is gone.
+    /// Kills the bridge and waits for its end.
     pub(crate) async fn kill_bridge(&self) {
         let Some(daemon) = self.bridge.as_ref().and_then(|bridge| bridge.daemon.get()) else {
             return;
@@ -251,7 +255,7 @@ impl Stage {
 /// Logs a bridge's marks.
 struct Marks {
     temporary: String,
-    /// Whose certificate the temporary instance has.
+    /// Name of the instance whose certificate the temporary instance serves.
     copied: String,
     own: watch::Receiver<String>,
     recorder: Arc<Recorder>,
@@ -270,7 +274,7 @@ impl Marks {
         self.recorder.with(|log| {
             for (is_temporary, mark) in changes(before, now) {
                 let name = if is_temporary { &self.temporary } else { &own };
-                // What a simulated apiserver reports itself is more exact, and may be known before.
+                // A simulated apiserver's own reports are more exact and may arrive earlier.
                 let (started, ready) = (
                     last(log, name, MarkKind::Started),
                     last(log, name, MarkKind::Ready),
@@ -299,7 +303,8 @@ impl Marks {
     }
 }
 
-/// What happened, to the temporary instance or to the node's own.
+/// Returns what happened between two statuses. The bool is true for the temporary instance, false
+/// for the node's kube-apiserver.
 fn changes(before: &Status, now: &Status) -> Vec<(bool, MarkKind)> {
     let mut marks = Vec::new();
     if (before.steering, now.steering) == (true, false) {
@@ -321,7 +326,7 @@ fn changes(before: &Status, now: &Status) -> Vec<(bool, MarkKind)> {
     marks
 }
 
-/// Reads a bridge's status until its socket is closed.
+/// Reads a bridge's status until the bridge closes its socket.
 async fn follow(
     directory: PathBuf,
     marks: Marks,
@@ -331,7 +336,7 @@ async fn follow(
     let bridge = loop {
         match Connection::ask(&directory, &Ask::Status).await {
             Ok(bridge) => break bridge,
-            // It is there after the preflight.
+            // The socket exists after the preflight checks.
             Err(_) => sleep(POLL).await,
         }
     };
@@ -348,7 +353,7 @@ async fn follow(
             Reply::Differences(_) => {}
         }
     }
-    // With it went all that it held.
+    // The temporary instance and its listeners ended with the bridge.
     let gone = Status {
         pid: to.borrow().pid,
         ..Status::default()
@@ -358,7 +363,8 @@ async fn follow(
 }
 
 impl Bridge {
-    /// Waits until it is gone. It removes its socket before its cgroup and itself, so that a missing socket does not mean that it has ended.
+    /// Waits for the daemon's end. The daemon removes its socket before its cgroup and before it
+    /// exits, so a missing socket does not mean that the daemon has ended.
     pub(super) fn ends(&self) {
         if let Some(daemon) = self
             .daemon
@@ -370,7 +376,7 @@ impl Bridge {
     }
 }
 
-/// Kills the bridge that keeps its socket there, if one does, and waits until it is gone.
+/// Kills the bridge whose socket is in this directory, if there is one, and waits for its end.
 pub(super) fn kill_left(run: &Path) {
     let Ok(socket) = seqpacket::dial(&run.join(BRIDGE).join(SOCKET)) else {
         return;
@@ -425,7 +431,7 @@ mod tests {
                 status(Step::Overlap, true, Some(7), true),
                 vec![(true, Joined), (false, Left)],
             ),
-            // Killed, and started again.
+            // The temporary instance was killed and started again.
             (
                 status(Step::Hold, false, None, false),
                 vec![(true, Left), (false, Joined), (true, Exited)],
@@ -485,7 +491,7 @@ mod tests {
             follower: JoinSet::new(),
             daemon: Arc::new(OnceLock::from(held)),
         };
-        // It ends by itself.
+        // The child ends by itself.
         drop(child.stdin.take());
         bridge.ends();
         assert!(child.try_wait().unwrap().expect("an end").success());

@@ -1,7 +1,7 @@
-//! The temporary directory of a run, and what is left of those whose rehearsal was killed.
+//! The temporary directory of a run, and the removal of directories of killed rehearsals.
 //!
-//! A rehearsal holds a lock on a file in its directory for as long as it lives. A process that gets the lock of another's
-//! directory knows that it is not in use any more.
+//! A rehearsal locks a file in its directory for its whole life. A process that gets the lock of a
+//! foreign directory knows that its rehearsal is gone.
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -12,22 +12,22 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use tempfile::{Builder, TempDir};
 
-/// What names of directories begin with.
+/// Prefix of directory names.
 const PREFIX: &str = "berth-rehearse-";
 
-/// The file that is locked. A directory without it is not a rehearsal's.
+/// Name of the locked file. A directory without this file belongs to no rehearsal.
 const LOCK: &str = "berth-rehearse.lock";
 
-/// A directory, removed with all that is in it when this is dropped.
+/// A directory. Removed with its content on drop.
 #[derive(Debug)]
 pub(super) struct Directory {
     dir: TempDir,
-    /// Released when the directory is gone.
+    /// Lock, released after the directory was removed.
     _lock: Flock<File>,
 }
 
 impl Directory {
-    /// Makes one in TMPDIR.
+    /// Creates a directory in TMPDIR.
     pub(super) fn new() -> io::Result<Self> {
         loop {
             let dir = Builder::new().prefix(PREFIX).tempdir()?;
@@ -38,7 +38,7 @@ impl Directory {
                 .open(dir.path().join(LOCK))?;
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) if lock.metadata()?.nlink() > 0 => return Ok(Self { dir, _lock: lock }),
-                // Another rehearsal took it for one that was left behind, before it was locked.
+                // Another rehearsal removed the directory as abandoned before it was locked.
                 Ok(_) | Err((_, Errno::EWOULDBLOCK)) => {}
                 Err((_, errno)) => return Err(errno.into()),
             }
@@ -50,7 +50,7 @@ impl Directory {
     }
 }
 
-/// Removes this user's directories whose rehearsal was killed; which.
+/// Removes this user's directories of killed rehearsals. Returns the removed directories.
 pub(crate) fn sweep() -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(std::env::temp_dir()) else {
         return Vec::new();
@@ -67,7 +67,7 @@ pub(crate) fn sweep() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Removes a directory if no process holds its lock; whether it did.
+/// Removes a directory unless a process holds its lock. True if the directory was removed.
 fn remove_abandoned(dir: &Path) -> io::Result<bool> {
     let own = |metadata: fs::Metadata| metadata.uid() == geteuid().as_raw();
     let metadata = fs::symlink_metadata(dir)?;
@@ -86,8 +86,8 @@ fn remove_abandoned(dir: &Path) -> io::Result<bool> {
         return Ok(false);
     };
     super::bridge::kill_left(dir);
-    // The lock's file last: if this is killed, too, or a process that is about to end still writes, the
-    // next one goes on.
+    // The lock file goes last. If this process is killed, too, or a dying process still writes, the
+    // next rehearsal continues.
     for entry in fs::read_dir(dir)?
         .flatten()
         .filter(|entry| entry.file_name() != LOCK)

@@ -1,5 +1,5 @@
-//! The etcd of real apiservers: one a run, on unused addresses, with all it writes in the
-//! rehearsal's directory. It listens on this machine alone.
+//! The etcd of real apiservers: one for each run, on unused addresses of this machine, with its
+//! data in the rehearsal's directory.
 
 use super::layout::{ProcessSpec, Role};
 use crate::config::apiserver::flag;
@@ -16,13 +16,14 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use tokio::net::TcpStream;
 
-/// Its name where an instance's is expected.
+/// Name of etcd where an instance's name is expected.
 pub(crate) const NAME: &str = "etcd";
 
-/// How long it may take until it is up.
+/// Time limit for etcd to get healthy.
 pub(crate) const UP_WITHIN: Duration = Duration::from_secs(30);
 
-/// Name of the flag for the time between two notices of progress: before 3.6 it was an experiment.
+/// Name of the flag for the interval of progress notifications, which was experimental before etcd
+/// 3.6.
 fn notify_flag(program: &Path) -> &'static str {
     let version = Command::new(program)
         .arg("--version")
@@ -48,7 +49,7 @@ pub(crate) struct Etcd {
 }
 
 impl Etcd {
-    /// Finds addresses for it.
+    /// Finds unused addresses for etcd.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             clients: free_address()?,
@@ -56,7 +57,7 @@ impl Etcd {
         })
     }
 
-    /// The value of `--etcd-servers`.
+    /// Returns the value of `--etcd-servers`.
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.clients)
     }
@@ -72,9 +73,9 @@ impl Etcd {
             flag("listen-peer-urls", &peers),
             flag("initial-advertise-peer-urls", &peers),
             flag("initial-cluster", format!("rehearsal={peers}")),
-            // What kubeadm sets: a watch without events gets the store's revision.
+            // kubeadm's value: a watch without events gets the store's revision.
             flag(notify_flag(program), "5s"),
-            // What it writes need not outlive the machine.
+            // The data need not survive a crash of the machine.
             "--unsafe-no-fsync".into(),
             "--log-level=warn".into(),
         ];
@@ -85,7 +86,7 @@ impl Etcd {
         }
     }
 
-    /// Whether it is healthy, or why not.
+    /// Checks that etcd is healthy. The error says why not.
     pub(crate) async fn healthy(&self) -> Result<(), String> {
         let failed = |error: &dyn std::fmt::Display| format!("GET {}/health: {error}", self.url());
         let io = TcpStream::connect(self.clients)

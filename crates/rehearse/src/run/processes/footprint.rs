@@ -1,4 +1,5 @@
-//! What the shims use (memory, descriptors, threads), and what is done to that and to their clock.
+//! The resources of the shims (memory, file descriptors, threads), and faults in their descriptors
+//! and their clock.
 
 use super::Stage;
 use super::probe::of_shims;
@@ -13,18 +14,19 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tokio::process::Command;
 
-/// How often the descriptors of a shim are counted for one footprint.
+/// Number of counts of a shim's descriptors for a footprint.
 const TRIES: usize = 10;
 
-/// Where distributions have libfaketime, directly or one directory deeper.
+/// Directories in which distributions install libfaketime, directly or one level deeper.
 const LIBRARIES: [&str; 3] = ["/usr/lib", "/usr/lib64", "/usr/local/lib"];
 
-/// The library of libfaketime for programs with several threads.
+/// The libfaketime library for multi-threaded programs.
 const FAKETIME: &str = "faketime/libfaketimeMT.so.1";
 
 impl Stage {
-    /// Logs what each shim uses. Descriptors of connections are left out. Connections come and go, so this takes the least of
-    /// several counts during which none did.
+    /// Logs the resources of each shim. Descriptors of connections are subtracted. As connections
+    /// come and go, the smallest of several counts is taken, each from a moment without a change in
+    /// connections.
     pub(crate) async fn log_footprints(&self) {
         let mut least = BTreeMap::<String, Footprint>::new();
         for _ in 0..TRIES {
@@ -49,7 +51,8 @@ impl Stage {
         }
     }
 
-    /// Lets a process open no more descriptors than it has, or as many as this process may have.
+    /// Limits the open files of a process to the present number if `starved`, otherwise to the
+    /// limit of this process.
     pub(crate) async fn limit_files(&self, pid: Pid, starved: bool) -> io::Result<()> {
         let limit = match starved {
             true => entries(pid.as_raw(), "fd").unwrap_or_default(),
@@ -66,18 +69,18 @@ impl Stage {
         }
     }
 
-    /// Sets how far the shims' wall clock is off, in seconds.
+    /// Sets the offset of the shims' wall clock, in seconds.
     pub(crate) fn set_clock(&self, seconds: i64) -> io::Result<()> {
         fs::write(self.setting.clock(), format!("{seconds:+}\n"))
     }
 }
 
-/// True if the clock of a process can be set: libfaketime is in it.
+/// True if the process has loaded libfaketime, so that its clock can be set.
 pub(crate) fn has_faketime(pid: Pid) -> bool {
     fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains(FAKETIME))
 }
 
-/// The file of libfaketime, if it is installed.
+/// Returns the path of libfaketime. `None` if libfaketime is not installed.
 pub(crate) fn faketime() -> Option<PathBuf> {
     let inside = |directory: &str| {
         fs::read_dir(directory)
@@ -108,7 +111,8 @@ async fn statuses(setting: &StageSetting) -> Vec<(String, Box<Status>)> {
     shims.into_iter().filter_map(named).collect()
 }
 
-/// The descriptors of connections: two each, but one for a client that waits for an instance or at the gate.
+/// Returns the number of descriptors of connections: two for each connection, but one for a client
+/// that waits for an instance or at the gate.
 fn of_connections(status: &Status) -> u64 {
     let waiting = status.held + status.gate.as_ref().map_or(0, |gate| gate.waiting);
     (2 * status.connections_open).saturating_sub(waiting)
@@ -128,7 +132,7 @@ fn count(status: &Status) -> Option<Footprint> {
     })
 }
 
-/// Number of entries of a directory of a process in /proc.
+/// Returns the number of entries in a process's directory in /proc.
 fn entries(pid: i32, directory: &str) -> Option<u64> {
     fs::read_dir(format!("/proc/{pid}/{directory}"))
         .ok()

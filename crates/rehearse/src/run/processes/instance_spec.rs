@@ -1,4 +1,4 @@
-//! One apiserver of a rehearsal, and how what was typed becomes a whole command line.
+//! An apiserver of a rehearsal. Completes the command line that the user typed.
 
 use super::settings::StageSetting;
 use crate::config::{
@@ -9,22 +9,22 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
-/// One apiserver of a rehearsal.
+/// An apiserver of a rehearsal.
 #[derive(Debug, Clone)]
 pub(crate) struct InstanceSpec {
-    /// Its name among them all.
+    /// Unique name of the instance.
     pub(crate) name: String,
     pub(crate) apiserver: Apiserver,
-    /// What its `/version` should be.
+    /// Expected answer of `/version`.
     pub(crate) version: String,
-    /// From listening to ready, of a simulated one.
+    /// Time from listening to ready of a simulated apiserver.
     pub(crate) start_delay: Duration,
-    /// What is wrong with it from the start.
+    /// Fault that the instance has from the start.
     pub(crate) fault: Option<Fault>,
 }
 
 impl InstanceSpec {
-    /// The temporary one that a bridge makes of it.
+    /// Returns the temporary instance that a bridge starts as a copy.
     pub(crate) fn temporary(&self) -> Self {
         Self {
             name: format!("{}-bridge", self.name),
@@ -33,7 +33,7 @@ impl InstanceSpec {
         }
     }
 
-    /// Program and flags, all but where it listens.
+    /// Returns program and flags, without the listen address.
     pub(crate) fn command(&self, setting: &StageSetting) -> Vec<OsString> {
         let mut command: Vec<OsString> = match &self.apiserver {
             Apiserver::Simulated { .. } => vec![this(), "stand-in".into()],
@@ -50,7 +50,7 @@ impl InstanceSpec {
         command
     }
 
-    /// The flag with which the instance fails on purpose.
+    /// Returns the flag that makes the instance fail on purpose.
     fn spoil(&self) -> Option<OsString> {
         match (self.fault?, self.apiserver.is_simulated()) {
             (Fault::BadFlag, _) => Some("--no-such-flag".into()),
@@ -59,7 +59,7 @@ impl InstanceSpec {
         }
     }
 
-    /// Flags that are filled in where they are not given.
+    /// Returns the default flags, for flags that the user did not type.
     fn defaults(&self, setting: &StageSetting) -> Vec<(&'static str, OsString)> {
         let path = |path: &Path| path.as_os_str().to_owned();
         let millis = |time: Duration| OsString::from(format!("{}ms", time.as_millis()));
@@ -80,7 +80,8 @@ impl InstanceSpec {
                 let mut store = OsString::from("unix://");
                 store.push(setting.store());
                 flags.push(("etcd-servers", store));
-                // A bridge would set it otherwise, and a simulated apiserver knows no least rate.
+                // A bridge would set the flag otherwise, and a simulated apiserver ends watches at
+                // no minimum rate.
                 flags.push(("shutdown-watch-termination-grace-period", "0s".into()));
                 flags.push(("stand-in-name", (&self.name).into()));
                 flags.push(("stand-in-version", (&self.version).into()));
@@ -119,7 +120,8 @@ impl InstanceSpec {
                         path(&setting.dir.join(format!("certs-{}", self.name))),
                     ),
                 ]);
-                // It cannot put a loopback address into the Service `kubernetes`, and logs that for ever.
+                // kube-apiserver cannot put a loopback address into the Service `kubernetes`, and
+                // would log errors for ever.
                 if setting.address.ip().is_loopback() {
                     flags.push(("endpoint-reconciler-type", "none".into()));
                 }
@@ -129,7 +131,7 @@ impl InstanceSpec {
     }
 }
 
-/// Whether a flag was typed, or another with which it must not be.
+/// True if the user typed the flag, or a flag that excludes it.
 fn given(flags: &[OsString], name: &str) -> bool {
     let instead = match name {
         "authorization-mode" => "authorization-config",

@@ -1,5 +1,4 @@
-//! Which processes an instance has, in the order in which they are started, and which of them gets a signal
-//! to stop when.
+//! The processes of an instance, in the order of their start, and the order of their stop signals.
 
 use super::haproxy;
 use super::instance_spec::InstanceSpec;
@@ -13,58 +12,59 @@ use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-/// Name of the one shim of [`Topology::Node`], where an instance's name is expected.
+/// Name of the only shim of [`Topology::Node`] where an instance's name is expected.
 pub(crate) const NODE: &str = "node";
 
-/// What a process is for.
+/// Role of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// It serves; `berth exec` becomes it.
+    /// The apiserver. `berth exec` turns into the apiserver.
     Apiserver,
-    /// It relays: `berth serve`, or HAProxy.
+    /// The relay: `berth serve` or HAProxy.
     Proxy,
     /// `berth run`: a shim with its apiserver as a child.
     Unit,
-    /// `berth bridge`, under which an instance is replaced.
+    /// `berth bridge`, under which an instance is replaced in place.
     Bridge,
-    /// It keeps the objects of all instances: etcd.
+    /// etcd, which stores the objects of all instances.
     Store,
 }
 
-/// A process to be started.
+/// A process to start.
 #[derive(Debug, Clone)]
 pub(crate) struct ProcessSpec {
     pub(crate) role: Role,
     pub(crate) argv: Vec<OsString>,
-    /// It is started when this address takes connections.
+    /// Address that must accept connections before the start.
     pub(crate) awaits: Option<SocketAddr>,
 }
 
-/// How long a bridge waits.
+/// Time limits of a bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// How long either instance may take to get ready.
+    /// Time limit for an instance to get ready.
     pub(crate) ready: Duration,
-    /// How long it must then stay so.
+    /// Time that an instance must then stay ready.
     pub(crate) settle: Duration,
 }
 
-/// A way of having instances on one address.
+/// The way in which instances share an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// What clients go through.
+    /// The way from clients to instances.
     pub(crate) via: Via,
-    /// What berth and HAProxy are started as.
+    /// Topology of berth's or HAProxy's processes.
     pub(crate) topology: Topology,
 }
 
 impl Layout {
-    /// Whether an instance is replaced in place, under a bridge.
+    /// True if an instance is replaced in place, under a bridge.
     pub(crate) fn bridges(&self) -> bool {
         self.via == Via::Berth && self.topology == Topology::Bridge
     }
 
-    /// Where an instance listens that has the port alone: with a bridge and in its control, as kubeadm lets it.
+    /// Returns the listen address of an instance that has the port alone. With a bridge, and in a
+    /// bridge's control, the instance listens on all addresses, as under kubeadm.
     pub(crate) fn bind(&self, address: SocketAddr) -> SocketAddr {
         let all = self.topology == Topology::Bridge && matches!(self.via, Via::Berth | Via::None);
         if all {
@@ -74,14 +74,15 @@ impl Layout {
         }
     }
 
-    /// The process that all instances share, which is there before and after them.
+    /// Returns the process that all instances share. It starts before the instances and ends after
+    /// them. `None` if there is no shared process.
     pub(crate) fn shared(&self, setting: &StageSetting) -> Option<ProcessSpec> {
         let node = self.via == Via::Berth && self.topology == Topology::Node;
         node.then(|| discover(setting, NODE))
     }
 
-    /// The processes of an instance, in the order in which they start. `own` is an address of its
-    /// own, where berth does not choose one.
+    /// Returns the processes of an instance, in the order of their start. `own` is an address for
+    /// the instance alone, for ways in which berth does not choose one.
     pub(crate) fn parts(
         &self,
         setting: &StageSetting,
@@ -131,7 +132,8 @@ impl Layout {
                     }
                     let mut serve = berth("serve", setting, name);
                     serve.extend(shim(setting));
-                    // The kubelet starts an init container first, and containers of one pod in any order.
+                    // The kubelet starts an init container first, and the containers of a pod in
+                    // any order.
                     vec![proxy(serve, None), apiserver(exec)]
                 }
             },
@@ -158,7 +160,7 @@ impl Layout {
         }
     }
 
-    /// `berth bridge` over an instance that runs; `run` replaces it.
+    /// Returns `berth bridge` over a running instance, which the command `run` replaces.
     pub(crate) fn bridge(
         &self,
         setting: &StageSetting,
@@ -184,7 +186,7 @@ impl Layout {
         ];
         argv.extend(probe(setting));
         argv.extend(speedup(setting));
-        // A simulated apiserver knows no Service.
+        // A simulated apiserver has no Service `kubernetes`.
         if !running.apiserver.is_simulated() {
             argv.push(flag("kubeconfig", setting.certs.kubeconfig_file()));
         }
@@ -197,7 +199,7 @@ impl Layout {
         }
     }
 
-    /// What ends a bridge.
+    /// Returns the process that ends a bridge.
     pub(crate) fn end_bridge(&self, setting: &StageSetting) -> ProcessSpec {
         let argv = vec![
             setting.berth.clone().into(),
@@ -212,8 +214,8 @@ impl Layout {
         }
     }
 
-    /// Which roles get a signal to stop, and which signal: the next group when all of the one before have ended. What is
-    /// left after the grace period is killed.
+    /// Returns the roles to stop in groups, each with its signal. A group gets its signal after the
+    /// group before has ended. Processes left after the grace period are killed.
     pub(crate) fn stop(&self) -> Vec<Vec<(Role, Signal)>> {
         let apiserver = (Role::Apiserver, Signal::SIGTERM);
         let proxy = match self.via {
@@ -225,13 +227,13 @@ impl Layout {
                 vec![vec![apiserver]]
             }
             (Via::Berth, Topology::Run) => vec![vec![(Role::Unit, Signal::SIGTERM)]],
-            // A kubelet stops a restartable init container only when the others have ended.
+            // A kubelet stops a restartable init container after the other containers have ended.
             (_, Topology::NativeSidecar) => vec![vec![apiserver], vec![proxy]],
             _ => vec![vec![apiserver, proxy]],
         }
     }
 
-    /// The role that relays to an instance; none if nothing does.
+    /// Returns the role of the relay to an instance. `None` if there is no relay.
     pub(crate) fn relays(&self) -> Option<Role> {
         match (self.via, self.topology) {
             (Via::PortSharing | Via::None, _) | (Via::Berth, Topology::Bridge) => None,
@@ -241,7 +243,7 @@ impl Layout {
     }
 }
 
-/// A shim of all instances.
+/// Returns the shim of all instances.
 fn discover(setting: &StageSetting, name: &str) -> ProcessSpec {
     let mut argv = berth("serve", setting, name);
     argv.push("--discover".into());
@@ -253,7 +255,7 @@ fn discover(setting: &StageSetting, name: &str) -> ProcessSpec {
     }
 }
 
-/// A subcommand of berth and its place.
+/// Returns a subcommand of berth with its listen address, run directory and instance.
 fn berth(command: &str, setting: &StageSetting, instance: &str) -> Vec<OsString> {
     vec![
         setting.berth.clone().into(),
@@ -264,7 +266,7 @@ fn berth(command: &str, setting: &StageSetting, instance: &str) -> Vec<OsString>
     ]
 }
 
-/// How instances are asked.
+/// Returns the options of probes.
 fn probe(setting: &StageSetting) -> Vec<OsString> {
     let certs = &setting.certs;
     let mut options = vec![flag("probe-ca", &certs.ca_file)];
@@ -275,17 +277,17 @@ fn probe(setting: &StageSetting) -> Vec<OsString> {
     options
 }
 
-/// An option that another berth may not know.
+/// Returns `--pass` if it differs from the default, because another berth may not know the option.
 fn pass(setting: &StageSetting) -> Option<OsString> {
     (setting.pass != PassMode::Relay).then(|| format!("--pass={}", setting.pass.as_str()).into())
 }
 
-/// The same, for tests of this one.
+/// Returns `--speedup` if tests set it, because another berth may not know the option.
 fn speedup(setting: &StageSetting) -> Option<OsString> {
     (setting.speedup != Speedup::NONE).then(|| format!("--speedup={}", setting.speedup).into())
 }
 
-/// Options of a shim.
+/// Returns the options of a shim.
 fn shim(setting: &StageSetting) -> Vec<OsString> {
     let mut options = probe(setting);
     options.push("--log-format=json".into());
@@ -294,7 +296,7 @@ fn shim(setting: &StageSetting) -> Vec<OsString> {
     options
 }
 
-/// Where an apiserver listens that berth does not start.
+/// Returns the listen flags of an apiserver that berth does not start.
 pub(crate) fn listen(address: SocketAddr, advertised: SocketAddr) -> Vec<OsString> {
     vec![
         format!("--bind-address={}", address.ip()).into(),
@@ -326,7 +328,7 @@ mod tests {
         }
         assert_eq!(stopped(Via::Berth, Topology::Run), [[Unit]]);
         assert_eq!(stopped(Via::Haproxy, Topology::Run), [[Apiserver, Proxy]]);
-        // The shim goes on; without one there is nothing else to stop.
+        // The shim goes on. Without a shim, only the apiserver is stopped.
         assert_eq!(stopped(Via::Berth, Topology::Node), [[Apiserver]]);
         assert_eq!(stopped(Via::PortSharing, Topology::Sidecar), [[Apiserver]]);
         assert_eq!(stopped(Via::Berth, Topology::Bridge), [[Apiserver]]);

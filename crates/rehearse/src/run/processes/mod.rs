@@ -1,6 +1,8 @@
-//! The stage of a rehearsal: a directory, an address, certificates, and the processes that were started,
-//! asked and stopped there. `directory` is removed whatever happens, `process` is one of
-//! them, `probe` what can be seen of them from outside, `bridge` a `berth bridge`.
+//! The processes of a run: started, queried and stopped, with a directory, an address and
+//! certificates.
+//!
+//! The `directory` is removed in every case. `process` is a child process, `probe` observes
+//! instances from outside, and `bridge` runs `berth bridge`.
 
 mod bridge;
 mod directory;
@@ -54,36 +56,37 @@ const NO_ADDRESS: &str = "no free address in 127.0.0.0/8";
 /// Time between two polls of an instance.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Exit status of a berth that lacks a right, a port or a feature of the kernel.
+/// Exit status of a berth that lacks a privilege, a port or a kernel feature.
 const UNAVAILABLE: i32 = 69;
 
-/// Time that processes get to end when a rehearsal is aborted: half of it until they get SIGTERM again.
+/// Time limit for processes to end when a rehearsal is aborted. After half of the time they get
+/// SIGTERM again.
 const ABORT: Duration = Duration::from_secs(2);
 
-/// Why the stage is not as it should be.
+/// An error of the processes.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Something that every rehearsal needs is not there.
+    /// A prerequisite of every rehearsal is missing.
     #[error("{0}")]
     Unavailable(String),
-    /// An instance did not do what it should.
+    /// An instance misbehaved.
     #[error("{instance} {what}; its last lines of log:\n{log}")]
     Instance {
         instance: String,
-        /// What it did instead.
+        /// The instance's behaviour, in words.
         what: String,
-        /// Its last lines of log.
+        /// The last lines of the instance's log.
         log: String,
     },
 }
 
 impl Error {
-    /// Makes an error of what every rehearsal needs.
+    /// Returns a converter of errors about a missing prerequisite.
     pub(crate) fn unavailable<E: Display>(what: impl Display) -> impl FnOnce(E) -> Self {
         move |error| Self::Unavailable(format!("{what}: {error}"))
     }
 
-    /// Something that every rehearsal needs failed, and not what is rehearsed.
+    /// Turns the error into one about a prerequisite, not about the rehearsed instances.
     pub(crate) fn into_unavailable(self) -> Self {
         Self::Unavailable(self.to_string())
     }
@@ -95,41 +98,41 @@ impl From<certs::Error> for Error {
     }
 }
 
-/// A setting, and its processes.
+/// The processes of a run and their settings.
 #[derive(Debug)]
 pub(crate) struct Stage {
-    /// What the processes know.
+    /// Settings that the processes need.
     pub(crate) setting: StageSetting,
     /// How instances share the address.
     pub(crate) layout: Layout,
     recorder: Arc<Recorder>,
     processes: Vec<StageProcess>,
-    /// The etcd that real apiservers get: its program, and where it listens.
+    /// The etcd of real apiservers: its program and its addresses.
     etcd: Option<(PathBuf, Etcd)>,
-    /// The instances' own addresses, where berth does not choose them.
+    /// Addresses of instances for which berth does not choose one.
     own: BTreeMap<String, SocketAddr>,
     joined: watch::Sender<Instances>,
     bridge: Option<bridge::Bridge>,
-    /// Stopped by SIGSTOP: they handle no other signal before SIGCONT.
+    /// Processes stopped by SIGSTOP. They handle no other signal before SIGCONT.
     frozen: Vec<Pid>,
-    /// Removed when the processes are gone.
+    /// The directory, removed after the processes have ended.
     _dir: Directory,
 }
 
-/// How an instance ended when it was stopped.
+/// The end of a stopped instance.
 #[derive(Debug)]
 pub(crate) struct Stopped {
-    /// Exit status of its apiserver (of `berth run`: its own, which is the same); none if it had to
-    /// be killed.
+    /// Exit status of the apiserver, or of `berth run`, which exits with the same status. `None` if
+    /// the process had to be killed.
     pub(crate) status: Option<ExitStatus>,
-    /// It had ended before it was stopped.
+    /// True if the instance had ended before the stop.
     pub(crate) early: bool,
-    /// Those that had to be killed.
+    /// Roles of processes that had to be killed.
     pub(crate) killed: Vec<Role>,
 }
 
 impl Stage {
-    /// Makes the directory and the certificates, and finds an address. No process is started.
+    /// Creates the directory and the certificates, and finds an address. Starts no process.
     pub(crate) fn new(context: &Context<'_>) -> Result<Self, Error> {
         let Context {
             plan,
@@ -183,7 +186,7 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Starts the relay that all instances share, again if it ended.
+    /// Starts the relay that all instances share, if the layout has one. Restarts an ended relay.
     pub(crate) fn open(&mut self) -> Result<(), Error> {
         match self.layout.shared(&self.setting) {
             Some(part) if self.relay(NODE).is_none() => self.spawn(NODE, &part),
@@ -191,10 +194,11 @@ impl Stage {
         }
     }
 
-    /// Waits until `so` is Ok for an owner; its error is why it is not yet. What it is then, and how long that took.
+    /// Waits until `so` is `Ok` for an owner. Until then, the error of `so` says why not. Returns
+    /// the value and the duration of the wait.
     ///
     /// # Errors
-    /// One of the owner's processes ended before, or it was not so in time.
+    /// A process of the owner ended before, or the time is over.
     pub(crate) async fn until<T>(
         &mut self,
         owner: &str,
@@ -229,7 +233,7 @@ impl Stage {
         }
     }
 
-    /// Starts an etcd if one is wanted, and waits until it is up.
+    /// Starts etcd if the plan has one, and waits until etcd is healthy.
     pub(crate) async fn start_etcd(&mut self) -> Result<(), Error> {
         let Some((program, etcd)) = self.etcd.clone() else {
             return Ok(());
@@ -246,7 +250,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Starts the processes of an instance, again if they were there before and ended.
+    /// Starts the processes of an instance. Restarts ended processes.
     pub(crate) async fn start(
         &mut self,
         instance: &InstanceSpec,
@@ -278,7 +282,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Logs that an instance takes part.
+    /// Logs that an instance takes part in the run.
     fn plays(&self, instance: &InstanceSpec, serves: bool) {
         self.recorder.add(&instance.name, EventKind::Player(serves));
     }
@@ -316,7 +320,7 @@ impl Stage {
         Ok(())
     }
 
-    /// An instance's own address: the same again when it is started again.
+    /// Returns an address for an instance alone. A restarted instance gets the same address.
     fn own_address(&mut self, name: &str) -> Result<SocketAddr, Error> {
         if let Some(own) = self.own.get(name) {
             return Ok(*own);
@@ -327,7 +331,7 @@ impl Stage {
         Ok(own)
     }
 
-    /// Waits until an instance listens on its own address.
+    /// Waits until an instance listens on the address.
     async fn until_open(&mut self, name: &str, address: SocketAddr) -> Result<(), Error> {
         let listens = |process: &StageProcess| proc_net::listens(process.pid().as_raw(), address);
         let open =
@@ -339,7 +343,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Waits until new connections come to an instance: how, if that was to be chosen, and how long that took.
+    /// Waits until new connections reach an instance. Returns the chosen pass mode, if there was a
+    /// choice, and the duration of the wait.
     pub(crate) async fn joined(
         &mut self,
         name: &str,
@@ -354,7 +359,7 @@ impl Stage {
         Ok(joined)
     }
 
-    /// The instances that joined so far, and from now on.
+    /// Returns a receiver of the joined instances.
     pub(crate) fn instances(&self) -> watch::Receiver<Instances> {
         self.joined.subscribe()
     }
@@ -369,7 +374,8 @@ impl Stage {
         });
     }
 
-    /// Whether new connections come to an instance, or why not; and how, if that was to be chosen.
+    /// Checks that new connections reach an instance. Returns the chosen pass mode, if there was a
+    /// choice. The error says why not.
     pub(crate) async fn check_joined(&self, name: &str) -> Result<Option<String>, String> {
         let role = match self.layout.via {
             Via::Berth if !self.layout.bridges() => {
@@ -382,12 +388,13 @@ impl Stage {
         self.listens(name, role).map(|()| None)
     }
 
-    /// What an instance's shim reports.
+    /// Asks an instance's shim for its status.
     pub(crate) async fn status(&self, name: &str) -> Result<Box<wire::Status>, String> {
         probe::status(&self.setting, self.shim_of(name)).await
     }
 
-    /// Whether new connections do not come to an instance any more. A shim that does not answer in time does not count.
+    /// True if new connections no longer reach an instance. False if the shim does not answer in
+    /// time.
     pub(crate) async fn is_missed(&self, name: &str) -> bool {
         match self.layout.via {
             Via::Berth if !self.layout.bridges() => self
@@ -398,11 +405,11 @@ impl Stage {
         }
     }
 
-    /// The address at which an instance can be dialled with nothing in between: the port itself, if
-    /// nothing is. None if the instance is not known.
+    /// Returns the address at which an instance can be dialled without a proxy between. The address
+    /// is the port itself if there is no proxy. `None` if the instance is unknown.
     pub(crate) fn direct(&self, name: &str) -> Option<SocketAddr> {
         match self.layout.via {
-            // Connections from loopback are not steered.
+            // The bridge does not steer connections from loopback.
             Via::Berth if self.layout.bridges() => self.own.get(name).copied(),
             Via::Berth => probe::listed(&self.setting, name).map(|listed| listed.record.address),
             Via::Haproxy => self.own.get(name).copied(),
@@ -437,7 +444,7 @@ impl Stage {
             .find(|p| p.owner == owner && p.role == role)
     }
 
-    /// The exit status of the first process of an instance that has ended.
+    /// Returns the exit status of an instance's first ended process. `None` if every process runs.
     pub(crate) fn ended(&self, name: &str) -> Option<ExitStatus> {
         self.processes
             .iter()
@@ -445,7 +452,7 @@ impl Stage {
             .find_map(StageProcess::status)
     }
 
-    /// Waits until one of an owner's processes has ended.
+    /// Waits until a process of an owner has ended.
     pub(crate) async fn any_ended(&self, owner: &str) -> ExitStatus {
         loop {
             match self.ended(owner) {
@@ -455,7 +462,7 @@ impl Stage {
         }
     }
 
-    /// Stops an instance as its [`Layout`] requires; SIGKILL for what is there after `grace`.
+    /// Stops an instance as the [`Layout`] says. Processes left after `grace` get SIGKILL.
     pub(crate) async fn stop(&mut self, name: &str, grace: Duration) -> Stopped {
         let early = self.ended(name).is_some();
         let deadline = Instant::now() + grace;
@@ -480,8 +487,9 @@ impl Stage {
             .filter(|p| p.owner == name && p.status().is_none())
             .collect();
         let killed: Vec<Role> = left.iter().map(|process| process.role).collect();
-        // A kubelet kills all at once. But a large process takes longer to go, and it must not look as if
-        // its shim had cut what ends with the apiserver.
+        // A kubelet kills all processes at once. But a large process takes longer to end, and the
+        // shim must not seem to cut the connections that end with the apiserver. So the shim is
+        // killed last.
         for is_proxy in [false, true] {
             let group = || {
                 left.iter()
@@ -504,7 +512,7 @@ impl Stage {
         }
     }
 
-    /// Logs when an instance leaves the port, where no shim does.
+    /// Logs when an instance leaves the port, for ways without a shim.
     async fn leaves(&self, name: &str) -> Infallible {
         let role = if self.layout.via == Via::Haproxy {
             Role::Proxy
@@ -525,12 +533,12 @@ impl Stage {
         std::future::pending().await
     }
 
-    /// The process ID of an instance's apiserver, if it lives.
+    /// Returns the process ID of an instance's apiserver. `None` if the apiserver has ended.
     pub(crate) fn apiserver(&self, name: &str) -> Option<Pid> {
         let Some(ListedInstance { record, .. }) = probe::living(&self.setting, name) else {
             return self.process(name, Role::Apiserver)?.living();
         };
-        // In this process's own PID namespace.
+        // The PID is valid in this process's PID namespace.
         let pid = i32::try_from(record.pid?).ok()?;
         let is_child = |process: &Process| process.stat().is_ok_and(|stat| stat.ppid == pid);
         Some(Pid::from_raw(match record.supervised {
@@ -539,18 +547,19 @@ impl Stage {
         }))
     }
 
-    /// The process ID of what relays to an instance, if there is such a process and it lives.
+    /// Returns the process ID of the relay to an instance. `None` if there is no relay or it has
+    /// ended.
     pub(crate) fn relay(&self, name: &str) -> Option<Pid> {
         self.process(self.shim_of(name), self.layout.relays()?)?
             .living()
     }
 
-    /// Sends SIGKILL to one of an instance's processes, and waits until it is gone. What is left of a
-    /// unit follows, as systemd does it with `KillMode=mixed`.
+    /// Sends SIGKILL to a process of an instance and waits for its end. The other processes of a
+    /// unit are killed next, as by systemd with `KillMode=mixed`.
     pub(crate) async fn kill(&self, name: &str, pid: Pid) {
         let apiserver = self.apiserver(name);
         let _ = kill(pid, Signal::SIGKILL);
-        // A supervisor ends with its child.
+        // The supervisor ends with its child, so wait for the supervisor.
         let process = self
             .processes
             .iter()
@@ -562,7 +571,7 @@ impl Stage {
         let Some(unit) = self.process(name, Role::Unit) else {
             return;
         };
-        // It ends with its apiserver.
+        // The unit ends with its apiserver.
         unit.wait().await;
         if let Some(apiserver) = apiserver.filter(|apiserver| *apiserver != pid) {
             let _ = kill(apiserver, Signal::SIGKILL);
@@ -578,14 +587,14 @@ impl Stage {
         }
     }
 
-    /// Sends SIGCONT to all that were stopped.
+    /// Sends SIGCONT to all stopped processes.
     pub(crate) fn thaw(&mut self) {
         for pid in self.frozen.drain(..) {
             let _ = kill(pid, Signal::SIGCONT);
         }
     }
 
-    /// The last lines that an instance's processes logged.
+    /// Returns the last log lines of an instance's processes.
     pub(crate) async fn log(&mut self, name: &str) -> String {
         let mut lines = Vec::new();
         for process in self.processes.iter_mut().filter(|p| p.owner == name) {
@@ -601,7 +610,7 @@ impl Stage {
         lines.join("\n")
     }
 
-    /// The very last line of each of an instance's processes.
+    /// Returns the last log line of each process of an instance.
     pub(crate) async fn last_words(&mut self, name: &str) -> String {
         let mut lines = Vec::new();
         for process in self.processes.iter_mut().filter(|p| p.owner == name) {
@@ -618,7 +627,7 @@ impl Stage {
         }
     }
 
-    /// Ends what still runs.
+    /// Ends all running processes.
     pub(crate) async fn close(mut self) {
         self.thaw();
         for process in self.processes.iter().filter(|p| p.role == Role::Store) {
@@ -651,7 +660,7 @@ async fn all_ended<'a>(processes: impl IntoIterator<Item = &'a StageProcess>) {
 }
 
 impl Drop for Stage {
-    /// What was stopped may be no child of this process, and a bridge is none.
+    /// Continues stopped processes and kills the bridge, which may be no children of this process.
     fn drop(&mut self) {
         self.thaw();
         if let Some(bridge) = &self.bridge {
@@ -685,7 +694,7 @@ mod tests {
         stage.close().await;
     }
 
-    /// This test's own binary knows no `run --listen`: it ends at once with an error.
+    /// The test binary has no `run --listen`, so it ends at once with an error.
     #[tokio::test]
     async fn an_instance_that_cannot_start_is_shown_with_its_log() {
         let plan = Plan {

@@ -1,4 +1,4 @@
-//! What can be seen of an instance from outside: in a shim's log, from a shim's answer, in /proc.
+//! Observes instances from outside: in a shim's log, through a shim's status, and in /proc.
 
 use super::layout::{Layout, NODE};
 use super::process::Listener;
@@ -29,16 +29,16 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-/// How long a shim may take to answer when all are asked: one that hangs does not answer.
+/// Time limit for a shim's answer when all shims are asked. A shim that hangs does not answer.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Time between two polls of the gates, shorter than any step of a timeline but the shortest.
+/// Time between two polls of the gates. Only the shortest step of a timeline is shorter.
 const GATES_EVERY: Duration = Duration::from_millis(50);
 
-/// What errors of Go's crypto/x509 begin with.
+/// Prefix of the errors of Go's crypto/x509.
 const X509: &str = "x509: ";
 
-/// A line of a shim's log, as far as it matters here.
+/// The relevant fields of a line in a shim's log.
 #[derive(Debug, Deserialize)]
 struct LogLine {
     message: String,
@@ -46,8 +46,8 @@ struct LogLine {
     instance: String,
 }
 
-/// Logs from a shim's lines when an instance joins and leaves, and from a real apiserver's when it met
-/// another's certificate.
+/// Returns a listener that logs when an instance joins and leaves, from a shim's log lines, and
+/// when a real apiserver met another instance's certificate, from the apiserver's.
 pub(super) fn on_line(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> Listener {
     let (owner, recorder) = (owner.to_owned(), Arc::clone(recorder));
     Arc::new(move |line| {
@@ -63,7 +63,7 @@ pub(super) fn on_line(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> 
             .and_then(|line| mark_of(&owner, &line))
         {
             recorder.with(|log| {
-                // What the instance reports itself is more exact.
+                // The instance's own report is more exact.
                 let known = last(log, &instance, mark) > last(log, &instance, MarkKind::Started);
                 if mark != MarkKind::Ready || !known {
                     log.push(Event {
@@ -80,7 +80,8 @@ pub(super) fn on_line(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> 
     })
 }
 
-/// The instance and the mark that a line is about. A node shim joins once; with it, an instance joins when it is ready.
+/// Returns the instance and the mark of a log line. A node shim joins a single time; behind it an
+/// instance joins when ready.
 fn mark_of(owner: &str, line: &LogLine) -> Option<(String, MarkKind)> {
     let (message, instance) = (line.message.as_str(), &line.instance);
     if owner == NODE {
@@ -98,7 +99,8 @@ fn mark_of(owner: &str, line: &LogLine) -> Option<(String, MarkKind)> {
     }
 }
 
-/// Whether a shim reports that it listens and that an instance is ready, and how clients come to that, if that was to be chosen; or why not.
+/// Checks that a shim listens and that an instance is ready. Returns the chosen pass mode, if there
+/// was a choice. The error says why not.
 pub(super) fn joined(
     status: &Status,
     name: &str,
@@ -122,7 +124,7 @@ pub(super) fn joined(
     }
 }
 
-/// Whether a shim reports that an instance is not ready, or knows none of this name.
+/// True if a shim reports that an instance is not ready, or does not know the instance.
 pub(super) fn is_missed(status: &Status, name: &str) -> bool {
     of(status, name).is_none_or(|own| own.health != InstanceHealth::Ready)
 }
@@ -134,7 +136,7 @@ fn of<'a>(status: &'a Status, name: &str) -> Option<&'a InstanceStatus> {
         .find(|own| own.instance.as_str() == name)
 }
 
-/// A shim's status, or why it does not report one.
+/// Asks a shim for its status. The error says why there is no status.
 pub(super) async fn status(setting: &StageSetting, shim: &str) -> Result<Box<Status>, String> {
     let berth = berth(setting).ok_or("the run directory is still empty")?;
     let shim = InstanceId::parse(shim).map_err(|error| error.to_string())?;
@@ -146,7 +148,7 @@ pub(super) async fn status(setting: &StageSetting, shim: &str) -> Result<Box<Sta
         .map_err(|why| format!("its shim cannot be asked: {why}"))
 }
 
-/// What the shims of a run directory answer, by their sockets.
+/// Asks all shims of a run directory. Returns their answers by socket.
 pub(crate) async fn of_shims<T: Send + 'static>(
     run_dir: &Path,
     ask: Ask,
@@ -168,7 +170,7 @@ pub(crate) async fn of_shims<T: Send + 'static>(
     asked.join_all().await.into_iter().flatten().collect()
 }
 
-/// Logs how the gates are, until it is dropped.
+/// Logs the metrics of the gates until dropped.
 pub(crate) async fn watch_gates(setting: StageSetting, recorder: Arc<Recorder>) {
     let mut ticks = tokio::time::interval(GATES_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -187,19 +189,20 @@ pub(crate) async fn watch_gates(setting: StageSetting, recorder: Arc<Recorder>) 
     }
 }
 
-/// Whether a process listens on an address. Go takes 0.0.0.0 for all addresses of both families, and listens on `::`.
+/// True if a process listens on an address. Go takes 0.0.0.0 for all addresses of both families and
+/// listens on `::`.
 pub(super) fn listens(pid: Pid, address: SocketAddr) -> bool {
     let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port()));
     let listens = |address| proc_net::listens(pid.as_raw(), address);
     listens(address) || (address.ip().is_unspecified() && listens(both))
 }
 
-/// What `berth exec` recorded of an instance that lives.
+/// Returns `berth exec`'s record of a running instance.
 pub(super) fn living(setting: &StageSetting, name: &str) -> Option<ListedInstance> {
     listed(setting, name).filter(|listed| listed.alive)
 }
 
-/// The same of any.
+/// Returns `berth exec`'s record of an instance, running or ended.
 pub(super) fn listed(setting: &StageSetting, name: &str) -> Option<ListedInstance> {
     let listing = instance::list(&berth(setting)?).ok()?;
     listing

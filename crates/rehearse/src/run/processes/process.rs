@@ -1,4 +1,4 @@
-//! One process of a rehearsal: it is started, its log is read, it gets signals, and its end is waited for.
+//! A process of a rehearsal: started, its log read, signalled, and waited for.
 
 use super::layout::{ProcessSpec, Role};
 use crate::config::apiserver::this;
@@ -17,16 +17,16 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::timeout;
 
-/// Lines of a log that are kept, for when it fails.
+/// Number of log lines that are kept for an error.
 const LOG_LINES: usize = 12;
 
-/// How long the output of a process that has ended may take to arrive.
+/// Time limit for the remaining output of an ended process.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// Called for each line of a process as it comes.
+/// Callback for each log line of a process.
 pub(super) type Listener = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// A process. It is killed when this is dropped.
+/// A process, killed on drop.
 #[derive(Debug)]
 pub(super) struct StageProcess {
     pub(super) owner: String,
@@ -35,12 +35,12 @@ pub(super) struct StageProcess {
     ended: watch::Receiver<Option<ExitStatus>>,
     waiter: AbortHandle,
     log: Arc<Mutex<VecDeque<String>>>,
-    /// The tasks that read its output; they end with it.
+    /// Tasks that read the output. They end with the process.
     readers: Vec<JoinHandle<()>>,
 }
 
 impl StageProcess {
-    /// Starts it. `over` is called when it has ended.
+    /// Starts a process. `over` is called after its end.
     pub(super) fn start(
         owner: &str,
         part: &ProcessSpec,
@@ -99,21 +99,21 @@ impl StageProcess {
         self.pid
     }
 
-    /// The same while it has not ended.
+    /// Returns the process ID. `None` after the process's end.
     pub(super) fn living(&self) -> Option<Pid> {
         self.status().is_none().then_some(self.pid)
     }
 
-    /// Its exit status, if it has ended.
+    /// Returns the exit status. `None` while the process runs.
     pub(super) fn status(&self) -> Option<ExitStatus> {
         *self.ended.borrow()
     }
 
-    /// Waits until it has ended; may be called by several at once.
+    /// Waits for the end of the process. Several tasks may wait at once.
     pub(super) fn wait(&self) -> impl Future<Output = ()> + use<> {
         let mut ended = self.ended.clone();
         async move {
-            // An error: the runtime is going down, and the process with it.
+            // An error means that the runtime is shutting down, and the process with it.
             let _ = ended.wait_for(Option::is_some).await;
         }
     }
@@ -122,7 +122,7 @@ impl StageProcess {
         let _ = self.living().map(|pid| kill(pid, signal));
     }
 
-    /// The last lines that it logged. When it has ended, all of its output is waited for.
+    /// Returns the last log lines. After the process's end, waits for the remaining output.
     pub(super) async fn log(&mut self) -> Vec<String> {
         if self.status().is_some() {
             let output = async {
@@ -130,7 +130,7 @@ impl StageProcess {
                     let _ = reader.await;
                 }
             };
-            // A child of its own may still hold the pipe.
+            // A child of the process may still hold the pipe.
             let _ = timeout(LAST_WORDS, output).await;
             self.readers.retain(|reader| !reader.is_finished());
         }
@@ -139,7 +139,8 @@ impl StageProcess {
     }
 }
 
-/// A program in a process group of its own, which gets none of berth's settings and ends with this process.
+/// Returns a command in a new process group. The program gets none of berth's environment variables
+/// and ends with this process.
 fn command(program: &OsStr) -> Command {
     let mut command = Command::new(program);
     if program == this() {
@@ -150,8 +151,8 @@ fn command(program: &OsStr) -> Command {
         .kill_on_drop(true)
         .stdin(Stdio::null());
     berth_os::process::remove_settings(command.as_std_mut());
-    // One that is stopped on purpose handles no other signal. The kernel continues it when its parent is gone, but not where it is only
-    // about to stop.
+    // A process stopped on purpose handles no signal but SIGKILL. The kernel continues stopped
+    // children of a dead parent, but not a child that is only about to stop.
     berth_os::process::die_with_parent(command.as_std_mut(), Signal::SIGKILL);
     command
 }
@@ -173,7 +174,7 @@ async fn keep_log(
         on_line(&line);
         let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
         if log.len() == LOG_LINES {
-            // Lines that only inform go first: kube-apiserver writes many.
+            // Informational lines are dropped first, because kube-apiserver writes many.
             let first = log.iter().position(|line| informs(line)).unwrap_or(0);
             log.remove(first);
         }
@@ -181,7 +182,7 @@ async fn keep_log(
     }
 }
 
-/// Whether a line of klog or of a JSON log is no error.
+/// True for a line of klog or of a JSON log that is no error.
 fn informs(line: &str) -> bool {
     let klog = |line: &str| line.len() > 5 && line.as_bytes()[1..5].iter().all(u8::is_ascii_digit);
     (line.starts_with(['I', 'W']) && klog(line))
@@ -194,12 +195,12 @@ fn informs(line: &str) -> bool {
         .any(|level| line.contains(level))
 }
 
-/// A line of a JSON log as a person reads it; other lines as they are.
+/// Returns a JSON log line in readable form. Other lines are unchanged.
 fn readable(line: &str) -> String {
     let Ok(serde_json::Value::Object(mut fields)) = serde_json::from_str(line) else {
         return line.to_owned();
     };
-    // etcd has msg.
+    // etcd's log has the field `msg`.
     let text = if fields.contains_key("msg") {
         "msg"
     } else {

@@ -1,4 +1,4 @@
-//! What the processes of a rehearsal need to know of it.
+//! Settings that the processes of a rehearsal need.
 
 use crate::testbed::certs::Certs;
 use berth_node::terms::Speedup;
@@ -7,27 +7,28 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// A bridge's directory, in that of a run.
+/// Name of a bridge's directory in the directory of a run.
 pub(crate) const BRIDGE: &str = "bridge";
 
-/// What the processes need to know.
+/// Settings that the processes need.
 #[derive(Debug, Clone)]
 pub(crate) struct StageSetting {
-    /// Directory of all that the rehearsal writes.
+    /// Directory of the rehearsal's files.
     pub(crate) dir: PathBuf,
     pub(crate) address: SocketAddr,
-    /// The program that shims are processes of.
+    /// The berth program of the shims.
     pub(crate) berth: PathBuf,
     pub(crate) certs: Arc<Certs>,
     /// Value of `--etcd-servers` for real apiservers.
     pub(crate) etcd: Option<String>,
-    /// The shims' probes show a certificate: an apiserver refuses, or may refuse, clients without one.
+    /// True if the shims' probes show a certificate, because an apiserver (possibly) rejects
+    /// clients without one.
     pub(crate) probe_with_certificate: bool,
     /// The shims' and instances' `--pass`.
     pub(crate) pass: PassMode,
     /// The shims' and bridges' `--speedup`.
     pub(crate) speedup: Speedup,
-    /// The library by which the shims' clock can jump.
+    /// The libfaketime library, which makes the shims' clock jump.
     pub(crate) faketime: Option<PathBuf>,
 }
 
@@ -37,26 +38,27 @@ impl StageSetting {
         self.dir.join("store")
     }
 
-    /// Where shims meet.
+    /// Run directory of the shims.
     pub(crate) fn run_dir(&self) -> PathBuf {
         self.dir.join("run")
     }
 
-    /// Where a bridge keeps its socket and logs.
+    /// Directory of a bridge's socket and logs.
     pub(crate) fn bridge(&self) -> PathBuf {
         self.dir.join(BRIDGE)
     }
 
-    /// Where its shim is.
+    /// Run directory of the bridge's shim.
     pub(crate) fn bridge_run_dir(&self) -> PathBuf {
         self.bridge().join("bridge-shim")
     }
-    /// File in which libfaketime reads how far the clock is off.
+    /// File from which libfaketime reads the offset of the clock.
     pub(crate) fn clock(&self) -> PathBuf {
         self.dir.join("clock")
     }
 
-    /// Environment variables by which the wall clock of a shim is read from a file. Its monotonic clock stays the kernel's.
+    /// Returns environment variables that make a shim read its wall clock's offset from a file. The
+    /// monotonic clock stays the kernel's.
     pub(crate) fn fake_time(&self) -> Vec<(&'static str, PathBuf)> {
         let Some(library) = &self.faketime else {
             return Vec::new();

@@ -1,7 +1,8 @@
-//! An instance that knows nothing of berth is replaced in place, under `berth bridge`.
+//! Replaces an instance without berth in place, under `berth bridge`.
 //!
-//! COMMAND is the script itself: it stops the old one and starts the new one, as systemd does it for `systemctl restart`. What goes
-//! wrong, does so while COMMAND runs: then neither this nor the bridge can be too late.
+//! The script takes the part of COMMAND: it stops the old instance and starts the new one, as
+//! systemd does for `systemctl restart`. Faults are injected while COMMAND runs, so that neither
+//! the script nor the bridge can be too late.
 
 use super::faults::LONGEST_HANG;
 use super::{Play, SETTLE};
@@ -13,10 +14,11 @@ use nix::unistd::Pid;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// Exit status of a bridge whose node's own instance did not come back.
+/// Exit status of a bridge if the node's kube-apiserver did not come back.
 const AGAIN: i32 = 75;
 
-/// What a bridge takes besides its --settle and its --ready-timeout, both twice: its preflight, and handshakes and connections that end.
+/// Time that a bridge takes in addition to twice its --settle and --ready-timeout: for the
+/// preflight checks, and for handshakes and connections to end.
 const BESIDES: Duration = Duration::from_secs(90);
 
 impl Play<'_> {
@@ -28,7 +30,7 @@ impl Play<'_> {
     ) -> Result<(), Error> {
         let ready = self.context.plan.timing.ready_within;
         self.bridge(old, ready).await?;
-        // First those that concern the old one.
+        // Faults of the old instance and of the bridge come first.
         for fault in faults {
             match fault {
                 Fault::KillShim => self.kill_bridge(old).await?,
@@ -41,7 +43,7 @@ impl Play<'_> {
         let before = self.stage.bridge_status().own.listener;
         self.print(&format!("stop {}", old.name));
         self.stop(old).await;
-        // It goes through the bridge: nothing of berth is there after it.
+        // The storm comes while the bridge serves, because no berth is left afterwards.
         self.storm().await?;
         self.start_own(new).await?;
         self.own_ready(new, before, ready).await?;
@@ -60,14 +62,16 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// An upgrade in place to a version that cannot serve: clients stay on the bridge, and the operator brings the old one back.
+    /// Upgrades in place to a version that cannot serve. Clients stay on the bridge until the
+    /// operator brings the old instance back.
     pub(super) async fn failing_bridged_upgrade(
         &mut self,
         old: &InstanceSpec,
         fault: Fault,
     ) -> Result<(), Error> {
         let new = super::failing(self.context.plan, fault);
-        // Long enough for the temporary one; no longer, for clients wait for the end of it.
+        // Long enough for the temporary instance to get ready, but no longer, because clients wait
+        // for the timeout.
         let ready = self
             .context
             .plan
@@ -94,7 +98,7 @@ impl Play<'_> {
             self.context.step(place, FaultStep::Seen(why));
         }
         self.settle().await;
-        // How it ends is no matter.
+        // The exit status does not matter.
         self.stage
             .stop(&new.name, self.context.plan.timing.grace)
             .await;
@@ -107,7 +111,8 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// Builds a bridge over an instance, and waits until it serves and this may be replaced.
+    /// Builds a bridge over an instance. Waits until the bridge serves and the instance may be
+    /// replaced.
     async fn bridge(&mut self, running: &InstanceSpec, ready: Duration) -> Result<(), Error> {
         let temporary = running.temporary();
         self.print(&format!("berth bridge over {}", running.name));
@@ -129,7 +134,8 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// Waits until `berth bridge`, or `berth bridge end`, has exited with this status.
+    /// Waits until `berth bridge` or `berth bridge end` has exited. Fails if the exit status is not
+    /// `wanted`.
     async fn bridge_ends(&mut self, running: &InstanceSpec, wanted: i32) -> Result<(), Error> {
         let (name, began) = (running.temporary().name, Instant::now());
         let code = self.stage.bridge_ended(self.patience()).await?;
@@ -151,7 +157,7 @@ impl Play<'_> {
         2 * (self.context.plan.timing.ready_within + self.context.plan.timing.settle) + BESIDES
     }
 
-    /// Starts one that has the port alone, as COMMAND.
+    /// Starts the node's kube-apiserver, which has the port alone, in the part of COMMAND.
     async fn start_own(&mut self, own: &InstanceSpec) -> Result<(), Error> {
         self.print(&format!("start {} in its place", own.name));
         self.stage.start(own, true).await?;
@@ -159,7 +165,8 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// Waits until the bridge reports that the node's own is ready, and another process than the one with this listener.
+    /// Waits until the bridge reports that the node's kube-apiserver is ready and has another
+    /// listener than `before`.
     async fn own_ready(
         &mut self,
         own: &InstanceSpec,
@@ -179,12 +186,12 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// The bridge is killed while the old one is there; then there is another one.
+    /// Kills the bridge while the old instance still runs, and builds another bridge.
     async fn kill_bridge(&mut self, old: &InstanceSpec) -> Result<(), Error> {
         let place = self.harms(Fault::KillShim, &old.temporary().name);
         self.stage.kill_bridge().await;
         self.context.step(place, FaultStep::Noticed);
-        // Nothing is done without it.
+        // COMMAND does nothing without a bridge.
         self.stage.command_ends(1)?;
         self.bridge_ends(old, 1).await?;
         self.bridge(old, self.context.plan.timing.ready_within)
@@ -225,7 +232,7 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// The node's own is killed while the bridge serves, and started again as systemd does it.
+    /// Kills the node's kube-apiserver while the bridge serves, and starts it again like systemd.
     async fn kill_own(&mut self, own: &InstanceSpec, fault: Fault) -> Result<(), Error> {
         let name = &own.name;
         let place = self.harms(fault, name);
@@ -241,7 +248,7 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// The new one hangs until the bridge has noticed.
+    /// Stops the new instance with SIGSTOP until the bridge has noticed.
     async fn hang_own(&mut self, new: &InstanceSpec) -> Result<(), Error> {
         let place = self.harms(Fault::Hang, &new.name);
         if let Some(pid) = self.stage.apiserver(&new.name) {

@@ -1,4 +1,4 @@
-//! Faults while both serve: each is injected, waited for, fixed, and logged.
+//! Faults while both instances serve: each fault is injected, waited for, fixed, and logged.
 
 use super::{POLL, Play, SETTLE};
 use crate::config::{
@@ -16,24 +16,25 @@ use nix::unistd::Pid;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// Longest that an apiserver hangs: what it accepted must be answered before it counts as lost, and no handshake be given up.
+/// Time limit for a hanging apiserver. The accepted requests must be answered before they count as
+/// lost, and no TLS handshake may time out.
 pub(super) const LONGEST_HANG: Duration = Duration::from_secs(11);
 const _: () = assert!(LONGEST_HANG.as_secs() < HANDSHAKE.as_secs());
 
-/// Waits below this are those of a rehearsal in which nothing goes wrong.
+/// Longest wait in a rehearsal without faults.
 const CALM: Duration = Duration::from_secs(1);
 
-/// How long a shim has no descriptor left, or a wrong clock.
+/// Time without free descriptors, or with a wrong clock.
 const STARVED: Duration = Duration::from_secs(3);
 
-/// Farthest jump of a clock, in seconds.
+/// Largest jump of the clock, in seconds.
 const DAY: i64 = 24 * 60 * 60;
 
-/// How long a shim hangs beyond its lease.
+/// Time that a shim hangs after its lease has expired.
 const BEYOND_LEASE: Duration = Duration::from_secs(3);
 
 impl Play<'_> {
-    /// An upgrade to a version that cannot serve: it is given up after a while.
+    /// Upgrades to a version that cannot serve, and gives up after a while.
     pub(super) async fn failing_upgrade(
         &mut self,
         old: &InstanceSpec,
@@ -58,11 +59,12 @@ impl Play<'_> {
         let timing = &self.context.plan.timing;
         let patience = Instant::now()
             + match fault {
-                // Until it has ended, which it does at once.
+                // The instance ends at once: wait for that.
                 Fault::BadFlag => timing.ready_within,
                 _ => timing.speedup.of(timing.failing),
             };
-        // What waits for its port may wait for ever; that the process ends meanwhile is what this fault is about.
+        // A proxy may wait for the instance's port for ever. The fault is about the end of the
+        // instance, not about the proxy.
         let started = timeout_at(patience, self.stage.start(&new, false)).await;
         if let Ok(Err(error @ Error::Unavailable(_))) = started {
             return Err(error);
@@ -82,7 +84,7 @@ impl Play<'_> {
         self.print(&format!("{} does not serve: {why}", new.name));
         self.context.step(place, FaultStep::Seen(why));
         self.settle().await;
-        // How it ends is no matter.
+        // The exit status does not matter.
         self.stage
             .stop(&new.name, self.context.plan.timing.grace)
             .await;
@@ -94,7 +96,7 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// How an instance ended and what it logged last, if it has ended.
+    /// Returns an instance's exit status and last log lines, in words. `None` if the instance runs.
     pub(super) async fn end_of(&mut self, name: &str) -> Option<String> {
         let status = self.stage.ended(name)?;
         Some(format!(
@@ -103,14 +105,14 @@ impl Play<'_> {
         ))
     }
 
-    /// What goes wrong while both serve.
+    /// Injects a fault while both instances serve, and waits for its end.
     pub(super) async fn harm(
         &mut self,
         old: &InstanceSpec,
         new: &InstanceSpec,
         fault: Fault,
     ) -> Result<(), Error> {
-        // Most streams are on the old one.
+        // Most streams are on the old instance.
         let hit = if matches!(fault, Fault::KillShim | Fault::HangShim) {
             old
         } else {
@@ -155,7 +157,7 @@ impl Play<'_> {
         };
         self.print(&format!("fault {fault} at {name}"));
         let has = match fault {
-            // The apiserver of a unit ends with the shim.
+            // The apiserver of a unit ends with the shim, so all of its connections end.
             Fault::KillShim if self.stage.layout.topology == Topology::Run => None,
             Fault::KillShim | Fault::HangShim => self
                 .stage
@@ -207,7 +209,7 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// Waits until clients are served as before, so that one fault is not blamed for another.
+    /// Waits until clients are served as before, so that a loss is attributed to the right fault.
     pub(super) async fn calm(&self) {
         let deadline = Instant::now() + UNANSWERED;
         self.settle().await;
@@ -227,7 +229,8 @@ impl Play<'_> {
         }
     }
 
-    /// Stops an apiserver until something notices, and a little longer; without a shim, for as long as a shim would need.
+    /// Stops an apiserver with SIGSTOP until its shim or proxy has noticed, and a little longer.
+    /// Without a shim, for as long as a shim would need.
     pub(super) async fn hang(&mut self, name: &str, apiserver: Pid, place: usize) {
         self.stage.freeze(apiserver);
         let deadline = Instant::now() + LONGEST_HANG;
@@ -236,7 +239,7 @@ impl Play<'_> {
                 let noticed = Stamp::now();
                 self.context.step(place, FaultStep::Noticed);
                 sleep(SETTLE).await;
-                // Until a request was answered by the other one.
+                // Wait until the other instance has answered a new connection.
                 let since = |a: &Attempt| a.kind == ConnectionKind::New && a.due > noticed;
                 let seen = || {
                     self.context
@@ -253,14 +256,14 @@ impl Play<'_> {
         self.stage.thaw();
     }
 
-    /// Stops a shim by SIGSTOP for longer than its lease lasts.
+    /// Stops a shim with SIGSTOP for longer than its lease.
     pub(super) async fn hang_beyond_lease(&mut self, shim: Pid) {
         self.stage.freeze(shim);
         sleep(LEASE + BEYOND_LEASE).await;
         self.stage.thaw();
     }
 
-    /// Logs a fault; its number.
+    /// Logs a fault and returns its number.
     pub(super) fn inject(&self, fault: Fault, instance: &str, standby: Standby) -> usize {
         self.context.recorder.inject(instance, fault, standby)
     }

@@ -1,5 +1,7 @@
-//! The script of one run: start old, load, start new, wait until it joined, stop old, and so on; then
-//! end the load and stop what is left. `faults`: what goes wrong meanwhile. `bridge`: in place, under a bridge.
+//! The script of a run: start the old instance and the load, start the new instance, wait until it
+//! has joined, stop the old instance, and so on. Then end the load and stop the last instance.
+//!
+//! `faults` injects faults during an upgrade. `bridge` upgrades in place, under `berth bridge`.
 
 mod bridge;
 mod faults;
@@ -25,16 +27,17 @@ use tokio::net::UnixListener;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-/// kube-apiserver's reconciler puts the survivor's address back within ten seconds.
+/// Time limit for the address in the Service `kubernetes`. kube-apiserver's reconciler restores the
+/// survivor's address within ten seconds.
 const SERVICE_BACK_WITHIN: Duration = Duration::from_secs(30);
 
-/// Load after a fault, before anything else happens.
+/// Duration of the load after a fault, before the next step.
 const SETTLE: Duration = Duration::from_millis(1500);
 
 /// Time between two polls.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Runs the script. What clients and instances did is in the log afterwards.
+/// Runs the script. The log then has the events of clients and instances.
 pub(crate) async fn play(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error> {
     let Context {
         plan, ref recorder, ..
@@ -45,7 +48,7 @@ pub(crate) async fn play(context: &Context<'_>, stage: &mut Stage) -> Result<(),
         path.display()
     );
     let socket = UnixListener::bind(&path).map_err(Error::unavailable(what))?;
-    // Aborted with this future when it is dropped.
+    // The tasks are aborted if this future is dropped.
     let mut background = JoinSet::new();
     background.spawn(store::serve(
         socket,
@@ -112,7 +115,7 @@ pub(crate) async fn play(context: &Context<'_>, stage: &mut Stage) -> Result<(),
     Ok(())
 }
 
-/// Starts the load; returns when there was some.
+/// Starts the load, and lets the first phase of it pass.
 async fn start_load(context: &Context<'_>, stage: &Stage) -> Result<Load, Error> {
     let Context {
         plan, ref recorder, ..
@@ -131,7 +134,7 @@ async fn start_load(context: &Context<'_>, stage: &Stage) -> Result<Load, Error>
     Ok(load)
 }
 
-/// Logs the gates' metrics, if there is to be a storm.
+/// Logs the gates' metrics if the plan has a storm.
 fn watch_gates(context: &Context<'_>, setting: &StageSetting, background: &mut JoinSet<()>) {
     if context.plan.load.storm > 0 {
         background.spawn(processes::watch_gates(
@@ -146,7 +149,8 @@ fn target(setting: &StageSetting) -> Result<Target, Error> {
         .map_err(Error::unavailable("cannot use the certificates just made"))
 }
 
-/// The storm, if there is to be one and was none yet. Returns when each of its clients was served, or has given up.
+/// Runs the storm if the plan has one and there was none yet. Returns when every client of the
+/// storm was served or has given up.
 async fn storm(context: &Context<'_>, setting: &StageSetting) -> Result<(), Error> {
     let (clients, recorder) = (context.plan.load.storm, &context.recorder);
     let began = |log: &[Event]| {
@@ -180,7 +184,7 @@ async fn finish(load: Load, context: &Context<'_>) {
     }
 }
 
-/// The instance that serves after this many upgrades.
+/// Returns the instance that serves after this number of upgrades.
 fn instance(plan: &Plan, upgrades: u32) -> InstanceSpec {
     let new = !upgrades.is_multiple_of(2);
     let (side, apiserver) = if new {
@@ -194,7 +198,7 @@ fn instance(plan: &Plan, upgrades: u32) -> InstanceSpec {
         format!("{side}-{}", upgrades / 2 + 1)
     };
     let version = plan.versions[usize::from(new)].clone();
-    // The first serves when the rehearsal begins.
+    // The first instance is ready when the load begins, so its start may be fast.
     let start_delay = if upgrades > 0 {
         plan.timing.start_delay
     } else {
@@ -209,7 +213,7 @@ fn instance(plan: &Plan, upgrades: u32) -> InstanceSpec {
     }
 }
 
-/// The instance of an upgrade that fails.
+/// Returns the instance of an upgrade that is to fail.
 fn failing(plan: &Plan, fault: Fault) -> InstanceSpec {
     InstanceSpec {
         name: fault.to_string(),
@@ -218,7 +222,7 @@ fn failing(plan: &Plan, fault: Fault) -> InstanceSpec {
     }
 }
 
-/// What every step on one stage has.
+/// State of the script.
 struct Play<'a> {
     context: &'a Context<'a>,
     stage: &'a mut Stage,
@@ -230,7 +234,7 @@ impl Play<'_> {
         self.context.print(what);
     }
 
-    /// Load after a fault.
+    /// Lets the load run after a fault.
     async fn settle(&self) {
         sleep(self.context.plan.timing.speedup.of(SETTLE)).await;
     }
@@ -239,7 +243,8 @@ impl Play<'_> {
         storm(self.context, &self.stage.setting).await
     }
 
-    /// An upgrade, and what goes wrong before it and meanwhile; the instance that serves after it.
+    /// Makes an upgrade, with faults before and during the upgrade. Returns the instance that
+    /// serves afterwards.
     async fn round(
         &mut self,
         old: InstanceSpec,
@@ -275,7 +280,7 @@ impl Play<'_> {
         }
         let alone = self.context.via == Via::None;
         if alone {
-            // The port is for one of them alone.
+            // The port belongs to a single instance.
             self.print(&format!("stop {}", old.name));
             self.stop(old).await;
             self.refuses().await;
@@ -299,7 +304,8 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// Waits until a client was refused: an apiserver that starts in less than the time between two clients shows nothing.
+    /// Waits until a client was refused. Otherwise an apiserver that starts between two clients
+    /// would show no loss.
     async fn refuses(&self) {
         let (gone, deadline) = (Stamp::now(), Instant::now() + UNANSWERED);
         let refused = |a: &Attempt| a.done >= gone && a.answer == Answer::Failed(Failure::Refused);
@@ -313,15 +319,15 @@ impl Play<'_> {
         }
     }
 
-    /// Waits until the first instance is ready, whatever joined means: what its start loses is not what
-    /// an upgrade loses.
+    /// Waits until the first instance is ready, even for ways where joined means only listening.
+    /// Losses during the first start are not losses of an upgrade.
     async fn first(&mut self, old: &InstanceSpec) -> Result<(), Error> {
         self.ready(old).await?;
         self.check_version(old).await;
         Ok(())
     }
 
-    /// Waits until the one instance is ready that is there; how long that took.
+    /// Waits until the only instance is ready. Returns the duration of the wait.
     async fn ready(&mut self, alone: &InstanceSpec) -> Result<Duration, Error> {
         let (monitor, within) = (&self.monitor, self.context.plan.timing.ready_within);
         Ok(self
@@ -345,13 +351,13 @@ impl Play<'_> {
         }
     }
 
-    /// Asks for the version through the berth, while one instance is there alone.
+    /// Checks the version through the berth while there is only one instance.
     async fn check_version(&self, alone: &InstanceSpec) {
         let (name, expected) = (&alone.name, &alone.version);
         let deadline = Instant::now() + self.context.plan.timing.ready_within;
         let version = loop {
             match self.monitor.version().await {
-                // On a busy machine an answer may come too late.
+                // The answer may be late on a busy machine.
                 Err(_) if Instant::now() < deadline => sleep(POLL).await,
                 version => break version,
             }
@@ -385,7 +391,7 @@ impl Play<'_> {
             .stage
             .joined(&instance.name, self.context.plan.timing.ready_within)
             .await?;
-        // Only a shim waits until it is ready.
+        // Only a shim waits for a ready instance before it listens.
         let what = if self.context.via == Via::Berth && !self.stage.layout.bridges() {
             "is ready and joined"
         } else {
@@ -401,7 +407,7 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// Stops an instance; what is not as it should be is logged.
+    /// Stops an instance and logs unexpected behaviour.
     async fn stop(&mut self, instance: &InstanceSpec) {
         let (name, began) = (&instance.name, Instant::now());
         let stopped = self.stage.stop(name, self.context.plan.timing.grace).await;

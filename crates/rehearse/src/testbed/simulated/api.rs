@@ -1,4 +1,4 @@
-//! From a request to its answer.
+//! Answers requests.
 
 use super::body::{Body, Payload};
 use super::connection::Connection;
@@ -16,10 +16,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Largest request body (kube-apiserver's limit).
+/// Size limit of a request body, as in kube-apiserver.
 const MAX_BODY: usize = 3 << 20;
 
-/// Answers one request. Never fails: what goes wrong is a `Status`.
+/// Answers a request. Never fails: an error is answered with a `Status` object.
 pub(super) async fn handle(
     server: &Server,
     connection: Arc<Connection>,
@@ -31,7 +31,8 @@ pub(super) async fn handle(
     let watch = query.as_ref().is_ok_and(|q| q.watch) && resource.is_list();
     let (is_head, version) = (request.method() == Method::HEAD, request.version());
 
-    // Watches and health checks are not waited for and not rejected, as in kube-apiserver.
+    // A shutdown neither waits for watches and health checks nor rejects them, as in
+    // kube-apiserver.
     let under_way = if watch || resource.is_probe() {
         None
     } else {
@@ -57,8 +58,8 @@ pub(super) async fn handle(
     response.map(|payload| Body::new(payload, connection, under_way))
 }
 
-/// What kube-apiserver answers while it shuts down: 429 while it keeps listening
-/// (`--shutdown-send-retry-after`), else 503 on what connections are left.
+/// The answer during a shutdown, as in kube-apiserver: 429 while the server still listens
+/// (`--shutdown-send-retry-after`), otherwise 503 on the remaining connections.
 fn rejection(server: &Server, version: Version) -> Response<Payload> {
     let (status, reason, after) = if server.flags.shutdown_send_retry_after {
         (StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", "5")
@@ -77,7 +78,7 @@ fn rejection(server: &Server, version: Version) -> Response<Payload> {
     response
 }
 
-/// A request that is answered.
+/// A request with the server's state.
 struct Asked<'a> {
     server: &'a Server,
     connection: &'a Arc<Connection>,
@@ -205,8 +206,8 @@ async fn list_or_watch(
         ));
     }
     let grace = server.flags.shutdown_watch_termination_grace_period;
-    // kube-apiserver ends watches at a limited rate over the grace period; a random point in it has
-    // the same rate.
+    // kube-apiserver ends watches at a limited rate over the grace period. A random point in the
+    // period for each watch gives the same rate.
     let share = if grace.is_zero() {
         0.0
     } else {
@@ -289,7 +290,7 @@ async fn create(
     ))
 }
 
-/// The answer with one object, or why there is none.
+/// The answer with an object, or with the error.
 fn one(reply: Reply, good: StatusCode, name: &str) -> Response<Payload> {
     match reply {
         Reply::Object { object } => objects::answer(good, &object),
@@ -311,7 +312,8 @@ fn one(reply: Reply, good: StatusCode, name: &str) -> Response<Payload> {
     }
 }
 
-/// The answer to a DELETE: no object, as nothing holds it back.
+/// The answer to a DELETE. The answer has no object, because nothing (such as a finalizer) delays
+/// the deletion.
 fn deleted(reply: Reply) -> Response<Payload> {
     match reply {
         Reply::Object { object } => {

@@ -1,5 +1,5 @@
-//! The body of an answer: whole, or a watch's lines as they come. It knows whether it was sent to
-//! its end.
+//! The body of an answer: complete, or the lines of a watch as they arrive. A body records whether
+//! it was sent completely.
 
 use super::connection::Connection;
 use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
@@ -10,21 +10,21 @@ use std::task::{Context, Poll};
 use tokio::sync::mpsc;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-/// What is to be sent.
+/// The content of a body.
 #[derive(Debug)]
 pub(super) enum Payload {
     Whole(Bytes),
-    /// Lines until the sender is dropped.
+    /// Lines, until the sender is dropped.
     Lines(mpsc::Receiver<Bytes>),
 }
 
-/// A [`Payload`] on its way.
+/// A [`Payload`] in transmission.
 #[derive(Debug)]
 pub(super) struct Body {
     payload: Payload,
     finished: bool,
     connection: Arc<Connection>,
-    /// Held until the answer is handed over, so that a drain waits for it.
+    /// Token that makes a drain wait until the answer was handed to hyper.
     _under_way: Option<TaskTrackerToken>,
 }
 

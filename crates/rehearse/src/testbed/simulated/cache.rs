@@ -1,8 +1,9 @@
-//! What kube-apiserver's watch cache is to it: all changes since it began, from which watches are served.
+//! The watch cache, like kube-apiserver's: all changes since the instance started. Watches are
+//! served from the cache.
 //!
-//! It begins with a list when the instance starts, so a watch from an older revision cannot be served:
-//! 410. How far the store has come it knows from changes, and where there are none from the store's notices,
-//! as of etcd's (`--watch-progress-notify-interval`).
+//! The cache begins with a list when the instance starts. A watch from an older revision gets 410.
+//! The cache learns the store's revision from changes, and between changes from progress
+//! notifications, like etcd's (`--watch-progress-notify-interval`).
 
 use super::store_client::{StoreClient, unexpected};
 use crate::testbed::store::{Log, wire::Reply};
@@ -10,7 +11,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The changes since it began.
+/// The changes since the start of the cache.
 #[derive(Debug)]
 pub(super) struct Cache {
     pub(super) log: Log,
@@ -18,8 +19,8 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    /// Begins, and keeps the last `keep` changes. When it loses its store it goes on without changes:
-    /// kube-apiserver does not end watches because etcd is away either.
+    /// Starts a cache of the last `keep` changes. After a loss of the store the cache goes on
+    /// without changes, just as kube-apiserver does not end watches while etcd is away.
     pub(super) async fn start(store: &StoreClient, keep: usize) -> io::Result<Arc<Self>> {
         let (revision, _) = store.list(None).await?;
         let mut source = store.watch(revision).await?;
@@ -32,7 +33,7 @@ impl Cache {
             loop {
                 match source.next().await {
                     Ok(Reply::Change(change)) => cache.log.add(change),
-                    // Earlier changes are in the log already.
+                    // The log already contains all earlier changes.
                     Ok(Reply::Progress { revision }) => cache.progress.store(revision, Relaxed),
                     Ok(other) => {
                         return tracing::warn!(error = %unexpected(&other), "the store is lost");
@@ -44,7 +45,8 @@ impl Cache {
         Ok(kept)
     }
 
-    /// The revision up to which the log is complete, by the store's progress.
+    /// Returns the revision up to which the log is complete, according to the store's progress
+    /// notifications.
     pub(super) fn progress(&self) -> u64 {
         self.progress.load(Relaxed)
     }

@@ -1,5 +1,5 @@
-//! One connection as the instance sees it, for the one question that only the instance can answer:
-//! which end closed it?
+//! A connection as seen by the instance. Only the instance can tell which end closed the
+//! connection.
 
 use crate::record::{
     event::{EndReport, EndedBy, STREAM_HEADER, StreamId},
@@ -11,23 +11,23 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use tokio_util::sync::CancellationToken;
 
-/// Longest stream name that is accepted.
+/// Length limit of a stream name.
 const LONGEST_NAME: usize = 128;
 
-/// What is known about a connection.
+/// The state of a connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     peer: SocketAddr,
-    /// It showed a certificate that is trusted.
+    /// True if the client showed a trusted certificate.
     pub(super) known: bool,
     stream: OnceLock<StreamId>,
     /// Cancelled at the first request.
     pub(super) used: CancellationToken,
-    /// Cancelled when the connection should be closed after what is under way.
+    /// Cancelled when the connection should be closed after its requests in flight.
     pub(super) close: CancellationToken,
-    /// When the instance began to end it.
+    /// When the instance began to close the connection.
     ending: OnceLock<Stamp>,
-    /// Answers that could not be sent to their end.
+    /// Number of answers that could not be sent completely.
     unfinished: AtomicU32,
     rejected: AtomicU32,
 }
@@ -46,7 +46,7 @@ impl Connection {
         }
     }
 
-    /// A request came; the first one names the stream. Whether it is a client's of the rehearsal.
+    /// Notes a request. The header of the first request names the stream.
     pub(super) fn request(&self, headers: &HeaderMap) {
         let name = headers
             .get(STREAM_HEADER)
@@ -58,36 +58,38 @@ impl Connection {
         self.used.cancel();
     }
 
-    /// From here on the instance itself ends the connection.
+    /// Notes that the instance begins to close the connection.
     pub(super) fn begin_end(&self) {
         let _ = self.ending.set(Stamp::now());
     }
 
-    /// An answer did not get to its end.
+    /// Counts an answer that could not be sent completely.
     pub(super) fn cut(&self) {
         self.unfinished.fetch_add(1, Relaxed);
     }
 
-    /// A request was rejected because the instance shuts down. The answer itself may be what ends the
-    /// connection (`Connection: close`), before the connection is seen to be closing.
+    /// Counts a request that was rejected because of the shutdown. The answer itself may end the
+    /// connection (`Connection: close`) before the connection counts as closing.
     pub(super) fn reject(&self) {
         self.rejected.fetch_add(1, Relaxed);
         self.begin_end();
         self.close.cancel();
     }
 
-    /// The report at its end; none when it had no name (probes, kubectl).
+    /// Returns the report at the connection's end. `None` if the stream has no name, as with probes
+    /// and kubectl.
     pub(super) fn report(&self) -> Option<EndReport> {
         let (by, at) = match (self.ending.get(), self.unfinished.load(Relaxed)) {
             (Some(&began), 0) => (EndedBy::Instance, began),
             (None, 0) => (EndedBy::Peer, Stamp::now()),
-            // Also while it was shutting down: it would have finished the answer.
+            // The peer is the cause even during a shutdown: the instance would have finished the
+            // answer.
             (_, _) => (EndedBy::PeerEarly, Stamp::now()),
         };
         self.report_as(by, at)
     }
 
-    /// The report when the process ends with the connection open.
+    /// Returns the report of a connection that is still open when the process ends.
     pub(super) fn report_abandoned(&self) -> Option<EndReport> {
         self.report_as(EndedBy::Instance, Stamp::now())
     }

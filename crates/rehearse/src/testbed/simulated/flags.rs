@@ -1,8 +1,8 @@
-//! kube-apiserver's flag syntax, for the few flags that a simulated apiserver has.
+//! kube-apiserver's flag syntax, for the few flags of a simulated apiserver.
 //!
-//! As its flag library (pflag) does it: `--flag value` and `--flag=value`, `_` counts as `-` in names,
-//! a boolean takes its value only after `=`, the last one wins, and the first mistake ends the
-//! process.
+//! The syntax follows kube-apiserver's flag library (pflag): `--flag value` and `--flag=value`, `_`
+//! counts as `-` in names, a boolean takes a value only after `=`, the last value wins, and the
+//! first mistake ends the process.
 
 use crate::testbed::store::HISTORY;
 use berth_exec::args;
@@ -13,40 +13,40 @@ use std::time::Duration;
 /// Time between two bookmarks of a watch, as in kube-apiserver.
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
 
-/// A simulated apiserver's checked flags.
+/// The checked flags of a simulated apiserver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Flags {
     pub(super) bind_address: IpAddr,
     pub(super) secure_port: u16,
-    /// Share the port with others of this user.
+    /// Share the port with other processes of this user.
     pub(super) permit_port_sharing: bool,
     pub(super) tls_cert_file: PathBuf,
     pub(super) tls_private_key_file: PathBuf,
-    /// CA of clients' certificates.
+    /// CA of client certificates.
     pub(super) client_ca_file: Option<PathBuf>,
-    /// Answer clients without a certificate, too.
+    /// Answer clients without a certificate.
     pub(super) anonymous_auth: bool,
     /// Socket of the rehearsal's store.
     pub(super) store: PathBuf,
-    /// From SIGTERM to the end of listening.
+    /// Time from SIGTERM until the listener is closed.
     pub(super) shutdown_delay_duration: Duration,
-    /// Go on listening while draining, and answer 429.
+    /// Keep listening during the drain, and answer 429.
     pub(super) shutdown_send_retry_after: bool,
-    /// Time over which watches are ended; zero: all at once.
+    /// Time over which watches are ended. Zero ends all watches at once.
     pub(super) shutdown_watch_termination_grace_period: Duration,
-    /// Created as kube-apiserver creates it; it stays empty.
+    /// Audit log file. The file is created, as by kube-apiserver, and stays empty.
     pub(super) audit_log_path: Option<PathBuf>,
-    /// Name by which it signs answers and reports.
+    /// Instance name in answers and reports.
     pub(super) name: String,
-    /// The same of the temporary instance that a bridge makes of it.
+    /// Instance name of the temporary instance that a bridge starts as a copy.
     bridge_name: Option<String>,
     /// The answer of `/version`.
     pub(super) version: String,
-    /// From listening to `/readyz` 200.
+    /// Time from listening to a `/readyz` of 200.
     pub(super) start_delay: Duration,
-    /// Changes that the watch cache keeps.
+    /// Number of changes in the watch cache.
     pub(super) watch_cache_size: usize,
-    /// Time between two bookmarks.
+    /// Time between two bookmarks of a watch.
     pub(super) bookmark_period: Duration,
 }
 
@@ -76,7 +76,7 @@ impl Default for Flags {
 }
 
 impl Flags {
-    /// Reads a command line. The error is the text after `Error: `, in kube-apiserver's words.
+    /// Parses a command line. The error is the text after `Error: `, in kube-apiserver's words.
     pub(super) fn parse(args: &[String]) -> Result<Self, String> {
         let mut flags = Self::default();
         let mut positional = Vec::new();
@@ -123,14 +123,14 @@ impl Flags {
     }
 }
 
-/// Names of the flags that are true when they stand alone.
+/// Names of boolean flags, which are true without a value.
 const SWITCHES: [&str; 3] = [
     "shutdown-send-retry-after",
     "permit-port-sharing",
     "anonymous-auth",
 ];
 
-/// Names of the flags that take a value.
+/// Names of the flags with a value.
 const FLAGS: [&str; 19] = [
     "bind-address",
     "secure-port",
@@ -183,14 +183,14 @@ impl Flags {
             "tls-private-key-file" => self.tls_private_key_file = value.into(),
             "client-ca-file" => self.client_ca_file = path(value),
             "anonymous-auth" => self.anonymous_auth = truth()?,
-            // It has one store, and dials no etcd that is named beside.
+            // The server with a unix:// address is the store. No other etcd is dialled.
             "etcd-servers" | "etcd-servers-overrides" => {
                 if let Some((_, path)) = value.split_once("unix://") {
                     self.store = path.into();
                 }
             }
             "etcd-cafile" => {}
-            // It writes no Service.
+            // Ignored: a simulated apiserver writes no Service.
             "advertise-address" => {
                 ip()?;
             }
@@ -244,7 +244,8 @@ impl Flags {
             1 => return Err(errors.remove(0)),
             _ => return Err(format!("[{}]", errors.join(", "))),
         }
-        // A bridge changes its copy's address, and no flag that it does not know.
+        // A bridge changes the address in its copy of the flags, but no unknown flag. So the
+        // address tells the copy apart.
         if let Some(name) = self
             .bridge_name
             .take()
@@ -256,12 +257,12 @@ impl Flags {
     }
 }
 
-/// None if it is empty, as in kube-apiserver.
+/// `None` if the value is empty, as in kube-apiserver.
 fn path(value: &str) -> Option<PathBuf> {
     (!value.is_empty()).then(|| value.into())
 }
 
-/// A duration in Go's syntax: `1m30s`, `1.5s`, `0`. Negative ones make no sense here.
+/// Parses a duration in Go's syntax: `1m30s`, `1.5s`, `0`. Negative durations are errors.
 fn duration(text: &str) -> Result<Duration, String> {
     let invalid = || format!("time: invalid duration {text:?}");
     let mut rest = text.strip_prefix('+').unwrap_or(text);

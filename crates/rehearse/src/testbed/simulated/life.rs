@@ -1,52 +1,54 @@
-//! The phases of a simulated apiserver, as kube-apiserver goes through them, and what waits for which.
+//! The phases of a simulated apiserver, which follow kube-apiserver's, and the waits between them.
 
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-/// How long connections wait in the queue of a new listener: kube-apiserver opens it with its configuration, and serves when its
-/// APIs are installed. With a shared port, clients waited for 1.5 to 2.6 s (docs/measured.md).
+/// Time that connections wait in the queue of a new listener. kube-apiserver opens the listener
+/// with its configuration, and accepts when its APIs are installed. With a shared port, clients
+/// waited for 1.5 to 2.6 s (docs/measured.md).
 pub(super) const SERVES_AFTER: Duration = Duration::from_secs(2);
 
-/// When RBAC knows its roles. Until then all but health checks get 403: in docs/measured.md 71 to 144 of some 50 a second, with
-/// those that waited.
+/// Time until RBAC knows its roles. Until then every request except health checks gets 403: in
+/// docs/measured.md 71 to 144 of some 50 a second, including those that waited.
 pub(super) const ROLES_AFTER: Duration = Duration::from_secs(3);
 
-/// How long requests may take after the end of listening (kube-apiserver's request timeout).
+/// Time limit for requests after the end of listening (kube-apiserver's request timeout).
 pub(super) const DRAIN: Duration = Duration::from_secs(60);
 
-/// How long connections may linger after the drain when it was kept listening meanwhile
+/// Time limit for connections after the drain, if the server kept listening during the drain
 /// (`--shutdown-send-retry-after`).
 pub(super) const LINGER: Duration = Duration::from_secs(2);
 
-/// The phases. Each token is cancelled when its phase begins, in this order.
+/// The phases, in order. Each token is cancelled when its phase begins.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Life {
     /// `/readyz` may be 200.
     pub(super) ready: CancellationToken,
-    /// SIGTERM: `/readyz` is 500, everything else goes on.
+    /// After SIGTERM: `/readyz` is 500, everything else continues.
     pub(super) terminating: CancellationToken,
-    /// New requests on connections that are there are rejected; watches end.
+    /// New requests on open connections are rejected, and watches end.
     pub(super) draining: CancellationToken,
-    /// The listener is closed, and connections as soon as nothing is under way on them.
+    /// The listener is closed. Connections are closed as soon as no request is in flight.
     pub(super) closing: CancellationToken,
-    /// Requests under way, watches not counted.
+    /// Requests in flight, except watches.
     requests: TaskTracker,
 }
 
 impl Life {
-    /// Counts a request until the token is dropped; `None`: reject it.
+    /// Counts a request until the token is dropped. `None` if the request must be rejected.
     pub(super) fn begin_request(&self) -> Option<TaskTrackerToken> {
         (!self.draining.is_cancelled()).then(|| self.requests.token())
     }
 
-    /// Whether `/readyz` is 200.
+    /// True if `/readyz` is 200.
     pub(super) fn is_ready(&self) -> bool {
         self.ready.is_cancelled() && !self.terminating.is_cancelled()
     }
 
-    /// Ready after the post-start hooks, and when that was reported, unless it is stopped before.
+    /// Waits for the post-start hooks, reports readiness, then turns ready. Does nothing after
+    /// SIGTERM.
     pub(super) async fn start<F: Future<Output = ()>>(
         &self,
         hooks: impl Future<Output = ()>,
@@ -58,8 +60,8 @@ impl Life {
         }
     }
 
-    /// Draining, and closing when it should be: at once, or with `answer_meanwhile` only when
-    /// nothing is under way any more.
+    /// Begins to drain, then to close. With `answer_meanwhile` the close waits until no request is
+    /// in flight.
     pub(super) async fn drain(&self, answer_meanwhile: bool) {
         self.draining.cancel();
         if answer_meanwhile {

@@ -1,7 +1,8 @@
 //! Listener, TLS and connections of a simulated apiserver.
 //!
-//! Connections are ended as Go's `http.Server.Shutdown` does it: idle ones at once, others after what
-//! is under way, HTTP/2 by GOAWAY, and one without a request yet gets [`UNUSED`] for it.
+//! A shutdown closes connections like Go's `http.Server.Shutdown`: idle ones at once, others after
+//! their requests in flight, HTTP/2 with GOAWAY. A connection without a request gets [`UNUSED`] to
+//! send one.
 
 use super::api;
 use super::connection::Connection;
@@ -24,17 +25,18 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 
-/// How long a connection without a request outlives the end of listening (Go: 5 s).
+/// Time that a connection without a request outlives the listener (5 s in Go).
 const UNUSED: Duration = Duration::from_secs(5);
 
-/// How long a TLS handshake may take: kube-apiserver's ReadHeaderTimeout, which bounds it in net/http.
+/// Time limit for a TLS handshake: kube-apiserver's ReadHeaderTimeout, which limits the handshake
+/// in net/http.
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(32);
 
-/// Pause after an accept error that will not go away by itself.
+/// Pause after an accept error that may persist.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
-/// Accepts when it serves, until the life is closing. The listener is closed then whatever waits in its queue:
-/// the kernel resets that, as it does to kube-apiserver's.
+/// Accepts connections from when the instance serves until it closes. The listener is then closed
+/// with its queue, which the kernel resets, as with kube-apiserver.
 pub(super) async fn accept(server: Arc<Server>, listener: TcpListener, tls: TlsAcceptor) {
     let queued = tokio::time::sleep(SERVES_AFTER.min(server.flags.start_delay));
     let _ = server.life.closing.run_until_cancelled(queued).await;
@@ -100,7 +102,7 @@ async fn serve(server: Arc<Server>, id: u64, tcp: TcpStream, peer: SocketAddr, t
     server.closed(id, &connection).await;
 }
 
-/// Waits until the connection should be closed as soon as nothing is under way on it.
+/// Waits until the connection should be closed after its requests in flight.
 async fn time_to_close(life: &Life, connection: &Connection, accepted: Instant, http2: bool) {
     tokio::select! {
         () = life.closing.cancelled() => {}
@@ -111,7 +113,7 @@ async fn time_to_close(life: &Life, connection: &Connection, accepted: Instant, 
     }
 }
 
-/// Serves a connection to its end, and begins to close it when `close` is ready.
+/// Serves a connection to its end. Begins to close the connection when `close` is ready.
 async fn until_closed<C: Future>(
     mut served: Pin<&mut C>,
     close: impl Future<Output = ()>,
@@ -125,8 +127,9 @@ async fn until_closed<C: Future>(
     served.await
 }
 
-/// TLS from the serving certificate and its key, HTTP/2 preferred. A client needs no certificate; one that
-/// was not signed by the CA of clients ends the handshake, where kube-apiserver would answer 401.
+/// TLS server configuration with the serving certificate and its key, HTTP/2 preferred. A client
+/// certificate is optional. A certificate from an unknown CA fails the handshake, where
+/// kube-apiserver answers 401.
 pub(super) fn tls(flags: &Flags) -> io::Result<TlsAcceptor> {
     let named = |path: &std::path::Path, error: &dyn std::fmt::Display| {
         io::Error::other(format!("failed to load {}: {error}", path.display()))

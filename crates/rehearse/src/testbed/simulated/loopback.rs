@@ -1,5 +1,6 @@
-//! kube-apiserver's client of itself, which its post-start hooks need: it dials the address that the apiserver listens on, and
-//! trusts one certificate. Where the port is shared, the kernel may give its connection to another instance.
+//! The loopback client, which kube-apiserver's post-start hooks need. The client dials the address
+//! that the apiserver listens on, and trusts a single certificate. On a shared port the kernel may
+//! give the connection to another instance.
 
 use berth_cluster::tls;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -10,11 +11,11 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// Time between two tries, as of client-go's reflectors.
+/// Time between two tries, as in client-go's reflectors.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Returns when a connection to this address (0.0.0.0 is this host) came to the instance with this certificate. One that came
-/// to another instance is printed as kube-apiserver logs it.
+/// Waits until a connection to this address (0.0.0.0 is this host) reaches the instance with this
+/// certificate. A connection to another instance is printed in kube-apiserver's words.
 pub(super) async fn reach_itself(address: SocketAddr, own: &CertificateDer<'_>) {
     loop {
         match reaches(address, own).await {

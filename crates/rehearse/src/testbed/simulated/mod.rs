@@ -1,13 +1,15 @@
-//! A simulated kube-apiserver: its flags, its phases, and just enough of its API.
+//! A simulated kube-apiserver: its flags, its phases, and the part of its API that a rehearsal
+//! needs.
 //!
-//! What it is for: to be started, loaded and stopped by `berth run` exactly as the real one is, on a
-//! machine that has none. So flags (`flags`), phases on SIGTERM (`life`, `listener`) and the API
-//! (`api`) behave as kube-apiserver's do, in its start (`loopback`), too; objects come from the rehearsal's store
-//! (`store_client`), as kube-apiserver's come from etcd, and their changes since its start are kept for watches (`cache`). Beyond the real one, it reports to the
-//! rehearsal which connections it ended itself (`connection`), which only it knows. Its `metrics` are of what it really did, and so
-//! are its faults (`server`): some answers, and memory.
+//! `berth run` can start, load and stop it like a real kube-apiserver, on a machine without one. So
+//! flags (`flags`), phases after SIGTERM (`life`, `listener`), the start (`loopback`) and the API
+//! (`api`) behave like kube-apiserver's. Objects come from the rehearsal's store (`store_client`),
+//! like kube-apiserver's from etcd. Changes since the start are kept for watches (`cache`). In
+//! addition, a simulated apiserver reports which connections it closed itself (`connection`),
+//! because nobody else knows. `server` has the state of all connections.
 //!
-//! What it is not: authentication but by a certificate, authorization, objects of other kinds than ConfigMaps, updates, and selectors.
+//! Missing: authentication other than by certificate, authorization, kinds other than ConfigMap,
+//! updates, and selectors.
 
 mod api;
 mod body;
@@ -40,12 +42,12 @@ use store_client::StoreClient;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Length of the accept queue, which the kernel caps at net.core.somaxconn, as Go wants it.
+/// Length of the accept queue, as in Go. The kernel limits the length to net.core.somaxconn.
 const BACKLOG: u32 = 65_535;
 
-/// Runs a simulated apiserver with kube-apiserver's flags until it is stopped. Returns the exit status: 0 after a
-/// drain, 1 for a wrong flag or when it cannot start (the reason is on standard error). A second SIGTERM ends
-/// the process at once with 1.
+/// Runs a simulated apiserver with kube-apiserver's flags until stopped. Returns the exit status: 0
+/// after a drain, 1 for a wrong flag or a failed start (the reason is on standard error). A second
+/// SIGTERM ends the process at once with 1.
 pub fn run(args: &[String]) -> u8 {
     let ended = Flags::parse(args).and_then(|flags| {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -100,7 +102,7 @@ async fn live(flags: Flags) -> io::Result<()> {
                 loopback::reach_itself(address, &own)
             );
         };
-        // Before its probe passes: no client may see it ready before it has reported that.
+        // The mark precedes readiness: no client may find the instance ready before its report.
         life.start(hooks, || server.store.mark(MarkKind::Ready, Stamp::now()))
             .await;
         std::future::pending::<()>().await;
@@ -125,7 +127,7 @@ fn listen(address: SocketAddr, share: bool) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// kube-apiserver's shutdown, phase by phase (see `life`).
+/// Shuts down like kube-apiserver, phase by phase (see `life`).
 async fn shut_down(server: &Server, mut stop: Stop) {
     let (flags, life) = (&server.flags, &server.life);
     life.terminating.cancel();

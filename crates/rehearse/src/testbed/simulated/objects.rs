@@ -1,4 +1,5 @@
-//! The Kubernetes objects of a simulated apiserver: ConfigMaps, `Status`, and the discovery documents.
+//! The Kubernetes objects of a simulated apiserver: ConfigMaps, `Status`, and the discovery
+//! documents.
 
 use super::body::Payload;
 use hyper::body::Bytes;
@@ -10,7 +11,7 @@ pub(super) fn answer(status: StatusCode, object: &Value) -> Response<Payload> {
     with_type(status, "application/json", Bytes::from(object.to_string()))
 }
 
-/// A text answer, as health checks have.
+/// A text answer, as for health checks.
 pub(super) fn text(status: StatusCode, text: impl Into<Bytes>) -> Response<Payload> {
     with_type(status, "text/plain; charset=utf-8", text.into())
 }
@@ -24,7 +25,7 @@ fn with_type(status: StatusCode, kind: &'static str, bytes: Bytes) -> Response<P
     response
 }
 
-/// An error as kube-apiserver words it.
+/// An error in kube-apiserver's words.
 pub(super) fn failure(
     status: StatusCode,
     reason: &str,
@@ -34,7 +35,7 @@ pub(super) fn failure(
     answer(status, &status_object(status, reason, message, name))
 }
 
-/// The `Status` object of an error; `name` may be empty.
+/// The `Status` object of an error. `name` may be empty.
 pub(super) fn status_object(status: StatusCode, reason: &str, message: &str, name: &str) -> Value {
     let mut object = json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
@@ -46,7 +47,7 @@ pub(super) fn status_object(status: StatusCode, reason: &str, message: &str, nam
     object
 }
 
-/// The `Status` object of something done that leaves no object.
+/// The `Status` object of a success without an object.
 pub(super) fn success(name: &str) -> Value {
     json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success",
@@ -58,7 +59,7 @@ pub(super) fn success(name: &str) -> Value {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ObjectKind {
     ConfigMap,
-    /// There is none, and none is ever written.
+    /// Secrets, of which there are none and none are ever written.
     Secret,
 }
 
@@ -71,7 +72,7 @@ impl ObjectKind {
     }
 }
 
-/// `/api/v1`: ConfigMaps, and Secrets of which there are none.
+/// The discovery document `/api/v1`: ConfigMaps and Secrets.
 pub(super) fn api_resources() -> Value {
     json!({
         "kind": "APIResourceList", "groupVersion": "v1",
@@ -85,7 +86,7 @@ pub(super) fn api_resources() -> Value {
     })
 }
 
-/// `/version`.
+/// The answer of `/version`.
 pub(super) fn version(git: &str) -> Value {
     let mut parts = git.trim_start_matches('v').split('.');
     let (major, minor) = (
@@ -99,7 +100,7 @@ pub(super) fn version(git: &str) -> Value {
     })
 }
 
-/// A `ConfigMapList`, or that of another kind.
+/// A list object, such as a `ConfigMapList`.
 pub(super) fn list(kind: ObjectKind, revision: u64, items: &[Value]) -> Value {
     json!({
         "kind": format!("{}List", kind.name()), "apiVersion": "v1",
@@ -107,24 +108,25 @@ pub(super) fn list(kind: ObjectKind, revision: u64, items: &[Value]) -> Value {
     })
 }
 
-/// One line of a watch.
+/// A line of a watch.
 pub(super) fn event(kind: &impl Serialize, object: &Value) -> Bytes {
     let mut line = json!({"type": kind, "object": object}).to_string();
     line.push('\n');
     line.into()
 }
 
-/// A bookmark: nothing but a revision.
+/// A bookmark, which carries only a revision.
 pub(super) fn bookmark(kind: ObjectKind, revision: u64) -> Bytes {
     let object = json!({"kind": kind.name(), "apiVersion": "v1",
         "metadata": {"resourceVersion": revision.to_string(), "creationTimestamp": null}});
     event(&"BOOKMARK", &object)
 }
 
-/// Why a ConfigMap was not taken: status, reason, message.
+/// The error for a rejected ConfigMap: status, reason, message.
 pub(super) type Rejected = (StatusCode, &'static str, String);
 
-/// Checks a ConfigMap that a client sent to `namespace`, and fills in what a client may leave out. Also its name.
+/// Checks a ConfigMap that a client sent to `namespace`, and fills in optional fields. Returns the
+/// ConfigMap and its name.
 pub(super) fn admit(mut object: Value, namespace: &str) -> Result<(Value, String), Rejected> {
     let bad = |message: String| (StatusCode::BAD_REQUEST, "BadRequest", message);
     let invalid = |field: &str, why: &str| {
@@ -188,7 +190,7 @@ pub(super) fn admit(mut object: Value, namespace: &str) -> Result<(Value, String
     Ok((object, name))
 }
 
-/// DNS subdomain as RFC 1123 has it.
+/// True for a DNS subdomain (RFC 1123).
 fn is_subdomain(name: &str) -> bool {
     let word = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     let label = |label: &str| {

@@ -1,9 +1,9 @@
-//! What a request asks for: path and query, without I/O.
+//! Parses path and query of a request, without I/O.
 
 use super::objects::ObjectKind;
 use hyper::Uri;
 
-/// What a path names.
+/// The resource of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Resource {
     /// `/livez`, `/healthz`.
@@ -13,7 +13,7 @@ pub(super) enum Resource {
     Version,
     /// `/api/v1`.
     ApiV1,
-    /// All objects of a kind, of one namespace or of all. Secrets are without writes.
+    /// Objects of a kind, in one namespace or in all. Secrets are never written.
     List {
         kind: ObjectKind,
         namespace: Option<String>,
@@ -66,29 +66,29 @@ impl Resource {
         }
     }
 
-    /// Many objects, which can be watched.
+    /// True for a list of objects, which can be watched.
     pub(super) fn is_list(&self) -> bool {
         matches!(self, Self::List { .. })
     }
 
-    /// A health check, which is answered in every phase.
+    /// True for a health check, which every phase answers.
     pub(super) fn is_probe(&self) -> bool {
         matches!(self, Self::Live | Self::Ready)
     }
 }
 
-/// The parts of a query that a simulated apiserver knows.
+/// The supported parts of a query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Query {
     pub(super) watch: bool,
-    /// None: not given or 0, which both mean any.
+    /// The resourceVersion. `None` if missing or 0: both mean any.
     pub(super) resource_version: Option<u64>,
     pub(super) bookmarks: bool,
     pub(super) timeout_seconds: Option<u64>,
 }
 
 impl Query {
-    /// Reads a query; what changes the answer and is not known here is an error, in words.
+    /// Parses a query. An unknown parameter that would change the answer is an error, in words.
     pub(super) fn parse(uri: &Uri) -> Result<Self, String> {
         let mut query = Self::default();
         for pair in uri
@@ -125,7 +125,7 @@ impl Query {
     }
 }
 
-/// Percent-decodes; `None` if it is broken or no UTF-8.
+/// Decodes percent-encoded text. `None` if the text is malformed or no UTF-8.
 fn decode(text: &str, plus_is_space: bool) -> Option<String> {
     let mut bytes = text.bytes();
     let mut decoded = Vec::with_capacity(text.len());

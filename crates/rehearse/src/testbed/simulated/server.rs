@@ -1,4 +1,4 @@
-//! What all connections of a simulated apiserver share, and which of them are open.
+//! State that all connections of a simulated apiserver share, and the list of open connections.
 
 use super::cache::Cache;
 use super::connection::Connection;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio_util::task::TaskTracker;
 
-/// What all connections share.
+/// State that all connections share.
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) flags: Flags,
@@ -19,7 +19,7 @@ pub(super) struct Server {
     pub(super) life: Life,
     began: Instant,
     open: Mutex<HashMap<u64, Arc<Connection>>>,
-    /// One task a connection.
+    /// Tasks, one for each connection.
     pub(super) tasks: TaskTracker,
 }
 
@@ -37,7 +37,7 @@ impl Server {
         }
     }
 
-    /// Whether RBAC knows its roles.
+    /// True if RBAC knows its roles.
     pub(super) fn has_roles(&self) -> bool {
         self.began.elapsed() >= self.flags.start_delay.min(ROLES_AFTER)
     }
@@ -46,7 +46,7 @@ impl Server {
         self.lock().insert(id, Arc::clone(connection));
     }
 
-    /// Reports its end, unless it was reported as abandoned.
+    /// Reports the end of a connection, unless `abandon` reported it before.
     pub(super) async fn closed(&self, id: u64, connection: &Connection) {
         if self.lock().remove(&id).is_some()
             && let Some(report) = connection.report()
@@ -55,7 +55,7 @@ impl Server {
         }
     }
 
-    /// Reports connections that are still open when the process is about to end.
+    /// Reports the connections that are still open just before the process ends.
     pub(super) async fn abandon(&self) {
         let open: Vec<_> = self
             .lock()
@@ -67,7 +67,7 @@ impl Server {
         }
     }
 
-    /// A panic elsewhere leaves the map whole.
+    /// Locks the map. A poisoned lock is safe: a panic leaves no partial entry.
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Connection>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! The simulated apiserver's connection to the rehearsal's store: what etcd is to kube-apiserver.
+//! The simulated apiserver's connection to the rehearsal's store, which takes the place of etcd.
 
 use crate::record::{data::MarkKind, event::EndReport, stamp::Stamp};
 use crate::testbed::store::wire::{self, Call, Reply};
@@ -10,10 +10,10 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
 
-/// Calls that may wait for their turn.
+/// Length of the queue of calls.
 const QUEUE: usize = 1024;
 
-/// A client of the store. Clones share one connection.
+/// A client of the store. Clones share a connection.
 #[derive(Debug, Clone)]
 pub(super) struct StoreClient {
     calls: mpsc::Sender<(Call, oneshot::Sender<io::Result<Reply>>)>,
@@ -59,13 +59,13 @@ impl StoreConnection {
 }
 
 impl StoreClient {
-    /// Connects. The error names the socket.
+    /// Connects to the store. The error names the socket.
     pub(super) async fn connect(path: &Path, instance: &str) -> io::Result<Self> {
         let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
         let mut connection = StoreConnection::open(path, instance).await.map_err(named)?;
         let (calls, mut queue) = mpsc::channel::<(Call, oneshot::Sender<_>)>(QUEUE);
-        // A task of its own: a caller that goes away in the middle must not leave an answer behind
-        // for the next one.
+        // A separate task makes the calls: a cancelled caller must not leave a reply behind for the
+        // next caller.
         tokio::spawn(async move {
             while let Some((call, answer)) = queue.recv().await {
                 let _ = answer.send(connection.call(&call).await);
@@ -89,7 +89,7 @@ impl StoreClient {
         answered.await.map_err(|_| closed())?
     }
 
-    /// All objects, and the revision they have together.
+    /// Returns the revision and the objects at this revision.
     pub(super) async fn list(&self, namespace: Option<String>) -> io::Result<(u64, Vec<Value>)> {
         match self.call(Call::List { namespace }).await? {
             Reply::List { revision, items } => Ok((revision, items)),
@@ -97,14 +97,14 @@ impl StoreClient {
         }
     }
 
-    /// Changes after a revision, on a connection of their own.
+    /// Returns the changes after a revision, on a separate connection.
     pub(super) async fn watch(&self, after: u64) -> io::Result<StoreWatch> {
         let mut connection = StoreConnection::open(&self.path, &self.instance).await?;
         wire::write(&mut connection.writer, &Call::Watch { after }).await?;
         Ok(StoreWatch(connection))
     }
 
-    /// Reports a moment of this instance's life. A rehearsal that is gone is no reason to stop.
+    /// Reports an event of the instance's life. The instance goes on if the rehearsal is gone.
     pub(super) async fn mark(&self, mark: MarkKind, at: Stamp) {
         self.report(Call::Mark { mark, at }).await;
     }
@@ -121,17 +121,17 @@ impl StoreClient {
     }
 }
 
-/// Changes as they come.
+/// A stream of changes.
 pub(super) struct StoreWatch(StoreConnection);
 
 impl StoreWatch {
-    /// The next change, or how far it has come.
+    /// Waits for the next change or progress notification.
     pub(super) async fn next(&mut self) -> io::Result<Reply> {
         self.0.next().await
     }
 }
 
-/// The store answered something else than was asked.
+/// Returns the error for a reply of the wrong kind.
 pub(super) fn unexpected(reply: &Reply) -> io::Error {
     io::Error::other(format!("unexpected answer of the store: {reply:?}"))
 }

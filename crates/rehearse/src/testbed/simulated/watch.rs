@@ -1,5 +1,5 @@
-//! One watch: changes of the cache as lines, until the client goes, its time has passed, or the instance
-//! shuts down.
+//! A watch: sends the changes of the cache as lines, until the client leaves, its time is over, or
+//! the instance shuts down.
 
 use super::cache::Cache;
 use super::connection::Connection;
@@ -20,18 +20,18 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 
-/// Lines that may wait for a slow client.
+/// Length of the queue of lines for a slow client.
 const QUEUE: usize = 64;
 
-/// Longest watch without `timeoutSeconds` (kube-apiserver: 30 to 60 minutes), and with it.
+/// Longest watch, without `timeoutSeconds` (30 to 60 minutes in kube-apiserver) and with.
 const LONGEST: Duration = Duration::from_secs(30 * 60);
 const LONGEST_ASKED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Which objects a watch or list wants.
+/// The objects of a watch or list.
 #[derive(Debug, Clone)]
 pub(super) struct Wanted {
     pub(super) kind: ObjectKind,
-    /// None: all.
+    /// The namespace. `None` for all namespaces.
     pub(super) namespace: Option<String>,
 }
 
@@ -46,16 +46,16 @@ impl Wanted {
     }
 }
 
-/// How a watch is to be ended when the instance shuts down.
+/// How a watch ends when the instance shuts down.
 #[derive(Debug)]
 pub(super) struct Ending {
     pub(super) life: Life,
-    /// After the drain began.
+    /// Delay of the watch's end after the drain began.
     pub(super) after: Duration,
     pub(super) connection: Arc<Connection>,
 }
 
-/// Starts a watch; its lines come out of the receiver.
+/// Starts a watch. The receiver gets the lines.
 pub(super) async fn start(
     server: &Server,
     wanted: Wanted,
@@ -90,18 +90,18 @@ struct Watch {
     cache: Arc<Cache>,
     wanted: Wanted,
     lines: mpsc::Sender<Bytes>,
-    /// The last revision that the client got.
+    /// The last revision sent to the client.
     revision: u64,
-    /// Time between two, if it wants any.
+    /// Time between two bookmarks. `None` if the client wants no bookmarks.
     bookmarks: Option<Duration>,
 }
 
-/// The client is gone, or what it wants.
+/// The client left, or the requested history is gone.
 struct WatchEnded;
 
 impl Watch {
-    /// Ends when the client is gone, the time has passed, the history is gone or the instance shuts
-    /// down.
+    /// Sends lines until the client leaves, the time is over, the history is gone, or the instance
+    /// shuts down.
     async fn run(mut self, initial: Vec<Value>, until: Instant, ending: Ending) {
         for object in initial.iter().filter(|o| self.wanted.matches(o)) {
             if self
@@ -140,7 +140,7 @@ impl Watch {
         }
     }
 
-    /// Sends the cache's revision, after all changes up to it.
+    /// Sends the cache's revision as a bookmark, after all changes up to that revision.
     async fn bookmark(&mut self, changes: &mut Changes<'_>) -> Result<(), WatchEnded> {
         let progress = self.cache.progress();
         self.pass_on(changes.now()).await?;
@@ -164,7 +164,8 @@ impl Watch {
             return Err(WatchEnded);
         };
         for change in batch {
-            // Of a resource without writes, the cache sees no change.
+            // The cache sees no changes of a resource without writes, so the store's progress
+            // counts.
             if self.wanted.kind == ObjectKind::ConfigMap {
                 self.revision = change.revision;
             }

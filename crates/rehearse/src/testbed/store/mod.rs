@@ -1,8 +1,8 @@
-//! The rehearsal's own store of ConfigMaps, in the place of etcd: one revision for all, and a `Log`
-//! that watches read. Both simulated apiservers get their objects here (through [`crate::testbed::store::server`]), so both serve
-//! the same objects with the same resourceVersions.
+//! A store of ConfigMaps in place of etcd: one revision for the whole store, and a `Log` for
+//! watches. Both simulated apiservers use the store (through `server`), so both serve the same
+//! objects with the same resourceVersions.
 //!
-//! What is a valid object is decided by the simulated apiserver, not here.
+//! The simulated apiserver validates objects, not the store.
 
 mod server;
 pub(crate) mod wire;
@@ -16,20 +16,20 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 use wire::{Change, ChangeKind, Reason};
 
-/// Time between two notices of how far a watch has come: what kubeadm sets for etcd
+/// Time between two progress notifications of a watch, as kubeadm configures etcd
 /// (`--watch-progress-notify-interval`).
 pub(crate) const NOTIFY_EVERY: Duration = Duration::from_secs(5);
 
-/// Changes that are kept for watches. A rehearsal writes some hundred.
+/// Number of changes in the history for watches. A rehearsal writes a few hundred.
 pub(crate) const HISTORY: usize = 10_000;
 
 type Key = (String, String);
 
-/// The store. Cheap to share behind an `Arc`.
+/// The store. Share it behind an `Arc`.
 #[derive(Debug)]
 pub struct Store {
     inner: Mutex<Inner>,
-    /// Written under the lock of the objects.
+    /// History of changes, written under the lock of the objects.
     log: Log,
     notify_every: Duration,
 }
@@ -47,9 +47,10 @@ impl Default for Store {
 }
 
 impl Store {
-    /// A store that keeps `keep` changes for watches.
+    /// Creates a store with a history of `keep` changes.
     pub fn with_history(keep: usize) -> Self {
-        // Revision 0 means "any" to a Kubernetes client, so an empty store is at 1, as etcd is.
+        // Revision 0 means "any" to a Kubernetes client, so an empty store has revision 1, like
+        // etcd.
         let inner = Inner {
             revision: 1,
             objects: BTreeMap::new(),
@@ -61,7 +62,7 @@ impl Store {
         }
     }
 
-    /// One that sends watches their progress at this interval.
+    /// Sets the interval of progress notifications.
     pub(crate) fn notifying_every(self, notify_every: Duration) -> Self {
         Self {
             notify_every,
@@ -73,7 +74,7 @@ impl Store {
         self.notify_every
     }
 
-    /// The object of that name.
+    /// Returns an object by namespace and name.
     pub(crate) fn get(&self, namespace: &str, name: &str) -> Result<Value, Reason> {
         self.lock()
             .objects
@@ -82,7 +83,8 @@ impl Store {
             .ok_or(Reason::NotFound)
     }
 
-    /// The revision, and all objects (of one namespace) in order.
+    /// Returns the revision and the objects in order. The objects are those of one namespace, or of
+    /// all namespaces if `namespace` is `None`.
     pub fn list(&self, namespace: Option<&str>) -> (u64, Vec<Value>) {
         let inner = self.lock();
         let here = |(key, _): &(&Key, &Value)| namespace.is_none_or(|n| key.0 == n);
@@ -97,7 +99,7 @@ impl Store {
         )
     }
 
-    /// Adds an object; gives it back with uid, creationTimestamp and resourceVersion.
+    /// Adds an object. Returns the object with uid, creationTimestamp and resourceVersion.
     pub fn create(&self, mut object: Value) -> Result<Value, Reason> {
         let key = key(&object)?;
         let mut inner = self.lock();
@@ -111,7 +113,7 @@ impl Store {
         Ok(object)
     }
 
-    /// Removes an object; gives it back as it was, with the revision of its removal.
+    /// Removes an object. Returns the last state of the object, with the revision of the removal.
     pub(crate) fn delete(&self, namespace: &str, name: &str) -> Result<Value, Reason> {
         let mut inner = self.lock();
         let object = inner
@@ -121,12 +123,12 @@ impl Store {
         Ok(self.change(&mut inner, object, ChangeKind::Deleted))
     }
 
-    /// Changes after a revision, from the history and then as they come.
+    /// Returns the changes after a revision, first from the history, then live.
     pub(crate) fn watch(&self, after: u64) -> Changes<'_> {
         self.log.watch(after)
     }
 
-    /// Gives an object the next revision, and notifies watches.
+    /// Sets the next revision in an object and notifies watches.
     fn change(&self, inner: &mut Inner, mut object: Value, kind: ChangeKind) -> Value {
         inner.revision += 1;
         object["metadata"]["resourceVersion"] = json!(inner.revision.to_string());
@@ -138,13 +140,14 @@ impl Store {
         object
     }
 
-    /// A panic elsewhere leaves whole objects behind: each write is one insertion.
+    /// Locks the objects. A poisoned lock is safe: each write is a single insertion, so a panic
+    /// leaves no partial objects.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The changes after a revision, as far back as they are kept.
+/// A history of changes after a revision, limited in length.
 #[derive(Debug)]
 pub(crate) struct Log {
     kept: Mutex<KeptChanges>,
@@ -154,15 +157,15 @@ pub(crate) struct Log {
 
 #[derive(Debug)]
 struct KeptChanges {
-    /// All changes after this revision are here.
+    /// The revision before the oldest change in the history.
     after: u64,
-    /// Changes that were here and are not any more.
+    /// Number of changes that were dropped from the history.
     forgotten: u64,
     changes: VecDeque<Change>,
 }
 
 impl Log {
-    /// One that begins after a revision and keeps the last `keep` changes.
+    /// Creates a history that begins after a revision and keeps the last `keep` changes.
     pub(crate) fn new(after: u64, keep: usize) -> Self {
         let kept = KeptChanges {
             after,
@@ -176,7 +179,7 @@ impl Log {
         }
     }
 
-    /// Adds the next change and notifies those that wait for it.
+    /// Adds the next change and wakes watches.
     pub(crate) fn add(&self, change: Change) {
         let mut kept = self.lock();
         kept.changes.push_back(change);
@@ -189,12 +192,12 @@ impl Log {
         self.added.send_modify(|added| *added += 1);
     }
 
-    /// The revision before the oldest change that is kept.
+    /// Returns the revision before the oldest change in the history.
     pub(crate) fn after(&self) -> u64 {
         self.lock().after
     }
 
-    /// Changes after a revision, those that are kept and then as they come.
+    /// Returns the changes after a revision, first from the history, then live.
     pub(crate) fn watch(&self, after: u64) -> Changes<'_> {
         Changes {
             log: self,
@@ -204,7 +207,7 @@ impl Log {
         }
     }
 
-    /// A panic elsewhere leaves whole changes behind.
+    /// Locks the history. A poisoned lock is safe: a panic leaves no partial changes.
     fn lock(&self) -> MutexGuard<'_, KeptChanges> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -214,14 +217,14 @@ impl Log {
 pub(crate) struct Changes<'a> {
     log: &'a Log,
     after: u64,
-    /// How many changes there were when it read last.
+    /// Number of changes at the last read.
     read: Option<u64>,
     added: watch::Receiver<u64>,
 }
 
 impl Changes<'_> {
-    /// Waits for changes and returns them all, oldest first; [`Reason::Gone`] when some were
-    /// forgotten already. Nothing is skipped when the future is dropped.
+    /// Waits for changes and returns them, oldest first. Returns [`Reason::Gone`] if a change was
+    /// already dropped. No change is skipped if the future is dropped.
     pub(crate) async fn next(&mut self) -> Result<Vec<Change>, Reason> {
         loop {
             self.added.borrow_and_update();
@@ -229,12 +232,12 @@ impl Changes<'_> {
             if !changes.is_empty() {
                 return Ok(changes);
             }
-            // The sender lives in the log that is borrowed here.
+            // An error is impossible: the borrowed log owns the sender.
             let _ = self.added.changed().await;
         }
     }
 
-    /// The changes that are there, without waiting.
+    /// Returns the available changes without waiting.
     pub(crate) fn now(&mut self) -> Result<Vec<Change>, Reason> {
         let kept = self.log.lock();
         let gone = self
@@ -249,7 +252,7 @@ impl Changes<'_> {
             .iter()
             .skip(usize::try_from(skip).unwrap_or(usize::MAX));
         self.read = Some(kept.forgotten + kept.changes.len() as u64);
-        // A log may begin before the revision from which it is read.
+        // The history may begin before the requested revision.
         Ok(unread
             .filter(|change| change.revision > self.after)
             .cloned()
@@ -269,7 +272,7 @@ fn key(object: &Value) -> Result<Key, Reason> {
 }
 
 fn uid(seed: u64) -> String {
-    // Unique within one store is enough: it lives as long as the rehearsal.
+    // The uid must be unique in this store only, which lives as long as the rehearsal.
     format!("00000000-0000-4000-8000-{seed:012x}")
 }
 

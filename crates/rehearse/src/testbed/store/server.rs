@@ -1,4 +1,4 @@
-//! The socket where simulated apiservers reach the store and the log.
+//! The socket through which simulated apiservers use the store and the log.
 
 use super::Store;
 use super::wire::{self, Call, Reason, Reply};
@@ -24,7 +24,8 @@ pub async fn serve(listener: UnixListener, store: Arc<Store>, recorder: Arc<Reco
                     }
                 });
             }
-            // No descriptors left, most likely: the simulated apiserver's call waits in the backlog meanwhile.
+            // Probably no file descriptors are left. The simulated apiserver's call waits in the
+            // backlog meanwhile.
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection of a simulated apiserver");
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -102,7 +103,7 @@ async fn stream_changes(
                 wire::write(&mut writer, &Reply::Progress { revision: announced }).await?;
                 continue;
             }
-            // Whatever comes from the simulated apiserver ends its watch.
+            // Any message of the simulated apiserver ends the watch.
             _ = wire::read::<Call>(&mut reader) => return Ok(()),
         };
         match batch {

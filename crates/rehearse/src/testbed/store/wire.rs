@@ -1,9 +1,11 @@
-//! Calls of a simulated apiserver to the rehearsal over a Unix socket, and their replies: one JSON object a
-//! line, the version in the first.
+//! The protocol between simulated apiservers and the rehearsal, over a Unix socket: one JSON object
+//! a line, with the protocol version in the first line.
 //!
-//! A connection carries calls in turn, or, after [`Call::Watch`], changes until it is closed.
+//! A connection carries calls and replies in turn. After [`Call::Watch`] the connection carries
+//! changes until closed.
 //!
-//! This is a stream of lines, not the datagrams of berth-node's framing, because a list can be larger than a datagram.
+//! The protocol uses a stream of lines, not the datagrams of berth-node, because a list can be
+//! larger than a datagram.
 
 use crate::record::{data::MarkKind, event::EndReport, stamp::Stamp};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -11,10 +13,10 @@ use serde_json::Value;
 use std::io;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Version of this protocol. Both ends are the same binary; a difference is an error.
+/// Version of the protocol. Both ends run the same binary, so a different version is an error.
 pub(crate) const VERSION: u32 = 1;
 
-/// Longest line. A list of some ten thousand small ConfigMaps fits.
+/// Length limit of a line. A list of ten thousand small ConfigMaps fits.
 const MAX_LINE: u64 = 64 << 20;
 
 /// A call of a simulated apiserver.
@@ -31,85 +33,85 @@ pub(crate) enum Call {
     Get { namespace: String, name: String },
     /// Read all objects, or those of one namespace.
     List {
-        /// Which namespace; none: all.
+        /// The namespace. `None` for all namespaces.
         namespace: Option<String>,
     },
-    /// Write an object that is not there yet.
+    /// Create a new object.
     Create {
         /// A ConfigMap with namespace and name.
         object: Value,
     },
-    /// Remove an object that is there.
+    /// Delete an existing object.
     Delete { namespace: String, name: String },
-    /// Read all changes after a revision, and go on.
+    /// Read the changes after a revision, and continue with new ones.
     Watch {
-        /// The revision after which changes are wanted.
+        /// The revision before the first change.
         after: u64,
     },
-    /// A moment in the instance's life.
+    /// An event in the instance's life.
     Mark { mark: MarkKind, at: Stamp },
     /// A connection has ended.
     Ended(EndReport),
 }
 
-/// The reply.
+/// The reply to a call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "reply", rename_all = "kebab-case")]
 pub(crate) enum Reply {
-    /// Done.
+    /// Reply to a mark or an end report: done.
     Noted,
-    /// To get, create and delete.
+    /// Reply to get, create and delete.
     Object {
-        /// As it is now.
+        /// The object's current state.
         object: Value,
     },
-    /// To list.
+    /// Reply to list.
     List {
         revision: u64,
-        /// In order of namespace and name.
+        /// Objects ordered by namespace and name.
         items: Vec<Value>,
     },
-    /// To watch: one change.
+    /// Reply to watch: a change.
     Change(Change),
-    /// To watch, now and then: all changes up to this revision were sent.
+    /// Reply to watch, from time to time: all changes up to this revision were sent.
     Progress { revision: u64 },
-    /// It cannot be done.
+    /// The call failed.
     Failed { reason: Reason },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Change {
-    /// The revision that it made.
+    /// The revision of the change.
     pub(crate) revision: u64,
     pub(crate) kind: ChangeKind,
-    /// The object as written, or as it was last.
+    /// The written object, or the last state of a deleted object.
     pub(crate) object: Value,
 }
 
-/// What a write did to its object; in capitals, a watch event's type.
+/// Effect of a write on its object. In capitals: the type of the watch event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(crate) enum ChangeKind {
-    /// It was not there before.
+    /// The object is new.
     Added,
-    /// It is not there any more.
+    /// The object was deleted.
     Deleted,
 }
 
-/// Why a call failed.
+/// The reason of a failed call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
-    /// No such object.
+    /// There is no such object.
     #[error("no such object")]
     NotFound,
-    /// There is one already.
+    /// The object exists already.
     #[error("the object exists already")]
     Exists,
     /// The history does not go back that far.
     #[error("the history does not go back that far")]
     Gone,
-    /// Not a call of this protocol and version.
+    /// The line is no call of this protocol version.
     #[error("not a call of protocol version {VERSION}")]
     Protocol,
 }
@@ -124,8 +126,8 @@ pub(crate) async fn write<T: Serialize>(
     to.write_all(&line).await
 }
 
-/// Reads one line; `None` at the end. A line that is too long, cut off or not a message is
-/// [`io::ErrorKind::InvalidData`].
+/// Reads one line. `None` at the end of the stream. The error is [`io::ErrorKind::InvalidData`] if
+/// the line is too long, cut off, or no valid message.
 pub(crate) async fn read<T: DeserializeOwned>(
     from: &mut (impl AsyncBufRead + Unpin),
 ) -> io::Result<Option<T>> {
