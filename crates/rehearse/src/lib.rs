@@ -42,9 +42,9 @@ use record::{
     progress,
 };
 use run::{
-    processes::{self, Stage},
+    processes::{self, Processes},
     script,
-    session::Context,
+    session::Session,
 };
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -72,12 +72,12 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
             left.display()
         ));
     }
-    available(plan, plan.via)
+    check_available(plan, plan.via)
         .await
         .map_err(Error::Unavailable)?;
     for (index, &via) in plan.runs.iter().enumerate() {
         let topology = plan.topology.to_string();
-        if let Err(why) = available(plan, via).await {
+        if let Err(why) = check_available(plan, via).await {
             progress::print(&format!("skipped: {why}"));
             outcome.runs.push(Run {
                 via,
@@ -86,8 +86,8 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
             });
             continue;
         }
-        let context = Context::new(plan, via);
-        let mut stage = Stage::new(&context)?;
+        let session = Session::new(plan, via);
+        let mut processes = Processes::new(&session)?;
         if plan.runs.len() > 1 {
             progress::print(&format!(
                 "\nrun {} of {}, {}",
@@ -97,14 +97,14 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
             ));
         }
         let ended = tokio::select! {
-            ended = caught(script::play(&context, &mut stage)) => ended,
+            ended = catch_panic(script::play(&session, &mut processes)) => ended,
             _ = int.recv() => Err(Aborted::Signal(libc::SIGINT)),
             _ = term.recv() => Err(Aborted::Signal(libc::SIGTERM)),
         };
-        stage.close().await;
+        processes.close().await;
         let failed = ended.as_ref().err().map(ToString::to_string);
         let ran = judges::judge(
-            &Record::of(context.recorder.drain()),
+            &Record::of(session.recorder.drain()),
             plan,
             failed.as_deref(),
         );
@@ -126,10 +126,10 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
 }
 
 /// Turns a panic into an error, so that the data gathered before is kept.
-async fn caught(play: impl Future<Output = Result<(), Error>>) -> Result<(), Aborted> {
+async fn catch_panic(play: impl Future<Output = Result<(), Error>>) -> Result<(), Aborted> {
     let mut play = pin!(play);
     poll_fn(
-        |context| match catch_unwind(AssertUnwindSafe(|| play.as_mut().poll(context))) {
+        |task| match catch_unwind(AssertUnwindSafe(|| play.as_mut().poll(task))) {
             Ok(poll) => poll.map_err(Aborted::Failed),
             Err(panic) => {
                 let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -144,7 +144,7 @@ async fn caught(play: impl Future<Output = Result<(), Error>>) -> Result<(), Abo
 }
 
 /// Checks that the prerequisites of a way are met.
-async fn available(plan: &Plan, via: Via) -> Result<(), String> {
+async fn check_available(plan: &Plan, via: Via) -> Result<(), String> {
     let needed = match via {
         Via::Berth if plan.topology == Topology::Bridge => self_test()
             .await
@@ -161,12 +161,12 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_panic_is_an_end_like_others() {
-        let aborted = caught(async { panic!("at {}", 7) }).await.unwrap_err();
+    async fn a_panic_aborts_the_rehearsal() {
+        let aborted = catch_panic(async { panic!("at {}", 7) }).await.unwrap_err();
         assert!(
             aborted.to_string().contains("broke down: at 7;"),
             "{aborted}"
         );
-        assert!(caught(async { Ok(()) }).await.is_ok());
+        assert!(catch_panic(async { Ok(()) }).await.is_ok());
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 /// Returns the path of this binary. The path stays valid for all processes even if the file was
 /// replaced. Another berth under rehearsal may lack the simulated apiserver, so it executes this
 /// binary instead. The path names an open file, because under QEMU `/proc/PID/exe` is QEMU.
-pub(crate) fn this() -> OsString {
+pub(crate) fn this_binary() -> OsString {
     static FILE: LazyLock<Option<File>> = LazyLock::new(|| File::open("/proc/self/exe").ok());
     let file = FILE
         .as_ref()
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_typed_is_found() {
+    fn typed_flags_are_found() {
         let flags: Vec<OsString> = ["--tls_cert_file=x", "--etcd-servers", "y", "-z"]
             .map(Into::into)
             .into();

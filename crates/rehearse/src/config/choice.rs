@@ -55,15 +55,15 @@ impl Via {
 pub enum Topology {
     /// `berth exec` and `berth serve` in one pod: SIGTERM to both at once
     Sidecar,
-    /// The same, `berth serve` an init container that restarts: SIGTERM when the apiserver has
-    /// ended
+    /// Like sidecar, with `berth serve` as a restartable init container: SIGTERM after the
+    /// apiserver has ended
     NativeSidecar,
     /// One `berth serve --discover` for all instances, and a `berth exec` each
     Node,
-    /// `berth run`: one unit, which stops its apiserver itself
+    /// `berth run`: a single unit, which stops its apiserver itself
     Run,
-    /// Nothing of berth: the apiserver has the port alone and is replaced in place, under `berth
-    /// bridge`
+    /// No berth on the node: the apiserver has the port alone and is replaced in place, under
+    /// `berth bridge`
     Bridge,
 }
 

@@ -8,23 +8,23 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
-    /// The new apiserver has a flag that it does not know, and ends at once
+    /// The new apiserver gets an unknown flag and exits at once
     BadFlag,
     /// The new apiserver never gets ready
     NeverReady,
-    /// The new apiserver gets SIGKILL while both serve (with a bridge: while that serves)
+    /// The new apiserver gets SIGKILL while both instances serve (or while a bridge serves)
     CrashAfterReady,
-    /// The new apiserver gets SIGSTOP while both serve, until its shim has noticed
+    /// The new apiserver gets SIGSTOP while both instances serve, until its shim has noticed
     Hang,
-    /// The old instance's shim, or the bridge, gets SIGKILL while both serve
+    /// The old instance's shim, or the bridge, gets SIGKILL while both instances serve
     KillShim,
-    /// The same gets SIGSTOP while both serve, for longer than its lease
+    /// The old instance's shim, or the bridge, gets SIGSTOP for longer than its lease
     HangShim,
-    /// The temporary instance of a bridge gets SIGKILL while the old one could serve, too
+    /// The temporary instance of a bridge gets SIGKILL while the old instance still runs
     KillTemporary,
-    /// The old instance gets SIGKILL while a bridge serves, before it is to stop
+    /// The old instance gets SIGKILL while a bridge serves, before it would be stopped
     KillOld,
-    /// A shim has no descriptor left for 3 s
+    /// A shim has no free file descriptor for 3 s
     NoDescriptors,
     /// The clock of all shims jumps by a day or less (needs libfaketime)
     ClockJump,
@@ -49,7 +49,7 @@ impl Fault {
         use Standby::{Bridge, Nothing, Sibling};
         match (self, standby) {
             (Self::BadFlag | Self::NeverReady, Bridge) => {
-                "the new version never gets a connection, clients stay on the bridge until the old one is back, nothing is lost, and \
+                "the new version never gets a connection, clients stay on the bridge until the old version is back, nothing is lost, and \
                  the reason is given"
             }
             (Self::BadFlag | Self::NeverReady, _) => {
@@ -59,31 +59,32 @@ impl Fault {
                 "clients stay on the bridge, and nothing is lost"
             }
             (Self::KillShim, Bridge) => {
-                "only what the bridge had accepted is lost; no connection is refused, and new ones go to the node's own apiserver"
+                "only connections that the bridge had accepted are lost; none is refused, and new ones go to the node's kube-apiserver"
             }
             (Self::HangShim, Bridge) => {
-                "what the bridge had accepted waits; when its time stamp is old, new connections go to the node's own apiserver; \
-                 nothing is lost"
+                "connections that the bridge had accepted wait; when the bridge's time stamp is too old, new ones go to the node's \
+                 kube-apiserver; nothing is lost"
             }
             (Self::KillTemporary, _) => {
-                "only what was on it ends; new connections go to the node's own apiserver until another is ready, and none is lost"
+                "only connections on the temporary kube-apiserver end; new ones go to the node's kube-apiserver until another temporary \
+                 one is ready, and none is lost"
             }
             (Self::KillOld, _) => {
-                "only what was still on it ends; new connections go to the bridge, and none is lost"
+                "only connections still on the old kube-apiserver end; new ones go to the bridge, and none is lost"
             }
             (Self::CrashAfterReady, Sibling) => {
-                "only what was on the crashed apiserver ends; new connections go to the other one, and none is lost"
+                "only connections on the crashed apiserver end; new ones go to the other apiserver, and none is lost"
             }
             (Self::Hang, Sibling) => {
-                "what it had begun to answer, or had accepted with --pass, waits; when probes have failed, the other one answers all other connections, those that waited \
-                 within 3 s; nothing is lost"
+                "requests that the apiserver had begun to answer, and connections that it had accepted with --pass, wait; when probes have \
+                 failed, the other apiserver answers all other connections, waiting ones within 3 s; nothing is lost"
             }
             (Self::NoDescriptors, _) => {
-                "clients wait until the shim has descriptors again; nothing is lost"
+                "clients wait until the shim has file descriptors again; nothing is lost"
             }
             (Self::ClockJump, _) => "nothing is lost, and no client waits",
             (Self::Hang | Self::HangShim, Nothing) => {
-                "clients wait until it goes on; nothing is lost"
+                "clients wait until the process continues; nothing is lost"
             }
             (Self::KillShim, Sibling) => {
                 "only connections that the shim has are lost; none is refused, and new ones go to the sibling"
@@ -92,7 +93,7 @@ impl Fault {
                 "connections that the shim has wait; when its lease has run out, the sibling accepts; nothing is lost"
             }
             (Self::CrashAfterReady | Self::KillShim, Nothing) => {
-                "an outage until they are started again, and nothing is lost after that"
+                "an outage until the process is started again; nothing is lost after that"
             }
         }
     }

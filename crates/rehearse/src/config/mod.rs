@@ -25,14 +25,13 @@ pub const UNANSWERED: Duration = Duration::from_secs(15);
 /// twenty turns of threads.
 pub const LATE: Duration = Duration::from_millis(500);
 
-/// New connections a second. With fewer, a run this short shows nothing. With more, one process
-/// cannot keep the timetable.
+/// New connections a second. A short run with fewer shows nothing, and with more one process cannot
+/// keep the timetable.
 pub const RATE: RangeInclusive<u32> = 20..=1000;
 
 pub const WATCHES: RangeInclusive<u32> = 1..=500;
 
-/// Clients of a storm. With more, the bottleneck is this process, which computes all TLS
-/// handshakes.
+/// Clients of a storm. More clients would only show how long this process computes TLS handshakes.
 pub const STORM: RangeInclusive<u32> = 0..=20_000;
 
 pub const UPGRADES: RangeInclusive<u32> = 1..=1000;
@@ -163,7 +162,7 @@ impl Default for Timing {
 /// `terminationGracePeriodSeconds`.
 pub const GRACE: Duration = Duration::from_secs(30);
 
-/// Versions of simulated apiservers. They differ so that `/version` shows which apiserver answers.
+/// Versions of simulated apiservers, distinct so that `/version` shows the answering apiserver.
 const VERSIONS: [&str; 2] = ["v1.33.0", "v1.34.0"];
 
 /// Time limit for a real kube-apiserver to get ready on a small machine.
@@ -227,7 +226,7 @@ impl Plan {
     /// True if the shims' clock may jump.
     pub(crate) fn clock_jumps(&self) -> bool {
         let faults = if self.lasts.is_some() {
-            self.drawn()
+            self.drawable_faults()
         } else {
             Vec::from_iter(self.faults.clone())
         };
@@ -235,7 +234,7 @@ impl Plan {
     }
 
     /// Returns the faults from which each upgrade draws one.
-    pub(crate) fn drawn(&self) -> Vec<Fault> {
+    pub(crate) fn drawable_faults(&self) -> Vec<Fault> {
         // The shim of the node topology must survive all upgrades, to show whether its resources
         // grow.
         let is_kept = |fault: &Fault| self.topology == Topology::Node && *fault == Fault::KillShim;
@@ -250,7 +249,7 @@ impl Plan {
         }
     }
 
-    /// Asks both commands for their version. An answer shows that the command can be started.
+    /// Asks both commands for the version, which shows that they can be started.
     pub async fn ask_versions(&mut self) -> Result<(), Mistakes> {
         let mut checks = Checks::default();
         let sides = [("--old", &self.old), ("--new", &self.new)];

@@ -21,7 +21,7 @@ use std::fmt;
 /// Version of the schema.
 pub const VERSION: u32 = 1;
 
-/// A rehearsal: its command, its machine, and its runs.
+/// A rehearsal: command, machine and runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Report {
@@ -186,7 +186,7 @@ pub struct Promise {
     pub allowed: Losses,
 }
 
-/// A run in steps of equal length, from zero. All lists have the same length.
+/// A run in steps of equal length, from zero. The lists have equal lengths.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Timeline {
@@ -396,7 +396,7 @@ mod tests {
 
     /// Run `BERTH_BLESS=1 cargo test schema` to write the file.
     #[test]
-    fn the_schema_that_is_documented_is_the_one_that_is() {
+    fn the_documented_schema_matches_the_types() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/report.schema.json");
         let schema = serde_json::to_string_pretty(&schemars::schema_for!(Report)).unwrap() + "\n";
         if std::env::var_os("BERTH_BLESS").is_some() {

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_saw_is_sorted_by_what_they_dialed() {
+    fn attempts_are_sorted_by_the_dialled_address() {
         let attempt = |stream: &str, answer| attempt(stream, 1, 2, answer);
         let control =
             |stream, answer| Attempted(Dialed::Instance(OLD.into()), attempt(stream, answer));
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_has_what_was_seen_of_it() {
+    fn a_fault_has_its_observations() {
         let sorted = record(vec![
             (
                 "new",

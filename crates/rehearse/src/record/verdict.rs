@@ -22,8 +22,8 @@ pub enum Verdict {
     /// shown a loss.
     #[default]
     Held,
-    /// The run proves nothing because it was too small or incomplete. No error of berth or an
-    /// instance was seen.
+    /// The run proves nothing because too little happened. No error of berth or an instance was
+    /// seen.
     Unproven,
     /// The run proves nothing because timers of the clients were so late that the machine was too
     /// busy.

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_matters_most_or_all_of_it() {
+    fn only_main_figures_are_shown_unless_verbose() {
         let promise = Promise {
             fault: "kill-shim".into(),
             instance: "old".into(),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn something_lost() {
+    fn a_loss_is_shown() {
         let lost = [
             (Loss::Reset, 2),
             (Loss::StreamEnded, 1),

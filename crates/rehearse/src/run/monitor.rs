@@ -2,7 +2,7 @@
 //! Service `kubernetes`. Each request has a new connection. Missing answers are ignored, because
 //! only the load counts losses.
 
-use super::processes::settings::StageSetting;
+use super::processes::settings::Settings;
 use crate::record::{event::EventKind, log::Recorder, stamp::Stamp};
 use crate::testbed::certs::ADMIN;
 use berth_cluster::service::OF_SERVICE;
@@ -31,19 +31,19 @@ pub(crate) struct Monitor {
 
 impl Monitor {
     /// Creates a monitor that dials the berth.
-    pub(crate) fn new(setting: &StageSetting) -> Self {
-        let certs = &setting.certs;
+    pub(crate) fn new(settings: &Settings) -> Self {
+        let certs = &settings.certs;
         let probe = Probe::new(ProbeConfig {
             kind: ProbeKind::Https,
             path: "/readyz".into(),
             ca: Some(certs.ca_file.clone()),
             client: Some((certs.cert_file(ADMIN), certs.key_file(ADMIN))),
             token: None,
-            server_name: ServerName::IpAddress(setting.address.ip().into()),
+            server_name: ServerName::IpAddress(settings.address.ip().into()),
             timeout: Duration::from_secs(5),
         });
         Self {
-            address: setting.address,
+            address: settings.address,
             probe: Arc::new(probe),
             named: Arc::new(watch::Sender::new((Stamp(0), BTreeSet::new()))),
         }
@@ -83,7 +83,9 @@ impl Monitor {
             let Ok(body) = self.probe.get(self.address, OF_SERVICE).await else {
                 continue;
             };
-            let Some(named) = named(&body) else { continue };
+            let Some(named) = service_addresses(&body) else {
+                continue;
+            };
             recorder.add("kubernetes", EventKind::Service(!named.is_empty()));
             self.named.send_replace((asked, named));
         }
@@ -91,7 +93,7 @@ impl Monitor {
 
     /// Waits until the Service has this address. Earlier polls do not count. Without
     /// `watch_service` the wait never ends.
-    pub(crate) async fn service_names(&self, address: IpAddr) {
+    pub(crate) async fn wait_for_address(&self, address: IpAddr) {
         let now = Stamp::now();
         // An error is impossible, because `self` keeps the sender.
         let _ = self
@@ -103,7 +105,7 @@ impl Monitor {
 }
 
 /// Returns the addresses in a list of EndpointSlices. `None` if the text is no list.
-fn named(list: &[u8]) -> Option<BTreeSet<IpAddr>> {
+fn service_addresses(list: &[u8]) -> Option<BTreeSet<IpAddr>> {
     let list: Value = serde_json::from_slice(list).ok()?;
     Some(
         list["items"]
@@ -126,9 +128,12 @@ mod tests {
             slice("kubernetes", json!([{"addresses": []}, {"addresses": ["10.0.0.5"]}])),
             slice("berth-cp-2-ipv4", json!(null)),
         ]});
-        let named = named(list.to_string().as_bytes()).unwrap();
+        let named = service_addresses(list.to_string().as_bytes()).unwrap();
         assert_eq!(named, ["10.0.0.5".parse().unwrap()].into());
-        assert_eq!(super::named(br#"{"items": []}"#), Some(BTreeSet::new()));
-        assert!(super::named(b"{}").is_none() && super::named(b"").is_none());
+        assert_eq!(
+            service_addresses(br#"{"items": []}"#),
+            Some(BTreeSet::new())
+        );
+        assert!(service_addresses(b"{}").is_none() && service_addresses(b"").is_none());
     }
 }

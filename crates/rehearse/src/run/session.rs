@@ -1,4 +1,4 @@
-//! The session of a run: its plan, its way, its log, and its progress on the terminal.
+//! The session of a run: plan, way, log, and progress on the terminal.
 
 use crate::config::{Plan, Via};
 use crate::record::{
@@ -10,7 +10,7 @@ use crate::testbed::store::{NOTIFY_EVERY, Store};
 use std::sync::Arc;
 
 #[derive(Debug)]
-pub(crate) struct Context<'a> {
+pub(crate) struct Session<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) via: Via,
     pub(crate) recorder: Arc<Recorder>,
@@ -19,11 +19,11 @@ pub(crate) struct Context<'a> {
     progress: Progress,
 }
 
-impl<'a> Context<'a> {
+impl<'a> Session<'a> {
     pub(crate) fn new(plan: &'a Plan, via: Via) -> Self {
         let recorder = Arc::default();
         let store =
-            Arc::new(Store::default().notifying_every(plan.timing.speedup.of(NOTIFY_EVERY)));
+            Arc::new(Store::default().with_notify_interval(plan.timing.speedup.of(NOTIFY_EVERY)));
         Self {
             plan,
             via,

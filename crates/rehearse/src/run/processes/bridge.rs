@@ -4,7 +4,7 @@
 use super::instance_spec::InstanceSpec;
 use super::layout::Limits;
 use super::settings::BRIDGE;
-use super::{Error, POLL, Stage};
+use super::{Error, POLL, Processes};
 use crate::record::{
     data::MarkKind,
     event::{Event, EventKind},
@@ -59,16 +59,16 @@ pub(super) struct Bridge {
     daemon: Arc<OnceLock<HeldProcess>>,
 }
 
-impl Stage {
+impl Processes {
     /// Starts a bridge over a running instance. Waits until the instance may be replaced.
-    pub(crate) async fn bridge(
+    pub(crate) async fn start_bridge(
         &mut self,
         running: &InstanceSpec,
         limits: Limits,
         within: Duration,
     ) -> Result<(), Error> {
         let temporary = running.temporary();
-        let fifo = self.setting.dir.join("command");
+        let fifo = self.settings.dir.join("command");
         let _ = std::fs::remove_file(&fifo);
         let opened = mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).map_err(io::Error::from);
         // Opening the FIFO for both directions never waits for the other end.
@@ -78,14 +78,16 @@ impl Stage {
             fifo.display()
         )))?;
         // The bridge needs the kubeconfig to keep the Service `kubernetes`.
-        self.setting.certs.write_kubeconfig(self.setting.address)?;
+        self.settings
+            .certs
+            .write_kubeconfig(self.settings.address)?;
         let run: [OsString; 4] = ["sh".into(), "-c".into(), COMMAND.into(), fifo.into()];
         let own = self.own_address(&running.name)?;
         let part = self
             .layout
-            .bridge(&self.setting, running, own, limits, run.into());
-        self.plays(&temporary, true);
-        self.bridge_gone(within).await?;
+            .bridge(&self.settings, running, own, limits, run.into());
+        self.log_player(&temporary, true);
+        self.wait_for_bridge_end(within).await?;
         self.spawn(&temporary.name, &part)?;
         let (own, _) = watch::channel(running.name.clone());
         let (to, status) = watch::channel(Status::default());
@@ -94,11 +96,11 @@ impl Stage {
             copied: running.name.clone(),
             own: own.subscribe(),
             recorder: Arc::clone(&self.recorder),
-            names: self.setting.certs.names.clone(),
+            names: self.settings.certs.names.clone(),
         };
         let (mut follower, daemon) = (JoinSet::new(), Arc::default());
         follower.spawn(follow(
-            self.setting.bridge(),
+            self.settings.bridge(),
             marks,
             to,
             Arc::clone(&daemon),
@@ -111,17 +113,17 @@ impl Stage {
             follower,
             daemon,
         });
-        self.bridge_is("its COMMAND began", within, |status| {
+        self.wait_for_bridge_status("its COMMAND has begun", within, |status| {
             status.command && status.steering
         })
         .await?;
-        self.temporary_joined();
+        self.publish_temporary();
         Ok(())
     }
 
     /// Waits until the bridge has the wanted status. Fails if the command that started the bridge
     /// ends before.
-    pub(crate) async fn bridge_is(
+    pub(crate) async fn wait_for_bridge_status(
         &mut self,
         what: &str,
         within: Duration,
@@ -134,10 +136,10 @@ impl Stage {
         let why = tokio::select! {
             biased;
             Ok(_) = status.wait_for(so) => return Ok(()),
-            ended = self.any_ended(&name) => format!("ended before {what} ({ended})"),
-            () = sleep(within) => format!("did not come so far within {within:?}: {what}"),
+            ended = self.wait_for_any_end(&name) => format!("ended before reporting that {what} ({ended})"),
+            () = sleep(within) => format!("did not report within {within:?} that {what}"),
         };
-        Err(self.failed(&name, why).await)
+        Err(self.instance_error(&name, why).await)
     }
 
     /// Returns the bridge's last status.
@@ -149,7 +151,7 @@ impl Stage {
     }
 
     /// Lets the control group's clients dial the temporary instance, too.
-    pub(crate) fn temporary_joined(&mut self) {
+    pub(crate) fn publish_temporary(&mut self) {
         let Some((name, Some(SocketAddr::V4(address)))) = self.bridge.as_ref().map(|bridge| {
             (
                 bridge.name.clone(),
@@ -163,14 +165,14 @@ impl Stage {
     }
 
     /// Notes the instance that listens on the port itself from now on.
-    pub(crate) fn replaced_by(&self, name: &str) {
+    pub(crate) fn set_own(&self, name: &str) {
         if let Some(bridge) = &self.bridge {
             bridge.own.send_replace(name.to_owned());
         }
     }
 
     /// Lets COMMAND end with this exit status.
-    pub(crate) fn command_ends(&mut self, status: u8) -> Result<(), Error> {
+    pub(crate) fn end_command(&mut self, status: u8) -> Result<(), Error> {
         let Some(bridge) = &mut self.bridge else {
             return Ok(());
         };
@@ -183,26 +185,29 @@ impl Stage {
         let Some(name) = self.bridge.as_ref().map(|bridge| bridge.name.clone()) else {
             return Ok(());
         };
-        let part = self.layout.end_bridge(&self.setting);
+        let part = self.layout.end_bridge(&self.settings);
         self.spawn(&name, &part)
     }
 
     /// Waits until `berth bridge` or `berth bridge end` has ended. Returns the exit status, `None`
     /// after a signal.
-    pub(crate) async fn bridge_ended(&mut self, within: Duration) -> Result<Option<i32>, Error> {
+    pub(crate) async fn wait_for_bridge_exit(
+        &mut self,
+        within: Duration,
+    ) -> Result<Option<i32>, Error> {
         let Some(name) = self.bridge.as_ref().map(|bridge| bridge.name.clone()) else {
             return Ok(None);
         };
-        match timeout(within, self.any_ended(&name)).await {
+        match timeout(within, self.wait_for_any_end(&name)).await {
             Ok(status) => Ok(status.code()),
             Err(_) => Err(self
-                .failed(&name, format!("did not end within {within:?}"))
+                .instance_error(&name, format!("did not end within {within:?}"))
                 .await),
         }
     }
 
     /// Waits until the bridge has sent its last status and the marks are logged.
-    pub(crate) async fn bridge_gone(&mut self, within: Duration) -> Result<(), Error> {
+    pub(crate) async fn wait_for_bridge_end(&mut self, within: Duration) -> Result<(), Error> {
         let Some(Bridge { name, follower, .. }) = &mut self.bridge else {
             return Ok(());
         };
@@ -214,7 +219,7 @@ impl Stage {
         {
             Ok(()) => Ok(()),
             Err(_) => Err(self
-                .failed(&name, format!("was not gone within {within:?}"))
+                .instance_error(&name, format!("was not gone within {within:?}"))
                 .await),
         }
     }
@@ -228,7 +233,7 @@ impl Stage {
         let logs = LOGS
             .iter()
             .filter(|_| of_it)
-            .map(|log| std::fs::read_to_string(self.setting.bridge().join(log)));
+            .map(|log| std::fs::read_to_string(self.settings.bridge().join(log)));
         let last = |log: String| {
             let skipped = log.lines().count().saturating_sub(LAST);
             log.lines()
@@ -365,7 +370,7 @@ async fn follow(
 impl Bridge {
     /// Waits for the daemon's end. The daemon removes its socket before its cgroup and before it
     /// exits, so a missing socket does not mean that the daemon has ended.
-    pub(super) fn ends(&self) {
+    pub(super) fn wait_for_end(&self) {
         if let Some(daemon) = self
             .daemon
             .get()
@@ -377,7 +382,7 @@ impl Bridge {
 }
 
 /// Kills the bridge whose socket is in this directory, if there is one, and waits for its end.
-pub(super) fn kill_left(run: &Path) {
+pub(super) fn kill_leftover(run: &Path) {
     let Ok(socket) = seqpacket::dial(&run.join(BRIDGE).join(SOCKET)) else {
         return;
     };
@@ -416,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_bridge_reports_becomes_marks() {
+    fn a_bridges_status_becomes_marks() {
         let life = [
             (status(Step::Start, false, None, false), vec![]),
             (
@@ -462,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_whose_rehearsal_is_gone_before_it_reads_ends() {
+    fn a_command_ends_if_its_rehearsal_is_gone() {
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("command");
         mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
@@ -480,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_has_no_socket_any_more_is_waited_for() {
+    fn a_daemon_without_a_socket_is_waited_for() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let held = HeldProcess::of(child.id().try_into().unwrap()).unwrap();
         let bridge = Bridge {
@@ -493,7 +498,7 @@ mod tests {
         };
         // The child ends by itself.
         drop(child.stdin.take());
-        bridge.ends();
+        bridge.wait_for_end();
         assert!(child.try_wait().unwrap().expect("an end").success());
     }
 }

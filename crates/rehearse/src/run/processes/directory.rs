@@ -85,7 +85,7 @@ fn remove_abandoned(dir: &Path) -> io::Result<bool> {
     let Ok(_held) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
         return Ok(false);
     };
-    super::bridge::kill_left(dir);
+    super::bridge::kill_leftover(dir);
     // The lock file goes last. If this process is killed, too, or a dying process still writes, the
     // next rehearsal continues.
     for entry in fs::read_dir(dir)?
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_directory_that_no_process_holds_is_removed() {
+    fn a_directory_is_removed_only_if_it_is_unlocked() {
         let held = Directory::new().unwrap();
         assert!(!remove_abandoned(held.path()).unwrap());
         let Directory { dir, _lock } = held;

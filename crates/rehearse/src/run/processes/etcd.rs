@@ -115,7 +115,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn an_etcd_gets_the_flag_that_it_knows() {
+    fn an_etcd_gets_the_flag_of_its_version() {
         let dir = tempfile::tempdir().unwrap();
         let named = |version: &str| {
             let program = dir.path().join(version);

@@ -1,9 +1,9 @@
 //! The resources of the shims (memory, file descriptors, threads), and faults in their descriptors
 //! and their clock.
 
-use super::Stage;
-use super::probe::of_shims;
-use super::settings::StageSetting;
+use super::Processes;
+use super::probe::ask_shims;
+use super::settings::Settings;
 use crate::record::event::{EventKind, Footprint};
 use berth_node::ipc::wire::{Ask, Reply, Status};
 use nix::unistd::Pid;
@@ -23,19 +23,19 @@ const LIBRARIES: [&str; 3] = ["/usr/lib", "/usr/lib64", "/usr/local/lib"];
 /// The libfaketime library for multi-threaded programs.
 const FAKETIME: &str = "faketime/libfaketimeMT.so.1";
 
-impl Stage {
+impl Processes {
     /// Logs the resources of each shim. Descriptors of connections are subtracted. As connections
     /// come and go, the smallest of several counts is taken, each from a moment without a change in
     /// connections.
     pub(crate) async fn log_footprints(&self) {
         let mut least = BTreeMap::<String, Footprint>::new();
         for _ in 0..TRIES {
-            let before = statuses(&self.setting).await;
+            let before = statuses(&self.settings).await;
             let counted = before
                 .into_iter()
                 .filter_map(|(shim, status)| Some((shim, count(&status)?, status)));
             let counted: Vec<_> = counted.collect();
-            let after = statuses(&self.setting).await;
+            let after = statuses(&self.settings).await;
             for (shim, footprint, status) in counted {
                 let same = |now: &Status| {
                     now.pid == status.pid && of_connections(now) == of_connections(&status)
@@ -71,7 +71,7 @@ impl Stage {
 
     /// Sets the offset of the shims' wall clock, in seconds.
     pub(crate) fn set_clock(&self, seconds: i64) -> io::Result<()> {
-        fs::write(self.setting.clock(), format!("{seconds:+}\n"))
+        fs::write(self.settings.clock(), format!("{seconds:+}\n"))
     }
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn faketime() -> Option<PathBuf> {
         .find(|file: &PathBuf| Path::exists(file))
 }
 
-async fn statuses(setting: &StageSetting) -> Vec<(String, Box<Status>)> {
+async fn statuses(settings: &Settings) -> Vec<(String, Box<Status>)> {
     let status = |reply| {
         if let Reply::Status(status) = reply {
             Some(status)
@@ -104,7 +104,7 @@ async fn statuses(setting: &StageSetting) -> Vec<(String, Box<Status>)> {
             None
         }
     };
-    let shims = of_shims(&setting.run_dir(), Ask::Status, status).await;
+    let shims = ask_shims(&settings.run_dir(), Ask::Status, status).await;
     let named = |(socket, status): (PathBuf, _)| {
         Some((socket.file_stem()?.to_string_lossy().into_owned(), status))
     };

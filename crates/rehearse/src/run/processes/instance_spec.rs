@@ -1,8 +1,8 @@
 //! An apiserver of a rehearsal. Completes the command line that the user typed.
 
-use super::settings::StageSetting;
+use super::settings::Settings;
 use crate::config::{
-    apiserver::{Apiserver, flag, has, this},
+    apiserver::{Apiserver, flag, has, this_binary},
     fault::Fault,
 };
 use std::ffi::OsString;
@@ -34,14 +34,14 @@ impl InstanceSpec {
     }
 
     /// Returns program and flags, without the listen address.
-    pub(crate) fn command(&self, setting: &StageSetting) -> Vec<OsString> {
+    pub(crate) fn command(&self, settings: &Settings) -> Vec<OsString> {
         let mut command: Vec<OsString> = match &self.apiserver {
-            Apiserver::Simulated { .. } => vec![this(), "stand-in".into()],
+            Apiserver::Simulated { .. } => vec![this_binary(), "stand-in".into()],
             Apiserver::Command { program, .. } => vec![program.clone()],
         };
         let (Apiserver::Simulated { flags } | Apiserver::Command { flags, .. }) = &self.apiserver;
-        for (name, value) in self.defaults(setting) {
-            if !given(flags, name) {
+        for (name, value) in self.defaults(settings) {
+            if !is_given(flags, name) {
                 command.push(flag(name, value));
             }
         }
@@ -60,25 +60,25 @@ impl InstanceSpec {
     }
 
     /// Returns the default flags, for flags that the user did not type.
-    fn defaults(&self, setting: &StageSetting) -> Vec<(&'static str, OsString)> {
+    fn defaults(&self, settings: &Settings) -> Vec<(&'static str, OsString)> {
         let path = |path: &Path| path.as_os_str().to_owned();
         let millis = |time: Duration| OsString::from(format!("{}ms", time.as_millis()));
         let mut flags = vec![
-            ("tls-cert-file", path(&setting.certs.cert_file(&self.name))),
+            ("tls-cert-file", path(&settings.certs.cert_file(&self.name))),
             (
                 "tls-private-key-file",
-                path(&setting.certs.key_file(&self.name)),
+                path(&settings.certs.key_file(&self.name)),
             ),
-            ("client-ca-file", path(&setting.certs.ca_file)),
+            ("client-ca-file", path(&settings.certs.ca_file)),
             (
                 "audit-log-path",
-                path(&setting.dir.join(format!("audit-{}.log", self.name))),
+                path(&settings.dir.join(format!("audit-{}.log", self.name))),
             ),
         ];
         match self.apiserver {
             Apiserver::Simulated { .. } => {
                 let mut store = OsString::from("unix://");
-                store.push(setting.store());
+                store.push(settings.store());
                 flags.push(("etcd-servers", store));
                 // A bridge would set the flag otherwise, and a simulated apiserver ends watches at
                 // no minimum rate.
@@ -94,7 +94,7 @@ impl InstanceSpec {
                         flags.push(("etcd-servers", "http://127.0.0.1:1".into()))
                     }
                     _ => flags.extend(
-                        setting
+                        settings
                             .etcd
                             .iter()
                             .map(|etcd| ("etcd-servers", etcd.into())),
@@ -109,20 +109,20 @@ impl InstanceSpec {
                     ),
                     (
                         "service-account-key-file",
-                        path(&setting.certs.account_public_key_file),
+                        path(&settings.certs.account_public_key_file),
                     ),
                     (
                         "service-account-signing-key-file",
-                        path(&setting.certs.account_key_file),
+                        path(&settings.certs.account_key_file),
                     ),
                     (
                         "cert-dir",
-                        path(&setting.dir.join(format!("certs-{}", self.name))),
+                        path(&settings.dir.join(format!("certs-{}", self.name))),
                     ),
                 ]);
                 // kube-apiserver cannot put a loopback address into the Service `kubernetes`, and
                 // would log errors for ever.
-                if setting.address.ip().is_loopback() {
+                if settings.address.ip().is_loopback() {
                     flags.push(("endpoint-reconciler-type", "none".into()));
                 }
             }
@@ -132,7 +132,7 @@ impl InstanceSpec {
 }
 
 /// True if the user typed the flag, or a flag that excludes it.
-fn given(flags: &[OsString], name: &str) -> bool {
+fn is_given(flags: &[OsString], name: &str) -> bool {
     let instead = match name {
         "authorization-mode" => "authorization-config",
         "service-account-key-file" | "service-account-signing-key-file" => {
@@ -148,9 +148,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_excludes_one_another_is_not_filled_in() {
+    fn excluded_flags_are_not_filled_in() {
         let flags: Vec<OsString> = vec!["--authorization-config=x".into()];
-        assert!(given(&flags, "authorization-mode") && given(&flags, "authorization-config"));
-        assert!(!given(&flags, "service-account-key-file"));
+        assert!(is_given(&flags, "authorization-mode") && is_given(&flags, "authorization-config"));
+        assert!(!is_given(&flags, "service-account-key-file"));
     }
 }

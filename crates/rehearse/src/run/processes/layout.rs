@@ -2,7 +2,7 @@
 
 use super::haproxy;
 use super::instance_spec::InstanceSpec;
-use super::settings::StageSetting;
+use super::settings::Settings;
 use crate::config::{Topology, Via, apiserver::flag};
 use crate::testbed::certs::PROBE;
 use berth_node::terms::Speedup;
@@ -59,13 +59,13 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// True if an instance is replaced in place, under a bridge.
-    pub(crate) fn bridges(&self) -> bool {
+    pub(crate) fn is_bridged(&self) -> bool {
         self.via == Via::Berth && self.topology == Topology::Bridge
     }
 
     /// Returns the listen address of an instance that has the port alone. With a bridge, and in a
     /// bridge's control, the instance listens on all addresses, as under kubeadm.
-    pub(crate) fn bind(&self, address: SocketAddr) -> SocketAddr {
+    pub(crate) fn listen_address(&self, address: SocketAddr) -> SocketAddr {
         let all = self.topology == Topology::Bridge && matches!(self.via, Via::Berth | Via::None);
         if all {
             (Ipv4Addr::UNSPECIFIED, address.port()).into()
@@ -74,18 +74,18 @@ impl Layout {
         }
     }
 
-    /// Returns the process that all instances share. It starts before the instances and ends after
-    /// them. `None` if there is no shared process.
-    pub(crate) fn shared(&self, setting: &StageSetting) -> Option<ProcessSpec> {
+    /// Returns the process shared by all instances, which outlives them. `None` if there is no
+    /// shared process.
+    pub(crate) fn shared_process(&self, settings: &Settings) -> Option<ProcessSpec> {
         let node = self.via == Via::Berth && self.topology == Topology::Node;
-        node.then(|| discover(setting, NODE))
+        node.then(|| node_shim(settings, NODE))
     }
 
     /// Returns the processes of an instance, in the order of their start. `own` is an address for
     /// the instance alone, for ways in which berth does not choose one.
     pub(crate) fn parts(
         &self,
-        setting: &StageSetting,
+        settings: &Settings,
         instance: &InstanceSpec,
         own: SocketAddr,
     ) -> Vec<ProcessSpec> {
@@ -100,19 +100,22 @@ impl Layout {
             awaits,
         };
         let name = &instance.name;
-        let mut command = instance.command(setting);
+        let mut command = instance.command(settings);
         match self.via {
             Via::Berth => match self.topology {
                 Topology::Bridge => {
                     if instance.apiserver.is_simulated() {
                         command.push(flag("stand-in-bridge-name", instance.temporary().name));
                     }
-                    command.extend(listen(self.bind(setting.address), setting.address));
+                    command.extend(listen_flags(
+                        self.listen_address(settings.address),
+                        settings.address,
+                    ));
                     vec![apiserver(command)]
                 }
                 Topology::Run => {
-                    let mut argv = berth("run", setting, name);
-                    argv.extend(shim(setting));
+                    let mut argv = berth_command("run", settings, name);
+                    argv.extend(shim_options(settings));
                     argv.push("--".into());
                     argv.append(&mut command);
                     vec![ProcessSpec {
@@ -122,24 +125,24 @@ impl Layout {
                     }]
                 }
                 topology => {
-                    let mut exec = berth("exec", setting, name);
+                    let mut exec = berth_command("exec", settings, name);
                     exec.push("--log-format=json".into());
-                    exec.extend(pass(setting));
+                    exec.extend(pass_option(settings));
                     exec.push("--".into());
                     exec.append(&mut command);
                     if topology == Topology::Node {
                         return vec![apiserver(exec)];
                     }
-                    let mut serve = berth("serve", setting, name);
-                    serve.extend(shim(setting));
+                    let mut serve = berth_command("serve", settings, name);
+                    serve.extend(shim_options(settings));
                     // The kubelet starts an init container first, and the containers of a pod in
                     // any order.
                     vec![proxy(serve, None), apiserver(exec)]
                 }
             },
             Via::Haproxy => {
-                command.extend(listen(own, setting.address));
-                let file = setting.dir.join(haproxy::file(name));
+                command.extend(listen_flags(own, settings.address));
+                let file = settings.dir.join(haproxy::file(name));
                 vec![
                     apiserver(command),
                     proxy(
@@ -149,12 +152,15 @@ impl Layout {
                 ]
             }
             Via::PortSharing => {
-                command.extend(listen(setting.address, setting.address));
+                command.extend(listen_flags(settings.address, settings.address));
                 command.push("--permit-port-sharing=true".into());
                 vec![apiserver(command)]
             }
             Via::None => {
-                command.extend(listen(self.bind(setting.address), setting.address));
+                command.extend(listen_flags(
+                    self.listen_address(settings.address),
+                    settings.address,
+                ));
                 vec![apiserver(command)]
             }
         }
@@ -163,13 +169,13 @@ impl Layout {
     /// Returns `berth bridge` over a running instance, which the command `run` replaces.
     pub(crate) fn bridge(
         &self,
-        setting: &StageSetting,
+        settings: &Settings,
         running: &InstanceSpec,
         own: SocketAddr,
         limits: Limits,
         run: Vec<OsString>,
     ) -> ProcessSpec {
-        let parts = self.parts(setting, running, own);
+        let parts = self.parts(settings, running, own);
         let command: Vec<_> = parts
             .iter()
             .take(1)
@@ -177,18 +183,18 @@ impl Layout {
             .map(|word| word.to_string_lossy())
             .collect();
         let mut argv: Vec<OsString> = vec![
-            setting.berth.clone().into(),
+            settings.berth.clone().into(),
             "bridge".into(),
-            flag("state-dir", setting.bridge()),
+            flag("state-dir", settings.bridge()),
             format!("--command={}", shell_words::join(command)).into(),
             format!("--settle={}ms", limits.settle.as_millis()).into(),
             format!("--ready-timeout={}ms", limits.ready.as_millis()).into(),
         ];
-        argv.extend(probe(setting));
-        argv.extend(speedup(setting));
+        argv.extend(probe_options(settings));
+        argv.extend(speedup_option(settings));
         // A simulated apiserver has no Service `kubernetes`.
         if !running.apiserver.is_simulated() {
-            argv.push(flag("kubeconfig", setting.certs.kubeconfig_file()));
+            argv.push(flag("kubeconfig", settings.certs.kubeconfig_file()));
         }
         argv.push("--".into());
         argv.extend(run);
@@ -200,12 +206,12 @@ impl Layout {
     }
 
     /// Returns the process that ends a bridge.
-    pub(crate) fn end_bridge(&self, setting: &StageSetting) -> ProcessSpec {
+    pub(crate) fn end_bridge(&self, settings: &Settings) -> ProcessSpec {
         let argv = vec![
-            setting.berth.clone().into(),
+            settings.berth.clone().into(),
             "bridge".into(),
             "end".into(),
-            flag("state-dir", setting.bridge()),
+            flag("state-dir", settings.bridge()),
         ];
         ProcessSpec {
             role: Role::Bridge,
@@ -216,7 +222,7 @@ impl Layout {
 
     /// Returns the roles to stop in groups, each with its signal. A group gets its signal after the
     /// group before has ended. Processes left after the grace period are killed.
-    pub(crate) fn stop(&self) -> Vec<Vec<(Role, Signal)>> {
+    pub(crate) fn stop_groups(&self) -> Vec<Vec<(Role, Signal)>> {
         let apiserver = (Role::Apiserver, Signal::SIGTERM);
         let proxy = match self.via {
             Via::Haproxy => (Role::Proxy, haproxy::STOP),
@@ -234,7 +240,7 @@ impl Layout {
     }
 
     /// Returns the role of the relay to an instance. `None` if there is no relay.
-    pub(crate) fn relays(&self) -> Option<Role> {
+    pub(crate) fn relay_role(&self) -> Option<Role> {
         match (self.via, self.topology) {
             (Via::PortSharing | Via::None, _) | (Via::Berth, Topology::Bridge) => None,
             (Via::Berth, Topology::Run) => Some(Role::Unit),
@@ -244,10 +250,10 @@ impl Layout {
 }
 
 /// Returns the shim of all instances.
-fn discover(setting: &StageSetting, name: &str) -> ProcessSpec {
-    let mut argv = berth("serve", setting, name);
+fn node_shim(settings: &Settings, name: &str) -> ProcessSpec {
+    let mut argv = berth_command("serve", settings, name);
     argv.push("--discover".into());
-    argv.extend(shim(setting));
+    argv.extend(shim_options(settings));
     ProcessSpec {
         role: Role::Proxy,
         argv,
@@ -256,21 +262,21 @@ fn discover(setting: &StageSetting, name: &str) -> ProcessSpec {
 }
 
 /// Returns a subcommand of berth with its listen address, run directory and instance.
-fn berth(command: &str, setting: &StageSetting, instance: &str) -> Vec<OsString> {
+fn berth_command(command: &str, settings: &Settings, instance: &str) -> Vec<OsString> {
     vec![
-        setting.berth.clone().into(),
+        settings.berth.clone().into(),
         command.into(),
-        format!("--listen={}", setting.address).into(),
-        flag("run-dir", setting.run_dir()),
+        format!("--listen={}", settings.address).into(),
+        flag("run-dir", settings.run_dir()),
         format!("--instance={instance}").into(),
     ]
 }
 
 /// Returns the options of probes.
-fn probe(setting: &StageSetting) -> Vec<OsString> {
-    let certs = &setting.certs;
+fn probe_options(settings: &Settings) -> Vec<OsString> {
+    let certs = &settings.certs;
     let mut options = vec![flag("probe-ca", &certs.ca_file)];
-    if setting.probe_with_certificate {
+    if settings.probe_with_certificate {
         options.push(flag("probe-cert", certs.cert_file(PROBE)));
         options.push(flag("probe-key", certs.key_file(PROBE)));
     }
@@ -278,26 +284,26 @@ fn probe(setting: &StageSetting) -> Vec<OsString> {
 }
 
 /// Returns `--pass` if it differs from the default, because another berth may not know the option.
-fn pass(setting: &StageSetting) -> Option<OsString> {
-    (setting.pass != PassMode::Relay).then(|| format!("--pass={}", setting.pass.as_str()).into())
+fn pass_option(settings: &Settings) -> Option<OsString> {
+    (settings.pass != PassMode::Relay).then(|| format!("--pass={}", settings.pass.as_str()).into())
 }
 
 /// Returns `--speedup` if tests set it, because another berth may not know the option.
-fn speedup(setting: &StageSetting) -> Option<OsString> {
-    (setting.speedup != Speedup::NONE).then(|| format!("--speedup={}", setting.speedup).into())
+fn speedup_option(settings: &Settings) -> Option<OsString> {
+    (settings.speedup != Speedup::NONE).then(|| format!("--speedup={}", settings.speedup).into())
 }
 
 /// Returns the options of a shim.
-fn shim(setting: &StageSetting) -> Vec<OsString> {
-    let mut options = probe(setting);
+fn shim_options(settings: &Settings) -> Vec<OsString> {
+    let mut options = probe_options(settings);
     options.push("--log-format=json".into());
-    options.extend(pass(setting));
-    options.extend(speedup(setting));
+    options.extend(pass_option(settings));
+    options.extend(speedup_option(settings));
     options
 }
 
 /// Returns the listen flags of an apiserver that berth does not start.
-pub(crate) fn listen(address: SocketAddr, advertised: SocketAddr) -> Vec<OsString> {
+pub(crate) fn listen_flags(address: SocketAddr, advertised: SocketAddr) -> Vec<OsString> {
     vec![
         format!("--bind-address={}", address.ip()).into(),
         format!("--secure-port={}", address.port()).into(),
@@ -313,7 +319,7 @@ mod tests {
     fn each_topology_stops_its_processes_in_order() {
         use Role::{Apiserver, Proxy, Unit};
         let stopped = |via, topology| {
-            let groups = Layout { via, topology }.stop();
+            let groups = Layout { via, topology }.stop_groups();
             groups
                 .into_iter()
                 .map(|group| group.into_iter().map(|(role, _)| role).collect())

@@ -20,8 +20,8 @@ pub(crate) use directory::sweep;
 pub(crate) use footprint::has_faketime;
 pub(crate) use probe::watch_gates;
 
-use super::session::Context;
-use crate::config::{Via, apiserver::this};
+use super::session::Session;
+use crate::config::{Via, apiserver::this_binary};
 use crate::load::{Instances, Joined};
 use crate::record::{data::MarkKind, event::EventKind, log::Recorder};
 use crate::testbed::{
@@ -37,9 +37,9 @@ use instance_spec::InstanceSpec;
 use layout::{Layout, NODE, ProcessSpec, Role};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use process::StageProcess;
+use process::ChildProcess;
 use procfs::process::{Process, all_processes};
-use settings::StageSetting;
+use settings::Settings;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt::Display;
@@ -100,14 +100,14 @@ impl From<certs::Error> for Error {
 
 /// The processes of a run and their settings.
 #[derive(Debug)]
-pub(crate) struct Stage {
+pub(crate) struct Processes {
     /// Settings that the processes need.
-    pub(crate) setting: StageSetting,
+    pub(crate) settings: Settings,
     /// How instances share the address.
     pub(crate) layout: Layout,
     recorder: Arc<Recorder>,
-    processes: Vec<StageProcess>,
-    /// The etcd of real apiservers: its program and its addresses.
+    processes: Vec<ChildProcess>,
+    /// Program and addresses of the etcd for real apiservers.
     etcd: Option<(PathBuf, Etcd)>,
     /// Addresses of instances for which berth does not choose one.
     own: BTreeMap<String, SocketAddr>,
@@ -131,15 +131,15 @@ pub(crate) struct Stopped {
     pub(crate) killed: Vec<Role>,
 }
 
-impl Stage {
+impl Processes {
     /// Creates the directory and the certificates, and finds an address. Starts no process.
-    pub(crate) fn new(context: &Context<'_>) -> Result<Self, Error> {
-        let Context {
+    pub(crate) fn new(session: &Session<'_>) -> Result<Self, Error> {
+        let Session {
             plan,
             via,
             ref recorder,
             ..
-        } = *context;
+        } = *session;
         let dir = Directory::new().map_err(Error::unavailable(
             "cannot make a temporary directory (TMPDIR names another place)",
         ))?;
@@ -154,10 +154,10 @@ impl Stage {
             .map(|_| Etcd::new())
             .transpose()
             .map_err(Error::unavailable(NO_ADDRESS))?;
-        let setting = StageSetting {
+        let settings = Settings {
             dir: dir.path().to_owned(),
             address,
-            berth: plan.berth.clone().unwrap_or_else(|| this().into()),
+            berth: plan.berth.clone().unwrap_or_else(|| this_binary().into()),
             certs: Arc::new(certs::make(dir.path(), &[address.ip()])?),
             etcd: etcd.map(|etcd| etcd.url()),
             probe_with_certificate: plan.old.wants_certificates() || plan.new.wants_certificates(),
@@ -165,8 +165,8 @@ impl Stage {
             speedup: plan.timing.speedup,
             faketime: plan.clock_jumps().then(footprint::faketime).flatten(),
         };
-        let stage = Self {
-            setting,
+        let processes = Self {
+            settings,
             layout: Layout {
                 via,
                 topology: plan.topology,
@@ -180,15 +180,15 @@ impl Stage {
             frozen: Vec::new(),
             _dir: dir,
         };
-        stage
+        processes
             .set_clock(0)
             .map_err(Error::unavailable("cannot write the shims' clock"))?;
-        Ok(stage)
+        Ok(processes)
     }
 
     /// Starts the relay that all instances share, if the layout has one. Restarts an ended relay.
     pub(crate) fn open(&mut self) -> Result<(), Error> {
-        match self.layout.shared(&self.setting) {
+        match self.layout.shared_process(&self.settings) {
             Some(part) if self.relay(NODE).is_none() => self.spawn(NODE, &part),
             _ => Ok(()),
         }
@@ -199,7 +199,7 @@ impl Stage {
     ///
     /// # Errors
     /// A process of the owner ended before, or the time is over.
-    pub(crate) async fn until<T>(
+    pub(crate) async fn wait_until<T>(
         &mut self,
         owner: &str,
         what: &str,
@@ -212,7 +212,7 @@ impl Stage {
                 Ok(it) => return Ok((it, began.elapsed())),
                 Err(why) => why,
             };
-            let ended = self.ended(owner);
+            let ended = self.exit_status(owner);
             let failed = match ended {
                 Some(status) => format!("ended before it was {what} ({status})"),
                 None if began.elapsed() > within => {
@@ -223,7 +223,7 @@ impl Stage {
                     continue;
                 }
             };
-            let error = self.failed(owner, failed).await;
+            let error = self.instance_error(owner, failed).await;
             let is_unavailable = ended.and_then(|status| status.code()) == Some(UNAVAILABLE);
             return Err(if is_unavailable {
                 error.into_unavailable()
@@ -238,13 +238,13 @@ impl Stage {
         let Some((program, etcd)) = self.etcd.clone() else {
             return Ok(());
         };
-        self.spawn(etcd::NAME, &etcd.part(&program, &self.setting.dir))?;
+        self.spawn(etcd::NAME, &etcd.part(&program, &self.settings.dir))?;
         let healthy = async |_: &Self| {
             timeout(etcd::UP_WITHIN, etcd.healthy())
                 .await
                 .unwrap_or_else(|_| Err("no answer".into()))
         };
-        self.until(etcd::NAME, "up", etcd::UP_WITHIN, healthy)
+        self.wait_until(etcd::NAME, "up", etcd::UP_WITHIN, healthy)
             .await
             .map_err(Error::into_unavailable)?;
         Ok(())
@@ -257,17 +257,17 @@ impl Stage {
         serves: bool,
     ) -> Result<(), Error> {
         let name = &instance.name;
-        self.plays(instance, serves);
+        self.log_player(instance, serves);
         self.recorder.mark(name, MarkKind::Started);
-        self.setting.certs.issue(name)?;
+        self.settings.certs.issue(name)?;
         let own = self.own_address(name)?;
         if self.layout.via == Via::Haproxy {
-            let path = self.setting.dir.join(haproxy::file(name));
-            std::fs::write(&path, haproxy::config(self.setting.address, own)).map_err(
+            let path = self.settings.dir.join(haproxy::file(name));
+            std::fs::write(&path, haproxy::config(self.settings.address, own)).map_err(
                 Error::unavailable(format!("cannot write {}", path.display())),
             )?;
         }
-        for part in self.layout.parts(&self.setting, instance, own) {
+        for part in self.layout.parts(&self.settings, instance, own) {
             if self
                 .process(name, part.role)
                 .is_some_and(|p| p.living().is_some())
@@ -275,7 +275,7 @@ impl Stage {
                 continue;
             }
             if let Some(address) = part.awaits {
-                self.until_open(name, address).await?;
+                self.wait_until_open(name, address).await?;
             }
             self.spawn(name, &part)?;
         }
@@ -283,12 +283,12 @@ impl Stage {
     }
 
     /// Logs that an instance takes part in the run.
-    fn plays(&self, instance: &InstanceSpec, serves: bool) {
+    fn log_player(&self, instance: &InstanceSpec, serves: bool) {
         self.recorder.add(&instance.name, EventKind::Player(serves));
     }
 
     pub(crate) fn spawn(&mut self, owner: &str, part: &ProcessSpec) -> Result<(), Error> {
-        let on_line = probe::on_line(owner, self.layout, &self.recorder);
+        let on_line = probe::line_listener(owner, self.layout, &self.recorder);
         let (recorder, name, role) = (Arc::clone(&self.recorder), owner.to_owned(), part.role);
         let over = move |status: ExitStatus| match role {
             Role::Apiserver | Role::Unit => {
@@ -303,9 +303,9 @@ impl Stage {
             Role::Proxy | Role::Bridge | Role::Store => {}
         };
         let faketime = (part.role == Role::Proxy && self.layout.via == Via::Berth)
-            .then(|| self.setting.fake_time());
+            .then(|| self.settings.fake_time());
         let process =
-            StageProcess::start(owner, part, faketime.unwrap_or_default(), &on_line, over)
+            ChildProcess::start(owner, part, faketime.unwrap_or_default(), &on_line, over)
                 .map_err(|error| {
                     let program = part
                         .argv
@@ -326,33 +326,36 @@ impl Stage {
             return Ok(*own);
         }
         let mut own = free_address().map_err(Error::unavailable(NO_ADDRESS))?;
-        own.set_port(self.setting.address.port());
+        own.set_port(self.settings.address.port());
         self.own.insert(name.to_owned(), own);
         Ok(own)
     }
 
     /// Waits until an instance listens on the address.
-    async fn until_open(&mut self, name: &str, address: SocketAddr) -> Result<(), Error> {
-        let listens = |process: &StageProcess| proc_net::listens(process.pid().as_raw(), address);
-        let open =
-            async |stage: &Self| match stage.process(name, Role::Apiserver).is_some_and(listens) {
-                true => Ok(()),
-                false => Err(format!("it does not listen on {address}")),
-            };
-        self.until(name, "listening", Duration::MAX, open).await?;
+    async fn wait_until_open(&mut self, name: &str, address: SocketAddr) -> Result<(), Error> {
+        let listens = |process: &ChildProcess| proc_net::listens(process.pid().as_raw(), address);
+        let open = async |processes: &Self| match processes
+            .process(name, Role::Apiserver)
+            .is_some_and(listens)
+        {
+            true => Ok(()),
+            false => Err(format!("it does not listen on {address}")),
+        };
+        self.wait_until(name, "listening", Duration::MAX, open)
+            .await?;
         Ok(())
     }
 
     /// Waits until new connections reach an instance. Returns the chosen pass mode, if there was a
     /// choice, and the duration of the wait.
-    pub(crate) async fn joined(
+    pub(crate) async fn wait_until_joined(
         &mut self,
         name: &str,
         within: Duration,
     ) -> Result<(Option<String>, Duration), Error> {
         let joined = self
-            .until(name, "ready", within, async |stage| {
-                stage.check_joined(name).await
+            .wait_until(name, "ready", within, async |processes| {
+                processes.check_joined(name).await
             })
             .await?;
         self.publish_joined(name);
@@ -365,7 +368,7 @@ impl Stage {
     }
 
     pub(crate) fn publish_joined(&self, name: &str) {
-        let Some(address) = self.direct(name) else {
+        let Some(address) = self.direct_address(name) else {
             return;
         };
         self.joined.send_modify(|instances| {
@@ -378,9 +381,9 @@ impl Stage {
     /// choice. The error says why not.
     pub(crate) async fn check_joined(&self, name: &str) -> Result<Option<String>, String> {
         let role = match self.layout.via {
-            Via::Berth if !self.layout.bridges() => {
+            Via::Berth if !self.layout.is_bridged() => {
                 let status = self.status(name).await?;
-                return probe::joined(&status, name, self.setting.pass);
+                return probe::check_joined(&status, name, self.settings.pass);
             }
             Via::Haproxy => Role::Proxy,
             _ => Role::Apiserver,
@@ -390,14 +393,14 @@ impl Stage {
 
     /// Asks an instance's shim for its status.
     pub(crate) async fn status(&self, name: &str) -> Result<Box<wire::Status>, String> {
-        probe::status(&self.setting, self.shim_of(name)).await
+        probe::status(&self.settings, self.shim_of(name)).await
     }
 
     /// True if new connections no longer reach an instance. False if the shim does not answer in
     /// time.
     pub(crate) async fn is_missed(&self, name: &str) -> bool {
         match self.layout.via {
-            Via::Berth if !self.layout.bridges() => self
+            Via::Berth if !self.layout.is_bridged() => self
                 .status(name)
                 .await
                 .is_ok_and(|status| probe::is_missed(&status, name)),
@@ -407,18 +410,20 @@ impl Stage {
 
     /// Returns the address at which an instance can be dialled without a proxy between. The address
     /// is the port itself if there is no proxy. `None` if the instance is unknown.
-    pub(crate) fn direct(&self, name: &str) -> Option<SocketAddr> {
+    pub(crate) fn direct_address(&self, name: &str) -> Option<SocketAddr> {
         match self.layout.via {
             // The bridge does not steer connections from loopback.
-            Via::Berth if self.layout.bridges() => self.own.get(name).copied(),
-            Via::Berth => probe::listed(&self.setting, name).map(|listed| listed.record.address),
+            Via::Berth if self.layout.is_bridged() => self.own.get(name).copied(),
+            Via::Berth => {
+                probe::listed_instance(&self.settings, name).map(|listed| listed.record.address)
+            }
             Via::Haproxy => self.own.get(name).copied(),
-            Via::PortSharing | Via::None => Some(self.setting.address),
+            Via::PortSharing | Via::None => Some(self.settings.address),
         }
     }
 
     fn shim_of<'a>(&self, name: &'a str) -> &'a str {
-        if self.layout.shared(&self.setting).is_some() {
+        if self.layout.shared_process(&self.settings).is_some() {
             NODE
         } else {
             name
@@ -427,7 +432,7 @@ impl Stage {
 
     fn listens(&self, name: &str, role: Role) -> Result<(), String> {
         let process = self.process(name, role).ok_or("it was not started")?;
-        let address = self.layout.bind(self.setting.address);
+        let address = self.layout.listen_address(self.settings.address);
         if !probe::listens(process.pid(), address) {
             return Err(format!("it does not listen on {address}"));
         }
@@ -438,24 +443,24 @@ impl Stage {
         Ok(())
     }
 
-    fn process(&self, owner: &str, role: Role) -> Option<&StageProcess> {
+    fn process(&self, owner: &str, role: Role) -> Option<&ChildProcess> {
         self.processes
             .iter()
             .find(|p| p.owner == owner && p.role == role)
     }
 
     /// Returns the exit status of an instance's first ended process. `None` if every process runs.
-    pub(crate) fn ended(&self, name: &str) -> Option<ExitStatus> {
+    pub(crate) fn exit_status(&self, name: &str) -> Option<ExitStatus> {
         self.processes
             .iter()
             .filter(|p| p.owner == name)
-            .find_map(StageProcess::status)
+            .find_map(ChildProcess::status)
     }
 
     /// Waits until a process of an owner has ended.
-    pub(crate) async fn any_ended(&self, owner: &str) -> ExitStatus {
+    pub(crate) async fn wait_for_any_end(&self, owner: &str) -> ExitStatus {
         loop {
-            match self.ended(owner) {
+            match self.exit_status(owner) {
                 Some(status) => return status,
                 None => sleep(POLL).await,
             }
@@ -464,10 +469,10 @@ impl Stage {
 
     /// Stops an instance as the [`Layout`] says. Processes left after `grace` get SIGKILL.
     pub(crate) async fn stop(&mut self, name: &str, grace: Duration) -> Stopped {
-        let early = self.ended(name).is_some();
+        let early = self.exit_status(name).is_some();
         let deadline = Instant::now() + grace;
         self.recorder.mark(name, MarkKind::Sigterm);
-        for group in self.layout.stop() {
+        for group in self.layout.stop_groups() {
             let signalled: Vec<_> = group
                 .iter()
                 .filter_map(|(role, signal)| self.process(name, *role).map(|p| (p, *signal)))
@@ -478,7 +483,7 @@ impl Stage {
             let all = all_ended(signalled.iter().map(|(process, _)| *process));
             tokio::select! {
                 _ = timeout_at(deadline, all) => {}
-                never = self.leaves(name) => match never {},
+                never = self.log_leaving(name) => match never {},
             }
         }
         let left: Vec<_> = self
@@ -504,7 +509,7 @@ impl Stage {
             .find(|p| p.owner == name && p.role != Role::Proxy);
         let status = server
             .filter(|p| !killed.contains(&p.role))
-            .and_then(StageProcess::status);
+            .and_then(ChildProcess::status);
         Stopped {
             status,
             early,
@@ -513,7 +518,7 @@ impl Stage {
     }
 
     /// Logs when an instance leaves the port, for ways without a shim.
-    async fn leaves(&self, name: &str) -> Infallible {
+    async fn log_leaving(&self, name: &str) -> Infallible {
         let role = if self.layout.via == Via::Haproxy {
             Role::Proxy
         } else {
@@ -525,7 +530,10 @@ impl Stage {
             && !left
             && let Some(process) = self.process(name, role)
         {
-            while probe::listens(process.pid(), self.layout.bind(self.setting.address)) {
+            while probe::listens(
+                process.pid(),
+                self.layout.listen_address(self.settings.address),
+            ) {
                 sleep(POLL).await;
             }
             self.recorder.mark(name, MarkKind::Left);
@@ -535,7 +543,8 @@ impl Stage {
 
     /// Returns the process ID of an instance's apiserver. `None` if the apiserver has ended.
     pub(crate) fn apiserver(&self, name: &str) -> Option<Pid> {
-        let Some(ListedInstance { record, .. }) = probe::living(&self.setting, name) else {
+        let Some(ListedInstance { record, .. }) = probe::running_instance(&self.settings, name)
+        else {
             return self.process(name, Role::Apiserver)?.living();
         };
         // The PID is valid in this process's PID namespace.
@@ -550,7 +559,7 @@ impl Stage {
     /// Returns the process ID of the relay to an instance. `None` if there is no relay or it has
     /// ended.
     pub(crate) fn relay(&self, name: &str) -> Option<Pid> {
-        self.process(self.shim_of(name), self.layout.relays()?)?
+        self.process(self.shim_of(name), self.layout.relay_role()?)?
             .living()
     }
 
@@ -576,7 +585,7 @@ impl Stage {
         if let Some(apiserver) = apiserver.filter(|apiserver| *apiserver != pid) {
             let _ = kill(apiserver, Signal::SIGKILL);
         }
-        while probe::living(&self.setting, name).is_some() {
+        while probe::running_instance(&self.settings, name).is_some() {
             sleep(POLL).await;
         }
     }
@@ -619,7 +628,7 @@ impl Stage {
         lines.join("\n")
     }
 
-    pub(crate) async fn failed(&mut self, name: &str, what: String) -> Error {
+    pub(crate) async fn instance_error(&mut self, name: &str, what: String) -> Error {
         Error::Instance {
             instance: name.to_owned(),
             what,
@@ -653,19 +662,19 @@ impl Stage {
     }
 }
 
-async fn all_ended<'a>(processes: impl IntoIterator<Item = &'a StageProcess>) {
+async fn all_ended<'a>(processes: impl IntoIterator<Item = &'a ChildProcess>) {
     for process in processes {
         process.wait().await;
     }
 }
 
-impl Drop for Stage {
+impl Drop for Processes {
     /// Continues stopped processes and kills the bridge, which may be no children of this process.
     fn drop(&mut self) {
         self.thaw();
         if let Some(bridge) = &self.bridge {
-            bridge::kill_left(&self.setting.dir);
-            bridge.ends();
+            bridge::kill_leftover(&self.settings.dir);
+            bridge.wait_for_end();
         }
     }
 }
@@ -674,7 +683,7 @@ impl Drop for Stage {
 mod tests {
     use super::*;
     use crate::config::{Plan, Topology, apiserver::Apiserver};
-    use crate::run::session::Context;
+    use crate::run::session::Session;
 
     #[tokio::test]
     async fn an_etcd_that_does_not_come_up_is_shown_with_its_log() {
@@ -682,8 +691,8 @@ mod tests {
             etcd: Some("/bin/false".into()),
             ..Plan::default()
         };
-        let mut stage = Stage::new(&Context::new(&plan, Via::None)).unwrap();
-        let error = stage.start_etcd().await.unwrap_err();
+        let mut processes = Processes::new(&Session::new(&plan, Via::None)).unwrap();
+        let error = processes.start_etcd().await.unwrap_err();
         assert!(matches!(error, Error::Unavailable(_)), "{error}");
         assert!(
             error
@@ -691,7 +700,7 @@ mod tests {
                 .starts_with("etcd ended before it was up (exit status: 1); its last"),
             "{error}"
         );
-        stage.close().await;
+        processes.close().await;
     }
 
     /// The test binary has no `run --listen`, so it ends at once with an error.
@@ -701,8 +710,8 @@ mod tests {
             topology: Topology::Run,
             ..Plan::default()
         };
-        let mut stage = Stage::new(&Context::new(&plan, Via::Berth)).unwrap();
-        let dir = stage.setting.dir.clone();
+        let mut processes = Processes::new(&Session::new(&plan, Via::Berth)).unwrap();
+        let dir = processes.settings.dir.clone();
         let old = InstanceSpec {
             name: "old".into(),
             apiserver: Apiserver::default(),
@@ -710,9 +719,9 @@ mod tests {
             start_delay: Duration::ZERO,
             fault: None,
         };
-        stage.start(&old, true).await.unwrap();
-        let error = stage
-            .joined("old", Duration::from_secs(30))
+        processes.start(&old, true).await.unwrap();
+        let error = processes
+            .wait_until_joined("old", Duration::from_secs(30))
             .await
             .unwrap_err()
             .to_string();
@@ -721,9 +730,9 @@ mod tests {
                 && error.contains("listen"),
             "{error}"
         );
-        let stopped = stage.stop("old", Duration::from_secs(30)).await;
+        let stopped = processes.stop("old", Duration::from_secs(30)).await;
         assert!(stopped.early && !stopped.status.unwrap().success());
-        stage.close().await;
+        processes.close().await;
         assert!(!dir.exists());
     }
 }

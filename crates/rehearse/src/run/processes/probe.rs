@@ -2,7 +2,7 @@
 
 use super::layout::{Layout, NODE};
 use super::process::Listener;
-use super::settings::StageSetting;
+use super::settings::Settings;
 use crate::config::Via;
 use crate::record::{
     data::MarkKind,
@@ -48,7 +48,7 @@ struct LogLine {
 
 /// Returns a listener that logs when an instance joins and leaves, from a shim's log lines, and
 /// when a real apiserver met another instance's certificate, from the apiserver's.
-pub(super) fn on_line(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> Listener {
+pub(super) fn line_listener(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> Listener {
     let (owner, recorder) = (owner.to_owned(), Arc::clone(recorder));
     Arc::new(move |line| {
         let at = Stamp::now();
@@ -101,7 +101,7 @@ fn mark_of(owner: &str, line: &LogLine) -> Option<(String, MarkKind)> {
 
 /// Checks that a shim listens and that an instance is ready. Returns the chosen pass mode, if there
 /// was a choice. The error says why not.
-pub(super) fn joined(
+pub(super) fn check_joined(
     status: &Status,
     name: &str,
     pass: PassMode,
@@ -137,8 +137,8 @@ fn of<'a>(status: &'a Status, name: &str) -> Option<&'a InstanceStatus> {
 }
 
 /// Asks a shim for its status. The error says why there is no status.
-pub(super) async fn status(setting: &StageSetting, shim: &str) -> Result<Box<Status>, String> {
-    let berth = berth(setting).ok_or("the run directory is still empty")?;
+pub(super) async fn status(settings: &Settings, shim: &str) -> Result<Box<Status>, String> {
+    let berth = berth(settings).ok_or("the run directory is still empty")?;
     let shim = InstanceId::parse(shim).map_err(|error| error.to_string())?;
     let path = berth
         .socket_path(&shim)
@@ -149,7 +149,7 @@ pub(super) async fn status(setting: &StageSetting, shim: &str) -> Result<Box<Sta
 }
 
 /// Asks all shims of a run directory. Returns their answers by socket.
-pub(crate) async fn of_shims<T: Send + 'static>(
+pub(crate) async fn ask_shims<T: Send + 'static>(
     run_dir: &Path,
     ask: Ask,
     take: fn(Reply) -> Option<T>,
@@ -171,19 +171,19 @@ pub(crate) async fn of_shims<T: Send + 'static>(
 }
 
 /// Logs the metrics of the gates until dropped.
-pub(crate) async fn watch_gates(setting: StageSetting, recorder: Arc<Recorder>) {
+pub(crate) async fn watch_gates(settings: Settings, recorder: Arc<Recorder>) {
     let mut ticks = tokio::time::interval(GATES_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let take = |reply| match reply {
         Reply::Metrics(metrics) => GateMetrics::parse(&metrics),
         _ => None,
     };
-    let directories = [setting.run_dir(), setting.bridge_run_dir()];
+    let directories = [settings.run_dir(), settings.bridge_run_dir()];
     loop {
         ticks.tick().await;
         let mut shims = Vec::new();
         for directory in &directories {
-            shims.extend(of_shims(directory, Ask::Metrics, take).await);
+            shims.extend(ask_shims(directory, Ask::Metrics, take).await);
         }
         recorder.add("", EventKind::Gates(shims));
     }
@@ -198,23 +198,23 @@ pub(super) fn listens(pid: Pid, address: SocketAddr) -> bool {
 }
 
 /// Returns `berth exec`'s record of a running instance.
-pub(super) fn living(setting: &StageSetting, name: &str) -> Option<ListedInstance> {
-    listed(setting, name).filter(|listed| listed.alive)
+pub(super) fn running_instance(settings: &Settings, name: &str) -> Option<ListedInstance> {
+    listed_instance(settings, name).filter(|listed| listed.alive)
 }
 
 /// Returns `berth exec`'s record of an instance, running or ended.
-pub(super) fn listed(setting: &StageSetting, name: &str) -> Option<ListedInstance> {
-    let listing = instance::list(&berth(setting)?).ok()?;
+pub(super) fn listed_instance(settings: &Settings, name: &str) -> Option<ListedInstance> {
+    let listing = instance::list(&berth(settings)?).ok()?;
     listing
         .found
         .into_iter()
         .find(|listed| listed.record.instance.as_str() == name)
 }
 
-fn berth(setting: &StageSetting) -> Option<BerthDir> {
-    RunDir::find(&setting.run_dir())
+fn berth(settings: &Settings) -> Option<BerthDir> {
+    RunDir::find(&settings.run_dir())
         .ok()??
-        .berth(setting.address)
+        .berth(settings.address)
         .ok()
 }
 

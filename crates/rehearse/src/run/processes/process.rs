@@ -1,7 +1,7 @@
 //! A process of a rehearsal: started, its log read, signalled, and waited for.
 
 use super::layout::{ProcessSpec, Role};
-use crate::config::apiserver::this;
+use crate::config::apiserver::this_binary;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::VecDeque;
@@ -28,7 +28,7 @@ pub(super) type Listener = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// A process, killed on drop.
 #[derive(Debug)]
-pub(super) struct StageProcess {
+pub(super) struct ChildProcess {
     pub(super) owner: String,
     pub(super) role: Role,
     pid: Pid,
@@ -39,7 +39,7 @@ pub(super) struct StageProcess {
     readers: Vec<JoinHandle<()>>,
 }
 
-impl StageProcess {
+impl ChildProcess {
     /// Starts a process. `over` is called after its end.
     pub(super) fn start(
         owner: &str,
@@ -135,7 +135,7 @@ impl StageProcess {
             self.readers.retain(|reader| !reader.is_finished());
         }
         let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        log.iter().map(|line| readable(line)).collect()
+        log.iter().map(|line| to_readable(line)).collect()
     }
 }
 
@@ -143,7 +143,7 @@ impl StageProcess {
 /// and ends with this process.
 fn command(program: &OsStr) -> Command {
     let mut command = Command::new(program);
-    if program == this() {
+    if program == this_binary() {
         command.arg0("berth");
     }
     command
@@ -157,7 +157,7 @@ fn command(program: &OsStr) -> Command {
     command
 }
 
-impl Drop for StageProcess {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         self.signal(Signal::SIGKILL);
         self.waiter.abort();
@@ -175,7 +175,10 @@ async fn keep_log(
         let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
         if log.len() == LOG_LINES {
             // Informational lines are dropped first, because kube-apiserver writes many.
-            let first = log.iter().position(|line| informs(line)).unwrap_or(0);
+            let first = log
+                .iter()
+                .position(|line| is_informational(line))
+                .unwrap_or(0);
             log.remove(first);
         }
         log.push_back(line);
@@ -183,7 +186,7 @@ async fn keep_log(
 }
 
 /// True for a line of klog or of a JSON log that is no error.
-fn informs(line: &str) -> bool {
+fn is_informational(line: &str) -> bool {
     let klog = |line: &str| line.len() > 5 && line.as_bytes()[1..5].iter().all(u8::is_ascii_digit);
     (line.starts_with(['I', 'W']) && klog(line))
         || [
@@ -196,7 +199,7 @@ fn informs(line: &str) -> bool {
 }
 
 /// Returns a JSON log line in readable form. Other lines are unchanged.
-fn readable(line: &str) -> String {
+fn to_readable(line: &str) -> String {
     let Ok(serde_json::Value::Object(mut fields)) = serde_json::from_str(line) else {
         return line.to_owned();
     };

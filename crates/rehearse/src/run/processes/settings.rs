@@ -12,7 +12,7 @@ pub(crate) const BRIDGE: &str = "bridge";
 
 /// Settings that the processes need.
 #[derive(Debug, Clone)]
-pub(crate) struct StageSetting {
+pub(crate) struct Settings {
     /// Directory of the rehearsal's files.
     pub(crate) dir: PathBuf,
     pub(crate) address: SocketAddr,
@@ -32,7 +32,7 @@ pub(crate) struct StageSetting {
     pub(crate) faketime: Option<PathBuf>,
 }
 
-impl StageSetting {
+impl Settings {
     /// Socket of the simulated apiservers' store.
     pub(crate) fn store(&self) -> PathBuf {
         self.dir.join("store")

@@ -40,11 +40,11 @@ impl Play<'_> {
         old: &InstanceSpec,
         fault: Fault,
     ) -> Result<(), Error> {
-        if self.stage.layout.bridges() {
+        if self.processes.layout.is_bridged() {
             return self.failing_bridged_upgrade(old, fault).await;
         }
-        let new = super::failing(self.context.plan, fault);
-        let alone = self.context.via == Via::None;
+        let new = super::failing_instance(self.session.plan, fault);
+        let alone = self.session.via == Via::None;
         if alone {
             self.print(&format!("stop {}", old.name));
             self.stop(old).await;
@@ -56,7 +56,7 @@ impl Play<'_> {
         };
         let place = self.inject(fault, &new.name, standby);
         self.print(&format!("fault {fault}: start {}", new.name));
-        let timing = &self.context.plan.timing;
+        let timing = &self.session.plan.timing;
         let patience = Instant::now()
             + match fault {
                 // The instance ends at once: wait for that.
@@ -65,48 +65,48 @@ impl Play<'_> {
             };
         // A proxy may wait for the instance's port for ever. The fault is about the end of the
         // instance, not about the proxy.
-        let started = timeout_at(patience, self.stage.start(&new, false)).await;
+        let started = timeout_at(patience, self.processes.start(&new, false)).await;
         if let Ok(Err(error @ Error::Unavailable(_))) = started {
             return Err(error);
         }
         while Instant::now() < patience
-            && (fault != Fault::BadFlag || self.stage.ended(&new.name).is_none())
+            && (fault != Fault::BadFlag || self.processes.exit_status(&new.name).is_none())
         {
             sleep(POLL).await;
         }
-        let why = match self.end_of(&new.name).await {
+        let why = match self.describe_end(&new.name).await {
             Some(end) => end,
-            None => match self.stage.check_joined(&new.name).await {
+            None => match self.processes.check_joined(&new.name).await {
                 Ok(_) => "it reports that it is ready".into(),
                 Err(why) => why,
             },
         };
         self.print(&format!("{} does not serve: {why}", new.name));
-        self.context.step(place, FaultStep::Seen(why));
+        self.session.step(place, FaultStep::Seen(why));
         self.settle().await;
         // The exit status does not matter.
-        self.stage
-            .stop(&new.name, self.context.plan.timing.grace)
+        self.processes
+            .stop(&new.name, self.session.plan.timing.grace)
             .await;
         if alone {
             self.start(old).await?;
-            self.joined(old).await?;
+            self.wait_until_joined(old).await?;
         }
         self.log_fault_end(place);
         Ok(())
     }
 
     /// Returns an instance's exit status and last log lines, in words. `None` if the instance runs.
-    pub(super) async fn end_of(&mut self, name: &str) -> Option<String> {
-        let status = self.stage.ended(name)?;
+    pub(super) async fn describe_end(&mut self, name: &str) -> Option<String> {
+        let status = self.processes.exit_status(name)?;
         Some(format!(
             "it ended with {status}; its last line of log:\n{}",
-            self.stage.last_words(name).await
+            self.processes.last_words(name).await
         ))
     }
 
     /// Injects a fault while both instances serve, and waits for its end.
-    pub(super) async fn harm(
+    pub(super) async fn inject_fault(
         &mut self,
         old: &InstanceSpec,
         new: &InstanceSpec,
@@ -119,11 +119,13 @@ impl Play<'_> {
             new
         };
         let name = &hit.name;
-        let via = self.context.via;
+        let via = self.session.via;
         let lacks = match fault {
             _ if fault.needs_a_bridge() => Some("bridge"),
             _ if fault.is_of_shims() && via != Via::Berth => Some("shim"),
-            _ if fault.needs_a_shim() && self.stage.layout.relays().is_none() => Some("relay"),
+            _ if fault.needs_a_shim() && self.processes.layout.relay_role().is_none() => {
+                Some("relay")
+            }
             _ => None,
         };
         if let Some(what) = lacks {
@@ -131,11 +133,11 @@ impl Play<'_> {
             return Ok(());
         }
         let target = match fault {
-            Fault::CrashAfterReady | Fault::Hang => self.stage.apiserver(name),
-            _ => self.stage.relay(name),
+            Fault::CrashAfterReady | Fault::Hang => self.processes.apiserver(name),
+            _ => self.processes.relay(name),
         };
         let Some(target) = target else {
-            self.context
+            self.session
                 .trouble(format!("{name} had ended before {fault} could happen"));
             return Ok(());
         };
@@ -147,7 +149,7 @@ impl Play<'_> {
         }
         let alone = match via {
             Via::None => true,
-            Via::Berth if self.stage.layout.topology == Topology::Node => fault.needs_a_shim(),
+            Via::Berth if self.processes.layout.topology == Topology::Node => fault.needs_a_shim(),
             _ => false,
         };
         let standby = if alone {
@@ -158,9 +160,9 @@ impl Play<'_> {
         self.print(&format!("fault {fault} at {name}"));
         let has = match fault {
             // The apiserver of a unit ends with the shim, so all of its connections end.
-            Fault::KillShim if self.stage.layout.topology == Topology::Run => None,
+            Fault::KillShim if self.processes.layout.topology == Topology::Run => None,
             Fault::KillShim | Fault::HangShim => self
-                .stage
+                .processes
                 .status(name)
                 .await
                 .ok()
@@ -169,13 +171,13 @@ impl Play<'_> {
         };
         let place = self.inject(fault, name, standby);
         has.into_iter()
-            .for_each(|has| self.context.step(place, FaultStep::Has(has)));
+            .for_each(|has| self.session.step(place, FaultStep::Has(has)));
         match fault {
             Fault::Hang => self.hang(name, target, place).await,
             Fault::HangShim => self.hang_beyond_lease(target).await,
             Fault::NoDescriptors => {
                 let limit = async |starved| {
-                    let limited = self.stage.limit_files(target, starved).await;
+                    let limited = self.processes.limit_files(target, starved).await;
                     limited.map_err(Error::unavailable("cannot limit a shim's descriptors"))
                 };
                 limit(true).await?;
@@ -184,13 +186,13 @@ impl Play<'_> {
             }
             Fault::ClockJump => {
                 let jump = |seconds| {
-                    self.stage
+                    self.processes
                         .set_clock(seconds)
                         .map_err(Error::unavailable("cannot set the shims' clock"))
                 };
                 jump(
                     fastrand::Rng::with_seed(
-                        self.context.plan.load.seed.wrapping_add(place as u64),
+                        self.session.plan.load.seed.wrapping_add(place as u64),
                     )
                     .i64(-DAY..=DAY),
                 )?;
@@ -198,25 +200,25 @@ impl Play<'_> {
                 jump(0)?;
             }
             _ => {
-                self.stage.kill(name, target).await;
-                self.stage.open()?;
-                self.stage.start(hit, true).await?;
+                self.processes.kill(name, target).await;
+                self.processes.open()?;
+                self.processes.start(hit, true).await?;
             }
         }
-        self.joined(hit).await?;
+        self.wait_until_joined(hit).await?;
         self.log_fault_end(place);
-        self.calm().await;
+        self.wait_until_calm().await;
         Ok(())
     }
 
     /// Waits until clients are served as before, so that a loss is attributed to the right fault.
-    pub(super) async fn calm(&self) {
+    pub(super) async fn wait_until_calm(&self) {
         let deadline = Instant::now() + UNANSWERED;
         self.settle().await;
         while Instant::now() < deadline {
             let since = Stamp::now();
-            sleep(self.context.plan.timing.speedup.of(POLL * 10)).await;
-            let (served, slow) = self.context.recorder.read(|log| {
+            sleep(self.session.plan.timing.speedup.of(POLL * 10)).await;
+            let (served, slow) = self.session.recorder.read(|log| {
                 let lately = || attempts(log).rev().take_while(|a| a.done >= since);
                 (
                     lately().count(),
@@ -232,17 +234,17 @@ impl Play<'_> {
     /// Stops an apiserver with SIGSTOP until its shim or proxy has noticed, and a little longer.
     /// Without a shim, for as long as a shim would need.
     pub(super) async fn hang(&mut self, name: &str, apiserver: Pid, place: usize) {
-        self.stage.freeze(apiserver);
+        self.processes.freeze(apiserver);
         let deadline = Instant::now() + LONGEST_HANG;
         while Instant::now() < deadline {
-            if self.stage.is_missed(name).await {
+            if self.processes.is_missed(name).await {
                 let noticed = Stamp::now();
-                self.context.step(place, FaultStep::Noticed);
+                self.session.step(place, FaultStep::Noticed);
                 sleep(SETTLE).await;
                 // Wait until the other instance has answered a new connection.
                 let since = |a: &Attempt| a.kind == ConnectionKind::New && a.due > noticed;
                 let seen = || {
-                    self.context
+                    self.session
                         .recorder
                         .read(|log| attempts(log).rev().any(since))
                 };
@@ -253,22 +255,22 @@ impl Play<'_> {
             }
             sleep(POLL).await;
         }
-        self.stage.thaw();
+        self.processes.thaw();
     }
 
     /// Stops a shim with SIGSTOP for longer than its lease.
     pub(super) async fn hang_beyond_lease(&mut self, shim: Pid) {
-        self.stage.freeze(shim);
+        self.processes.freeze(shim);
         sleep(LEASE + BEYOND_LEASE).await;
-        self.stage.thaw();
+        self.processes.thaw();
     }
 
     /// Logs a fault and returns its number.
     pub(super) fn inject(&self, fault: Fault, instance: &str, standby: Standby) -> usize {
-        self.context.recorder.inject(instance, fault, standby)
+        self.session.recorder.inject(instance, fault, standby)
     }
 
     pub(super) fn log_fault_end(&self, place: usize) {
-        self.context.step(place, FaultStep::Over);
+        self.session.step(place, FaultStep::Over);
     }
 }

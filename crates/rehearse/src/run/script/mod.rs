@@ -8,9 +8,9 @@ mod faults;
 
 use super::monitor::Monitor;
 use super::processes::{
-    self, Error, Stage, instance_spec::InstanceSpec, layout::Role, settings::StageSetting,
+    self, Error, Processes, instance_spec::InstanceSpec, layout::Role, settings::Settings,
 };
-use super::session::Context;
+use super::session::Session;
 use crate::config::{Plan, UNANSWERED, Via, fault::Fault};
 use crate::load::{self, Load, Target, grant};
 use crate::record::{
@@ -38,11 +38,11 @@ const SETTLE: Duration = Duration::from_millis(1500);
 const POLL: Duration = Duration::from_millis(50);
 
 /// Runs the script. The log then has the events of clients and instances.
-pub(crate) async fn play(context: &Context<'_>, stage: &mut Stage) -> Result<(), Error> {
-    let Context {
+pub(crate) async fn play(session: &Session<'_>, processes: &mut Processes) -> Result<(), Error> {
+    let Session {
         plan, ref recorder, ..
-    } = *context;
-    let path = stage.setting.store();
+    } = *session;
+    let path = processes.settings.store();
     let what = format!(
         "cannot make the socket {} (TMPDIR names another place)",
         path.display()
@@ -52,55 +52,61 @@ pub(crate) async fn play(context: &Context<'_>, stage: &mut Stage) -> Result<(),
     let mut background = JoinSet::new();
     background.spawn(store::serve(
         socket,
-        Arc::clone(&context.store),
+        Arc::clone(&session.store),
         Arc::clone(recorder),
     ));
     if plan.etcd.is_none() && !plan.old.is_simulated() {
-        context.print("--etcd-servers is given: what this rehearsal writes stays there");
+        session.print("--etcd-servers is given: what this rehearsal writes stays there");
     }
-    stage.start_etcd().await?;
-    let monitor = Monitor::new(&stage.setting);
+    processes.start_etcd().await?;
+    let monitor = Monitor::new(&processes.settings);
     let service = (plan.netns && !plan.old.is_simulated())
         .then(|| background.spawn(monitor.clone().watch_service(Arc::clone(recorder))));
     if service.is_none() && !plan.old.is_simulated() {
-        context.print("the Service kubernetes is not observed: no loopback address can be in it (see --netns)");
+        session.print("the Service kubernetes is not observed: no loopback address can be in it (see --netns)");
     }
     let mut play = Play {
-        context,
-        stage,
+        session,
+        processes,
         monitor,
     };
 
-    play.stage.open()?;
+    play.processes.open()?;
     let old = instance(plan, 0);
     play.start(&old).await?;
-    play.joined(&old).await?;
-    play.first(&old).await?;
+    play.wait_until_joined(&old).await?;
+    play.check_first(&old).await?;
     if service.is_some() {
-        play.service_back().await;
+        play.wait_for_service().await;
     }
     if !plan.old.is_simulated() {
-        grant(play.stage.setting.address, &play.stage.setting.certs)
-            .await
-            .map_err(Error::Unavailable)?;
+        grant(
+            play.processes.settings.address,
+            &play.processes.settings.certs,
+        )
+        .await
+        .map_err(Error::Unavailable)?;
     }
-    watch_gates(context, &play.stage.setting, &mut background);
-    let load = start_load(context, play.stage).await?;
+    watch_gates(session, &play.processes.settings, &mut background);
+    let load = start_load(session, play.processes).await?;
     let mut old = old;
     let until = plan
         .lasts
-        .filter(|_| context.via == plan.via)
+        .filter(|_| session.via == plan.via)
         .map(|lasts| Instant::now() + lasts);
-    let (drawn, mut random) = (plan.drawn(), fastrand::Rng::with_seed(plan.load.seed));
+    let (drawn, mut random) = (
+        plan.drawable_faults(),
+        fastrand::Rng::with_seed(plan.load.seed),
+    );
     for upgrade in 1.. {
         let faults: BTreeSet<Fault> = match until {
             Some(_) => random.choice(&drawn).copied().into_iter().collect(),
             None if upgrade == 1 => plan.faults.clone(),
             None => BTreeSet::new(),
         };
-        old = play.round(old, upgrade, &faults).await?;
+        old = play.play_round(old, upgrade, &faults).await?;
         if service.is_some() {
-            play.service_back().await;
+            play.wait_for_service().await;
         }
         if until.map_or(upgrade >= plan.upgrades, |until| Instant::now() >= until) {
             break;
@@ -109,24 +115,24 @@ pub(crate) async fn play(context: &Context<'_>, stage: &mut Stage) -> Result<(),
     if let Some(service) = service {
         service.abort();
     }
-    finish(load, context).await;
+    finish(load, session).await;
     play.print(&format!("load ended, stop {}", old.name));
     play.stop(&old).await;
     Ok(())
 }
 
 /// Starts the load, and lets the first phase of it pass.
-async fn start_load(context: &Context<'_>, stage: &Stage) -> Result<Load, Error> {
-    let Context {
+async fn start_load(session: &Session<'_>, processes: &Processes) -> Result<Load, Error> {
+    let Session {
         plan, ref recorder, ..
-    } = *context;
+    } = *session;
     let load = &plan.load;
-    context.print(&format!(
+    session.print(&format!(
         "load: {} new connections a second, {} kept connections, {} watches, seed {}",
         load.rate, load.clients, load.watches, load.seed
     ));
-    let target = target(&stage.setting)?;
-    let load = Load::start(load, &target, &stage.instances(), recorder)
+    let target = target(&processes.settings)?;
+    let load = Load::start(load, &target, &processes.instances(), recorder)
         .await
         .map_err(Error::Unavailable)?;
     recorder.add("", EventKind::LoadBegan);
@@ -135,24 +141,24 @@ async fn start_load(context: &Context<'_>, stage: &Stage) -> Result<Load, Error>
 }
 
 /// Logs the gates' metrics if the plan has a storm.
-fn watch_gates(context: &Context<'_>, setting: &StageSetting, background: &mut JoinSet<()>) {
-    if context.plan.load.storm > 0 {
+fn watch_gates(session: &Session<'_>, settings: &Settings, background: &mut JoinSet<()>) {
+    if session.plan.load.storm > 0 {
         background.spawn(processes::watch_gates(
-            setting.clone(),
-            Arc::clone(&context.recorder),
+            settings.clone(),
+            Arc::clone(&session.recorder),
         ));
     }
 }
 
-fn target(setting: &StageSetting) -> Result<Target, Error> {
-    Target::new(setting.address, &setting.certs)
+fn target(settings: &Settings) -> Result<Target, Error> {
+    Target::new(settings.address, &settings.certs)
         .map_err(Error::unavailable("cannot use the certificates just made"))
 }
 
 /// Runs the storm if the plan has one and there was none yet. Returns when every client of the
 /// storm was served or has given up.
-async fn storm(context: &Context<'_>, setting: &StageSetting) -> Result<(), Error> {
-    let (clients, recorder) = (context.plan.load.storm, &context.recorder);
+async fn run_storm(session: &Session<'_>, settings: &Settings) -> Result<(), Error> {
+    let (clients, recorder) = (session.plan.load.storm, &session.recorder);
     let began = |log: &[Event]| {
         log.iter()
             .any(|event| matches!(event.what, EventKind::StormBegan(_)))
@@ -160,27 +166,27 @@ async fn storm(context: &Context<'_>, setting: &StageSetting) -> Result<(), Erro
     if clients == 0 || recorder.read(began) {
         return Ok(());
     }
-    context.print(&format!("storm: {clients} clients come at once"));
+    session.print(&format!("storm: {clients} clients come at once"));
     let (began, mut served) = (Instant::now(), 0);
     recorder.add("", EventKind::StormBegan(clients));
-    let mut storm = load::StormClients::start(clients, &target(setting)?)
+    let mut storm = load::StormClients::start(clients, &target(settings)?)
         .map_err(Error::unavailable("no thread for the storm's clients"))?;
     while let Some((at, answer)) = storm.tries.recv().await {
         served += u32::from(matches!(answer, Answer::Good { .. }));
         recorder.add_at(at, "", EventKind::StormTry(answer));
     }
     recorder.add("", EventKind::StormEnded);
-    context.print(&format!(
+    session.print(&format!(
         "{served} of the storm's clients were served, within {:.1?}",
         began.elapsed()
     ));
     Ok(())
 }
 
-async fn finish(load: Load, context: &Context<'_>) {
-    context.recorder.add("", EventKind::LoadEnded);
+async fn finish(load: Load, session: &Session<'_>) {
+    session.recorder.add("", EventKind::LoadEnded);
     if let Err(broken) = load.finish().await {
-        context.trouble(broken);
+        session.trouble(broken);
     }
 }
 
@@ -214,7 +220,7 @@ fn instance(plan: &Plan, upgrades: u32) -> InstanceSpec {
 }
 
 /// Returns the instance of an upgrade that is to fail.
-fn failing(plan: &Plan, fault: Fault) -> InstanceSpec {
+fn failing_instance(plan: &Plan, fault: Fault) -> InstanceSpec {
     InstanceSpec {
         name: fault.to_string(),
         fault: Some(fault),
@@ -224,28 +230,28 @@ fn failing(plan: &Plan, fault: Fault) -> InstanceSpec {
 
 /// State of the script.
 struct Play<'a> {
-    context: &'a Context<'a>,
-    stage: &'a mut Stage,
+    session: &'a Session<'a>,
+    processes: &'a mut Processes,
     monitor: Monitor,
 }
 
 impl Play<'_> {
     fn print(&self, what: &str) {
-        self.context.print(what);
+        self.session.print(what);
     }
 
     /// Lets the load run after a fault.
     async fn settle(&self) {
-        sleep(self.context.plan.timing.speedup.of(SETTLE)).await;
+        sleep(self.session.plan.timing.speedup.of(SETTLE)).await;
     }
 
-    async fn storm(&self) -> Result<(), Error> {
-        storm(self.context, &self.stage.setting).await
+    async fn run_storm(&self) -> Result<(), Error> {
+        run_storm(self.session, &self.processes.settings).await
     }
 
     /// Makes an upgrade, with faults before and during the upgrade. Returns the instance that
     /// serves afterwards.
-    async fn round(
+    async fn play_round(
         &mut self,
         old: InstanceSpec,
         upgrade: u32,
@@ -259,12 +265,12 @@ impl Play<'_> {
             .copied()
             .filter(|fault| !fault.fails_the_upgrade())
             .collect();
-        let new = instance(self.context.plan, upgrade);
+        let new = instance(self.session.plan, upgrade);
         self.upgrade(&old, &new, &meanwhile).await?;
-        self.storm().await?;
-        sleep(self.context.plan.timing.phase).await;
-        if self.context.plan.lasts.is_some() {
-            self.stage.log_footprints().await;
+        self.run_storm().await?;
+        sleep(self.session.plan.timing.phase).await;
+        if self.session.plan.lasts.is_some() {
+            self.processes.log_footprints().await;
         }
         Ok(new)
     }
@@ -275,26 +281,26 @@ impl Play<'_> {
         new: &InstanceSpec,
         faults: &[Fault],
     ) -> Result<(), Error> {
-        if self.stage.layout.bridges() {
+        if self.processes.layout.is_bridged() {
             return self.bridged_upgrade(old, new, faults).await;
         }
-        let alone = self.context.via == Via::None;
+        let alone = self.session.via == Via::None;
         if alone {
             // The port belongs to a single instance.
             self.print(&format!("stop {}", old.name));
             self.stop(old).await;
-            self.refuses().await;
+            self.wait_for_refusal().await;
         }
         self.start(new).await?;
-        self.joined(new).await?;
+        self.wait_until_joined(new).await?;
         if alone {
-            let took = self.ready(new).await?;
+            let took = self.wait_until_ready(new).await?;
             self.print(&format!("{} is ready after {took:.1?}", new.name));
         } else {
-            sleep(self.context.plan.timing.settle).await;
+            sleep(self.session.plan.timing.settle).await;
         }
         for fault in faults {
-            self.harm(old, new, *fault).await?;
+            self.inject_fault(old, new, *fault).await?;
         }
         if !alone {
             self.print(&format!("stop {}", old.name));
@@ -306,11 +312,11 @@ impl Play<'_> {
 
     /// Waits until a client was refused. Otherwise an apiserver that starts between two clients
     /// would show no loss.
-    async fn refuses(&self) {
+    async fn wait_for_refusal(&self) {
         let (gone, deadline) = (Stamp::now(), Instant::now() + UNANSWERED);
         let refused = |a: &Attempt| a.done >= gone && a.answer == Answer::Failed(Failure::Refused);
         let seen = || {
-            self.context
+            self.session
                 .recorder
                 .read(|log| attempts(log).rev().any(refused))
         };
@@ -321,31 +327,31 @@ impl Play<'_> {
 
     /// Waits until the first instance is ready, even for ways where joined means only listening.
     /// Losses during the first start are not losses of an upgrade.
-    async fn first(&mut self, old: &InstanceSpec) -> Result<(), Error> {
-        self.ready(old).await?;
+    async fn check_first(&mut self, old: &InstanceSpec) -> Result<(), Error> {
+        self.wait_until_ready(old).await?;
         self.check_version(old).await;
         Ok(())
     }
 
     /// Waits until the only instance is ready. Returns the duration of the wait.
-    async fn ready(&mut self, alone: &InstanceSpec) -> Result<Duration, Error> {
-        let (monitor, within) = (&self.monitor, self.context.plan.timing.ready_within);
+    async fn wait_until_ready(&mut self, alone: &InstanceSpec) -> Result<Duration, Error> {
+        let (monitor, within) = (&self.monitor, self.session.plan.timing.ready_within);
         Ok(self
-            .stage
-            .until(&alone.name, "ready", within, async |_| {
+            .processes
+            .wait_until(&alone.name, "ready", within, async |_| {
                 monitor.is_ready().await
             })
             .await?
             .1)
     }
 
-    async fn service_back(&self) {
-        let own = self.stage.setting.address.ip();
-        if timeout(SERVICE_BACK_WITHIN, self.monitor.service_names(own))
+    async fn wait_for_service(&self) {
+        let own = self.processes.settings.address.ip();
+        if timeout(SERVICE_BACK_WITHIN, self.monitor.wait_for_address(own))
             .await
             .is_err()
         {
-            self.context.trouble(format!(
+            self.session.trouble(format!(
                 "the Service kubernetes was empty for {SERVICE_BACK_WITHIN:?} and more"
             ));
         }
@@ -354,7 +360,7 @@ impl Play<'_> {
     /// Checks the version through the berth while there is only one instance.
     async fn check_version(&self, alone: &InstanceSpec) {
         let (name, expected) = (&alone.name, &alone.version);
-        let deadline = Instant::now() + self.context.plan.timing.ready_within;
+        let deadline = Instant::now() + self.session.plan.timing.ready_within;
         let version = loop {
             match self.monitor.version().await {
                 // The answer may be late on a busy machine.
@@ -371,37 +377,37 @@ impl Play<'_> {
         };
         match trouble {
             None => self
-                .context
+                .session
                 .recorder
                 .add(name, EventKind::Version(expected.clone())),
-            Some(trouble) => self.context.trouble(trouble),
+            Some(trouble) => self.session.trouble(trouble),
         }
     }
 
     async fn start(&mut self, instance: &InstanceSpec) -> Result<(), Error> {
         self.print(&format!(
             "start {} behind {}",
-            instance.name, self.stage.setting.address
+            instance.name, self.processes.settings.address
         ));
-        self.stage.start(instance, true).await
+        self.processes.start(instance, true).await
     }
 
-    async fn joined(&mut self, instance: &InstanceSpec) -> Result<(), Error> {
+    async fn wait_until_joined(&mut self, instance: &InstanceSpec) -> Result<(), Error> {
         let (way, took) = self
-            .stage
-            .joined(&instance.name, self.context.plan.timing.ready_within)
+            .processes
+            .wait_until_joined(&instance.name, self.session.plan.timing.ready_within)
             .await?;
         // Only a shim waits for a ready instance before it listens.
-        let what = if self.context.via == Via::Berth && !self.stage.layout.bridges() {
+        let what = if self.session.via == Via::Berth && !self.processes.layout.is_bridged() {
             "is ready and joined"
         } else {
             "listens"
         };
         self.print(&format!("{} {what} after {took:.1?}", instance.name));
         if let Some(way) = way {
-            self.context.log_note(&format!(
+            self.session.log_note(&format!(
                 "--pass {}: {way}",
-                self.context.plan.pass.as_str()
+                self.session.plan.pass.as_str()
             ));
         }
         Ok(())
@@ -410,20 +416,23 @@ impl Play<'_> {
     /// Stops an instance and logs unexpected behaviour.
     async fn stop(&mut self, instance: &InstanceSpec) {
         let (name, began) = (&instance.name, Instant::now());
-        let stopped = self.stage.stop(name, self.context.plan.timing.grace).await;
+        let stopped = self
+            .processes
+            .stop(name, self.session.plan.timing.grace)
+            .await;
         let serves = |role: &Role| matches!(role, Role::Apiserver | Role::Unit);
         if !instance.apiserver.is_simulated() && stopped.killed.iter().any(serves) {
-            let grace = humantime::format_duration(self.context.plan.timing.grace);
+            let grace = humantime::format_duration(self.session.plan.timing.grace);
             let note = format!(
                 "{name} was still there {grace} after SIGTERM and was killed, as a kubelet does: kube-apiserver waits up \
                  to a minute for watches, unless --shutdown-watch-termination-grace-period ends them before"
             );
-            return self.context.log_note(&note);
+            return self.session.log_note(&note);
         }
         let trouble = match stopped.status {
             _ if !stopped.killed.is_empty() => Some(format!(
                 "{name} was still there {:?} after SIGTERM and had to be killed",
-                self.context.plan.timing.grace
+                self.session.plan.timing.grace
             )),
             Some(status) if stopped.early => {
                 Some(format!("{name} ended before it was stopped ({status})"))
@@ -434,9 +443,9 @@ impl Play<'_> {
         match trouble {
             None => self.print(&format!("{name} is gone after {:.1?}", began.elapsed())),
             Some(trouble) => {
-                let log = self.stage.log(name).await;
+                let log = self.processes.log(name).await;
                 self.print(&format!("{trouble}; its last lines of log:\n{log}"));
-                self.context.trouble(trouble);
+                self.session.trouble(trouble);
             }
         }
     }

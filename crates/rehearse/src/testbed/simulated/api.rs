@@ -25,7 +25,7 @@ pub(super) async fn handle(
     connection: Arc<Connection>,
     request: Request<Incoming>,
 ) -> Response<Body> {
-    connection.request(request.headers());
+    connection.note_request(request.headers());
     let resource = Resource::parse(request.uri().path());
     let query = Query::parse(request.uri());
     let watch = query.as_ref().is_ok_and(|q| q.watch) && resource.is_list();
@@ -154,7 +154,7 @@ impl Asked<'_> {
                 .store
                 .call(Call::Get { namespace, name })
                 .await
-                .map(|r| one(r, StatusCode::OK, "")),
+                .map(|r| object_answer(r, StatusCode::OK, "")),
             (
                 "POST",
                 Resource::List {
@@ -168,7 +168,7 @@ impl Asked<'_> {
                 .store
                 .call(Call::Delete { namespace, name })
                 .await
-                .map(deleted),
+                .map(delete_answer),
             _ => return not_allowed(),
         };
         match result {
@@ -283,7 +283,7 @@ async fn create(
         Ok(admitted) => admitted,
         Err((status, reason, message)) => return Ok(failure(status, reason, &message, "")),
     };
-    Ok(one(
+    Ok(object_answer(
         server.store.call(Call::Create { object }).await?,
         StatusCode::CREATED,
         &name,
@@ -291,7 +291,7 @@ async fn create(
 }
 
 /// The answer with an object, or with the error.
-fn one(reply: Reply, good: StatusCode, name: &str) -> Response<Payload> {
+fn object_answer(reply: Reply, good: StatusCode, name: &str) -> Response<Payload> {
     match reply {
         Reply::Object { object } => objects::answer(good, &object),
         Reply::Failed {
@@ -314,13 +314,13 @@ fn one(reply: Reply, good: StatusCode, name: &str) -> Response<Payload> {
 
 /// The answer to a DELETE. The answer has no object, because nothing (such as a finalizer) delays
 /// the deletion.
-fn deleted(reply: Reply) -> Response<Payload> {
+fn delete_answer(reply: Reply) -> Response<Payload> {
     match reply {
         Reply::Object { object } => {
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
             objects::answer(StatusCode::OK, &objects::success(name))
         }
-        other => one(other, StatusCode::OK, ""),
+        other => object_answer(other, StatusCode::OK, ""),
     }
 }
 

@@ -81,7 +81,7 @@ impl HttpBody for Body {
 impl Drop for Body {
     fn drop(&mut self) {
         if !self.finished {
-            self.connection.cut();
+            self.connection.count_unfinished();
         }
     }
 }

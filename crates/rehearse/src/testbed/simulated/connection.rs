@@ -47,7 +47,7 @@ impl Connection {
     }
 
     /// Notes a request. The header of the first request names the stream.
-    pub(super) fn request(&self, headers: &HeaderMap) {
+    pub(super) fn note_request(&self, headers: &HeaderMap) {
         let name = headers
             .get(STREAM_HEADER)
             .and_then(|v| v.to_str().ok())
@@ -64,7 +64,7 @@ impl Connection {
     }
 
     /// Counts an answer that could not be sent completely.
-    pub(super) fn cut(&self) {
+    pub(super) fn count_unfinished(&self) {
         self.unfinished.fetch_add(1, Relaxed);
     }
 
@@ -114,24 +114,24 @@ mod tests {
         let connection = Connection::new(([127, 0, 0, 1], 1).into(), false);
         let mut headers = HeaderMap::new();
         headers.insert(STREAM_HEADER, name.parse().unwrap());
-        connection.request(&headers);
+        connection.note_request(&headers);
         connection
     }
 
     #[test]
-    fn an_answer_that_was_cut_is_never_the_instances_doing() {
+    fn an_unfinished_answer_is_never_ended_by_the_instance() {
         let ended = |c: &Connection| c.report().unwrap().by;
         assert_eq!(ended(&connection("a")), EndedBy::Peer);
         let shutting = connection("a");
         shutting.begin_end();
         assert_eq!(ended(&shutting), EndedBy::Instance);
-        shutting.cut();
+        shutting.count_unfinished();
         assert_eq!(ended(&shutting), EndedBy::PeerEarly);
         assert_eq!(shutting.report_abandoned().unwrap().by, EndedBy::Instance);
     }
 
     #[test]
-    fn what_rejects_a_request_ends_the_connection() {
+    fn a_rejected_request_ends_the_connection() {
         let connection = connection("a");
         connection.reject();
         let report = connection.report().unwrap();
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn one_without_a_name_is_not_reported() {
+    fn a_connection_without_a_name_is_not_reported() {
         assert_eq!(
             Connection::new(([127, 0, 0, 1], 1).into(), false).report(),
             None

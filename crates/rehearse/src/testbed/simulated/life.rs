@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_is_stopped_before_it_is_ready_never_gets_ready() {
+    async fn an_instance_stopped_before_it_is_ready_never_gets_ready() {
         let life = Life::default();
         life.terminating.cancel();
         life.start(std::future::pending(), || async {}).await;

@@ -73,7 +73,7 @@ async fn serve(server: Arc<Server>, id: u64, tcp: TcpStream, peer: SocketAddr, t
     let http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
     let known = tls.get_ref().1.peer_certificates().is_some();
     let connection = Arc::new(Connection::new(peer, known));
-    server.opened(id, &connection);
+    server.add_connection(id, &connection);
 
     let service = service_fn(|request| {
         let (server, connection) = (Arc::clone(&server), Arc::clone(&connection));
@@ -99,7 +99,7 @@ async fn serve(server: Arc<Server>, id: u64, tcp: TcpStream, peer: SocketAddr, t
     if let Err(error) = result {
         tracing::debug!(%peer, %error, "connection");
     }
-    server.closed(id, &connection).await;
+    server.remove_connection(id, &connection).await;
 }
 
 /// Waits until the connection should be closed after its requests in flight.
@@ -180,7 +180,7 @@ mod tests {
     use tokio::io::AsyncReadExt;
 
     #[tokio::test]
-    async fn what_waits_when_listening_ends_is_reset() {
+    async fn queued_connections_are_reset_when_the_listener_closes() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("store");
         let listener = tokio::net::UnixListener::bind(&socket).unwrap();

@@ -1,10 +1,9 @@
-//! A simulated kube-apiserver: its flags, its phases, and the part of its API that a rehearsal
-//! needs.
+//! A simulated kube-apiserver: flags, phases, and the part of the API that a rehearsal needs.
 //!
 //! `berth run` can start, load and stop it like a real kube-apiserver, on a machine without one. So
 //! flags (`flags`), phases after SIGTERM (`life`, `listener`), the start (`loopback`) and the API
 //! (`api`) behave like kube-apiserver's. Objects come from the rehearsal's store (`store_client`),
-//! like kube-apiserver's from etcd. Changes since the start are kept for watches (`cache`). In
+//! like kube-apiserver's from etcd, and changes since the start are kept for watches (`cache`). In
 //! addition, a simulated apiserver reports which connections it closed itself (`connection`),
 //! because nobody else knows. `server` has the state of all connections.
 //!

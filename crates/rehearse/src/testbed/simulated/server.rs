@@ -1,4 +1,4 @@
-//! State that all connections of a simulated apiserver share, and the list of open connections.
+//! State shared by all connections of a simulated apiserver, and the open connections.
 
 use super::cache::Cache;
 use super::connection::Connection;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio_util::task::TaskTracker;
 
-/// State that all connections share.
+/// State shared by all connections.
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) flags: Flags,
@@ -42,16 +42,16 @@ impl Server {
         self.began.elapsed() >= self.flags.start_delay.min(ROLES_AFTER)
     }
 
-    pub(super) fn opened(&self, id: u64, connection: &Arc<Connection>) {
+    pub(super) fn add_connection(&self, id: u64, connection: &Arc<Connection>) {
         self.lock().insert(id, Arc::clone(connection));
     }
 
     /// Reports the end of a connection, unless `abandon` reported it before.
-    pub(super) async fn closed(&self, id: u64, connection: &Connection) {
+    pub(super) async fn remove_connection(&self, id: u64, connection: &Connection) {
         if self.lock().remove(&id).is_some()
             && let Some(report) = connection.report()
         {
-            self.store.ended(report).await;
+            self.store.report_end(report).await;
         }
     }
 
@@ -63,7 +63,7 @@ impl Server {
             .map(|(_, connection)| connection)
             .collect();
         for report in open.iter().filter_map(|c| c.report_abandoned()) {
-            self.store.ended(report).await;
+            self.store.report_end(report).await;
         }
     }
 

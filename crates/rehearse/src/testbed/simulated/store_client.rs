@@ -110,7 +110,7 @@ impl StoreClient {
     }
 
     /// Reports the end of a connection.
-    pub(super) async fn ended(&self, report: EndReport) {
+    pub(super) async fn report_end(&self, report: EndReport) {
         self.report(Call::Ended(report)).await;
     }
 

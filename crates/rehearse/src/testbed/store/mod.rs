@@ -63,7 +63,7 @@ impl Store {
     }
 
     /// Sets the interval of progress notifications.
-    pub(crate) fn notifying_every(self, notify_every: Duration) -> Self {
+    pub(crate) fn with_notify_interval(self, notify_every: Duration) -> Self {
         Self {
             notify_every,
             ..self

@@ -23,7 +23,7 @@ const MAX_LINE: u64 = 64 << 20;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "call", rename_all = "kebab-case")]
 pub(crate) enum Call {
-    /// First line of a connection.
+    /// The first line of a connection.
     Hello {
         version: u32,
         /// Name of the instance.
@@ -31,7 +31,7 @@ pub(crate) enum Call {
     },
     /// Read one object.
     Get { namespace: String, name: String },
-    /// Read all objects, or those of one namespace.
+    /// List the objects of a namespace, or of all namespaces.
     List {
         /// The namespace. `None` for all namespaces.
         namespace: Option<String>,
@@ -102,13 +102,10 @@ pub(crate) enum ChangeKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
-    /// There is no such object.
     #[error("no such object")]
     NotFound,
-    /// The object exists already.
     #[error("the object exists already")]
     Exists,
-    /// The history does not go back that far.
     #[error("the history does not go back that far")]
     Gone,
     /// The line is no call of this protocol version.
