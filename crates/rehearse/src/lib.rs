@@ -117,7 +117,7 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
         match ended {
             // A failed run of a comparison is a result of that comparison.
             Err(Aborted::Failed(error)) if via != plan.via => {
-                progress::print(&format!("via {via}: {error}"))
+                progress::print(&format!("via {via}: {error}"));
             }
             ended => ended?,
         }

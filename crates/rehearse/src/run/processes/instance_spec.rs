@@ -91,7 +91,7 @@ impl InstanceSpec {
                 match self.fault {
                     // Nothing listens on port 1.
                     Some(Fault::NeverReady) => {
-                        flags.push(("etcd-servers", "http://127.0.0.1:1".into()))
+                        flags.push(("etcd-servers", "http://127.0.0.1:1".into()));
                     }
                     _ => flags.extend(
                         settings

@@ -197,7 +197,7 @@ impl Flags {
             "endpoint-reconciler-type" => {}
             "shutdown-delay-duration" => self.shutdown_delay_duration = time()?,
             "shutdown-watch-termination-grace-period" => {
-                self.shutdown_watch_termination_grace_period = time()?
+                self.shutdown_watch_termination_grace_period = time()?;
             }
             "audit-log-path" => self.audit_log_path = path(value),
             "stand-in-name" => self.name = value.into(),

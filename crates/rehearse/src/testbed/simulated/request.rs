@@ -110,7 +110,7 @@ impl Query {
                 }
                 "timeoutSeconds" => {
                     query.timeout_seconds =
-                        Some(value.parse().map_err(|_| bad())?).filter(|&v| v != 0)
+                        Some(value.parse().map_err(|_| bad())?).filter(|&v| v != 0);
                 }
                 "fieldSelector" | "labelSelector" if !value.is_empty() => {
                     return Err("a simulated apiserver knows no selectors".into());
