@@ -12,8 +12,8 @@
 //! | [`judges`] | from the record to the figures, a file for each subject |
 //! | [`report`] | the figures as a table, as JSON and as a page |
 //!
-//! A new figure is a row that a judge adds ([`record::data::Ran`]): the table, the page and the JSON
-//! show the row without further changes.
+//! A new figure is a row that a judge adds ([`record::data::Ran`]). The table, the page and the
+//! JSON show the row without further changes.
 
 #![forbid(unsafe_code)]
 #![allow(

@@ -4,8 +4,8 @@
 //!
 //! 1. The instance's own report, which only simulated apiservers make. A report decides.
 //! 2. An announcement of the instance inside TLS ([`Signed`](crate::record::event::Signed)), which
-//!    nothing in between can forge. It counts only if the instance was stopping: a server also announces
-//!    the end to a client whose connection was half closed in between.
+//!    nothing in between can forge. It counts only if the instance was stopping: a server also
+//!    announces the end to a client whose connection was half closed in between.
 //! 3. The control: connections to the instance itself. A process that is killed, or ends with
 //!    connections open, announces nothing, but all of its connections end at once. An end without
 //!    an announcement is therefore the instance's if the control's connections of the same kind

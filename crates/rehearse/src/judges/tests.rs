@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::config::{
-    LoadPlan, Via,
+    LoadPlan,
     fault::{Fault, Standby},
 };
 use crate::record::{
     Control, Injected, Player,
-    data::{Losses, MarkKind, Run, RunOutcome, Timeline, Value},
+    data::{Losses, MarkKind, Timeline, Value},
     event::{
         Answer, Attempt, ConnectionKind, EndReport, EndedBy, Event, Failure, Footprint, Informer,
         Protocol, Signed, StreamEnd, StreamKind, WatchSum,
@@ -16,8 +16,6 @@ use crate::record::{
     loss::Loss,
     verdict::{NEW, OLD},
 };
-use crate::report::assemble;
-use crate::run::outcome::{Aborted, Rehearsed};
 
 /// A moment of a clock on which the load begins at 10 s, in milliseconds from then.
 pub(crate) fn at(ms: i64) -> Stamp {
@@ -956,34 +954,4 @@ fn long_runs_have_long_steps() {
         let long = spoiled(|record| record.over = Some(at(load_ms)));
         assert_eq!(long.timeline.step_ms, step_ms, "{load_ms}");
     }
-}
-
-#[test]
-fn runs_are_in_the_order_of_the_plan() {
-    let run = |via, outcome| Run {
-        via,
-        topology: String::new(),
-        outcome,
-    };
-    let ran = |via| run(via, RunOutcome::Ran(Box::new(judged(&record()))));
-    let rehearsed = Rehearsed {
-        runs: vec![
-            run(Via::Haproxy, RunOutcome::Skipped("no haproxy".into())),
-            ran(Via::Berth),
-            ran(Via::None),
-        ],
-        failed: Vec::new(),
-        aborted: Some(Aborted::Signal(libc::SIGINT)),
-    };
-    let report = assemble(&Plan::default(), rehearsed, &["berth".into()]);
-    assert_eq!(
-        report.runs.iter().map(|run| run.via).collect::<Vec<_>>(),
-        [Via::Haproxy, Via::Berth, Via::None]
-    );
-    assert_eq!(
-        report.runs[0].outcome,
-        RunOutcome::Skipped("no haproxy".into())
-    );
-    assert!(report.aborted.unwrap().contains("SIGINT"));
-    assert_eq!(report.environment.programs.len(), 2);
 }

@@ -114,6 +114,11 @@ fn temporary(path: &Path) -> io::Result<NamedTempFile> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Via;
+    use crate::judges::judge;
+    use crate::judges::tests::{plan, record};
+    use crate::record::data::{Run, RunOutcome};
+    use crate::run::outcome::Aborted;
 
     fn report() -> Report {
         Report {
@@ -184,5 +189,40 @@ mod tests {
                 .to_string()
                 .contains("directory")
         );
+    }
+
+    #[test]
+    fn runs_are_in_the_order_of_the_plan() {
+        let run = |via, outcome| Run {
+            via,
+            topology: String::new(),
+            outcome,
+        };
+        let ran = |via| {
+            run(
+                via,
+                RunOutcome::Ran(Box::new(judge(&record(), &plan(0), None))),
+            )
+        };
+        let rehearsed = Rehearsed {
+            runs: vec![
+                run(Via::Haproxy, RunOutcome::Skipped("no haproxy".into())),
+                ran(Via::Berth),
+                ran(Via::None),
+            ],
+            failed: Vec::new(),
+            aborted: Some(Aborted::Signal(libc::SIGINT)),
+        };
+        let report = assemble(&Plan::default(), rehearsed, &["berth".into()]);
+        assert_eq!(
+            report.runs.iter().map(|run| run.via).collect::<Vec<_>>(),
+            [Via::Haproxy, Via::Berth, Via::None]
+        );
+        assert_eq!(
+            report.runs[0].outcome,
+            RunOutcome::Skipped("no haproxy".into())
+        );
+        assert!(report.aborted.unwrap().contains("SIGINT"));
+        assert_eq!(report.environment.programs.len(), 2);
     }
 }
