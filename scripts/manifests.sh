@@ -37,9 +37,9 @@ main() {
     # Another family, lists that kubeadm leaves out else, flags that need a file of their own.
     kubeadm_is_matched more --listen 10.0.0.5:$PORT --listen 127.0.0.1:$PORT --run-dir /run/other --pass auto \
         --probe-ca /etc/kubernetes/pki/ca.crt --probe-cert /etc/kubernetes/pki/probe.crt --probe-key /etc/kubernetes/pki/probe.key
-    "$BERTH" inject "$root/tests/manifest/deployment.yaml" --image $IMAGE \
+    "$BERTH" inject "$root/tests/data/manifest/deployment.yaml" --image $IMAGE \
         --probe-ca /etc/kubernetes/secrets/ca.crt >"$manifests/deployment.yaml" 2>"$work/notes"
-    "$BERTH" inject "$root/tests/manifest/deployment.yaml" --image $IMAGE --listen 10.0.0.5:6443 --listen 127.0.0.1:6443 \
+    "$BERTH" inject "$root/tests/data/manifest/deployment.yaml" --image $IMAGE --listen 10.0.0.5:6443 --listen 127.0.0.1:6443 \
         --probe-insecure >"$manifests/deployment-listen.yaml" 2>"$work/notes"
     examples
     apiserver_takes_all

@@ -31,7 +31,7 @@ pub(crate) fn made_manifests_are_what_their_command_makes() -> Result<Completion
         example("static-pod/after.yaml").contains(MADE_BY),
         "what an example was made by is written in another way"
     );
-    let kubeadm = std::fs::read_to_string(root().join("tests/manifest/kubeadm-v1.36.yaml"))?;
+    let kubeadm = std::fs::read_to_string(root().join("tests/data/manifest/kubeadm-v1.36.yaml"))?;
     assert_eq!(
         body(&example("static-pod/before.yaml")),
         kubeadm.trim_end(),

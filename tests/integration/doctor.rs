@@ -8,7 +8,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
 
-const KUBEADM: &str = include_str!("../manifest/kubeadm-v1.36.yaml");
+const KUBEADM: &str = include_str!("../data/manifest/kubeadm-v1.36.yaml");
 const DOCUMENTATION: &str = include_str!("../../docs/doctor.md");
 
 struct Done {

@@ -1,10 +1,10 @@
 //! `berth grant` as an operator runs it: exit statuses, mistakes, and what it prints without a cluster. With one, it is
-//! in tests/e2e.rs.
+//! in tests/e2e/main.rs.
 
 use crate::support::process::{berth, ends, output_of};
 use std::fs;
 
-const KUBEADM: &str = include_str!("../manifest/kubeadm-v1.36.yaml");
+const KUBEADM: &str = include_str!("../data/manifest/kubeadm-v1.36.yaml");
 
 #[test]
 fn all_mistakes_come_at_once() {

@@ -1,7 +1,7 @@
 //! berth from outside: the program as its users run it, and a shim or a rehearsal in this process with plain sockets before
 //! and behind it. One program, so that it is linked once and its last tests do not run alone.
 //!
-//! What finds out as it runs whether it can run here is in other test binaries: `e2e.rs`, `examples`, `image.rs`.
+//! What finds out as it runs whether it can run here is in other test binaries: `e2e`, `examples`, `image.rs`.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -24,15 +24,7 @@ mod manifest;
 mod output;
 #[cfg(feature = "rehearse")]
 mod rehearse;
-#[cfg(all(feature = "operate", feature = "rehearse"))]
-mod rehearse_bridge;
-#[cfg(feature = "rehearse")]
-mod rehearse_load;
-#[cfg(feature = "rehearse")]
-mod rehearse_simulated;
 mod relay;
-#[cfg(feature = "rehearse")]
-mod report;
 mod run;
 mod serve;
 mod stand_in;

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const KUBEADM: &str = include_str!("../manifest/kubeadm-v1.36.yaml");
+const KUBEADM: &str = include_str!("../data/manifest/kubeadm-v1.36.yaml");
 const IMAGE: &str = "registry.example/berth:v0.1.0";
 
 /// A node's directory of manifests, with kubeadm's in it.

@@ -7,7 +7,7 @@ use std::io::{Write, pipe};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-const KUBEADM: &str = include_str!("../manifest/kubeadm-v1.36.yaml");
+const KUBEADM: &str = include_str!("../data/manifest/kubeadm-v1.36.yaml");
 
 /// Commands that write to standard output, and how each ends.
 fn printing(directory: &Path) -> Vec<(Command, i32)> {

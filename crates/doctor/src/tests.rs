@@ -14,8 +14,8 @@ use rcgen::{CertificateParams, KeyPair};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, UNIX_EPOCH};
 
-pub(super) const KUBEADM: &str = include_str!("../../../tests/manifest/kubeadm-v1.36.yaml");
-const DEPLOYMENT: &str = include_str!("../../../tests/manifest/deployment.yaml");
+pub(super) const KUBEADM: &str = include_str!("../../../tests/data/manifest/kubeadm-v1.36.yaml");
+const DEPLOYMENT: &str = include_str!("../../../tests/data/manifest/deployment.yaml");
 
 /// Turns on the mixed version proxy.
 const PEERS: (&str, &str) = (
@@ -904,7 +904,7 @@ fn what_inject_writes_is_clean() {
 
 #[test]
 fn hand_written_manifests_are_read() {
-    let hand_made = include_str!("../../../tests/manifest/hand-made.yaml");
+    let hand_made = include_str!("../../../tests/data/manifest/hand-made.yaml");
     let found = text_findings(hand_made);
     assert!(
         !found

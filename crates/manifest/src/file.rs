@@ -447,7 +447,7 @@ mod tests {
     fn names_of_backups_say_version_and_time() {
         let temp = tempfile::tempdir().unwrap();
         let manifest = temp.path().join("kube-apiserver.yaml");
-        let text = include_str!("../../../tests/manifest/kubeadm-v1.36.yaml");
+        let text = include_str!("../../../tests/data/manifest/kubeadm-v1.36.yaml");
         fs::write(&manifest, text).unwrap();
         let backups = Backups::new(&temp.path().join("berth"));
         let path = backups.keep(&manifest, text, "new").unwrap();

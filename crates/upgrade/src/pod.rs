@@ -178,7 +178,7 @@ mod tests {
     use super::*;
     use berth_manifest::inject::{InjectOptions, inject};
 
-    const KUBEADM: &str = include_str!("../../../tests/manifest/kubeadm-v1.36.yaml");
+    const KUBEADM: &str = include_str!("../../../tests/data/manifest/kubeadm-v1.36.yaml");
 
     fn injected() -> String {
         let options = InjectOptions {
@@ -206,7 +206,7 @@ mod tests {
         );
         assert_eq!(pod.grace, Duration::from_secs(120));
         let deployment =
-            Manifest::parse(include_str!("../../../tests/manifest/deployment.yaml")).unwrap();
+            Manifest::parse(include_str!("../../../tests/data/manifest/deployment.yaml")).unwrap();
         assert!(
             ApiserverPod::of(&deployment)
                 .unwrap_err()

@@ -10,7 +10,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const KUBEADM: &str = include_str!("../../manifest/kubeadm-v1.36.yaml");
+const KUBEADM: &str = include_str!("../../data/manifest/kubeadm-v1.36.yaml");
 
 #[test]
 fn inject() {

@@ -8,10 +8,10 @@ use proptest::prelude::*;
 use serde_json::json;
 use similar::{ChangeTag, TextDiff};
 
-const KUBEADM: &str = include_str!("../../../../tests/manifest/kubeadm-v1.36.yaml");
-const DEPLOYMENT: &str = include_str!("../../../../tests/manifest/deployment.yaml");
-const RKE2: &str = include_str!("../../../../tests/manifest/rke2.yaml");
-const KOPS: &str = include_str!("../../../../tests/manifest/kops.yaml");
+const KUBEADM: &str = include_str!("../../../../tests/data/manifest/kubeadm-v1.36.yaml");
+const DEPLOYMENT: &str = include_str!("../../../../tests/data/manifest/deployment.yaml");
+const RKE2: &str = include_str!("../../../../tests/data/manifest/rke2.yaml");
+const KOPS: &str = include_str!("../../../../tests/data/manifest/kops.yaml");
 
 /// A flag of kubeadm's manifest.
 const ADVERTISE: &str = "--advertise-address=10.0.0.5";

@@ -382,7 +382,7 @@ mod tests {
     /// The update of version 1 must be understood for as long as version N−1 is.
     #[test]
     fn updates_requests_and_replies_keep_their_form() {
-        let bytes = include_bytes!("../../../../tests/golden/update-v1.json");
+        let bytes = include_bytes!("../../../../tests/data/golden/update-v1.json");
         let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
         let update = Update {
             version: 1,
@@ -468,7 +468,7 @@ mod tests {
             serde_json::from_str::<InstanceHealth>(r#""elsewhere""#).unwrap(),
             InstanceHealth::Unready
         );
-        let update = include_str!("../../../../tests/golden/update-v1.json");
+        let update = include_str!("../../../../tests/data/golden/update-v1.json");
         let later = update.replace(r#""phase":"joined""#, r#""phase":"elsewhere""#);
         assert_ne!(update, later);
         let [now, later] = [update, &later].map(|update| parse_update(update.as_bytes()).unwrap());

@@ -196,7 +196,7 @@ mod tests {
     use tokio::time::timeout;
 
     fn lease(id: &str, address: &str, seconds: u32) -> Lease {
-        let golden = include_bytes!("../../../../tests/golden/lease-v1.json");
+        let golden = include_bytes!("../../../../tests/data/golden/lease-v1.json");
         let golden = Lease::parse(golden, &"v1.34_b".parse().unwrap()).unwrap();
         let mut lease = Lease {
             instance: id.parse().unwrap(),

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use std::os::unix::fs::{MetadataExt, symlink};
 
 /// The bytes of format 1. Never change them: a shim of another version may have written them.
-const GOLDEN: &[u8] = include_bytes!("../../../../../tests/golden/lease-v1.json");
+const GOLDEN: &[u8] = include_bytes!("../../../../../tests/data/golden/lease-v1.json");
 
 const OTHER_BOOT: &str = "ffffffff-8f4e-4c7e-9a57-1f2d3c4b5a69";
 

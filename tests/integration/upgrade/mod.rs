@@ -28,7 +28,7 @@ use tempfile::TempDir;
 
 mod judge;
 
-const KUBEADM: &str = include_str!("../manifest/kubeadm-v1.36.yaml");
+const KUBEADM: &str = include_str!("../../data/manifest/kubeadm-v1.36.yaml");
 
 /// What a pod of each image tag does.
 fn script(text: &str) -> &'static str {

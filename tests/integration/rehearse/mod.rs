@@ -1,5 +1,11 @@
 //! `berth rehearse` as a user runs it.
 
+#[cfg(feature = "operate")]
+mod bridge;
+mod load;
+mod report;
+mod simulated;
+
 use crate::support::process::{
     Running, can_inject, has_all, processes, rehearsal, rehearsed, was_too_busy,
 };

@@ -1,7 +1,7 @@
 //! A simulated apiserver alone, as a process, after SIGTERM. That it ends idle connections and watches, and reports that it did, is in
-//! `rehearse_load.rs`.
+//! `load.rs`.
 
-use crate::rehearse_load::{BOUND, ends, simulated, terminate, until};
+use super::load::{BOUND, ends, simulated, terminate, until};
 use berth_rehearse::record::{data::MarkKind, log::Recorder};
 use berth_rehearse::testbed::{
     certs,

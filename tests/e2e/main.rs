@@ -10,23 +10,18 @@
 //! cannot be run (they need root, some tools, and binaries that are there already) they count as ignored and print why. Rust's own
 //! harness can decide that only at compile time, so this one has its own.
 
-#[path = "e2e/certificates.rs"]
 mod certificates;
 #[cfg(feature = "operate")]
-#[path = "e2e/etcd_members.rs"]
 mod etcd_members;
 #[cfg(feature = "operate")]
-#[path = "e2e/grant.rs"]
 mod grant;
 #[cfg(all(feature = "operate", feature = "rehearse"))]
-#[path = "e2e/install.rs"]
 mod install;
 #[cfg(feature = "operate")]
-#[path = "e2e/ipv6.rs"]
 mod ipv6;
 #[cfg(feature = "operate")]
-#[path = "e2e/lock.rs"]
 mod lock;
+#[path = "../support/mod.rs"]
 mod support;
 
 #[cfg(feature = "operate")]
