@@ -1,7 +1,9 @@
-//! The image of `scripts/image.sh`: two builds have one digest, and the image has the files and the configuration that it should have. A
-//! real kubelet runs a pod of the image, as `berth inject` makes one, in `scripts/cluster.sh interrupted`.
+//! The image of `scripts/image.sh`: two builds have the same digest, and the image has the expected
+//! files and configuration. In `scripts/cluster.sh interrupted`, a real kubelet runs a pod of the
+//! image, as `berth inject` makes it.
 //!
-//! Nothing is built here but what packing takes. Where that cannot be had, the test counts as ignored and prints why.
+//! The tests build nothing except for packing. If a prerequisite is missing, the test counts as
+//! ignored and prints the reason.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -31,7 +33,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-/// Why there is no image here.
+/// Returns the reason why no image can be packed here, if any.
 fn obstacle() -> Option<String> {
     if output(Command::new("umoci").arg("--version")).is_err() {
         return Some("it needs umoci (a Debian package of that name)".into());
@@ -45,7 +47,8 @@ fn image_sh(args: &[&str]) -> Command {
     script
 }
 
-/// The output of a command; or its error messages, in one line, if it fails.
+/// Runs a command, and returns its output. If the command fails, returns its error messages in one
+/// line.
 fn output(mut command: impl std::borrow::BorrowMut<Command>) -> Result<String, String> {
     let output = command
         .borrow_mut()
@@ -68,7 +71,7 @@ fn parsed(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-/// Packs the image; where it is, and its digest.
+/// Packs the image, and returns its path and digest.
 fn packed(dir: &Path, name: &str) -> (PathBuf, String) {
     let archive = dir.join(name);
     let said = text(image_sh(&[
@@ -149,7 +152,7 @@ fn two_builds_give_one_digest() {
     assert_eq!(label("created"), config["created"]);
 }
 
-/// Before anything is built or searched for.
+/// Mistakes are reported before the script builds or looks for anything.
 fn wrong_arguments_exit_with_64() {
     for script in ["image", "release"] {
         for args in [

@@ -1,4 +1,5 @@
-//! Three real members of etcd: which are used under a bridge, who leads, and what the node's own kube-apiserver dials.
+//! Three real members of etcd: the members that a bridge uses, the leader, and the members that the
+//! node's kube-apiserver dials.
 
 use crate::grant::on_a_node;
 use crate::support::eventually;
@@ -12,7 +13,8 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// Addresses of the members, each with etcd's usual ports. The first is this node's, and in a namespace of its own.
+/// Addresses of the members, each with etcd's usual ports. The first member runs on the tested
+/// node, in a network namespace.
 const MEMBERS: [&str; 3] = ["127.0.0.1", "127.79.0.2", "127.79.0.3"];
 
 struct Member(Child);
@@ -32,7 +34,8 @@ fn start(etcd: &str, dir: &Path, ip: &str) -> Result<Member, Failed> {
         .collect();
     let file = |name: &str| dir.join(name).display().to_string();
     let mut command = Command::new(etcd);
-    // As kubeadm starts it, but that members ask each other without TLS: from loopback their certificates would not do.
+    // kubeadm's flags, except that members talk to each other without TLS: their certificates would
+    // not hold for loopback addresses.
     for (flag, value) in [
         ("name", ip),
         ("data-dir", &file(&format!("data-{ip}"))),
@@ -70,7 +73,7 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
     let file = |name: &str| -> PathBuf { temp.path().join(name) };
     fs::write(file("ca.crt"), ca.pem())?;
     for name in MEMBERS.iter().copied().chain(["client"]) {
-        // As kubeadm's, which are good for 127.0.0.1, too.
+        // Like kubeadm's certificates, these are valid for 127.0.0.1, too.
         let (certificate, key) = issue(&ca, &[name, MEMBERS[0]]);
         fs::write(file(&format!("{name}.crt")), certificate)?;
         fs::write(file(&format!("{name}.key")), key)?;
@@ -92,7 +95,7 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
     for at in 0..3 {
         eventually("a leader", || leads(at));
     }
-    // This node's is to lead.
+    // The node's member has to lead.
     let own = 0;
     let id = runtime.block_on(gateway.status(&url(own)))?.member;
     let leader = (0..3)
@@ -139,11 +142,11 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
         state.notes
     );
     assert_eq!(leads(own).map(|(_, leads)| leads), Some(false));
-    // With one of the others stopped there is no majority without this node's.
+    // Without one of the other members, there is no majority without the node's member.
     let other = (own + 1) % 3;
     drop(members[other].as_mut().map(Option::take));
     let (_, errors) = examined();
-    // And maybe, until there is another, without a leader.
+    // Until the next election, there may be no leader either.
     for part in [
         format!("member {} (", MEMBERS[other]),
         "of 3 voters 2 must serve while this node's member is away".into(),
@@ -157,7 +160,8 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
     let (mut plan, _) = eventually("its return", || {
         Some(examined()).filter(|(_, errors)| errors.is_empty())
     });
-    // It works without this node's, and the node's own kube-apiserver's dials reach another.
+    // A bridge is possible without the node's member, and the node's kube-apiserver dials another
+    // member.
     let cluster = plan.clusters[0].clone();
     cluster
         .dials
@@ -206,7 +210,7 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
         });
     }
     members[own] = start(etcd, temp.path(), MEMBERS[own]).map(Some);
-    // Its gateway has dialled, too, and keeps that connection for as long as it is asked.
+    // The bridge's gateway has dialled, too, and keeps its connection as long as it gets requests.
     eventually("its own answer", || {
         std::thread::sleep(std::time::Duration::from_secs(1));
         answers().filter(|member| *member == id)

@@ -1,5 +1,5 @@
-//! What `berth grant` makes, with a real kube-apiserver that authorizes by RBAC: every verb that a shim needs works with
-//! the kubeconfig that is written, every other is refused, and revoking ends the token.
+//! The result of `berth grant`, with a real kube-apiserver that authorizes by RBAC. The written
+//! kubeconfig allows every verb that a shim needs and no other, and revoking ends the token.
 
 use crate::support::net::fresh_ip;
 use crate::support::process::{Running, berth, output_of};
@@ -25,10 +25,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 const NODE: &str = "cp-1";
 
-/// How long an apiserver may take to come up on a slow machine.
+/// Longest start of an apiserver on a slow machine.
 pub(crate) const UP: Duration = Duration::from_secs(90);
 
-/// kube-apiserver remembers for 10 s that a token was good.
+/// Longest time until a token is refused. kube-apiserver caches a valid token for 10 s.
 const REVOKED: Duration = Duration::from_secs(20);
 
 pub(crate) fn grant(apiserver: &str, etcd: &str) -> Result<(), Failed> {
@@ -39,7 +39,7 @@ pub(crate) fn grant(apiserver: &str, etcd: &str) -> Result<(), Failed> {
         .build()?;
     runtime.block_on(cluster.ready())?;
     let file = temp.path().join("cluster/kubeconfig");
-    // Another node first: its names stay.
+    // A first node, whose names must stay.
     for node in ["cp-2", NODE, NODE] {
         let (status, out, err) = output_of(
             cluster
@@ -64,7 +64,7 @@ pub(crate) fn grant(apiserver: &str, etcd: &str) -> Result<(), Failed> {
     cluster.revoke(&runtime, &shim, &admin)
 }
 
-/// Runs a test on a node of its own, a network namespace with these addresses beside those of loopback.
+/// Runs a test in a network namespace with loopback and the given addresses.
 pub(crate) fn on_a_node(
     addresses: &[&str],
     run: impl FnOnce() -> Result<(), Failed> + Send,
@@ -83,11 +83,11 @@ pub(crate) fn on_a_node(
     Ok(())
 }
 
-/// etcd and a kube-apiserver on an address of their own. They end when it is dropped.
+/// etcd and a kube-apiserver on a fresh address. Dropping the value ends both.
 pub(crate) struct Cluster {
     address: SocketAddr,
     pub(crate) admin: PathBuf,
-    /// What the apiserver is started with, for a shell.
+    /// The apiserver's command line for a shell.
     pub(crate) command: String,
     apiserver: Option<Running>,
     etcd: Running,
@@ -104,7 +104,7 @@ impl Drop for Cluster {
 impl Cluster {
     pub(crate) fn start(dir: &Path, apiserver: &str, etcd: &str) -> Result<Self, Failed> {
         let ip = fresh_ip();
-        // It may not be a loopback address; of a net that no node has (RFC 5737).
+        // The advertised address may not be a loopback address. No node has this one (RFC 5737).
         let advertise = "--advertise-address=192.0.2.2".into();
         let flags = [
             format!("--bind-address={ip}"),
@@ -114,7 +114,8 @@ impl Cluster {
         Self::start_on(dir, apiserver, etcd, ip, &flags)
     }
 
-    /// Both are asked at an address of loopback; `flags` are the apiserver's about addresses.
+    /// Starts etcd and the apiserver, both reached at a loopback address. `flags` set the
+    /// apiserver's addresses.
     pub(crate) fn start_on(
         dir: &Path,
         apiserver: &str,
@@ -204,7 +205,7 @@ impl Cluster {
         self.apiserver = Some(Running::start(Command::new(words[0]).args(&words[1..])));
     }
 
-    /// As the kubelet stops it.
+    /// Stops the apiserver as the kubelet does.
     pub(crate) fn stop_apiserver(&mut self) {
         let Some(mut apiserver) = self.apiserver.take() else {
             return;
@@ -213,7 +214,7 @@ impl Cluster {
         apiserver.ended();
     }
 
-    /// Waits for what a new cluster gets by itself.
+    /// Waits for the objects that a new cluster creates by itself.
     pub(crate) async fn ready(&self) -> Result<(), Failed> {
         let client = Client::from_kubeconfig(&self.admin).map_err(|error| error.to_string())?;
         let began = Instant::now();
@@ -243,7 +244,7 @@ impl Cluster {
         command
     }
 
-    /// What ends a token, and what stays.
+    /// Checks the effects of a revocation: the token ends, and other objects stay.
     fn revoke(
         &self,
         runtime: &tokio::runtime::Runtime,
@@ -308,7 +309,7 @@ fn own_lease(instance: &str) -> InstanceLease {
     }
 }
 
-/// As the keeper does it: to make an object is to apply it where there is none.
+/// Uses each verb as the keeper does: it creates an object by applying it.
 async fn needed_verbs_work(shim: &Client) -> Result<(), Failed> {
     let own = slice_path(&slice_name(NODE, Family::V4));
     let lease = lease_path(&own_lease("a").name());
@@ -324,7 +325,7 @@ async fn needed_verbs_work(shim: &Client) -> Result<(), Failed> {
             shim.apply(&own, MANAGER, &own_slice(NODE)).await,
         ),
         ("delete its slice", shim.delete(&own).await),
-        // What a node left that is gone.
+        // The slice of a node that is gone.
         (
             "create another node's slice",
             shim.apply(&slice_path("berth-cp-2-ipv4"), MANAGER, &own_slice("cp-2"))
@@ -361,7 +362,8 @@ async fn needed_verbs_work(shim: &Client) -> Result<(), Failed> {
     }
 }
 
-/// What RBAC itself lists, without what every service account may do: so that no verb is overlooked.
+/// Compares the rules that RBAC lists, without the rules of every service account, so that no verb
+/// is overlooked.
 async fn rules_are_these_and_no_others(shim: &Client, admin: &Path) -> Result<(), Failed> {
     let told = |error: Error| error.to_string();
     let mut access = Access::read(admin).map_err(|error| error.to_string())?;

@@ -1,5 +1,6 @@
-//! The files of a release (`scripts/release.sh`), as docs/get.md and the README say that they are installed: on a node of the fewest
-//! packages that Debian has, without a compiler, out of a registry and from a server of files that have the names of the real ones.
+//! The files of a release (`scripts/release.sh`), installed as docs/get.md and the README say: on a
+//! node with the fewest packages of Debian and without a compiler, from a registry and a file
+//! server with the names of the real ones.
 
 use crate::support::process::{Running, ends, output_of};
 use crate::support::{eventually, net::listening};
@@ -20,12 +21,12 @@ use std::sync::Arc;
 pub(crate) const TOOLS: &[&str] = &["curl", "debootstrap", "docker-registry", "skopeo"];
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Where the documents have the image.
+/// Name of the image's registry in the documents.
 const REGISTRY: &str = "registry.example";
-/// What no node has.
+/// Programs that the node must not have.
 const COMPILERS: [&str; 5] = ["cargo", "cc", "gcc", "go", "rustc"];
 
-/// The directory that scripts/release.sh made, or why there is none.
+/// Returns the directory that scripts/release.sh made, or the reason why there is none.
 pub(crate) fn release() -> Result<PathBuf, String> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let release = target.join(format!("release-{VERSION}"));
@@ -54,7 +55,7 @@ pub(crate) fn on_a_node_without_a_compiler(release: &Path) -> Result<(), Failed>
     .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// In namespaces of this thread's.
+/// Installs and runs berth in namespaces of the current thread.
 fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
     unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)?;
     mount(
@@ -76,7 +77,7 @@ fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
             None::<&str>,
         )
     };
-    // A mount, as the root of a machine is.
+    // A mount point, like the root of a machine.
     bind(root, root)?;
     for directory in ["proc", "sys", "dev"] {
         bind(&Path::new("/").join(directory), &root.join(directory))?;
@@ -93,7 +94,7 @@ fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
         assert!(code != Some(0), "the node has {out}");
     }
 
-    // One certificate for both servers, which this node trusts.
+    // A certificate for both servers, which the node trusts.
     let [certificate, key] = ["servers.crt", "servers.key"].map(|name| temp.join(name));
     let names = format!("subjectAltName=DNS:{host},DNS:{REGISTRY}");
     let mut request = Command::new("openssl");
@@ -121,7 +122,7 @@ fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
     });
 
     let (command, _own) = kube_apiserver(root)?;
-    // kubeadm's layout is not here, which the README's line is for: it is told what there is.
+    // The README's line is for kubeadm's layout. This node has another layout, given by options.
     let told = format!(
         "berth bridge --dry-run --command '{command}' --probe-ca /etc/kubernetes/pki/ca.crt"
     );
@@ -159,7 +160,7 @@ fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
             "{document}: {out}"
         );
     }
-    // A file that is not the one that was released is not installed.
+    // A changed file is not installed.
     for file in fs::read_dir(temp.join("files"))?.flatten() {
         if file.file_name().to_string_lossy().ends_with(".deb") {
             fs::remove_file(file.path())?;
@@ -178,7 +179,7 @@ fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The commands of a document about installing, in their order.
+/// Returns the installation commands of a document, in order.
 fn lines(document: &str) -> Result<String, Failed> {
     let text = fs::read_to_string(crate::root().join(document))?;
     let part = match document {
@@ -195,7 +196,7 @@ fn lines(document: &str) -> Result<String, Failed> {
     Ok(blocks.collect::<Vec<_>>().join("\n"))
 }
 
-/// What the address of the repository leads to, with the release's files.
+/// Starts a server at the repository's address, with the release's files.
 fn files(release: &Path, temp: &Path, certificate: &Path, key: &Path) -> Result<Running, Failed> {
     let path = env!("CARGO_PKG_REPOSITORY").splitn(4, '/').last().unwrap();
     let (base, directory) = (
@@ -230,7 +231,7 @@ fn files(release: &Path, temp: &Path, certificate: &Path, key: &Path) -> Result<
     Ok(server)
 }
 
-/// A registry with the image, pushed as RELEASING.md says, and its digest.
+/// Starts a registry, pushes the image as RELEASING.md says, and returns the image's digest.
 fn registry(
     release: &Path,
     temp: &Path,
@@ -278,7 +279,7 @@ fn registry(
     ))
 }
 
-/// The node's own, simulated, and its command line.
+/// Starts the node's kube-apiserver, which is simulated, and returns its command line.
 fn kube_apiserver(root: &Path) -> Result<(String, Running), Failed> {
     let pki = root.join("etc/kubernetes/pki");
     fs::create_dir_all(&pki)?;
@@ -310,7 +311,7 @@ fn kube_apiserver(root: &Path) -> Result<(String, Running), Failed> {
     Ok((command.to_owned(), own))
 }
 
-/// What runs on the node.
+/// Returns a command that runs a script on the node.
 fn at(root: &Path, script: &str) -> Command {
     let mut chroot = Command::new("chroot");
     chroot
@@ -331,7 +332,7 @@ fn up(address: &str) {
     });
 }
 
-/// A line of /etc/os-release.
+/// Returns a value of /etc/os-release.
 fn of_this_machine(key: &str) -> Result<String, Failed> {
     let text = fs::read_to_string("/etc/os-release")?;
     let value = text

@@ -1,4 +1,5 @@
-//! `berth bridge` on nodes of IPv6, with a real kube-apiserver, whose listener on 0.0.0.0 is one of both families.
+//! `berth bridge` on nodes with IPv6, with a real kube-apiserver. Its listener on 0.0.0.0 accepts
+//! both families.
 
 use crate::grant::{Cluster, on_a_node};
 use crate::support::process::{berth, ends, output_of};
@@ -9,10 +10,10 @@ use serde_json::Value;
 use std::net::IpAddr;
 use std::path::Path;
 
-/// What it advertises.
+/// Address that the kube-apiserver advertises.
 const OWN: &str = "fd77::1";
 
-/// On a node of IPv6 alone, and on one that is IPv6 first.
+/// Runs bridges on a node with IPv6 alone, and on a dual-stack node that prefers IPv6.
 pub(crate) fn bridges(apiserver: &str, etcd: &str) -> Result<(), Failed> {
     let ipv6 = "-6 addr add fd77::1/128 dev lo nodad";
     bridges_of(&[ipv6], apiserver, etcd, "fd99::/112")?;
@@ -34,7 +35,7 @@ fn bridges_of(
     bridged.map_err(|failed| format!("{services}: {failed:?}").into())
 }
 
-/// Ends what a test that failed left.
+/// Ends processes that a failed test left.
 struct Ends<'a>(&'a Path);
 
 impl Drop for Ends<'_> {
@@ -79,7 +80,7 @@ fn bridge(apiserver: &str, etcd: &str, services: &str) -> Result<(), Failed> {
         "{status}"
     );
 
-    // As clients of the node reach it, also while its own is away.
+    // The address of the node's clients, also while the node's kube-apiserver is away.
     let access = Access {
         server: format!("https://[{OWN}]:6443"),
         ..Access::read(&cluster.admin)?

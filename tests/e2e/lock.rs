@@ -38,7 +38,7 @@ pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Faile
             .map(|lease| Holder::parse(&lease))
     };
 
-    // It is made now, and of two that race one has the lock.
+    // The Lease does not exist yet. Of two claims at the same time, exactly one gets the lock.
     let (one, other) =
         runtime.block_on(async { tokio::join!(mark(&first, &say), mark(&second, &say)) });
     let (has, refused) = if one.is_ok() {
@@ -53,7 +53,7 @@ pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Faile
     let holder = held()?;
     assert!(holder.changed && holder.node == has, "{holder:?}");
 
-    // Broken, then released by its holder and by no other.
+    // The lock is broken. Afterwards only its new holder can release it.
     let breaker = lock(&client, "cp-3", true);
     runtime.block_on(mark(&breaker, &say))?;
     assert_eq!(held()?.node, "cp-3");

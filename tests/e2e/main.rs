@@ -1,14 +1,21 @@
-//! Upgrades of real kube-apiservers behind this build of berth: `berth rehearse` from one minor version to the next. And
-//! `scripts/manifests.sh`: a real kubeadm and kube-apiserver that take what `berth inject` writes and the Helm chart installs. And
-//! `scripts/cluster.sh`: a whole cluster of kubeadm's that is upgraded under `berth bridge`, by `berth upgrade`, and without. And the members
-//! of an etcd, `berth grant`, the lock of `berth upgrade`, and bridges of nodes of IPv6 (`e2e/`). And `scripts/service.sh`: the Service
-//! `kubernetes` through a real kube-proxy, while instances
-//! change places. And `scripts/inject.sh`: clients' sockets that are passed to real kube-apiservers.
-//! And the files of a release on a node without a compiler. And certificates that Go judges and serves.
+//! End-to-end tests with real programs:
 //!
-//! They take minutes, so they run when they are asked for: `cargo test --test e2e -- --ignored [NAME]`, as `.ci/run` does. Where they
-//! cannot be run (they need root, some tools, and binaries that are there already) they count as ignored and print why. Rust's own
-//! harness can decide that only at compile time, so this one has its own.
+//! - upgrades of real kube-apiservers behind this build of berth (`berth rehearse` from one minor
+//!   version to the next)
+//! - `scripts/manifests.sh`: a real kubeadm and kube-apiserver accept the output of `berth inject`
+//!   and of the Helm chart
+//! - `scripts/cluster.sh`: upgrades of a whole kubeadm cluster under `berth bridge`, by
+//!   `berth upgrade`, and without berth
+//! - `scripts/service.sh`: the Service `kubernetes` through a real kube-proxy, while instances change
+//! - `scripts/inject.sh`: clients' sockets passed to real kube-apiservers
+//! - the members of an etcd, `berth grant`, the lock of `berth upgrade`, and bridges on nodes with
+//!   IPv6
+//! - the files of a release on a node without a compiler, and certificates with Go's TLS
+//!
+//! The tests take minutes, so they run only on request: `cargo test --test e2e -- --ignored [NAME]`,
+//! as in `.ci/run`. A test without its prerequisites (root, some tools, built binaries) counts as
+//! ignored and prints the reason. Rust's harness decides that at compile time, so this target has a
+//! harness of its own.
 
 mod certificates;
 #[cfg(feature = "operate")]
@@ -32,14 +39,14 @@ use nix::sched::{CloneFlags, unshare};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-/// What the scripts need in addition to the binaries.
+/// Tools that the scripts need in addition to the binaries.
 const TOOLS: [&str; 4] = ["ip", "openssl", "jq", "unshare"];
 
 const BERTH: &str = env!("CARGO_BIN_EXE_berth");
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // Each needs the machine for itself.
+    // Each test needs the whole machine.
     arguments.test_threads = Some(1);
     let scripted = |name: &str, script: &'static str, tools: &'static [&'static str]| {
         Trial::ignorable_test(name, move || match obstacle(tools) {
@@ -47,7 +54,7 @@ fn main() -> ExitCode {
             None => run(script, &[]).map(|()| Completion::Completed),
         })
     };
-    // These report themselves what they need.
+    // These scripts report missing prerequisites themselves.
     let checked = |name: &str, script: &'static str, arguments: &'static [&'static str]| {
         Trial::ignorable_test(name, move || {
             match output(
@@ -112,7 +119,8 @@ fn main() -> ExitCode {
             "scripts/service.sh",
             &["nft"],
         ));
-        // Two clusters at once on two processors: at 20 kube-apiserver itself began to end connections.
+        // Two clusters share two processors. At a rate of 20, kube-apiserver itself began to end
+        // connections.
         let upgrade = &["--together", "--rate", "8", "--bridge", BERTH, "upgrade"];
         trials.push(checked(
             "a_real_cluster_is_upgraded_under_a_bridge",
@@ -149,7 +157,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials.into_iter().map(asked_for).collect()).exit_code()
 }
 
-/// A test with what it needs, or ignored where that cannot be had.
+/// Returns a test that is ignored if its prerequisites are missing.
 fn real<T>(
     name: &str,
     needs: impl FnOnce() -> Result<T, String> + Send + 'static,
@@ -175,14 +183,14 @@ fn run(script: &str, arguments: &[&str]) -> Result<(), Failed> {
     }
 }
 
-/// Why it cannot be run here.
+/// Returns the reason why the scripts cannot run here, if any.
 fn obstacle(tools: &[&str]) -> Option<String> {
     let check =
         || output(Command::new(root().join("scripts/kube-apiserver.sh")).arg("--check")).err();
     obstacle_of_machine(tools).or_else(check)
 }
 
-/// The same for what needs no kube-apiserver.
+/// Returns the obstacle for tests that need no kube-apiserver, if any.
 fn obstacle_of_machine(tools: &[&str]) -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("it needs root, for network namespaces".into());
@@ -198,7 +206,7 @@ fn obstacle_of_machine(tools: &[&str]) -> Option<String> {
     if !missing.is_empty() {
         return Some(format!("it needs {}", missing.join(", ")));
     }
-    // Root in a container may have no right to make one.
+    // Root in a container may lack the right to create a network namespace.
     let probe = format!("berth-e2e-{}-probe", std::process::id());
     if let Err(why) = output(Command::new("ip").args(["netns", "add", &probe])) {
         return Some(format!("no network namespace can be made: {why}"));
@@ -207,7 +215,7 @@ fn obstacle_of_machine(tools: &[&str]) -> Option<String> {
     None
 }
 
-/// Why nothing can be steered here, or it cannot be run at all.
+/// Returns the reason why the kernel cannot steer here, or why nothing can run, if any.
 #[cfg(feature = "operate")]
 fn obstacle_to_steering() -> Option<String> {
     obstacle(&["nft", "curl"]).or_else(|| {
@@ -233,7 +241,7 @@ fn obstacle_to_steering() -> Option<String> {
     })
 }
 
-/// What a rehearsal with real apiservers is made of.
+/// Programs of a rehearsal with real apiservers.
 struct Binaries {
     old: Binary,
     new: Binary,
@@ -243,11 +251,11 @@ struct Binaries {
 struct Binary {
     path: String,
     version: String,
-    /// What is built in addition to it.
+    /// Output of scripts/kube-apiserver.sh: the version's paths.
     paths: String,
 }
 
-/// The kube-apiservers of the two newest versions that are pinned here.
+/// Returns the kube-apiservers of the two newest pinned versions.
 fn binaries() -> Result<Binaries, String> {
     let [.., old, _] = minors()?[..] else {
         return Err("it needs two versions in tests/kube-apiserver".into());
@@ -256,7 +264,7 @@ fn binaries() -> Result<Binaries, String> {
     Ok(Binaries { old, new, etcd })
 }
 
-/// The kube-apiserver of the newest one, and its etcd.
+/// Returns the kube-apiserver of the newest version, and its etcd.
 fn newest() -> Result<(Binary, String), String> {
     let new = binary(
         minors()?
@@ -267,7 +275,7 @@ fn newest() -> Result<(Binary, String), String> {
     Ok((new, etcd))
 }
 
-/// The minor versions that are pinned here.
+/// Returns the pinned minor versions.
 fn minors() -> Result<Vec<u32>, String> {
     let pins = std::fs::read_dir(root().join("tests/kube-apiserver"))
         .map_err(|error| error.to_string())?;
@@ -281,7 +289,7 @@ fn minors() -> Result<Vec<u32>, String> {
     Ok(minors)
 }
 
-/// A built kube-apiserver of a minor version.
+/// Returns the built kube-apiserver of a minor version.
 fn binary(minor: u32) -> Result<Binary, String> {
     let mut script = Command::new(root().join("scripts/kube-apiserver.sh"));
     script.args(["--check", &format!("v1.{minor}")]);
@@ -300,7 +308,7 @@ fn binary(minor: u32) -> Result<Binary, String> {
     })
 }
 
-/// The path of a program, of those that scripts/kube-apiserver.sh prints.
+/// Returns the path of a program in the output of scripts/kube-apiserver.sh.
 fn program(paths: &str, name: &str) -> Result<String, String> {
     let path = paths
         .lines()
@@ -309,13 +317,13 @@ fn program(paths: &str, name: &str) -> Result<String, String> {
         .ok_or(format!("scripts/kube-apiserver.sh says no {name}"))
 }
 
-/// The command of a kube-apiserver that ends its watches when it stops.
+/// Returns the command line of a kube-apiserver that ends its watches when it stops.
 fn ends_watches(kube_apiserver: &str) -> String {
     format!("{kube_apiserver} --shutdown-watch-termination-grace-period=10s")
 }
 
-/// From one minor version to the next in a network namespace: nothing is lost, and the connections that
-/// count as those of a version are answered by it.
+/// Rehearses an upgrade to the next minor version in a network namespace. Nothing is lost, and each
+/// version answers the connections that are counted for it.
 fn rehearsal(binaries: &Binaries) -> Result<(), Failed> {
     let Binaries { old, new, etcd } = binaries;
     let directory = Path::new(etcd).parent().unwrap_or(Path::new("/"));
@@ -383,7 +391,8 @@ fn rehearsal(binaries: &Binaries) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Runs a command; its output, or its error messages in one line, if it fails.
+/// Runs a command, and returns its output. If the command fails, returns its error messages in one
+/// line.
 fn output(command: &mut Command) -> Result<String, String> {
     let output = command
         .stdin(Stdio::null())

@@ -1,5 +1,5 @@
-//! The layouts of addresses, with the variables that the manifests give to their containers: a shim in a network
-//! namespace where these addresses are.
+//! The layouts of addresses, with the variables of the manifests' containers: a shim runs in a
+//! network namespace with these addresses.
 
 use crate::support::eventually;
 use crate::support::net::{client_hello, connect_from, listening, ping};
@@ -10,10 +10,10 @@ use libtest_mimic::{Completion, Failed};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
 
-/// The node's own address in all examples.
+/// The node's address in all examples.
 const HOST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 5);
 
-/// A virtual IP that comes later.
+/// A virtual IP that is added later.
 const VIRTUAL: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 100);
 
 pub(crate) fn several_addresses_answer() -> Result<Completion, Failed> {
@@ -25,7 +25,7 @@ pub(crate) fn several_addresses_answer() -> Result<Completion, Failed> {
     for ip in [HOST, Ipv4Addr::LOCALHOST] {
         pod.answers((ip, 6443).into());
     }
-    // It listens before the address is there, and serves from when it is.
+    // The shim listens before the address exists, and serves from the moment when it is added.
     assert_eq!(listening((VIRTUAL, 6443).into()).len(), 1);
     let address = format!("{VIRTUAL}/32");
     let added = Command::new("ip")

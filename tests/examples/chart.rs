@@ -1,4 +1,5 @@
-//! The Helm chart: it is made of the examples' files, and renders what kubectl kustomize builds of them.
+//! The Helm chart: its files come from the examples, and it renders the objects that kubectl
+//! kustomize builds from them.
 
 use crate::support::process::{berth, ends, output_of};
 use crate::{example, need, root};
@@ -11,7 +12,7 @@ use std::process::Command;
 const NODE_SHIM: &str = "--set=layout=node-shim";
 const IN_CLUSTER: &str = "--set=cluster.nodes={cp-1}";
 
-/// Other ones than those of the files.
+/// Images that differ from those of the files.
 const IMAGES: &str = "images:\n- {name: registry.example/berth, newTag: v9}\n\
                       - {name: registry.k8s.io/kube-apiserver, newTag: v1.36.9}\n";
 const IMAGES_OF_VALUES: [&str; 2] = [
@@ -316,7 +317,7 @@ fn chart() -> PathBuf {
     root().join("charts/berth")
 }
 
-/// What `helm template` prints, or its error message.
+/// Returns the output of `helm template`, or its error message.
 fn render(helm: &Path, values: &[&str]) -> Result<String, String> {
     let (status, out, err) = output_of(
         Command::new(helm)
@@ -328,7 +329,7 @@ fn render(helm: &Path, values: &[&str]) -> Result<String, String> {
     if status == Some(0) { Ok(out) } else { Err(err) }
 }
 
-/// The objects of a file, in an order of their own.
+/// Returns the objects of a file, sorted by kind and metadata.
 fn objects(text: &str) -> Vec<Value> {
     let mut objects: Vec<_> = parse(text).unwrap().iter().map(YamlNode::value).collect();
     objects.sort_by_key(|object| format!("{} {}", object["kind"], object["metadata"]));

@@ -1,4 +1,4 @@
-//! The role for kubespray: YAML that parses, with commands that berth takes.
+//! The role for kubespray: YAML that parses, with commands that berth accepts.
 
 use crate::example;
 use crate::support::process::{berth, ends};
@@ -32,7 +32,7 @@ pub(crate) fn the_role_calls_berth() -> Result<Completion, Failed> {
         });
     }
     assert_eq!(steps, ["status", "start", "end"]);
-    // By which the first task tells that there is no bridge.
+    // By this status, the first task sees that no bridge is on.
     let none = tempfile::tempdir()?;
     ends(
         berth(["bridge", "status", "--state-dir"]).arg(none.path()),
@@ -43,7 +43,7 @@ pub(crate) fn the_role_calls_berth() -> Result<Completion, Failed> {
     Ok(Completion::Completed)
 }
 
-/// The words of a list, or of a template that makes one.
+/// Returns the words of a list, or of a template that makes a list.
 fn words(argv: &YamlNode) -> Vec<String> {
     match argv.text() {
         Some(template) => template

@@ -1,13 +1,13 @@
-//! Manifests that a command makes: each names the command.
+//! Manifests that a command generates. Each names its command.
 
 use crate::support::process::{berth, ends, output_of};
 use crate::{example, examples, root};
 use libtest_mimic::{Completion, Failed};
 
-/// Before the command that made a file.
+/// Text before the command that generated a file.
 const MADE_BY: &str = "# Made by: berth ";
 
-/// What must be healthy by the comment of a manifest.
+/// Comment of a manifest that doctor must find healthy.
 const DOCTOR: &str = "berth doctor finds nothing";
 
 pub(crate) fn made_manifests_are_what_their_command_makes() -> Result<Completion, Failed> {
@@ -41,7 +41,7 @@ pub(crate) fn made_manifests_are_what_their_command_makes() -> Result<Completion
 }
 
 pub(crate) fn doctor_finds_nothing() -> Result<Completion, Failed> {
-    // What a kustomization makes needs kubectl: scripts/manifests.sh checks it.
+    // kustomizations need kubectl: scripts/manifests.sh checks them.
     let healthy =
         |name: &String| !name.ends_with("kustomization.yaml") && example(name).contains(DOCTOR);
     let healthy: Vec<_> = examples(".yaml").into_iter().filter(healthy).collect();
@@ -60,7 +60,8 @@ pub(crate) fn doctor_finds_nothing() -> Result<Completion, Failed> {
     Ok(Completion::Completed)
 }
 
-/// Without the comment at the top, which inject keeps and each file has its own of.
+/// Returns a manifest without the comment at the top, which differs in each file and which inject
+/// keeps.
 fn body(text: &str) -> &str {
     let head: usize = text
         .split_inclusive('\n')

@@ -1,8 +1,8 @@
-//! What is in `examples/`, tried as it is written, and the Helm chart that is made of it. Kubernetes manifests and
-//! the chart go through a real kube-apiserver in `scripts/manifests.sh`.
+//! The files of `examples/`, tried as they are written, and the Helm chart that is made from them.
+//! In `scripts/manifests.sh`, a real kube-apiserver accepts the Kubernetes manifests and the chart.
 //!
-//! What cannot be run here counts as ignored and prints why; Rust's own harness can decide that only at compile
-//! time, so this one has its own.
+//! A test that cannot run here counts as ignored and prints the reason. Rust's harness decides that
+//! at compile time, so this target has a harness of its own.
 
 mod addresses;
 mod chart;
@@ -81,7 +81,8 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-/// On a thread of its own, since some enter a network namespace, which all that they start shares.
+/// Wraps a test in a thread. Some tests enter a network namespace, which every later thread of
+/// theirs shares.
 fn trial(name: &str, test: fn() -> Result<Completion, Failed>) -> Trial {
     let thread = std::thread::Builder::new().name(name.to_owned());
     Trial::ignorable_test(name, move || {
@@ -96,14 +97,14 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()
 }
 
-/// The text of a file below examples/.
+/// Returns the text of a file below examples/.
 #[track_caller]
 fn example(name: &str) -> String {
     std::fs::read_to_string(root().join("examples").join(name))
         .unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// Files below examples/ whose name ends so, but for the programs there.
+/// Returns the files below examples/ with the ending, without the programs.
 fn examples(end: &str) -> Vec<String> {
     let (mut directories, mut found) = (vec![root().join("examples")], Vec::new());
     while let Some(directory) = directories.pop() {
@@ -126,7 +127,7 @@ fn examples(end: &str) -> Vec<String> {
     found
 }
 
-/// A program in PATH, or the reason to leave the test out.
+/// Returns the path of a program in PATH, or the reason to skip the test.
 fn need(tool: &str) -> Result<PathBuf, Completion> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path)
@@ -135,7 +136,8 @@ fn need(tool: &str) -> Result<PathBuf, Completion> {
     found.ok_or_else(|| Completion::ignored_with(format!("it needs {tool}")))
 }
 
-/// The result of a test that cannot have a network namespace as this user: the test has run where it can, or is skipped.
+/// Returns the result of a test if the current user cannot create a network namespace: the test has
+/// run where it can, or is skipped.
 fn no_namespace() -> Option<Completion> {
     let unshared =
         std::thread::spawn(|| nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)).join();

@@ -1,6 +1,6 @@
-//! From HAProxy as a sidecar to berth, by the steps of `docs/migrate-from-haproxy.md`: the HAProxy that
-//! `examples/haproxy-migration` configures, simulated apiservers, and clients that never retry. The control is the
-//! same without leave-port.sh.
+//! The migration from HAProxy as a sidecar to berth, by the steps of
+//! `docs/migrate-from-haproxy.md`: the HAProxy of `examples/haproxy-migration`, simulated
+//! apiservers, and clients that never retry. The control leaves out leave-port.sh.
 
 use crate::support::eventually;
 use crate::support::load::{Load, Record, connect, failed};
@@ -27,27 +27,27 @@ use tokio::net::UnixListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio_rustls::TlsConnector;
 
-/// The node's address, in a network namespace of the test's own.
+/// The node's address, in the test's network namespace.
 const HOST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 5);
 const BERTH: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(HOST), 6443);
 
-/// Clients that loop.
+/// Number of clients that connect in a loop.
 const CLIENTS: u32 = 64;
 
-/// HAProxy's limit of connections where it is to be full, how many silent ones then come, and how many of
-/// these at least wait in HAProxy's queue: the kernel gives it half of them.
+/// HAProxy's limit of connections for the full case, the number of silent connections, and how many
+/// of them at least wait in HAProxy's queue. The kernel gives half of them to HAProxy.
 const FULL: &str = "100";
 const SILENT: usize = 300;
 const CROWD: usize = 16;
 
-/// How HAProxy is removed from the port that it shares with berth.
+/// A way to remove HAProxy from the port that it shares with berth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// The pod is deleted: HAProxy gets its stop signal when kube-apiserver gets SIGTERM.
     Pod,
-    /// HAProxy gets its soft stop first, and the pod is deleted when it has left the port.
+    /// HAProxy gets its soft stop first, and the pod is deleted when HAProxy has left the port.
     SoftStop,
-    /// As documented: by leave-port.sh, and then the pod is deleted.
+    /// As documented: leave-port.sh runs first, and then the pod is deleted.
     LeavePort,
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn from_haproxy_to_berth() -> Result<Completion, Failed> {
         return Ok(ignored);
     }
     netns::enter(HOST).map_err(|error| error.to_string())?;
-    // For the figures in the documentation.
+    // More rounds, for the figures in the documentation.
     let rounds: u32 = match std::env::var("BERTH_MIGRATIONS") {
         Ok(rounds) => rounds
             .parse()
@@ -93,7 +93,7 @@ pub(crate) fn from_haproxy_to_berth() -> Result<Completion, Failed> {
     Ok(Completion::Completed)
 }
 
-/// Back again: HAProxy pauses and resumes, berth drains meanwhile.
+/// The way back: HAProxy pauses and resumes, and berth drains meanwhile.
 pub(crate) fn back_to_haproxy() -> Result<Completion, Failed> {
     if let Some(ignored) = obstacle() {
         return Ok(ignored);
@@ -125,7 +125,7 @@ pub(crate) fn back_to_haproxy() -> Result<Completion, Failed> {
     Ok(Completion::Completed)
 }
 
-/// Why it cannot be run here.
+/// Returns the reason why the test cannot run here, if any.
 fn obstacle() -> Option<Completion> {
     let missing = ["haproxy", "ss", "bash"]
         .into_iter()
@@ -136,7 +136,7 @@ fn obstacle() -> Option<Completion> {
     missing.or_else(no_namespace).or(old)
 }
 
-/// One migration under load, from a new old pod.
+/// Runs one migration under load, from a fresh old pod.
 fn migrate(way: Way, full: bool) -> Sum {
     let node = Node::new();
     let limit: &[&str] = if full { &["-n", FULL] } else { &[] };
@@ -170,7 +170,7 @@ fn migrate(way: Way, full: bool) -> Sum {
         });
         reset = crowd.iter().filter(|stream| is_reset(stream)).count();
         load.more(100);
-        // Connections that are there go on, through HAProxy.
+        // Open connections stay, through HAProxy.
         node.runtime.block_on(Client::get(&mut kept)).unwrap();
     }
     old.stop();
@@ -189,7 +189,7 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// `examples/haproxy-migration/leave-port.sh`, as on a node.
+/// Runs `examples/haproxy-migration/leave-port.sh`, as on a node.
 #[track_caller]
 fn leave_port() {
     let status = Command::new(examples().join("leave-port.sh"))
@@ -203,7 +203,8 @@ fn examples() -> PathBuf {
     root().join("examples/haproxy-migration")
 }
 
-/// Not waited for: where a queue overflows the kernel drops what else comes, and clients ask again.
+/// Begins to connect without waiting. If a queue overflows, the kernel drops further packets, and
+/// clients send them again.
 fn begin_to_connect() -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM.nonblocking(), None).unwrap();
     socket
@@ -223,7 +224,7 @@ fn is_reset(mut stream: &TcpStream) -> bool {
         .is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)
 }
 
-/// What all pods of a node have in common.
+/// Common parts of all pods of a node.
 struct Node {
     dir: tempfile::TempDir,
     certs: certs::Certs,
@@ -241,7 +242,7 @@ impl Node {
             Arc::new(Recorder::default()),
         );
         let socket = dir.path().join("store");
-        // The simulated apiservers' store; its thread ends with the process.
+        // The simulated apiservers' store. Its thread ends with the process.
         std::thread::spawn(move || {
             runtime().block_on(async {
                 store::serve(UnixListener::bind(socket).unwrap(), store, recorder).await
@@ -259,7 +260,7 @@ impl Node {
         }
     }
 
-    /// A simulated apiserver's flags.
+    /// Returns the flags of a simulated apiserver.
     fn flags(&self, name: &str) -> Vec<String> {
         self.certs.issue(name).unwrap();
         vec![
@@ -277,11 +278,11 @@ impl Node {
     }
 }
 
-/// A pod with HAProxy as sidecar.
+/// A pod with HAProxy as a sidecar.
 struct OldPod {
     haproxy: Running,
     apiserver: Running,
-    /// HAProxy's, by its inode.
+    /// Inode of HAProxy's listener.
     listener: u64,
 }
 
@@ -306,7 +307,8 @@ impl OldPod {
         }
     }
 
-    /// As the kubelet does it: all containers at once, HAProxy by its image's stop signal.
+    /// Stops the pod as the kubelet does: all containers at once, HAProxy by its image's stop
+    /// signal.
     fn stop(&self) {
         self.haproxy.signal(Signal::SIGUSR1);
         self.apiserver.signal(Signal::SIGTERM);
@@ -318,8 +320,8 @@ impl OldPod {
     }
 }
 
-/// Runs what the manifest's first container runs: it chooses the apiserver's address and writes HAProxy's
-/// configuration, here into `dir`.
+/// Runs the script of the manifest's first container, which chooses the apiserver's address and
+/// writes HAProxy's configuration, here into `dir`.
 fn configure(dir: &Path) -> String {
     let manifest = std::fs::read_to_string(examples().join("1-haproxy.yaml")).unwrap();
     let (_, script) = manifest.split_once("            - |\n").unwrap();
@@ -349,7 +351,7 @@ struct NewPod {
 }
 
 impl NewPod {
-    /// Returns when it has joined.
+    /// Starts the pod, and waits until its shim has joined.
     fn start(node: &Node) -> Self {
         let place = |command: &str| {
             let mut command = berth([command, "--listen", &BERTH.to_string(), "--instance", "new"]);
@@ -368,7 +370,7 @@ impl NewPod {
         Self { apiserver, shim }
     }
 
-    /// Returns when the shim has left the port.
+    /// Drains the shim, and waits until it has left the port.
     fn drain(&self, node: &Node) {
         let mut command = berth(["drain", "--wait", "--instance", "new"]);
         ends(
@@ -386,7 +388,7 @@ impl NewPod {
     }
 }
 
-/// Makes TLS connections to the berth.
+/// A maker of TLS connections to the berth.
 #[derive(Clone)]
 struct Client {
     tls: TlsConnector,
@@ -404,7 +406,7 @@ impl Client {
             .map_err(failed("handshake"))
     }
 
-    /// Clients that connect, ask and close, again and again.
+    /// Starts clients that connect, send a request and close, again and again.
     fn load(&self) -> Load {
         let client = self.clone();
         Load::start(CLIENTS, None, move |source| {
@@ -413,14 +415,14 @@ impl Client {
         })
     }
 
-    /// Asks for the version and reads the whole answer.
+    /// Requests the version, and reads the whole answer.
     async fn get(stream: &mut Stream) -> Result<(), String> {
         stream
             .write_all(b"GET /version HTTP/1.1\r\nHost: kubernetes\r\n\r\n")
             .await
             .map_err(failed("write"))?;
         let mut answer = Vec::new();
-        // The version is the last thing of a JSON object.
+        // The version is the end of a JSON object.
         while !answer.ends_with(b"}") {
             match stream.read_buf(&mut answer).await.map_err(failed("read"))? {
                 0 => return Err("read: the end".into()),
@@ -438,7 +440,7 @@ impl Client {
     }
 }
 
-/// What became of the connections of one migration or more.
+/// Results of the connections of one or more migrations.
 #[derive(Debug, Default)]
 struct Sum {
     served: u64,

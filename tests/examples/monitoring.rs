@@ -1,4 +1,4 @@
-//! Rules and dashboard: whether what they name exists in the metrics of a shim, and whether alerts fire.
+//! Rules and dashboard: their metrics exist on a shim's page, and their alerts fire.
 
 use crate::support::metrics::follow_conventions;
 use crate::support::net::{Backend, client_hello, connect, echo, free_address, ping};
@@ -13,10 +13,11 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// Families that the dashboard leaves out, and why.
+/// Families that the dashboard leaves out. Each entry needs a reason.
 const LEFT_OUT: [&str; 0] = [];
 
-/// What only a shim with a share of new connections has; `crates/shim/src/share/tests.rs` looks for it.
+/// A metric that only a shim with a share of new connections has. `crates/shim/src/share/tests.rs`
+/// checks it.
 const OF_A_SHARE: &str = "berth_share_ratio";
 
 /// Labels of which a page always has all values.
@@ -67,7 +68,7 @@ pub(crate) fn metrics_that_are_named_exist() -> Result<Completion, Failed> {
             "{file} names {named:?} only"
         );
     }
-    // And what there is is shown and documented.
+    // Conversely, every family is shown and documented.
     for (file, text) in [
         ("the dashboard", &dashboard),
         ("docs/reference.md", &texts[4].1),
@@ -121,7 +122,7 @@ pub(crate) fn metrics_follow_conventions() -> Result<Completion, Failed> {
     let mut child = piped.spawn()?;
     child.stdin.take().unwrap().write_all(page.as_bytes())?;
     let output = child.wait_with_output()?;
-    // Of what it only advises against it complains with status 3.
+    // promtool reports bad style with status 3.
     assert!(
         output.status.success() && text(&output).is_empty(),
         "{}\n{page}",
@@ -130,11 +131,11 @@ pub(crate) fn metrics_follow_conventions() -> Result<Completion, Failed> {
     Ok(Completion::Completed)
 }
 
-/// The metrics of a shim that has joined and relayed.
+/// Returns the metrics of a shim that has joined and relayed.
 fn page() -> String {
     let (dir, admin, listen) = (tempfile::tempdir().unwrap(), free_address(), free_address());
     let backend = Backend::new().serve(echo);
-    // Nothing answers there: that shows which results are counted.
+    // No cluster answers at this address, so that results of failed requests are counted, too.
     let (kubeconfig, ca) = (dir.path().join("kubeconfig"), Ca::new());
     std::fs::write(dir.path().join("ca.crt"), ca.pem()).unwrap();
     std::fs::write(dir.path().join("token"), "t").unwrap();
@@ -176,7 +177,7 @@ fn page() -> String {
     })
 }
 
-/// Names and types of the families of a page.
+/// Returns names and types of the families of a page.
 fn families(page: &str) -> Vec<(String, String)> {
     let types = page
         .lines()
@@ -186,7 +187,7 @@ fn families(page: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// How the samples of a family are called.
+/// Returns the names of a family's samples.
 fn samples(name: &str, kind: &str) -> impl Iterator<Item = String> {
     let ends: &[&str] = match kind {
         "histogram" => &["_bucket", "_count", "_sum"],
@@ -195,10 +196,10 @@ fn samples(name: &str, kind: &str) -> impl Iterator<Item = String> {
     ends.iter().map(move |end| format!("{name}{end}"))
 }
 
-/// The metrics that a text names.
+/// Returns the metrics in a text.
 fn named(text: &str) -> BTreeSet<&str> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    // A package's file begins with `berth_`, too, and a version.
+    // A package's file name begins with `berth_`, too, followed by a version.
     let name = |word: &str| {
         word.strip_prefix("berth_")
             .or(word.strip_prefix("process_"))?
@@ -209,7 +210,7 @@ fn named(text: &str) -> BTreeSet<&str> {
     words.filter(of_shims).collect()
 }
 
-/// The values of a label that expressions select.
+/// Returns the values of a label that expressions select.
 fn selected<'a>(text: &'a str, label: &str) -> Vec<&'a str> {
     let mut values = Vec::new();
     for operator in ["=\"", "=~\"", "!=\""] {
@@ -231,14 +232,14 @@ fn promtool() -> Result<PathBuf, Completion> {
     std::env::var_os("PROMTOOL").map_or_else(|| need("promtool"), |path| Ok(path.into()))
 }
 
-/// What a program printed.
+/// Returns the output and errors of a program.
 fn text(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned()
 }
 
 pub(crate) fn the_dashboard_is_whole() -> Result<Completion, Failed> {
     let dashboard: Value = serde_json::from_str(&example("monitoring/dashboard.json"))?;
-    // Of Grafana 11 and later, which bring older ones up to date.
+    // The schema of Grafana 11. Later versions convert it.
     assert!(dashboard["schemaVersion"].as_u64() >= Some(39));
     let variables = dashboard["templating"]["list"].as_array().unwrap();
     assert!(
@@ -307,7 +308,7 @@ pub(crate) fn alerts_fire_when_they_should() -> Result<Completion, Failed> {
         );
     }
 
-    // Each alert fires in a test of its own, and would be missed.
+    // Each alert fires in a test. If an alert never fired, the test would fail.
     let (rules, tests) = (
         example("monitoring/rules.yaml"),
         example("monitoring/rules.test.yaml"),
@@ -332,7 +333,7 @@ pub(crate) fn alerts_fire_when_they_should() -> Result<Completion, Failed> {
             tests.contains(&fires) && tests.contains(&silent),
             "{alert} is not tested both ways"
         );
-        // The expression is the line after.
+        // The expression is the next line.
         let (before, after) = rules.split_once(&format!("- alert: {alert}\n")).unwrap();
         let (expression, rest) = after.split_once('\n').unwrap();
         let broken = format!("{before}- alert: {alert}\n{expression} and vector(1) == 2\n{rest}");

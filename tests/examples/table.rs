@@ -1,4 +1,4 @@
-//! `examples/README.md`: what is where, for whom, and which command tries it.
+//! The table in `examples/README.md`: each file, its readers, and the command that tries it.
 
 use crate::{example, root};
 use libtest_mimic::{Completion, Failed};
@@ -19,7 +19,7 @@ pub(crate) fn every_example_is_in_the_table() -> Result<Completion, Failed> {
             "there is no {target}"
         );
     }
-    // Each states what it is, what to replace and how it was tested.
+    // Each file says what it is for, the values to replace, and how it was tested.
     let ends = [".yaml", ".service", ".conf"];
     for name in ends.into_iter().flat_map(crate::examples) {
         let text = example(&name);

@@ -1,5 +1,5 @@
-//! systemd units, and the containers that are written by hand: whether berth takes the command, and systemd the
-//! unit.
+//! systemd units, and containers that are written by hand: berth accepts their commands, and
+//! systemd the units.
 
 use crate::{example, examples, need, root};
 use berth::cli::{Cli, Command as Sub};
@@ -8,7 +8,7 @@ use clap::Parser;
 use libtest_mimic::{Completion, Failed};
 use std::process::Command;
 
-/// The one file that berth wants to see.
+/// The only file that berth reads to check the command lines.
 const CA: &str = "/etc/kubernetes/pki/ca.crt";
 
 pub(crate) fn berth_takes_the_commands() -> Result<Completion, Failed> {
@@ -42,7 +42,7 @@ pub(crate) fn berth_takes_the_commands() -> Result<Completion, Failed> {
             );
         }
     }
-    // What a kubelet makes of it; `berth inject` writes the others.
+    // Variables as a kubelet sets them. `berth inject` writes the other manifests.
     let text = example("node-shim/daemonset.yaml")
         .replace(&format!("value: {CA}"), &format!("value: {ca}"));
     assert!(text.contains("args: [serve, --discover]\n"));
@@ -67,7 +67,7 @@ pub(crate) fn berth_takes_the_commands() -> Result<Completion, Failed> {
     Ok(Completion::Completed)
 }
 
-/// Variables and command of a unit, as systemd makes them of it for the instance `v1`.
+/// Returns variables and command of a unit, as systemd sets them for the instance `v1`.
 fn of_unit(text: &str) -> (Vec<(String, String)>, Vec<String>) {
     let text = text.replace("\\\n", " ").replace("%i", "v1");
     let values = |key: &str| {
@@ -91,10 +91,10 @@ fn of_unit(text: &str) -> (Vec<(String, String)>, Vec<String>) {
     )
 }
 
-/// A command line is right: its options, and those that its variables stand for, give a configuration.
+/// Checks a command line: its options, and the options from its variables, give a configuration.
 #[track_caller]
 fn takes(name: &str, arguments: &[String], variables: &[(String, String)]) -> Sub {
-    // As options: the environment of this process belongs to all its tests.
+    // Passed as options, since all tests of the process share its environment.
     let options = variables
         .iter()
         .filter(|(name, _)| name != "BERTH_HOST_IP")
@@ -116,7 +116,7 @@ fn takes(name: &str, arguments: &[String], variables: &[(String, String)]) -> Su
     let config = match &cli.command {
         Sub::InPod(PodCommand::Serve(args)) => check::serve(args),
         Sub::InPod(PodCommand::Run(args)) => check::run(args),
-        // Its options are on their own.
+        // The options of `berth upgrade` are checked by clap alone.
         Sub::Upgrade(_) => return cli.command,
         other => panic!("{name}: {other:?}"),
     };
@@ -124,7 +124,7 @@ fn takes(name: &str, arguments: &[String], variables: &[(String, String)]) -> Su
     cli.command
 }
 
-/// The recipes of template units, wherever they are: what a reboot starts is what was enabled.
+/// The recipes for template units, in all documents: after a reboot, the enabled unit starts.
 pub(crate) fn a_reboot_starts_the_new_version() -> Result<Completion, Failed> {
     let guide = std::fs::read_to_string(root().join("docs/layouts.md"))?;
     let texts = examples("@.service")
@@ -172,7 +172,7 @@ pub(crate) fn systemd_takes_the_units() -> Result<Completion, Failed> {
     };
     let dir = tempfile::tempdir()?;
     for name in examples(".service") {
-        // It wants to see the program.
+        // systemd checks that the program exists.
         let text = example(&name);
         let (_, command) = of_unit(&text);
         let program = command[0].replace("v1", "%i");
@@ -190,7 +190,7 @@ pub(crate) fn systemd_takes_the_units() -> Result<Completion, Failed> {
             ))
         };
         assert_eq!(verified(&text)?, (true, String::new()), "{name}");
-        // The control: it finds an error.
+        // The control: systemd-analyze finds an error.
         assert!(
             verified(&text.replace("Restart=", "Restrat="))?
                 .1

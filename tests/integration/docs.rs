@@ -1,4 +1,4 @@
-//! The documents are right about one another.
+//! Checks of the documents: links between them, and the index.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,7 +8,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Files below a directory with this ending.
+/// Returns the files below a directory whose names have the ending.
 fn files(directory: &str, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut directories = vec![root().join(directory)];
@@ -40,7 +40,7 @@ fn documents() -> BTreeMap<PathBuf, String> {
         .collect()
 }
 
-/// Lines that are not in a fenced block.
+/// Returns the lines outside of fenced blocks.
 fn prose(text: &str) -> impl Iterator<Item = &str> {
     let mut fenced = false;
     text.lines().filter(move |line| {
@@ -50,7 +50,7 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The anchors of a document's headings, as GitHub makes them.
+/// Returns the anchors of a document's headings, as GitHub makes them.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = prose(text).filter(|line| line.starts_with('#'));
     let anchor = |heading: &str| {
@@ -63,7 +63,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
     headings.map(anchor).collect()
 }
 
-/// Without `.` and `..`, so that it can be looked up.
+/// Removes `.` and `..` from a path, so that the path can be looked up.
 fn plain(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {

@@ -1,5 +1,5 @@
-//! `berth doctor` as an operator runs it: exit statuses, both forms of its output, and what it sees of a node
-//! and a cluster.
+//! `berth doctor` as an operator runs it: exit statuses, both forms of its output, and the facts
+//! that it finds on a node and in a cluster.
 
 use crate::support::process::{self, BERTH, can_inject, input, output_of};
 use crate::support::tls::{Api, Ca};
@@ -36,7 +36,7 @@ fn injected() -> String {
     done.out
 }
 
-/// With an error and a warning.
+/// Returns a manifest with an error and a warning.
 fn ailing() -> String {
     let sound = injected();
     let (before, shim) = sound.split_at(sound.find("    - serve\n").unwrap());
@@ -140,7 +140,7 @@ fn the_exit_status_distinguishes_errors_warnings_and_bad_input() {
 
 #[test]
 fn a_node_is_checked_with_its_directory_and_its_ports() {
-    // In the place of another user's program: it listens without SO_REUSEPORT.
+    // Plays another user's program, which listens without SO_REUSEPORT.
     let listener = TcpListener::bind("127.83.7.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let temp = tempfile::tempdir().unwrap();
@@ -195,7 +195,8 @@ fn a_node_is_checked_with_its_directory_and_its_ports() {
             done.out
         );
     }
-    // Elsewhere a second file means nothing, and without --node neither does this machine.
+    // In another directory, a second file means nothing. Without --node, this machine means nothing
+    // either.
     let done = berth(temp.path(), &["doctor", manifest, "--node", "--json"], "");
     assert!(
         !found(&done.out).contains(&"same-pod-name".into()),
@@ -208,7 +209,8 @@ fn a_node_is_checked_with_its_directory_and_its_ports() {
     );
 }
 
-/// What is piped in, or comes from elsewhere, is to replace the manifest that runs; without FILE that one is looked at.
+/// A manifest on standard input or from another directory is meant to replace the running one.
+/// Without FILE, doctor reads the running manifest.
 #[test]
 fn the_kubelets_directory_is_looked_at_whatever_manifest_is_given() {
     let temp = tempfile::tempdir().unwrap();
@@ -265,13 +267,13 @@ fn the_kubelets_directory_is_looked_at_whatever_manifest_is_given() {
     assert_eq!(same(&[], ""), (true, both.to_vec()));
 }
 
-/// A client on this machine that a shim which listens on another address would refuse.
+/// A client on this machine dials an address on which the future shim would not listen.
 #[test]
 fn clients_that_dial_another_address_are_seen_before_the_switch() {
     let temp = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.83.7.2:0").unwrap();
     let dialled = listener.local_addr().unwrap();
-    // What doctor takes for kube-apiserver's own connections is known by the process's name.
+    // doctor recognizes kube-apiserver's own connections by the process's name.
     let _client = std::net::TcpStream::connect(dialled).unwrap();
     let own = format!("127.0.0.1:{}", dialled.port());
     let manifest = temp.path().join("kube-apiserver.yaml");
@@ -314,7 +316,7 @@ fn clients_that_dial_another_address_are_seen_before_the_switch() {
         both.err
     );
     assert!(!found(&asked(&both.out).out).contains(&"client-address".into()));
-    // Which address it will be only the kubelet knows; 127.x it is not.
+    // Only the kubelet knows the address. It is not 127.x.
     let from_node = KUBEADM
         .replace("--advertise-address=10.0.0.5", "--v=1")
         .replace("6443", &dialled.port().to_string());
@@ -328,7 +330,7 @@ fn clients_that_dial_another_address_are_seen_before_the_switch() {
         "{}",
         from_node.err
     );
-    // For another node's manifest nothing is reported about the clients here.
+    // Clients on this machine mean nothing for another node's manifest.
     let other = inject(&["192.0.2.7:6443"]);
     assert!(
         !other.err.contains("where the shim does not listen"),
@@ -337,7 +339,7 @@ fn clients_that_dial_another_address_are_seen_before_the_switch() {
     );
 }
 
-/// Of an admin, in the directory of ca.crt.
+/// Returns an administrator's kubeconfig, for the directory of ca.crt.
 fn kubeconfig(api: &Api) -> String {
     format!(
         "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts:\n- name: a\n  context: {{cluster: a, user: a}}\nclusters:\n\
@@ -397,7 +399,7 @@ fn the_cluster_has_the_ports_of_the_others() {
         unknown.err
     );
 
-    // What cannot be asked is reported, and the rest is judged.
+    // doctor reports requests that fail, and checks the rest.
     api.answer("403 Forbidden");
     let done = berth(
         temp.path(),
@@ -422,7 +424,7 @@ fn the_cluster_has_the_ports_of_the_others() {
     );
 }
 
-/// The kernel has one supervisor for a process, so the self-test fails under another.
+/// The kernel allows one supervisor for a process, so the self-test fails under another supervisor.
 #[test]
 fn what_keeps_an_apiserver_from_getting_sockets_is_found_by_the_self_test() {
     if !can_inject() {

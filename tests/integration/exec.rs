@@ -1,4 +1,4 @@
-//! The life of `berth exec`, with the real binary and a shell in the apiserver's place.
+//! The life of `berth exec`, with the real binary and a shell in place of the apiserver.
 
 use crate::stand_in::STAND_IN;
 use crate::support::eventually;
@@ -13,15 +13,15 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{ChildStdin, Command, ExitStatus, Output, Stdio};
 use tempfile::TempDir;
 
-/// Prints its process ID and the arguments with which it was started, then lives until its input ends.
+/// Prints its pid and its arguments, then lives until its input ends.
 const LIVE: &str =
     r#"echo $$; for arg; do echo "$arg"; done; echo that is all; read -r line; exit 7"#;
 
-/// A run directory and a berth of its own.
+/// A fresh run directory and berth.
 struct Node {
     temp: TempDir,
     listen: SocketAddr,
-    /// Keeps the port from the wildcard listeners of other tests, and is in no instance's way.
+    /// Keeps the port from wildcard listeners of other tests, and blocks no instance.
     _port: TcpListener,
 }
 
@@ -95,12 +95,12 @@ impl Node {
     }
 }
 
-/// A simulated apiserver that runs.
+/// A running simulated apiserver.
 struct Live {
     running: Running,
-    /// It ends with this.
+    /// The apiserver ends when the pipe is closed.
     input: Option<ChildStdin>,
-    /// As it printed itself.
+    /// Pid as the apiserver printed it.
     pid: u32,
     arguments: Vec<String>,
 }
@@ -165,7 +165,7 @@ fn becomes_the_apiserver_with_its_address() {
     assert_eq!(node.alive("a"), Some(false));
 }
 
-/// As those of a log rotator, or of a shell that does not exec.
+/// A log rotator, or a shell without `exec`, starts the apiserver as a child.
 #[test]
 fn an_apiserver_that_another_program_starts_accepts_by_itself_and_the_log_says_so() {
     if !can_inject() {
@@ -233,7 +233,7 @@ fn a_supervisor_stays_passes_signals_on_and_ends_as_the_apiserver_does() {
     );
     assert_eq!(node.alive("a"), Some(false));
 
-    // Two in a row: the kernel has one supervisor for a process.
+    // Two supervisors in a row: the kernel allows one for a process.
     let (listen, run_dir) = (
         node.listen.to_string(),
         node.temp.path().join("run").display().to_string(),
@@ -306,7 +306,7 @@ fn the_same_address_after_a_restart_and_none_twice() {
     again.end();
     other.end();
 
-    // Held by another process meanwhile: another one.
+    // Another process holds the address, so the instance gets a different one.
     let _held = TcpListener::bind((address.as_str(), node.listen.port())).unwrap();
     let moved = node.start("a", &[]);
     assert_ne!(moved.value("--bind-address"), address);
@@ -321,7 +321,7 @@ fn signals_reach_it_and_kill_its_record() {
         assert_eq!(node.alive("a"), Some(true));
         live.running.signal(signal);
         assert_eq!(live.running.ended().signal(), Some(signal as i32));
-        // With a supervisor that was killed, the apiserver ends a moment later.
+        // If the supervisor was killed, the apiserver ends a moment later.
         eventually("the end of the record's lock", || {
             (node.alive("a") == Some(false)).then_some(())
         });
@@ -354,10 +354,11 @@ fn signal_mask_and_dispositions_are_as_without_berth() {
             .filter(|line| line.starts_with("Sig") && !line.starts_with("SigQ"));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
-    // awk, since a shell may change its mask; it does not look at what follows its program.
+    // awk and no shell, since a shell may change its signal mask. awk ignores arguments after its
+    // program.
     let script = r#"BEGIN { while ((getline line < "/proc/self/status") > 0) print line }"#;
     let node = Node::new();
-    // Of this thread, and so of what it starts.
+    // The signal mask of the thread is inherited by its children.
     let mut blocked = SigSet::empty();
     blocked.add(Signal::SIGUSR2);
     blocked.thread_block().unwrap();
@@ -398,7 +399,7 @@ fn a_program_that_cannot_be_run_leaves_no_record() {
         ("no-such-apiserver", "PATH"),
         (plain.to_str().unwrap(), "may execute"),
     ] {
-        // A directory in PATH that may not be searched would make it another error.
+        // With an unreadable directory in PATH, the error would differ.
         let output = node
             .exec(&["--instance", "a"], &[program])
             .env("PATH", "/usr/bin:/bin")

@@ -1,5 +1,5 @@
-//! `berth grant` as an operator runs it: exit statuses, mistakes, and what it prints without a cluster. With one, it is
-//! in tests/e2e/main.rs.
+//! `berth grant` as an operator runs it: exit statuses, mistakes, and the output without a cluster.
+//! tests/e2e/main.rs runs it with a cluster.
 
 use crate::support::process::{berth, ends, output_of};
 use std::fs;
@@ -54,7 +54,7 @@ fn an_unreachable_cluster_is_unavailable_and_nothing_is_written() {
     );
     fs::write(&manifest, KUBEADM).unwrap();
     let run = || {
-        // Only root may give files to another.
+        // Only root may change the owner of files.
         let own = nix::unistd::geteuid();
         let mut command = berth(["grant", "--node=cp-1", &format!("--uid={own}")]);
         command
@@ -65,7 +65,7 @@ fn an_unreachable_cluster_is_unavailable_and_nothing_is_written() {
             .arg("--kubeconfig");
         command
     };
-    // The address is the manifest's.
+    // The address comes from the manifest.
     let (_, err) = ends(run().arg(temp.path().join("none")), 69, &[]);
     assert!(
         err.starts_with("berth: kubeconfig ") && err.lines().count() == 1,

@@ -1,5 +1,5 @@
-//! As the first process of a PID namespace, which a container's command is: the kernel drops a signal for it that it
-//! has no handler for.
+//! Tests of berth as the first process of a PID namespace, like a container's command. The kernel
+//! drops a signal to such a process unless it has a handler.
 
 use crate::support::eventually;
 use crate::support::net::free_address;
@@ -15,7 +15,7 @@ use std::process::Command;
 
 const UNSHARE: [&str; 4] = ["--pid", "--fork", "--kill-child", "--"];
 
-/// Whether there can be such a process here; else the test is run where there can be, or skipped.
+/// True if a PID namespace can be made here. If not, the test runs where it can, or is skipped.
 fn possible() -> bool {
     let made = Command::new("unshare").args(UNSHARE).arg("true").output();
     let log = match made {
@@ -27,7 +27,7 @@ fn possible() -> bool {
     false
 }
 
-/// Starts berth so.
+/// Starts berth as the first process of a PID namespace.
 fn start(args: &[&str]) -> Running {
     let command = berth(args);
     Running::start(
@@ -38,7 +38,7 @@ fn start(args: &[&str]) -> Running {
     )
 }
 
-/// The first process of the namespace.
+/// Returns the first process of the namespace.
 #[track_caller]
 fn first(run: &Running) -> Pid {
     let children = format!("/proc/{0}/task/{0}/children", run.pid());
@@ -84,7 +84,7 @@ fn sigterm_while_the_port_is_held() {
     }
 }
 
-/// `berth exec` waits for others that start an apiserver.
+/// `berth exec` waits for other processes that start an apiserver.
 #[test]
 fn sigterm_while_another_one_starts() {
     if !possible() {
@@ -127,7 +127,7 @@ fn sigterm_while_another_one_starts() {
         });
         let _ = kill(pid, Signal::SIGTERM);
         let code = exec.ended().code();
-        // It waits for 5 s, for which a machine may stand still.
+        // berth waits for 5 s. A machine may stall for longer.
         if code == Some(69) && exec.log().contains("another process has held") {
             continue;
         }

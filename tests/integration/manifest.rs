@@ -1,5 +1,5 @@
-//! `berth inject`, `berth eject` and `berth copy-self` as an operator and an init container run them: what
-//! becomes of files, and what is printed.
+//! `berth inject`, `berth eject` and `berth copy-self` as an operator and an init container run
+//! them: the files afterwards, and the output.
 
 use crate::support::process::{self, input, output_of};
 use std::fs;
@@ -10,12 +10,12 @@ use std::process::Command;
 const KUBEADM: &str = include_str!("../data/manifest/kubeadm-v1.36.yaml");
 const IMAGE: &str = "registry.example/berth:v0.1.0";
 
-/// A node's directory of manifests, with kubeadm's in it.
+/// A node's directory of manifests with kubeadm's manifest.
 struct Node {
     temp: tempfile::TempDir,
 }
 
-/// What a command did.
+/// Result of a command.
 struct Done {
     status: Option<i32>,
     out: String,
@@ -130,7 +130,7 @@ fn without_write_nothing_is_written() {
         2,
         "{lines:?}"
     );
-    // A preview never writes, and nothing in the environment makes it.
+    // A preview never writes, and no variable of the environment makes it write.
     let both = node.berth("inject", &["--diff", "--write"]);
     assert!(
         both.status == Some(64) && both.err.contains("'--diff' cannot be used with '--write'"),
@@ -180,7 +180,7 @@ fn write_keeps_the_original_elsewhere_and_eject_gives_it_back() {
         "{}",
         done.err
     );
-    // What is to be decided comes first.
+    // Decisions of the operator come first.
     let printed_in = |part: &str| {
         done.err
             .lines()
@@ -201,7 +201,7 @@ fn write_keeps_the_original_elsewhere_and_eject_gives_it_back() {
     );
     assert_eq!((node.text(), names(&node.backups()).len()), (printed, 1));
 
-    // A comment is lost where edits are undone, and not where the original is there.
+    // Undone edits lose the comment. The saved original has the comment.
     assert_eq!(node.berth("eject", &["--write"]).status, Some(0));
     assert_eq!(
         (node.text(), names(&node.directory()).len()),
@@ -209,7 +209,8 @@ fn write_keeps_the_original_elsewhere_and_eject_gives_it_back() {
     );
 }
 
-/// As after `berth doctor --node`. Nothing has the address, and nothing serves at the port.
+/// The manifest's errors are those of `berth doctor --node`: no interface has its address, and no
+/// process serves at the port.
 #[test]
 fn a_bridge_is_not_begun_for_a_manifest_that_does_not_fit_the_node() {
     let node = Node::new();
@@ -249,7 +250,7 @@ fn a_bridge_is_not_begun_for_a_manifest_that_does_not_fit_the_node() {
         .join(",");
     let excused = [&options[..], &["--ignore-errors", &errors]].concat();
     let refused = node.berth("inject", &excused);
-    // By the bridge.
+    // The bridge prints the warning.
     assert!(
         refused.err.contains("warning[address-missing]: "),
         "{}",
@@ -263,7 +264,7 @@ fn a_bridge_is_not_begun_for_a_manifest_that_does_not_fit_the_node() {
     );
 }
 
-/// The same file by another name is the same file.
+/// A symbolic link names the same manifest as its target.
 #[test]
 fn an_original_is_found_by_a_link_and_without_it() {
     let original = KUBEADM.replace("    ports:\n", "    ports: # kubeadm's\n");
@@ -436,7 +437,7 @@ fn patches_are_files_that_kubeadm_knows() {
             "kube-apiserver9-berth+strategic.yaml"
         ]
     );
-    // A kubelet would run what is written into its own.
+    // A kubelet would run a patch in its own directory as a pod.
     let own = node.berth(
         "inject",
         &["--kubeadm-patch", node.directory().to_str().unwrap()],

@@ -1,4 +1,4 @@
-//! What each command does where its output cannot be written: the reader has closed the pipe, or the disk is full.
+//! Commands whose output cannot be written: the reader has closed the pipe, or the disk is full.
 
 use crate::support::process::{berth, output_of};
 use clap::CommandFactory as _;
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 const KUBEADM: &str = include_str!("../data/manifest/kubeadm-v1.36.yaml");
 
-/// Commands that write to standard output, and how each ends.
+/// Returns commands that write to standard output, with their exit statuses.
 fn printing(directory: &Path) -> Vec<(Command, i32)> {
     let manifest = directory.join("kube-apiserver.yaml");
     std::fs::write(&manifest, KUBEADM).unwrap();
@@ -42,7 +42,8 @@ fn printing(directory: &Path) -> Vec<(Command, i32)> {
         .collect()
 }
 
-/// Wrong command lines that many type: which words are wrong, and what is printed of the right ones.
+/// Frequent mistakes on the command line: the wrong words, and the corrected command line in the
+/// error message.
 #[test]
 #[cfg(feature = "operate")]
 fn a_usual_mistake_gets_the_right_command_line() {
@@ -127,7 +128,8 @@ fn a_usual_mistake_gets_the_right_command_line() {
     }
 }
 
-/// No command takes a word that begins with a dash for a value, so that is no advice.
+/// No command accepts a word with a leading dash as a value, so the error message must not suggest
+/// that.
 #[test]
 fn an_unknown_option_is_not_taken_for_a_value() {
     let cli = berth::cli::Cli::command();
@@ -184,7 +186,7 @@ fn a_status_of_nothing_names_where_it_looked() {
     );
 }
 
-/// Neither "there is none" nor advice to change what is root's.
+/// The message neither denies that a shim exists, nor tells the user to change root's files.
 #[test]
 #[cfg(feature = "operate")]
 fn a_user_who_is_not_root_is_told_so() {
@@ -222,7 +224,7 @@ fn a_user_who_is_not_root_is_told_so() {
     }
 }
 
-/// The system's words are there, and not its numbers.
+/// The message has the system's words, and not its error number.
 #[test]
 #[cfg(all(feature = "operate", feature = "rehearse"))]
 fn a_file_that_is_not_there_is_named() {
@@ -253,7 +255,7 @@ fn a_file_that_is_not_there_is_named() {
         &["rehearse", "--report", missing],
         &["copy-self", missing],
     ] {
-        // An ordinary user is told first that this is root's.
+        // A user other than root first gets a message about root.
         if words[0] == "bridge" && !nix::unistd::geteuid().is_root() {
             continue;
         }
@@ -271,7 +273,7 @@ fn a_file_that_is_not_there_is_named() {
     }
 }
 
-/// One that has no reader any more.
+/// Returns a pipe without a reader.
 fn closed() -> Stdio {
     pipe().unwrap().1.into()
 }
@@ -280,7 +282,7 @@ fn full() -> File {
     OpenOptions::new().write(true).open("/dev/full").unwrap()
 }
 
-/// Exit status and standard error.
+/// Returns exit status and standard error.
 fn end(command: &mut Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
     (
@@ -323,7 +325,7 @@ fn a_standard_error_that_takes_nothing_stops_nothing() {
     let temp = tempfile::tempdir().unwrap();
     for (mut command, status) in printing(temp.path()) {
         for error in [closed(), full().into()] {
-            // Neither has a reader, so that the output ends.
+            // Neither pipe has a reader.
             let code = command
                 .stdout(closed())
                 .stderr(error)
@@ -333,7 +335,7 @@ fn a_standard_error_that_takes_nothing_stops_nothing() {
             assert_eq!(code, Some(status), "{command:?}");
         }
     }
-    // Mistakes, clap's own and a line of the log (there is no kubelet).
+    // Mistakes found by berth and by clap, and a line of the log (no kubelet runs).
     for words in [
         &["serve", "--listen="][..],
         &["status", "--no-such-option"],

@@ -1,5 +1,5 @@
-//! The life of `berth run`, with the real binary and a stand-in for the apiserver: a shell where it
-//! needs no port, else this test binary itself ([`stand_in`]).
+//! The life of `berth run`, with the real binary and a stand-in for the apiserver: a shell script
+//! if no port is needed, else this test binary ([`stand_in`]).
 
 use crate::stand_in::STAND_IN;
 use crate::support::net::{
@@ -16,7 +16,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// A run directory and a berth of its own.
+/// A fresh run directory and berth.
 struct Node {
     temp: TempDir,
     listen: SocketAddr,
@@ -52,12 +52,12 @@ impl Node {
         run
     }
 
-    /// With a shell's script in the apiserver's place.
+    /// Returns a command with a shell script in place of the apiserver.
     fn script(&self, script: &str) -> Command {
         self.command(&[], &["sh", "-c", script, "kube-apiserver"])
     }
 
-    /// With a stand-in, joined.
+    /// Starts `berth run` with a stand-in, and waits until it has joined.
     fn joined(&self, options: &[&str]) -> (Running, u32) {
         let run =
             Running::start(&mut self.command(options, &["sh", "-c", STAND_IN, "kube-apiserver"]));
@@ -71,7 +71,7 @@ impl Node {
         (run, line.rsplit(' ').next().unwrap().parse().unwrap())
     }
 
-    /// The shim's status.
+    /// Returns the shim's status.
     fn status(&self) -> serde_json::Value {
         let (_, out, _) = output_of(&mut berth([
             "status",
@@ -100,7 +100,7 @@ fn an_apiserver_gets_its_clients_and_one_sigterm_through_its_supervisor() {
     run.signal(Signal::SIGTERM);
     run.prints("told to end by SIGTERM");
     run.logs("drained");
-    // The shim has ended. The apiserver has not, while it has a client.
+    // The shim has ended. The apiserver runs as long as it has a client.
     ping(&mut client, b"still served");
     assert!(run.is_running());
     drop(client);
@@ -141,7 +141,8 @@ fn wrong_command_lines_are_64() {
     assert!(!node.temp.path().join("run").exists(), "nothing was begun");
 }
 
-/// A new version with a flag that does not exist: its shim never joins, and `berth status` prints that its apiserver has ended.
+/// A new version with an unknown flag: its shim never joins, and `berth status` prints that its
+/// apiserver has ended.
 #[test]
 fn an_apiserver_that_never_serves_never_gets_a_connection() {
     let node = Node::new();
@@ -182,17 +183,18 @@ fn sigterm_is_passed_on_once_after_leaving() {
     assert!(!log.contains("by itself"), "{log}");
 }
 
-/// How long it waits for first bytes.
+/// Time for which a shim waits for first bytes.
 const ANSWERING: Duration = Duration::from_secs(5);
 
-/// With SIGTERM it would close its listener, and a connection that it took could be lost.
+/// On SIGTERM, the apiserver would close its listener, and an accepted connection without an answer
+/// could be lost.
 #[test]
 fn sigterm_is_passed_on_when_first_bytes_have_come() {
-    // A machine that stood still for so long shows nothing.
+    // Repeat if the machine stalled for too long: then the run shows nothing.
     while !is_passed_on_when_first_bytes_have_come() {}
 }
 
-/// False: too much time went by for it to be seen.
+/// Returns false if the run took too long to show the result.
 fn is_passed_on_when_first_bytes_have_come() -> bool {
     let node = Node::new();
     let (mut run, pid) = node.joined(&[]);
@@ -237,7 +239,7 @@ fn is_passed_on_when_first_bytes_have_come() -> bool {
     true
 }
 
-/// One that ends before it is ready gets its SIGTERM too.
+/// An apiserver that ends before it is ready gets SIGTERM, too.
 #[test]
 fn sigterm_before_ready() {
     let node = Node::new();
@@ -263,7 +265,7 @@ fn a_second_sigterm_ends_both_at_once() {
         .unwrap()
         .parse()
         .unwrap();
-    // It keeps the stand-in from ending by itself.
+    // This connection keeps the stand-in from ending by itself.
     let mut direct = connect(address);
     ping(&mut direct, b"served");
     let mut client = served_client(node.listen);
@@ -272,17 +274,18 @@ fn a_second_sigterm_ends_both_at_once() {
     ping(&mut client, b"still served");
     run.signal(Signal::SIGTERM);
     if passes_sockets() {
-        // As without berth.
+        // The end is the same as without berth.
         expect_end(&mut client);
     } else {
-        // By the shim, before the apiserver's death can look like the end of an answer.
+        // The shim resets the client, before the apiserver's death can look like the end of an
+        // answer.
         expect_reset(&mut client);
     }
     run.ends(128 + Signal::SIGKILL as i32);
     gone(pid);
 }
 
-/// A process between berth and its child does not make it lose the child.
+/// A process between berth and its child must not hide the child.
 #[test]
 fn the_child_dies_with_its_parent() {
     let node = Node::new();
@@ -292,7 +295,7 @@ fn the_child_dies_with_its_parent() {
     run.ends(128 + Signal::SIGKILL as i32);
 }
 
-/// The process between berth and its apiserver.
+/// Returns the process between berth and its apiserver.
 fn between(run: &Running, apiserver: u32) -> Pid {
     let stat = std::fs::read_to_string(format!("/proc/{apiserver}/stat")).unwrap();
     let parent = stat
@@ -308,7 +311,7 @@ fn between(run: &Running, apiserver: u32) -> Pid {
     Pid::from_raw(parent)
 }
 
-/// A signal to berth's child is meant for the apiserver, which can end as it usually does.
+/// A signal to berth's child is passed to the apiserver, which can end as usual.
 #[test]
 fn what_asks_its_child_to_end_reaches_the_apiserver_once() {
     for signal in [
@@ -331,8 +334,8 @@ fn what_asks_its_child_to_end_reaches_the_apiserver_once() {
     }
 }
 
-/// kube-apiserver takes a second SIGTERM for "at once". The kernel notifies a child of each thread that had it, one after
-/// the other, when a process of several threads dies.
+/// kube-apiserver regards a second SIGTERM as "stop at once". When a process with several threads
+/// dies, the kernel may notify a child once for each thread.
 #[test]
 fn the_death_of_berth_is_one_sigterm() {
     let node = Node::new();
@@ -350,7 +353,7 @@ fn the_death_of_berth_is_one_sigterm() {
             .unwrap()
             .parse()
             .unwrap();
-        // It ends with this one, and handles SIGTERM until then.
+        // The stand-in ends when this client has ended, and handles SIGTERM until then.
         let mut client = connect(address);
         ping(&mut client, b"served");
         let child = between(&run, pid);
@@ -359,7 +362,7 @@ fn the_death_of_berth_is_one_sigterm() {
         ping(&mut client, b"still served");
         drop(client);
         gone(pid);
-        // The record is the supervisor's, too.
+        // The record belongs to the supervisor, too.
         gone(child.as_raw().unsigned_abs());
         assert!(!run.out().contains("told again"), "{}", run.out());
     }
@@ -369,7 +372,7 @@ fn the_death_of_berth_is_one_sigterm() {
     });
 }
 
-/// By systemd it would be, too.
+/// systemd would continue a stopped process, too.
 #[test]
 fn an_apiserver_that_is_stopped_is_continued_to_end() {
     let node = Node::new();
@@ -380,7 +383,7 @@ fn an_apiserver_that_is_stopped_is_continued_to_end() {
     run.ended();
 }
 
-/// Its connections end as the kernel ends them, and its status becomes berth's.
+/// The kernel ends the apiserver's connections, and its exit status becomes berth's.
 #[test]
 fn a_child_that_ends_by_itself() {
     let node = Node::new();

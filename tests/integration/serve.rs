@@ -1,4 +1,4 @@
-//! The life of `berth serve`, and of the commands that ask it, with the real binary.
+//! The life of `berth serve` and of the commands that ask a shim, with the real binary.
 
 use crate::support::net::{
     Backend, client_hello, connect, echo, expect_reset, expect_silence, free_address, listening,
@@ -20,7 +20,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// A run directory and a berth of its own.
+/// A fresh run directory and berth.
 struct Node {
     temp: TempDir,
     listen: SocketAddr,
@@ -38,7 +38,7 @@ impl Node {
         self.temp.path().join("run").display().to_string()
     }
 
-    /// A file with this text; its path.
+    /// Writes a file and returns its path.
     fn file(&self, name: &str, text: &str) -> String {
         let path = self.temp.path().join(name);
         std::fs::write(&path, text).unwrap();
@@ -65,14 +65,15 @@ impl Node {
         Running::start(&mut self.command(backend, options))
     }
 
-    /// Waits until it listens.
+    /// Starts a shim, and waits until it listens.
     fn joined(&self, backend: SocketAddr, options: &[&str]) -> Running {
         let shim = self.serve(backend, options);
         shim.logs("joined");
         shim
     }
 
-    /// A client that has said something and has no answer yet, and the instance's end of its connection.
+    /// Returns a client that has sent something and has no answer yet, and the instance's end of
+    /// the connection.
     fn unanswered(&self, backend: &Backend) -> (TcpStream, TcpStream) {
         let mut client = connect(self.listen);
         client.write_all(&client_hello(300)).unwrap();
@@ -81,7 +82,8 @@ impl Node {
         (client, instance)
     }
 
-    /// What a command prints. It waits a second for the shim, and a machine with much to do may take longer.
+    /// Returns the result of a command. A command waits a second for the shim, so the command is
+    /// repeated while a busy shim does not answer.
     #[track_caller]
     fn ask(&self, args: &[&str]) -> (Option<i32>, String, String) {
         let mut command = berth(args);
@@ -121,7 +123,7 @@ fn bind_wait_takes_the_port_when_it_is_free() {
     assert!(began.elapsed() >= Duration::from_millis(400));
 }
 
-/// A user who could write there would get root's listeners. Reading is allowed.
+/// A user who may write in the directory would get root's listeners. Read permission is harmless.
 #[test]
 fn root_uses_no_run_directory_of_another_uid() {
     if !nix::unistd::geteuid().is_root() {
@@ -166,7 +168,7 @@ fn root_uses_no_run_directory_of_another_uid() {
     assert_eq!(node.ask(&["status"]).0, Some(69));
 }
 
-/// Each that there can be is in the tests of crates/options.
+/// The tests of crates/options cover each mistake.
 #[test]
 fn every_mistake_is_reported_at_once() {
     let mut command = berth([
@@ -205,7 +207,7 @@ fn wrong_command_lines_are_64() {
         assert_eq!((status, log.as_str()), (Some(0), ""), "{args:?}");
         assert!(out.contains("berth"));
     }
-    // Files of the probe are read before anything is started.
+    // The files of the probe are read before anything is started.
     let node = Node::new();
     let nothing = node.file("nothing.pem", "no certificate");
     ends(
@@ -215,7 +217,7 @@ fn wrong_command_lines_are_64() {
     );
 }
 
-/// The inodes of a process's sockets.
+/// Returns the inodes of a process's sockets.
 fn sockets(pid: u32) -> Vec<u64> {
     let links = std::fs::read_dir(format!("/proc/{pid}/fd"))
         .unwrap()
@@ -238,7 +240,7 @@ fn sockets(pid: u32) -> Vec<u64> {
         .collect()
 }
 
-/// A bound socket that does not listen gets nothing.
+/// A bound socket that does not listen gets no connections.
 #[test]
 fn bound_at_start_and_listening_when_ready() {
     let node = Node::new();
@@ -249,7 +251,7 @@ fn bound_at_start_and_listening_when_ready() {
         listening(node.listen).is_empty(),
         "it listens before its instance does"
     );
-    // Without SO_REUSEADDR, which std's listeners set.
+    // Without SO_REUSEADDR, which listeners of std set.
     let taken = Socket::new(Domain::IPV4, Type::STREAM, None)
         .unwrap()
         .bind(&node.listen.into())
@@ -274,7 +276,7 @@ fn bound_at_start_and_listening_when_ready() {
     ping(&mut connect(node.listen), b"served");
 }
 
-/// The same command under another limit of open files, which it cannot raise.
+/// Wraps a command so that it runs under another limit of open files, which it cannot raise.
 fn limited(files: u64, command: &Command) -> Command {
     let mut limited = Command::new("sh");
     limited
@@ -326,7 +328,7 @@ fn a_limit_of_open_files_that_is_too_low_is_reported() {
         room > 1 && idle + 2 * room < 1024,
         "{idle} descriptors and {room} connections"
     );
-    // However many ask it at the same time.
+    // Many clients may ask at the same time.
     let _scrapers: Vec<_> = (0..100).map(|_| connect(admin)).collect();
     let path = node
         .temp
@@ -350,7 +352,7 @@ fn a_limit_of_open_files_that_is_too_low_is_reported() {
     ping(&mut connect(node.listen), b"served");
 }
 
-/// A probe before the instance listens must not let it wait for a whole interval.
+/// After a probe before the instance listens, the shim must not wait for a whole interval.
 #[test]
 fn an_instance_that_listens_later_is_asked_at_once() {
     let backend = free_address();
@@ -421,7 +423,7 @@ fn ready_live_and_status() {
     let (status, out, _) = node.ask(&["ready", "--instance", "b"]);
     assert_eq!(status, Some(1));
     assert!(out.contains("there is no instance b"), "{out}");
-    // A second one of the berth, with a backend of its own.
+    // A second shim of the berth, with a backend of its own.
     let other = node.joined(Backend::new().serve(echo), &["--instance", "b"]);
     for command in ["ready", "live"] {
         let (status, out, log) = node.ask(&[command]);
@@ -479,10 +481,10 @@ fn https_probe_live_and_version() {
     eventually("its version in the status", || {
         node.ask(&["status"]).1.contains("v1.2.3").then_some(())
     });
-    // Where many tests share a processor, 2 s are short.
+    // Where many tests share a processor, 2 s are too short.
     let live = || node.ask(&["live", "--probe-ca", ca_file, "--timeout", "60s"]);
     assert_eq!(live().0, Some(0));
-    // The kubelet would restart kube-apiserver for what only berth lacks.
+    // A problem of berth alone must not make the kubelet restart kube-apiserver.
     for lacks in [
         &node.file("other.crt", &Ca::new().pem()),
         "/nonexistent/ca.crt",
@@ -514,8 +516,8 @@ fn https_probe_live_and_version() {
     );
 }
 
-/// Under a storm of lists an answer takes longer than the shim's own probe waits. Then it is the kubelet's timeout that
-/// says how long is too long.
+/// Under a storm of lists, an answer takes longer than the timeout of the shim's own probe. The
+/// kubelet's timeout decides.
 #[test]
 fn live_waits_as_long_as_the_kubelet_lets_it() {
     let (node, ca) = (Node::new(), Ca::new());
@@ -597,7 +599,7 @@ fn a_second_signal_ends_at_once() {
         shim.logs("left");
         ping(&mut client, b"still served");
         shim.signal(second);
-        // Not by FIN: a part of an answer is not to be taken for the whole.
+        // A reset and not a FIN: the client must not regard a part of an answer as the whole.
         expect_reset(&mut client);
         assert!(
             shim.ended().code() == Some(0) && shim.log().contains("connections are cut"),
@@ -607,7 +609,8 @@ fn a_second_signal_ends_at_once() {
     }
 }
 
-/// The caller stops the apiserver next: a client that sent something and has no answer is at that one.
+/// The caller of a drain stops the apiserver next. A client that sent something and has no answer
+/// is at that apiserver.
 #[test]
 fn drain_waits_for_first_bytes() {
     let node = Node::new();
@@ -616,7 +619,7 @@ fn drain_waits_for_first_bytes() {
     let pending = || {
         let status: serde_json::Value =
             serde_json::from_str(&node.ask(&["status", "--json"]).1).unwrap();
-        // None where the shim does not answer at once.
+        // `None` if the shim does not answer at once.
         status["instances"][0]["shim"]["connections_pending"].as_u64()
     };
     let until = |what: &str, count| eventually(what, || (pending() == Some(count)).then_some(()));
@@ -636,7 +639,7 @@ fn drain_waits_for_first_bytes() {
     std::thread::sleep(MOMENT * 10);
     shim.signal(Signal::SIGCONT);
     let waits_on = drained.is_running();
-    // It waits for 5 s at most: on a machine that took longer it proves nothing.
+    // The drain waits for 5 s at most. On a slower machine, the test proves nothing.
     if began.elapsed() < Duration::from_secs(4) {
         assert!(waits, "it left, and a client is not answered");
         assert!(waits_on, "the shim was busy, and a client is not answered");
@@ -648,7 +651,7 @@ fn drain_waits_for_first_bytes() {
     assert!(drained.out().is_empty() || !waits_on, "{}", drained.out());
 }
 
-/// Its ClientHello comes a round trip after it was accepted.
+/// The client's ClientHello comes a round trip after the accept.
 #[test]
 fn drain_waits_for_the_client_that_was_accepted_last() {
     let node = Node::new();
@@ -664,7 +667,7 @@ fn drain_waits_for_the_client_that_was_accepted_last() {
     shim.logs("left");
     client.write_all(&client_hello(300)).unwrap();
     read(&mut instance, 300);
-    // Counted from before it left: on a machine that stalled meanwhile it proves nothing.
+    // Counted from before the drain. If the machine stalled meanwhile, the test proves nothing.
     let in_time = began.elapsed() < Duration::from_millis(400);
     std::thread::sleep(MOMENT * 5);
     let waits = drained.is_running();
@@ -693,7 +696,7 @@ fn drain_waits_for_first_bytes_and_not_for_ever() {
     );
 }
 
-/// The shim outlives its apiserver: while that listens, the deadline has not begun.
+/// The shim outlives its apiserver: while the apiserver listens, the deadline has not begun.
 #[test]
 fn the_deadline_begins_when_the_instance_listens_no_more() {
     const DEADLINE: Duration = Duration::from_secs(1);
@@ -725,7 +728,7 @@ fn the_deadline_begins_when_the_instance_listens_no_more() {
     );
 }
 
-/// Sets the soft limit of open files of a process that runs.
+/// Sets the soft limit of open files of a running process.
 fn limit_files(pid: u32, soft: &str) {
     let status = Command::new("prlimit")
         .args(["--pid", &pid.to_string(), &format!("--nofile={soft}:")])
@@ -739,7 +742,7 @@ fn running_out_of_descriptors_pauses_and_recovers() {
     let mut shim = node.joined(Backend::new().serve(echo), &["--threads", "1"]);
     let pid = shim.child.id();
     let mut client = served_client(node.listen);
-    // Room for no connection: the limit is the lowest number that is free.
+    // The limit is the lowest free number, so no connection fits.
     limit_files(pid, &lowest_free_descriptor(pid).to_string());
     let mut waiting: Vec<_> = (0..20).map(|_| connect(node.listen)).collect();
     for client in &mut waiting {
@@ -767,7 +770,8 @@ fn running_out_of_descriptors_pauses_and_recovers() {
     shim.ends(0);
 }
 
-/// The lowest number that a process has for a new descriptor, whether or not a probe has it for the moment.
+/// Returns the lowest number that a process has for a new descriptor, whether or not a probe uses
+/// it now.
 fn lowest_free_descriptor(pid: u32) -> u32 {
     let used = || -> BTreeSet<u32> {
         let fds = std::fs::read_dir(format!("/proc/{pid}/fd"))
@@ -776,7 +780,7 @@ fn lowest_free_descriptor(pid: u32) -> u32 {
         fds.filter_map(|fd| fd.file_name().to_str()?.parse().ok())
             .collect()
     };
-    // A probe or the writing of a lease has ended after one of these polls.
+    // After one of these polls, a running probe or write of a lease has ended.
     let kept = (0..20).fold(used(), |kept, _| {
         std::thread::sleep(MOMENT / 10);
         &kept & &used()
@@ -784,7 +788,7 @@ fn lowest_free_descriptor(pid: u32) -> u32 {
     (0..).find(|number| !kept.contains(number)).unwrap()
 }
 
-/// CPU time of a process, in the clock ticks of /proc.
+/// Returns the CPU time of a process, in the clock ticks of /proc.
 fn cpu_ticks(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<_> = stat
@@ -796,8 +800,8 @@ fn cpu_ticks(pid: u32) -> u64 {
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
-/// An accepted client needs a second descriptor, for the connection to the instance: without that descriptor the shim would reset
-/// the client.
+/// An accepted client needs a second descriptor, for the connection to the instance. Without that
+/// descriptor the shim would reset the client.
 #[test]
 fn more_connections_than_descriptors_are_not_taken() {
     let node = Node::new();
@@ -858,7 +862,7 @@ fn the_log_is_json_when_asked_and_names_connections() {
     assert_eq!(first["berth"], node.listen.to_string());
 }
 
-/// Descriptors of pipes, but for standard input and output.
+/// Returns the number of pipe descriptors, without standard input and output.
 fn pipes(pid: u32) -> usize {
     let fds = std::fs::read_dir(format!("/proc/{pid}/fd"))
         .unwrap()
@@ -875,13 +879,14 @@ fn pipes(pid: u32) -> usize {
     .count()
 }
 
-/// Readers of something large that stall leave nothing in the shim: neither a pipe, of which a uid has few, nor bytes.
+/// Stalled readers of large answers leave nothing in the shim: no pipe, since pipes are limited for
+/// each uid, and no bytes.
 #[test]
 fn readers_that_stall_hold_no_pipe_and_no_memory() {
     const READERS: usize = 100;
     let node = Node::new();
     let backend = Backend::new().serve(|mut instance| {
-        // A probe sends nothing; to a client it writes until that is gone.
+        // A probe sends nothing. To a client, the instance writes until the client is gone.
         if matches!(instance.read(&mut [0; 100]), Ok(1..)) {
             while instance.write_all(&[7; 65536]).is_ok() {}
         }
@@ -918,7 +923,7 @@ fn readers_that_stall_hold_no_pipe_and_no_memory() {
     drop(stalled);
 }
 
-/// Clients that take all places of the admin port and read no answer do not keep them.
+/// Clients may take all slots of the admin port and read no answer. They must not keep the slots.
 #[test]
 fn the_admin_port_answers_despite_clients_that_do_not_read() {
     let (node, admin) = (Node::new(), free_address());
@@ -929,17 +934,17 @@ fn the_admin_port_answers_despite_clients_that_do_not_read() {
     let requests = b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n".repeat(10_000);
     let pipelining = |_| {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        // Answers soon fill the way.
+        // A small buffer, so that answers soon fill it.
         socket.set_recv_buffer_size(4096).unwrap();
         socket.connect(&admin.into()).unwrap();
         socket.set_nonblocking(true).unwrap();
         let mut stream = TcpStream::from(socket);
-        // As many as the way takes now.
+        // Write as many requests as fit.
         let _ = stream.write_all(&requests);
         stream
     };
     let unread: Vec<_> = (0..64).map(pipelining).collect();
-    // Here a client has half a second for its request, so that one comes again.
+    // Here a client has half a second for its request, so a client that was too slow tries again.
     let answer = eventually("an answer", || {
         let mut last = TcpStream::connect(admin).unwrap();
         last.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -958,7 +963,7 @@ fn the_admin_port_answers_despite_clients_that_do_not_read() {
     drop(unread);
 }
 
-/// A shim that has no descriptor left says so once, not each time that it tries.
+/// A shim without free descriptors logs the shortage once, not for each attempt.
 #[test]
 fn an_admin_port_without_descriptors_is_one_line_of_log() {
     const LINE: &str = "cannot accept on the admin port";
@@ -973,12 +978,12 @@ fn an_admin_port_without_descriptors_is_one_line_of_log() {
     }
     let _client = connect(admin);
     shim.logs(LINE);
-    // It tries again after 100 ms.
+    // The shim tries again after 100 ms.
     std::thread::sleep(4 * MOMENT);
     assert_eq!(shim.log().matches(LINE).count(), 1, "{}", shim.log());
 }
 
-/// A process that ends with the test.
+/// A process that is killed when the test ends.
 struct Killed(Child);
 
 impl Drop for Killed {
@@ -988,7 +993,7 @@ impl Drop for Killed {
     }
 }
 
-/// A container runtime that hangs leaves the pipe full: connections must not wait for it.
+/// If a container runtime hangs, the log's pipe fills. Connections must not wait for it.
 #[test]
 fn a_log_without_a_reader_delays_no_client() {
     const CLIENTS: usize = 1000;
@@ -1012,7 +1017,7 @@ fn a_log_without_a_reader_delays_no_client() {
         )
         .unwrap()
     };
-    // One that pauses has missed nothing, nor what is sent last.
+    // A reader that pauses misses no line, including the last ones.
     let (mut log, shim) = unread();
     let (reads, reading_began) = std::sync::mpsc::channel();
     let reading = std::thread::spawn(move || {
@@ -1027,7 +1032,7 @@ fn a_log_without_a_reader_delays_no_client() {
     let log = reading.join().unwrap();
     assert_eq!(log.matches("connection ended").count(), CLIENTS);
     assert!(log.lines().last().unwrap().contains("drained"), "{log}");
-    // One that is gone for good does not keep the process from its end.
+    // A reader that never comes back does not keep the process from ending.
     let (_unread, mut shim) = unread();
     stop(&shim);
     assert!(eventually("the end", || shim.0.try_wait().unwrap()).success());

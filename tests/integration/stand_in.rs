@@ -1,5 +1,6 @@
-//! An apiserver's stand-in that a test binary can be itself: it gives back what it gets, and does what a client asks for (see `does`);
-//! after SIGTERM, SIGINT, SIGHUP or SIGQUIT it listens no more, and ends when its last connection has ended.
+//! A stand-in for an apiserver, run by the test binary itself. It echoes bytes and obeys words of a
+//! client (see `does`). After SIGTERM, SIGINT, SIGHUP or SIGQUIT it stops listening, and ends with
+//! its last connection.
 
 use crate::support::net::PROBES;
 use crate::support::tls;
@@ -15,28 +16,30 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The flags that the stand-in was started with. Set: this process is one.
+/// Flags of the stand-in. If the variable is set, this process is a stand-in.
 const FLAGS: &str = "STAND_IN_FLAGS";
 
-/// With which exit status it ends, if not 0.
+/// Exit status of the stand-in. Default: 0.
 const STATUS: &str = "STAND_IN_STATUS";
 
-/// The directory of `kube.crt` and `kube.key`: it serves an API by TLS then, and counts its requests in its metrics.
+/// Directory of `kube.crt` and `kube.key`. If set, the stand-in serves an API by TLS, and counts
+/// requests in its metrics.
 pub(crate) const API: &str = "STAND_IN_API";
 
-/// The release as which that API says that it behaves, and whether it answers clients with 500.
+/// The release that the API reports to emulate, and whether it answers clients with 500.
 pub(crate) const EMULATES: &str = "STAND_IN_EMULATES";
 pub(crate) const BROKEN: &str = "STAND_IN_BROKEN";
 
-/// When it stops: once it has accepted a client (`accepted`), or has read what the client sent (`read`). It prints that, and does no more
-/// for the client.
+/// Moment at which the stand-in prints the event and hangs: after it has accepted a client
+/// (`accepted`), or has read the client's first bytes (`read`).
 pub(crate) const SILENT: &str = "STAND_IN_SILENT";
 
-/// For a shell: runs the stand-in with the flags that berth adds, and hides them from the test harness.
+/// Shell code that runs the stand-in with the flags that berth adds, and hides the flags from the
+/// test harness.
 pub(crate) const STAND_IN: &str =
     r#"STAND_IN_FLAGS="$*" exec "$TEST_BINARY" --exact stand_in::process --nocapture"#;
 
-/// Not a test but the stand-in, if this process was started as one.
+/// Not a test: the stand-in, if the variable is set.
 #[test]
 fn process() {
     let Ok(flags) = std::env::var(FLAGS) else {
@@ -73,14 +76,14 @@ fn process() {
                     if let Some(api) = api.clone() {
                         let stream = stream.into_std().unwrap();
                         stream.set_nonblocking(false).unwrap();
-                        // A probe says nothing, and a client that goes away early does not matter.
+                        // A probe sends nothing. A client that disconnects early does not matter.
                         connections.spawn_blocking(move || drop(tls::answer(&api.tls, stream, |path| api.answer(path))));
                         continue;
                     }
                     let silent = std::env::var(SILENT).unwrap_or_default();
                     connections.spawn(async move {
                         let mut buffer = [0; 1024];
-                        // A probe's.
+                        // Only clients, not probes.
                         if client.ip() != PROBES && silent == "accepted" {
                             println!("accepted a client");
                             std::future::pending::<()>().await;
@@ -113,8 +116,9 @@ fn process() {
     std::process::exit(std::env::var(STATUS).map_or(0, |status| status.parse().unwrap()));
 }
 
-/// What a client asks for: its address (`who`), an answer after its end (`late`), the instance's end (`end`), or a reset (`reset`). After
-/// `late` and `end` it is printed how the client has ended. An error ends the connection.
+/// Obeys a client's word: send the client's address (`who`), answer after the client's end
+/// (`late`), end the connection (`end`), or reset it (`reset`). After `late` and `end`, prints how
+/// the client ended. An error ends the connection.
 async fn does(said: &[u8], stream: &mut TcpStream, client: SocketAddr) -> io::Result<()> {
     match said {
         b"who" => stream.write_all(client.to_string().as_bytes()).await?,

@@ -1,4 +1,4 @@
-//! The API of a cluster, as much of it as berth asks: objects in memory, answered by TLS.
+//! The part of a cluster's API that berth uses: objects in memory, served by TLS.
 
 use berth_cluster::service::{SERVICE, SLICES, slice_path};
 use berth_testing::{Objects, answer, authority, issue, serve_as};
@@ -13,18 +13,18 @@ use tempfile::TempDir;
 
 const KUBECONFIG: &str = "admin.conf";
 
-/// A cluster, and its administrator's kubeconfig.
+/// A cluster with a kubeconfig of its administrator.
 pub(crate) struct Cluster {
     temp: TempDir,
-    /// A certificate of its CA for an instance, and its key.
+    /// A certificate for an instance, signed by the cluster's CA, and the certificate's key.
     pub(crate) instance: (String, String),
     pub(crate) objects: Objects,
-    /// What it answers to requests for Leases, if not these.
+    /// The status of every answer to a request for Leases. `None` if the objects answer.
     pub(crate) no_leases: Arc<Mutex<Option<&'static str>>>,
 }
 
 impl Cluster {
-    /// With control-plane nodes of these addresses.
+    /// Starts a cluster with control-plane nodes at the given addresses.
     pub(crate) fn of(nodes: &[IpAddr]) -> Self {
         let (temp, objects) = (tempfile::tempdir().unwrap(), Objects::default());
         let addresses: Vec<_> = nodes
@@ -85,7 +85,7 @@ impl Cluster {
         self.temp.path().join(KUBECONFIG)
     }
 
-    /// Whether an upgrade may have changed its node; none: the lock is free.
+    /// True if an upgrade may have changed the locked node. `None` if the lock is free.
     pub(crate) fn locked(&self) -> Option<bool> {
         let lease = self
             .objects

@@ -1,4 +1,4 @@
-//! Clients that connect, again and again, and never retry.
+//! Clients that connect again and again, and never retry.
 
 use super::net::{client_hello, fresh_ip};
 use super::{eventually, too_busy};
@@ -14,39 +14,42 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, timeout};
 
-/// A client that is not answered by then is lost. Outside of the tests that is so after 15 s, but here what berth does is judged,
-/// and not the speed of the machine: a slow answer is no loss.
+/// Longest wait of a client; a connection without an answer by then is lost. Outside of the tests
+/// the limit is 15 s. Tests judge berth and not the speed of the machine, so a slow answer counts
+/// as served.
 const ANSWERED: Duration = Duration::from_secs(60);
 
-/// How often the clients' thread looks whether it runs in time, and how late it must be to be no witness.
+/// How often the clients' thread checks that it runs in time, and the delay from which its results
+/// do not count.
 const TICK: Duration = Duration::from_millis(50);
 const LATE: Duration = Duration::from_millis(500);
 
-/// What failed of a connection that was not answered in time.
+/// Kind of failure of a connection without an answer in time.
 const NO_ANSWER: &str = "no answer";
 
-/// Groups of clients.
+/// Number of groups of clients.
 const GROUPS: u32 = 8;
 
-/// Most open connections of a client. A machine that cannot keep up with the timetable gets as many as it can take:
-/// more would only wait in queues.
+/// Most open connections of a client. A machine that cannot keep up with the timetable gets fewer
+/// connections: more would only wait in queues.
 const OPEN: usize = 2;
 
-/// What became of the connections.
+/// Results of all connections.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Record {
-    /// When each was begun.
+    /// The moment at which each connection began.
     pub(crate) begun: Vec<Instant>,
     pub(crate) served: u64,
-    /// By kind of failure, with when each was begun.
+    /// For each kind of failure, the moments at which the lost connections began.
     pub(crate) lost: BTreeMap<String, Vec<Instant>>,
-    /// How many were not answered and might have been: for half of their time or more the clients' own thread did not run in time.
+    /// Number of unanswered connections that count as neither served nor lost: the clients' thread
+    /// was late for half of their time or more.
     untold: usize,
-    /// From when to when that was.
+    /// Periods in which the clients' thread was late.
     late: Vec<(Instant, Instant)>,
-    /// Longest time that one took.
+    /// Longest duration of a connection.
     pub(crate) slowest: Duration,
-    /// When one was answered last, and the longest time before that in which none was.
+    /// Time of the last answer, and the longest time without an answer before.
     answered: Option<Instant>,
     pub(crate) gap: Duration,
 }
@@ -56,12 +59,13 @@ impl Record {
         self.lost.values().map(Vec::len).sum()
     }
 
-    /// How many are neither served nor lost yet.
+    /// Number of connections that are neither served nor lost yet.
     pub(crate) fn open(&self) -> usize {
         self.begun.len() - self.served as usize - self.lost() - self.untold
     }
 
-    /// Fails if something was lost. If this machine was too busy to tell, false: then the test is skipped, as this says.
+    /// Fails if a connection was lost. Returns false if the machine was too busy to know; the
+    /// caller then returns, and the test counts as skipped.
     #[track_caller]
     pub(crate) fn nothing_lost(&self, more: &str) -> bool {
         assert_eq!(
@@ -74,7 +78,7 @@ impl Record {
         self.is_told()
     }
 
-    /// Whether it is known what became of each. If not, the test is skipped, as this says.
+    /// True if the result of each connection is known. If not, prints that the test is skipped.
     pub(crate) fn is_told(&self) -> bool {
         if self.untold > 0 {
             too_busy(&format!(
@@ -86,12 +90,13 @@ impl Record {
         self.untold == 0
     }
 
-    /// Whether the clients' own thread did not run in time once.
+    /// True if the clients' thread was late at least once.
     pub(crate) fn was_late(&self) -> bool {
         !self.late.is_empty()
     }
 
-    /// Takes out of what was lost what nobody can tell. What was refused or reset stays.
+    /// Moves connections from lost to unknown if the clients' thread was too late to see their
+    /// answers. Connections that were refused or reset stay lost.
     fn tell(&mut self) {
         let Some(unanswered) = self.lost.remove(NO_ANSWER) else {
             return;
@@ -133,9 +138,11 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// This many clients, each with an address of its own. With a period they begin a connection in each, whatever became
-    /// of the last one, in groups that begin at once: a queue that is always empty shows nothing. Without, they begin one
-    /// when the last one has ended. `attempt` is one connection, from an address.
+    /// Starts the given number of clients, each with an address of its own. `attempt` makes one
+    /// connection from an address. With a period, each client begins a connection in each period,
+    /// even while its last connection is open. Groups of clients begin at the same moment, since a
+    /// queue that is always empty shows nothing. Without a period, a client begins the next
+    /// connection when the last one has ended.
     pub(crate) fn start<F>(
         clients: u32,
         period: Option<Duration>,
@@ -183,7 +190,8 @@ impl Load {
         self.record.lock().unwrap().clone()
     }
 
-    /// Waits until this many more were begun and as many served or lost.
+    /// Waits until the given number of further connections has begun, and the same number has been
+    /// served or lost.
     #[track_caller]
     pub(crate) fn more(&self, number: usize) {
         let ended = |record: &Record| record.served as usize + record.lost();
@@ -198,14 +206,14 @@ impl Load {
         });
     }
 
-    /// Ends it after some more. None may have been lost.
+    /// Stops the clients after 50 further connections, and fails if a connection was lost.
     #[track_caller]
     pub(crate) fn lost_nothing(self) {
         self.more(50);
         self.end().nothing_lost("");
     }
 
-    /// Begins no more, and waits for those that were begun.
+    /// Begins no further connections, and waits for the open ones.
     pub(crate) fn end(mut self) -> Record {
         self.finish();
         let mut record = self.so_far();
@@ -234,7 +242,7 @@ async fn timed<F: Future<Output = ()> + Send + 'static>(
     one: impl Fn() -> F,
 ) {
     let mut tick = tokio::time::interval_at(tokio::time::Instant::now() + offset, period);
-    // What a machine that stood still has missed is not made up for in one burst.
+    // After a pause of the machine, connections must not catch up in one burst.
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut open = JoinSet::new();
     loop {
@@ -250,7 +258,7 @@ async fn timed<F: Future<Output = ()> + Send + 'static>(
     open.join_all().await;
 }
 
-/// Looks whether this thread runs in time.
+/// Records the periods in which the clients' thread is late.
 async fn look(record: Arc<Mutex<Record>>) {
     loop {
         let due = Instant::now() + TICK;
@@ -268,7 +276,7 @@ async fn looping<F: Future<Output = ()>>(stopped: watch::Receiver<bool>, one: im
     }
 }
 
-/// One connection, from its beginning into the record.
+/// Makes one connection and records its result.
 async fn one(attempt: impl Future<Output = Result<(), String>>, record: Arc<Mutex<Record>>) {
     let begun = Instant::now();
     record.lock().unwrap().begun.push(begun);
@@ -290,19 +298,19 @@ async fn one(attempt: impl Future<Output = Result<(), String>>, record: Arc<Mute
     }
 }
 
-/// What failed, and how.
+/// Describes a failure: the step that failed, and the kind of error.
 pub(crate) fn failed(what: &'static str) -> impl FnOnce(std::io::Error) -> String {
     move |error| format!("{what}: {:?}", error.kind())
 }
 
-/// Connects from an address.
+/// Connects from a source address.
 pub(crate) async fn connect(source: Ipv4Addr, to: SocketAddr) -> Result<TcpStream, String> {
     let socket = TcpSocket::new_v4().map_err(failed("no socket"))?;
     socket.bind((source, 0).into()).map_err(failed("bind"))?;
     socket.connect(to).await.map_err(failed("connect"))
 }
 
-/// One client's connection: it exchanges 64 bytes with what gives back what comes, and closes.
+/// Makes one client's connection: exchanges 64 bytes with an echo server, and closes.
 pub(crate) async fn exchange(source: Ipv4Addr, to: SocketAddr) -> Result<(), String> {
     let mut stream = connect(source, to).await?;
     let (sent, mut got) = (client_hello(64), [0; 64]);
@@ -315,7 +323,7 @@ pub(crate) async fn exchange(source: Ipv4Addr, to: SocketAddr) -> Result<(), Str
     }
 }
 
-/// This many clients, each of which begins an [`exchange`] in each period.
+/// Starts clients that each begin an [`exchange`] in each period.
 pub(crate) fn start(to: SocketAddr, clients: u32, period: Duration) -> Load {
     Load::start(clients, Some(period), move |source| exchange(source, to))
 }

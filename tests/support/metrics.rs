@@ -1,9 +1,10 @@
-//! A page of metrics by Prometheus' conventions.
+//! Checks of a page of metrics by Prometheus' conventions.
 
 use std::collections::BTreeSet;
 
-/// Checks that each family is there once, with a help and a type, that its samples are after it, each once and of a shim, that
-/// counters end in `_total`, and nothing else does, and that the ends of buckets are round.
+/// Checks the page's families and samples. Each family appears once, with a help text and a type,
+/// before its samples. Each sample appears once and belongs to a shim. Counters end in `_total`,
+/// and other metrics do not. Bounds of buckets are round numbers.
 #[track_caller]
 pub(crate) fn follow_conventions(page: &str) {
     let (mut family, mut kind, mut seen) = ("", "", BTreeSet::new());

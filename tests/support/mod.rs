@@ -1,8 +1,8 @@
-//! What the tests of shims share: a shim in this process, or as the real binary, with plain sockets
-//! before and behind it.
+//! Shared parts of the tests of shims: a shim in this process or as the real binary, with plain
+//! sockets before and behind it.
 //!
-//! Every wait has a limit and names what it waited for. Probes come from 127.0.0.1 and clients never do,
-//! so that a backend can tell them apart.
+//! Every wait has a limit and names the event that did not happen. Probes come from 127.0.0.1 and
+//! clients never do, so that a backend can tell them apart.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 pub(crate) mod cluster;
@@ -20,25 +20,26 @@ pub(crate) use berth_testing::namespace::skipped;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Longest wait for anything that should happen at once. Generous: machines are slow at times.
+/// Longest wait for an event that should happen at once. Generous, since machines are slow at
+/// times.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a test checks that something which must not happen does not.
+/// Time in which a test checks that a forbidden event does not happen.
 pub(crate) const MOMENT: Duration = Duration::from_millis(150);
 
-/// Prints that a test tells nothing, by its name: what it measured with was too late itself.
+/// Prints that the test proves nothing, with the test's name: its measuring thread was too late.
 pub(crate) fn too_busy(what: &str) {
     skipped(&format!("this machine was too busy to tell: {what}"));
 }
 
-/// A directory in memory, as /run is: on a disk that is busy a lease takes seconds to write.
+/// Creates a directory in memory, like /run. On a busy disk, writing a lease takes seconds.
 pub(crate) fn in_memory() -> TempDir {
     tempfile::tempdir_in("/dev/shm")
         .or_else(|_| tempfile::tempdir())
         .unwrap()
 }
 
-/// Polls until there is something.
+/// Polls until `look` returns a value.
 #[track_caller]
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;

@@ -1,4 +1,4 @@
-//! Blocking sockets with time limits, and what a test asserts about them.
+//! Blocking sockets with time limits, and assertions about sockets.
 
 use super::PATIENCE;
 use berth_os::proc_net;
@@ -11,14 +11,15 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Where probes come from, and clients never do.
+/// Source address of probes. Clients never have this address.
 pub(crate) const PROBES: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Descriptors that the tests of one process have open at once. The soft limit of an ordinary user is 1,024.
+/// Descriptors that the tests of one process have open at the same time. The soft limit of an
+/// ordinary user is 1,024.
 const DESCRIPTORS: u64 = 8_192;
 
-/// An address in 127.0.0.0/8 that no other test uses now. Every test that opens sockets has one: the limit of descriptors is raised with
-/// the first.
+/// Returns an address in 127.0.0.0/8 that no other test uses now. Every test that opens sockets
+/// calls this function, so the first call raises the limit of descriptors.
 pub(crate) fn fresh_ip() -> Ipv4Addr {
     static NEXT: LazyLock<AtomicU32> = LazyLock::new(|| {
         let limit = berth_os::process::raise_file_limit().unwrap();
@@ -27,7 +28,7 @@ pub(crate) fn fresh_ip() -> Ipv4Addr {
                 "the hard limit of open files is {limit}, and these tests need {DESCRIPTORS}: some may fail with \"Too many open files\"; \
                  raise that limit (ulimit -Hn, LimitNOFILE=, /etc/security/limits.conf)\n"
             );
-            // Not by a macro, whose words the harness keeps to itself when a test passes.
+            // Not `eprintln!`: the harness hides its output when a test passes.
             let _ = std::io::stderr().write_all(line.as_bytes());
         }
         AtomicU32::new(RandomState::new().hash_one(1) as u32)
@@ -36,14 +37,15 @@ pub(crate) fn fresh_ip() -> Ipv4Addr {
     Ipv4Addr::new(127, 1 + b % 250, 1 + c % 250, 1 + d % 250)
 }
 
-/// An address with an unused port. It is bound without listening: another test's thread may fork meanwhile, and until the
-/// child runs its program, a listener would be there still and take a client.
+/// Returns an address with an unused port. A socket is bound to find the port, but never listens:
+/// another test's thread may fork meanwhile, and the child would hold a listener until its exec,
+/// which could accept a client.
 pub(crate) fn free_address() -> SocketAddr {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket
         .bind(&SocketAddr::from((fresh_ip(), 0)).into())
         .unwrap();
-    // The child's duplicate is in no one's way.
+    // The child's duplicate of the socket must not block the port.
     socket
         .set_reuse_address(true)
         .and_then(|()| socket.set_reuse_port(true))
@@ -51,7 +53,7 @@ pub(crate) fn free_address() -> SocketAddr {
     socket.local_addr().unwrap().as_socket().unwrap()
 }
 
-/// Listens where an apiserver would.
+/// A listener in the place of an apiserver.
 pub(crate) struct Backend(pub(crate) TcpListener);
 
 impl Backend {
@@ -62,7 +64,7 @@ impl Backend {
     pub(crate) fn at(address: SocketAddr) -> Self {
         let listener = TcpListener::bind(address)
             .unwrap_or_else(|error| panic!("cannot listen on {address}: {error}"));
-        // It counts for accept too.
+        // The timeout holds for accept, too.
         SockRef::from(&listener)
             .set_read_timeout(Some(PATIENCE))
             .unwrap();
@@ -73,7 +75,7 @@ impl Backend {
         self.0.local_addr().unwrap()
     }
 
-    /// The next connection that is no probe.
+    /// Returns the next connection that is no probe.
     #[track_caller]
     pub(crate) fn accept(&self) -> TcpStream {
         loop {
@@ -85,7 +87,7 @@ impl Backend {
         }
     }
 
-    /// The connections that wait now and are no probes.
+    /// Returns the connections that wait now, without probes.
     pub(crate) fn waiting(&self) -> Vec<TcpStream> {
         self.0.set_nonblocking(true).unwrap();
         let mut found = Vec::new();
@@ -99,7 +101,7 @@ impl Backend {
         found
     }
 
-    /// Serves every connection on a thread of its own, until the process ends.
+    /// Serves every connection on a separate thread, until the process ends.
     pub(crate) fn serve(self, how: impl Fn(TcpStream) + Clone + Send + 'static) -> SocketAddr {
         let address = self.address();
         std::thread::spawn(move || {
@@ -112,7 +114,7 @@ impl Backend {
     }
 }
 
-/// Gives back what comes, until the end.
+/// Sends back every byte that arrives, until the stream ends.
 pub(crate) fn echo(mut stream: TcpStream) {
     let mut buffer = [0; 16 * 1024];
     while let Ok(length @ 1..) = stream.read(&mut buffer) {
@@ -141,7 +143,7 @@ pub(crate) fn connect_from(source: IpAddr, to: SocketAddr) -> TcpStream {
     with_limits(socket.into())
 }
 
-/// Connects as a client: from an address that no probe has.
+/// Connects as a client, from an address that no probe has.
 #[track_caller]
 pub(crate) fn connect(to: SocketAddr) -> TcpStream {
     match to {
@@ -150,7 +152,7 @@ pub(crate) fn connect(to: SocketAddr) -> TcpStream {
     }
 }
 
-/// Ends it by a reset.
+/// Closes the connection with a reset.
 pub(crate) fn reset(stream: TcpStream) {
     SockRef::from(&stream)
         .set_linger(Some(Duration::ZERO))
@@ -158,7 +160,7 @@ pub(crate) fn reset(stream: TcpStream) {
     drop(stream);
 }
 
-/// Reads this many bytes.
+/// Reads exactly `length` bytes.
 #[track_caller]
 pub(crate) fn read(stream: &mut TcpStream, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
@@ -173,20 +175,20 @@ pub(crate) fn read(stream: &mut TcpStream, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Sends and reads what a backend that gives everything back gives back.
+/// Sends bytes to an echo server, and reads them back.
 #[track_caller]
 pub(crate) fn ping(stream: &mut TcpStream, bytes: &[u8]) {
     stream.write_all(bytes).unwrap();
     assert!(read(stream, bytes.len()) == bytes, "not what was sent");
 }
 
-/// A new client is answered.
+/// Checks that a new client gets an answer.
 #[track_caller]
 pub(crate) fn served(by: SocketAddr) {
     served_client(by);
 }
 
-/// A client that was answered by what gives back what comes, and stays.
+/// Returns a client that an echo server has answered, and that stays.
 #[track_caller]
 pub(crate) fn served_client(by: SocketAddr) -> TcpStream {
     let mut client = connect(by);
@@ -194,7 +196,8 @@ pub(crate) fn served_client(by: SocketAddr) -> TcpStream {
     client
 }
 
-/// A client that was answered and stays, and that is relayed even if sockets are passed: its ClientHello is larger than what a shim keeps.
+/// Returns a client that an echo server has answered, and that stays. The client is relayed even if
+/// sockets are passed, since its ClientHello is larger than a shim's buffer for replays.
 #[track_caller]
 pub(crate) fn relayed_client(by: SocketAddr) -> TcpStream {
     let mut client = connect(by);
@@ -202,7 +205,7 @@ pub(crate) fn relayed_client(by: SocketAddr) -> TcpStream {
     client
 }
 
-/// A client that sent its ClientHello and has no answer yet.
+/// Returns a client that has sent its ClientHello and has no answer yet.
 #[track_caller]
 pub(crate) fn client_with_hello(to: SocketAddr) -> TcpStream {
     let mut client = connect(to);
@@ -210,7 +213,7 @@ pub(crate) fn client_with_hello(to: SocketAddr) -> TcpStream {
     client
 }
 
-/// The next thing that comes must be a reset.
+/// Checks that the stream ends with a reset.
 #[track_caller]
 pub(crate) fn expect_reset(stream: &mut TcpStream) {
     match stream.read(&mut [0; 64]) {
@@ -219,7 +222,7 @@ pub(crate) fn expect_reset(stream: &mut TcpStream) {
     }
 }
 
-/// Connects as a client and must be reset, as early as that may be.
+/// Connects as a client and expects a reset, at connect or later.
 #[track_caller]
 pub(crate) fn expect_no_service(to: SocketAddr) {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
@@ -233,7 +236,7 @@ pub(crate) fn expect_no_service(to: SocketAddr) {
     }
 }
 
-/// The next thing that comes must be the end.
+/// Checks that the stream ends without further bytes.
 #[track_caller]
 pub(crate) fn expect_end(stream: &mut TcpStream) {
     match stream.read(&mut [0; 64]) {
@@ -242,7 +245,7 @@ pub(crate) fn expect_end(stream: &mut TcpStream) {
     }
 }
 
-/// Nothing may come for a moment.
+/// Checks that no byte arrives for a moment.
 #[track_caller]
 pub(crate) fn expect_silence(stream: &mut TcpStream) {
     stream.set_read_timeout(Some(super::MOMENT)).unwrap();
@@ -253,13 +256,13 @@ pub(crate) fn expect_silence(stream: &mut TcpStream) {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
 }
 
-/// Waits until the socket is known to be reset, without reading.
+/// Waits until the socket has an error (a reset), without reading.
 #[track_caller]
 pub(crate) fn expect_error(stream: &TcpStream) {
     super::eventually("an error on the socket", || stream.take_error().unwrap());
 }
 
-/// Writes until the way is full: nothing more went for a while.
+/// Writes until the socket's buffers are full: for 300 ms nothing more could be written.
 pub(crate) fn fill(stream: &mut TcpStream) {
     stream
         .set_write_timeout(Some(Duration::from_millis(300)))
@@ -280,7 +283,8 @@ pub(crate) fn fill(stream: &mut TcpStream) {
     }
 }
 
-/// What looks like the first message of a TLS client: a ClientHello in one record (RFC 8446, sections 4 and 5.1).
+/// Returns bytes that look like the first message of a TLS client: a ClientHello in one record (RFC
+/// 8446, sections 4 and 5.1).
 pub(crate) fn client_hello(length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     Pattern::default().fill(&mut bytes);
@@ -290,7 +294,7 @@ pub(crate) fn client_hello(length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Bytes that show where they belong: they repeat only after a large prime number.
+/// Bytes that show their position in a stream: the pattern repeats only after a large prime number.
 #[derive(Default)]
 pub(crate) struct Pattern(pub(crate) u64);
 
@@ -307,7 +311,7 @@ impl Pattern {
         &BLOCK
     }
 
-    /// The next bytes.
+    /// Fills the buffer with the next bytes.
     pub(crate) fn fill(&mut self, buffer: &mut [u8]) {
         let block = Self::block();
         let mut at = 0;
@@ -320,7 +324,7 @@ impl Pattern {
         }
     }
 
-    /// Sends this many bytes.
+    /// Sends the next `length` bytes.
     #[track_caller]
     pub(crate) fn send(&mut self, stream: &mut TcpStream, length: u64) {
         let mut buffer = vec![0; 64 * 1024];
@@ -334,7 +338,7 @@ impl Pattern {
         }
     }
 
-    /// Receives this many bytes and compares each.
+    /// Receives `length` bytes and compares each one.
     #[track_caller]
     pub(crate) fn receive(&mut self, stream: &mut TcpStream, length: u64) {
         let (mut buffer, mut expected) = (vec![0; 64 * 1024], vec![0; 64 * 1024]);
@@ -357,7 +361,7 @@ impl Pattern {
         }
     }
 
-    /// Receives all that comes before a reset, compares each byte, and returns how many there were.
+    /// Receives all bytes before a reset, compares each one, and returns their number.
     #[track_caller]
     pub(crate) fn receive_until_reset(&mut self, stream: &mut TcpStream) -> u64 {
         let (mut buffer, mut expected) = (vec![0; 64 * 1024], vec![0; 64 * 1024]);
@@ -378,8 +382,8 @@ impl Pattern {
     }
 }
 
-/// The sockets of this network namespace with a local address: state, bytes that wait to be read (of
-/// a listener: connections that wait to be accepted).
+/// Returns the sockets of this network namespace with a local address: the state, and the number of
+/// unread bytes (for a listener, of connections to accept).
 fn sockets(local: SocketAddr) -> Vec<(u8, u64)> {
     let text = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
     let parse = |line: &str| {
@@ -393,7 +397,7 @@ fn sockets(local: SocketAddr) -> Vec<(u8, u64)> {
     text.lines().filter_map(parse).collect()
 }
 
-/// How many connections wait at a listener to be accepted.
+/// Returns how many connections wait at a listener to be accepted.
 pub(crate) fn queued(listener: SocketAddr) -> u64 {
     sockets(listener)
         .iter()
@@ -402,21 +406,23 @@ pub(crate) fn queued(listener: SocketAddr) -> u64 {
         .sum()
 }
 
-/// How many connections wait at one listener of an address, by its inode; none: it does not listen.
+/// Returns how many connections wait at the listener with an inode. `None` if the socket does not
+/// listen.
 pub(crate) fn queued_at(inode: u64) -> Option<u64> {
     let table = BufReader::new(File::open("/proc/thread-self/net/tcp").unwrap());
     let entries = table
         .lines()
         .map(Result::unwrap)
         .filter_map(|line| Some((proc_net::parse_line(&line)?, line)));
-    // The listeners come first. To read on takes a second where there are 100,000 in TIME_WAIT.
+    // Listeners come first in the file. Reading further takes a second where 100,000 sockets are in
+    // TIME_WAIT.
     let mut listeners = entries.take_while(|(entry, _)| entry.state == proc_net::LISTEN);
     let (_, line) = listeners.find(|(entry, _)| entry.inode == inode)?;
     let queues = line.split_ascii_whitespace().nth(4)?;
     u64::from_str_radix(queues.split(':').nth(1)?, 16).ok()
 }
 
-/// How many bytes wait to be read by the established connections of a local address.
+/// Returns how many unread bytes the established connections of a local address have.
 pub(crate) fn unread(local: SocketAddr) -> u64 {
     sockets(local)
         .iter()
@@ -425,7 +431,7 @@ pub(crate) fn unread(local: SocketAddr) -> u64 {
         .sum()
 }
 
-/// The inodes of the sockets that listen on an address.
+/// Returns the inodes of the sockets that listen on an address.
 pub(crate) fn listening(address: SocketAddr) -> Vec<u64> {
     berth_os::sock_diag::listeners_at(address)
         .unwrap()

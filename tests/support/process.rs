@@ -1,4 +1,4 @@
-//! The real binary, with its output watched line by line.
+//! The real binary, with its output read line by line.
 
 use super::{eventually, skipped, too_busy};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -12,21 +12,21 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Longest wait for a line or an end: a command may have many steps to go until then.
+/// Longest wait for a line or for an end of a process. A command may have many steps before.
 const LONG: Duration = Duration::from_secs(120);
 
-/// A directory that is not there, in the place of those that commands use by default.
+/// A missing directory, in place of the default directories of commands.
 const NOWHERE: &str = "/nonexistent/berth";
 
-/// `berth` with a clean environment.
+/// Returns a command that runs `berth` with a clean environment.
 pub(crate) fn berth<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     berth_at(Path::new(BERTH), args)
 }
 
-/// The `berth` that these tests are of.
+/// The `berth` under test.
 pub(crate) const BERTH: &str = env!("CARGO_BIN_EXE_berth");
 
-/// Another `berth`, the same way.
+/// Returns a command that runs the given `berth` with a clean environment.
 pub(crate) fn berth_at<S: AsRef<std::ffi::OsStr>>(
     program: &Path,
     args: impl IntoIterator<Item = S>,
@@ -39,14 +39,14 @@ pub(crate) fn berth_at<S: AsRef<std::ffi::OsStr>>(
         .next()
         .is_some_and(|command| command == "inject")
     {
-        // It would be written into manifests.
+        // `berth inject` would write the variable's value into manifests.
         command.env_remove("BERTH_PASS");
     }
     command
 }
 
-/// A program for rehearsals that do not last longer than they must, unless options say otherwise: through berth alone, with
-/// simulated apiservers that are ready at once.
+/// Returns a command for short rehearsals: through berth alone, with simulated apiservers that are
+/// ready at once, unless options say otherwise.
 pub(crate) fn rehearsal(program: &str) -> Command {
     let mut command = Command::new(program);
     command
@@ -58,13 +58,14 @@ pub(crate) fn rehearsal(program: &str) -> Command {
     command
 }
 
-/// The exit statuses of a rehearsal for which the machine was too busy, and of one that proves nothing otherwise; and how often one
-/// is made.
+/// Exit statuses of a rehearsal if the machine was too busy, or if the run proves nothing for
+/// another reason. And the number of attempts.
 const TOO_BUSY: i32 = 71;
 const PROVES_NOTHING: i32 = 75;
 const TRIES: u32 = 5;
 
-/// Rehearses; again if the run proves nothing. What is lost, or not as promised, is returned at once.
+/// Runs a rehearsal, and runs it again if the result proves nothing. A loss or another failure is
+/// returned at once.
 pub(crate) fn rehearsed(rehearse: &mut Command) -> io::Result<Output> {
     for again in (0..TRIES).rev() {
         let output = rehearse.output()?;
@@ -75,7 +76,7 @@ pub(crate) fn rehearsed(rehearse: &mut Command) -> io::Result<Output> {
     unreachable!("the last one was returned")
 }
 
-/// Whether the machine was too busy for every one of these rehearsals. The test is skipped then, as this says.
+/// True if the machine was too busy for every attempt. Then also prints that the test is skipped.
 pub(crate) fn was_too_busy(rehearsed: &Output) -> bool {
     let is_so = rehearsed.status.code() == Some(TOO_BUSY);
     if is_so {
@@ -90,7 +91,7 @@ fn clean(command: &mut Command) {
     {
         command.env_remove(name);
     }
-    // Nothing of the machine on which tests run: no state of an upgrade, no pod, no shim of this user, no cluster.
+    // Tests must not see the machine's own upgrades, pods, shims or cluster.
     command
         .env("BERTH_STATE_DIR", NOWHERE)
         .env("BERTH_POD_LOGS_DIR", NOWHERE)
@@ -102,7 +103,7 @@ fn clean(command: &mut Command) {
     command.stdin(Stdio::null());
 }
 
-/// A standard input that is this text.
+/// Returns a standard input with the given text.
 pub(crate) fn input(text: &str) -> Stdio {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(text.as_bytes()).unwrap();
@@ -110,7 +111,7 @@ pub(crate) fn input(text: &str) -> Stdio {
     file.into()
 }
 
-/// Exit status, output and log of a command that ends by itself.
+/// Returns exit status, output and log of a command that ends by itself.
 #[track_caller]
 pub(crate) fn output_of(command: &mut Command) -> (Option<i32>, String, String) {
     let Output {
@@ -125,18 +126,19 @@ pub(crate) fn output_of(command: &mut Command) -> (Option<i32>, String, String) 
     )
 }
 
-/// The way in which clients come to instances in tests that do not name one: `--pass`, from `BERTH_TEST_PASS`. What clients get is the
-/// same in each way.
+/// Value of `--pass` in tests that do not set the option, from `BERTH_TEST_PASS`. Clients get the
+/// same service with each value.
 pub(crate) fn pass() -> Option<String> {
     std::env::var("BERTH_TEST_PASS").ok()
 }
 
-/// Whether sockets are passed in tests that do not name a way.
+/// True if shims pass sockets in tests that do not set `--pass`.
 pub(crate) fn passes_sockets() -> bool {
     pass().is_some_and(|pass| pass != "relay")
 }
 
-/// Whether `berth exec` can pass clients' sockets here. If not, the test is skipped, as this says.
+/// True if `berth exec` can pass clients' sockets on this machine. If not, prints that the test is
+/// skipped.
 pub(crate) fn can_inject() -> bool {
     let temp = tempfile::tempdir().unwrap();
     let mut exec = berth([
@@ -154,7 +156,8 @@ pub(crate) fn can_inject() -> bool {
     status == Some(0)
 }
 
-/// Runs a command that must end with this exit status, and whose output and log must have each of these parts; output and log.
+/// Runs a command, and checks its exit status and that its output and log contain each of the
+/// parts. Returns output and log.
 #[track_caller]
 pub(crate) fn ends(command: &mut Command, status: i32, parts: &[&str]) -> (String, String) {
     let (code, out, log) = output_of(command);
@@ -163,7 +166,7 @@ pub(crate) fn ends(command: &mut Command, status: i32, parts: &[&str]) -> (Strin
     (out, log)
 }
 
-/// Each of these parts is in the text.
+/// Checks that the text contains each of the parts.
 #[track_caller]
 pub(crate) fn has_all(text: &str, parts: &[&str]) {
     for part in parts {
@@ -171,27 +174,27 @@ pub(crate) fn has_all(text: &str, parts: &[&str]) {
     }
 }
 
-/// A process that runs. Dropping it kills it.
+/// A running process, killed when dropped.
 pub(crate) struct Running {
     pub(crate) child: Child,
     out: Lines,
     log: Lines,
 }
 
-/// What a process wrote.
+/// Lines that a process wrote.
 type Lines = Arc<Mutex<Written>>;
 
 #[derive(Default)]
 struct Written {
     lines: Vec<String>,
-    /// Of a line that is not over.
+    /// Bytes of an unfinished line.
     part: Vec<u8>,
-    /// None: every writer has closed it.
+    /// `None` if every writer has closed the pipe.
     pipe: Option<File>,
 }
 
 impl Written {
-    /// Reads what is there, without waiting.
+    /// Reads the available bytes without waiting.
     fn catch_up(&mut self) {
         let mut buffer = [0; 8192];
         while let Some(pipe) = self
@@ -226,7 +229,7 @@ fn readable(pipe: BorrowedFd<'_>, within: PollTimeout) -> bool {
     poll(&mut [PollFd::new(pipe, PollFlags::POLLIN)], within).is_ok_and(|ready| ready > 0)
 }
 
-/// Reads on all the time, so that no writer waits.
+/// Keeps reading on a thread, so that no writer blocks.
 fn follow(pipe: impl Into<OwnedFd>) -> Lines {
     let pipe = File::from(pipe.into());
     let waited = pipe.try_clone().unwrap();
@@ -245,7 +248,7 @@ fn follow(pipe: impl Into<OwnedFd>) -> Lines {
     lines
 }
 
-/// All that was written until now.
+/// Returns all lines written until now.
 fn text(lines: &Lines) -> String {
     let mut written = lines.lock().unwrap();
     written.catch_up();
@@ -273,30 +276,30 @@ impl Running {
         kill(self.pid(), signal).unwrap();
     }
 
-    /// Kills it, and waits until it has ended.
+    /// Kills the process, and waits until it has ended.
     #[track_caller]
     pub(crate) fn kill(&mut self) {
         self.signal(Signal::SIGKILL);
         self.ended();
     }
 
-    /// What it wrote to standard error so far.
+    /// Returns the standard error so far.
     pub(crate) fn log(&self) -> String {
         text(&self.log)
     }
 
-    /// What it wrote to standard output so far.
+    /// Returns the standard output so far.
     pub(crate) fn out(&self) -> String {
         text(&self.out)
     }
 
-    /// Waits for a line of the log.
+    /// Waits for a line of standard error that contains `part`.
     #[track_caller]
     pub(crate) fn logs(&self, part: &str) -> String {
         self.line(&self.log, part)
     }
 
-    /// Waits for a line of output.
+    /// Waits for a line of standard output that contains `part`.
     #[track_caller]
     pub(crate) fn prints(&self, part: &str) -> String {
         self.line(&self.out, part)
@@ -314,7 +317,7 @@ impl Running {
                 }
                 written.pipe.is_none()
             };
-            // No process is left that could write it.
+            // No process is left that could still write the line.
             assert!(
                 !over && Instant::now() < deadline,
                 "no {part:?} in:\n{}\n{}",
@@ -325,7 +328,7 @@ impl Running {
         }
     }
 
-    /// Waits for its end.
+    /// Waits until the process has ended.
     #[track_caller]
     pub(crate) fn ended(&mut self) -> ExitStatus {
         let deadline = Instant::now() + LONG;
@@ -343,7 +346,7 @@ impl Running {
         }
     }
 
-    /// Waits until it has ended with this exit status.
+    /// Waits until the process has ended with the given exit status.
     #[track_caller]
     pub(crate) fn ends(&mut self, status: i32) {
         let code = self.ended().code();
@@ -362,7 +365,7 @@ impl Drop for Running {
     }
 }
 
-/// The command lines that have a word, of processes.
+/// Returns the command lines of processes that contain a word.
 pub(crate) fn processes(word: &str) -> Vec<String> {
     let lines = std::fs::read_dir("/proc")
         .unwrap()
@@ -373,7 +376,7 @@ pub(crate) fn processes(word: &str) -> Vec<String> {
     lines.filter(|line| line.contains(word)).collect()
 }
 
-/// Waits until there is no process of that ID, or only its remains.
+/// Waits until the process is gone or a zombie.
 #[track_caller]
 pub(crate) fn gone(pid: u32) {
     eventually(&format!("the end of process {pid}"), || {

@@ -22,10 +22,10 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// Numbers of relaying threads that everything is tried with.
+/// Numbers of relaying threads with which every test runs.
 pub(crate) const THREADS: [&str; 2] = ["1", "2"];
 
-/// Tries it with each at once: for what mostly waits.
+/// Runs a test with each number of threads at the same time: for tests that mostly wait.
 pub(crate) fn with_threads(test: impl Fn(&'static str) + Sync) {
     std::thread::scope(|scope| {
         let test = &test;
@@ -35,7 +35,7 @@ pub(crate) fn with_threads(test: impl Fn(&'static str) + Sync) {
     });
 }
 
-/// A shim that runs. Dropping it ends it at once.
+/// A running shim. Dropping it stops the shim at once.
 pub(crate) struct Shim {
     pub(crate) address: SocketAddr,
     pub(crate) berth: BerthDir,
@@ -51,7 +51,8 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// What a shim answers. It is asked for a second at most, and a machine with much to do may take longer.
+/// Sends a request to a shim's socket. `ipc::ask` waits for a second at most, and a busy machine
+/// may take longer, so it is repeated.
 pub(crate) fn ask(runtime: &Runtime, path: &Path, ask: &wire::Ask) -> io::Result<wire::Reply> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -62,7 +63,7 @@ pub(crate) fn ask(runtime: &Runtime, path: &Path, ask: &wire::Ask) -> io::Result
     }
 }
 
-/// Options as `berth serve` reads them.
+/// Parses options as `berth serve` does.
 #[track_caller]
 fn config(args: &[&str]) -> Config {
     let cli = InPod::try_parse_from([&["berth", "serve"], args].concat())
@@ -74,7 +75,7 @@ fn config(args: &[&str]) -> Config {
 }
 
 impl Shim {
-    /// A shim of a backend that is there: waits until it listens.
+    /// Starts a shim for a running backend, and waits until the shim listens.
     #[track_caller]
     pub(crate) fn start(backend: SocketAddr, threads: &str, options: &[&str]) -> Self {
         let shim = Self::launch("127.0.0.1:0", backend, threads, options);
@@ -82,7 +83,8 @@ impl Shim {
         shim
     }
 
-    /// A shim of the first of two instances, with the second as a sibling's: both are ready.
+    /// Starts a shim for the first of two instances, with the second one as a sibling's instance.
+    /// Both instances are ready.
     #[track_caller]
     pub(crate) fn start_of_two(
         [own, other]: [&Backend; 2],
@@ -95,9 +97,9 @@ impl Shim {
         (shim, record)
     }
 
-    /// A shim that listens when it is time. By default one TCP probe at the
-    /// start decides: what it knows later, it learned from connections. There is no gate: clients
-    /// here send late what TLS clients send first, and instances answer late.
+    /// Launches a shim without waiting for its listener. By default, one TCP probe at the start
+    /// decides about health, and later changes come from connections alone. The gate is off, since
+    /// clients here send their first bytes late, and instances answer late.
     #[track_caller]
     pub(crate) fn launch(
         listen: &str,
@@ -185,7 +187,7 @@ impl Shim {
             .unwrap_or_else(|error| panic!("no answer of the shim: {error}"))
     }
 
-    /// The status that it reports.
+    /// Returns the status that the shim reports.
     #[track_caller]
     pub(crate) fn status(&self) -> wire::Status {
         match self.ask(&wire::Ask::Status) {
@@ -194,7 +196,7 @@ impl Shim {
         }
     }
 
-    /// A number that it counts, with whatever labels.
+    /// Returns a metric's value, summed over all labels.
     #[track_caller]
     pub(crate) fn metric(&self, name: &str) -> u64 {
         let page = match self.ask(&wire::Ask::Metrics) {
@@ -212,7 +214,7 @@ impl Shim {
         values.iter().sum()
     }
 
-    /// Waits until its status is as wanted.
+    /// Waits until the shim's status satisfies `wanted`.
     #[track_caller]
     pub(crate) fn until(&self, what: &str, wanted: impl Fn(&wire::Status) -> bool) -> wire::Status {
         eventually(what, || Some(self.status()).filter(&wanted))
@@ -229,7 +231,7 @@ impl Shim {
         });
     }
 
-    /// Records an instance in addition to its own, alive as long as the result.
+    /// Records a second instance, which is alive as long as the returned claim.
     pub(crate) fn sibling(&self, id: &str, address: SocketAddr) -> InstanceClaim {
         let id = InstanceId::parse(id).unwrap();
         let claimant = Claimant {
@@ -258,7 +260,7 @@ impl Shim {
         self.stop.send_replace(stop);
     }
 
-    /// Waits for its end.
+    /// Waits until the shim has ended.
     pub(crate) fn ended(mut self) -> Ended {
         let thread = self.thread.take().unwrap();
         eventually("the end of the shim", || thread.is_finished().then_some(()));

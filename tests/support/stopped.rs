@@ -1,14 +1,16 @@
-//! A thread that hangs, among others that do not.
+//! A thread that hangs in a process whose other threads run.
 
 use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-/// A thread that stands still until this is dropped. A process that has one cannot be waited for.
+/// A thread that hangs until this value is dropped. `waitpid` cannot reap a process with a stopped
+/// thread.
 pub(crate) struct Stopped(pub(crate) Pid);
 
 impl Stopped {
-    /// Stops it where it waits for events, or is about to: elsewhere it may hold a lock, for which the whole process would wait.
+    /// Stops a thread in `epoll_wait` or on the way into it. A thread stopped elsewhere may hold a
+    /// lock, and the whole process would wait for the lock.
     pub(crate) fn new(thread: Pid) -> Self {
         ptrace::seize(thread, ptrace::Options::PTRACE_O_TRACESYSGOOD).unwrap();
         ptrace::interrupt(thread).unwrap();
@@ -17,7 +19,7 @@ impl Stopped {
             if waits_for_events(thread) {
                 return Self(thread);
             }
-            // On to its next system call, with the signal that it stopped for if it was one.
+            // Continue to the next system call, with the signal that stopped the thread, if any.
             let signal = if let WaitStatus::Stopped(_, signal) = stop {
                 Some(signal)
             } else {
@@ -28,7 +30,7 @@ impl Stopped {
     }
 }
 
-/// Whether a thread that is stopped is in epoll_wait(2).
+/// True if a stopped thread is in epoll_wait(2).
 fn waits_for_events(thread: Pid) -> bool {
     #[cfg(target_arch = "x86_64")]
     const WAITS: &[i64] = &[libc::SYS_epoll_wait, libc::SYS_epoll_pwait];
@@ -43,7 +45,7 @@ fn waits_for_events(thread: Pid) -> bool {
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        // It may have ended with its process.
+        // The thread may have ended with its process.
         let _ = ptrace::detach(self.0, None);
     }
 }

@@ -1,4 +1,4 @@
-//! A small HTTPS server in an apiserver's place, its CA, and a client.
+//! A small HTTPS server in place of an apiserver, its CA, and a client.
 
 use super::net::{Backend, PROBES, fresh_ip};
 use berth_testing::{authority, issue};
@@ -12,7 +12,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};
 
-/// Signs the certificates of apiservers.
+/// A CA that signs the certificates of apiservers.
 pub(crate) struct Ca(pub(crate) CertifiedIssuer<'static, KeyPair>);
 
 impl Ca {
@@ -29,14 +29,14 @@ impl Ca {
         server_config(&certificate, &key)
     }
 
-    /// Asks for a path and gives the whole answer.
+    /// Sends a GET request for a path and returns the whole answer.
     #[track_caller]
     pub(crate) fn get(&self, stream: TcpStream, path: &str) -> String {
         get(self.0.der(), stream, path)
     }
 }
 
-/// Of an apiserver with this certificate and key.
+/// Returns the configuration of an apiserver with the given certificate and key.
 pub(crate) fn server_config(certificate: &str, key: &str) -> Arc<ServerConfig> {
     let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
@@ -52,7 +52,7 @@ pub(crate) fn server_config(certificate: &str, key: &str) -> Arc<ServerConfig> {
     )
 }
 
-/// Asks an apiserver whose certificate a CA signed, and gives the whole answer.
+/// Sends a GET request to an apiserver with a certificate of the CA, and returns the whole answer.
 #[track_caller]
 pub(crate) fn get(ca: &CertificateDer<'static>, stream: TcpStream, path: &str) -> String {
     let mut roots = RootCertStore::empty();
@@ -74,10 +74,10 @@ pub(crate) fn get(ca: &CertificateDer<'static>, stream: TcpStream, path: &str) -
     answer
 }
 
-/// What is answered, if nothing else is given.
+/// Default body of an answer.
 const VERSION: &str = r#"{"gitVersion":"v1.2.3"}"#;
 
-/// Answers everything with one status and one body.
+/// An apiserver that answers every request with one status and one body.
 pub(crate) struct Api {
     pub(crate) address: SocketAddr,
     status: Arc<Mutex<&'static str>>,
@@ -102,13 +102,13 @@ impl Api {
         let now = status.clone();
         let address = Backend::at(address).serve(move |stream| {
             let status = *now.lock().unwrap();
-            // A client that goes away early does not matter to the test.
+            // A client that disconnects early does not matter to the test.
             let _ = answer(&config, stream, |_| (status, body.to_owned()));
         });
         Self { address, status }
     }
 
-    /// Answers probes alone: the connections of clients are given to the test.
+    /// Starts an API that answers only probes, and passes the connections of clients to the test.
     pub(crate) fn start_silent(ca: &Ca) -> (Self, mpsc::Receiver<TcpStream>) {
         let (config, status) = (ca.server_config(), Arc::new(Mutex::new("200 OK")));
         let (give, attempts) = mpsc::channel();
@@ -124,18 +124,18 @@ impl Api {
         (Self { address, status }, attempts)
     }
 
-    /// From now on.
+    /// Sets the status of all later answers.
     pub(crate) fn answer(&self, status: &'static str) {
         *self.status.lock().unwrap() = status;
     }
 
-    /// No answer begins until this is dropped.
+    /// Delays all answers until the returned guard is dropped.
     pub(crate) fn hold(&self) -> impl Drop + '_ {
         self.status.lock().unwrap()
     }
 }
 
-/// Answers one request; its path has this status and body.
+/// Answers one request. `of` maps its path to a status and a body.
 pub(crate) fn answer(
     config: &Arc<ServerConfig>,
     stream: TcpStream,
@@ -157,7 +157,8 @@ pub(crate) fn answer(
     )?;
     tls.conn.send_close_notify();
     tls.flush()?;
-    // The client closes first: else its last bytes could meet a closed socket, and the answer a reset.
+    // Wait for the client to close first: else the client's last bytes could meet a closed socket,
+    // and a reset would destroy the answer.
     let _ = tls.sock.shutdown(std::net::Shutdown::Write);
     let _ = std::io::copy(&mut tls.sock, &mut std::io::sink());
     Ok(())

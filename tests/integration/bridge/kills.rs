@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-/// With an etcd of three members.
+/// A bridge on a node of an etcd with three members.
 #[test]
 fn bridge() {
     on_any_node_of(ETCD, |node| {
@@ -16,7 +16,8 @@ fn bridge() {
     });
 }
 
-/// With a real etcd that is the only member, which COMMAND restarts, too: `ETCD` names its program, as `scripts/kube-apiserver.sh` prints it.
+/// A bridge with a real etcd that is the only member, which COMMAND restarts, too. `ETCD` is the
+/// path of the program, as `scripts/kube-apiserver.sh` prints it.
 #[test]
 #[ignore = "takes minutes: run by .ci/run kills"]
 fn bridge_with_a_temporary_etcd() {
@@ -46,13 +47,13 @@ const ALONE: Kind = Kind {
 /// Time between two writes of a client.
 const PACE: Duration = Duration::from_millis(100);
 
-/// The logs of a bridge that failed, which the next one keeps.
+/// Logs of a failed bridge, which the next bridge keeps.
 const LOGS: &str = "bridge.log.failed kube-apiserver.log.failed etcd.log.failed";
 
 struct Bridged<'a> {
     node: &'a Node,
     etcd: &'a Etcd,
-    /// The processes of the node's own kube-apiserver and etcd, before COMMAND.
+    /// Pids of the node's kube-apiserver and etcd, before COMMAND.
     before: [i32; 2],
 }
 
@@ -72,7 +73,7 @@ impl<'a> Bridged<'a> {
         }
     }
 
-    /// No process has the bridge's lock.
+    /// True if no process holds the bridge's lock.
     fn is_off(&self) -> bool {
         let lock = fs::File::open(self.node.path("bridge/bridge.lock"));
         lock.is_err() || lock.is_ok_and(|lock| lock.try_lock().is_ok())
@@ -91,7 +92,8 @@ impl Scene for Bridged<'_> {
     fn command(&self) -> Command {
         match self.etcd {
             Etcd::Members(members) => {
-                // As an etcd that has gone on without the last bridge.
+                // Start with an etcd whose leader is back at the node, as long after the last
+                // bridge.
                 members.lock().unwrap().leader = 1;
                 self.node.fast_bridge("", &args(&self.node.restart()))
             }
@@ -103,7 +105,7 @@ impl Scene for Bridged<'_> {
 
     fn settles(&self) {
         let command = self.node.path("restart").display().to_string();
-        // COMMAND goes on without the bridge, and the bridge without the command that began it.
+        // COMMAND runs on without the bridge, and the bridge without the command that started it.
         eventually("the end of COMMAND and of the bridge", || {
             (self.is_off() && crate::support::process::processes(&command).is_empty()).then_some(())
         });
@@ -144,7 +146,7 @@ impl Scene for Bridged<'_> {
             only.reboots();
         }
         self.node.start_own();
-        // Where COMMAND had run, the bridge may have been at its end.
+        // If COMMAND has run, the bridge may have been close to its end.
         if was[0] == self.before[0] {
             self.before = [self.node.own_pid(), self.etcd.pid()];
         }
@@ -162,7 +164,7 @@ impl Scene for Bridged<'_> {
 }
 
 impl Etcd {
-    /// Of the node's own, if that is a process.
+    /// Returns the pid of the node's etcd if it is a process.
     fn pid(&self) -> i32 {
         match self {
             Self::Members(_) => 0,
@@ -174,7 +176,7 @@ impl Etcd {
 /// A real etcd with one member, and a client that writes to it all the time.
 struct Only {
     directory: PathBuf,
-    /// What COMMAND does.
+    /// Shell script of COMMAND.
     restart: PathBuf,
     start: String,
     writes: Arc<Mutex<Writes>>,
@@ -185,9 +187,9 @@ struct Only {
 #[derive(Default)]
 struct Writes {
     acknowledged: u64,
-    /// That of the last write that was acknowledged.
+    /// Revision of the last acknowledged write.
     revision: u64,
-    /// Two writes got the same revision, or the later write a smaller one.
+    /// An error: two writes got the same revision, or the later write a smaller one.
     lost: Option<String>,
 }
 
@@ -212,7 +214,7 @@ impl Only {
              --listen-metrics-urls=http://127.0.0.1:2381 --cert-file={at}/etcd.crt --key-file={at}/etcd.key --snapshot-count=500 \
              >> {at}/etcd-own.log 2>&1 < /dev/null & echo $! > {at}/etcd.new && {{ mv {at}/etcd.new {at}/etcd.pid || mv {at}/etcd.new {at}/etcd.pid; }}"
         );
-        // COMMAND is long enough for the temporary etcd, if there is one.
+        // COMMAND waits until the temporary etcd serves, if the bridge has one.
         let restart = format!(
             r#"{stop}
 looks=0
@@ -281,7 +283,7 @@ done
             .unwrap()
     }
 
-    /// Waits until two more writes are acknowledged: the first one may have begun before.
+    /// Waits until two more writes are acknowledged. The first of them may have begun before.
     fn answers(&self) {
         let before = self.writes.lock().unwrap().acknowledged;
         eventually("a write", || {
@@ -289,7 +291,8 @@ done
         });
     }
 
-    /// One etcd has the data: the node's own, from the file that its path names.
+    /// Checks that exactly one etcd has the data: the node's etcd, started from the file at its
+    /// path.
     fn is_whole(&self) {
         self.answers();
         let data = self.directory.join("etcd-data");
@@ -349,7 +352,8 @@ impl Writes {
     }
 }
 
-/// Puts a key, as a client on the node. `None` unless etcd acknowledges the put, else the key's revision.
+/// Puts a key, as a client on the node, and returns the key's revision. `None` unless etcd
+/// acknowledges the put.
 fn write(tls: Arc<rustls::ClientConfig>) -> Option<u64> {
     let tls = rustls::ClientConnection::new(tls, "127.0.0.1".try_into().unwrap()).unwrap();
     let tcp = std::net::TcpStream::connect("127.0.0.1:2379").ok()?;

@@ -1,4 +1,5 @@
-//! `berth bridge`, on a node in a network namespace of its own, whose kube-apiserver is a simulated apiserver that knows nothing of berth.
+//! `berth bridge` on a node in a network namespace of its own. The node's kube-apiserver is a
+//! simulated apiserver without any knowledge of berth.
 
 use crate::support::load::{Load, Record};
 use crate::support::process::{Running, berth, ends, gone, output_of};
@@ -38,23 +39,24 @@ mod kills;
 
 const NODE: &str = "10.77.0.1:6443";
 const NODE_IPV6: &str = "[fd77::1]:6443";
-/// The second one is the node's name in /etc/hosts of some distributions.
+/// Loopback addresses of the secure port. In /etc/hosts of some distributions, 127.0.1.1 is the
+/// address of the node's name.
 const LOCALHOST: [&str; 3] = ["127.0.0.1:6443", "127.0.1.1:6443", "[::1]:6443"];
 
-/// Clients that begin a connection in each of this time.
+/// Number of clients, and the period in which each client begins a connection.
 const CLIENTS: u32 = 8;
 const PERIOD: Duration = Duration::from_millis(40);
 
-/// Lines of each log that are shown where a test fails.
+/// Lines of each log that are printed when a test fails.
 const SHOWN: usize = 60;
 
 thread_local! {
-    /// The directory of the node that this thread tests.
+    /// Directory of the node that the current thread tests.
     static TESTED: RefCell<Option<PathBuf>> = const { RefCell::new(None) };
 }
 
-/// From now on, where a test of a node fails, what an operator would look at is printed: as it is then, before the test's clients and
-/// processes end.
+/// Installs a panic hook. If a test of a node fails, the hook prints the state that an operator
+/// would look at, before the test's clients and processes end.
 fn explain_failures() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -68,12 +70,12 @@ fn explain_failures() {
     });
 }
 
-/// A panic in here would end the process.
+/// Prints the state of a node. A panic in this function would end the process.
 fn explain(node: &Path) {
     let bridge = node.join("bridge");
     let mut status = berth(["bridge", "status", "--state-dir"]);
     status.arg(&bridge);
-    // A child's /proc/net is that of this thread's network namespace.
+    // A child's /proc/net shows the network namespace of the current thread.
     let mut connections = Command::new("sh");
     let listed = "grep -hE ':192B ' /proc/net/tcp /proc/net/tcp6 | grep -v ' 06 '; ls -l /proc/$(cat \"$0\")/fd";
     connections.args(["-c", listed]).arg(node.join("pid"));
@@ -111,24 +113,24 @@ struct Node {
     certs: certs::Certs,
     kind: Kind,
     _hub: Hub,
-    /// Whether the kernel takes BPF programs here. If not, `berth bridge` steers nothing and does all else: new connections come to the
-    /// node's own kube-apiserver at any time.
+    /// True if the kernel accepts BPF programs here. If false, `berth bridge` does everything
+    /// except steering, and the node's kube-apiserver may get new connections at any time.
     steers: bool,
 }
 
-/// What a node is like: it has an address of IPv6 in any case.
+/// Properties of a node. Every node has an IPv6 address.
 #[derive(Clone, Copy)]
 struct Kind {
     has_ipv4: bool,
-    /// What its kube-apiserver is given about addresses, and for the node's directory DIR.
+    /// Flags of the node's kube-apiserver about addresses. `DIR` stands for the node's directory.
     flags: &'static str,
-    /// Where clients dial it.
+    /// Address that clients dial.
     at: &'static str,
-    /// What its kube-apiserver's process is called.
+    /// Process name of the node's kube-apiserver.
     called: &'static str,
 }
 
-/// One whose kube-apiserver takes clients of IPv4.
+/// A node whose kube-apiserver accepts IPv4 clients only.
 const IPV4: Kind = Kind {
     has_ipv4: true,
     flags: "--bind-address=0.0.0.0",
@@ -136,13 +138,14 @@ const IPV4: Kind = Kind {
     called: "berth",
 };
 
-/// As Go has it for 0.0.0.0 too: one listener, for clients of both families.
+/// A node whose kube-apiserver has one listener for both families. In Go, 0.0.0.0 has the same
+/// effect.
 const DUAL: Kind = Kind {
     flags: "--bind-address=::",
     ..IPV4
 };
 
-/// What is etcd to the simulated apiservers: a thread that ends with this.
+/// The etcd of the simulated apiservers: a thread that ends when the value is dropped.
 struct Hub(Option<tokio::sync::oneshot::Sender<()>>);
 
 impl Hub {
@@ -178,7 +181,8 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
         .block_on(future)
 }
 
-/// Runs a test on a node; skipped where none can be made, or nothing can be steered.
+/// Runs a test on a node. The test is skipped if no node can be made, or if the kernel accepts no
+/// BPF programs.
 fn on_a_node(test: impl FnOnce(&Node) + Send + 'static) {
     on_a_node_of(IPV4, test);
 }
@@ -187,13 +191,14 @@ fn on_a_node_of(kind: Kind, test: impl FnOnce(&Node) + Send + 'static) {
     on(kind, true, test);
 }
 
-/// As [`on_a_node`], for a test of what a bridge does besides steering: on a node on which nothing is steered, where nothing can be.
+/// Runs a test that does not depend on steering. Unlike [`on_a_node`], the test also runs without
+/// BPF.
 fn on_any_node(test: impl FnOnce(&Node) + Send + 'static) {
     on_any_node_of(IPV4, test);
 }
 
 fn on_any_node_of(kind: Kind, test: impl FnOnce(&Node) + Send + 'static) {
-    // Only a debug build can do without.
+    // Only a debug build of berth runs without steering.
     on(kind, !cfg!(debug_assertions), test);
 }
 
@@ -213,7 +218,7 @@ fn on(kind: Kind, must_steer: bool, test: impl FnOnce(&Node) + Send + 'static) {
             netdevice::set("lo:1", InterfaceSetting::Address([10, 77, 0, 1].into())).unwrap();
             netdevice::set("lo:1", InterfaceSetting::Netmask([255; 4].into())).unwrap();
         }
-        // The kernel takes an address of IPv6 into use a moment after it was added.
+        // The kernel uses a new IPv6 address only a moment after it was added.
         let listener = std::net::TcpListener::bind("[::]:0").unwrap();
         let ip = NODE_IPV6.parse::<SocketAddr>().unwrap().ip();
         let to = SocketAddr::new(ip, listener.local_addr().unwrap().port());
@@ -246,7 +251,7 @@ fn on(kind: Kind, must_steer: bool, test: impl FnOnce(&Node) + Send + 'static) {
             steers,
         };
         std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_berth"), node.path(kind.called)).unwrap();
-        // What COMMAND does: the kube-apiserver ends, and another takes its place.
+        // The part of COMMAND: end the kube-apiserver and start its successor.
         std::fs::write(
             node.path("stop"),
             format!("{}\n{}\n", node.quiet(), node.stop()),
@@ -264,8 +269,9 @@ fn on(kind: Kind, must_steer: bool, test: impl FnOnce(&Node) + Send + 'static) {
     });
 }
 
-/// Gives this thread and its children a root directory that this user owns, with the real root's directories mounted in it. In a user
-/// namespace the real root has the user ID of nobody, and a bridge keeps its files only where no user but root and its own may write.
+/// Gives the thread and its children a root directory that the test's user owns, with the real
+/// root's directories mounted in it. In a user namespace, the real root belongs to nobody, and a
+/// bridge keeps its files only in a directory that no user but root and its own may write.
 fn own_root() -> Result<(), String> {
     let failed = |error: nix::errno::Errno| format!("no root directory of its own: {error}");
     let is_empty = |at: &Path| std::fs::read_dir(at).is_ok_and(|mut files| files.next().is_none());
@@ -314,8 +320,8 @@ impl Node {
         self.dir.path().join(name)
     }
 
-    /// What waits, for a shell, until [`go`](Self::go). Where the writer of the line before is late to close its end, the next reader
-    /// reads that: it waits again.
+    /// Returns shell code that waits until [`go`](Self::go). A reader may read the previous line
+    /// again if its writer has not closed the FIFO yet; then the code waits again.
     fn wait(&self) -> String {
         let go = self.path("go");
         nix::unistd::mkfifo(&go, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -326,7 +332,7 @@ impl Node {
         std::fs::write(self.path("go"), "\n").unwrap();
     }
 
-    /// The command line of its kube-apiserver.
+    /// Returns the command line of the node's kube-apiserver.
     fn own(&self) -> String {
         let has_etcd = self.kind.flags.contains("--etcd-servers=");
         let store = if has_etcd {
@@ -349,7 +355,8 @@ impl Node {
         )
     }
 
-    /// What starts it, for a shell, which may be killed at any time: the file has a whole number.
+    /// Returns shell code that starts the node's kube-apiserver. The shell may be killed at any
+    /// time, so the pid file always has a whole number.
     fn start(&self) -> String {
         format!(
             "{} >> {} 2>&1 < /dev/null & echo $! > {pid}.new && {{ mv {pid}.new {pid} || mv {pid}.new {pid}; }}",
@@ -359,14 +366,20 @@ impl Node {
         )
     }
 
-    /// What waits, for a shell, until it has no client, accepted or not: new clients go to the bridge by then. A handshake that began before
-    /// takes milliseconds, but on a machine that stands still longer than the bridge waits where it is sped up. A shell reads byte by byte:
-    /// what is over is not listed, since of that there are thousands of lines. The bridge's probes, from 127.0.0.1 or ::1, are no clients:
-    /// on a busy machine there is always one. The same goes for connections that the bridge has not accepted. So the unaccepted
-    /// connections of the node's own are read from the receive queue of its listener, the only listener that is bound to this port.
+    /// Returns shell code that waits until the node's kube-apiserver has no client, accepted or
+    /// not. By then, new clients go to the bridge.
+    ///
+    /// A handshake that began before takes milliseconds. On a machine that stalls, a handshake may
+    /// take longer than a sped-up bridge waits. A shell reads byte by byte, so the code leaves out
+    /// the thousands of lines of closed connections. The bridge's probes, from 127.0.0.1 or ::1,
+    /// are no clients: on a busy machine there is always a probe. Connections that the bridge has
+    /// not accepted are no clients of the node's kube-apiserver either. So the code reads its
+    /// unaccepted connections from the receive queue of its listener, the only listener that is
+    /// bound to the port.
     fn quiet(&self) -> String {
         let pid = self.path("pid").display().to_string();
-        // The sockets first: what is accepted meanwhile is among the files.
+        // List the sockets before the files: a connection that is accepted meanwhile is among the
+        // files.
         format!(
             r#"pid=$(cat {pid})
 until
@@ -386,7 +399,7 @@ do sleep 0.01; done"#
         )
     }
 
-    /// What ends it, for a shell. Its parent may be long in taking notice of its end.
+    /// Returns shell code that ends the node's kube-apiserver. The parent may notice the end late.
     fn stop(&self) -> String {
         let pid = self.path("pid").display().to_string();
         format!(
@@ -399,7 +412,7 @@ done"#
         )
     }
 
-    /// Ends it whatever clients it has.
+    /// Ends the node's kube-apiserver even if it has clients.
     fn stop_own(&self) {
         assert!(
             Command::new("sh")
@@ -428,7 +441,7 @@ done"#
             .unwrap()
     }
 
-    /// `berth bridge`, that steers if it can.
+    /// Returns a `berth bridge` command that steers if the kernel can.
     fn berth_bridge<const N: usize>(&self, args: [&str; N]) -> Command {
         let mut command = berth(["bridge"].iter().chain(&args));
         if !self.steers {
@@ -437,19 +450,20 @@ done"#
         command
     }
 
-    /// `berth bridge` and its options, for a test whose clients must all be answered: handshakes have 0.8 s.
+    /// Returns `berth bridge` with options, for a test in which no client may be lost. Handshakes
+    /// have 0.8 s.
     fn bridge(&self, options: &str, run: &[&str]) -> Command {
         self.bridge_at(6, "100ms", options, run)
     }
 
-    /// The same, for one without clients.
+    /// Returns `berth bridge` with options, for a test without clients.
     fn fast_bridge(&self, options: &str, run: &[&str]) -> Command {
         self.bridge_at(20, "50ms", options, run)
     }
 
     fn bridge_at(&self, speedup: u32, settle: &str, options: &str, run: &[&str]) -> Command {
         let [speedup, settle] = [format!("--speedup={speedup}"), format!("--settle={settle}")];
-        // Where many tests share a processor, 2 s are short.
+        // Where many tests share a processor, 2 s are too short.
         let mut command =
             self.berth_bridge([&settle, &speedup, "--probe-timeout=10s", "--state-dir"]);
         command
@@ -460,7 +474,7 @@ done"#
         command
     }
 
-    /// `berth bridge start`, for one without clients that must all be answered.
+    /// Returns `berth bridge start`, for a test in which clients may be lost.
     fn start_bridge(&self) -> Command {
         let mut start = self.berth_bridge([
             "start",
@@ -492,7 +506,7 @@ done"#
         serde_json::from_str(&out).unwrap()
     }
 
-    /// Process of the daemon, as soon as there is one.
+    /// Waits for the daemon, and returns its pid.
     fn daemon(&self) -> u32 {
         eventually("a bridge", || self.asked_daemon())
     }
@@ -505,7 +519,7 @@ done"#
             .ok()
     }
 
-    /// Waits until no process is left that runs with files of the bridge.
+    /// Waits until no process runs with files of the bridge.
     fn nothing_runs(&self) {
         let files = self.path("bridge/bridge-files").display().to_string();
         let runs = |process: std::fs::DirEntry| {
@@ -517,7 +531,7 @@ done"#
         });
     }
 
-    /// One client's connection.
+    /// Returns a function that makes one client's connection.
     fn attempt(&self) -> impl Fn(std::net::Ipv4Addr) -> Attempt + Clone + Send + 'static {
         self.attempt_at(self.kind.at)
     }
@@ -533,7 +547,7 @@ done"#
         }
     }
 
-    /// One client's connection, and what it is answered.
+    /// Returns a function that makes one client's connection and returns the answer.
     fn get(&self, to: &'static str) -> impl Fn() -> Answer + Clone + Send + 'static {
         let tls = tokio_rustls::TlsConnector::from(self.tls());
         move || {
@@ -575,7 +589,7 @@ done"#
         Arc::new(config.with_root_certificates(roots).with_no_client_auth())
     }
 
-    /// A client that stays: asks, again and again, on one connection.
+    /// Returns a client that sends requests on one kept connection.
     fn stays(&self) -> impl FnMut() -> io::Result<String> {
         let tls =
             rustls::ClientConnection::new(self.tls(), "kubernetes".try_into().unwrap()).unwrap();
@@ -599,12 +613,13 @@ done"#
         Load::start(CLIENTS, Some(PERIOD), self.attempt())
     }
 
-    /// One that goes on while the node's own kube-apiserver is away: none where nothing is steered, for it would lose what comes then.
+    /// Starts clients that also connect while the node's kube-apiserver is away. `None` if nothing
+    /// is steered, since these clients would lose connections.
     fn load_throughout(&self) -> Option<Load> {
         self.steers.then(|| self.load())
     }
 
-    /// Waits until a client is answered.
+    /// Waits until a client gets an answer.
     fn answers(&self) {
         let attempt = self.attempt();
         eventually("an answer", || {
@@ -636,7 +651,7 @@ impl Node {
     }
 }
 
-/// Waits until this many more clients were served.
+/// Waits until the given number of further clients was served.
 #[track_caller]
 fn more(load: Option<&Load>, clients: usize) {
     if let Some(load) = load {
@@ -644,11 +659,11 @@ fn more(load: Option<&Load>, clients: usize) {
     }
 }
 
-/// Ends a load that must not have lost anything.
+/// Stops the clients, and fails if a connection was lost.
 #[track_caller]
 fn none_lost(load: Load) -> Record {
     let record = load.end();
-    // Where the machine was too busy to tell, the test goes on: its other assertions hold.
+    // If the machine was too busy to know, the test continues: its other assertions hold.
     record.nothing_lost("");
     record
 }
@@ -660,7 +675,7 @@ fn args(words: &[String]) -> Vec<&str> {
 #[test]
 fn clients_lose_nothing_while_the_apiserver_is_replaced() {
     on_a_node(|node| {
-        // Without a bridge.
+        // The control, without a bridge.
         let load = node.load();
         load.more(50);
         node.stop_own();
@@ -704,7 +719,8 @@ fn clients_lose_nothing_while_the_apiserver_is_replaced() {
             record.slowest
         );
 
-        // Nothing is left of it but logs: where it ended before it had relayed all to the node's own, from when it has.
+        // Only logs are left of the bridge. If the bridge ended before its last connection had
+        // moved to the node's kube-apiserver, wait for the last one.
         eventually("only what stays", || {
             let left = std::fs::read_dir(node.path("bridge"))
                 .unwrap()
@@ -722,7 +738,8 @@ fn clients_lose_nothing_while_the_apiserver_is_replaced() {
     });
 }
 
-/// What controllers of the new version ask must not be answered by the old one, for as long as COMMAND has more to do.
+/// The old version must not answer requests of the new version's controllers while COMMAND still
+/// runs.
 #[test]
 fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_again() {
     on_a_node(|node| {
@@ -732,9 +749,10 @@ fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_aga
             let options = format!(" --stand-in-version={version} --shutdown-delay-duration=1h >> ");
             format!("{}\n{wait}", node.start().replacen(" >> ", &options, 1))
         };
-        // After SIGTERM, its /readyz fails, and it serves on.
+        // After SIGTERM, /readyz of the kube-apiserver fails, and it still serves.
         let pid = node.path("pid").display().to_string();
-        // What is killed listens until its last thread has ended, and the next one could not.
+        // A killed process listens until its last thread has ended, and meanwhile its successor
+        // cannot listen.
         let free = "while grep -q ':192B [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.01; done";
         let stop = format!(
             "\nkill $(cat {pid})\n{wait}\n{}\nkill -9 $pid\n{free}\n",
@@ -769,14 +787,15 @@ fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_aga
             );
             if version != versions[2] {
                 node.go();
-                // The temporary one's.
+                // The temporary instance answers.
                 answers("v1.33.0");
                 node.go();
             }
         }
         let daemon = node.daemon();
-        // It goes on although the bridge has ended. It has asked before: a client that sends nothing goes to an instance after 0.8 s, and is
-        // closed there after 32 s. While one that is to be replaced has such a client, it is not quiet.
+        // The kept connection outlives the bridge. Its first request is sent before, since a silent
+        // client goes to an instance after 0.8 s, and the instance closes the connection after 32
+        // s. Meanwhile, an instance that is to be replaced would not be quiet.
         let mut stays = node.stays();
         assert!(stays().unwrap().contains(versions[2]));
         node.go();
@@ -791,7 +810,7 @@ fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_aga
     });
 }
 
-/// Its main thread, which decides, hangs, and those that relay do not.
+/// The main thread, which decides, hangs. The relaying threads run.
 #[test]
 fn a_bridge_that_decides_nothing_any_more_steers_no_more() {
     on_a_node(|node| {
@@ -861,7 +880,7 @@ fn the_temporary_instance_runs_as_the_running_one() {
         ] {
             assert!(cmdline.contains(&part), "{part} is not in {cmdline}");
         }
-        // Another's files are read as the other reads them.
+        // Files of another user are read with the other user's rights.
         let copied = format!("--tls-private-key-file={}/", keys.display());
         assert_eq!(
             cmdline.contains(&copied),
@@ -869,7 +888,7 @@ fn the_temporary_instance_runs_as_the_running_one() {
             "{copied} {cmdline}"
         );
 
-        // One is enough, and COMMAND runs under it too.
+        // Only one bridge may run. COMMAND runs under the first one, too.
         ends(
             &mut node.fast_bridge("", &["true"]),
             69,
@@ -889,7 +908,7 @@ fn the_temporary_instance_runs_as_the_running_one() {
     });
 }
 
-/// All clients wait for it, and the node has two kube-apiservers meanwhile.
+/// All clients wait for the bridge's processes. Meanwhile the node has two kube-apiservers.
 #[test]
 fn the_kernel_ends_pods_before_the_bridge_where_memory_is_missing() {
     on_any_node(|node| {
@@ -940,7 +959,7 @@ fn a_log_is_bounded_and_that_of_the_last_bridge_that_failed_is_kept() {
         let daemon = node.daemon();
         kill(Pid::from_raw(daemon.try_into().unwrap()), Signal::SIGKILL).unwrap();
         gone(daemon);
-        // Two that go well, after it.
+        // Two bridges that succeed after the failed one.
         for _ in 0..2 {
             let mut bridge = Running::start(&mut node.fast_bridge("", &args(&node.restart())));
             bridge.ends(0);
@@ -956,7 +975,8 @@ fn a_log_is_bounded_and_that_of_the_last_bridge_that_failed_is_kept() {
     });
 }
 
-/// A flag that it does not know, for example. kubeadm's and the kubelet's probes are answered by the temporary one meanwhile.
+/// The new version does not know a flag, for example. Meanwhile the temporary instance answers
+/// probes of kubeadm and the kubelet.
 #[test]
 fn one_that_does_not_get_ready_is_reported_while_command_runs() {
     on_any_node(|node| {
@@ -1014,7 +1034,8 @@ fn a_node_of_ipv6_alone_is_bridged() {
 
 #[test]
 fn a_node_that_advertises_ipv6_is_bridged_by_that() {
-    // kube-apiserver advertises what is of its bind address's family, unless a flag sets it.
+    // kube-apiserver advertises an address of its bind address's family, unless a flag sets the
+    // address.
     for flags in ["--bind-address=:: --advertise-address=fd77::1", DUAL.flags] {
         on_any_node_of(
             Kind {
@@ -1027,7 +1048,8 @@ fn a_node_that_advertises_ipv6_is_bridged_by_that() {
     }
 }
 
-/// The node's own is asked at its address of IPv6, and that is the one that the temporary one advertises.
+/// The bridge asks the node's kube-apiserver at its IPv6 address, and the temporary instance
+/// advertises that address.
 fn bridged_by_ipv6(node: &Node) {
     let (plan, _) = ends(&mut node.bridge("--dry-run", &["true"]), 0, &[]);
     for part in [
@@ -1077,7 +1099,7 @@ fn a_command_that_fails_leaves_clients_on_the_bridge() {
 #[test]
 fn what_the_temporary_instance_logs_is_shown_where_it_does_not_start() {
     on_any_node(|node| {
-        // Where it would write its audit log, there is a directory.
+        // The path of the temporary instance's audit log is a directory.
         std::fs::create_dir(node.path("audit-bridge.log")).unwrap();
         ends(
             &mut node.fast_bridge("", &["true"]),
@@ -1117,7 +1139,7 @@ fn an_apiserver_that_does_not_come_back_is_reported() {
     on_any_node(|node| {
         let load = node.load_throughout();
         let stop = node.path("stop").display().to_string();
-        // The temporary one has no longer either: on a machine that stands still that is too short.
+        // The temporary instance has the same timeout, which is too short on a machine that stalls.
         let bridge = [1, 2, 4, 8, 16].into_iter().find_map(|seconds| {
             let options = format!("--ready-timeout={seconds}s");
             let mut bridge = Running::start(&mut node.bridge(&options, &["sh", &stop]));
@@ -1134,7 +1156,8 @@ fn an_apiserver_that_does_not_come_back_is_reported() {
         });
         let bridge = bridge.expect("a temporary instance that gets ready in 16 s");
         bridge.logs("nothing listens on its port");
-        // It may be replaced once, before COMMAND, and not when it has not come back.
+        // The kube-apiserver may be replaced once, before COMMAND. A second announcement would be
+        // wrong while it has not come back.
         assert_eq!(
             bridge.log().matches("may be replaced now").count(),
             1,
@@ -1146,7 +1169,7 @@ fn an_apiserver_that_does_not_come_back_is_reported() {
             !err.contains("may be replaced now") && err.contains("fix it, then `berth bridge end`"),
             "{err}"
         );
-        // Fixed by the operator.
+        // The operator has repaired the kube-apiserver.
         node.start_own();
         eventually("it is ready", || {
             (node.status()["own"]["ready"] == true).then_some(())
@@ -1168,7 +1191,7 @@ fn an_apiserver_that_does_not_come_back_is_reported() {
 fn the_end_of_the_callers_session_does_not_end_it() {
     on_any_node(|node| {
         let load = node.load();
-        // COMMAND goes on until it is killed.
+        // COMMAND runs until it is killed.
         let mut command = node.bridge(
             "",
             &[
@@ -1211,7 +1234,7 @@ fn a_caller_that_ends_before_command_leaves_no_bridge() {
             bridge.logs("new connections go to the temporary kube-apiserver");
             let _ = kill(bridge.pid(), Signal::SIGKILL);
             bridge.ended();
-            // On a machine that stood still COMMAND may have begun by then: that is another case.
+            // If the machine stalled, COMMAND may have begun before the kill: a different case.
             if bridge.log().contains("may be replaced now") {
                 output_of(node.part("end").arg("--now"));
                 gone(daemon);
@@ -1245,7 +1268,7 @@ fn a_temporary_instance_that_is_killed_is_replaced() {
         });
         load.more(50);
         let record = load.end();
-        // What it was answering is lost, and no more.
+        // Only requests in flight are lost.
         assert!(record.lost() <= 2 * CLIENTS as usize, "{}", record.kinds());
         record.is_told();
         kill(Pid::from_raw(node.own_pid()), Signal::SIGKILL).unwrap();
@@ -1267,7 +1290,8 @@ fn what_a_daemon_that_was_killed_left_is_removed_by_the_end() {
     let Some(root) = root.map(Path::new) else {
         return skipped("no cgroups are mounted");
     };
-    // As a container's that ended with its runner: one of another name is another test's.
+    // A temporary instance whose runner was killed, like a container's. Other names belong to other
+    // tests.
     let left = root.join(format!(
         "berth-bridge-kube-apiserver-{}",
         std::process::id()
@@ -1303,12 +1327,13 @@ fn a_daemon_that_is_killed_after_command_began_leaves_the_port_as_it_was() {
     ]);
 }
 
-/// At each step, by the line that is logged when it begins: the port's own listener gets new connections at once, nothing is left that runs,
-/// and the next bridge begins.
+/// Kills the bridge at each step, given by the line that is logged at the step's begin. Then the
+/// port's own listener gets new connections at once, no process is left, and the next bridge
+/// starts.
 fn killed_at(steps: &'static [&'static str]) {
     on_any_node(move |node| {
         for said_at in steps {
-            // One that ended before it could be killed shows nothing.
+            // Repeat if the bridge ended before the kill: then the run shows nothing.
             while !is_killed_at(node, said_at) {}
         }
         let mut bridge = Running::start(&mut node.fast_bridge("", &args(&node.restart())));
@@ -1316,7 +1341,7 @@ fn killed_at(steps: &'static [&'static str]) {
     });
 }
 
-/// False: it had ended before.
+/// Returns false if the bridge had ended before the kill.
 fn is_killed_at(node: &Node, said_at: &str) -> bool {
     let (ran, restart) = (node.path("ran"), node.path("restart"));
     let _ = std::fs::remove_file(&ran);
@@ -1334,7 +1359,7 @@ fn is_killed_at(node: &Node, said_at: &str) -> bool {
         bridge.ends(0);
         return false;
     };
-    // A connection that sends nothing keeps the drain from ending at once.
+    // A silent connection keeps the drain from ending at once.
     let _silent = said_at.contains("connections end").then(|| {
         bridge.logs("may be replaced now");
         std::net::TcpStream::connect(NODE)
@@ -1350,7 +1375,7 @@ fn is_killed_at(node: &Node, said_at: &str) -> bool {
     if code == Some(0) {
         return false;
     }
-    // The caller must know whether COMMAND ran.
+    // The exit status shows the caller whether COMMAND ran.
     assert_eq!(
         code,
         Some(if ran.exists() { 75 } else { 69 }),
@@ -1381,7 +1406,7 @@ fn all_that_is_missing_is_reported_at_once() {
         ends(&mut command, 69, &parts);
         drop(elsewhere);
         ends(&mut command, 69, &["nothing listens on port 7000"]);
-        // The probe's CA is tried before.
+        // The bridge tries the probe's CA before it starts.
         std::fs::write(node.path("other-ca"), authority().pem()).unwrap();
         let mut command = node.berth_bridge(["--probe-timeout=10s", "--probe-ca"]);
         command
@@ -1404,7 +1429,8 @@ fn all_that_is_missing_is_reported_at_once() {
             64,
             &["no program no-such-program"],
         );
-        // Another's arguments would make another apiserver.
+        // With other arguments, the temporary instance would differ from the running
+        // kube-apiserver.
         let mut command = node.berth_bridge(["--probe-timeout=10s", "--probe-ca"]);
         command.arg(&node.certs.ca_file).args([
             "--command",
@@ -1420,7 +1446,7 @@ fn all_that_is_missing_is_reported_at_once() {
             !Path::new(&node.path("bridge")).exists(),
             "nothing is changed"
         );
-        // What is another's is left alone.
+        // The directory of another program stays as it is.
         std::fs::create_dir(node.path("bridge")).unwrap();
         std::fs::write(node.path("bridge/lock"), "").unwrap();
         ends(
@@ -1436,7 +1462,7 @@ fn all_that_is_missing_is_reported_at_once() {
 fn clients_that_dial_localhost_are_named_before() {
     on_any_node(|node| {
         let (code, _, err) = output_of(&mut node.bridge("--dry-run", &["true"]));
-        // It is called as this program is.
+        // The other program has the same process name as the test's kube-apiserver.
         assert!(
             code == Some(0)
                 && err.contains("localhost is not covered: its process is called berth"),
@@ -1459,8 +1485,9 @@ fn clients_that_dial_localhost_are_named_before() {
     });
 }
 
-/// But for what a kube-apiserver itself dials there. The other's process has another name, by which it is told apart and outlives what ends
-/// the node's own by its name.
+/// Clients on localhost are served, except kube-apiserver's own connections. The other program's
+/// process has another name. By the name, berth distinguishes the two, and the script that ends the
+/// kube-apiserver spares the other.
 #[test]
 fn what_dials_localhost_is_served_too() {
     on_a_node_of(
@@ -1476,7 +1503,7 @@ fn what_dials_localhost_is_served_too() {
                 return skipped(&error.to_string());
             }
             let start = || LOCALHOST.map(|to| Load::start(2, Some(PERIOD), node.attempt_at(to)));
-            // Without a bridge.
+            // The control, without a bridge.
             let loads = start();
             loads.iter().for_each(|load| load.more(10));
             node.stop_own();
@@ -1587,7 +1614,8 @@ fn of_two_that_begin_at_once_one_is_refused() {
     });
 }
 
-/// One whose events are in an etcd of three members, of which it has the first.
+/// A node whose kube-apiserver stores events in an etcd with three members. The first member runs
+/// on the node.
 const ETCD: Kind = Kind {
     flags: "--bind-address=0.0.0.0 --etcd-servers-overrides=/events#https://127.0.0.1:2379 --etcd-cafile=DIR/etcd-ca.crt",
     ..IPV4
@@ -1644,7 +1672,7 @@ fn of_an_etcd_of_several_members_the_temporary_one_uses_the_others() {
         node.go();
         bridge.ends(0);
         load.map(none_lost);
-        // With one stopped, another bridge would leave none.
+        // One member is stopped. With a bridge, no majority would be left.
         members.lock().unwrap().stopped = vec![3];
         ends(
             &mut node.bridge("--dry-run", &["true"]),
@@ -1663,7 +1691,7 @@ fn of_an_etcd_of_several_members_the_temporary_one_uses_the_others() {
     });
 }
 
-/// The same command, started by another.
+/// Returns a command that runs `command` through another program.
 fn by(starter: &[&str], command: &Command) -> Command {
     let mut by = Command::new(starter[0]);
     by.args(&starter[1..])

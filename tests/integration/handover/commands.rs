@@ -1,4 +1,4 @@
-//! What operators call: `berth drain`, and one shim for a node.
+//! Commands of operators: `berth drain`, `berth ready`, and one shim for a node.
 
 use super::node::{Echo, Node};
 use crate::support::MOMENT;
@@ -26,7 +26,7 @@ fn drain_leaves_and_keeps_streams() {
     assert_eq!(a.status().state, Phase::Joined, "a lone shim serves on");
     let b = node.joined("b", second.address, &[]);
     a.until_counted("guard", 1);
-    // A sibling that does not answer within a second is none.
+    // A sibling that does not answer within a second counts as absent.
     eventually("a drain while the sibling serves", || {
         let (code, out, log) = drain(&["--wait", "--if-sibling"]);
         assert_eq!(code, Some(0), "{out}{log}");
@@ -51,7 +51,8 @@ fn drain_leaves_and_keeps_streams() {
     a.leave();
 }
 
-/// It hung while a preStop hook asked it to leave, and its sibling died meanwhile; a command that gave up waiting asked for nothing.
+/// The shim hung while a preStop hook asked it to leave, and its sibling died meanwhile. A command
+/// that gave up waiting has asked for nothing.
 #[test]
 fn a_shim_that_hung_when_it_was_asked_to_leave_serves_on_if_it_is_the_last() {
     let (node, instance) = (Node::new(), Echo::new());
@@ -124,7 +125,7 @@ fn a_node_shim_serves_every_instance_that_is_recorded() {
     shim.until("one that does not listen", |status| {
         status.instances.len() == 2
     });
-    // Until it was probed.
+    // The first answers come before the first probe.
     eventually("why it is not ready", || {
         let (code, out, _) = ready("never");
         assert_eq!(code, Some(1), "{out}");
@@ -147,7 +148,8 @@ fn a_node_shim_serves_every_instance_that_is_recorded() {
     shim.leave();
 }
 
-/// It has no instance of its own: it outlives all that it serves, and its deadline begins when the last one listens no more.
+/// A node shim has no instance of its own. It outlives every instance, and its deadline begins when
+/// the last instance stops listening.
 #[test]
 fn a_node_shim_that_leaves_stays_as_long_as_an_instance_listens() {
     const DEADLINE: &str = "the instance listens no more: draining";

@@ -12,7 +12,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Two shims of an instance, each with its lease, that hold one another's guards, and the listener of the first.
+/// Starts two shims of an instance with their leases, waits until each holds the other's guard, and
+/// returns the shims with the listener of the first.
 fn two(
     node: &Node,
     instance: SocketAddr,
@@ -38,7 +39,7 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
     let (mut queued_in_all, mut lost_in_all, mut accepted_in_all) = (0, 0, 0);
     for _ in 0..number("BERTH_CRASHES", 5) {
         let (node, instance) = (Node::new(), Echo::new());
-        // The lease must not run out: it is the end of the process that hands over.
+        // The lease must not expire: the end of the process must cause the takeover.
         let (mut a, b, listener) = two(&node, instance.address, [LEASE; 2], &[]);
         let mut kept: Vec<_> = (0..16).map(|_| connect(node.listen)).collect();
         for client in &mut kept {
@@ -79,9 +80,10 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
     println!("queued {queued_in_all}, all served; accepted {accepted_in_all}, lost {lost_in_all}");
 }
 
-/// A shim that starts after a death has never had a message from the dead one, whose lease holds on: it joins all the same, and serves alone
-/// when the last one that was there dies, too. With `BERTH_KILLS` they are 1 to 3 s apart; the longest time in which
-/// no client was answered is printed with that of clients that dial the instance.
+/// A shim that starts after a death has never had a message from the dead shim, whose lease still
+/// holds. The newcomer joins all the same, and serves alone when the older shim dies, too. With
+/// `BERTH_KILLS`, the deaths are 1 to 3 s apart. The test prints the longest time without an
+/// answer, for clients of the shims and for clients that dial the instance.
 #[test]
 fn consecutive_deaths_leave_no_client_waiting_for_a_lease() {
     const CLIENTS: u32 = 32;
@@ -110,7 +112,7 @@ fn consecutive_deaths_leave_no_client_waiting_for_a_lease() {
         through.gap,
         past.gap
     );
-    // What the dead one had accepted, and nothing else.
+    // Only connections that the dead shim had accepted may be lost.
     let accepted = through
         .lost
         .keys()
@@ -124,7 +126,7 @@ fn consecutive_deaths_leave_no_client_waiting_for_a_lease() {
     past.nothing_lost("");
 }
 
-/// This many clients, one after the other, are answered.
+/// Checks that the given number of clients, one after the other, gets answers.
 #[track_caller]
 fn flows(node: &Node, number: usize) {
     for _ in 0..number {
@@ -132,12 +134,13 @@ fn flows(node: &Node, number: usize) {
     }
 }
 
-/// The rest of the shim goes on, so a lease that only its control thread renewed would prove nothing.
+/// The other threads of the shim run. A lease that depends on the control thread alone would prove
+/// nothing.
 #[test]
 fn one_thread_that_hangs_expires_the_lease_too() {
     let (node, instance) = (Node::new(), Echo::new());
     let (a, b, _) = two(&node, instance.address, ["1s", LEASE], &["--threads", "2"]);
-    // Not the one that accepts: what is distributed to the other would wait.
+    // Not the accepting thread: connections that it hands to a stopped thread would wait.
     let stopped = a.stop("berth-relay-1");
     a.running.logs("a relaying thread does not answer");
     a.until("left", |status| status.state == Phase::Left);
@@ -154,14 +157,16 @@ fn one_thread_that_hangs_expires_the_lease_too() {
     assert_eq!(node.listeners().len(), 2);
 }
 
-/// While it hangs, its sibling takes over what waits for it. That this takes one lease at most is shown in virtual time,
-/// by the tests of `handover/machine`; here it is only printed.
+/// While a shim hangs, its sibling takes over the waiting clients. The tests of `handover/machine`
+/// show in virtual time that the takeover takes one lease at most. This test only prints the time.
 #[test]
 fn a_hang_makes_clients_wait_for_one_lease_at_most() {
     let (node, instance) = (Node::new(), Echo::new());
-    // B's is not longer: as long as its own, a sibling takes one to be alive to which it got a connection.
+    // B's lease must be short, too: for the length of its own lease, a sibling regards a shim as
+    // alive after a connection to the shim.
     let (a, b, listener) = two(&node, instance.address, ["1s", "2s"], &[]);
-    // Again where A had left before it was stopped, as it does with so short a lease when a thread of it does not run.
+    // Try again if A had left before it was stopped. With a short lease A leaves when one of its
+    // threads does not run.
     let (before, accepted, frozen, mut waiting) = eventually("clients that wait for A", || {
         a.until_joined();
         let (before, accepted) = (b.status().connections_total, b.counted("accept", "ok"));
@@ -209,7 +214,7 @@ fn a_hang_makes_clients_wait_for_one_lease_at_most() {
     assert_eq!(node.listeners().len(), 2);
 }
 
-/// Its clients waited, and no other shim served them.
+/// The shim's clients waited, and no other shim served them.
 #[test]
 fn a_lone_shim_that_hung_speaks_of_no_sibling() {
     let (node, instance) = (Node::new(), Echo::new());
@@ -221,8 +226,9 @@ fn a_lone_shim_that_hung_speaks_of_no_sibling() {
     assert!(warned.contains("no sibling was there"), "{warned}");
 }
 
-/// It has left, and lives on for its last connection with guards of all listeners: no other process is there that would accept from
-/// them, and what the kernel put into their queues would wait until its end.
+/// The shim has left, and stays for its last connection with guards of all listeners. No other
+/// process is there to accept from them. Connections in their queues would wait until the shim's
+/// end.
 #[test]
 fn a_shim_that_has_left_serves_what_waits_when_the_last_sibling_dies() {
     let (node, instance) = (Node::new(), Echo::new());

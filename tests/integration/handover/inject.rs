@@ -1,5 +1,6 @@
-//! Clients' sockets are passed to instances by `berth exec --pass inject`: what comes of these clients when a shim, an instance or its
-//! supervisor ends. Where clients see the same of a relay, or what a relay does not keep is the control, each way is tried.
+//! Clients' sockets that `berth exec --pass inject` passes to instances: the fate of these clients
+//! when a shim, an instance or its supervisor ends. Tests run with a relay, too, where clients see
+//! the same or where the relay is the control.
 
 use super::node::{Node, Shim, freeze};
 use crate::stand_in::{API, BROKEN, EMULATES, SILENT};
@@ -19,10 +20,11 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Ways in which clients come to an instance, and the number of instances that get sockets in each.
+/// Values of `--pass`, and the number of instances that get sockets with each value.
 const WAYS: [(&str, usize); 2] = [("relay", 0), ("inject", 1)];
 
-/// A node and an instance that gets its clients in this way, or gets their sockets. `None` where that is not possible: the test is skipped.
+/// Returns a node, and an instance that gets clients by the given way. `None` if this machine
+/// cannot pass sockets: the test is skipped.
 fn supervised_by(pass: &str, silent: &str) -> Option<(Node, Running, Pid)> {
     let node = Node::new();
     let (supervisor, server) =
@@ -34,7 +36,8 @@ fn supervised(silent: &str) -> Option<(Node, Running, Pid)> {
     supervised_by("inject", silent)
 }
 
-/// A shim of instance a that is joined and knows so many instances that get sockets.
+/// Starts a shim of instance a, and waits until the shim has joined and has links to the given
+/// number of instances.
 fn shim(node: &Node, pass: &str, instances: usize) -> Shim {
     let shim = node.launch("a", &["--pass", pass]);
     shim.until_joined();
@@ -53,7 +56,7 @@ fn injected(shim: &Shim) -> u64 {
     shim.metric("berth_connections_total", &[("outcome", "injected")])
 }
 
-/// Whom the instance takes the client for.
+/// Returns the client's address as the instance sees it.
 fn known_as(client: &mut TcpStream) -> String {
     client.write_all(b"who").unwrap();
     let expected = client.local_addr().unwrap().to_string();
@@ -62,7 +65,7 @@ fn known_as(client: &mut TcpStream) -> String {
 
 #[test]
 fn the_end_of_a_shim_cuts_no_client() {
-    // The control: a shim that is killed cuts each client that the shim relays.
+    // The control: a killed shim cuts each client that it relays.
     let Some((node, _instance, _)) = supervised_by("relay", "") else {
         return;
     };
@@ -105,7 +108,7 @@ fn the_end_of_a_shim_cuts_no_client() {
     eventually("a client of the instance alone", || {
         (injected(&second) == 1).then_some(())
     });
-    // What leaves takes no client along.
+    // A shim that leaves cuts none of its clients.
     second.leave();
     clients
         .iter_mut()
@@ -113,7 +116,8 @@ fn the_end_of_a_shim_cuts_no_client() {
         .for_each(|client| ping(client, b"still there"));
 }
 
-/// An instance that ends before its first byte: of its clients it has accepted none, has read nothing, or has read a ClientHello.
+/// An instance ends before its first byte. It has not accepted its clients, or has read nothing
+/// from them, or has read a ClientHello.
 #[test]
 fn a_client_without_an_answer_is_served_by_the_next_instance() {
     for silent in ["stopped", "accepted", "read"] {
@@ -121,7 +125,8 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
             let Some((node, supervisor, server)) = supervised(silent) else {
                 return;
             };
-            // Before the clients, which are an instance's own when that has not answered for 10 s.
+            // Wait for the second instance before clients come. An instance keeps its clients if it
+            // has not answered for 10 s.
             let (_other, _) = node.injected("b", "inject", &[]);
             let shim = shim(&node, "inject", 2);
             shim.until("the other instance", |status| {
@@ -140,7 +145,7 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
             };
             let (before, began) = (descriptors(), Instant::now());
             let mut clients: Vec<_> = (0..5).map(|_| client_with_hello(node.listen)).collect();
-            // The control: what is not TLS may have done something, and is not sent again.
+            // The control: a request without TLS may have had an effect, and is not replayed.
             let mut plain = connect(node.listen);
             plain.write_all(b"POST /once").unwrap();
             let line = format!("{silent} ");
@@ -173,7 +178,8 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
                 );
                 ping(client, b"and more");
             }
-            // A ClientHello that was read is relayed, again. A client that comes back may be relayed to the instance while the supervisor ends.
+            // A ClientHello that was read is relayed to the next instance. A client that comes back
+            // may be relayed to the first instance while the supervisor ends.
             let passed = match silent {
                 "read" => {
                     expect_reset(&mut plain);
@@ -188,7 +194,7 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
             eventually("clients of the instance alone", || {
                 passed.contains(&injected(&shim)).then_some(())
             });
-            // The supervisor's own descriptors may be among those that were counted.
+            // The supervisor's own descriptors may be among the counted ones.
             let least = if silent == "stopped" { 1 } else { 5 };
             assert!(
                 shim.metric("berth_replays_total", &[]) >= least,
@@ -198,14 +204,14 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
     }
 }
 
-/// An instance that is stuck, with clients that it has not accepted.
+/// An instance that hangs, with clients that it has not accepted.
 #[test]
 fn clients_of_an_instance_that_stands_still_are_recalled_for_another() {
-    // Where the shim finds out before they come, nothing is shown.
+    // Repeat the test if the shim noticed the hang before clients came: then the run shows nothing.
     while can_inject() && !clients_are_recalled() {}
 }
 
-/// False: none was sent to the instance that stands still.
+/// Returns false if no client was sent to the hanging instance.
 fn clients_are_recalled() -> bool {
     let Some((node, _supervisor, server)) = supervised("") else {
         return true;
@@ -221,7 +227,7 @@ fn clients_are_recalled() -> bool {
             == 2
     });
     freeze(server);
-    // More than are under way at a time.
+    // More clients than the shim has in transit at a time.
     let mut clients: Vec<_> = (0..80).map(|_| client_with_hello(node.listen)).collect();
     for client in &mut clients {
         assert_eq!(read(client, 64), client_hello(64), "{}", shim.running.log());
@@ -233,7 +239,8 @@ fn clients_are_recalled() -> bool {
     shim.metric("berth_replays_total", &[]) > 0
 }
 
-/// A supervisor that hangs keeps the clients that it was sent; these go away, and occupy no thread of the shim.
+/// A supervisor that hangs keeps the clients that it was sent. When these clients leave, no thread
+/// of the shim may wait for the supervisor.
 #[test]
 fn clients_that_leave_a_supervisor_that_hangs_disturb_no_other() {
     let Some((node, supervisor, _)) = supervised("") else {
@@ -303,7 +310,7 @@ fn a_handshake_has_its_slot_until_the_first_byte() {
         gate(status) == Some((1, 2))
     });
     assert_eq!(supervisor.out().matches("read ").count(), 1);
-    // An instance that answers gets one after the other.
+    // An instance that answers gets one client after the other.
     let (_other, _) = node.injected("b", "inject", &[]);
     kill(server, Signal::SIGKILL).unwrap();
     for client in &mut clients {
@@ -337,7 +344,7 @@ fn an_instance_without_a_supervisor_is_relayed_to_and_the_reason_is_told() {
     }
 }
 
-/// FIN for FIN, RST for RST, of either end.
+/// FIN for FIN, RST for RST, from either end.
 #[test]
 fn each_end_sees_what_the_other_did() {
     for (pass, links) in WAYS {
@@ -376,7 +383,8 @@ fn each_end_sees_what_the_other_did() {
     }
 }
 
-/// An instance that was ready and does not answer its probe still gets clients. One that was never ready gets none, in no way.
+/// An instance that was ready and does not answer its probe still gets clients. An instance that
+/// was never ready gets no client by any way.
 #[test]
 fn a_probe_without_an_answer_takes_no_instance_off_the_air_and_none_is_used_before_it_is_ready() {
     let ca = Ca::new();
@@ -445,7 +453,8 @@ fn a_probe_without_an_answer_takes_no_instance_off_the_air_and_none_is_used_befo
     }
 }
 
-/// The caller stops the apiserver next: it is told of the connections that the shim has let go of.
+/// The caller of a drain stops the apiserver next, so the drain also waits for connections that the
+/// shim has passed to the instance.
 #[test]
 fn a_drain_waits_for_connections_that_the_instance_has_alone() {
     for (pass, links) in WAYS {

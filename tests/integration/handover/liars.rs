@@ -16,7 +16,8 @@ impl Peer {
         Self(seqpacket::dial(path).unwrap())
     }
 
-    /// One that joined under a name: as soon as the shim has seen the end of the last one of that name.
+    /// Connects and joins under a name, once the shim has seen the end of the last peer with the
+    /// name.
     #[track_caller]
     pub(super) fn joined(path: &Path, holder: u64) -> Self {
         eventually("a place among the siblings", || {
@@ -35,7 +36,7 @@ impl Peer {
         seqpacket::transmit(self.0.as_fd(), message.as_bytes(), descriptors).unwrap();
     }
 
-    /// The next message; none at the end.
+    /// Returns the next message. `None` at the end of the connection.
     #[track_caller]
     pub(super) fn receives(&self) -> Option<String> {
         let mut buffer = vec![0; seqpacket::MESSAGE];
@@ -56,7 +57,7 @@ fn cookie(listener: &impl AsFd) -> u64 {
     socket::cookie(listener.as_fd()).unwrap()
 }
 
-/// A message of a sibling, with listeners.
+/// Builds a sibling's message with listeners.
 fn update(version: u32, guards: &[(u64, SocketAddr)]) -> String {
     let guards: Vec<_> = guards
         .iter()
@@ -68,7 +69,8 @@ fn update(version: u32, guards: &[(u64, SocketAddr)]) -> String {
     )
 }
 
-/// It is refused with a line of log; nothing is left of it; the berth serves.
+/// Checks that a message is refused with a line of the log, that no descriptor of the message stays
+/// open, and that the berth still serves.
 #[track_caller]
 fn refused(node: &Node, shim: &Shim, line: &str, message: &str, descriptors: &[BorrowedFd<'_>]) {
     let before = shim.descriptors();
@@ -119,7 +121,7 @@ fn a_peer_that_lies_is_refused() {
         &update(1, &[]),
         &[fd],
     );
-    // More than fit: those that the kernel installed are closed again.
+    // More descriptors than fit: the shim must close those that the kernel installed.
     refused(&node, &shim, "Message too long", &update(1, &[]), &[fd; 70]);
     refused(
         &node,
@@ -178,7 +180,7 @@ fn a_peer_that_lies_is_refused() {
 fn a_listener_of_another_address_is_not_taken() {
     let (node, instance) = (Node::new(), Echo::new());
     let shim = node.joined("a", instance.address, &[]);
-    // It shares its port, as a shim's listener does, but no address of this berth.
+    // The socket shares its port, like a shim's listener, but has no address of this berth.
     let foreign = socket::bind((fresh_ip(), 0).into(), false).unwrap();
     socket::start_listening(foreign.as_fd(), 16).unwrap();
     let address = socket::local_address(foreign.as_fd()).unwrap();
@@ -215,7 +217,7 @@ fn a_silent_peer_holds_nothing_up() {
     }
     shim.running
         .logs("a sibling is connected and sends no updates");
-    // A sibling that sends nothing keeps no shim from joining or leaving for longer than a lease.
+    // A silent sibling delays a join or a leave for one lease at most.
     let next = node.joined("b", instance.address, &[]);
     shim.leave();
     served(node.listen);
@@ -225,7 +227,8 @@ fn a_silent_peer_holds_nothing_up() {
     });
 }
 
-/// Root may read and command, but it could not listen here: no listener and no connection goes to it.
+/// A root process may read and command. But it could not listen on this port, so it gets no
+/// listener and no connection.
 #[test]
 fn a_sibling_of_another_uid_is_refused() {
     let node = match Node::of(65534) {

@@ -1,4 +1,5 @@
-//! Whose the listeners are, what their connections inherit, and when they are announced.
+//! Owners of listeners, socket options that connections inherit, and the moment at which listeners
+//! are announced.
 
 use super::node::{ACCEPTS, Echo, Node, know_one_another};
 use crate::support::net::{free_address, ping, relayed_client, served, served_client};
@@ -13,10 +14,11 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
 
-/// Some user that is not us.
+/// Some user other than the test's.
 const STRANGER: u32 = 65534;
 
-/// Another user's shim with a ready instance wants the port; it must not have it. None: it cannot be run here.
+/// Starts another user's shim with a ready instance, which must not get the port. `None` if the
+/// test cannot run as two users here.
 fn stranger_fails(listen: SocketAddr) -> Option<()> {
     let (instance, run_dir) = (Echo::new(), tempfile::tempdir().unwrap());
     nix::unistd::chown(run_dir.path(), Some(STRANGER.into()), Some(STRANGER.into())).ok()?;
@@ -70,14 +72,16 @@ fn another_user_cannot_take_a_port_without_a_listener() {
     served(node.listen);
 }
 
-/// The keepalive timers of the established connections of a local address, in seconds; none where there is none. No
-/// answer while another timer is set, as until the last segment is acknowledged: a connection has one at a time.
+/// Returns the keepalive timers of the established connections of a local address, in seconds, with
+/// `None` for a connection without timer. A connection has one timer at a time. While another timer
+/// is set (until the last segment is acknowledged), the function returns `None`.
 fn keepalive_timers(local: SocketAddr) -> Option<Vec<Option<u64>>> {
     let text = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
     let timers = text.lines().filter_map(|line| {
         let entry = berth_os::proc_net::parse_line(line)?;
         let (timer, when) = line.split_ascii_whitespace().nth(5)?.split_once(':')?;
-        // Its unit is a hundredth of a second (USER_HZ). 2 is the timer of keepalive, 0 is none.
+        // The unit is a hundredth of a second (USER_HZ). 2 is the keepalive timer, 0 means no
+        // timer.
         let seconds = u64::from_str_radix(when, 16).ok()? / 100;
         let keepalive = match timer {
             "00" => Some(None),
@@ -89,7 +93,7 @@ fn keepalive_timers(local: SocketAddr) -> Option<Vec<Option<u64>>> {
     timers.collect()
 }
 
-/// A client that is gone without a word is found, by the kernel.
+/// The kernel finds clients that disappeared without FIN or RST.
 #[test]
 fn connections_have_keepalive() {
     let (node, instance) = (Node::new(), Echo::new());
@@ -112,7 +116,7 @@ fn foreign_listeners_are_counted_before_anybody_leaves() {
     let (node, instance) = (Node::new(), Echo::new());
     let stranger = socket::bind(node.listen, false).unwrap();
     socket::start_listening(stranger.as_fd(), 16).unwrap();
-    // They are counted at each renewal, a third of its lease apart at least.
+    // The shim counts foreign listeners at each renewal, at least a third of its lease apart.
     let (lease, looks) = ("2s", Duration::from_secs(2) / 3);
     let a = node.joined("a", instance.address, &["--lease", lease]);
     a.until("one of others", |status| status.foreign_listeners == 1);
@@ -124,8 +128,9 @@ fn foreign_listeners_are_counted_before_anybody_leaves() {
     });
     drop(stranger);
     a.until("none of others", |status| status.foreign_listeners == 0);
-    // A sibling's is none of others, not even while its guard is on its way. It counts if it is found by two renewals, so
-    // a sibling shows nothing that took as long as that, as it does on a machine with much to do.
+    // A sibling's listener is not foreign, even while its guard is in transit. A listener counts
+    // when two renewals find it. So a sibling whose guard took longer, as on a busy machine, shows
+    // nothing.
     eventually("a sibling whose guard came soon", || {
         let (began, before) = (Instant::now(), a.counted("guard", "ok"));
         let b = node.joined("b", instance.address, &[]);
@@ -145,7 +150,7 @@ fn foreign_listeners_are_counted_before_anybody_leaves() {
     });
 }
 
-/// It hung before it gave a guard: its listener has to go, and its process with it.
+/// The shim hung before it gave a guard. Its listener has to go, and its process, too.
 #[test]
 fn a_shim_that_hangs_is_said_to_hang_and_not_to_have_ended() {
     let (node, instance) = (Node::new(), Echo::new());
@@ -171,13 +176,13 @@ fn a_shim_that_hangs_is_said_to_hang_and_not_to_have_ended() {
 #[test]
 fn a_shim_has_left_when_its_accept_loops_have_ended() {
     let (node, instance) = (Node::new(), Echo::new());
-    // The lease must not run out: what is tested is a leave, not a hang.
+    // The lease must not expire: the test is about a leave, not a hang.
     let options = ["--lease", "10m", "--threads", "1"];
     let (a, b) = node.pair([instance.address, instance.address], &options);
     let stopped = a.stop(ACCEPTS);
     let drained = node.asked(&["drain", "--instance", "a"]);
     assert_eq!(drained.0, Some(0), "{drained:?}");
-    // B covers A's listener: nothing but the accept loop keeps A.
+    // B covers A's listener, so only the accept loop delays A.
     b.until_counted("accept", 2);
     let until = Instant::now() + 3 * MOMENT;
     while Instant::now() < until {
@@ -188,11 +193,12 @@ fn a_shim_has_left_when_its_accept_loops_have_ended() {
     a.until("left", |status| status.state == Phase::Left);
 }
 
-/// A sibling closes its duplicate of a listener when another reports that it accepts from it.
+/// A sibling closes its duplicate of a listener when another shim reports that it accepts from the
+/// listener.
 #[test]
 fn a_shim_accepts_when_its_accept_loop_runs() {
     let (node, address) = (Node::new(), free_address());
-    // The lease must not run out: what is tested is a start, not a hang.
+    // The lease must not expire: the test is about a start, not a hang.
     let shim = node.start("a", address, &["--lease", "10m", "--threads", "1"]);
     let stopped = shim.stop(ACCEPTS);
     let _instance = Echo::at(address);
@@ -213,7 +219,7 @@ fn a_shim_accepts_when_its_accept_loop_runs() {
     served(node.listen);
 }
 
-/// Nothing may wait for ever for a thread that is blocked: neither the deadline of the drain nor the end.
+/// Neither the deadline of the drain nor the end may wait for a blocked thread.
 #[test]
 fn a_shim_whose_thread_is_blocked_leaves_and_ends() {
     let (node, instance, second) = (Node::new(), Echo::new(), Echo::new());
@@ -246,12 +252,12 @@ fn a_shim_whose_thread_is_blocked_leaves_and_ends() {
     drop(instance);
     a.running.logs("--drain-timeout has expired");
     a.running.logs("does not end");
-    // It is this thread's to reap.
+    // The test's thread has to reap the traced thread.
     waitpid(stopped.0, Some(WaitPidFlag::__WALL)).unwrap();
     assert!(a.running.ended().code().is_some(), "{}", a.running.log());
 }
 
-/// Its own socket was never listened on: it took an orphan into use. Its successor needs the port.
+/// The shim adopted an orphan, and never listened on its own socket. The successor needs the port.
 #[test]
 fn a_shim_that_took_an_orphan_frees_the_port_when_it_has_left() {
     let (node, instance) = (Node::new(), Echo::new());
@@ -271,7 +277,7 @@ fn a_shim_that_took_an_orphan_frees_the_port_when_it_has_left() {
     let drained = node.asked(&["drain", "--instance", "c"]);
     assert_eq!(drained.0, Some(0), "{drained:?}");
     shim.until("left", |status| status.state == Phase::Left);
-    // As an apiserver without berth does.
+    // An apiserver without berth binds the same way.
     let plain = std::net::TcpListener::bind(node.listen);
     assert!(plain.is_ok(), "{plain:?}\n{}", shim.running.log());
     ping(&mut stream, b"still there");

@@ -1,8 +1,8 @@
-//! What siblings owe their clients: upgrades, crashes, hangs, restarts and lies, with real `berth serve`
-//! processes and echo servers behind them.
+//! Duties of siblings towards their clients: upgrades, crashes, hangs, restarts and invalid
+//! messages, with real `berth serve` processes and echo servers behind them.
 //!
-//! Four tests run at a time, on machines that have much else to do. So what is judged is what happened, never how long it
-//! took, and a lease is long ([`node::LEASE`]) unless its end is what a test is about.
+//! Four tests run at a time on busy machines. So tests judge events and never durations, and a
+//! lease is long ([`node::LEASE`]) unless the test is about its end.
 
 mod commands;
 mod death;

@@ -1,4 +1,4 @@
-//! How siblings know one another: a process that goes by another's name, and one that comes back.
+//! Names of siblings: a process with another sibling's name, and a sibling that comes back.
 
 use super::liars::Peer;
 use super::node::{Echo, Node};
@@ -14,7 +14,7 @@ use nix::sys::signal::Signal;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant, SystemTime};
 
-/// A sibling that this test is: a lease and a socket.
+/// A sibling played by the test: a lease and a socket.
 struct Sibling {
     berth: BerthDir,
     lease: Lease,
@@ -29,7 +29,8 @@ impl Sibling {
             version: lease::VERSION,
             instance,
             holder_identity: ShimId(holder),
-            // The shim reports after its own lease that there is no connection to a sibling whose lease holds.
+            // The shim waits for its own lease before it reports a missing connection to a live
+            // sibling. The sibling's lease has to last longer.
             lease_duration_seconds: 60,
             acquire_time: SystemTime::now(),
             renew_time: SystemTime::now(),
@@ -58,8 +59,8 @@ impl Sibling {
         lease::write(&self.berth, &self.lease).unwrap();
     }
 
-    /// Renews its lease; where the shim has dialled, reports that it is this holder. A dial may be dead by then: the shim waits for
-    /// an answer for a second.
+    /// Renews the sibling's lease. If the shim has dialled, answers as the given holder. The
+    /// dialled connection may be dead by then, since the shim waits a second for an answer.
     #[track_caller]
     fn dialled(&mut self, holder: u64) -> Option<Peer> {
         self.renew();
@@ -71,7 +72,7 @@ impl Sibling {
         Some(peer)
     }
 
-    /// Renews its lease until the shim dials, reports that it is the sibling, and gets the shim's listener.
+    /// Renews the lease until the shim dials, answers as the sibling, and gets the shim's listener.
     #[track_caller]
     fn connected(&mut self, node: &Node) -> Peer {
         let holder = self.lease.holder_identity.0;
@@ -81,7 +82,7 @@ impl Sibling {
     }
 }
 
-/// Whether it gets the shim's listener before the end.
+/// True if the peer gets the shim's listener before the connection ends.
 #[track_caller]
 fn gets_guards(peer: &Peer, node: &Node) -> bool {
     while let Some(update) = peer.receives() {
@@ -96,14 +97,15 @@ fn gets_guards(peer: &Peer, node: &Node) -> bool {
 fn a_connection_that_ends_is_made_again_while_the_sibling_lives() {
     let (node, instance) = (Node::new(), Echo::new());
     let shim = node.joined("a", instance.address, &[]);
-    // Of two the smaller name dials.
+    // Of two siblings, the one with the smaller name dials.
     let mut sibling = Sibling::new(&node, u64::MAX);
     for _ in 0..2 {
         let peer = sibling.connected(&node);
         peer.sends("an end", &[]);
         peer.receives_the_end();
     }
-    // It may come itself as well. It is not dialled meanwhile: its lease is not renewed since its end.
+    // The sibling may dial, too. Meanwhile the shim does not dial, since the sibling's lease was
+    // not renewed.
     let peer = Peer::joined(&shim.path, u64::MAX);
     assert!(gets_guards(&peer, &node));
     served(node.listen);
@@ -139,7 +141,8 @@ fn a_process_with_a_connected_siblings_name_is_refused() {
         );
     }
     assert_eq!(a.counted("connect", "conflict"), 2);
-    // Nothing ended for the real one: the leases are long, so only its word hands its listener over.
+    // Nothing ended for the real sibling. The leases are long, so only a message from the sibling
+    // hands its listener over.
     assert!(
         !a.running.log().contains("a sibling is gone"),
         "{}",
@@ -153,7 +156,8 @@ fn a_process_with_a_connected_siblings_name_is_refused() {
     record.nothing_lost(&a.running.log());
 }
 
-/// A sibling that starts while a shim hangs dials again and again: its old requests are no other process's.
+/// A sibling that starts while a shim hangs dials again and again. Its earlier requests are not a
+/// second process with the same name.
 #[test]
 fn requests_that_waited_while_a_shim_hung_are_no_conflict() {
     let (node, instance) = (Node::new(), Echo::new());
@@ -183,12 +187,13 @@ fn requests_that_waited_while_a_shim_hung_are_no_conflict() {
     );
 }
 
-/// While a sibling is waited for, each event lets the shim look whether the sibling has died.
+/// While the shim waits for a sibling, each event lets the shim check whether the sibling has died.
 #[test]
 fn a_sibling_that_is_waited_for_is_not_dialled_at_each_event() {
     let (node, instance) = (Node::new(), Echo::new());
     let began = Instant::now();
-    // Of two the smaller name dials, so all that comes here are looks.
+    // Of two siblings, the one with the smaller name dials, so every connection here is such a
+    // check.
     let sibling = Sibling::new(&node, 0);
     let shim = node.start("a", instance.address, &[]);
     let id = InstanceId::parse("a").unwrap();
@@ -211,12 +216,13 @@ fn a_sibling_that_is_waited_for_is_not_dialled_at_each_event() {
     assert!((1..=most).contains(&looks), "{looks} looks, at most {most}");
 }
 
-/// As SELinux, another mount or a full /run would have it: there is a lease, and no way to the socket.
+/// There is a lease, and the socket cannot be reached: the effect of SELinux, another mount or a
+/// full /run.
 #[test]
 fn a_sibling_that_cannot_be_reached_is_reported_within_a_lease() {
     let (node, instance) = (Node::new(), Echo::new());
     let shim = node.joined("a", instance.address, &["--lease", "1s"]);
-    // One that would be dialled, and one that should dial.
+    // A sibling that the shim dials, and a sibling that should dial the shim.
     for (said_before, holder) in [u64::MAX, 0].into_iter().enumerate() {
         let mut sibling = Sibling::new(&node, holder);
         let path = node.berth().socket_path(&sibling.lease.instance).unwrap();
@@ -226,7 +232,7 @@ fn a_sibling_that_cannot_be_reached_is_reported_within_a_lease() {
             (shim.metric("berth_siblings_unconnected", &[]) == 1).then_some(())
         });
         assert_eq!(shim.status().unconnected, [sibling.lease.instance.clone()]);
-        // With so short a lease the shim itself may not be ready, on a machine with much to do.
+        // With a short lease, the shim itself may not be ready on a busy machine.
         eventually("a command that says so", || {
             let (status, _, log) = node.asked(&["ready", "--timeout", "30s", "--instance", "a"]);
             (status == Some(0) && log.contains("the shims of a and z have no connection"))
@@ -243,7 +249,7 @@ fn a_sibling_that_cannot_be_reached_is_reported_within_a_lease() {
         });
         assert!(shim.running.logs("neither guards").contains("WARN"));
 
-        // It can be dialled now, by any process.
+        // From now on, the shim can dial the sibling.
         sibling.listener = seqpacket::listener(&path).unwrap();
         let peer = sibling.connected(&node);
         eventually("all is well", || {
@@ -262,7 +268,8 @@ fn a_sibling_that_cannot_be_reached_is_reported_within_a_lease() {
     }
 }
 
-/// Its listener has no guard here, and is not counted as foreign.
+/// No shim here has a guard of the sibling's listener. The listener still does not count as
+/// foreign.
 #[test]
 fn the_listener_of_a_sibling_that_cannot_be_reached_is_not_foreign() {
     let (node, instance) = (Node::new(), Echo::new());
@@ -278,13 +285,13 @@ fn the_listener_of_a_sibling_that_cannot_be_reached_is_not_foreign() {
         (shim.status().unconnected.len() == 1 && looks() >= before + 3).then_some(())
     });
     assert_eq!(shim.status().foreign_listeners, 0, "{}", shim.running.log());
-    // Nothing reports any more that there is a sibling: it comes, and is gone.
+    // Remove every sign of the sibling: the lease, and the name in the shim.
     lease::remove(&node.berth(), &sibling.lease).unwrap();
     drop(Peer::joined(&shim.path, u64::MAX));
     shim.until("one of others", |status| status.foreign_listeners == 1);
 }
 
-/// Root could reach it, and would give its listeners to another uid.
+/// A root shim could reach the sibling, and would give its listeners to another uid.
 #[test]
 fn a_sibling_that_is_dialled_must_be_of_the_same_uid() {
     let other = match Node::of(65534) {
@@ -296,7 +303,8 @@ fn a_sibling_that_is_dialled_must_be_of_the_same_uid() {
     let shim = node.joined("a", instance.address, &[]);
     let mut sibling = Sibling::new(&node, u64::MAX);
     let path = node.berth().socket_path(&sibling.lease.instance).unwrap();
-    // Under both names: a shim whose socket loses its own listens on another.
+    // Keep the socket under both names, since a shim whose socket loses its name listens on another
+    // one.
     std::fs::remove_file(&path).unwrap();
     std::fs::hard_link(&stranger.path, &path).unwrap();
     eventually("a refusal", || {
@@ -338,6 +346,6 @@ fn what_answers_for_a_sibling_must_be_the_holder_of_its_lease() {
         warned.contains("WARN") && warned.contains("z.sock is answered by 0000000000000007"),
         "{warned}"
     );
-    // The sibling itself is not dead for that.
+    // The shim still connects to the real sibling.
     sibling.connected(&node);
 }

@@ -30,14 +30,16 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
-/// A shim leaves when one of its threads does not run for a third of its lease, as happens on a machine with much to do.
-/// Only a test in which a lease has to end, or after whose lease something is sent or checked, gives a shorter one.
+/// Lease of shims by default. A shim leaves when one of its threads does not run for a third of its
+/// lease, as happens on a busy machine. A test uses a shorter lease only if a lease has to expire,
+/// or if it sends or checks something after the lease.
 pub(crate) const LEASE: &str = "60s";
 
-/// The relaying thread that accepts.
+/// Name of the relaying thread that accepts.
 pub(crate) const ACCEPTS: &str = "berth-relay-0";
 
-/// A number from the environment, for runs that are longer than those of every day.
+/// Reads a number from the environment, for runs that are longer than usual. The default is for
+/// normal runs.
 #[track_caller]
 pub(crate) fn number(name: &str, every_day: usize) -> usize {
     std::env::var(name).map_or(every_day, |number| {
@@ -53,9 +55,9 @@ pub(crate) fn runtime() -> Runtime {
 pub(crate) struct Node {
     temp: TempDir,
     pub(crate) listen: SocketAddr,
-    /// Whose shims and run directory they are, if not ours.
+    /// Owner of the shims and the run directory. `None` for the test's user.
     uid: Option<u32>,
-    /// The berth that it starts next.
+    /// Path of the berth binary for the next start.
     program: Mutex<PathBuf>,
 }
 
@@ -70,7 +72,7 @@ impl Node {
         }
     }
 
-    /// One of another uid's, or why that cannot be had.
+    /// Creates a node that belongs to another uid, or returns the obstacle.
     pub(crate) fn of(uid: u32) -> Result<Self, String> {
         let mut version = berth_at(Path::new(BERTH), ["--version"]);
         version
@@ -87,7 +89,7 @@ impl Node {
         Ok(node)
     }
 
-    /// What it starts from here on is another berth, or this one again.
+    /// Sets the berth binary for later starts.
     pub(crate) fn install(&self, program: &Path) {
         program.clone_into(&mut self.program.lock().unwrap());
     }
@@ -98,12 +100,12 @@ impl Node {
         command
     }
 
-    /// A directory of its own.
+    /// Returns the node's temporary directory.
     pub(crate) fn temp(&self) -> &Path {
         self.temp.path()
     }
 
-    /// Where a file lets calls of its name hang.
+    /// Returns the path of a file: if it contains a name, calls of the name hang.
     pub(crate) fn hangs(&self) -> PathBuf {
         self.temp.path().join("hangs")
     }
@@ -112,7 +114,7 @@ impl Node {
         self.temp.path().join("run")
     }
 
-    /// The berth's directory, made if it is not there.
+    /// Returns the berth's directory, and creates it if missing.
     pub(crate) fn berth(&self) -> BerthDir {
         self.find().unwrap_or_else(|| {
             RunDir::open(&self.run_dir())
@@ -122,7 +124,7 @@ impl Node {
         })
     }
 
-    /// The berth's directory, if it is there.
+    /// Returns the berth's directory if it exists.
     pub(crate) fn find(&self) -> Option<BerthDir> {
         let berths = RunDir::find(&self.run_dir()).ok()??.berths().ok()?;
         berths
@@ -145,7 +147,8 @@ impl Node {
         command
     }
 
-    /// A stand-in for an apiserver under `berth exec`, and its process.
+    /// Starts a stand-in for an apiserver under `berth exec`, and returns the supervisor with the
+    /// stand-in's pid.
     pub(crate) fn injected(
         &self,
         id: &str,
@@ -180,7 +183,7 @@ impl Node {
         command
     }
 
-    /// A process that `berth exec` became, and what listens at its address.
+    /// Starts a process that `berth exec` turns into, and an echo server at its address.
     pub(crate) fn exec(&self, id: &str) -> (Running, Echo) {
         let process = Running::start(&mut self.exec_command(id));
         process.prints("lives");
@@ -192,7 +195,7 @@ impl Node {
         (process, Echo::at(listed.record.address))
     }
 
-    /// Records an instance, alive as long as the result.
+    /// Records an instance, alive as long as the returned claim.
     pub(crate) fn record(&self, id: &str, address: SocketAddr) -> InstanceClaim {
         self.claim(id, address, None)
     }
@@ -213,8 +216,8 @@ impl Node {
         claim(&self.berth(), &claimant, |_, _| Ok(address)).unwrap()
     }
 
-    /// Records an echo server as an instance with a supervisor, alive as long as the server. False if tests do not run so, or there is no
-    /// such server.
+    /// Records an echo server as an instance with a supervisor, alive as long as the server.
+    /// Returns false if tests do not pass sockets, or if the address has no echo server.
     pub(crate) fn supervises(&self, id: &str, address: SocketAddr) -> bool {
         let echo = ECHOES
             .lock()
@@ -241,7 +244,7 @@ impl Node {
         true
     }
 
-    /// Starts a shim of an instance whose address is given.
+    /// Starts a shim of an instance with the given address.
     pub(crate) fn start(&self, id: &str, backend: SocketAddr, options: &[&str]) -> Shim {
         if self.supervises(id, backend) {
             return self.launch(id, options);
@@ -252,10 +255,10 @@ impl Node {
         )
     }
 
-    /// Starts a shim of an instance that is recorded.
+    /// Starts a shim of a recorded instance.
     pub(crate) fn launch(&self, id: &str, options: &[&str]) -> Shim {
         let mut command = self.command("serve", id);
-        // An instance that answers late does not stand still, unless a test is about that.
+        // A slow instance must not count as hanging, unless the test is about a hang.
         let defaults = [
             ["--probe", "tcp"],
             ["--probe-timeout", "60s"],
@@ -276,7 +279,7 @@ impl Node {
         Shim { running, path }
     }
 
-    /// Starts a shim and waits until it is joined.
+    /// Starts a shim and waits until it has joined.
     pub(crate) fn joined(&self, id: &str, backend: SocketAddr, options: &[&str]) -> Shim {
         let shim = self.start(id, backend, options);
         shim.until_joined();
@@ -291,7 +294,8 @@ impl Node {
         shim
     }
 
-    /// Two shims with these options that are joined and know one another, one for each of these instances.
+    /// Starts two shims, one for each instance, and waits until they have joined and have each
+    /// other's guard.
     pub(crate) fn pair(&self, backends: [SocketAddr; 2], options: &[&str]) -> (Shim, Shim) {
         let (a, b) = (
             self.joined("a", backends[0], options),
@@ -301,8 +305,8 @@ impl Node {
         (a, b)
     }
 
-    /// Exit status, output and log of a command that asks its shims: again while one does not answer within the second
-    /// that a command waits for it, as happens on a machine with much to do.
+    /// Returns exit status, output and log of a command that asks shims. A command waits for a shim
+    /// for a second, so the command is repeated while a busy shim does not answer.
     #[track_caller]
     pub(crate) fn asked(&self, command: &[&str]) -> (Option<i32>, String, String) {
         eventually(&format!("an answer to {command:?}"), || {
@@ -315,13 +319,13 @@ impl Node {
         })
     }
 
-    /// The inodes of its listeners.
+    /// Returns the inodes of the berth's listeners.
     pub(crate) fn listeners(&self) -> Vec<u64> {
         listening(self.listen)
     }
 }
 
-/// A `berth serve`.
+/// A `berth serve` process.
 pub(crate) struct Shim {
     pub(crate) running: Running,
     pub(crate) path: PathBuf,
@@ -336,7 +340,7 @@ impl Shim {
         }
     }
 
-    /// Waits until its status is as wanted.
+    /// Waits until the status satisfies `wanted`.
     #[track_caller]
     pub(crate) fn until(&self, what: &str, wanted: impl Fn(&wire::Status) -> bool) -> wire::Status {
         let deadline = Instant::now() + PATIENCE;
@@ -362,7 +366,7 @@ impl Shim {
         });
     }
 
-    /// A metric with these labels.
+    /// Returns a metric with the given labels.
     #[track_caller]
     pub(crate) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
         let text = match ask(&runtime(), &self.path, &wire::Ask::Metrics) {
@@ -379,7 +383,7 @@ impl Shim {
             .map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
     }
 
-    /// A counter of the handover.
+    /// Returns a counter of handover steps.
     #[track_caller]
     pub(crate) fn counted(&self, step: &str, result: &str) -> u64 {
         self.metric(
@@ -388,7 +392,7 @@ impl Shim {
         )
     }
 
-    /// Waits for a counter of the handover.
+    /// Waits until a counter of handover steps reaches `least`.
     #[track_caller]
     pub(crate) fn until_counted(&self, step: &str, least: u64) {
         eventually(&format!("{step} at {least}"), || {
@@ -396,13 +400,13 @@ impl Shim {
         });
     }
 
-    /// Stops it, and waits until it stands still.
+    /// Stops the process with SIGSTOP, and waits until it has stopped.
     #[track_caller]
     pub(crate) fn freeze(&self) {
         freeze(self.running.pid());
     }
 
-    /// Stops a thread of it, by its name; the others run on.
+    /// Stops one thread of the shim by its name. The other threads run on.
     #[track_caller]
     pub(crate) fn stop(&self, thread: &str) -> Stopped {
         Stopped::new(eventually(thread, || {
@@ -417,14 +421,14 @@ impl Shim {
         }))
     }
 
-    /// How many descriptors it has.
+    /// Returns the shim's number of open descriptors.
     pub(crate) fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.running.pid()))
             .unwrap()
             .count()
     }
 
-    /// Tells it to leave and waits until it ended well.
+    /// Sends SIGTERM and waits for exit status 0. Returns the log.
     #[track_caller]
     pub(crate) fn leave(mut self) -> String {
         self.running.signal(Signal::SIGTERM);
@@ -433,7 +437,7 @@ impl Shim {
     }
 }
 
-/// Stops a process, and waits until it stands still.
+/// Stops a process with SIGSTOP, and waits until it has stopped.
 #[track_caller]
 pub(crate) fn freeze(process: Pid) {
     kill(process, Signal::SIGSTOP).unwrap();
@@ -448,32 +452,33 @@ pub(crate) fn freeze(process: Pid) {
     });
 }
 
-/// Waits until each has the other's guard.
+/// Waits until each shim has the other's guard.
 #[track_caller]
 pub(crate) fn know_one_another(a: &Shim, b: &Shim) {
     a.until_counted("guard", 1);
     b.until_counted("guard", 1);
 }
 
-/// An instance: gives back what comes. Dropping it resets its connections and closes its listener.
+/// An instance that echoes bytes. Dropping it resets its connections and closes its listener.
 pub(crate) struct Echo {
     pub(crate) address: SocketAddr,
     task: Option<JoinHandle<()>>,
 }
 
-/// Echo servers by their addresses, each with where it learns that it is an instance with a supervisor.
+/// Echo servers by address. A server learns by its channel that it is an instance with a
+/// supervisor.
 static ECHOES: LazyLock<Mutex<HashMap<SocketAddr, mpsc::UnboundedSender<Supervised>>>> =
     LazyLock::new(Mutex::default);
 
 /// An echo server as an instance with a supervisor.
 struct Supervised {
     instance: InstanceId,
-    /// Where shims dial.
+    /// Listening socket for shims, and its file.
     shims: (OwnedFd, SocketFile),
     _record: InstanceClaim,
 }
 
-/// All of them on one thread.
+/// All echo servers share one thread.
 fn instances() -> &'static Handle {
     static INSTANCES: LazyLock<Handle> = LazyLock::new(|| {
         let runtime = runtime();
@@ -532,8 +537,8 @@ async fn serve(listener: TcpListener, mut supervised: mpsc::UnboundedReceiver<Su
     }
 }
 
-/// What a supervisor is for shims, with a server that always accepts. The supervisor of a server in a process of its own is
-/// `berth-supervisor`'s.
+/// Acts as the supervisor of a server that always accepts. The crate `berth-supervisor` has the
+/// supervisor of a server in a process of its own.
 async fn supervise(
     Supervised {
         instance,
@@ -574,13 +579,13 @@ async fn serve_shim(shim: OwnedFd, instance: InstanceId, pass: mpsc::UnboundedSe
                 say(ToShim::Taken { seqs: vec![seq] });
             }
             Ok(None) => return,
-            // What the shim sent before it ended is still there.
+            // Messages that the shim sent before its end are still readable.
             Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "{error}"),
         }
     }
 }
 
-/// The next client of a shim, with its number. `None` at the end.
+/// Returns the shim's next client with its number. `None` at the end of the connection.
 fn receive_client(shim: &OwnedFd) -> io::Result<Option<(u64, TcpStream)>> {
     let mut buffer = [0; 1024];
     loop {
@@ -588,7 +593,7 @@ fn receive_client(shim: &OwnedFd) -> io::Result<Option<(u64, TcpStream)>> {
         if received.length == 0 {
             return Ok(None);
         }
-        // A client that is recalled was accepted before.
+        // A recalled client was accepted before.
         if let Ok(FromShim::Client { seq, .. }) = parse(&buffer[..received.length]) {
             let client = received
                 .descriptors

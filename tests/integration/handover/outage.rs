@@ -28,7 +28,7 @@ fn a_sibling_loses_its_instance(recorded: bool) {
     let _claims = recorded
         .then(|| ["a", "b"].map(|id| node.record(id, instances[usize::from(id == "b")].address)));
     let [first, second] = instances;
-    // No client may be refused for the time that a slow machine takes.
+    // A long hold: no client may be refused because the machine is slow.
     let join = |id: &str, instance: &Echo| {
         let shim = match recorded {
             true => node.launch(id, &["--hold", "60s"]),
@@ -61,7 +61,7 @@ fn a_sibling_loses_its_instance(recorded: bool) {
     );
 }
 
-/// Leaves a process one free descriptor, or takes the limit away again.
+/// Leaves a process one free descriptor, or removes the limit.
 fn limit(pid: nix::unistd::Pid, one: bool) {
     let numbers = std::fs::read_dir(format!("/proc/{pid}/fd"))
         .unwrap()
@@ -83,9 +83,10 @@ fn limit(pid: nix::unistd::Pid, one: bool) {
     );
 }
 
-/// A shim that is stopped (SIGSTOP) and has one free descriptor, and clients in its queue.
+/// Returns a stopped shim (SIGSTOP) with one free descriptor, and clients in its queue.
 fn frozen_without_descriptors(node: &Node, instance: &Echo) -> (Shim, Vec<TcpStream>) {
-    // Nothing else opens a descriptor meanwhile, and accepting takes all that are left before a backend connection is dialled.
+    // Nothing else opens a descriptor meanwhile. Accepting takes the free descriptors before a
+    // backend connection is dialled.
     let a = node.joined(
         "a",
         instance.address,
@@ -109,12 +110,12 @@ fn a_client_waits_while_there_is_no_descriptor_for_its_instance() {
     }
 }
 
-/// A shim that is alone and leaves takes out of the queue what is there, when it can again.
+/// A leaving shim without sibling accepts the clients in its queue as soon as descriptors are free.
 #[test]
 fn what_is_queued_when_the_last_shim_leaves_waits_for_descriptors() {
     let (node, instance) = (Node::new(), Echo::new());
     let (a, mut clients) = frozen_without_descriptors(&node, &instance);
-    // It finds both when it wakes.
+    // The shim finds both signals when it wakes.
     a.running.signal(Signal::SIGTERM);
     a.running.signal(Signal::SIGCONT);
     a.running.logs("cannot accept, trying again");
@@ -132,7 +133,7 @@ fn try_connect(to: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// A client that is refused knows it at once; one that waits would get an answer about a time that has passed.
+/// A refused client knows at once. A waiting client would get an answer about a moment long ago.
 #[test]
 fn beyond_the_hold_clients_are_refused_at_once() {
     let (node, instance) = (Node::new(), Echo::new());

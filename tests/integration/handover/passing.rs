@@ -1,4 +1,4 @@
-//! A connection that a leaving shim cannot serve any more goes to its sibling as a socket.
+//! Connections that a leaving shim cannot serve any more, and passes to its sibling as sockets.
 
 use super::node::{Echo, Node, Shim, know_one_another};
 use crate::support::eventually;
@@ -10,11 +10,13 @@ use socket2::SockRef;
 use std::net::TcpStream;
 use std::path::Path;
 
-/// A shim relays to its sibling's instance only what the sibling does not take. Sockets go to that instance itself.
+/// With a relay, a shim connects to its sibling's instance only for connections that the sibling
+/// does not take. With passed sockets, that instance gets the sockets directly.
 const RELAY: [&str; 2] = ["--pass", "relay"];
 
-/// Two shims of these programs that know one another, with options of each and how long they hold clients. The instance of A takes
-/// connections and never answers; B's gives back what comes.
+/// Starts two shims of the given programs that have each other's guard, with options of each and
+/// the time for which they hold clients. The instance of A accepts and never answers. The instance
+/// of B echoes.
 fn pair(
     [program_a, program_b]: [impl AsRef<Path>; 2],
     hold: &str,
@@ -45,7 +47,7 @@ fn what_was_accepted_after_sigterm_outlives_the_shim() {
     a.running.logs("SIGTERM");
     let accepted = a.status().connections_total;
     let mut clients = clients(&node, &a, accepted + 4, 4);
-    // They are offered to B, which takes them when it wakes.
+    // A offers the clients to B, which takes them when it wakes.
     b.running.signal(Signal::SIGCONT);
     drop(first);
     for client in &mut clients {
@@ -67,10 +69,11 @@ fn what_was_accepted_after_sigterm_outlives_the_shim() {
     }
 }
 
-/// Most clients in a test: when a shim has still not accepted as many as are wanted, its time has not come yet.
+/// Most clients in a test. A shim that has not accepted the wanted number by then must not accept
+/// yet.
 const MOST: usize = 2_000;
 
-/// Clients that sent their ClientHello, in rows of this length, until A has accepted this many.
+/// Connects clients that send their ClientHello, in rows, until A has accepted the wanted number.
 #[track_caller]
 fn clients(node: &Node, a: &Shim, wanted: u64, row: usize) -> Vec<TcpStream> {
     let mut clients = Vec::new();
@@ -85,7 +88,8 @@ fn clients(node: &Node, a: &Shim, wanted: u64, row: usize) -> Vec<TcpStream> {
     clients
 }
 
-/// All are answered, at least this many were passed on and none in vain, and they live on when A ends.
+/// Checks that all clients are answered, that at least `passes` were passed and no pass failed, and
+/// that the clients outlive A.
 #[track_caller]
 fn all_outlive(mut a: Shim, mut clients: Vec<TcpStream>, passes: u64) {
     for client in &mut clients {
@@ -103,14 +107,14 @@ fn all_outlive(mut a: Shim, mut clients: Vec<TcpStream>, passes: u64) {
     }
 }
 
-/// All of a shim's clients at one moment, more than the queue of its sibling's socket took once: what is not passed
-/// ends with the shim that leaves.
+/// A shim passes all clients at the same moment, more than the queue of its sibling's socket holds.
+/// Clients that are not passed end with the leaving shim.
 #[test]
 fn many_at_once_outlive_the_shim() {
     many_at_once([BERTH; 2]);
 }
 
-/// The shims of these two programs.
+/// Runs the test with shims of two programs.
 #[track_caller]
 pub(crate) fn many_at_once(programs: [impl AsRef<Path>; 2]) {
     const CLIENTS: u64 = 300;
@@ -120,12 +124,13 @@ pub(crate) fn many_at_once(programs: [impl AsRef<Path>; 2]) {
     all_outlive(a, clients, CLIENTS);
 }
 
-/// A sibling that stalled beyond its lease finds the request when it wakes, and must leave the client to
-/// which serves it by then: two relays on one socket would send everything twice.
+/// A sibling that stalled beyond its lease finds the offer when it wakes. By then the first shim
+/// serves the client, and the sibling must not: two relays on one socket would send every byte
+/// twice.
 #[test]
 fn a_shim_that_waited_in_vain_serves_the_client_alone() {
     let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
-    // A sibling is waited for as long as a client may be held.
+    // A shim waits for its sibling as long as it may hold a client.
     let a = node.joined(
         "a",
         first.address,
@@ -149,7 +154,7 @@ fn a_shim_that_waited_in_vain_serves_the_client_alone() {
         })
     };
     let at = eventually("A to serve one by B's instance", || answered(&clients));
-    // All of them: one that B finds in time is B's.
+    // Every offer has to fail. A client that B takes in time belongs to B.
     eventually("A to wait no more", || {
         let none = queued_at(listener) == Some(0);
         let accepted = a.status().connections_total - before;
@@ -165,7 +170,8 @@ fn a_shim_that_waited_in_vain_serves_the_client_alone() {
     assert_eq!(b.counted("take", "ok"), 0);
 }
 
-/// A sibling that has as many connections as it may have takes no more: the shim that offers them serves them by its instance.
+/// A sibling with the maximum of connections declines. The offering shim then serves the
+/// connections by its own instance.
 #[test]
 fn a_sibling_that_is_full_takes_no_connection() {
     const MOST: u64 = 5;
@@ -185,7 +191,7 @@ fn a_sibling_that_is_full_takes_no_connection() {
         None
     });
     drop(first);
-    // The others wait in B's backlog.
+    // The other clients wait in B's backlog.
     for client in &clients {
         client.set_nonblocking(true).unwrap();
     }
@@ -193,7 +199,7 @@ fn a_sibling_that_is_full_takes_no_connection() {
         let answered = clients
             .iter()
             .filter(|client| client.peek(&mut [0; 64]).is_ok_and(|length| length == 64));
-        // Of A's, some may have been in its queue until now.
+        // Some clients of A may have been in A's queue until now.
         (answered.count() as u64 == a.status().connections_open + MOST).then_some(())
     });
     assert_eq!(
@@ -203,8 +209,9 @@ fn a_sibling_that_is_full_takes_no_connection() {
     assert!(b.counted("take", "full") >= of_a, "{}", b.running.log());
 }
 
-/// A sibling that stands still for less than its lease is waited for, by those that it has to take and by those
-/// behind them: a client that is relayed to its instance instead ends with the shim that leaves.
+/// A sibling hangs for less than its lease. The leaving shim waits for it with the offered clients
+/// and those behind them. A client that were relayed to the sibling's instance would end with the
+/// leaving shim.
 #[test]
 fn a_sibling_that_stands_still_is_waited_for_as_long_as_its_lease_holds() {
     const CLIENTS: u64 = 60;
@@ -226,10 +233,11 @@ fn a_sibling_that_stands_still_is_waited_for_as_long_as_its_lease_holds() {
     all_outlive(a, clients, CLIENTS);
 }
 
-/// One that stands still for longer is not: its clients are served by its instance as soon as its lease has run out.
+/// A sibling hangs for longer than its lease. Its instance serves the clients as soon as the lease
+/// has expired.
 #[test]
 fn a_sibling_whose_lease_ran_out_is_waited_for_no_more() {
-    // Held for so long, no client would be served in the time of this test.
+    // With a long hold, only the end of the lease lets clients be served within this test.
     let (node, (first, _second), a, b) =
         pair([BERTH; 2], "1h", &["--lease", "6s"], &["--lease", "6s"]);
     let _clients = clients(&node, &a, 40, 10);

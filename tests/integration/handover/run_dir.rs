@@ -1,4 +1,4 @@
-//! A run directory that is removed, replaced or closed while shims use it.
+//! A run directory that is removed, replaced or locked while shims use it.
 
 use super::node::{Echo, LEASE, Node, Shim, know_one_another};
 use crate::support::load;
@@ -16,7 +16,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 const HOLD: &str = "300ms";
 
-/// Connects and exchanges for longer than nothing may be reachable ([`HOLD`]), and than a shim takes between two checks.
+/// Connects and exchanges bytes for longer than [`HOLD`], and for longer than the interval of a
+/// shim's checks.
 #[track_caller]
 fn serves_on(node: &Node) {
     let until = Instant::now() + Duration::from_millis(1500);
@@ -26,18 +27,18 @@ fn serves_on(node: &Node) {
     }
 }
 
-/// Waits until the shim has renewed its lease where it was before.
+/// Waits until the shim has renewed its lease at the original path.
 #[track_caller]
 fn until_renewed(node: &Node, id: &str) {
     let (id, from) = (InstanceId::parse(id).unwrap(), SystemTime::now());
     eventually("a lease that is renewed", || {
-        // Not by way of a function that makes the directory.
+        // `find` does not create the directory.
         let lease = lease::read(&node.find()?, &id).unwrap()?;
         (lease.renew_time > from).then_some(())
     });
 }
 
-/// As `rm -rf` does: a shim may write its lease meanwhile.
+/// Removes the directory like `rm -rf`, and repeats that if a shim writes its lease meanwhile.
 #[track_caller]
 fn remove(node: &Node) {
     eventually("a directory that is removed", || {
@@ -65,7 +66,8 @@ fn lone(node: &Node, lease: &str) -> (Echo, Running, Shim) {
     (echo, process, shim)
 }
 
-/// The instance is alive while it holds its lock, whatever becomes of its record's name. The lease alone is written again.
+/// The instance is alive while it holds the lock of its record, even if the record's name is gone.
+/// Only the lease is written again.
 #[test]
 fn a_run_directory_that_is_removed_ends_nothing() {
     let node = Node::new();
@@ -80,13 +82,13 @@ fn a_run_directory_that_is_removed_ends_nothing() {
     eventually("the next instance is found", || {
         (shim.running.log().matches("probing instance=a").count() == 2).then_some(())
     });
-    // Until it has answered a probe the shim refuses.
+    // Until an instance has answered a probe, the shim refuses.
     eventually("a listener", || TcpStream::connect(node.listen).ok());
     serves_on(&node);
     shim.leave();
 }
 
-/// In the place of the directory is what cannot be used, until the directory is restored.
+/// An unusable file replaces the directory until the directory is restored.
 #[test]
 fn a_run_directory_that_cannot_be_used_ends_nothing() {
     let node = Node::new();
@@ -103,7 +105,7 @@ fn a_run_directory_that_cannot_be_used_ends_nothing() {
     shim.leave();
 }
 
-/// Shims that are connected keep each other's listeners, and dial one that starts: their own sockets are gone.
+/// Connected shims keep each other's listeners, and dial a newcomer. Their own sockets are gone.
 #[test]
 fn siblings_hand_over_in_a_run_directory_that_was_removed() {
     let node = Node::new();
@@ -119,7 +121,8 @@ fn siblings_hand_over_in_a_run_directory_that_was_removed() {
     load.more(100);
     remove(&node);
     load.more(100);
-    // In the leases of before, each would take the other for hung by now.
+    // The leases have expired once since then. By the leases of before, each shim would regard the
+    // other as hanging.
     until_renewed(&node, "a");
     until_renewed(&node, "b");
     let (_process_c, _echo_c) = node.exec("c");
@@ -141,7 +144,7 @@ fn siblings_hand_over_in_a_run_directory_that_was_removed() {
     }
 }
 
-/// Not as root, which may read everything.
+/// Not as root, since root may read every file.
 #[test]
 fn a_record_that_cannot_be_read_for_a_while_is_alive() {
     let node = match Node::of(65534) {

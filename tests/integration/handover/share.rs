@@ -1,4 +1,4 @@
-//! Shares of new connections: what each of two instances gets, and that no connection is lost for it.
+//! Shares of new connections: the part of each of two instances, without a loss of connections.
 
 use super::node::{Echo, Node, Shim, runtime};
 use crate::support::eventually;
@@ -14,14 +14,15 @@ use std::time::Duration;
 
 const RESULTS: [&str; 3] = ["kept", "passed", "declined"];
 
-/// Connections of which a part is counted.
+/// Number of connections in a count.
 const CONNECTIONS: usize = 1_000;
 
-/// So many of them are on the new side at 5 %: fewer or more happens less than once in 10⁹ times (binomial
-/// distribution). Of one address, the first 16 may be on either side.
+/// Range for the number of connections on the new side at 5 %. Counts outside have a probability
+/// below 10⁻⁹ (binomial distribution). The first 16 connections of an address may be on either
+/// side.
 const AT_5_PERCENT: RangeInclusive<usize> = 12..=115;
 
-/// Two shims that have joined: of the old instance, and of the new one.
+/// Two shims that have joined: of the old instance and of the new one.
 struct Pair {
     node: Node,
     shims: [Shim; 2],
@@ -36,7 +37,7 @@ impl Pair {
         Self { node, shims }
     }
 
-    /// Both get the same share.
+    /// Sets the same share on both shims.
     #[track_caller]
     fn put(&self, permille: u16, local: bool, lease_ms: u64) {
         for shim in &self.shims {
@@ -44,13 +45,13 @@ impl Pair {
         }
     }
 
-    /// Of clients of the node, too, and for longer than a test.
+    /// Sets a share that includes clients on the node and lasts longer than the test.
     #[track_caller]
     fn put_all(&self, permille: u16) {
         self.put(permille, true, 600_000);
     }
 
-    /// By shim, what became of new connections so far.
+    /// Returns each shim's counts of new connections by result.
     #[track_caller]
     fn counts(&self) -> [[usize; 3]; 2] {
         let count = |shim: &Shim, result| {
@@ -61,7 +62,7 @@ impl Pair {
             .map(|shim| RESULTS.map(|result| count(shim, result)))
     }
 
-    /// A connection from each of these addresses.
+    /// Connects once from each address.
     #[track_caller]
     fn clients(&self, addresses: &[Ipv4Addr]) -> Served {
         let answered = || self.shims[1].metric("berth_first_byte_seconds_count", &[]) as usize;
@@ -100,12 +101,13 @@ impl Pair {
 
 #[derive(Debug)]
 struct Served {
-    /// By the new instance.
+    /// Addresses that the new instance served.
     new: Vec<Ipv4Addr>,
     on_new_side: usize,
-    /// On a machine with much to do, a sibling may not take a client at once.
+    /// Number of clients that a sibling declined. On a busy machine a sibling may not take a client
+    /// at once.
     declined: usize,
-    /// What became of them, by shim.
+    /// Counts of new connections by result, for each shim.
     of: [[usize; 3]; 2],
 }
 
@@ -126,7 +128,7 @@ fn asked(shim: &Shim, what: &Ask) -> Reply {
     ask(&runtime(), &shim.path, what).unwrap()
 }
 
-/// An instance that sends its clients a name.
+/// Starts an instance that sends its clients a name.
 fn named(name: &'static [u8; 1]) -> SocketAddr {
     Backend::new().serve(move |mut stream| {
         if stream.read(&mut [0; 64]).is_ok_and(|length| length > 0)
@@ -168,7 +170,7 @@ fn each_instance_gets_its_share() {
         );
         assert!(status.by_connection < status.by_address / 10, "{status:?}");
     }
-    // A larger share takes none back.
+    // A larger share moves no address back to the old side.
     pair.put_all(250);
     let again = pair.clients(&many.new);
     assert!(
@@ -208,14 +210,15 @@ fn no_connection_is_lost_when_a_share_changes_or_ends() {
         "{:?}",
         pair.counts()
     );
-    // Its sender is gone: it ends by itself, and all is as before.
+    // The sender of the share is gone. The share ends with its lease, and connections are
+    // distributed as before.
     pair.put(500, true, 1_000);
     for shim in &pair.shims {
         shim.running
             .logs("the share of new connections ends: its lease has run out");
         assert_eq!(shim.status().share, None);
     }
-    // Those that were on their way then.
+    // Connections that had begun before.
     load.more(200);
     let counts = pair.counts();
     let served = || {
@@ -233,7 +236,7 @@ fn no_connection_is_lost_when_a_share_changes_or_ends() {
     });
     assert_eq!(pair.counts(), counts);
 
-    // All are to be the new instance's, and its shim leaves.
+    // The new instance gets all connections, and then its shim leaves.
     pair.put_all(1000);
     load.more(200);
     let Pair {

@@ -1,5 +1,6 @@
-//! Beside a shim, what it reads does not answer: a disk that stalls, a lock of the kernel's, a process behind a file. It costs neither
-//! the lease nor an answer to the kubelet, and no client when the shim ends.
+//! Files, locks and processes that a shim reads, and that hang: a disk that stalls, a lock in the
+//! kernel, a process behind a file. A hang there costs neither the lease, nor an answer to the
+//! kubelet, nor a client when the shim ends.
 
 use super::node::{Echo, Node, Shim};
 use crate::support::net::{client_hello, connect, free_address, ping, read, served};
@@ -17,7 +18,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::SystemTime;
 
-/// What the admin server answers.
+/// Returns the answer of the admin server.
 fn get(admin: SocketAddr, path: &str) -> String {
     let mut client = TcpStream::connect(admin).unwrap();
     client.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -33,7 +34,8 @@ fn get(admin: SocketAddr, path: &str) -> String {
     answer
 }
 
-/// A shim with a client, beside one that is ready, from when this begins to hang until the shim has ended.
+/// Runs a shim with a client, beside a ready shim, and lets the given thing hang until the shim has
+/// ended.
 #[track_caller]
 fn outlive(what: &str, hangs: impl FnOnce(&Node)) {
     let (node, ca, second) = (Node::new(), Ca::new(), Echo::new());
@@ -134,7 +136,7 @@ fn outlive(what: &str, hangs: impl FnOnce(&Node)) {
     drop(b);
 }
 
-/// Each of these at once: a scene mostly waits.
+/// Runs a test for each of the names at the same time, since a test mostly waits.
 fn each<'a>(whats: impl IntoIterator<Item = &'a str>, hangs: impl Fn(&Node, &str) + Sync) {
     std::thread::scope(|scope| {
         for what in whats {
@@ -144,7 +146,7 @@ fn each<'a>(whats: impl IntoIterator<Item = &'a str>, hangs: impl Fn(&Node, &str
     });
 }
 
-/// As a file on a disk that stalls, a FIFO keeps who opens it waiting.
+/// A FIFO blocks open(2), like a file on a disk that stalls.
 #[test]
 fn a_file_that_does_not_answer_costs_no_lease_and_no_client() {
     each(

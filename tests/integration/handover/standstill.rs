@@ -1,4 +1,5 @@
-//! An instance that takes connections and answers none, and one that answers slowly, each with one that is well.
+//! Instances that accept connections and answer none, or answer slowly, each beside a healthy
+//! instance.
 
 use super::node::{Node, Shim};
 use crate::support::eventually;
@@ -14,14 +15,14 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-/// Probes of HTTPS that alone would not decide within a test.
+/// HTTPS probes, with a threshold that alone would not decide within a test.
 const HTTPS: [&str; 5] = ["--probe", "https", "--probe-insecure", "--fall", "100"];
 const TCP: [&str; 2] = ["--probe", "tcp"];
 
-/// Set: this process is an instance, with this address.
+/// Address of the instance. If the variable is set, this process is the instance.
 const INSTANCE: &str = "STANDSTILL_INSTANCE";
 
-/// The instance that is stopped, and its shim.
+/// The stopped instance, and its shim.
 struct Stopped {
     process: Running,
     ca: CertificateDer<'static>,
@@ -49,7 +50,7 @@ impl Stopped {
     }
 }
 
-/// No test: the instance that is stopped.
+/// Not a test: the process of the stopped instance.
 #[test]
 fn instance() {
     let Ok(address) = std::env::var(INSTANCE) else {
@@ -61,7 +62,8 @@ fn instance() {
     std::thread::sleep(Duration::from_secs(600));
 }
 
-/// A sibling and its shim, and an instance that is stopped (SIGSTOP) although both shims count it as ready.
+/// Returns a healthy instance and its shim, and an instance that was stopped (SIGSTOP) while both
+/// shims regard it as ready.
 fn stopped_with_one_that_is_well(node: &Node, ca: &Ca, options: &[&str]) -> (Api, Shim, Stopped) {
     let well = Api::start_with(ca, "by the one that is well");
     let b = node.joined("b", well.address, options);
@@ -76,8 +78,8 @@ fn stopped_with_one_that_is_well(node: &Node, ca: &Ca, options: &[&str]) -> (Api
     (well, b, stopped)
 }
 
-/// All clients, with whole ClientHellos, are answered by the instance that moves, whether they wait at the gate or at the other;
-/// which has clients again when it moves.
+/// Clients send whole ClientHellos and wait at the gate or at the stopped instance. The running
+/// instance answers all of them. The stopped instance gets clients again when it continues.
 #[test]
 fn all_are_answered_although_one_instance_stands_still() {
     const CLIENTS: usize = 40;
@@ -123,7 +125,8 @@ fn all_are_answered_although_one_instance_stands_still() {
     }
 }
 
-/// One client alone may send something odd. With a probe that connects only, the instance is asked as clients ask before it is left.
+/// A single client may have sent something odd. If the probe only connects, the shim sends the
+/// instance a ClientHello of its own before it turns away from the instance.
 #[test]
 fn one_client_alone_is_answered_although_one_instance_stands_still() {
     let (node, ca) = (Node::new(), Ca::new());
@@ -139,14 +142,15 @@ fn one_client_alone_is_answered_although_one_instance_stands_still() {
     });
 }
 
-/// A storm: an instance that answers one client after the other is not left for its sibling, whose storm that would be next, even
-/// if its probe fails.
+/// A storm: an instance answers one client after the other. Even if its probe fails, its clients
+/// must not move to the sibling, since the storm would move, too.
 #[test]
 fn what_an_instance_has_begun_stays_while_it_moves() {
-    // Together twice the timeout.
+    // The product is twice the timeout.
     const WAITING: usize = 40;
     const PAUSE: Duration = Duration::from_millis(100);
-    // Half of the timeout: an instance that answered nothing for longer may have been taken for stalled, and rightly.
+    // Half of the timeout. An instance without an answer for longer may count as stalled, and
+    // rightly so.
     const STOOD: Duration = Duration::from_secs(1);
     let mut probes = vec![&TCP[..], &HTTPS[..3]];
     while let Some(probe) = probes.pop() {
@@ -172,12 +176,12 @@ fn what_an_instance_has_begun_stays_while_it_moves() {
                 loop {
                     longest = longest.max(turn.elapsed());
                     turn = Instant::now();
-                    // In this order: a client that has come is in the queue.
+                    // The order matters: a client that was counted is in the queue.
                     let came = came.load(SeqCst);
                     waiting.extend(attempts.try_iter());
                     match waiting.pop_front() {
                         Some(mut attempt) => {
-                            // One that was left is missed among the clients.
+                            // An attempt that the shim has given up is missing among the clients.
                             let _: std::io::Result<()> = attempt
                                 .read_exact(&mut [0; 64])
                                 .and_then(|()| attempt.write_all(b"slow"));

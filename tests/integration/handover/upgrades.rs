@@ -18,14 +18,14 @@ use std::time::Duration;
 
 const CLIENTS: u32 = 128;
 
-/// Together 6,400 connections a second.
+/// Period of a client: all clients together begin 6,400 connections a second.
 const PERIOD: Duration = Duration::from_millis(20);
 
-/// This many clients are in the queue of a listener when its owner closes it.
+/// Number of clients in the queue of a listener when its owner closes it.
 const QUEUED: u64 = 32;
 
-/// No renewal comes while a relaying thread is stopped: the shim would be one that hangs. Nor does a client's turn at the gate, which is
-/// waited for 15 s at most: nobody lines up.
+/// A long lease: while a relaying thread is stopped, the lease is not renewed, and the shim would
+/// count as hanging. No gate: a client waits for its turn for 15 s at most.
 const OPTIONS: &[&str] = &[
     "--lease",
     "10m",
@@ -35,7 +35,8 @@ const OPTIONS: &[&str] = &[
     "10000",
 ];
 
-/// Clients that send something, until [`QUEUED`] wait at each of these listeners. The shims that accept from them are stopped.
+/// Connects clients that send something, until [`QUEUED`] wait at each of the listeners. The
+/// accepting threads of the shims are stopped.
 #[track_caller]
 fn clients(berth: SocketAddr, listeners: &[u64]) -> Vec<TcpStream> {
     let mut clients = Vec::new();
@@ -53,9 +54,10 @@ fn clients(berth: SocketAddr, listeners: &[u64]) -> Vec<TcpStream> {
     clients
 }
 
-/// Asks a shim to leave, and stops its accepting thread and its sibling's in such a way that it closes its listener
-/// with [`QUEUED`] clients in the queue, which only its sibling can take out; all of them must be served. Returns whether
-/// it took out none of them itself: it does if it does not know yet that its sibling accepts.
+/// Asks a shim to leave, and stops its accepting thread and its sibling's, so that the shim closes
+/// its listener with [`QUEUED`] clients in the queue. Only the sibling can accept them, and each
+/// client must be served. Returns true if the leaving shim accepted none of them. It accepts some
+/// if it does not know yet that its sibling accepts.
 #[track_caller]
 fn switch(node: &Node, shim: &Shim, next: &Shim) -> bool {
     let listeners = node.listeners();
@@ -90,8 +92,8 @@ fn consecutive_upgrades_lose_nothing() {
     upgrades(&[Path::new(BERTH)], number("BERTH_UPGRADES", 10));
 }
 
-/// Each upgrade is between two shims alone, under load, and to the next of these programs in turn. At least so many are shown to
-/// depend on the sibling, from each of the programs as many.
+/// Upgrades `times` times under load, each time between two shims and to the next program in turn.
+/// For each program, a minimum of these upgrades must have depended on the sibling.
 #[track_caller]
 pub(crate) fn upgrades(programs: &[&Path], times: usize) {
     let migrate = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_migrate_req").unwrap_or_default();
@@ -103,11 +105,13 @@ pub(crate) fn upgrades(programs: &[&Path], times: usize) {
 
     let node = Node::new();
     node.install(programs[0]);
-    // Not one goes before the end: to wait for it is to read a table of all sockets, and the load is there.
+    // Instances stay until the end. Waiting for an instance's end means reading a table of all
+    // sockets, and the load has many.
     let mut instances = vec![Echo::new()];
     let mut shim = node.joined("i0", instances[0].address, OPTIONS);
     let (mut certain, mut switches, mut passed) = (vec![0; programs.len()], 0, 0);
-    // The first shim is alone, so these clients are its own; each of the next gets two of its own when it is alone.
+    // The first shim is alone, so it accepts these clients. Each later shim gets two clients when
+    // it is alone.
     let clients = || (relayed_client(node.listen), served_client(node.listen));
     let (mut relayed, mut served) = clients();
     let load = load::start(node.listen, CLIENTS, PERIOD);
@@ -128,7 +132,7 @@ pub(crate) fn upgrades(programs: &[&Path], times: usize) {
         instances.push(instance);
         certain[from] += usize::from(switch(&node, &shim, &next));
         passed += shim.metric("berth_connections_total", &[("outcome", "injected")]);
-        // It lived as long as its client.
+        // The old shim lived as long as its client.
         ping(&mut relayed, b"still there");
         ping(&mut served, b"still there");
         (relayed, served) = clients();
@@ -157,8 +161,8 @@ pub(crate) fn upgrades(programs: &[&Path], times: usize) {
     );
 }
 
-/// The control: a listener that is closed with clients in its queue, while another one of the port listens on. Returns how many
-/// were in the queue, and how many were lost.
+/// The control: closes a listener with clients in its queue, while another listener of the port
+/// stays open. Returns the number of clients in the queue, and of lost clients.
 fn plain_close() -> (u64, u64) {
     let listener = |address| {
         let listener = socket::bind(address, false).unwrap();
@@ -172,11 +176,11 @@ fn plain_close() -> (u64, u64) {
     let mut clients = clients(address, &[inode]);
     let queued = queued_at(inode).unwrap();
     drop(closed);
-    // The child of another test has a duplicate of it until execve.
+    // The child of another test has a duplicate of the listener until execve.
     eventually("a listener that is closed", || {
         queued_at(inode).is_none().then_some(())
     });
-    // Nothing accepts the others.
+    // Nothing accepts the other clients.
     let is_lost = |client: &mut TcpStream| {
         client.set_nonblocking(true).unwrap();
         client

@@ -1,7 +1,8 @@
 //! Upgrades of berth itself: shims of two versions on one node.
 //!
-//! Until there is a release to begin from, the other version is this one, built from a copy of its sources whose messages
-//! are changed as a version may change them. The sources themselves have no switch for that.
+//! Until there is a release, the other version is built from a copy of the current sources. In the
+//! copy, the messages are changed as a later version may change them. The sources themselves have
+//! no switch for such a change.
 
 use super::node::{Node, runtime};
 use super::passing::many_at_once;
@@ -18,12 +19,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const THIS: &str = env!("CARGO_PKG_VERSION");
-/// What is sent among shims and written for them.
+/// Source files of messages among shims and of files that shims read.
 const MESSAGES: [&str; 4] = ["ipc/wire.rs", "terms.rs", LEASE, "registry/instance.rs"];
-/// A shim without a record needs what may be missing in its lease.
+/// A shim without a record needs fields of a lease that may be missing.
 const LEASE: &str = "registry/lease.rs";
 
-/// To the other version and back, again and again, under load; and what two shims that stay do for each other.
+/// Upgrades to the other version and back, again and again under load; and the cooperation of two
+/// shims that stay.
 #[test]
 #[ignore = "builds berth twice more; run by .ci/run nightly"]
 fn upgrades_of_berth_itself_lose_nothing() {
@@ -44,7 +46,8 @@ fn upgrades_of_berth_itself_lose_nothing() {
     }
 }
 
-/// The shim of the first version, beside the second's: it is asked by the second's commands, and leaves.
+/// Starts a shim of the first version beside a shim of the second version. Commands of the second
+/// version ask the first shim, which then leaves.
 #[track_caller]
 fn pair([(first, version), (second, version_of_second)]: [(&Path, Option<u32>); 2]) {
     let node = Node::new();
@@ -105,7 +108,8 @@ fn pair([(first, version), (second, version_of_second)]: [(&Path, Option<u32>); 
     b.leave();
 }
 
-/// Why a shim refuses a request of a version that is far ahead: it says which one it knows.
+/// Returns the reason for which a shim refuses a request of a far newer version. The reason
+/// includes the version that the shim knows.
 fn refused(path: &Path) -> String {
     let socket = seqpacket::dial(path).unwrap();
     seqpacket::transmit(socket.as_fd(), br#"{"version":99,"ask":"status"}"#, &[]).unwrap();
@@ -119,8 +123,8 @@ fn refused(path: &Path) -> String {
     }
 }
 
-/// Builds this berth with another version of its messages: a lower one leaves out what may be missing, a higher one sends what is
-/// not known here.
+/// Builds this berth with another version of its messages. A lower version leaves out the optional
+/// fields, a higher one sends unknown fields.
 fn built(version: u32) -> PathBuf {
     let (root, tmp) = (
         Path::new(env!("CARGO_MANIFEST_DIR")),
@@ -148,7 +152,7 @@ fn built(version: u32) -> PathBuf {
                 "#[serde(skip, default, skip_serializing_if",
             );
         } else if version > VERSION {
-            // A field "later" in each.
+            // Add a field "later" to each message.
             for name in ["Update", "Announce", "Status", "Lease", "Record"] {
                 let begin = format!("pub struct {name} {{");
                 text = text.replace(&begin, &format!("#[serde(tag = \"later\")]\n{begin}"));
@@ -168,7 +172,8 @@ fn built(version: u32) -> PathBuf {
         );
         replace(&path, &text);
     }
-    // In the directory that has the dependencies: under another version and name, so that nothing of this berth is replaced there.
+    // Build in the target directory that has the dependencies. The package gets another version and
+    // name, so that the build replaces no file of this berth.
     let manifest = copy.join("Cargo.toml");
     let text = fs::read_to_string(&manifest)
         .unwrap()
@@ -193,7 +198,7 @@ fn built(version: u32) -> PathBuf {
             "--target-dir",
         ])
         .arg(target);
-    // Cargo gives these to tests, and a dependency that reads them would be built again.
+    // Cargo sets these variables for tests. A dependency that reads them would be built again.
     let given = |name: &OsString| {
         ["CARGO_MANIFEST_", "CARGO_PKG_"]
             .iter()
@@ -206,7 +211,7 @@ fn built(version: u32) -> PathBuf {
     target.join("debug").join(name)
 }
 
-/// The link alone, not what it leads to.
+/// Replaces a symbolic link, not its target.
 fn replace(link: &Path, text: &str) {
     fs::remove_file(link).unwrap();
     fs::write(link, text).unwrap();

@@ -1,4 +1,4 @@
-//! Commands that change files, and nothing that runs.
+//! Commands that change files, and no process.
 
 use super::{Scene, every_kill};
 use crate::support::process::{berth, ends};
@@ -34,7 +34,7 @@ struct Manifest {
 impl Manifest {
     fn new(command: &'static str) -> Self {
         let temp = tempfile::tempdir().unwrap();
-        // What only the kept original has.
+        // A comment that only the saved original has.
         let original = KUBEADM.replace("    ports:\n", "    ports: # kubeadm's\n");
         let mut node = Self {
             temp,
@@ -46,7 +46,7 @@ impl Manifest {
         fs::create_dir(node.directory()).unwrap();
         fs::write(node.manifest(), &original).unwrap();
         fs::set_permissions(node.manifest(), fs::Permissions::from_mode(0o640)).unwrap();
-        // Only root may give it to another.
+        // Only root may change the owner.
         let _ = chown(node.manifest(), Some(7), Some(7));
         node.access = node.access();
         (node.new, _) = ends(&mut node.berth(), 0, &[]);
@@ -118,7 +118,7 @@ impl Scene for Manifest {
     fn is_done(&mut self) {
         assert_eq!(fs::read_to_string(self.manifest()).unwrap(), self.new);
         if self.command == "inject" {
-            // The original is not lost.
+            // The saved original still exists.
             let mut eject = berth(["eject"]);
             eject
                 .arg(self.manifest())
@@ -242,10 +242,12 @@ impl Scene for Granted {
     }
 }
 
-/// Set: this process is not a test but the restore of a bridge, on the node in this directory.
+/// A directory. If the variable is set, this process is not a test but a bridge's restore of the
+/// node in the directory.
 const RESTORES: &str = "BERTH_TEST_RESTORES";
 
-/// A real one needs a container of a runtime. The copies are a bridge's, in its memory: a bridge that was killed has none.
+/// Not a test: the restore of a bridge. A real bridge needs a container of a runtime. The copies
+/// are in memory, as a bridge's are, so a killed bridge has none.
 #[test]
 fn restore() {
     if let Some(directory) = std::env::var_os(RESTORES) {
@@ -276,7 +278,7 @@ fn saved(directory: &Path) -> Vec<SavedFile> {
     SAVED.iter().enumerate().map(copy).collect()
 }
 
-/// A node on which COMMAND has changed all that its kube-apiserver is started from.
+/// A node on which COMMAND has changed every file from which the kube-apiserver is started.
 struct Restored(tempfile::TempDir);
 
 impl Restored {
@@ -321,7 +323,8 @@ impl Scene for Restored {
         restore
     }
 
-    /// The copies that a restore keeps are meant to stay, and have the names of their files. `is_whole` checks that each copy is whole.
+    /// The copies that a restore keeps are meant to stay. They have the names of their files, and
+    /// `is_whole` checks the contents of each copy.
     fn diagnosis(&self) -> String {
         let files =
             ["pki", "."].map(|directory| fs::read_dir(self.0.path().join(directory)).unwrap());

@@ -1,10 +1,12 @@
-//! Every kill: a command is killed at each of its calls with a side effect, each call fails with ENOSPC and with EIO, and the node goes down at
-//! it. After each, the node is whole, and the same command goes on or goes back.
+//! Kills, errors and reboots at every call of a command with a side effect: at each of these calls
+//! the command is killed, the call fails with ENOSPC or EIO, or the node goes down. After each
+//! fault the node is whole, and running the command again completes or reverts the work.
 //!
-//! The suite tries a sample, by `BERTH_TEST_SEED` or a seed that is printed. `BERTH_TEST_KILLS=all` tries all points but most of those at calls
-//! that repeat: of a call with one name that comes more than 12 times, such as the connect(2) of a command that polls, it tries the first two
-//! and ten by the seed, and prints how many calls are left out. Any other value tries the points whose name contains the value, such as
-//! `kill rename manifests/kube-apiserver.yaml #1`, and leaves none out.
+//! The suite tries a sample, by `BERTH_TEST_SEED` or a printed seed. `BERTH_TEST_KILLS=all` tries
+//! all points but most of the repeated calls: of a call with one name that comes more than 12
+//! times, such as the connect(2) of a command that polls, it tries the first two and ten by the
+//! seed, and prints how many calls are left out. Any other value tries the points whose name
+//! contains the value, such as `kill rename manifests/kube-apiserver.yaml #1`, and leaves none out.
 
 mod files;
 
@@ -25,32 +27,35 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-/// How often the same command may be given after a fault until it has done its work: an upgrade that goes back ends with a failure.
+/// Most runs of a command after a fault until its work is done. An upgrade that goes back ends with
+/// a failure first.
 const AGAIN: usize = 3;
 
-/// How many calls of one name are tried: if there are more, the first ones and others by the seed.
+/// Most calls of one name that are tried. If there are more, the first ones and others by the seed
+/// are tried.
 const REPEATS: usize = 12;
 const FIRST: usize = 2;
 
-/// Marks the processes of a command.
+/// Environment variable that marks the processes of a command.
 const TREE: &str = "BERTH_TEST_KILLS_TREE";
 
-/// A node, and a command that changes it.
+/// A node, and a command that changes the node.
 pub(super) trait Scene {
-    /// How many nodes are tried at once: each has directories and addresses of its own.
+    /// Number of nodes that are tried at the same time. Each node has directories and addresses of
+    /// its own.
     const AT_ONCE: usize = 1;
 
-    /// The directory with all files of this node.
+    /// Returns the directory with all files of the node.
     fn root(&self) -> PathBuf;
 
-    /// Those in which the command must leave nothing that is not named.
+    /// Returns the directories in which the command must leave no unexpected file.
     fn directories(&self) -> Vec<PathBuf> {
         vec![self.root()]
     }
 
     fn command(&self) -> Command;
 
-    /// Waits for what goes on in the background when the command has ended.
+    /// Waits for background work after the end of the command.
     fn settles(&self) {}
 
     /// Panics unless the node is whole: the command has not run, was interrupted, or has ended.
@@ -59,10 +64,11 @@ pub(super) trait Scene {
     /// Panics unless the command has done its work.
     fn is_done(&mut self);
 
-    /// What was in memory is gone, and no process of the node runs; then the node starts again.
+    /// Restarts the node after a power loss: memory is lost, and no process of the node runs.
     fn reboots(&mut self) {}
 
-    /// What other commands say of the node: `berth doctor`, `berth bridge status`.
+    /// Returns the output of commands that diagnose the node: `berth doctor`, `berth bridge
+    /// status`.
     fn diagnosis(&self) -> String {
         String::new()
     }
@@ -70,10 +76,10 @@ pub(super) trait Scene {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
-    /// Of the process that makes the call.
+    /// SIGKILL of the process that makes the call.
     Kill,
     Error(Errno),
-    /// Each file that was not synced is empty afterwards.
+    /// A power loss: each file that was not synced is empty afterwards.
     Reboot,
 }
 
@@ -84,7 +90,7 @@ const FAULTS: [Fault; 4] = [
     Fault::Reboot,
 ];
 
-/// A call, by its name and its number among the calls of that name.
+/// A call, by its name and its number among the calls of the name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Point {
     call: String,
@@ -107,7 +113,7 @@ impl Display for Fault {
     }
 }
 
-/// What a supervised command did.
+/// Record of a supervised command.
 #[derive(Debug, Default)]
 struct Seen {
     points: Vec<Point>,
@@ -117,7 +123,7 @@ struct Seen {
     was_hit: bool,
 }
 
-/// Tries the points of a command. Each has a node of its own.
+/// Tries the points of a command, each on a fresh node.
 pub(super) fn every_kill<S: Scene>(sample: usize, node: impl Fn() -> S + Sync) {
     if let Some(why) = missing() {
         return skipped(&why);
@@ -148,7 +154,7 @@ pub(super) fn every_kill<S: Scene>(sample: usize, node: impl Fn() -> S + Sync) {
         .into_iter()
         .flat_map(|fault| kept.iter().map(move |it| (fault, *it)))
         .collect();
-    // A signal needs no disk.
+    // A signal cannot fail for lack of disk.
     points.retain(|(fault, point)| {
         !(matches!(fault, Fault::Error(_)) && point.call.starts_with("kill "))
     });
@@ -200,7 +206,8 @@ pub(super) fn every_kill<S: Scene>(sample: usize, node: impl Fn() -> S + Sync) {
     assert!(failed.is_empty(), "failed at:\n{}", failed.join("\n"));
 }
 
-/// All calls of a name with few calls. Of a name with many calls, such as the connects of a poll, the first calls and some by the seed.
+/// Returns all calls of a name with few calls. Of a name with many calls, such as the connects of a
+/// poll, returns the first calls and some by the seed.
 fn some_repeats<'a>(
     calls: &'a [Point],
     counts: &BTreeMap<String, usize>,
@@ -222,7 +229,7 @@ fn some_repeats<'a>(
     kept
 }
 
-/// Some of all, by a linear congruential generator.
+/// Returns a random sample, by a linear congruential generator.
 fn sampled<T>(mut all: Vec<T>, count: usize, mut seed: u64) -> Vec<T> {
     let mut some = Vec::new();
     while some.len() < count && !all.is_empty() {
@@ -234,7 +241,7 @@ fn sampled<T>(mut all: Vec<T>, count: usize, mut seed: u64) -> Vec<T> {
     some
 }
 
-/// Whether the point came.
+/// Tries one point. Returns true if the command reached the point.
 fn try_point(mut scene: impl Scene, fault: Fault, point: &Point, expected: &[String]) -> bool {
     let before = left_by(&scene);
     let (seen, code, mut log) = run(&scene, Some((fault, point.clone())));
@@ -266,7 +273,8 @@ fn try_point(mut scene: impl Scene, fault: Fault, point: &Point, expected: &[Str
     }
     log += &scene.diagnosis();
     let mut codes = vec![code];
-    // A command that has done its work in spite of the fault is given again only if files are left.
+    // If the command has done its work in spite of the fault, it runs again only to remove leftover
+    // files.
     let is_clean = left_by(&scene).iter().all(|file| expected.contains(file));
     while codes.len() <= AGAIN && codes.last() != Some(&Some(0)) || codes.len() == 1 && !is_clean {
         let (_, code, more) = run(&scene, None);
@@ -300,7 +308,8 @@ fn try_point(mut scene: impl Scene, fault: Fault, point: &Point, expected: &[Str
     was_hit
 }
 
-/// Runs the command, with a fault at a point; gives the effects of the command's processes, the command's exit status and its log.
+/// Runs the command, with a fault at a point. Returns the effects of the command's processes, its
+/// exit status and its log.
 fn run(scene: &impl Scene, at: Option<(Fault, Point)>) -> (Arc<Mutex<Seen>>, Option<i32>, String) {
     let (root, all) = (scene.root(), Arc::new(Mutex::new(Seen::default())));
     let mut command = scene.command();
@@ -368,7 +377,7 @@ impl Seen {
     }
 }
 
-/// The processes with this in their environment.
+/// Returns the processes with `mark` in their environment.
 fn tree(mark: &str) -> Vec<Pid> {
     let processes = fs::read_dir("/proc")
         .unwrap()
@@ -384,7 +393,8 @@ fn tree(mark: &str) -> Vec<Pid> {
     processes.collect()
 }
 
-/// What a call is named by: what differs from run to run is left out. `None` for the calls of other programs, such as a bridge's COMMAND.
+/// Returns the name of a call, without the parts that differ from run to run. `None` for the calls
+/// of other programs, such as a bridge's COMMAND.
 fn name(
     Effect {
         process,
@@ -408,13 +418,13 @@ fn name(
     Some(format!("{call} {}", shown(object)))
 }
 
-/// A text without numbers, times and other names that differ from run to run.
+/// Returns a text without numbers, times and other words that differ from run to run.
 fn shown(text: &str) -> String {
     let mut shown = String::new();
     for part in text.split_inclusive(|c: char| !c.is_ascii_alphanumeric()) {
         let word = part.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
         let digits = word.chars().filter(char::is_ascii_digit).count();
-        // Times too, such as 20260504T030201 and 123Z.
+        // A word with digits may be a time, such as 20260504T030201 or 123Z.
         let is_number = word.starts_with(|c: char| c.is_ascii_digit());
         let is_hex = word.chars().all(|c| c.is_ascii_hexdigit());
         let differs = word != "127"
@@ -423,7 +433,7 @@ fn shown(text: &str) -> String {
         shown.push_str(if differs { "*" } else { word });
         shown.push_str(&part[word.len()..]);
     }
-    // An instance's address.
+    // Replace the rest of an instance's address.
     shown
         .split("127.")
         .enumerate()
@@ -436,7 +446,8 @@ fn shown(text: &str) -> String {
         })
 }
 
-/// All files and directories in those of a node that a command writes, by names that are the same in each run.
+/// Returns all files and directories in the directories that a command writes, by names that are
+/// the same in each run.
 fn left_by(scene: &impl Scene) -> Vec<String> {
     let (root, mut all) = (scene.root(), Vec::new());
     let mut left = scene.directories();

@@ -33,7 +33,7 @@ fn rehearse(tmp: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// Whether nothing can be steered here, which the rehearsal reports; then this test does nothing.
+/// True if the rehearsal reports that this machine cannot steer. Then the test does nothing.
 fn cannot(status: Option<i32>, said: &str) -> bool {
     let missing = status == Some(69) && said.contains("nothing was changed")
         || said.contains("make a network namespace");
@@ -47,7 +47,7 @@ fn cannot(status: Option<i32>, said: &str) -> bool {
     missing
 }
 
-/// Rehearses; what was printed, and the report. None: nothing can be steered here.
+/// Rehearses, and returns the output and the report. `None` if this machine cannot steer.
 fn held(args: &[&str]) -> Option<(String, Report)> {
     let tmp = in_memory();
     let json = tempfile::NamedTempFile::new().unwrap();
@@ -69,14 +69,14 @@ fn an_apiserver_that_knows_nothing_of_berth_is_replaced_in_place() {
     let Some((said, report)) = held(&["--compare=none", "--fault=kill-temporary"]) else {
         return;
     };
-    // It may cost no client anything.
+    // The fault must cost no client anything.
     for line in [
         "fault kill-temporary: none has no bridge, skipped",
         "kill-temporary at old-bridge: held",
     ] {
         assert!(said.contains(line), "{line}: {said}");
     }
-    // One after the other, without a bridge, cannot but refuse.
+    // Without a bridge, one apiserver follows the other, and connections are refused.
     assert!(
         !report.runs[0].ran().unwrap().lost.is_empty()
             && report.runs[1].ran().unwrap().lost.is_empty(),
@@ -96,7 +96,7 @@ fn a_bridge_that_is_killed_costs_no_client_anything() {
     each_served(&report, 0);
 }
 
-/// The temporary instance was there, and each instance answered new connections.
+/// Checks that each instance, including the temporary one, answered new connections.
 fn each_served(report: &Report, run: usize) {
     for name in ["old", "old-bridge", "new"] {
         let served = report.runs[run]
@@ -110,7 +110,7 @@ fn each_served(report: &Report, run: usize) {
     }
 }
 
-/// A rehearsal whose bridge is on; none: it cannot be.
+/// Starts a rehearsal and waits until its bridge is on. `None` if this machine cannot steer.
 fn bridged(tmp: &Path) -> Option<Child> {
     let mut child = rehearse(tmp, &[]).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap())
@@ -120,7 +120,7 @@ fn bridged(tmp: &Path) -> Option<Child> {
         .by_ref()
         .take_while(|line| !line.contains("stop old"))
         .collect();
-    // Read on, so that it never waits for a reader.
+    // Keep reading, so that the rehearsal never waits for a reader.
     let reader = std::thread::spawn(move || lines.collect::<Vec<_>>());
     if !said.iter().any(|line| line.contains("may be replaced")) {
         let status = child.wait().unwrap();
@@ -131,7 +131,8 @@ fn bridged(tmp: &Path) -> Option<Child> {
     Some(child)
 }
 
-/// The bridge is not a child of the rehearsal: what ends the rehearsal, or comes after it, has to end it.
+/// Ends a rehearsal by a signal. The bridge is not a child of the rehearsal, so the rehearsal's
+/// end, or `after`, has to end the bridge.
 fn is_not_left_behind(signal: Signal, after: impl FnOnce(&Path, ExitStatus)) {
     let tmp = in_memory();
     let Some(mut child) = bridged(tmp.path()) else {

@@ -1,5 +1,6 @@
-//! Is a loss seen? Load, simulated apiservers and verdict around small relays in this process, a good one and
-//! some that each lose in their own way; and around simulated apiservers whose store loses.
+//! Tests of the rehearsal's own judgement. Load, simulated apiservers and verdict run around small
+//! relays in this process, of which one loses nothing and the others lose in different ways, and
+//! around simulated apiservers whose store loses events.
 
 use crate::support::in_memory;
 use berth_rehearse::config::{LoadPlan, Plan};
@@ -31,49 +32,52 @@ use tokio::process::{Child, Command};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
-/// Far beyond what anything here takes.
+/// Far beyond the duration of any step here.
 pub(crate) const BOUND: Duration = Duration::from_secs(120);
 
-/// More than a judge allows between two clients that see the same.
+/// More than a judge allows between two clients that see the same event.
 const LAG: Duration = Duration::from_millis(100);
 
-/// Clients with a kept connection, and watches.
+/// Numbers of clients with a kept connection, and of watches.
 const CLIENTS: u32 = 4;
 const WATCHES: u32 = 4;
 
-/// Streams that last: those, and those of six informers.
+/// Number of long-lived streams: kept connections, watches, and those of six informers.
 const STREAMS: u32 = CLIENTS + WATCHES + 6;
 
-/// How a relay behaves.
+/// Behaviour of a relay.
 #[derive(Clone, Copy, PartialEq)]
 enum Relay {
     /// Nothing is lost.
     Good,
-    /// All connections are cut once while old serves.
+    /// All connections are cut once while the old instance serves.
     Cuts,
-    /// The same towards the instance alone, which takes it for the client's close_notify.
+    /// Connections are cut towards the instance alone, which regards the cut as the client's
+    /// close_notify.
     HalfCloses,
-    /// One after the other, each for a moment: it closes new connections, it speaks itself before the instance can, it relays to a server
-    /// whose certificate no client trusts, and it stops listening.
+    /// Four faults in turn, each for a moment: the relay closes new connections, sends bytes before
+    /// the instance can, relays to a server with a certificate that no client trusts, and stops
+    /// listening.
     FailsNew,
-    /// All connections are cut, and it stops listening for a moment.
+    /// All connections are cut, and the relay stops listening for a moment.
     CutsAndRefuses,
 }
 
-/// What happens.
+/// Course of an upgrade.
 struct Plot {
     relay: Relay,
-    /// The old simulated apiserver does not hear of the tenth write, hears of the eleventh twice, and not of the ninth one's removal.
+    /// The old simulated apiserver does not get the tenth write, gets the eleventh twice, and does
+    /// not get the removal of the ninth object.
     misreports: bool,
     load: LoadPlan,
-    /// Changes that instances keep for watches.
+    /// Number of changes that instances keep for watches.
     history: usize,
 }
 
 impl Plot {
     fn relay(relay: Relay) -> Self {
-        // Little load: what is tested is whether a loss is seen, and the tests run side by side.
-        // A client that misses something for good waits for it after the end.
+        // Little load: the tests ask whether a loss is seen, and run side by side. A client that
+        // misses an event for good waits for it after the end.
         let catch_up = Duration::from_secs(2);
         let load = LoadPlan {
             rate: 60,
@@ -94,9 +98,9 @@ impl Plot {
 
 struct Proxy {
     backend: Mutex<SocketAddr>,
-    /// Connections without a byte from the backend: each has a clone.
+    /// Connections without a byte from the backend. Each of them holds a clone.
     young: Arc<()>,
-    /// Connections to each backend, the same way.
+    /// Connections to each backend. Each of them holds a clone.
     on: Mutex<BTreeMap<SocketAddr, Arc<()>>>,
     closes: AtomicBool,
     garbles: AtomicBool,
@@ -116,7 +120,7 @@ impl Proxy {
                 let mut client = client;
                 tokio::select! {
                     () = proxy.relay(&mut client) => {}
-                    // What waits to be sent is lost, too.
+                    // Bytes that wait to be sent are lost, too.
                     () = proxy.cut.notified() => socket2::SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap(),
                 }
             });
@@ -179,7 +183,8 @@ impl Proxy {
     }
 }
 
-/// Between a simulated apiserver and its store: passes all on, or misreports three changes.
+/// Runs between a simulated apiserver and its store: passes every change, or misreports three
+/// changes.
 async fn middle(listener: UnixListener, store: std::path::PathBuf, misreports: bool) {
     let mut lines = JoinSet::new();
     loop {
@@ -221,7 +226,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// How far the clients were behind their timetable at most.
+    /// Returns the longest delay of clients behind their timetable.
     fn behind(&self) -> Duration {
         let behind = |event: &Event| {
             if let EventKind::Behind(behind) = event.what {
@@ -246,14 +251,14 @@ impl Scene {
         (child, address)
     }
 
-    /// Whether a client saw a failure of this kind.
+    /// True if a client saw a failure of the kind.
     fn failed(&self, is_of_kind: impl Fn(&Failure) -> bool) -> bool {
         let failed =
             |a: &Attempt| matches!(&a.answer, Answer::Failed(failure) if is_of_kind(failure));
         self.recorder.read(|log| attempts(log).any(failed))
     }
 
-    /// Whether a client's connection was refused.
+    /// True if a client's connection was refused.
     fn refused(&self, client: &str) -> bool {
         let refused = |a: &Attempt| a.answer == Answer::Failed(Failure::Refused);
         let its_own = |a: &&Attempt| {
@@ -265,7 +270,7 @@ impl Scene {
             .read(|log| attempts(log).filter(its_own).any(refused))
     }
 
-    /// Attempts of a client's that an instance answered.
+    /// Returns how many attempts of a client an instance answered.
     fn answers(&self, client: &str, name: &str) -> usize {
         let its_own = |a: &&Attempt| {
             a.stream
@@ -277,13 +282,13 @@ impl Scene {
             .read(|log| attempts(log).filter(its_own).filter(by).count())
     }
 
-    /// Whether each client with a connection of its own has it: a client that watches has listed before.
+    /// True if each client with a kept connection has it. A client that watches has listed before.
     fn all_open(&self) -> bool {
         let kept = (0..CLIENTS).all(|index| self.answers(&format!("kept-{index}"), OLD) > 0);
         kept && followers().all(|follower| self.answers(&follower, OLD) > 1)
     }
 
-    /// New connections that an instance has served.
+    /// Returns how many new connections an instance has served.
     fn served(&self, name: &str) -> usize {
         let by = |a: &&Attempt| {
             a.kind == ConnectionKind::New
@@ -323,7 +328,7 @@ pub(crate) fn simulated(
     (child, address)
 }
 
-/// Clients that watch.
+/// Returns the names of clients that watch.
 fn followers() -> impl Iterator<Item = String> {
     let named = |kind: &'static str, count| (0..count).map(move |index| format!("{kind}-{index}"));
     named("watch", WATCHES)
@@ -331,7 +336,7 @@ fn followers() -> impl Iterator<Item = String> {
         .chain(named("quiet", 4))
 }
 
-/// Waits for something that another process does.
+/// Waits for an event in another process.
 pub(crate) async fn until(mut condition: impl FnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + BOUND;
     while !condition() {
@@ -363,7 +368,7 @@ pub(crate) async fn ends(mut child: Child) {
     );
 }
 
-/// An upgrade, and what was written down of it.
+/// Runs an upgrade and records it.
 async fn upgrade(plot: Plot) -> (Record, Plan) {
     let address = address::free_address().unwrap();
     let dir = in_memory();
@@ -428,7 +433,8 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
             .unwrap_or(0)
     };
     until(|| scene.all_open() && scene.served(OLD) > 20).await;
-    // All see a dozen writes, and until the thirteenth one, those that the plots are about were seen.
+    // All clients see a dozen writes. The writes with which the plots interfere come before the
+    // thirteenth.
     let open = written();
     until(|| written() >= 13.max(open + 12)).await;
     match plot.relay {
@@ -452,7 +458,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
             *proxy.backend.lock().unwrap() = its;
             until(|| scene.failed(|failure| matches!(failure, Failure::X509(_)))).await;
             *proxy.backend.lock().unwrap() = backend;
-            // No other client is to see its end.
+            // No other client may see the end of the connection.
             until(|| proxy.on(its) == 0).await;
             stop(stranger).await;
             listening.abort();
@@ -463,7 +469,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
             listening.abort();
             proxy.cut.notify_waiters();
             until(|| followers().all(|follower| scene.refused(&follower))).await;
-            // Until old does not know any more what any of them saw last.
+            // Wait until the old instance has dropped every revision that a client saw last.
             let (seen, history) = (store.list(None).0, plot.history as u64);
             until(|| store.list(None).0 > seen + history).await;
             drop(listens().await);
@@ -472,18 +478,19 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     let done = Instant::now();
     let (old, its) = (old, backend);
     let (new, backend) = scene.start(NEW).await;
-    // Old has changes since new began.
+    // The old instance has changes since the new one began.
     let begun = written();
     until(|| written() > begun + 1).await;
     *proxy.backend.lock().unwrap() = backend;
-    // A request on a connection that old has just got would be rejected, which is allowed, or reset in old's queue, which a
-    // relay without replay cannot fix.
+    // A request on a connection that the old instance has just got would be rejected, which is
+    // allowed, or reset in its queue, which a relay without replay cannot prevent.
     until(|| proxy.young() == 0 && proxy.on(its) <= STREAMS as usize).await;
-    // On a busy machine, what the relay did and what old does must be farther apart than clients are behind: an instance that reports nothing is
-    // believed to have ended what ended at about the time of its stop.
+    // The relay's fault and the old instance's stop must be farther apart than clients are behind,
+    // which can be far on a busy machine. If an instance reports nothing, judges believe that it
+    // ended the streams that ended around its stop.
     until(|| done.elapsed() > LAG + 2 * scene.behind()).await;
     stop(old).await;
-    // All see more of new.
+    // All clients see more of the new instance.
     until(|| {
         scene.served(NEW) > 20 && followers().all(|follower| scene.answers(&follower, NEW) > 0)
     })
@@ -496,20 +503,21 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     (Record::of(scene.recorder.drain()), plan)
 }
 
-/// What judges find, which is the same when instances report nothing, as real ones.
+/// Runs an upgrade and returns the judges' result. The result is the same if instances report
+/// nothing, as real apiservers do.
 async fn judged(plot: Plot) -> Ran {
     let (mut record, plan) = upgrade(plot).await;
     let reported = judge(&record, &plan, None);
     assert!(!record.reports.is_empty());
     record.reports.clear();
     let mut seen = judge(&record, &plan, None);
-    // The reasons in these differ.
+    // The reasons in the examples differ.
     seen.examples.clone_from(&reported.examples);
     assert_eq!(reported, seen, "{:#?}", record.ends);
     reported
 }
 
-/// How many losses of a kind there were.
+/// Returns the number of losses of a kind.
 fn lost(ran: &Ran, loss: Loss) -> u64 {
     ran.lost.get(&loss).copied().unwrap_or_default()
 }
@@ -526,8 +534,8 @@ async fn a_good_relay_loses_nothing() {
     let (record, plan) = upgrade(Plot::relay(Relay::Good)).await;
     let ran = judge(&record, &plan, None);
     assert!(ran.verdict == Verdict::Held, "{ran:#?}");
-    // The kept connections (4), watches (4) and informers (6) that were on old, and as many of the
-    // control as there are, on old and on new, which the load outlives.
+    // The kept connections (4), watches (4) and informers (6) that were on the old instance. The
+    // control has as many, on both instances, which the load outlives.
     let control = (
         record.control.streams.values().map(BTreeSet::len).sum(),
         record.control.ends.len(),
@@ -540,7 +548,8 @@ async fn a_good_relay_loses_nothing() {
     assert_eq!(record.informers.len(), 6);
     for informer in &record.informers {
         assert_eq!(informer.held, informer.written, "{informer:?}");
-        // The quiet ones got no revision since new began; the others saw events.
+        // The quiet clients got no revision since the new instance began. The other clients saw
+        // events.
         let (written, again) = match informer.id.as_str() {
             "informer-0" | "informer-1" => (31.., 0),
             "quiet-0" | "quiet-1" => (20.., 1),
@@ -554,7 +563,7 @@ async fn a_good_relay_loses_nothing() {
     }
     assert_eq!(record.watches.iter().map(|w| w.relists).sum::<u64>(), 0);
 
-    // The same from the evidence alone.
+    // The evidence alone, without the instances' reports, gives the same result.
     for end in &record.ends {
         assert!(end.signed.is_some() && end.instance == OLD, "{end:?}");
         assert!(
@@ -580,9 +589,9 @@ async fn a_good_relay_loses_nothing() {
 #[tokio::test]
 async fn cut_connections_are_seen() {
     let ran = judged(Plot::relay(Relay::Cuts)).await;
-    // All long-lived clients, and whatever was new.
+    // All long-lived clients, and any new connection at that moment.
     assert_eq!(lost(&ran, Loss::StreamEnded), 14, "{ran:#?}");
-    // Watches went on from where they were.
+    // Watches continued at their last revision.
     assert!(lost(&ran, Loss::EventMissed) == 0, "{ran:#?}");
 }
 
@@ -603,7 +612,7 @@ async fn new_connections_that_fail_are_seen_each_for_what_it_is() {
         lost(&ran, Loss::Closed) + lost(&ran, Loss::Reset) > 0,
         "{ran:#?}"
     );
-    // Wrong bytes are no wrong certificate.
+    // Wrong bytes do not count as a wrong certificate.
     assert!(
         lost(&ran, Loss::Tls) > figure(&ran, "x509 errors") && figure(&ran, "x509 errors") > 0,
         "{ran:#?}"
@@ -622,7 +631,8 @@ async fn changes_that_are_lost_or_told_twice_are_seen() {
         ..Plot::relay(Relay::Good)
     })
     .await;
-    // Each watch and each informer sees a write too few and one twice, and each informer has an object that was removed.
+    // Each watch and each informer misses one write and sees one twice. Each informer keeps one
+    // object that was removed.
     let lost = judge(&record, &plan, None).lost;
     assert_eq!(
         lost,

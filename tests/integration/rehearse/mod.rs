@@ -31,7 +31,7 @@ fn rehearse(tmp: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// A rehearsal that has come as far as this line.
+/// Starts a rehearsal, and waits for a line of its log.
 fn at(line: &str, tmp: &Path, args: &[&str]) -> Running {
     let running = Running::start(&mut rehearse(tmp, args));
     running.logs(line);
@@ -45,7 +45,7 @@ fn gone(tmp: &Path) {
     });
 }
 
-/// A rehearsal whose old instance is ready.
+/// Starts a rehearsal, and waits until the old instance is ready.
 fn started(tmp: &Path) -> Running {
     at("old is ready and joined", tmp, &["--rate=20"])
 }
@@ -86,7 +86,7 @@ fn an_upgrade_loses_nothing() {
     gone(tmp.path());
 }
 
-/// `berth rehearse 2>&1 | head`: it goes on to its end, and its verdict counts.
+/// `berth rehearse 2>&1 | head`: the rehearsal runs to its end, and its verdict counts.
 #[test]
 fn its_output_need_not_be_read() {
     let tmp = in_memory();
@@ -99,7 +99,8 @@ fn its_output_need_not_be_read() {
     gone(tmp.path());
 }
 
-/// Rehearses; the verdict must be good. What was printed; none: the machine was too busy.
+/// Rehearses, checks that the verdict is good, and returns the output. `None` if the machine was
+/// too busy.
 fn held(args: &[&str]) -> Option<String> {
     let tmp = in_memory();
     let output = rehearsed(&mut rehearse(
@@ -146,7 +147,8 @@ fn back_and_forth_with_versions_that_cannot_serve_and_a_shim_that_dies() {
         ];
         has_all(&said, &lines);
         assert!(!said.contains("bad-flag at bad-flag"), "{said}");
-        // The kept connections and watches that were on the shim, and no more but what it had just accepted.
+        // At most the kept connections and watches on the shim, and the connections that the shim
+        // had just accepted.
         let allowed = said
             .lines()
             .find_map(|line| line.strip_prefix("  allowed: "))
@@ -163,7 +165,7 @@ fn back_and_forth_with_versions_that_cannot_serve_and_a_shim_that_dies() {
     }
 }
 
-/// An instance that has no supervisor although one was wanted.
+/// An instance has no supervisor although the options want one.
 #[test]
 fn clients_that_are_relayed_nevertheless_are_reported_with_the_reason() {
     let dir = in_memory();
@@ -186,7 +188,7 @@ fn clients_that_are_relayed_nevertheless_are_reported_with_the_reason() {
     );
 }
 
-/// Each round has a fault that the seed draws.
+/// Each round has a fault that is drawn by the seed.
 #[test]
 fn rounds_go_on_for_a_while() {
     let args = [
@@ -205,7 +207,7 @@ fn rounds_go_on_for_a_while() {
     assert!(said.contains("verdict: nothing was lost"), "{said}");
 }
 
-/// Without berth, each upgrade loses connections, whatever goes wrong meanwhile.
+/// Without berth, each upgrade loses connections, with any fault.
 #[test]
 fn rounds_without_berth_lose() {
     let tmp = in_memory();
@@ -235,8 +237,8 @@ fn native_sidecars_with_a_crash() {
     assert!(said.contains("crash-after-ready at new: held"), "{said}");
 }
 
-/// A watch of what no client writes knows no revision that an instance which began later still has, unless bookmarks
-/// bring one while both serve.
+/// A watch of objects that no client writes knows no revision that a later instance still has,
+/// unless a bookmark brings one while both instances serve.
 #[test]
 fn quiet_watches_list_again_after_a_switch() {
     if let Some(said) = held(&[]) {
@@ -247,10 +249,11 @@ fn quiet_watches_list_again_after_a_switch() {
 #[test]
 fn quiet_watches_go_on_if_both_serve_for_long_enough() {
     let often = "stand-in --stand-in-bookmark-period=200ms";
-    // The store reports its progress every half a second; how long that takes to arrive depends on what else the machine does.
+    // The store reports its progress every half a second. The arrival of the report depends on the
+    // machine's load.
     let settles = ["--settle=2s", "--settle=4s", "--settle=8s", "--settle=16s"];
     let rehearsals = settles.map(|settle| move || held(&["--old", often, settle, "--speedup=10"]));
-    // One that the machine was too busy for tells nothing.
+    // A run for which the machine was too busy proves nothing.
     assert!(
         rehearsals
             .iter()
@@ -259,7 +262,7 @@ fn quiet_watches_go_on_if_both_serve_for_long_enough() {
     );
 }
 
-/// How many listed again, and how many of these because they were too late.
+/// Returns how many watches listed again, and how many of them because they were too late.
 fn again(said: &str) -> Vec<String> {
     let row = said
         .lines()
@@ -268,7 +271,7 @@ fn again(said: &str) -> Vec<String> {
     row.split_whitespace().take(2).map(str::to_owned).collect()
 }
 
-/// A program in a directory, which a shell runs; its path.
+/// Writes a shell script, and returns its path.
 fn script(dir: &Path, body: &str) -> String {
     use std::os::unix::fs::PermissionsExt;
     let path = dir.join("berth");
@@ -277,7 +280,8 @@ fn script(dir: &Path, body: &str) -> String {
     path.display().to_string()
 }
 
-/// A script that prints how it was started, and becomes this berth: of the processes only the shims are its.
+/// A script records its start and becomes berth. Of the processes of a rehearsal, only the shims
+/// run the script.
 #[test]
 fn another_berths_shims_are_rehearsed() {
     let dir = in_memory();
@@ -294,7 +298,7 @@ fn another_berths_shims_are_rehearsed() {
         return;
     }
     let started = std::fs::read_to_string(started).unwrap();
-    // Of the last rehearsal.
+    // Starts during the last rehearsal.
     let (by, _) = started.lines().last().unwrap().split_once(' ').unwrap();
     let mut started: Vec<_> = started
         .lines()
@@ -304,7 +308,7 @@ fn another_berths_shims_are_rehearsed() {
     assert_eq!(started, ["exec", "exec", "serve", "serve"]);
 }
 
-/// Its shims open one client at a time, so that a storm waits on any machine.
+/// The shims open one client at a time, so that a storm waits on any machine.
 #[test]
 fn each_client_of_a_storm_is_served_and_the_queue_is_seen() {
     let dir = in_memory();
@@ -337,7 +341,7 @@ fn each_client_of_a_storm_is_served_and_the_queue_is_seen() {
         ran.figure("half of the storm served within").is_some()
             && ran.figure("storm served within").is_some()
     );
-    // All dial from loopback, and go first.
+    // All clients dial from loopback, and go first.
     assert!(
         count("of the gate's class first") > 0 && count("of the gate's class others") == 0,
         "{said}"
@@ -346,7 +350,7 @@ fn each_client_of_a_storm_is_served_and_the_queue_is_seen() {
     assert!(page.contains("Most clients queued at the gate"));
 }
 
-/// Without a certificate its shims' probes would be answered by 401 for ever.
+/// Without a certificate, the apiserver would answer the shims' probes with 401 for ever.
 #[test]
 fn apiservers_that_want_a_certificate_are_rehearsed_too() {
     held(&[
@@ -399,7 +403,8 @@ fn other_ways_are_compared_and_do_not_decide() {
         "  port-sharing          none         berth"
     };
     assert!(said.contains(columns), "{said}");
-    // One apiserver after the other cannot but refuse, and what listens before it is ready answers 403.
+    // With one apiserver after the other, connections are refused. An apiserver that listens before
+    // it is ready answers 403.
     let none = "without berth or a proxy";
     for (way, lost) in [
         ("with port sharing", "error status"),
@@ -452,7 +457,7 @@ fn an_interrupt_leaves_nothing_behind() {
     }
 }
 
-/// What is stopped by SIGSTOP handles no other signal but SIGKILL.
+/// A process that is stopped by SIGSTOP handles only SIGKILL.
 #[test]
 fn one_that_hangs_on_purpose_is_not_left_behind() {
     for signal in [Signal::SIGINT, Signal::SIGKILL] {
@@ -468,7 +473,7 @@ fn one_that_hangs_on_purpose_is_not_left_behind() {
     }
 }
 
-/// Names in a directory.
+/// Returns the names in a directory.
 fn names(dir: &Path) -> Vec<std::ffi::OsString> {
     std::fs::read_dir(dir)
         .unwrap()
@@ -483,10 +488,10 @@ fn one_that_is_killed_takes_its_children_along_and_the_next_removes_its_files() 
     let left = tmp.path().join(&names(tmp.path())[0]);
     let mut other = started(tmp.path());
     killed.kill();
-    // A shim that is about to end may make its run directory again.
+    // A shim that is about to end may create its run directory again.
     gone(&left);
     assert_eq!(names(tmp.path()).len(), 2);
-    // Another program's, with such a name.
+    // Another program's directory with a similar name.
     std::fs::create_dir(tmp.path().join("berth-rehearse-results")).unwrap();
 
     let mut next = at(

@@ -1,4 +1,4 @@
-//! What `berth rehearse` writes.
+//! Files that `berth rehearse` writes.
 
 use crate::support::in_memory;
 use crate::support::process::rehearsed;
@@ -66,8 +66,9 @@ fn a_rehearsal_leaves_data_and_a_page() {
             .collect();
         assert_eq!(instances, ["old", "new"], "{what}: {:#?}", ran.marks);
     }
-    // Copies of all objects are whole, and those of what nobody wrote listed again, as nothing brought them a revision since the new one
-    // began; unless the run was so slow that the old one's store did, which it does every 5 s.
+    // Copies of written objects are whole. Watches of other objects list again, since no event
+    // brought them a revision after the new instance began. In a slow run, the old instance's store
+    // brings one every 5 s.
     let at = |what| {
         ran.marks
             .iter()

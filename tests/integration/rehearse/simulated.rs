@@ -1,5 +1,5 @@
-//! A simulated apiserver alone, as a process, after SIGTERM. That it ends idle connections and watches, and reports that it did, is in
-//! `load.rs`.
+//! A simulated apiserver alone, as a process, after SIGTERM. The tests in `load.rs` show that it
+//! ends idle connections and watches, and reports the ends.
 
 use super::load::{BOUND, ends, simulated, terminate, until};
 use berth_rehearse::record::{data::MarkKind, log::Recorder};
@@ -29,7 +29,7 @@ struct Simulated {
 }
 
 impl Simulated {
-    /// One that is ready.
+    /// Starts an apiserver, and waits until it is ready.
     async fn start(flag: &str) -> Self {
         let (dir, store, recorder) = (
             tempfile::tempdir().unwrap(),
@@ -72,7 +72,7 @@ impl Simulated {
         )
     }
 
-    /// The answer to a client that comes for it alone.
+    /// Connects a client for a single request, and returns the answer.
     async fn get(&self, path: &str) -> String {
         let mut client = self.client().await;
         client
@@ -100,7 +100,7 @@ impl Client {
         self.0.write_all(text.as_bytes()).await.unwrap();
     }
 
-    /// Reads on until this has come.
+    /// Reads until `wanted` has come.
     async fn reads(&mut self, wanted: &str) {
         let mut read = Vec::new();
         while !String::from_utf8_lossy(&read).contains(wanted) {
@@ -156,7 +156,7 @@ async fn a_request_under_way_is_finished() {
         it.comes_to(MarkKind::Terminating).await;
         if retry_after {
             let rejected = loop {
-                // Until the drain has begun, requests are served.
+                // Until the drain has begun, the apiserver serves requests.
                 let answer = it.get(MAPS).await;
                 if !answer.starts_with("HTTP/1.1 200 ") {
                     break answer;

@@ -1,4 +1,4 @@
-//! What goes in comes out: complete, in order, once, whatever the pace.
+//! Bytes through the relay: complete, in order, once, at any pace.
 
 use super::{answered, expect_answer, pair};
 use crate::support::net::{Backend, Pattern, client_hello, echo, expect_end, ping, read};
@@ -31,7 +31,7 @@ fn one_byte_writes_both_ways() {
     }
 }
 
-/// Both talk at once, then both are done.
+/// Sends and receives at the same time, then ends.
 fn talk(mut stream: TcpStream, mine: u64, theirs: u64) {
     let mut writer = stream.try_clone().unwrap();
     let writing = thread::spawn(move || {
@@ -72,7 +72,7 @@ fn the_client_is_done_first() {
             let mut instance = backend.accept();
             assert_eq!(read(&mut instance, request.len()), request);
             expect_end(&mut instance);
-            // Long after: more than what fits between.
+            // Long after the first end, and more bytes than fit into the buffers.
             let sending = thread::spawn(move || Pattern(2).send(&mut instance, 10 * MB));
             Pattern(2).receive(&mut client, 10 * MB);
             expect_end(&mut client);
@@ -104,7 +104,8 @@ fn the_instance_is_done_first() {
     }
 }
 
-/// Both ends are done while the shim has yet to see either: nothing may be taken for a reset.
+/// Both ends close before the shim notices either close. The shim must not turn a close into a
+/// reset.
 #[test]
 fn an_answer_and_both_ends_at_once() {
     for threads in THREADS {
@@ -126,14 +127,14 @@ fn an_answer_and_both_ends_at_once() {
     }
 }
 
-/// More slow readers of something large than a thread has pipes, each with small talk in between.
+/// More slow readers of large answers than a thread has pipes, each with small messages in between.
 #[test]
 fn bulk_and_small_talk_by_turns() {
     const STREAMS: usize = 40;
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &[]);
-        // All send, and most wait: their readers come one after the other.
+        // All instances send, and most block: the readers come one after the other.
         let talks = (0..STREAMS).map(|_| {
             let (client, mut instance) = (shim.client(), backend.accept());
             let sending = thread::spawn(move || {
@@ -164,7 +165,7 @@ fn bulk_and_small_talk_by_turns() {
     }
 }
 
-/// A relay that keeps what the reader does not take would let the writers finish.
+/// A relay without a limit for unread bytes would let the writers finish.
 #[test]
 fn a_reader_that_pauses_gets_every_byte() {
     const PAUSE: Duration = Duration::from_secs(1);
@@ -172,7 +173,8 @@ fn a_reader_that_pauses_gets_every_byte() {
     let shim = Shim::start(backend.address(), "1", &[]);
     let mut readers = Vec::new();
     let mut writers = Vec::new();
-    // One that pauses before a download, one before an upload, and one that neither sends nor gets anything.
+    // A client that pauses before a download, a client that pauses before an upload, and an idle
+    // client.
     for upload in [false, true] {
         let (client, instance) = answered(&shim, &backend, &client_hello(10));
         let (mut from, to) = if upload {

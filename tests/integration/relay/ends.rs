@@ -1,4 +1,4 @@
-//! The ends see what the other end did: FIN for FIN, RST for RST.
+//! Ends of connections: each end sees a FIN for a FIN and an RST for an RST.
 
 use super::{answered, pair};
 use crate::support::MOMENT;
@@ -12,12 +12,13 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::thread;
 
-/// What a client sends first: something that may be replayed, and something that may not.
+/// First bytes of a client: a request that may be replayed, and a request that may not.
 fn requests() -> [Vec<u8>; 2] {
     [client_hello(300), b"GET /".to_vec()]
 }
 
-/// All at once, for they mostly wait, each with a shim of its own.
+/// Runs a test with each number of threads and each request at the same time, each with a shim of
+/// its own. The tests mostly wait.
 fn each(test: impl Fn(&Shim, &Backend, &[u8]) + Sync) {
     let test = &test;
     thread::scope(|scope| {
@@ -27,7 +28,7 @@ fn each(test: impl Fn(&Shim, &Backend, &[u8]) + Sync) {
         {
             scope.spawn(move || {
                 let backend = Backend::new();
-                // An end that is not read is asked after a second in which nothing moved.
+                // The shim checks an end that is not read after a second without any byte.
                 let shim = Shim::start(backend.address(), threads, &["--speedup", "10"]);
                 test(&shim, &backend, &request);
                 shim.until("no connection is left", |status| {
@@ -49,8 +50,8 @@ fn the_client_resets_before_or_after_the_answer() {
     });
 }
 
-/// A second attempt finds out whether the first met a process that was just ending. What is not TLS gets one
-/// only if the reset came before a byte was sent.
+/// A second attempt shows whether the first one met a process that was just ending. A request
+/// without TLS gets a second attempt only if the reset came before a byte was sent.
 #[test]
 fn the_instance_resets_at_accept() {
     each(|shim, backend, request| {
@@ -93,7 +94,7 @@ fn the_instance_resets_after_the_hello() {
     });
 }
 
-/// An instance that ends two attempts by FIN means it: so does the client's.
+/// An instance that ends two attempts by FIN does so on purpose, so the client gets a FIN.
 #[test]
 fn the_instance_ends_without_a_byte() {
     each(|shim, backend, request| {
@@ -107,7 +108,7 @@ fn the_instance_ends_without_a_byte() {
     });
 }
 
-/// A client that got a part of an answer must not take it for the whole.
+/// A client with a part of an answer must not regard it as the whole answer.
 #[test]
 fn a_shim_that_ends_resets_both_ends() {
     for threads in THREADS {
@@ -128,7 +129,7 @@ fn a_shim_that_ends_resets_both_ends() {
         assert_eq!(shim.ended().cut, 6);
         for (mut client, instance) in ends {
             expect_reset(&mut client);
-            // One that has had a FIN shows nothing in a read.
+            // After a FIN, a read shows no reset.
             expect_error(&instance);
         }
     }
@@ -154,7 +155,7 @@ fn a_half_closed_client_resets() {
             client.shutdown(Shutdown::Write).unwrap();
             expect_end(&mut instance);
             reset(client);
-            // It has had its FIN, so a read shows nothing any more.
+            // After a FIN, a read shows no reset.
             expect_error(&instance);
         }
     });
@@ -188,7 +189,7 @@ fn a_half_closed_instance_resets() {
     });
 }
 
-/// Closing with the request's body unread resets: the answer was sent before.
+/// Closing with an unread request resets the connection. The answer was sent before.
 #[test]
 fn an_answer_before_a_reset_arrives() {
     each(|shim, backend, request| {
@@ -198,7 +199,7 @@ fn an_answer_before_a_reset_arrives() {
             client.write_all(&[0; 5000]).unwrap();
             let mut instance = backend.accept();
             read(&mut instance, request.len());
-            // Something is there that will not be read.
+            // Unread bytes are at the instance.
             instance.peek(&mut [0]).unwrap();
             Pattern(0).send(&mut instance, answer);
             drop(instance);
@@ -208,7 +209,8 @@ fn an_answer_before_a_reset_arrives() {
     });
 }
 
-/// The same with a body that fills the whole way, so that the shim notices by a write that fails.
+/// As before, with a request that fills all buffers, so that the shim notices the reset by a
+/// failing write.
 #[test]
 fn an_answer_before_a_reset_arrives_against_a_full_way() {
     each(|shim, backend, request| {
@@ -233,7 +235,8 @@ fn last_words_before_a_clients_reset_arrive_against_a_full_way() {
     });
 }
 
-/// An upload that the instance does not take, whose client is gone: it must not wait for the instance.
+/// A client resets while its instance reads nothing of its upload. The reset must not wait for the
+/// instance.
 #[test]
 fn a_clients_reset_against_a_full_way_up() {
     each(|shim, backend, request| {
@@ -247,20 +250,21 @@ fn a_clients_reset_against_a_full_way_up() {
     });
 }
 
-/// An instance that takes an upload after all gets what it would have got without a shim.
+/// An instance that reads on after the client's reset gets as many bytes as without a shim.
 #[test]
 fn an_upload_before_a_reset_arrives() {
     each(|shim, backend, request| {
         let (mut client, mut instance) = answered(shim, backend, request);
         fill(&mut client);
         reset(client);
-        // How much had come to the shim is a matter of the machine; none of it is changed or missing before the end.
+        // The number of bytes that had reached the shim depends on the machine. No byte is changed,
+        // or missing before the end.
         assert!(Pattern(0).receive_until_reset(&mut instance) > 0);
     });
 }
 
-/// The end of a client is passed on to an instance that reads no more; an answer that is on its way to a
-/// client that pauses is not cut short.
+/// The end of a client reaches an instance that reads no more. An answer in transit to a client
+/// that pauses is not cut short.
 #[test]
 fn a_reset_against_ways_that_are_full() {
     each(|shim, backend, request| {
@@ -278,7 +282,8 @@ fn a_reset_against_ways_that_are_full() {
                 expect_error(&instance);
             } else {
                 reset(instance);
-                // What its kernel had not sent yet is lost by its reset, as without a shim.
+                // The reset discards bytes that the instance's kernel had not sent yet, as without
+                // a shim.
                 let got = Pattern(0).receive_until_reset(&mut client);
                 assert!(got > 100_000, "only {got} bytes");
             }

@@ -1,4 +1,4 @@
-//! Which clients are queued, and which are not.
+//! Clients that the gate queues, and clients that it does not.
 
 use super::expect_answer;
 use crate::support::net::{
@@ -11,7 +11,7 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// A client from an address of its own that has sent its ClientHello.
+/// Connects a client from a fresh address, and sends its ClientHello.
 fn client(shim: &Shim) -> TcpStream {
     shim.client_with(&client_hello(300))
 }
@@ -22,7 +22,7 @@ fn until_waiting(shim: &Shim, clients: u64) {
     });
 }
 
-/// Reads the ClientHello, answers it, and stays.
+/// Reads the ClientHello, answers, and returns the open connection.
 fn answer(mut instance: TcpStream) -> TcpStream {
     read(&mut instance, 300);
     instance.write_all(b"answer").unwrap();
@@ -106,7 +106,8 @@ fn a_client_that_has_left_costs_the_instance_nothing() {
     }
 }
 
-/// Silent or slow clients do not count as handshakes in flight, and what they send late is queued like any other.
+/// Silent or slow clients do not count as handshakes in flight. A ClientHello that comes late is
+/// queued like any other.
 #[test]
 fn a_client_that_sends_little_holds_no_slot() {
     with_threads(|threads| {
@@ -119,7 +120,7 @@ fn a_client_that_sends_little_holds_no_slot() {
         let _other = answer(backend.accept());
         expect_answer(&mut other);
 
-        // After 5 s they have backend connections, and hold no slot.
+        // After 5 s the clients have backend connections, and hold no slot.
         let attempts = [backend.accept(), backend.accept()];
         let mut of_the_slow = eventually("what the slow one said", || {
             let speaks = attempts.iter().find(|attempt| {
@@ -161,8 +162,8 @@ fn what_comes_in_pieces_is_one_handshake() {
     }
 }
 
-/// Where there is room for no more connections, clients of the first class (those on loopback are) stay, and others wait in the
-/// backlog.
+/// At the limit of connections, clients of the first class (such as clients on loopback) stay, and
+/// further clients wait in the backlog.
 #[test]
 fn the_first_class_makes_no_room_within_its_share() {
     for threads in THREADS {
@@ -190,7 +191,7 @@ fn the_first_class_makes_no_room_within_its_share() {
     }
 }
 
-/// What waits for an instance that goes is served by the next.
+/// A client that waits for an instance that leaves is served by the next one.
 #[test]
 fn a_queued_client_moves_to_the_next_instance() {
     for threads in THREADS {
@@ -208,7 +209,7 @@ fn a_queued_client_moves_to_the_next_instance() {
     }
 }
 
-/// Clients that were held come to an instance as all do.
+/// Clients that the shim held come to an instance through the gate.
 #[test]
 fn a_client_that_was_held_has_its_turn() {
     for threads in THREADS {
@@ -239,7 +240,7 @@ fn a_client_that_was_held_has_its_turn() {
     }
 }
 
-/// A client that is queued for an instance whose shim leaves goes to a sibling's.
+/// A client that is queued for an instance whose shim leaves goes to a sibling's instance.
 #[test]
 fn a_queued_client_does_not_stay_with_an_instance_that_leaves() {
     for threads in THREADS {
@@ -261,12 +262,13 @@ fn a_queued_client_does_not_stay_with_an_instance_that_leaves() {
     }
 }
 
-/// It is nothing that an instance answers. Which bytes are a part only is in the tests of `client_hello.rs`.
+/// An instance does not answer a part of a ClientHello. The tests of `client_hello.rs` show which
+/// bytes are only a part.
 #[test]
 fn a_client_that_sends_a_part_holds_no_slot() {
     for threads in THREADS {
         let backend = Backend::new();
-        // A backend connection comes when it had its time to send the rest.
+        // The backend connection comes after the time in which the client may send the rest.
         let shim = Shim::start(
             backend.address(),
             threads,
@@ -282,7 +284,7 @@ fn a_client_that_sends_a_part_holds_no_slot() {
     }
 }
 
-/// An instance computes a handshake for the ClientHello, whatever comes behind it.
+/// An instance computes a handshake for the ClientHello, whatever bytes follow.
 #[test]
 fn a_client_that_sends_more_than_is_kept_holds_a_slot_until_the_answer() {
     for threads in THREADS {
@@ -300,7 +302,8 @@ fn a_client_that_sends_more_than_is_kept_holds_a_slot_until_the_answer() {
     }
 }
 
-/// An instance that wants the whole ClientHello gets it when the handshake is no longer counted as in flight.
+/// An instance that needs the whole ClientHello gets the rest when the handshake no longer counts
+/// as in flight.
 #[test]
 fn a_client_that_sends_more_than_is_kept_is_read_on_after_a_while() {
     for threads in THREADS {
@@ -316,7 +319,7 @@ fn a_client_that_sends_more_than_is_kept_is_read_on_after_a_while() {
     }
 }
 
-/// A limit that is reached rejects no client until another wants a place.
+/// A limit that is reached rejects no client until another client wants a slot.
 #[test]
 fn a_limit_that_is_just_reached_is_no_trouble() {
     for threads in THREADS {

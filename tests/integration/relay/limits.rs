@@ -1,4 +1,4 @@
-//! How many connections there may be, and what one costs.
+//! The number of connections, and the cost of a connection.
 
 use crate::support::net::{Backend, client_hello, echo, expect_silence, ping, read};
 use crate::support::shim::{Shim, THREADS};
@@ -31,7 +31,7 @@ fn beyond_max_connections_clients_wait_in_the_backlog() {
             expect_silence(client);
         }
         assert_eq!(shim.status().connections_open, 2);
-        // Whenever one ends, the one that waited longest is served.
+        // Whenever a connection ends, the client that has waited longest is served.
         for mut client in waiting {
             drop(served.remove(0));
             assert!(read(&mut client, 100) == client_hello(100));
@@ -40,7 +40,8 @@ fn beyond_max_connections_clients_wait_in_the_backlog() {
     }
 }
 
-/// A shim that leaves closes its listener, and that resets what waits there: so no client is left to wait.
+/// A leaving shim closes its listener, and the close resets connections in the backlog. So the shim
+/// must leave no client there.
 #[test]
 fn a_client_in_the_backlog_of_a_leaving_shim_is_served() {
     for threads in THREADS {
@@ -65,10 +66,10 @@ fn a_client_in_the_backlog_of_a_leaving_shim_is_served() {
     }
 }
 
-/// Kernel buffers aside, this is what an idle connection costs, in addition to two registrations of tokio's.
+/// Cost of an idle connection, without kernel buffers and two registrations of tokio.
 #[test]
 fn a_connection_is_small() {
-    // 792 when this was written.
+    // The size was 792 when the test was written.
     const LIMIT: usize = 832;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -1,4 +1,5 @@
-//! The relay through hostile I/O: a whole shim in this process, with plain sockets before and behind it.
+//! The relay under hostile I/O: a whole shim in this process, with plain sockets before and behind
+//! the shim.
 
 mod bytes;
 mod ends;
@@ -11,7 +12,8 @@ use crate::support::shim::Shim;
 use std::io::Write;
 use std::net::TcpStream;
 
-/// A client and the instance's end of its connection, which has read the request.
+/// Returns a client, and the instance's end of the connection after the instance has read the
+/// request.
 fn pair(shim: &Shim, backend: &Backend, request: &[u8]) -> (TcpStream, TcpStream) {
     let client = shim.client_with(request);
     let mut instance = backend.accept();
@@ -19,7 +21,7 @@ fn pair(shim: &Shim, backend: &Backend, request: &[u8]) -> (TcpStream, TcpStream
     (client, instance)
 }
 
-/// The same, and the instance has answered.
+/// Returns a client and the instance's end of the connection after the instance has answered.
 fn answered(shim: &Shim, backend: &Backend, request: &[u8]) -> (TcpStream, TcpStream) {
     let (mut client, mut instance) = pair(shim, backend, request);
     instance.write_all(b"answer").unwrap();

@@ -1,4 +1,4 @@
-//! Nothing is lost before the backend's first byte, and fail open.
+//! Connections before the backend's first byte: no connection is lost, and the relay fails open.
 
 use super::expect_answer;
 use crate::support::net::{
@@ -14,10 +14,11 @@ use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// For what is seen by probes.
+/// For tests that wait for probes.
 const OFTEN: [&str; 2] = ["--probe-interval", "20ms"];
 
-/// Reads a ClientHello of at least this length, answers, and gives it with all that comes after it.
+/// Reads a ClientHello of at least `length` bytes, answers, and returns the hello with all later
+/// bytes.
 fn answer_hello(mut stream: TcpStream, length: usize) -> Vec<u8> {
     let mut said = read(&mut stream, length);
     stream.write_all(b"answer").unwrap();
@@ -25,7 +26,7 @@ fn answer_hello(mut stream: TcpStream, length: usize) -> Vec<u8> {
     said
 }
 
-/// A backend that closes its listener resets what waits in its queue.
+/// A backend that closes its listener resets the connections in its queue.
 #[test]
 fn what_waits_at_a_closing_backend_is_served_by_the_next() {
     const CLIENTS: usize = 20;
@@ -68,7 +69,7 @@ fn what_waits_at_a_closing_backend_is_served_by_the_next() {
     }
 }
 
-/// What is not TLS may have done something already: sent once, it is not replayed.
+/// A request without TLS may have had an effect, so it is not replayed.
 #[test]
 fn what_is_not_tls_is_not_replayed() {
     for threads in THREADS {
@@ -86,13 +87,14 @@ fn what_is_not_tls_is_not_replayed() {
             expect_reset(client);
         }
         assert_eq!(new.waiting().len(), 0);
-        // What was never sent anywhere may go to the next.
+        // A request that was never sent may go to the next instance.
         let _client = shim.client_with(b"POST /once");
         assert_eq!(read(&mut new.accept(), 10), b"POST /once");
     }
 }
 
-/// A client that was silent when its instance ended is served when it speaks, however late.
+/// A client is silent while its instance ends. The next instance serves the client when it speaks,
+/// however late.
 #[test]
 fn a_silent_client_is_served_when_it_speaks() {
     for threads in THREADS {
@@ -116,7 +118,7 @@ fn a_silent_client_is_served_when_it_speaks() {
     }
 }
 
-/// A port check: there is nothing that another attempt could be for.
+/// A port check sends nothing that a second attempt could replay.
 #[test]
 fn connect_and_close_makes_one_attempt() {
     for threads in THREADS {
@@ -152,7 +154,8 @@ fn connect_and_close_makes_one_attempt() {
     }
 }
 
-/// An apiserver ends a connection that sends nothing after half a minute: another one would wait as long again.
+/// An apiserver ends a silent connection after half a minute. A second apiserver would wait as long
+/// again.
 #[test]
 fn an_attempt_that_was_waited_for_in_vain_is_the_last() {
     for threads in THREADS {
@@ -198,7 +201,8 @@ fn a_hello_in_pieces() {
     }
 }
 
-/// What is kept can be replayed; beyond it a connection goes on, and its instance may answer when it likes.
+/// A ClientHello within the buffer can be replayed. A longer one goes on to the instance, which may
+/// answer when it likes.
 #[test]
 fn a_hello_larger_than_what_is_kept() {
     const KEPT: usize = 16 * 1024;
@@ -263,7 +267,7 @@ fn a_refused_client_is_held_until_its_instance_is_back() {
     }
 }
 
-/// The first connection that is refused ends the instance's health, whatever the result of its last probe.
+/// The first refused connection ends the instance's health, whatever the result of the last probe.
 #[test]
 fn an_instance_that_refuses_must_rise_again() {
     for threads in THREADS {
@@ -325,7 +329,7 @@ fn a_held_client_that_gives_up_frees_its_place() {
                 shim.until("a client is held", |status| status.held == 1);
                 let unread = request.len() > 16 * 1024;
                 if by_reset || request.starts_with(b"G") || unread {
-                    // Of one that only ends it is not known whether it still waits for an answer.
+                    // A client that only ends its sending direction may still wait for an answer.
                     reset(client);
                 } else {
                     drop(client);
@@ -351,7 +355,7 @@ fn more_than_1024_are_not_held() {
             .map(|_| connect_from(source, shim.address))
             .collect();
         shim.until("every place is taken", |status| status.held == PLACES);
-        // Not held for an hour, and then reset.
+        // Refused at once, not held for an hour and then reset.
         expect_no_service(shim.address);
         reset(held.pop().unwrap());
         shim.until("a place is free", |status| status.held == PLACES - 1);
@@ -365,7 +369,7 @@ fn more_than_1024_are_not_held() {
     }
 }
 
-/// A probe that fails under load must not take the API off the air.
+/// A probe that fails under load must not make the API unreachable.
 #[test]
 fn an_instance_that_fails_its_probe_and_does_not_refuse_is_used() {
     let ca = Ca::new();
@@ -392,7 +396,7 @@ fn an_instance_that_fails_its_probe_and_does_not_refuse_is_used() {
             get("/readyz").starts_with("HTTP/1.1 500"),
             "connections still come to it"
         );
-        // A ready one goes before it.
+        // A ready instance is preferred.
         let sibling = Api::start(&ca);
         let record = shim.sibling("other", sibling.address);
         shim.until_health(sibling.address, "ready");
@@ -406,11 +410,12 @@ fn an_instance_that_fails_its_probe_and_does_not_refuse_is_used() {
     }
 }
 
-/// An instance that took the ClientHello and sends nothing is left as soon as its probe has found out and another is ready.
+/// An instance took the ClientHello and sends nothing. The shim turns to a ready instance as soon
+/// as the first one's probe fails.
 #[test]
 fn a_hello_at_an_instance_that_hangs_goes_to_a_ready_one() {
     let ca = Ca::new();
-    // One probe that is late, as on a machine with much to do, is no failure.
+    // On a busy machine, one late probe is no failure.
     let https = [
         "--probe",
         "https",

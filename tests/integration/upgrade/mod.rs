@@ -1,6 +1,6 @@
-//! `berth upgrade` with a stand-in for the kubelet: it runs a directory's static pods as `berth run` processes, with
-//! the kubelet's order and signals. The real kubelet, with real
-//! apiservers, is scripts/cluster.sh's; this runs anywhere in seconds.
+//! `berth upgrade` with a stand-in for the kubelet, which runs a directory's static pods as `berth
+//! run` processes, with the kubelet's order and signals. These tests run anywhere in seconds.
+//! scripts/cluster.sh has a real kubelet with real apiservers.
 
 use crate::stand_in::{API, BROKEN, EMULATES, STAND_IN};
 use crate::support::cluster::Cluster;
@@ -30,13 +30,13 @@ mod judge;
 
 const KUBEADM: &str = include_str!("../../data/manifest/kubeadm-v1.36.yaml");
 
-/// What a pod of each image tag does.
+/// Returns the shell script of a pod, by its image tag.
 fn script(text: &str) -> &'static str {
     match text {
         text if text.contains("kube-apiserver:refuses") => {
             "echo 'Error: unknown flag: --no-such-flag' >&2; exit 1"
         }
-        // Only under its own name: the temporary pod serves.
+        // Fails only in the canonical file. The temporary pod serves.
         text if text.contains("kube-apiserver:half") && !text.contains("\n  uid: ") => {
             "echo 'Error: no disk' >&2; exit 1"
         }
@@ -45,7 +45,7 @@ fn script(text: &str) -> &'static str {
     }
 }
 
-/// A pod of the kubelet's.
+/// A static pod that the kubelet runs.
 struct Pod {
     text: String,
     uid: String,
@@ -56,13 +56,14 @@ struct Pod {
     stopping: bool,
 }
 
-/// What the kubelet does not do yet, so that an upgrade stays in a step for as long as a test checks it.
+/// A task that the kubelet does not do yet. The upgrade stays in a step as long as a test checks
+/// the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lags {
     Not,
-    /// It starts no pod of this kind.
+    /// The kubelet starts no pod of the kind.
     Starting(Kind),
-    /// It stops none.
+    /// The kubelet stops no pod of the kind.
     Stopping(Kind),
 }
 
@@ -153,7 +154,8 @@ impl Drop for Kubelet {
     }
 }
 
-/// The manifests of a directory by their pods' names; a kubelet reads all files but those with a dot.
+/// Returns the manifests of a directory by pod names. A kubelet reads every file without a leading
+/// dot.
 fn files(directory: &Path) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(directory).unwrap().flatten() {
@@ -172,7 +174,7 @@ fn files(directory: &Path) -> BTreeMap<String, String> {
     found
 }
 
-/// A scalar; one that begins as a number does, such as a UID with 0b, may be in quotes.
+/// Returns a scalar. A scalar that starts like a number, such as a UID with 0b, may be quoted.
 fn field(text: &str, key: &str) -> Option<String> {
     Some(
         text.split_once(key)?
@@ -189,7 +191,7 @@ impl Drop for Pod {
         let Some(child) = &mut self.process else {
             return;
         };
-        // Its apiserver is its child, and is notified of its end.
+        // The apiserver is a child of the process, and is notified of its end.
         let _ = child.kill();
         let _ = child.wait();
     }
@@ -213,7 +215,7 @@ impl Pod {
     }
 
     fn kind(&self) -> Kind {
-        // berth draws the UID of a temporary one.
+        // berth sets a random UID in the manifest of a temporary pod.
         if self.text.contains("\n  uid: ") {
             Kind::Temporary
         } else {
@@ -243,8 +245,8 @@ impl Pod {
         }
     }
 
-    /// The shim and the apiserver. Their log has no times, which berth takes as it is. No shim is taken for dead, and no client cut,
-    /// because the machine stood still.
+    /// Starts the shim and the apiserver. Their log has no times, which berth accepts. With a long
+    /// lease and long timeouts, a machine that stalls costs no shim and no client.
     fn launch(&self, listen: SocketAddr, run_dir: &Path) -> Child {
         fs::create_dir_all(&self.logs).unwrap();
         let log = self.logs.join(format!("{}.log", self.starts));
@@ -265,7 +267,7 @@ impl Pod {
                 || self.text.contains("kube-apiserver:v1.35");
             run.env(API, run_dir.with_file_name("api"))
                 .env(EMULATES, if emulates { "1.35" } else { "1.36" });
-            // The image's tag: a UID may have "-bad" in it.
+            // Compare the image's tag, since a UID may contain "-bad".
             if self.text.contains("-judged-bad")
                 || (self.text.contains("-judged-late") && !emulates)
             {
@@ -288,7 +290,7 @@ struct Node {
 }
 
 impl Node {
-    /// With an apiserver of this image tag.
+    /// Creates a node with an apiserver of the image tag.
     fn new(tag: &str) -> Self {
         let mut node = Self {
             temp: in_memory(),
@@ -298,7 +300,7 @@ impl Node {
         fs::create_dir(node.directory()).unwrap();
         fs::write(node.canonical(), node.manifest(tag)).unwrap();
         fs::set_permissions(node.canonical(), fs::Permissions::from_mode(0o640)).unwrap();
-        // Only root may give it to another.
+        // Only root may change the owner.
         let _ = chown(node.canonical(), Some(7), Some(7));
         node.access = node.access();
         node
@@ -321,14 +323,14 @@ impl Node {
         self.directory().join("kube-apiserver.yaml")
     }
 
-    /// kubeadm's manifest behind berth, as this node's.
+    /// Returns kubeadm's manifest behind berth, with the node's paths and addresses.
     fn manifest(&self, tag: &str) -> String {
         let Self { listen, .. } = self;
         let ip = listen.ip().to_string();
         let kubeadm = KUBEADM
             .replace("10.0.0.5", &ip)
             .replace("6443", &listen.port().to_string());
-        // The run directory belongs to kube-apiserver's user, who is this one here.
+        // The run directory belongs to kube-apiserver's user, here the test's user.
         let user = format!(
             "  securityContext:\n    runAsUser: {}\n",
             nix::unistd::geteuid()
@@ -357,7 +359,7 @@ impl Node {
         out
     }
 
-    /// A manifest outside the kubelet's directory.
+    /// Writes a manifest outside the kubelet's directory.
     fn new_manifest(&self, tag: &str) -> PathBuf {
         let path = self.path(&format!("{tag}.yaml"));
         fs::write(&path, self.manifest(tag)).unwrap();
@@ -379,14 +381,14 @@ impl Node {
         upgrade
     }
 
-    /// To this image tag.
+    /// Returns a command that upgrades to an image tag.
     fn upgrade_to(&self, tag: &str, options: &[&str]) -> Command {
         let mut upgrade = self.upgrade(options);
         upgrade.arg(self.new_manifest(tag));
         upgrade
     }
 
-    /// With the cluster's lock.
+    /// Returns an upgrade command that takes the cluster's lock.
     fn upgrade_in(&self, cluster: &Cluster, options: &[&str]) -> Command {
         let mut upgrade = self.upgrade(options);
         upgrade.arg("--kubeconfig").arg(cluster.kubeconfig());
@@ -404,7 +406,7 @@ impl Node {
         });
     }
 
-    /// The manifests that upgrades kept, each with the version in its name, in the order of their names.
+    /// Returns the manifests that upgrades kept, ordered by name. Each has its version in the name.
     fn befores(&self) -> Vec<(String, String)> {
         let mut names: Vec<_> = fs::read_dir(self.path("kept"))
             .unwrap()
@@ -422,7 +424,8 @@ impl Node {
         names.into_iter().filter_map(kept).collect()
     }
 
-    /// One manifest, of this tag, with mode and owner as they were, and nothing else.
+    /// Checks that the directory has only one manifest, of the tag, with the original mode and
+    /// owner.
     #[track_caller]
     fn is_whole(&self, tag: &str) {
         assert_eq!(
@@ -446,7 +449,7 @@ impl Node {
     }
 }
 
-/// A node whose instance, of the tag v1, is ready.
+/// Creates a node with a ready instance of the tag v1.
 fn serving() -> (Node, Kubelet) {
     let node = Node::new("v1");
     let kubelet = Kubelet::start(&node);
@@ -454,7 +457,7 @@ fn serving() -> (Node, Kubelet) {
     (node, kubelet)
 }
 
-/// A client that connects, again and again, and never retries.
+/// Starts a client that connects again and again, and never retries.
 fn load(node: &Node) -> Load {
     load::start(node.listen, 1, Duration::from_millis(2))
 }
@@ -471,7 +474,7 @@ fn mistakes_are_reported_and_nothing_is_changed() {
         64,
         &mistakes,
     );
-    // A manifest that is not behind berth, and one that is behind another.
+    // A manifest that is not behind berth, and a manifest behind another berth.
     let plain = node
         .manifest("v2")
         .replace("    - /opt/berth/berth\n    - exec\n    - --\n", "");
@@ -489,7 +492,7 @@ fn mistakes_are_reported_and_nothing_is_changed() {
     }
     ends(&mut node.upgrade(&[]), 69, &["no instance"]);
     node.is_whole("v1");
-    // A first switch is for `berth inject`.
+    // The first switch needs `berth inject`.
     fs::write(canonical, plain).unwrap();
     for mut upgrade in [node.upgrade_to("v2", &[]), node.upgrade(&[])] {
         ends(&mut upgrade, 64, &["--write --bridge"]);
@@ -499,7 +502,7 @@ fn mistakes_are_reported_and_nothing_is_changed() {
 #[test]
 fn an_upgrade_and_a_restart_lose_nothing() {
     let (node, _kubelet) = serving();
-    // The tag is no release, so nothing can be said of the skew.
+    // The tag is not a release, so berth cannot check the version skew.
     let (out, _) = ends(
         &mut node.upgrade(&["--dry-run"]),
         0,
@@ -534,7 +537,7 @@ fn a_new_version_that_fails_goes_and_the_reason_is_printed() {
     );
     node.is_whole("v1");
     let hangs = node.new_manifest("hangs");
-    // Its shim must have come so far that it asks: on a machine that stands still that takes longer.
+    // The shim must come far enough to send a probe. That takes longer on a machine that stalls.
     for seconds in [1, 2, 4, 8, 16, 32] {
         let options = [
             hangs.to_str().unwrap(),
@@ -593,14 +596,14 @@ fn an_image_that_the_kubelet_cannot_get_ends_it_at_once() {
     node.is_whole("v1");
 }
 
-/// As a unit does it after a reboot, which does not know the options.
+/// After a reboot, a unit runs the command without the original options.
 #[test]
 fn a_resumed_upgrade_has_the_kubeconfig_that_it_was_begun_with() {
     let (node, _kubelet) = serving();
     let cluster = Cluster::of(&[node.listen.ip()]);
     let kubeconfig = cluster.kubeconfig();
     let mut upgrade = node.upgrade(&["--settle", "1h"]);
-    // Relative, from another directory than the one in which it goes on.
+    // A relative path, from another directory than the one in which the upgrade is resumed.
     upgrade
         .current_dir(kubeconfig.parent().unwrap())
         .arg("--kubeconfig")
@@ -614,7 +617,8 @@ fn a_resumed_upgrade_has_the_kubeconfig_that_it_was_begun_with() {
     again.logs(&format!("note: kubeconfig {}", kubeconfig.display()));
 }
 
-/// It serves as a temporary pod and not from the canonical file: the old one comes back there meanwhile.
+/// The new version serves as a temporary pod and fails from the canonical file, where the old
+/// version comes back.
 #[test]
 fn a_new_version_that_fails_in_the_second_hop_gives_way_to_the_old_one() {
     let (node, _kubelet) = serving();
@@ -634,12 +638,12 @@ fn a_new_version_that_fails_in_the_second_hop_gives_way_to_the_old_one() {
     load.lost_nothing();
 }
 
-/// Killed in each step, the same command brings it to its end.
+/// An upgrade is killed in each step. The same command completes it.
 #[test]
 fn killed_at_each_step_the_same_command_goes_on() {
     let (node, kubelet) = serving();
     let load = load(&node);
-    // What keeps it in each step: the kubelet, or how long it settles.
+    // The cause that keeps the upgrade in each step: the kubelet, or a long settle time.
     let steps = [
         (2, Lags::Starting(Kind::Temporary), "300ms"),
         (3, Lags::Not, "1h"),
@@ -648,7 +652,7 @@ fn killed_at_each_step_the_same_command_goes_on() {
         (6, Lags::Not, "1h"),
         (7, Lags::Stopping(Kind::Temporary), "300ms"),
     ];
-    // Each is gone on from to the end, and to where it is killed again.
+    // Each killed upgrade is resumed until the next kill, and then until its end.
     for (tag, killed) in [("v2", [2, 4, 6]), ("v3", [3, 5, 7])] {
         let (new, other) = (node.new_manifest(tag), node.new_manifest("other"));
         let mut options = vec![new.to_str().unwrap()];
@@ -683,13 +687,13 @@ fn killed_at_each_step_the_same_command_goes_on() {
     load.lost_nothing();
 }
 
-/// An operator who has to rescue a node in the middle of an upgrade finds the manifest that was there, and `eject` does not put
-/// one next to what the upgrade runs.
+/// An operator who rescues a node in the middle of an upgrade finds the old manifest. And `eject`
+/// does not write a manifest next to the running ones.
 #[test]
 fn in_the_middle_the_old_manifest_is_at_hand_and_inject_and_eject_refuse() {
     let (node, _kubelet) = serving();
     let v2 = node.new_manifest("v2");
-    // Of an upgrade before, since which the clock was set back.
+    // Kept by an earlier upgrade, since which the clock was set back.
     let newest = node.path("kept/kube-apiserver.yaml.before-upgrade.29990101T000000Z.v0");
     fs::create_dir(node.path("kept")).unwrap();
     fs::write(&newest, node.manifest("v0")).unwrap();
@@ -745,7 +749,7 @@ fn in_the_middle_the_old_manifest_is_at_hand_and_inject_and_eject_refuse() {
 fn an_interrupt_goes_back_while_the_old_one_serves_and_else_to_the_end() {
     let (node, kubelet) = serving();
     let load = load(&node);
-    // The signal comes within the step: that settles for long, or waits for the kubelet.
+    // The signal arrives within the step, which has a long settle time, or waits for the kubelet.
     let back = (3, "1h", Lags::Not, "going back", 1, "v1");
     let on = (
         5,
@@ -768,7 +772,8 @@ fn an_interrupt_goes_back_while_the_old_one_serves_and_else_to_the_end() {
     load.lost_nothing();
 }
 
-/// Else nothing would keep another node from being upgraded meanwhile, although a cluster was named that could.
+/// Without the lock, another node could be upgraded at the same time, although the named cluster
+/// could prevent that.
 #[test]
 fn a_named_cluster_that_gives_no_lock_ends_it_before_anything_is_changed() {
     let (node, _kubelet) = serving();
@@ -789,17 +794,17 @@ fn a_named_cluster_that_gives_no_lock_ends_it_before_anything_is_changed() {
     *cluster.no_leases.lock().unwrap() = None;
     let mut upgrade = Running::start(&mut node.upgrade_in(&cluster, &["--settle", "1h"]));
     upgrade.logs("3/8");
-    // An upgrade that may have changed its node goes on, whatever the cluster answers.
+    // An upgrade that may have changed its node continues, whatever the cluster answers.
     *cluster.no_leases.lock().unwrap() = Some("503 Service Unavailable");
     upgrade.kill();
     let mut upgrade = Running::start(&mut node.upgrade_in(&cluster, &[]));
     upgrade.logs("8/8");
-    // Else its end would wait until the lock can be released, for 15 s.
+    // Otherwise the upgrade would try for 15 s to release the lock.
     *cluster.no_leases.lock().unwrap() = None;
     upgrade.ends(0);
 }
 
-/// On the only node: one that is resumed takes over the slice of the process that was killed.
+/// On the only node: a resumed upgrade takes over the slice of the killed process.
 #[test]
 fn the_node_is_in_the_service_until_the_upgrade_ends() {
     let (node, _kubelet) = serving();
@@ -818,7 +823,8 @@ fn the_node_is_in_the_service_until_the_upgrade_ends() {
     assert_eq!((code, cluster.objects.get(&path)), (Some(0), None), "{log}");
 }
 
-/// An upgrade that was killed in the middle keeps the others out until it is brought to its end, or its lock is broken.
+/// An upgrade that was killed in the middle locks the other nodes out until the upgrade is
+/// completed or its lock is broken.
 #[test]
 fn two_nodes_are_never_upgraded_at_once() {
     let nodes = [Node::new("v1"), Node::new("v1")];
@@ -856,7 +862,7 @@ fn two_nodes_are_never_upgraded_at_once() {
     upgrade.kill();
     let (code, _, log) = output_of(&mut second.upgrade_in(&cluster, &["--break-lock"]));
     assert_eq!((code, cluster.locked()), (Some(0), None), "{log}");
-    // Rolled back is done too.
+    // A rollback releases the lock, too.
     let mut upgrade = Running::start(&mut first.upgrade_in(&cluster, &["--settle", "1h"]));
     upgrade.logs("3/8");
     upgrade.signal(Signal::SIGTERM);

@@ -5,7 +5,7 @@ use crate::kills::{Scene, every_kill};
 
 const NEW: &str = "v1.36.3-judged";
 
-/// Between two requests, which are most of the work of a run; a verdict needs 100.
+/// Time between two requests. A verdict needs 100 requests, which take most of the time of a run.
 const PERIOD: Duration = Duration::from_millis(15);
 
 #[test]

@@ -10,7 +10,7 @@ const OLD: &str = "v1.35.4-judged";
 
 /// A node whose apiserver has an API, and its cluster.
 struct Judged {
-    /// It ends before the directories that it reads go.
+    /// Declared first, so that the kubelet ends before the directories that it reads are removed.
     kubelet: Option<Kubelet>,
     node: Node,
     cluster: Cluster,
@@ -37,7 +37,7 @@ impl Judged {
         self.load_each(Duration::from_millis(2))
     }
 
-    /// A client that lists pods, again after each period.
+    /// Starts a client that lists pods in each period.
     fn load_each(&self, period: Duration) -> Load {
         let (ca, to) = (self.cluster.ca(), self.node.listen);
         Load::start(1, Some(period), move |source| {
@@ -56,7 +56,8 @@ impl Judged {
         })
     }
 
-    /// An upgrade to this tag, which is judged for some seconds once clients come to it.
+    /// Returns a command that upgrades to the tag and judges it for some seconds once clients use
+    /// it.
     fn upgrade(&self, tag: &str, options: &[&str]) -> Command {
         let manifest = self.node.new_manifest(tag);
         let mut upgrade = self.again(options);
@@ -64,7 +65,7 @@ impl Judged {
         upgrade
     }
 
-    /// Goes on with it.
+    /// Returns a command that resumes an upgrade.
     fn again(&self, options: &[&str]) -> Command {
         // The clients of this test are on the node.
         let mut upgrade = self
@@ -84,7 +85,7 @@ const SHORT: [&str; 6] = [
     "1s",
 ];
 
-/// With steps that end only by a verdict.
+/// Options with steps that end only by a verdict.
 const LONG: [&str; 6] = ["--speedup", "40", "--canary", "50%", "--canary-time", "1h"];
 
 #[test]
@@ -127,7 +128,7 @@ fn a_bad_version_is_sent_back_and_nothing_is_lost() {
         ],
     );
     judged.node.is_whole(OLD);
-    // The same goes through if nobody judges, or if that is accepted.
+    // Without a judge, or if the errors are accepted, the version goes through.
     let accepted = ["--accept", "errors", "--no-emulate"];
     ends(
         judged.upgrade("v1.36.3-judged-bad", &SHORT).args(accepted),
@@ -138,7 +139,7 @@ fn a_bad_version_is_sent_back_and_nothing_is_lost() {
     load.lost_nothing();
 }
 
-/// What is bad only without emulation is sent back to what emulates.
+/// A version that fails only without emulation goes back to the emulating instance.
 #[test]
 fn a_version_that_is_bad_at_last_keeps_emulating() {
     let judged = Judged::new();
@@ -203,7 +204,7 @@ fn what_cannot_be_judged_is_refused_and_nothing_is_changed() {
     ] {
         ends(node.upgrade(&v2).args(wrong), 64, &[wrong[1]]);
     }
-    // Another CA than the instances': their metrics cannot be had.
+    // A CA other than the instances' CA: their metrics cannot be read.
     let other = Cluster::of(&[node.listen.ip()]);
     ends(
         &mut node.upgrade_in(&other, &v2),
