@@ -57,7 +57,7 @@ fn found(json: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_documentation_shows_what_it_prints() {
+fn the_documentation_shows_the_output() {
     let temp = tempfile::tempdir().unwrap();
     fs::write(temp.path().join("kube-apiserver.yaml"), ailing()).unwrap();
     let text = berth(temp.path(), &["doctor", "kube-apiserver.yaml"], "");
@@ -212,7 +212,7 @@ fn a_node_is_checked_with_its_directory_and_its_ports() {
 /// A manifest on standard input or from another directory is meant to replace the running one.
 /// Without FILE, doctor reads the running manifest.
 #[test]
-fn the_kubelets_directory_is_looked_at_whatever_manifest_is_given() {
+fn the_kubelets_directory_is_read_with_any_manifest() {
     let temp = tempfile::tempdir().unwrap();
     let directory = temp.path().join("kubelet.d");
     fs::create_dir(&directory).unwrap();
@@ -350,7 +350,7 @@ fn kubeconfig(api: &Api) -> String {
 }
 
 #[test]
-fn the_cluster_has_the_ports_of_the_others() {
+fn the_ports_of_other_nodes_come_from_the_cluster() {
     let temp = tempfile::tempdir().unwrap();
     let ca = Ca::new();
     let slices =
@@ -426,7 +426,7 @@ fn the_cluster_has_the_ports_of_the_others() {
 
 /// The kernel allows one supervisor for a process, so the self-test fails under another supervisor.
 #[test]
-fn what_keeps_an_apiserver_from_getting_sockets_is_found_by_the_self_test() {
+fn obstacles_to_passing_sockets_are_found_by_the_self_test() {
     if !can_inject() {
         return;
     }

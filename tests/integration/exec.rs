@@ -281,7 +281,7 @@ fn a_kept_advertise_address_is_recorded() {
 }
 
 #[test]
-fn the_same_address_after_a_restart_and_none_twice() {
+fn an_instance_keeps_its_address_and_no_two_share_one() {
     let node = Node::new();
     let first = node.start("a", &[]);
     let other = node.start("b", &[]);
@@ -314,7 +314,7 @@ fn the_same_address_after_a_restart_and_none_twice() {
 }
 
 #[test]
-fn signals_reach_it_and_kill_its_record() {
+fn signals_reach_the_apiserver_and_end_its_record() {
     let node = Node::new();
     for signal in [Signal::SIGKILL, Signal::SIGTERM] {
         let mut live = node.start("a", &[]);
@@ -330,7 +330,7 @@ fn signals_reach_it_and_kill_its_record() {
 
 /// kube-apiserver ends at once on a second SIGTERM.
 #[test]
-fn each_signal_reaches_it_as_often_as_it_comes() {
+fn each_signal_reaches_the_apiserver_as_often_as_it_is_sent() {
     let script = "trap 'echo told; told=$told.; [ $told != .. ] || exit 5' TERM; echo begun; while :; do sleep 0.05; done";
     let node = Node::new();
     let mut exec = Running::start(&mut node.exec(
@@ -382,7 +382,7 @@ fn signal_mask_and_dispositions_are_as_without_berth() {
 }
 
 #[test]
-fn without_an_id_each_gets_its_own() {
+fn instances_without_an_id_get_one_each() {
     let node = Node::new();
     for count in 1..=2 {
         assert!(node.output(&[], &["true"]).status.success());
@@ -445,7 +445,7 @@ fn every_mistake_is_reported_at_once() {
 }
 
 #[test]
-fn wildcards_are_refused_with_the_way_out() {
+fn wildcards_are_refused_with_advice() {
     let mut node = Node::new();
     node.listen = "0.0.0.0:6443".parse().unwrap();
     let output = node.output(&[], &["true"]);

@@ -86,7 +86,7 @@ fn sigterm_while_the_port_is_held() {
 
 /// `berth exec` waits for other processes that start an apiserver.
 #[test]
-fn sigterm_while_another_one_starts() {
+fn sigterm_while_another_apiserver_starts() {
     if !possible() {
         return;
     }

@@ -88,7 +88,7 @@ fn names(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn without_write_nothing_is_written() {
+fn a_preview_writes_nothing() {
     let node = Node::new();
     let printed = node.berth("inject", &[]);
     assert_eq!(printed.status, Some(0), "{}", printed.err);
@@ -266,7 +266,7 @@ fn a_bridge_is_not_begun_for_a_manifest_that_does_not_fit_the_node() {
 
 /// A symbolic link names the same manifest as its target.
 #[test]
-fn an_original_is_found_by_a_link_and_without_it() {
+fn an_original_is_found_by_its_path_and_by_a_link() {
     let original = KUBEADM.replace("    ports:\n", "    ports: # kubeadm's\n");
     let node = Node::new();
     fs::write(node.manifest(), &original).unwrap();
@@ -329,7 +329,7 @@ fn standard_input_works_and_cannot_be_written() {
 }
 
 #[test]
-fn what_is_wrong_is_reported_with_file_and_line_and_nothing_is_written() {
+fn mistakes_are_reported_with_file_and_line_and_nothing_is_written() {
     let node = Node::new();
     fs::write(
         node.manifest(),

@@ -46,7 +46,7 @@ fn printing(directory: &Path) -> Vec<(Command, i32)> {
 /// error message.
 #[test]
 #[cfg(feature = "operate")]
-fn a_usual_mistake_gets_the_right_command_line() {
+fn a_frequent_mistake_gets_the_right_command_line() {
     let wrong: [(&[&str], &str); 24] = [
         (
             &[
@@ -169,7 +169,7 @@ fn the_version_is_a_command_an_option_and_a_letter() {
 }
 
 #[test]
-fn a_status_of_nothing_names_where_it_looked() {
+fn a_status_without_a_berth_names_the_directory() {
     let (code, out, _) = output_of(&mut berth(["status", "--run-dir", "/nonexistent"]));
     assert_eq!(code, Some(69));
     assert!(
@@ -227,7 +227,7 @@ fn a_user_who_is_not_root_is_told_so() {
 /// The message has the system's words, and not its error number.
 #[test]
 #[cfg(all(feature = "operate", feature = "rehearse"))]
-fn a_file_that_is_not_there_is_named() {
+fn a_missing_file_is_named() {
     let missing = "/nonexistent/file";
     let temp = tempfile::tempdir().unwrap();
     let state = temp.path().join("state");
@@ -292,7 +292,7 @@ fn end(command: &mut Command) -> (Option<i32>, String) {
 }
 
 #[test]
-fn a_reader_that_has_enough_changes_no_exit_status() {
+fn a_reader_that_closes_the_pipe_changes_no_exit_status() {
     let temp = tempfile::tempdir().unwrap();
     for (mut command, status) in printing(temp.path()) {
         let (code, log) = end(command.stdout(closed()));
@@ -305,7 +305,7 @@ fn a_reader_that_has_enough_changes_no_exit_status() {
 }
 
 #[test]
-fn a_disk_that_is_full_is_an_exit_status_of_its_own() {
+fn a_full_disk_has_its_own_exit_status() {
     let temp = tempfile::tempdir().unwrap();
     for (mut command, _) in printing(temp.path()) {
         let (code, log) = end(command.stdout(full()));
@@ -320,7 +320,7 @@ fn a_disk_that_is_full_is_an_exit_status_of_its_own() {
 }
 
 #[test]
-fn a_standard_error_that_takes_nothing_stops_nothing() {
+fn a_standard_error_that_cannot_be_written_stops_no_command() {
     assert!(full().write_all(b"a").is_err(), "/dev/full takes nothing");
     let temp = tempfile::tempdir().unwrap();
     for (mut command, status) in printing(temp.path()) {

@@ -121,7 +121,7 @@ fn the_exit_status_and_the_output_pass() {
 }
 
 #[test]
-fn a_signal_becomes_128_and_its_number() {
+fn a_death_by_a_signal_is_exit_status_128_plus_its_number() {
     let node = Node::new();
     for signal in [Signal::SIGKILL, Signal::SIGSEGV, Signal::SIGTERM] {
         let (code, _, log) = output_of(&mut node.script(&format!("kill -{} $$", signal as i32)));
@@ -130,7 +130,7 @@ fn a_signal_becomes_128_and_its_number() {
 }
 
 #[test]
-fn wrong_command_lines_are_64() {
+fn a_wrong_command_line_has_exit_status_64() {
     let node = Node::new();
     ends(
         &mut node.command(&["--hold", "soon"], &["kube-apiserver", "--secure-port"]),
@@ -313,7 +313,7 @@ fn between(run: &Running, apiserver: u32) -> Pid {
 
 /// A signal to berth's child is passed to the apiserver, which can end as usual.
 #[test]
-fn what_asks_its_child_to_end_reaches_the_apiserver_once() {
+fn a_signal_to_the_child_reaches_the_apiserver_once() {
     for signal in [
         Signal::SIGTERM,
         Signal::SIGINT,
@@ -374,7 +374,7 @@ fn the_death_of_berth_is_one_sigterm() {
 
 /// systemd would continue a stopped process, too.
 #[test]
-fn an_apiserver_that_is_stopped_is_continued_to_end() {
+fn a_stopped_apiserver_is_continued_so_that_it_can_end() {
     let node = Node::new();
     let (mut run, pid) = node.joined(&[]);
     kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGSTOP).unwrap();

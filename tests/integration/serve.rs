@@ -190,7 +190,7 @@ fn every_mistake_is_reported_at_once() {
 }
 
 #[test]
-fn wrong_command_lines_are_64() {
+fn a_wrong_command_line_has_exit_status_64() {
     for args in [
         &["serve"][..],
         &["serve", "--no-such-option"],

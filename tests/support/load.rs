@@ -329,7 +329,7 @@ pub(crate) fn start(to: SocketAddr, clients: u32, period: Duration) -> Load {
 }
 
 #[test]
-fn a_load_tells_a_loss_from_a_machine_that_is_too_busy() {
+fn a_load_distinguishes_a_loss_from_a_busy_machine() {
     let begun = Instant::now();
     let at = |s: u64| begun + Duration::from_secs(s);
     let told = |kind: &str, late: &[(u64, u64)]| {

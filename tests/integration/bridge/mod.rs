@@ -741,7 +741,7 @@ fn clients_lose_nothing_while_the_apiserver_is_replaced() {
 /// The old version must not answer requests of the new version's controllers while COMMAND still
 /// runs.
 #[test]
-fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_again() {
+fn a_restarted_apiserver_serves_while_command_runs_and_can_be_replaced_again() {
     on_a_node(|node| {
         let versions = ["v1.34.0", "v1.35.0", "v1.36.0"];
         let wait = node.wait();
@@ -812,7 +812,7 @@ fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_aga
 
 /// The main thread, which decides, hangs. The relaying threads run.
 #[test]
-fn a_bridge_that_decides_nothing_any_more_steers_no_more() {
+fn a_bridge_whose_main_thread_hangs_stops_steering() {
     on_a_node(|node| {
         let mut bridge = Running::start(
             node.fast_bridge("", &["sh", "-c", "read -r line"])
@@ -839,7 +839,7 @@ fn a_bridge_that_decides_nothing_any_more_steers_no_more() {
 }
 
 #[test]
-fn the_temporary_instance_runs_as_the_running_one() {
+fn the_temporary_instance_has_the_running_ones_attributes() {
     on_any_node(|node| {
         ends(&mut node.start_bridge(), 0, &[]);
         let status = node.status();
@@ -935,7 +935,7 @@ fn the_kernel_ends_pods_before_the_bridge_where_memory_is_missing() {
 }
 
 #[test]
-fn a_log_is_bounded_and_that_of_the_last_bridge_that_failed_is_kept() {
+fn logs_are_bounded_and_kept_for_the_last_failed_bridge() {
     on_any_node(|node| {
         let read = |name: &str| {
             std::fs::read_to_string(node.path("bridge").join(name)).unwrap_or_default()
@@ -978,7 +978,7 @@ fn a_log_is_bounded_and_that_of_the_last_bridge_that_failed_is_kept() {
 /// The new version does not know a flag, for example. Meanwhile the temporary instance answers
 /// probes of kubeadm and the kubelet.
 #[test]
-fn one_that_does_not_get_ready_is_reported_while_command_runs() {
+fn an_apiserver_that_does_not_get_ready_is_reported_while_command_runs() {
     on_any_node(|node| {
         let bad = node
             .start()
@@ -1033,7 +1033,7 @@ fn a_node_of_ipv6_alone_is_bridged() {
 }
 
 #[test]
-fn a_node_that_advertises_ipv6_is_bridged_by_that() {
+fn a_node_that_advertises_ipv6_is_bridged_by_ipv6() {
     // kube-apiserver advertises an address of its bind address's family, unless a flag sets the
     // address.
     for flags in ["--bind-address=:: --advertise-address=fd77::1", DUAL.flags] {
@@ -1097,7 +1097,7 @@ fn a_command_that_fails_leaves_clients_on_the_bridge() {
 }
 
 #[test]
-fn what_the_temporary_instance_logs_is_shown_where_it_does_not_start() {
+fn the_log_of_a_temporary_instance_that_does_not_start_is_shown() {
     on_any_node(|node| {
         // The path of the temporary instance's audit log is a directory.
         std::fs::create_dir(node.path("audit-bridge.log")).unwrap();
@@ -1188,7 +1188,7 @@ fn an_apiserver_that_does_not_come_back_is_reported() {
 }
 
 #[test]
-fn the_end_of_the_callers_session_does_not_end_it() {
+fn the_end_of_the_callers_session_does_not_end_the_bridge() {
     on_any_node(|node| {
         let load = node.load();
         // COMMAND runs until it is killed.
@@ -1281,7 +1281,7 @@ fn a_temporary_instance_that_is_killed_is_replaced() {
 }
 
 #[test]
-fn what_a_daemon_that_was_killed_left_is_removed_by_the_end() {
+fn leftovers_of_a_killed_daemon_are_removed_by_bridge_end() {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let root = mounts
         .lines()
@@ -1389,7 +1389,7 @@ fn is_killed_at(node: &Node, said_at: &str) -> bool {
 }
 
 #[test]
-fn all_that_is_missing_is_reported_at_once() {
+fn all_obstacles_are_reported_at_once() {
     on_any_node(|node| {
         let elsewhere = std::net::TcpListener::bind("10.77.0.1:7000").unwrap();
         let mut command = node.berth_bridge([
@@ -1459,7 +1459,7 @@ fn all_that_is_missing_is_reported_at_once() {
 }
 
 #[test]
-fn clients_that_dial_localhost_are_named_before() {
+fn clients_that_dial_localhost_are_reported_before_the_bridge() {
     on_any_node(|node| {
         let (code, _, err) = output_of(&mut node.bridge("--dry-run", &["true"]));
         // The other program has the same process name as the test's kube-apiserver.
@@ -1489,7 +1489,7 @@ fn clients_that_dial_localhost_are_named_before() {
 /// process has another name. By the name, berth distinguishes the two, and the script that ends the
 /// kube-apiserver spares the other.
 #[test]
-fn what_dials_localhost_is_served_too() {
+fn clients_that_dial_localhost_are_served_too() {
     on_a_node_of(
         Kind {
             called: OWN,
@@ -1578,7 +1578,7 @@ fn what_dials_localhost_is_served_too() {
 }
 
 #[test]
-fn of_two_that_begin_at_once_one_is_refused() {
+fn of_two_bridges_at_the_same_time_one_is_refused() {
     on_any_node(|node| {
         let run = node.wait();
         let bridge = |directory: &str| {
@@ -1639,7 +1639,7 @@ fn etcd_of(node: &Node) -> Arc<std::sync::Mutex<Members>> {
 }
 
 #[test]
-fn of_an_etcd_of_several_members_the_temporary_one_uses_the_others() {
+fn the_temporary_instance_uses_the_other_members_of_an_etcd() {
     on_any_node_of(ETCD, |node| {
         let members = etcd_of(node);
         let load = node.load_throughout();

@@ -216,7 +216,7 @@ fn a_hang_makes_clients_wait_for_one_lease_at_most() {
 
 /// The shim's clients waited, and no other shim served them.
 #[test]
-fn a_lone_shim_that_hung_speaks_of_no_sibling() {
+fn a_lone_shim_that_hung_reports_no_sibling() {
     let (node, instance) = (Node::new(), Echo::new());
     let shim = node.joined("a", instance.address, &["--lease", "300ms"]);
     shim.freeze();
@@ -230,7 +230,7 @@ fn a_lone_shim_that_hung_speaks_of_no_sibling() {
 /// process is there to accept from them. Connections in their queues would wait until the shim's
 /// end.
 #[test]
-fn a_shim_that_has_left_serves_what_waits_when_the_last_sibling_dies() {
+fn a_shim_that_has_left_serves_queued_clients_when_the_last_sibling_dies() {
     let (node, instance) = (Node::new(), Echo::new());
     let (mut a, mut b, _) = two(&node, instance.address, [LEASE; 2], &[]);
     let mut last = eventually("a client of A", || {

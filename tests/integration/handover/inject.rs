@@ -206,7 +206,7 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
 
 /// An instance that hangs, with clients that it has not accepted.
 #[test]
-fn clients_of_an_instance_that_stands_still_are_recalled_for_another() {
+fn clients_of_an_instance_that_hangs_are_recalled_for_another() {
     // Repeat the test if the shim noticed the hang before clients came: then the run shows nothing.
     while can_inject() && !clients_are_recalled() {}
 }
@@ -242,7 +242,7 @@ fn clients_are_recalled() -> bool {
 /// A supervisor that hangs keeps the clients that it was sent. When these clients leave, no thread
 /// of the shim may wait for the supervisor.
 #[test]
-fn clients_that_leave_a_supervisor_that_hangs_disturb_no_other() {
+fn clients_that_leave_a_supervisor_that_hangs_disturb_no_other_client() {
     let Some((node, supervisor, _)) = supervised("") else {
         return;
     };
@@ -322,7 +322,7 @@ fn a_handshake_has_its_slot_until_the_first_byte() {
 }
 
 #[test]
-fn an_instance_without_a_supervisor_is_relayed_to_and_the_reason_is_told() {
+fn an_instance_without_a_supervisor_gets_relayed_clients_and_the_reason_is_logged() {
     let node = Node::new();
     let (_instance, _) = node.injected("a", "relay", &[]);
     for pass in ["auto", "inject"] {
@@ -386,7 +386,7 @@ fn each_end_sees_what_the_other_did() {
 /// An instance that was ready and does not answer its probe still gets clients. An instance that
 /// was never ready gets no client by any way.
 #[test]
-fn a_probe_without_an_answer_takes_no_instance_off_the_air_and_none_is_used_before_it_is_ready() {
+fn a_failed_probe_keeps_an_instance_and_an_unready_one_gets_no_client() {
     let ca = Ca::new();
     for (pass, links) in WAYS {
         if !can_inject() {
@@ -456,7 +456,7 @@ fn a_probe_without_an_answer_takes_no_instance_off_the_air_and_none_is_used_befo
 /// The caller of a drain stops the apiserver next, so the drain also waits for connections that the
 /// shim has passed to the instance.
 #[test]
-fn a_drain_waits_for_connections_that_the_instance_has_alone() {
+fn a_drain_waits_for_connections_passed_to_the_instance() {
     for (pass, links) in WAYS {
         let Some((node, _instance, _)) = supervised_by(pass, "") else {
             return;

@@ -200,7 +200,7 @@ fn a_listener_of_another_address_is_not_taken() {
 }
 
 #[test]
-fn a_silent_peer_holds_nothing_up() {
+fn a_silent_peer_delays_nothing() {
     let (node, instance) = (Node::new(), Echo::new());
     let shim = node.joined(
         "a",

@@ -152,7 +152,7 @@ fn foreign_listeners_are_counted_before_anybody_leaves() {
 
 /// The shim hung before it gave a guard. Its listener has to go, and its process, too.
 #[test]
-fn a_shim_that_hangs_is_said_to_hang_and_not_to_have_ended() {
+fn a_shim_that_hangs_is_reported_as_hanging_and_not_as_ended() {
     let (node, instance) = (Node::new(), Echo::new());
     let a = node.joined("a", instance.address, &["--lease", "1s"]);
     a.freeze();

@@ -189,7 +189,7 @@ fn requests_that_waited_while_a_shim_hung_are_no_conflict() {
 
 /// While the shim waits for a sibling, each event lets the shim check whether the sibling has died.
 #[test]
-fn a_sibling_that_is_waited_for_is_not_dialled_at_each_event() {
+fn a_shim_that_waits_for_a_sibling_does_not_dial_at_each_event() {
     let (node, instance) = (Node::new(), Echo::new());
     let began = Instant::now();
     // Of two siblings, the one with the smaller name dials, so every connection here is such a
@@ -329,7 +329,7 @@ fn a_sibling_that_is_dialled_must_be_of_the_same_uid() {
 }
 
 #[test]
-fn what_answers_for_a_sibling_must_be_the_holder_of_its_lease() {
+fn a_process_that_answers_for_a_sibling_must_hold_its_lease() {
     let (node, instance) = (Node::new(), Echo::new());
     let shim = node.joined("a", instance.address, &[]);
     let mut sibling = Sibling::new(&node, u64::MAX);

@@ -112,7 +112,7 @@ fn a_client_waits_while_there_is_no_descriptor_for_its_instance() {
 
 /// A leaving shim without sibling accepts the clients in its queue as soon as descriptors are free.
 #[test]
-fn what_is_queued_when_the_last_shim_leaves_waits_for_descriptors() {
+fn clients_queued_when_the_last_shim_leaves_wait_for_descriptors() {
     let (node, instance) = (Node::new(), Echo::new());
     let (a, mut clients) = frozen_without_descriptors(&node, &instance);
     // The shim finds both signals when it wakes.

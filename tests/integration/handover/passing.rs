@@ -39,7 +39,7 @@ fn pair(
 }
 
 #[test]
-fn what_was_accepted_after_sigterm_outlives_the_shim() {
+fn clients_accepted_after_sigterm_outlive_the_shim() {
     let (node, (first, _second), mut a, b) = pair([BERTH; 2], "60s", &["--log-connections"], &[]);
     // As long as B sends nothing, A goes on accepting.
     b.freeze();
@@ -128,7 +128,7 @@ pub(crate) fn many_at_once(programs: [impl AsRef<Path>; 2]) {
 /// serves the client, and the sibling must not: two relays on one socket would send every byte
 /// twice.
 #[test]
-fn a_shim_that_waited_in_vain_serves_the_client_alone() {
+fn a_shim_without_an_answer_from_its_sibling_serves_the_client() {
     let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
     // A shim waits for its sibling as long as it may hold a client.
     let a = node.joined(
@@ -213,7 +213,7 @@ fn a_sibling_that_is_full_takes_no_connection() {
 /// and those behind them. A client that were relayed to the sibling's instance would end with the
 /// leaving shim.
 #[test]
-fn a_sibling_that_stands_still_is_waited_for_as_long_as_its_lease_holds() {
+fn a_shim_waits_for_a_sibling_that_hangs_as_long_as_its_lease_holds() {
     const CLIENTS: u64 = 60;
     let (node, (first, _second), a, b) = pair([BERTH; 2], "60s", &["--drain-timeout", "1s"], &[]);
     let clients = clients(&node, &a, CLIENTS, 10);
@@ -236,7 +236,7 @@ fn a_sibling_that_stands_still_is_waited_for_as_long_as_its_lease_holds() {
 /// A sibling hangs for longer than its lease. Its instance serves the clients as soon as the lease
 /// has expired.
 #[test]
-fn a_sibling_whose_lease_ran_out_is_waited_for_no_more() {
+fn a_shim_does_not_wait_for_a_sibling_with_an_expired_lease() {
     // With a long hold, only the end of the lease lets clients be served within this test.
     let (node, (first, _second), a, b) =
         pair([BERTH; 2], "1h", &["--lease", "6s"], &["--lease", "6s"]);

@@ -81,7 +81,7 @@ fn stopped_with_one_that_is_well(node: &Node, ca: &Ca, options: &[&str]) -> (Api
 /// Clients send whole ClientHellos and wait at the gate or at the stopped instance. The running
 /// instance answers all of them. The stopped instance gets clients again when it continues.
 #[test]
-fn all_are_answered_although_one_instance_stands_still() {
+fn all_clients_are_answered_while_one_instance_hangs() {
     const CLIENTS: usize = 40;
     for probe in [&TCP[..], &HTTPS] {
         for openings in ["auto", "off"] {
@@ -128,7 +128,7 @@ fn all_are_answered_although_one_instance_stands_still() {
 /// A single client may have sent something odd. If the probe only connects, the shim sends the
 /// instance a ClientHello of its own before it turns away from the instance.
 #[test]
-fn one_client_alone_is_answered_although_one_instance_stands_still() {
+fn a_single_client_is_answered_while_one_instance_hangs() {
     let (node, ca) = (Node::new(), Ca::new());
     let options = [&TCP[..], &["--probe-timeout", "500ms"]].concat();
     let (_well, _b, stopped) = stopped_with_one_that_is_well(&node, &ca, &options);
@@ -145,7 +145,7 @@ fn one_client_alone_is_answered_although_one_instance_stands_still() {
 /// A storm: an instance answers one client after the other. Even if its probe fails, its clients
 /// must not move to the sibling, since the storm would move, too.
 #[test]
-fn what_an_instance_has_begun_stays_while_it_moves() {
+fn clients_of_a_slow_instance_stay_with_it() {
     // The product is twice the timeout.
     const WAITING: usize = 40;
     const PAUSE: Duration = Duration::from_millis(100);

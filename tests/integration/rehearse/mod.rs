@@ -88,7 +88,7 @@ fn an_upgrade_loses_nothing() {
 
 /// `berth rehearse 2>&1 | head`: the rehearsal runs to its end, and its verdict counts.
 #[test]
-fn its_output_need_not_be_read() {
+fn a_rehearsal_runs_on_without_a_reader() {
     let tmp = in_memory();
     let closed = || std::io::pipe().unwrap().1;
     let mut command = rehearse(tmp.path(), &["--rate=30", "--phase=1s"]);
@@ -190,7 +190,7 @@ fn clients_that_are_relayed_nevertheless_are_reported_with_the_reason() {
 
 /// Each round has a fault that is drawn by the seed.
 #[test]
-fn rounds_go_on_for_a_while() {
+fn rounds_repeat_for_the_given_time() {
     let args = [
         "--topology=node",
         "--for=20s",
@@ -247,7 +247,7 @@ fn quiet_watches_list_again_after_a_switch() {
 }
 
 #[test]
-fn quiet_watches_go_on_if_both_serve_for_long_enough() {
+fn quiet_watches_continue_if_both_instances_serve_long_enough() {
     let often = "stand-in --stand-in-bookmark-period=200ms";
     // The store reports its progress every half a second. The arrival of the report depends on the
     // machine's load.
@@ -352,7 +352,7 @@ fn each_client_of_a_storm_is_served_and_the_queue_is_seen() {
 
 /// Without a certificate, the apiserver would answer the shims' probes with 401 for ever.
 #[test]
-fn apiservers_that_want_a_certificate_are_rehearsed_too() {
+fn apiservers_that_require_a_certificate_are_rehearsed_too() {
     held(&[
         "--old",
         "stand-in --anonymous-auth=false",
@@ -362,12 +362,12 @@ fn apiservers_that_want_a_certificate_are_rehearsed_too() {
 }
 
 #[test]
-fn a_unit_that_wants_a_certificate_is_rehearsed_too() {
+fn a_unit_that_requires_a_certificate_is_rehearsed_too() {
     held(&["--topology=run", "--new", "stand-in --anonymous-auth=false"]);
 }
 
 #[test]
-fn a_node_shim_is_away_when_it_is_killed_and_comes_back() {
+fn a_killed_node_shim_comes_back() {
     let Some(said) = held(&["--topology=node", "--fault=kill-shim"]) else {
         return;
     };
@@ -379,7 +379,7 @@ fn a_node_shim_is_away_when_it_is_killed_and_comes_back() {
 
 #[test]
 #[ignore = "takes 40 s of real hangs: run by .ci/run"]
-fn units_of_which_one_hangs_and_then_the_other_ones_shim() {
+fn a_unit_hangs_and_then_the_shim_of_the_other() {
     for pass in ["--pass=relay", "--pass=auto"] {
         let Some(said) = held(&["--topology=run", "--fault=hang,hang-shim", pass]) else {
             continue;
@@ -389,7 +389,7 @@ fn units_of_which_one_hangs_and_then_the_other_ones_shim() {
 }
 
 #[test]
-fn other_ways_are_compared_and_do_not_decide() {
+fn other_proxies_are_compared_and_do_not_decide_the_verdict() {
     let Some(said) = held(&[
         "--compare=haproxy,port-sharing,none,berth",
         "--start-delay=3s",
@@ -459,7 +459,7 @@ fn an_interrupt_leaves_nothing_behind() {
 
 /// A process that is stopped by SIGSTOP handles only SIGKILL.
 #[test]
-fn one_that_hangs_on_purpose_is_not_left_behind() {
+fn a_process_stopped_on_purpose_is_not_left_behind() {
     for signal in [Signal::SIGINT, Signal::SIGKILL] {
         let tmp = in_memory();
         let mut running = at(
@@ -482,7 +482,7 @@ fn names(dir: &Path) -> Vec<std::ffi::OsString> {
 }
 
 #[test]
-fn one_that_is_killed_takes_its_children_along_and_the_next_removes_its_files() {
+fn a_killed_rehearsal_ends_its_children_and_the_next_removes_its_files() {
     let tmp = in_memory();
     let mut killed = started(tmp.path());
     let left = tmp.path().join(&names(tmp.path())[0]);
@@ -542,7 +542,7 @@ fn all_mistakes_are_reported_at_once() {
 }
 
 #[test]
-fn without_a_place_for_its_files_it_fails_with_the_reason() {
+fn without_a_directory_for_its_files_a_rehearsal_fails() {
     let output = rehearse(Path::new("/nonexistent"), &[]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(

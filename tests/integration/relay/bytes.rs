@@ -62,7 +62,7 @@ fn ten_megabytes_each_way_at_once() {
 }
 
 #[test]
-fn the_client_is_done_first() {
+fn the_client_ends_first() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &[]);
@@ -85,7 +85,7 @@ fn the_client_is_done_first() {
 }
 
 #[test]
-fn the_instance_is_done_first() {
+fn the_instance_ends_first() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &[]);
@@ -129,7 +129,7 @@ fn an_answer_and_both_ends_at_once() {
 
 /// More slow readers of large answers than a thread has pipes, each with small messages in between.
 #[test]
-fn bulk_and_small_talk_by_turns() {
+fn large_and_small_messages_take_turns() {
     const STREAMS: usize = 40;
     for threads in THREADS {
         let backend = Backend::new();

@@ -163,7 +163,7 @@ fn a_half_closed_client_resets() {
 
 /// The first byte of an answer is still to come.
 #[test]
-fn a_client_that_filled_what_is_kept_resets() {
+fn a_client_that_filled_the_replay_buffer_resets() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &[]);
@@ -212,7 +212,7 @@ fn an_answer_before_a_reset_arrives() {
 /// As before, with a request that fills all buffers, so that the shim notices the reset by a
 /// failing write.
 #[test]
-fn an_answer_before_a_reset_arrives_against_a_full_way() {
+fn an_answer_before_a_reset_arrives_behind_full_buffers() {
     each(|shim, backend, request| {
         let (mut client, mut instance) = answered(shim, backend, request);
         fill(&mut client);
@@ -224,7 +224,7 @@ fn an_answer_before_a_reset_arrives_against_a_full_way() {
 }
 
 #[test]
-fn last_words_before_a_clients_reset_arrive_against_a_full_way() {
+fn last_bytes_before_a_clients_reset_arrive_behind_full_buffers() {
     each(|shim, backend, request| {
         let (mut client, mut instance) = answered(shim, backend, request);
         fill(&mut instance);
@@ -238,7 +238,7 @@ fn last_words_before_a_clients_reset_arrive_against_a_full_way() {
 /// A client resets while its instance reads nothing of its upload. The reset must not wait for the
 /// instance.
 #[test]
-fn a_clients_reset_against_a_full_way_up() {
+fn a_clients_reset_passes_full_buffers() {
     each(|shim, backend, request| {
         let (mut client, instance) = answered(shim, backend, request);
         fill(&mut client);
@@ -266,7 +266,7 @@ fn an_upload_before_a_reset_arrives() {
 /// The end of a client reaches an instance that reads no more. An answer in transit to a client
 /// that pauses is not cut short.
 #[test]
-fn a_reset_against_ways_that_are_full() {
+fn a_reset_passes_full_buffers_in_both_directions() {
     each(|shim, backend, request| {
         for client_resets in [false, true] {
             let (client, instance) = answered(shim, backend, request);

@@ -30,7 +30,7 @@ fn answer(mut instance: TcpStream) -> TcpStream {
 }
 
 #[test]
-fn openings_are_bounded_and_the_others_have_their_turn() {
+fn openings_are_bounded_and_other_clients_have_their_turn() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &["--max-openings", "2"]);
@@ -144,7 +144,7 @@ fn a_client_that_sends_little_holds_no_slot() {
 }
 
 #[test]
-fn what_comes_in_pieces_is_one_handshake() {
+fn a_hello_in_pieces_is_one_handshake() {
     for threads in THREADS {
         let shim = Shim::start(
             Backend::new().serve(echo),
@@ -265,7 +265,7 @@ fn a_queued_client_does_not_stay_with_an_instance_that_leaves() {
 /// An instance does not answer a part of a ClientHello. The tests of `client_hello.rs` show which
 /// bytes are only a part.
 #[test]
-fn a_client_that_sends_a_part_holds_no_slot() {
+fn a_client_that_sends_a_part_of_a_hello_holds_no_slot() {
     for threads in THREADS {
         let backend = Backend::new();
         // The backend connection comes after the time in which the client may send the rest.
@@ -286,7 +286,7 @@ fn a_client_that_sends_a_part_holds_no_slot() {
 
 /// An instance computes a handshake for the ClientHello, whatever bytes follow.
 #[test]
-fn a_client_that_sends_more_than_is_kept_holds_a_slot_until_the_answer() {
+fn a_client_that_fills_the_replay_buffer_holds_a_slot_until_the_answer() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &["--max-openings", "1"]);
@@ -305,7 +305,7 @@ fn a_client_that_sends_more_than_is_kept_holds_a_slot_until_the_answer() {
 /// An instance that needs the whole ClientHello gets the rest when the handshake no longer counts
 /// as in flight.
 #[test]
-fn a_client_that_sends_more_than_is_kept_is_read_on_after_a_while() {
+fn a_client_that_fills_the_replay_buffer_is_read_further_after_a_while() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(
@@ -321,7 +321,7 @@ fn a_client_that_sends_more_than_is_kept_is_read_on_after_a_while() {
 
 /// A limit that is reached rejects no client until another client wants a slot.
 #[test]
-fn a_limit_that_is_just_reached_is_no_trouble() {
+fn a_limit_that_is_just_reached_rejects_no_client() {
     for threads in THREADS {
         let shim = Shim::start(
             Backend::new().serve(echo),

@@ -28,7 +28,7 @@ fn answer_hello(mut stream: TcpStream, length: usize) -> Vec<u8> {
 
 /// A backend that closes its listener resets the connections in its queue.
 #[test]
-fn what_waits_at_a_closing_backend_is_served_by_the_next() {
+fn clients_queued_at_a_closing_backend_are_served_by_the_next() {
     const CLIENTS: usize = 20;
     for threads in THREADS {
         let (old, new) = (Backend::new(), Backend::new());
@@ -71,7 +71,7 @@ fn what_waits_at_a_closing_backend_is_served_by_the_next() {
 
 /// A request without TLS may have had an effect, so it is not replayed.
 #[test]
-fn what_is_not_tls_is_not_replayed() {
+fn a_request_without_tls_is_not_replayed() {
     for threads in THREADS {
         let (old, new) = (Backend::new(), Backend::new());
         let (shim, _record) = Shim::start_of_two([&old, &new], threads, &[]);
@@ -157,7 +157,7 @@ fn connect_and_close_makes_one_attempt() {
 /// An apiserver ends a silent connection after half a minute. A second apiserver would wait as long
 /// again.
 #[test]
-fn an_attempt_that_was_waited_for_in_vain_is_the_last() {
+fn an_attempt_without_an_answer_is_the_last() {
     for threads in THREADS {
         let (own, other) = (Backend::new(), Backend::new());
         let (shim, _record) = Shim::start_of_two([&own, &other], threads, &["--hold", "1s"]);
@@ -204,7 +204,7 @@ fn a_hello_in_pieces() {
 /// A ClientHello within the buffer can be replayed. A longer one goes on to the instance, which may
 /// answer when it likes.
 #[test]
-fn a_hello_larger_than_what_is_kept() {
+fn a_hello_larger_than_the_replay_buffer() {
     const KEPT: usize = 16 * 1024;
     const LARGE: usize = 100_000;
     for threads in THREADS {

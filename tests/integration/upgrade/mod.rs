@@ -527,7 +527,7 @@ fn an_upgrade_and_a_restart_lose_nothing() {
 }
 
 #[test]
-fn a_new_version_that_fails_goes_and_the_reason_is_printed() {
+fn a_failing_new_version_is_removed_and_the_reason_is_printed() {
     let (node, _kubelet) = serving();
     let load = load(&node);
     ends(
@@ -558,7 +558,7 @@ fn a_new_version_that_fails_goes_and_the_reason_is_printed() {
 }
 
 #[test]
-fn an_image_that_the_kubelet_cannot_get_ends_it_at_once() {
+fn an_image_that_the_kubelet_cannot_get_ends_the_upgrade_at_once() {
     let (node, kubelet) = serving();
     kubelet.lags(Lags::Starting(Kind::Temporary));
     let temporary = node.directory().join("berth-kube-apiserver.yaml");
@@ -598,7 +598,7 @@ fn an_image_that_the_kubelet_cannot_get_ends_it_at_once() {
 
 /// After a reboot, a unit runs the command without the original options.
 #[test]
-fn a_resumed_upgrade_has_the_kubeconfig_that_it_was_begun_with() {
+fn a_resumed_upgrade_keeps_its_kubeconfig() {
     let (node, _kubelet) = serving();
     let cluster = Cluster::of(&[node.listen.ip()]);
     let kubeconfig = cluster.kubeconfig();
@@ -640,7 +640,7 @@ fn a_new_version_that_fails_in_the_second_hop_gives_way_to_the_old_one() {
 
 /// An upgrade is killed in each step. The same command completes it.
 #[test]
-fn killed_at_each_step_the_same_command_goes_on() {
+fn an_upgrade_killed_at_any_step_is_resumed_by_the_same_command() {
     let (node, kubelet) = serving();
     let load = load(&node);
     // The cause that keeps the upgrade in each step: the kubelet, or a long settle time.
@@ -746,7 +746,7 @@ fn in_the_middle_the_old_manifest_is_at_hand_and_inject_and_eject_refuse() {
 }
 
 #[test]
-fn an_interrupt_goes_back_while_the_old_one_serves_and_else_to_the_end() {
+fn an_interrupt_rolls_back_while_the_old_version_serves_and_else_completes() {
     let (node, kubelet) = serving();
     let load = load(&node);
     // The signal arrives within the step, which has a long settle time, or waits for the kubelet.
@@ -775,7 +775,7 @@ fn an_interrupt_goes_back_while_the_old_one_serves_and_else_to_the_end() {
 /// Without the lock, another node could be upgraded at the same time, although the named cluster
 /// could prevent that.
 #[test]
-fn a_named_cluster_that_gives_no_lock_ends_it_before_anything_is_changed() {
+fn a_cluster_that_gives_no_lock_ends_the_upgrade_before_any_change() {
     let (node, _kubelet) = serving();
     let cluster = Cluster::of(&[node.listen.ip()]);
     for status in [

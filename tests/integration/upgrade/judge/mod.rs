@@ -141,7 +141,7 @@ fn a_bad_version_is_sent_back_and_nothing_is_lost() {
 
 /// A version that fails only without emulation goes back to the emulating instance.
 #[test]
-fn a_version_that_is_bad_at_last_keeps_emulating() {
+fn a_version_that_is_bad_without_emulation_keeps_emulating() {
     let judged = Judged::new();
     let load = judged.load();
     let tag = "v1.36.3-judged-late";
@@ -169,7 +169,7 @@ fn a_version_that_is_bad_at_last_keeps_emulating() {
 }
 
 #[test]
-fn one_that_is_killed_while_it_judges_goes_on() {
+fn an_upgrade_killed_while_judging_can_be_resumed() {
     let judged = Judged::new();
     let load = judged.load();
     let mut upgrade = Running::start(&mut judged.upgrade("v1.36.3-judged", &LONG));
@@ -185,7 +185,7 @@ fn one_that_is_killed_while_it_judges_goes_on() {
 }
 
 #[test]
-fn what_cannot_be_judged_is_refused_and_nothing_is_changed() {
+fn an_upgrade_that_cannot_be_judged_is_refused_before_any_change() {
     let judged = Judged::new();
     let node = &judged.node;
     let v2 = node.new_manifest("v1.36.3-judged");
