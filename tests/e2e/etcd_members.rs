@@ -142,7 +142,7 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
         state.notes
     );
     assert_eq!(leads(own).map(|(_, leads)| leads), Some(false));
-    // Without one of the other members, there is no majority without the node's member.
+    // With two members stopped, there is no majority without the node's member.
     let other = (own + 1) % 3;
     drop(members[other].as_mut().map(Option::take));
     let (_, errors) = examined();
@@ -210,7 +210,8 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
         });
     }
     members[own] = start(etcd, temp.path(), MEMBERS[own]).map(Some);
-    // The bridge's gateway has dialled, too, and keeps its connection as long as it gets requests.
+    // The member's gRPC gateway has dialled, too. Its connection to another member stays as long as
+    // requests come.
     eventually("its own answer", || {
         std::thread::sleep(std::time::Duration::from_secs(1));
         answers().filter(|member| *member == id)

@@ -104,7 +104,8 @@ impl Drop for Cluster {
 impl Cluster {
     pub(crate) fn start(dir: &Path, apiserver: &str, etcd: &str) -> Result<Self, Failed> {
         let ip = fresh_ip();
-        // The advertised address may not be a loopback address. No node has this one (RFC 5737).
+        // The advertised address may not be a loopback address. No node has an address of this
+        // block (RFC 5737).
         let advertise = "--advertise-address=192.0.2.2".into();
         let flags = [
             format!("--bind-address={ip}"),
@@ -309,7 +310,7 @@ fn own_lease(instance: &str) -> InstanceLease {
     }
 }
 
-/// Uses each verb as the keeper does: it creates an object by applying it.
+/// Uses each verb like the keeper, which creates objects by applying them.
 async fn needed_verbs_work(shim: &Client) -> Result<(), Failed> {
     let own = slice_path(&slice_name(NODE, Family::V4));
     let lease = lease_path(&own_lease("a").name());

@@ -94,7 +94,7 @@ fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
         assert!(code != Some(0), "the node has {out}");
     }
 
-    // A certificate for both servers, which the node trusts.
+    // Both servers share a certificate, and the node trusts it.
     let [certificate, key] = ["servers.crt", "servers.key"].map(|name| temp.join(name));
     let names = format!("subjectAltName=DNS:{host},DNS:{REGISTRY}");
     let mut request = Command::new("openssl");
@@ -122,7 +122,7 @@ fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
     });
 
     let (command, _own) = kube_apiserver(root)?;
-    // The README's line is for kubeadm's layout. This node has another layout, given by options.
+    // The README's line is for kubeadm's layout. Options describe the layout of this node.
     let told = format!(
         "berth bridge --dry-run --command '{command}' --probe-ca /etc/kubernetes/pki/ca.crt"
     );

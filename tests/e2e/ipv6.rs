@@ -1,5 +1,5 @@
-//! `berth bridge` on nodes with IPv6, with a real kube-apiserver. Its listener on 0.0.0.0 accepts
-//! both families.
+//! `berth bridge` on nodes with IPv6, with a real kube-apiserver that accepts both families on
+//! 0.0.0.0.
 
 use crate::grant::{Cluster, on_a_node};
 use crate::support::process::{berth, ends, output_of};

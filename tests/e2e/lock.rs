@@ -53,7 +53,7 @@ pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Faile
     let holder = held()?;
     assert!(holder.changed && holder.node == has, "{holder:?}");
 
-    // The lock is broken. Afterwards only its new holder can release it.
+    // The lock is broken. Afterwards only the new holder can release it.
     let breaker = lock(&client, "cp-3", true);
     runtime.block_on(mark(&breaker, &say))?;
     assert_eq!(held()?.node, "cp-3");

@@ -12,7 +12,7 @@ use std::process::Command;
 const NODE_SHIM: &str = "--set=layout=node-shim";
 const IN_CLUSTER: &str = "--set=cluster.nodes={cp-1}";
 
-/// Images that differ from those of the files.
+/// Images that differ from the images in the files.
 const IMAGES: &str = "images:\n- {name: registry.example/berth, newTag: v9}\n\
                       - {name: registry.k8s.io/kube-apiserver, newTag: v1.36.9}\n";
 const IMAGES_OF_VALUES: [&str; 2] = [

@@ -20,7 +20,7 @@ const LEFT_OUT: [&str; 0] = [];
 /// checks it.
 const OF_A_SHARE: &str = "berth_share_ratio";
 
-/// Labels of which a page always has all values.
+/// Labels for which a page always has every value.
 const WHOLE: [&str; 6] = ["outcome", "state", "health", "direction", "kind", "result"];
 
 pub(crate) fn metrics_that_are_named_exist() -> Result<Completion, Failed> {

@@ -1,4 +1,4 @@
-//! The table in `examples/README.md`: each file, its readers, and the command that tries it.
+//! The table in `examples/README.md` with the purpose, the readers and the test of each file.
 
 use crate::{example, root};
 use libtest_mimic::{Completion, Failed};

@@ -131,16 +131,12 @@ fn the_exit_status_distinguishes_errors_warnings_and_bad_input() {
         );
     }
     let absent = berth(here, &["doctor", "/nonexistent"], "");
-    assert!(
-        absent.status == Some(69) && absent.err.contains("cannot read /nonexistent"),
-        "{}",
-        absent.err
-    );
+    assert_eq!(absent.status, Some(69), "{}", absent.err);
 }
 
 #[test]
 fn a_node_is_checked_with_its_directory_and_its_ports() {
-    // Plays another user's program, which listens without SO_REUSEPORT.
+    // Plays another user's program that listens without SO_REUSEPORT.
     let listener = TcpListener::bind("127.83.7.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let temp = tempfile::tempdir().unwrap();
@@ -290,19 +286,15 @@ fn clients_that_dial_another_address_are_seen_before_the_switch() {
             "",
         )
     };
-    let refused = inject(&[&own]);
-    let note = format!("reaches kube-apiserver at {dialled}, where the shim does not listen");
-    assert!(
-        refused.status == Some(0) && refused.err.contains(&note),
-        "{}",
-        refused.err
-    );
-    let done = asked(&refused.out);
-    assert!(
-        done.status == Some(1) && done.out.contains(&note),
-        "{}",
-        done.out
-    );
+    // A note of `berth inject` names the dialled address.
+    let is_noted = |injected: &Done| {
+        assert_eq!(injected.status, Some(0), "{}", injected.err);
+        injected.err.contains(&format!(" at {dialled}, "))
+    };
+    let other = inject(&[&own]);
+    assert!(is_noted(&other), "{}", other.err);
+    let done = asked(&other.out);
+    assert_eq!(done.status, Some(1), "{}", done.out);
     assert!(
         found(&done.out).contains(&"client-address".into()),
         "{}",
@@ -310,11 +302,7 @@ fn clients_that_dial_another_address_are_seen_before_the_switch() {
     );
 
     let both = inject(&[&own, &dialled.to_string()]);
-    assert!(
-        !both.err.contains("where the shim does not listen"),
-        "{}",
-        both.err
-    );
+    assert!(!is_noted(&both), "{}", both.err);
     assert!(!found(&asked(&both.out).out).contains(&"client-address".into()));
     // Only the kubelet knows the address. It is not 127.x.
     let from_node = KUBEADM
@@ -325,18 +313,10 @@ fn clients_that_dial_another_address_are_seen_before_the_switch() {
         &["inject", "-", "--image", "registry.example/berth:v0.1.0"],
         &from_node,
     );
-    assert!(
-        from_node.status == Some(0) && from_node.err.contains(&note),
-        "{}",
-        from_node.err
-    );
+    assert!(is_noted(&from_node), "{}", from_node.err);
     // Clients on this machine mean nothing for another node's manifest.
     let other = inject(&["192.0.2.7:6443"]);
-    assert!(
-        !other.err.contains("where the shim does not listen"),
-        "{}",
-        other.err
-    );
+    assert!(!is_noted(&other), "{}", other.err);
 }
 
 /// Returns an administrator's kubeconfig, for the directory of ca.crt.
@@ -393,11 +373,7 @@ fn the_ports_of_other_nodes_come_from_the_cluster() {
         &["doctor", "-", "--ignore-errors", "memroy"],
         &injected(),
     );
-    assert!(
-        unknown.status == Some(64) && unknown.err.contains("memroy"),
-        "{}",
-        unknown.err
-    );
+    assert_eq!(unknown.status, Some(64), "{}", unknown.err);
 
     // doctor reports requests that fail, and checks the rest.
     api.answer("403 Forbidden");
@@ -406,22 +382,14 @@ fn the_ports_of_other_nodes_come_from_the_cluster() {
         &["doctor", "-", "--json", "--kubeconfig", "admin.conf"],
         &injected(),
     );
-    assert!(
-        done.status == Some(69) && done.err.contains("403 Forbidden"),
-        "{}",
-        done.err
-    );
+    assert_eq!(done.status, Some(69), "{}", done.err);
     assert_eq!(found(&done.out), ["not-checked"]);
     let done = berth(
         temp.path(),
         &["doctor", "-", "--kubeconfig", "none"],
         &ailing(),
     );
-    assert!(
-        done.status == Some(1) && done.err.contains("none"),
-        "{}",
-        done.err
-    );
+    assert_eq!(done.status, Some(1), "{}", done.err);
 }
 
 /// The kernel allows one supervisor for a process, so the self-test fails under another supervisor.
@@ -432,7 +400,7 @@ fn obstacles_to_passing_sockets_are_found_by_the_self_test() {
     }
     let temp = tempfile::tempdir().unwrap();
     let run_dir = temp.path().join("run").display().to_string();
-    let found = |json: &str| -> Vec<(String, String)> {
+    let found = |json: &str| -> Vec<Value> {
         let report: Value =
             serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}"));
         let found = report["findings"]
@@ -440,27 +408,12 @@ fn obstacles_to_passing_sockets_are_found_by_the_self_test() {
             .unwrap()
             .iter()
             .filter(|finding| finding["id"] == "pass-obstacle");
-        found
-            .map(|finding| {
-                (
-                    finding["severity"].to_string(),
-                    finding["cause"].to_string(),
-                )
-            })
-            .collect()
+        found.map(|finding| finding["severity"].clone()).collect()
     };
-    for (pass, severity, then) in [
-        ("relay", "", ""),
-        (
-            "auto",
-            "\"warning\"",
-            "so with --pass auto clients are relayed",
-        ),
-        (
-            "inject",
-            "\"error\"",
-            "so with --pass inject kube-apiserver is not started",
-        ),
+    for (pass, severity) in [
+        ("relay", None),
+        ("auto", Some("warning")),
+        ("inject", Some("error")),
     ] {
         let inject = [
             "inject",
@@ -474,7 +427,10 @@ fn obstacles_to_passing_sockets_are_found_by_the_self_test() {
         assert_eq!(injected.status, Some(0), "{}", injected.err);
         fs::write(temp.path().join("kube-apiserver.yaml"), injected.out).unwrap();
         let doctor = ["doctor", "kube-apiserver.yaml", "--node", "--json"];
-        assert_eq!(found(&berth(temp.path(), &doctor, "").out), [], "{pass}");
+        assert!(
+            found(&berth(temp.path(), &doctor, "").out).is_empty(),
+            "{pass}"
+        );
         let exec = [
             "exec",
             "--listen",
@@ -493,16 +449,6 @@ fn obstacles_to_passing_sockets_are_found_by_the_self_test() {
             &[&exec[..], &[&under, "kube-apiserver"]].concat(),
             "",
         );
-        match &found(&done.out)[..] {
-            [] => assert_eq!(pass, "relay"),
-            [(seen, cause)] => {
-                assert_eq!(seen, severity);
-                assert!(
-                    cause.contains("another process listens") && cause.contains(then),
-                    "{cause}"
-                );
-            }
-            more => panic!("{more:?}"),
-        }
+        assert_eq!(found(&done.out), Vec::from_iter(severity), "{pass}");
     }
 }

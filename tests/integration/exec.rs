@@ -13,7 +13,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{ChildStdin, Command, ExitStatus, Output, Stdio};
 use tempfile::TempDir;
 
-/// Prints its pid and its arguments, then lives until its input ends.
+/// Prints the pid and the arguments, then waits for the end of input.
 const LIVE: &str =
     r#"echo $$; for arg; do echo "$arg"; done; echo that is all; read -r line; exit 7"#;
 
@@ -157,11 +157,8 @@ fn becomes_the_apiserver_with_its_address() {
         "--advertise-address=10.0.0.5",
     ];
     assert_eq!(live.arguments, expected);
-    let (status, log) = live.end();
+    let (status, _) = live.end();
     assert_eq!(status.code(), Some(7), "the exit status passes");
-    for part in ["argument replaced", "0.0.0.0", &address, "10.0.0.5"] {
-        assert!(log.contains(part), "{part} in {log}");
-    }
     assert_eq!(node.alive("a"), Some(false));
 }
 
@@ -203,11 +200,6 @@ fn a_supervisor_stays_passes_signals_on_and_ends_as_the_apiserver_does() {
     );
     let missing = inject("inject", &["/nonexistent/kube-apiserver"]);
     assert_eq!(missing.status.code(), Some(69));
-    assert!(
-        stderr(&missing).contains("cannot run /nonexistent/kube-apiserver"),
-        "{}",
-        stderr(&missing)
-    );
 
     let mut exec = node.exec(
         &["--instance", "a", "--pass", "auto"],
@@ -249,13 +241,6 @@ fn a_supervisor_stays_passes_signals_on_and_ends_as_the_apiserver_does() {
         (refused.status.code(), relayed.status.code()),
         (Some(69), Some(7))
     );
-    for (output, start) in [
-        (refused, "--pass inject: "),
-        (relayed, "--pass auto: clients will be relayed: "),
-    ] {
-        let line = format!("{start}another process listens to this container's system calls");
-        assert!(stderr(&output).contains(&line), "{}", stderr(&output));
-    }
     let listed = node.listed();
     let inner = listed
         .iter()
@@ -277,7 +262,7 @@ fn a_kept_advertise_address_is_recorded() {
     let live = node.start("a", &["--advertise-address=192.0.2.7"]);
     assert_eq!(live.value("--advertise-address"), "192.0.2.7");
     assert_eq!(node.listed()[0].record.advertise.to_string(), "192.0.2.7");
-    assert!(live.end().1.contains("--advertise-address kept"));
+    live.end();
 }
 
 #[test]
@@ -290,10 +275,6 @@ fn an_instance_keeps_its_address_and_no_two_share_one() {
 
     let refused = node.output(&["--instance", "a"], &["true"]);
     assert_eq!(refused.status.code(), Some(69));
-    assert!(
-        stderr(&refused).contains("instance a is alive")
-            && stderr(&refused).contains("another --instance")
-    );
     assert_eq!(
         node.alive("a"),
         Some(true),
@@ -306,7 +287,7 @@ fn an_instance_keeps_its_address_and_no_two_share_one() {
     again.end();
     other.end();
 
-    // Another process holds the address, so the instance gets a different one.
+    // The address is in use, so the instance gets a different one.
     let _held = TcpListener::bind((address.as_str(), node.listen.port())).unwrap();
     let moved = node.start("a", &[]);
     assert_ne!(moved.value("--bind-address"), address);
@@ -395,10 +376,7 @@ fn a_program_that_cannot_be_run_leaves_no_record() {
     let node = Node::new();
     let plain = node.temp.path().join("plain");
     fs::write(&plain, "").unwrap();
-    for (program, part) in [
-        ("no-such-apiserver", "PATH"),
-        (plain.to_str().unwrap(), "may execute"),
-    ] {
+    for program in ["no-such-apiserver", plain.to_str().unwrap()] {
         // With an unreadable directory in PATH, the error would differ.
         let output = node
             .exec(&["--instance", "a"], &[program])
@@ -406,11 +384,6 @@ fn a_program_that_cannot_be_run_leaves_no_record() {
             .output()
             .unwrap();
         assert_eq!(output.status.code(), Some(69));
-        assert!(
-            stderr(&output).contains(program) && stderr(&output).contains(part),
-            "{}",
-            stderr(&output)
-        );
         assert_eq!(node.listed(), []);
     }
 }

@@ -1,9 +1,9 @@
 //! berth from outside: the program as its users run it, and a shim or a rehearsal in this process
-//! with plain sockets before and behind it. All tests are one program, so that it is linked once
-//! and the last tests of a file do not run alone.
+//! with plain sockets before and behind it. One binary has all tests: linking happens once, and no
+//! file's last tests run alone.
 //!
-//! Tests that decide at run time whether they can run are in other test binaries: `e2e`,
-//! `examples`, `image.rs`.
+//! Tests that decide at run time whether they can run are in the binaries `e2e`, `examples` and
+//! `image.rs`.
 
 #[path = "../support/mod.rs"]
 mod support;

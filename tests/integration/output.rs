@@ -310,12 +310,7 @@ fn a_full_disk_has_its_own_exit_status() {
     for (mut command, _) in printing(temp.path()) {
         let (code, log) = end(command.stdout(full()));
         assert_eq!(code, Some(74), "{command:?}: {log}");
-        assert!(
-            log.contains("berth: cannot write to standard output (")
-                && log.contains("No space left"),
-            "{log}"
-        );
-        assert!(!log.contains("report it"), "{log}");
+        assert!(!log.contains("panicked"), "{log}");
     }
 }
 

@@ -96,6 +96,14 @@ impl Node {
             .then_some((status, out, err))
         })
     }
+
+    /// Returns the instances of `berth status --json`.
+    #[track_caller]
+    fn instances(&self) -> Vec<serde_json::Value> {
+        let mut all: serde_json::Value =
+            serde_json::from_str(&self.ask(&["status", "--json"]).1).unwrap();
+        serde_json::from_value(all["instances"].take()).unwrap()
+    }
 }
 
 #[test]
@@ -160,11 +168,8 @@ fn root_uses_no_run_directory_of_another_uid() {
     ] {
         let (status, _, log) = output_of(command);
         assert_eq!(status, Some(69), "{command:?}: {log}");
-        assert!(
-            log.contains("owned by uid 65534, this process is uid 0"),
-            "{command:?}: {log}"
-        );
     }
+    assert_eq!(std::fs::read_dir(node.run_dir()).unwrap().count(), 0);
     assert_eq!(node.ask(&["status"]).0, Some(69));
 }
 
@@ -205,7 +210,7 @@ fn a_wrong_command_line_has_exit_status_64() {
     for args in [&["--help"][..], &["--version"], &["serve", "--help"]] {
         let (status, out, log) = output_of(&mut berth(args));
         assert_eq!((status, log.as_str()), (Some(0), ""), "{args:?}");
-        assert!(out.contains("berth"));
+        assert!(!out.is_empty());
     }
     // The files of the probe are read before anything is started.
     let node = Node::new();
@@ -251,7 +256,7 @@ fn bound_at_start_and_listening_when_ready() {
         listening(node.listen).is_empty(),
         "it listens before its instance does"
     );
-    // Without SO_REUSEADDR, which listeners of std set.
+    // Without SO_REUSEADDR, which std's listeners set.
     let taken = Socket::new(Domain::IPV4, Type::STREAM, None)
         .unwrap()
         .bind(&node.listen.into())
@@ -276,7 +281,7 @@ fn bound_at_start_and_listening_when_ready() {
     ping(&mut connect(node.listen), b"served");
 }
 
-/// Wraps a command so that it runs under another limit of open files, which it cannot raise.
+/// Wraps a command so that its limit of open files is lower and cannot be raised.
 fn limited(files: u64, command: &Command) -> Command {
     let mut limited = Command::new("sh");
     limited
@@ -384,21 +389,12 @@ fn ready_live_and_status() {
     shim.logs("probe: nothing listens");
     let (status, out, _) = node.ask(&["ready"]);
     assert_eq!((status, out.lines().count()), (Some(1), 1), "{out}");
-    assert!(
-        out.contains("instance a is unready: nothing listens"),
-        "{out}"
-    );
     let (status, out, _) = node.ask(&["live", "--probe", "tcp"]);
     assert_eq!((status, out.lines().count()), (Some(1), 1), "{out}");
-    let (_, out, _) = node.ask(&["status"]);
-    for part in [
-        &*node.listen.to_string(),
-        "waiting",
-        "unready",
-        "nothing listens",
-    ] {
-        assert!(out.contains(part), "{part} in {out}");
-    }
+    let shown = &node.instances()[0]["shim"];
+    assert_eq!(shown["berth"], node.listen.to_string());
+    assert_eq!(shown["state"], "waiting");
+    assert_eq!(shown["instances"][0]["health"], "unready");
 
     Backend::at(backend).serve(echo);
     shim.logs("joined");
@@ -410,19 +406,15 @@ fn ready_live_and_status() {
     assert_eq!(node.ask(&["live", "--probe", "tcp"]).0, Some(0));
     let mut client = connect(node.listen);
     ping(&mut client, b"one");
-    let (status, out, _) = node.ask(&["status", "--json"]);
-    assert_eq!(status, Some(0));
-    let all: serde_json::Value = serde_json::from_str(&out).unwrap();
-    let shown = &all["instances"][0];
+    assert_eq!(node.ask(&["status"]).0, Some(0));
+    let shown = &node.instances()[0];
     assert_eq!(shown["instance"], "a");
     assert_eq!(shown["berth"], node.listen.to_string());
     assert_eq!(shown["shim"]["state"], "joined");
     assert_eq!(shown["shim"]["connections_open"], 1);
     assert_eq!(shown["shim"]["instances"][0]["health"], "ready");
 
-    let (status, out, _) = node.ask(&["ready", "--instance", "b"]);
-    assert_eq!(status, Some(1));
-    assert!(out.contains("there is no instance b"), "{out}");
+    assert_eq!(node.ask(&["ready", "--instance", "b"]).0, Some(1));
     // A second shim of the berth, with a backend of its own.
     let other = node.joined(Backend::new().serve(echo), &["--instance", "b"]);
     for command in ["ready", "live"] {
@@ -435,11 +427,12 @@ fn ready_live_and_status() {
     }
     assert_eq!(node.ask(&["ready", "--instance", "b"]).0, Some(0));
     drop(other);
-    let (_, out, _) = node.ask(&["status"]);
-    assert!(
-        out.contains("its shim is dead") || out.contains("waiting for"),
-        "killed without a word: {out}"
-    );
+    let shims: Vec<_> = node
+        .instances()
+        .iter()
+        .map(|of| of["shim"].is_object())
+        .collect();
+    assert_eq!(shims, [true, false], "the second shim was killed");
 }
 
 #[test]
@@ -479,7 +472,7 @@ fn https_probe_live_and_version() {
             .starts_with("HTTP/1.1 200")
     );
     eventually("its version in the status", || {
-        node.ask(&["status"]).1.contains("v1.2.3").then_some(())
+        (node.instances()[0]["shim"]["instances"][0]["kube_version"] == "v1.2.3").then_some(())
     });
     // Where many tests share a processor, 2 s are too short.
     let live = || node.ask(&["live", "--probe-ca", ca_file, "--timeout", "60s"]);
@@ -496,9 +489,7 @@ fn https_probe_live_and_version() {
         );
     }
     api.answer("500 Internal Server Error");
-    let (status, out, _) = live();
-    assert_eq!(status, Some(1));
-    assert!(out.contains("500 for /livez"), "{out}");
+    assert_eq!(live().0, Some(1));
     let (_, out, _) = node.ask(&[
         "live",
         "--probe-ca",
@@ -526,11 +517,7 @@ fn live_waits_as_long_as_the_kubelet_lets_it() {
     let shim = node.serve(api.address, &["--probe-ca", ca_file]);
     shim.logs("joined");
     assert_eq!(node.ask(&["ready", "--timeout", "30s"]).0, Some(0));
-    let (status, _, log) = node.ask(&["ready", "--timeout", "soon"]);
-    assert!(
-        status == Some(64) && log.contains("--timeout <DURATION>"),
-        "{log}"
-    );
+    assert_eq!(node.ask(&["ready", "--timeout", "soon"]).0, Some(64));
     let held = api.hold();
     let mut patient = Running::start(&mut berth([
         "live",
@@ -566,12 +553,10 @@ fn sigterm_drains_and_exits_0() {
     assert!(listening(node.listen).is_empty());
     ping(&mut client, b"still served");
     assert!(shim.is_running());
-    let (status, out, _) = node.ask(&["ready"]);
-    assert_eq!(status, Some(1));
-    assert!(out.contains("is left"), "{out}");
+    assert_eq!(node.ask(&["ready"]).0, Some(1));
+    assert_eq!(node.instances()[0]["shim"]["state"], "left");
     drop(client);
     shim.ends(0);
-    assert!(shim.log().contains("drained"), "{}", shim.log());
     let left = std::fs::read_dir(node.run_dir()).unwrap().flatten();
     let sockets = left.flat_map(|berth| std::fs::read_dir(berth.path()).unwrap().flatten());
     let sockets: Vec<_> = sockets
@@ -601,11 +586,7 @@ fn a_second_signal_ends_at_once() {
         shim.signal(second);
         // A reset and not a FIN: the client must not regard a part of an answer as the whole.
         expect_reset(&mut client);
-        assert!(
-            shim.ended().code() == Some(0) && shim.log().contains("connections are cut"),
-            "{}",
-            shim.log()
-        );
+        shim.ends(0);
     }
 }
 
@@ -617,10 +598,8 @@ fn drain_waits_for_first_bytes() {
     let backend = Backend::new();
     let shim = node.joined(backend.address(), &["--speedup", "10"]);
     let pending = || {
-        let status: serde_json::Value =
-            serde_json::from_str(&node.ask(&["status", "--json"]).1).unwrap();
         // `None` if the shim does not answer at once.
-        status["instances"][0]["shim"]["connections_pending"].as_u64()
+        node.instances()[0]["shim"]["connections_pending"].as_u64()
     };
     let until = |what: &str, count| eventually(what, || (pending() == Some(count)).then_some(()));
     let _silent = connect(node.listen);
@@ -720,11 +699,6 @@ fn the_deadline_begins_when_the_instance_listens_no_more() {
         closed.elapsed() >= DEADLINE,
         "it ended after {:?}",
         closed.elapsed()
-    );
-    assert!(
-        shim.log().contains("--drain-timeout has expired"),
-        "{}",
-        shim.log()
     );
 }
 
@@ -934,7 +908,7 @@ fn the_admin_port_answers_despite_clients_that_do_not_read() {
     let requests = b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n".repeat(10_000);
     let pipelining = |_| {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        // A small buffer, so that answers soon fill it.
+        // A small buffer fills soon.
         socket.set_recv_buffer_size(4096).unwrap();
         socket.connect(&admin.into()).unwrap();
         socket.set_nonblocking(true).unwrap();

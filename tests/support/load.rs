@@ -276,7 +276,7 @@ async fn looping<F: Future<Output = ()>>(stopped: watch::Receiver<bool>, one: im
     }
 }
 
-/// Makes one connection and records its result.
+/// Makes one connection and records the result.
 async fn one(attempt: impl Future<Output = Result<(), String>>, record: Arc<Mutex<Record>>) {
     let begun = Instant::now();
     record.lock().unwrap().begun.push(begun);

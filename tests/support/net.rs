@@ -14,8 +14,8 @@ use std::time::Duration;
 /// Source address of probes. Clients never have this address.
 pub(crate) const PROBES: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Descriptors that the tests of one process have open at the same time. The soft limit of an
-/// ordinary user is 1,024.
+/// Most descriptors that the tests of one process have open. The soft limit of an ordinary user is
+/// 1,024.
 const DESCRIPTORS: u64 = 8_192;
 
 /// Returns an address in 127.0.0.0/8 that no other test uses now. Every test that opens sockets
@@ -294,7 +294,7 @@ pub(crate) fn client_hello(length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Bytes that show their position in a stream: the pattern repeats only after a large prime number.
+/// Bytes that show the position in a stream: the pattern repeats only after a large prime number.
 #[derive(Default)]
 pub(crate) struct Pattern(pub(crate) u64);
 
@@ -361,7 +361,7 @@ impl Pattern {
         }
     }
 
-    /// Receives all bytes before a reset, compares each one, and returns their number.
+    /// Receives all bytes before a reset, compares each byte, and returns the number of bytes.
     #[track_caller]
     pub(crate) fn receive_until_reset(&mut self, stream: &mut TcpStream) -> u64 {
         let (mut buffer, mut expected) = (vec![0; 64 * 1024], vec![0; 64 * 1024]);

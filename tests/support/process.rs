@@ -76,7 +76,8 @@ pub(crate) fn rehearsed(rehearse: &mut Command) -> io::Result<Output> {
     unreachable!("the last one was returned")
 }
 
-/// True if the machine was too busy for every attempt. Then also prints that the test is skipped.
+/// True if the machine was too busy for every attempt. In this case, prints that the test is
+/// skipped.
 pub(crate) fn was_too_busy(rehearsed: &Output) -> bool {
     let is_so = rehearsed.status.code() == Some(TOO_BUSY);
     if is_so {

@@ -1,10 +1,10 @@
-//! A thread that hangs in a process whose other threads run.
+//! A hanging thread in a process with running threads.
 
 use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-/// A thread that hangs until this value is dropped. `waitpid` cannot reap a process with a stopped
+/// A thread that hangs until the value is dropped. `waitpid` cannot reap a process with a stopped
 /// thread.
 pub(crate) struct Stopped(pub(crate) Pid);
 

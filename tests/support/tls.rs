@@ -77,7 +77,7 @@ pub(crate) fn get(ca: &CertificateDer<'static>, stream: TcpStream, path: &str) -
 /// Default body of an answer.
 const VERSION: &str = r#"{"gitVersion":"v1.2.3"}"#;
 
-/// An apiserver that answers every request with one status and one body.
+/// An apiserver that answers every request with a fixed status and body.
 pub(crate) struct Api {
     pub(crate) address: SocketAddr,
     status: Arc<Mutex<&'static str>>,

@@ -64,7 +64,7 @@ enum Etcd {
 
 impl<'a> Bridged<'a> {
     fn of(node: &'a Node, etcd: &'a Etcd) -> Self {
-        // A point that failed may have left its bridge.
+        // A failed point may have left a bridge.
         node.kill_bridge();
         Self {
             node,
@@ -92,8 +92,7 @@ impl Scene for Bridged<'_> {
     fn command(&self) -> Command {
         match self.etcd {
             Etcd::Members(members) => {
-                // Start with an etcd whose leader is back at the node, as long after the last
-                // bridge.
+                // Between two bridges, the leadership returns to the node's member.
                 members.lock().unwrap().leader = 1;
                 self.node.fast_bridge("", &args(&self.node.restart()))
             }
@@ -291,8 +290,8 @@ done
         });
     }
 
-    /// Checks that exactly one etcd has the data: the node's etcd, started from the file at its
-    /// path.
+    /// Checks that only the node's etcd runs, with the file at the database's path, that no
+    /// write is lost, and that no copy is left.
     fn is_whole(&self) {
         self.answers();
         let data = self.directory.join("etcd-data");

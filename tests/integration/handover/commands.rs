@@ -45,9 +45,7 @@ fn drain_leaves_and_keeps_streams() {
     assert_eq!((code, out.trim()), (Some(1), "1 connections are left"));
     drop(stream);
     assert_eq!(drain(&["--wait-streams", "30s"]).0, Some(0));
-    let (code, _, log) = drain(&["--wait-streams", "soon"]);
-    assert_eq!(code, Some(64));
-    assert!(log.contains("--wait-streams <DURATION>"), "{log}");
+    assert_eq!(drain(&["--wait-streams", "soon"]).0, Some(64));
     a.leave();
 }
 

@@ -126,7 +126,7 @@ fn consecutive_deaths_leave_no_client_waiting_for_a_lease() {
     past.nothing_lost("");
 }
 
-/// Checks that the given number of clients, one after the other, gets answers.
+/// Checks that a number of clients, connecting one by one, gets answers.
 #[track_caller]
 fn flows(node: &Node, number: usize) {
     for _ in 0..number {
@@ -226,9 +226,8 @@ fn a_lone_shim_that_hung_reports_no_sibling() {
     assert!(warned.contains("no sibling was there"), "{warned}");
 }
 
-/// The shim has left, and stays for its last connection with guards of all listeners. No other
-/// process is there to accept from them. Connections in their queues would wait until the shim's
-/// end.
+/// The shim has left, and stays for its last connection with guards of all listeners. No further
+/// process accepts from these listeners, so queued connections would wait until the shim's end.
 #[test]
 fn a_shim_that_has_left_serves_queued_clients_when_the_last_sibling_dies() {
     let (node, instance) = (Node::new(), Echo::new());

@@ -65,7 +65,7 @@ fn known_as(client: &mut TcpStream) -> String {
 
 #[test]
 fn the_end_of_a_shim_cuts_no_client() {
-    // The control: a killed shim cuts each client that it relays.
+    // The control: a killed shim cuts each relayed client.
     let Some((node, _instance, _)) = supervised_by("relay", "") else {
         return;
     };
@@ -108,7 +108,7 @@ fn the_end_of_a_shim_cuts_no_client() {
     eventually("a client of the instance alone", || {
         (injected(&second) == 1).then_some(())
     });
-    // A shim that leaves cuts none of its clients.
+    // A leaving shim cuts no client.
     second.leave();
     clients
         .iter_mut()
@@ -204,7 +204,7 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
     }
 }
 
-/// An instance that hangs, with clients that it has not accepted.
+/// A hanging instance with unaccepted clients.
 #[test]
 fn clients_of_an_instance_that_hangs_are_recalled_for_another() {
     // Repeat the test if the shim noticed the hang before clients came: then the run shows nothing.
@@ -239,8 +239,8 @@ fn clients_are_recalled() -> bool {
     shim.metric("berth_replays_total", &[]) > 0
 }
 
-/// A supervisor that hangs keeps the clients that it was sent. When these clients leave, no thread
-/// of the shim may wait for the supervisor.
+/// A hanging supervisor keeps the clients in its socket. When these clients leave, no thread of the
+/// shim may wait for the supervisor.
 #[test]
 fn clients_that_leave_a_supervisor_that_hangs_disturb_no_other_client() {
     let Some((node, supervisor, _)) = supervised("") else {
@@ -310,7 +310,7 @@ fn a_handshake_has_its_slot_until_the_first_byte() {
         gate(status) == Some((1, 2))
     });
     assert_eq!(supervisor.out().matches("read ").count(), 1);
-    // An instance that answers gets one client after the other.
+    // The second instance answers, and gets one client after the other.
     let (_other, _) = node.injected("b", "inject", &[]);
     kill(server, Signal::SIGKILL).unwrap();
     for client in &mut clients {

@@ -120,12 +120,6 @@ fn foreign_listeners_are_counted_before_anybody_leaves() {
     let (lease, looks) = ("2s", Duration::from_secs(2) / 3);
     let a = node.joined("a", instance.address, &["--lease", lease]);
     a.until("one of others", |status| status.foreign_listeners == 1);
-    eventually("a status that says so", || {
-        let status = node.asked(&["status"]).1;
-        status
-            .contains("the port is shared with a listener that no responding shim holds")
-            .then_some(())
-    });
     drop(stranger);
     a.until("none of others", |status| status.foreign_listeners == 0);
     // A sibling's listener is not foreign, even while its guard is in transit. A listener counts
@@ -150,7 +144,7 @@ fn foreign_listeners_are_counted_before_anybody_leaves() {
     });
 }
 
-/// The shim hung before it gave a guard. Its listener has to go, and its process, too.
+/// The shim hung before it gave a guard. Both the listener and the process have to go.
 #[test]
 fn a_shim_that_hangs_is_reported_as_hanging_and_not_as_ended() {
     let (node, instance) = (Node::new(), Echo::new());
@@ -165,12 +159,6 @@ fn a_shim_that_hangs_is_reported_as_hanging_and_not_as_ended() {
     let (status, out, log) =
         output_of(&mut node.berth_with(&["status", "--run-dir", node.run_dir().to_str().unwrap()]));
     assert_eq!(status, Some(1), "{out}{log}");
-    let line = out.lines().find(|line| line.contains(" a ")).unwrap();
-    assert!(
-        line.contains("does not answer within 1s") && !line.contains("ended"),
-        "{out}"
-    );
-    assert!(out.contains("end a shim that hangs"), "{out}");
 }
 
 #[test]
@@ -193,8 +181,7 @@ fn a_shim_has_left_when_its_accept_loops_have_ended() {
     a.until("left", |status| status.state == Phase::Left);
 }
 
-/// A sibling closes its duplicate of a listener when another shim reports that it accepts from the
-/// listener.
+/// A sibling closes its duplicate of a listener when the other shim reports that it accepts.
 #[test]
 fn a_shim_accepts_when_its_accept_loop_runs() {
     let (node, address) = (Node::new(), free_address());
@@ -241,12 +228,6 @@ fn a_shim_whose_thread_is_blocked_leaves_and_ends() {
     a.until("blocked", |status| status.blocked);
     let ready = node.asked(&["ready", "--timeout", "30s", "--instance", "a"]);
     assert_eq!(ready.0, Some(1), "{ready:?}");
-    assert!(
-        ready
-            .1
-            .contains("a relaying thread of the shim of instance a does not answer"),
-        "{ready:?}"
-    );
     a.running.signal(Signal::SIGTERM);
     a.until("left", |status| status.state == Phase::Left);
     drop(instance);

@@ -123,22 +123,13 @@ fn a_process_with_a_connected_siblings_name_is_refused() {
             .holder_identity
             .0
     };
-    for (name, why) in [
-        (holder("b"), "connected already"),
-        (holder("a"), "this shim's own"),
-    ] {
+    for name in [holder("b"), holder("a")] {
         let peer = Peer::dial(&a.path);
         peer.sends(
             &format!(r#"{{"version":1,"ask":{{"join":{{"holder":{name}}}}}}}"#),
             &[],
         );
-        let reply = peer.receives().expect("a reply");
-        assert!(reply.contains("refused") && reply.contains(why), "{reply}");
-        let warned = a.running.logs(why);
-        assert!(
-            warned.contains("WARN") && warned.contains("another process goes by a sibling's name"),
-            "{warned}"
-        );
+        peer.receives_refusal();
     }
     assert_eq!(a.counted("connect", "conflict"), 2);
     // Nothing ended for the real sibling. The leases are long, so only a message from the sibling
@@ -206,10 +197,7 @@ fn a_shim_that_waits_for_a_sibling_does_not_dial_at_each_event() {
             &format!(r#"{{"version":1,"ask":{{"join":{{"holder":{own}}}}}}}"#),
             &[],
         );
-        assert!(
-            peer.receives()
-                .is_some_and(|reply| reply.contains("refused"))
-        );
+        peer.receives_refusal();
     }
     let looks = std::iter::from_fn(|| seqpacket::accept(sibling.listener.as_fd()).ok()).count();
     let most = 2 + began.elapsed().as_millis() as usize / 50;
@@ -233,10 +221,9 @@ fn a_sibling_that_cannot_be_reached_is_reported_within_a_lease() {
         });
         assert_eq!(shim.status().unconnected, [sibling.lease.instance.clone()]);
         // With a short lease, the shim itself may not be ready on a busy machine.
-        eventually("a command that says so", || {
-            let (status, _, log) = node.asked(&["ready", "--timeout", "30s", "--instance", "a"]);
-            (status == Some(0) && log.contains("the shims of a and z have no connection"))
-                .then_some(())
+        eventually("the shim is ready", || {
+            let (status, ..) = node.asked(&["ready", "--timeout", "30s", "--instance", "a"]);
+            (status == Some(0)).then_some(())
         });
         let warnings = || {
             shim.running
@@ -303,21 +290,14 @@ fn a_sibling_that_is_dialled_must_be_of_the_same_uid() {
     let shim = node.joined("a", instance.address, &[]);
     let mut sibling = Sibling::new(&node, u64::MAX);
     let path = node.berth().socket_path(&sibling.lease.instance).unwrap();
-    // Keep the socket under both names, since a shim whose socket loses its name listens on another
-    // one.
+    // Keep the socket under both names: without its name, the stranger would listen on a new
+    // socket.
     std::fs::remove_file(&path).unwrap();
     std::fs::hard_link(&stranger.path, &path).unwrap();
     eventually("a refusal", || {
         sibling.renew();
         (shim.counted("connect", "refused") > 0).then_some(())
     });
-    let warned = shim
-        .running
-        .logs("z.sock is uid 65534, this process is uid 0");
-    assert!(
-        warned.contains("WARN") && warned.contains("a sibling does not share its listeners"),
-        "{warned}"
-    );
     assert!(
         !stranger
             .running
@@ -339,13 +319,6 @@ fn a_process_that_answers_for_a_sibling_must_hold_its_lease() {
         }
         (shim.counted("connect", "conflict") > 0).then_some(())
     });
-    let warned = shim
-        .running
-        .logs("another process goes by a sibling's name");
-    assert!(
-        warned.contains("WARN") && warned.contains("z.sock is answered by 0000000000000007"),
-        "{warned}"
-    );
     // The shim still connects to the real sibling.
     sibling.connected(&node);
 }

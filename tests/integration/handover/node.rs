@@ -459,14 +459,14 @@ pub(crate) fn know_one_another(a: &Shim, b: &Shim) {
     b.until_counted("guard", 1);
 }
 
-/// An instance that echoes bytes. Dropping it resets its connections and closes its listener.
+/// An echo server as an instance. Dropping the value resets all connections and closes the
+/// listener.
 pub(crate) struct Echo {
     pub(crate) address: SocketAddr,
     task: Option<JoinHandle<()>>,
 }
 
-/// Echo servers by address. A server learns by its channel that it is an instance with a
-/// supervisor.
+/// Echo servers by address. The channel tells a server that it is an instance with a supervisor.
 static ECHOES: LazyLock<Mutex<HashMap<SocketAddr, mpsc::UnboundedSender<Supervised>>>> =
     LazyLock::new(Mutex::default);
 
@@ -478,7 +478,7 @@ struct Supervised {
     _record: InstanceClaim,
 }
 
-/// All echo servers share one thread.
+/// Runtime of all echo servers, on a single thread.
 fn instances() -> &'static Handle {
     static INSTANCES: LazyLock<Handle> = LazyLock::new(|| {
         let runtime = runtime();

@@ -1,4 +1,4 @@
-//! Instances that go away, one of two or the only one.
+//! Failing instances: one of two, or the only one.
 
 use super::node::{Echo, Node, Shim, know_one_another};
 use crate::support::load;
@@ -115,7 +115,7 @@ fn a_client_waits_while_there_is_no_descriptor_for_its_instance() {
 fn clients_queued_when_the_last_shim_leaves_wait_for_descriptors() {
     let (node, instance) = (Node::new(), Echo::new());
     let (a, mut clients) = frozen_without_descriptors(&node, &instance);
-    // The shim finds both signals when it wakes.
+    // The shim finds both signals on waking.
     a.running.signal(Signal::SIGTERM);
     a.running.signal(Signal::SIGCONT);
     a.running.logs("cannot accept, trying again");

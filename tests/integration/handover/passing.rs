@@ -47,7 +47,7 @@ fn clients_accepted_after_sigterm_outlive_the_shim() {
     a.running.logs("SIGTERM");
     let accepted = a.status().connections_total;
     let mut clients = clients(&node, &a, accepted + 4, 4);
-    // A offers the clients to B, which takes them when it wakes.
+    // A offers the clients to B. B takes them after waking.
     b.running.signal(Signal::SIGCONT);
     drop(first);
     for client in &mut clients {
@@ -209,9 +209,8 @@ fn a_sibling_that_is_full_takes_no_connection() {
     assert!(b.counted("take", "full") >= of_a, "{}", b.running.log());
 }
 
-/// A sibling hangs for less than its lease. The leaving shim waits for it with the offered clients
-/// and those behind them. A client that were relayed to the sibling's instance would end with the
-/// leaving shim.
+/// A sibling hangs for less than its lease. The leaving shim waits with all clients, offered or
+/// not: if it relayed a client to the sibling's instance, the client would end with the shim.
 #[test]
 fn a_shim_waits_for_a_sibling_that_hangs_as_long_as_its_lease_holds() {
     const CLIENTS: u64 = 60;

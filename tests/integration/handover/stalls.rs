@@ -127,11 +127,6 @@ fn outlive(what: &str, hangs: impl FnOnce(&Node)) {
     assert_eq!(read(&mut client, 4), b"more", "{what}");
     drop((client, instance));
     a.running.ends(0);
-    assert!(
-        !a.running.log().contains("connections are cut"),
-        "{what}: {}",
-        a.running.log()
-    );
     ping(&mut connect(node.listen), b"still served");
     drop(b);
 }

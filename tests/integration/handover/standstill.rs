@@ -79,7 +79,7 @@ fn stopped_with_one_that_is_well(node: &Node, ca: &Ca, options: &[&str]) -> (Api
 }
 
 /// Clients send whole ClientHellos and wait at the gate or at the stopped instance. The running
-/// instance answers all of them. The stopped instance gets clients again when it continues.
+/// instance answers every client. The stopped instance gets clients again after SIGCONT.
 #[test]
 fn all_clients_are_answered_while_one_instance_hangs() {
     const CLIENTS: usize = 40;
@@ -142,8 +142,8 @@ fn a_single_client_is_answered_while_one_instance_hangs() {
     });
 }
 
-/// A storm: an instance answers one client after the other. Even if its probe fails, its clients
-/// must not move to the sibling, since the storm would move, too.
+/// A storm: an instance is slow and answers its clients in turn. Even if the probe fails, the
+/// clients must not move to the sibling, since the storm would move, too.
 #[test]
 fn clients_of_a_slow_instance_stay_with_it() {
     // The product is twice the timeout.

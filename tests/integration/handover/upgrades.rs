@@ -54,10 +54,10 @@ fn clients(berth: SocketAddr, listeners: &[u64]) -> Vec<TcpStream> {
     clients
 }
 
-/// Asks a shim to leave, and stops its accepting thread and its sibling's, so that the shim closes
-/// its listener with [`QUEUED`] clients in the queue. Only the sibling can accept them, and each
-/// client must be served. Returns true if the leaving shim accepted none of them. It accepts some
-/// if it does not know yet that its sibling accepts.
+/// Asks a shim to leave, and stops the accepting threads of both shims, so that the shim closes its
+/// listener with [`QUEUED`] clients in the queue. Only the sibling can accept these clients, and
+/// each client must be served. Returns true if the leaving shim accepted none of them, as it does
+/// if it knows already that the sibling accepts.
 #[track_caller]
 fn switch(node: &Node, shim: &Shim, next: &Shim) -> bool {
     let listeners = node.listeners();
@@ -110,8 +110,8 @@ pub(crate) fn upgrades(programs: &[&Path], times: usize) {
     let mut instances = vec![Echo::new()];
     let mut shim = node.joined("i0", instances[0].address, OPTIONS);
     let (mut certain, mut switches, mut passed) = (vec![0; programs.len()], 0, 0);
-    // The first shim is alone, so it accepts these clients. Each later shim gets two clients when
-    // it is alone.
+    // The first shim is alone and accepts these clients. Each later shim gets two clients when it
+    // is alone.
     let clients = || (relayed_client(node.listen), served_client(node.listen));
     let (mut relayed, mut served) = clients();
     let load = load::start(node.listen, CLIENTS, PERIOD);

@@ -33,7 +33,7 @@ fn upgrades_of_berth_itself_lose_nothing() {
     let mut others = [VERSION - 1, VERSION + 1]
         .map(|version| (built(version), Some(version)))
         .to_vec();
-    // The last release, if there is one.
+    // The last release, if any.
     others.extend(std::env::var_os("BERTH_PREVIOUS").map(|previous| (previous.into(), None)));
     for (other, version) in &others {
         let known = [(own, Some(VERSION)), (other, *version)];
@@ -123,7 +123,7 @@ fn refused(path: &Path) -> String {
     }
 }
 
-/// Builds this berth with another version of its messages. A lower version leaves out the optional
+/// Builds berth with another version of its messages. A lower version leaves out the optional
 /// fields, a higher one sends unknown fields.
 fn built(version: u32) -> PathBuf {
     let (root, tmp) = (

@@ -31,8 +31,8 @@ use std::sync::{Arc, Mutex};
 /// a failure first.
 const AGAIN: usize = 3;
 
-/// Most calls of one name that are tried. If there are more, the first ones and others by the seed
-/// are tried.
+/// Most calls of one name that are tried. Of more calls, the first ones and some by the seed are
+/// tried.
 const REPEATS: usize = 12;
 const FIRST: usize = 2;
 

@@ -486,8 +486,8 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     // allowed, or reset in its queue, which a relay without replay cannot prevent.
     until(|| proxy.young() == 0 && proxy.on(its) <= STREAMS as usize).await;
     // The relay's fault and the old instance's stop must be farther apart than clients are behind,
-    // which can be far on a busy machine. If an instance reports nothing, judges believe that it
-    // ended the streams that ended around its stop.
+    // which can be far on a busy machine. If an instance reports nothing, judges believe that
+    // streams which ended around the stop were ended by the instance.
     until(|| done.elapsed() > LAG + 2 * scene.behind()).await;
     stop(old).await;
     // All clients see more of the new instance.
@@ -632,7 +632,7 @@ async fn changes_that_are_lost_or_told_twice_are_seen() {
     })
     .await;
     // Each watch and each informer misses one write and sees one twice. Each informer keeps one
-    // object that was removed.
+    // removed object.
     let lost = judge(&record, &plan, None).lost;
     assert_eq!(
         lost,

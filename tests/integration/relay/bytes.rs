@@ -31,7 +31,7 @@ fn one_byte_writes_both_ways() {
     }
 }
 
-/// Sends and receives at the same time, then ends.
+/// Sends and receives at the same time, then closes.
 fn talk(mut stream: TcpStream, mine: u64, theirs: u64) {
     let mut writer = stream.try_clone().unwrap();
     let writing = thread::spawn(move || {
@@ -134,7 +134,7 @@ fn large_and_small_messages_take_turns() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &[]);
-        // All instances send, and most block: the readers come one after the other.
+        // All instances send, and most block, since clients read one by one.
         let talks = (0..STREAMS).map(|_| {
             let (client, mut instance) = (shim.client(), backend.accept());
             let sending = thread::spawn(move || {

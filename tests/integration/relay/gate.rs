@@ -1,4 +1,4 @@
-//! Clients that the gate queues, and clients that it does not.
+//! Clients with and without a queue at the gate.
 
 use super::expect_answer;
 use crate::support::net::{

@@ -41,7 +41,7 @@ fn beyond_max_connections_clients_wait_in_the_backlog() {
 }
 
 /// A leaving shim closes its listener, and the close resets connections in the backlog. So the shim
-/// must leave no client there.
+/// must first accept them.
 #[test]
 fn a_client_in_the_backlog_of_a_leaving_shim_is_served() {
     for threads in THREADS {

@@ -10,7 +10,7 @@ const OLD: &str = "v1.35.4-judged";
 
 /// A node whose apiserver has an API, and its cluster.
 struct Judged {
-    /// Declared first, so that the kubelet ends before the directories that it reads are removed.
+    /// Declared first, so that the kubelet ends before the directories of the node are removed.
     kubelet: Option<Kubelet>,
     node: Node,
     cluster: Cluster,
