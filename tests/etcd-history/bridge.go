@@ -13,24 +13,24 @@ import (
 	"time"
 )
 
-// A `berth bridge` and what it is for: a kube-apiserver that is none, and etcd.
+// A `berth bridge` between a stand-in for a kube-apiserver and etcd.
 type bridge struct {
 	berth, directory, work string
 	apiserver              *process
 	command                string
 	certificates           certificates
-	// COMMAND runs for as long as the bridge does; without, `berth bridge start`.
+	// True if the bridge runs a COMMAND. False for `berth bridge start`.
 	commanding bool
 	caller     *process
-	// Removed when COMMAND is to end.
+	// A file that is removed when COMMAND is to end.
 	held  string
 	relay atomic.Value
 	count int
-	// The process that SIGSTOP was for.
+	// The pid that SIGSTOP was sent to.
 	hung int
 }
 
-// Times that no option sets are divided by this, and so are kubeadm's.
+// Divisor of times that no option sets, and of kubeadm's times.
 const speedup = 10
 
 // startAPIServer runs the stand-in, which a bridge copies.
@@ -49,7 +49,8 @@ func (b *bridge) startAPIServer() {
 	b.apiserver = start("kube-apiserver", filepath.Join(b.work, "apiserver.log"), argv...)
 }
 
-// begin starts a bridge, again until there is one: the etcd may be slow to answer after what was done to it.
+// begin starts a bridge, and repeats the start until a bridge runs. After a fault, etcd may be slow
+// to answer.
 func (b *bridge) begin(commanding bool) error {
 	b.commanding = commanding
 	b.count++
@@ -101,7 +102,7 @@ func (b *bridge) status() (found status) {
 	return found
 }
 
-// isOn tells whether it holds the port, and COMMAND runs if there is one.
+// isOn returns true if the bridge holds the port, and COMMAND runs if there is one.
 func (b *bridge) isOn() bool {
 	status := b.status()
 	return status.Step == "hold" && status.Etcd != nil && (!b.commanding || status.Command)
@@ -109,7 +110,7 @@ func (b *bridge) isOn() bool {
 
 func (b *bridge) pid() int { return b.status().Pid }
 
-// findRelay is where the temporary kube-apiserver dials etcd.
+// findRelay returns the address at which the temporary kube-apiserver dials etcd.
 func (b *bridge) findRelay() string {
 	for _, other := range with("--stand-in=true") {
 		if to, err := url.Parse(other.value("--etcd-servers")); err == nil && to.Host != own {
@@ -119,7 +120,7 @@ func (b *bridge) findRelay() string {
 	return ""
 }
 
-// path is that of the temporary kube-apiserver.
+// path returns the way of the temporary kube-apiserver to etcd.
 func (b *bridge) path() path {
 	return path{"relay", "", func() string {
 		to, _ := b.relay.Load().(string)
@@ -130,7 +131,7 @@ func (b *bridge) path() path {
 	}}
 }
 
-// kill ends the bridge by SIGKILL, and COMMAND with it.
+// kill ends the bridge by SIGKILL, and COMMAND, too.
 func (b *bridge) kill() {
 	if pid := b.pid(); pid > 0 {
 		note("bridge (%d) gets SIGKILL", pid)
@@ -149,11 +150,11 @@ func (b *bridge) letCommandEnd() {
 	}
 }
 
-// end ends it as an operator does. What dialled its relay dials own etcd then.
+// end ends the bridge as an operator does. Connections to its relay then go to the node's etcd.
 func (b *bridge) end() error {
 	defer b.relay.Store(own)
 	if b.commanding {
-		// What COMMAND is for.
+		// COMMAND restarts the kube-apiserver.
 		b.apiserver.kill()
 		b.startAPIServer()
 		_ = os.Remove(b.held)
@@ -162,7 +163,7 @@ func (b *bridge) end() error {
 		case <-time.After(90 * time.Second):
 			return fmt.Errorf("the bridge did not end within 90 s of COMMAND's end")
 		}
-		// It may still drain connections to the temporary kube-apiserver.
+		// The bridge may still drain connections to the temporary kube-apiserver.
 		_ = exec.Command(b.berth, "bridge", "end", "--now", "--state-dir", b.directory).Run()
 		return nil
 	}

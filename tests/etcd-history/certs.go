@@ -15,13 +15,13 @@ import (
 	"time"
 )
 
-// Files of one certificate authority and one certificate, which servers and clients share.
+// Files of a certificate authority and a certificate that servers and clients share.
 type certificates struct {
 	ca, certificate, key string
 	config               *tls.Config
 }
 
-// makeCertificates issues a certificate for these addresses.
+// makeCertificates issues a certificate for the addresses.
 func makeCertificates(directory string, addresses ...string) certificates {
 	files := certificates{
 		ca: filepath.Join(directory, "ca.crt"), certificate: filepath.Join(directory, "all.crt"), key: filepath.Join(directory, "all.key"),
@@ -49,7 +49,7 @@ func makeCertificates(directory string, addresses ...string) certificates {
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(must(os.ReadFile(files.ca)))
 	pair := must(tls.LoadX509KeyPair(files.certificate, files.key))
-	// All servers have the certificate of 127.0.0.1, wherever they listen.
+	// All servers have the certificate of 127.0.0.1, at any address.
 	files.config = &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}, ServerName: "127.0.0.1"}
 	return files
 }

@@ -16,10 +16,11 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
-// What was found wrong, by kind: linearizability, lost writes, revisions that go back, watches, a directory that does not open.
+// Violations by kind: linearizability, lost writes, revisions that go back, watches, a directory
+// that does not open.
 type verdict struct {
 	violations []string
-	// Of writes: acknowledged, and of those gone.
+	// Number of acknowledged writes, and how many of them are gone.
 	writes, gone int
 	operations   int
 	unknown      int
@@ -29,7 +30,7 @@ func (v *verdict) wrong(format string, arguments ...any) {
 	v.violations = append(v.violations, fmt.Sprintf(format, arguments...))
 }
 
-// A key as the model has it.
+// A key's state in the model.
 type cell struct {
 	value    string
 	modified int64
@@ -70,7 +71,7 @@ var model = porcupine.Model{
 	DescribeState: func(state any) string { return fmt.Sprintf("%+v", state) },
 }
 
-// judge looks at a whole history. It knows nothing of who served when.
+// judge checks a whole history, without knowledge of which etcd served when.
 func (h *history) judge(directory string) *verdict {
 	h.lock.Lock()
 	defer h.lock.Unlock()
@@ -95,7 +96,8 @@ func (h *history) judge(directory string) *verdict {
 	return result
 }
 
-// merge puts the watches' events together: each has every revision once, in order, but for what was compacted, and all agree.
+// merge combines the watches' events. Each watch has every revision once, in order, except
+// compacted ones, and all watches agree.
 func (h *history) merge(result *verdict) map[int64]event {
 	events := map[int64]event{}
 	for _, seen := range h.watches {
@@ -115,7 +117,8 @@ func (h *history) merge(result *verdict) map[int64]event {
 	return events
 }
 
-// revisions checks that the store's revision, over all clients, never goes back in real time, and that no two writes share one.
+// revisions checks that over all clients the store's revision never goes back in real time, and
+// that no two writes share a revision.
 func (h *history) revisions(result *verdict) {
 	byCall, byReturn := slices.Clone(h.operations), slices.Clone(h.operations)
 	byCall = slices.DeleteFunc(byCall, func(did operation) bool { return did.Error != "" })
@@ -176,8 +179,9 @@ func (h *history) writesAreThere(events map[int64]event, result *verdict) {
 	}
 }
 
-// resolved leaves out requests of unknown outcome that nobody saw the effect of. Of the others it knows the revision, and that they
-// took effect before somebody saw it: without that each would stay open to the end, and the search would not end.
+// resolved leaves out requests of unknown outcome if no client saw an effect. For other requests of
+// unknown outcome it fills in the revision, and an end before the first client saw the effect. With
+// such requests open until the end, the search would not terminate.
 func (h *history) resolved(events map[int64]event, result *verdict) []operation {
 	type sight struct{ revision, at int64 }
 	sights := map[string]sight{}
@@ -224,7 +228,8 @@ func (h *history) dump(path string) {
 	}
 }
 
-// reopened checks a data directory whose etcd serves alone: all that was acknowledged is there. Its reads become part of the history.
+// reopened checks a data directory whose etcd serves alone: every acknowledged write is there. The
+// reads become part of the history.
 func (h *history) reopened(e *etcd, result *verdict) {
 	connection := connectTo(own, e.certificates)
 	defer connection.Close()
@@ -258,7 +263,7 @@ func (h *history) reopened(e *etcd, result *verdict) {
 	}
 }
 
-// missing returns the ledger's acknowledged writes that are not in the store as they were written.
+// missing returns the ledger's acknowledged writes that the store lacks or has with another value.
 func missing(all []operation, there map[string]cell) (gone []operation, acknowledged int) {
 	for _, did := range all {
 		if !did.writes() || !strings.HasPrefix(did.Key, ledger) {
@@ -288,7 +293,7 @@ func readLedger(e *etcd) (map[string]cell, int64, error) {
 	return there, answer.Header.Revision, nil
 }
 
-// checkDatabase has bbolt look at each page of a database that nobody has open.
+// checkDatabase checks each page of a closed database with bbolt.
 func checkDatabase(data string, result *verdict) {
 	database, err := bolt.Open(filepath.Join(data, "member/snap/db"), 0o600, &bolt.Options{ReadOnly: true, Timeout: 5 * time.Second})
 	if err != nil {

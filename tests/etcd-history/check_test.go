@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// sound is a small history that nothing is wrong with: a write of unknown outcome that took effect, one that did not, a swap that
-// succeeded and one that did not.
+// sound returns a small history without a violation: writes of unknown outcome with and without an
+// effect, and swaps that succeeded and failed.
 func sound() *history {
 	return &history{first: 10, operations: []operation{
 		{Client: 0, Kind: put, Key: "k/0", Value: "a", Call: 1, Return: 2, Revision: 11},

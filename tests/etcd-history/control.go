@@ -10,17 +10,18 @@ import (
 	"time"
 )
 
-// Changes of hands within which the control must be found.
+// Number of changes of hands within which the control must show a violation.
 const soon = 20
 
-// How long calls in flight have until the connections of an etcd that stops are ended, as under a bridge.
+// Time for calls in flight before the connections of a stopping etcd are ended, as under a bridge.
 const grace = 300 * time.Millisecond
 
-// Where the waiting etcd listens, and where the control's relay does.
+// Addresses of the waiting etcd and of the control's relay.
 const waiting, relayed = "127.0.0.5:2379", "127.0.0.3:2379"
 
-// control makes the same history without a bridge, in the way that is not safe: a second etcd waits inside etcd for the lock on the
-// database, and own is stopped about the time of a defragmentation. It tells whether the judgement finds that.
+// control makes the same history in an unsafe way, without a bridge: a second etcd waits for the
+// lock on the database, and the node's etcd is stopped around a defragmentation. It returns true if
+// the judgement finds violations.
 func (s *settings) control() bool {
 	files := makeCertificates(s.work, "127.0.0.1")
 	template := s.template(s.etcds[0], files)
@@ -55,7 +56,7 @@ func (s *settings) control() bool {
 	return true
 }
 
-// unsafeChange is one absence of own etcd, and returns what was found afterwards.
+// unsafeChange stops the node's etcd once, and returns the violations.
 func (s *stage) unsafeChange(relay *relay) []string {
 	argv := s.etcd.argv(waiting, "127.0.0.5:2380", "127.0.0.5:2381")
 	log := filepath.Join(s.bridge.work, "waiting.log")
@@ -73,7 +74,7 @@ func (s *stage) unsafeChange(relay *relay) []string {
 	wait()
 	served := await(30*time.Second, func() bool {
 		if !other.runs() {
-			// As a bridge does: it is started again after a second.
+			// Restart after a second, as a bridge does.
 			time.Sleep(time.Second)
 			other = start("waiting etcd", log, argv...)
 		}
@@ -106,7 +107,7 @@ func (s *stage) unsafeChange(relay *relay) []string {
 	return result.violations
 }
 
-// A relay of bytes to whoever serves.
+// A relay of bytes to the serving etcd.
 type relay struct {
 	lock sync.Mutex
 	to   string
@@ -127,7 +128,7 @@ func newRelay(at string) *relay {
 	return made
 }
 
-// route gives new connections to an address, and ends all others. "" holds them.
+// route sends new connections to an address, and ends all others. "" holds connections.
 func (r *relay) route(to string) {
 	r.lock.Lock()
 	defer r.lock.Unlock()

@@ -17,19 +17,20 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// own is where the node's etcd listens. A dial from 127.0.0.1 is steered by a bridge; one from another address is not.
+// own is the address of the node's etcd. A bridge steers dials from 127.0.0.1, and no dials from
+// other addresses.
 const own = "127.0.0.1:2379"
 
-// The node's etcd, and what stands for its kubelet.
+// The node's etcd, with a stand-in for its kubelet.
 type etcd struct {
 	program, version, data, log string
 	certificates                certificates
-	// Without fsync(2).
+	// True if etcd runs without fsync(2).
 	unsafe  bool
 	process *process
 }
 
-// argv is the command line with these addresses of clients, peers and metrics.
+// argv returns the command line with addresses for clients, peers and metrics.
 func (e *etcd) argv(clients, peers, metrics string) []string {
 	argv := []string{
 		e.program, "--name=history", "--data-dir=" + e.data,
@@ -50,11 +51,11 @@ func (e *etcd) start() {
 	note("own etcd starts: %d", e.process.pid())
 }
 
-// serves tells whether it answers, asked past the steering.
+// serves returns true if the node's etcd answers. The request bypasses the steering.
 func (e *etcd) serves() bool { return e.process.runs() && answers(own, e.certificates) }
 
-// awaitServing waits as the kubelet does: what ends is started again. It fails when no start within the limit led to an answer, and gives
-// one that does not end four times as long: it is slow.
+// awaitServing waits like the kubelet, which starts an ended etcd again. It fails if no start
+// within the limit led to an answer. A slow etcd that does not end gets four times the limit.
 func (e *etcd) awaitServing(limit time.Duration) error {
 	restarts, began := 0, time.Now()
 	serves := func() bool {
@@ -72,7 +73,7 @@ func (e *etcd) awaitServing(limit time.Duration) error {
 		lastWords(e.log))
 }
 
-// temporary is the other etcd of the same data directory, found in /proc.
+// temporary returns the other etcd of the same data directory, found in /proc.
 func (e *etcd) temporary() (seen, bool) {
 	for _, other := range with("--data-dir=" + e.data) {
 		if e.process == nil || other.pid != e.process.pid() {
@@ -82,7 +83,7 @@ func (e *etcd) temporary() (seen, bool) {
 	return seen{}, false
 }
 
-// temporaryServes tells whether the other etcd answers, dialled where it listens.
+// temporaryServes returns true if the temporary etcd answers at its own address.
 func (e *etcd) temporaryServes() bool {
 	other, found := e.temporary()
 	if !found {
@@ -101,7 +102,7 @@ func (e *etcd) signalTemporary(signal syscall.Signal) bool {
 	return found
 }
 
-// lastWords are the end of a log.
+// lastWords returns the end of a log.
 func lastWords(log string) string {
 	text, _ := os.ReadFile(log)
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
@@ -114,7 +115,7 @@ func lastWords(log string) string {
 	return last[:min(len(last), 400)]
 }
 
-// dial connects to an address, from another one if that is given.
+// dial connects to an address, from a source address if given.
 func dial(ctx context.Context, from, to string) (net.Conn, error) {
 	dialer := net.Dialer{Timeout: 2 * time.Second}
 	if from != "" {
@@ -123,7 +124,7 @@ func dial(ctx context.Context, from, to string) (net.Conn, error) {
 	return dialer.DialContext(ctx, "tcp", to)
 }
 
-// connect is a lazy connection; `address` is asked at each dial.
+// connect returns a lazy connection. `address` is called at each dial.
 func connect(config *tls.Config, from string, address func() string) *grpc.ClientConn {
 	return must(grpc.NewClient("passthrough:///etcd",
 		grpc.WithTransportCredentials(credentials.NewTLS(config)),
@@ -131,18 +132,18 @@ func connect(config *tls.Config, from string, address func() string) *grpc.Clien
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30)),
 		grpc.WithDisableRetry(),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			// A client that comes back at once sees more of a change of hands.
+			// A client that reconnects at once sees more of a change of hands.
 			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond},
 			MinConnectTimeout: 2 * time.Second,
 		})))
 }
 
-// connectTo connects to one address, from one that is not steered.
+// connectTo connects to an address, from a source address that is not steered.
 func connectTo(address string, files certificates) *grpc.ClientConn {
 	return connect(files.client(), "127.0.0.2", func() string { return address })
 }
 
-// answers tells whether an etcd has opened its data: until then it answers nothing.
+// answers returns true if an etcd has opened its data. Before, etcd answers nothing.
 func answers(address string, files certificates) bool {
 	connection := connectTo(address, files)
 	defer connection.Close()
@@ -152,7 +153,7 @@ func answers(address string, files certificates) bool {
 	return err == nil
 }
 
-// defragment asks whoever is reached at etcd's address for a defragmentation.
+// defragment requests a defragmentation from the etcd at the connection's address.
 func defragment(connection *grpc.ClientConn) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -161,7 +162,7 @@ func defragment(connection *grpc.ClientConn) {
 	note("defragmentation after %s: %v", time.Since(began).Round(time.Millisecond), err)
 }
 
-// compact removes the revisions that are older than the last few.
+// compact removes all revisions but the last few.
 func compact(connection *grpc.ClientConn, keep int64) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

@@ -1,16 +1,16 @@
-// Command etcd-history makes a history of etcd under a bridge, and has it judged. See scripts/etcd-history.sh and
-// scripts/etcd-power.sh, which run it in namespaces of its own.
+// Command etcd-history makes a history of etcd under a bridge, and judges the history.
+// scripts/etcd-history.sh and scripts/etcd-power.sh run it in namespaces of their own.
 //
 //	certs.go    certificates
 //	standin.go  the kube-apiserver that a bridge copies
-//	proc.go     processes, and what /proc tells of others
-//	etcd.go     the node's etcd, and requests that no client of the history makes
+//	proc.go     processes, and facts about other processes from /proc
+//	etcd.go     the node's etcd, and requests outside of the history
 //	bridge.go   `berth bridge`
-//	record.go   clients, and what they record
-//	check.go    the judgement: porcupine, watches, revisions, what is there in the end
-//	run.go      changes of hands, and what is done to them
-//	control.go  the same without a bridge: another etcd waits for the lock
-//	power.go    copies of the disk at moments of a change of hands
+//	record.go   clients and their records
+//	check.go    the judgement: porcupine, watches, revisions, the store in the end
+//	run.go      changes of hands, and faults
+//	control.go  the control without a bridge: a second etcd waits for the lock
+//	power.go    copies of the disk during a change of hands
 package main
 
 import (
@@ -23,7 +23,7 @@ import (
 	"time"
 )
 
-// An address of the node that is not of loopback.
+// A node address other than loopback.
 const nodeAddress = "10.77.0.1"
 
 var (
@@ -31,7 +31,7 @@ var (
 	notes    *os.File
 )
 
-// note writes a line of what happens beside the clients.
+// note writes a line about an event outside of the clients.
 func note(format string, arguments ...any) {
 	noteLock.Lock()
 	defer noteLock.Unlock()

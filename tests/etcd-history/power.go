@@ -11,18 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the disk had at one moment, and what had been acknowledged before.
+// A copy of the disk at one moment.
 type diskCopy struct {
 	image string
-	// Of the history's operations, those recorded by then.
+	// Number of operations in the history at that moment.
 	count int
-	// Since own etcd began to stop, or to come back.
+	// Time since the node's etcd began to stop or to start.
 	after time.Duration
 	what  string
 }
 
-// power makes changes of hands on a file system in an image, copies the image by reflink at moments of them, and lets own etcd open each
-// copy alone. It tells whether every copy has all that was acknowledged before it was taken. In the control etcd does not sync.
+// power makes changes of hands on a file system in an image, and copies the image by reflink in
+// their course. Then the node's etcd opens each copy alone. It returns true if every copy has every
+// write that was acknowledged before. In the control, etcd does not sync.
 func (s *settings) power() bool {
 	ok, files := true, makeCertificates(s.work, "127.0.0.1")
 	for number, program := range s.etcds {
@@ -34,7 +35,7 @@ func (s *settings) power() bool {
 
 func (s *settings) powerOf(number int, program string, copies int, files certificates) bool {
 	stage := s.newStage(number, program, "", files)
-	// Everything that etcd writes lies in the image, which is mounted here.
+	// The image is mounted here, and has all of etcd's files.
 	stage.etcd.data = filepath.Join(s.mount, fmt.Sprintf("etcd-%d", number))
 	stage.etcd.unsafe = s.unsafe
 	defer stage.admin.Close()
@@ -119,7 +120,7 @@ func (s *settings) powerOf(number int, program string, copies int, files certifi
 	return len(found) == 0
 }
 
-// copyLater takes one copy at a random moment of the change of hands that begins.
+// copyLater makes a copy at a random moment of the change of hands that begins.
 func (s *stage) copyLater(taken *[]diskCopy, what string, since int64) (wait func()) {
 	return s.later(1500*time.Millisecond, func() {
 		image := fmt.Sprintf("%s.%d", s.image, len(*taken))
@@ -133,7 +134,7 @@ func (s *stage) copyLater(taken *[]diskCopy, what string, since int64) (wait fun
 	})
 }
 
-// clone copies a file by reflink: at one moment, however much is in it.
+// clone copies a file by reflink: at one moment, whatever its size.
 func clone(from, to string) error {
 	source, err := os.Open(from)
 	if err != nil {
@@ -148,7 +149,8 @@ func clone(from, to string) error {
 	return unix.IoctlFileClone(int(target.Fd()), int(source.Fd()))
 }
 
-// open mounts a copy and starts own etcd on it, alone. It returns how many of the writes that were acknowledged before are gone.
+// open mounts a copy and starts the node's etcd on it, alone. It returns how many of the
+// acknowledged writes are gone.
 func (s *stage) open(one diskCopy) (gone int, err error) {
 	at := filepath.Join(s.bridge.work, "copy")
 	check(os.MkdirAll(at, 0o700))

@@ -17,7 +17,7 @@ import (
 type process struct {
 	name    string
 	command *exec.Cmd
-	// Closed when it has ended.
+	// Closed when the process has ended.
 	ended chan struct{}
 }
 
@@ -26,7 +26,7 @@ var (
 	started     []*process
 )
 
-// start runs a program whose output is appended to a log.
+// start runs a program and appends its output to a log.
 func start(name, log string, argv ...string) *process {
 	file := must(os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))
 	command := exec.Command(argv[0], argv[1:]...)
@@ -86,7 +86,7 @@ func (p *process) kill() {
 	}
 }
 
-// endAll ends what is left of this program's children.
+// endAll ends the remaining children of this program.
 func endAll() {
 	startedLock.Lock()
 	all := slices.Clone(started)
@@ -103,7 +103,7 @@ type seen struct {
 	argv []string
 }
 
-// value is what the last occurrence of a flag has.
+// value returns the value of a flag's last occurrence.
 func (s seen) value(flag string) string {
 	found := ""
 	for at, argument := range s.argv {
@@ -133,7 +133,8 @@ func with(argument string) []seen {
 	return found
 }
 
-// Files of a process that are in a directory, as the kernel names them: " (deleted)" at the end if no name leads to one.
+// openIn returns the open files of a process in a directory, by the kernel's names: " (deleted)" at
+// the end means that no name leads to the file.
 func openIn(pid int, directory string) []string {
 	var found []string
 	for _, path := range must(filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))) {
@@ -144,8 +145,8 @@ func openIn(pid int, directory string) []string {
 	return found
 }
 
-// await polls until a condition holds, and tells whether it did within the limit. Time in which this program itself was not run does
-// not count: what it waits for was not run either.
+// await polls until a condition holds, and returns false after the limit. Time in which this
+// program did not run does not count, since the awaited processes did not run either.
 func await(limit time.Duration, holds func() bool) bool {
 	const nap, counts = 50 * time.Millisecond, time.Second
 	for waited := time.Duration(0); waited < limit; {

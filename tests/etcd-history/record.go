@@ -19,13 +19,14 @@ const (
 	swap  = "compare-and-swap"
 	keys  = 8
 	reads = "k/"
-	// Keys of the ledger are written once and never again, so each that was acknowledged must be there in the end.
+	// Prefix of keys that are written once and never again, so that each acknowledged key must be
+	// there in the end.
 	ledger = "ledger/"
-	// After so long the outcome of a request is unknown.
+	// Time after which the outcome of a request is unknown.
 	patience = 4 * time.Second
 )
 
-// One request of one client. Times are monotonic, in nanoseconds since this program began.
+// A request of a client. Times are monotonic, in nanoseconds since the start of this program.
 type operation struct {
 	Client  int    `json:"client"`
 	Kind    string `json:"kind"`
@@ -35,14 +36,14 @@ type operation struct {
 	Call    int64  `json:"call"`
 	Return  int64  `json:"return"`
 	Error   string `json:"error,omitempty"`
-	// What was answered: the store's revision, and the key as it was found (get, and a swap that did not succeed).
+	// The answer: the store's revision, and the key's value (for a get, and for a swap that failed).
 	Revision  int64  `json:"revision,omitempty"`
 	Succeeded bool   `json:"succeeded,omitempty"`
 	Found     string `json:"found,omitempty"`
 	Modified  int64  `json:"modified,omitempty"`
 }
 
-// writes tells whether the operation changed the store.
+// writes returns true if the operation changed the store.
 func (o operation) writes() bool {
 	return o.Error == "" && (o.Kind == put || o.Kind == swap && o.Succeeded)
 }
@@ -55,7 +56,7 @@ type event struct {
 	At       int64  `json:"at"`
 }
 
-// What one watch delivered, and the revisions that a compaction removed before they were delivered.
+// The events of a watch, and the revisions that a compaction removed before their delivery.
 type watched struct {
 	name   string
 	events []event
@@ -63,15 +64,15 @@ type watched struct {
 	broken []string
 }
 
-// A history is all that clients saw of one data directory.
+// A history is everything that clients saw of one data directory.
 type history struct {
 	lock       sync.Mutex
 	operations []operation
 	watches    []*watched
 	first      int64
-	// Nothing is recorded after this time, if it is given.
+	// Time after which nothing is recorded. 0 for no limit.
 	ended int64
-	// What an event beside the clients was, for the words about a pause.
+	// Events outside of the clients, to explain a pause.
 	marks []mark
 }
 
@@ -92,7 +93,8 @@ func (h *history) add(done operation) {
 	}
 }
 
-// endAt lets the history end: what comes later is another store's. What watches had not got by then is not theirs to get any more.
+// endAt ends the history: later operations belong to another store. Watches need not get later
+// events either.
 func (h *history) endAt(at int64) {
 	h.lock.Lock()
 	defer h.lock.Unlock()
@@ -114,7 +116,7 @@ func (h *history) mark(format string, arguments ...any) {
 	h.lock.Unlock()
 }
 
-// acknowledged counts operations that were called after a time and succeeded.
+// acknowledged counts successful operations that were called after a time.
 func (h *history) acknowledged(since int64) int {
 	h.lock.Lock()
 	defer h.lock.Unlock()
@@ -127,21 +129,21 @@ func (h *history) acknowledged(since int64) int {
 	return count
 }
 
-// Clients of one history.
+// Clients of a history.
 type clients struct {
 	history *history
 	seed    int64
-	// Where they dial.
+	// Ways to etcd that the clients use.
 	paths  []path
 	stop   context.CancelFunc
 	paused atomic.Bool
 	group  sync.WaitGroup
 	watch  sync.WaitGroup
-	// Watches end when they have this revision.
+	// Watches end at this revision.
 	last atomic.Int64
 }
 
-// A way to etcd: from what address, and to which one at this time.
+// A way to etcd: a source address, and a function that returns the current address of etcd.
 type path struct {
 	name, from string
 	to         func() string
@@ -167,7 +169,8 @@ func startClients(h *history, files certificates, seed int64, paths ...path) *cl
 	return all
 }
 
-// operate is one client: two of eight write the ledger, the others read, write and swap a few keys.
+// operate runs a client. Two of eight clients write the ledger, and six read, write and swap a few
+// keys.
 func (c *clients) operate(ctx context.Context, number int, dial func() *grpc.ClientConn) {
 	random := rand.New(rand.NewSource(c.seed + int64(number)))
 	connection := dial()
@@ -196,7 +199,7 @@ func (c *clients) operate(ctx context.Context, number int, dial func() *grpc.Cli
 		c.history.add(done)
 		switch {
 		case done.Error != "":
-			// A connection that a hung server has is left for a new one.
+			// After a request without an answer, the client leaves the connection to the hanging server.
 			if done.Return-done.Call >= int64(patience) {
 				connection.Close()
 				connection = dial()
@@ -211,7 +214,7 @@ func (c *clients) operate(ctx context.Context, number int, dial func() *grpc.Cli
 	}
 }
 
-// perform sends one request, once, and records what came of it.
+// perform sends a request once, and records the result.
 func perform(connection *grpc.ClientConn, wanted operation) operation {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -261,7 +264,7 @@ func perform(connection *grpc.ClientConn, wanted operation) operation {
 	return wanted
 }
 
-// follow is one client that watches all keys, and resumes after the last event that it got, as client-go does.
+// follow runs a client that watches all keys, and resumes after its last event, as client-go does.
 func (c *clients) follow(seen *watched, dial func() *grpc.ClientConn) {
 	next := c.history.first + 1
 	for c.last.Load() == 0 || next <= c.last.Load() {
@@ -274,7 +277,7 @@ func (c *clients) follow(seen *watched, dial func() *grpc.ClientConn) {
 
 // once watches on one stream, and returns the next revision to ask for.
 func (c *clients) once(seen *watched, connection *grpc.ClientConn, next int64) int64 {
-	// Without events for so long it is asked anew: a server that hangs does not end its streams.
+	// After a silence, the watch is started again: a hanging server does not end its streams.
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	silence := time.AfterFunc(patience, cancel)
@@ -324,7 +327,8 @@ func (c *clients) pause() {
 	time.Sleep(patience + 200*time.Millisecond)
 }
 
-// end stops the clients, and waits until the watches have the last revision, which is asked for once more.
+// end stops the clients, and waits until the watches have the last revision, which is requested
+// once more.
 func (c *clients) end(last int64, limit time.Duration) {
 	c.stop()
 	c.group.Wait()

@@ -19,30 +19,31 @@ import (
 	"google.golang.org/grpc"
 )
 
-// How long a change of hands may take before it counts as none: with what is hung on purpose some take 20 s.
+// Longest change of hands. With processes that hang on purpose, some take 20 s.
 const longest = 45 * time.Second
 
-// kubeadm takes etcd for failed after 150 s, and copies its backup back.
+// kubeadm regards etcd as failed after 150 s, and copies its backup back.
 const kubeadmWaits = 150 * time.Second / speedup
 
-// kubeadm asks an etcd that often: what serves for that long is well for it, and a bridge counts its absence anew.
+// Interval of kubeadm's checks of etcd. If etcd serves for the interval, kubeadm regards it as
+// healthy, and a bridge counts the next absence anew.
 const kubeadmAsks = 15 * time.Second / speedup
 
-// One data directory, its etcd, bridges and clients.
+// A data directory with its etcd, bridges and clients.
 type stage struct {
 	*settings
 	etcd    *etcd
 	bridge  *bridge
 	history *history
 	clients *clients
-	// As an administrator on the node dials.
+	// A connection like an administrator's on the node.
 	admin   *grpc.ClientConn
 	random  *rand.Rand
 	changes int
 	wrong   []string
-	// How often an etcd had a database that no name leads to.
+	// How often an etcd had a database without a name.
 	nameless atomic.Int64
-	// Absences of own in which the temporary etcd did not serve.
+	// Absences of the node's etcd in which the temporary etcd did not serve.
 	unserved []string
 }
 
@@ -56,7 +57,8 @@ type totals struct {
 	faults                                                          map[string]int
 }
 
-// history is the whole run: data directories one after the other, with each version of etcd in turn.
+// history makes a whole run: data directories one after the other, with each version of etcd in
+// turn.
 func (s *settings) history() bool {
 	began := time.Now()
 	all := totals{pauses: map[string][]time.Duration{}, faults: map[string]int{}}
@@ -108,7 +110,8 @@ func (t *totals) print(what string, seed int64) {
 	}
 }
 
-// template makes a data directory with this much in it, which each stage copies: defragmentation takes as long as on a node.
+// template makes a data directory of the given size, which each stage copies, so that a
+// defragmentation takes as long as on a node.
 func (s *settings) template(program string, files certificates) string {
 	directory := filepath.Join(s.work, fmt.Sprintf("template-%s", versionOf(program)))
 	e := &etcd{
@@ -129,7 +132,7 @@ func (s *settings) template(program string, files certificates) string {
 	return directory
 }
 
-// named is a program under the name that a bridge knows etcd by.
+// named returns a link to a program with the name by which a bridge recognizes etcd.
 func (s *settings) named(program string) string {
 	directory := filepath.Join(s.work, "program-"+versionOf(program))
 	check(os.MkdirAll(directory, 0o700))
@@ -163,7 +166,7 @@ func (s *settings) newStage(number int, program, template string, files certific
 	return stage
 }
 
-// run makes this many changes of hands, and judges them.
+// run makes a number of changes of hands, and judges the history.
 func (s *stage) run(changes int, all *totals, began time.Time) {
 	work := s.bridge.work
 	s.etcd.start()
@@ -178,7 +181,7 @@ func (s *stage) run(changes int, all *totals, began time.Time) {
 	go all.watchMachine(watching)
 	go s.watchFiles(watching)
 	time.Sleep(300 * time.Millisecond)
-	// kubeadm's backup comes last: what it takes back no etcd can keep.
+	// kubeadm's backup comes last: no etcd can keep the writes that kubeadm takes back.
 	kubeadm := changes > 4 && !s.calm && s.random.Intn(2) == 0
 	for s.changes < changes && len(s.wrong) == 0 && time.Since(began) < s.limit {
 		from := now()
@@ -232,7 +235,7 @@ func (s *stage) run(changes int, all *totals, began time.Time) {
 	}
 }
 
-// kindOf tells apart what makes a pause long.
+// kindOf classifies a change by the faults that make its pause long.
 func kindOf(faults []string) string {
 	has := func(words ...string) bool {
 		return slices.ContainsFunc(faults, func(fault string) bool {
@@ -252,7 +255,7 @@ func kindOf(faults []string) string {
 	return "nothing else"
 }
 
-// watchFiles counts how often an etcd was seen, for half a second, with a database that no name leads to.
+// watchFiles counts how often an etcd had a database without a name for half a second.
 func (s *stage) watchFiles(ctx context.Context) {
 	row := map[int]int{}
 	for ctx.Err() == nil {
@@ -270,7 +273,8 @@ func (s *stage) watchFiles(ctx context.Context) {
 	}
 }
 
-// watchMachine measures by how much this program itself is late: where that is a second, pauses are the machine's.
+// watchMachine measures how late this program itself is. If it is late by a second, pauses come
+// from the machine.
 func (t *totals) watchMachine(ctx context.Context) {
 	const nap = 20 * time.Millisecond
 	for ctx.Err() == nil {
@@ -282,7 +286,7 @@ func (t *totals) watchMachine(ctx context.Context) {
 	}
 }
 
-// revision is that of the store, past the steering.
+// revision returns the store's revision, past the steering.
 func (s *stage) revision() int64 {
 	connection := connectTo(own, s.etcd.certificates)
 	defer connection.Close()
@@ -293,7 +297,8 @@ func (s *stage) revision() int64 {
 	return did.Revision
 }
 
-// finish ends clients and the bridge. Then own etcd is started alone, and has all that was acknowledged.
+// finish ends the clients and the bridge. Then it starts the node's etcd alone, which has every
+// acknowledged write.
 func (s *stage) finish(result *verdict) {
 	if err := s.bridge.end(); err != nil {
 		result.wrong("bridge: %v", err)
@@ -315,7 +320,7 @@ func (s *stage) finish(result *verdict) {
 	s.etcd.process.stop()
 }
 
-// pause is the longest time in which no client was answered.
+// pause returns the longest time in which no client was answered.
 func (h *history) pause(from, to int64) time.Duration {
 	h.lock.Lock()
 	defer h.lock.Unlock()
@@ -339,7 +344,7 @@ func (s *stage) between(least, most time.Duration) time.Duration {
 
 func (s *stage) one(in int) bool { return !s.calm && s.random.Intn(in) == 0 }
 
-// kind draws what is done; without faults that is this one.
+// kind draws a fault. Without faults, it returns `calm`.
 func (s *stage) kind(of, calm int) int {
 	if s.calm {
 		return calm
@@ -347,7 +352,8 @@ func (s *stage) kind(of, calm int) int {
 	return s.random.Intn(of)
 }
 
-// later does something at a random moment of the next time, and returns when it is done.
+// later calls a function at a random moment within a duration. The returned function waits for the
+// call.
 func (s *stage) later(within time.Duration, do func()) (wait func()) {
 	delay, done := s.between(0, within), make(chan struct{})
 	go func() {
@@ -358,7 +364,8 @@ func (s *stage) later(within time.Duration, do func()) (wait func()) {
 	return func() { <-done }
 }
 
-// change is one absence of own etcd: two changes of hands, if the temporary one served. It returns what was done to it.
+// change stops the node's etcd once: two changes of hands if the temporary etcd served. It returns
+// the faults.
 func (s *stage) change() (faults []string) {
 	fault := func(name string) { faults = append(faults, name); s.history.mark("fault: %s", name) }
 	var waits []func()
@@ -378,7 +385,7 @@ func (s *stage) change() (faults []string) {
 		waits = append(waits, s.later(200*time.Millisecond, func() { defragment(s.admin) }))
 		time.Sleep(s.between(0, 400*time.Millisecond))
 	}
-	// Own goes away.
+	// The node's etcd goes away.
 	stopped := now()
 	atOnce := false
 	switch kind := s.kind(20, 0); {
@@ -428,14 +435,14 @@ func (s *stage) change() (faults []string) {
 		return faults
 	}
 	back := now()
-	// It has the data alone, and clients reach it.
+	// Afterwards, the node's etcd has the data alone, and clients reach it.
 	if !await(longest, func() bool { return s.history.acknowledged(back) > 20 && !s.etcd.temporaryServes() }) {
 		s.wrong = append(s.wrong, fmt.Sprintf("nobody is served %s after own etcd is back (the temporary one serves: %t)", longest,
 			s.etcd.temporaryServes()))
 		return faults
 	}
 	s.changes++
-	// The next absence is one of another COMMAND.
+	// The next absence belongs to another COMMAND.
 	time.Sleep(time.Until(epoch.Add(time.Duration(back) + kubeadmAsks + 300*time.Millisecond)))
 	if killed {
 		if err := s.bridge.begin(s.random.Intn(2) == 0); err != nil {
@@ -460,7 +467,8 @@ func (s *stage) awaitTemporary(since int64) bool {
 	return false
 }
 
-// whileTemporary does something to what serves while own is away. It tells whether the bridge was killed.
+// whileTemporary causes a fault while the temporary etcd serves. It returns true if the bridge was
+// killed.
 func (s *stage) whileTemporary(fault func(string), waits *[]func()) bool {
 	switch kind := s.kind(24, 23); {
 	case kind < 4:
@@ -493,7 +501,7 @@ func (s *stage) whileTemporary(fault func(string), waits *[]func()) bool {
 	return false
 }
 
-// whileOwnWaits does something while own waits for the data, or has just got it.
+// whileOwnWaits causes a fault while the node's etcd waits for the data, or has just got the data.
 func (s *stage) whileOwnWaits(fault func(string), waits *[]func()) bool {
 	time.Sleep(s.between(0, 150*time.Millisecond))
 	switch kind := s.kind(24, 23); {
@@ -535,7 +543,7 @@ func (s *stage) whileOwnWaits(fault func(string), waits *[]func()) bool {
 	return false
 }
 
-// hang stops something by SIGSTOP for a while: one time in five for longer than a bridge waits.
+// hang stops a process by SIGSTOP for a while, one time in five for longer than a bridge waits.
 func (s *stage) hang(signal func(syscall.Signal) bool, most time.Duration) {
 	last := s.between(100*time.Millisecond, most)
 	if s.one(5) {
@@ -547,7 +555,7 @@ func (s *stage) hang(signal func(syscall.Signal) bool, most time.Duration) {
 }
 
 func (s *stage) signalBridge(signal syscall.Signal) bool {
-	// Who is stopped answers nothing: its number is asked for before.
+	// A stopped process answers nothing, so ask for its pid before.
 	if signal == syscall.SIGSTOP {
 		s.bridge.hung = s.bridge.pid()
 	}
@@ -555,8 +563,10 @@ func (s *stage) signalBridge(signal syscall.Signal) bool {
 	return s.bridge.hung > 0 && syscall.Kill(s.bridge.hung, signal) == nil
 }
 
-// kubeadmRestores does what a `kubeadm upgrade` does whose new etcd does not come up: it copies its backup, taken while etcd ran, over
-// the data after a time. Nothing may have the data open then; afterwards own etcd opens it, and has what was acknowledged before.
+// kubeadmRestores does what `kubeadm upgrade` does if the new etcd does not start: it copies a
+// backup that was taken while etcd ran over the data. At that time, no process may have the data
+// open. Afterwards the node's etcd opens the data, and has every write that was acknowledged before
+// the backup.
 func (s *stage) kubeadmRestores(result *verdict) {
 	s.history.mark("fault: kubeadm's backup")
 	s.clients.pause()

@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// standIn serves as a kube-apiserver that is always ready, so that a bridge has one to copy. Only its flags about etcd matter.
+// standIn serves as a kube-apiserver that is always ready, so that a bridge has one to copy. Only
+// its flags about etcd matter.
 func standIn() {
 	flags := map[string]string{"--bind-address": "0.0.0.0", "--secure-port": "6443"}
 	arguments := os.Args[1:]
