@@ -6,13 +6,14 @@
 //!   and of the Helm chart
 //! - `scripts/cluster.sh`: upgrades of a whole kubeadm cluster under `berth bridge`, by
 //!   `berth upgrade`, and without berth
-//! - `scripts/service.sh`: the Service `kubernetes` through a real kube-proxy, while instances change
+//! - `scripts/service.sh`: the Service `kubernetes` behind a real kube-proxy, while instances
+//!   change
 //! - `scripts/inject.sh`: clients' sockets passed to real kube-apiservers
 //! - the members of an etcd, `berth grant`, the lock of `berth upgrade`, and bridges on nodes with
 //!   IPv6
 //! - the files of a release on a node without a compiler, and certificates with Go's TLS
 //!
-//! The tests take minutes, so they run only on request: `cargo test --test e2e -- --ignored [NAME]`,
+//! The tests take minutes, so run them on request: `cargo test --test e2e -- --ignored [NAME]`,
 //! as in `.ci/run`. A test without its prerequisites (root, some tools, built binaries) counts as
 //! ignored and prints the reason. Rust's harness decides that at compile time, so this target has a
 //! harness of its own.

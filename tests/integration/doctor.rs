@@ -37,7 +37,7 @@ fn injected() -> String {
 }
 
 /// Returns a manifest with an error and a warning.
-fn ailing() -> String {
+fn ailing_manifest() -> String {
     let sound = injected();
     let (before, shim) = sound.split_at(sound.find("    - serve\n").unwrap());
     let shim = shim.replacen("runAsUser: 0", "runAsUser: 1000", 1);
@@ -59,7 +59,7 @@ fn found(json: &str) -> Vec<String> {
 #[test]
 fn the_documentation_shows_the_output() {
     let temp = tempfile::tempdir().unwrap();
-    fs::write(temp.path().join("kube-apiserver.yaml"), ailing()).unwrap();
+    fs::write(temp.path().join("kube-apiserver.yaml"), ailing_manifest()).unwrap();
     let text = berth(temp.path(), &["doctor", "kube-apiserver.yaml"], "");
     assert_eq!((text.status, text.err.as_str()), (Some(1), ""));
     let shown = format!(
@@ -387,7 +387,7 @@ fn the_ports_of_other_nodes_come_from_the_cluster() {
     let done = berth(
         temp.path(),
         &["doctor", "-", "--kubeconfig", "none"],
-        &ailing(),
+        &ailing_manifest(),
     );
     assert_eq!(done.status, Some(1), "{}", done.err);
 }

@@ -16,7 +16,7 @@ use std::process::Command;
 const UNSHARE: [&str; 4] = ["--pid", "--fork", "--kill-child", "--"];
 
 /// True if a PID namespace can be made here. If not, the test runs where it can, or is skipped.
-fn possible() -> bool {
+fn has_pid_namespaces() -> bool {
     let made = Command::new("unshare").args(UNSHARE).arg("true").output();
     let log = match made {
         Ok(output) if output.status.success() => return true,
@@ -54,7 +54,7 @@ fn first(run: &Running) -> Pid {
 
 #[test]
 fn sigterm_while_the_port_is_held() {
-    if !possible() {
+    if !has_pid_namespaces() {
         return;
     }
     let (temp, listen) = (tempfile::tempdir().unwrap(), free_address());
@@ -86,7 +86,7 @@ fn sigterm_while_the_port_is_held() {
 /// `berth exec` waits for other processes that start an apiserver.
 #[test]
 fn sigterm_while_another_apiserver_starts() {
-    if !possible() {
+    if !has_pid_namespaces() {
         return;
     }
     let (temp, listen) = (tempfile::tempdir().unwrap(), free_address());

@@ -222,7 +222,8 @@ fn a_bridge_is_not_begun_for_a_manifest_that_does_not_fit_the_node() {
     for id in ["address-missing", "same-pod-name"] {
         assert!(errors.iter().any(|error| error == id), "{}", refused.err);
     }
-    let excused = [&options[..], &["--ignore-errors", &errors.join(",")]].concat();
+    let ignored = errors.join(",");
+    let excused = [&options[..], &["--ignore-errors", &ignored]].concat();
     let refused = node.berth("inject", &excused);
     // The bridge prints the warning.
     assert!(

@@ -6,7 +6,9 @@ use crate::support::net::{
     client_hello, connect, expect_end, expect_reset, free_address, listening, ping, read,
     relayed_client, served_client,
 };
-use crate::support::process::{Running, berth, can_inject, ends, gone, output_of, passes_sockets};
+use crate::support::process::{
+    Running, berth, can_inject, ends, output_of, passes_sockets, wait_until_gone,
+};
 use crate::support::{MOMENT, eventually};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -175,7 +177,7 @@ fn sigterm_is_passed_on_once_after_leaving() {
     assert!(run.is_running());
     drop(client);
     run.ends(3);
-    gone(pid);
+    wait_until_gone(pid);
     assert!(!run.out().contains("told again"), "{}", run.out());
     let log = run.log();
     assert_eq!(
@@ -285,7 +287,7 @@ fn a_second_sigterm_ends_both_at_once() {
         expect_reset(&mut client);
     }
     run.ends(128 + Signal::SIGKILL as i32);
-    gone(pid);
+    wait_until_gone(pid);
 }
 
 /// A process between berth and its child must not hide the child.
@@ -294,7 +296,7 @@ fn the_child_dies_with_its_parent() {
     let node = Node::new();
     let (mut run, pid) = node.joined(&[]);
     kill(between(&run, pid), Signal::SIGKILL).unwrap();
-    gone(pid);
+    wait_until_gone(pid);
     run.ends(128 + Signal::SIGKILL as i32);
 }
 
@@ -357,9 +359,9 @@ fn the_death_of_berth_is_one_sigterm() {
         run.prints("told to end");
         ping(&mut client, b"still served");
         drop(client);
-        gone(pid);
+        wait_until_gone(pid);
         // The record belongs to the supervisor, too.
-        gone(child.as_raw().unsigned_abs());
+        wait_until_gone(child.as_raw().unsigned_abs());
         assert!(!run.out().contains("told again"), "{}", run.out());
     }
     eventually("status shows that the process ended", || {

@@ -1,8 +1,8 @@
 //! The life of `berth serve` and of the commands that ask a shim, with the real binary.
 
 use crate::support::net::{
-    Backend, client_hello, connect, echo, expect_reset, expect_silence, free_address, listening,
-    ping, read, served, served_client,
+    Backend, client_hello, connect, echo, expect_reset, expect_service, expect_silence,
+    free_address, listening, ping, read, served_client,
 };
 use crate::support::process::{Running, berth, ends, output_of};
 use crate::support::shim::Shim;
@@ -980,7 +980,7 @@ fn a_log_without_a_reader_delays_no_client() {
             (!listening(node.listen).is_empty()).then_some(())
         });
         for _ in 0..CLIENTS {
-            served(node.listen);
+            expect_service(node.listen);
         }
         (shim.0.stderr.take().unwrap(), shim)
     };

@@ -44,7 +44,7 @@ pub(crate) struct Record {
     pub(crate) lost: BTreeMap<String, Vec<Instant>>,
     /// Number of unanswered connections that count as neither served nor lost: the clients' thread
     /// was late for half of their time or more.
-    untold: usize,
+    unknown: usize,
     /// Periods in which the clients' thread was late.
     late: Vec<(Instant, Instant)>,
     /// Longest duration of a connection.
@@ -61,13 +61,13 @@ impl Record {
 
     /// Number of connections that are neither served nor lost yet.
     pub(crate) fn open(&self) -> usize {
-        self.begun.len() - self.served as usize - self.lost() - self.untold
+        self.begun.len() - self.served as usize - self.lost() - self.unknown
     }
 
     /// Fails if a connection was lost. Returns false if the machine was too busy to know; the
     /// caller then returns, and the test counts as skipped.
     #[track_caller]
-    pub(crate) fn nothing_lost(&self, more: &str) -> bool {
+    pub(crate) fn expect_no_loss(&self, more: &str) -> bool {
         assert_eq!(
             self.lost(),
             0,
@@ -75,19 +75,19 @@ impl Record {
             self.served,
             self.kinds()
         );
-        self.is_told()
+        self.is_conclusive()
     }
 
     /// True if the result of each connection is known. If not, prints that the test is skipped.
-    pub(crate) fn is_told(&self) -> bool {
-        if self.untold > 0 {
+    pub(crate) fn is_conclusive(&self) -> bool {
+        if self.unknown > 0 {
             too_busy(&format!(
                 "{} of {} connections",
-                self.untold,
+                self.unknown,
                 self.begun.len()
             ));
         }
-        self.untold == 0
+        self.unknown == 0
     }
 
     /// True if the clients' thread was late at least once.
@@ -97,7 +97,7 @@ impl Record {
 
     /// Moves connections from lost to unknown if the clients' thread was too late to see their
     /// answers. Connections that were refused or reset stay lost.
-    fn tell(&mut self) {
+    fn discount_late(&mut self) {
         let Some(unanswered) = self.lost.remove(NO_ANSWER) else {
             return;
         };
@@ -109,8 +109,8 @@ impl Record {
             };
             self.late.iter().map(common).sum::<Duration>() * 2 >= ANSWERED
         };
-        let (untold, lost): (Vec<_>, Vec<_>) = unanswered.into_iter().partition(explained);
-        self.untold += untold.len();
+        let (unknown, lost): (Vec<_>, Vec<_>) = unanswered.into_iter().partition(explained);
+        self.unknown += unknown.len();
         if !lost.is_empty() {
             self.lost.insert(NO_ANSWER.to_owned(), lost);
         }
@@ -160,12 +160,12 @@ impl Load {
                 .build()
                 .unwrap()
                 .block_on(async move {
-                    tokio::spawn(look(shared.clone()));
+                    tokio::spawn(watch_lateness(shared.clone()));
                     let mut all = JoinSet::new();
                     for client in 0..clients {
                         let (source, attempt, record) =
                             (fresh_ip(), attempt.clone(), shared.clone());
-                        let one = move || one(attempt(source), record.clone());
+                        let one = move || record_attempt(attempt(source), record.clone());
                         match period {
                             Some(period) => all.spawn(timed(
                                 period * (client % GROUPS) / GROUPS,
@@ -208,16 +208,16 @@ impl Load {
 
     /// Stops the clients after 50 further connections, and fails if a connection was lost.
     #[track_caller]
-    pub(crate) fn lost_nothing(self) {
+    pub(crate) fn end_without_loss(self) {
         self.more(50);
-        self.end().nothing_lost("");
+        self.end().expect_no_loss("");
     }
 
     /// Begins no further connections, and waits for the open ones.
     pub(crate) fn end(mut self) -> Record {
         self.finish();
         let mut record = self.so_far();
-        record.tell();
+        record.discount_late();
         record
     }
 
@@ -259,7 +259,7 @@ async fn timed<F: Future<Output = ()> + Send + 'static>(
 }
 
 /// Records the periods in which the clients' thread is late.
-async fn look(record: Arc<Mutex<Record>>) {
+async fn watch_lateness(record: Arc<Mutex<Record>>) {
     loop {
         let due = Instant::now() + TICK;
         tokio::time::sleep_until(due.into()).await;
@@ -277,7 +277,10 @@ async fn looping<F: Future<Output = ()>>(stopped: watch::Receiver<bool>, one: im
 }
 
 /// Makes one connection and records the result.
-async fn one(attempt: impl Future<Output = Result<(), String>>, record: Arc<Mutex<Record>>) {
+async fn record_attempt(
+    attempt: impl Future<Output = Result<(), String>>,
+    record: Arc<Mutex<Record>>,
+) {
     let begun = Instant::now();
     record.lock().unwrap().begun.push(begun);
     let result = timeout(ANSWERED, attempt)
@@ -341,8 +344,8 @@ fn a_load_distinguishes_a_loss_from_a_busy_machine() {
             late,
             ..Record::default()
         };
-        record.tell();
-        (record.lost(), record.untold, record.open())
+        record.discount_late();
+        (record.lost(), record.unknown, record.open())
     };
     assert_eq!(told(NO_ANSWER, &[(0, 20), (30, 41)]), (0, 1, 0));
     assert_eq!(told(NO_ANSWER, &[]), (1, 0, 0));

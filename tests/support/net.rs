@@ -184,7 +184,7 @@ pub(crate) fn ping(stream: &mut TcpStream, bytes: &[u8]) {
 
 /// Checks that a new client gets an answer.
 #[track_caller]
-pub(crate) fn served(by: SocketAddr) {
+pub(crate) fn expect_service(by: SocketAddr) {
     served_client(by);
 }
 

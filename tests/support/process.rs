@@ -379,7 +379,7 @@ pub(crate) fn processes(word: &str) -> Vec<String> {
 
 /// Waits until the process is gone or a zombie.
 #[track_caller]
-pub(crate) fn gone(pid: u32) {
+pub(crate) fn wait_until_gone(pid: u32) {
     eventually(&format!("the end of process {pid}"), || {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok();
         let state = stat

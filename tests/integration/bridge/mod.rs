@@ -2,7 +2,7 @@
 //! simulated apiserver without any knowledge of berth.
 
 use crate::support::load::{Load, Record};
-use crate::support::process::{Running, berth, ends, gone, output_of};
+use crate::support::process::{Running, berth, ends, output_of, wait_until_gone};
 use crate::support::stopped::Stopped;
 use crate::support::{PATIENCE, eventually, skipped};
 use berth_bridge::cgroup;
@@ -508,10 +508,10 @@ done"#
 
     /// Waits for the daemon, and returns its pid.
     fn daemon(&self) -> u32 {
-        eventually("a bridge", || self.asked_daemon())
+        eventually("a bridge", || self.find_daemon())
     }
 
-    fn asked_daemon(&self) -> Option<u32> {
+    fn find_daemon(&self) -> Option<u32> {
         let (_, out, _) = output_of(self.part("status").arg("--json"));
         serde_json::from_str::<Value>(&out).ok()?["pid"]
             .as_u64()?
@@ -640,9 +640,9 @@ impl Drop for Node {
 
 impl Node {
     fn kill_bridge(&self) {
-        if let Some(pid) = self.asked_daemon() {
+        if let Some(pid) = self.find_daemon() {
             let _ = kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGKILL);
-            gone(pid);
+            wait_until_gone(pid);
         }
     }
 
@@ -661,10 +661,10 @@ fn more(load: Option<&Load>, clients: usize) {
 
 /// Stops the clients, and fails if a connection was lost.
 #[track_caller]
-fn none_lost(load: Load) -> Record {
+fn expect_no_loss(load: Load) -> Record {
     let record = load.end();
     // If the machine was too busy to know, the test continues: its other assertions hold.
-    record.nothing_lost("");
+    record.expect_no_loss("");
     record
 }
 
@@ -705,7 +705,7 @@ fn clients_lose_nothing_while_the_apiserver_is_replaced() {
         bridge.logs("waiting until");
         bridge.ends(0);
         load.more(50);
-        let record = none_lost(load);
+        let record = expect_no_loss(load);
         assert_ne!(node.own_pid(), before);
         assert!(
             steered["connections_steered"].as_u64().unwrap() > 100,
@@ -801,11 +801,11 @@ fn a_restarted_apiserver_serves_while_command_runs_and_can_be_replaced_again() {
         node.go();
         bridge.ends(0);
         load.more(50);
-        none_lost(load);
+        expect_no_loss(load);
         bridge.logs("the bridge has ended, and relays");
         assert!(stays().unwrap().contains(versions[2]) && !node.is_on());
         ends(node.part("end").arg("--now"), 0, &[]);
-        gone(daemon);
+        wait_until_gone(daemon);
         assert!(stays().is_err());
     });
 }
@@ -899,7 +899,7 @@ fn the_temporary_instance_has_the_running_ones_attributes() {
             code == Some(0) && told.last().unwrap()["outcome"] == "done",
             "{err}"
         );
-        gone(pid.try_into().unwrap());
+        wait_until_gone(pid.try_into().unwrap());
         ends(&mut node.part("end"), 69, &[]);
     });
 }
@@ -954,7 +954,7 @@ fn logs_are_bounded_and_kept_for_the_last_failed_bridge() {
         }
         let daemon = node.daemon();
         kill(Pid::from_raw(daemon.try_into().unwrap()), Signal::SIGKILL).unwrap();
-        gone(daemon);
+        wait_until_gone(daemon);
         // Two successful bridges after the failed one.
         for _ in 0..2 {
             let mut bridge = Running::start(&mut node.fast_bridge("", &args(&node.restart())));
@@ -1008,7 +1008,7 @@ fn clients_of_both_families_are_served() {
         bridge.ends(0);
         for load in loads {
             load.more(50);
-            let served = none_lost(load).served;
+            let served = expect_no_loss(load).served;
             assert!(served > 100, "{served} served");
         }
     });
@@ -1059,7 +1059,7 @@ fn bridged_by_ipv6(node: &Node) {
     assert_eq!(node.status()["own"]["address"], NODE_IPV6);
     bridge.ends(0);
     more(load.as_ref(), 50);
-    load.map(none_lost);
+    load.map(expect_no_loss);
 }
 
 #[test]
@@ -1080,7 +1080,7 @@ fn a_command_that_fails_leaves_clients_on_the_bridge() {
         more(load.as_ref(), 50);
         ends(&mut node.part("end"), 0, &[]);
         more(load.as_ref(), 50);
-        load.map(none_lost);
+        load.map(expect_no_loss);
     });
 }
 
@@ -1109,14 +1109,14 @@ fn a_command_that_fails_can_end_the_bridge() {
         bridge.ends(7);
         let daemon = node.daemon();
         ends(node.part("end").arg("--now"), 0, &[]);
-        gone(daemon);
+        wait_until_gone(daemon);
         let mut bridge =
             Running::start(&mut node.bridge("--on-failure=end", &["sh", "-c", "exit 7"]));
         bridge.logs("done: ");
         bridge.ends(7);
         assert!(!node.is_on());
         load.more(50);
-        none_lost(load);
+        expect_no_loss(load);
     });
 }
 
@@ -1161,7 +1161,7 @@ fn an_apiserver_that_does_not_come_back_is_reported() {
             },
         );
         more(load.as_ref(), 50);
-        load.map(none_lost);
+        load.map(expect_no_loss);
     });
 }
 
@@ -1195,7 +1195,7 @@ fn the_end_of_the_callers_session_does_not_end_the_bridge() {
         assert_eq!(status["steering"], true);
         load.more(50);
         ends(&mut node.part("end"), 0, &[]);
-        none_lost(load);
+        expect_no_loss(load);
     });
 }
 
@@ -1212,11 +1212,11 @@ fn a_caller_that_ends_before_command_leaves_no_bridge() {
             // If the machine stalled, COMMAND may have begun before the kill: a different case.
             if bridge.log().contains("may be replaced now") {
                 output_of(node.part("end").arg("--now"));
-                gone(daemon);
+                wait_until_gone(daemon);
                 continue;
             }
-            gone(daemon);
-            none_lost(load);
+            wait_until_gone(daemon);
+            expect_no_loss(load);
             return;
         }
         panic!("COMMAND begins before the command that began the bridge can end");
@@ -1245,9 +1245,9 @@ fn a_temporary_instance_that_is_killed_is_replaced() {
         let record = load.end();
         // Only requests in flight are lost.
         assert!(record.lost() <= 2 * CLIENTS as usize, "{}", record.kinds());
-        record.is_told();
+        record.is_conclusive();
         kill(Pid::from_raw(node.own_pid()), Signal::SIGKILL).unwrap();
-        gone(node.own_pid().try_into().unwrap());
+        wait_until_gone(node.own_pid().try_into().unwrap());
         node.start_own();
         node.answers();
         node.go();
@@ -1328,7 +1328,7 @@ fn is_killed_at(node: &Node, said_at: &str) -> bool {
     let mut bridge = Running::start(&mut node.fast_bridge("", &["sh", "-c", &run]));
     let daemon = eventually("a bridge, or its end", || {
         let ended = !bridge.is_running();
-        node.asked_daemon().map(Some).or(ended.then_some(None))
+        node.find_daemon().map(Some).or(ended.then_some(None))
     });
     let Some(daemon) = daemon else {
         bridge.ends(0);
@@ -1344,7 +1344,7 @@ fn is_killed_at(node: &Node, said_at: &str) -> bool {
         bridge.prints("runs");
     }
     let _ = kill(Pid::from_raw(daemon.try_into().unwrap()), Signal::SIGKILL);
-    gone(daemon);
+    wait_until_gone(daemon);
     node.nothing_runs();
     let code = bridge.ended().code();
     if code == Some(0) {
@@ -1547,7 +1547,9 @@ fn clients_that_dial_localhost_are_served_too() {
             node.go();
             bridge.ends(0);
             loads.iter().for_each(|load| load.more(10));
-            loads.into_iter().for_each(|load| drop(none_lost(load)));
+            loads
+                .into_iter()
+                .for_each(|load| drop(expect_no_loss(load)));
         },
     );
 }
@@ -1636,7 +1638,7 @@ fn the_temporary_instance_uses_the_other_members_of_an_etcd() {
         members.lock().unwrap().stopped = vec![1, 3];
         node.go();
         bridge.ends(0);
-        load.map(none_lost);
+        load.map(expect_no_loss);
         // One member is stopped. With a bridge, no majority would be left.
         members.lock().unwrap().stopped = vec![3];
         ends(
@@ -1657,7 +1659,7 @@ fn the_temporary_instance_uses_the_other_members_of_an_etcd() {
 }
 
 /// Returns a command that runs `command` through a starter.
-fn by(starter: &[&str], command: &Command) -> Command {
+fn wrap_command(starter: &[&str], command: &Command) -> Command {
     let mut by = Command::new(starter[0]);
     by.args(&starter[1..])
         .arg(command.get_program())
@@ -1678,7 +1680,7 @@ fn a_limit_of_open_files_that_is_too_low_is_raised_or_reported() {
         let dry = node.bridge("--dry-run", &["true"]);
         for (files, code) in [(256, 69), (1024, 0)] {
             let limit = format!("--nofile={files}");
-            let (status, _, err) = output_of(&mut by(
+            let (status, _, err) = output_of(&mut wrap_command(
                 &["setpriv", "--bounding-set=-sys_resource", "prlimit", &limit],
                 &dry,
             ));
@@ -1699,7 +1701,7 @@ fn a_limit_of_open_files_that_is_too_low_is_raised_or_reported() {
             "--nofile=256:"
         };
         let bridge = node.fast_bridge("", &args(&node.restart()));
-        let mut bridge = Running::start(&mut by(&["prlimit", limit], &bridge));
+        let mut bridge = Running::start(&mut wrap_command(&["prlimit", limit], &bridge));
         bridge.ends(0);
     });
 }

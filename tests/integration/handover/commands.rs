@@ -4,7 +4,7 @@ use super::node::{Echo, Node};
 use crate::support::MOMENT;
 use crate::support::eventually;
 use crate::support::net::{
-    Backend, client_with_hello, free_address, ping, read, served, served_client,
+    Backend, client_with_hello, expect_service, free_address, ping, read, served_client,
 };
 use berth_node::terms::Phase;
 use berth_os::seqpacket;
@@ -17,7 +17,8 @@ fn drain_leaves_and_keeps_streams() {
     let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
     let a = node.joined("a", first.address, &[]);
     let mut stream = served_client(node.listen);
-    let drain = |options: &[&str]| node.asked(&[&["drain", "--instance", "a"], options].concat());
+    let drain =
+        |options: &[&str]| node.ask_shims(&[&["drain", "--instance", "a"], options].concat());
     let (code, out, _) = drain(&["--wait", "--if-sibling"]);
     assert_eq!(
         (code, out.trim()),
@@ -38,7 +39,7 @@ fn drain_leaves_and_keeps_streams() {
         "it returned when the handover was done"
     );
     let before = b.status().connections_total;
-    served(node.listen);
+    expect_service(node.listen);
     assert_eq!(b.status().connections_total, before + 1);
     ping(&mut stream, b"still there");
     let (code, out, _) = drain(&["--wait-streams", "0s"]);
@@ -82,7 +83,7 @@ fn a_shim_that_hung_when_it_was_asked_to_leave_serves_on_if_it_is_the_last() {
     assert_eq!(reply, r#""alone""#, "{}", a.running.log());
     assert_eq!(a.status().state, Phase::Joined);
     assert_eq!(a.counted("left", "ok"), 0, "{}", a.running.log());
-    served(node.listen);
+    expect_service(node.listen);
 }
 
 #[test]
@@ -94,7 +95,7 @@ fn a_drained_shim_joins_again_when_its_apiserver_was_restarted_in_place() {
     let b = node.joined("b", second.address, &[]);
     a.until_counted("guard", 1);
     assert_eq!(
-        node.asked(&["drain", "--wait", "--instance", "a"]).0,
+        node.ask_shims(&["drain", "--wait", "--instance", "a"]).0,
         Some(0)
     );
     assert_eq!(a.status().state, Phase::Left);
@@ -107,7 +108,7 @@ fn a_drained_shim_joins_again_when_its_apiserver_was_restarted_in_place() {
     let _new = node.record("a", again.address);
     a.until_joined();
     b.leave();
-    served(node.listen);
+    expect_service(node.listen);
 }
 
 #[test]
@@ -115,7 +116,7 @@ fn a_node_shim_serves_every_instance_that_is_recorded() {
     let node = Node::new();
     let shim = node.launch("node", &["--discover"]);
     let (old, new) = (Echo::new(), Echo::new());
-    let ready = |id: &str| node.asked(&["ready", "--timeout", "30s", "--instance", id]);
+    let ready = |id: &str| node.ask_shims(&["ready", "--timeout", "30s", "--instance", id]);
     let first = node.record("old", old.address);
     shim.until_joined();
     assert_eq!(ready("old").0, Some(0), "{:?}", ready("old"));
@@ -132,7 +133,7 @@ fn a_node_shim_serves_every_instance_that_is_recorded() {
     });
     drop(never);
     shim.until("it is gone", |status| status.instances.len() == 1);
-    served(node.listen);
+    expect_service(node.listen);
     let _second = node.record("new", new.address);
     shim.until("both are known", |status| status.instances.len() == 2);
     drop((old, first));
@@ -140,7 +141,7 @@ fn a_node_shim_serves_every_instance_that_is_recorded() {
         (shim.status().instances.len() == 1).then_some(())
     });
     for _ in 0..20 {
-        served(node.listen);
+        expect_service(node.listen);
     }
     assert!(shim.status().ready().is_ok());
     shim.leave();

@@ -3,7 +3,7 @@
 use super::node::{Echo, LEASE, Node, Shim, know_one_another, number};
 use crate::support::load::{self, Load};
 use crate::support::net::{
-    client_hello, client_with_hello, connect, ping, queued_at, read, relayed_client, served,
+    client_hello, client_with_hello, connect, expect_service, ping, queued_at, read, relayed_client,
 };
 use crate::support::{MOMENT, eventually};
 use berth_node::terms::Phase;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Starts two shims of an instance with their leases, waits until each holds the other's guard, and
 /// returns the shims with the listener of the first.
-fn two(
+fn start_two(
     node: &Node,
     instance: SocketAddr,
     leases: [&str; 2],
@@ -40,7 +40,7 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
     for _ in 0..number("BERTH_CRASHES", 5) {
         let (node, instance) = (Node::new(), Echo::new());
         // The lease must not expire: the end of the process must cause the takeover.
-        let (mut a, b, listener) = two(&node, instance.address, [LEASE; 2], &[]);
+        let (mut a, b, listener) = start_two(&node, instance.address, [LEASE; 2], &[]);
         let mut kept: Vec<_> = (0..16).map(|_| connect(node.listen)).collect();
         for client in &mut kept {
             ping(client, &client_hello(64));
@@ -71,7 +71,7 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
             .count() as u64;
         assert!(lost <= accepted, "{lost} lost, {accepted} accepted");
         for _ in 0..50 {
-            served(node.listen);
+            expect_service(node.listen);
         }
         queued_in_all += queued;
         lost_in_all += lost;
@@ -90,7 +90,7 @@ fn consecutive_deaths_leave_no_client_waiting_for_a_lease() {
     let kills = number("BERTH_KILLS", 3);
     let apart = |nth: usize| Duration::from_millis(1000 + 700 * nth as u64 % 2000);
     let (node, instance) = (Node::new(), Echo::new());
-    let (a, b, _) = two(&node, instance.address, [LEASE; 2], &[]);
+    let (a, b, _) = start_two(&node, instance.address, [LEASE; 2], &[]);
     let mut shims = std::collections::VecDeque::from([a, b]);
     let clients = [node.listen, instance.address]
         .map(|to| Load::start(CLIENTS, None, move |source| load::exchange(source, to)));
@@ -122,15 +122,15 @@ fn consecutive_deaths_leave_no_client_waiting_for_a_lease() {
         "{}",
         through.kinds()
     );
-    through.is_told();
-    past.nothing_lost("");
+    through.is_conclusive();
+    past.expect_no_loss("");
 }
 
 /// Checks that a number of clients, connecting one by one, gets answers.
 #[track_caller]
 fn flows(node: &Node, number: usize) {
     for _ in 0..number {
-        served(node.listen);
+        expect_service(node.listen);
     }
 }
 
@@ -139,7 +139,7 @@ fn flows(node: &Node, number: usize) {
 #[test]
 fn one_thread_that_hangs_expires_the_lease_too() {
     let (node, instance) = (Node::new(), Echo::new());
-    let (a, b, _) = two(&node, instance.address, ["1s", LEASE], &["--threads", "2"]);
+    let (a, b, _) = start_two(&node, instance.address, ["1s", LEASE], &["--threads", "2"]);
     // Not the accepting thread: connections that it hands to a stopped thread would wait.
     let stopped = a.stop("berth-relay-1");
     a.running.logs("a relaying thread does not answer");
@@ -164,7 +164,7 @@ fn a_hang_makes_clients_wait_for_one_lease_at_most() {
     let (node, instance) = (Node::new(), Echo::new());
     // B's lease must be short, too: for the length of its own lease, a sibling regards a shim as
     // alive after a connection to the shim.
-    let (a, b, listener) = two(&node, instance.address, ["1s", "2s"], &[]);
+    let (a, b, listener) = start_two(&node, instance.address, ["1s", "2s"], &[]);
     // Try again if A had left before it was stopped. With a short lease A leaves when one of its
     // threads does not run.
     let (before, accepted, frozen, mut waiting) = eventually("clients that wait for A", || {
@@ -231,7 +231,7 @@ fn a_lone_shim_that_hung_reports_no_sibling() {
 #[test]
 fn a_shim_that_has_left_serves_queued_clients_when_the_last_sibling_dies() {
     let (node, instance) = (Node::new(), Echo::new());
-    let (mut a, mut b, _) = two(&node, instance.address, [LEASE; 2], &[]);
+    let (mut a, mut b, _) = start_two(&node, instance.address, [LEASE; 2], &[]);
     let mut last = eventually("a client of A", || {
         let client = relayed_client(node.listen);
         (a.status().connections_open > 0).then_some(client)

@@ -57,7 +57,7 @@ fn injected(shim: &Shim) -> u64 {
 }
 
 /// Returns the client's address as the instance sees it.
-fn known_as(client: &mut TcpStream) -> String {
+fn address_seen_by_instance(client: &mut TcpStream) -> String {
     client.write_all(b"who").unwrap();
     let expected = client.local_addr().unwrap().to_string();
     String::from_utf8(read(client, expected.len())).unwrap()
@@ -94,15 +94,18 @@ fn the_end_of_a_shim_cuts_no_client() {
         (0, 20)
     );
     let line = "the apiserver gets clients' sockets; 20 of these connections are open";
-    has_all(&node.asked(&["status"]).1, &[line]);
+    has_all(&node.ask_shims(&["status"]).1, &[line]);
     first.running.kill();
     for client in &mut clients {
-        assert_eq!(known_as(client), client.local_addr().unwrap().to_string());
+        assert_eq!(
+            address_seen_by_instance(client),
+            client.local_addr().unwrap().to_string()
+        );
     }
     let second = shim(&node, "auto", 1);
     let mut client = connect(node.listen);
     assert_eq!(
-        known_as(&mut client),
+        address_seen_by_instance(&mut client),
         client.local_addr().unwrap().to_string()
     );
     eventually("a client of the instance alone", || {
@@ -335,7 +338,7 @@ fn an_instance_without_a_supervisor_gets_relayed_clients_and_the_reason_is_logge
                 .is_some_and(|why| why.starts_with("its `berth exec` runs without"))
         );
         has_all(
-            &node.asked(&["status"]).1,
+            &node.ask_shims(&["status"]).1,
             &["clients are relayed: its `berth exec` runs without"],
         );
         drop(served_client(node.listen));
@@ -466,7 +469,8 @@ fn a_drain_waits_for_connections_passed_to_the_instance() {
         eventually("one of the instance alone", || {
             (injected(&first) == links as u64).then_some(())
         });
-        let drain = |wait: &str| node.asked(&["drain", "--wait-streams", wait, "--instance", "a"]);
+        let drain =
+            |wait: &str| node.ask_shims(&["drain", "--wait-streams", wait, "--instance", "a"]);
         assert_eq!(drain("0s").1.trim(), "2 connections are left");
         drop(relayed);
         eventually("the one that is passed", || {

@@ -1,7 +1,7 @@
 //! A peer on the shim's socket that sends invalid messages.
 
 use super::node::{Echo, Node, Shim};
-use crate::support::net::{fresh_ip, served};
+use crate::support::net::{expect_service, fresh_ip};
 use crate::support::{eventually, skipped};
 use berth_os::{seqpacket, socket};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -57,7 +57,7 @@ impl Peer {
     pub(super) fn receives_refusal(&self) {
         let reply = self.receives().expect("a reply");
         let json: serde_json::Value = serde_json::from_str(&reply).unwrap();
-        assert!(json["reply"]["refused"].is_string(), "{reply}");
+        assert!(json["refused"].is_string(), "{reply}");
         self.receives_the_end();
     }
 }
@@ -81,7 +81,13 @@ fn update(version: u32, guards: &[(u64, SocketAddr)]) -> String {
 /// Checks that a message is refused with a line of the log, that no descriptor of the message stays
 /// open, and that the berth still serves.
 #[track_caller]
-fn refused(node: &Node, shim: &Shim, line: &str, message: &str, descriptors: &[BorrowedFd<'_>]) {
+fn expect_refusal(
+    node: &Node,
+    shim: &Shim,
+    line: &str,
+    message: &str,
+    descriptors: &[BorrowedFd<'_>],
+) {
     let before = shim.descriptors();
     let peer = Peer::joined(&shim.path, u64::MAX);
     peer.sends(message, descriptors);
@@ -89,7 +95,7 @@ fn refused(node: &Node, shim: &Shim, line: &str, message: &str, descriptors: &[B
     assert!(told.contains("WARN"), "{told}");
     peer.receives_the_end();
     drop(peer);
-    served(node.listen);
+    expect_service(node.listen);
     eventually("as many descriptors as before", || {
         (shim.descriptors() <= before).then_some(())
     });
@@ -99,7 +105,7 @@ fn refused(node: &Node, shim: &Shim, line: &str, message: &str, descriptors: &[B
 fn a_peer_that_lies_is_refused() {
     let (node, instance) = (Node::new(), Echo::new());
     let shim = node.joined("a", instance.address, &[]);
-    served(node.listen);
+    expect_service(node.listen);
     eventually("a connection that ended", || {
         (shim.status().connections_open == 0).then_some(())
     });
@@ -112,16 +118,16 @@ fn a_peer_that_lies_is_refused() {
     let ours = socket::bind(node.listen, false).unwrap();
     let name = cookie(&ours);
     let fd = ours.as_fd();
-    refused(&node, &shim, "version 0", &update(0, &[]), &[]);
-    refused(&node, &shim, "not an update", "{}", &[]);
-    refused(
+    expect_refusal(&node, &shim, "version 0", &update(0, &[]), &[]);
+    expect_refusal(&node, &shim, "not an update", "{}", &[]);
+    expect_refusal(
         &node,
         &shim,
         "2 listeners, and 1 descriptors",
         &update(1, &[(name, node.listen), (7, node.listen)]),
         &[fd],
     );
-    refused(
+    expect_refusal(
         &node,
         &shim,
         "0 listeners, and 1 descriptors",
@@ -129,8 +135,8 @@ fn a_peer_that_lies_is_refused() {
         &[fd],
     );
     // More descriptors than fit: the shim must close those that the kernel installed.
-    refused(&node, &shim, "Message too long", &update(1, &[]), &[fd; 70]);
-    refused(
+    expect_refusal(&node, &shim, "Message too long", &update(1, &[]), &[fd; 70]);
+    expect_refusal(
         &node,
         &shim,
         "it is another socket than announced",
@@ -139,7 +145,7 @@ fn a_peer_that_lies_is_refused() {
     );
 
     let (pipe, _other) = std::io::pipe().unwrap();
-    refused(
+    expect_refusal(
         &node,
         &shim,
         "its options cannot be read: Socket operation on non-socket",
@@ -147,7 +153,7 @@ fn a_peer_that_lies_is_refused() {
         &[pipe.as_fd()],
     );
     let udp = UdpSocket::bind((fresh_ip(), 0)).unwrap();
-    refused(
+    expect_refusal(
         &node,
         &shim,
         "it is no TCP socket",
@@ -159,7 +165,7 @@ fn a_peer_that_lies_is_refused() {
         1,
         &[(cookie(&connection), connection.local_addr().unwrap())],
     );
-    refused(
+    expect_refusal(
         &node,
         &shim,
         "it is a connection, not a listener",
@@ -168,10 +174,10 @@ fn a_peer_that_lies_is_refused() {
     );
     let foreign = TcpListener::bind((fresh_ip(), 0)).unwrap();
     let said = update(1, &[(cookie(&foreign), node.listen)]);
-    refused(&node, &shim, "it is bound to", &said, &[foreign.as_fd()]);
+    expect_refusal(&node, &shim, "it is bound to", &said, &[foreign.as_fd()]);
     let lonely = TcpListener::bind((fresh_ip(), 0)).unwrap();
     let said = update(1, &[(cookie(&lonely), lonely.local_addr().unwrap())]);
-    refused(
+    expect_refusal(
         &node,
         &shim,
         "it does not share its port",
@@ -203,7 +209,7 @@ fn a_listener_of_another_address_is_not_taken() {
     eventually("as many descriptors as before", || {
         (shim.descriptors() <= before).then_some(())
     });
-    served(node.listen);
+    expect_service(node.listen);
 }
 
 #[test]
@@ -220,14 +226,14 @@ fn a_silent_peer_delays_nothing() {
     shim.running.logs("sent no request: connection closed");
     let joined = Peer::joined(&shim.path, u64::MAX);
     for _ in 0..20 {
-        served(node.listen);
+        expect_service(node.listen);
     }
     shim.running
         .logs("a sibling is connected and sends no updates");
     // A silent sibling delays a join or a leave for one lease at most.
     let next = node.joined("b", instance.address, &[]);
     shim.leave();
-    served(node.listen);
+    expect_service(node.listen);
     drop((silent, joined));
     eventually("few more descriptors than before", || {
         (next.descriptors() <= before + 8).then_some(())
@@ -250,6 +256,6 @@ fn a_sibling_of_another_uid_is_refused() {
         peer.receives_refusal();
     }
     shim.running.logs("a sibling of another uid was refused");
-    served(node.listen);
+    expect_service(node.listen);
     shim.leave();
 }

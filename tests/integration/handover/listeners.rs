@@ -2,7 +2,7 @@
 //! are announced.
 
 use super::node::{ACCEPTS, Echo, Node, know_one_another};
-use crate::support::net::{free_address, ping, relayed_client, served, served_client};
+use crate::support::net::{expect_service, free_address, ping, relayed_client, served_client};
 use crate::support::process::{Running, berth, output_of};
 use crate::support::{MOMENT, eventually, skipped};
 use berth_node::terms::{InstanceHealth, Phase};
@@ -63,13 +63,13 @@ fn another_user_cannot_take_a_port_without_a_listener() {
     }
     let instance = Echo::at(address);
     shim.until_joined();
-    served(node.listen);
+    expect_service(node.listen);
     drop(instance);
     shim.until("refusing", |status| status.state == Phase::Refusing);
     stranger_fails(node.listen).unwrap();
     let _instance = Echo::at(address);
     shim.until_joined();
-    served(node.listen);
+    expect_service(node.listen);
 }
 
 /// Returns the keepalive timers of the established connections of a local address, in seconds, with
@@ -168,7 +168,7 @@ fn a_shim_has_left_when_its_accept_loops_have_ended() {
     let options = ["--lease", "10m", "--threads", "1"];
     let (a, b) = node.pair([instance.address, instance.address], &options);
     let stopped = a.stop(ACCEPTS);
-    let drained = node.asked(&["drain", "--instance", "a"]);
+    let drained = node.ask_shims(&["drain", "--instance", "a"]);
     assert_eq!(drained.0, Some(0), "{drained:?}");
     // B covers A's listener, so only the accept loop delays A.
     b.until_counted("accept", 2);
@@ -203,7 +203,7 @@ fn a_shim_accepts_when_its_accept_loop_runs() {
     }
     drop(stopped);
     shim.until_joined();
-    served(node.listen);
+    expect_service(node.listen);
 }
 
 /// Neither the deadline of the drain nor the end may wait for a blocked thread.
@@ -226,7 +226,7 @@ fn a_shim_whose_thread_is_blocked_leaves_and_ends() {
     know_one_another(&a, &b);
     let stopped = a.stop(ACCEPTS);
     a.until("blocked", |status| status.blocked);
-    let ready = node.asked(&["ready", "--timeout", "30s", "--instance", "a"]);
+    let ready = node.ask_shims(&["ready", "--timeout", "30s", "--instance", "a"]);
     assert_eq!(ready.0, Some(1), "{ready:?}");
     a.running.signal(Signal::SIGTERM);
     a.until("left", |status| status.state == Phase::Left);
@@ -255,7 +255,7 @@ fn a_shim_that_took_an_orphan_frees_the_port_when_it_has_left() {
         "C took A's listener into use"
     );
     let mut stream = served_client(node.listen);
-    let drained = node.asked(&["drain", "--instance", "c"]);
+    let drained = node.ask_shims(&["drain", "--instance", "c"]);
     assert_eq!(drained.0, Some(0), "{drained:?}");
     shim.until("left", |status| status.state == Phase::Left);
     // An apiserver without berth binds the same way.

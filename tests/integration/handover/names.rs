@@ -3,7 +3,7 @@
 use super::liars::Peer;
 use super::node::{Echo, Node};
 use crate::support::load;
-use crate::support::net::served;
+use crate::support::net::expect_service;
 use crate::support::{eventually, skipped};
 use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
@@ -108,7 +108,7 @@ fn a_connection_that_ends_is_made_again_while_the_sibling_lives() {
     // not renewed.
     let peer = Peer::joined(&shim.path, u64::MAX);
     assert!(gets_guards(&peer, &node));
-    served(node.listen);
+    expect_service(node.listen);
 }
 
 #[test]
@@ -131,7 +131,9 @@ fn a_process_with_a_connected_siblings_name_is_refused() {
         );
         peer.receives_refusal();
     }
-    assert_eq!(a.counted("connect", "conflict"), 2);
+    eventually("two conflicts", || {
+        (a.counted("connect", "conflict") == 2).then_some(())
+    });
     // Nothing ended for the real sibling. The leases are long, so only a message from the sibling
     // hands its listener over.
     assert!(
@@ -144,7 +146,7 @@ fn a_process_with_a_connected_siblings_name_is_refused() {
     b.leave();
     load.more(50);
     let record = load.end();
-    record.nothing_lost(&a.running.log());
+    record.expect_no_loss(&a.running.log());
 }
 
 /// A sibling that starts while a shim hangs dials again and again. Its earlier requests are not a
@@ -222,7 +224,7 @@ fn a_sibling_that_cannot_be_reached_is_reported_within_a_lease() {
         assert_eq!(shim.status().unconnected, [sibling.lease.instance.clone()]);
         // With a short lease, the shim itself may not be ready on a busy machine.
         eventually("the shim is ready", || {
-            let (status, ..) = node.asked(&["ready", "--timeout", "30s", "--instance", "a"]);
+            let (status, ..) = node.ask_shims(&["ready", "--timeout", "30s", "--instance", "a"]);
             (status == Some(0)).then_some(())
         });
         let warnings = || {

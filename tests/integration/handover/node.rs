@@ -308,7 +308,7 @@ impl Node {
     /// Returns exit status, output and log of a command that asks shims. A command waits for a shim
     /// for a second, so the command is repeated while a busy shim does not answer.
     #[track_caller]
-    pub(crate) fn asked(&self, command: &[&str]) -> (Option<i32>, String, String) {
+    pub(crate) fn ask_shims(&self, command: &[&str]) -> (Option<i32>, String, String) {
         eventually(&format!("an answer to {command:?}"), || {
             let told = output_of(
                 self.berth_with(command)

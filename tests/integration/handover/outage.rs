@@ -2,7 +2,9 @@
 
 use super::node::{Echo, Node, Shim, know_one_another};
 use crate::support::load;
-use crate::support::net::{client_hello, client_with_hello, free_address, fresh_ip, read, served};
+use crate::support::net::{
+    client_hello, client_with_hello, expect_service, free_address, fresh_ip, read,
+};
 use crate::support::process::ends;
 use crate::support::{PATIENCE, eventually};
 use berth_node::terms::Phase;
@@ -51,7 +53,7 @@ fn a_sibling_loses_its_instance(recorded: bool) {
         record.slowest,
         record.kinds()
     );
-    if !record.nothing_lost(&b.running.log()) {
+    if !record.expect_no_loss(&b.running.log()) {
         return;
     }
     assert!(
@@ -158,6 +160,6 @@ fn beyond_the_hold_clients_are_refused_at_once() {
         (!node.listeners().is_empty()).then_some(())
     });
     for _ in 0..50 {
-        served(node.listen);
+        expect_service(node.listen);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::node::{Echo, LEASE, Node, Shim, know_one_another};
 use crate::support::load;
-use crate::support::net::served;
+use crate::support::net::expect_service;
 use crate::support::process::Running;
 use crate::support::{eventually, skipped};
 use berth_node::instance::InstanceId;
@@ -22,7 +22,7 @@ const HOLD: &str = "300ms";
 fn serves_on(node: &Node) {
     let until = Instant::now() + Duration::from_millis(1500);
     while Instant::now() < until {
-        served(node.listen);
+        expect_service(node.listen);
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -59,7 +59,7 @@ fn exchange(node: &Node, other: &Path) {
     .unwrap();
 }
 
-fn lone(node: &Node, lease: &str) -> (Echo, Running, Shim) {
+fn start_lone(node: &Node, lease: &str) -> (Echo, Running, Shim) {
     let (process, echo) = node.exec("a");
     let shim = node.launch("a", &["--hold", HOLD, "--lease", lease]);
     shim.until_joined();
@@ -71,7 +71,7 @@ fn lone(node: &Node, lease: &str) -> (Echo, Running, Shim) {
 #[test]
 fn a_run_directory_that_is_removed_ends_nothing() {
     let node = Node::new();
-    let (echo, process, shim) = lone(&node, "1s");
+    let (echo, process, shim) = start_lone(&node, "1s");
     remove(&node);
     serves_on(&node);
     until_renewed(&node, "a");
@@ -92,7 +92,7 @@ fn a_run_directory_that_is_removed_ends_nothing() {
 #[test]
 fn a_run_directory_that_cannot_be_used_ends_nothing() {
     let node = Node::new();
-    let (_echo, _process, shim) = lone(&node, "1s");
+    let (_echo, _process, shim) = start_lone(&node, "1s");
     let other = node.run_dir().with_file_name("other");
     fs::write(&other, "a file").unwrap();
     exchange(&node, &other);
@@ -132,7 +132,7 @@ fn siblings_hand_over_in_a_run_directory_that_was_removed() {
     a.leave();
     load.more(200);
     let record = load.end();
-    if !record.nothing_lost(&b.running.log()) {
+    if !record.expect_no_loss(&b.running.log()) {
         return;
     }
     for shim in [&b, &c] {
@@ -151,7 +151,7 @@ fn a_record_that_cannot_be_read_for_a_while_is_alive() {
         Ok(node) => node,
         Err(why) => return skipped(&why),
     };
-    let (_echo, _process, shim) = lone(&node, LEASE);
+    let (_echo, _process, shim) = start_lone(&node, LEASE);
     let record = node
         .run_dir()
         .join(node.listen.to_string())
@@ -160,7 +160,7 @@ fn a_record_that_cannot_be_read_for_a_while_is_alive() {
     shim.running.logs("a.json is ignored: it cannot be opened");
     serves_on(&node);
     fs::set_permissions(&record, fs::Permissions::from_mode(0o600)).unwrap();
-    served(node.listen);
+    expect_service(node.listen);
     assert!(
         !shim.running.log().contains("gone instance=a"),
         "{}",

@@ -41,7 +41,10 @@ impl Pair {
     #[track_caller]
     fn put(&self, permille: u16, local: bool, lease_ms: u64) {
         for shim in &self.shims {
-            assert_eq!(asked(shim, &share(permille, local, lease_ms)), Reply::Done);
+            assert_eq!(
+                ask_shim(shim, &share(permille, local, lease_ms)),
+                Reply::Done
+            );
         }
     }
 
@@ -124,7 +127,7 @@ fn share(permille: u16, local: bool, lease_ms: u64) -> Ask {
 }
 
 #[track_caller]
-fn asked(shim: &Shim, what: &Ask) -> Reply {
+fn ask_shim(shim: &Shim, what: &Ask) -> Reply {
     ask(&runtime(), &shim.path, what).unwrap()
 }
 
@@ -249,7 +252,7 @@ fn no_connection_is_lost_when_a_share_changes_or_ends() {
         (old.status().connections_total > left + 50).then_some(())
     });
     let record = load.end();
-    record.nothing_lost(&old.running.log());
+    record.expect_no_loss(&old.running.log());
 }
 
 #[test]
@@ -260,7 +263,7 @@ fn a_share_is_refused_by_a_shim_that_it_is_not_for() {
         node.launch("node", &["--discover"]),
         node.start("other", instance.address(), &[]),
     ] {
-        let reply = asked(&shim, &share(50, false, 1_000));
+        let reply = ask_shim(&shim, &share(50, false, 1_000));
         assert!(matches!(reply, Reply::Refused(_)), "{reply:?}");
         assert_eq!(shim.status().share, None);
     }

@@ -3,7 +3,7 @@
 //! kubelet, nor a client when the shim ends.
 
 use super::node::{Echo, Node, Shim};
-use crate::support::net::{client_hello, connect, free_address, ping, read, served};
+use crate::support::net::{client_hello, connect, expect_service, free_address, ping, read};
 use crate::support::tls::{Api, Ca};
 use crate::support::{PATIENCE, eventually};
 use berth_node::instance::InstanceId;
@@ -121,7 +121,7 @@ fn outlive(what: &str, hangs: impl FnOnce(&Node)) {
     a.running.signal(Signal::SIGTERM);
     a.until("left", |status| status.state == Phase::Left);
     for _ in 0..20 {
-        served(node.listen);
+        expect_service(node.listen);
     }
     instance.write_all(b"more").unwrap();
     assert_eq!(read(&mut client, 4), b"more", "{what}");

@@ -147,7 +147,7 @@ pub(crate) fn upgrades(programs: &[&Path], times: usize) {
         record.slowest,
         record.kinds()
     );
-    if !record.nothing_lost(&shim.running.log()) {
+    if !record.expect_no_loss(&shim.running.log()) {
         return;
     }
     assert_eq!(record.begun.len(), record.served as usize);

@@ -31,7 +31,7 @@ const LEASE: &str = "registry/lease.rs";
 fn upgrades_of_berth_itself_lose_nothing() {
     let own = Path::new(BERTH);
     let mut others = [VERSION - 1, VERSION + 1]
-        .map(|version| (built(version), Some(version)))
+        .map(|version| (build_version(version), Some(version)))
         .to_vec();
     // The last release, if any.
     others.extend(std::env::var_os("BERTH_PREVIOUS").map(|previous| (previous.into(), None)));
@@ -63,7 +63,7 @@ fn pair([(first, version), (second, version_of_second)]: [(&Path, Option<u32>); 
     }
     for (shim, version) in [(&a, version), (&b, version_of_second)] {
         let Some(version) = version else { continue };
-        let refused = refused(&shim.path);
+        let refused = refusal_of_unknown_version(&shim.path);
         let built = if version == VERSION {
             THIS.to_owned()
         } else {
@@ -93,12 +93,12 @@ fn pair([(first, version), (second, version_of_second)]: [(&Path, Option<u32>); 
             ),
         }
     }
-    let (code, out, log) = node.asked(&["status"]);
+    let (code, out, log) = node.ask_shims(&["status"]);
     assert!(
         code == Some(0) && out.matches("joined").count() == 2,
         "{code:?}: {out}{log}"
     );
-    let (code, out, log) = node.asked(&["drain", "--instance", "a", "--wait", "--if-sibling"]);
+    let (code, out, log) = node.ask_shims(&["drain", "--instance", "a", "--wait", "--if-sibling"]);
     assert!(
         code == Some(0) && !out.contains("not drained"),
         "{code:?}: {out}{log}"
@@ -110,7 +110,7 @@ fn pair([(first, version), (second, version_of_second)]: [(&Path, Option<u32>); 
 
 /// Returns the reason for which a shim refuses a request of a far newer version. The reason
 /// includes the version that the shim knows.
-fn refused(path: &Path) -> String {
+fn refusal_of_unknown_version(path: &Path) -> String {
     let socket = seqpacket::dial(path).unwrap();
     seqpacket::transmit(socket.as_fd(), br#"{"version":99,"ask":"status"}"#, &[]).unwrap();
     let mut reply = [0; 1024];
@@ -125,7 +125,7 @@ fn refused(path: &Path) -> String {
 
 /// Builds berth with another version of its messages. A lower version leaves out the optional
 /// fields, a higher one sends unknown fields.
-fn built(version: u32) -> PathBuf {
+fn build_version(version: u32) -> PathBuf {
     let (root, tmp) = (
         Path::new(env!("CARGO_MANIFEST_DIR")),
         Path::new(env!("CARGO_TARGET_TMPDIR")),

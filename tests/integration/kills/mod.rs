@@ -135,7 +135,7 @@ pub(super) fn every_kill<S: Scene>(sample: usize, node: impl Fn() -> S + Sync) {
     assert_eq!(code, Some(0), "without a fault: {log}");
     scene.is_whole();
     scene.is_done();
-    let expected = left_by(&scene);
+    let expected = list_files(&scene);
     drop(scene);
     let seed = std::env::var("BERTH_TEST_SEED")
         .ok()
@@ -171,7 +171,7 @@ pub(super) fn every_kill<S: Scene>(sample: usize, node: impl Fn() -> S + Sync) {
     );
     let tries = if which.is_ok() { points.len() } else { sample };
     eprintln!("{name}: {tries} of {of}, by BERTH_TEST_SEED={seed}");
-    let points = sampled(points, tries, seed);
+    let points = draw_sample(points, tries, seed);
     let (queue, ended) = (
         Mutex::new(points.into_iter()),
         Mutex::new((0, 0, Vec::new())),
@@ -216,7 +216,7 @@ fn some_repeats<'a>(
     let is_first = |point: &&Point| point.number <= FIRST || counts[&point.call] <= REPEATS;
     let (mut kept, later): (Vec<_>, Vec<_>) = calls.iter().partition(is_first);
     for call in counts.keys() {
-        kept.extend(sampled(
+        kept.extend(draw_sample(
             later
                 .iter()
                 .filter(|it| it.call == *call)
@@ -230,7 +230,7 @@ fn some_repeats<'a>(
 }
 
 /// Returns a random sample, by a linear congruential generator.
-fn sampled<T>(mut all: Vec<T>, count: usize, mut seed: u64) -> Vec<T> {
+fn draw_sample<T>(mut all: Vec<T>, count: usize, mut seed: u64) -> Vec<T> {
     let mut some = Vec::new();
     while some.len() < count && !all.is_empty() {
         seed = seed
@@ -243,7 +243,7 @@ fn sampled<T>(mut all: Vec<T>, count: usize, mut seed: u64) -> Vec<T> {
 
 /// Tries one point. Returns true if the command reached the point.
 fn try_point(mut scene: impl Scene, fault: Fault, point: &Point, expected: &[String]) -> bool {
-    let before = left_by(&scene);
+    let before = list_files(&scene);
     let (seen, code, mut log) = run(&scene, Some((fault, point.clone())));
     scene.settles();
     if fault == Fault::Reboot && seen.lock().unwrap().was_hit {
@@ -275,7 +275,9 @@ fn try_point(mut scene: impl Scene, fault: Fault, point: &Point, expected: &[Str
     let mut codes = vec![code];
     // If the command has done its work in spite of the fault, it runs again only to remove leftover
     // files.
-    let is_clean = left_by(&scene).iter().all(|file| expected.contains(file));
+    let is_clean = list_files(&scene)
+        .iter()
+        .all(|file| expected.contains(file));
     while codes.len() <= AGAIN && codes.last() != Some(&Some(0)) || codes.len() == 1 && !is_clean {
         let (_, code, more) = run(&scene, None);
         scene.is_whole();
@@ -288,7 +290,7 @@ fn try_point(mut scene: impl Scene, fault: Fault, point: &Point, expected: &[Str
         "the same command does not end well ({codes:?}): {log}"
     );
     scene.is_done();
-    let mut left = left_by(&scene);
+    let mut left = list_files(&scene);
     for file in before
         .iter()
         .chain(expected.iter().filter(|it| !before.contains(it)))
@@ -299,7 +301,7 @@ fn try_point(mut scene: impl Scene, fault: Fault, point: &Point, expected: &[Str
     }
     let unnamed: Vec<_> = left
         .iter()
-        .filter(|it| !shown(&log).contains(it.rsplit('/').next().unwrap_or(it)))
+        .filter(|it| !normalize(&log).contains(it.rsplit('/').next().unwrap_or(it)))
         .collect();
     assert!(
         unnamed.is_empty(),
@@ -415,11 +417,11 @@ fn name(
     let object = object
         .strip_prefix(root.to_str()?)
         .map_or(object.as_str(), |object| object.trim_start_matches('/'));
-    Some(format!("{call} {}", shown(object)))
+    Some(format!("{call} {}", normalize(object)))
 }
 
 /// Returns a text without numbers, times and other words that differ from run to run.
-fn shown(text: &str) -> String {
+fn normalize(text: &str) -> String {
     let mut shown = String::new();
     for part in text.split_inclusive(|c: char| !c.is_ascii_alphanumeric()) {
         let word = part.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
@@ -448,12 +450,12 @@ fn shown(text: &str) -> String {
 
 /// Returns all files and directories in the directories that a command writes, by names that are
 /// the same in each run.
-fn left_by(scene: &impl Scene) -> Vec<String> {
+fn list_files(scene: &impl Scene) -> Vec<String> {
     let (root, mut all) = (scene.root(), Vec::new());
     let mut left = scene.directories();
     while let Some(directory) = left.pop() {
         for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
-            all.push(shown(
+            all.push(normalize(
                 &entry
                     .path()
                     .strip_prefix(&root)

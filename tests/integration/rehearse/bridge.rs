@@ -1,6 +1,6 @@
 //! `berth rehearse --topology bridge` as a user runs it.
 
-use super::kept;
+use super::expect_promise_kept;
 use crate::support::process::{processes, rehearsal, rehearsed, was_too_busy};
 use crate::support::{eventually, in_memory, skipped};
 use berth_rehearse::record::data::{Report, Value};
@@ -35,7 +35,7 @@ fn rehearse(tmp: &Path, args: &[&str]) -> Command {
 }
 
 /// True if the rehearsal reports that this machine cannot steer. Then the test does nothing.
-fn cannot(status: Option<i32>, said: &str) -> bool {
+fn is_unable_to_steer(status: Option<i32>, said: &str) -> bool {
     let missing = status == Some(69) && said.contains("nothing was changed")
         || said.contains("make a network namespace");
     if missing {
@@ -49,13 +49,13 @@ fn cannot(status: Option<i32>, said: &str) -> bool {
 }
 
 /// Rehearses, and returns the output and the report. `None` if this machine cannot steer.
-fn held(args: &[&str]) -> Option<(String, Report)> {
+fn rehearse_to_success(args: &[&str]) -> Option<(String, Report)> {
     let tmp = in_memory();
     let json = tempfile::NamedTempFile::new().unwrap();
     let file = format!("--json={}", json.path().display());
     let output = rehearsed(&mut rehearse(tmp.path(), &[args, &[&file]].concat())).unwrap();
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    if cannot(output.status.code(), &said) || was_too_busy(&output) {
+    if is_unable_to_steer(output.status.code(), &said) || was_too_busy(&output) {
         return None;
     }
     assert_eq!(output.status.code(), Some(0), "{said}");
@@ -67,12 +67,13 @@ fn held(args: &[&str]) -> Option<(String, Report)> {
 
 #[test]
 fn an_apiserver_that_knows_nothing_of_berth_is_replaced_in_place() {
-    let Some((said, report)) = held(&["--compare=none", "--fault=kill-temporary"]) else {
+    let Some((said, report)) = rehearse_to_success(&["--compare=none", "--fault=kill-temporary"])
+    else {
         return;
     };
     // The run without a bridge has no temporary instance, so the fault is left out.
     assert!(report.runs[0].ran().unwrap().promises.is_empty(), "{said}");
-    kept(
+    expect_promise_kept(
         report.runs[1].ran().unwrap(),
         "kill-temporary",
         "old-bridge",
@@ -89,10 +90,10 @@ fn an_apiserver_that_knows_nothing_of_berth_is_replaced_in_place() {
 
 #[test]
 fn a_bridge_that_is_killed_costs_no_client_anything() {
-    let Some((said, report)) = held(&["--fault=kill-shim"]) else {
+    let Some((said, report)) = rehearse_to_success(&["--fault=kill-shim"]) else {
         return;
     };
-    kept(report.runs[0].ran().unwrap(), "kill-shim", "old-bridge");
+    expect_promise_kept(report.runs[0].ran().unwrap(), "kill-shim", "old-bridge");
     assert!(report.runs[0].ran().unwrap().lost.is_empty(), "{said}");
     each_served(&report, 0);
 }
@@ -112,7 +113,7 @@ fn each_served(report: &Report, run: usize) {
 }
 
 /// Starts a rehearsal and waits until its bridge is on. `None` if this machine cannot steer.
-fn bridged(tmp: &Path) -> Option<Child> {
+fn start_bridged(tmp: &Path) -> Option<Child> {
     let mut child = rehearse(tmp, &[]).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap())
         .lines()
@@ -126,7 +127,7 @@ fn bridged(tmp: &Path) -> Option<Child> {
     if !said.iter().any(|line| line.contains("may be replaced")) {
         let status = child.wait().unwrap();
         let said = [said, reader.join().unwrap()].concat().join("\n");
-        assert!(cannot(status.code(), &said), "{said}");
+        assert!(is_unable_to_steer(status.code(), &said), "{said}");
         return None;
     }
     Some(child)
@@ -136,7 +137,7 @@ fn bridged(tmp: &Path) -> Option<Child> {
 /// end, or `after`, has to end the bridge.
 fn is_not_left_behind(signal: Signal, after: impl FnOnce(&Path, ExitStatus)) {
     let tmp = in_memory();
-    let Some(mut child) = bridged(tmp.path()) else {
+    let Some(mut child) = start_bridged(tmp.path()) else {
         return;
     };
     kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();

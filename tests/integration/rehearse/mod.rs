@@ -32,13 +32,13 @@ fn rehearse(tmp: &Path, args: &[&str]) -> Command {
 }
 
 /// Starts a rehearsal, and waits for a line of its log.
-fn at(line: &str, tmp: &Path, args: &[&str]) -> Running {
+fn start_until(line: &str, tmp: &Path, args: &[&str]) -> Running {
     let running = Running::start(&mut rehearse(tmp, args));
     running.logs(line);
     running
 }
 
-fn gone(tmp: &Path) {
+fn wait_until_gone(tmp: &Path) {
     let word = tmp.display().to_string();
     eventually("the end of all its processes", || {
         processes(&word).is_empty().then_some(())
@@ -46,8 +46,8 @@ fn gone(tmp: &Path) {
 }
 
 /// Starts a rehearsal, and waits until the old instance is ready.
-fn started(tmp: &Path) -> Running {
-    at("old is ready and joined", tmp, &["--rate=20"])
+fn start_until_ready(tmp: &Path) -> Running {
+    start_until("old is ready and joined", tmp, &["--rate=20"])
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn an_upgrade_loses_nothing() {
         "{table}"
     );
     assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
-    gone(tmp.path());
+    wait_until_gone(tmp.path());
 }
 
 /// `berth rehearse 2>&1 | head`: the rehearsal runs to its end, and its verdict counts.
@@ -96,16 +96,16 @@ fn a_rehearsal_runs_on_without_a_reader() {
     if !was_too_busy(&output) {
         assert_eq!(output.status.code(), Some(0));
     }
-    gone(tmp.path());
+    wait_until_gone(tmp.path());
 }
 
 /// Rehearses, checks that the verdict is good, and returns the run of the report. `None` if the
 /// machine was too busy.
-fn run(args: &[&str]) -> Option<Ran> {
+fn rehearse_to_report(args: &[&str]) -> Option<Ran> {
     let json = tempfile::NamedTempFile::new().unwrap();
     let file = format!("--json={}", json.path().display());
-    held(&[args, &[&file]].concat())?;
-    let mut report: Report = serde_json::from_reader(json).unwrap();
+    rehearse_to_success(&[args, &[&file]].concat())?;
+    let mut report: Report = serde_json::from_slice(&std::fs::read(json.path()).unwrap()).unwrap();
     match report.runs.pop().unwrap().outcome {
         RunOutcome::Ran(ran) => Some(*ran),
         RunOutcome::Skipped(why) => panic!("{why}"),
@@ -114,7 +114,7 @@ fn run(args: &[&str]) -> Option<Ran> {
 
 /// Checks that a fault came to an instance, and that each promise under the fault was kept.
 #[track_caller]
-fn kept(ran: &Ran, fault: &str, instance: &str) {
+fn expect_promise_kept(ran: &Ran, fault: &str, instance: &str) {
     let promises = &ran.promises;
     let of_fault = |promise: &&Promise| promise.fault == fault;
     assert!(
@@ -128,7 +128,7 @@ fn kept(ran: &Ran, fault: &str, instance: &str) {
 
 /// Rehearses, checks that the verdict is good, and returns the output. `None` if the machine was
 /// too busy.
-fn held(args: &[&str]) -> Option<String> {
+fn rehearse_to_success(args: &[&str]) -> Option<String> {
     let tmp = in_memory();
     let output = rehearsed(&mut rehearse(
         tmp.path(),
@@ -144,7 +144,7 @@ fn held(args: &[&str]) -> Option<String> {
     );
     assert_eq!(output.status.code(), Some(0), "{table}\n{progress}");
     assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
-    gone(tmp.path());
+    wait_until_gone(tmp.path());
     Some(format!("{progress}{table}"))
 }
 
@@ -155,7 +155,7 @@ fn back_and_forth_with_versions_that_cannot_serve_and_a_shim_that_dies() {
             continue;
         }
         let faults = "--fault=bad-flag,never-ready,kill-shim";
-        let Some(ran) = run(&[
+        let Some(ran) = rehearse_to_report(&[
             "--topology=sidecar",
             "--upgrades=3",
             faults,
@@ -170,12 +170,12 @@ fn back_and_forth_with_versions_that_cannot_serve_and_a_shim_that_dies() {
             ("never-ready", "never-ready"),
             ("kill-shim", "old"),
         ] {
-            kept(&ran, fault, instance);
+            expect_promise_kept(&ran, fault, instance);
         }
         assert!(ran.figure("connections on new-2").is_some(), "{ran:#?}");
         // At most the kept connections and watches on the shim, and the connections that the shim
         // had just accepted.
-        let is_allowed = |loss| ran.promises.iter().any(|of| of.allowed.contains_key(&loss));
+        let is_allowed = |loss: Loss| ran.promises.iter().any(|of| of.allowed.contains_key(&loss));
         assert!(
             is_allowed(Loss::StreamEnded) == (pass == "relay") && !is_allowed(Loss::Refused),
             "{ran:#?}"
@@ -194,7 +194,8 @@ fn clients_that_are_relayed_nevertheless_are_reported_with_the_reason() {
         dir.path(),
         &format!("case $1 in exec) {without};; esac\nexec '{berth}' \"$@\""),
     );
-    let Some(said) = held(&["--berth", &other, "--pass=auto", "--fault=kill-shim"]) else {
+    let Some(said) = rehearse_to_success(&["--berth", &other, "--pass=auto", "--fault=kill-shim"])
+    else {
         return;
     };
     has_all(
@@ -217,7 +218,9 @@ fn rounds_repeat_for_the_given_time() {
         "--speedup=5",
         "--start-delay=0s",
     ];
-    let Some(said) = held(&args) else { return };
+    let Some(said) = rehearse_to_success(&args) else {
+        return;
+    };
     assert!(
         said.contains("hang at ") && said.contains("crash-after-ready at "),
         "{said}"
@@ -243,12 +246,12 @@ fn rounds_without_berth_lose() {
 
 #[test]
 fn native_sidecars_with_a_crash() {
-    if let Some(ran) = run(&[
+    if let Some(ran) = rehearse_to_report(&[
         "--topology=native-sidecar",
         "--fault=crash-after-ready",
         "--speedup=5",
     ]) {
-        kept(&ran, "crash-after-ready", "new");
+        expect_promise_kept(&ran, "crash-after-ready", "new");
     }
 }
 
@@ -256,7 +259,7 @@ fn native_sidecars_with_a_crash() {
 /// unless a bookmark brings one while both instances serve.
 #[test]
 fn quiet_watches_list_again_after_a_switch() {
-    if let Some(ran) = run(&[]) {
+    if let Some(ran) = rehearse_to_report(&[]) {
         assert_eq!(ran.figure("relists"), Some(Value::Count(4)));
     }
 }
@@ -267,7 +270,8 @@ fn quiet_watches_continue_if_both_instances_serve_long_enough() {
     // The store reports its progress every half a second. The arrival of the report depends on the
     // machine's load.
     let settles = ["--settle=2s", "--settle=4s", "--settle=8s", "--settle=16s"];
-    let rehearsals = settles.map(|settle| move || run(&["--old", often, settle, "--speedup=10"]));
+    let rehearsals =
+        settles.map(|settle| move || rehearse_to_report(&["--old", often, settle, "--speedup=10"]));
     // A run for which the machine was too busy proves nothing.
     assert!(
         rehearsals
@@ -300,7 +304,7 @@ fn another_berths_shims_are_rehearsed() {
             started.display()
         ),
     );
-    if held(&["--berth", &other]).is_none() {
+    if rehearse_to_success(&["--berth", &other]).is_none() {
         return;
     }
     let started = std::fs::read_to_string(started).unwrap();
@@ -325,10 +329,10 @@ fn each_client_of_a_storm_is_served_and_the_queue_is_seen() {
         &format!("case $1 in serve) set -- \"$@\" --max-openings=1;; esac\nexec '{berth}' \"$@\""),
     );
     let page = format!("--report={}", html.display());
-    let Some(ran) = run(&["--storm=200", "--berth", &one, &page]) else {
+    let Some(ran) = rehearse_to_report(&["--storm=200", "--berth", &one, &page]) else {
         return;
     };
-    kept(&ran, "storm", "storm");
+    expect_promise_kept(&ran, "storm", "storm");
     let count = |name: &str| match ran.figure(name) {
         Some(Value::Count(count)) => count,
         other => panic!("{name}: {other:?}"),
@@ -350,7 +354,7 @@ fn each_client_of_a_storm_is_served_and_the_queue_is_seen() {
 /// Without a certificate, the apiserver would answer the shims' probes with 401 for ever.
 #[test]
 fn apiservers_that_require_a_certificate_are_rehearsed_too() {
-    held(&[
+    rehearse_to_success(&[
         "--old",
         "stand-in --anonymous-auth=false",
         "--new",
@@ -360,13 +364,13 @@ fn apiservers_that_require_a_certificate_are_rehearsed_too() {
 
 #[test]
 fn a_unit_that_requires_a_certificate_is_rehearsed_too() {
-    held(&["--topology=run", "--new", "stand-in --anonymous-auth=false"]);
+    rehearse_to_success(&["--topology=run", "--new", "stand-in --anonymous-auth=false"]);
 }
 
 #[test]
 fn a_killed_node_shim_comes_back() {
-    if let Some(ran) = run(&["--topology=node", "--fault=kill-shim"]) {
-        kept(&ran, "kill-shim", "old");
+    if let Some(ran) = rehearse_to_report(&["--topology=node", "--fault=kill-shim"]) {
+        expect_promise_kept(&ran, "kill-shim", "old");
     }
 }
 
@@ -374,9 +378,9 @@ fn a_killed_node_shim_comes_back() {
 #[ignore = "takes 40 s of real hangs: run by .ci/run"]
 fn a_unit_hangs_and_then_the_shim_of_the_other() {
     for pass in ["--pass=relay", "--pass=auto"] {
-        if let Some(ran) = run(&["--topology=run", "--fault=hang,hang-shim", pass]) {
-            kept(&ran, "hang", "new");
-            kept(&ran, "hang-shim", "old");
+        if let Some(ran) = rehearse_to_report(&["--topology=run", "--fault=hang,hang-shim", pass]) {
+            expect_promise_kept(&ran, "hang", "new");
+            expect_promise_kept(&ran, "hang-shim", "old");
         }
     }
 }
@@ -386,10 +390,10 @@ fn other_proxies_are_compared_and_do_not_decide_the_verdict() {
     let json = tempfile::NamedTempFile::new().unwrap();
     let file = format!("--json={}", json.path().display());
     let compare = "--compare=haproxy,port-sharing,none,berth";
-    if held(&[compare, "--start-delay=3s", &file]).is_none() {
+    if rehearse_to_success(&[compare, "--start-delay=3s", &file]).is_none() {
         return;
     }
-    let report: Report = serde_json::from_reader(json).unwrap();
+    let report: Report = serde_json::from_slice(&std::fs::read(json.path()).unwrap()).unwrap();
     let run = |via| report.runs.iter().find(|run| run.via == via).unwrap();
     if run(Via::Haproxy).ran().is_none() {
         eprintln!("without HAProxy, which is not in PATH");
@@ -428,18 +432,18 @@ fn a_program_that_is_not_there_is_reported() {
     running.logs("skipped: haproxy is not in PATH");
     running.signal(Signal::SIGTERM);
     running.ends(143);
-    gone(tmp.path());
+    wait_until_gone(tmp.path());
 }
 
 #[test]
 fn an_interrupt_leaves_nothing_behind() {
     for (signal, status) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
         let tmp = in_memory();
-        let mut running = started(tmp.path());
+        let mut running = start_until_ready(tmp.path());
         running.signal(signal);
         running.ends(status);
         assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
-        gone(tmp.path());
+        wait_until_gone(tmp.path());
     }
 }
 
@@ -448,14 +452,14 @@ fn an_interrupt_leaves_nothing_behind() {
 fn a_process_stopped_on_purpose_is_not_left_behind() {
     for signal in [Signal::SIGINT, Signal::SIGKILL] {
         let tmp = in_memory();
-        let mut running = at(
+        let mut running = start_until(
             "fault hang at new",
             tmp.path(),
             &["--rate=20", "--phase=1s", "--fault=hang"],
         );
         running.signal(signal);
         running.ended();
-        gone(tmp.path());
+        wait_until_gone(tmp.path());
     }
 }
 
@@ -470,17 +474,17 @@ fn names(dir: &Path) -> Vec<std::ffi::OsString> {
 #[test]
 fn a_killed_rehearsal_ends_its_children_and_the_next_removes_its_files() {
     let tmp = in_memory();
-    let mut killed = started(tmp.path());
+    let mut killed = start_until_ready(tmp.path());
     let left = tmp.path().join(&names(tmp.path())[0]);
-    let mut other = started(tmp.path());
+    let mut other = start_until_ready(tmp.path());
     killed.kill();
     // A shim that is about to end may create its run directory again.
-    gone(&left);
+    wait_until_gone(&left);
     assert_eq!(names(tmp.path()).len(), 2);
     // Another program's directory with a similar name.
     std::fs::create_dir(tmp.path().join("berth-rehearse-results")).unwrap();
 
-    let mut next = at(
+    let mut next = start_until(
         "left by a rehearsal that was killed",
         tmp.path(),
         &["--rate=20"],
@@ -491,7 +495,7 @@ fn a_killed_rehearsal_ends_its_children_and_the_next_removes_its_files() {
     other.signal(Signal::SIGTERM);
     other.ends(143);
     assert_eq!(names(tmp.path()), ["berth-rehearse-results"]);
-    gone(tmp.path());
+    wait_until_gone(tmp.path());
 }
 
 #[test]

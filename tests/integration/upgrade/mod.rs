@@ -523,7 +523,7 @@ fn an_upgrade_and_a_restart_lose_nothing() {
         1,
         "a restart leaves nothing to go back to"
     );
-    load.lost_nothing();
+    load.end_without_loss();
 }
 
 #[test]
@@ -547,7 +547,7 @@ fn a_failing_new_version_is_removed_and_the_reason_is_printed() {
         let (_, log) = ends(&mut node.upgrade(&options), 1, &[]);
         node.is_whole("v1");
         if log.contains("nothing listens on 127.") {
-            return load.lost_nothing();
+            return load.end_without_loss();
         }
     }
     panic!("why it is not ready is not told");
@@ -631,7 +631,7 @@ fn a_new_version_that_fails_in_the_second_hop_gives_way_to_the_old_one() {
         ],
     );
     node.is_whole("v1");
-    load.lost_nothing();
+    load.end_without_loss();
 }
 
 /// An upgrade is killed in each step, and completed by the same command.
@@ -680,7 +680,7 @@ fn an_upgrade_killed_at_any_step_is_resumed_by_the_same_command() {
         );
         node.is_whole(tag);
     }
-    load.lost_nothing();
+    load.end_without_loss();
 }
 
 /// An operator who rescues a node in the middle of an upgrade finds the old manifest. And `eject`
@@ -758,7 +758,7 @@ fn an_interrupt_rolls_back_while_the_old_version_serves_and_else_completes() {
         upgrade.ends(code);
         node.is_whole(tag);
     }
-    load.lost_nothing();
+    load.end_without_loss();
 }
 
 /// Without the lock, another node could be upgraded at the same time, although the named cluster

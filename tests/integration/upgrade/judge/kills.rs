@@ -43,7 +43,7 @@ impl Scene for Upgraded {
     fn command(&self) -> Command {
         let mut upgrade =
             self.judged
-                .again(&["--canary", "50%", "--canary-time", "1s", "--speedup", "80"]);
+                .resume(&["--canary", "50%", "--canary-time", "1s", "--speedup", "80"]);
         upgrade.env("BERTH_SETTLE", "100ms").arg(&self.manifest);
         upgrade
     }
@@ -63,7 +63,7 @@ impl Scene for Upgraded {
     fn is_done(&mut self) {
         self.judged.node.is_whole(NEW);
         if let Some(load) = self.load.take() {
-            load.lost_nothing();
+            load.end_without_loss();
             self.load = Some(self.judged.load_each(PERIOD));
         }
     }

@@ -60,13 +60,13 @@ impl Judged {
     /// it.
     fn upgrade(&self, tag: &str, options: &[&str]) -> Command {
         let manifest = self.node.new_manifest(tag);
-        let mut upgrade = self.again(options);
+        let mut upgrade = self.resume(options);
         upgrade.arg(manifest);
         upgrade
     }
 
     /// Returns a command that resumes an upgrade.
-    fn again(&self, options: &[&str]) -> Command {
+    fn resume(&self, options: &[&str]) -> Command {
         // The clients of this test are on the node.
         let mut upgrade = self
             .node
@@ -109,7 +109,7 @@ fn a_good_version_goes_through_step_by_step() {
             .unwrap_or_else(|| panic!("{part} in {log}"));
     }
     judged.node.is_whole("v1.36.3-judged");
-    load.lost_nothing();
+    load.end_without_loss();
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn a_bad_version_is_sent_back_and_nothing_is_lost() {
         &[],
     );
     judged.node.is_whole("v1.36.3-judged-bad");
-    load.lost_nothing();
+    load.end_without_loss();
 }
 
 /// A version that fails only without emulation goes back to the emulating instance.
@@ -149,7 +149,7 @@ fn a_version_that_is_bad_without_emulation_keeps_emulating() {
     upgrade.logs("judged beside the temporary instance");
     upgrade.kill();
     ends(
-        &mut judged.again(&LONG),
+        &mut judged.resume(&LONG),
         75,
         &[
             "(step judge-canonical)",
@@ -165,7 +165,7 @@ fn a_version_that_is_bad_without_emulation_keeps_emulating() {
     );
     assert_ne!(left, judged.node.manifest(tag));
     assert!(!judged.node.path("kept/upgrade.json").exists());
-    load.lost_nothing();
+    load.end_without_loss();
 }
 
 #[test]
@@ -176,12 +176,12 @@ fn an_upgrade_killed_while_judging_can_be_resumed() {
     upgrade.logs("50 % of new connections");
     upgrade.kill();
     ends(
-        &mut judged.again(&SHORT),
+        &mut judged.resume(&SHORT),
         0,
         &["is under way (step judge-temporary)"],
     );
     judged.node.is_whole("v1.36.3-judged");
-    load.lost_nothing();
+    load.end_without_loss();
 }
 
 #[test]
