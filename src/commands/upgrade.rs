@@ -86,7 +86,9 @@ async fn upgrade(options: UpgradeOptions, only_steps: bool) -> anyhow::Result<Ex
             Ok(DriveOutcome::Done) => Exit::Ok,
             Ok(DriveOutcome::RolledBack) => Exit::No,
             Ok(DriveOutcome::Judged) => Exit::Again,
-            Ok(DriveOutcome::Halted | DriveOutcome::Stopped) => print_resume_hint(&progress, &store),
+            Ok(DriveOutcome::Halted | DriveOutcome::Stopped) => {
+                print_resume_hint(&progress, &store)
+            }
             Err(error) => {
                 progress.line(&format!("failed: {error}"));
                 print_resume_hint(&progress, &store)

@@ -245,7 +245,7 @@ impl Node {
         // The simulated apiservers' store. Its thread ends with the process.
         std::thread::spawn(move || {
             runtime().block_on(async {
-                store::serve(UnixListener::bind(socket).unwrap(), store, recorder).await
+                store::serve(UnixListener::bind(socket).unwrap(), store, recorder).await;
             });
         });
         eventually("the store", || {

@@ -989,7 +989,7 @@ fn a_log_without_a_reader_delays_no_client() {
             Pid::from_raw(shim.0.id().try_into().unwrap()),
             Signal::SIGTERM,
         )
-        .unwrap()
+        .unwrap();
     };
     // A reader that pauses misses no line, including the last ones.
     let (mut log, shim) = unread();

@@ -180,7 +180,7 @@ async fn report_not_begun(
             watcher.print_logs();
         }
         WaitOutcome::Over(_) => {
-            watcher.print_line("the operator ended the bridge: COMMAND was not run")
+            watcher.print_line("the operator ended the bridge: COMMAND was not run");
         }
         WaitOutcome::There(_) => {
             watcher.print_line("COMMAND was not run");

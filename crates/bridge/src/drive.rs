@@ -519,7 +519,7 @@ impl Bridge {
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, "a thread of the bridge failed; `berth bridge end --now` ends it")
+                tracing::warn!(%error, "a thread of the bridge failed; `berth bridge end --now` ends it");
             }
         }
     }
@@ -541,7 +541,7 @@ impl Bridge {
             Some(Ask::Ended { failed: None }) => {
                 self.work.spawn_blocking(move || {
                     let changed = differences(&plan).inspect_err(|why| {
-                        tracing::warn!("cannot tell what COMMAND changed: {why}")
+                        tracing::warn!("cannot tell what COMMAND changed: {why}");
                     });
                     FinishedWork::Command {
                         replaces: is_replaced(manifest(&plan), changed.ok().as_deref()),

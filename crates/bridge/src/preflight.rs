@@ -93,7 +93,7 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
         upgrade.into_iter().for_each(|it| {
             report.error(format!(
                 "{it}: bring it to its end with `berth upgrade` first"
-            ))
+            ));
         });
     }
     check_steering(&mut report).await;
@@ -359,9 +359,9 @@ fn check_file_limit(port: u16, report: &mut Report) {
          raise the hard limit (ulimit -Hn, LimitNOFILE=), or run this with CAP_SYS_RESOURCE"
     );
     if room > open {
-        report.note(few)
+        report.note(few);
     } else {
-        report.error(few)
+        report.error(few);
     }
 }
 

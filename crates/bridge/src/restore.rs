@@ -161,7 +161,8 @@ fn encryption_file(manifest: &str) -> Option<PathBuf> {
 
 /// Text of a file. Empty if there is no file.
 fn read_text(path: &Path) -> Result<String, String> {
-    let file = none_if_missing(open_regular(path)).and_then(|file| file.map(read_with_metadata).transpose());
+    let file = none_if_missing(open_regular(path))
+        .and_then(|file| file.map(read_with_metadata).transpose());
     let file = file.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
     Ok(file
         .map(|(bytes, _)| String::from_utf8_lossy(&bytes).into_owned())

@@ -270,7 +270,11 @@ impl Watcher {
 
     /// Prints why a bridge refuses, or that it does not answer: also with --json.
     pub(super) fn print_refusal(why: &str) {
-        let _ = writeln!(io::stderr(), "berth: {}", strip_error_numbers(why.to_owned()));
+        let _ = writeln!(
+            io::stderr(),
+            "berth: {}",
+            strip_error_numbers(why.to_owned())
+        );
     }
 
     /// Prints the result of waiting for the end.

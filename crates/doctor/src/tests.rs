@@ -557,7 +557,7 @@ fn node_cases() -> Vec<(&'static str, Vec<Finding>)> {
         node(&|facts| {
             facts
                 .clients
-                .add(address.parse().unwrap(), "kubelet.conf".into())
+                .add(address.parse().unwrap(), "kubelet.conf".into());
         })
     };
     assert_eq!(dialled("10.0.0.5:6443"), []);
@@ -600,7 +600,7 @@ fn node_cases() -> Vec<(&'static str, Vec<Finding>)> {
                 facts
                     .settings
                     .insert("kernel.yama.ptrace_scope", format!("{scope}\n")),
-            )
+            );
         }
     };
     assert_eq!((passing(&yama("1")), node(&yama("3"))), (vec![], vec![]));
@@ -619,7 +619,7 @@ fn node_cases() -> Vec<(&'static str, Vec<Finding>)> {
                 facts.run_dir = Some(registry::Error::Mode {
                     path: "/x".into(),
                     mode: 0o777,
-                })
+                });
             }),
         ),
         (
@@ -628,7 +628,7 @@ fn node_cases() -> Vec<(&'static str, Vec<Finding>)> {
                 facts.run_dir = Some(registry::Error::NotADirectory {
                     path: "/x".into(),
                     found: "a file",
-                })
+                });
             }),
         ),
         (
@@ -648,14 +648,14 @@ fn node_cases() -> Vec<(&'static str, Vec<Finding>)> {
                 facts.missing.push((
                     "--client-ca-file".into(),
                     "/etc/kubernetes/pki/ca.crt".into(),
-                ))
+                ));
             }),
         ),
         ("first-switch", held("[::]:6443", 0, "kube-apiserver")),
         (
             "serving-certificate",
             node(&|facts| {
-                facts.certificate = certificate_finding(&[("apiserver.crt", "")], &options())
+                facts.certificate = certificate_finding(&[("apiserver.crt", "")], &options());
             }),
         ),
         (
@@ -685,7 +685,7 @@ fn node_cases() -> Vec<(&'static str, Vec<Finding>)> {
                     facts
                         .settings
                         .insert("net.ipv4.tcp_migrate_req", "1\n".to_owned()),
-                )
+                );
             }),
         ),
         ("pass-obstacle", passing(&yama("2"))),
@@ -703,7 +703,7 @@ fn node_cases() -> Vec<(&'static str, Vec<Finding>)> {
             node(&|facts| {
                 facts
                     .unconnected
-                    .push("the shims of a and b have no connection".into())
+                    .push("the shims of a and b have no connection".into());
             }),
         ),
         (

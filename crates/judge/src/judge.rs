@@ -328,7 +328,7 @@ impl Judge {
         ids.extend(services.map(|name| (Signal::Aggregation, Subject::resource(name))));
         let mut like: BTreeMap<_, u32> = BTreeMap::new();
         ids.iter().for_each(|(signal, subject)| {
-            *like.entry((*signal, alpha_part(subject))).or_default() += 1
+            *like.entry((*signal, alpha_part(subject))).or_default() += 1;
         });
         let alpha = |(signal, subject): &Id| {
             let (_, share) = alpha_part(subject);
@@ -395,7 +395,7 @@ impl Judge {
         {
             Some(connections) if connections.bad < connections.all => self.empty = (0, 0.0),
             Some(connections) if old => {
-                self.empty = (self.empty.0 + 1, self.empty.1 + connections.all)
+                self.empty = (self.empty.0 + 1, self.empty.1 + connections.all);
             }
             // After the first empty connection, samples without a connection count, too.
             None if old && self.empty.0 > 0 => self.empty.0 += 1,

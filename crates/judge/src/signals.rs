@@ -405,17 +405,17 @@ impl Sample {
             }
             "request_aborts_total" => self.count(Signal::Aborts, Subject::of(line), value, value),
             "authentication_attempts" => {
-                self.count(Signal::Authentication, all, unless("success"), value)
+                self.count(Signal::Authentication, all, unless("success"), value);
             }
             "authorization_attempts_total" => {
-                self.count(Signal::Authorization, all, unless("allowed"), value)
+                self.count(Signal::Authorization, all, unless("allowed"), value);
             }
             "tls_handshake_errors_total" => self.count(Signal::TlsErrors, all, value, 0.0),
             "flowcontrol_rejected_requests_total" => {
-                self.count(Signal::Rejections, level(line), value, value)
+                self.count(Signal::Rejections, level(line), value, value);
             }
             "flowcontrol_dispatched_requests_total" => {
-                self.count(Signal::Rejections, level(line), 0.0, value)
+                self.count(Signal::Rejections, level(line), 0.0, value);
             }
             "flowcontrol_current_executing_seats" => {
                 self.seats

@@ -152,7 +152,7 @@ fn change_value(value: &mut Value, path: &[Step], change: &Change) {
                     .flatten()
                     .chain(new)
                     .cloned()
-                    .collect()
+                    .collect();
             }
         }
         return;
@@ -453,7 +453,7 @@ impl Editor<'_> {
             let indent = line.len() - said.len();
             match said.strip_prefix('#') {
                 Some(said) if indent > column || indent == column && list && is_item(said) => {
-                    end = next
+                    end = next;
                 }
                 Some(_) if indent == column && list => {}
                 None if said.is_empty() => {}

@@ -245,7 +245,7 @@ impl Undo<'_> {
         match original.grace {
             Some((new, None)) if now == Some(new.into()) => self.remove(path),
             Some((new, Some(old))) if now == Some(new.into()) => {
-                self.edit(path, Change::Set(old.into()), BEFORE)
+                self.edit(path, Change::Set(old.into()), BEFORE);
             }
             _ => {}
         }

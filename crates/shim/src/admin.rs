@@ -92,7 +92,7 @@ impl Admin {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => tracing::debug!(%error, "an admin connection ended"),
                     Err(_) => {
-                        tracing::debug!("an admin connection was ended: its answers were not read")
+                        tracing::debug!("an admin connection was ended: its answers were not read");
                     }
                 }
                 drop(place);

@@ -327,7 +327,7 @@ pub fn merge(pages: &[String]) -> String {
             ""
         };
         heads.iter().for_each(|&(keyword, rest)| {
-            text.extend(["# ", keyword, " ", name, end, " ", rest, "\n"])
+            text.extend(["# ", keyword, " ", name, end, " ", rest, "\n"]);
         });
         samples
             .iter()

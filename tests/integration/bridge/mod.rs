@@ -1539,7 +1539,7 @@ fn clients_that_dial_localhost_are_served_too() {
                 };
                 match [TEMPORARY, OWN].map(finds) {
                     [Some(as_temporary), Some(as_own)] => {
-                        assert_eq!((as_temporary, as_own), (true, false), "{tool:?}")
+                        assert_eq!((as_temporary, as_own), (true, false), "{tool:?}");
                     }
                     _ => skipped(&format!("no {}", tool[0])),
                 }

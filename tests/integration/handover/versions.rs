@@ -85,7 +85,7 @@ fn pair([(first, version), (second, version_of_second)]: [(&Path, Option<u32>); 
         };
         match ask(&runtime(), &shim.path, &Ask::Share(share)).unwrap() {
             Reply::Refused(why) if version < 2 => {
-                assert!(why.starts_with("version 2 is not known"), "{why}")
+                assert!(why.starts_with("version 2 is not known"), "{why}");
             }
             reply => assert!(
                 reply == Reply::Done && version >= 2,

@@ -151,7 +151,7 @@ fn is_not_left_behind(signal: Signal, after: impl FnOnce(&Path, ExitStatus)) {
 #[test]
 fn a_bridge_is_not_left_behind_by_an_interrupt() {
     is_not_left_behind(Signal::SIGINT, |_, status| {
-        assert_eq!(status.code(), Some(130))
+        assert_eq!(status.code(), Some(130));
     });
 }
 

@@ -164,7 +164,7 @@ impl Gateway {
                     });
                 }
                 Ok(status) => {
-                    tried.push(format!("{url}: member {:x} answers there", status.member))
+                    tried.push(format!("{url}: member {:x} answers there", status.member));
                 }
                 Err(why) => tried.push(why),
             }

@@ -163,7 +163,7 @@ impl Facts {
                     self.shims = leases(&path)
                         .into_iter()
                         .map(|(_, lease)| LiveShim::from(lease))
-                        .collect()
+                        .collect();
                 }
                 Err(error) => self.run_dir = Some(error),
             }

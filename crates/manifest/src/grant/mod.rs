@@ -189,7 +189,7 @@ async fn add_to_shared_role(client: &Client, node: &str) -> Result<(), Error> {
         };
         match written {
             Err(error) if error.status() == Some(StatusCode::CONFLICT) && tries < TRIES => {
-                tries += 1
+                tries += 1;
             }
             written => return written.map(drop),
         }

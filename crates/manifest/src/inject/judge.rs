@@ -72,10 +72,10 @@ pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
     for probe in PROBES {
         let lack = "a probe asks the shared port, where the other instance may answer";
         judge.check("probe-on-shared-port", lack, |planner| {
-            planner.probe(probe, port)
+            planner.probe(probe, port);
         });
         judge.check("probe-elsewhere", "", |planner| {
-            planner.problems.extend(planner.check_foreign(probe, port))
+            planner.problems.extend(planner.check_foreign(probe, port));
         });
         if manifest.apiserver().get(probe).is_some_and(asks_berth) {
             judge.check(
@@ -96,7 +96,7 @@ pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
         Planner::ports,
     );
     judge.check("other-container", "", |planner| {
-        planner.problems.extend(planner.other_containers())
+        planner.problems.extend(planner.other_containers());
     });
     let lack =
         "there is no preStop hook, so kube-apiserver receives SIGTERM before a sibling takes over";

@@ -196,7 +196,7 @@ pub(crate) async fn keep_connection(
             match ended {
                 Ok(why) => return why,
                 Err(error) => {
-                    tracing::debug!(%instance, %error, "the connection to its supervisor has ended")
+                    tracing::debug!(%instance, %error, "the connection to its supervisor has ended");
                 }
             }
         }
@@ -261,7 +261,7 @@ mod tests {
             let (changed, links) = mpsc::unbounded_channel();
             let shim = async move {
                 keep_connection(&path, &InstanceId::parse("a").unwrap(), |link| {
-                    drop(changed.send(link))
+                    drop(changed.send(link));
                 })
                 .await
             };

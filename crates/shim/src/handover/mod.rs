@@ -331,7 +331,7 @@ impl Group {
                     if let Some((address, listener)) = lock(&self.published).held.get(&cookie) {
                         match socket::refuse(listener.as_fd()) {
                             Ok(()) => {
-                                tracing::warn!(%address, "nothing is reachable: clients are refused")
+                                tracing::warn!(%address, "nothing is reachable: clients are refused");
                             }
                             Err(error) => tracing::warn!(%address, %error, "cannot end listening"),
                         }

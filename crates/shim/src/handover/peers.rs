@@ -70,7 +70,7 @@ pub async fn exchange_updates(
     };
     match ended {
         Err(error) if is_end(&error) => {
-            tracing::debug!(sibling = holder.0, "a sibling closed its connection")
+            tracing::debug!(sibling = holder.0, "a sibling closed its connection");
         }
         Err(error) => tracing::warn!(
             sibling = holder.0,

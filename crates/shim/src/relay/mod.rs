@@ -280,8 +280,8 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, sent:
         };
     }
     if context.log_connections {
-        log!(info)
+        log!(info);
     } else {
-        log!(debug)
+        log!(debug);
     }
 }

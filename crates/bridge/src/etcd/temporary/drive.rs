@@ -316,7 +316,7 @@ impl EtcdDaemon {
                 self.rescued = Some(rescued);
             }
             Err(error) => {
-                tracing::warn!(%error, "the database of the node's own etcd was not copied")
+                tracing::warn!(%error, "the database of the node's own etcd was not copied");
             }
         }
     }

@@ -935,7 +935,7 @@ impl World {
             assert!(
                 runs(cookie) || unheard(cookie),
                 "{holder:?} announces {announce:?}"
-            )
+            );
         });
         let held = |cookie: &Cookie| {
             self.sockets
