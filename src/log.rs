@@ -5,6 +5,7 @@
 //! When the buffer is full, lines are dropped and counted. Their number is logged as soon as lines
 //! can be written again. Commands that do not relay write directly.
 
+use berth_os::explained;
 use berth_shim::metrics::LOG_LINES_DROPPED;
 use std::io::{self, Write};
 use std::sync::atomic::Ordering::Relaxed;
@@ -49,8 +50,13 @@ impl Lines {
     ///
     /// The thread cannot be started.
     pub(crate) fn to_stderr() -> io::Result<(Self, Flush)> {
-        let report =
-            |lines| tracing::warn!(lines, "the log was not read: lines of it were dropped");
+        let report = |lines| {
+            tracing::warn!(
+                code = %explained::LOG_DROPPED,
+                lines,
+                "the log was not read: lines of it were dropped"
+            );
+        };
         Self::to(io::stderr(), WAITING, report)
     }
 

@@ -11,6 +11,7 @@ use berth_node::registry::instance::{Claimant, claim};
 use berth_node::registry::{BerthDir, RunDir};
 use berth_options::check;
 use berth_options::exec::ExecArgs;
+use berth_os::explained;
 use berth_os::process::{end_as, end_on_signals, go_on_as_child};
 use berth_shim::config::{PassMode, Place};
 use berth_supervisor::{Config, Supervisor, self_test};
@@ -145,7 +146,7 @@ fn log_changes(
                 .to_str()
                 .is_none_or(|kept| kept.trim().parse::<IpAddr>().is_err()) =>
         {
-            tracing::warn!(
+            tracing::warn!(code = %explained::ADVERTISE_ADDRESS,
                 kept = %kept.display(),
                 "--advertise-address is kept and is no IP address: leave it out and berth sets it"
             );

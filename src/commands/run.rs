@@ -13,6 +13,7 @@ use super::{Exit, block_on, exit_code, unavailable_error, usage_error};
 use berth_options::check;
 use berth_options::log::LogArgs;
 use berth_options::shim::RunArgs;
+use berth_os::explained;
 use berth_os::process::{KILL_CHILD, die_with_parent};
 use berth_shim::app::Bound;
 use berth_shim::state::Stop;
@@ -104,7 +105,12 @@ async fn supervise(
                 if terminated {
                     tracing::info!(%instance, %status, "the apiserver ended");
                 } else {
-                    tracing::error!(%instance, %status, "the apiserver ended by itself; the reason is in its own log");
+                    tracing::error!(
+                        code = %explained::APISERVER_ENDED,
+                        %instance,
+                        %status,
+                        "the apiserver ended by itself; the reason is in its own log"
+                    );
                 }
                 stop.send_modify(|stop| *stop = (*stop).max(Stop::Drain));
             }
@@ -138,6 +144,14 @@ fn signal_child(child: &Child, signal: Signal) {
     };
     match kill(Pid::from_raw(pid), sent) {
         Ok(()) => tracing::info!(%signal, "signal passed on to the apiserver"),
-        Err(error) => tracing::warn!(pid, %signal, %error, "cannot signal the apiserver"),
+        Err(error) => {
+            tracing::warn!(
+                code = %explained::APISERVER_NOT_SIGNALLED,
+                pid,
+                %signal,
+                %error,
+                "cannot signal the apiserver"
+            );
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Checks of the documents: links between them, and the index.
 
+use berth_os::explained::EXPLAINED;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -119,4 +120,36 @@ fn the_index_has_every_page() {
         .filter(|name| name != "index.md" && !index.contains(&format!("]({name})")))
         .collect();
     assert!(missing.is_empty(), "docs/index.md lacks {missing:?}");
+}
+
+/// docs/troubleshooting.md is made from the table of codes, and a line with each code is logged.
+#[test]
+fn each_code_of_a_log_line_is_explained() {
+    let page = fs::read_to_string(root().join("docs/troubleshooting.md")).unwrap();
+    let shown: Vec<_> = page
+        .lines()
+        .filter(|line| line.starts_with("| `BERTH"))
+        .collect();
+    let rows: Vec<_> = EXPLAINED
+        .iter()
+        .map(|line| {
+            format!(
+                "| `{}` | {} | {} | {} |",
+                line.code, line.message, line.cause, line.action
+            )
+        })
+        .collect();
+    assert_eq!(shown, rows, "the table should be:\n{}", rows.join("\n"));
+    assert!(EXPLAINED.is_sorted_by(|one, next| one.code < next.code));
+    let sources = ["crates", "src"].map(|directory| files(directory, ".rs"));
+    let sources: String = sources
+        .iter()
+        .flatten()
+        .map(|path| fs::read_to_string(path).unwrap())
+        .collect();
+    let unused: Vec<_> = EXPLAINED
+        .iter()
+        .filter(|line| !sources.contains(&format!("code = %explained::{},", line.name)))
+        .collect();
+    assert!(unused.is_empty(), "{unused:#?}");
 }

@@ -21,6 +21,7 @@ use berth_node::ipc::bridge::{
 };
 use berth_node::terms::Phase;
 use berth_options::check;
+use berth_os::explained;
 use berth_os::signals::Signals;
 use berth_shim::app::{self, Bound};
 use berth_shim::backend::probe::Probe;
@@ -387,7 +388,7 @@ impl Bridge {
                 }
                 Err(why) => {
                     if self.machine.steering_error() != Some(&why) {
-                        tracing::warn!(
+                        tracing::warn!(code = %explained::CANNOT_STEER,
                             "cannot steer: {why}; new connections go to the node's own listener; the bridge tries again"
                         );
                     }
@@ -482,7 +483,7 @@ impl Bridge {
             return;
         };
         if let Err(slice) = service.end().await {
-            tracing::warn!(
+            tracing::warn!(code = %explained::SLICE_STAYS,
                 slice,
                 "the bridge's slice may be in the Service kubernetes: `berth bridge end` removes it"
             );
@@ -519,7 +520,11 @@ impl Bridge {
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, "a thread of the bridge failed; `berth bridge end --now` ends it");
+                tracing::warn!(
+                    code = %explained::BRIDGE_THREAD,
+                    %error,
+                    "a thread of the bridge failed; `berth bridge end --now` ends it"
+                );
             }
         }
     }

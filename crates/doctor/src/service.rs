@@ -19,6 +19,7 @@ use berth_manifest::wait::until;
 use berth_node::terms::Phase;
 use berth_options::cluster::host_name;
 use berth_os::clock;
+use berth_os::explained;
 use serde_json::{Value, json};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -332,7 +333,11 @@ impl ServiceKeeper {
                     // An upgrade prints a lasting error itself.
                     if self.purpose == Purpose::Bridge && !std::mem::replace(&mut in_trouble, true)
                     {
-                        tracing::warn!(%error, "the Service kubernetes cannot be kept");
+                        tracing::warn!(
+                            code = %explained::SERVICE_NOT_KEPT,
+                            %error,
+                            "the Service kubernetes cannot be kept"
+                        );
                     }
                 }
             }
@@ -342,7 +347,12 @@ impl ServiceKeeper {
             }
         }
         if tried && let Err(error) = remove(&self.client, &self.name()).await {
-            tracing::warn!(%error, slice = self.name(), "the slice stays in the Service kubernetes: remove it");
+            tracing::warn!(
+                code = %explained::SLICE_STAYS,
+                %error,
+                slice = self.name(),
+                "the slice stays in the Service kubernetes: remove it"
+            );
         }
     }
 

@@ -6,6 +6,7 @@ use crate::{Count, Credentials, Facts};
 use berth_cluster::kubeconfig::Mistake;
 use berth_cluster::{Client, Error};
 use berth_node::ipc::wire::ClusterStatus;
+use berth_os::explained;
 use berth_os::off_thread::OffThread;
 use hyper::StatusCode;
 use std::collections::BTreeMap;
@@ -163,7 +164,7 @@ impl Api {
                     .is_none_or(|before| before.result != result)
                     && !logged
                 {
-                    tracing::warn!(request, object, "{why}");
+                    tracing::warn!(code = %explained::CLUSTER_REFUSES, request, object, "{why}");
                 }
             }
         }

@@ -9,6 +9,7 @@ use berth_cluster::lease::{self, Expiry, InstanceLease, RENEWAL, is_object_name}
 use berth_cluster::service::{self, Family, MANAGER};
 use berth_node::instance::InstanceId;
 use berth_os::clock;
+use berth_os::explained;
 use humantime::format_rfc3339_seconds;
 use hyper::StatusCode;
 use serde_json::Value;
@@ -264,7 +265,7 @@ impl Leases {
             if !self.delete(&name(object), object).await {
                 return;
             }
-            tracing::warn!(
+            tracing::warn!(code = %explained::LEASE_EXPIRED,
                 lease = name(object),
                 "a Lease has expired and is removed, with the slices of its node if the node has no other Lease"
             );

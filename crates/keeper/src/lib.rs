@@ -29,6 +29,7 @@ use berth_cluster::{Access, Client, KubeconfigError};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::ClusterStatus;
 use berth_node::terms::Phase;
+use berth_os::explained;
 use berth_os::file::{small, text};
 use leases::Leases;
 use slices::Slices;
@@ -199,7 +200,7 @@ impl Withdrawal {
                 .await
                 .is_err()
         {
-            tracing::warn!(
+            tracing::warn!(code = %explained::SLICE_NOT_WITHDRAWN,
                 "the cluster's API did not take the slice out in {} s: the Service kubernetes may name this node until its Lease \
                  has expired",
                 WITHDRAWAL.as_secs()

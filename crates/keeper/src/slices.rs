@@ -8,6 +8,7 @@ use berth_cluster::lease::RENEWAL;
 use berth_cluster::service::{self, Family, LOOK, MANAGER, Service};
 use berth_node::terms::Phase;
 use berth_os::clock;
+use berth_os::explained;
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -61,7 +62,7 @@ impl Slices {
         });
         let slices: Vec<_> = slices.collect();
         if slices.is_empty() {
-            tracing::warn!(
+            tracing::warn!(code = %explained::NOT_DIALLABLE,
                 "--listen has no address that other nodes could dial: berth cannot keep this node in the Service kubernetes"
             );
         }

@@ -8,6 +8,7 @@
 use crate::api::Api;
 use berth_cluster::account::{Claims, granted_token, token_path, token_request};
 use berth_node::instance::InstanceId;
+use berth_os::explained;
 use berth_os::file::{replace, small, text};
 use std::fs;
 use std::io::{self, Write};
@@ -62,7 +63,7 @@ impl TokenFile {
         match api.with_files(move || file.write(&text)).await.flatten() {
             Ok(()) => tracing::info!(account, "renewed the service account's token"),
             Err(error) => {
-                tracing::warn!(
+                tracing::warn!(code = %explained::TOKEN_NOT_WRITTEN,
                     path = %self.path.display(),
                     "cannot write the renewed token: {error}; help: mount the directory, not the files, and give it to \
                      the shim's uid, as `berth grant` leaves it"

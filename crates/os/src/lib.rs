@@ -6,6 +6,7 @@
 
 pub mod bpf;
 pub mod clock;
+pub mod explained;
 pub mod file;
 pub mod inotify;
 pub mod locks;

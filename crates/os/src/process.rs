@@ -1,5 +1,6 @@
 //! Limits, capabilities and descendants of this process.
 
+use crate::explained;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
@@ -627,7 +628,13 @@ fn forward_signals(child: Pid, signals: &SigSet) -> io::Result<ExitStatus> {
         }
         forwarded.add(signal);
         if let Err(error) = kill(child, passed) {
-            tracing::warn!(pid = child.as_raw(), signal = %passed, %error, "cannot signal the apiserver");
+            tracing::warn!(
+                code = %explained::APISERVER_NOT_SIGNALLED,
+                pid = child.as_raw(),
+                signal = %passed,
+                %error,
+                "cannot signal the apiserver"
+            );
         } else if passed == Signal::SIGTERM {
             // A stopped child handles SIGTERM only after SIGCONT. systemd sends both, too.
             let _ = kill(child, Signal::SIGCONT);

@@ -7,6 +7,7 @@
 
 use crate::metrics::Metrics;
 use crate::relay::{self, Context, Open};
+use berth_os::explained;
 use berth_os::socket;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -333,7 +334,7 @@ impl Dispatcher {
     fn report_error(&self, kind: &'static str, what: &dyn std::fmt::Display) {
         self.metrics.count_accept_error(kind);
         if !self.troubled.swap(true, Relaxed) {
-            tracing::warn!(
+            tracing::warn!(code = %explained::CANNOT_ACCEPT,
                 kind,
                 open = self.metrics.open(),
                 "cannot accept, trying again: {what}"

@@ -6,6 +6,7 @@
 
 use crate::shared::Shared;
 use berth_node::terms::shorten;
+use berth_os::explained;
 use berth_os::socket;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -68,7 +69,11 @@ impl Admin {
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut troubled, true) {
-                        tracing::warn!(%error, "cannot accept on the admin port, trying again");
+                        tracing::warn!(
+                            code = %explained::SOCKET_NOT_ACCEPTED,
+                            %error,
+                            "cannot accept on the admin port, trying again"
+                        );
                     }
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;

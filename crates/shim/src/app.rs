@@ -31,6 +31,7 @@ use berth_node::ipc::wire::{Ask, Reply};
 use berth_node::ipc::{self, IncomingRequest};
 use berth_node::registry::{self, BerthDir, RunDir};
 use berth_node::terms::{InstanceHealth, Phase};
+use berth_os::explained;
 use berth_os::off_thread::OffThread;
 use berth_os::{clock, proc_net, process, socket};
 use humantime::format_duration;
@@ -204,7 +205,7 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
     );
     room.warn(&config);
     if config.probe.ca.is_none() && config.probe.kind == ProbeKind::Https {
-        tracing::warn!(
+        tracing::warn!(code = %explained::PROBE_INSECURE,
             "--probe-insecure: the probe does not verify the server's certificate; give --probe-ca instead"
         );
     }
@@ -254,12 +255,12 @@ impl Room {
             .max_connections
             .filter(|wanted| *wanted > connections)
         {
-            tracing::warn!(
+            tracing::warn!(code = %explained::TOO_MANY_CONNECTIONS,
                 "--max-connections {wanted} is more than a limit of {files} open files allows, {connections} are taken: \
                  raise the hard limit (ulimit -Hn, LimitNOFILE=)"
             );
         } else if config.max_connections.is_none() && connections < limits::FEW {
-            tracing::warn!(
+            tracing::warn!(code = %explained::FEW_DESCRIPTORS,
                 "a limit of {files} open files leaves room for {connections} connections only ({}): raise the hard limit \
                  (ulimit -Hn, LimitNOFILE=), or lower --threads",
                 limits::reserved_descriptors(threads).0
@@ -343,7 +344,11 @@ async fn bind_all(listen: &[Listen], wait: Duration) -> Result<Vec<OwnedFd>, Bui
             }
             if warned != Some(*addr) {
                 warned = Some(*addr);
-                tracing::warn!(bind_wait = %format_duration(wait), "{error}; trying again");
+                tracing::warn!(
+                    code = %explained::PORT_HELD,
+                    bind_wait = %format_duration(wait),
+                    "{error}; trying again"
+                );
             }
             tokio::time::sleep_until((Instant::now() + BIND_PAUSE).min(deadline)).await;
         }
@@ -510,7 +515,11 @@ impl Bound {
             () = gate => 0,
             kept = keeping => {
                 if let Err(error) = kept {
-                    tracing::error!(%error, "leases cannot be kept");
+                    tracing::error!(
+                        code = %explained::LEASE_NOT_WRITTEN,
+                        %error,
+                        "leases cannot be kept"
+                    );
                 }
                 metrics.open()
             }

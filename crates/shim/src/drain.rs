@@ -7,6 +7,7 @@ use crate::backend::Table;
 use crate::metrics::Metrics;
 use crate::state::{ShimState, Stop};
 use berth_node::terms::{InstanceHealth, Phase};
+use berth_os::explained;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
@@ -73,7 +74,7 @@ impl FirstByteWait {
                 None => sleep(CHECK).await,
                 Some(0) => return,
                 Some(connections) => {
-                    tracing::warn!(
+                    tracing::warn!(code = %explained::STOPPED_WITH_CLIENTS,
                         connections,
                         "clients have no answer yet; the apiserver is stopped all the same"
                     );
@@ -115,7 +116,11 @@ pub(crate) async fn drain(
             return 0;
         }
         if ends {
-            tracing::warn!(connections = open, "second signal: connections are cut");
+            tracing::warn!(
+                code = %explained::SECOND_SIGNAL,
+                connections = open,
+                "second signal: connections are cut"
+            );
             return open;
         }
         let listens = is_served(&table.borrow_and_update());
@@ -124,7 +129,7 @@ pub(crate) async fn drain(
             tracing::info!(connections = open, timeout = %humantime::format_duration(timeout), "the instance listens no more: draining");
         }
         if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            tracing::warn!(
+            tracing::warn!(code = %explained::DRAIN_TIMEOUT,
                 connections = open,
                 "--drain-timeout has expired: connections are cut"
             );

@@ -7,6 +7,7 @@ use berth_node::ipc;
 use berth_node::ipc::wire::{self, Ask, InstanceStatus, Reply, Status};
 use berth_node::registry::lease;
 use berth_node::terms::{InstanceHealth, Phase};
+use berth_os::explained;
 use berth_os::{clock, locks};
 use humantime::format_rfc3339_seconds;
 use serde_json::{Value, json};
@@ -18,7 +19,14 @@ impl Shared {
         for (instance, reply) in self.ask_siblings(Ask::Metrics).await {
             match reply {
                 Ok(Reply::Metrics(page)) => pages.push(page),
-                other => tracing::warn!(%instance, ?other, "a sibling does not send its metrics"),
+                other => {
+                    tracing::warn!(
+                        code = %explained::SIBLING_METRICS,
+                        %instance,
+                        ?other,
+                        "a sibling does not send its metrics"
+                    );
+                }
             }
         }
         crate::metrics::merge(&pages)
@@ -30,7 +38,11 @@ impl Shared {
             .within(ipc::PATIENCE, move || metrics.encode())
             .await
             .unwrap_or_else(|error| {
-                tracing::warn!(%error, "there are no metrics of this shim now");
+                tracing::warn!(
+                    code = %explained::NO_METRICS,
+                    %error,
+                    "there are no metrics of this shim now"
+                );
                 String::new()
             })
     }

@@ -3,6 +3,7 @@
 //! that accepts or receives a connection counts it for the worker.
 
 use berth_node::terms::shorten;
+use berth_os::explained;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
@@ -73,7 +74,10 @@ impl Drop for Workers {
         self.stop.cancel();
         if self.running.recv_timeout(shorten(ENDING)) == Err(RecvTimeoutError::Timeout) {
             // The thread ends with the process.
-            return tracing::error!("a relaying thread does not end, and is not waited for");
+            return tracing::error!(
+                code = %explained::THREAD_DOES_NOT_END,
+                "a relaying thread does not end, and is not waited for"
+            );
         }
         for thread in self.threads.drain(..) {
             // A panic was printed by the thread.

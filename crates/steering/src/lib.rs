@@ -15,6 +15,7 @@ pub use error::Error;
 pub use self_test::{Tried, self_test, self_test_of_localhost};
 
 use berth_os::bpf::{self, Link, Slot, Steerer};
+use berth_os::explained;
 use berth_os::{clock, socket};
 use std::fs::File;
 use std::net::IpAddr;
@@ -65,7 +66,7 @@ impl Steering {
         }
         #[cfg(debug_assertions)]
         if bpf::is_unsteered() {
-            tracing::warn!(port, "{}", bpf::UNSTEERED_WARNING);
+            tracing::warn!(code = %explained::UNSTEERED, port, "{}", bpf::UNSTEERED_WARNING);
         }
         let program = Steerer::load(purpose, port, addresses)?;
         let link = program.attach(namespace.as_fd())?;

@@ -5,6 +5,7 @@ use crate::machine::{Action, Client, Machine, Phase};
 use crate::obstacle::Obstacle;
 use berth_node::instance::InstanceId;
 use berth_node::ipc::supervisor::{FromShim, LATER, TOGETHER, ToShim, VERSION, parse};
+use berth_os::explained;
 use berth_os::process::{KILL_CHILD, raise_file_limit, reap, send_signal};
 use berth_os::seccomp::{self, Answer, Call, Child, Notification};
 use berth_os::{seqpacket, socket};
@@ -270,7 +271,10 @@ impl Supervisor {
 
     /// Logs and keeps an obstacle.
     fn record_obstacle(&mut self, obstacle: Obstacle) {
-        tracing::warn!("the server accepts clients by itself: {obstacle}");
+        tracing::warn!(
+            code = %explained::SUPERVISOR,
+            "the server accepts clients by itself: {obstacle}"
+        );
         self.obstacle = Some(obstacle);
     }
 
@@ -323,7 +327,11 @@ impl Supervisor {
                 }
                 Err(_) if self.accept_failed => break,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept the connection of a shim");
+                    tracing::warn!(
+                        code = %explained::SUPERVISOR,
+                        %error,
+                        "cannot accept the connection of a shim"
+                    );
                     break self.accept_failed = true;
                 }
             }
@@ -390,7 +398,11 @@ impl Supervisor {
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
             Err(error) => {
                 if error.kind() != io::ErrorKind::UnexpectedEof {
-                    tracing::warn!(%error, "the connection of a shim is ended");
+                    tracing::warn!(
+                        code = %explained::SUPERVISOR,
+                        %error,
+                        "the connection of a shim is ended"
+                    );
                     self.machine.discard(number);
                     self.carry_out();
                     // The shim takes back every client without an acknowledgement.
@@ -430,7 +442,11 @@ impl Supervisor {
                     from: None,
                 }),
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a client of the server's own address");
+                    tracing::warn!(
+                        code = %explained::SUPERVISOR,
+                        %error,
+                        "cannot accept a client of the server's own address"
+                    );
                     break;
                 }
             }
@@ -452,7 +468,13 @@ impl Supervisor {
         if !self.parked.as_ref().is_some_and(is_there) {
             let end = socket::connect(self.config.address, None);
             let parked = end.and_then(|end| end.local_addr().map(|address| (end, address)));
-            let warn = |error: &io::Error| tracing::warn!(%error, "cannot wake the server: cannot connect to its address");
+            let warn = |error: &io::Error| {
+                tracing::warn!(
+                    code = %explained::SUPERVISOR,
+                    %error,
+                    "cannot wake the server: cannot connect to its address"
+                );
+            };
             self.parked = parked.inspect_err(warn).ok();
         }
     }

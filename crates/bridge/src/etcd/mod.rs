@@ -30,6 +30,7 @@ use berth_cluster::kubeconfig::Place;
 use berth_exec::args;
 use berth_node::ipc::bridge::{BridgeOutcome, EtcdStatus, EtcdStep};
 use berth_node::terms::Speedup;
+use berth_os::explained;
 use dials::Dials;
 use gateway::Gateway;
 use keeping::{EtcdState, Keeping};
@@ -77,7 +78,10 @@ impl Cluster {
         let cluster = self.clone();
         tasks.spawn(async move {
             if let Err(why) = own::follow(&cluster, to).await {
-                tracing::warn!("whether this node's member of etcd serves is not known: {why}");
+                tracing::warn!(
+                    code = %explained::MEMBER_UNKNOWN,
+                    "whether this node's member of etcd serves is not known: {why}"
+                );
             }
         });
         if let Some(dials) = self.dials.clone() {
@@ -85,7 +89,10 @@ impl Cluster {
             tasks.spawn(async {
                 let kept = dials.keep(answers).await;
                 let why = kept.err().unwrap_or_default();
-                tracing::warn!("the node's own kube-apiserver has no other member of etcd: {why}");
+                tracing::warn!(
+                    code = %explained::NO_OTHER_MEMBER,
+                    "the node's own kube-apiserver has no other member of etcd: {why}"
+                );
             });
         }
         answers
@@ -228,7 +235,7 @@ impl EtcdHandle {
             (BridgeOutcome::Done, Some(why)) => BridgeOutcome::Abandoned(why),
             (outcome, _) => {
                 if is_open {
-                    tracing::warn!(
+                    tracing::warn!(code = %explained::REVISION_UNKNOWN,
                         "whether the node's own etcd has all that was written while it was away is not known: it did not answer when it \
                          was asked for its revision"
                     );

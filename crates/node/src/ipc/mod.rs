@@ -9,6 +9,7 @@ pub mod bridge;
 pub mod supervisor;
 pub mod wire;
 
+use berth_os::explained;
 use berth_os::file::{lock_within, none_if_missing};
 use berth_os::off_thread::OffThread;
 use berth_os::seqpacket;
@@ -88,7 +89,7 @@ impl Server {
                             Ok(Some(asked)) => answer(asked).await,
                             Ok(None) => {}
                             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                                tracing::warn!(
+                                tracing::warn!(code = %explained::REQUEST_REFUSED,
                                     "a process connected to the shim's socket and sent no request: connection closed"
                                 );
                             }
@@ -100,7 +101,11 @@ impl Server {
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut troubled, true) {
-                        tracing::warn!(%error, "cannot accept on the shim's socket, trying again");
+                        tracing::warn!(
+                            code = %explained::SOCKET_NOT_ACCEPTED,
+                            %error,
+                            "cannot accept on the shim's socket, trying again"
+                        );
                     }
                     tokio::time::sleep(PATIENCE).await;
                 }
@@ -211,7 +216,11 @@ async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
     );
     let socket = berth_os::make_awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
     let why = if uid != own && uid != 0 {
-        tracing::warn!(uid, "a request of a process of another uid was refused");
+        tracing::warn!(
+            code = %explained::REQUEST_OF_ANOTHER_UID,
+            uid,
+            "a request of a process of another uid was refused"
+        );
         format!(
             "uid {uid} may not send requests to a shim of uid {own}: run the command as uid {own} or as root"
         )
@@ -235,7 +244,7 @@ async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
             // Root may read the status and drain; listeners and connections go only to a process
             // that could listen here.
             Ok(Request { ask, .. }) if uid != own && ask.is_of_siblings() => {
-                tracing::warn!(
+                tracing::warn!(code = %explained::SIBLING_OF_ANOTHER_UID,
                     uid,
                     own,
                     "a sibling of another uid was refused: run all shims of a berth with one uid"
@@ -253,7 +262,10 @@ async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
                 }));
             }
             Err(why) => {
-                tracing::warn!("a request on the shim's socket was refused: {why}");
+                tracing::warn!(
+                    code = %explained::REQUEST_REFUSED,
+                    "a request on the shim's socket was refused: {why}"
+                );
                 why
             }
         }

@@ -6,6 +6,7 @@
 //! that the directories should be listed again.
 
 use super::BerthDir;
+use berth_os::explained;
 use berth_os::inotify::{Events, WatchFlags};
 use berth_os::off_thread::OffThread;
 use std::ffi::CString;
@@ -123,7 +124,7 @@ impl Watch {
     fn warn(&mut self, error: &io::Error) {
         if !std::mem::replace(&mut self.warned, true) {
             let [(instances, _), (leases, _)] = &self.directories;
-            tracing::warn!(
+            tracing::warn!(code = %explained::NO_INOTIFY,
                 instances = %instances.display(), leases = %leases.display(), %error,
                 "no notice of changes by inotify: instance records and leases are read each second (see \
                  fs.inotify.max_user_instances and max_user_watches)"

@@ -13,6 +13,7 @@ use berth_node::registry::instance::{self, HeldRecord, IgnoredFile};
 use berth_node::registry::lease::{self, Lease};
 use berth_node::registry::watch::Watch;
 use berth_os::clock;
+use berth_os::explained;
 use berth_os::off_thread::OffThread;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -158,12 +159,17 @@ pub(crate) async fn follow(berth: BerthDir, own: OwnShim, files: OffThread, mut 
         match read {
             Ok(()) => broken = false,
             Err(error) if !std::mem::replace(&mut broken, true) => {
-                tracing::warn!(directory = %berth.path().display(), %error, "cannot read the berth's directory, trying again");
+                tracing::warn!(
+                    code = %explained::RUN_DIRECTORY_UNREADABLE,
+                    directory = %berth.path().display(),
+                    %error,
+                    "cannot read the berth's directory, trying again"
+                );
             }
             Err(_) => {}
         }
         for problem in found.problems.difference(&known.problems) {
-            tracing::warn!("{problem}");
+            tracing::warn!(code = %explained::FILE_IGNORED, "{problem}");
         }
         for id in known.live.keys().filter(|id| !found.live.contains_key(id)) {
             probers.remove(id);

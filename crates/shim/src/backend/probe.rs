@@ -7,6 +7,7 @@
 use super::health::Observation;
 use berth_cluster::http;
 use berth_cluster::tls::{self, TlsError};
+use berth_os::explained;
 use berth_os::file::{open_regular, read_small, small, text};
 use berth_os::off_thread::OffThread;
 use http_body_util::Full;
@@ -435,7 +436,12 @@ impl Files {
             })?;
             if !linked && !self.replaced.swap(true, Ordering::Relaxed) {
                 let file = path.display();
-                tracing::warn!(%file, option, "the probe's file was replaced on the node, and this container has the old one: recreate the pod");
+                tracing::warn!(
+                    code = %explained::PROBE_FILE_REPLACED,
+                    %file,
+                    option,
+                    "the probe's file was replaced on the node, and this container has the old one: recreate the pod"
+                );
             }
             Ok::<_, String>(bytes)
         };

@@ -12,6 +12,7 @@ use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
 use berth_node::registry::instance::Record;
 use berth_node::terms::InstanceHealth;
+use berth_os::explained;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -223,7 +224,11 @@ impl ProberContext {
         };
         self.writer().set_relayed(id, &why);
         if self.pass == PassMode::Inject {
-            tracing::warn!(instance = %id, "--pass inject: its clients are relayed: {why}");
+            tracing::warn!(
+                code = %explained::RELAYED,
+                instance = %id,
+                "--pass inject: its clients are relayed: {why}"
+            );
         } else {
             tracing::info!(instance = %id, "--pass auto: its clients are relayed: {why}");
         }
@@ -313,14 +318,26 @@ impl ProberContext {
             (before, after) if before == after => return false,
             (_, InstanceHealth::Ready) => tracing::info!(instance = %id, "ready"),
             (_, InstanceHealth::Failing) if seen == Observation::Hangs => {
-                tracing::warn!(instance = %id, "has stalled; it still gets connections if no other is ready: {words}");
+                tracing::warn!(
+                    code = %explained::STANDSTILL,
+                    instance = %id,
+                    "has stalled; it still gets connections if no other is ready: {words}"
+                );
             }
             (_, InstanceHealth::Failing) => {
-                tracing::warn!(instance = %id, "fails its probe; it still gets connections if no other is ready: {words}");
+                tracing::warn!(
+                    code = %explained::PROBE_FAILS,
+                    instance = %id,
+                    "fails its probe; it still gets connections if no other is ready: {words}"
+                );
             }
             // A sibling's instance ends with every upgrade.
             (_, InstanceHealth::Unready) if self.is_own(id) => {
-                tracing::warn!(instance = %id, "not ready any more: {words}");
+                tracing::warn!(
+                    code = %explained::NOT_READY,
+                    instance = %id,
+                    "not ready any more: {words}"
+                );
             }
             (_, InstanceHealth::Unready) => {
                 tracing::info!(instance = %id, "a sibling's instance is not ready any more: {words}");

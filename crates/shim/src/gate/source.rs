@@ -1,5 +1,6 @@
 //! Sources of clients: which clients share a queue, and which clients go first.
 
+use berth_os::explained;
 use berth_os::netdevice;
 use berth_os::off_thread::OffThread;
 use ipnet::IpNet;
@@ -53,6 +54,7 @@ impl First {
     pub(crate) fn new(given: Vec<IpNet>) -> Self {
         let own = netdevice::addresses().unwrap_or_else(|error| {
             tracing::warn!(
+                code = %explained::OWN_ADDRESSES,
                 %error,
                 "cannot list the node's own addresses, whose clients would go first: allow this process AF_NETLINK, or \
                  give them by --first"

@@ -7,6 +7,7 @@ use crate::shared::Shared;
 use berth_node::registry::RunDir;
 use berth_node::registry::lease::{self, Lease};
 use berth_os::clock;
+use berth_os::explained;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
@@ -71,7 +72,7 @@ impl Group {
                 0 => "no sibling was there to accept from its listeners, so new clients waited",
                 _ => "siblings that did not stall accepted from its listeners meanwhile",
             };
-            tracing::warn!(
+            tracing::warn!(code = %explained::STALLED,
                 seconds = silent.as_secs(),
                 "this shim stalled beyond its lease: {who}"
             );
@@ -87,7 +88,7 @@ impl Group {
             self.ping();
         } else {
             if self.shared.update(|state| state.blocked = true) {
-                tracing::warn!(
+                tracing::warn!(code = %explained::THREAD_HANGS,
                     "a relaying thread does not answer: the lease is not renewed, siblings will take over"
                 );
             }
@@ -96,7 +97,7 @@ impl Group {
         self.report_unconnected();
         for holder in self.machine.silent_siblings() {
             if self.logged_problems.insert(format!("{holder:?} is silent")) {
-                tracing::warn!(
+                tracing::warn!(code = %explained::SIBLING_SILENT,
                     sibling = holder.0,
                     "a sibling is connected and sends no updates: no guards are exchanged with it"
                 );
@@ -121,7 +122,7 @@ impl Group {
                     .unreachable
                     .get(holder)
                     .map_or("it does not dial", String::as_str);
-                tracing::warn!(
+                tracing::warn!(code = %explained::SIBLING_NOT_CONNECTED,
                     instance,
                     "a live sibling has had no connection to this shim for longer than a lease, so neither guards the \
                      other's listeners: {why}"
@@ -192,7 +193,7 @@ impl Group {
             self.shared.metrics.count_renewal("failed");
             if before {
                 let error = berth_os::strip_error_numbers(error.to_string());
-                tracing::warn!(
+                tracing::warn!(code = %explained::LEASE_NOT_WRITTEN,
                     error,
                     "cannot write the lease: siblings take over from this shim when the lease expires"
                 );
@@ -227,7 +228,11 @@ impl Group {
             Ok(listing) => listing,
             Err(error) => {
                 if self.logged_problems.insert(format!("leases: {error}")) {
-                    tracing::warn!(%error, "cannot list the leases");
+                    tracing::warn!(
+                        code = %explained::RUN_DIRECTORY_UNREADABLE,
+                        %error,
+                        "cannot list the leases"
+                    );
                 }
                 let actions = self.machine.tick(now);
                 return self.act(actions);
@@ -235,7 +240,7 @@ impl Group {
         };
         for problem in listing.problems {
             if self.logged_problems.insert(problem.to_string()) {
-                tracing::warn!("{problem}");
+                tracing::warn!(code = %explained::FILE_IGNORED, "{problem}");
             }
         }
         let live: Vec<_> = listing
@@ -268,7 +273,7 @@ impl Group {
             {
                 let same: BTreeSet<_> = self.machine.addresses().iter().collect();
                 if lease.listen.iter().collect::<BTreeSet<_>>() != same {
-                    tracing::warn!(
+                    tracing::warn!(code = %explained::OTHER_ADDRESSES,
                         instance = %lease.instance,
                         theirs = ?lease.listen,
                         ours = ?self.machine.addresses(),

@@ -5,6 +5,7 @@ use super::machine::Action;
 use super::peers::lock;
 use crate::accept::Accepting;
 use berth_node::terms::Cookie;
+use berth_os::explained;
 use berth_os::off_thread::OffThread;
 use berth_os::{proc_net, sock_diag, socket};
 use std::collections::btree_map::Entry;
@@ -124,7 +125,11 @@ impl Group {
                             _ => Err(error),
                         };
                         let why = why.unwrap_or_else(|error| error.to_string());
-                        tracing::error!(%address, "cannot listen, trying again: {why}");
+                        tracing::error!(
+                            code = %explained::CANNOT_LISTEN,
+                            %address,
+                            "cannot listen, trying again: {why}"
+                        );
                     });
                 }
                 self.count("listen", "failed");
@@ -196,7 +201,12 @@ impl Group {
                 Ok(Ok(())) => LoopEvent::Ended(cookie),
                 Ok(Err(error)) => LoopEvent::Failed(cookie, address, error.to_string()),
                 Err(error) => {
-                    tracing::error!(%address, %error, "an accept loop ended: a bug");
+                    tracing::error!(
+                        code = %explained::ACCEPT_LOOP_ENDED,
+                        %address,
+                        %error,
+                        "an accept loop ended: a bug"
+                    );
                     LoopEvent::Failed(cookie, address, error.to_string())
                 }
             });
@@ -231,7 +241,11 @@ impl Group {
             .logged_problems
             .insert(format!("accept {address}: {why}"))
         {
-            tracing::error!(%address, "cannot accept, trying again: {why}");
+            tracing::error!(
+                code = %explained::CANNOT_ACCEPT_YET,
+                %address,
+                "cannot accept, trying again: {why}"
+            );
         }
         self.count("accept", "failed");
         self.listeners.retry = Some(Instant::now() + RETRY);
@@ -291,7 +305,7 @@ impl Group {
             .foreign_listeners
             .set(i64::try_from(foreign).unwrap_or(i64::MAX));
         if before == 0 && foreign > 0 {
-            tracing::warn!(
+            tracing::warn!(code = %explained::FOREIGN_LISTENER,
                 listeners = foreign,
                 "no shim that answers holds some listeners on the berth's port, and they get a share of the new connections: \
                  `ss -ltnp` names their processes; end a shim that hangs, and stop another program"

@@ -30,6 +30,7 @@ use berth_node::registry::lease;
 use berth_node::registry::watch::Watch;
 use berth_node::terms::{InstanceHealth, Phase, ShimId};
 use berth_os::clock;
+use berth_os::explained;
 use berth_os::socket;
 use leases::OwnLease;
 use listeners::Listeners;
@@ -282,7 +283,10 @@ impl Group {
                 // No problem if both shims dialled and the other connection is established.
                 if self.record_failed_dial(holder, &why) {
                     if self.logged_problems.insert(format!("{holder:?} {why}")) {
-                        tracing::warn!("a sibling does not share its listeners: {why}");
+                        tracing::warn!(
+                            code = %explained::LISTENERS_NOT_SHARED,
+                            "a sibling does not share its listeners: {why}"
+                        );
                     }
                     self.count("connect", "refused");
                 }
@@ -331,9 +335,20 @@ impl Group {
                     if let Some((address, listener)) = lock(&self.published).held.get(&cookie) {
                         match socket::refuse(listener.as_fd()) {
                             Ok(()) => {
-                                tracing::warn!(%address, "nothing is reachable: clients are refused");
+                                tracing::warn!(
+                                    code = %explained::NOTHING_REACHABLE,
+                                    %address,
+                                    "nothing is reachable: clients are refused"
+                                );
                             }
-                            Err(error) => tracing::warn!(%address, %error, "cannot end listening"),
+                            Err(error) => {
+                                tracing::warn!(
+                                    code = %explained::CANNOT_END_LISTENING,
+                                    %address,
+                                    %error,
+                                    "cannot end listening"
+                                );
+                            }
                         }
                     }
                     self.count("refuse", "ok");

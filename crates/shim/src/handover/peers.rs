@@ -6,6 +6,7 @@
 
 use berth_node::ipc::wire::{self, Update};
 use berth_node::terms::{Announce, Cookie, ShimId};
+use berth_os::explained;
 use berth_os::{seqpacket, socket};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -72,7 +73,7 @@ pub async fn exchange_updates(
         Err(error) if is_end(&error) => {
             tracing::debug!(sibling = holder.0, "a sibling closed its connection");
         }
-        Err(error) => tracing::warn!(
+        Err(error) => tracing::warn!(code = %explained::LISTENERS_NOT_SHARED,
             sibling = holder.0,
             "the connection to a sibling ended: {error}"
         ),

@@ -9,6 +9,7 @@ use berth_node::ipc::wire::{Ask, Reply};
 use berth_node::ipc::{self, IncomingRequest, PATIENCE};
 use berth_node::registry::lease;
 use berth_node::terms::ShimId;
+use berth_os::explained;
 use berth_os::seqpacket;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -220,7 +221,10 @@ impl Group {
     pub(super) fn report_conflict(&mut self, why: &str) {
         self.count("connect", "conflict");
         if self.logged_problems.insert(why.to_owned()) {
-            tracing::warn!("another process goes by a sibling's name, and was refused: {why}");
+            tracing::warn!(
+                code = %explained::FALSE_NAME,
+                "another process goes by a sibling's name, and was refused: {why}"
+            );
         }
     }
 

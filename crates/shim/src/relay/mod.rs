@@ -28,6 +28,7 @@ use crate::state::ShimState;
 use abort::AbortOnDrop;
 use attempt::{ExchangedBytes, Reached};
 use berth_node::instance::InstanceId;
+use berth_os::explained;
 use berth_os::locks;
 use opening::Opening;
 use prometheus_client::metrics::histogram::Histogram;
@@ -222,7 +223,12 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, sent:
         let mut client = match TcpStream::from_std(client) {
             Ok(client) => AbortOnDrop::new(client),
             Err(error) => {
-                tracing::warn!(client = %peer, %error, "cannot serve an accepted connection");
+                tracing::warn!(
+                    code = %explained::CANNOT_SERVE,
+                    client = %peer,
+                    %error,
+                    "cannot serve an accepted connection"
+                );
                 break 'served Outcome::Failed;
             }
         };

@@ -13,6 +13,7 @@ use crate::localhost::ETCD;
 use crate::logs;
 use berth_node::ipc::bridge::{EtcdStatus, EtcdStep};
 use berth_node::terms::Speedup;
+use berth_os::explained;
 use berth_os::file::make_private;
 use berth_os::process::HeldProcess;
 use berth_os::{proc_net, process, sock_diag};
@@ -172,7 +173,10 @@ impl EtcdDaemon {
                 Ok(()) = self.temporary.changed() => {}
                 () = self.process.wait_for_exit() => {}
                 Some(done) = self.rescue.join_next() => self.end_rescue(done),
-                Some(_) = self.tasks.join_next() => tracing::warn!("a task of the etcd relay failed"),
+                Some(_) = self.tasks.join_next() => tracing::warn!(
+                    code = %explained::ETCD_TASK,
+                    "a task of the etcd relay failed"
+                ),
             }
         }
     }
@@ -297,7 +301,7 @@ impl EtcdDaemon {
         };
         self.rescues = Some(pid);
         let (database, known) = (self.plan.database.clone(), self.snapshot.clone());
-        tracing::warn!(
+        tracing::warn!(code = %explained::DELETED_DATABASE,
             pid,
             "the node's own etcd serves from a database to which no name leads: it is copied"
         );
@@ -316,7 +320,11 @@ impl EtcdDaemon {
                 self.rescued = Some(rescued);
             }
             Err(error) => {
-                tracing::warn!(%error, "the database of the node's own etcd was not copied");
+                tracing::warn!(
+                    code = %explained::DATABASE_NOT_COPIED,
+                    %error,
+                    "the database of the node's own etcd was not copied"
+                );
             }
         }
     }

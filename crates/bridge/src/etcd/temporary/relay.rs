@@ -5,6 +5,7 @@
 //! gRPC backs off.
 
 use super::machine::Route;
+use berth_os::explained;
 use berth_os::netdevice;
 use berth_steering::{Error, Purpose, Steering};
 use std::io;
@@ -72,7 +73,11 @@ pub async fn accept<R: Future<Output = io::Result<()>> + Send + 'static>(
                 Ok((client, from)) if is_of_node(from.ip()) => drop(open.spawn(relay(client))),
                 Ok((_, from)) => tracing::info!(%from, "the relay to etcd is for this node alone: a client was refused"),
                 Err(error) => {
-                    tracing::warn!(%error, "the relay to etcd cannot accept");
+                    tracing::warn!(
+                        code = %explained::ETCD_RELAY,
+                        %error,
+                        "the relay to etcd cannot accept"
+                    );
                     tokio::time::sleep(REDIAL).await;
                 }
             },
