@@ -23,10 +23,10 @@ readonly CONFIGURATION=/usr/lib/binfmt.d/qemu-aarch64.conf
 # Tests that do not find out themselves what is missing here: what that is, their names, or the beginning of them.
 cannot() {
     cat <<'LIST'
-no sock_diag(7)                            sock_diag::tests::an_answer_is_not_waited_for_beyond_its_time
-all descriptors of a message are passed    seqpacket::tests::a_message_that_does_not_fit_leaves_no_descriptor_behind
+no sock_diag(7)                            sock_diag::tests::a_reply_is_not_waited_for_beyond_the_limit
+all descriptors of a message are passed    seqpacket::tests::a_message_that_does_not_fit_leaves_no_open_descriptor
 no IP_BIND_ADDRESS_NO_PORT                 socket::tests::connections_inherit_the_mark_of_a_listener_of_either_family
-TCP_INFO has one figure                    socket::tests::the_backlog_is_what_was_asked_for
+TCP_INFO has one figure                    socket::tests::a_listener_gets_the_requested_backlog
 vfork(2) shares no memory                  apiserver::tests::a_command_is_asked_for_its_version
 no openat2(2)                              pod::tests::a_copy_has_modes_and_links_and_nothing_more
 no openat2(2)                              pod::tests::mounts_in_a_containers_root_are_left_out

@@ -9,6 +9,7 @@ use crate::support::shim::Shim;
 use crate::support::tls::{Api, Ca};
 use crate::support::{MOMENT, PATIENCE, eventually, skipped};
 use berth_node::terms::Phase;
+use berth_os::explained;
 use berth_os::seqpacket;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -315,7 +316,7 @@ fn a_limit_of_open_files_that_is_too_low_is_reported() {
     ];
     let few = Running::start(&mut limited(1024, &node.command(backend, &options)));
     few.logs("joined");
-    few.logs("a limit of 1024 open files leaves room for");
+    few.logs(explained::FEW_DESCRIPTORS);
     let line = few.logs("max_connections=");
     let room: usize = line
         .split("max_connections=")
@@ -722,7 +723,7 @@ fn running_out_of_descriptors_pauses_and_recovers() {
     for client in &mut waiting {
         client.write_all(&client_hello(100)).unwrap();
     }
-    shim.logs("cannot accept, trying again");
+    shim.logs(explained::CANNOT_ACCEPT);
     expect_silence(&mut waiting[0]);
     ping(&mut client, b"those who are there are served");
     let (before, began) = (cpu_ticks(pid), Instant::now());
@@ -789,7 +790,7 @@ fn more_connections_than_descriptors_are_not_taken() {
         .arg(command.get_program())
         .args(command.get_args());
     let shim = Running::start(&mut limited);
-    shim.logs("--max-connections 1000 is more than");
+    shim.logs(explained::TOO_MANY_CONNECTIONS);
     shim.logs("joined");
     let mut clients: Vec<_> = (0..150).map(|_| connect(node.listen)).collect();
     for client in &mut clients {

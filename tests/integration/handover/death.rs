@@ -7,6 +7,7 @@ use crate::support::net::{
 };
 use crate::support::{MOMENT, eventually};
 use berth_node::terms::Phase;
+use berth_os::explained;
 use nix::sys::signal::Signal;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -142,7 +143,7 @@ fn one_thread_that_hangs_expires_the_lease_too() {
     let (a, b, _) = start_two(&node, instance.address, ["1s", LEASE], &["--threads", "2"]);
     // Not the accepting thread: connections that it hands to a stopped thread would wait.
     let stopped = a.stop("berth-relay-1");
-    a.running.logs("a relaying thread does not answer");
+    a.running.logs(explained::THREAD_HANGS);
     a.until("left", |status| status.state == Phase::Left);
     let before = b.status().connections_total;
     flows(&node, 100);
@@ -222,7 +223,7 @@ fn a_lone_shim_that_hung_reports_no_sibling() {
     shim.freeze();
     std::thread::sleep(2 * MOMENT);
     shim.running.signal(Signal::SIGCONT);
-    let warned = shim.running.logs("stalled beyond its lease");
+    let warned = shim.running.logs(explained::STALLED);
     assert!(warned.contains("no sibling was there"), "{warned}");
 }
 

@@ -3,6 +3,7 @@
 use super::node::{Echo, Node, Shim};
 use crate::support::net::{expect_service, fresh_ip};
 use crate::support::{eventually, skipped};
+use berth_os::explained;
 use berth_os::{seqpacket, socket};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -223,13 +224,12 @@ fn a_silent_peer_delays_nothing() {
     let before = shim.descriptors();
     let silent = Peer::dial(&shim.path);
     silent.receives_the_end();
-    shim.running.logs("sent no request: connection closed");
+    shim.running.logs(explained::REQUEST_REFUSED);
     let joined = Peer::joined(&shim.path, u64::MAX);
     for _ in 0..20 {
         expect_service(node.listen);
     }
-    shim.running
-        .logs("a sibling is connected and sends no updates");
+    shim.running.logs(explained::SIBLING_SILENT);
     // A silent sibling delays a join or a leave for one lease at most.
     let next = node.joined("b", instance.address, &[]);
     shim.leave();
@@ -255,7 +255,7 @@ fn a_sibling_of_another_uid_is_refused() {
         peer.sends(&format!(r#"{{"version":1,"ask":{ask}}}"#), &[]);
         peer.receives_refusal();
     }
-    shim.running.logs("a sibling of another uid was refused");
+    shim.running.logs(explained::SIBLING_OF_ANOTHER_UID);
     expect_service(node.listen);
     shim.leave();
 }

@@ -5,8 +5,9 @@ use super::node::{ACCEPTS, Echo, Node, know_one_another};
 use crate::support::net::{expect_service, free_address, ping, relayed_client, served_client};
 use crate::support::process::{Running, berth, output_of};
 use crate::support::{MOMENT, eventually, skipped};
+use berth_node::ipc;
 use berth_node::terms::{InstanceHealth, Phase};
-use berth_os::socket;
+use berth_os::{explained, socket};
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use std::net::SocketAddr;
@@ -151,14 +152,12 @@ fn a_shim_that_hangs_is_reported_as_hanging_and_not_as_ended() {
     let a = node.joined("a", instance.address, &["--lease", "1s"]);
     a.freeze();
     let b = node.joined("b", instance.address, &["--lease", "1s"]);
-    let warned = b.running.logs("listeners on the berth's port");
-    assert!(
-        warned.contains("no shim that answers") && warned.contains("end a shim that hangs"),
-        "{warned}"
-    );
+    let warned = b.running.logs(explained::FOREIGN_LISTENER);
+    assert!(warned.contains("WARN"), "{warned}");
     let (status, out, log) =
         output_of(&mut node.berth_with(&["status", "--run-dir", node.run_dir().to_str().unwrap()]));
     assert_eq!(status, Some(1), "{out}{log}");
+    assert!(out.contains(ipc::HANGS), "{out}");
 }
 
 #[test]
@@ -231,8 +230,8 @@ fn a_shim_whose_thread_is_blocked_leaves_and_ends() {
     a.running.signal(Signal::SIGTERM);
     a.until("left", |status| status.state == Phase::Left);
     drop(instance);
-    a.running.logs("--drain-timeout has expired");
-    a.running.logs("does not end");
+    a.running.logs(explained::DRAIN_TIMEOUT);
+    a.running.logs(explained::THREAD_DOES_NOT_END);
     // The test's thread has to reap the traced thread.
     waitpid(stopped.0, Some(WaitPidFlag::__WALL)).unwrap();
     assert!(a.running.ended().code().is_some(), "{}", a.running.log());

@@ -8,6 +8,7 @@ use crate::support::net::{
 use crate::support::process::ends;
 use crate::support::{PATIENCE, eventually};
 use berth_node::terms::Phase;
+use berth_os::explained;
 use nix::sys::signal::Signal;
 use socket2::{Domain, Socket, Type};
 use std::io;
@@ -105,7 +106,7 @@ fn a_client_waits_while_there_is_no_descriptor_for_its_instance() {
     let (node, instance) = (Node::new(), Echo::new());
     let (a, mut clients) = frozen_without_descriptors(&node, &instance);
     a.running.signal(Signal::SIGCONT);
-    a.running.logs("cannot accept, trying again");
+    a.running.logs(explained::CANNOT_ACCEPT);
     limit(a.running.pid(), false);
     for client in &mut clients {
         assert_eq!(read(client, 64), client_hello(64));
@@ -120,7 +121,7 @@ fn clients_queued_when_the_last_shim_leaves_wait_for_descriptors() {
     // The shim finds both signals on waking.
     a.running.signal(Signal::SIGTERM);
     a.running.signal(Signal::SIGCONT);
-    a.running.logs("cannot accept, trying again");
+    a.running.logs(explained::CANNOT_ACCEPT);
     a.running.logs("SIGTERM");
     limit(a.running.pid(), false);
     for client in &mut clients {

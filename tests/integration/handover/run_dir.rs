@@ -7,6 +7,7 @@ use crate::support::process::Running;
 use crate::support::{eventually, skipped};
 use berth_node::instance::InstanceId;
 use berth_node::registry::lease;
+use berth_os::explained;
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use std::fs;
 use std::net::TcpStream;
@@ -97,7 +98,7 @@ fn a_run_directory_that_cannot_be_used_ends_nothing() {
     fs::write(&other, "a file").unwrap();
     exchange(&node, &other);
     serves_on(&node);
-    let warned = shim.running.logs("cannot write the lease");
+    let warned = shim.running.logs(explained::LEASE_NOT_WRITTEN);
     assert!(warned.contains("WARN"), "{warned}");
     exchange(&node, &other);
     until_renewed(&node, "a");
