@@ -75,7 +75,7 @@ fn diagnose(path: &Path, manifest: &Manifest, ignore_errors: &[String]) -> Resul
     if findings.is_empty() {
         Ok(())
     } else {
-        text::gate(name, findings, ignore_errors)
+        text::refuse_errors(name, findings, ignore_errors)
     }
 }
 

@@ -6,7 +6,7 @@
 //! lists every check, and `docs/doctor.md` says what must hold for each.
 //!
 //! Changes that `berth inject` would make to a manifest are found by inject's own rules
-//! ([`berth_manifest::inject::judge`]), so that each rule exists once.
+//! ([`berth_manifest::inject::find_lapses`]), so that each rule exists once.
 //!
 //! [`service`] keeps the EndpointSlice of a bridge or an upgrade in the Service `kubernetes`;
 //! [`cluster`] finds a slice that a bridge or an upgrade has left there.

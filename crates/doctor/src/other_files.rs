@@ -78,14 +78,14 @@ pub(super) fn examine(case: &Case<'_>, files: &[ManifestFile]) -> Vec<Finding> {
         .map(|file| (file.path.as_path(), file.pod()))
         .collect();
     pods.iter()
-        .filter_map(|(file, pod)| judge(case, file, pod, own.as_ref()?, &pods))
+        .filter_map(|(file, pod)| check_pod(case, file, pod, own.as_ref()?, &pods))
         .collect()
 }
 
 type PodName = (String, String);
 type PodOf = Result<Option<PodName>, String>;
 
-fn judge(
+fn check_pod(
     case: &Case<'_>,
     file: &Path,
     pod: &PodOf,

@@ -46,7 +46,7 @@ pub fn text(name: &str, findings: &[Finding], color: bool) -> String {
 ///
 /// # Errors
 /// A finding is an error, and `ignore_errors` does not name its check.
-pub fn gate(
+pub fn refuse_errors(
     name: &str,
     mut findings: Vec<Finding>,
     ignore_errors: &[String],

@@ -3,7 +3,7 @@
 
 mod addresses;
 mod flags;
-mod judge;
+mod lapses;
 mod parts;
 mod probes;
 
@@ -17,7 +17,7 @@ use berth_shim::config::{Listen, PassMode};
 use serde_json::Value;
 
 pub use addresses::loopback;
-pub use judge::{Lapse, Wrapping, judge};
+pub use lapses::{Lapse, Wrapping, find_lapses};
 
 /// Variables that only the shim gets, from options of `berth inject`.
 const SERVICE: &str = "BERTH_CLUSTER";

@@ -64,7 +64,7 @@ pub enum Error {
 impl From<Refused> for Error {
     fn from(refused: Refused) -> Self {
         // If the lookup fails, missing capabilities are not named.
-        judge(
+        classify(
             refused,
             process::lacks_for_bpf().unwrap_or_default(),
             process::kernel_release,
@@ -72,7 +72,7 @@ impl From<Refused> for Error {
     }
 }
 
-pub(super) fn judge(
+pub(super) fn classify(
     refused: Refused,
     lacks: Vec<&'static str>,
     kernel: impl FnOnce() -> String,

@@ -407,7 +407,7 @@ fn errors_name_what_is_missing() {
             source: io::Error::from_raw_os_error(number),
             log: log.into(),
         };
-        error::judge(refused, lacks.to_vec(), || "5.4.0".into()).to_string()
+        error::classify(refused, lacks.to_vec(), || "5.4.0".into()).to_string()
     };
     for (message, parts) in [
         (

@@ -439,7 +439,7 @@ async fn diagnose(
         node,
         cluster,
     };
-    text::gate(name, examine(&case), &options.ignore_errors)
+    text::refuse_errors(name, examine(&case), &options.ignore_errors)
 }
 
 /// True if the Service names the node, and therefore has to be kept.

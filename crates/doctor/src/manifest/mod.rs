@@ -7,7 +7,7 @@ use super::checks::*;
 use super::layout::{Berth, HOST_IP, Layout, ParsedOptions, uid};
 use super::options::{self, is_covered};
 use super::{Case, Check, Finding};
-use berth_manifest::inject::{self, Lapse, Wrapping, judge};
+use berth_manifest::inject::{self, Lapse, Wrapping, find_lapses};
 use berth_manifest::split;
 use berth_options::PodCommand;
 use berth_options::place::PlaceArgs;
@@ -211,7 +211,7 @@ impl Examiner<'_> {
             line,
             cause,
             fix,
-        } in judge(self.case.manifest, wrapping)
+        } in find_lapses(self.case.manifest, wrapping)
         {
             if let Some(check) = CHECKS
                 .iter()

@@ -18,7 +18,7 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         let version = version.clone().unwrap_or_default();
         ran.add(
             format!("connections on {name}"),
-            Value::Count(served(record, name)),
+            Value::Count(count_served(record, name)),
         )
         .note(version.clone());
         ran.instances.push(Instance {
@@ -43,7 +43,7 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         ran.object("there was no upgrade".into());
     }
     for name in &turns {
-        let served = served(record, name);
+        let served = count_served(record, name);
         if served < FEWEST {
             ran.doubt(format!("{name} served only {served} new connections"));
         }
@@ -54,7 +54,7 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
 }
 
 /// New connections that an instance answered.
-fn served(record: &Record, name: &str) -> u64 {
+fn count_served(record: &Record, name: &str) -> u64 {
     let new = record
         .attempts
         .iter()

@@ -203,7 +203,7 @@ impl<'a, 'r> Losses<'a, 'r> {
             Failure::Reset | Failure::Closed | Failure::Http(_)
                 if self.instance_ended(&attempt.stream) =>
             {
-                self.apart(attempt.done);
+                self.count_end_by_instance(attempt.done);
                 return;
             }
             _ => {}
@@ -238,7 +238,7 @@ impl<'a, 'r> Losses<'a, 'r> {
             return;
         }
         match self.ends.by_instance(end) {
-            Ok(()) => self.apart(end.at),
+            Ok(()) => self.count_end_by_instance(end.at),
             Err(why) => {
                 let while_what = if end.in_flight {
                     "with a request under way"
@@ -262,7 +262,7 @@ impl<'a, 'r> Losses<'a, 'r> {
     }
 
     /// Counts a stream ended by its own instance.
-    fn apart(&mut self, at: Stamp) {
+    fn count_end_by_instance(&mut self, at: Stamp) {
         self.ended += 1;
         if let Some(step) = self.case.steps.at(at) {
             self.ran.timeline.ended_by_instance[step] += 1;

@@ -48,7 +48,7 @@ impl<'a> StormEvents<'a> {
     }
 
     /// The times at which clients were served, sorted.
-    fn served(&self) -> Vec<Stamp> {
+    fn served_times(&self) -> Vec<Stamp> {
         let good = self
             .tries
             .iter()
@@ -60,7 +60,7 @@ impl<'a> StormEvents<'a> {
 
     /// When the last of all clients had been served. `None` if some were not.
     fn all_served(&self) -> Option<Stamp> {
-        let served = self.served();
+        let served = self.served_times();
         served
             .last()
             .copied()
@@ -87,7 +87,7 @@ impl<'a> StormEvents<'a> {
 
     /// The promise: each client is served in the end, although it gave up and tried again.
     fn promise(&self, span: &Span) -> Promise {
-        let (clients, served) = (self.clients, self.served().len());
+        let (clients, served) = (self.clients, self.served_times().len());
         let mut broken = Vec::new();
         let mut seen = Vec::new();
         match self.all_served() {
@@ -146,7 +146,7 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     }
     ran.doubt_machine(local);
     ran.promises.push(storm.promise(&case.span));
-    let (served, gave_up) = (storm.served(), storm.gave_up());
+    let (served, gave_up) = (storm.served_times(), storm.gave_up());
     let after = |at: &Stamp| millis(at.since(storm.at));
     let all_served = storm.all_served().as_ref().map(after);
     let came_to = match all_served {

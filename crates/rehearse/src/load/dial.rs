@@ -306,11 +306,11 @@ impl Link {
     ) -> Result<(StatusCode, Bytes), Failure> {
         let response = self.first(request).await?;
         let status = response.status();
-        Ok((status, whole(response.into_body()).await?))
+        Ok((status, read_body(response.into_body()).await?))
     }
 
     /// Turns a status into an answer.
-    pub(super) fn judge(&self, status: StatusCode) -> Answer {
+    pub(super) fn answer_of(&self, status: StatusCode) -> Answer {
         let (instance, status) = (self.instance.clone(), status.as_u16());
         if status < 400 {
             Answer::Good { instance }
@@ -371,7 +371,7 @@ pub(super) async fn within<T>(
 }
 
 /// Reads a body to its end.
-pub(super) async fn whole(body: Incoming) -> Result<Bytes, Failure> {
+pub(super) async fn read_body(body: Incoming) -> Result<Bytes, Failure> {
     body.collect()
         .await
         .map(http_body_util::Collected::to_bytes)

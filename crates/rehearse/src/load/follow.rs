@@ -190,9 +190,9 @@ impl<V: View> Follower<V> {
     ) -> Result<Option<hyper::Response<Incoming>>, Failure> {
         if self.revision.is_none() {
             let response = link.first(get(self.path.clone())).await?;
-            let answer = link.judge(response.status());
+            let answer = link.answer_of(response.status());
             let good = matches!(answer, Answer::Good { .. });
-            let body = dial::whole(response.into_body()).await?;
+            let body = dial::read_body(response.into_body()).await?;
             self.client
                 .attempt(*kind, Ask::List, &link.stream, due.stamp, answer);
             *kind = ConnectionKind::Kept;
@@ -213,7 +213,7 @@ impl<V: View> Follower<V> {
         } else {
             response.status()
         };
-        let answer = link.judge(status);
+        let answer = link.answer_of(status);
         let good = matches!(answer, Answer::Good { .. }) && !gone;
         self.client
             .attempt(*kind, Ask::List, &link.stream, due.stamp, answer);

@@ -22,7 +22,7 @@ pub(super) async fn run(client: Client, seed: Seed, index: u64) {
         opened: 0,
         link: None,
     };
-    for entry in seed.kept(index, PACE) {
+    for entry in seed.kept_entries(index, PACE) {
         let due = start.plus(entry.after);
         if !kept.wait(due).await {
             return;
@@ -144,7 +144,7 @@ mod tests {
             opened: 0,
             link: None,
         };
-        let entry = Seed(0).kept(0, PACE).next().unwrap();
+        let entry = Seed(0).kept_entries(0, PACE).next().unwrap();
         let served = async {
             let accepted = listener.accept().await.unwrap();
             // Longer than no time at all.

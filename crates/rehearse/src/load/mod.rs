@@ -395,13 +395,13 @@ impl Client {
         let name = self.tag.made(&link.stream, entry.number);
         let response = link.send(self.tag.request(entry.ask, &name)).await?;
         let status = response.status();
-        dial::whole(response.into_body())
+        dial::read_body(response.into_body())
             .await
             .map_err(Unsent::Died)?;
         if entry.ask == Ask::Create && status.is_success() {
             self.ledger.created(name);
         }
-        Ok(link.judge(status))
+        Ok(link.answer_of(status))
     }
 }
 

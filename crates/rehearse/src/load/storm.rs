@@ -93,7 +93,7 @@ async fn client(target: Target, number: u32, until: Instant, sender: UnboundedSe
 async fn ask(target: &Target, stream: String) -> Result<Answer, Failure> {
     let mut link = dial::within(PATIENCE, target.dial(Protocol::Http2, stream)).await?;
     let (status, _) = dial::within(UNANSWERED, link.ask(get(VERSION.to_owned()))).await?;
-    Ok(link.judge(status))
+    Ok(link.answer_of(status))
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ mod tests {
     use tokio::task::JoinSet;
 
     /// The delays of the timer while the clients' thread ran `meanwhile`.
-    async fn late(meanwhile: impl Future<Output = ()>) -> Vec<Duration> {
+    async fn delays(meanwhile: impl Future<Output = ()>) -> Vec<Duration> {
         let recorder = Arc::new(Recorder::default());
         let mut timer = JoinSet::new();
         timer.spawn(run(Arc::clone(&recorder)));
@@ -51,7 +51,7 @@ mod tests {
     #[tokio::test]
     async fn it_is_late_while_its_thread_cannot_run() {
         let stood_still = LATE + 4 * TICK;
-        let late = late(async { std::thread::sleep(stood_still) }).await;
+        let late = delays(async { std::thread::sleep(stood_still) }).await;
         assert!(!late.is_empty() && late[0] >= LATE, "{late:?}");
     }
 
@@ -59,7 +59,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn waiting_for_an_answer_makes_it_not_late() {
         assert!(
-            late(tokio::time::sleep(Duration::from_secs(15)))
+            delays(tokio::time::sleep(Duration::from_secs(15)))
                 .await
                 .is_empty()
         );

@@ -46,7 +46,11 @@ impl Seed {
     }
 
     /// A kept connection: evenly, from a random point of its first share on.
-    pub(super) fn kept(self, index: u64, step: Duration) -> impl Iterator<Item = Entry> + Send {
+    pub(super) fn kept_entries(
+        self,
+        index: u64,
+        step: Duration,
+    ) -> impl Iterator<Item = Entry> + Send {
         let mut rng = self.rng(b'k', index);
         let offset = step.mul_f64(rng.f64());
         entries(rng, step, move |_| offset)
@@ -106,7 +110,7 @@ mod tests {
         let seed = Seed(seed);
         let step = Duration::from_millis(100);
         let mut all = vec![seed.fresh(rate).take(500).collect()];
-        all.extend((0..4).map(|index| seed.kept(index, step).take(100).collect()));
+        all.extend((0..4).map(|index| seed.kept_entries(index, step).take(100).collect()));
         all
     }
 

@@ -50,7 +50,7 @@ impl Default for Wrapping<'_> {
 }
 
 /// Judges a manifest that is wrapped by berth in this way. `wrapping.words` must be 0.
-pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
+pub fn find_lapses(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
     let options = InjectOptions::default();
     let mut judge = Judge {
         planner: Planner::new(manifest, &options, wrapping),
