@@ -146,7 +146,8 @@ fn log_changes(
                 .to_str()
                 .is_none_or(|kept| kept.trim().parse::<IpAddr>().is_err()) =>
         {
-            tracing::warn!(code = %explained::ADVERTISE_ADDRESS,
+            tracing::warn!(
+                code = %explained::ADVERTISE_ADDRESS,
                 kept = %kept.display(),
                 "--advertise-address is kept and is no IP address: leave it out and berth sets it"
             );

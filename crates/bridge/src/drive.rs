@@ -388,7 +388,8 @@ impl Bridge {
                 }
                 Err(why) => {
                     if self.machine.steering_error() != Some(&why) {
-                        tracing::warn!(code = %explained::CANNOT_STEER,
+                        tracing::warn!(
+                            code = %explained::CANNOT_STEER,
                             "cannot steer: {why}; new connections go to the node's own listener; the bridge tries again"
                         );
                     }
@@ -483,7 +484,8 @@ impl Bridge {
             return;
         };
         if let Err(slice) = service.end().await {
-            tracing::warn!(code = %explained::SLICE_STAYS,
+            tracing::warn!(
+                code = %explained::SLICE_STAYS,
                 slice,
                 "the bridge's slice may be in the Service kubernetes: `berth bridge end` removes it"
             );

@@ -42,7 +42,7 @@ pub(crate) struct Api {
     count: Count,
 }
 
-/// The current failure of a request.
+/// Why a kind of request to the API fails, until one of that kind succeeds.
 #[derive(Debug)]
 struct Problem {
     /// The result, as in the metric's label.

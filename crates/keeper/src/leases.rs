@@ -265,7 +265,8 @@ impl Leases {
             if !self.delete(&name(object), object).await {
                 return;
             }
-            tracing::warn!(code = %explained::LEASE_EXPIRED,
+            tracing::warn!(
+                code = %explained::LEASE_EXPIRED,
                 lease = name(object),
                 "a Lease has expired and is removed, with the slices of its node if the node has no other Lease"
             );

@@ -200,7 +200,8 @@ impl Withdrawal {
                 .await
                 .is_err()
         {
-            tracing::warn!(code = %explained::SLICE_NOT_WITHDRAWN,
+            tracing::warn!(
+                code = %explained::SLICE_NOT_WITHDRAWN,
                 "the cluster's API did not take the slice out in {} s: the Service kubernetes may name this node until its Lease \
                  has expired",
                 WITHDRAWAL.as_secs()

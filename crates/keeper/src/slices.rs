@@ -62,7 +62,8 @@ impl Slices {
         });
         let slices: Vec<_> = slices.collect();
         if slices.is_empty() {
-            tracing::warn!(code = %explained::NOT_DIALLABLE,
+            tracing::warn!(
+                code = %explained::NOT_DIALLABLE,
                 "--listen has no address that other nodes could dial: berth cannot keep this node in the Service kubernetes"
             );
         }

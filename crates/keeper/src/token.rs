@@ -63,7 +63,8 @@ impl TokenFile {
         match api.with_files(move || file.write(&text)).await.flatten() {
             Ok(()) => tracing::info!(account, "renewed the service account's token"),
             Err(error) => {
-                tracing::warn!(code = %explained::TOKEN_NOT_WRITTEN,
+                tracing::warn!(
+                    code = %explained::TOKEN_NOT_WRITTEN,
                     path = %self.path.display(),
                     "cannot write the renewed token: {error}; help: mount the directory, not the files, and give it to \
                      the shim's uid, as `berth grant` leaves it"

@@ -271,7 +271,7 @@ explained! {
         "In `bridge.log`: the copy that BERTH715 announces failed."
         "Copy the database yourself from `/proc/PID/fd`: [how](bridge.md#a-node-whose-etcd-serves-a-deleted-database)."
     REVISION_UNKNOWN "BERTH717"
-        "`whether the node's own etcd has all that was written while it was away is not known`"
+        "`the node's etcd may lack writes of the time while it was away`"
         "In `bridge.log`: the [bridge](bridge.md#etcd) ended, and the node's etcd did not tell its revision since it returned."
         "`etcdctl endpoint status` shows the revision: if it is lower than before, see what COMMAND copied."
 }

@@ -520,7 +520,7 @@ mod tests {
         open_memory(nix::unistd::gettid().as_raw()).unwrap()
     }
 
-    /// Memory of this process to which a call points, and the call.
+    /// A system call of the test, with the memory of this process to which the arguments point.
     struct Memory {
         address: Vec<AtomicU8>,
         length: Vec<AtomicU8>,

@@ -334,7 +334,8 @@ impl Dispatcher {
     fn report_error(&self, kind: &'static str, what: &dyn std::fmt::Display) {
         self.metrics.count_accept_error(kind);
         if !self.troubled.swap(true, Relaxed) {
-            tracing::warn!(code = %explained::CANNOT_ACCEPT,
+            tracing::warn!(
+                code = %explained::CANNOT_ACCEPT,
                 kind,
                 open = self.metrics.open(),
                 "cannot accept, trying again: {what}"

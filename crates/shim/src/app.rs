@@ -205,7 +205,8 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
     );
     room.warn(&config);
     if config.probe.ca.is_none() && config.probe.kind == ProbeKind::Https {
-        tracing::warn!(code = %explained::PROBE_INSECURE,
+        tracing::warn!(
+            code = %explained::PROBE_INSECURE,
             "--probe-insecure: the probe does not verify the server's certificate; give --probe-ca instead"
         );
     }
@@ -255,12 +256,14 @@ impl Room {
             .max_connections
             .filter(|wanted| *wanted > connections)
         {
-            tracing::warn!(code = %explained::TOO_MANY_CONNECTIONS,
+            tracing::warn!(
+                code = %explained::TOO_MANY_CONNECTIONS,
                 "--max-connections {wanted} is more than a limit of {files} open files allows, {connections} are taken: \
                  raise the hard limit (ulimit -Hn, LimitNOFILE=)"
             );
         } else if config.max_connections.is_none() && connections < limits::FEW {
-            tracing::warn!(code = %explained::FEW_DESCRIPTORS,
+            tracing::warn!(
+                code = %explained::FEW_DESCRIPTORS,
                 "a limit of {files} open files leaves room for {connections} connections only ({}): raise the hard limit \
                  (ulimit -Hn, LimitNOFILE=), or lower --threads",
                 limits::reserved_descriptors(threads).0

@@ -74,7 +74,8 @@ impl FirstByteWait {
                 None => sleep(CHECK).await,
                 Some(0) => return,
                 Some(connections) => {
-                    tracing::warn!(code = %explained::STOPPED_WITH_CLIENTS,
+                    tracing::warn!(
+                        code = %explained::STOPPED_WITH_CLIENTS,
                         connections,
                         "clients have no answer yet; the apiserver is stopped all the same"
                     );
@@ -129,7 +130,8 @@ pub(crate) async fn drain(
             tracing::info!(connections = open, timeout = %humantime::format_duration(timeout), "the instance listens no more: draining");
         }
         if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            tracing::warn!(code = %explained::DRAIN_TIMEOUT,
+            tracing::warn!(
+                code = %explained::DRAIN_TIMEOUT,
                 connections = open,
                 "--drain-timeout has expired: connections are cut"
             );

@@ -44,7 +44,7 @@ pub struct Effect {
     pub from: Option<PathBuf>,
 }
 
-/// A decision about a call.
+/// What the supervisor does with a system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
     /// The kernel carries the call out.

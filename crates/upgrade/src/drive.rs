@@ -714,7 +714,7 @@ fn describe(
         ),
         Step::Verify => {
             let text = format!(
-                "see that one instance serves, from {canonical}, and that the file holds the {manifest} manifest to the byte"
+                "check that exactly one instance serves, the pod of {canonical}, and that this file is the {manifest} manifest, byte for byte"
             );
             (STEPS, text)
         }

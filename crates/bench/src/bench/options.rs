@@ -9,8 +9,8 @@ use std::time::Duration;
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchOptions {
-    /// The peers that take part [default: none, each --berth, inject, and those of haproxy,
-    /// haproxy-splice, nginx and envoy that are installed]
+    /// The peers that take part [default: `none` (no relay), each --berth, inject, and the
+    /// installed ones of haproxy, haproxy-splice, nginx and envoy]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     peers: Vec<String>,
     /// The work of each peer [default: ping, connect, bulk, idle, burst, growth]

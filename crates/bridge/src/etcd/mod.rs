@@ -235,9 +235,9 @@ impl EtcdHandle {
             (BridgeOutcome::Done, Some(why)) => BridgeOutcome::Abandoned(why),
             (outcome, _) => {
                 if is_open {
-                    tracing::warn!(code = %explained::REVISION_UNKNOWN,
-                        "whether the node's own etcd has all that was written while it was away is not known: it did not answer when it \
-                         was asked for its revision"
+                    tracing::warn!(
+                        code = %explained::REVISION_UNKNOWN,
+                        "the node's etcd may lack writes of the time while it was away: it did not tell its revision"
                     );
                 }
                 outcome

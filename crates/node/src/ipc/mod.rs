@@ -89,7 +89,8 @@ impl Server {
                             Ok(Some(asked)) => answer(asked).await,
                             Ok(None) => {}
                             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                                tracing::warn!(code = %explained::REQUEST_REFUSED,
+                                tracing::warn!(
+                                    code = %explained::REQUEST_REFUSED,
                                     "a process connected to the shim's socket and sent no request: connection closed"
                                 );
                             }
@@ -244,7 +245,8 @@ async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
             // Root may read the status and drain; listeners and connections go only to a process
             // that could listen here.
             Ok(Request { ask, .. }) if uid != own && ask.is_of_siblings() => {
-                tracing::warn!(code = %explained::SIBLING_OF_ANOTHER_UID,
+                tracing::warn!(
+                    code = %explained::SIBLING_OF_ANOTHER_UID,
                     uid,
                     own,
                     "a sibling of another uid was refused: run all shims of a berth with one uid"

@@ -124,7 +124,8 @@ impl Watch {
     fn warn(&mut self, error: &io::Error) {
         if !std::mem::replace(&mut self.warned, true) {
             let [(instances, _), (leases, _)] = &self.directories;
-            tracing::warn!(code = %explained::NO_INOTIFY,
+            tracing::warn!(
+                code = %explained::NO_INOTIFY,
                 instances = %instances.display(), leases = %leases.display(), %error,
                 "no notice of changes by inotify: instance records and leases are read each second (see \
                  fs.inotify.max_user_instances and max_user_watches)"

@@ -40,7 +40,7 @@ pub enum EventKind {
     Late(Duration),
     /// A watch finished.
     Watch(WatchSum),
-    /// A client that keeps a copy of objects finished.
+    /// The end of an informer: a client with a local copy of the objects.
     Informer(Informer),
     /// A storm of this many clients began.
     StormBegan(u32),

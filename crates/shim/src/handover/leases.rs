@@ -72,7 +72,8 @@ impl Group {
                 0 => "no sibling was there to accept from its listeners, so new clients waited",
                 _ => "siblings that did not stall accepted from its listeners meanwhile",
             };
-            tracing::warn!(code = %explained::STALLED,
+            tracing::warn!(
+                code = %explained::STALLED,
                 seconds = silent.as_secs(),
                 "this shim stalled beyond its lease: {who}"
             );
@@ -88,7 +89,8 @@ impl Group {
             self.ping();
         } else {
             if self.shared.update(|state| state.blocked = true) {
-                tracing::warn!(code = %explained::THREAD_HANGS,
+                tracing::warn!(
+                    code = %explained::THREAD_HANGS,
                     "a relaying thread does not answer: the lease is not renewed, siblings will take over"
                 );
             }
@@ -97,7 +99,8 @@ impl Group {
         self.report_unconnected();
         for holder in self.machine.silent_siblings() {
             if self.logged_problems.insert(format!("{holder:?} is silent")) {
-                tracing::warn!(code = %explained::SIBLING_SILENT,
+                tracing::warn!(
+                    code = %explained::SIBLING_SILENT,
                     sibling = holder.0,
                     "a sibling is connected and sends no updates: no guards are exchanged with it"
                 );
@@ -122,7 +125,8 @@ impl Group {
                     .unreachable
                     .get(holder)
                     .map_or("it does not dial", String::as_str);
-                tracing::warn!(code = %explained::SIBLING_NOT_CONNECTED,
+                tracing::warn!(
+                    code = %explained::SIBLING_NOT_CONNECTED,
                     instance,
                     "a live sibling has had no connection to this shim for longer than a lease, so neither guards the \
                      other's listeners: {why}"
@@ -193,7 +197,8 @@ impl Group {
             self.shared.metrics.count_renewal("failed");
             if before {
                 let error = berth_os::strip_error_numbers(error.to_string());
-                tracing::warn!(code = %explained::LEASE_NOT_WRITTEN,
+                tracing::warn!(
+                    code = %explained::LEASE_NOT_WRITTEN,
                     error,
                     "cannot write the lease: siblings take over from this shim when the lease expires"
                 );
@@ -273,7 +278,8 @@ impl Group {
             {
                 let same: BTreeSet<_> = self.machine.addresses().iter().collect();
                 if lease.listen.iter().collect::<BTreeSet<_>>() != same {
-                    tracing::warn!(code = %explained::OTHER_ADDRESSES,
+                    tracing::warn!(
+                        code = %explained::OTHER_ADDRESSES,
                         instance = %lease.instance,
                         theirs = ?lease.listen,
                         ours = ?self.machine.addresses(),

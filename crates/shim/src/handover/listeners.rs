@@ -305,7 +305,8 @@ impl Group {
             .foreign_listeners
             .set(i64::try_from(foreign).unwrap_or(i64::MAX));
         if before == 0 && foreign > 0 {
-            tracing::warn!(code = %explained::FOREIGN_LISTENER,
+            tracing::warn!(
+                code = %explained::FOREIGN_LISTENER,
                 listeners = foreign,
                 "no shim that answers holds some listeners on the berth's port, and they get a share of the new connections: \
                  `ss -ltnp` names their processes; end a shim that hangs, and stop another program"

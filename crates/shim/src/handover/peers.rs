@@ -73,7 +73,8 @@ pub async fn exchange_updates(
         Err(error) if is_end(&error) => {
             tracing::debug!(sibling = holder.0, "a sibling closed its connection");
         }
-        Err(error) => tracing::warn!(code = %explained::LISTENERS_NOT_SHARED,
+        Err(error) => tracing::warn!(
+            code = %explained::LISTENERS_NOT_SHARED,
             sibling = holder.0,
             "the connection to a sibling ended: {error}"
         ),

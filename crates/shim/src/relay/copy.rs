@@ -407,8 +407,8 @@ mod tests {
     use std::io::Read;
     use tokio::net::TcpListener;
 
-    /// Bytes that are read for room that no write can use yet are kept here, and count as the
-    /// kernel's shortage.
+    /// The kernel reports room in the socket before the runtime lets a write use that room. Bytes
+    /// that were read for the room wait in the buffer, and count as a shortage of the kernel.
     #[tokio::test]
     async fn room_unknown_to_the_runtime_does_not_count() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

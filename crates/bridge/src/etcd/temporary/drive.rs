@@ -301,7 +301,8 @@ impl EtcdDaemon {
         };
         self.rescues = Some(pid);
         let (database, known) = (self.plan.database.clone(), self.snapshot.clone());
-        tracing::warn!(code = %explained::DELETED_DATABASE,
+        tracing::warn!(
+            code = %explained::DELETED_DATABASE,
             pid,
             "the node's own etcd serves from a database to which no name leads: it is copied"
         );

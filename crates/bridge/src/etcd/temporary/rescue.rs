@@ -166,7 +166,7 @@ fn end(
     if now > *known {
         let now = now.unwrap_or_default();
         return Err(format!(
-            "it has written the snapshot {} since, for which its path names no database",
+            "etcd has written the snapshot {} since then, and its data directory has no database for that snapshot",
             now.display()
         ));
     }

@@ -30,9 +30,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// COMMAND reads its exit status from the FIFO and ends. Opening a FIFO for reading waits for a
-/// writer, for ever if the rehearsal was killed before. So COMMAND opens the FIFO as a writer
-/// first, until it is open for reading, and then reads the end of the file.
+/// COMMAND reads its exit status from a FIFO and ends. An open(2) of a FIFO for reading waits for
+/// a writer, for ever if the rehearsal was killed. So the shell opens the FIFO for writing, too,
+/// until its open(2) for reading returns. Without another writer, the read then returns at once.
 const COMMAND: &str = "exec 3<>\"$0\" <\"$0\" 3>&- && read -r status && exit \"$status\"";
 
 /// Log files of the bridge and of the temporary instance, and the number of their lines that a
