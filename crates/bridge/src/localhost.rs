@@ -72,7 +72,7 @@ impl Localhost {
         }
         if process != OWN {
             return Err(format!(
-                "kube-apiserver's process is called {process}: only the name {OWN} tells its dials to itself apart"
+                "kube-apiserver's process is called {process}: the bridge knows kube-apiserver's connections to itself only by the process name {OWN}"
             ));
         }
         if own.is_loopback() {
