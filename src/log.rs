@@ -48,6 +48,7 @@ struct State {
 impl Lines {
     /// Writes lines to standard error.
     ///
+    /// # Errors
     /// The thread cannot be started.
     pub(crate) fn to_stderr() -> io::Result<(Self, Flush)> {
         let report = |lines| {

@@ -110,6 +110,7 @@ fn carry_out(place: Place, args: &ExecArgs) -> anyhow::Result<Exit> {
 
 /// Checks that clients' sockets can be passed to a child, and listens for shims.
 ///
+/// # Errors
 /// The obstacle and its fix.
 fn listen_for_shims(
     berth: &BerthDir,

@@ -4,7 +4,7 @@
 //! A kube-apiserver that stops removes its address, even if another instance of the node serves,
 //! and the address is put back up to 10 s later. In between, the only control-plane node would be
 //! missing in the Service. Meanwhile berth keeps an EndpointSlice for the node, by the rule of the
-//! shims' slices ([`berth_keeper::slice`]) and with the operator's credentials, which the running
+//! shims' slices ([`berth_keeper::rule`]) and with the operator's credentials, which the running
 //! cluster does not need.
 //!
 //! A slice left by a killed command is recognized by its node and boot, and for an upgrade also by

@@ -73,6 +73,7 @@ pub struct LiveArgs {
 
 /// Parses a path for an HTTP request.
 ///
+/// # Errors
 /// `text` is not a path.
 pub fn path(text: &str) -> Result<String, String> {
     // RFC 3986 allows no other characters in a path and its query.
@@ -90,6 +91,7 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Parses a duration such as `8s`.
 ///
+/// # Errors
 /// `text` is not a duration, or the duration is too long.
 pub fn duration(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {

@@ -84,6 +84,7 @@ pub fn addresses(given: &[String], checks: &mut Checks) -> Option<Vec<Listen>> {
 
 /// Parses `--listen ADDR:PORT[,freebind]`.
 ///
+/// # Errors
 /// A sentence with the fix.
 pub fn listen(text: &str) -> Result<Listen, String> {
     let mut parts = text.split(',');

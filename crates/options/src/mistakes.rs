@@ -67,6 +67,7 @@ impl Checks {
 
     /// Returns the value if there were no mistakes.
     ///
+    /// # Errors
     /// All recorded mistakes.
     pub fn finish<T>(self, value: Option<T>) -> Result<T, Mistakes> {
         match value {

@@ -253,6 +253,7 @@ fn set_every_port(socket: BorrowedFd<'_>) -> io::Result<()> {
 /// the network namespace (`SO_COOKIE`). The name is the socket's inode where `SO_COOKIE` is
 /// unknown: before Linux 4.12, and in QEMU's user mode.
 ///
+/// # Errors
 /// Errors of getsockopt(2), such as `ENOTSOCK`.
 /// Errors of getsockopt(2), such as `ENOTSOCK`.
 pub fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {

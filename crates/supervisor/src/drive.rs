@@ -77,6 +77,7 @@ impl Supervisor {
     ///
     /// The process must have a single thread: the server ends with that thread.
     ///
+    /// # Errors
     /// The error of `run`, and errors of [`seccomp::start`] and other system calls.
     pub fn start(config: Config, run: impl FnOnce() -> io::Error) -> io::Result<Self> {
         let mut signals = SigSet::all();
@@ -146,6 +147,7 @@ impl Supervisor {
 
     /// Serves until the server has ended, and returns its status.
     ///
+    /// # Errors
     /// Errors of indispensable system calls. The server ends with this process.
     pub fn run(mut self) -> io::Result<ExitStatus> {
         let status = self.drive()?;

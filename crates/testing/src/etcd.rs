@@ -68,6 +68,7 @@ impl Members {
 /// Starts members at the given addresses (port 0: a free port); member 1 leads. Each name is the
 /// name in a member's certificate.
 ///
+/// # Panics
 /// Panics if the members cannot be set up, so that the test fails.
 pub async fn start(members: &[(SocketAddr, &str)]) -> (Arc<Mutex<Members>>, Vec<Server>) {
     let (all, ca): (_, CertifiedIssuer<'static, KeyPair>) =

@@ -41,6 +41,7 @@ pub struct Server {
 /// Starts a server that answers every request with the same bytes. With no bytes the server is
 /// silent.
 ///
+/// # Panics
 /// Panics if the server cannot be set up, so that the test fails.
 pub async fn serve(answer: String) -> Server {
     serve_with(move |_| answer.clone()).await
@@ -49,6 +50,7 @@ pub async fn serve(answer: String) -> Server {
 /// Starts a server that answers each request, given as text, with bytes. With no bytes the server
 /// is silent. No request waits for the connection of another request.
 ///
+/// # Panics
 /// Panics if the server cannot be set up, so that the test fails.
 pub async fn serve_with(answer: impl FnMut(&str) -> String + Send + 'static) -> Server {
     let mut server = serve_as(
@@ -64,6 +66,7 @@ pub async fn serve_with(answer: impl FnMut(&str) -> String + Send + 'static) -> 
 
 /// Creates a CA.
 ///
+/// # Panics
 /// Panics if the CA cannot be created, so that the test fails.
 #[must_use]
 pub fn authority() -> CertifiedIssuer<'static, KeyPair> {
@@ -74,6 +77,7 @@ pub fn authority() -> CertifiedIssuer<'static, KeyPair> {
 
 /// Issues a certificate of the CA for the names. Returns the certificate and its key in PEM form.
 ///
+/// # Panics
 /// Panics if the certificate cannot be created, so that the test fails.
 #[must_use]
 pub fn issue(ca: &CertifiedIssuer<'static, KeyPair>, names: &[&str]) -> (String, String) {
@@ -89,6 +93,7 @@ pub fn issue(ca: &CertifiedIssuer<'static, KeyPair>, names: &[&str]) -> (String,
 
 /// Like [`serve_with`], at an address, with a certificate of the CA for the name.
 ///
+/// # Panics
 /// Panics if the server cannot be set up, so that the test fails.
 pub async fn serve_as(
     ca: &CertifiedIssuer<'static, KeyPair>,
@@ -186,6 +191,7 @@ fn body(head: &str) -> usize {
 /// has no content before another task on this thread has run. Returns the result of `read`, and
 /// true if another task has run.
 ///
+/// # Panics
 /// The file does not exist.
 pub async fn read_slowly<T>(path: &Path, text: &str, read: impl Future<Output = T>) -> (T, bool) {
     std::fs::remove_file(path).unwrap();
@@ -211,6 +217,7 @@ pub const NANOSECOND: Duration = Duration::from_nanos(1);
 /// Asserts that the step at the time 0 is `before`, and becomes `next` after `time`, not a
 /// nanosecond sooner.
 ///
+/// # Panics
 /// A step differs.
 #[track_caller]
 pub fn changes_after<S: Copy + PartialEq + Debug>(

@@ -49,6 +49,7 @@ pub const AS_ONESELF: [&str; 3] = ["--user", "--map-current-user", "--keep-caps"
 /// An ordinary user may create namespaces only within a user namespace, which a process with
 /// threads cannot enter. The test then runs in a separate process, as root of a user namespace.
 ///
+/// # Panics
 /// The test panics.
 pub fn run(kinds: CloneFlags, test: impl FnOnce() -> Result<(), String> + Send + 'static) {
     run_in(&AS_ROOT, kinds, test);
@@ -56,6 +57,7 @@ pub fn run(kinds: CloneFlags, test: impl FnOnce() -> Result<(), String> + Send +
 
 /// Like [`run`], in a user namespace that unshare(1) creates with the given options.
 ///
+/// # Panics
 /// The test panics.
 pub fn run_in(
     user_namespace: &[&str],
@@ -88,6 +90,7 @@ pub fn run_in(
 /// where the user is root. Skips the test if this process is already inside, or no user namespace
 /// is available.
 ///
+/// # Panics
 /// The test fails in the separate process.
 pub fn rerun_in_user_namespace(why: &str) {
     rerun_in(&AS_ROOT, why);
@@ -120,6 +123,7 @@ fn rerun_in(user_namespace: &[&str], why: &str) {
 
 /// Runs this thread's test once more, in a separate process with the environment variable set.
 ///
+/// # Panics
 /// The test fails in the separate process.
 pub fn rerun_with(variable: &str) {
     rerun(Command::new(std::env::current_exe().unwrap()).env(variable, "1"));

@@ -56,6 +56,7 @@ struct Search<'a, M> {
 /// Visits each state that can be reached from the roots, at most `usually` states, and prints their
 /// number. `BERTH_STATES` multiplies the maximum.
 ///
+/// # Panics
 /// A property is violated; the events that led to the state are printed.
 pub fn explore<M: Model>(name: &str, roots: &[M], usually: usize) -> Explored {
     let times = std::env::var("BERTH_STATES")

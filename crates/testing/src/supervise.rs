@@ -59,6 +59,7 @@ pub enum Act {
 /// Puts a program under a supervisor, which asks `decide` about each call, on a thread that ends
 /// with the last process of the tree.
 ///
+/// # Panics
 /// The supervisor cannot be set up.
 pub fn supervise(command: &mut Command, mut decide: impl FnMut(&Effect) -> Act + Send + 'static) {
     let none = None;

@@ -397,7 +397,7 @@ async fn prepare_new(
 }
 
 /// The new manifest with emulation of the old release. `None` if the old release is not the
-/// previous minor version, which is the only one that kube-apiserver emulates. `None` also if a
+/// previous minor version: not every kube-apiserver emulates an older one. `None` also if a
 /// release is unknown or the manifest has its own emulation flag.
 fn emulate_old_release(old: &Manifest, new: &Manifest) -> Result<Option<Emulated>, Problem> {
     let (Some((major, minor)), Some(to)) = (old.version(), new.version()) else {

@@ -9,7 +9,7 @@ use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
 use berth_node::registry::lease::{self, Lease};
 use berth_node::terms::{Phase, ShimId};
-use berth_os::{clock, seqpacket, socket};
+use berth_os::{clock, explained, seqpacket, socket};
 use nix::sys::signal::Signal;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant, SystemTime};
@@ -123,13 +123,17 @@ fn a_process_with_a_connected_siblings_name_is_refused() {
             .holder_identity
             .0
     };
-    for name in [holder("b"), holder("a")] {
+    for (name, why) in [
+        (holder("b"), "connected already"),
+        (holder("a"), "this shim's own"),
+    ] {
         let peer = Peer::dial(&a.path);
         peer.sends(
             &format!(r#"{{"version":1,"ask":{{"join":{{"holder":{name}}}}}}}"#),
             &[],
         );
-        peer.receives_refusal();
+        peer.receives_refusal(why);
+        a.running.logs(explained::FALSE_NAME);
     }
     eventually("two conflicts", || {
         (a.counted("connect", "conflict") == 2).then_some(())
@@ -199,7 +203,7 @@ fn a_shim_that_waits_for_a_sibling_does_not_dial_at_each_event() {
             &format!(r#"{{"version":1,"ask":{{"join":{{"holder":{own}}}}}}}"#),
             &[],
         );
-        peer.receives_refusal();
+        peer.receives_refusal("");
     }
     let looks = std::iter::from_fn(|| seqpacket::accept(sibling.listener.as_fd()).ok()).count();
     let most = 2 + began.elapsed().as_millis() as usize / 50;
@@ -300,6 +304,7 @@ fn a_sibling_that_is_dialled_must_be_of_the_same_uid() {
         sibling.renew();
         (shim.counted("connect", "refused") > 0).then_some(())
     });
+    shim.running.logs(explained::LISTENERS_NOT_SHARED);
     assert!(
         !stranger
             .running
@@ -321,6 +326,7 @@ fn a_process_that_answers_for_a_sibling_must_hold_its_lease() {
         }
         (shim.counted("connect", "conflict") > 0).then_some(())
     });
+    shim.running.logs(explained::FALSE_NAME);
     // The shim still connects to the real sibling.
     sibling.connected(&node);
 }

@@ -231,6 +231,8 @@ fn rounds_repeat_for_the_given_time() {
 #[test]
 fn rounds_without_berth_lose() {
     let tmp = in_memory();
+    let json = tmp.path().join("report.json");
+    let file = format!("--json={}", json.display());
     let args = [
         "--rate=30",
         "--phase=1s",
@@ -238,10 +240,21 @@ fn rounds_without_berth_lose() {
         "--for=1s",
         "--fault=crash-after-ready",
         "--start-delay=1s",
+        &file,
     ];
     let output = rehearsed(&mut rehearse(tmp.path(), &args)).unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{said}");
+    let report: Report = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    let ran = report
+        .runs
+        .iter()
+        .find(|run| run.via == Via::None)
+        .unwrap()
+        .ran()
+        .unwrap();
+    assert_eq!(ran.verdict, Verdict::Lost, "{ran:#?}");
+    assert!(!ran.lost.is_empty(), "{ran:#?}");
 }
 
 #[test]
@@ -395,7 +408,9 @@ fn other_proxies_are_compared_and_do_not_decide_the_verdict() {
     }
     let report: Report = serde_json::from_slice(&std::fs::read(json.path()).unwrap()).unwrap();
     let run = |via| report.runs.iter().find(|run| run.via == via).unwrap();
-    if run(Via::Haproxy).ran().is_none() {
+    if Command::new("haproxy").arg("-v").output().is_ok() {
+        assert!(run(Via::Haproxy).ran().is_some());
+    } else {
         eprintln!("without HAProxy, which is not in PATH");
     }
     // With one apiserver after the other, connections are refused. An apiserver that listens before

@@ -545,6 +545,7 @@ fn a_failing_new_version_is_removed_and_the_reason_is_printed() {
             &format!("{seconds}s"),
         ];
         let (_, log) = ends(&mut node.upgrade(&options), 1, &[]);
+        assert!(log.contains(&format!("not ready in {seconds}s")), "{log}");
         node.is_whole("v1");
         if log.contains("nothing listens on 127.") {
             return load.end_without_loss();
@@ -716,6 +717,7 @@ fn in_the_middle_the_old_manifest_is_at_hand_and_inject_and_eject_refuse() {
     ] {
         let (code, _, log) = on(command, &canonical, write);
         assert_eq!(code, Some(69), "{log}");
+        assert!(log.contains("settle-temporary"), "{log}");
     }
     assert_eq!(fs::read_to_string(&canonical).unwrap(), node.manifest("v1"));
     assert_eq!(

@@ -11,7 +11,7 @@
 //! | [`dials`] | connects the node's kube-apiserver to another member meanwhile |
 //! | [`own`] | probes of this node's member |
 //! | [`temporary`] | the temporary etcd, for an etcd with a single member |
-//! | [`gateway`] | calls of etcd's JSON gateway |
+//! | [`mod@gateway`] | calls of etcd's JSON gateway |
 //! | [`types`] | answers of etcd's JSON gateway. Pure |
 //! | [`keeping`] | the cluster's lock and the leadership, while the bridge is on |
 

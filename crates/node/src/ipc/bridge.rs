@@ -227,6 +227,7 @@ pub struct Connection(AsyncFd<OwnedFd>);
 impl Connection {
     /// Sends a request to the bridge of a directory.
     ///
+    /// # Errors
     /// There is no bridge.
     pub async fn ask(directory: &Path, ask: &Ask) -> io::Result<Self> {
         let connection = Self::new(dial(&directory.join(SOCKET)).await?)?;
@@ -249,6 +250,7 @@ impl Connection {
 
     /// Sends a message.
     ///
+    /// # Errors
     /// The peer has gone away.
     pub async fn send(&self, what: &impl Serialize) -> io::Result<()> {
         transmit(&self.0, &serde_json::to_vec(what)?, &[]).await

@@ -53,6 +53,7 @@ pub struct Server {
 impl Server {
     /// Listens at a path. Replaces the file of a dead shim.
     ///
+    /// # Errors
     /// `EADDRINUSE` if a live shim listens there, or the errors of the system calls.
     pub fn bind(path: &Path) -> io::Result<Self> {
         let (listener, file) = listen(path)?;
@@ -124,6 +125,7 @@ pub struct SocketFile {
 
 /// Listens at a path like [`Server::bind`], and returns the socket and its file.
 ///
+/// # Errors
 /// The errors of [`Server::bind`].
 pub fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
     // One process at a time in a directory: of two processes for the same path, one would otherwise
@@ -279,6 +281,7 @@ async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
 /// Sends a request to the shim with the socket at `path`, and waits for the reply for at most
 /// `patience`.
 ///
+/// # Errors
 /// `ENOENT` or `ECONNREFUSED` if there is no shim, `TimedOut` if it hangs, `InvalidData` if its
 /// message is not a reply.
 pub async fn ask(path: &Path, ask: Ask, patience: Duration) -> io::Result<Reply> {
@@ -346,6 +349,7 @@ pub async fn exchange(
 /// Connects; waits while the queue is full. A separate thread dials, because the socket's path may
 /// be on a disk that stalls.
 ///
+/// # Errors
 /// The errors of [`seqpacket::dial`].
 pub async fn dial(path: &Path) -> io::Result<OwnedFd> {
     static DIALS: LazyLock<OffThread> = LazyLock::new(|| OffThread::new("a shim's socket"));

@@ -74,6 +74,7 @@ pub enum ToShim {
 
 /// Parses a message of either direction.
 ///
+/// # Errors
 /// The bytes are not a message.
 pub fn parse<T: DeserializeOwned>(message: &[u8]) -> Result<T, String> {
     serde_json::from_slice(message)

@@ -258,6 +258,7 @@ impl Status {
     /// Returns the status as JSON with the words of metrics and log: version 1 of the messages says
     /// `dry` and `standing`, and metrics and log say `refusing` and `health`.
     ///
+    /// # Errors
     /// No error is known: no map in the status has keys that are not text.
     pub fn to_public_json(&self) -> serde_json::Result<Value> {
         let mut json = serde_json::to_value(self)?;
@@ -317,6 +318,7 @@ impl Status {
 
 /// Parses a request.
 ///
+/// # Errors
 /// The message is not a request, or has an unknown version. The text goes to the sender.
 pub fn parse_request(message: &[u8]) -> Result<Request, String> {
     parse_request_as(VERSION, message)
@@ -348,6 +350,9 @@ pub fn split(message: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
+/// Parses an update.
+///
+/// # Errors
 /// The message is not an update, or has version 0.
 pub fn parse_update(message: &[u8]) -> Result<Update, String> {
     let update: Update =

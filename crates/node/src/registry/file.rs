@@ -66,6 +66,7 @@ pub struct Listing<T> {
 
 /// Reads each file of a directory, except names that begin with a dot.
 ///
+/// # Errors
 /// The directory cannot be listed. A missing directory gives an empty listing.
 pub(super) fn read_all<T>(
     directory: &Path,

@@ -167,6 +167,7 @@ impl InstanceClaim {
     /// Keeps the lock through `exec`, which returns only on failure; then the record is removed. A
     /// child that is started meanwhile inherits the descriptor.
     ///
+    /// # Errors
     /// The descriptor's flag cannot be changed; the record is removed.
     pub fn through_exec(self, exec: impl FnOnce() -> io::Error) -> Result<io::Error, ClaimError> {
         let inherited = fcntl(&*self.lock, FcntlArg::F_SETFD(FdFlag::empty()));
@@ -222,6 +223,7 @@ impl HeldRecord {
 ///
 /// First waits, at most 5 s, for other claims in the berth to end, and prunes.
 ///
+/// # Errors
 /// See [`ClaimError`]. After any error nothing is recorded, and an earlier record is unchanged.
 pub fn claim(
     berth: &BerthDir,
@@ -259,6 +261,7 @@ pub fn claim(
 
 /// Lists the records of a berth, each with its process's state, alive or dead.
 ///
+/// # Errors
 /// The directory cannot be listed. A missing directory gives an empty listing.
 pub fn list(berth: &BerthDir) -> io::Result<Listing<ListedInstance>> {
     read_all(&berth.instances(), |id, path| {

@@ -181,6 +181,7 @@ impl Lease {
 /// Nothing is synced to disk: after a crash of the machine every lease is from another boot, a torn
 /// file is ignored, and a disk that is slow to sync would let leases expire.
 ///
+/// # Errors
 /// The file system is full, read-only or the like, or siblings would ignore the lease
 /// (`InvalidInput`).
 pub fn write(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
@@ -213,6 +214,7 @@ pub fn remove(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
 
 /// Reads the lease of one shim, live or not. Returns `None` if there is no file.
 ///
+/// # Errors
 /// The file is not a lease, or is not trusted.
 pub fn read(berth: &BerthDir, id: &InstanceId) -> Result<Option<Lease>, IgnoredFile> {
     let path = path_of(berth, id);
@@ -226,6 +228,7 @@ pub fn is_missing(berth: &BerthDir, id: &InstanceId) -> bool {
 
 /// Lists the leases of a berth, live or not.
 ///
+/// # Errors
 /// The directory cannot be listed. A missing directory gives an empty listing.
 pub fn list(berth: &BerthDir) -> io::Result<Listing<Lease>> {
     read_all(&berth.leases(), |id, path| read_at(berth, id, path))
@@ -235,6 +238,7 @@ pub fn list(berth: &BerthDir) -> io::Result<Listing<Lease>> {
 /// and half-written files of shims that died. Returns the number of removed files. `now` is on
 /// CLOCK_BOOTTIME.
 ///
+/// # Errors
 /// The directory cannot be listed, or a file not removed. The remaining files are removed
 /// nevertheless.
 pub fn prune(berth: &BerthDir, boot_id: &str, now: Duration) -> io::Result<usize> {

@@ -88,6 +88,7 @@ impl RunDir {
 
     /// Opens the directory, or creates it with mode 0700.
     ///
+    /// # Errors
     /// The directory cannot be created, is not a directory or is a symbolic link, is owned by
     /// another user (also for root, since a process that can write to the directory gets its
     /// listeners), or is writable for others.
@@ -99,6 +100,7 @@ impl RunDir {
 
     /// Opens the directory for commands that only read. Returns `None` if it does not exist.
     ///
+    /// # Errors
     /// The errors of [`RunDir::open`], but root may read any user's directory.
     pub fn find(path: &Path) -> Result<Option<Self>, Error> {
         let path = without_trailing_slash(path);
@@ -108,6 +110,7 @@ impl RunDir {
     /// True if a process of this uid could use the directory. False if the directory does not
     /// exist.
     ///
+    /// # Errors
     /// The errors of [`RunDir::open`] for that uid.
     pub fn is_usable_by(path: &Path, uid: Uid) -> Result<bool, Error> {
         Ok(check_dir_as(&without_trailing_slash(path), uid)?.is_some())
@@ -119,6 +122,7 @@ impl RunDir {
 
     /// Opens the directory of a berth. Creates missing directories.
     ///
+    /// # Errors
     /// The errors of [`RunDir::open`], for each directory.
     pub fn berth(&self, address: SocketAddr) -> Result<BerthDir, Error> {
         let berth = BerthDir {
@@ -186,6 +190,7 @@ impl BerthDir {
 
     /// Path of the Unix socket of the shim with this instance ID.
     ///
+    /// # Errors
     /// The path is too long for the kernel.
     pub fn socket_path(&self, id: &InstanceId) -> Result<PathBuf, Error> {
         self.path_of_socket(&format!("{id}.sock"))
@@ -193,6 +198,7 @@ impl BerthDir {
 
     /// Path of the Unix socket of the supervisor of the instance with this ID.
     ///
+    /// # Errors
     /// The path is too long for the kernel.
     pub fn supervisor_path(&self, id: &InstanceId) -> Result<PathBuf, Error> {
         self.path_of_socket(&format!("{id}.accept"))

@@ -1,4 +1,4 @@
-//! The record of a rehearsal: its [log](crate::record::log), sorted by subject. There is every
+//! The record of a rehearsal: its [`log`], sorted by subject. There is every
 //! attempt of a client, every end that a client saw, and every end that an instance reported. The
 //! [judges](crate::judges) read the record.
 
