@@ -329,7 +329,12 @@ impl Node {
         let ip = listen.ip().to_string();
         let kubeadm = KUBEADM
             .replace("10.0.0.5", &ip)
-            .replace("6443", &listen.port().to_string());
+            .replace("6443", &listen.port().to_string())
+            // The machine may be a control-plane node, with such files.
+            .replace(
+                "/etc/kubernetes/pki",
+                &self.path("pki").display().to_string(),
+            );
         // The run directory belongs to kube-apiserver's user, here the test's user.
         let user = format!(
             "  securityContext:\n    runAsUser: {}\n",
