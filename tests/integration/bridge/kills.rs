@@ -206,13 +206,14 @@ impl Only {
         }
         std::os::unix::fs::symlink(program, node.path("etcd")).unwrap();
         let at = directory.display();
-        let start = format!(
+        let command = format!(
             "{at}/etcd --name=cp-1 --data-dir={at}/etcd-data --listen-client-urls=https://127.0.0.1:2379 \
              --advertise-client-urls=https://127.0.0.1:2379 --listen-peer-urls=http://127.0.0.1:2380 \
              --initial-advertise-peer-urls=http://127.0.0.1:2380 --initial-cluster=cp-1=http://127.0.0.1:2380 \
-             --listen-metrics-urls=http://127.0.0.1:2381 --cert-file={at}/etcd.crt --key-file={at}/etcd.key --snapshot-count=500 \
-             >> {at}/etcd-own.log 2>&1 < /dev/null & echo $! > {at}/etcd.new && {{ mv {at}/etcd.new {at}/etcd.pid || mv {at}/etcd.new {at}/etcd.pid; }}"
+             --listen-metrics-urls=http://127.0.0.1:2381 --cert-file={at}/etcd.crt --key-file={at}/etcd.key --snapshot-count=500"
         );
+        let start =
+            start_in_background(&command, &node.path("etcd-own.log"), &node.path("etcd.pid"));
         // COMMAND waits until the temporary etcd serves, if the bridge has one.
         let restart = format!(
             r#"{stop}

@@ -315,6 +315,16 @@ fn own_root() -> Result<(), String> {
     Ok(())
 }
 
+/// Returns shell code that starts a program, with a log and a pid file. The shell, or a process that
+/// the shell starts, may be killed at any time, and the pid file always has a whole number.
+fn start_in_background(command: &str, log: &Path, pid: &Path) -> String {
+    let (log, pid) = (log.display(), pid.display());
+    format!(
+        "{command} >> {log} 2>&1 < /dev/null & echo $! > {pid}.new && \
+         {{ mv {pid}.new {pid} || mv {pid}.new {pid}; }}"
+    )
+}
+
 impl Node {
     fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
@@ -355,15 +365,9 @@ impl Node {
         )
     }
 
-    /// Returns shell code that starts the node's kube-apiserver. The shell may be killed at any
-    /// time, so the pid file always has a whole number.
+    /// Returns shell code that starts the node's kube-apiserver.
     fn start(&self) -> String {
-        format!(
-            "{} >> {} 2>&1 < /dev/null & echo $! > {pid}.new && {{ mv {pid}.new {pid} || mv {pid}.new {pid}; }}",
-            self.own(),
-            self.path("own.log").display(),
-            pid = self.path("pid").display()
-        )
+        start_in_background(&self.own(), &self.path("own.log"), &self.path("pid"))
     }
 
     /// Returns shell code that waits until the node's kube-apiserver has no client, accepted or
