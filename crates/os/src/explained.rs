@@ -1,5 +1,6 @@
-//! Codes of the log lines that `docs/troubleshooting.md` explains. Such a line has the field `code`.
-//! The page's table is made from [`EXPLAINED`]: `cargo test --test integration docs::` compares both.
+//! Codes of the log lines that `docs/troubleshooting.md` explains. Such a line has the field
+//! `code`. The page's table is made from [`EXPLAINED`]: `cargo test --test integration docs::`
+//! compares the page with the table.
 
 /// A kind of log line, for the page.
 #[derive(Debug)]
@@ -97,7 +98,7 @@ explained! {
     SIBLING_OF_ANOTHER_UID "BERTH304"
         "`a sibling of another uid was refused`"
         "Two shims of one berth run as different uids."
-        "Run both with one uid."
+        "Run both shims with one uid."
     SIBLING_NOT_CONNECTED "BERTH305"
         "`a live sibling has had no connection to this shim for longer than a lease`"
         "The sibling's lease is renewed, and neither shim reaches the other's socket: SELinux, another mount, a full `/run`, a uid. Neither guards the other's listeners: when a shim leaves, the connections in its accept queue are lost."
