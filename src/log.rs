@@ -191,7 +191,7 @@ mod tests {
         }
     }
 
-    fn lines(limit: usize) -> (Receiver<Vec<u8>>, Lines, Flush, Receiver<u64>) {
+    fn make_lines(limit: usize) -> (Receiver<Vec<u8>>, Lines, Flush, Receiver<u64>) {
         let ((out, read), (report, reports)) = (mpsc::sync_channel(0), mpsc::channel());
         let (lines, flush) =
             Lines::to(Out(out), limit, move |lines| report.send(lines).unwrap()).unwrap();
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn the_end_waits_for_the_last_line() {
-        let (read, mut lines, flush, _reports) = lines(WAITING);
+        let (read, mut lines, flush, _reports) = make_lines(WAITING);
         for number in 0..1000 {
             lines.write_all(format!("{number}\n").as_bytes()).unwrap();
         }
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn dropped_lines_are_counted_and_reported() {
         const LINES: u64 = 1000;
-        let (read, mut lines, flush, reports) = lines(100);
+        let (read, mut lines, flush, reports) = make_lines(100);
         for number in 100..100 + LINES {
             lines.write_all(format!("{number:9}\n").as_bytes()).unwrap();
         }
@@ -239,7 +239,7 @@ mod tests {
     /// Standard error may be a pipe without a reader.
     #[test]
     fn lines_that_cannot_be_written_are_dropped() {
-        let (read, mut lines, flush, reports) = lines(WAITING);
+        let (read, mut lines, flush, reports) = make_lines(WAITING);
         drop(read);
         lines.write_all(b"lost\n").unwrap();
         drop(flush);

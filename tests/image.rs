@@ -35,10 +35,10 @@ fn main() -> ExitCode {
 
 /// Returns the reason why no image can be packed here, if any.
 fn obstacle() -> Option<String> {
-    if output(Command::new("umoci").arg("--version")).is_err() {
+    if run_command(Command::new("umoci").arg("--version")).is_err() {
         return Some("it needs umoci (a Debian package of that name)".into());
     }
-    output(image_sh(&["--check"])).err()
+    run_command(image_sh(&["--check"])).err()
 }
 
 fn image_sh(args: &[&str]) -> Command {
@@ -49,7 +49,7 @@ fn image_sh(args: &[&str]) -> Command {
 
 /// Runs a command, and returns its output. If the command fails, returns its error messages in one
 /// line.
-fn output(mut command: impl std::borrow::BorrowMut<Command>) -> Result<String, String> {
+fn run_command(mut command: impl std::borrow::BorrowMut<Command>) -> Result<String, String> {
     let output = command
         .borrow_mut()
         .stdin(Stdio::null())
@@ -63,18 +63,18 @@ fn output(mut command: impl std::borrow::BorrowMut<Command>) -> Result<String, S
         .replace('\n', "; "))
 }
 
-fn text(command: impl std::borrow::BorrowMut<Command>) -> String {
-    output(command).unwrap_or_else(|why| panic!("{why}"))
+fn run_to_text(command: impl std::borrow::BorrowMut<Command>) -> String {
+    run_command(command).unwrap_or_else(|why| panic!("{why}"))
 }
 
-fn parsed(path: &Path) -> Value {
+fn read_json(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
 /// Packs the image, and returns its path and digest.
-fn packed(dir: &Path, name: &str) -> (PathBuf, String) {
+fn pack_image(dir: &Path, name: &str) -> (PathBuf, String) {
     let archive = dir.join(name);
-    let said = text(image_sh(&[
+    let said = run_to_text(image_sh(&[
         "--tag",
         "registry.example/berth:v1",
         "--output",
@@ -92,8 +92,8 @@ fn packed(dir: &Path, name: &str) -> (PathBuf, String) {
 fn two_builds_give_one_digest() {
     let temp = tempfile::tempdir().unwrap();
     let ((one, digest), (other, again)) = (
-        packed(temp.path(), "one.tar"),
-        packed(temp.path(), "other.tar"),
+        pack_image(temp.path(), "one.tar"),
+        pack_image(temp.path(), "other.tar"),
     );
     assert_eq!(digest, again);
     assert!(
@@ -102,7 +102,7 @@ fn two_builds_give_one_digest() {
     );
     let layout = temp.path().join("layout");
     fs::create_dir(&layout).unwrap();
-    text(
+    run_to_text(
         Command::new("tar")
             .arg("-xf")
             .arg(&one)
@@ -114,19 +114,19 @@ fn two_builds_give_one_digest() {
             .join("blobs")
             .join(digest.as_str().unwrap().replace(':', "/"))
     };
-    let index = &parsed(&layout.join("index.json"))["manifests"][0];
+    let index = &read_json(&layout.join("index.json"))["manifests"][0];
     assert_eq!(index["digest"], digest);
     assert_eq!(
         index["annotations"]["io.containerd.image.name"],
         "registry.example/berth:v1"
     );
-    let manifest = parsed(&blob(&index["digest"]));
+    let manifest = read_json(&blob(&index["digest"]));
     let [layer] = &manifest["layers"].as_array().unwrap()[..] else {
         panic!("{manifest}")
     };
     let root = temp.path().join("root");
     fs::create_dir(&root).unwrap();
-    text(
+    run_to_text(
         Command::new("tar")
             .arg("-xzf")
             .arg(blob(&layer["digest"]))
@@ -140,7 +140,7 @@ fn two_builds_give_one_digest() {
     assert_eq!(files, ["berth"]);
     let (status, ..) = output_of(Command::new(root.join("berth")).arg("rehearse"));
     assert_eq!(status, Some(64), "the image has berth rehearse");
-    let config = parsed(&blob(&manifest["config"]["digest"]));
+    let config = read_json(&blob(&manifest["config"]["digest"]));
     assert_eq!(config["config"]["Entrypoint"], json!(["/berth"]));
     assert_eq!(config["config"].get("User"), None);
     let label =

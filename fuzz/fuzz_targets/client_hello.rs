@@ -11,7 +11,7 @@ use berth_shim::backend::health::Observation;
 use berth_shim::metrics::Metrics;
 use berth_shim::relay::client_hello::is_whole;
 use berth_shim::relay::source::Sources;
-use berth_shim::relay::{Context, Open, serve};
+use berth_shim::relay::{Context, Open, relay_client};
 use berth_shim::state::ShimState;
 use libfuzzer_sys::fuzz_target;
 use std::cell::{Cell, RefCell};
@@ -425,7 +425,7 @@ impl Stage {
             let relayed = async {
                 let served = async {
                     turns(script.before).await;
-                    serve(Open::new(&context), theirs, peer, said).await;
+                    relay_client(Open::new(&context), theirs, peer, said).await;
                 };
                 tokio::join!(client.run(ours, script), served);
                 over.iter().for_each(Notify::notify_one);

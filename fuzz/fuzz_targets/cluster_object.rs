@@ -2,7 +2,7 @@
 #![no_main]
 
 use berth_cluster::lease::{Expiry, InstanceLease};
-use berth_cluster::service::{Service, addresses, ports};
+use berth_cluster::service::{Service, slice_addresses, slice_ports};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 use std::time::Duration;
@@ -12,8 +12,8 @@ fuzz_target!(|bytes: &[u8]| {
         return;
     };
     let _ = (
-        addresses(&object).count(),
-        ports(&object).count(),
+        slice_addresses(&object).count(),
+        slice_ports(&object).count(),
         Service::parse(&object),
     );
     if let Some(lease) = InstanceLease::parse(&object) {

@@ -52,7 +52,7 @@ impl Stage {
         let listener =
             socket::bind("127.0.0.1:0".parse().expect("an address"), false).expect("a free port");
         let address = socket::local_address(listener.as_fd()).expect("it is bound");
-        let cookie = socket::cookie(listener.as_fd()).expect("it is a socket");
+        let cookie = socket::read_cookie(listener.as_fd()).expect("it is a socket");
         let plain = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let client =
             TcpStream::connect(plain.local_addr().expect("it is bound")).expect("it listens");
@@ -124,7 +124,7 @@ impl Stage {
 
     /// To the socket that commands dial: one message, one answer, the end.
     async fn ask(&self, message: &Message<'_>) {
-        let client = seqpacket::dial(&self.path).expect("it listens");
+        let client = seqpacket::dial_path(&self.path).expect("it listens");
         let client = berth_os::make_awaitable(client, Interest::READABLE)
             .expect("a socket can be waited for");
         if !self.send(client.get_ref(), message) {
@@ -167,7 +167,7 @@ impl Stage {
             if let Event::Updated(_, _, guards) = event {
                 for (cookie, address, guard) in guards {
                     assert_eq!((cookie, address), (Cookie(self.cookie), self.address));
-                    assert_eq!(socket::cookie(guard.as_fd()).ok(), Some(self.cookie));
+                    assert_eq!(socket::read_cookie(guard.as_fd()).ok(), Some(self.cookie));
                 }
             }
         }

@@ -2,7 +2,7 @@
 #![no_main]
 
 use berth_bridge::etcd::members::Choice;
-use berth_bridge::etcd::types::{Answer, MemberList, Sample, Status, alarms};
+use berth_bridge::etcd::types::{Answer, MemberList, Sample, Status, parse_alarms};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ fuzz_target!(|text: &str| {
         answers: BTreeMap::new(),
     };
     for line in lines {
-        if let (Some(more), Ok(all)) = (alarms(&line), &mut sample.alarms) {
+        if let (Some(more), Ok(all)) = (parse_alarms(&line), &mut sample.alarms) {
             all.extend(more);
         }
         if let Some(status) = Status::parse(&line) {

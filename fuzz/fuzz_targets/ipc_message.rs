@@ -2,7 +2,7 @@
 //! version may be at the other end, or one that lies.
 #![no_main]
 
-use berth_node::ipc::wire::{parse_reply, parse_request, parse_update, split};
+use berth_node::ipc::wire::{parse_reply, parse_request, parse_update, split_message};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -14,7 +14,7 @@ fuzz_target!(|bytes: &[u8]| {
         let again = serde_json::to_vec(&update).expect("what was read can be written");
         assert_eq!(parse_update(&again), Ok(update));
     }
-    let (json, rest) = split(bytes);
+    let (json, rest) = split_message(bytes);
     assert!(json.len() + rest.len() <= bytes.len());
     if let Ok(reply) = parse_reply(bytes) {
         let again = serde_json::to_vec(&reply).expect("what was read can be written");

@@ -6,7 +6,7 @@
 
 use berth_cluster::yaml::{self, YamlNode};
 use berth_fuzz::yaml::{Read, Yaml, read};
-use berth_manifest::edit::{Change, Edit, Path, Step, apply};
+use berth_manifest::edit::{Change, Edit, Path, Step, apply_edits};
 use libfuzzer_sys::arbitrary::Unstructured;
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
@@ -67,7 +67,7 @@ fuzz_target!(|bytes: &[u8]| {
         return;
     };
     let mut choices = Unstructured::new(bytes.get(end + 1..).unwrap_or_default());
-    let Ok(documents) = yaml::parse(text) else {
+    let Ok(documents) = yaml::parse_documents(text) else {
         return;
     };
     if documents.is_empty() {
@@ -77,7 +77,7 @@ fuzz_target!(|bytes: &[u8]| {
     let edits: Vec<_> = (0..choices.int_in_range(1..=3).unwrap_or(1))
         .map(|_| edit(&documents[document], &mut choices))
         .collect();
-    let Ok(new) = apply(text, document, &edits) else {
+    let Ok(new) = apply_edits(text, document, &edits) else {
         return;
     };
     // What only one of the two readers takes for YAML says nothing.

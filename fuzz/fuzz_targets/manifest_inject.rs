@@ -5,7 +5,7 @@
 use berth_cluster::yaml;
 use berth_fuzz::yaml::{Read, read};
 use berth_manifest::Manifest;
-use berth_manifest::eject::undo;
+use berth_manifest::eject::undo_injection;
 use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject};
 use berth_shim::config::PassMode;
 use libfuzzer_sys::fuzz_target;
@@ -48,7 +48,8 @@ fuzz_target!(|input: (u8, &str)| {
         return;
     };
     let values = |text: &str| {
-        let documents = yaml::parse(text).unwrap_or_else(|error| panic!("{error}, in\n{text}"));
+        let documents =
+            yaml::parse_documents(text).unwrap_or_else(|error| panic!("{error}, in\n{text}"));
         documents
             .iter()
             .map(|document| without_empty(document.value()))
@@ -63,7 +64,7 @@ fuzz_target!(|input: (u8, &str)| {
     let again = inject(new, &options).unwrap_or_else(|why| panic!("not again: {why:?}, in\n{new}"));
     assert_eq!(again.text, *new, "a second time changes it");
     let manifest = Manifest::parse(new).expect("it was injected into");
-    let ejected = undo(&manifest)
+    let ejected = undo_injection(&manifest)
         .unwrap_or_else(|why| panic!("{why}, in\n{new}"))
         .text;
     assert_eq!(

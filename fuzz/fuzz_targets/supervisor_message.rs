@@ -1,16 +1,16 @@
 //! What a shim and an instance's supervisor send each other: a process of another version may be at the other end, or one that lies.
 #![no_main]
 
-use berth_node::ipc::supervisor::{FromShim, ToShim, parse};
+use berth_node::ipc::supervisor::{FromShim, ToShim, parse_message};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    if let Ok(message) = parse::<FromShim>(bytes) {
+    if let Ok(message) = parse_message::<FromShim>(bytes) {
         let again = serde_json::to_vec(&message).expect("what was read can be written");
-        assert_eq!(parse(&again), Ok(message));
+        assert_eq!(parse_message(&again), Ok(message));
     }
-    if let Ok(message) = parse::<ToShim>(bytes) {
+    if let Ok(message) = parse_message::<ToShim>(bytes) {
         let again = serde_json::to_vec(&message).expect("what was read can be written");
-        assert_eq!(parse(&again), Ok(message));
+        assert_eq!(parse_message(&again), Ok(message));
     }
 });

@@ -1,6 +1,6 @@
 //! `berth bridge`.
 
-use super::{duration, seconds};
+use super::{parse_duration, parse_seconds};
 use berth_bridge::DIRECTORY;
 use berth_bridge::etcd::EtcdMode;
 use berth_bridge::machine::OnFailure;
@@ -51,7 +51,7 @@ pub enum BridgeAction {
 #[derive(Debug, Clone, Args)]
 pub struct BridgeDirArgs {
     /// Directory for the bridge's socket, logs and copies of keys
-    #[arg(long, hide = true, env = "BERTH_BRIDGE_STATE_DIR", default_value = DIRECTORY, value_parser = absolute)]
+    #[arg(long, hide = true, env = "BERTH_BRIDGE_STATE_DIR", default_value = DIRECTORY, value_parser = make_absolute)]
     pub state_dir: PathBuf,
     /// Print JSON: the bridge's status at each change, one line each, to standard error (`status`
     /// and --dry-run: to standard output)
@@ -68,20 +68,20 @@ pub struct BridgeStartArgs {
         env = "BERTH_MANIFEST",
         default_value = MANIFEST,
         value_name = "FILE",
-        value_parser = absolute,
+        value_parser = make_absolute,
         conflicts_with = "command"
     )]
     pub manifest: PathBuf,
     /// Command line of this node's kube-apiserver if it does not run in a pod; words are separated
     /// as in a shell
-    #[arg(long, value_name = "COMMAND LINE", value_parser = words)]
+    #[arg(long, value_name = "COMMAND LINE", value_parser = parse_words)]
     pub command: Option<Words>,
     /// Time in which the temporary kube-apiserver, and later the node's, must get ready
-    #[arg(long, env = "BERTH_READY_TIMEOUT", default_value = "5m", value_name = "DURATION", value_parser = seconds)]
+    #[arg(long, env = "BERTH_READY_TIMEOUT", default_value = "5m", value_name = "DURATION", value_parser = parse_seconds)]
     pub ready_timeout: Duration,
     /// Time for which a kube-apiserver must then stay ready before it gets clients: a little more
     /// than the interval of its watch cache's bookmarks, so that watches resume without a new list
-    #[arg(long, env = "BERTH_SETTLE", default_value = "75s", value_name = "DURATION", value_parser = duration)]
+    #[arg(long, env = "BERTH_SETTLE", default_value = "75s", value_name = "DURATION", value_parser = parse_duration)]
     pub settle: Duration,
     /// Reaction if COMMAND fails or the node's kube-apiserver does not come back
     #[arg(long, default_value = "stay", value_name = "WHAT", value_enum)]
@@ -101,19 +101,19 @@ pub struct BridgeStartArgs {
     pub kubeconfig: Option<PathBuf>,
     /// PEM file with the CAs that verify kube-apiserver's certificate [default: --client-ca-file of
     /// kube-apiserver, if that file is in the directory of its certificate]
-    #[arg(long, env = "BERTH_PROBE_CA", value_name = "FILE", value_parser = absolute)]
+    #[arg(long, env = "BERTH_PROBE_CA", value_name = "FILE", value_parser = make_absolute)]
     pub probe_ca: Option<PathBuf>,
     /// PEM file with the probe's client certificate, for a kube-apiserver without anonymous access
-    #[arg(long, env = "BERTH_PROBE_CERT", value_name = "FILE", value_parser = absolute, requires = "probe_key")]
+    #[arg(long, env = "BERTH_PROBE_CERT", value_name = "FILE", value_parser = make_absolute, requires = "probe_key")]
     pub probe_cert: Option<PathBuf>,
     /// PEM file with the key of --probe-cert
-    #[arg(long, env = "BERTH_PROBE_KEY", value_name = "FILE", value_parser = absolute, requires = "probe_cert")]
+    #[arg(long, env = "BERTH_PROBE_KEY", value_name = "FILE", value_parser = make_absolute, requires = "probe_cert")]
     pub probe_key: Option<PathBuf>,
     /// Name that kube-apiserver's certificate must carry
-    #[arg(long, env = "BERTH_PROBE_SERVER_NAME", default_value = DEFAULT_NAME, value_name = "NAME", value_parser = server_name)]
+    #[arg(long, env = "BERTH_PROBE_SERVER_NAME", default_value = DEFAULT_NAME, value_name = "NAME", value_parser = parse_server_name)]
     pub probe_server_name: ServerName<'static>,
     /// Time limit for the answer to a probe
-    #[arg(long, hide = true, default_value = "2s", value_parser = duration)]
+    #[arg(long, hide = true, default_value = "2s", value_parser = parse_duration)]
     pub probe_timeout: Duration,
     /// Check the requirements, print the steps, and do nothing; COMMAND may be left out
     #[arg(long)]
@@ -129,7 +129,7 @@ pub struct BridgeStartArgs {
 #[derive(Debug, Clone)]
 pub struct Words(pub Vec<OsString>);
 
-fn words(text: &str) -> Result<Words, shell_words::ParseError> {
+fn parse_words(text: &str) -> Result<Words, shell_words::ParseError> {
     Ok(Words(
         shell_words::split(text)?
             .into_iter()
@@ -139,11 +139,11 @@ fn words(text: &str) -> Result<Words, shell_words::ParseError> {
 }
 
 /// Makes a path absolute, because the daemon has another working directory.
-fn absolute(path: &str) -> io::Result<PathBuf> {
+fn make_absolute(path: &str) -> io::Result<PathBuf> {
     std::path::absolute(path)
 }
 
-fn server_name(text: &str) -> Result<ServerName<'static>, String> {
+fn parse_server_name(text: &str) -> Result<ServerName<'static>, String> {
     ServerName::try_from(text.to_owned())
         .map_err(|_| "give a DNS name or IP address from the certificate".into())
 }

@@ -13,7 +13,7 @@ mod rehearse;
 
 use berth_options::PodCommand;
 #[cfg(any(feature = "operate", feature = "rehearse"))]
-use berth_options::ask::duration;
+use berth_options::ask::parse_duration;
 use berth_options::log::LogArgs;
 #[cfg(feature = "operate")]
 use bridge::BRIDGE_STATUS;
@@ -58,8 +58,8 @@ pub struct Cli {
 
 /// Parses a duration of at least one second.
 #[cfg(any(feature = "operate", feature = "rehearse"))]
-fn seconds(text: &str) -> Result<Duration, String> {
-    duration(text).and_then(|time| {
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    parse_duration(text).and_then(|time| {
         if time.as_secs() > 0 {
             Ok(time)
         } else {

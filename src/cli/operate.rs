@@ -1,13 +1,13 @@
 //! `berth inject`, `eject`, `doctor` and `upgrade`.
 
-use super::{duration, seconds};
+use super::{parse_duration, parse_seconds};
 use berth_manifest::report::Severity;
 use berth_node::terms::Speedup;
 use berth_options::place::ADDRESSES;
 use berth_options::probe::ProbeArgs;
-use berth_options::shim::pass_modes;
+use berth_options::shim::pass_mode_parser;
 use berth_shim::config::PassMode;
-use berth_upgrade::judge::{Signal, Undecided, parts};
+use berth_upgrade::judge::{Signal, Undecided, parse_parts};
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub struct InjectArgs {
     pub service: Option<String>,
     /// How the shim passes clients to the apiserver: it relays their bytes, or gives their sockets
     /// to the apiserver (docs/pass.md)
-    #[arg(long, env = "BERTH_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_modes())]
+    #[arg(long, env = "BERTH_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_mode_parser())]
     pub pass: PassMode,
     /// Errors that --bridge ignores.
     #[command(flatten)]
@@ -125,12 +125,12 @@ pub struct IgnoreErrorsArgs {
         long,
         value_name = "CHECKS",
         value_delimiter = ',',
-        value_parser = check
+        value_parser = parse_check
     )]
     pub ignore_errors: Vec<String>,
 }
 
-fn check(id: &str) -> Result<String, String> {
+fn parse_check(id: &str) -> Result<String, String> {
     let errors = berth_doctor::CHECKS
         .iter()
         .filter(|check| check.severity == Severity::Error);
@@ -144,7 +144,7 @@ fn check(id: &str) -> Result<String, String> {
     }
 }
 
-fn finding(code: &str) -> Result<Signal, String> {
+fn parse_finding(code: &str) -> Result<Signal, String> {
     code.parse()
         .map_err(|error: String| error.replacen("unknown variant", "unknown finding", 1))
 }
@@ -194,12 +194,12 @@ pub struct UpgradeArgs {
     #[command(flatten)]
     pub kubelet: KubeletArgs,
     /// Time in which an instance must get ready and join
-    #[arg(long, env = "BERTH_READY_TIMEOUT", default_value = "5m", value_name = "DURATION", value_parser = seconds)]
+    #[arg(long, env = "BERTH_READY_TIMEOUT", default_value = "5m", value_name = "DURATION", value_parser = parse_seconds)]
     pub ready_timeout: Duration,
     /// Time for which an instance must then stay ready before the other instance stops: a little
     /// more than the interval of its watch cache's bookmarks, so that watches resume without a new
     /// list
-    #[arg(long, env = "BERTH_SETTLE", default_value = "75s", value_name = "DURATION", value_parser = duration)]
+    #[arg(long, env = "BERTH_SETTLE", default_value = "75s", value_name = "DURATION", value_parser = parse_duration)]
     pub settle: Duration,
     /// An administrator's kubeconfig, for the cluster's lock and for the node's address in the
     /// Service `kubernetes` [default: /etc/kubernetes/admin.conf, if that file exists]
@@ -239,11 +239,11 @@ pub struct JudgeArgs {
     #[arg(long, help_heading = JUDGE)]
     pub judge: bool,
     /// Share of new connections for the new instance, one value a step
-    #[arg(long, default_value = "5%,25%,50%", value_name = "PERCENTAGES", value_parser = parts, requires = "judge", help_heading = JUDGE)]
+    #[arg(long, default_value = "5%,25%,50%", value_name = "PERCENTAGES", value_parser = parse_parts, requires = "judge", help_heading = JUDGE)]
     pub canary: Parts,
     /// Duration of each step; after the steps the new instance gets all new connections for twice
     /// as long, while the old instance still runs
-    #[arg(long, default_value = "60s", value_name = "DURATION", value_parser = seconds, requires = "judge", help_heading = JUDGE)]
+    #[arg(long, default_value = "60s", value_name = "DURATION", value_parser = parse_seconds, requires = "judge", help_heading = JUDGE)]
     pub canary_time: Duration,
     /// Send clients on the node itself to the new instance, too. By default they stay on the old
     /// instance until it stops, since kubelet and controller-manager must not depend on a server
@@ -255,7 +255,7 @@ pub struct JudgeArgs {
     pub no_emulate: bool,
     /// Findings that do not make a verdict bad, separated by commas; docs/judge.md lists the
     /// findings
-    #[arg(long, value_name = "CODES", value_delimiter = ',', value_parser = finding, requires = "judge", help_heading = JUDGE)]
+    #[arg(long, value_name = "CODES", value_delimiter = ',', value_parser = parse_finding, requires = "judge", help_heading = JUDGE)]
     pub accept: Vec<Signal>,
     /// Reaction if there were too few requests to judge
     #[arg(long, default_value = "go-on", value_name = "WHAT", requires = "judge", help_heading = JUDGE)]

@@ -1,8 +1,8 @@
 //! `berth rehearse`.
 
-use super::{duration, seconds};
+use super::{parse_duration, parse_seconds};
 use berth_node::terms::Speedup;
-use berth_options::shim::pass_modes;
+use berth_options::shim::pass_mode_parser;
 use berth_rehearse::config::{
     RATE, STORM, UPGRADES, WATCHES,
     apiserver::Apiserver,
@@ -47,15 +47,15 @@ pub struct RehearseArgs {
     #[arg(long, env = "BERTH_REHEARSE_TOPOLOGY", default_value = "sidecar", value_name = "TOPOLOGY", value_enum, help_heading = REHEARSED)]
     pub topology: Topology,
     /// How the shims pass clients to the apiservers
-    #[arg(long, env = "BERTH_REHEARSE_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_modes(), help_heading = REHEARSED)]
+    #[arg(long, env = "BERTH_REHEARSE_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_mode_parser(), help_heading = REHEARSED)]
     pub pass: PassMode,
     /// Consecutive upgrades, from old to new and back
-    #[arg(long, env = "BERTH_REHEARSE_UPGRADES", default_value = "1", value_name = "N", value_parser = within(UPGRADES), help_heading = REHEARSED)]
+    #[arg(long, env = "BERTH_REHEARSE_UPGRADES", default_value = "1", value_name = "N", value_parser = range_parser(UPGRADES), help_heading = REHEARSED)]
     pub upgrades: u32,
     /// Upgrade for this long instead, back and forth, each time with one fault that --seed draws
     /// (from --fault, else from all faults). A shim that lives through eight upgrades or more must
     /// not use more and more memory, descriptors or threads
-    #[arg(long = "for", env = "BERTH_REHEARSE_FOR", value_name = "DURATION", value_parser = seconds, conflicts_with = "upgrades", help_heading = REHEARSED)]
+    #[arg(long = "for", env = "BERTH_REHEARSE_FOR", value_name = "DURATION", value_parser = parse_seconds, conflicts_with = "upgrades", help_heading = REHEARSED)]
     pub lasts: Option<Duration>,
     /// Faults to inject during the upgrades, separated by commas; several faults run one after
     /// another
@@ -63,28 +63,28 @@ pub struct RehearseArgs {
     pub fault: Vec<Fault>,
     /// Duration of the load in each phase: before an upgrade, while both apiservers serve, and
     /// after the upgrade
-    #[arg(long, hide = true, default_value = "3s", value_parser = seconds)]
+    #[arg(long, hide = true, default_value = "3s", value_parser = parse_seconds)]
     pub phase: Duration,
     /// Time for which both apiservers serve before the old one stops, as `berth upgrade --settle`
     /// [default: 3s]
-    #[arg(long, env = "BERTH_REHEARSE_SETTLE", value_name = "DURATION", value_parser = seconds, help_heading = TIMES)]
+    #[arg(long, env = "BERTH_REHEARSE_SETTLE", value_name = "DURATION", value_parser = parse_seconds, help_heading = TIMES)]
     pub settle: Option<Duration>,
     /// Time for which a new simulated apiserver listens before it is ready; a real one takes 8 to
     /// 10 s
-    #[arg(long, env = "BERTH_REHEARSE_START_DELAY", hide = true, default_value = "8s", value_parser = duration)]
+    #[arg(long, env = "BERTH_REHEARSE_START_DELAY", hide = true, default_value = "8s", value_parser = parse_duration)]
     pub start_delay: Duration,
     /// Divide the times that no option of shims, bridges and faults sets
     #[arg(long, hide = true, default_value_t)]
     pub speedup: Speedup,
     /// New TLS connections a second
-    #[arg(long, env = "BERTH_REHEARSE_RATE", default_value = "100", value_name = "N", value_parser = within(RATE), help_heading = LOAD)]
+    #[arg(long, env = "BERTH_REHEARSE_RATE", default_value = "100", value_name = "N", value_parser = range_parser(RATE), help_heading = LOAD)]
     pub rate: u32,
     /// Watches of ConfigMaps
-    #[arg(long, env = "BERTH_REHEARSE_WATCHES", default_value = "8", value_name = "N", value_parser = within(WATCHES), help_heading = LOAD)]
+    #[arg(long, env = "BERTH_REHEARSE_WATCHES", default_value = "8", value_name = "N", value_parser = range_parser(WATCHES), help_heading = LOAD)]
     pub watches: u32,
     /// Clients that connect all at once after the first switch, each from its own address, and
     /// retry until they are served
-    #[arg(long, env = "BERTH_REHEARSE_STORM", default_value = "0", value_name = "N", value_parser = within(STORM), help_heading = LOAD)]
+    #[arg(long, env = "BERTH_REHEARSE_STORM", default_value = "0", value_name = "N", value_parser = range_parser(STORM), help_heading = LOAD)]
     pub storm: u32,
     /// Seed of the clients' random choices, to repeat a run [default: a random seed, printed]
     #[arg(long, env = "BERTH_REHEARSE_SEED", value_name = "N", help_heading = LOAD)]
@@ -108,7 +108,7 @@ pub struct RehearseArgs {
 }
 
 /// A parser of whole numbers in a range.
-fn within(range: RangeInclusive<u32>) -> RangedI64ValueParser<u32> {
+fn range_parser(range: RangeInclusive<u32>) -> RangedI64ValueParser<u32> {
     value_parser!(u32).range(i64::from(*range.start())..=i64::from(*range.end()))
 }
 

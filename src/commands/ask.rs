@@ -12,7 +12,7 @@ use berth_options::ask::{AskArgs, DrainArgs, LiveArgs, ReadyArgs};
 use berth_options::check::{Checks, Mistakes, check_probe};
 use berth_options::place::RunDirArgs;
 use berth_shim::backend::probe::Probe;
-use berth_shim::drain::unanswered;
+use berth_shim::drain::count_unanswered;
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -25,12 +25,12 @@ const LEAVING: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(50);
 
 pub(super) fn ready(args: &ReadyArgs) -> anyhow::Result<Exit> {
-    let Some(known) = find(&args.ask)? else {
+    let Some(known) = find_instance(&args.ask)? else {
         return Ok(Exit::No);
     };
     let patience = args.timeout.timeout.unwrap_or(ipc::PATIENCE);
     let ready = block_on(async {
-        match status(&known, patience).await {
+        match fetch_status(&known, patience).await {
             Ok(status) => {
                 for sibling in &status.unconnected {
                     print_stderr(format_args!(
@@ -57,7 +57,7 @@ async fn ask_node_shim(
     patience: Duration,
 ) -> Option<Result<(), String>> {
     for other in other_shims(run_dir, known).ok()? {
-        let Ok(shim) = status(&other, patience).await else {
+        let Ok(shim) = fetch_status(&other, patience).await else {
             continue;
         };
         let Some(instance) = shim
@@ -96,12 +96,12 @@ pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
     let patience = args.timeout.timeout;
     let mut config = checks.finish(config).map_err(usage_error)?;
     config.timeout = patience.unwrap_or(config.timeout);
-    let Some(known) = find(&args.ask)? else {
+    let Some(known) = find_instance(&args.ask)? else {
         return Ok(Exit::No);
     };
     // The apiserver itself is probed: a hung shim must not make the kubelet restart the apiserver.
     let live = block_on(async {
-        let address = address(&known).await?;
+        let address = find_address(&known).await?;
         let lives = Probe::new(config).lives(address).await;
         lives.map_err(|answer| match patience {
             Some(patience) if answer.result == "timeout" => {
@@ -118,7 +118,7 @@ pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
 
 pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
     let streams = args.wait_streams;
-    let Some(known) = find(&args.ask)? else {
+    let Some(known) = find_instance(&args.ask)? else {
         return Ok(Exit::No);
     };
     let drained = block_on(async {
@@ -131,7 +131,7 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
         } else {
             Ask::Drain
         };
-        match ipc::ask(&path, drain, LEAVING).await {
+        match ipc::ask_shim(&path, drain, LEAVING).await {
             Ok(Reply::Done) => {}
             Ok(Reply::Alone) => {
                 return Ok(Some(format!(
@@ -174,9 +174,9 @@ fn other_shims(run_dir: &RunDirArgs, known: &KnownInstance) -> Result<Vec<KnownI
         .collect())
 }
 
-/// Waits until a shim has left the group and its instance can be stopped ([`unanswered`]), or, with
-/// `streams`, until its connections have ended. Returns a remark about connections that are still
-/// unanswered, or `None`.
+/// Waits until a shim has left the group and its instance can be stopped ([`count_unanswered`]),
+/// or, with `streams`, until its connections have ended. Returns a remark about connections that
+/// are still unanswered, or `None`.
 async fn wait_until_left(
     known: &KnownInstance,
     streams: Option<Duration>,
@@ -188,7 +188,7 @@ async fn wait_until_left(
         .socket_path(&known.id)
         .map_err(|error| error.to_string())?;
     loop {
-        let status = match ipc::ask(&path, Ask::Status, LEAVING).await {
+        let status = match ipc::ask_shim(&path, Ask::Status, LEAVING).await {
             Ok(Reply::Status(status)) => status,
             Ok(reply) => {
                 return Err(format!(
@@ -233,8 +233,11 @@ async fn wait_until_left(
             let open = status.connections_open + status.connections_injected;
             match streams {
                 // The caller stops the apiserver next.
-                None => match unanswered(left, status.connections_pending, status.connections_open)
-                {
+                None => match count_unanswered(
+                    left,
+                    status.connections_pending,
+                    status.connections_open,
+                ) {
                     None => {}
                     Some(0) => return Ok(None),
                     Some(connections) => {
@@ -273,7 +276,7 @@ fn print_answer(result: Result<Option<String>, String>) -> anyhow::Result<Exit> 
 }
 
 /// Finds the named instance, or the only instance. Prints the reason if there is none.
-fn find(args: &AskArgs) -> anyhow::Result<Option<KnownInstance>> {
+fn find_instance(args: &AskArgs) -> anyhow::Result<Option<KnownInstance>> {
     let mistake = |why: String| usage_error(Mistakes(vec![why]));
     let id = args.instance.as_deref().map(InstanceId::parse).transpose();
     let id = id.map_err(|error| mistake(format!("--instance: {error}")))?;
@@ -319,18 +322,18 @@ fn find(args: &AskArgs) -> anyhow::Result<Option<KnownInstance>> {
     }
 }
 
-async fn status(known: &KnownInstance, patience: Duration) -> Result<Status, String> {
+async fn fetch_status(known: &KnownInstance, patience: Duration) -> Result<Status, String> {
     let path = known
         .berth
         .socket_path(&known.id)
         .map_err(|error| error.to_string())?;
-    let status = ipc::status(&path, patience).await;
+    let status = ipc::request_status(&path, patience).await;
     status
         .map(|status| *status)
         .map_err(|why| format!("the shim of instance {}: {why}", known.id))
 }
 
-async fn address(known: &KnownInstance) -> Result<SocketAddr, String> {
+async fn find_address(known: &KnownInstance) -> Result<SocketAddr, String> {
     match &known.record {
         Some(listed) if listed.alive => Ok(listed.record.address),
         Some(_) => Err(format!(
@@ -339,7 +342,7 @@ async fn address(known: &KnownInstance) -> Result<SocketAddr, String> {
         )),
         // With `berth serve --backend` only the shim knows the address.
         None => {
-            let own = status(known, ipc::PATIENCE)
+            let own = fetch_status(known, ipc::PATIENCE)
                 .await?
                 .instances
                 .into_iter()
@@ -358,7 +361,7 @@ mod tests {
     use berth_os::seqpacket;
     use std::path::PathBuf;
 
-    fn known(directory: &tempfile::TempDir) -> (KnownInstance, PathBuf) {
+    fn known_instance(directory: &tempfile::TempDir) -> (KnownInstance, PathBuf) {
         let run_dir = RunDir::open(&directory.path().join("run")).unwrap();
         let berth = run_dir.berth("10.0.0.5:6443".parse().unwrap()).unwrap();
         let id = InstanceId::parse("a").unwrap();
@@ -377,7 +380,7 @@ mod tests {
     #[tokio::test]
     async fn a_shim_that_refuses_to_give_its_status_has_not_ended() {
         let directory = tempfile::tempdir().unwrap();
-        let (known, path) = known(&directory);
+        let (known, path) = known_instance(&directory);
         let server = Server::bind(&path).unwrap();
         let serving = server.serve(async |request: IncomingRequest| {
             drop(request.reply(&Reply::Refused("no".into())).await);
@@ -391,7 +394,7 @@ mod tests {
     #[tokio::test]
     async fn a_shim_whose_socket_cannot_be_used_has_not_ended() {
         let directory = tempfile::tempdir().unwrap();
-        let (known, path) = known(&directory);
+        let (known, path) = known_instance(&directory);
         std::os::unix::fs::symlink(&path, &path).unwrap();
         let waited = wait_until_left(&known, None).await;
         assert!(
@@ -405,9 +408,9 @@ mod tests {
     #[tokio::test]
     async fn a_shim_whose_socket_is_missing_or_refuses_has_ended() {
         let directory = tempfile::tempdir().unwrap();
-        let (known, path) = known(&directory);
+        let (known, path) = known_instance(&directory);
         assert_eq!(wait_until_left(&known, None).await, Ok(None));
-        drop(seqpacket::listener(&path).unwrap());
+        drop(seqpacket::bind_listener(&path).unwrap());
         assert_eq!(wait_until_left(&known, None).await, Ok(None));
     }
 }

@@ -4,7 +4,7 @@
 use super::{Exit, unavailable_error};
 use anyhow::Context;
 use berth_options::exec::CopySelfArgs;
-use berth_os::file::{private_directory, replace};
+use berth_os::file::{private_directory, replace_file};
 use nix::unistd::geteuid;
 use std::fs::{File, Permissions};
 use std::io;
@@ -22,7 +22,7 @@ pub(super) fn run(args: &CopySelfArgs) -> anyhow::Result<Exit> {
         })
     });
     let done = made.and_then(|()| {
-        copy(&args.path)
+        copy_program(&args.path)
             .with_context(|| format!("cannot copy this program to {}", args.path.display()))
     });
     done.map(|()| Exit::Ok)
@@ -30,7 +30,7 @@ pub(super) fn run(args: &CopySelfArgs) -> anyhow::Result<Exit> {
 }
 
 /// Copies the running program atomically: the copy is never incomplete.
-fn copy(to: &Path) -> io::Result<()> {
+fn copy_program(to: &Path) -> io::Result<()> {
     let name = to
         .file_name()
         .ok_or(io::ErrorKind::InvalidInput)?
@@ -38,7 +38,7 @@ fn copy(to: &Path) -> io::Result<()> {
     let temporary = to.with_file_name(format!(".{name}.{}", std::process::id()));
     // In a container the process ID is always 1, so a killed copy may have left an incomplete file
     // of this name, which is replaced.
-    replace(to, &temporary, |mut file| {
+    replace_file(to, &temporary, |mut file| {
         // The open file, not its path: the path may lead to another file by now.
         io::copy(&mut File::open("/proc/self/exe")?, &mut file)?;
         // The mode must not depend on the umask.

@@ -5,7 +5,7 @@ use super::{Exit, block_on, print, print_stderr, refusal_error, usage_error};
 use crate::cli::DoctorArgs;
 use berth_cluster::Client;
 use berth_doctor::cluster::Cluster;
-use berth_doctor::{Case, examine, excuse, node, other_files, text};
+use berth_doctor::{Case, examine, excuse_findings, node, other_files, text};
 use berth_manifest::Manifest;
 use berth_manifest::file::{is_in, read};
 use berth_manifest::report::Severity;
@@ -44,16 +44,16 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
             .unwrap_or(FILE.as_ref()),
     );
     let other_files = match args.node && manifest.kind() == "Pod" {
-        true => none_if_missing(other_files::gather(&own, &manifest))
+        true => none_if_missing(other_files::gather_files(&own, &manifest))
             .map_err(|error| missing(&format!("{}: {error}", directory.display())))
             .ok()
             .flatten(),
         false => None,
     };
     // Must come before the runtime, which has threads.
-    let obstacle = args.node.then(|| node::obstacle(&manifest)).flatten();
+    let obstacle = args.node.then(|| node::find_obstacle(&manifest)).flatten();
     let unconnected = match args.node {
-        true => block_on(node::unconnected(Path::new("/"), &manifest))?,
+        true => block_on(node::find_unconnected(Path::new("/"), &manifest))?,
         false => Vec::new(),
     };
     let node = args.node.then(|| node::Facts {
@@ -86,13 +86,13 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
         cluster: cluster.as_ref(),
     };
     let mut findings = examine(&case);
-    excuse(&mut findings, &args.ignored.ignore_errors);
+    excuse_findings(&mut findings, &args.ignored.ignore_errors);
     let color = std::io::stdout().is_terminal()
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let output = if args.json {
-        text::json(&findings)
+        text::render_json(&findings)
     } else {
-        text::text(&name, &findings, color)
+        text::render_text(&name, &findings, color)
     };
     print(&output)?;
     let fails = findings

@@ -22,7 +22,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 pub(super) fn run(args: &ExecArgs) -> anyhow::Result<Exit> {
-    let place = check::exec(args).map_err(usage_error)?;
+    let place = check::check_exec(args).map_err(usage_error)?;
     end_on_signals().context("cannot handle signals")?;
     carry_out(place, args).map_err(|error| unavailable_error(format!("{error:#}")))
 }
@@ -54,7 +54,11 @@ fn carry_out(place: Place, args: &ExecArgs) -> anyhow::Result<Exit> {
         pid: Some(std::process::id()),
     };
     let claim = claim(&berth, &claimant, |previous, taken| {
-        Ok(address::choose(port, previous, &[taken, &listen].concat())?)
+        Ok(address::choose_address(
+            port,
+            previous,
+            &[taken, &listen].concat(),
+        )?)
     })?;
 
     let address = claim.record().address;
@@ -68,7 +72,7 @@ fn carry_out(place: Place, args: &ExecArgs) -> anyhow::Result<Exit> {
         advertise: public,
         instance: &instance,
     };
-    let rewritten = args::rewrite(argv, &wanted)?;
+    let rewritten = args::rewrite_command(argv, &wanted)?;
     log_changes(&instance, address, advertise, &rewritten);
 
     let Some((program, arguments)) = rewritten.argv.split_first() else {
@@ -104,7 +108,7 @@ fn carry_out(place: Place, args: &ExecArgs) -> anyhow::Result<Exit> {
         }
         _ => claim.through_exec(|| command.exec())?,
     };
-    let fix = fix(&error);
+    let fix = suggest_fix(&error);
     Err(error).with_context(|| format!("cannot run {}{fix}", program.display()))
 }
 
@@ -120,7 +124,7 @@ fn listen_for_shims(
     let path = berth
         .supervisor_path(instance)
         .map_err(|error| error.to_string())?;
-    ipc::listen(&path).map_err(|error| match error.kind() {
+    ipc::listen_at(&path).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => format!(
             "instance {instance} is already running ({} answers)",
             path.display()
@@ -150,7 +154,7 @@ fn log_changes(
             tracing::warn!(
                 code = %explained::ADVERTISE_ADDRESS,
                 kept = %kept.display(),
-                "--advertise-address is kept and is no IP address: leave it out and berth sets it"
+                "--advertise-address is kept and is no IP address: leave the flag out and berth sets the address"
             );
         }
         Some(_) => tracing::info!(%advertise, "--advertise-address kept"),
@@ -160,7 +164,7 @@ fn log_changes(
     tracing::info!(%instance, %address, %advertise, program = program.map(tracing::field::display), "becoming the apiserver");
 }
 
-fn fix(error: &io::Error) -> &'static str {
+fn suggest_fix(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => {
             " (is it in this container, and in PATH? Else give its full path after --)"

@@ -1,6 +1,8 @@
 //! `berth grant`: creates, prints or revokes credentials for the shims of a node.
 
-use super::{Exit, Refused, block_on, json, print, print_stderr, unavailable_error, usage_error};
+use super::{
+    Exit, Refused, block_on, format_json, print, print_stderr, unavailable_error, usage_error,
+};
 use crate::cli::GrantArgs;
 use anyhow::Context;
 use berth_cluster::lease::NAMESPACE;
@@ -8,11 +10,11 @@ use berth_cluster::{Access, Client};
 use berth_doctor::{ShimOf, shim_of};
 use berth_manifest::file::read;
 use berth_manifest::grant::{GrantError, GrantOptions, Granted, files, grant, objects, revoke};
-use berth_manifest::{Manifest, document};
+use berth_manifest::{Manifest, write_document};
 use berth_options::check::{self, Checks};
 use berth_options::cluster::is_node_name;
 use berth_options::probe::DEFAULT_NAME;
-use berth_upgrade::journal::node_name;
+use berth_upgrade::journal::read_node_name;
 use nix::unistd::geteuid;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -20,7 +22,7 @@ use std::time::Duration;
 
 pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
-    let nodes = nodes(args, &mut checks);
+    let nodes = check_nodes(args, &mut checks);
     if args.print {
         checks.finish(Some(())).map_err(usage_error)?;
         return print(&objects_of(&nodes, args.json));
@@ -28,7 +30,7 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
     let options = if args.revoke {
         None
     } else {
-        options(args, &nodes, &mut checks)
+        check_options(args, &nodes, &mut checks)
     };
     let access = Access::read(&args.admin.kubeconfig).and_then(|access| {
         let client = Client::new(&access).map_err(|mistake| mistake.of(&args.admin.kubeconfig))?;
@@ -69,9 +71,9 @@ fn grant_error(error: &GrantError) -> anyhow::Error {
 }
 
 /// Names of the nodes. They become parts of objects' names.
-fn nodes(args: &GrantArgs, checks: &mut Checks) -> Vec<String> {
+fn check_nodes(args: &GrantArgs, checks: &mut Checks) -> Vec<String> {
     let nodes = match &args.node[..] {
-        [] => vec![node_name(Path::new("/proc")).unwrap_or_default()],
+        [] => vec![read_node_name(Path::new("/proc")).unwrap_or_default()],
         given => given.to_vec(),
     };
     for node in nodes.iter().filter(|node| !is_node_name(node)) {
@@ -81,12 +83,12 @@ fn nodes(args: &GrantArgs, checks: &mut Checks) -> Vec<String> {
     }
     if nodes.len() > 1 && !args.revoke && !args.print {
         checks
-            .report("--node: each node writes its own files: run this on each node, with one name");
+            .report("--node: each node writes its own files: run `berth grant` on each node, with the name of that node");
     }
     nodes
 }
 
-fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<GrantOptions> {
+fn check_options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<GrantOptions> {
     let shim = read(&args.manifest)
         .map_err(|error| error.to_string())
         .and_then(|text| {
@@ -99,7 +101,7 @@ fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Gr
     }
     let server = match &shim {
         _ if !args.listen.is_empty() => {
-            check::addresses(&args.listen, checks).map(|listen| listen[0].addr)
+            check::check_addresses(&args.listen, checks).map(|listen| listen[0].addr)
         }
         Ok(ShimOf { berth: None, .. }) => {
             let manifest = args.manifest.display();
@@ -155,7 +157,7 @@ fn revoke_all(client: &Client, nodes: &[String], as_json: bool) -> anyhow::Resul
         deleted.extend(block_on(revoke(client, node))?.map_err(|error| grant_error(&error))?);
     }
     if as_json {
-        return print(&json(
+        return print(&format_json(
             &json!({"version": 1, "nodes": nodes, "deleted": deleted}),
         )?);
     }
@@ -177,7 +179,7 @@ fn revoke_all(client: &Client, nodes: &[String], as_json: bool) -> anyhow::Resul
 /// Formats all objects for the shims of the nodes, for a client that applies them.
 fn objects_of(nodes: &[String], as_json: bool) -> String {
     let shared = objects::shared_role(nodes.iter().map(String::as_str));
-    let all = [objects::namespace(NAMESPACE), shared]
+    let all = [objects::namespace_object(NAMESPACE), shared]
         .into_iter()
         .chain(nodes.iter().flat_map(|node| objects::of_node(node)));
     if as_json {
@@ -186,7 +188,7 @@ fn objects_of(nodes: &[String], as_json: bool) -> String {
             json!({"apiVersion": "v1", "kind": "List", "items": all.collect::<Vec<Value>>()})
         );
     }
-    all.map(|object| document(&object))
+    all.map(|object| write_document(&object))
         .collect::<Vec<_>>()
         .join("---\n")
 }
@@ -194,7 +196,7 @@ fn objects_of(nodes: &[String], as_json: bool) -> String {
 fn json_of(granted: &Granted) -> anyhow::Result<String> {
     let mut value = serde_json::to_value(granted).context("cannot write JSON")?;
     value["version"] = json!(1);
-    json(&value)
+    format_json(&value)
 }
 
 fn text_of(granted: &Granted) -> String {

@@ -5,7 +5,7 @@ use super::{Exit, print, print_stderr, refusal_error, unavailable_error, usage_e
 use crate::cli::{InjectArgs, ManifestArgs};
 use berth_doctor::{Case, examine, node, other_files, text};
 use berth_manifest::edit::Edit;
-use berth_manifest::file::{Backups, fix, is_in, read, replace, resolve};
+use berth_manifest::file::{Backups, is_in, read, replace, resolve_links, suggest_fix};
 use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject_over};
 use berth_manifest::report::{Finding, Refusal, Severity};
 use berth_manifest::{Manifest, Problem, eject as ejecting, kubeadm};
@@ -21,7 +21,7 @@ const MANIFESTS: &str = "/etc/kubernetes/manifests";
 
 pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
-    let options = check(args, &mut checks);
+    let options = check_options(args, &mut checks);
     let file = Target::check(&args.file, &mut checks);
     if let Some(directory) = &args.kubeadm_patch {
         file.check_directory("--kubeadm-patch", directory, &mut checks);
@@ -50,7 +50,8 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
         return write_patches(&file, &outcome.options, &outcome.base, directory);
     }
     if let Some(manifest) = injected.filter(|_| file.args.bridge && outcome.text != text) {
-        diagnose(&file.args.path, manifest, &args.ignored.ignore_errors).map_err(refusal_error)?;
+        diagnose_manifest(&file.args.path, manifest, &args.ignored.ignore_errors)
+            .map_err(refusal_error)?;
     }
     file.write_result(&text, &outcome.text, &outcome.edits, Some(&outcome.base))
 }
@@ -58,14 +59,18 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
 /// Checks three things that the bridge cannot check: clients that the new shim would always refuse,
 /// errors that keep the shim from getting ready, and manifests in the same directory that the
 /// kubelet may run, too.
-fn diagnose(path: &Path, manifest: &Manifest, ignore_errors: &[String]) -> Result<(), Refusal> {
+fn diagnose_manifest(
+    path: &Path,
+    manifest: &Manifest,
+    ignore_errors: &[String],
+) -> Result<(), Refusal> {
     let name = "the new manifest";
     let gathered = node::Facts::gather(Path::new("/"), manifest);
     let facts = node::Facts {
-        obstacle: node::obstacle(manifest),
+        obstacle: node::find_obstacle(manifest),
         ..gathered
     };
-    let other_files = other_files::gather(path, manifest).ok();
+    let other_files = other_files::gather_files(path, manifest).ok();
     let mut findings = examine(&Case {
         node: Some(&facts),
         other_files: other_files.as_deref(),
@@ -93,7 +98,7 @@ pub(super) fn eject(args: &ManifestArgs) -> anyhow::Result<Exit> {
     if parsed.as_ref().is_ok_and(ejecting::is_out) {
         return file.write_result(&text, &text, &[], None);
     }
-    let ejected = parsed.and_then(|manifest| ejecting::undo(&manifest));
+    let ejected = parsed.and_then(|manifest| ejecting::undo_injection(&manifest));
     let ejected = ejected.map_err(|problem| file.refusal(&[problem]))?;
     print_stderr("note: no backup matches this manifest, so each change by berth is undone");
     file.write_result(&text, &ejected.text, &ejected.edits, None)
@@ -122,7 +127,7 @@ impl<'a> Target<'a> {
 
     /// Refuses a directory of manifests: the kubelet reads every file there as a manifest.
     fn check_directory(&self, option: &str, directory: &Path, checks: &mut Checks) {
-        let kubelets = resolve(directory) == resolve(Path::new(MANIFESTS));
+        let kubelets = resolve_links(directory) == resolve_links(Path::new(MANIFESTS));
         if kubelets || is_in(&self.args.path, directory) {
             checks.report(format!(
                 "{option} {}: a kubelet reads every file in this directory as a manifest: give another directory",
@@ -227,11 +232,11 @@ fn write_patches(
     let listed = |problem| vec![problem];
     let patches = Manifest::parse(base).map_err(listed).and_then(|manifest| {
         let (edits, _) = berth_manifest::inject::plan(&manifest, options)?;
-        kubeadm::patches(&manifest, &edits).map_err(listed)
+        kubeadm::make_patches(&manifest, &edits).map_err(listed)
     });
     let patches = patches.map_err(|problems| file.refusal(&problems))?;
     std::fs::create_dir_all(directory).map_err(|error| {
-        let fix = fix("make", &error);
+        let fix = suggest_fix("make", &error);
         unavailable_error(format!(
             "cannot make the directory {}: {error}{fix}",
             directory.display()
@@ -245,7 +250,7 @@ fn write_patches(
     Ok(Exit::Ok)
 }
 
-fn check(args: &InjectArgs, checks: &mut Checks) -> Option<InjectOptions> {
+fn check_options(args: &InjectArgs, checks: &mut Checks) -> Option<InjectOptions> {
     if args.image.is_empty() || args.image.contains(char::is_whitespace) {
         checks.report(format!(
             "--image {:?}: name an image with berth as its entrypoint",
@@ -261,20 +266,20 @@ fn check(args: &InjectArgs, checks: &mut Checks) -> Option<InjectOptions> {
     let addresses = if args.listen.is_empty() {
         Some(Addresses::OfManifest)
     } else {
-        let listen = check::addresses(&args.listen, checks);
+        let listen = check::check_addresses(&args.listen, checks);
         if let Some(listen) = &listen {
             check::check_beside_instance(listen, checks);
         }
         listen.map(Addresses::Given)
     };
     check_probe(&args.probe, READY, false, checks);
-    let probing = probing(&args.probe, checks);
+    let probing = build_probing(&args.probe, checks);
     Some(InjectOptions {
         image: args.image.clone(),
         run_dir: args.run_dir.clone(),
         addresses: addresses?,
         probing,
-        service: service(args.service.as_deref(), checks),
+        service: check_service(args.service.as_deref(), checks),
         pass: args.pass,
         added: Vec::new(),
     })
@@ -282,7 +287,7 @@ fn check(args: &InjectArgs, checks: &mut Checks) -> Option<InjectOptions> {
 
 /// Checks the path of the shim's kubeconfig. Its directory is mounted at the same path, and should
 /// hold nothing else.
-fn service(kubeconfig: Option<&str>, checks: &mut Checks) -> Option<String> {
+fn check_service(kubeconfig: Option<&str>, checks: &mut Checks) -> Option<String> {
     let kubeconfig = kubeconfig?;
     let directory = Path::new(kubeconfig)
         .parent()
@@ -301,7 +306,7 @@ fn service(kubeconfig: Option<&str>, checks: &mut Checks) -> Option<String> {
 }
 
 /// Translates the probe's options into environment variables of the containers.
-fn probing(args: &ProbeArgs, checks: &mut Checks) -> Probing {
+fn build_probing(args: &ProbeArgs, checks: &mut Checks) -> Probing {
     let files = [
         ("--probe-ca", "BERTH_PROBE_CA", &args.probe_ca),
         ("--probe-cert", "BERTH_PROBE_CERT", &args.probe_cert),

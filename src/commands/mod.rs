@@ -94,7 +94,7 @@ fn print(text: &str) -> anyhow::Result<Exit> {
 }
 
 /// Formats a JSON document with a newline at its end.
-fn json(value: &impl Serialize) -> anyhow::Result<String> {
+fn format_json(value: &impl Serialize) -> anyhow::Result<String> {
     Ok(serde_json::to_string_pretty(value).context("cannot write JSON")? + "\n")
 }
 
@@ -258,13 +258,13 @@ pub fn dispatch(cli: Cli) -> ExitCode {
         Command::Rehearse(args) => rehearse::run(&args),
         #[cfg(feature = "rehearse")]
         Command::StandIn(args) => rehearse::stand_in(&args),
-        Command::Completions { shell } => completions(shell),
+        Command::Completions { shell } => print_completions(shell),
         Command::Version => print(&Cli::command().render_version()),
     };
     exit_code_of(result)
 }
 
-fn completions(shell: clap_complete::Shell) -> anyhow::Result<Exit> {
+fn print_completions(shell: clap_complete::Shell) -> anyhow::Result<Exit> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "berth", &mut script);
     print(&String::from_utf8(script)?)
@@ -272,7 +272,7 @@ fn completions(shell: clap_complete::Shell) -> anyhow::Result<Exit> {
 
 /// Prints clap's message instead of running a subcommand: a mistake, the help or the version.
 pub fn print_clap_message(mut error: clap::Error) -> ExitCode {
-    if let Some(suggestion) = suggestion(&error) {
+    if let Some(suggestion) = suggest_command(&error) {
         // Clap's suggestion, the most similar word, would be a wrong one.
         let _ = (
             error.remove(ContextKind::SuggestedSubcommand),
@@ -343,7 +343,7 @@ const FOREIGN_WORDS: [(&str, &[&str], &str); 11] = [
 
 /// Suggests the right command line for a common mistake.
 #[cfg(feature = "operate")]
-fn suggestion(error: &clap::Error) -> Option<String> {
+fn suggest_command(error: &clap::Error) -> Option<String> {
     let context = |kind| error.get(kind).map(ToString::to_string);
     let wrong =
         context(ContextKind::InvalidSubcommand).or_else(|| context(ContextKind::InvalidArg))?;
@@ -381,7 +381,7 @@ fn suggestion(error: &clap::Error) -> Option<String> {
 }
 
 #[cfg(not(feature = "operate"))]
-fn suggestion(_: &clap::Error) -> Option<String> {
+fn suggest_command(_: &clap::Error) -> Option<String> {
     None
 }
 

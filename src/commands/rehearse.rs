@@ -12,11 +12,11 @@ use berth_rehearse::{Aborted, Error, Rehearsed, rehearse, report};
 mod check;
 
 pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
-    let plan = check::check(args).and_then(|plan| raise_file_limit(&plan).map(|()| plan));
+    let plan = check::check_options(args).and_then(|plan| raise_file_limit(&plan).map(|()| plan));
     let mut plan = plan.map_err(usage_error)?;
     if plan.netns {
         // Must come before any other thread starts.
-        netns::enter(*NETNS.ip()).map_err(unavailable_error)?;
+        netns::enter_netns(*NETNS.ip()).map_err(unavailable_error)?;
     }
     let outcome = block_on(async {
         plan.ask_versions().await?;
@@ -24,7 +24,7 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
     })?;
     let outcome = outcome.map_err(usage_error)?;
     // Files are written even if standard output cannot be written.
-    let exit = finish(&plan, &outcome, args.verbose);
+    let exit = print_results(&plan, &outcome, args.verbose);
     if args.json.is_none() && args.report.is_none() {
         return exit;
     }
@@ -59,7 +59,7 @@ fn repeat_command(args: &RehearseArgs, plan: &Plan) -> Vec<String> {
 }
 
 /// Prints the results of a rehearsal, complete or aborted.
-fn finish(plan: &Plan, outcome: &Rehearsed, verbose: bool) -> anyhow::Result<Exit> {
+fn print_results(plan: &Plan, outcome: &Rehearsed, verbose: bool) -> anyhow::Result<Exit> {
     let mut text = String::new();
     let runs: Vec<_> = outcome
         .runs

@@ -8,7 +8,7 @@
 //! its first byte, so that no connection begins at an apiserver that is stopping. Then the shim
 //! drains, and `berth run` ends with the child's exit status.
 
-use super::serve::{Signals, build};
+use super::serve::{Signals, build_shim};
 use super::{Exit, block_on, exit_code, unavailable_error, usage_error};
 use berth_options::check;
 use berth_options::log::LogArgs;
@@ -27,11 +27,11 @@ use tokio::process::Child;
 use tokio::sync::watch;
 
 pub(super) fn run(args: &RunArgs, log: &LogArgs) -> anyhow::Result<Exit> {
-    let config = check::run(args).map_err(usage_error)?;
+    let config = check::check_run(args).map_err(usage_error)?;
     args.shim.speedup.apply();
     block_on(async {
         let mut signals = Signals::new()?;
-        let bound = build(config, &mut signals).await?;
+        let bound = build_shim(config, &mut signals).await?;
         let child = start_exec(&bound, args, log);
         let mut child = child
             .map_err(|error| unavailable_error(format!("cannot start `berth exec`: {error}")))?;

@@ -11,11 +11,11 @@ use nix::sys::signal::Signal;
 use tokio::sync::watch;
 
 pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
-    let config = check::serve(args).map_err(usage_error)?;
+    let config = check::check_serve(args).map_err(usage_error)?;
     args.shim.speedup.apply();
     block_on(async {
         let mut signals = Signals::new()?;
-        let bound = build(config, &mut signals).await?;
+        let bound = build_shim(config, &mut signals).await?;
         let (stop, stopped) = watch::channel(Stop::No);
         let serving = bound.run(stopped);
         tokio::pin!(serving);
@@ -29,9 +29,9 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
 }
 
 /// Builds a shim. A signal ends the wait for a port, because nothing is served yet.
-pub(super) async fn build(config: Config, signals: &mut Signals) -> anyhow::Result<Bound> {
+pub(super) async fn build_shim(config: Config, signals: &mut Signals) -> anyhow::Result<Bound> {
     let built = tokio::select! {
-        built = app::build(config) => built,
+        built = app::build_shim(config) => built,
         () = signals.next() => return Err(Refused { exit: Exit::Ok, why: Vec::new() }.into()),
     };
     built.map_err(|error| match error {

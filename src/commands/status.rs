@@ -1,6 +1,6 @@
 //! `berth status`: the berths and apiservers on this node.
 
-use super::{Exit, block_on, json, print, print_stderr, unavailable_error};
+use super::{Exit, block_on, format_json, print, print_stderr, unavailable_error};
 use crate::cli::StatusArgs;
 use berth_node::ipc;
 use berth_node::ipc::wire::{GateStatus, InstanceStatus, LongestQueue, Status};
@@ -34,12 +34,12 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
         false => Exit::Ok,
     };
     print(&match args.json {
-        true => json(&Document {
+        true => format_json(&Document {
             version: VERSION,
             instances: rows,
         })?,
         false if rows.is_empty() => no_berth(&node.path),
-        false => table(&rows, SystemTime::now()),
+        false => format_table(&rows, SystemTime::now()),
     })?;
     Ok(exit)
 }
@@ -51,7 +51,7 @@ fn no_berth(run_dir: &Path) -> String {
         "run this as root, or "
     };
     format!(
-        "no berth on this node: there is none in {} ({root}--run-dir names another directory)\n",
+        "no berth on this node: the run directory {} has none ({root}--run-dir names another directory)\n",
         run_dir.display()
     )
 }
@@ -89,7 +89,7 @@ fn serialize_shim<S: Serializer>(shim: &Option<Status>, to: S) -> Result<S::Ok, 
 impl Row {
     async fn ask(known: KnownInstance) -> Self {
         let asked = match known.berth.socket_path(&known.id) {
-            Ok(path) => ipc::status(&path, ipc::PATIENCE)
+            Ok(path) => ipc::request_status(&path, ipc::PATIENCE)
                 .await
                 .map(|status| *status)
                 .map_err(|why| format!("its shim: {why}")),
@@ -171,7 +171,7 @@ impl Row {
                 .unwrap_or_else(none),
             shim.map_or_else(none, |shim| shim.connections_open.to_string()),
             shim.map_or_else(none, |shim| shim.connections_total.to_string()),
-            shim.map_or_else(none, |shim| age(&shim.since, now)),
+            shim.map_or_else(none, |shim| format_age(&shim.since, now)),
             last,
         ]
     }
@@ -184,7 +184,7 @@ struct Document {
     instances: Vec<Row>,
 }
 
-fn table(rows: &[Row], now: SystemTime) -> String {
+fn format_table(rows: &[Row], now: SystemTime) -> String {
     const HEAD: [&str; 10] = [
         "BERTH",
         "INSTANCE",
@@ -197,8 +197,13 @@ fn table(rows: &[Row], now: SystemTime) -> String {
         "SINCE",
         "LAST PROBE",
     ];
-    let mut text = align(HEAD, rows.iter().map(|row| row.cells(now)));
-    for remark in [fail_open, foreign_listeners, gate_queue, relay_mode] {
+    let mut text = align_columns(HEAD, rows.iter().map(|row| row.cells(now)));
+    for remark in [
+        describe_fail_open,
+        describe_foreign_listeners,
+        describe_gate_queue,
+        describe_relay_mode,
+    ] {
         for (row, remark) in rows
             .iter()
             .filter_map(|row| Some((row, remark(row.shim.as_ref()?)?)))
@@ -209,13 +214,13 @@ fn table(rows: &[Row], now: SystemTime) -> String {
     text
 }
 
-fn fail_open(shim: &Status) -> Option<String> {
+fn describe_fail_open(shim: &Status) -> Option<String> {
     (shim.fail_open && shim.state == Phase::Joined).then(|| {
         "no apiserver passes its probe; connections go to an apiserver that passed before (fail open)".into()
     })
 }
 
-fn foreign_listeners(shim: &Status) -> Option<String> {
+fn describe_foreign_listeners(shim: &Status) -> Option<String> {
     let listeners = match shim.foreign_listeners {
         0 => return None,
         1 => "a listener".to_owned(),
@@ -227,7 +232,7 @@ fn foreign_listeners(shim: &Status) -> Option<String> {
     ))
 }
 
-fn gate_queue(shim: &Status) -> Option<String> {
+fn describe_gate_queue(shim: &Status) -> Option<String> {
     let GateStatus {
         openings,
         limit,
@@ -243,7 +248,7 @@ fn gate_queue(shim: &Status) -> Option<String> {
     Some(text)
 }
 
-fn relay_mode(shim: &Status) -> Option<String> {
+fn describe_relay_mode(shim: &Status) -> Option<String> {
     let own = shim.instances.iter().find(|instance| instance.own)?;
     match &own.relayed {
         _ if own.injected => Some(format!(
@@ -256,7 +261,10 @@ fn relay_mode(shim: &Status) -> Option<String> {
 }
 
 /// Aligns columns, two spaces apart.
-fn align<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
+fn align_columns<const N: usize>(
+    head: [&str; N],
+    rows: impl Iterator<Item = [String; N]>,
+) -> String {
     let lines: Vec<_> = std::iter::once(head.map(ToOwned::to_owned))
         .chain(rows)
         .collect();
@@ -279,15 +287,15 @@ fn align<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]
 }
 
 /// The time since a moment, shortened.
-fn age(since: &str, now: SystemTime) -> String {
+fn format_age(since: &str, now: SystemTime) -> String {
     let age = humantime::parse_rfc3339(since)
         .ok()
         .and_then(|since| now.duration_since(since).ok());
-    shorten(age.unwrap_or_default())
+    format_time(age.unwrap_or_default())
 }
 
 /// A time in its largest unit.
-fn shorten(time: Duration) -> String {
+fn format_time(time: Duration) -> String {
     match time.as_secs() {
         seconds @ 0..120 => format!("{seconds}s"),
         seconds @ 120..7200 => format!("{}m", seconds / 60),
@@ -301,7 +309,7 @@ mod tests {
     use super::*;
 
     /// A row of a shim, with `passing` added to its instance.
-    fn row(instance: &str, passing: &serde_json::Value) -> Row {
+    fn test_row(instance: &str, passing: &serde_json::Value) -> Row {
         let mut own = serde_json::json!({
             "instance": instance, "address": "127.14.2.64:6443", "own": true, "standing": "ready",
             "since": "2026-01-03T00:00:00Z", "kube_version": "v1.36.3", "last_probe": "200 in 47 ms",
@@ -329,9 +337,9 @@ mod tests {
     #[test]
     fn the_table_says_how_each_instance_gets_its_clients() {
         let rows = [
-            row("a", &serde_json::json!({"injected": true})),
-            row("b", &serde_json::json!({"relayed": "the kernel is 5.15"})),
-            row("c", &serde_json::json!({})),
+            test_row("a", &serde_json::json!({"injected": true})),
+            test_row("b", &serde_json::json!({"relayed": "the kernel is 5.15"})),
+            test_row("c", &serde_json::json!({})),
         ];
         let now = humantime::parse_rfc3339("2026-01-03T00:00:06Z").unwrap();
         let expected = "\
@@ -342,15 +350,15 @@ BERTH          INSTANCE  SHIM    APISERVER  ADDRESS           VERSION  NOW  TOTA
 a of 10.0.0.5:6443: the apiserver gets clients' sockets; 0 of these connections are open
 b of 10.0.0.5:6443: clients are relayed: the kernel is 5.15
 ";
-        assert_eq!(table(&rows, now), expected);
+        assert_eq!(format_table(&rows, now), expected);
     }
 
     #[test]
     fn ages_are_short() {
         let now = humantime::parse_rfc3339("2026-01-03T00:00:00Z").unwrap();
-        assert_eq!(age("2026-01-02T23:59:01Z", now), "59s");
-        assert_eq!(age("2026-01-02T23:00:00Z", now), "60m");
-        assert_eq!(age("2025-12-01T00:00:00Z", now), "33d");
-        assert_eq!(age("nonsense", now), "0s");
+        assert_eq!(format_age("2026-01-02T23:59:01Z", now), "59s");
+        assert_eq!(format_age("2026-01-02T23:00:00Z", now), "60m");
+        assert_eq!(format_age("2025-12-01T00:00:00Z", now), "33d");
+        assert_eq!(format_age("nonsense", now), "0s");
     }
 }

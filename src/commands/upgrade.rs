@@ -5,7 +5,7 @@ use super::{
 };
 use crate::cli::{JudgeArgs, UpgradeArgs};
 use berth_options::check::Mistakes;
-use berth_upgrade::begin::{FILE, StartedUpgrade, UpgradeOptions, begin, dry_run};
+use berth_upgrade::begin::{FILE, StartedUpgrade, UpgradeOptions, begin_upgrade, dry_run};
 use berth_upgrade::drive::{self, DriveOutcome};
 use berth_upgrade::judge::{INTERVAL, JudgeOptions, Plan};
 use berth_upgrade::pod::PREFIX;
@@ -15,7 +15,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 pub(super) fn run(args: &UpgradeArgs) -> anyhow::Result<Exit> {
-    let options = options(args);
+    let options = upgrade_options(args);
     let mut mistakes = options.mistakes();
     let word = args
         .manifest
@@ -28,10 +28,10 @@ pub(super) fn run(args: &UpgradeArgs) -> anyhow::Result<Exit> {
     if !mistakes.is_empty() {
         return Err(usage_error(Mistakes(mistakes)));
     }
-    block_on(upgrade(options, args.dry_run))?
+    block_on(run_upgrade(options, args.dry_run))?
 }
 
-fn options(args: &UpgradeArgs) -> UpgradeOptions {
+fn upgrade_options(args: &UpgradeArgs) -> UpgradeOptions {
     // An absolute path: an upgrade may be resumed from another directory.
     let directory = args
         .kubelet
@@ -48,13 +48,13 @@ fn options(args: &UpgradeArgs) -> UpgradeOptions {
         pod_logs_dir: args.pod_logs_dir.clone(),
         kubeconfig: args.kubeconfig.clone(),
         ignore_errors: args.ignored.ignore_errors.clone(),
-        judge: args.judge.judge.then(|| judge(&args.judge)),
+        judge: args.judge.judge.then(|| judge_options(&args.judge)),
         emulate: !args.judge.no_emulate,
         break_lock: args.break_lock,
     }
 }
 
-fn judge(args: &JudgeArgs) -> JudgeOptions {
+fn judge_options(args: &JudgeArgs) -> JudgeOptions {
     JudgeOptions {
         plan: Plan {
             warm: args.speedup.of(Plan::default().warm),
@@ -70,7 +70,7 @@ fn judge(args: &JudgeArgs) -> JudgeOptions {
     }
 }
 
-async fn upgrade(options: UpgradeOptions, only_steps: bool) -> anyhow::Result<Exit> {
+async fn run_upgrade(options: UpgradeOptions, only_steps: bool) -> anyhow::Result<Exit> {
     let progress = Rc::new(Progress::default());
     if only_steps {
         let steps = dry_run(&options, &progress).await.map_err(refusal_error)?;
@@ -80,9 +80,11 @@ async fn upgrade(options: UpgradeOptions, only_steps: bool) -> anyhow::Result<Ex
         state,
         store,
         context,
-    } = begin(&options, &progress).await.map_err(refusal_error)?;
+    } = begin_upgrade(&options, &progress)
+        .await
+        .map_err(refusal_error)?;
     Ok(
-        match drive::drive(state, &store, &context, progress.clone()).await {
+        match drive::drive_upgrade(state, &store, &context, progress.clone()).await {
             Ok(DriveOutcome::Done) => Exit::Ok,
             Ok(DriveOutcome::RolledBack) => Exit::No,
             Ok(DriveOutcome::Judged) => Exit::Again,
@@ -90,7 +92,7 @@ async fn upgrade(options: UpgradeOptions, only_steps: bool) -> anyhow::Result<Ex
                 print_resume_hint(&progress, &store)
             }
             Err(error) => {
-                progress.line(&format!("failed: {error}"));
+                progress.print_line(&format!("failed: {error}"));
                 print_resume_hint(&progress, &store)
             }
         },
@@ -98,9 +100,10 @@ async fn upgrade(options: UpgradeOptions, only_steps: bool) -> anyhow::Result<Ex
 }
 
 fn print_resume_hint(progress: &Progress, store: &Store) -> Exit {
-    progress
-        .line("neither done nor rolled back. Whatever serves is left alone: see `berth status`.");
-    progress.more(&format!(
+    progress.print_line(
+        "neither done nor rolled back. Whatever serves is left alone: see `berth status`.",
+    );
+    progress.print_detail(&format!(
         "When the cause is fixed, run the same command again; it continues from {}.",
         store.path().display()
     ));

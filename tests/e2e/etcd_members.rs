@@ -4,9 +4,9 @@
 use crate::grant::on_a_node;
 use crate::support::eventually;
 use berth_bridge::etcd::gateway::Gateway;
-use berth_bridge::etcd::{EtcdPlan, examine};
+use berth_bridge::etcd::{EtcdPlan, examine_etcds};
 use berth_bridge::report::Report;
-use berth_testing::{authority, issue};
+use berth_testing::{create_ca, issue_certificate};
 use libtest_mimic::Failed;
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -26,7 +26,7 @@ impl Drop for Member {
     }
 }
 
-fn start(etcd: &str, dir: &Path, ip: &str) -> Result<Member, Failed> {
+fn start_member(etcd: &str, dir: &Path, ip: &str) -> Result<Member, Failed> {
     let (clients, peers) = (format!("https://{ip}:2379"), format!("http://{ip}:2380"));
     let all: Vec<_> = MEMBERS
         .iter()
@@ -69,16 +69,16 @@ pub(crate) fn members_of_a_real_etcd(etcd: &str) -> Result<(), Failed> {
 
 fn on_the_node(etcd: &str) -> Result<(), Failed> {
     let temp = tempfile::tempdir()?;
-    let ca = authority();
+    let ca = create_ca();
     let file = |name: &str| -> PathBuf { temp.path().join(name) };
     fs::write(file("ca.crt"), ca.pem())?;
     for name in MEMBERS.iter().copied().chain(["client"]) {
         // Like kubeadm's certificates, these are valid for 127.0.0.1, too.
-        let (certificate, key) = issue(&ca, &[name, MEMBERS[0]]);
+        let (certificate, key) = issue_certificate(&ca, &[name, MEMBERS[0]]);
         fs::write(file(&format!("{name}.crt")), certificate)?;
         fs::write(file(&format!("{name}.key")), key)?;
     }
-    let mut members = MEMBERS.map(|ip| start(etcd, temp.path(), ip).map(Some));
+    let mut members = MEMBERS.map(|ip| start_member(etcd, temp.path(), ip).map(Some));
     let url = |at: usize| format!("https://{}:2379", MEMBERS[at]);
     let read = |name: &str| fs::read(file(name));
     let gateway = Gateway::new(
@@ -115,7 +115,8 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
     ];
     let examined = || {
         let mut report = Report::default();
-        let (clusters, _) = runtime.block_on(examine(&command, &[], Path::to_owned, &mut report));
+        let (clusters, _) =
+            runtime.block_on(examine_etcds(&command, &[], Path::to_owned, &mut report));
         (
             EtcdPlan {
                 clusters,
@@ -156,7 +157,7 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
             "{part} is not in {errors:?}"
         );
     }
-    members[other] = start(etcd, temp.path(), MEMBERS[other]).map(Some);
+    members[other] = start_member(etcd, temp.path(), MEMBERS[other]).map(Some);
     let (mut plan, _) = eventually("its return", || {
         Some(examined()).filter(|(_, errors)| errors.is_empty())
     });
@@ -209,7 +210,7 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
             leads((own + at) % 3).filter(|(leader, _)| *leader != id)
         });
     }
-    members[own] = start(etcd, temp.path(), MEMBERS[own]).map(Some);
+    members[own] = start_member(etcd, temp.path(), MEMBERS[own]).map(Some);
     // The member's gRPC gateway has dialled, too. Its connection to another member stays as long as
     // requests come.
     eventually("its own answer", || {

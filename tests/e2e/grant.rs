@@ -2,13 +2,15 @@
 //! kubeconfig allows every verb that a shim needs and no other, and revoking ends the token.
 
 use crate::support::net::fresh_ip;
-use crate::support::process::{Running, berth, output_of};
+use crate::support::process::{Running, berth_command, output_of};
 use berth_cluster::account::{account_name, token_path, token_request};
 use berth_cluster::kubeconfig::Token;
 use berth_cluster::lease::{InstanceLease, LEASES, lease_path};
-use berth_cluster::service::{Family, MANAGER, RECONCILED, SERVICE, slice, slice_name, slice_path};
+use berth_cluster::service::{
+    Family, MANAGER, RECONCILED, SERVICE, build_slice, slice_name, slice_path,
+};
 use berth_cluster::{Access, Client, Error};
-use berth_testing::{authority, issue};
+use berth_testing::{create_ca, issue_certificate};
 use berth_upgrade::lock;
 use hyper::StatusCode;
 use libtest_mimic::Failed;
@@ -31,7 +33,7 @@ pub(crate) const UP: Duration = Duration::from_secs(90);
 /// Longest time until a token is refused. kube-apiserver caches a valid token for 10 s.
 const REVOKED: Duration = Duration::from_secs(20);
 
-pub(crate) fn grant(apiserver: &str, etcd: &str) -> Result<(), Failed> {
+pub(crate) fn run_grant(apiserver: &str, etcd: &str) -> Result<(), Failed> {
     let temp = tempfile::tempdir()?;
     let cluster = Cluster::start(temp.path(), apiserver, etcd)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -131,10 +133,10 @@ impl Cluster {
             fs::write(&path, text).map(|()| path)
         };
         let flag = |name: &str, path: &Path| format!("--{name}={}", path.display());
-        let (issuer, signing) = (authority(), KeyPair::generate()?);
+        let (issuer, signing) = (create_ca(), KeyPair::generate()?);
         let ca = file("ca.crt", &issuer.pem())?;
         let issued = |server: &str, name: &str| -> std::io::Result<_> {
-            let (certificate, key) = issue(&issuer, &[name]);
+            let (certificate, key) = issue_certificate(&issuer, &[name]);
             Ok((
                 file(&format!("{server}.crt"), &certificate)?,
                 file(&format!("{server}.key"), &key)?,
@@ -236,7 +238,7 @@ impl Cluster {
     }
 
     pub(crate) fn berth(&self, args: &[&str]) -> Command {
-        let mut command = berth(args);
+        let mut command = berth_command(args);
         command.arg("--kubeconfig").arg(&self.admin);
         if args.contains(&"grant") && !args.contains(&"--revoke") {
             let uid = nix::unistd::geteuid().to_string();
@@ -292,7 +294,7 @@ fn status_of(answer: &Result<Value, Error>) -> Option<StatusCode> {
 }
 
 fn own_slice(node: &str) -> Value {
-    slice(node, "192.0.2.2:6443".parse().unwrap(), "https")
+    build_slice(node, "192.0.2.2:6443".parse().unwrap(), "https")
 }
 
 fn own_lease(instance: &str) -> InstanceLease {
@@ -387,8 +389,8 @@ async fn rules_are_these_and_no_others(shim: &Client, admin: &Path) -> Result<()
     let mut said = Vec::new();
     for namespace in ["default", "berth-system", lock::NAMESPACE, "kube-system"] {
         let (own, anybodys) = (
-            rules(shim, namespace).await?,
-            rules(&anybody, namespace).await?,
+            list_rules(shim, namespace).await?,
+            list_rules(&anybody, namespace).await?,
         );
         said.extend(
             own.difference(&anybodys)
@@ -409,7 +411,7 @@ async fn rules_are_these_and_no_others(shim: &Client, admin: &Path) -> Result<()
     }
 }
 
-async fn rules(client: &Client, namespace: &str) -> Result<BTreeSet<String>, Failed> {
+async fn list_rules(client: &Client, namespace: &str) -> Result<BTreeSet<String>, Failed> {
     let review = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview", "spec": {"namespace": namespace}});
     let path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
     let answer = client

@@ -2,8 +2,8 @@
 //! node with the fewest packages of Debian and without a compiler, from a registry and a file
 //! server with the names of the real ones.
 
-use crate::support::process::{Running, ends, output_of};
-use crate::support::{eventually, net::listening};
+use crate::support::process::{Running, expect_status, output_of};
+use crate::support::{eventually, net::find_listening};
 use berth_rehearse::record::log::Recorder;
 use berth_rehearse::testbed::{
     certs,
@@ -27,7 +27,7 @@ const REGISTRY: &str = "registry.example";
 const COMPILERS: [&str; 5] = ["cargo", "cc", "gcc", "go", "rustc"];
 
 /// Returns the directory that scripts/release.sh made, or the reason why there is none.
-pub(crate) fn release() -> Result<PathBuf, String> {
+pub(crate) fn find_release() -> Result<PathBuf, String> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let release = target.join(format!("release-{VERSION}"));
     if release.join("SHA256SUMS").is_file() {
@@ -42,21 +42,21 @@ pub(crate) fn on_a_node_without_a_compiler(release: &Path) -> Result<(), Failed>
     let root = temp.path().join("root");
     let suite = of_this_machine("VERSION_CODENAME")?;
     let packages = "--include=ca-certificates,containerd,curl,runc";
-    done(
+    expect_success(
         Command::new("debootstrap")
             .args(["--variant=minbase", packages, &suite])
             .arg(&root),
     );
     std::thread::scope(|scope| {
         scope
-            .spawn(|| installed(release, temp.path(), &root))
+            .spawn(|| install_and_run(release, temp.path(), &root))
             .join()
     })
     .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Installs and runs berth in namespaces of the current thread.
-fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
+fn install_and_run(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
     unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)?;
     mount(
         None::<&str>,
@@ -66,7 +66,7 @@ fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
         None::<&str>,
     )?;
     for command in ["link set lo up", "addr add 10.77.0.1/32 dev lo"] {
-        done(Command::new("ip").args(command.split(' ')));
+        expect_success(Command::new("ip").args(command.split(' ')));
     }
     let bind = |from: &Path, to: &Path| {
         mount(
@@ -90,7 +90,7 @@ fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
     )?;
     bind(&hosts, Path::new("/etc/hosts"))?;
     for compiler in COMPILERS {
-        let (code, out, _) = output_of(&mut at(root, &format!("command -v {compiler}")));
+        let (code, out, _) = output_of(&mut command_at(root, &format!("command -v {compiler}")));
         assert!(code != Some(0), "the node has {out}");
     }
 
@@ -110,11 +110,11 @@ fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
         &names,
         "-keyout",
     ]);
-    done(request.arg(&key).arg("-out").arg(&certificate));
+    expect_success(request.arg(&key).arg("-out").arg(&certificate));
     fs::copy(&certificate, root.join("etc/ssl/certs/ca-certificates.crt"))?;
-    let _files = files(release, temp, &certificate, &key)?;
-    let (_registry, digest) = registry(release, temp, &certificate, &key)?;
-    let _containerd = Running::start(&mut at(root, "exec containerd"));
+    let _files = serve_files(release, temp, &certificate, &key)?;
+    let (_registry, digest) = start_registry(release, temp, &certificate, &key)?;
+    let _containerd = Running::start(&mut command_at(root, "exec containerd"));
     eventually("containerd", || {
         root.join("run/containerd/containerd.sock")
             .exists()
@@ -127,14 +127,14 @@ fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
         "berth bridge --dry-run --command '{command}' --probe-ca /etc/kubernetes/pki/ca.crt"
     );
     for document in ["README.md", "docs/get.md"] {
-        let lines = lines(document)?
+        let lines = list_commands(document)?
             .replace("DIGEST", &digest)
             .replace("berth bridge --dry-run", &told);
         assert!(
             lines.contains(&told) && lines.contains("sha256sum --check"),
             "{document}: {lines}"
         );
-        let (code, out, err) = output_of(&mut at(
+        let (code, out, err) = output_of(&mut command_at(
             root,
             &format!("set -x; cd \"$(mktemp -d)\"; {lines}"),
         ));
@@ -144,7 +144,7 @@ fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
             out.contains("kube-apiserver is ready at 10.77.0.1:6443"),
             "{document}: {out}"
         );
-        let (code, out, _) = output_of(&mut at(root, "ctr -n k8s.io images ls -q"));
+        let (code, out, _) = output_of(&mut command_at(root, "ctr -n k8s.io images ls -q"));
         let pulled = format!("{REGISTRY}/berth@sha256:{digest}");
         let imported = format!("localhost/berth:v{VERSION}");
         let wanted = if document == "README.md" {
@@ -167,9 +167,9 @@ fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
             fs::write(file.path(), "another")?;
         }
     }
-    let (code, out, err) = output_of(&mut at(
+    let (code, out, err) = output_of(&mut command_at(
         root,
-        &format!("cd \"$(mktemp -d)\"; {}", lines("README.md")?),
+        &format!("cd \"$(mktemp -d)\"; {}", list_commands("README.md")?),
     ));
     assert!(
         code != Some(0) && out.contains("FAILED"),
@@ -180,7 +180,7 @@ fn installed(release: &Path, temp: &Path, root: &Path) -> Result<(), Failed> {
 }
 
 /// Returns the installation commands of a document, in order.
-fn lines(document: &str) -> Result<String, Failed> {
+fn list_commands(document: &str) -> Result<String, Failed> {
     let text = fs::read_to_string(crate::root().join(document))?;
     let part = match document {
         "README.md" => text
@@ -197,7 +197,12 @@ fn lines(document: &str) -> Result<String, Failed> {
 }
 
 /// Starts a server at the repository's address, with the release's files.
-fn files(release: &Path, temp: &Path, certificate: &Path, key: &Path) -> Result<Running, Failed> {
+fn serve_files(
+    release: &Path,
+    temp: &Path,
+    certificate: &Path,
+    key: &Path,
+) -> Result<Running, Failed> {
     let path = env!("CARGO_PKG_REPOSITORY").splitn(4, '/').last().unwrap();
     let (base, directory) = (
         temp.join("www"),
@@ -207,7 +212,7 @@ fn files(release: &Path, temp: &Path, certificate: &Path, key: &Path) -> Result<
     );
     fs::create_dir_all(directory.parent().unwrap())?;
     symlink(temp.join("files"), &directory)?;
-    done(
+    expect_success(
         Command::new("cp")
             .arg("-r")
             .arg(release)
@@ -227,12 +232,12 @@ fn files(release: &Path, temp: &Path, certificate: &Path, key: &Path) -> Result<
         .arg("-key")
         .arg(key);
     let server = Running::start(server.current_dir(base));
-    up("127.0.0.1:443");
+    wait_until_up("127.0.0.1:443");
     Ok(server)
 }
 
 /// Starts a registry, pushes the image as RELEASING.md says, and returns the image's digest.
-fn registry(
+fn start_registry(
     release: &Path,
     temp: &Path,
     certificate: &Path,
@@ -250,7 +255,7 @@ fn registry(
         ),
     )?;
     let registry = Running::start(Command::new("docker-registry").arg("serve").arg(config));
-    up("127.0.0.2:443");
+    wait_until_up("127.0.0.2:443");
     let image = format!("docker://{REGISTRY}/berth:v{VERSION}");
     let skopeo = || {
         let mut skopeo = Command::new("skopeo");
@@ -262,13 +267,13 @@ fn registry(
     let archive = fs::read_dir(release)?
         .flatten()
         .find(|file| file.file_name().to_string_lossy().ends_with(".oci.tar"));
-    done(
+    expect_success(
         skopeo()
             .args(["copy", "--all"])
             .arg(format!("oci-archive:{}", archive.unwrap().path().display()))
             .arg(&image),
     );
-    let (digest, _) = ends(
+    let (digest, _) = expect_status(
         skopeo().args(["inspect", "--format", "{{.Digest}}", &image]),
         0,
         &[],
@@ -283,7 +288,7 @@ fn registry(
 fn kube_apiserver(root: &Path) -> Result<(String, Running), Failed> {
     let pki = root.join("etc/kubernetes/pki");
     fs::create_dir_all(&pki)?;
-    let certs = certs::make(&pki, &["10.77.0.1".parse()?])?;
+    let certs = certs::make_certs(&pki, &["10.77.0.1".parse()?])?;
     certs.issue("own")?;
     fs::copy(crate::BERTH, root.join("usr/local/bin/kube-apiserver"))?;
     let listener = std::os::unix::net::UnixListener::bind(root.join("store"))?;
@@ -306,13 +311,13 @@ fn kube_apiserver(root: &Path) -> Result<(String, Running), Failed> {
     let command = "/usr/local/bin/kube-apiserver stand-in --bind-address=0.0.0.0 --secure-port=6443 --stand-in-name=own \
                    --etcd-servers=unix:///store --tls-cert-file=/etc/kubernetes/pki/own.crt \
                    --tls-private-key-file=/etc/kubernetes/pki/own.key --client-ca-file=/etc/kubernetes/pki/ca.crt";
-    let own = Running::start(&mut at(root, &format!("exec {command}")));
-    up("0.0.0.0:6443");
+    let own = Running::start(&mut command_at(root, &format!("exec {command}")));
+    wait_until_up("0.0.0.0:6443");
     Ok((command.to_owned(), own))
 }
 
 /// Returns a command that runs a script on the node.
-fn at(root: &Path, script: &str) -> Command {
+fn command_at(root: &Path, script: &str) -> Command {
     let mut chroot = Command::new("chroot");
     chroot
         .arg(root)
@@ -326,9 +331,9 @@ fn at(root: &Path, script: &str) -> Command {
 }
 
 #[track_caller]
-fn up(address: &str) {
+fn wait_until_up(address: &str) {
     eventually(address, || {
-        (!listening(address.parse().unwrap()).is_empty()).then_some(())
+        (!find_listening(address.parse().unwrap()).is_empty()).then_some(())
     });
 }
 
@@ -345,6 +350,6 @@ fn of_this_machine(key: &str) -> Result<String, Failed> {
 }
 
 #[track_caller]
-fn done(command: &mut Command) {
-    ends(command, 0, &[]);
+fn expect_success(command: &mut Command) {
+    expect_status(command, 0, &[]);
 }

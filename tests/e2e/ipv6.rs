@@ -2,8 +2,8 @@
 //! 0.0.0.0.
 
 use crate::grant::{Cluster, on_a_node};
-use crate::support::process::{berth, ends, output_of};
-use berth_cluster::service::{SLICES, addresses};
+use crate::support::process::{berth_command, expect_status, output_of};
+use berth_cluster::service::{SLICES, slice_addresses};
 use berth_cluster::{Access, Client};
 use libtest_mimic::Failed;
 use serde_json::Value;
@@ -14,7 +14,7 @@ use std::path::Path;
 const OWN: &str = "fd77::1";
 
 /// Runs bridges on a node with IPv6 alone, and on a dual-stack node that prefers IPv6.
-pub(crate) fn bridges(apiserver: &str, etcd: &str) -> Result<(), Failed> {
+pub(crate) fn run_bridges(apiserver: &str, etcd: &str) -> Result<(), Failed> {
     let ipv6 = "-6 addr add fd77::1/128 dev lo nodad";
     bridges_of(&[ipv6], apiserver, etcd, "fd99::/112")?;
     bridges_of(
@@ -31,7 +31,7 @@ fn bridges_of(
     etcd: &str,
     services: &str,
 ) -> Result<(), Failed> {
-    let bridged = on_a_node(addresses, || bridge(apiserver, etcd, services));
+    let bridged = on_a_node(addresses, || run_bridge(apiserver, etcd, services));
     bridged.map_err(|failed| format!("{services}: {failed:?}").into())
 }
 
@@ -40,11 +40,11 @@ struct Ends<'a>(&'a Path);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
-        output_of(berth(["bridge", "end", "--now", "--state-dir"]).arg(self.0));
+        output_of(berth_command(["bridge", "end", "--now", "--state-dir"]).arg(self.0));
     }
 }
 
-fn bridge(apiserver: &str, etcd: &str, services: &str) -> Result<(), Failed> {
+fn run_bridge(apiserver: &str, etcd: &str, services: &str) -> Result<(), Failed> {
     let temp = tempfile::tempdir()?;
     let flags = [
         format!("--advertise-address={OWN}"),
@@ -58,19 +58,19 @@ fn bridge(apiserver: &str, etcd: &str, services: &str) -> Result<(), Failed> {
     runtime.block_on(cluster.ready())?;
     let directory = temp.path().join("bridge");
     let _ends = Ends(&directory);
-    let mut start = berth(["bridge", "start", "--settle=1s", "--state-dir"]);
+    let mut start = berth_command(["bridge", "start", "--settle=1s", "--state-dir"]);
     start
         .arg(&directory)
         .args(["--command", &cluster.command])
         .arg("--kubeconfig")
         .arg(&cluster.admin);
-    ends(
+    expect_status(
         start.arg("--probe-ca").arg(temp.path().join("ca.crt")),
         0,
         &[],
     );
     let (_, status, _) =
-        output_of(berth(["bridge", "status", "--json", "--state-dir"]).arg(&directory));
+        output_of(berth_command(["bridge", "status", "--json", "--state-dir"]).arg(&directory));
     let status: Value = serde_json::from_str(&status)?;
     assert_eq!(status["own"]["address"], format!("[{OWN}]:6443"));
     assert!(
@@ -107,12 +107,12 @@ fn bridge(apiserver: &str, etcd: &str, services: &str) -> Result<(), Failed> {
     };
     assert_eq!(slice["addressType"], "IPv6", "{slice}");
     assert!(
-        addresses(slice).eq([OWN.parse::<IpAddr>().unwrap()]),
+        slice_addresses(slice).eq([OWN.parse::<IpAddr>().unwrap()]),
         "{slice}"
     );
     cluster.start_apiserver();
-    ends(
-        berth(["bridge", "end", "--state-dir"]).arg(&directory),
+    expect_status(
+        berth_command(["bridge", "end", "--state-dir"]).arg(&directory),
         0,
         &[],
     );

@@ -7,7 +7,7 @@ use berth_upgrade::lock::{Claim, Holder, Lock, LockError, PATH};
 use berth_upgrade::progress::Progress;
 use libtest_mimic::Failed;
 
-fn lock(client: &Client, node: &str, break_lock: bool) -> Lock {
+fn make_lock(client: &Client, node: &str, break_lock: bool) -> Lock {
     let holder = Holder {
         upgrade: format!("uid-{node}"),
         node: node.into(),
@@ -28,8 +28,8 @@ pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Faile
     runtime.block_on(cluster.ready())?;
     let client = Client::from_kubeconfig(&cluster.admin)?;
     let (first, second, say) = (
-        lock(&client, "cp-1", false),
-        lock(&client, "cp-2", false),
+        make_lock(&client, "cp-1", false),
+        make_lock(&client, "cp-2", false),
         Progress::default(),
     );
     let held = || {
@@ -39,8 +39,12 @@ pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Faile
     };
 
     // The Lease does not exist yet. Of two claims at the same time, exactly one gets the lock.
-    let (one, other) =
-        runtime.block_on(async { tokio::join!(mark(&first, &say), mark(&second, &say)) });
+    let (one, other) = runtime.block_on(async {
+        tokio::join!(
+            acquire_and_mark(&first, &say),
+            acquire_and_mark(&second, &say)
+        )
+    });
     let (has, refused) = if one.is_ok() {
         ("cp-1", other)
     } else {
@@ -54,8 +58,8 @@ pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Faile
     assert!(holder.changed && holder.node == has, "{holder:?}");
 
     // The lock is broken. Afterwards only the new holder can release it.
-    let breaker = lock(&client, "cp-3", true);
-    runtime.block_on(mark(&breaker, &say))?;
+    let breaker = make_lock(&client, "cp-3", true);
+    runtime.block_on(acquire_and_mark(&breaker, &say))?;
     assert_eq!(held()?.node, "cp-3");
     for (lock, left) in [(&first, true), (&second, true), (&breaker, false)] {
         runtime.block_on(lock.release(&say));
@@ -65,7 +69,7 @@ pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Faile
     Ok(())
 }
 
-async fn mark(lock: &Lock, say: &Progress) -> Result<(), LockError> {
+async fn acquire_and_mark(lock: &Lock, say: &Progress) -> Result<(), LockError> {
     lock.acquire(say).await?;
     lock.mark(say).await
 }

@@ -50,34 +50,39 @@ fn main() -> ExitCode {
     // Each test needs the whole machine.
     arguments.test_threads = Some(1);
     let scripted = |name: &str, script: &'static str, tools: &'static [&'static str]| {
-        Trial::ignorable_test(name, move || match obstacle(tools) {
+        Trial::ignorable_test(name, move || match find_obstacle(tools) {
             Some(why) => Ok(Completion::ignored_with(why)),
-            None => run(script, &[]).map(|()| Completion::Completed),
+            None => run_script(script, &[]).map(|()| Completion::Completed),
         })
     };
     // These scripts report missing prerequisites themselves.
     let checked = |name: &str, script: &'static str, arguments: &'static [&'static str]| {
         Trial::ignorable_test(name, move || {
-            match output(
+            match run_command(
                 Command::new(root().join(script))
                     .arg("--check")
                     .args(arguments)
                     .env("BERTH", BERTH),
             ) {
                 Err(why) => Ok(Completion::ignored_with(why)),
-                Ok(_) => run(script, arguments).map(|()| Completion::Completed),
+                Ok(_) => run_script(script, arguments).map(|()| Completion::Completed),
             }
         })
     };
-    let rehearsal = real("rehearsal_with_two_real_versions", binaries, |binaries| {
-        rehearsal(&binaries)
-    });
-    let go =
-        || output(Command::new("go").arg("version")).map_err(|why| format!("it needs go: {why}"));
+    let rehearsal = make_trial(
+        "rehearsal_with_two_real_versions",
+        find_binaries,
+        |binaries| run_rehearsal(&binaries),
+    );
+    let go = || {
+        run_command(Command::new("go").arg("version")).map_err(|why| format!("it needs go: {why}"))
+    };
     let sources = root().join("crates/cluster/tests/certificates");
-    let mut trials = vec![real("certificates_and_keys_as_in_go", go, move |_| {
-        certificates::as_in_go(&sources)
-    })];
+    let mut trials = vec![make_trial(
+        "certificates_and_keys_as_in_go",
+        go,
+        move |_| certificates::as_in_go(&sources),
+    )];
     trials.push(checked(
         "failures_of_real_kube_apiservers",
         "scripts/inject.sh",
@@ -90,24 +95,28 @@ fn main() -> ExitCode {
         whole,
     ));
     #[cfg(feature = "operate")]
-    trials.push(real("members_of_a_real_etcd", newest, |(_, etcd)| {
-        etcd_members::members_of_a_real_etcd(&etcd)
-    }));
-    #[cfg(feature = "operate")]
-    trials.push(real(
-        "rbac_of_a_real_kube_apiserver",
-        newest,
-        |(new, etcd)| grant::grant(&new.path, &etcd),
+    trials.push(make_trial(
+        "members_of_a_real_etcd",
+        find_newest,
+        |(_, etcd)| etcd_members::members_of_a_real_etcd(&etcd),
     ));
     #[cfg(feature = "operate")]
-    trials.push(real("lock_of_a_real_cluster", newest, |(new, etcd)| {
-        lock::lock_of_a_cluster(&new.path, &etcd)
-    }));
+    trials.push(make_trial(
+        "rbac_of_a_real_kube_apiserver",
+        find_newest,
+        |(new, etcd)| grant::run_grant(&new.path, &etcd),
+    ));
     #[cfg(feature = "operate")]
-    trials.push(real(
+    trials.push(make_trial(
+        "lock_of_a_real_cluster",
+        find_newest,
+        |(new, etcd)| lock::lock_of_a_cluster(&new.path, &etcd),
+    ));
+    #[cfg(feature = "operate")]
+    trials.push(make_trial(
         "bridges_of_nodes_of_ipv6",
-        || obstacle_to_steering().map_or_else(newest, Err),
-        |(new, etcd)| ipv6::bridges(&new.path, &etcd),
+        || obstacle_to_steering().map_or_else(find_newest, Err),
+        |(new, etcd)| ipv6::run_bridges(&new.path, &etcd),
     ));
     if cfg!(feature = "operate") {
         trials.push(scripted(
@@ -146,9 +155,9 @@ fn main() -> ExitCode {
         trials.push(rehearsal);
     }
     #[cfg(all(feature = "operate", feature = "rehearse"))]
-    trials.push(real(
+    trials.push(make_trial(
         "a_node_without_a_compiler_installs_a_release",
-        || obstacle_of_machine(install::TOOLS).map_or_else(install::release, Err),
+        || obstacle_of_machine(install::TOOLS).map_or_else(install::find_release, Err),
         |release| install::on_a_node_without_a_compiler(&release),
     ));
     if !arguments.ignored && !arguments.include_ignored {
@@ -159,7 +168,7 @@ fn main() -> ExitCode {
 }
 
 /// Returns a test that is ignored if its prerequisites are missing.
-fn real<T>(
+fn make_trial<T>(
     name: &str,
     needs: impl FnOnce() -> Result<T, String> + Send + 'static,
     test: impl FnOnce(T) -> Result<(), Failed> + Send + 'static,
@@ -170,7 +179,7 @@ fn real<T>(
     })
 }
 
-fn run(script: &str, arguments: &[&str]) -> Result<(), Failed> {
+fn run_script(script: &str, arguments: &[&str]) -> Result<(), Failed> {
     let status = Command::new(root().join(script))
         .args(arguments)
         .env("BERTH", BERTH)
@@ -185,9 +194,9 @@ fn run(script: &str, arguments: &[&str]) -> Result<(), Failed> {
 }
 
 /// Returns the reason why the scripts cannot run here, if any.
-fn obstacle(tools: &[&str]) -> Option<String> {
+fn find_obstacle(tools: &[&str]) -> Option<String> {
     let check =
-        || output(Command::new(root().join("scripts/kube-apiserver.sh")).arg("--check")).err();
+        || run_command(Command::new(root().join("scripts/kube-apiserver.sh")).arg("--check")).err();
     obstacle_of_machine(tools).or_else(check)
 }
 
@@ -209,22 +218,22 @@ fn obstacle_of_machine(tools: &[&str]) -> Option<String> {
     }
     // Root in a container may lack the right to create a network namespace.
     let probe = format!("berth-e2e-{}-probe", std::process::id());
-    if let Err(why) = output(Command::new("ip").args(["netns", "add", &probe])) {
+    if let Err(why) = run_command(Command::new("ip").args(["netns", "add", &probe])) {
         return Some(format!("no network namespace can be made: {why}"));
     }
-    let _ = output(Command::new("ip").args(["netns", "del", &probe]));
+    let _ = run_command(Command::new("ip").args(["netns", "del", &probe]));
     None
 }
 
 /// Returns the reason why the kernel cannot steer here, or why nothing can run, if any.
 #[cfg(feature = "operate")]
 fn obstacle_to_steering() -> Option<String> {
-    obstacle(&["nft", "curl"]).or_else(|| {
+    find_obstacle(&["nft", "curl"]).or_else(|| {
         let tested = std::thread::spawn(|| {
             unshare(CloneFlags::CLONE_NEWNET)
                 .map_err(|error| format!("no network namespace can be made: {error}"))?;
             for command in ["link set lo up", "addr add 192.0.2.2/32 dev lo"] {
-                output(Command::new("ip").args(command.split(' ')))?;
+                run_command(Command::new("ip").args(command.split(' ')))?;
             }
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -257,27 +266,27 @@ struct Binary {
 }
 
 /// Returns the kube-apiservers of the two newest pinned versions.
-fn binaries() -> Result<Binaries, String> {
-    let [.., old, _] = minors()?[..] else {
+fn find_binaries() -> Result<Binaries, String> {
+    let [.., old, _] = list_minors()?[..] else {
         return Err("it needs two versions in tests/kube-apiserver".into());
     };
-    let (old, (new, etcd)) = (binary(old)?, newest()?);
+    let (old, (new, etcd)) = (find_binary(old)?, find_newest()?);
     Ok(Binaries { old, new, etcd })
 }
 
 /// Returns the kube-apiserver of the newest version, and its etcd.
-fn newest() -> Result<(Binary, String), String> {
-    let new = binary(
-        minors()?
+fn find_newest() -> Result<(Binary, String), String> {
+    let new = find_binary(
+        list_minors()?
             .pop()
             .ok_or("it needs a version in tests/kube-apiserver")?,
     )?;
-    let etcd = program(&new.paths, "ETCD")?;
+    let etcd = find_program(&new.paths, "ETCD")?;
     Ok((new, etcd))
 }
 
 /// Returns the pinned minor versions.
-fn minors() -> Result<Vec<u32>, String> {
+fn list_minors() -> Result<Vec<u32>, String> {
     let pins = std::fs::read_dir(root().join("tests/kube-apiserver"))
         .map_err(|error| error.to_string())?;
     let names = pins
@@ -291,12 +300,12 @@ fn minors() -> Result<Vec<u32>, String> {
 }
 
 /// Returns the built kube-apiserver of a minor version.
-fn binary(minor: u32) -> Result<Binary, String> {
+fn find_binary(minor: u32) -> Result<Binary, String> {
     let mut script = Command::new(root().join("scripts/kube-apiserver.sh"));
     script.args(["--check", &format!("v1.{minor}")]);
-    let paths = output(&mut script)?;
-    let path = program(&paths, "KUBE_APISERVER")?;
-    let said = output(Command::new(&path).arg("--version"))?;
+    let paths = run_command(&mut script)?;
+    let path = find_program(&paths, "KUBE_APISERVER")?;
+    let said = run_command(Command::new(&path).arg("--version"))?;
     let version = said
         .trim()
         .strip_prefix("Kubernetes ")
@@ -310,7 +319,7 @@ fn binary(minor: u32) -> Result<Binary, String> {
 }
 
 /// Returns the path of a program in the output of scripts/kube-apiserver.sh.
-fn program(paths: &str, name: &str) -> Result<String, String> {
+fn find_program(paths: &str, name: &str) -> Result<String, String> {
     let path = paths
         .lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
@@ -325,7 +334,7 @@ fn ends_watches(kube_apiserver: &str) -> String {
 
 /// Rehearses an upgrade to the next minor version in a network namespace. Nothing is lost, and each
 /// version answers the connections that are counted for it.
-fn rehearsal(binaries: &Binaries) -> Result<(), Failed> {
+fn run_rehearsal(binaries: &Binaries) -> Result<(), Failed> {
     let Binaries { old, new, etcd } = binaries;
     let directory = Path::new(etcd).parent().unwrap_or(Path::new("/"));
     let path = format!(
@@ -394,7 +403,7 @@ fn rehearsal(binaries: &Binaries) -> Result<(), Failed> {
 
 /// Runs a command, and returns its output. If the command fails, returns its error messages in one
 /// line.
-fn output(command: &mut Command) -> Result<String, String> {
+fn run_command(command: &mut Command) -> Result<String, String> {
     let output = command
         .stdin(Stdio::null())
         .output()

@@ -2,9 +2,9 @@
 //! network namespace with these addresses.
 
 use crate::support::eventually;
-use crate::support::net::{client_hello, connect_from, listening, ping};
-use crate::support::process::{Running, berth};
-use crate::{example, no_namespace};
+use crate::support::net::{client_hello, connect_from, find_listening, ping};
+use crate::support::process::{Running, berth_command};
+use crate::{no_namespace, read_example};
 use berth_rehearse::testbed::netns;
 use libtest_mimic::{Completion, Failed};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -20,13 +20,13 @@ pub(crate) fn several_addresses_answer() -> Result<Completion, Failed> {
     if let Some(ignored) = no_namespace() {
         return Ok(ignored);
     }
-    netns::enter(HOST).map_err(|error| error.to_string())?;
+    netns::enter_netns(HOST).map_err(|error| error.to_string())?;
     let pod = Pod::start("addresses/several.yaml", "127.0.0.77:6443");
     for ip in [HOST, Ipv4Addr::LOCALHOST] {
         pod.answers((ip, 6443).into());
     }
     // The shim listens before the address exists, and serves from the moment when it is added.
-    assert_eq!(listening((VIRTUAL, 6443).into()).len(), 1);
+    assert_eq!(find_listening((VIRTUAL, 6443).into()).len(), 1);
     let address = format!("{VIRTUAL}/32");
     let added = Command::new("ip")
         .args(["address", "add", &address, "dev", "lo"])
@@ -49,7 +49,7 @@ struct Pod {
 impl Pod {
     #[track_caller]
     fn start(manifest: &str, backend: &str) -> Self {
-        let text = example(manifest);
+        let text = read_example(manifest);
         let name = "    - name: BERTH_LISTEN\n      value: ";
         let listens: Vec<_> = text
             .match_indices(name)
@@ -64,7 +64,8 @@ impl Pod {
         let address: SocketAddr = backend.parse().unwrap();
         crate::support::net::Backend::at(address).serve(crate::support::net::echo);
         let dir = tempfile::tempdir().unwrap();
-        let mut command = berth(["serve", "--probe=tcp", "--instance=a", "--backend", backend]);
+        let mut command =
+            berth_command(["serve", "--probe=tcp", "--instance=a", "--backend", backend]);
         command.arg("--run-dir").arg(dir.path().join("run"));
         let shim = Running::start(command.env("BERTH_LISTEN", listen));
         shim.logs("joined");

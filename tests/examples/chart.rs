@@ -1,9 +1,9 @@
 //! The Helm chart: its files come from the examples, and it renders the objects that kubectl
 //! kustomize builds from them.
 
-use crate::support::process::{berth, ends, output_of};
-use crate::{example, need, root};
-use berth_cluster::yaml::{YamlNode, parse};
+use crate::support::process::{berth_command, expect_status, output_of};
+use crate::{find_tool, read_example, root};
+use berth_cluster::yaml::{YamlNode, parse_documents};
 use libtest_mimic::{Completion, Failed};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ const IMAGES_OF_VALUES: [&str; 2] = [
 ];
 
 pub(crate) fn the_charts_files_are_those_of_the_examples() -> Result<Completion, Failed> {
-    let mut files: Vec<_> = std::fs::read_dir(chart().join("files"))?
+    let mut files: Vec<_> = std::fs::read_dir(chart_path().join("files"))?
         .map(|file| file.unwrap().file_name().into_string().unwrap())
         .collect();
     files.sort();
@@ -34,13 +34,13 @@ pub(crate) fn the_charts_files_are_those_of_the_examples() -> Result<Completion,
     ];
     assert_eq!(files.len(), sources.len(), "{files:?}");
     for (file, source) in files.iter().zip(sources) {
-        let copy = std::fs::read_to_string(chart().join("files").join(file))?;
+        let copy = std::fs::read_to_string(chart_path().join("files").join(file))?;
         assert!(
-            copy == example(source),
+            copy == read_example(source),
             "copy examples/{source} to charts/berth/files/{file}"
         );
     }
-    let about = objects(&std::fs::read_to_string(chart().join("Chart.yaml"))?).remove(0);
+    let about = parse_objects(&std::fs::read_to_string(chart_path().join("Chart.yaml"))?).remove(0);
     let version = env!("CARGO_PKG_VERSION");
     assert_eq!(
         (&about["version"], &about["appVersion"]),
@@ -50,7 +50,8 @@ pub(crate) fn the_charts_files_are_those_of_the_examples() -> Result<Completion,
 }
 
 pub(crate) fn the_chart_renders_what_kustomize_builds() -> Result<Completion, Failed> {
-    let (helm, kubectl) = match need("helm").and_then(|helm| Ok((helm, need("kubectl")?))) {
+    let (helm, kubectl) = match find_tool("helm").and_then(|helm| Ok((helm, find_tool("kubectl")?)))
+    {
         Ok(programs) => programs,
         Err(ignored) => return Ok(ignored),
     };
@@ -70,7 +71,7 @@ pub(crate) fn the_chart_renders_what_kustomize_builds() -> Result<Completion, Fa
     std::fs::create_dir(&own)?;
     std::fs::write(
         own.join("daemonset.yaml"),
-        example("node-shim/daemonset.yaml"),
+        read_example("node-shim/daemonset.yaml"),
     )?;
 
     for (values, kustomization) in [
@@ -97,9 +98,9 @@ pub(crate) fn the_chart_renders_what_kustomize_builds() -> Result<Completion, Fa
             own.join("kustomization.yaml"),
             format!("{kustomization}\n{IMAGES}"),
         )?;
-        let (built, _) = ends(Command::new(&kubectl).arg("kustomize").arg(&own), 0, &[]);
-        let rendered = render(&helm, values).map_err(|err| format!("{values:?}: {err}"))?;
-        let mut objects_rendered = objects(&rendered);
+        let (built, _) = expect_status(Command::new(&kubectl).arg("kustomize").arg(&own), 0, &[]);
+        let rendered = render_chart(&helm, values).map_err(|err| format!("{values:?}: {err}"))?;
+        let mut objects_rendered = parse_objects(&rendered);
         for object in &mut objects_rendered {
             let annotations = object["metadata"]
                 .as_object_mut()
@@ -113,21 +114,21 @@ pub(crate) fn the_chart_renders_what_kustomize_builds() -> Result<Completion, Fa
         }
         assert_eq!(
             objects_rendered,
-            objects(&built),
+            parse_objects(&built),
             "{values:?} and {kustomization}"
         );
 
-        ends(
+        expect_status(
             Command::new(&helm)
                 .args(["lint", "--strict"])
-                .arg(chart())
+                .arg(chart_path())
                 .args(values),
             0,
             &[],
         );
         let file = dir.path().join("rendered.yaml");
         std::fs::write(&file, rendered)?;
-        let (_, out, err) = output_of(berth(["doctor"]).arg(&file));
+        let (_, out, err) = output_of(berth_command(["doctor"]).arg(&file));
         assert!(
             values.contains(&NODE_SHIM) || out.contains("no error and no warning"),
             "{values:?}: {out}{err}"
@@ -137,7 +138,7 @@ pub(crate) fn the_chart_renders_what_kustomize_builds() -> Result<Completion, Fa
 }
 
 pub(crate) fn values_change_what_they_name() -> Result<Completion, Failed> {
-    let helm = match need("helm") {
+    let helm = match find_tool("helm") {
         Ok(helm) => helm,
         Err(ignored) => return Ok(ignored),
     };
@@ -184,7 +185,8 @@ pub(crate) fn values_change_what_they_name() -> Result<Completion, Failed> {
         ),
     ] {
         let lines = |values: &[&str]| {
-            render(&helm, values).map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
+            render_chart(&helm, values)
+                .map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
         };
         let layout = format!("--set=layout={layout}");
         let (before, after) = (lines(&[&layout])?, lines(&[&layout, value])?);
@@ -199,7 +201,7 @@ pub(crate) fn values_change_what_they_name() -> Result<Completion, Failed> {
         assert_eq!(only(&after, &before), added, "{value}");
     }
 
-    let two = objects(&render(&helm, &["--set=cluster.nodes={cp-1,cp-2}"])?);
+    let two = parse_objects(&render_chart(&helm, &["--set=cluster.nodes={cp-1,cp-2}"])?);
     let slices = json!([
         "berth-cp-1-ipv4",
         "berth-cp-1-ipv6",
@@ -217,7 +219,7 @@ pub(crate) fn values_change_what_they_name() -> Result<Completion, Failed> {
         "--set=monitoring.port=9443",
         "--set=monitoring.labels.a=b",
     ];
-    let rendered = objects(&render(
+    let rendered = parse_objects(&render_chart(
         &helm,
         &[
             &operator[..],
@@ -231,9 +233,9 @@ pub(crate) fn values_change_what_they_name() -> Result<Completion, Failed> {
             .find(|object| object["kind"] == kind)
             .unwrap_or_else(|| panic!("no {kind}"))
     };
-    let rules =
-        example("monitoring/rules.yaml").replace("_url: docs/", "_url: https://a.example/docs/");
-    assert_eq!(of("PrometheusRule")["spec"], objects(&rules)[0]);
+    let rules = read_example("monitoring/rules.yaml")
+        .replace("_url: docs/", "_url: https://a.example/docs/");
+    assert_eq!(of("PrometheusRule")["spec"], parse_objects(&rules)[0]);
     assert_eq!(
         of("PrometheusRule")["metadata"]["labels"],
         json!({"a": "b"})
@@ -257,7 +259,7 @@ pub(crate) fn values_change_what_they_name() -> Result<Completion, Failed> {
 }
 
 pub(crate) fn wrong_values_are_refused() -> Result<Completion, Failed> {
-    let helm = match need("helm") {
+    let helm = match find_tool("helm") {
         Ok(helm) => helm,
         Err(ignored) => return Ok(ignored),
     };
@@ -307,22 +309,22 @@ pub(crate) fn wrong_values_are_refused() -> Result<Completion, Failed> {
             "at '/monitoring/port': minimum: got 0, want 1",
         ),
     ] {
-        let error = render(&helm, &[value]).expect_err(value);
+        let error = render_chart(&helm, &[value]).expect_err(value);
         assert!(error.contains(message), "{value}: {error}");
     }
     Ok(Completion::Completed)
 }
 
-fn chart() -> PathBuf {
+fn chart_path() -> PathBuf {
     root().join("charts/berth")
 }
 
 /// Returns the output of `helm template`, or its error message.
-fn render(helm: &Path, values: &[&str]) -> Result<String, String> {
+fn render_chart(helm: &Path, values: &[&str]) -> Result<String, String> {
     let (status, out, err) = output_of(
         Command::new(helm)
             .args(["template", "berth"])
-            .arg(chart())
+            .arg(chart_path())
             .args(IMAGES_OF_VALUES)
             .args(values),
     );
@@ -330,8 +332,12 @@ fn render(helm: &Path, values: &[&str]) -> Result<String, String> {
 }
 
 /// Returns the objects of a file, sorted by kind and metadata.
-fn objects(text: &str) -> Vec<Value> {
-    let mut objects: Vec<_> = parse(text).unwrap().iter().map(YamlNode::value).collect();
+fn parse_objects(text: &str) -> Vec<Value> {
+    let mut objects: Vec<_> = parse_documents(text)
+        .unwrap()
+        .iter()
+        .map(YamlNode::value)
+        .collect();
     objects.sort_by_key(|object| format!("{} {}", object["kind"], object["metadata"]));
     objects
 }

@@ -1,22 +1,22 @@
 //! The role for kubespray: YAML that parses, with commands that berth accepts.
 
-use crate::example;
-use crate::support::process::{berth, ends};
+use crate::read_example;
+use crate::support::process::{berth_command, expect_status};
 use berth::cli::{BridgeAction, Cli, Command};
-use berth_cluster::yaml::{YamlNode, parse};
+use berth_cluster::yaml::{YamlNode, parse_documents};
 use clap::Parser;
 use libtest_mimic::{Completion, Failed};
 
 const ROLE: &str = "kubespray/roles/berth_bridge/tasks/main.yaml";
 
 pub(crate) fn the_role_calls_berth() -> Result<Completion, Failed> {
-    let tasks = parse(&example(ROLE)).map_err(|problem| format!("{problem:?}"))?;
+    let tasks = parse_documents(&read_example(ROLE)).map_err(|problem| format!("{problem:?}"))?;
     let mut steps = Vec::new();
     for task in tasks[0].items() {
         let argv = task
             .at(&["ansible.builtin.command", "argv"])
             .ok_or("a task that runs no command")?;
-        let line: Vec<_> = words(argv)
+        let line: Vec<_> = words_of(argv)
             .into_iter()
             .skip_while(|word| word != "bridge")
             .collect();
@@ -34,17 +34,17 @@ pub(crate) fn the_role_calls_berth() -> Result<Completion, Failed> {
     assert_eq!(steps, ["status", "start", "end"]);
     // By this status, the first task sees that no bridge is on.
     let none = tempfile::tempdir()?;
-    ends(
-        berth(["bridge", "status", "--state-dir"]).arg(none.path()),
+    expect_status(
+        berth_command(["bridge", "status", "--state-dir"]).arg(none.path()),
         69,
         &[],
     );
-    assert!(example(ROLE).contains("berth_bridge_status.rc not in [0, 69]"));
+    assert!(read_example(ROLE).contains("berth_bridge_status.rc not in [0, 69]"));
     Ok(Completion::Completed)
 }
 
 /// Returns the words of a list, or of a template that makes a list.
-fn words(argv: &YamlNode) -> Vec<String> {
+fn words_of(argv: &YamlNode) -> Vec<String> {
     match argv.text() {
         Some(template) => template
             .split('\'')

@@ -23,67 +23,67 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let trials = vec![
-        trial(
+        make_trial(
             "every_example_is_in_the_table",
             table::every_example_is_in_the_table,
         ),
-        trial(
+        make_trial(
             "berth_takes_the_commands_of_units_and_pods",
             units::berth_takes_the_commands,
         ),
-        trial(
+        make_trial(
             "the_role_for_kubespray_calls_berth",
             kubespray::the_role_calls_berth,
         ),
-        trial(
+        make_trial(
             "a_reboot_starts_the_new_version",
             units::a_reboot_starts_the_new_version,
         ),
-        trial("systemd_takes_the_units", units::systemd_takes_the_units),
-        trial(
+        make_trial("systemd_takes_the_units", units::systemd_takes_the_units),
+        make_trial(
             "metrics_that_are_named_exist",
             monitoring::metrics_that_are_named_exist,
         ),
-        trial(
+        make_trial(
             "metrics_follow_conventions",
             monitoring::metrics_follow_conventions,
         ),
-        trial("the_dashboard_is_whole", monitoring::the_dashboard_is_whole),
-        trial(
+        make_trial("the_dashboard_is_whole", monitoring::the_dashboard_is_whole),
+        make_trial(
             "alerts_fire_when_they_should",
             monitoring::alerts_fire_when_they_should,
         ),
-        trial(
+        make_trial(
             "several_addresses_answer",
             addresses::several_addresses_answer,
         ),
-        trial(
+        make_trial(
             "made_manifests_are_what_their_command_makes",
             made::made_manifests_are_what_their_command_makes,
         ),
-        trial("doctor_finds_nothing", made::doctor_finds_nothing),
-        trial(
+        make_trial("doctor_finds_nothing", made::doctor_finds_nothing),
+        make_trial(
             "the_charts_files_are_those_of_the_examples",
             chart::the_charts_files_are_those_of_the_examples,
         ),
-        trial(
+        make_trial(
             "the_chart_renders_what_kustomize_builds",
             chart::the_chart_renders_what_kustomize_builds,
         ),
-        trial(
+        make_trial(
             "values_change_what_they_name",
             chart::values_change_what_they_name,
         ),
-        trial("wrong_values_are_refused", chart::wrong_values_are_refused),
-        trial("from_haproxy_to_berth", migration::from_haproxy_to_berth),
-        trial("back_to_haproxy", migration::back_to_haproxy),
+        make_trial("wrong_values_are_refused", chart::wrong_values_are_refused),
+        make_trial("from_haproxy_to_berth", migration::from_haproxy_to_berth),
+        make_trial("back_to_haproxy", migration::back_to_haproxy),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
 /// Wraps a test in a thread. Some tests enter a network namespace, which every later thread of
 /// theirs shares.
-fn trial(name: &str, test: fn() -> Result<Completion, Failed>) -> Trial {
+fn make_trial(name: &str, test: fn() -> Result<Completion, Failed>) -> Trial {
     let thread = std::thread::Builder::new().name(name.to_owned());
     Trial::ignorable_test(name, move || {
         thread
@@ -99,13 +99,13 @@ fn root() -> PathBuf {
 
 /// Returns the text of a file below examples/.
 #[track_caller]
-fn example(name: &str) -> String {
+fn read_example(name: &str) -> String {
     std::fs::read_to_string(root().join("examples").join(name))
         .unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 /// Returns the files below examples/ with the ending, without the programs.
-fn examples(end: &str) -> Vec<String> {
+fn list_examples(end: &str) -> Vec<String> {
     let (mut directories, mut found) = (vec![root().join("examples")], Vec::new());
     while let Some(directory) = directories.pop() {
         for entry in std::fs::read_dir(directory).unwrap() {
@@ -128,7 +128,7 @@ fn examples(end: &str) -> Vec<String> {
 }
 
 /// Returns the path of a program in PATH, or the reason to skip the test.
-fn need(tool: &str) -> Result<PathBuf, Completion> {
+fn find_tool(tool: &str) -> Result<PathBuf, Completion> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path)
         .map(|dir| dir.join(tool))

@@ -3,10 +3,10 @@
 //! apiservers, and clients that never retry. The control leaves out leave-port.sh.
 
 use crate::support::eventually;
-use crate::support::load::{Load, Record, connect, failed};
-use crate::support::net::{fresh_ip, listening, queued_at};
-use crate::support::process::{Running, berth, ends};
-use crate::{need, no_namespace, root};
+use crate::support::load::{Load, Record, connect, describe_failure};
+use crate::support::net::{find_listening, fresh_ip, queued_at};
+use crate::support::process::{Running, berth_command, expect_status};
+use crate::{find_tool, no_namespace, root};
 use berth_rehearse::record::log::Recorder;
 use berth_rehearse::testbed::{
     certs, netns,
@@ -52,10 +52,10 @@ enum Way {
 }
 
 pub(crate) fn from_haproxy_to_berth() -> Result<Completion, Failed> {
-    if let Some(ignored) = obstacle() {
+    if let Some(ignored) = find_obstacle() {
         return Ok(ignored);
     }
-    netns::enter(HOST).map_err(|error| error.to_string())?;
+    netns::enter_netns(HOST).map_err(|error| error.to_string())?;
     // More rounds, for the figures in the documentation.
     let rounds: u32 = match std::env::var("BERTH_MIGRATIONS") {
         Ok(rounds) => rounds
@@ -68,7 +68,7 @@ pub(crate) fn from_haproxy_to_berth() -> Result<Completion, Failed> {
         .flat_map(|way| [(way, false), (way, true)])
     {
         let mut sum = Sum::default();
-        (0..rounds).for_each(|_| sum.add(&migrate(way, full)));
+        (0..rounds).for_each(|_| sum.add(&run_migration(way, full)));
         if rounds > 0 {
             println!("{way:?}, full: {full}, {rounds} times: {sum}");
         }
@@ -76,7 +76,7 @@ pub(crate) fn from_haproxy_to_berth() -> Result<Completion, Failed> {
             return Err(format!("lost: {sum}").into());
         }
     }
-    let control = migrate(Way::SoftStop, true);
+    let control = run_migration(Way::SoftStop, true);
     println!("control, without leave-port.sh: {control}");
     if control.crowd < CROWD {
         return Err(format!(
@@ -85,7 +85,7 @@ pub(crate) fn from_haproxy_to_berth() -> Result<Completion, Failed> {
         )
         .into());
     }
-    let record = migrate(Way::LeavePort, true);
+    let record = run_migration(Way::LeavePort, true);
     println!("with leave-port.sh: {record}");
     if record.lost() > 0 {
         return Err(format!("lost: {record}").into());
@@ -95,10 +95,10 @@ pub(crate) fn from_haproxy_to_berth() -> Result<Completion, Failed> {
 
 /// The way back: HAProxy pauses and resumes, and berth drains meanwhile.
 pub(crate) fn back_to_haproxy() -> Result<Completion, Failed> {
-    if let Some(ignored) = obstacle() {
+    if let Some(ignored) = find_obstacle() {
         return Ok(ignored);
     }
-    netns::enter(HOST).map_err(|error| error.to_string())?;
+    netns::enter_netns(HOST).map_err(|error| error.to_string())?;
     let node = Node::new();
     let old = OldPod::start(&node, &[]);
     let load = node.client.load();
@@ -108,11 +108,11 @@ pub(crate) fn back_to_haproxy() -> Result<Completion, Failed> {
     load.more(100);
     old.haproxy.signal(Signal::SIGTTIN);
     eventually("HAProxy's listener", || {
-        (listening(BERTH).len() == 2).then_some(())
+        (find_listening(BERTH).len() == 2).then_some(())
     });
     load.more(100);
     new.drain(&node);
-    assert_eq!(listening(BERTH).len(), 1, "HAProxy alone listens");
+    assert_eq!(find_listening(BERTH).len(), 1, "HAProxy alone listens");
     load.more(100);
     new.delete();
     load.more(100);
@@ -126,10 +126,10 @@ pub(crate) fn back_to_haproxy() -> Result<Completion, Failed> {
 }
 
 /// Returns the reason why the test cannot run here, if any.
-fn obstacle() -> Option<Completion> {
+fn find_obstacle() -> Option<Completion> {
     let missing = ["haproxy", "ss", "bash"]
         .into_iter()
-        .find_map(|tool| need(tool).err());
+        .find_map(|tool| find_tool(tool).err());
     let old = !Path::new("/proc/sys/net/ipv4/tcp_migrate_req").exists();
     let old =
         old.then(|| Completion::ignored_with("it needs Linux 5.14, for net.ipv4.tcp_migrate_req"));
@@ -137,7 +137,7 @@ fn obstacle() -> Option<Completion> {
 }
 
 /// Runs one migration under load, from a fresh old pod.
-fn migrate(way: Way, full: bool) -> Sum {
+fn run_migration(way: Way, full: bool) -> Sum {
     let node = Node::new();
     let limit: &[&str] = if full { &["-n", FULL] } else { &[] };
     let old = OldPod::start(&node, limit);
@@ -149,7 +149,7 @@ fn migrate(way: Way, full: bool) -> Sum {
     load.more(100);
 
     let new = NewPod::start(&node);
-    assert_eq!(listening(BERTH).len(), 2, "HAProxy and berth listen");
+    assert_eq!(find_listening(BERTH).len(), 2, "HAProxy and berth listen");
     load.more(100);
     let silent = if full { SILENT } else { 0 };
     let crowd: Vec<_> = (0..silent).map(|_| begin_to_connect()).collect();
@@ -192,14 +192,14 @@ fn runtime() -> Runtime {
 /// Runs `examples/haproxy-migration/leave-port.sh`, as on a node.
 #[track_caller]
 fn leave_port() {
-    let status = Command::new(examples().join("leave-port.sh"))
+    let status = Command::new(migration_path().join("leave-port.sh"))
         .arg(BERTH.to_string())
         .status()
         .unwrap();
     assert!(status.success(), "leave-port.sh: {status}");
 }
 
-fn examples() -> PathBuf {
+fn migration_path() -> PathBuf {
     root().join("examples/haproxy-migration")
 }
 
@@ -236,7 +236,7 @@ impl Node {
     fn new() -> Self {
         std::fs::write("/proc/sys/net/ipv4/tcp_migrate_req", "0").unwrap();
         let dir = tempfile::tempdir().unwrap();
-        let certs = certs::make(dir.path(), &[HOST.into()]).unwrap();
+        let certs = certs::make_certs(dir.path(), &[HOST.into()]).unwrap();
         let (store, recorder) = (
             Arc::new(Store::with_history(8)),
             Arc::new(Recorder::default()),
@@ -288,8 +288,9 @@ struct OldPod {
 
 impl OldPod {
     fn start(node: &Node, limit: &[&str]) -> Self {
-        let address = configure(node.dir.path());
-        let mut command = berth(["stand-in", "--bind-address", &address, "--secure-port=6443"]);
+        let address = write_configuration(node.dir.path());
+        let mut command =
+            berth_command(["stand-in", "--bind-address", &address, "--secure-port=6443"]);
         let apiserver = Running::start(command.args(node.flags("old")));
         let own = SocketAddr::new(address.parse().unwrap(), BERTH.port());
         eventually("the old apiserver", || TcpStream::connect(own).ok());
@@ -299,7 +300,9 @@ impl OldPod {
             .arg(node.dir.path().join("haproxy.cfg"))
             .args(limit);
         let haproxy = Running::start(&mut command);
-        let listener = eventually("HAProxy's listener", || listening(BERTH).first().copied());
+        let listener = eventually("HAProxy's listener", || {
+            find_listening(BERTH).first().copied()
+        });
         Self {
             haproxy,
             apiserver,
@@ -322,8 +325,8 @@ impl OldPod {
 
 /// Runs the script of the manifest's first container, which chooses the apiserver's address and
 /// writes HAProxy's configuration, here into `dir`.
-fn configure(dir: &Path) -> String {
-    let manifest = std::fs::read_to_string(examples().join("1-haproxy.yaml")).unwrap();
+fn write_configuration(dir: &Path) -> String {
+    let manifest = std::fs::read_to_string(migration_path().join("1-haproxy.yaml")).unwrap();
     let (_, script) = manifest.split_once("            - |\n").unwrap();
     let script: String = script
         .lines()
@@ -354,7 +357,8 @@ impl NewPod {
     /// Starts the pod, and waits until its shim has joined.
     fn start(node: &Node) -> Self {
         let place = |command: &str| {
-            let mut command = berth([command, "--listen", &BERTH.to_string(), "--instance", "new"]);
+            let mut command =
+                berth_command([command, "--listen", &BERTH.to_string(), "--instance", "new"]);
             command.arg("--run-dir").arg(node.dir.path().join("run"));
             command
         };
@@ -372,8 +376,8 @@ impl NewPod {
 
     /// Drains the shim, and waits until it has left the port.
     fn drain(&self, node: &Node) {
-        let mut command = berth(["drain", "--wait", "--instance", "new"]);
-        ends(
+        let mut command = berth_command(["drain", "--wait", "--instance", "new"]);
+        expect_status(
             command.arg("--run-dir").arg(node.dir.path().join("run")),
             0,
             &[],
@@ -403,7 +407,7 @@ impl Client {
         self.tls
             .connect(name, stream)
             .await
-            .map_err(failed("handshake"))
+            .map_err(describe_failure("handshake"))
     }
 
     /// Starts clients that connect, send a request and close, again and again.
@@ -420,11 +424,15 @@ impl Client {
         stream
             .write_all(b"GET /version HTTP/1.1\r\nHost: kubernetes\r\n\r\n")
             .await
-            .map_err(failed("write"))?;
+            .map_err(describe_failure("write"))?;
         let mut answer = Vec::new();
         // The version is the end of a JSON object.
         while !answer.ends_with(b"}") {
-            match stream.read_buf(&mut answer).await.map_err(failed("read"))? {
+            match stream
+                .read_buf(&mut answer)
+                .await
+                .map_err(describe_failure("read"))?
+            {
                 0 => return Err("read: the end".into()),
                 _ if answer.starts_with(b"HTTP/1.1 200 ") => {}
                 _ => {

@@ -2,9 +2,9 @@
 
 use crate::support::metrics::follow_conventions;
 use crate::support::net::{Backend, client_hello, connect, echo, free_address, ping};
-use crate::support::process::{Running, berth};
+use crate::support::process::{Running, berth_command};
 use crate::support::tls::Ca;
-use crate::{example, need, root};
+use crate::{find_tool, read_example, root};
 use libtest_mimic::{Completion, Failed};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -24,21 +24,21 @@ const OF_A_SHARE: &str = "berth_share_ratio";
 const WHOLE: [&str; 6] = ["outcome", "state", "health", "direction", "kind", "result"];
 
 pub(crate) fn metrics_that_are_named_exist() -> Result<Completion, Failed> {
-    let page = page();
-    let families = families(&page);
+    let page = read_metrics();
+    let families = list_families(&page);
     let all: BTreeSet<_> = families
         .iter()
-        .flat_map(|(name, kind)| samples(name, kind))
+        .flat_map(|(name, kind)| sample_names(name, kind))
         .collect();
     let (rules, dashboard) = (
-        example("monitoring/rules.yaml"),
-        example("monitoring/dashboard.json"),
+        read_example("monitoring/rules.yaml"),
+        read_example("monitoring/dashboard.json"),
     );
     let mut texts = vec![
         ("rules.yaml".to_owned(), rules.clone()),
         (
             "rules.test.yaml".to_owned(),
-            example("monitoring/rules.test.yaml"),
+            read_example("monitoring/rules.test.yaml"),
         ),
         ("dashboard.json".to_owned(), dashboard.clone()),
     ];
@@ -51,7 +51,7 @@ pub(crate) fn metrics_that_are_named_exist() -> Result<Completion, Failed> {
         texts.push((name.to_owned(), std::fs::read_to_string(root().join(name))?));
     }
     for (file, text) in &texts {
-        let named = named(text);
+        let named = metrics_in(text);
         // A histogram is documented by the name of its family.
         let is = |name: &&&str| {
             **name == OF_A_SHARE
@@ -73,20 +73,20 @@ pub(crate) fn metrics_that_are_named_exist() -> Result<Completion, Failed> {
         ("the dashboard", &dashboard),
         ("docs/reference.md", &texts[4].1),
     ] {
-        let shown = named(text);
+        let shown = metrics_in(text);
         for (name, kind) in families
             .iter()
             .filter(|(name, _)| !LEFT_OUT.contains(&name.as_str()))
         {
             let known = shown.contains(name.as_str())
-                || samples(name, kind).any(|sample| shown.contains(&*sample));
+                || sample_names(name, kind).any(|sample| shown.contains(&*sample));
             assert!(known, "{name} is not in {file}");
         }
     }
     for (file, text) in [("rules.yaml", &rules), ("dashboard.json", &dashboard)] {
         let text = text.replace("\\\"", "\"");
         for label in WHOLE {
-            for value in selected(&text, label) {
+            for value in selected_values(&text, label) {
                 assert!(
                     page.contains(&format!("{label}=\"{value}\"")),
                     "{file} asks for {label}={value:?}"
@@ -98,10 +98,10 @@ pub(crate) fn metrics_that_are_named_exist() -> Result<Completion, Failed> {
 }
 
 pub(crate) fn metrics_follow_conventions() -> Result<Completion, Failed> {
-    let page = page();
+    let page = read_metrics();
     follow_conventions(&page);
-    let tests = example("monitoring/rules.test.yaml");
-    let wrong: Vec<_> = selected(&tests, "le")
+    let tests = read_example("monitoring/rules.test.yaml");
+    let wrong: Vec<_> = selected_values(&tests, "le")
         .into_iter()
         .filter(|le| !page.contains(&format!("le=\"{le}\"")))
         .collect();
@@ -109,7 +109,7 @@ pub(crate) fn metrics_follow_conventions() -> Result<Completion, Failed> {
         wrong.is_empty(),
         "rules.test.yaml has buckets that a shim does not have: {wrong:?}"
     );
-    let promtool = match promtool() {
+    let promtool = match find_promtool() {
         Ok(path) => path,
         Err(ignored) => return Ok(ignored),
     };
@@ -124,15 +124,15 @@ pub(crate) fn metrics_follow_conventions() -> Result<Completion, Failed> {
     let output = child.wait_with_output()?;
     // promtool reports bad style with status 3.
     assert!(
-        output.status.success() && text(&output).is_empty(),
+        output.status.success() && text_of(&output).is_empty(),
         "{}\n{page}",
-        text(&output)
+        text_of(&output)
     );
     Ok(Completion::Completed)
 }
 
 /// Returns the metrics of a shim that has joined and relayed.
-fn page() -> String {
+fn read_metrics() -> String {
     let (dir, admin, listen) = (tempfile::tempdir().unwrap(), free_address(), free_address());
     let backend = Backend::new().serve(echo);
     // No cluster answers at this address, so that results of failed requests are counted, too.
@@ -142,7 +142,7 @@ fn page() -> String {
     let cluster = "current-context: a\nclusters: [{name: a, cluster: {server: 'https://127.0.0.1:1', certificate-authority: ca.crt}}]\n\
                    contexts: [{name: a, context: {cluster: a, user: a}}]\nusers: [{name: a, user: {tokenFile: token}}]\n";
     std::fs::write(&kubeconfig, cluster).unwrap();
-    let mut command = berth(["serve", "--probe=tcp", "--instance=a", "--lease=300ms"]);
+    let mut command = berth_command(["serve", "--probe=tcp", "--instance=a", "--lease=300ms"]);
     command.args([
         "--listen",
         &listen.to_string(),
@@ -178,7 +178,7 @@ fn page() -> String {
 }
 
 /// Returns names and types of the families of a page.
-fn families(page: &str) -> Vec<(String, String)> {
+fn list_families(page: &str) -> Vec<(String, String)> {
     let types = page
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
@@ -188,7 +188,7 @@ fn families(page: &str) -> Vec<(String, String)> {
 }
 
 /// Returns the names of a family's samples.
-fn samples(name: &str, kind: &str) -> impl Iterator<Item = String> {
+fn sample_names(name: &str, kind: &str) -> impl Iterator<Item = String> {
     let ends: &[&str] = match kind {
         "histogram" => &["_bucket", "_count", "_sum"],
         _ => &[""],
@@ -197,7 +197,7 @@ fn samples(name: &str, kind: &str) -> impl Iterator<Item = String> {
 }
 
 /// Returns the metrics in a text.
-fn named(text: &str) -> BTreeSet<&str> {
+fn metrics_in(text: &str) -> BTreeSet<&str> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     // A package's file name begins with `berth_`, too, followed by a version.
     let name = |word: &str| {
@@ -211,7 +211,7 @@ fn named(text: &str) -> BTreeSet<&str> {
 }
 
 /// Returns the values of a label that expressions select.
-fn selected<'a>(text: &'a str, label: &str) -> Vec<&'a str> {
+fn selected_values<'a>(text: &'a str, label: &str) -> Vec<&'a str> {
     let mut values = Vec::new();
     for operator in ["=\"", "=~\"", "!=\""] {
         let key = format!("{label}{operator}");
@@ -228,17 +228,17 @@ fn selected<'a>(text: &'a str, label: &str) -> Vec<&'a str> {
     values
 }
 
-fn promtool() -> Result<PathBuf, Completion> {
-    std::env::var_os("PROMTOOL").map_or_else(|| need("promtool"), |path| Ok(path.into()))
+fn find_promtool() -> Result<PathBuf, Completion> {
+    std::env::var_os("PROMTOOL").map_or_else(|| find_tool("promtool"), |path| Ok(path.into()))
 }
 
 /// Returns the output and errors of a program.
-fn text(output: &Output) -> String {
+fn text_of(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned()
 }
 
 pub(crate) fn the_dashboard_is_whole() -> Result<Completion, Failed> {
-    let dashboard: Value = serde_json::from_str(&example("monitoring/dashboard.json"))?;
+    let dashboard: Value = serde_json::from_str(&read_example("monitoring/dashboard.json"))?;
     // The schema of Grafana 11. Later versions convert it.
     assert!(dashboard["schemaVersion"].as_u64() >= Some(39));
     let variables = dashboard["templating"]["list"].as_array().unwrap();
@@ -285,7 +285,7 @@ pub(crate) fn the_dashboard_is_whole() -> Result<Completion, Failed> {
 }
 
 pub(crate) fn alerts_fire_when_they_should() -> Result<Completion, Failed> {
-    let promtool = match promtool() {
+    let promtool = match find_promtool() {
         Ok(path) => path,
         Err(ignored) => return Ok(ignored),
     };
@@ -304,14 +304,14 @@ pub(crate) fn alerts_fire_when_they_should() -> Result<Completion, Failed> {
         assert!(
             output.status.success(),
             "promtool {arguments:?}: {}",
-            text(&output)
+            text_of(&output)
         );
     }
 
     // Each alert fires in a test. If an alert never fired, the test would fail.
     let (rules, tests) = (
-        example("monitoring/rules.yaml"),
-        example("monitoring/rules.test.yaml"),
+        read_example("monitoring/rules.yaml"),
+        read_example("monitoring/rules.test.yaml"),
     );
     let alerts: Vec<_> = rules
         .lines()
@@ -340,13 +340,13 @@ pub(crate) fn alerts_fire_when_they_should() -> Result<Completion, Failed> {
         std::fs::write(dir.path().join("rules.yaml"), broken)?;
         let output = run(dir.path(), &["test", "rules", "rules.test.yaml"])?;
         assert!(
-            !output.status.success() && text(&output).contains(&format!("alertname: {alert}")),
+            !output.status.success() && text_of(&output).contains(&format!("alertname: {alert}")),
             "{alert}"
         );
     }
 
     // The dashboard's expressions are PromQL.
-    let dashboard: Value = serde_json::from_str(&example("monitoring/dashboard.json"))?;
+    let dashboard: Value = serde_json::from_str(&read_example("monitoring/dashboard.json"))?;
     let targets = dashboard["panels"]
         .as_array()
         .unwrap()
@@ -366,6 +366,6 @@ pub(crate) fn alerts_fire_when_they_should() -> Result<Completion, Failed> {
     }
     std::fs::write(dir.path().join("dashboard.yaml"), asked)?;
     let output = run(dir.path(), &["check", "rules", "dashboard.yaml"])?;
-    assert!(output.status.success(), "{}", text(&output));
+    assert!(output.status.success(), "{}", text_of(&output));
     Ok(Completion::Completed)
 }

@@ -1,10 +1,10 @@
 //! The table in `examples/README.md` with the purpose, the readers and the test of each file.
 
-use crate::{example, root};
+use crate::{read_example, root};
 use libtest_mimic::{Completion, Failed};
 
 pub(crate) fn every_example_is_in_the_table() -> Result<Completion, Failed> {
-    let readme = example("README.md");
+    let readme = read_example("README.md");
     for entry in std::fs::read_dir(root().join("examples"))? {
         let name = entry?.file_name().into_string().unwrap();
         assert!(
@@ -21,8 +21,8 @@ pub(crate) fn every_example_is_in_the_table() -> Result<Completion, Failed> {
     }
     // Each file says what it is for, the values to replace, and how it was tested.
     let ends = [".yaml", ".service", ".conf"];
-    for name in ends.into_iter().flat_map(crate::examples) {
-        let text = example(&name);
+    for name in ends.into_iter().flat_map(crate::list_examples) {
+        let text = read_example(&name);
         let head: String = text
             .lines()
             .take_while(|line| line.starts_with('#'))

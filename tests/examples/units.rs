@@ -1,7 +1,7 @@
 //! systemd units, and containers that are written by hand: berth accepts their commands, and
 //! systemd the units.
 
-use crate::{example, examples, need, root};
+use crate::{find_tool, list_examples, read_example, root};
 use berth::cli::{Cli, Command as Sub};
 use berth_options::{PodCommand, check};
 use clap::Parser;
@@ -14,7 +14,7 @@ const CA: &str = "/etc/kubernetes/pki/ca.crt";
 pub(crate) fn berth_takes_the_commands() -> Result<Completion, Failed> {
     let ca = tempfile::NamedTempFile::new()?;
     let ca = ca.path().to_str().unwrap();
-    let units = examples(".service");
+    let units = list_examples(".service");
     let all = [
         "bare-metal/berth-node@.service",
         "bare-metal/berth-run@.service",
@@ -22,11 +22,11 @@ pub(crate) fn berth_takes_the_commands() -> Result<Completion, Failed> {
     ];
     assert_eq!(units, all);
     for name in units {
-        let text = example(&name).replace(CA, ca);
+        let text = read_example(&name).replace(CA, ca);
         let (variables, command) = of_unit(&text);
         let (file, arguments) = command.split_first().unwrap();
         assert!(file.ends_with("/berth"), "{name}: {file}");
-        if let Sub::Upgrade(args) = takes(&name, arguments, &variables) {
+        if let Sub::Upgrade(args) = check_arguments(&name, arguments, &variables) {
             assert!(
                 args.manifest.is_none() && !args.dry_run,
                 "{name} begins no upgrade"
@@ -43,7 +43,7 @@ pub(crate) fn berth_takes_the_commands() -> Result<Completion, Failed> {
         }
     }
     // Variables as a kubelet sets them. `berth inject` writes the other manifests.
-    let text = example("node-shim/daemonset.yaml")
+    let text = read_example("node-shim/daemonset.yaml")
         .replace(&format!("value: {CA}"), &format!("value: {ca}"));
     assert!(text.contains("args: [serve, --discover]\n"));
     let mut variables = Vec::new();
@@ -59,7 +59,7 @@ pub(crate) fn berth_takes_the_commands() -> Result<Completion, Failed> {
         };
         variables.push((format!("BERTH_{name}"), value));
     }
-    takes(
+    check_arguments(
         "node-shim/daemonset.yaml",
         &["serve".into(), "--discover".into()],
         &variables,
@@ -93,7 +93,7 @@ fn of_unit(text: &str) -> (Vec<(String, String)>, Vec<String>) {
 
 /// Checks a command line: its options, and the options from its variables, give a configuration.
 #[track_caller]
-fn takes(name: &str, arguments: &[String], variables: &[(String, String)]) -> Sub {
+fn check_arguments(name: &str, arguments: &[String], variables: &[(String, String)]) -> Sub {
     // Passed as options, since all tests of the process share its environment.
     let options = variables
         .iter()
@@ -114,8 +114,8 @@ fn takes(name: &str, arguments: &[String], variables: &[(String, String)]) -> Su
         .chain(rest.iter().cloned());
     let cli = Cli::try_parse_from(line).unwrap_or_else(|error| panic!("{name}: {error}"));
     let config = match &cli.command {
-        Sub::InPod(PodCommand::Serve(args)) => check::serve(args),
-        Sub::InPod(PodCommand::Run(args)) => check::run(args),
+        Sub::InPod(PodCommand::Serve(args)) => check::check_serve(args),
+        Sub::InPod(PodCommand::Run(args)) => check::check_run(args),
         // The options of `berth upgrade` are checked by clap alone.
         Sub::Upgrade(_) => return cli.command,
         other => panic!("{name}: {other:?}"),
@@ -127,9 +127,9 @@ fn takes(name: &str, arguments: &[String], variables: &[(String, String)]) -> Su
 /// The recipes for template units, in all documents: after a reboot, the enabled unit starts.
 pub(crate) fn a_reboot_starts_the_new_version() -> Result<Completion, Failed> {
     let guide = std::fs::read_to_string(root().join("docs/layouts.md"))?;
-    let texts = examples("@.service")
+    let texts = list_examples("@.service")
         .into_iter()
-        .map(|name| (example(&name), name));
+        .map(|name| (read_example(&name), name));
     let mut recipes = 0;
     for (text, name) in texts.chain([(guide, "docs/layouts.md".to_owned())]) {
         let commands = text.lines().filter_map(|line| {
@@ -156,9 +156,9 @@ pub(crate) fn a_reboot_starts_the_new_version() -> Result<Completion, Failed> {
         recipes += 1;
     }
     assert_eq!(recipes, 3);
-    for name in examples(".service") {
+    for name in list_examples(".service") {
         assert!(
-            example(&name).contains("\n[Install]\nWantedBy=multi-user.target"),
+            read_example(&name).contains("\n[Install]\nWantedBy=multi-user.target"),
             "{name}: enabling does nothing"
         );
     }
@@ -166,14 +166,14 @@ pub(crate) fn a_reboot_starts_the_new_version() -> Result<Completion, Failed> {
 }
 
 pub(crate) fn systemd_takes_the_units() -> Result<Completion, Failed> {
-    let analyze = match need("systemd-analyze") {
+    let analyze = match find_tool("systemd-analyze") {
         Ok(path) => path,
         Err(ignored) => return Ok(ignored),
     };
     let dir = tempfile::tempdir()?;
-    for name in examples(".service") {
+    for name in list_examples(".service") {
         // systemd checks that the program exists.
-        let text = example(&name);
+        let text = read_example(&name);
         let (_, command) = of_unit(&text);
         let program = command[0].replace("v1", "%i");
         let text = text.replace(&program, env!("CARGO_BIN_EXE_berth"));

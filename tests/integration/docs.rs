@@ -10,7 +10,7 @@ fn root() -> &'static Path {
 }
 
 /// Returns the files below a directory whose names have the ending.
-fn files(directory: &str, ending: &str) -> Vec<PathBuf> {
+fn list_files(directory: &str, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut directories = vec![root().join(directory)];
     while let Some(directory) = directories.pop() {
@@ -27,14 +27,14 @@ fn files(directory: &str, ending: &str) -> Vec<PathBuf> {
     found
 }
 
-fn documents() -> BTreeMap<PathBuf, String> {
+fn read_documents() -> BTreeMap<PathBuf, String> {
     let of_root = fs::read_dir(root())
         .unwrap()
         .map(|entry| entry.unwrap().path());
     let of_root = of_root.filter(|path| path.extension().is_some_and(|ending| ending == "md"));
     let found = ["docs", "examples", "charts"]
         .iter()
-        .flat_map(|directory| files(directory, ".md"));
+        .flat_map(|directory| list_files(directory, ".md"));
     of_root
         .chain(found)
         .map(|path| (path.clone(), fs::read_to_string(path).unwrap()))
@@ -42,7 +42,7 @@ fn documents() -> BTreeMap<PathBuf, String> {
 }
 
 /// Returns the lines outside of fenced blocks.
-fn prose(text: &str) -> impl Iterator<Item = &str> {
+fn lines_of_prose(text: &str) -> impl Iterator<Item = &str> {
     let mut fenced = false;
     text.lines().filter(move |line| {
         let fence = line.trim_start().starts_with("```");
@@ -52,8 +52,8 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Returns the anchors of a document's headings, as GitHub makes them.
-fn anchors(text: &str) -> BTreeSet<String> {
-    let headings = prose(text).filter(|line| line.starts_with('#'));
+fn anchors_of(text: &str) -> BTreeSet<String> {
+    let headings = lines_of_prose(text).filter(|line| line.starts_with('#'));
     let anchor = |heading: &str| {
         let kept = heading.trim_start_matches('#').trim().to_lowercase();
         let kept = kept
@@ -65,7 +65,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
 }
 
 /// Removes `.` and `..` from a path, so that the path can be looked up.
-fn plain(path: &Path) -> PathBuf {
+fn plain_path(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {
         match part {
@@ -79,10 +79,10 @@ fn plain(path: &Path) -> PathBuf {
 
 #[test]
 fn links_lead_somewhere() {
-    let documents = documents();
+    let documents = read_documents();
     let (mut broken, mut seen) = (Vec::new(), 0);
     for (path, text) in &documents {
-        let links = prose(text)
+        let links = lines_of_prose(text)
             .flat_map(|line| line.split("](").skip(1))
             .filter_map(|rest| rest.split(')').next());
         for link in links.filter(|link| !link.contains("://")) {
@@ -93,12 +93,12 @@ fn links_lead_somewhere() {
             let target = if file.is_empty() {
                 path.clone()
             } else {
-                plain(&path.with_file_name("").join(file))
+                plain_path(&path.with_file_name("").join(file))
             };
             let known = |anchor: &str| {
                 documents
                     .get(&target)
-                    .is_none_or(|text| anchors(text).contains(anchor))
+                    .is_none_or(|text| anchors_of(text).contains(anchor))
             };
             if !target.exists() || !anchor.is_none_or(known) {
                 broken.push(format!("{}: {link}", path.display()));
@@ -112,7 +112,7 @@ fn links_lead_somewhere() {
 #[test]
 fn the_index_has_every_page() {
     let index = fs::read_to_string(root().join("docs/index.md")).unwrap();
-    let names = documents().into_keys().filter_map(|path| {
+    let names = read_documents().into_keys().filter_map(|path| {
         let name = path.strip_prefix(root().join("docs")).ok()?;
         Some(name.to_string_lossy().into_owned())
     });
@@ -141,7 +141,7 @@ fn each_code_of_a_log_line_is_explained() {
         .collect();
     assert_eq!(shown, rows, "the table should be:\n{}", rows.join("\n"));
     assert!(EXPLAINED.is_sorted_by(|one, next| one.code < next.code));
-    let sources = ["crates", "src"].map(|directory| files(directory, ".rs"));
+    let sources = ["crates", "src"].map(|directory| list_files(directory, ".rs"));
     let sources: String = sources
         .iter()
         .flatten()

@@ -1,7 +1,7 @@
 //! `berth doctor` as an operator runs it: exit statuses, both forms of its output, and the facts
 //! that it finds on a node and in a cluster.
 
-use crate::support::process::{self, BERTH, can_inject, input, output_of};
+use crate::support::process::{self, BERTH, can_inject, output_of, stdin_with};
 use crate::support::tls::{Api, Ca};
 use serde_json::Value;
 use std::fs;
@@ -17,17 +17,17 @@ struct Done {
     err: String,
 }
 
-fn berth(directory: &Path, args: &[&str], text: &str) -> Done {
+fn run_berth(directory: &Path, args: &[&str], text: &str) -> Done {
     let (status, out, err) = output_of(
-        process::berth(args)
+        process::berth_command(args)
             .current_dir(directory)
-            .stdin(input(text)),
+            .stdin(stdin_with(text)),
     );
     Done { status, out, err }
 }
 
-fn injected() -> String {
-    let done = berth(
+fn inject_manifest() -> String {
+    let done = run_berth(
         Path::new("."),
         &["inject", "-", "--image", "registry.example/berth:v0.1.0"],
         KUBEADM,
@@ -38,7 +38,7 @@ fn injected() -> String {
 
 /// Returns a manifest with an error and a warning.
 fn ailing_manifest() -> String {
-    let sound = injected();
+    let sound = inject_manifest();
     let (before, shim) = sound.split_at(sound.find("    - serve\n").unwrap());
     let shim = shim.replacen("runAsUser: 0", "runAsUser: 1000", 1);
     format!("{before}{shim}").replace(
@@ -47,7 +47,7 @@ fn ailing_manifest() -> String {
     )
 }
 
-fn found(json: &str) -> Vec<String> {
+fn list_found(json: &str) -> Vec<String> {
     let report: Value = serde_json::from_str(json).unwrap();
     let findings = report["findings"].as_array().unwrap();
     findings
@@ -60,7 +60,7 @@ fn found(json: &str) -> Vec<String> {
 fn the_documentation_shows_the_output() {
     let temp = tempfile::tempdir().unwrap();
     fs::write(temp.path().join("kube-apiserver.yaml"), ailing_manifest()).unwrap();
-    let text = berth(temp.path(), &["doctor", "kube-apiserver.yaml"], "");
+    let text = run_berth(temp.path(), &["doctor", "kube-apiserver.yaml"], "");
     assert_eq!((text.status, text.err.as_str()), (Some(1), ""));
     let shown = format!(
         "```text\n$ berth doctor kube-apiserver.yaml\n{}```\n",
@@ -70,7 +70,7 @@ fn the_documentation_shows_the_output() {
         DOCUMENTATION.contains(&shown),
         "docs/doctor.md lacks:\n{shown}"
     );
-    let json = berth(
+    let json = run_berth(
         temp.path(),
         &["doctor", "kube-apiserver.yaml", "--json"],
         "",
@@ -86,7 +86,7 @@ fn the_documentation_shows_the_output() {
 #[test]
 fn the_exit_status_distinguishes_errors_warnings_and_bad_input() {
     let here = Path::new(".");
-    let sound = berth(here, &["doctor", "-"], &injected());
+    let sound = run_berth(here, &["doctor", "-"], &inject_manifest());
     assert_eq!(
         (sound.status, sound.err.as_str()),
         (Some(0), ""),
@@ -100,17 +100,17 @@ fn the_exit_status_distinguishes_errors_warnings_and_bad_input() {
         "{}",
         sound.out
     );
-    let warned = injected().replace(
+    let warned = inject_manifest().replace(
         "terminationGracePeriodSeconds: 120",
         "terminationGracePeriodSeconds: 30",
     );
-    let warned = berth(here, &["doctor", "-"], &warned);
+    let warned = run_berth(here, &["doctor", "-"], &warned);
     assert!(
         warned.status == Some(0) && warned.out.ends_with(": 1 warning\n"),
         "{}",
         warned.out
     );
-    let none = berth(here, &["doctor", "-"], "kind: Pod\n");
+    let none = run_berth(here, &["doctor", "-"], "kind: Pod\n");
     assert!(
         none.status == Some(64) && none.err.starts_with("berth: standard input:1: there is no"),
         "{}",
@@ -122,7 +122,7 @@ fn the_exit_status_distinguishes_errors_warnings_and_bad_input() {
         &["doctor", "latin"][..],
         &["inject", "latin", "--image", "a"],
     ] {
-        let latin = berth(temp.path(), command, "");
+        let latin = run_berth(temp.path(), command, "");
         let told = "berth: cannot read latin: line 1 is not UTF-8: ";
         assert!(
             latin.status == Some(64) && latin.err.starts_with(told),
@@ -130,7 +130,7 @@ fn the_exit_status_distinguishes_errors_warnings_and_bad_input() {
             latin.err
         );
     }
-    let absent = berth(here, &["doctor", "/nonexistent"], "");
+    let absent = run_berth(here, &["doctor", "/nonexistent"], "");
     assert_eq!(absent.status, Some(69), "{}", absent.err);
 }
 
@@ -142,7 +142,7 @@ fn a_node_is_checked_with_its_directory_and_its_ports() {
     let temp = tempfile::tempdir().unwrap();
     let (directory, run_dir) = (temp.path().join("manifests"), temp.path().join("run"));
     fs::create_dir(&directory).unwrap();
-    let text = injected()
+    let text = inject_manifest()
         .replace("value: 10.0.0.5:6443", &format!("value: 127.83.7.1:{port}"))
         .replace(
             "--advertise-address=10.0.0.5",
@@ -171,12 +171,12 @@ fn a_node_is_checked_with_its_directory_and_its_ports() {
         "--state-dir",
         state.to_str().unwrap(),
     ];
-    let done = berth(
+    let done = run_berth(
         temp.path(),
         &[&["doctor", manifest], &options[..]].concat(),
         "",
     );
-    let ids = found(&done.out);
+    let ids = list_found(&done.out);
     assert_eq!(done.status, Some(1), "{}", done.err);
     for id in [
         "port-held",
@@ -193,14 +193,14 @@ fn a_node_is_checked_with_its_directory_and_its_ports() {
     }
     // In another directory, a second file means nothing. Without --node, this machine means nothing
     // either.
-    let done = berth(temp.path(), &["doctor", manifest, "--node", "--json"], "");
+    let done = run_berth(temp.path(), &["doctor", manifest, "--node", "--json"], "");
     assert!(
-        !found(&done.out).contains(&"same-pod-name".into()),
+        !list_found(&done.out).contains(&"same-pod-name".into()),
         "{}",
         done.out
     );
     assert_eq!(
-        found(&berth(temp.path(), &["doctor", manifest, "--json"], "").out),
+        list_found(&run_berth(temp.path(), &["doctor", manifest, "--json"], "").out),
         ["loopback-address", "not-checked"]
     );
 }
@@ -222,7 +222,7 @@ fn the_kubelets_directory_is_read_with_any_manifest() {
     ] {
         fs::write(directory.join(name), text).unwrap();
     }
-    fs::write(temp.path().join("new.yaml"), injected()).unwrap();
+    fs::write(temp.path().join("new.yaml"), inject_manifest()).unwrap();
     let same = |args: &[&str], text: &str| {
         let options = [
             "--node",
@@ -230,7 +230,7 @@ fn the_kubelets_directory_is_read_with_any_manifest() {
             directory.to_str().unwrap(),
             "--json",
         ];
-        let done = berth(temp.path(), &[&["doctor"], args, &options].concat(), text);
+        let done = run_berth(temp.path(), &[&["doctor"], args, &options].concat(), text);
         let report: Value =
             serde_json::from_str(&done.out).unwrap_or_else(|_| panic!("{}", done.err));
         let same = report["findings"]
@@ -248,12 +248,12 @@ fn the_kubelets_directory_is_read_with_any_manifest() {
                 .to_owned()
         });
         (
-            found(&done.out).contains(&"not-behind-berth".into()),
+            list_found(&done.out).contains(&"not-behind-berth".into()),
             places.collect::<Vec<_>>(),
         )
     };
     let both = ["etcd-backup.yaml", "kube-apiserver.yaml.bak"].map(str::to_owned);
-    assert_eq!(same(&["-"], &injected()), (false, both.to_vec()));
+    assert_eq!(same(&["-"], &inject_manifest()), (false, both.to_vec()));
     assert_eq!(same(&["new.yaml"], ""), (false, both.to_vec()));
     fs::rename(
         directory.join("apiserver.yaml"),
@@ -276,11 +276,11 @@ fn clients_that_dial_another_address_are_seen_before_the_switch() {
     let inject = |listen: &[&str]| {
         let mut args = vec!["inject", "-", "--image", "registry.example/berth:v0.1.0"];
         args.extend(listen.iter().flat_map(|address| ["--listen", address]));
-        berth(temp.path(), &args, KUBEADM)
+        run_berth(temp.path(), &args, KUBEADM)
     };
     let asked = |text: &str| {
         fs::write(&manifest, text).unwrap();
-        berth(
+        run_berth(
             temp.path(),
             &["doctor", "kube-apiserver.yaml", "--node", "--json"],
             "",
@@ -296,19 +296,19 @@ fn clients_that_dial_another_address_are_seen_before_the_switch() {
     let done = asked(&other.out);
     assert_eq!(done.status, Some(1), "{}", done.out);
     assert!(
-        found(&done.out).contains(&"client-address".into()),
+        list_found(&done.out).contains(&"client-address".into()),
         "{}",
         done.out
     );
 
     let both = inject(&[&own, &dialled.to_string()]);
     assert!(!is_noted(&both), "{}", both.err);
-    assert!(!found(&asked(&both.out).out).contains(&"client-address".into()));
+    assert!(!list_found(&asked(&both.out).out).contains(&"client-address".into()));
     // Only the kubelet knows the address. It is not 127.x.
     let from_node = KUBEADM
         .replace("--advertise-address=10.0.0.5", "--v=1")
         .replace("6443", &dialled.port().to_string());
-    let from_node = berth(
+    let from_node = run_berth(
         temp.path(),
         &["inject", "-", "--image", "registry.example/berth:v0.1.0"],
         &from_node,
@@ -320,7 +320,7 @@ fn clients_that_dial_another_address_are_seen_before_the_switch() {
 }
 
 /// Returns an administrator's kubeconfig, for the directory of ca.crt.
-fn kubeconfig(api: &Api) -> String {
+fn render_kubeconfig(api: &Api) -> String {
     format!(
         "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts:\n- name: a\n  context: {{cluster: a, user: a}}\nclusters:\n\
          - name: a\n  cluster: {{server: 'https://{}', certificate-authority: ca.crt, tls-server-name: kubernetes}}\nusers:\n\
@@ -337,15 +337,15 @@ fn the_ports_of_other_nodes_come_from_the_cluster() {
         r#"{"items":[{"endpoints":[{"addresses":["10.0.0.6"]}],"ports":[{"port":7443}]}]}"#;
     let api = Api::start_with(&ca, slices);
     fs::write(temp.path().join("ca.crt"), ca.pem()).unwrap();
-    let kubeconfig = kubeconfig(&api);
+    let kubeconfig = render_kubeconfig(&api);
     fs::write(temp.path().join("admin.conf"), kubeconfig).unwrap();
-    let done = berth(
+    let done = run_berth(
         temp.path(),
         &["doctor", "-", "--json", "--kubeconfig", "admin.conf"],
-        &injected(),
+        &inject_manifest(),
     );
     assert_eq!(
-        (done.status, found(&done.out)),
+        (done.status, list_found(&done.out)),
         (Some(1), vec!["secure-ports".into()]),
         "{}",
         done.err
@@ -360,7 +360,7 @@ fn the_ports_of_other_nodes_come_from_the_cluster() {
         "--ignore-errors",
         "secure-ports",
     ];
-    let done = berth(temp.path(), &options, &injected());
+    let done = run_berth(temp.path(), &options, &inject_manifest());
     let report: Value = serde_json::from_str(&done.out).unwrap();
     assert_eq!(
         (done.status, report["findings"][0]["severity"].as_str()),
@@ -368,23 +368,23 @@ fn the_ports_of_other_nodes_come_from_the_cluster() {
         "{}",
         done.out
     );
-    let unknown = berth(
+    let unknown = run_berth(
         temp.path(),
         &["doctor", "-", "--ignore-errors", "memroy"],
-        &injected(),
+        &inject_manifest(),
     );
     assert_eq!(unknown.status, Some(64), "{}", unknown.err);
 
     // doctor reports requests that fail, and checks the rest.
     api.answer("403 Forbidden");
-    let done = berth(
+    let done = run_berth(
         temp.path(),
         &["doctor", "-", "--json", "--kubeconfig", "admin.conf"],
-        &injected(),
+        &inject_manifest(),
     );
     assert_eq!(done.status, Some(69), "{}", done.err);
-    assert_eq!(found(&done.out), ["not-checked"]);
-    let done = berth(
+    assert_eq!(list_found(&done.out), ["not-checked"]);
+    let done = run_berth(
         temp.path(),
         &["doctor", "-", "--kubeconfig", "none"],
         &ailing_manifest(),
@@ -423,12 +423,12 @@ fn obstacles_to_passing_sockets_are_found_by_the_self_test() {
             "--pass",
             pass,
         ];
-        let injected = berth(temp.path(), &inject, KUBEADM);
+        let injected = run_berth(temp.path(), &inject, KUBEADM);
         assert_eq!(injected.status, Some(0), "{}", injected.err);
         fs::write(temp.path().join("kube-apiserver.yaml"), injected.out).unwrap();
         let doctor = ["doctor", "kube-apiserver.yaml", "--node", "--json"];
         assert!(
-            found(&berth(temp.path(), &doctor, "").out).is_empty(),
+            found(&run_berth(temp.path(), &doctor, "").out).is_empty(),
             "{pass}"
         );
         let exec = [
@@ -444,7 +444,7 @@ fn obstacles_to_passing_sockets_are_found_by_the_self_test() {
             "-c",
         ];
         let under = format!("exec {BERTH} {}", doctor.join(" "));
-        let done = berth(
+        let done = run_berth(
             temp.path(),
             &[&exec[..], &[&under, "kube-apiserver"]].concat(),
             "",

@@ -2,7 +2,7 @@
 
 use crate::stand_in::STAND_IN;
 use crate::support::eventually;
-use crate::support::process::{BERTH, Running, berth, can_inject, passes_sockets};
+use crate::support::process::{BERTH, Running, berth_command, can_inject, passes_sockets};
 use berth_node::instance::InstanceId;
 use berth_node::registry::instance::{ListedInstance, list};
 use berth_node::registry::{BerthDir, RunDir};
@@ -59,7 +59,7 @@ impl Node {
     }
 
     fn exec(&self, options: &[&str], command: &[&str]) -> Command {
-        let mut berth = berth(["exec", "--listen", &self.listen.to_string(), "--run-dir"]);
+        let mut berth = berth_command(["exec", "--listen", &self.listen.to_string(), "--run-dir"]);
         berth
             .arg(self.temp.path().join("run"))
             .args(options)
@@ -122,7 +122,7 @@ impl Live {
     }
 }
 
-fn stderr(output: &Output) -> String {
+fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -408,12 +408,12 @@ fn every_mistake_is_reported_at_once() {
         "--secure-port is the last argument",
     ] {
         assert!(
-            stderr(&output).contains(part),
+            stderr_of(&output).contains(part),
             "{part} in {}",
-            stderr(&output)
+            stderr_of(&output)
         );
     }
-    assert_eq!(stderr(&output).lines().count(), 4);
+    assert_eq!(stderr_of(&output).lines().count(), 4);
     assert!(!node.temp.path().join("run").exists(), "nothing was begun");
 }
 
@@ -424,18 +424,18 @@ fn wildcards_are_refused_with_advice() {
     let output = node.output(&[], &["true"]);
     assert_eq!(output.status.code(), Some(64));
     assert!(
-        stderr(&output).contains("10.0.0.5:6443"),
+        stderr_of(&output).contains("10.0.0.5:6443"),
         "{}",
-        stderr(&output)
+        stderr_of(&output)
     );
 
     node.listen = "10.0.0.5:6443".parse().unwrap();
     let output = node.output(&["--listen", "0.0.0.0:6443"], &["true"]);
     assert_eq!(output.status.code(), Some(64));
     assert!(
-        stderr(&output).contains("10.0.0.5:7443"),
+        stderr_of(&output).contains("10.0.0.5:7443"),
         "{}",
-        stderr(&output)
+        stderr_of(&output)
     );
     assert_eq!(node.output(&[], &[]).status.code(), Some(64), "no command");
 }

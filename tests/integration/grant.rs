@@ -1,7 +1,7 @@
 //! `berth grant` as an operator runs it: exit statuses, mistakes, and the output without a cluster.
 //! tests/e2e/main.rs runs it with a cluster.
 
-use crate::support::process::{berth, ends, output_of};
+use crate::support::process::{berth_command, expect_status, output_of};
 use std::fs;
 
 const KUBEADM: &str = include_str!("../data/manifest/kubeadm-v1.36.yaml");
@@ -19,7 +19,7 @@ fn all_mistakes_come_at_once() {
         "/etc/passwd",
     ];
     let (status, out, err) =
-        output_of(berth(["grant", "--kubeconfig", "/nonexistent"]).args(wrong));
+        output_of(berth_command(["grant", "--kubeconfig", "/nonexistent"]).args(wrong));
     assert_eq!((status, out.as_str()), (Some(64), ""));
     for mistake in [
         "--node \"A b\"",
@@ -34,11 +34,11 @@ fn all_mistakes_come_at_once() {
             "{mistake} in {err}"
         );
     }
-    ends(
-        &mut berth(["grant", "--node=a,b", "--manifest=/nonexistent"]),
+    expect_status(
+        &mut berth_command(["grant", "--node=a,b", "--manifest=/nonexistent"]),
         64,
         &[
-            "run this on each node, with one name",
+            "run `berth grant` on each node, with the name of that node",
             "or give --listen and --uid",
             "--out is not given",
         ],
@@ -56,7 +56,7 @@ fn an_unreachable_cluster_is_unavailable_and_nothing_is_written() {
     let run = || {
         // Only root may change the owner of files.
         let own = nix::unistd::geteuid();
-        let mut command = berth(["grant", "--node=cp-1", &format!("--uid={own}")]);
+        let mut command = berth_command(["grant", "--node=cp-1", &format!("--uid={own}")]);
         command
             .arg("--manifest")
             .arg(&manifest)
@@ -66,7 +66,7 @@ fn an_unreachable_cluster_is_unavailable_and_nothing_is_written() {
         command
     };
     // The address comes from the manifest.
-    let (_, err) = ends(run().arg(temp.path().join("none")), 69, &[]);
+    let (_, err) = expect_status(run().arg(temp.path().join("none")), 69, &[]);
     assert!(
         err.starts_with("berth: kubeconfig ") && err.lines().count() == 1,
         "{err}"
@@ -79,11 +79,11 @@ fn an_unreachable_cluster_is_unavailable_and_nothing_is_written() {
     fs::write(&admin, text).unwrap();
     for revoke in [false, true] {
         let mut command = if revoke {
-            berth(["grant", "--node=cp-1", "--revoke", "--kubeconfig"])
+            berth_command(["grant", "--node=cp-1", "--revoke", "--kubeconfig"])
         } else {
             run()
         };
-        let (_, err) = ends(command.arg(&admin), 69, &[]);
+        let (_, err) = expect_status(command.arg(&admin), 69, &[]);
         let told = "berth: --kubeconfig: https://127.0.0.1:1: cannot connect";
         assert!(
             err.starts_with(told) && err.ends_with("check that an apiserver answers there\n"),
@@ -95,11 +95,12 @@ fn an_unreachable_cluster_is_unavailable_and_nothing_is_written() {
 
 #[test]
 fn objects_are_printed_without_a_cluster() {
-    let (status, yaml, err) = output_of(&mut berth(["grant", "--print", "--node=cp-1,cp-2"]));
+    let (status, yaml, err) =
+        output_of(&mut berth_command(["grant", "--print", "--node=cp-1,cp-2"]));
     assert_eq!((status, err.as_str()), (Some(0), ""));
-    let documents = berth_cluster::yaml::parse(&yaml).unwrap();
-    let (json, _) = ends(
-        &mut berth(["grant", "--print", "--json", "--node=cp-1,cp-2"]),
+    let documents = berth_cluster::yaml::parse_documents(&yaml).unwrap();
+    let (json, _) = expect_status(
+        &mut berth_command(["grant", "--print", "--json", "--node=cp-1,cp-2"]),
         0,
         &[],
     );

@@ -3,7 +3,7 @@
 
 use crate::support::eventually;
 use crate::support::net::free_address;
-use crate::support::process::{Running, berth};
+use crate::support::process::{Running, berth_command};
 use berth_testing::namespace;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
@@ -28,8 +28,8 @@ fn has_pid_namespaces() -> bool {
 }
 
 /// Starts berth as the first process of a PID namespace.
-fn start(args: &[&str]) -> Running {
-    let command = berth(args);
+fn start_init(args: &[&str]) -> Running {
+    let command = berth_command(args);
     Running::start(
         Command::new("unshare")
             .args(UNSHARE)
@@ -40,7 +40,7 @@ fn start(args: &[&str]) -> Running {
 
 /// Returns the first process of the namespace.
 #[track_caller]
-fn first(run: &Running) -> Pid {
+fn first_process(run: &Running) -> Pid {
     let children = format!("/proc/{0}/task/{0}/children", run.pid());
     let child = || {
         std::fs::read_to_string(&children)
@@ -76,9 +76,9 @@ fn sigterm_while_the_port_is_held() {
         if command == ["run"] {
             args.extend(["--", "kube-apiserver"]);
         }
-        let mut shim = start(&args);
+        let mut shim = start_init(&args);
         shim.logs("trying again");
-        kill(first(&shim), Signal::SIGTERM).unwrap();
+        kill(first_process(&shim), Signal::SIGTERM).unwrap();
         shim.ends(0);
     }
 }
@@ -113,8 +113,8 @@ fn sigterm_while_another_apiserver_starts() {
             "sleep",
             "60",
         ];
-        let mut exec = start(&args);
-        let pid = first(&exec);
+        let mut exec = start_init(&args);
+        let pid = first_process(&exec);
         eventually("a process that waits for the lock", || {
             let open = std::fs::read_dir(format!("/proc/{pid}/fd"))
                 .into_iter()

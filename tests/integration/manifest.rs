@@ -1,7 +1,7 @@
 //! `berth inject`, `berth eject` and `berth copy-self` as an operator and an init container run
 //! them: the files afterwards, and the output.
 
-use crate::support::process::{self, input, output_of};
+use crate::support::process::{self, output_of, stdin_with};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ impl Node {
         } else {
             vec![]
         };
-        let mut berth = berth();
+        let mut berth = berth_without_pass();
         berth
             .arg(command)
             .arg(self.manifest())
@@ -63,22 +63,22 @@ impl Node {
             .args(more)
             .arg("--state-dir")
             .arg(self.backups());
-        run(&mut berth)
+        run_to_end(&mut berth)
     }
 }
 
-fn berth() -> Command {
-    let mut berth = process::berth::<&str>([]);
+fn berth_without_pass() -> Command {
+    let mut berth = process::berth_command::<&str>([]);
     berth.env_remove("BERTH_PASS");
     berth
 }
 
-fn run(command: &mut Command) -> Done {
+fn run_to_end(command: &mut Command) -> Done {
     let (status, out, err) = output_of(command);
     Done { status, out, err }
 }
 
-fn names(directory: &Path) -> Vec<String> {
+fn list_names(directory: &Path) -> Vec<String> {
     let mut names: Vec<_> = fs::read_dir(directory)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -120,20 +120,20 @@ fn a_preview_writes_nothing() {
     // A preview never writes, and no variable of the environment makes it write.
     let both = node.berth("inject", &["--diff", "--write"]);
     assert_eq!(both.status, Some(64), "{}", both.err);
-    let mut berth = berth();
+    let mut berth = berth_without_pass();
     berth
         .args(["inject", "--image", IMAGE, "--diff"])
         .arg(node.manifest())
         .arg("--state-dir")
         .arg(node.backups());
-    let left = run(berth.env("BERTH_WRITE", "true").env("BERTH_BRIDGE", "true"));
+    let left = run_to_end(berth.env("BERTH_WRITE", "true").env("BERTH_BRIDGE", "true"));
     assert!(
         left.status == Some(0) && left.out.starts_with("--- a/"),
         "{}",
         left.err
     );
     assert_eq!(
-        (node.text(), names(node.temp.path())),
+        (node.text(), list_names(node.temp.path())),
         (KUBEADM.into(), vec!["manifests".into()])
     );
 }
@@ -155,8 +155,8 @@ fn write_keeps_the_original_elsewhere_and_eject_gives_it_back() {
         0o600
     );
     // A kubelet would run a second file.
-    assert_eq!(names(&node.directory()), ["kube-apiserver.yaml"]);
-    let backup = node.backups().join(&names(&node.backups())[0]);
+    assert_eq!(list_names(&node.directory()), ["kube-apiserver.yaml"]);
+    let backup = node.backups().join(&list_names(&node.backups())[0]);
     assert!(
         done.err
             .contains(&format!("the original is {}", backup.display())),
@@ -178,12 +178,15 @@ fn write_keeps_the_original_elsewhere_and_eject_gives_it_back() {
 
     let again = node.berth("inject", &["--write"]);
     assert_eq!(again.status, Some(0), "{}", again.err);
-    assert_eq!((node.text(), names(&node.backups()).len()), (printed, 1));
+    assert_eq!(
+        (node.text(), list_names(&node.backups()).len()),
+        (printed, 1)
+    );
 
     // Undone edits lose the comment. The saved original has the comment.
     assert_eq!(node.berth("eject", &["--write"]).status, Some(0));
     assert_eq!(
-        (node.text(), names(&node.directory()).len()),
+        (node.text(), list_names(&node.directory()).len()),
         (KUBEADM.into(), 1)
     );
 }
@@ -202,7 +205,7 @@ fn a_bridge_is_not_begun_for_a_manifest_that_does_not_fit_the_node() {
         (
             refused.status,
             node.text() == original,
-            names(node.temp.path()).len()
+            list_names(node.temp.path()).len()
         ),
         (Some(1), true, 1)
     );
@@ -250,19 +253,24 @@ fn an_original_is_found_by_its_path_and_by_a_link() {
     let link = node.temp.path().join("link.yaml");
     std::os::unix::fs::symlink(node.manifest(), &link).unwrap();
     let by_link = |command: &mut Command| {
-        run(command
-            .arg(&link)
-            .arg("--write")
-            .arg("--state-dir")
-            .arg(node.backups()))
+        run_to_end(
+            command
+                .arg(&link)
+                .arg("--write")
+                .arg("--state-dir")
+                .arg(node.backups()),
+        )
     };
-    let done = by_link(berth().args(["inject", "--image", IMAGE]));
+    let done = by_link(berth_without_pass().args(["inject", "--image", IMAGE]));
     assert_eq!(done.status, Some(0), "{}", done.err);
     assert_eq!(node.berth("eject", &["--write"]).status, Some(0));
     assert_eq!(node.text(), original);
     node.berth("inject", &["--write"]);
-    assert_eq!(by_link(berth().arg("eject")).status, Some(0));
-    assert_eq!((node.text(), names(&node.backups()).len()), (original, 1));
+    assert_eq!(by_link(berth_without_pass().arg("eject")).status, Some(0));
+    assert_eq!(
+        (node.text(), list_names(&node.backups()).len()),
+        (original, 1)
+    );
 }
 
 #[test]
@@ -281,21 +289,29 @@ fn other_options_are_made_from_the_original() {
             "127.0.0.1:6443",
         ],
     );
-    assert_eq!(names(&node.backups()).len(), 2);
+    assert_eq!(list_names(&node.backups()).len(), 2);
     node.berth("eject", &["--write"]);
     assert_eq!(node.text(), original);
 }
 
 #[test]
 fn standard_input_works_and_cannot_be_written() {
-    let injected = run(berth()
-        .args(["inject", "-", "--image", IMAGE])
-        .stdin(input(KUBEADM)));
-    let ejected = run(berth().args(["eject", "-"]).stdin(input(&injected.out)));
+    let injected = run_to_end(
+        berth_without_pass()
+            .args(["inject", "-", "--image", IMAGE])
+            .stdin(stdin_with(KUBEADM)),
+    );
+    let ejected = run_to_end(
+        berth_without_pass()
+            .args(["eject", "-"])
+            .stdin(stdin_with(&injected.out)),
+    );
     assert_eq!(ejected.out, KUBEADM);
-    let refused = run(berth()
-        .args(["eject", "-", "--write"])
-        .stdin(input(KUBEADM)));
+    let refused = run_to_end(
+        berth_without_pass()
+            .args(["eject", "-", "--write"])
+            .stdin(stdin_with(KUBEADM)),
+    );
     assert_eq!((refused.status, refused.out.as_str()), (Some(64), ""));
 }
 
@@ -325,7 +341,7 @@ fn mistakes_are_reported_with_file_and_line_and_nothing_is_written() {
         "{}",
         refused.err
     );
-    assert_eq!(names(node.temp.path()), ["manifests"]);
+    assert_eq!(list_names(node.temp.path()), ["manifests"]);
 
     let options = [
         "--run-dir",
@@ -352,18 +368,20 @@ fn mistakes_are_reported_with_file_and_line_and_nothing_is_written() {
         assert_eq!(refused.status, Some(64), "{}", refused.err);
     }
     let directory = node.directory();
-    let beside = run(berth()
-        .arg("eject")
-        .arg(node.manifest())
-        .args(["--write", "--state-dir"])
-        .arg(&directory));
+    let beside = run_to_end(
+        berth_without_pass()
+            .arg("eject")
+            .arg(node.manifest())
+            .args(["--write", "--state-dir"])
+            .arg(&directory),
+    );
     assert_eq!(beside.status, Some(64), "{}", beside.err);
     assert_eq!(
-        run(berth().args(["eject", "/nonexistent"])).status,
+        run_to_end(berth_without_pass().args(["eject", "/nonexistent"])).status,
         Some(69)
     );
     assert_eq!(
-        run(berth().args(["inject", "-"])).status,
+        run_to_end(berth_without_pass().args(["inject", "-"])).status,
         Some(64),
         "without an image"
     );
@@ -381,7 +399,7 @@ fn patches_are_files_that_kubeadm_knows() {
         done.err
     );
     assert_eq!(
-        names(&patches),
+        list_names(&patches),
         [
             "kube-apiserver9-berth+json.yaml",
             "kube-apiserver9-berth+strategic.yaml"
@@ -394,7 +412,7 @@ fn patches_are_files_that_kubeadm_knows() {
     );
     assert_eq!(own.status, Some(64), "{}", own.err);
     assert_eq!(
-        (node.text(), names(&node.directory()).len()),
+        (node.text(), list_names(&node.directory()).len()),
         (KUBEADM.into(), 1)
     );
 }
@@ -404,13 +422,15 @@ fn copy_self_leaves_a_program_that_runs() {
     let temp = tempfile::tempdir().unwrap();
     let (copy, run_dir) = (temp.path().join("berth"), temp.path().join("run/berth"));
     for _ in 0..2 {
-        let done = run(berth()
-            .arg("copy-self")
-            .arg(&copy)
-            .arg("--run-dir")
-            .arg(&run_dir));
+        let done = run_to_end(
+            berth_without_pass()
+                .arg("copy-self")
+                .arg(&copy)
+                .arg("--run-dir")
+                .arg(&run_dir),
+        );
         assert_eq!(
-            (done.status, names(temp.path())),
+            (done.status, list_names(temp.path())),
             (Some(0), vec!["berth".into(), "run".into()]),
             "{}",
             done.err
@@ -421,7 +441,7 @@ fn copy_self_leaves_a_program_that_runs() {
         );
     }
     assert!(
-        run(Command::new(&copy).arg("--version"))
+        run_to_end(Command::new(&copy).arg("--version"))
             .out
             .starts_with("berth ")
     );
@@ -429,6 +449,10 @@ fn copy_self_leaves_a_program_that_runs() {
         fs::metadata(&run_dir).unwrap().permissions().mode() & 0o7777,
         0o700
     );
-    let failed = run(berth().arg("copy-self").arg(temp.path().join("none/berth")));
+    let failed = run_to_end(
+        berth_without_pass()
+            .arg("copy-self")
+            .arg(temp.path().join("none/berth")),
+    );
     assert_eq!(failed.status, Some(69), "{}", failed.err);
 }

@@ -1,6 +1,6 @@
 //! Commands whose output cannot be written: the reader has closed the pipe, or the disk is full.
 
-use crate::support::process::{berth, output_of};
+use crate::support::process::{berth_command, output_of};
 use clap::CommandFactory as _;
 use std::fs::{File, OpenOptions};
 use std::io::{Write, pipe};
@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 const KUBEADM: &str = include_str!("../data/manifest/kubeadm-v1.36.yaml");
 
 /// Returns commands that write to standard output, with their exit statuses.
-fn printing(directory: &Path) -> Vec<(Command, i32)> {
+fn list_printing(directory: &Path) -> Vec<(Command, i32)> {
     let manifest = directory.join("kube-apiserver.yaml");
     std::fs::write(&manifest, KUBEADM).unwrap();
     let run_dir = directory.join("run");
@@ -38,7 +38,7 @@ fn printing(directory: &Path) -> Vec<(Command, i32)> {
     };
     words
         .into_iter()
-        .map(|(words, status)| (berth(words.iter().map(named)), status))
+        .map(|(words, status)| (berth_command(words.iter().map(named)), status))
         .collect()
 }
 
@@ -116,7 +116,7 @@ fn a_frequent_mistake_gets_the_right_command_line() {
         (&["frobnicate"], ""),
     ];
     for (words, right) in wrong {
-        let (code, log) = end(&mut berth(words));
+        let (code, log) = run_to_end(&mut berth_command(words));
         assert!(
             code == Some(64) && log.contains(right),
             "{words:?}: {code:?} {log}"
@@ -145,7 +145,7 @@ fn an_unknown_option_is_not_taken_for_a_value() {
     });
     for mut words in nested.chain([vec![]]) {
         words.push("--no-such-option");
-        let (code, log) = end(&mut berth(&words));
+        let (code, log) = run_to_end(&mut berth_command(&words));
         assert!(
             code == Some(64) && !log.contains("to pass "),
             "{words:?}: {log}"
@@ -156,7 +156,7 @@ fn an_unknown_option_is_not_taken_for_a_value() {
 #[test]
 fn the_version_is_a_command_an_option_and_a_letter() {
     for word in ["version", "-v", "-V", "--version"] {
-        let (code, out, _) = output_of(&mut berth([word]));
+        let (code, out, _) = output_of(&mut berth_command([word]));
         assert_eq!(
             (code, out),
             (
@@ -170,10 +170,10 @@ fn the_version_is_a_command_an_option_and_a_letter() {
 
 #[test]
 fn a_status_without_a_berth_names_the_directory() {
-    let (code, out, _) = output_of(&mut berth(["status", "--run-dir", "/nonexistent"]));
+    let (code, out, _) = output_of(&mut berth_command(["status", "--run-dir", "/nonexistent"]));
     assert_eq!(code, Some(69));
     assert!(
-        out.starts_with("no berth on this node: there is none in /nonexistent ("),
+        out.starts_with("no berth on this node: the run directory /nonexistent has none ("),
         "{out}"
     );
     assert!(
@@ -191,7 +191,7 @@ fn a_status_without_a_berth_names_the_directory() {
 #[cfg(feature = "operate")]
 fn a_user_who_is_not_root_is_told_so() {
     if nix::unistd::geteuid().is_root() {
-        return crate::support::skipped("root may read every directory");
+        return crate::support::print_skipped("root may read every directory");
     }
     let temp = tempfile::tempdir().unwrap();
     let locked = temp.path().join("locked");
@@ -210,7 +210,7 @@ fn a_user_who_is_not_root_is_told_so() {
         &["status", "--run-dir", "/proc"],
         &["doctor", manifest, "--node", "--state-dir", locked],
     ] {
-        let (code, log) = end(&mut berth(words));
+        let (code, log) = run_to_end(&mut berth_command(words));
         assert!(
             code > Some(0) && log.contains("run this as root"),
             "{code:?} {log}"
@@ -259,7 +259,7 @@ fn a_missing_file_is_named() {
         if words[0] == "bridge" && !nix::unistd::geteuid().is_root() {
             continue;
         }
-        let (code, log) = end(&mut berth(words));
+        let (code, log) = run_to_end(&mut berth_command(words));
         assert!(code > Some(0), "{words:?}: {log}");
         let lines = log
             .lines()
@@ -274,16 +274,16 @@ fn a_missing_file_is_named() {
 }
 
 /// Returns a pipe without a reader.
-fn closed() -> Stdio {
+fn closed_pipe() -> Stdio {
     pipe().unwrap().1.into()
 }
 
-fn full() -> File {
+fn open_full_device() -> File {
     OpenOptions::new().write(true).open("/dev/full").unwrap()
 }
 
 /// Returns exit status and standard error.
-fn end(command: &mut Command) -> (Option<i32>, String) {
+fn run_to_end(command: &mut Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
     (
         output.status.code(),
@@ -294,8 +294,8 @@ fn end(command: &mut Command) -> (Option<i32>, String) {
 #[test]
 fn a_reader_that_closes_the_pipe_changes_no_exit_status() {
     let temp = tempfile::tempdir().unwrap();
-    for (mut command, status) in printing(temp.path()) {
-        let (code, log) = end(command.stdout(closed()));
+    for (mut command, status) in list_printing(temp.path()) {
+        let (code, log) = run_to_end(command.stdout(closed_pipe()));
         assert_eq!(code, Some(status), "{command:?}: {log}");
         assert!(
             !log.contains("standard output") && !log.contains("panicked"),
@@ -307,8 +307,8 @@ fn a_reader_that_closes_the_pipe_changes_no_exit_status() {
 #[test]
 fn a_full_disk_has_its_own_exit_status() {
     let temp = tempfile::tempdir().unwrap();
-    for (mut command, _) in printing(temp.path()) {
-        let (code, log) = end(command.stdout(full()));
+    for (mut command, _) in list_printing(temp.path()) {
+        let (code, log) = run_to_end(command.stdout(open_full_device()));
         assert_eq!(code, Some(74), "{command:?}: {log}");
         assert!(!log.contains("panicked"), "{log}");
     }
@@ -316,13 +316,16 @@ fn a_full_disk_has_its_own_exit_status() {
 
 #[test]
 fn a_standard_error_that_cannot_be_written_stops_no_command() {
-    assert!(full().write_all(b"a").is_err(), "/dev/full takes nothing");
+    assert!(
+        open_full_device().write_all(b"a").is_err(),
+        "/dev/full takes nothing"
+    );
     let temp = tempfile::tempdir().unwrap();
-    for (mut command, status) in printing(temp.path()) {
-        for error in [closed(), full().into()] {
+    for (mut command, status) in list_printing(temp.path()) {
+        for error in [closed_pipe(), open_full_device().into()] {
             // Neither pipe has a reader.
             let code = command
-                .stdout(closed())
+                .stdout(closed_pipe())
                 .stderr(error)
                 .status()
                 .unwrap()
@@ -336,12 +339,12 @@ fn a_standard_error_that_cannot_be_written_stops_no_command() {
         &["status", "--no-such-option"],
         &["--log-level", "trace", "upgrade"],
     ] {
-        let mut command = berth(words);
+        let mut command = berth_command(words);
         command
             .env("BERTH_MANIFESTS_DIR", temp.path())
             .env("BERTH_STATE_DIR", temp.path().join("kept"));
-        let known = end(&mut command).0;
-        for error in [closed(), full().into()] {
+        let known = run_to_end(&mut command).0;
+        for error in [closed_pipe(), open_full_device().into()] {
             let code = command
                 .stdout(Stdio::null())
                 .stderr(error)

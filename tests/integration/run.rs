@@ -3,11 +3,11 @@
 
 use crate::stand_in::STAND_IN;
 use crate::support::net::{
-    client_hello, connect, expect_end, expect_reset, free_address, listening, ping, read,
+    client_hello, connect, expect_end, expect_reset, find_listening, free_address, ping, read,
     relayed_client, served_client,
 };
 use crate::support::process::{
-    Running, berth, can_inject, ends, output_of, passes_sockets, wait_until_gone,
+    Running, berth_command, can_inject, expect_status, output_of, passes_sockets, wait_until_gone,
 };
 use crate::support::{MOMENT, eventually};
 use nix::sys::signal::{Signal, kill};
@@ -37,7 +37,7 @@ impl Node {
     }
 
     fn command(&self, options: &[&str], command: &[&str]) -> Command {
-        let mut run = berth([
+        let mut run = berth_command([
             "run",
             "--listen",
             &self.listen.to_string(),
@@ -80,7 +80,7 @@ impl Node {
 
     /// Returns the instance in `berth status --json`.
     fn instance(&self) -> serde_json::Value {
-        let (_, out, _) = output_of(&mut berth([
+        let (_, out, _) = output_of(&mut berth_command([
             "status",
             "--json",
             "--run-dir",
@@ -120,7 +120,7 @@ fn the_exit_status_and_the_output_pass() {
     let node = Node::new();
     for status in [0, 1, 7, 255] {
         let script = format!("echo to output; echo to the log >&2; exit {status}");
-        let (out, log) = ends(&mut node.script(&script), status, &[]);
+        let (out, log) = expect_status(&mut node.script(&script), status, &[]);
         assert_eq!(out, "to output\n");
         assert!(log.lines().any(|line| line == "to the log"), "{log}");
     }
@@ -138,12 +138,12 @@ fn a_death_by_a_signal_is_exit_status_128_plus_its_number() {
 #[test]
 fn a_wrong_command_line_has_exit_status_64() {
     let node = Node::new();
-    ends(
+    expect_status(
         &mut node.command(&["--hold", "soon"], &["kube-apiserver", "--secure-port"]),
         64,
         &["--hold soon", "--secure-port is the last argument"],
     );
-    ends(&mut node.command(&[], &[]), 64, &[]);
+    expect_status(&mut node.command(&[], &[]), 64, &[]);
     assert!(!node.temp.path().join("run").exists(), "nothing was begun");
 }
 
@@ -153,7 +153,7 @@ fn a_wrong_command_line_has_exit_status_64() {
 fn an_apiserver_that_never_serves_never_gets_a_connection() {
     let node = Node::new();
     let mut run = node.script("echo 'unknown flag: --nope' >&2; exit 1");
-    let (_, log) = ends(&mut run, 1, &[]);
+    let (_, log) = expect_status(&mut run, 1, &[]);
     assert!(
         log.contains("unknown flag: --nope") && !log.contains("joined"),
         "{log}"
@@ -169,7 +169,7 @@ fn sigterm_is_passed_on_once_after_leaving() {
     run.signal(Signal::SIGTERM);
     run.prints("told to end");
     assert!(
-        listening(node.listen).is_empty(),
+        find_listening(node.listen).is_empty(),
         "it left before the apiserver got SIGTERM"
     );
     ping(&mut client, b"still served");
@@ -295,13 +295,13 @@ fn a_second_sigterm_ends_both_at_once() {
 fn the_child_dies_with_its_parent() {
     let node = Node::new();
     let (mut run, pid) = node.joined(&[]);
-    kill(between(&run, pid), Signal::SIGKILL).unwrap();
+    kill(process_between(&run, pid), Signal::SIGKILL).unwrap();
     wait_until_gone(pid);
     run.ends(128 + Signal::SIGKILL as i32);
 }
 
 /// Returns the process between berth and its apiserver.
-fn between(run: &Running, apiserver: u32) -> Pid {
+fn process_between(run: &Running, apiserver: u32) -> Pid {
     let stat = std::fs::read_to_string(format!("/proc/{apiserver}/stat")).unwrap();
     let parent = stat
         .rsplit(')')
@@ -328,7 +328,7 @@ fn a_signal_to_the_child_reaches_the_apiserver_once() {
         let node = Node::new();
         let (mut run, pid) = node.joined(&[]);
         let mut client = served_client(node.listen);
-        let child = between(&run, pid);
+        let child = process_between(&run, pid);
         kill(child, signal).unwrap();
         run.prints(&format!("told to end by {signal}"));
         kill(child, signal).unwrap();
@@ -354,7 +354,7 @@ fn the_death_of_berth_is_one_sigterm() {
         // The stand-in ends when this client has ended, and handles SIGTERM until then.
         let mut client = connect(address);
         ping(&mut client, b"served");
-        let child = between(&run, pid);
+        let child = process_between(&run, pid);
         run.kill();
         run.prints("told to end");
         ping(&mut client, b"still served");

@@ -2,12 +2,12 @@
 
 use crate::support::net::{
     Backend, client_hello, connect, echo, expect_reset, expect_service, expect_silence,
-    free_address, listening, ping, read, served_client,
+    find_listening, free_address, ping, read, served_client,
 };
-use crate::support::process::{Running, berth, ends, output_of};
+use crate::support::process::{Running, berth_command, expect_status, output_of};
 use crate::support::shim::Shim;
 use crate::support::tls::{Api, Ca};
-use crate::support::{MOMENT, PATIENCE, eventually, skipped};
+use crate::support::{MOMENT, PATIENCE, eventually, print_skipped};
 use berth_node::terms::Phase;
 use berth_os::explained;
 use berth_os::seqpacket;
@@ -47,7 +47,7 @@ impl Node {
     }
 
     fn command(&self, backend: SocketAddr, options: &[&str]) -> Command {
-        let mut command = berth([
+        let mut command = berth_command([
             "serve",
             "--listen",
             &self.listen.to_string(),
@@ -87,7 +87,7 @@ impl Node {
     /// repeated while a busy shim does not answer.
     #[track_caller]
     fn ask(&self, args: &[&str]) -> (Option<i32>, String, String) {
-        let mut command = berth(args);
+        let mut command = berth_command(args);
         command.args(["--run-dir", &self.run_dir()]);
         eventually("an answer of the shim", || {
             let (status, out, err) = output_of(&mut command);
@@ -124,7 +124,7 @@ fn bind_wait_takes_the_port_when_it_is_free() {
     let other = Node::new();
     let _held = TcpListener::bind(other.listen).unwrap();
     let began = Instant::now();
-    ends(
+    expect_status(
         &mut other.command(free_address(), &["--bind-wait", "400ms"]),
         69,
         &["SO_REUSEPORT"],
@@ -136,7 +136,7 @@ fn bind_wait_takes_the_port_when_it_is_free() {
 #[test]
 fn root_uses_no_run_directory_of_another_uid() {
     if !nix::unistd::geteuid().is_root() {
-        return skipped("it needs root");
+        return print_skipped("it needs root");
     }
     let node = Node::new();
     std::fs::create_dir(node.run_dir()).unwrap();
@@ -146,14 +146,14 @@ fn root_uses_no_run_directory_of_another_uid() {
     )
     .unwrap();
     nix::unistd::chown(node.run_dir().as_str(), Some(65534.into()), None).unwrap();
-    let mut exec = berth([
+    let mut exec = berth_command([
         "exec",
         "--listen",
         &node.listen.to_string(),
         "--run-dir",
         &node.run_dir(),
     ]);
-    let mut run = berth([
+    let mut run = berth_command([
         "run",
         "--listen",
         &node.listen.to_string(),
@@ -177,10 +177,10 @@ fn root_uses_no_run_directory_of_another_uid() {
 /// The tests of crates/options cover each mistake.
 #[test]
 fn every_mistake_is_reported_at_once() {
-    let mut command = berth([
+    let mut command = berth_command([
         "serve", "--listen", "nowhere", "--hold", "8", "--lease", "25h",
     ]);
-    let (out, log) = ends(
+    let (out, log) = expect_status(
         &mut command,
         64,
         &[
@@ -204,19 +204,19 @@ fn a_wrong_command_line_has_exit_status_64() {
         &[],
         &["serve", "--probe", "udp"],
     ] {
-        let (status, out, log) = output_of(&mut berth(args));
+        let (status, out, log) = output_of(&mut berth_command(args));
         assert_eq!((status, out.as_str()), (Some(64), ""), "{args:?}: {log}");
         assert!(!log.is_empty());
     }
     for args in [&["--help"][..], &["--version"], &["serve", "--help"]] {
-        let (status, out, log) = output_of(&mut berth(args));
+        let (status, out, log) = output_of(&mut berth_command(args));
         assert_eq!((status, log.as_str()), (Some(0), ""), "{args:?}");
         assert!(!out.is_empty());
     }
     // The files of the probe are read before anything is started.
     let node = Node::new();
     let nothing = node.file("nothing.pem", "no certificate");
-    ends(
+    expect_status(
         &mut node.command(free_address(), &["--probe-ca", &nothing]),
         64,
         &["--probe-ca", "no certificate"],
@@ -224,7 +224,7 @@ fn a_wrong_command_line_has_exit_status_64() {
 }
 
 /// Returns the inodes of a process's sockets.
-fn sockets(pid: u32) -> Vec<u64> {
+fn list_sockets(pid: u32) -> Vec<u64> {
     let links = std::fs::read_dir(format!("/proc/{pid}/fd"))
         .unwrap()
         .flatten();
@@ -254,7 +254,7 @@ fn bound_at_start_and_listening_when_ready() {
     let shim = node.serve(backend, &[]);
     shim.logs("probe: nothing listens");
     assert!(
-        listening(node.listen).is_empty(),
+        find_listening(node.listen).is_empty(),
         "it listens before its instance does"
     );
     // Without SO_REUSEADDR, which std's listeners set.
@@ -269,11 +269,11 @@ fn bound_at_start_and_listening_when_ready() {
     );
     let refused = TcpStream::connect(node.listen).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
-    let before = sockets(shim.child.id());
+    let before = list_sockets(shim.child.id());
 
     Backend::at(backend).serve(echo);
     shim.logs("joined");
-    let inodes = listening(node.listen);
+    let inodes = find_listening(node.listen);
     assert_eq!(inodes.len(), 1);
     assert!(
         before.contains(&inodes[0]),
@@ -283,7 +283,7 @@ fn bound_at_start_and_listening_when_ready() {
 }
 
 /// Wraps a command so that its limit of open files is lower and cannot be raised.
-fn limited(files: u64, command: &Command) -> Command {
+fn wrap_limited(files: u64, command: &Command) -> Command {
     let mut limited = Command::new("sh");
     limited
         .args(["-c", &format!("ulimit -n {files} && exec \"$@\""), "sh"])
@@ -298,8 +298,8 @@ fn limited(files: u64, command: &Command) -> Command {
 #[test]
 fn a_limit_of_open_files_that_is_too_low_is_reported() {
     let (node, backend) = (Node::new(), Backend::new().serve(echo));
-    let mut none = limited(1024, &node.command(backend, &["--threads", "256"]));
-    ends(
+    let mut none = wrap_limited(1024, &node.command(backend, &["--threads", "256"]));
+    expect_status(
         &mut none,
         69,
         &["1024 open files", "256 threads", "--threads", "ulimit -Hn"],
@@ -314,7 +314,7 @@ fn a_limit_of_open_files_that_is_too_low_is_reported() {
         "--admin",
         &admin.to_string(),
     ];
-    let few = Running::start(&mut limited(1024, &node.command(backend, &options)));
+    let few = Running::start(&mut wrap_limited(1024, &node.command(backend, &options)));
     few.logs("joined");
     few.logs(explained::FEW_DESCRIPTORS);
     let line = few.logs("max_connections=");
@@ -343,7 +343,7 @@ fn a_limit_of_open_files_that_is_too_low_is_reported() {
         .join(node.listen.to_string())
         .join("a.sock");
     let _siblings: Vec<_> = (0..500)
-        .map_while(|_| seqpacket::dial(&path).ok())
+        .map_while(|_| seqpacket::dial_path(&path).ok())
         .collect();
     for _ in 0..20 {
         let taken = std::fs::read_dir(format!("/proc/{}/fd", few.child.id()))
@@ -441,7 +441,7 @@ fn a_second_shim_of_an_instance_is_refused() {
     let node = Node::new();
     let backend = Backend::new().serve(echo);
     let _shim = node.joined(backend, &["--instance", "a"]);
-    ends(
+    expect_status(
         &mut node.command(backend, &["--instance", "a"]),
         69,
         &["a shim of instance a runs already"],
@@ -465,7 +465,7 @@ fn https_probe_live_and_version() {
         line.contains("--probe-cert") && line.contains("--probe-token-file"),
         "what fixes it: {line}"
     );
-    assert!(listening(node.listen).is_empty());
+    assert!(find_listening(node.listen).is_empty());
     api.answer("200 OK");
     shim.logs("joined");
     assert!(
@@ -520,7 +520,7 @@ fn live_waits_as_long_as_the_kubelet_lets_it() {
     assert_eq!(node.ask(&["ready", "--timeout", "30s"]).0, Some(0));
     assert_eq!(node.ask(&["ready", "--timeout", "soon"]).0, Some(64));
     let held = api.hold();
-    let mut patient = Running::start(&mut berth([
+    let mut patient = Running::start(&mut berth_command([
         "live",
         "--probe-ca",
         ca_file,
@@ -551,7 +551,7 @@ fn sigterm_drains_and_exits_0() {
     let mut client = served_client(node.listen);
     shim.signal(Signal::SIGTERM);
     shim.logs("left");
-    assert!(listening(node.listen).is_empty());
+    assert!(find_listening(node.listen).is_empty());
     ping(&mut client, b"still served");
     assert!(shim.is_running());
     assert_eq!(node.ask(&["ready"]).0, Some(1));
@@ -608,7 +608,8 @@ fn drain_waits_for_first_bytes() {
     until("a client that says nothing is not waited for", 0);
     let (mut client, mut instance) = node.unanswered(&backend);
     until("a client that is not answered", 1);
-    let drain = || Running::start(berth(["drain", "--wait", "--run-dir"]).arg(node.run_dir()));
+    let drain =
+        || Running::start(berth_command(["drain", "--wait", "--run-dir"]).arg(node.run_dir()));
     let began = Instant::now();
     let mut drained = drain();
     shim.logs("left");
@@ -643,7 +644,8 @@ fn drain_waits_for_the_client_that_was_accepted_last() {
     let mut client = connect(node.listen);
     let mut instance = backend.accept();
     let began = Instant::now();
-    let mut drained = Running::start(berth(["drain", "--wait", "--run-dir"]).arg(node.run_dir()));
+    let mut drained =
+        Running::start(berth_command(["drain", "--wait", "--run-dir"]).arg(node.run_dir()));
     shim.logs("left");
     client.write_all(&client_hello(300)).unwrap();
     read(&mut instance, 300);
@@ -838,7 +840,7 @@ fn the_log_is_json_when_asked_and_names_connections() {
 }
 
 /// Returns the number of pipe descriptors, without standard input and output.
-fn pipes(pid: u32) -> usize {
+fn count_pipes(pid: u32) -> usize {
     let fds = std::fs::read_dir(format!("/proc/{pid}/fd"))
         .unwrap()
         .flatten();
@@ -873,7 +875,7 @@ fn readers_that_stall_hold_no_pipe_and_no_memory() {
         read(&mut client, 4_000_000);
         client
     };
-    let inherited = pipes(shim.child.id());
+    let inherited = count_pipes(shim.child.id());
     let mut first = reader(0);
     let resident = || {
         let statm = std::fs::read_to_string(format!("/proc/{}/statm", shim.child.id())).unwrap();
@@ -889,7 +891,7 @@ fn readers_that_stall_hold_no_pipe_and_no_memory() {
     let stalled: Vec<_> = (0..READERS).map(reader).collect();
     read(&mut first, 4_000_000);
     let (pipes, grown) = (
-        pipes(shim.child.id()) - inherited,
+        count_pipes(shim.child.id()) - inherited,
         resident().saturating_sub(before) / READERS,
     );
     println!("{pipes} descriptors of pipes, {grown} bytes a reader");
@@ -949,7 +951,7 @@ fn an_admin_port_without_descriptors_is_one_line_of_log() {
         .args(["--nofile=3:", "--pid", &shim.child.id().to_string()])
         .status()
     {
-        return skipped(&format!("prlimit cannot be run: {error}"));
+        return print_skipped(&format!("prlimit cannot be run: {error}"));
     }
     let _client = connect(admin);
     shim.logs(LINE);
@@ -978,7 +980,7 @@ fn a_log_without_a_reader_delays_no_client() {
         let mut command = node.command(backend, &["--log-connections", "--threads", "1"]);
         let mut shim = Killed(command.stderr(Stdio::piped()).spawn().unwrap());
         eventually("a listener", || {
-            (!listening(node.listen).is_empty()).then_some(())
+            (!find_listening(node.listen).is_empty()).then_some(())
         });
         for _ in 0..CLIENTS {
             expect_service(node.listen);

@@ -1,5 +1,5 @@
 //! A stand-in for an apiserver, run by the test binary itself. It echoes bytes and obeys words of a
-//! client (see `obey`). After SIGTERM, SIGINT, SIGHUP or SIGQUIT it stops listening, and ends with
+//! client (see `obey_client`). After SIGTERM, SIGINT, SIGHUP or SIGQUIT it stops listening, and ends with
 //! its last connection.
 
 use crate::support::net::PROBES;
@@ -77,7 +77,7 @@ fn process() {
                         let stream = stream.into_std().unwrap();
                         stream.set_nonblocking(false).unwrap();
                         // A probe sends nothing. A client that disconnects early does not matter.
-                        connections.spawn_blocking(move || drop(tls::answer(&api.tls, stream, |path| api.answer(path))));
+                        connections.spawn_blocking(move || drop(tls::answer_request(&api.tls, stream, |path| api.answer(path))));
                         continue;
                     }
                     let silent = std::env::var(SILENT).unwrap_or_default();
@@ -93,7 +93,7 @@ fn process() {
                                 println!("read {length} bytes");
                                 std::future::pending::<()>().await;
                             }
-                            if obey(&buffer[..length], &mut stream, client).await.is_err() {
+                            if obey_client(&buffer[..length], &mut stream, client).await.is_err() {
                                 break;
                             }
                         }
@@ -119,7 +119,7 @@ fn process() {
 /// Obeys a client's word: send the client's address (`who`), answer after the client's end
 /// (`late`), end the connection (`end`), or reset it (`reset`). After `late` and `end`, prints how
 /// the client ended. An error ends the connection.
-async fn obey(said: &[u8], stream: &mut TcpStream, client: SocketAddr) -> io::Result<()> {
+async fn obey_client(said: &[u8], stream: &mut TcpStream, client: SocketAddr) -> io::Result<()> {
     match said {
         b"who" => stream.write_all(client.to_string().as_bytes()).await?,
         b"late" | b"end" => {

@@ -1,7 +1,7 @@
 //! The part of a cluster's API that berth uses: objects in memory, served by TLS.
 
 use berth_cluster::service::{SERVICE, SLICES, slice_path};
-use berth_testing::{Objects, answer, authority, issue, serve_as};
+use berth_testing::{Objects, create_ca, format_answer, issue_certificate, serve_as};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::json;
@@ -39,8 +39,8 @@ impl Cluster {
             Some(json!({"spec": {"ports": [{"name": "https"}]}})),
         );
         let (answers, (tell, told)) = (objects.clone(), mpsc::channel());
-        let ca = authority();
-        let instance = issue(&ca, &["kubernetes"]);
+        let ca = create_ca();
+        let instance = issue_certificate(&ca, &["kubernetes"]);
         let no_leases = Arc::<Mutex<Option<&str>>>::default();
         let refuses = no_leases.clone();
         std::thread::spawn(move || {
@@ -52,7 +52,7 @@ impl Cluster {
                 let at = ([127, 0, 0, 1], 0).into();
                 let server = serve_as(&ca, at, "127.0.0.1", move |request| {
                     match *refuses.lock().unwrap() {
-                        Some(status) if request.contains("/leases") => answer(status, "{}"),
+                        Some(status) if request.contains("/leases") => format_answer(status, "{}"),
                         _ => answers.answer(request),
                     }
                 });

@@ -167,13 +167,13 @@ impl Load {
                             (fresh_ip(), attempt.clone(), shared.clone());
                         let one = move || record_attempt(attempt(source), record.clone());
                         match period {
-                            Some(period) => all.spawn(timed(
+                            Some(period) => all.spawn(run_timed(
                                 period * (client % GROUPS) / GROUPS,
                                 period,
                                 stopped.clone(),
                                 one,
                             )),
-                            None => all.spawn(looping(stopped.clone(), one)),
+                            None => all.spawn(run_in_loop(stopped.clone(), one)),
                         };
                     }
                     all.join_all().await;
@@ -235,7 +235,7 @@ impl Drop for Load {
     }
 }
 
-async fn timed<F: Future<Output = ()> + Send + 'static>(
+async fn run_timed<F: Future<Output = ()> + Send + 'static>(
     offset: Duration,
     period: Duration,
     mut stopped: watch::Receiver<bool>,
@@ -270,7 +270,7 @@ async fn watch_lateness(record: Arc<Mutex<Record>>) {
     }
 }
 
-async fn looping<F: Future<Output = ()>>(stopped: watch::Receiver<bool>, one: impl Fn() -> F) {
+async fn run_in_loop<F: Future<Output = ()>>(stopped: watch::Receiver<bool>, one: impl Fn() -> F) {
     while !*stopped.borrow() {
         one().await;
     }
@@ -302,23 +302,34 @@ async fn record_attempt(
 }
 
 /// Describes a failure: the step that failed, and the kind of error.
-pub(crate) fn failed(what: &'static str) -> impl FnOnce(std::io::Error) -> String {
+pub(crate) fn describe_failure(what: &'static str) -> impl FnOnce(std::io::Error) -> String {
     move |error| format!("{what}: {:?}", error.kind())
 }
 
 /// Connects from a source address.
 pub(crate) async fn connect(source: Ipv4Addr, to: SocketAddr) -> Result<TcpStream, String> {
-    let socket = TcpSocket::new_v4().map_err(failed("no socket"))?;
-    socket.bind((source, 0).into()).map_err(failed("bind"))?;
-    socket.connect(to).await.map_err(failed("connect"))
+    let socket = TcpSocket::new_v4().map_err(describe_failure("no socket"))?;
+    socket
+        .bind((source, 0).into())
+        .map_err(describe_failure("bind"))?;
+    socket
+        .connect(to)
+        .await
+        .map_err(describe_failure("connect"))
 }
 
 /// Makes one client's connection: exchanges 64 bytes with an echo server, and closes.
 pub(crate) async fn exchange(source: Ipv4Addr, to: SocketAddr) -> Result<(), String> {
     let mut stream = connect(source, to).await?;
     let (sent, mut got) = (client_hello(64), [0; 64]);
-    stream.write_all(&sent).await.map_err(failed("write"))?;
-    stream.read_exact(&mut got).await.map_err(failed("read"))?;
+    stream
+        .write_all(&sent)
+        .await
+        .map_err(describe_failure("write"))?;
+    stream
+        .read_exact(&mut got)
+        .await
+        .map_err(describe_failure("read"))?;
     if got[..] == sent {
         Ok(())
     } else {
@@ -327,7 +338,7 @@ pub(crate) async fn exchange(source: Ipv4Addr, to: SocketAddr) -> Result<(), Str
 }
 
 /// Starts clients that each begin an [`exchange`] in each period.
-pub(crate) fn start(to: SocketAddr, clients: u32, period: Duration) -> Load {
+pub(crate) fn start_load(to: SocketAddr, clients: u32, period: Duration) -> Load {
     Load::start(clients, Some(period), move |source| exchange(source, to))
 }
 

@@ -15,7 +15,7 @@ pub(crate) mod stopped;
 pub(crate) mod tls;
 
 #[allow(unused_imports, reason = "each test binary uses a part of it")]
-pub(crate) use berth_testing::namespace::skipped;
+pub(crate) use berth_testing::namespace::print_skipped;
 
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -29,7 +29,7 @@ pub(crate) const MOMENT: Duration = Duration::from_millis(150);
 
 /// Prints that the test proves nothing, with the test's name: its measuring thread was too late.
 pub(crate) fn too_busy(what: &str) {
-    skipped(&format!("this machine was too busy to tell: {what}"));
+    print_skipped(&format!("this machine was too busy to tell: {what}"));
 }
 
 /// Creates a directory in memory, like /run. On a busy disk, writing a lease takes seconds.

@@ -153,7 +153,7 @@ pub(crate) fn connect(to: SocketAddr) -> TcpStream {
 }
 
 /// Closes the connection with a reset.
-pub(crate) fn reset(stream: TcpStream) {
+pub(crate) fn reset_stream(stream: TcpStream) {
     SockRef::from(&stream)
         .set_linger(Some(Duration::ZERO))
         .unwrap();
@@ -263,7 +263,7 @@ pub(crate) fn expect_error(stream: &TcpStream) {
 }
 
 /// Writes until the socket's buffers are full: for 300 ms nothing more could be written.
-pub(crate) fn fill(stream: &mut TcpStream) {
+pub(crate) fn fill_buffers(stream: &mut TcpStream) {
     stream
         .set_write_timeout(Some(Duration::from_millis(300)))
         .unwrap();
@@ -384,7 +384,7 @@ impl Pattern {
 
 /// Returns the sockets of this network namespace with a local address: the state, and the number of
 /// unread bytes (for a listener, of connections to accept).
-fn sockets(local: SocketAddr) -> Vec<(u8, u64)> {
+fn list_sockets(local: SocketAddr) -> Vec<(u8, u64)> {
     let text = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
     let parse = |line: &str| {
         let entry = proc_net::parse_line(line).filter(|entry| entry.local == local)?;
@@ -398,8 +398,8 @@ fn sockets(local: SocketAddr) -> Vec<(u8, u64)> {
 }
 
 /// Returns how many connections wait at a listener to be accepted.
-pub(crate) fn queued(listener: SocketAddr) -> u64 {
-    sockets(listener)
+pub(crate) fn count_queued(listener: SocketAddr) -> u64 {
+    list_sockets(listener)
         .iter()
         .filter(|(state, _)| *state == 0x0a)
         .map(|(_, waiting)| waiting)
@@ -423,8 +423,8 @@ pub(crate) fn queued_at(inode: u64) -> Option<u64> {
 }
 
 /// Returns how many unread bytes the established connections of a local address have.
-pub(crate) fn unread(local: SocketAddr) -> u64 {
-    sockets(local)
+pub(crate) fn count_unread(local: SocketAddr) -> u64 {
+    list_sockets(local)
         .iter()
         .filter(|(state, _)| *state == 0x01)
         .map(|(_, waiting)| waiting)
@@ -432,7 +432,7 @@ pub(crate) fn unread(local: SocketAddr) -> u64 {
 }
 
 /// Returns the inodes of the sockets that listen on an address.
-pub(crate) fn listening(address: SocketAddr) -> Vec<u64> {
+pub(crate) fn find_listening(address: SocketAddr) -> Vec<u64> {
     berth_os::sock_diag::listeners_at(address)
         .unwrap()
         .into_iter()

@@ -1,6 +1,6 @@
 //! The real binary, with its output read line by line.
 
-use super::{eventually, skipped, too_busy};
+use super::{eventually, print_skipped, too_busy};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -19,7 +19,9 @@ const LONG: Duration = Duration::from_secs(120);
 const NOWHERE: &str = "/nonexistent/berth";
 
 /// Returns a command that runs `berth` with a clean environment.
-pub(crate) fn berth<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
+pub(crate) fn berth_command<S: AsRef<std::ffi::OsStr>>(
+    args: impl IntoIterator<Item = S>,
+) -> Command {
     berth_at(Path::new(BERTH), args)
 }
 
@@ -32,7 +34,7 @@ pub(crate) fn berth_at<S: AsRef<std::ffi::OsStr>>(
     args: impl IntoIterator<Item = S>,
 ) -> Command {
     let mut command = Command::new(program);
-    clean(&mut command);
+    clean_environment(&mut command);
     command.args(args);
     if command
         .get_args()
@@ -47,7 +49,7 @@ pub(crate) fn berth_at<S: AsRef<std::ffi::OsStr>>(
 
 /// Returns a command for short rehearsals: through berth alone, with simulated apiservers that are
 /// ready at once, unless options say otherwise.
-pub(crate) fn rehearsal(program: &str) -> Command {
+pub(crate) fn rehearsal_command(program: &str) -> Command {
     let mut command = Command::new(program);
     command
         .env("BERTH_REHEARSE_COMPARE", "berth")
@@ -66,7 +68,7 @@ const TRIES: u32 = 5;
 
 /// Runs a rehearsal, and runs it again if the result proves nothing. A loss or another failure is
 /// returned at once.
-pub(crate) fn rehearsed(rehearse: &mut Command) -> io::Result<Output> {
+pub(crate) fn run_rehearsal(rehearse: &mut Command) -> io::Result<Output> {
     for again in (0..TRIES).rev() {
         let output = rehearse.output()?;
         if again == 0 || !matches!(output.status.code(), Some(TOO_BUSY | PROVES_NOTHING)) {
@@ -86,7 +88,7 @@ pub(crate) fn was_too_busy(rehearsed: &Output) -> bool {
     is_so
 }
 
-fn clean(command: &mut Command) {
+fn clean_environment(command: &mut Command) {
     for (name, _) in
         std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"BERTH_"))
     {
@@ -98,14 +100,14 @@ fn clean(command: &mut Command) {
         .env("BERTH_POD_LOGS_DIR", NOWHERE)
         .env("XDG_RUNTIME_DIR", NOWHERE);
     command.env("BERTH_TEST_WITHOUT_ADMIN", "1");
-    if let Some(pass) = pass() {
+    if let Some(pass) = pass_option() {
         command.env("BERTH_PASS", pass);
     }
     command.stdin(Stdio::null());
 }
 
 /// Returns a standard input with the given text.
-pub(crate) fn input(text: &str) -> Stdio {
+pub(crate) fn stdin_with(text: &str) -> Stdio {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(text.as_bytes()).unwrap();
     file.rewind().unwrap();
@@ -129,20 +131,20 @@ pub(crate) fn output_of(command: &mut Command) -> (Option<i32>, String, String) 
 
 /// Value of `--pass` in tests that do not set the option, from `BERTH_TEST_PASS`. Clients get the
 /// same service with each value.
-pub(crate) fn pass() -> Option<String> {
+pub(crate) fn pass_option() -> Option<String> {
     std::env::var("BERTH_TEST_PASS").ok()
 }
 
 /// True if shims pass sockets in tests that do not set `--pass`.
 pub(crate) fn passes_sockets() -> bool {
-    pass().is_some_and(|pass| pass != "relay")
+    pass_option().is_some_and(|pass| pass != "relay")
 }
 
 /// True if `berth exec` can pass clients' sockets on this machine. If not, prints that the test is
 /// skipped.
 pub(crate) fn can_inject() -> bool {
     let temp = tempfile::tempdir().unwrap();
-    let mut exec = berth([
+    let mut exec = berth_command([
         "exec",
         "--listen",
         "10.0.0.5:6443",
@@ -152,7 +154,7 @@ pub(crate) fn can_inject() -> bool {
     ]);
     let (status, _, log) = output_of(exec.arg(temp.path().join("run")).args(["--", "true"]));
     if status != Some(0) {
-        skipped(&log);
+        print_skipped(&log);
     }
     status == Some(0)
 }
@@ -160,7 +162,11 @@ pub(crate) fn can_inject() -> bool {
 /// Runs a command, and checks its exit status and that its output and log contain each of the
 /// parts. Returns output and log.
 #[track_caller]
-pub(crate) fn ends(command: &mut Command, status: i32, parts: &[&str]) -> (String, String) {
+pub(crate) fn expect_status(
+    command: &mut Command,
+    status: i32,
+    parts: &[&str],
+) -> (String, String) {
     let (code, out, log) = output_of(command);
     assert_eq!(code, Some(status), "{command:?}: {out}{log}");
     has_all(&format!("{out}{log}"), parts);
@@ -201,7 +207,7 @@ impl Written {
         while let Some(pipe) = self
             .pipe
             .as_mut()
-            .filter(|pipe| readable(pipe.as_fd(), PollTimeout::ZERO))
+            .filter(|pipe| is_readable(pipe.as_fd(), PollTimeout::ZERO))
         {
             match pipe.read(&mut buffer) {
                 Ok(0) | Err(_) => self.pipe = None,
@@ -226,12 +232,12 @@ impl Written {
     }
 }
 
-fn readable(pipe: BorrowedFd<'_>, within: PollTimeout) -> bool {
+fn is_readable(pipe: BorrowedFd<'_>, within: PollTimeout) -> bool {
     poll(&mut [PollFd::new(pipe, PollFlags::POLLIN)], within).is_ok_and(|ready| ready > 0)
 }
 
 /// Keeps reading on a thread, so that no writer blocks.
-fn follow(pipe: impl Into<OwnedFd>) -> Lines {
+fn follow_lines(pipe: impl Into<OwnedFd>) -> Lines {
     let pipe = File::from(pipe.into());
     let waited = pipe.try_clone().unwrap();
     let lines = Arc::new(Mutex::new(Written {
@@ -241,7 +247,7 @@ fn follow(pipe: impl Into<OwnedFd>) -> Lines {
     let all = lines.clone();
     std::thread::spawn(move || {
         while all.lock().unwrap().pipe.is_some() {
-            if readable(waited.as_fd(), PollTimeout::NONE) {
+            if is_readable(waited.as_fd(), PollTimeout::NONE) {
                 all.lock().unwrap().catch_up();
             }
         }
@@ -250,7 +256,7 @@ fn follow(pipe: impl Into<OwnedFd>) -> Lines {
 }
 
 /// Returns all lines written until now.
-fn text(lines: &Lines) -> String {
+fn join_lines(lines: &Lines) -> String {
     let mut written = lines.lock().unwrap();
     written.catch_up();
     written.lines.join("\n")
@@ -263,8 +269,8 @@ impl Running {
             .spawn()
             .unwrap();
         let (out, log) = (
-            follow(child.stdout.take().unwrap()),
-            follow(child.stderr.take().unwrap()),
+            follow_lines(child.stdout.take().unwrap()),
+            follow_lines(child.stderr.take().unwrap()),
         );
         Self { child, out, log }
     }
@@ -286,12 +292,12 @@ impl Running {
 
     /// Returns the standard error so far.
     pub(crate) fn log(&self) -> String {
-        text(&self.log)
+        join_lines(&self.log)
     }
 
     /// Returns the standard output so far.
     pub(crate) fn out(&self) -> String {
-        text(&self.out)
+        join_lines(&self.out)
     }
 
     /// Waits for a line of standard error that contains `part`.
@@ -367,7 +373,7 @@ impl Drop for Running {
 }
 
 /// Returns the command lines of processes that contain a word.
-pub(crate) fn processes(word: &str) -> Vec<String> {
+pub(crate) fn find_processes(word: &str) -> Vec<String> {
     let lines = std::fs::read_dir("/proc")
         .unwrap()
         .flatten()

@@ -47,16 +47,16 @@ pub(crate) struct Shim {
     _temp: TempDir,
 }
 
-fn runtime() -> Runtime {
+fn make_runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
 /// Sends a request to a shim's socket. `ipc::ask` waits for a second at most, and a busy machine
 /// may take longer, so it is repeated.
-pub(crate) fn ask(runtime: &Runtime, path: &Path, ask: &wire::Ask) -> io::Result<wire::Reply> {
+pub(crate) fn send_ask(runtime: &Runtime, path: &Path, ask: &wire::Ask) -> io::Result<wire::Reply> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        match runtime.block_on(ipc::ask(path, ask.clone(), ipc::PATIENCE)) {
+        match runtime.block_on(ipc::ask_shim(path, ask.clone(), ipc::PATIENCE)) {
             Err(error) if error.kind() == ErrorKind::TimedOut && Instant::now() < deadline => {}
             answer => return answer,
         }
@@ -65,13 +65,13 @@ pub(crate) fn ask(runtime: &Runtime, path: &Path, ask: &wire::Ask) -> io::Result
 
 /// Parses options as `berth serve` does.
 #[track_caller]
-fn config(args: &[&str]) -> Config {
+fn parse_config(args: &[&str]) -> Config {
     let cli = InPod::try_parse_from([&["berth", "serve"], args].concat())
         .unwrap_or_else(|error| panic!("{error}"));
     let PodCommand::Serve(args) = cli.command else {
         unreachable!()
     };
-    check::serve(&args).unwrap_or_else(|mistakes| panic!("{mistakes}"))
+    check::check_serve(&args).unwrap_or_else(|mistakes| panic!("{mistakes}"))
 }
 
 impl Shim {
@@ -130,16 +130,16 @@ impl Shim {
                 args.extend([option, value]);
             }
         }
-        let pass = process::pass();
+        let pass = process::pass_option();
         if let Some(pass) = pass.as_deref().filter(|_| !options.contains(&"--pass")) {
             args.extend(["--pass", pass]);
         }
-        let config = config(&args);
+        let config = parse_config(&args);
         let (stop, told) = watch::channel(Stop::No);
         let (tell, built) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
-            runtime().block_on(async {
-                let bound = app::build(config)
+            make_runtime().block_on(async {
+                let bound = app::build_shim(config)
                     .await
                     .unwrap_or_else(|error| panic!("cannot build: {error}"));
                 let about = (
@@ -161,7 +161,7 @@ impl Shim {
             state,
             stop,
             thread: Some(thread),
-            runtime: runtime(),
+            runtime: make_runtime(),
             _temp: temp,
         }
     }
@@ -183,7 +183,7 @@ impl Shim {
     #[track_caller]
     fn ask(&self, question: &wire::Ask) -> wire::Reply {
         let path = self.berth.socket_path(&self.instance).unwrap();
-        ask(&self.runtime, &path, question)
+        send_ask(&self.runtime, &path, question)
             .unwrap_or_else(|error| panic!("no answer of the shim: {error}"))
     }
 

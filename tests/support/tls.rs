@@ -1,7 +1,7 @@
 //! A small HTTPS server in place of an apiserver, its CA, and a client.
 
 use super::net::{Backend, PROBES, fresh_ip};
-use berth_testing::{authority, issue};
+use berth_testing::{create_ca, issue_certificate};
 use rcgen::{CertifiedIssuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -17,7 +17,7 @@ pub(crate) struct Ca(pub(crate) CertifiedIssuer<'static, KeyPair>);
 
 impl Ca {
     pub(crate) fn new() -> Self {
-        Self(authority())
+        Self(create_ca())
     }
 
     pub(crate) fn pem(&self) -> String {
@@ -25,14 +25,14 @@ impl Ca {
     }
 
     fn server_config(&self) -> Arc<ServerConfig> {
-        let (certificate, key) = issue(&self.0, &["kubernetes"]);
+        let (certificate, key) = issue_certificate(&self.0, &["kubernetes"]);
         server_config(&certificate, &key)
     }
 
     /// Sends a GET request for a path and returns the whole answer.
     #[track_caller]
     pub(crate) fn get(&self, stream: TcpStream, path: &str) -> String {
-        get(self.0.der(), stream, path)
+        request_page(self.0.der(), stream, path)
     }
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn server_config(certificate: &str, key: &str) -> Arc<ServerConfig> {
 
 /// Sends a GET request to an apiserver with a certificate of the CA, and returns the whole answer.
 #[track_caller]
-pub(crate) fn get(ca: &CertificateDer<'static>, stream: TcpStream, path: &str) -> String {
+pub(crate) fn request_page(ca: &CertificateDer<'static>, stream: TcpStream, path: &str) -> String {
     let mut roots = RootCertStore::empty();
     roots.add(ca.clone()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -103,7 +103,7 @@ impl Api {
         let address = Backend::at(address).serve(move |stream| {
             let status = *now.lock().unwrap();
             // A client that disconnects early does not matter to the test.
-            let _ = answer(&config, stream, |_| (status, body.to_owned()));
+            let _ = answer_request(&config, stream, |_| (status, body.to_owned()));
         });
         Self { address, status }
     }
@@ -116,7 +116,7 @@ impl Api {
         let address = Backend::new().serve(move |stream| {
             if stream.peer_addr().is_ok_and(|peer| peer.ip() == PROBES) {
                 let status = *now.lock().unwrap();
-                let _ = answer(&config, stream, |_| (status, VERSION.to_owned()));
+                let _ = answer_request(&config, stream, |_| (status, VERSION.to_owned()));
             } else {
                 let _ = give.send(stream);
             }
@@ -136,7 +136,7 @@ impl Api {
 }
 
 /// Answers one request. `of` maps its path to a status and a body.
-pub(crate) fn answer(
+pub(crate) fn answer_request(
     config: &Arc<ServerConfig>,
     stream: TcpStream,
     of: impl FnOnce(&str) -> (&'static str, String),

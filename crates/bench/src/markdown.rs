@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 /// A table with aligned columns. The first row has the heads.
-pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
+pub(crate) fn align_table(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let widths: Vec<usize> = (0..columns)
         .map(|at| {

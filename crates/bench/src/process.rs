@@ -103,7 +103,7 @@ impl Drop for ChildProcess {
 
 /// Proportional set size in bytes: resident memory, where a page shared by N processes counts as
 /// 1/N. Socket memory in the kernel is not included.
-pub(crate) fn pss(pid: i32) -> Result<f64> {
+pub(crate) fn read_pss(pid: i32) -> Result<f64> {
     let rollup = procfs::process::Process::new(pid)?.smaps_rollup()?;
     let pss = rollup
         .memory_map_rollup
@@ -113,7 +113,7 @@ pub(crate) fn pss(pid: i32) -> Result<f64> {
 }
 
 /// Number of entries of a directory in /proc/PID, such as `fd` or `task`.
-pub(crate) fn count(pid: i32, directory: &str) -> Result<f64> {
+pub(crate) fn count_entries(pid: i32, directory: &str) -> Result<f64> {
     Ok(fs::read_dir(format!("/proc/{pid}/{directory}"))?.count() as f64)
 }
 
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_process_has_memory() {
-        let pss = pss(std::process::id() as i32).unwrap();
+        let pss = read_pss(std::process::id() as i32).unwrap();
         assert!((100e3..10e9).contains(&pss), "{pss}");
     }
 

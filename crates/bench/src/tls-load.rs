@@ -110,7 +110,7 @@ async fn main() -> Result<()> {
             sources: args.source,
             agent: "tls-load",
         }
-        .run(stop, write)
+        .run(stop, write_result)
         .await?);
     };
     let shown = |path: &Path| path.display().to_string();
@@ -150,7 +150,7 @@ async fn main() -> Result<()> {
     Ok(write_all(&record)?)
 }
 
-fn write(
+fn write_result(
     Connection {
         began,
         client,
@@ -158,12 +158,12 @@ fn write(
         result,
     }: Connection,
 ) {
-    let began = micros(began.duration_since(UNIX_EPOCH).unwrap_or_default());
+    let began = to_micros(began.duration_since(UNIX_EPOCH).unwrap_or_default());
     let (outcome, detail) = match &result {
         Ok(()) => ("ok", "-"),
         Err(why) => ("lost", why.as_str()),
     };
-    let line = json!({"began": began, "client": client, "outcome": outcome, "took": micros(took), "detail": detail});
+    let line = json!({"began": began, "client": client, "outcome": outcome, "took": to_micros(took), "detail": detail});
     println!("{line}");
 }
 
@@ -174,7 +174,7 @@ fn write_all(record: &Record) -> std::io::Result<()> {
             .unwrap_or_default(),
         Stamp::now(),
     );
-    let unix = |at: Stamp| micros(now).saturating_sub(stamp.0.saturating_sub(at.0) / 1000);
+    let unix = |at: Stamp| to_micros(now).saturating_sub(stamp.0.saturating_sub(at.0) / 1000);
     let mut out = std::io::stdout().lock();
     for Attempt {
         kind,
@@ -232,7 +232,7 @@ fn write_all(record: &Record) -> std::io::Result<()> {
             "flawed"
         };
         let line = json!({
-            "began": micros(now), "client": client, "outcome": outcome, "took": 0, "detail": "-",
+            "began": to_micros(now), "client": client, "outcome": outcome, "took": 0, "detail": "-",
             "missed": missed, "twice": twice, "lists": lists,
         });
         writeln!(out, "{line}")?;
@@ -243,6 +243,6 @@ fn write_all(record: &Record) -> std::io::Result<()> {
     Ok(())
 }
 
-fn micros(duration: Duration) -> u64 {
+fn to_micros(duration: Duration) -> u64 {
     duration.as_micros() as u64
 }

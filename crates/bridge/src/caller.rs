@@ -4,11 +4,11 @@
 use super::cgroup;
 use super::logs;
 use super::watch::{PATIENCE, WaitOutcome, Watcher, clients_stay};
-use berth_manifest::wait::until;
+use berth_manifest::wait::ask_until;
 use berth_node::ipc::bridge::{Ask, BridgeOutcome, BridgeStatus, Connection, Reply, Step};
 use berth_os::process::ignore_signal;
 use berth_os::signals::Signals;
-use berth_upgrade::logs::end_of;
+use berth_upgrade::logs::read_last_lines;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::ffi::OsString;
@@ -32,7 +32,7 @@ pub enum Waited {
 }
 
 /// The status of the directory's bridge, if any.
-pub async fn status(directory: &Path) -> Option<BridgeStatus> {
+pub async fn ask_status(directory: &Path) -> Option<BridgeStatus> {
     let client = Connection::ask(directory, &Ask::Status).await.ok()?;
     match timeout(PATIENCE, client.next()).await {
         Ok(Some(Reply::Status(status))) => Some(*status),
@@ -43,7 +43,7 @@ pub async fn status(directory: &Path) -> Option<BridgeStatus> {
 /// Ends the last bridge if it only relays open connections to the node's kube-apiserver: the next
 /// COMMAND would end those anyway.
 pub(super) async fn end_last(directory: &Path) {
-    let Some(last) = status(directory)
+    let Some(last) = ask_status(directory)
         .await
         .filter(|last| last.outcome.is_some())
     else {
@@ -56,7 +56,7 @@ pub(super) async fn end_last(directory: &Path) {
         let lives = async || {
             std::fs::read(format!("/proc/{}/cmdline", last.pid)).is_ok_and(|line| !line.is_empty())
         };
-        until(PATIENCE, Duration::from_millis(20), lives, |lives| !lives).await;
+        ask_until(PATIENCE, Duration::from_millis(20), lives, |lives| !lives).await;
     }
 }
 
@@ -66,7 +66,7 @@ pub(super) async fn end_last(directory: &Path) {
 ///
 /// # Errors
 /// The reason why the bridge refuses.
-pub async fn accompany(
+pub async fn accompany_bridge(
     directory: &Path,
     json: bool,
     run: Option<&[OsString]>,
@@ -175,7 +175,7 @@ async fn report_not_begun(
             watcher.print_line(&format!("not begun: {why}"));
             watcher.print_last_lines(
                 "the temporary kube-apiserver",
-                &end_of(&directory.join(logs::INSTANCE)),
+                &read_last_lines(&directory.join(logs::INSTANCE)),
             );
             watcher.print_logs();
         }
@@ -254,7 +254,7 @@ async fn run_command(run: &[OsString]) -> io::Result<ExitStatus> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::serve;
+    use crate::server::serve_commands;
     use berth_node::ipc::bridge::SOCKET;
     use berth_os::seqpacket;
     use tokio::sync::{Mutex, mpsc, oneshot, watch};
@@ -297,7 +297,7 @@ mod tests {
     async fn a_command_that_is_refused_later_is_not_waited_for() {
         let _alone = SIGNALS.lock().await;
         let temp = tempfile::tempdir().unwrap();
-        let socket = seqpacket::listener(&temp.path().join(SOCKET)).unwrap();
+        let socket = seqpacket::bind_listener(&temp.path().join(SOCKET)).unwrap();
         let hold = |trouble: Option<&str>| BridgeStatus {
             step: Step::Hold,
             trouble: trouble.map(str::to_owned),
@@ -307,7 +307,7 @@ mod tests {
         let status = watch::Sender::new(hold(Some("it did not come back")));
         let (ask, mut asks) = mpsc::unbounded_channel();
         let (_end, ended) = oneshot::channel();
-        tokio::spawn(serve(socket, status.clone(), ask, ended));
+        tokio::spawn(serve_commands(socket, status.clone(), ask, ended));
         let bridge = async {
             for asked in [Ask::Accompany, Ask::Command] {
                 let (seen, reply) = asks.recv().await.unwrap();
@@ -317,8 +317,10 @@ mod tests {
             status.send_replace(hold(Some("no majority")));
         };
         let run = [OsString::from("false")];
-        let (waited, ()) =
-            tokio::join!(accompany(temp.path(), true, Some(&run), io::sink()), bridge);
+        let (waited, ()) = tokio::join!(
+            accompany_bridge(temp.path(), true, Some(&run), io::sink()),
+            bridge
+        );
         assert_eq!(waited, Ok(Waited::NotBegun));
     }
 
@@ -330,14 +332,14 @@ mod tests {
             (Err("COMMAND runs".to_owned()), Waited::Again),
         ] {
             let temp = tempfile::tempdir().unwrap();
-            let socket = seqpacket::listener(&temp.path().join(SOCKET)).unwrap();
+            let socket = seqpacket::bind_listener(&temp.path().join(SOCKET)).unwrap();
             let done = BridgeStatus {
                 outcome: Some(BridgeOutcome::Done),
                 ..BridgeStatus::default()
             };
             let (ask, mut asks) = mpsc::unbounded_channel();
             let (_end, ended) = oneshot::channel();
-            tokio::spawn(serve(socket, watch::Sender::new(done), ask, ended));
+            tokio::spawn(serve_commands(socket, watch::Sender::new(done), ask, ended));
             let mut watcher = Watcher::new(temp.path(), true).unwrap();
             let answers = async {
                 let (asked, reply) = asks.recv().await.unwrap();

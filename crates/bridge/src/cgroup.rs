@@ -32,19 +32,19 @@ const TRIES: u32 = 100;
 ///
 /// # Errors
 /// No hierarchy can be written to.
-pub fn leave() -> io::Result<()> {
-    let mounts = mounts().map_err(io::Error::other)?;
+pub fn leave_session_cgroup() -> io::Result<()> {
+    let mounts = read_mounts().map_err(io::Error::other)?;
     let mut left = Err(io::Error::other("no cgroup file system is mounted"));
-    for mount in hierarchies(mounts, is_left) {
-        let moved = enter(&mount.join(NAME));
+    for mount in select_hierarchies(mounts, is_left) {
+        let moved = create_and_enter(&mount.join(NAME));
         left = if left.is_ok() { left } else { moved };
     }
     left
 }
 
 /// Moves this process to the root cgroup, and removes the bridge's cgroup.
-pub fn remove() {
-    for root in roots(is_left) {
+pub fn remove_bridge_cgroup() {
+    for root in find_roots(is_left) {
         // A cgroup that cannot be removed stays, empty, for the next bridge.
         let _ = fs::write(root.join("cgroup.procs"), "0")
             .and_then(|()| fs::remove_dir(root.join(NAME)));
@@ -53,7 +53,7 @@ pub fn remove() {
 
 /// Creates the cgroup and enters it. Tries again if another bridge removed the cgroup in between
 /// because it was empty.
-fn enter(cgroup: &Path) -> io::Result<()> {
+fn create_and_enter(cgroup: &Path) -> io::Result<()> {
     let mut tries = 0;
     loop {
         match try_enter(cgroup) {
@@ -86,8 +86,8 @@ fn try_enter(cgroup: &Path) -> io::Result<()> {
 
 /// The cgroups of a bridge and of its container, in each hierarchy: the parent's cgroup.procs, and
 /// the cgroup's directory.
-pub fn all(container: &str) -> Vec<(PathBuf, PathBuf)> {
-    let all = roots(|_| true).flat_map(|root| {
+pub fn list_cgroups(container: &str) -> Vec<(PathBuf, PathBuf)> {
+    let all = find_roots(|_| true).flat_map(|root| {
         let own = [container, NAME].map(|name| root.join(name));
         own.map(|own| (root.join("cgroup.procs"), own))
     });
@@ -95,8 +95,8 @@ pub fn all(container: &str) -> Vec<(PathBuf, PathBuf)> {
 }
 
 /// Removes the cgroups that killed bridges left.
-pub fn sweep() {
-    roots(|_| true).for_each(|root| sweep_below(&root));
+pub fn sweep_cgroups() {
+    find_roots(|_| true).for_each(|root| sweep_below(&root));
 }
 
 fn sweep_below(root: &Path) {
@@ -119,23 +119,23 @@ fn is_left(mount: &MountInfo) -> bool {
     mount.fs_type == "cgroup2" || is_systemd || mount.super_options.contains_key("cpu")
 }
 
-fn mounts() -> ProcResult<MountInfos> {
+fn read_mounts() -> ProcResult<MountInfos> {
     Process::myself()?.mountinfo()
 }
 
 /// Root of the version 2 hierarchy, wherever mounted.
-pub fn root() -> Option<PathBuf> {
-    roots(|mount| mount.fs_type == "cgroup2").next()
+pub fn find_root() -> Option<PathBuf> {
+    find_roots(|mount| mount.fs_type == "cgroup2").next()
 }
 
 /// Roots of this process's hierarchies. Empty if the mounts cannot be read.
-fn roots(wanted: fn(&MountInfo) -> bool) -> impl Iterator<Item = PathBuf> {
-    mounts()
+fn find_roots(wanted: fn(&MountInfo) -> bool) -> impl Iterator<Item = PathBuf> {
+    read_mounts()
         .into_iter()
-        .flat_map(move |mounts| hierarchies(mounts, wanted))
+        .flat_map(move |mounts| select_hierarchies(mounts, wanted))
 }
 
-fn hierarchies(
+fn select_hierarchies(
     mounts: MountInfos,
     wanted: impl Fn(&MountInfo) -> bool,
 ) -> impl Iterator<Item = PathBuf> {
@@ -188,7 +188,7 @@ mod tests {
             40 35 0:35 / /sys/fs/cgroup/cpu,cpuacct rw shared:13 - cgroup cgroup rw,cpu,cpuacct\n\
             39 35 0:33 /user.slice /mnt rw shared:11 - cgroup cgroup rw,xattr,name=systemd\n";
         let mounts = || MountInfos::from_read(mountinfo.as_bytes()).unwrap();
-        let found: Vec<_> = hierarchies(mounts(), is_left).collect();
+        let found: Vec<_> = select_hierarchies(mounts(), is_left).collect();
         assert_eq!(
             found,
             [
@@ -198,6 +198,6 @@ mod tests {
             ]
             .map(PathBuf::from)
         );
-        assert_eq!(hierarchies(mounts(), |_| true).count(), 4);
+        assert_eq!(select_hierarchies(mounts(), |_| true).count(), 4);
     }
 }

@@ -1,7 +1,7 @@
 //! Exclusive claims: one bridge per directory, and one per network namespace.
 
 use super::{LOCK, instance, logs};
-use berth_manifest::file::fix;
+use berth_manifest::file::suggest_fix;
 use berth_node::ipc::bridge::SOCKET;
 use berth_os::bpf::{self, Attached, Purpose};
 use berth_os::file::{lock_within, private_directory};
@@ -65,7 +65,12 @@ impl Claim {
     pub fn acquire(directory: &Path) -> Result<Self, String> {
         let failed = |what: &'static str| {
             let path = directory.display().to_string();
-            move |error: io::Error| format!("cannot {what} in {path}: {error}{}", fix(what, &error))
+            move |error: io::Error| {
+                format!(
+                    "cannot {what} in {path}: {error}{}",
+                    suggest_fix(what, &error)
+                )
+            }
         };
         private_directory(directory, geteuid().as_raw())
             .map_err(failed("make the bridge's directory"))?;
@@ -89,13 +94,13 @@ impl Claim {
             file,
             _alone: claim_namespace()?,
         };
-        clear(directory);
+        remove_files(directory);
         let path = directory.join(SOCKET);
-        let socket = seqpacket::listener(&path).map_err(failed("make a socket"))?;
+        let socket = seqpacket::bind_listener(&path).map_err(failed("make a socket"))?;
         fs::set_permissions(&path, Permissions::from_mode(0o600))
             .map_err(failed("make a socket"))?;
         let last_failed = lock.file.metadata().is_ok_and(|meta| meta.len() > 0);
-        logs::begin(directory, last_failed);
+        logs::begin_logs(directory, last_failed);
         let log = options
             .open(directory.join(logs::BRIDGE))
             .map_err(failed("make a file"))?;
@@ -110,8 +115,8 @@ impl Claim {
 }
 
 /// Removes a bridge's files in the directory, except for the logs and the lock.
-pub(super) fn clear(directory: &Path) {
-    instance::clean(directory);
+pub(super) fn remove_files(directory: &Path) {
+    instance::remove_files(directory);
     let _ = fs::remove_dir_all(directory.join(SHIM));
     let _ = fs::remove_file(directory.join(SOCKET));
 }

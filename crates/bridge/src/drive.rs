@@ -4,17 +4,17 @@
 //! A bridge ends with the daemon's process: the kernel removes the steering, whose descriptor the
 //! process holds, and kills the temporary instance.
 
-use super::claim::{Claim, REPORTING, SHIM, clear};
+use super::claim::{Claim, REPORTING, SHIM, remove_files};
 use super::etcd::EtcdHandle;
 use super::instance::{self, RESTART, Template, TemporaryProcess};
 use super::localhost::uncovered_note;
 use super::logs;
 use super::machine::{Action, BridgeObservation, Machine, OwnObservation, TemporaryObservation};
-use super::plan::{BridgePlan, own_source};
+use super::plan::{BridgePlan, choose_own_source};
 use super::pod::RunningPod;
 use super::probe::{self, ProbeState};
 use super::restore::{self, Restored, SavedFile};
-use super::server::{Answer, Request, serve};
+use super::server::{Answer, Request, serve_commands};
 use berth_doctor::service::{Demand, Keeping, LOST};
 use berth_node::ipc::bridge::{
     Ask, BridgeOutcome, BridgeStatus, Difference, OwnStatus, Reply, Step, TemporaryStatus, VERSION,
@@ -65,7 +65,7 @@ const LONGEST_DRAIN: Duration = Duration::from_secs(300);
 
 /// Runs the bridge to its end. Must be called on the main thread of a process, in a runtime with
 /// one thread.
-pub async fn drive(plan: BridgePlan, claim: Claim) -> BridgeOutcome {
+pub async fn drive_bridge(plan: BridgePlan, claim: Claim) -> BridgeOutcome {
     let Claim {
         directory,
         socket,
@@ -73,10 +73,10 @@ pub async fn drive(plan: BridgePlan, claim: Claim) -> BridgeOutcome {
         ..
     } = claim;
     lock.begin();
-    let (status, _) = watch::channel(first_status(&plan));
+    let (status, _) = watch::channel(make_first_status(&plan));
     let (ask, asks) = mpsc::unbounded_channel();
     let (ended, has_ended) = oneshot::channel();
-    let server = tokio::spawn(serve(socket, status.clone(), ask, has_ended));
+    let server = tokio::spawn(serve_commands(socket, status.clone(), ask, has_ended));
     let outcome = match Bridge::build(plan, status.clone()).await {
         Ok((bridge, bound)) => bridge.run(bound, asks).await,
         Err(why) => BridgeOutcome::NotBegun(why),
@@ -85,14 +85,14 @@ pub async fn drive(plan: BridgePlan, claim: Claim) -> BridgeOutcome {
     if outcome == BridgeOutcome::Done {
         let _ = lock.file.set_len(0);
     }
-    clear(&directory);
+    remove_files(&directory);
     status.send_modify(|status| status.outcome = Some(outcome.clone()));
     let _ = ended.send(());
     let _ = timeout(REPORTING, server).await;
     outcome
 }
 
-fn first_status(plan: &BridgePlan) -> BridgeStatus {
+fn make_first_status(plan: &BridgePlan) -> BridgeStatus {
     BridgeStatus {
         version: VERSION,
         berth: berth_node::VERSION.to_owned(),
@@ -202,7 +202,7 @@ impl Bridge {
                     .map_err(|error| error.to_string())
             });
         let (preferred, process) = watch::channel(None);
-        let bound = app::build(config(&plan, process)?)
+        let bound = app::build_shim(shim_config(&plan, process)?)
             .await
             .map_err(|error| error.to_string())?;
         let mut tasks = JoinSet::new();
@@ -213,11 +213,11 @@ impl Bridge {
         status.send_modify(|status| status.logs.extend(logs));
         let mut follow = |probe, at, port| {
             let (to, state) = watch::channel(ProbeState::default());
-            tasks.spawn(probe::follow(probe, at, port, speedup, to));
+            tasks.spawn(probe::probe_forever(probe, at, port, speedup, to));
             state
         };
         let temporary = follow(Probe::new(plan.probe.clone()), plan.temporary.into(), None);
-        let own = Probe::new(plan.own_probe.clone()).from(own_source(plan.own.ip()));
+        let own = Probe::new(plan.own_probe.clone()).from(choose_own_source(plan.own.ip()));
         let own = follow(own, plan.own, Some(plan.port));
         let (to, files) = watch::channel(NodeFiles::default());
         tasks.spawn(follow_files(plan.clone(), own.clone(), to));
@@ -273,7 +273,7 @@ impl Bridge {
         let interval = self.plan.options.limits.speedup.of(INTERVAL);
         let turns = Arc::new(AtomicBool::new(true));
         let (turned, relays) = (turns.clone(), bound.is_alive());
-        let _renewal = match renew(self.shim.steering.clone(), move || {
+        let _renewal = match renew_steering(self.shim.steering.clone(), move || {
             turned.swap(false, Relaxed) && relays()
         }) {
             Ok(renewal) => renewal,
@@ -421,7 +421,7 @@ impl Bridge {
                 let plan = self.plan.clone();
                 self.work.spawn_blocking(move || {
                     FinishedWork::Restored(match saved_files(&plan) {
-                        Ok(all) => restore::restore(&all),
+                        Ok(all) => restore::restore_files(&all),
                         Err(why) => Restored {
                             files: Err(why),
                             kept: Vec::new(),
@@ -500,7 +500,7 @@ impl Bridge {
                 connections = (self.shim.open)(),
                 "the bridge has ended, and relays its open connections to the node's own until they end"
             );
-            instance::clean(&self.plan.options.directory);
+            instance::remove_files(&self.plan.options.directory);
             self.status
                 .send_modify(|status| status.outcome = Some(outcome));
         }
@@ -514,9 +514,9 @@ impl Bridge {
                     kept.iter()
                         .map(|path| format!("the replaced file is kept as {}", path.display())),
                 );
-                let is_restarted = |put: &Vec<_>| is_replaced(manifest(&self.plan), Some(put));
+                let is_restarted = |put: &Vec<_>| is_replaced(manifest_path(&self.plan), Some(put));
                 self.machine
-                    .restored(files.as_ref().map(is_restarted).map_err(String::clone));
+                    .record_restore(files.as_ref().map(is_restarted).map_err(String::clone));
                 if let Some(reply) = self.restore_reply.take() {
                     let _ = reply.send(files.map(|all| Some(Reply::Differences(all))));
                 }
@@ -547,11 +547,11 @@ impl Bridge {
             },
             Some(Ask::Ended { failed: None }) => {
                 self.work.spawn_blocking(move || {
-                    let changed = differences(&plan).inspect_err(|why| {
+                    let changed = find_differences(&plan).inspect_err(|why| {
                         tracing::warn!("cannot tell what COMMAND changed: {why}");
                     });
                     FinishedWork::Command {
-                        replaces: is_replaced(manifest(&plan), changed.ok().as_deref()),
+                        replaces: is_replaced(manifest_path(&plan), changed.ok().as_deref()),
                     }
                 });
                 Ok(())
@@ -568,12 +568,12 @@ impl Bridge {
             Some(Ask::End { now }) => self.end(now),
             Some(Ask::Restore { dry_run: true }) => {
                 spawn_blocking(move || {
-                    reply.send(differences(&plan).map(|all| Some(Reply::Differences(all))))
+                    reply.send(find_differences(&plan).map(|all| Some(Reply::Differences(all))))
                 });
                 return;
             }
             Some(Ask::Restore { dry_run: false }) => {
-                match pod(&plan).and_then(|_| self.machine.restore()) {
+                match require_pod(&plan).and_then(|_| self.machine.restore()) {
                     Ok(()) => {
                         self.restore_reply = Some(reply);
                         return;
@@ -597,7 +597,7 @@ impl Bridge {
         tracing::info!("{signal}");
         let now = std::mem::replace(&mut self.signalled, true);
         if let Err(why) = self.end(now) {
-            tracing::warn!("{signal}: {why}; the next signal ends it at once");
+            tracing::warn!("{signal}: {why}; the next signal ends the bridge at once");
         }
     }
 
@@ -703,7 +703,7 @@ impl Shim {
 /// Renews the steering's lease while `is_alive` returns true, until the returned value is dropped.
 /// A thread of its own does the work: a slow disk or a busy CPU must not send clients to the node's
 /// kube-apiserver while that is down.
-fn renew(
+fn renew_steering(
     steering: Arc<Steering>,
     is_alive: impl Fn() -> bool + Send + 'static,
 ) -> io::Result<std::sync::mpsc::Sender<()>> {
@@ -769,26 +769,26 @@ async fn follow_files(
     }
 }
 
-fn pod(plan: &BridgePlan) -> Result<&RunningPod, String> {
+fn require_pod(plan: &BridgePlan) -> Result<&RunningPod, String> {
     plan.pod.as_ref().ok_or_else(|| {
         "only a static pod's files can be restored: what else starts this kube-apiserver is unknown".to_owned()
     })
 }
 
-fn manifest(plan: &BridgePlan) -> Option<&Path> {
+fn manifest_path(plan: &BridgePlan) -> Option<&Path> {
     plan.pod.as_ref().map(RunningPod::manifest)
 }
 
 fn saved_files(plan: &BridgePlan) -> Result<Vec<SavedFile>, String> {
-    Ok(pod(plan)?.saved_files(&plan.command, &plan.options.directory))
+    Ok(require_pod(plan)?.saved_files(&plan.command, &plan.options.directory))
 }
 
 fn changed_keys(plan: &BridgePlan) -> Result<BTreeSet<PathBuf>, String> {
-    restore::changed_keys(&saved_files(plan)?, &pod(plan)?.keys(&plan.command))
+    restore::changed_keys(&saved_files(plan)?, &require_pod(plan)?.keys(&plan.command))
 }
 
-fn differences(plan: &BridgePlan) -> Result<Vec<Difference>, String> {
-    restore::differences(&saved_files(plan)?)
+fn find_differences(plan: &BridgePlan) -> Result<Vec<Difference>, String> {
+    restore::find_differences(&saved_files(plan)?)
 }
 
 /// True if COMMAND replaces the node's kube-apiserver: in a pod, by a changed manifest, which the
@@ -803,7 +803,7 @@ fn is_replaced(manifest: Option<&Path>, changed: Option<&[Difference]>) -> bool 
 
 /// Configuration of the bridge's shim: the defaults of `berth serve`, except for the fields set
 /// below.
-fn config(plan: &BridgePlan, process: watch::Receiver<Option<u64>>) -> Result<Config, String> {
+fn shim_config(plan: &BridgePlan, process: watch::Receiver<Option<u64>>) -> Result<Config, String> {
     let id = OWN.parse().map_err(|error| format!("{OWN}: {error}"))?;
     let preferred = Preferred {
         id,
@@ -825,7 +825,7 @@ fn config(plan: &BridgePlan, process: watch::Receiver<Option<u64>>) -> Result<Co
         run_dir: plan.options.directory.join(SHIM),
     };
     let defaults =
-        check::defaults(place, plan.temporary.into()).map_err(|error| error.to_string())?;
+        check::default_config(place, plan.temporary.into()).map_err(|error| error.to_string())?;
     Ok(Config {
         preferred: Some(preferred),
         lease: LEASE,

@@ -86,7 +86,7 @@ enum Executable {
 
 impl Executable {
     /// Copies the program of a running process into the directory, under the given name.
-    fn program(
+    fn from_process(
         (pid, name): (i32, &'static str),
         mut argv: Vec<OsString>,
         like: &ProcessAttributes,
@@ -120,10 +120,10 @@ impl Template {
     /// # Errors
     /// The program, or a file that the arguments name, cannot be copied.
     pub fn new(plan: &BridgePlan) -> io::Result<Self> {
-        plan.process.read(|pid| Self::of(plan, pid))
+        plan.process.read(|pid| Self::from_plan(plan, pid))
     }
 
-    fn of(plan: &BridgePlan, pid: i32) -> io::Result<Self> {
+    fn from_plan(plan: &BridgePlan, pid: i32) -> io::Result<Self> {
         let directory = plan.options.directory.clone();
         let executable = match &plan.pod {
             Some(pod) => {
@@ -143,7 +143,7 @@ impl Template {
                     argv = copy_files(argv, &directory.join(FILES))?;
                     copy_certificate(&plan.command, &directory.join(CERT_DIR))?;
                 }
-                Executable::program((pid, TEMPORARY), argv, &plan.like, &directory)?
+                Executable::from_process((pid, TEMPORARY), argv, &plan.like, &directory)?
             }
         };
         let label = plan
@@ -172,7 +172,7 @@ impl Template {
             let (like, argv, database) = (&plan.like, &plan.argv, plan.database.path());
             let executable = match &plan.pod {
                 Some(pod) => {
-                    let within = Database::of(&plan.data).path();
+                    let within = Database::from_directory(&plan.data).path();
                     let pinned = Some((database.as_path(), within.as_path()));
                     Executable::Container(Container::new(
                         pod,
@@ -183,7 +183,9 @@ impl Template {
                         directory,
                     )?)
                 }
-                None => Executable::program((pid, TEMPORARY_ETCD), argv.clone(), like, directory)?,
+                None => {
+                    Executable::from_process((pid, TEMPORARY_ETCD), argv.clone(), like, directory)?
+                }
             };
             let label = plan
                 .pod
@@ -388,7 +390,7 @@ fn is_root(like: &ProcessAttributes) -> bool {
 ///
 /// # Errors
 /// A flag that must be replaced has no value.
-pub fn arguments(
+pub fn temporary_arguments(
     command: &[OsString],
     like: Option<&ProcessAttributes>,
     address: SocketAddrV4,
@@ -402,25 +404,25 @@ pub fn arguments(
         advertise,
         instance,
     };
-    let mut argv = args::rewrite(command, &wanted)?.argv;
+    let mut argv = args::rewrite_command(command, &wanted)?.argv;
     // The node's kube-apiserver maintains the Service, and must be the only instance that removes
     // the node's address.
-    args::set(&mut argv, "--endpoint-reconciler-type", "none".as_ref());
+    args::set_flag(&mut argv, "--endpoint-reconciler-type", "none".as_ref());
     if let Some(audit) = audit_log(&argv) {
         let own = bridge_audit_log(&audit);
-        args::set(&mut argv, AUDIT_LOG, own.as_os_str());
+        args::set_flag(&mut argv, AUDIT_LOG, own.as_os_str());
     }
     // kube-apiserver writes to the directory only if no certificate is given.
-    if like.is_some_and(is_root) && args::value(&argv, "--tls-cert-file").is_none() {
-        args::set(
+    if like.is_some_and(is_root) && args::flag_value(&argv, "--tls-cert-file").is_none() {
+        args::set_flag(
             &mut argv,
             "--cert-dir",
             directory.join(CERT_DIR).as_os_str(),
         );
     }
-    if args::value(&argv, DEBUG_SOCKET).is_some_and(|path| !path.is_empty()) {
+    if args::flag_value(&argv, DEBUG_SOCKET).is_some_and(|path| !path.is_empty()) {
         // Off: the temporary instance would take over the running kube-apiserver's socket.
-        args::set(&mut argv, DEBUG_SOCKET, "".as_ref());
+        args::set_flag(&mut argv, DEBUG_SOCKET, "".as_ref());
     }
     Ok(argv)
 }
@@ -515,11 +517,11 @@ fn copy_files(argv: Vec<OsString>, directory: &Path) -> io::Result<Vec<OsString>
 /// Copies the certificate that the running kube-apiserver made, so that clients get the same
 /// certificate.
 fn copy_certificate(command: &[OsString], directory: &Path) -> io::Result<()> {
-    if args::value(command, "--tls-cert-file").is_some() {
+    if args::flag_value(command, "--tls-cert-file").is_some() {
         return Ok(());
     }
     fs::create_dir_all(directory)?;
-    let from = args::value(command, "--cert-dir").map_or(Path::new(CERTIFICATES), Path::new);
+    let from = args::flag_value(command, "--cert-dir").map_or(Path::new(CERTIFICATES), Path::new);
     for name in CERTIFICATE {
         none_if_missing(fs::copy(from.join(name), directory.join(name)))?;
     }
@@ -527,9 +529,9 @@ fn copy_certificate(command: &[OsString], directory: &Path) -> io::Result<()> {
 }
 
 /// Removes the files of a temporary instance, except for logs.
-pub fn clean(directory: &Path) {
-    container::clean(directory);
-    container::clean(&directory.join(ETCD));
+pub fn remove_files(directory: &Path) {
+    container::remove_leftovers(directory);
+    container::remove_leftovers(&directory.join(ETCD));
     for name in [CERT_DIR, FILES, PROGRAM, ETCD] {
         let _ = fs::remove_dir_all(directory.join(name));
     }
@@ -539,19 +541,19 @@ pub fn clean(directory: &Path) {
 mod tests {
     use super::*;
 
-    fn argv(text: &str) -> Vec<OsString> {
+    fn parse_argv(text: &str) -> Vec<OsString> {
         text.split(' ').map(OsString::from).collect()
     }
 
-    fn rewritten(uid: u32, text: &str) -> String {
+    fn rewrite_text(uid: u32, text: &str) -> String {
         let address = "127.1.2.3:7000".parse().unwrap();
         let instance = InstanceId::parse("bridge").unwrap();
         let like = ProcessAttributes {
             uid,
             ..ProcessAttributes::of(std::process::id().try_into().unwrap()).unwrap()
         };
-        let own = arguments(
-            &argv(text),
+        let own = temporary_arguments(
+            &parse_argv(text),
             Some(&like),
             address,
             [10, 0, 0, 5].into(),
@@ -566,18 +568,18 @@ mod tests {
     fn the_temporary_instance_has_its_own_address_and_files() {
         let given = "kube-apiserver --secure-port 6443 --audit-log-path=/var/log/audit.log --debug_socket_path /run/x";
         assert_eq!(
-            rewritten(0, given),
+            rewrite_text(0, given),
             "kube-apiserver --bind-address=127.1.2.3 --secure-port=7000 --advertise-address=10.0.0.5 \
              --endpoint-reconciler-type=none --audit-log-path=/var/log/audit-bridge.log --cert-dir=/b/bridge-cert-dir \
              --debug-socket-path="
         );
         assert!(
-            !rewritten(1000, given).contains("--cert-dir"),
+            !rewrite_text(1000, given).contains("--cert-dir"),
             "it could not write there"
         );
         let given = "k --bind-address=:: --advertise-address=10.9.9.9 --tls-cert-file=/c --audit-log-path=- --endpoint-reconciler-type=lease";
         assert_eq!(
-            rewritten(0, given),
+            rewrite_text(0, given),
             "k --advertise-address=10.9.9.9 --tls-cert-file=/c --audit-log-path=- --bind-address=127.1.2.3 --secure-port=7000 \
              --endpoint-reconciler-type=none"
         );
@@ -591,7 +593,7 @@ mod tests {
         }
         let own = temp.path().join(CERT_DIR);
         copy_certificate(
-            &argv(&format!("k --cert-dir={}", temp.path().display())),
+            &parse_argv(&format!("k --cert-dir={}", temp.path().display())),
             &own,
         )
         .unwrap();
@@ -599,8 +601,8 @@ mod tests {
             CERTIFICATE.map(|name| fs::read_to_string(own.join(name)).unwrap()),
             CERTIFICATE
         );
-        clean(temp.path());
-        copy_certificate(&argv("k --tls-cert-file=/c"), &own).unwrap();
+        remove_files(temp.path());
+        copy_certificate(&parse_argv("k --tls-cert-file=/c"), &own).unwrap();
         assert!(!own.exists());
     }
 
@@ -612,7 +614,7 @@ mod tests {
             fs::write(path(name), name).unwrap();
         }
         let (ca, key, config) = (path("ca.crt"), path("sa.key"), path("admission.yaml"));
-        let given = argv(&format!(
+        let given = parse_argv(&format!(
             "k --client-ca-file={ca} --service-account-key-file {key} --admission-control-config-file={config} \
              --etcd-cafile=/nonexistent --v=2 --log-file={ca}"
         ));

@@ -24,7 +24,7 @@ pub const TEMPORARY_ETCD: &str = "berth-etcd";
 /// The note for an operator if localhost cannot be covered.
 pub fn uncovered_note(why: &str) -> String {
     format!(
-        "localhost is not covered: {why}; what dials localhost is refused while the node's own kube-apiserver is away"
+        "localhost is not covered: {why}; clients that dial localhost are refused while the node's own kube-apiserver is away"
     )
 }
 
@@ -78,7 +78,7 @@ impl Localhost {
         if own.is_loopback() {
             return Err("this node has no other address at which the bridge could ask it".into());
         }
-        let cgroup = cgroup::root()
+        let cgroup = cgroup::find_root()
             .ok_or("cgroup v2 is mounted nowhere (mount -t cgroup2 none DIRECTORY)")?;
         self_test_of_localhost(&cgroup)
             .await

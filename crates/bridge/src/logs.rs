@@ -27,7 +27,7 @@ const LONGEST: u64 = 10 << 20;
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Begins new logs. The logs of a failed bridge are kept until another bridge fails.
-pub(super) fn begin(directory: &Path, last_failed: bool) {
+pub(super) fn begin_logs(directory: &Path, last_failed: bool) {
     for name in ALL {
         let log = directory.join(name);
         let _ = match last_failed {

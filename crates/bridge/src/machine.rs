@@ -13,7 +13,7 @@
 
 use berth_node::ipc::bridge::{BridgeOutcome, Step};
 use berth_node::terms::Speedup;
-use berth_upgrade::progress::seconds;
+use berth_upgrade::progress::format_seconds;
 use std::time::Duration;
 
 /// Time for clients that began a handshake before a switch to be accepted: a SYN is retransmitted
@@ -289,7 +289,7 @@ impl Machine {
 
     /// Records the end of a restore: true if the node's kube-apiserver must become another process,
     /// or the error.
-    pub fn restored(&mut self, how: Result<bool, String>) {
+    pub fn record_restore(&mut self, how: Result<bool, String>) {
         // The operator may have ended the bridge at once meanwhile.
         if self.step != Step::Restore {
             return;
@@ -498,7 +498,7 @@ impl Machine {
         } else if elapsed >= self.limits.ready {
             self.give_up(&format!(
                 "the temporary kube-apiserver is not ready after {}",
-                seconds(elapsed)
+                format_seconds(elapsed)
             ));
         } else {
             return if running { Action::Wait } else { Action::Start };
@@ -590,7 +590,7 @@ impl Machine {
                 };
                 self.fail(&format!(
                     "after {} the node's own kube-apiserver {what}",
-                    seconds(elapsed)
+                    format_seconds(elapsed)
                 ))
             }
             _ => Action::Wait,
@@ -647,7 +647,7 @@ fn describe_loss(seen: &BridgeObservation, elapsed: Duration) -> String {
     };
     format!(
         "the temporary kube-apiserver {why} {} after it was ready",
-        seconds(elapsed)
+        format_seconds(elapsed)
     )
 }
 

@@ -47,7 +47,7 @@ pub struct BridgeOptions {
 impl BridgeOptions {
     /// A client for the node's instances with an admin's credentials, which trusts the same CA as
     /// the probes. `None` without a kubeconfig.
-    pub(super) fn client(&self, probe: &ProbeConfig) -> Option<Result<Client, String>> {
+    pub(super) fn make_client(&self, probe: &ProbeConfig) -> Option<Result<Client, String>> {
         let client = Client::from_kubeconfig(given_or_admin(self.kubeconfig.as_deref())?);
         let (server_name, ca) = (probe.server_name.to_str().into_owned(), probe.ca.clone());
         let shim = ShimOf {
@@ -65,7 +65,7 @@ impl BridgeOptions {
 
 /// The address from which the node's kube-apiserver is probed. Connections from there are not
 /// steered.
-pub(super) fn own_source(own: IpAddr) -> IpAddr {
+pub(super) fn choose_own_source(own: IpAddr) -> IpAddr {
     if own.is_ipv4() {
         Ipv4Addr::LOCALHOST.into()
     } else {

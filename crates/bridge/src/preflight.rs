@@ -2,7 +2,7 @@
 
 use super::etcd::{self, EtcdMode, EtcdPlan, temporary};
 use super::localhost::Localhost;
-use super::plan::{BridgeOptions, BridgePlan, RunningInstance, own_source};
+use super::plan::{BridgeOptions, BridgePlan, RunningInstance, choose_own_source};
 use super::pod::{self, RunningPod};
 use super::{LOCK, claim, instance};
 use crate::report::Report;
@@ -11,7 +11,7 @@ use berth_cluster::kubeconfig::ADMIN;
 use berth_doctor::node;
 use berth_doctor::service::{LOST, Purpose, ServiceKeeper};
 use berth_exec::{address, args};
-use berth_manifest::command::{WATCH_GRACE, WATCH_GRACE_FLAG, audit_log, strings};
+use berth_manifest::command::{WATCH_GRACE, WATCH_GRACE_FLAG, audit_log, split_strings};
 use berth_manifest::report::Refusal;
 use berth_node::instance::InstanceId;
 use berth_node::ipc::bridge::SOCKET;
@@ -76,9 +76,9 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
         RunningInstance::Process { command } => {
             Some(check_command(command).map_err(Refusal::usage)?)
         }
-        RunningInstance::Pod { manifest } => pod::port(manifest, &mut report),
+        RunningInstance::Pod { manifest } => pod::find_port(manifest, &mut report),
     };
-    if seqpacket::dial(&options.directory.join(SOCKET)).is_ok() {
+    if seqpacket::dial_path(&options.directory.join(SOCKET)).is_ok() {
         report.error(format!(
             "another bridge is on ({}): see `berth bridge status`, and end it with `berth bridge end`",
             options.directory.display()
@@ -101,7 +101,7 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
         return Err(Refusal::Unavailable(report.errors));
     };
     check_file_limit(port, &mut report);
-    let listening = Listening::on(port, &mut report);
+    let listening = Listening::find(port, &mut report);
     let running = listening
         .instance()
         .and_then(|entry| find_running(entry, &options, &mut report));
@@ -110,7 +110,7 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
         .iter()
         .map(|entry| entry.local.ip())
         .collect();
-    let addresses = answered_addresses(port, &addresses);
+    let addresses = find_answered_addresses(port, &addresses);
     let place = report.ok("", choose_addresses(addresses.iter().any(IpAddr::is_ipv6)));
     let instance = report.ok("", InstanceId::parse(INSTANCE));
     let Some(FoundInstance {
@@ -125,22 +125,24 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     };
     // kube-apiserver treats an unspecified address as unset, too.
     let advertised = args::advertise_address(&command).filter(|ip| !ip.is_unspecified());
-    let of_node = netdevice::addresses().unwrap_or_default();
-    let own = own_address(&addresses, advertised, binds_ipv6(&command), &of_node);
+    let of_node = netdevice::local_addresses().unwrap_or_default();
+    let own = find_own_address(&addresses, advertised, binds_ipv6(&command), &of_node);
     let named = SocketAddr::new(advertised.unwrap_or(own), port);
     let own = SocketAddr::new(own, port);
     let localhost = Localhost::new(&name, own.ip(), &listening.at_localhost(&addresses)).await;
     if localhost.is_err() {
         report_local_clients(port, &mut report);
     }
-    let own_probe = report.ok("", probe_config(&options, &command, pod.as_ref()));
+    let own_probe = report.ok("", make_probe_config(&options, &command, pod.as_ref()));
     if let Some(probe) = &own_probe {
         report.ok("", check_ready(probe, own).await);
     }
     peer_proxy_note(&command)
         .into_iter()
         .for_each(|note| report.note(note));
-    let client = own_probe.as_ref().and_then(|probe| options.client(probe));
+    let client = own_probe
+        .as_ref()
+        .and_then(|probe| options.make_client(probe));
     let service = find_service(&options, client.clone(), own, named, &mut report).await;
     let mut etcd = plan_etcd(&options, &command, &of_node, pod.as_ref(), &mut report).await;
     etcd.lock = client.and_then(Result::ok);
@@ -162,7 +164,7 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     };
     let (notes, steered, in_container) = (report.notes, addresses, pod.is_some());
     let like_it = Some(&like).filter(|_| !in_container);
-    let argv = instance::arguments(
+    let argv = instance::temporary_arguments(
         &command,
         like_it,
         temporary,
@@ -172,9 +174,9 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
     );
     let mut argv = argv.map_err(|error| Refusal::usage(vec![format!("--command: {error}")]))?;
     etcd.rewrite(&mut argv);
-    if args::value(&argv, WATCH_GRACE_FLAG).is_none() {
+    if args::flag_value(&argv, WATCH_GRACE_FLAG).is_none() {
         let grace = humantime::format_duration(WATCH_GRACE).to_string();
-        args::set(&mut argv, WATCH_GRACE_FLAG, grace.as_ref());
+        args::set_flag(&mut argv, WATCH_GRACE_FLAG, grace.as_ref());
     }
     let audit = match &pod {
         Some(pod) => pod.keep_audit_log(&mut argv, &options.directory),
@@ -213,7 +215,7 @@ pub async fn preflight(options: BridgeOptions) -> Result<BridgePlan, Refusal> {
 /// A note on the cost of `--peer-ca-file`, which lets kube-apiservers forward requests to one
 /// another, like the check `peer-proxy` of `berth doctor`.
 fn peer_proxy_note(command: &[OsString]) -> Option<String> {
-    args::value(command, PEER_CA).filter(|file| !file.is_empty())?;
+    args::flag_value(command, PEER_CA).filter(|file| !file.is_empty())?;
     Some(format!(
         "{PEER_CA}: to the mixed version proxy the two kube-apiservers of this node are one: neither sends requests on to the other, and \
          the one that ends removes the entry of both, so that for up to 10 s other nodes answer 503 or 404 to what only this node serves"
@@ -222,11 +224,11 @@ fn peer_proxy_note(command: &[OsString]) -> Option<String> {
 
 /// The secure port of a command line.
 fn check_command(command: &[OsString]) -> Result<u16, Vec<String>> {
-    let mut wrong: Vec<_> = args::check(command)
+    let mut wrong: Vec<_> = args::check_command(command)
         .iter()
         .map(|error| format!("--command: {error}"))
         .collect();
-    let port = args::value(command, "--secure-port").map_or(Ok(SECURE_PORT), |value| {
+    let port = args::flag_value(command, "--secure-port").map_or(Ok(SECURE_PORT), |value| {
         let parsed = value
             .to_str()
             .and_then(|text| text.trim().parse().ok())
@@ -344,13 +346,13 @@ fn check_file_limit(port: u16, report: &mut Report) {
         return;
     };
     let is_open = |entry: &&Entry| entry.local.port() == port && entry.state == ESTABLISHED;
-    let sockets = proc_net::sockets().unwrap_or_default();
+    let sockets = proc_net::read_sockets().unwrap_or_default();
     let open = sockets
         .iter()
         .filter(is_open)
         .filter(|entry| !entry.local.ip().is_loopback())
         .count() as u64;
-    let room = limits::room(files);
+    let room = limits::default_connection_limit(files);
     if room > open && room >= limits::FEW {
         return;
     }
@@ -378,10 +380,10 @@ struct Listening {
 }
 
 impl Listening {
-    fn on(port: u16, report: &mut Report) -> Self {
+    fn find(port: u16, report: &mut Report) -> Self {
         let Some(mut node) = report.ok(
             "the listening sockets (sock_diag): ",
-            sock_diag::listeners(port),
+            sock_diag::list_listeners(port),
         ) else {
             return Self::default();
         };
@@ -489,7 +491,7 @@ fn find_running(
     let (pid, name, user) = (process.pid, process.name, geteuid());
     let what = format!("process {pid} ({name}), which listens on {}: ", entry.local);
     let process = report.ok(&what, HeldProcess::of(pid))?;
-    let still = process.read(|pid| Ok(proc_net::listens(pid, entry.local)));
+    let still = process.read(|pid| Ok(proc_net::process_listens(pid, entry.local)));
     if !report.ok(&what, still)? {
         report.error(format!(
             "{what}it no longer listens: try again when the kube-apiserver runs without restarts"
@@ -518,8 +520,8 @@ fn find_running(
         }
         RunningInstance::Pod { manifest } => {
             let pod = RunningPod::find(pid, manifest, report)?.with_manifest();
-            let command = strings(&cmdline);
-            let wrong = args::check(&command)
+            let command = split_strings(&cmdline);
+            let wrong = args::check_command(&command)
                 .into_iter()
                 .map(|error| format!("{what}{error}"));
             wrong.for_each(|why| report.error(why));
@@ -560,7 +562,10 @@ fn check_process(
 /// True if a process with these NUL-terminated arguments was started by the command line. The
 /// program's name may differ.
 fn is_run_with(cmdline: &[u8], command: &[OsString]) -> bool {
-    strings(cmdline).iter().skip(1).eq(command.iter().skip(1))
+    split_strings(cmdline)
+        .iter()
+        .skip(1)
+        .eq(command.iter().skip(1))
 }
 
 /// Checks that the node has memory for a second copy of each process.
@@ -587,7 +592,7 @@ fn check_memory(
 
 /// The addresses that answer clients. A wildcard stands for all addresses of its family, and a
 /// listener on `::` may answer IPv4, too.
-fn answered_addresses(port: u16, listened: &[IpAddr]) -> Vec<IpAddr> {
+fn find_answered_addresses(port: u16, listened: &[IpAddr]) -> Vec<IpAddr> {
     let (any4, any6) = (
         IpAddr::from(Ipv4Addr::UNSPECIFIED),
         IpAddr::from(Ipv6Addr::UNSPECIFIED),
@@ -609,7 +614,7 @@ fn answered_addresses(port: u16, listened: &[IpAddr]) -> Vec<IpAddr> {
 
 /// The address for probes of the node's kube-apiserver: the advertised address, if it is one of the
 /// node's.
-fn own_address(
+fn find_own_address(
     answered: &[IpAddr],
     advertised: Option<IpAddr>,
     ipv6_first: bool,
@@ -646,13 +651,13 @@ fn own_address(
 /// True if kube-apiserver prefers an IPv6 address without --advertise-address: it prefers the
 /// family of its bind address.
 fn binds_ipv6(command: &[OsString]) -> bool {
-    let bind =
-        args::value(command, "--bind-address").and_then(|text| text.to_str()?.trim().parse().ok());
+    let bind = args::flag_value(command, "--bind-address")
+        .and_then(|text| text.to_str()?.trim().parse().ok());
     bind.is_some_and(|ip: IpAddr| ip.is_ipv6())
 }
 
 /// Settings for probes of the node's kube-apiserver. kubeadm puts the CA next to the certificate.
-fn probe_config(
+fn make_probe_config(
     options: &BridgeOptions,
     command: &[OsString],
     pod: Option<&RunningPod>,
@@ -675,14 +680,14 @@ fn probe_config(
 }
 
 fn ca_beside_certificate(command: &[OsString]) -> Option<&Path> {
-    let path = |flag| args::value(command, flag).map(Path::new);
+    let path = |flag| args::flag_value(command, flag).map(Path::new);
     let (ca, certificate) = (path("--client-ca-file")?, path("--tls-cert-file")?);
     Some(ca).filter(|ca| ca.parent() == certificate.parent())
 }
 
 /// Probes the running kube-apiserver as the bridge will.
 async fn check_ready(probe: &ProbeConfig, own: SocketAddr) -> Result<(), String> {
-    let probe = Probe::new(probe.clone()).from(own_source(own.ip()));
+    let probe = Probe::new(probe.clone()).from(choose_own_source(own.ip()));
     probe.check().await?;
     let answer = probe.ready(own).await;
     if answer.seen == Observation::Pass {
@@ -738,7 +743,7 @@ async fn plan_etcd(
         pod.and_then(|pod| pod.on_node(path))
             .unwrap_or_else(|| path.to_owned())
     };
-    let (clusters, alone) = etcd::examine(command, of_node, on_node, report).await;
+    let (clusters, alone) = etcd::examine_etcds(command, of_node, on_node, report).await;
     let mut temporary = None;
     for etcd in &alone {
         let manifest = pod.map(RunningPod::manifest);
@@ -765,18 +770,18 @@ fn choose_addresses(ipv6: bool) -> Result<(SocketAddrV4, Vec<SocketAddr>), Strin
 
 fn try_addresses(ipv6: bool) -> Result<(SocketAddrV4, Vec<SocketAddr>), String> {
     let text = |error: &dyn Display| error.to_string();
-    let shim = address::random().map_err(|error| text(&error))?;
+    let shim = address::random_address().map_err(|error| text(&error))?;
     let reserved = TcpListener::bind((shim, 0)).map_err(|error| text(&error))?;
     let port = reserved.local_addr().map_err(|error| text(&error))?.port();
     let mut listen = vec![SocketAddr::from((shim, port))];
     if ipv6 && TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
         let other = SocketAddr::from((Ipv6Addr::LOCALHOST, port));
         if socket::is_listened_on(other).map_err(|error| text(&error))? {
-            return Err(proc_net::explain(other));
+            return Err(proc_net::explain_in_use(other));
         }
         listen.push(other);
     }
-    match address::choose(port, None, &listen).map_err(|error| text(&error))? {
+    match address::choose_address(port, None, &listen).map_err(|error| text(&error))? {
         SocketAddr::V4(temporary) => Ok((temporary, listen)),
         SocketAddr::V6(other) => Err(format!("{other} is no IPv4 address")),
     }
@@ -833,7 +838,7 @@ mod tests {
             (both, "", false, &[], "127.0.0.1"),
             (&["::"], "", false, &[], "::1"),
         ] {
-            let found = own_address(
+            let found = find_own_address(
                 &parse(answered),
                 advertised.parse().ok(),
                 ipv6_first,

@@ -31,7 +31,7 @@ pub struct ProbeState {
 
 /// Probes an address for as long as there is a receiver. With `port`, also looks up the port's
 /// listener.
-pub async fn follow(
+pub async fn probe_forever(
     probe: Probe,
     address: SocketAddr,
     port: Option<u16>,
@@ -40,9 +40,9 @@ pub async fn follow(
 ) {
     let mut good = 0;
     while !to.is_closed() {
-        let before = port.and_then(listener);
+        let before = port.and_then(find_listener);
         let answer = probe.ready(address).await;
-        let listener = port.and_then(listener);
+        let listener = port.and_then(find_listener);
         // If the listener changed during the probe, the answer may be the old process's, and does
         // not count.
         good = if answer.seen == Observation::Pass && before == listener {
@@ -71,8 +71,8 @@ pub async fn follow(
 }
 
 /// Inode of the listener on a port, on any address outside loopback.
-fn listener(port: u16) -> Option<u64> {
-    let all = sock_diag::listeners(port).unwrap_or_default();
+fn find_listener(port: u16) -> Option<u64> {
+    let all = sock_diag::list_listeners(port).unwrap_or_default();
     all.into_iter()
         .filter(|entry| !entry.local.ip().is_loopback())
         .map(|entry| entry.inode)

@@ -4,13 +4,13 @@
 use super::caller::end_last;
 use super::cgroup;
 use super::claim::Claim;
-use super::drive::drive;
+use super::drive::drive_bridge;
 use super::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use super::preflight::preflight;
 use super::watch::PATIENCE;
 use berth_manifest::report::Refusal;
 use berth_os::namespaces::unshare_mounts;
-use berth_os::process::{Detached, detach, leave_terminal, set_oom_score};
+use berth_os::process::{Detached, fork_detached, leave_terminal, set_oom_score};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{Pid, geteuid};
 use std::io::{self, Read, Write};
@@ -41,7 +41,7 @@ pub struct Bridge {
 /// The process has another thread, or a system call failed.
 pub fn fork_bridge() -> io::Result<Half> {
     let (begins, begin) = UnixStream::pair()?;
-    Ok(match detach()? {
+    Ok(match fork_detached()? {
         Detached::Daemon => Half::Bridge(begin),
         Detached::Caller(pid) => Half::Caller(Bridge {
             pid: Pid::from_raw(pid),
@@ -73,7 +73,7 @@ impl Bridge {
 ///
 /// # Errors
 /// CAP_SYS_ADMIN is missing.
-pub fn isolate(options: &BridgeOptions) -> io::Result<()> {
+pub fn isolate_mounts(options: &BridgeOptions) -> io::Result<()> {
     match options.running {
         RunningInstance::Pod { .. } if geteuid().is_root() => unshare_mounts(),
         _ => Ok(()),
@@ -111,10 +111,10 @@ pub async fn run_bridge(
     if let Err(error) = set_oom_score(OOM_SCORE) {
         tracing::info!(%error, "this bridge keeps its OOM score: run it with CAP_SYS_RESOURCE");
     }
-    if let Err(error) = cgroup::leave() {
+    if let Err(error) = cgroup::leave_session_cgroup() {
         tracing::info!(%error, "this bridge is in the cgroup of the process that started it");
     }
-    drive(plan, claim).await;
-    cgroup::remove();
+    drive_bridge(plan, claim).await;
+    cgroup::remove_bridge_cgroup();
     Ok(())
 }

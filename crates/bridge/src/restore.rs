@@ -32,8 +32,8 @@ pub struct SavedFile {
 ///
 /// # Errors
 /// A file cannot be read.
-pub fn differences(all: &[SavedFile]) -> Result<Vec<Difference>, String> {
-    let mut differing: Vec<_> = compare(all)?
+pub fn find_differences(all: &[SavedFile]) -> Result<Vec<Difference>, String> {
+    let mut differing: Vec<_> = compare_files(all)?
         .into_iter()
         .map(|(_, difference)| difference)
         .collect();
@@ -52,15 +52,15 @@ pub fn changed_keys(
     all: &[SavedFile],
     keys: &BTreeSet<PathBuf>,
 ) -> Result<BTreeSet<PathBuf>, String> {
-    let changed = compare(all)?
+    let changed = compare_files(all)?
         .into_iter()
         .map(|(_, difference)| difference.path)
         .filter(|path| keys.contains(path));
     let mut changed: BTreeSet<_> = changed.collect();
     if let Some(manifest) = all.iter().find(|file| file.shown) {
         let (was, is) = (
-            encryption_file(&read_text(&manifest.copy)?),
-            encryption_file(&read_text(&manifest.path)?),
+            find_encryption_file(&read_text(&manifest.copy)?),
+            find_encryption_file(&read_text(&manifest.path)?),
         );
         changed.extend(is.filter(|is| was.as_ref() != Some(is)));
     }
@@ -80,9 +80,9 @@ pub struct Restored {
 /// Restores the saved files in order, so that the files named by the manifest exist when the
 /// kubelet reads the manifest. A replaced file is kept, because it may be the only copy of a key.
 /// Nothing is restored if the encryption configuration has changed.
-pub fn restore(all: &[SavedFile]) -> Restored {
+pub fn restore_files(all: &[SavedFile]) -> Restored {
     let (mut restored, mut failed, mut kept) = (Vec::new(), Vec::new(), Vec::new());
-    let differing = match check_keys_stay(all).and_then(|()| compare(all)) {
+    let differing = match check_keys_stay(all).and_then(|()| compare_files(all)) {
         Ok(differing) => differing,
         Err(why) => {
             return Restored {
@@ -96,10 +96,10 @@ pub fn restore(all: &[SavedFile]) -> Restored {
         .find(|file| file.shown)
         .and_then(|manifest| manifest.path.parent());
     for (before, difference) in differing {
-        let done = keep(before, manifests).and_then(|at| {
+        let done = keep_copy(before, manifests).and_then(|at| {
             // Listed even if the write fails.
             kept.extend(at.clone());
-            write(before).map(|()| at)
+            write_back(before).map(|()| at)
         });
         match done {
             Ok(at) => {
@@ -125,11 +125,11 @@ fn check_keys_stay(all: &[SavedFile]) -> Result<(), String> {
     let Some(manifest) = all.iter().find(|file| file.shown) else {
         return Ok(());
     };
-    let then = encryption_file(&read_text(&manifest.copy)?);
+    let then = find_encryption_file(&read_text(&manifest.copy)?);
     let is = read_text(&manifest.path)?;
     // No kube-apiserver starts from a manifest that is gone or cannot be parsed.
     let now = if Manifest::parse(&is).is_ok() {
-        encryption_file(&is)
+        find_encryption_file(&is)
     } else {
         then.clone()
     };
@@ -153,7 +153,7 @@ fn check_keys_stay(all: &[SavedFile]) -> Result<(), String> {
 }
 
 /// The node's path of the encryption configuration that a manifest names.
-fn encryption_file(manifest: &str) -> Option<PathBuf> {
+fn find_encryption_file(manifest: &str) -> Option<PathBuf> {
     let manifest = Manifest::parse(manifest).ok()?;
     let path = manifest.flag(ENCRYPTION.trim_start_matches('-'))?.value;
     manifest.container().on_node(path).map(PathBuf::from)
@@ -171,7 +171,7 @@ fn read_text(path: &Path) -> Result<String, String> {
 
 /// Copies the current file to a place beside it, and returns the copy's path. `None` if the file is
 /// unchanged or gone.
-fn keep(before: &SavedFile, manifests: Option<&Path>) -> io::Result<Option<PathBuf>> {
+fn keep_copy(before: &SavedFile, manifests: Option<&Path>) -> io::Result<Option<PathBuf>> {
     let Some((is, _)) = none_if_missing(open_regular(&before.path))?
         .map(read_with_metadata)
         .transpose()?
@@ -205,7 +205,7 @@ fn keep(before: &SavedFile, manifests: Option<&Path>) -> io::Result<Option<PathB
     Ok(Some(path))
 }
 
-fn compare(all: &[SavedFile]) -> Result<Vec<(&SavedFile, Difference)>, String> {
+fn compare_files(all: &[SavedFile]) -> Result<Vec<(&SavedFile, Difference)>, String> {
     let failed = |path: &Path| {
         let path = path.display().to_string();
         move |error: io::Error| format!("cannot read {path}: {error}")
@@ -229,7 +229,7 @@ fn compare(all: &[SavedFile]) -> Result<Vec<(&SavedFile, Difference)>, String> {
         let is = is.map(|(is, _)| is).unwrap_or_default();
         let diff = before
             .shown
-            .then(|| diff(&path, &is, &was))
+            .then(|| make_diff(&path, &is, &was))
             .filter(|diff| diff.len() <= LONGEST);
         differing.push((
             before,
@@ -250,7 +250,7 @@ fn read_with_metadata(mut file: File) -> io::Result<(Vec<u8>, Metadata)> {
     Ok((is, file.metadata()?))
 }
 
-fn diff(path: &Path, is: &[u8], was: &[u8]) -> String {
+fn make_diff(path: &Path, is: &[u8], was: &[u8]) -> String {
     let [is, was] = [is, was].map(String::from_utf8_lossy);
     let path = path.display().to_string();
     TextDiff::from_lines(&*is, &*was)
@@ -259,7 +259,7 @@ fn diff(path: &Path, is: &[u8], was: &[u8]) -> String {
         .to_string()
 }
 
-fn write(before: &SavedFile) -> io::Result<()> {
+fn write_back(before: &SavedFile) -> io::Result<()> {
     if fs::symlink_metadata(&before.path).is_ok_and(|meta| meta.is_symlink()) {
         return Err(io::Error::other(
             "it is a symbolic link now, and berth cannot tell why: restore it by hand",
@@ -281,7 +281,13 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     /// A file with the text `is`, or no file, and a saved copy with the text `was` and a mode.
-    fn saved(directory: &Path, name: &str, is: Option<&str>, was: &str, mode: u32) -> SavedFile {
+    fn make_saved(
+        directory: &Path,
+        name: &str,
+        is: Option<&str>,
+        was: &str,
+        mode: u32,
+    ) -> SavedFile {
         let shown = name.ends_with(".yaml");
         let (path, copy) = (
             directory.join(name),
@@ -296,7 +302,7 @@ mod tests {
         SavedFile { path, copy, shown }
     }
 
-    fn mode(path: &Path) -> u32 {
+    fn read_mode(path: &Path) -> u32 {
         fs::metadata(path).unwrap().mode() & 0o777
     }
 
@@ -309,10 +315,10 @@ mod tests {
             .into_iter()
             .for_each(Result::unwrap);
         let all = [
-            saved(&files, "gone.key", None, "secret\n", 0o640),
-            saved(&files, "same.crt", Some("a\n"), "a\n", 0o600),
-            saved(&files, "changed.key", Some("new\n"), "old\n", 0o600),
-            saved(&manifests, "manifest.yaml", Some("a: 2\n"), "a: 1\n", 0o600),
+            make_saved(&files, "gone.key", None, "secret\n", 0o640),
+            make_saved(&files, "same.crt", Some("a\n"), "a\n", 0o600),
+            make_saved(&files, "changed.key", Some("new\n"), "old\n", 0o600),
+            make_saved(&manifests, "manifest.yaml", Some("a: 2\n"), "a: 1\n", 0o600),
         ];
         let difference = |at: usize, missing, diff| Difference {
             path: all[at].path.clone(),
@@ -322,7 +328,7 @@ mod tests {
         };
         let path = all[3].path.display();
         let diff = format!("--- {path}\n+++ {path}\n@@ -1 +1 @@\n-a: 2\n+a: 1\n");
-        let found = differences(&all).unwrap();
+        let found = find_differences(&all).unwrap();
         assert_eq!(
             found,
             [
@@ -337,7 +343,7 @@ mod tests {
             "nothing is written"
         );
 
-        let restored = restore(&all);
+        let restored = restore_files(&all);
         assert_eq!(restored.files.unwrap(), found);
         // The manifest is kept beside its directory. A missing file leaves no copy.
         let [key, manifest] = &restored.kept[..] else {
@@ -355,25 +361,33 @@ mod tests {
             );
         }
         assert_eq!(
-            (fs::read_to_string(key).unwrap().as_str(), mode(key)),
+            (fs::read_to_string(key).unwrap().as_str(), read_mode(key)),
             ("new\n", 0o600)
         );
-        assert_eq!(differences(&all).unwrap(), []);
-        assert_eq!((mode(&all[0].path), mode(&all[3].path)), (0o640, 0o600));
+        assert_eq!(find_differences(&all).unwrap(), []);
+        assert_eq!(
+            (read_mode(&all[0].path), read_mode(&all[3].path)),
+            (0o640, 0o600)
+        );
         // A changed mode counts, too; a missing directory is created.
         fs::set_permissions(&all[1].path, Permissions::from_mode(0o400)).unwrap();
-        assert_eq!(restore(&all).files.unwrap().len(), 1);
-        assert_eq!(mode(&all[1].path), 0o600);
+        assert_eq!(restore_files(&all).files.unwrap().len(), 1);
+        assert_eq!(read_mode(&all[1].path), 0o600);
         let inside = [SavedFile {
             path: files.join("gone/a.key"),
             ..all[0].clone()
         }];
-        assert_eq!(restore(&inside).files.unwrap().len(), 1);
+        assert_eq!(restore_files(&inside).files.unwrap().len(), 1);
         // A symbolic link is left alone, and the other files are restored.
         fs::remove_file(&all[0].path).unwrap();
         std::os::unix::fs::symlink("elsewhere", &all[0].path).unwrap();
         fs::write(&all[2].path, "new\n").unwrap();
-        assert!(restore(&all).files.unwrap_err().contains("symbolic link"));
+        assert!(
+            restore_files(&all)
+                .files
+                .unwrap_err()
+                .contains("symbolic link")
+        );
         assert_eq!(fs::read_to_string(&all[2].path).unwrap(), "old\n");
     }
 
@@ -384,7 +398,7 @@ mod tests {
         fs::write(&target, "new\n").unwrap();
         fs::write(&copy, "old\n").unwrap();
         std::os::unix::fs::symlink(&target, &path).unwrap();
-        let Restored { files, kept } = restore(&[SavedFile {
+        let Restored { files, kept } = restore_files(&[SavedFile {
             path,
             copy,
             shown: false,
@@ -400,7 +414,7 @@ mod tests {
 
     /// A node with encryption keys: first `old`, now the keys of `now`. `named` says if the
     /// manifest names the configuration, before and now.
-    fn encrypted(temp: &Path, now: &[&str], named: [bool; 2]) -> [SavedFile; 2] {
+    fn make_encrypted(temp: &Path, now: &[&str], named: [bool; 2]) -> [SavedFile; 2] {
         let manifests = temp.join("manifests");
         fs::create_dir(&manifests).unwrap();
         let config = |keys: &[&str]| {
@@ -429,8 +443,8 @@ mod tests {
             )
         };
         [
-            saved(temp, "enc", Some(&config(now)), &config(&["old"]), 0o600),
-            saved(
+            make_saved(temp, "enc", Some(&config(now)), &config(&["old"]), 0o600),
+            make_saved(
                 &manifests,
                 "m.yaml",
                 Some(&manifest(named[1])),
@@ -458,7 +472,7 @@ mod tests {
             let temp = tempfile::tempdir().unwrap();
             let files = temp.path().join("files");
             fs::create_dir(&files).unwrap();
-            let all = encrypted(&files, now, named);
+            let all = make_encrypted(&files, now, named);
             let all = if named[0] { &all[..] } else { &all[1..] };
             let config = files.join("enc");
             let changed = is_changed.then(|| config.clone()).into_iter().collect();
@@ -475,12 +489,12 @@ mod tests {
                     .collect::<Vec<_>>()
             };
             let before = texts();
-            let files = restore(all).files;
+            let files = restore_files(all).files;
             assert_eq!(files.is_err(), is_refused, "{now:?} {named:?}: {files:?}");
             let Err(why) = files else { continue };
             assert!(why.contains(&config.display().to_string()), "{why}");
             assert_eq!(texts(), before);
-            let shown = differences(all).unwrap();
+            let shown = find_differences(all).unwrap();
             assert!(
                 shown
                     .iter()
@@ -494,9 +508,9 @@ mod tests {
             let temp = tempfile::tempdir().unwrap();
             let files = temp.path().join("files");
             fs::create_dir(&files).unwrap();
-            let all = encrypted(&files, &["old"], [true, true]);
+            let all = make_encrypted(&files, &["old"], [true, true]);
             fs::remove_file(&all[gone].path).unwrap();
-            assert_eq!(restore(&all).files.map(|all| all.len()), Ok(1));
+            assert_eq!(restore_files(&all).files.map(|all| all.len()), Ok(1));
         }
     }
 
@@ -507,7 +521,11 @@ mod tests {
             copy: "/nonexistent".into(),
             shown: false,
         };
-        assert!(differences(&[before]).unwrap_err().contains("/nonexistent"));
+        assert!(
+            find_differences(&[before])
+                .unwrap_err()
+                .contains("/nonexistent")
+        );
         // Opening a FIFO without a writer would block the daemon forever.
         let temp = tempfile::tempdir().unwrap();
         let (path, copy) = (temp.path().join("fifo"), temp.path().join("copy"));
@@ -515,7 +533,7 @@ mod tests {
         fs::write(&copy, "").unwrap();
         let (to, compared) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            to.send(differences(&[SavedFile {
+            to.send(find_differences(&[SavedFile {
                 path,
                 copy,
                 shown: false,

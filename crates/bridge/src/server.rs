@@ -19,7 +19,7 @@ pub(super) type Request = (Option<Ask>, oneshot::Sender<Answer>);
 pub(super) type Answer = Result<Option<Reply>, String>;
 
 /// Accepts connections until the bridge ends, then answers those that are still open.
-pub(super) async fn serve(
+pub(super) async fn serve_commands(
     socket: OwnedFd,
     status: watch::Sender<BridgeStatus>,
     ask: mpsc::UnboundedSender<Request>,
@@ -35,7 +35,9 @@ pub(super) async fn serve(
                 _ = &mut ended => break,
                 Some(_) = connections.join_next() => {}
                 accepted = accept => match accepted.and_then(Connection::new) {
-                    Ok(command) => drop(connections.spawn(answer(command, status.subscribe(), ask.clone()))),
+                    Ok(command) => {
+                        connections.spawn(answer_command(command, status.subscribe(), ask.clone()));
+                    }
                     Err(error) => {
                         tracing::info!(%error, "cannot accept a command, trying again");
                         tokio::time::sleep(AGAIN).await;
@@ -48,7 +50,7 @@ pub(super) async fn serve(
     while connections.join_next().await.is_some() {}
 }
 
-async fn answer(
+async fn answer_command(
     command: Connection,
     mut status: watch::Receiver<BridgeStatus>,
     to: mpsc::UnboundedSender<Request>,
@@ -57,7 +59,7 @@ async fn answer(
         return;
     };
     let (mut accompanies, mut runs) = (first == Ask::Accompany, false);
-    match ask(&to, Some(first)).await {
+    match send_request(&to, Some(first)).await {
         Ok(None) => {}
         Ok(Some(reply)) => drop(command.send(&reply).await),
         Err(why) => return drop(command.send(&Reply::Refused(why)).await),
@@ -74,7 +76,7 @@ async fn answer(
             }
             asked = command.next() => match asked {
                 Some(begins @ Ask::Command) if accompanies => {
-                    if let Err(why) = ask(&to, Some(begins)).await {
+                    if let Err(why) = send_request(&to, Some(begins)).await {
                         let _ = command.send(&Reply::Refused(why)).await;
                         break;
                     }
@@ -82,7 +84,7 @@ async fn answer(
                 }
                 Some(ended @ Ask::Ended { .. }) if runs => {
                     runs = false;
-                    let _ = ask(&to, Some(ended)).await;
+                    let _ = send_request(&to, Some(ended)).await;
                     // Reading the node's files may take long: a status with COMMAND still running
                     // goes out first.
                     status.mark_changed();
@@ -92,14 +94,14 @@ async fn answer(
         }
     }
     if runs {
-        let _ = ask(&to, None).await;
+        let _ = send_request(&to, None).await;
     } else if accompanies {
         // COMMAND will not be run: end the bridge, which clients would use for nothing.
-        let _ = ask(&to, Some(Ask::End { now: false })).await;
+        let _ = send_request(&to, Some(Ask::End { now: false })).await;
     }
 }
 
-async fn ask(to: &mpsc::UnboundedSender<Request>, what: Option<Ask>) -> Answer {
+async fn send_request(to: &mpsc::UnboundedSender<Request>, what: Option<Ask>) -> Answer {
     let (reply, replied) = oneshot::channel();
     let _ = to.send((what, reply));
     // A request without an answer finds the outcome in the status.

@@ -23,7 +23,7 @@ const SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 
 /// The message for a bridge that does not answer. A hung bridge no longer renews the steering, so
 /// new connections go to the port's own listener.
-pub fn hang_message(client: &Connection) -> String {
+pub fn describe_hang(client: &Connection) -> String {
     let pid = client.peer().map_or_else(
         || "the process of bridge.sock".to_owned(),
         |pid| pid.to_string(),
@@ -50,7 +50,7 @@ pub fn describe_wait(etcd: &EtcdStatus) -> String {
 }
 
 /// The message about connections that a bridge still relays after its end.
-pub fn ended_message(status: &BridgeStatus) -> String {
+pub fn describe_end(status: &BridgeStatus) -> String {
     format!(
         "the bridge has ended, and relays {} open connections to the node's own kube-apiserver for 5 minutes at most: \
          `berth bridge end --now`, or the next bridge, cuts them",
@@ -127,7 +127,7 @@ impl Watcher {
             let reply = tokio::select! {
                 reply = client.next() => reply,
                 () = tokio::time::sleep(PATIENCE), if !answered => {
-                    Self::print_refusal(&hang_message(client));
+                    Self::print_refusal(&describe_hang(client));
                     return WaitOutcome::Gone;
                 }
                 _ = self.signals.next() => return WaitOutcome::Interrupted,
@@ -152,13 +152,13 @@ impl Watcher {
 
     pub(super) fn print_line(&self, what: &str) {
         if !self.json {
-            self.progress.line(what);
+            self.progress.print_line(what);
         }
     }
 
     pub(super) fn print_detail(&self, what: &str) {
         if !self.json {
-            self.progress.more(what);
+            self.progress.print_detail(what);
         }
     }
 
@@ -207,7 +207,7 @@ impl Watcher {
             self.print_line("done: the node's own kube-apiserver serves, and nothing of the bridge is left but its logs");
         }
         if status.outcome.is_some() && status.connections_open > 0 {
-            self.print_detail(&ended_message(status));
+            self.print_detail(&describe_end(status));
         }
         if status.outcome.is_none() && (is_first || was.step != status.step) {
             self.print_step(status);
@@ -313,7 +313,7 @@ impl Watcher {
             status.own.probe
         ));
         self.print_last_lines("its container", &status.own.log);
-        self.print_detail("fix it, then `berth bridge end`; `berth bridge end --now` gives clients to the node's own as it is, ready or not");
+        self.print_detail("fix the node's own kube-apiserver, then run `berth bridge end`; `berth bridge end --now` gives clients to the node's own kube-apiserver, ready or not");
         self.print_detail("`berth bridge restore --dry-run` shows the changes in a static pod's files, `berth bridge restore` undoes them");
         self.print_logs();
     }

@@ -140,9 +140,9 @@ impl Client {
         let wrong = |_| Mistake::new("server", "its host is neither a name nor an address");
         let name = ServerName::try_from(name.to_owned()).map_err(wrong)?;
         if let Some(Token::Text(token)) = &access.token {
-            bearer(token).map_err(|why| Mistake::new("token", why))?;
+            bearer_value(token).map_err(|why| Mistake::new("token", why))?;
         }
-        let tls = Arc::new(tls(access)?);
+        let tls = Arc::new(tls_config(access)?);
         Ok(Self {
             access: Arc::new(access.clone()),
             place,
@@ -349,7 +349,7 @@ impl Client {
 
     async fn exchange(&self, ask: Ask<'_>, limit: usize) -> Result<(StatusCode, Bytes), String> {
         let request = self.request(ask).await?;
-        let answered = http::ask(self.connect().await?, request, limit).await;
+        let answered = http::fetch_response(self.connect().await?, request, limit).await;
         let (status, body) = answered.map_err(|error| format!("no HTTP answer: {error}"))?;
         Ok((
             status,
@@ -366,12 +366,15 @@ impl Client {
                 .await;
         };
         for address in first {
-            let dialled = async { self.handshake(http::connect(None, *address).await).await };
+            let dialled = async {
+                self.handshake(http::connect_from(None, *address).await)
+                    .await
+            };
             if let Ok(Ok(stream)) = timeout(self.patience / 4, dialled).await {
                 return Ok(stream);
             }
         }
-        self.handshake(http::connect(None, *last).await)
+        self.handshake(http::connect_from(None, *last).await)
             .await
             .map_err(|why| format!("at {last}: {why}"))
     }
@@ -413,7 +416,7 @@ impl Client {
         match &self.access.token {
             None => {}
             Some(Token::Text(token)) => {
-                request = request.header(header::AUTHORIZATION, bearer(token)?);
+                request = request.header(header::AUTHORIZATION, bearer_value(token)?);
             }
             Some(Token::File(path)) => {
                 let failed = |what: String| format!("token file {}: {what}", path.display());
@@ -423,7 +426,7 @@ impl Client {
                 let read = tokio::task::spawn_blocking(move || fs::read_to_string(file)).await;
                 let token = read.unwrap_or_else(|error| Err(error.into()));
                 let token = token.map_err(|error| failed(format!("cannot be read: {error}")))?;
-                let value = bearer(token.trim()).map_err(|why| failed(why.to_owned()))?;
+                let value = bearer_value(token.trim()).map_err(|why| failed(why.to_owned()))?;
                 request = request.header(header::AUTHORIZATION, value);
             }
         }
@@ -433,14 +436,14 @@ impl Client {
     }
 }
 
-fn bearer(token: &str) -> Result<header::HeaderValue, &'static str> {
+fn bearer_value(token: &str) -> Result<header::HeaderValue, &'static str> {
     let value = header::HeaderValue::try_from(format!("Bearer {token}"));
     let mut value = value.map_err(|_| "it has characters that no token has")?;
     value.set_sensitive(true);
     Ok(value)
 }
 
-fn tls(access: &Access) -> Result<ClientConfig, Mistake> {
+fn tls_config(access: &Access) -> Result<ClientConfig, Mistake> {
     let client = access
         .client
         .as_ref()

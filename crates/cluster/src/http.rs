@@ -17,7 +17,7 @@ pub type Body = Result<Bytes, Box<dyn Error + Send + Sync>>;
 ///
 /// # Errors
 /// Nothing listens at the address, or the source does not belong to this node.
-pub async fn connect(source: Option<IpAddr>, address: SocketAddr) -> io::Result<TcpStream> {
+pub async fn connect_from(source: Option<IpAddr>, address: SocketAddr) -> io::Result<TcpStream> {
     let Some(source) = source else {
         return TcpStream::connect(address).await;
     };
@@ -34,7 +34,7 @@ pub async fn connect(source: Option<IpAddr>, address: SocketAddr) -> io::Result<
 ///
 /// # Errors
 /// No HTTP response.
-pub async fn ask(
+pub async fn fetch_response(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     request: Request<Full<Bytes>>,
     limit: usize,

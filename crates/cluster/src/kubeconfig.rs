@@ -3,10 +3,10 @@
 //! Made for files like kubeadm's `admin.conf`, with certificates and maybe a token. Programs that
 //! fetch credentials (`exec`, `auth-provider`) are not run, and a server without a CA is not used.
 
-use crate::yaml::{YamlNode, parse};
+use crate::yaml::{YamlNode, parse_documents};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use berth_os::file::small;
+use berth_os::file::read_open_small;
 use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
@@ -114,7 +114,7 @@ impl Access {
                 };
                 format!("cannot read {}: {error}{fix}", path.display())
             };
-            File::open(path).and_then(small).map_err(failed)
+            File::open(path).and_then(read_open_small).map_err(failed)
         };
         let text = read(path)
             .and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is no text".into()));
@@ -150,7 +150,7 @@ impl Access {
             let path = directory.join(name);
             let why = "it cannot be read: in-cluster is for a pod with a service account (not a static pod, which has none)";
             File::open(&path)
-                .and_then(small)
+                .and_then(read_open_small)
                 .map_err(|error| Mistake::new(name, &format!("{why}: {error}")).of(directory))
         };
         let ca = read("ca.crt")?;
@@ -173,7 +173,7 @@ impl Access {
         file: impl Fn(&Path) -> Result<Vec<u8>, String>,
     ) -> Result<Self, Mistake> {
         let documents =
-            parse(text).map_err(|problem| Mistake::new("line", &problem.to_string()))?;
+            parse_documents(text).map_err(|problem| Mistake::new("line", &problem.to_string()))?;
         let root = documents
             .first()
             .ok_or_else(|| Mistake::new("file", "it is empty"))?;

@@ -218,7 +218,7 @@ mod tests {
 
     const GAP: Duration = Duration::from_secs(15);
 
-    fn lease() -> InstanceLease {
+    fn test_lease() -> InstanceLease {
         let time = SystemTime::UNIX_EPOCH + Duration::from_micros(1_000_001);
         InstanceLease {
             node: "cp-1".into(),
@@ -235,13 +235,13 @@ mod tests {
 
     #[test]
     fn a_written_lease_is_parsed_back() {
-        let object = lease().object();
+        let object = test_lease().object();
         assert_eq!(object["metadata"]["name"], "cp-1.3f2a");
         assert_eq!(object["spec"]["renewTime"], "1970-01-01T00:00:11.000001Z");
-        assert_eq!(InstanceLease::parse(&object), Some(lease()));
+        assert_eq!(InstanceLease::parse(&object), Some(test_lease()));
         let unknown = InstanceLease {
             version: None,
-            ..lease()
+            ..test_lease()
         };
         assert_eq!(InstanceLease::parse(&unknown.object()), Some(unknown));
         assert_eq!(

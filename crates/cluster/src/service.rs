@@ -95,7 +95,7 @@ pub fn slice_path(name: &str) -> String {
     format!("{SLICES}/{name}")
 }
 
-pub fn slice(node: &str, address: SocketAddr, port_name: &str) -> Value {
+pub fn build_slice(node: &str, address: SocketAddr, port_name: &str) -> Value {
     let family = Family::of(address.ip());
     json!({
         "apiVersion": "discovery.k8s.io/v1",
@@ -115,7 +115,7 @@ pub fn slice(node: &str, address: SocketAddr, port_name: &str) -> Value {
 }
 
 /// Returns the addresses in a slice, except addresses that are marked unready.
-pub fn addresses(slice: &Value) -> impl Iterator<Item = IpAddr> + '_ {
+pub fn slice_addresses(slice: &Value) -> impl Iterator<Item = IpAddr> + '_ {
     let endpoints = slice["endpoints"].as_array().into_iter().flatten();
     let ready = endpoints.filter(|endpoint| endpoint["conditions"]["ready"] != false);
     let addresses =
@@ -124,7 +124,7 @@ pub fn addresses(slice: &Value) -> impl Iterator<Item = IpAddr> + '_ {
 }
 
 /// Returns the ports in a slice.
-pub fn ports(slice: &Value) -> impl Iterator<Item = u16> + '_ {
+pub fn slice_ports(slice: &Value) -> impl Iterator<Item = u16> + '_ {
     let ports = slice["ports"].as_array().into_iter().flatten();
     ports.filter_map(|port| port["port"].as_u64()?.try_into().ok())
 }
@@ -135,30 +135,33 @@ mod tests {
 
     #[test]
     fn a_slice_names_the_node_and_its_address() {
-        let six = slice("cp-1", "[fd00::5]:6443".parse().unwrap(), "https");
+        let six = build_slice("cp-1", "[fd00::5]:6443".parse().unwrap(), "https");
         assert_eq!(
             (&six["metadata"]["name"], &six["addressType"]),
             (&json!("berth-cp-1-ipv6"), &json!("IPv6"))
         );
         assert_eq!(six["endpoints"][0]["nodeName"], "cp-1");
         assert_eq!(
-            addresses(&six).collect::<Vec<_>>(),
+            slice_addresses(&six).collect::<Vec<_>>(),
             ["fd00::5".parse::<IpAddr>().unwrap()]
         );
-        assert_eq!(ports(&six).collect::<Vec<_>>(), [6443]);
+        assert_eq!(slice_ports(&six).collect::<Vec<_>>(), [6443]);
     }
 
     #[test]
     fn unready_and_missing_endpoints_have_no_addresses() {
-        let mut four = slice("cp-1", "10.0.0.5:6443".parse().unwrap(), "https");
+        let mut four = build_slice("cp-1", "10.0.0.5:6443".parse().unwrap(), "https");
         four["endpoints"][0]["conditions"]["ready"] = json!(false);
-        assert_eq!(addresses(&four).count(), 0);
+        assert_eq!(slice_addresses(&four).count(), 0);
         for empty in [
             json!({}),
             json!({"endpoints": null, "ports": null}),
             json!({"endpoints": [{"addresses": [7, "x"]}]}),
         ] {
-            assert_eq!((addresses(&empty).count(), ports(&empty).count()), (0, 0));
+            assert_eq!(
+                (slice_addresses(&empty).count(), slice_ports(&empty).count()),
+                (0, 0)
+            );
         }
     }
 

@@ -19,7 +19,7 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, LazyLock};
 
 /// The cryptography of every connection.
-static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| Arc::new(p521::provider()));
+static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| Arc::new(p521::build_provider()));
 
 /// A file that cannot be used for TLS, and the reason: `holds no certificate in PEM form`.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl Trust {
     /// # Errors
     /// The file contains no certificate.
     pub fn from_pem(pem: &[u8]) -> Result<Self, TlsError> {
-        let trust = Self::new(certificates(pem));
+        let trust = Self::new(parse_certificates(pem));
         if trust.anchors.is_empty() {
             Err(TlsError::Ca(NONE.to_owned()))
         } else {
@@ -116,7 +116,8 @@ pub fn describe_error(error: &Error) -> String {
         Error::InvalidCertificate(
             CertificateError::UnsupportedSignatureAlgorithmContext { .. }
             | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { .. },
-        ) => "it, or its issuer, is signed with an unknown algorithm".to_owned(),
+        ) => "the certificate, or its issuer's certificate, is signed with an unknown algorithm"
+            .to_owned(),
         Error::PeerIncompatible(PeerIncompatible::NoSignatureSchemesInCommon)
         | Error::AlertReceived(AlertDescription::HandshakeFailure) => {
             format!(
@@ -128,7 +129,7 @@ pub fn describe_error(error: &Error) -> String {
 }
 
 /// Returns the certificates in a PEM file.
-pub fn certificates(pem: &[u8]) -> Vec<CertificateDer<'static>> {
+pub fn parse_certificates(pem: &[u8]) -> Vec<CertificateDer<'static>> {
     CertificateDer::pem_slice_iter(pem).flatten().collect()
 }
 
@@ -140,7 +141,7 @@ pub fn from_pem(
 ) -> Result<ClientConfig, TlsError> {
     let trust = ca.map(Trust::from_pem).transpose()?;
     let client = client.map(|(certificate, key)| {
-        let chain = certificates(certificate);
+        let chain = parse_certificates(certificate);
         if chain.is_empty() {
             return Err(TlsError::Certificate(NONE.to_owned()));
         }
@@ -150,7 +151,7 @@ pub fn from_pem(
             key.map_err(|error| TlsError::Key(format!("holds no key in PEM form: {error}")))?,
         ))
     });
-    config(trust, client.transpose()?).map_err(|error| {
+    build_config(trust, client.transpose()?).map_err(|error| {
         TlsError::Key(match error {
             Error::InconsistentKeys(_) => "is not the key of the certificate".to_owned(),
             _ => format!(
@@ -164,7 +165,7 @@ pub fn from_pem(
 ///
 /// # Errors
 /// The key cannot be used, or does not belong to the certificate.
-pub fn config(
+pub fn build_config(
     trust: Option<Trust>,
     client: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
 ) -> Result<ClientConfig, Error> {

@@ -33,15 +33,15 @@ impl Problem {
         }
     }
 
-    /// Returns cause and fix apart; see [`split`].
+    /// Returns cause and fix apart; see [`split_cause_and_fix`].
     pub fn parts(&self) -> (&str, &str) {
-        split(&self.message)
+        split_cause_and_fix(&self.message)
     }
 }
 
 /// Splits a message into cause and fix: every message of berth has both, and the fix follows the
 /// last colon.
-pub fn split(message: &str) -> (&str, &str) {
+pub fn split_cause_and_fix(message: &str) -> (&str, &str) {
     message.rsplit_once(": ").unwrap_or((message, ""))
 }
 
@@ -149,7 +149,7 @@ impl YamlNode {
 
     /// True for null, in every notation of YAML.
     pub fn is_null(&self) -> bool {
-        matches!(&self.data, Data::Scalar { text, plain: true } if resolve(text).is_null())
+        matches!(&self.data, Data::Scalar { text, plain: true } if resolve_scalar(text).is_null())
     }
 
     /// Returns a whole number that is not negative. Go parses `08` and `1e3` as floats, and its
@@ -174,7 +174,7 @@ impl YamlNode {
     /// Returns the value without its place.
     pub fn value(&self) -> Value {
         match &self.data {
-            Data::Scalar { text, plain: true } => resolve(text),
+            Data::Scalar { text, plain: true } => resolve_scalar(text),
             Data::Scalar { text, plain: false } => Value::String(text.clone()),
             Data::Sequence(items) => Value::Array(items.iter().map(Self::value).collect()),
             Data::Mapping(entries) => {
@@ -190,7 +190,7 @@ impl YamlNode {
 }
 
 /// Returns the value of a plain scalar.
-pub fn resolve(text: &str) -> Value {
+pub fn resolve_scalar(text: &str) -> Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Value::Null,
         "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" | "y" | "Y" => {
@@ -201,7 +201,7 @@ pub fn resolve(text: &str) -> Value {
         }
         _ => {}
     }
-    if let Some(number) = integer(text) {
+    if let Some(number) = parse_integer(text) {
         return number.into();
     }
     // Rust parses "inf" and "nan" as numbers, YAML does not.
@@ -214,7 +214,7 @@ pub fn resolve(text: &str) -> Value {
 
 /// Parses a whole number like Go: underscores are ignored, and a prefix gives the radix. The prefix
 /// of an octal number may be 0 alone.
-fn integer(text: &str) -> Option<i64> {
+fn parse_integer(text: &str) -> Option<i64> {
     if text.starts_with('_') {
         return None;
     }
@@ -254,7 +254,7 @@ fn find_disputed(text: &str) -> Option<(usize, &'static str)> {
 /// # Errors
 /// The text is not YAML, a key is set twice or is not text, or the nesting is deeper than in any
 /// manifest.
-pub fn parse(text: &str) -> Result<Vec<YamlNode>, Problem> {
+pub fn parse_documents(text: &str) -> Result<Vec<YamlNode>, Problem> {
     if let Some((at, what)) = find_disputed(text) {
         let line = text[..at].matches('\n').count() + 1;
         return Err(Problem::new(
@@ -273,7 +273,7 @@ pub fn parse(text: &str) -> Result<Vec<YamlNode>, Problem> {
                 format!("this is no YAML: {}: fix it", error.info()),
             )
         })?;
-        let (mut node, anchor) = begin(&event, span, &offsets);
+        let (mut node, anchor) = begin_node(&event, span, &offsets);
         node.flow = open.last().is_some_and(|outer| outer.node.flow);
         let (anchor, done) = match event {
             Event::MappingStart(..) | Event::SequenceStart(..) => {
@@ -337,7 +337,7 @@ fn without_anchor(text: &str) -> &str {
 
 /// Makes a node without data. Returns the node and its anchor, or the anchor of an alias; 0 for no
 /// anchor.
-fn begin(event: &Event<'_>, span: Span, offsets: &Offsets) -> (YamlNode, usize) {
+fn begin_node(event: &Event<'_>, span: Span, offsets: &Offsets) -> (YamlNode, usize) {
     let (anchor, tagged) = match event {
         Event::Scalar(_, _, anchor, tag)
         | Event::SequenceStart(anchor, tag)
@@ -405,7 +405,7 @@ impl Open {
             None => self.node.span.start,
         };
         self.node.data = if self.mapping {
-            Data::Mapping(pairs(text, self.nodes)?)
+            Data::Mapping(pair_entries(text, self.nodes)?)
         } else {
             Data::Sequence(self.nodes)
         };
@@ -413,7 +413,7 @@ impl Open {
     }
 }
 
-fn pairs(text: &str, nodes: Vec<YamlNode>) -> Result<Vec<(YamlNode, YamlNode)>, Problem> {
+fn pair_entries(text: &str, nodes: Vec<YamlNode>) -> Result<Vec<(YamlNode, YamlNode)>, Problem> {
     let mut entries: Vec<(YamlNode, YamlNode)> = Vec::with_capacity(nodes.len() / 2);
     let mut nodes = nodes.into_iter();
     while let (Some(key), Some(mut value)) = (nodes.next(), nodes.next()) {
@@ -485,7 +485,7 @@ mod tests {
 
     #[test]
     fn nodes_have_their_places_in_the_text() {
-        let documents = parse(TEXT).unwrap();
+        let documents = parse_documents(TEXT).unwrap();
         assert_eq!(documents.len(), 2);
         let written = |node: &YamlNode| TEXT[node.span.clone()].to_owned();
         let a = documents[0].get("a").unwrap();
@@ -516,7 +516,7 @@ mod tests {
             ("? a\n:", 5),
             ("? é\n# c\n", 4),
         ] {
-            let documents = parse(text).unwrap();
+            let documents = parse_documents(text).unwrap();
             let (_, value) = &documents[0].entries()[0];
             assert_eq!(value.span, place..place, "{text:?}");
         }
@@ -534,32 +534,32 @@ mod tests {
             ("yes", true.into()),
             ("~", Value::Null),
         ] {
-            assert_eq!(resolve(text), value);
+            assert_eq!(resolve_scalar(text), value);
         }
         for text in [
             "10.0.0.5", "10m", "inf", "nan", "v1", "0x", "0b", "_1", "--1", "0x-1", "-",
         ] {
-            assert_eq!(resolve(text), Value::from(text));
+            assert_eq!(resolve_scalar(text), Value::from(text));
         }
     }
 
     #[test]
     fn an_alias_has_the_data_of_its_anchor() {
-        let documents = parse(TEXT).unwrap();
+        let documents = parse_documents(TEXT).unwrap();
         let (a, f) = (
             documents[0].get("a").unwrap(),
             documents[0].get("f").unwrap(),
         );
         assert_eq!((f.value(), f.line), (a.value(), 11));
         assert_eq!(
-            parse("a: &a [*a]").unwrap()[0].value(),
+            parse_documents("a: &a [*a]").unwrap()[0].value(),
             serde_json::json!({"a": [null]})
         );
         let bomb: String = (1..9)
             .map(|at| format!("a{at}: &a{at} [{}]\n", format!("*a{},", at - 1).repeat(9)))
             .collect();
         assert!(
-            parse(&format!("a0: &a0 [x]\n{bomb}"))
+            parse_documents(&format!("a0: &a0 [x]\n{bomb}"))
                 .unwrap_err()
                 .message
                 .contains("more than any manifest")
@@ -568,7 +568,7 @@ mod tests {
 
     #[test]
     fn a_mistake_is_reported_with_its_line() {
-        let refused = |text: &str| parse(text).unwrap_err();
+        let refused = |text: &str| parse_documents(text).unwrap_err();
         assert_eq!(refused("a: 1\nb: [").line, 3);
         assert_eq!(
             refused("a: 1\nb: 2\na: 3").to_string(),
@@ -586,12 +586,12 @@ mod tests {
                     .starts_with("2: a ")
             );
         }
-        assert!(parse("\u{feff}a: 1\r\nb: 2\r\n").is_ok());
+        assert!(parse_documents("\u{feff}a: 1\r\nb: 2\r\n").is_ok());
         assert!(
             refused(&"[".repeat(100))
                 .message
                 .contains("nested too deeply")
         );
-        assert!(parse(&"[".repeat(100_000)).is_err());
+        assert!(parse_documents(&"[".repeat(100_000)).is_err());
     }
 }

@@ -2,19 +2,19 @@
 
 use berth_cluster::kubeconfig::Token;
 use berth_cluster::{Access, Client};
-use berth_testing::{answer, authority, read_slowly, serve, serve_with};
+use berth_testing::{create_ca, format_answer, read_slowly, serve_with, start_server};
 use hyper::StatusCode;
 use serde_json::json;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-fn nobody() -> SocketAddr {
+fn closed_address() -> SocketAddr {
     "127.0.0.1:1".parse().unwrap()
 }
 
 #[tokio::test]
 async fn asks_with_certificate_token_and_prefix() {
-    let mut server = serve(answer("200 OK", r#"{"kind":"Endpoints"}"#)).await;
+    let mut server = start_server(format_answer("200 OK", r#"{"kind":"Endpoints"}"#)).await;
     let client = Client::new(&server.access).unwrap();
     assert_eq!(
         client.get("/api/v1/x").await.unwrap(),
@@ -43,10 +43,10 @@ async fn asks_with_certificate_token_and_prefix() {
 /// With several control-plane nodes, the server of a kubeconfig may be any node.
 #[tokio::test]
 async fn another_address_is_dialled_with_the_same_credentials() {
-    let mut server = serve(answer("200 OK", "ok")).await;
+    let mut server = start_server(format_answer("200 OK", "ok")).await;
     let client = Client::new(&server.access).unwrap();
     assert!(client.ready().await);
-    assert!(!client.at([nobody()]).ready().await);
+    assert!(!client.at([closed_address()]).ready().await);
     let address = server
         .access
         .server
@@ -65,7 +65,7 @@ async fn another_address_is_dialled_with_the_same_credentials() {
     assert!(
         Client::new(&elsewhere)
             .unwrap()
-            .at([nobody(), address])
+            .at([closed_address(), address])
             .ready()
             .await
     );
@@ -85,9 +85,9 @@ async fn another_address_is_dialled_with_the_same_credentials() {
 #[tokio::test]
 async fn texts_are_read_unchanged() {
     let texts = |request: &str| match request.split(' ').nth(1).unwrap_or_default() {
-        "/k/metrics" => answer("200 OK", "up 1\n"),
-        "/k/readyz" => answer("200 OK", "ok"),
-        _ => answer("410 Gone", "{}"),
+        "/k/metrics" => format_answer("200 OK", "up 1\n"),
+        "/k/readyz" => format_answer("200 OK", "ok"),
+        _ => format_answer("410 Gone", "{}"),
     };
     let server = serve_with(texts).await;
     let client = Client::new(&server.access).unwrap();
@@ -107,7 +107,7 @@ async fn texts_are_read_unchanged() {
     );
     // The kubeconfig's server is a load balancer with its own certificate.
     let balanced = Access {
-        ca: authority().pem().into(),
+        ca: create_ca().pem().into(),
         server_name: Some("lb".into()),
         ..server.access.clone()
     };
@@ -124,7 +124,7 @@ async fn texts_are_read_unchanged() {
 
 #[tokio::test]
 async fn a_refusal_contains_the_apiservers_message() {
-    let server = serve(answer(
+    let server = start_server(format_answer(
         "409 Conflict",
         r#"{"kind":"Status","message":"the object has been modified"}"#,
     ))
@@ -145,7 +145,7 @@ async fn a_refusal_contains_the_apiservers_message() {
 
 #[tokio::test]
 async fn a_silent_untrusted_or_absent_server_is_explained() {
-    let server = serve(String::new()).await;
+    let server = start_server(String::new()).await;
     let client = Client::new(&server.access)
         .unwrap()
         .with_patience(Duration::from_millis(50));
@@ -191,7 +191,7 @@ async fn a_silent_untrusted_or_absent_server_is_explained() {
 /// A renewal writes the token's file anew.
 #[tokio::test]
 async fn a_tokens_file_is_read_for_each_request() {
-    let mut server = serve(answer("200 OK", "{}")).await;
+    let mut server = start_server(format_answer("200 OK", "{}")).await;
     let temp = tempfile::tempdir().unwrap();
     let file = temp.path().join("token");
     let client = Client::new(&Access {
@@ -220,7 +220,7 @@ async fn a_tokens_file_is_read_for_each_request() {
 
 #[tokio::test]
 async fn apply_and_delete_send_their_conditions() {
-    let mut server = serve(answer("200 OK", "{}")).await;
+    let mut server = start_server(format_answer("200 OK", "{}")).await;
     let client = Client::new(&server.access).unwrap();
     client
         .apply("/api/v1/x", "berth", &json!({"a": 1}))
@@ -252,7 +252,7 @@ async fn apply_and_delete_send_their_conditions() {
 /// A shim probes on the thread that sends the request.
 #[tokio::test]
 async fn a_token_is_read_on_another_thread() {
-    let mut server = serve(answer("200 OK", "{}")).await;
+    let mut server = start_server(format_answer("200 OK", "{}")).await;
     let temp = tempfile::tempdir().unwrap();
     let path = temp.path().join("token");
     std::fs::write(&path, "").unwrap();

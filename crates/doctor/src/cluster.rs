@@ -4,7 +4,7 @@ use super::checks::{BRIDGE_SLICE, NOT_CHECKED, SECURE_PORTS};
 use super::layout::Layout;
 use super::{Case, Finding, options};
 use crate::service;
-use berth_cluster::service::{OF_SERVICE, addresses, ports};
+use berth_cluster::service::{OF_SERVICE, slice_addresses, slice_ports};
 use berth_cluster::{Client, Error};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -25,17 +25,18 @@ impl Cluster {
     /// The API does not answer, or refuses these credentials.
     pub async fn ask(client: &Client) -> Result<Self, Error> {
         Ok(Self {
-            addresses: endpoints(&client.get(OF_SERVICE).await?),
+            addresses: list_endpoints(&client.get(OF_SERVICE).await?),
             left: service::leftover_slices(client, None).await?,
         })
     }
 }
 
 /// The addresses in a list of EndpointSlices.
-pub(super) fn endpoints(list: &Value) -> Vec<SocketAddr> {
+pub(super) fn list_endpoints(list: &Value) -> Vec<SocketAddr> {
     let slices = list["items"].as_array().into_iter().flatten();
     let of = |slice| {
-        addresses(slice).flat_map(move |ip| ports(slice).map(move |port| SocketAddr::new(ip, port)))
+        slice_addresses(slice)
+            .flat_map(move |ip| slice_ports(slice).map(move |port| SocketAddr::new(ip, port)))
     };
     let found: BTreeSet<_> = slices.flat_map(of).collect();
     found.into_iter().collect()
@@ -65,8 +66,8 @@ pub(super) fn examine(case: &Case<'_>) -> Vec<Finding> {
 
 fn secure_ports(case: &Case<'_>, addresses: &[SocketAddr]) -> Option<Finding> {
     // Behind `berth exec`, the port of the first listen address is also the apiserver's port.
-    let berth =
-        Layout::of(case.manifest).and_then(|layout| options::berth(&layout.apiserver.parsed));
+    let berth = Layout::of(case.manifest)
+        .and_then(|layout| options::berth_address(&layout.apiserver.parsed));
     let own = berth
         .map(|berth| berth.port())
         .or_else(|| case.manifest.secure_port().ok())?;

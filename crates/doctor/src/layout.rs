@@ -107,13 +107,13 @@ impl<'a> Berth<'a> {
         Some(Self {
             container,
             command,
-            parsed: parse(container, command, words, at),
+            parsed: parse_options(container, command, words, at),
         })
     }
 }
 
 /// The uid of a container. Images of kube-apiserver and of berth are root's by default.
-pub(super) fn uid(container: Container<'_>) -> u32 {
+pub(super) fn uid_of(container: Container<'_>) -> u32 {
     container
         .security("runAsUser")
         .and_then(YamlNode::number)
@@ -123,7 +123,12 @@ pub(super) fn uid(container: Container<'_>) -> u32 {
 
 /// Reads a container's arguments after `berth`, and the environment variables of options missing
 /// from the arguments.
-fn parse(container: Container<'_>, command: &str, words: &[&str], at: usize) -> ParsedOptions {
+fn parse_options(
+    container: Container<'_>,
+    command: &str,
+    words: &[&str],
+    at: usize,
+) -> ParsedOptions {
     let variables = container.node().list("env");
     let elsewhere = |variable: &YamlNode| {
         let ours = variable

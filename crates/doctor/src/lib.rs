@@ -118,7 +118,7 @@ pub fn examine(case: &Case<'_>) -> Vec<Finding> {
 }
 
 /// Lowers errors of the given checks to warnings (`--ignore-errors`).
-pub fn excuse(findings: &mut [Finding], checks: &[String]) {
+pub fn excuse_findings(findings: &mut [Finding], checks: &[String]) {
     for finding in findings
         .iter_mut()
         .filter(|finding| finding.severity == Severity::Error)

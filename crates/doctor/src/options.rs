@@ -1,8 +1,8 @@
 //! berth's options in a manifest, and the errors that berth would report about them.
 
-use super::layout::{Berth, HOST_IP, Layout, ParsedOptions, uid};
+use super::layout::{Berth, HOST_IP, Layout, ParsedOptions, uid_of};
 use berth_cluster::Client;
-use berth_cluster::yaml::parse;
+use berth_cluster::yaml::parse_documents;
 use berth_manifest::Manifest;
 use berth_options::PodCommand;
 use berth_options::check;
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// Lists the mistakes that berth would report, except those about files: the files may be on
 /// another machine.
-pub(super) fn mistakes(parsed: &ParsedOptions) -> Vec<String> {
+pub(super) fn list_mistakes(parsed: &ParsedOptions) -> Vec<String> {
     let command = match parsed {
         ParsedOptions::Options(command) => command,
         ParsedOptions::Wrong(why) => return vec![why.clone()],
@@ -28,14 +28,14 @@ pub(super) fn mistakes(parsed: &ParsedOptions) -> Vec<String> {
         PodCommand::Serve(serve) => {
             let mut serve = serve.clone();
             serve.shim.cluster.cluster = None;
-            check::serve(&serve).err()
+            check::check_serve(&serve).err()
         }
         PodCommand::Run(run) => {
             let mut run = run.clone();
             run.shim.cluster.cluster = None;
-            check::run(&run).err()
+            check::check_run(&run).err()
         }
-        PodCommand::Exec(exec) => check::exec(exec).err(),
+        PodCommand::Exec(exec) => check::check_exec(exec).err(),
         _ => None,
     };
     let all = checked.into_iter().flat_map(|mistakes| mistakes.0);
@@ -43,7 +43,7 @@ pub(super) fn mistakes(parsed: &ParsedOptions) -> Vec<String> {
 }
 
 /// The options that name the berth, the instance and the run directory.
-pub(super) fn place(parsed: &ParsedOptions) -> Option<&PlaceArgs> {
+pub(super) fn place_args(parsed: &ParsedOptions) -> Option<&PlaceArgs> {
     match parsed.command()? {
         PodCommand::Serve(serve) => Some(&serve.place),
         PodCommand::Run(run) => Some(&run.place),
@@ -52,7 +52,7 @@ pub(super) fn place(parsed: &ParsedOptions) -> Option<&PlaceArgs> {
     }
 }
 
-fn shim(parsed: &ParsedOptions) -> Option<&ShimArgs> {
+fn shim_args(parsed: &ParsedOptions) -> Option<&ShimArgs> {
     match parsed.command()? {
         PodCommand::Serve(serve) => Some(&serve.shim),
         PodCommand::Run(run) => Some(&run.shim),
@@ -61,34 +61,34 @@ fn shim(parsed: &ParsedOptions) -> Option<&ShimArgs> {
 }
 
 /// How kube-apiserver gets its clients; the default of `--pass` if the options cannot be seen.
-pub(super) fn pass(parsed: &ParsedOptions) -> PassMode {
+pub(super) fn pass_mode(parsed: &ParsedOptions) -> PassMode {
     match parsed.command() {
         Some(PodCommand::Exec(exec)) => exec.pass,
-        _ => shim(parsed).map_or(PassMode::Relay, |shim| shim.pass),
+        _ => shim_args(parsed).map_or(PassMode::Relay, |shim| shim.pass),
     }
 }
 
 /// The first address at which a shim listens, which names the berth.
-pub(super) fn berth(parsed: &ParsedOptions) -> Option<SocketAddr> {
-    check::listen(place(parsed)?.listen.first()?)
+pub(super) fn berth_address(parsed: &ParsedOptions) -> Option<SocketAddr> {
+    check::parse_listen(place_args(parsed)?.listen.first()?)
         .ok()
         .map(|first| first.addr)
 }
 
 /// The addresses at which a shim listens, except addresses that do not parse.
-pub(super) fn listen(parsed: &ParsedOptions) -> Vec<Listen> {
-    let listen = place(parsed)
+pub(super) fn listen_addresses(parsed: &ParsedOptions) -> Vec<Listen> {
+    let listen = place_args(parsed)
         .map(|place| &place.listen[..])
         .unwrap_or_default();
     listen
         .iter()
-        .filter_map(|text| check::listen(text).ok())
+        .filter_map(|text| check::parse_listen(text).ok())
         .collect()
 }
 
 /// The options of the kube-apiserver probe.
-pub(super) fn probe(parsed: &ParsedOptions) -> Option<&ProbeArgs> {
-    shim(parsed).map(|shim| &shim.probe)
+pub(super) fn probe_args(parsed: &ParsedOptions) -> Option<&ProbeArgs> {
+    shim_args(parsed).map(|shim| &shim.probe)
 }
 
 /// The shim of a manifest, or the shim that inject would add.
@@ -126,7 +126,7 @@ impl ShimOf {
 }
 
 pub fn shim_of(manifest: &Manifest) -> ShimOf {
-    let uid = uid(manifest.container());
+    let uid = uid_of(manifest.container());
     let Some(layout) = Layout::of(manifest) else {
         let ip = manifest
             .bind_address()
@@ -142,8 +142,8 @@ pub fn shim_of(manifest: &Manifest) -> ShimOf {
     let Berth {
         container, parsed, ..
     } = layout.serving().unwrap_or(&layout.apiserver);
-    let berth = berth(parsed).filter(|berth| !is_host_ip(berth.ip()));
-    let probe = probe(parsed);
+    let berth = berth_address(parsed).filter(|berth| !is_host_ip(berth.ip()));
+    let probe = probe_args(parsed);
     let server_name = probe
         .map_or(DEFAULT_NAME, |probe| &probe.probe_server_name)
         .to_owned();
@@ -182,14 +182,14 @@ pub(super) fn is_host_ip(ip: IpAddr) -> bool {
 pub(super) const IN_CLUSTER: &str = "in-cluster";
 
 /// The value of `--cluster` and the node's name in the cluster. `None` without `--cluster`.
-pub(super) fn cluster(parsed: &ParsedOptions) -> Option<(&str, Option<&str>)> {
-    let args = &shim(parsed)?.cluster;
+pub(super) fn cluster_args(parsed: &ParsedOptions) -> Option<(&str, Option<&str>)> {
+    let args = &shim_args(parsed)?.cluster;
     Some((args.cluster.as_deref()?, args.node_name.as_deref()))
 }
 
 /// How long connections may take to end.
-pub(super) fn drain(parsed: &ParsedOptions) -> Option<Duration> {
-    humantime::parse_duration(&shim(parsed)?.drain_timeout).ok()
+pub(super) fn drain_timeout(parsed: &ParsedOptions) -> Option<Duration> {
+    humantime::parse_duration(&shim_args(parsed)?.drain_timeout).ok()
 }
 
 /// Checks that a file of `--authentication-config` allows anonymous requests to the probed paths.
@@ -197,7 +197,7 @@ pub(super) fn drain(parsed: &ParsedOptions) -> Option<Duration> {
 /// # Errors
 /// The file is no AuthenticationConfiguration.
 pub(super) fn allows_anonymous_probes(text: &str) -> Result<bool, String> {
-    let documents = parse(text).map_err(|problem| problem.to_string())?;
+    let documents = parse_documents(text).map_err(|problem| problem.to_string())?;
     let root = documents
         .iter()
         .find(|root| root.text_of("kind") == Some("AuthenticationConfiguration"));

@@ -4,7 +4,7 @@
 
 use super::checks::{SAME_POD_NAME, STRAY_FILE};
 use super::{Case, Finding};
-use berth_cluster::yaml::{YamlNode, parse};
+use berth_cluster::yaml::{YamlNode, parse_documents};
 use berth_manifest::Manifest;
 use std::borrow::Cow;
 use std::fs;
@@ -28,7 +28,7 @@ pub struct ManifestFile {
 ///
 /// # Errors
 /// The directory cannot be listed.
-pub fn gather(own: &Path, manifest: &Manifest) -> io::Result<Vec<ManifestFile>> {
+pub fn gather_files(own: &Path, manifest: &Manifest) -> io::Result<Vec<ManifestFile>> {
     let directory = own
         .parent()
         .filter(|directory| !directory.as_os_str().is_empty())
@@ -38,7 +38,7 @@ pub fn gather(own: &Path, manifest: &Manifest) -> io::Result<Vec<ManifestFile>> 
         let path = entry?.path();
         // The kubelet follows symbolic links, and skips directories.
         let file = fs::metadata(&path).is_ok_and(|meta| meta.is_file());
-        if file && !name(&path).starts_with('.') {
+        if file && !file_name(&path).starts_with('.') {
             let text = berth_manifest::file::read(&path).map_err(|error| error.to_string());
             files.push(ManifestFile { path, text });
         }
@@ -57,7 +57,7 @@ pub fn gather(own: &Path, manifest: &Manifest) -> io::Result<Vec<ManifestFile>> 
     Ok(files)
 }
 
-fn name(path: &Path) -> Cow<'_, str> {
+fn file_name(path: &Path) -> Cow<'_, str> {
     path.file_name().unwrap_or_default().to_string_lossy()
 }
 
@@ -65,7 +65,7 @@ impl ManifestFile {
     /// Namespace and name of the pod. `None` if the file holds no pod; an error if the file cannot
     /// be read.
     fn pod(&self) -> Result<Option<PodName>, String> {
-        let documents = parse(self.text.as_ref().map_err(String::clone)?)
+        let documents = parse_documents(self.text.as_ref().map_err(String::clone)?)
             .map_err(|problem| problem.to_string())?;
         Ok(documents.first().and_then(pod_name))
     }
@@ -100,7 +100,7 @@ fn check_pod(
     let stem = |file: &Path| {
         ENDINGS
             .iter()
-            .find_map(|ending| name(file).strip_suffix(ending).map(ToOwned::to_owned))
+            .find_map(|ending| file_name(file).strip_suffix(ending).map(ToOwned::to_owned))
     };
     let cause = match pod {
         Err(why) => format!(

@@ -126,7 +126,7 @@ impl Pair<'_> {
                 ETCD_DIFFERS,
                 self.line("etcd-servers"),
                 format!(
-                    "the running kube-apiserver keeps its objects at {}, this one at {}: if those are two stores, one port answers \
+                    "the running kube-apiserver keeps its objects at {}, the new kube-apiserver at {}: if those are two stores, one port answers \
                      from both",
                     list(&old),
                     list(&new)
@@ -156,7 +156,7 @@ impl Pair<'_> {
                 ETCD_DIFFERS,
                 self.line("etcd-prefix"),
                 format!(
-                    "the running kube-apiserver keeps its objects below {old} in etcd, this one below {new}: two stores behind \
+                    "the running kube-apiserver keeps its objects below {old} in etcd, the new kube-apiserver below {new}: two stores behind \
                      one port"
                 ),
                 format!("keep --etcd-prefix={old}"),
@@ -188,7 +188,7 @@ impl Pair<'_> {
             ),
             (
                 SIGNS,
-                "if the key differs, the running kube-apiserver refuses tokens that this one signs",
+                "if the key differs, the running kube-apiserver refuses tokens that the new kube-apiserver signs",
                 "first add the new public key as a further --service-account-key-file, then sign with the new key,",
             ),
         ] {
@@ -241,7 +241,7 @@ impl Pair<'_> {
                 KEYS_DIFFER,
                 self.line(issuer),
                 format!(
-                    "--{issuer} is {} in the running kube-apiserver and {} in this one: one of them refuses tokens of the other",
+                    "--{issuer} is {} in the running kube-apiserver and {} in the new kube-apiserver: one of them refuses tokens of the other",
                     old.join(", "),
                     new.join(", ")
                 ),
@@ -271,7 +271,7 @@ impl Pair<'_> {
 mod tests {
     use super::super::Severity;
     use super::super::node::Facts;
-    use super::super::tests::{KUBEADM, static_pod, with};
+    use super::super::tests::{KUBEADM, replace_in, static_pod};
 
     /// The findings for a manifest that replaces an old one.
     fn findings(old: &str, new: &str, facts: &Facts) -> Vec<(&'static str, Severity)> {
@@ -290,7 +290,11 @@ mod tests {
 
     fn compare(old: &[(&str, &str)], new: &[(&str, &str)]) -> Vec<(&'static str, Severity)> {
         let pod = static_pod();
-        findings(&with(&pod, old), &with(&pod, new), &Facts::default())
+        findings(
+            &replace_in(&pod, old),
+            &replace_in(&pod, new),
+            &Facts::default(),
+        )
     }
 
     const ETCD: &str = "--etcd-servers=https://127.0.0.1:2379";
@@ -401,7 +405,7 @@ mod tests {
     #[test]
     fn a_key_file_newer_than_the_running_instance_is_warned_of() {
         let config = format!("{ETCD}\n    - --encryption-provider-config=/etc/kubernetes/pki/a");
-        let pod = with(&static_pod(), &[(ETCD, &config)]);
+        let pod = replace_in(&static_pod(), &[(ETCD, &config)]);
         let newer = |flag| Facts {
             newer_keys: vec![(flag, "/etc/kubernetes/pki/a".into())],
             ..Facts::default()
@@ -413,7 +417,7 @@ mod tests {
         let reload = |value| {
             let reload =
                 format!("--encryption-provider-config-automatic-reload{value}\n    - {ETCD}");
-            let reloads = with(&pod, &[(ETCD, &reload)]);
+            let reloads = replace_in(&pod, &[(ETCD, &reload)]);
             findings(&reloads, &reloads, &newer(super::ENCRYPTS))
         };
         for on in ["=true", "=1", ""] {

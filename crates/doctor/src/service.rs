@@ -15,7 +15,7 @@ use berth_cluster::client::none_if_missing;
 use berth_cluster::service::{self, Family, LOOK, MANAGER, RECONCILED};
 use berth_cluster::{Client, Error, lease};
 use berth_keeper::rule::{Rule, SliceDecision, SliceObservation};
-use berth_manifest::wait::until;
+use berth_manifest::wait::ask_until;
 use berth_node::terms::Phase;
 use berth_options::cluster::host_name;
 use berth_os::clock;
@@ -217,13 +217,13 @@ impl ServiceKeeper {
             Ok(named) => *named,
             Err(error) => error.status().is_some(),
         };
-        until(ROUND, AGAIN, ask, counts).await
+        ask_until(ROUND, AGAIN, ask, counts).await
     }
 
     /// The addresses in the slice that kube-apiserver keeps.
     async fn listed_addresses(&self) -> Result<Vec<IpAddr>, Error> {
         let slice = none_if_missing(self.client.get(RECONCILED).await)?.unwrap_or_default();
-        Ok(service::addresses(&slice).collect())
+        Ok(service::slice_addresses(&slice).collect())
     }
 
     /// Keeps a slice as demanded. Before an instance serves, there is no slice.
@@ -256,7 +256,7 @@ impl ServiceKeeper {
             if demand == Demand::Serving && !reads_service {
                 // A resumed upgrade goes on with its own slice.
                 let own = Some(&*self.node).filter(|_| self.purpose == Purpose::Bridge);
-                if let Err(error) = sweep(&self.client, own).await {
+                if let Err(error) = sweep_slices(&self.client, own).await {
                     tracing::info!(%error, "EndpointSlices left in the Service kubernetes by earlier commands were not looked for");
                 }
                 reads_service = true;
@@ -295,7 +295,7 @@ impl ServiceKeeper {
                 withdrawn: demand == Demand::Ending,
                 others,
             };
-            let brought = match rule.decide(clock::boottime().unwrap_or_default(), sight) {
+            let brought = match rule.decide(clock::read_boottime().unwrap_or_default(), sight) {
                 SliceDecision::Present
                     if there && applied.is_some_and(|at| at.elapsed() < lease::RENEWAL) =>
                 {
@@ -307,7 +307,7 @@ impl ServiceKeeper {
                 }
                 // At the end, the slice stays until kube-apiserver lists the node itself.
                 SliceDecision::Absent if tried && (demand != Demand::Ending || named) => {
-                    remove(&self.client, &self.name()).await.map(|()| {
+                    remove_slice(&self.client, &self.name()).await.map(|()| {
                         tried = false;
                         false
                     })
@@ -346,7 +346,7 @@ impl ServiceKeeper {
                 () = sleep(LOOK) => {}
             }
         }
-        if tried && let Err(error) = remove(&self.client, &self.name()).await {
+        if tried && let Err(error) = remove_slice(&self.client, &self.name()).await {
             tracing::warn!(
                 code = %explained::SLICE_STAYS,
                 %error,
@@ -379,7 +379,7 @@ impl ServiceKeeper {
     async fn slice(&self) -> Result<Value, Error> {
         let port_name =
             service::Service::parse(&self.client.get(service::SERVICE).await?).port_name;
-        let mut slice = service::slice(&self.node, self.address, &port_name);
+        let mut slice = service::build_slice(&self.node, self.address, &port_name);
         slice["metadata"]["name"] = self.name().into();
         slice["metadata"]["annotations"] =
             json!({NODE: self.node, BOOT: self.boot, RENEWED: renewal_time()});
@@ -399,7 +399,7 @@ fn renewal_time() -> String {
     .to_string()
 }
 
-async fn remove(client: &Client, name: &str) -> Result<(), Error> {
+async fn remove_slice(client: &Client, name: &str) -> Result<(), Error> {
     none_if_missing(client.delete(&service::slice_path(name)).await).map(drop)
 }
 
@@ -408,10 +408,10 @@ async fn remove(client: &Client, name: &str) -> Result<(), Error> {
 ///
 /// # Errors
 /// The cluster does not answer, or does not allow the removal.
-pub async fn sweep(client: &Client, own: Option<&str>) -> Result<Vec<String>, Error> {
+pub async fn sweep_slices(client: &Client, own: Option<&str>) -> Result<Vec<String>, Error> {
     let removed = leftover_slices(client, own).await?;
     for name in &removed {
-        remove(client, name).await?;
+        remove_slice(client, name).await?;
         tracing::info!(
             slice = name,
             "removed an EndpointSlice that a killed command left in the Service kubernetes"
@@ -504,13 +504,13 @@ impl<'a> KeptSlice<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_testing::{Objects, answer, serve_with};
+    use berth_testing::{Objects, format_answer, serve_with};
     use tokio::sync::mpsc::UnboundedReceiver;
 
     const IP: &str = "10.0.0.5";
 
     /// A cluster with these addresses in the slice that kube-apiserver keeps.
-    async fn cluster(
+    async fn start_cluster(
         named: &[&str],
         items: Vec<Value>,
     ) -> (Objects, ServiceKeeper, UnboundedReceiver<(String, usize)>) {
@@ -538,20 +538,20 @@ mod tests {
     }
 
     /// Keeps the slice of a node that serves.
-    fn serving(keeper: ServiceKeeper) -> Keeping {
+    fn start_serving(keeper: ServiceKeeper) -> Keeping {
         let keeping = keeper.start();
         keeping.demand(Demand::Serving);
         keeping
     }
 
-    async fn end(keeping: Keeping) {
+    async fn end_keeping(keeping: Keeping) {
         drop(keeping.demand);
         keeping.task.await.unwrap();
     }
 
     /// The slice of a killed bridge. `age` is the time since its last renewal, if known.
     fn slice(node: &str, boot: &str, age: Option<Duration>) -> Value {
-        let mut slice = service::slice(node, "10.0.0.9:6443".parse().unwrap(), "https");
+        let mut slice = service::build_slice(node, "10.0.0.9:6443".parse().unwrap(), "https");
         slice["metadata"]["name"] = format!("berth-bridge-{node}-ipv4").into();
         slice["metadata"]["annotations"] = json!({NODE: node, BOOT: boot});
         if let Some(age) = age {
@@ -563,9 +563,9 @@ mod tests {
 
     #[tokio::test]
     async fn the_only_node_is_named_until_the_bridge_is_over() {
-        let (objects, keeper, _asked) = cluster(&[], Vec::new()).await;
+        let (objects, keeper, _asked) = start_cluster(&[], Vec::new()).await;
         let path = service::slice_path(&keeper.name());
-        let mut keeping = serving(keeper);
+        let mut keeping = start_serving(keeper);
         keeping
             .state
             .wait_for(|state| *state == Ok(true))
@@ -573,7 +573,7 @@ mod tests {
             .unwrap();
         let there = objects.get(&path).unwrap();
         assert_eq!(
-            service::addresses(&there).collect::<Vec<_>>(),
+            service::slice_addresses(&there).collect::<Vec<_>>(),
             [IP.parse::<IpAddr>().unwrap()]
         );
         let annotations = &there["metadata"]["annotations"];
@@ -591,13 +591,13 @@ mod tests {
         // kube-apiserver does not list the node yet, so no removal is requested before the bridge
         // has ended.
         keeping.demand(Demand::Ending);
-        end(keeping).await;
+        end_keeping(keeping).await;
         assert_eq!(objects.get(&path), None);
     }
 
     #[tokio::test]
     async fn a_slice_has_the_family_of_the_address_that_the_node_advertises() {
-        let (objects, keeper, _asked) = cluster(&[], Vec::new()).await;
+        let (objects, keeper, _asked) = start_cluster(&[], Vec::new()).await;
         let keeper = ServiceKeeper {
             address: "[fd00::5]:6443".parse().unwrap(),
             ..keeper
@@ -614,7 +614,7 @@ mod tests {
             Some(json!({"spec": {"ipFamilies": ["IPv6", "IPv4"], "ports": ports}})),
         );
         keeper.check().await.unwrap();
-        let mut keeping = serving(keeper);
+        let mut keeping = start_serving(keeper);
         keeping
             .state
             .wait_for(|state| *state == Ok(true))
@@ -625,14 +625,14 @@ mod tests {
             .unwrap();
         assert_eq!(there["addressType"], "IPv6");
         assert_eq!(
-            service::addresses(&there).collect::<Vec<_>>(),
+            service::slice_addresses(&there).collect::<Vec<_>>(),
             ["fd00::5".parse::<IpAddr>().unwrap()]
         );
     }
 
     #[tokio::test]
     async fn check_tries_the_write_as_a_dry_run() {
-        let (objects, keeper, mut asked) = cluster(&[], Vec::new()).await;
+        let (objects, keeper, mut asked) = start_cluster(&[], Vec::new()).await;
         keeper.check().await.unwrap();
         assert_eq!(objects.get(&service::slice_path(&keeper.name())), None);
         let mut tried = std::iter::from_fn(|| asked.try_recv().ok());
@@ -646,9 +646,9 @@ mod tests {
     #[tokio::test]
     async fn an_operator_who_may_not_write_or_not_read_is_told() {
         for refused in ["PATCH /", RECONCILED] {
-            let (objects, keeper, _asked) = cluster(&[], Vec::new()).await;
+            let (objects, keeper, _asked) = start_cluster(&[], Vec::new()).await;
             let server = serve_with(move |request| match request.contains(refused) {
-                true => answer(
+                true => format_answer(
                     "403 Forbidden",
                     r#"{"message": "endpointslices is forbidden"}"#,
                 ),
@@ -663,7 +663,7 @@ mod tests {
                 keeper.check().await.is_err_and(|why| is_told(&why)),
                 "{refused}"
             );
-            serving(keeper)
+            start_serving(keeper)
                 .state
                 .wait_for(|state| state.as_ref().is_err_and(is_told))
                 .await
@@ -674,7 +674,7 @@ mod tests {
     /// Other nodes serve, and this node must not be listed.
     #[tokio::test]
     async fn a_node_that_serves_nothing_is_taken_out() {
-        let (objects, keeper, _asked) = cluster(&["10.0.0.6"], Vec::new()).await;
+        let (objects, keeper, _asked) = start_cluster(&["10.0.0.6"], Vec::new()).await;
         let keeper = ServiceKeeper {
             purpose: Purpose::Upgrade,
             ..keeper
@@ -682,7 +682,7 @@ mod tests {
         let path = service::slice_path(&keeper.name());
         // The slice exists already, as for a resumed upgrade.
         objects.set(&path, Some(keeper.slice().await.unwrap()));
-        let mut keeping = serving(keeper);
+        let mut keeping = start_serving(keeper);
         keeping.state.wait_for(SliceState::is_ok).await.unwrap();
         assert!(objects.get(&path).is_some());
         keeping.demand(Demand::NotServing);
@@ -693,9 +693,9 @@ mod tests {
 
     #[tokio::test]
     async fn the_only_node_stays_named_when_it_serves_nothing() {
-        let (objects, keeper, _asked) = cluster(&[], Vec::new()).await;
+        let (objects, keeper, _asked) = start_cluster(&[], Vec::new()).await;
         let path = service::slice_path(&keeper.name());
-        let mut keeping = serving(keeper);
+        let mut keeping = start_serving(keeper);
         keeping
             .state
             .wait_for(|state| *state == Ok(true))
@@ -714,12 +714,12 @@ mod tests {
     async fn a_silent_api_is_asked_again_and_a_refusing_api_is_not() {
         let slice = json!({"addressType": "IPv4", "endpoints": [{"addresses": [IP]}]}).to_string();
         let mut answers = vec![
-            answer("403 Forbidden", "{}"),
-            answer("200 OK", &slice),
+            format_answer("403 Forbidden", "{}"),
+            format_answer("200 OK", &slice),
             "no HTTP\r\n\r\n".into(),
         ];
         let server = serve_with(move |_| answers.pop().unwrap()).await;
-        let (_, keeper, _) = cluster(&[], Vec::new()).await;
+        let (_, keeper, _) = start_cluster(&[], Vec::new()).await;
         let keeper = ServiceKeeper {
             client: Client::new(&server.access).unwrap(),
             ..keeper
@@ -733,11 +733,11 @@ mod tests {
 
     #[tokio::test]
     async fn no_slice_is_kept_if_other_nodes_serve() {
-        let (objects, keeper, mut asked) = cluster(&["10.0.0.6"], Vec::new()).await;
+        let (objects, keeper, mut asked) = start_cluster(&["10.0.0.6"], Vec::new()).await;
         let path = service::slice_path(&keeper.name());
-        let mut keeping = serving(keeper);
+        let mut keeping = start_serving(keeper);
         keeping.state.wait_for(SliceState::is_ok).await.unwrap();
-        end(keeping).await;
+        end_keeping(keeping).await;
         assert_eq!(objects.get(&path), None);
         while let Ok((request, _)) = asked.try_recv() {
             assert!(!request.starts_with("PATCH"), "{request}");
@@ -768,7 +768,7 @@ mod tests {
             upgrade("running", short),
             upgrade("killed", long),
         ];
-        let (objects, keeper, _) = cluster(&[], all).await;
+        let (objects, keeper, _) = start_cluster(&[], all).await;
         let node = |boot| json!({"metadata": {"name": "a-node"}, "status": {"nodeInfo": {"bootID": boot}}});
         objects.set(
             NODES,

@@ -8,7 +8,7 @@ use berth_manifest::inject::{Addresses, InjectOptions, Probing, inject};
 use berth_node::registry;
 use berth_os::proc_net::{Entry, NamedProcess};
 use berth_shim::config::PassMode;
-use berth_testing::{authority, issue};
+use berth_testing::{create_ca, issue_certificate};
 use proptest::prelude::*;
 use rcgen::{CertificateParams, KeyPair};
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,7 +56,7 @@ fn pod_with_pass(pass: PassMode) -> String {
         .text
 }
 
-fn deployment() -> String {
+fn injected_deployment() -> String {
     inject(DEPLOYMENT, &with_ca()).unwrap().text
 }
 
@@ -85,17 +85,17 @@ fn node_findings(text: &str, facts: &Facts) -> Vec<Finding> {
 }
 
 /// The text after replacements. Each replaced text must exist.
-pub(super) fn with(text: &str, changes: &[(&str, &str)]) -> String {
+pub(super) fn replace_in(text: &str, changes: &[(&str, &str)]) -> String {
     changes.iter().fold(text.to_owned(), |text, (old, new)| {
         assert!(text.contains(old), "{old:?} is not in {text}");
         text.replacen(old, new, 1)
     })
 }
 
-/// Like [`with`], but only from the shim's container on.
+/// Like [`replace_in`], but only from the shim's container on.
 fn with_shim(text: &str, changes: &[(&str, &str)]) -> String {
     let at = text.find("    - serve\n").unwrap();
-    format!("{}{}", &text[..at], with(&text[at..], changes))
+    format!("{}{}", &text[..at], replace_in(&text[at..], changes))
 }
 
 /// A cluster without other nodes and without left slices.
@@ -110,7 +110,7 @@ fn granted_pod() -> String {
                      valueFrom:\n        fieldRef:\n          fieldPath: spec.nodeName\n    - name: BERTH_BIND_WAIT\n";
     let mount = "    - mountPath: /etc/kubernetes/berth-cluster\n      name: berth-cluster\n    - mountPath: /run/berth\n";
     let volume = "  - hostPath:\n      path: /etc/kubernetes/berth-cluster\n      type: Directory\n    name: berth-cluster\n  - hostPath:\n      path: /run/berth\n";
-    let pod = with(
+    let pod = replace_in(
         &static_pod(),
         &[("  - hostPath:\n      path: /run/berth\n", volume)],
     );
@@ -126,7 +126,7 @@ fn granted_pod() -> String {
 /// Cases with exactly one finding each, by the name of the check.
 fn manifest_cases() -> Vec<(&'static str, Vec<Finding>)> {
     let pod = static_pod();
-    let changed = |changes: &[(&str, &str)]| text_findings(&with(&pod, changes));
+    let changed = |changes: &[(&str, &str)]| text_findings(&replace_in(&pod, changes));
     let shim = |changes: &[(&str, &str)]| text_findings(&with_shim(&pod, changes));
     // The findings for the pod as replacement of a pod that differs in one text.
     let replacing = |(id, now, before)| {
@@ -161,7 +161,7 @@ fn manifest_cases() -> Vec<(&'static str, Vec<Finding>)> {
     };
     let granted_pod = granted_pod();
     assert_eq!(text_findings(&granted_pod), []);
-    let credentials = |changes: &[(&str, &str)]| text_findings(&with(&granted_pod, changes));
+    let credentials = |changes: &[(&str, &str)]| text_findings(&replace_in(&granted_pod, changes));
     let mounted = "mountPath: /etc/kubernetes/berth-cluster\n      name: berth-cluster\n";
     let field = "      valueFrom:\n        fieldRef:\n          fieldPath: spec.nodeName\n";
     let without_token = |changes: &[(&str, &str)]| {
@@ -171,7 +171,7 @@ fn manifest_cases() -> Vec<(&'static str, Vec<Finding>)> {
              {{fieldPath: spec.nodeName}}}}}}\n{waits}"
         );
         let base = include_str!("../../../examples/kustomize/base/kube-apiserver.yaml");
-        text_findings(&with(
+        text_findings(&replace_in(
             base,
             &[&[(waits, variables.as_str())], changes].concat(),
         ))
@@ -180,7 +180,10 @@ fn manifest_cases() -> Vec<(&'static str, Vec<Finding>)> {
     assert_eq!(text_findings(&passing), []);
     let localhost = "seccompProfile:\n      type: Localhost\n      localhostProfile: a.json\n  terminationGracePeriodSeconds:";
     let default = "seccompProfile:\n      type: RuntimeDefault\n  terminationGracePeriodSeconds:";
-    assert_eq!(text_findings(&with(&pod, &[(default, localhost)])), []);
+    assert_eq!(
+        text_findings(&replace_in(&pod, &[(default, localhost)])),
+        []
+    );
     let account = (
         "automountServiceAccountToken: false",
         "serviceAccountName: berth",
@@ -194,9 +197,9 @@ fn manifest_cases() -> Vec<(&'static str, Vec<Finding>)> {
         ("cluster-mount", credentials(&[(mounted, &format!("{mounted}      subPath: a\n"))])),
         ("cluster-mount", credentials(&[(mounted, &format!("{mounted}      readOnly: true\n"))])),
         ("node-name", without_token(&[account, ("valueFrom: {fieldRef: {fieldPath: spec.nodeName}}", "value: cp-1")])),
-        ("not-checked", text_findings(&with(&passing, &[(default, localhost)]))),
+        ("not-checked", text_findings(&replace_in(&passing, &[(default, localhost)]))),
         ("pass-differs", text_findings(&with_shim(&passing, &[("value: inject", "value: relay")]))),
-        ("pass-differs", text_findings(&with(&passing, &[("- name: BERTH_PASS", "- name: OTHER")]))),
+        ("pass-differs", text_findings(&replace_in(&passing, &[("- name: BERTH_PASS", "- name: OTHER")]))),
         ("berth-options", text_findings(&with_shim(&passing, &[("value: inject", "value: off")]))),
         ("not-behind-berth", text_findings(KUBEADM)),
         ("shim-missing", text_findings(&no_shim)),
@@ -219,11 +222,11 @@ fn manifest_cases() -> Vec<(&'static str, Vec<Finding>)> {
         ("probe-on-shared-port", live(&["kubectl", "get", "--server=https://localhost:6443/", "--raw=/livez"])),
         ("probe-on-shared-port", live(&["curl", "--insecure", "https://10.0.0.5:6443/livez"])),
         ("probe-elsewhere", live(&["/healthcheck"])),
-        ("update-strategy", text_findings(&with(&deployment(), &[("maxUnavailable: 0", "maxUnavailable: 1")]))),
-        ("update-strategy", text_findings(&with(&deployment(), &[("kind: Deployment", "kind: DaemonSet")]))),
+        ("update-strategy", text_findings(&replace_in(&injected_deployment(), &[("maxUnavailable: 0", "maxUnavailable: 1")]))),
+        ("update-strategy", text_findings(&replace_in(&injected_deployment(), &[("kind: Deployment", "kind: DaemonSet")]))),
         (
             "host-ip",
-            text_findings(&inject(&with(KUBEADM, &[("--advertise-address=10.0.0.5", "--v=1")]), &options()).unwrap().text),
+            text_findings(&inject(&replace_in(KUBEADM, &[("--advertise-address=10.0.0.5", "--v=1")]), &options()).unwrap().text),
         ),
         ("not-checked", findings(&pod, |case| case.cluster = None)),
         ("not-checked", changed(&[("kube-apiserver:v1.36.3", "kube-apiserver@sha256:00")])),
@@ -232,7 +235,7 @@ fn manifest_cases() -> Vec<(&'static str, Vec<Finding>)> {
         (
             "loopback-address",
             text_findings(
-                &with(&pod, &[("--advertise-address=10.0.0.5", "--v=1")])
+                &replace_in(&pod, &[("--advertise-address=10.0.0.5", "--v=1")])
                     .replace("value: 10.0.0.5", "value: 127.0.0.9"),
             ),
         ),
@@ -400,12 +403,15 @@ fn manifest_cases() -> Vec<(&'static str, Vec<Finding>)> {
 #[test]
 fn peer_proxy_is_reported_only_behind_berth_and_with_a_ca() {
     assert_eq!(
-        ids(&text_findings(&with(KUBEADM, &[PEERS]))),
+        ids_of(&text_findings(&replace_in(KUBEADM, &[PEERS]))),
         ["not-behind-berth"]
     );
     let off = PEERS.1.replace("=/etc/kubernetes/pki/ca.crt", "=");
-    assert_eq!(text_findings(&with(&static_pod(), &[(PEERS.0, &off)])), []);
-    let [found] = &text_findings(&with(&static_pod(), &[PEERS]))[..] else {
+    assert_eq!(
+        text_findings(&replace_in(&static_pod(), &[(PEERS.0, &off)])),
+        []
+    );
+    let [found] = &text_findings(&replace_in(&static_pod(), &[PEERS]))[..] else {
         panic!()
     };
     assert!(
@@ -441,7 +447,7 @@ fn shim_of_reads_address_uid_and_ca() {
     );
     // Only the kubelet knows the address.
     assert_eq!(
-        of(&deployment()),
+        of(&injected_deployment()),
         ShimOf {
             berth: None,
             uid: 65534,
@@ -492,8 +498,8 @@ fn healthy_node() -> Facts {
     Facts {
         addresses: Some(vec!["10.0.0.5".parse().unwrap()]),
         listeners: vec![
-            listener("10.0.0.5:6443", 0, "berth"),
-            listener("127.1.2.3:6443", 0, "kube-apiserver"),
+            held_port("10.0.0.5:6443", 0, "berth"),
+            held_port("127.1.2.3:6443", 0, "kube-apiserver"),
         ],
         apiservers: vec![RunningProcess {
             resident: 1 << 30,
@@ -508,7 +514,7 @@ fn healthy_node() -> Facts {
     }
 }
 
-fn listener(local: &str, uid: u32, name: &str) -> HeldPort {
+fn held_port(local: &str, uid: u32, name: &str) -> HeldPort {
     let remote = "0.0.0.0:0".parse().unwrap();
     let entry = Entry {
         local: local.parse().unwrap(),
@@ -534,9 +540,9 @@ fn node_cases() -> Vec<(&'static str, Vec<Finding>)> {
         node_findings(&pod, &facts)
     };
     let held = |local: &str, uid, name: &str| {
-        node(&|facts| facts.listeners = vec![listener(local, uid, name)])
+        node(&|facts| facts.listeners = vec![held_port(local, uid, name)])
     };
-    let secured = with(
+    let secured = replace_in(
         &pod,
         &[(
             "    - --allow-privileged=true\n",
@@ -739,7 +745,7 @@ fn examine_ports(text: &str) -> Vec<Finding> {
     let list = serde_json::json!({"items": [{
         "endpoints": [{"addresses": ["10.0.0.5"]}, {"addresses": ["10.0.0.6"]}], "ports": [{"port": 7443}]
     }, {"endpoints": [{"addresses": ["fd00::5"]}], "ports": [{"port": 6443}]}]});
-    let addresses = cluster::endpoints(&list);
+    let addresses = cluster::list_endpoints(&list);
     let wanted =
         ["10.0.0.5:7443", "10.0.0.6:7443", "[fd00::5]:6443"].map(|text| text.parse().unwrap());
     assert_eq!(addresses, wanted);
@@ -762,17 +768,18 @@ fn examine_cluster(text: &str, cluster: &Cluster) -> Vec<Finding> {
 
 #[test]
 fn each_check_finds_its_case_and_nothing_else() {
-    let refused = text_findings(&with(
+    let refused = text_findings(&replace_in(
         KUBEADM,
         &[("hostNetwork: true", "hostNetwork: false")],
     ));
-    assert_eq!(ids(&refused), ["not-behind-berth", "inject-refuses"]);
+    assert_eq!(ids_of(&refused), ["not-behind-berth", "inject-refuses"]);
     let mut seen = BTreeSet::from(["inject-refuses"]);
     let cases = manifest_cases()
         .into_iter()
         .chain(file_cases())
         .chain(node_cases());
-    let (right, wrong): (Vec<_>, Vec<_>) = cases.partition(|(id, findings)| ids(findings) == [*id]);
+    let (right, wrong): (Vec<_>, Vec<_>) =
+        cases.partition(|(id, findings)| ids_of(findings) == [*id]);
     assert!(wrong.is_empty(), "{wrong:#?}");
     for (id, findings) in right {
         let Finding {
@@ -794,7 +801,7 @@ fn each_check_finds_its_case_and_nothing_else() {
     assert_eq!((seen, all.len()), (all, CHECKS.len()));
 }
 
-fn ids(findings: &[Finding]) -> Vec<&'static str> {
+fn ids_of(findings: &[Finding]) -> Vec<&'static str> {
     findings.iter().map(|finding| finding.id).collect()
 }
 
@@ -831,17 +838,17 @@ fn an_obstacle_to_pass_is_an_error_only_if_kube_apiserver_would_not_start() {
 
 #[test]
 fn an_excused_error_is_a_warning_behind_the_others() {
-    let refused = with(
+    let refused = replace_in(
         &with_shim(&static_pod(), &[("runAsUser: 0", "runAsUser: 7")]),
         &[("hostNetwork: true", "x: true")],
     );
     let mut found = text_findings(&refused);
-    assert_eq!(ids(&found), ["host-network", "uid-mismatch"]);
-    excuse(
+    assert_eq!(ids_of(&found), ["host-network", "uid-mismatch"]);
+    excuse_findings(
         &mut found,
         &["host-network".to_owned(), "pre-stop".to_owned()],
     );
-    assert_eq!(ids(&found), ["uid-mismatch", "host-network"]);
+    assert_eq!(ids_of(&found), ["uid-mismatch", "host-network"]);
     assert_eq!(
         (found[0].severity, found[1].severity),
         (Severity::Error, Severity::Warning)
@@ -866,7 +873,7 @@ fn the_documentation_has_every_check() {
 fn what_inject_writes_is_clean() {
     let given = Addresses::Given(
         ["10.0.0.5:6443", "10.0.0.9:6443,freebind"]
-            .map(|text| berth_options::check::listen(text).unwrap())
+            .map(|text| berth_options::check::parse_listen(text).unwrap())
             .to_vec(),
     );
     let insecure = Probing {
@@ -914,14 +921,14 @@ fn hand_written_manifests_are_read() {
     );
     // `berth run` is shim and instance in one container.
     let run = "kind: Pod\nspec:\n  hostNetwork: true\n  containers:\n  - name: kube-apiserver\n    env: [{name: BERTH_LISTEN, value: '10.0.0.5:6443'}]\n    command: [/berth, run, --probe, tcp, --, kube-apiserver]\n";
-    let found = ids(&text_findings(run));
+    let found = ids_of(&text_findings(run));
     assert!(
         !found.contains(&"shim-missing") && !found.contains(&"berth-options"),
         "{found:?}"
     );
     // A node shim is in another pod, and the hook would have no shim to drain.
     let node_shim = run.replace("/berth, run, --probe, tcp,", "/berth, exec,");
-    let found = ids(&text_findings(&node_shim));
+    let found = ids_of(&text_findings(&node_shim));
     assert!(
         found.contains(&"shim-missing") && !found.contains(&"pre-stop"),
         "{found:?}"
@@ -936,7 +943,7 @@ fn hand_written_manifests_are_read() {
         "'10.0.0.5:6443'",
         "'$(A):6443'}, {name: A, value: '$(A)$(A)'",
     );
-    assert!(ids(&text_findings(&circle)).contains(&"berth-options"));
+    assert!(ids_of(&text_findings(&circle)).contains(&"berth-options"));
 }
 
 /// Credentials as written by `berth grant` are read through the mount of the shim's container.
@@ -954,7 +961,8 @@ fn credentials_are_read_through_the_shims_mount() {
             .is_none()
     );
     let file = directory.join("kubeconfig");
-    let text = files::kubeconfig("berth-cp-1", "https://10.0.0.5:6443", "kubernetes", b"PEM");
+    let text =
+        files::render_kubeconfig("berth-cp-1", "https://10.0.0.5:6443", "kubernetes", b"PEM");
     std::fs::create_dir_all(directory.parent().unwrap()).unwrap();
     files::write(
         &file,
@@ -1007,10 +1015,10 @@ fn certificate_finding(files: &[(&str, &str)], options: &InjectOptions) -> Optio
     let root = tempfile::tempdir().unwrap();
     let pki = root.path().join("etc/kubernetes/pki");
     std::fs::create_dir_all(&pki).unwrap();
-    std::fs::write(pki.join("ca.crt"), authority().pem()).unwrap();
+    std::fs::write(pki.join("ca.crt"), create_ca().pem()).unwrap();
     for (name, text) in files {
         let other = if text.is_empty() {
-            issue(&authority(), &["kubernetes"]).0
+            issue_certificate(&create_ca(), &["kubernetes"]).0
         } else {
             (*text).to_owned()
         };
@@ -1031,9 +1039,9 @@ fn certificate_finding(files: &[(&str, &str)], options: &InjectOptions) -> Optio
 
 #[test]
 fn a_certificate_that_the_probe_refuses_is_found_with_the_options_that_help() {
-    let (kube, corp) = (authority(), authority());
+    let (kube, corp) = (create_ca(), create_ca());
     let ca = kube.pem();
-    let of = |issuer, names: &[&str]| issue(issuer, names).0;
+    let of = |issuer, names: &[&str]| issue_certificate(issuer, names).0;
     let mut old = CertificateParams::new(vec!["kubernetes".into()]).unwrap();
     old.not_after = rcgen::date_time_ymd(2001, 1, 1);
     let old = old
@@ -1187,7 +1195,7 @@ fn facts_are_gathered_below_a_root() {
         std::fs::create_dir_all(root.path().join("run/berth/10.0.0.5:6443").join(directory))
             .unwrap();
     }
-    let text = with(
+    let text = replace_in(
         &static_pod(),
         &[
             (
@@ -1239,7 +1247,7 @@ fn facts_are_gathered_below_a_root() {
             "/etc/kubernetes/pki/sa.key".to_owned()
         )]
     );
-    let found = ids(&node_findings(&text, &facts));
+    let found = ids_of(&node_findings(&text, &facts));
     for id in ["memory", "authentication-config"] {
         assert!(found.contains(&id), "{id} in {found:?}");
     }
@@ -1249,7 +1257,7 @@ fn facts_are_gathered_below_a_root() {
     )
     .unwrap();
     assert!(
-        ids(&node_findings(
+        ids_of(&node_findings(
             &text,
             &Facts::gather(root.path(), &manifest)
         ))
@@ -1258,7 +1266,7 @@ fn facts_are_gathered_below_a_root() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(32)))]
+    #![proptest_config(ProptestConfig::with_cases(berth_testing::case_count(32)))]
     #[test]
     fn no_manifest_causes_a_panic(
         deployed: bool,

@@ -1,6 +1,6 @@
 //! Prints findings as text for people, and as JSON for programs.
 
-use super::{Finding, Severity, excuse};
+use super::{Finding, Severity, excuse_findings};
 use berth_manifest::report::Refusal;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use std::io::Write as _;
 const VERSION: u32 = 1;
 
 /// The findings as text, with the counts on the last line.
-pub fn text(name: &str, findings: &[Finding], color: bool) -> String {
+pub fn render_text(name: &str, findings: &[Finding], color: bool) -> String {
     let mut out = String::new();
     for Finding {
         id,
@@ -21,7 +21,7 @@ pub fn text(name: &str, findings: &[Finding], color: bool) -> String {
     } in findings
     {
         let (on, off) = if color {
-            (style(*severity), "\x1b[0m")
+            (severity_style(*severity), "\x1b[0m")
         } else {
             ("", "")
         };
@@ -29,16 +29,21 @@ pub fn text(name: &str, findings: &[Finding], color: bool) -> String {
             out,
             "{on}{}{off}[{id}]: {}",
             severity.as_str(),
-            printable(cause)
+            make_printable(cause)
         );
         let _ = writeln!(
             out,
             "  --> {}\n  help: {}\n",
-            printable(place),
-            printable(fix)
+            make_printable(place),
+            make_printable(fix)
         );
     }
-    let _ = writeln!(out, "{}: {}", printable(name), summary(findings));
+    let _ = writeln!(
+        out,
+        "{}: {}",
+        make_printable(name),
+        format_summary(findings)
+    );
     out
 }
 
@@ -51,8 +56,8 @@ pub fn refuse_errors(
     mut findings: Vec<Finding>,
     ignore_errors: &[String],
 ) -> Result<(), Refusal> {
-    excuse(&mut findings, ignore_errors);
-    let _ = write!(std::io::stderr(), "{}", text(name, &findings, false));
+    excuse_findings(&mut findings, ignore_errors);
+    let _ = write!(std::io::stderr(), "{}", render_text(name, &findings, false));
     if findings
         .iter()
         .all(|finding| finding.severity != Severity::Error)
@@ -67,7 +72,7 @@ pub fn refuse_errors(
 }
 
 /// The findings as one JSON object.
-pub fn json(findings: &[Finding]) -> String {
+pub fn render_json(findings: &[Finding]) -> String {
     #[derive(Serialize)]
     struct Document<'a> {
         version: u32,
@@ -82,7 +87,7 @@ pub fn json(findings: &[Finding]) -> String {
         + "\n"
 }
 
-fn summary(findings: &[Finding]) -> String {
+fn format_summary(findings: &[Finding]) -> String {
     let count = |severity| {
         findings
             .iter()
@@ -110,7 +115,7 @@ fn count_of(count: usize, one: &str, many: &str) -> Option<String> {
     }
 }
 
-fn style(severity: Severity) -> &'static str {
+fn severity_style(severity: Severity) -> &'static str {
     match severity {
         Severity::Error => "\x1b[1;31m",
         Severity::Warning => "\x1b[1;33m",
@@ -119,7 +124,7 @@ fn style(severity: Severity) -> &'static str {
 }
 
 /// Text from files and the system, without control characters that would affect the terminal.
-fn printable(text: &str) -> String {
+fn make_printable(text: &str) -> String {
     berth_os::strip_error_numbers(text.replace(char::is_control, "\u{fffd}"))
 }
 
@@ -134,7 +139,7 @@ mod tests {
             UID_MISMATCH.at("a.yaml:7", "other\x1b[2J", "the same"),
             PRE_STOP.at("a.yaml:9", "little", "more"),
         ];
-        insta::assert_snapshot!(text("a.yaml", &findings, false), @r"
+        insta::assert_snapshot!(render_text("a.yaml", &findings, false), @r"
         error[uid-mismatch]: other�[2J
           --> a.yaml:7
           help: the same
@@ -145,7 +150,7 @@ mod tests {
 
         a.yaml: 1 error, 1 warning
         ");
-        assert!(text("a", &findings, true).starts_with("\x1b[1;31merror\x1b[0m[uid"));
-        assert_eq!(text("a", &[], true), "a: no error and no warning\n");
+        assert!(render_text("a", &findings, true).starts_with("\x1b[1;31merror\x1b[0m[uid"));
+        assert_eq!(render_text("a", &[], true), "a: no error and no warning\n");
     }
 }

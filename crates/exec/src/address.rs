@@ -17,7 +17,7 @@ const TRIES: usize = 16;
 #[error("{0}")]
 pub struct AddressError(String);
 
-fn fix(error: &io::Error) -> &'static str {
+fn suggest_fix(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EADDRNOTAVAIL) => ": is the loopback interface up?",
         Some(libc::EACCES) => {
@@ -39,7 +39,7 @@ pub fn is_usable(address: Ipv4Addr) -> bool {
 ///
 /// # Errors
 /// The system has no random bytes to give.
-pub fn random() -> Result<Ipv4Addr, getrandom::Error> {
+pub fn random_address() -> Result<Ipv4Addr, getrandom::Error> {
     loop {
         let [b, c, d, _] = getrandom::u32()?.to_ne_bytes();
         let address = Ipv4Addr::new(127, b, c, d);
@@ -53,7 +53,7 @@ pub fn random() -> Result<Ipv4Addr, getrandom::Error> {
 ///
 /// # Errors
 /// See [`AddressError`]; the message names the process that holds the port.
-pub fn choose(
+pub fn choose_address(
     port: u16,
     previous: Option<SocketAddr>,
     taken: &[SocketAddr],
@@ -68,7 +68,7 @@ pub fn choose(
     for tried in 0..TRIES {
         let ip = match previous {
             Some(ip) if tried == 0 => ip,
-            _ => random().map_err(|error| {
+            _ => random_address().map_err(|error| {
                 AddressError(format!(
                     "the system gives no random bytes for an address: {error}"
                 ))
@@ -87,12 +87,12 @@ pub fn choose(
             Err(error) => {
                 return Err(AddressError(format!(
                     "cannot bind {address}: {error}{}",
-                    fix(&error)
+                    suggest_fix(&error)
                 )));
             }
         }
     }
-    let why = proc_net::explain(last.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, port).into()));
+    let why = proc_net::explain_in_use(last.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, port).into()));
     Err(AddressError(format!(
         "port {port} is held on every 127.x address that was tried ({TRIES}): {why}"
     )))
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn random_addresses_are_usable() {
         for _ in 0..1000 {
-            assert!(is_usable(random().unwrap()));
+            assert!(is_usable(random_address().unwrap()));
         }
         for bad in [
             [127, 0, 3, 4],
@@ -120,17 +120,20 @@ mod tests {
 
     #[test]
     fn the_previous_address_is_preferred_while_it_is_free_and_usable() {
-        let held = TcpListener::bind((random().unwrap(), 0)).unwrap();
+        let held = TcpListener::bind((random_address().unwrap(), 0)).unwrap();
         let held = held.local_addr().map(|address| (held, address)).unwrap();
         let port = held.1.port();
-        let previous = SocketAddr::from((random().unwrap(), port));
-        assert_eq!(choose(port, Some(previous), &[]).unwrap(), previous);
-        assert_ne!(choose(port, Some(previous), &[previous]).unwrap(), previous);
-        assert_ne!(choose(port, Some(held.1), &[]).unwrap(), held.1);
+        let previous = SocketAddr::from((random_address().unwrap(), port));
+        assert_eq!(choose_address(port, Some(previous), &[]).unwrap(), previous);
+        assert_ne!(
+            choose_address(port, Some(previous), &[previous]).unwrap(),
+            previous
+        );
+        assert_ne!(choose_address(port, Some(held.1), &[]).unwrap(), held.1);
         let outside = SocketAddr::from(([127, 0, 0, 1], port));
-        assert_ne!(choose(port, Some(outside), &[]).unwrap(), outside);
+        assert_ne!(choose_address(port, Some(outside), &[]).unwrap(), outside);
         assert_eq!(
-            choose(port, Some(SocketAddr::new(previous.ip(), 1)), &[])
+            choose_address(port, Some(SocketAddr::new(previous.ip(), 1)), &[])
                 .unwrap()
                 .port(),
             port
@@ -141,7 +144,7 @@ mod tests {
     fn a_wildcard_listener_is_explained() {
         let wildcard = TcpListener::bind("0.0.0.0:0").unwrap();
         let port = wildcard.local_addr().unwrap().port();
-        let error = choose(port, None, &[]).unwrap_err().to_string();
+        let error = choose_address(port, None, &[]).unwrap_err().to_string();
         assert!(
             error.contains("wildcard") && error.contains("--listen") && error.contains("7443"),
             "{error}"

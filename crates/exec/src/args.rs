@@ -55,9 +55,9 @@ pub struct Replaced {
 #[error("{0}")]
 pub struct ArgsError(String);
 
-/// Returns every mistake of a command line. Empty if [`rewrite`] will succeed.
+/// Returns every mistake of a command line. Empty if [`rewrite_command`] will succeed.
 #[must_use]
-pub fn check(argv: &[OsString]) -> Vec<ArgsError> {
+pub fn check_command(argv: &[OsString]) -> Vec<ArgsError> {
     if argv.is_empty() {
         return vec![ArgsError(
             "there is no command: write the apiserver's command after --".into(),
@@ -73,14 +73,14 @@ pub fn check(argv: &[OsString]) -> Vec<ArgsError> {
 /// not an address.
 #[must_use]
 pub fn advertise_address(argv: &[OsString]) -> Option<IpAddr> {
-    value(argv, ADVERTISE)?.to_str()?.trim().parse().ok()
+    flag_value(argv, ADVERTISE)?.to_str()?.trim().parse().ok()
 }
 
 /// Returns the last value of a flag that takes a value, such as `--secure-port`: the last value
 /// wins.
 #[must_use]
-pub fn value<'a>(argv: &'a [OsString], flag: &str) -> Option<&'a OsStr> {
-    occurrences(argv, flag).last().map(|(_, value)| value)
+pub fn flag_value<'a>(argv: &'a [OsString], flag: &str) -> Option<&'a OsStr> {
+    find_occurrences(argv, flag).last().map(|(_, value)| value)
 }
 
 /// Parses the value of a switch, in the forms that Go's `strconv.ParseBool` accepts.
@@ -94,13 +94,13 @@ pub fn parse_bool(value: &str) -> Option<bool> {
 }
 
 /// Returns the values of a flag that takes a value, in order: the values of a list flag add up.
-pub fn values<'a>(argv: &'a [OsString], flag: &str) -> impl Iterator<Item = &'a OsStr> {
-    occurrences(argv, flag).map(|(_, value)| value)
+pub fn flag_values<'a>(argv: &'a [OsString], flag: &str) -> impl Iterator<Item = &'a OsStr> {
+    find_occurrences(argv, flag).map(|(_, value)| value)
 }
 
 /// Sets a flag as the last argument before a bare `--`, and removes previous values of the flag.
-pub fn set(argv: &mut Vec<OsString>, flag: &str, value: &OsStr) {
-    let spans: Vec<_> = occurrences(argv, flag).map(|(span, _)| span).collect();
+pub fn set_flag(argv: &mut Vec<OsString>, flag: &str, value: &OsStr) {
+    let spans: Vec<_> = find_occurrences(argv, flag).map(|(span, _)| span).collect();
     for span in spans.into_iter().rev() {
         argv.drain(span);
     }
@@ -119,7 +119,7 @@ fn end_of_flags(argv: &[OsString]) -> usize {
 }
 
 /// Returns the argument range and value of each occurrence of a flag.
-fn occurrences<'a>(
+fn find_occurrences<'a>(
     argv: &'a [OsString],
     flag: &str,
 ) -> impl Iterator<Item = (Range<usize>, &'a OsStr)> {
@@ -129,7 +129,7 @@ fn occurrences<'a>(
         while at < end {
             let begin = at;
             at += 1;
-            match split(&argv[begin]) {
+            match split_flag(&argv[begin]) {
                 (name, _) if !is_flag(name, flag) => {}
                 (_, Some(value)) => return Some((begin..at, value)),
                 (_, None) => {
@@ -150,34 +150,34 @@ fn occurrences<'a>(
 /// `--secure-port` replace all existing ones.
 ///
 /// # Errors
-/// The first mistake that [`check`] finds.
-pub fn rewrite(argv: &[OsString], wanted: &Wanted<'_>) -> Result<Rewritten, ArgsError> {
-    if let Some(error) = check(argv).into_iter().next() {
+/// The first mistake that [`check_command`] finds.
+pub fn rewrite_command(argv: &[OsString], wanted: &Wanted<'_>) -> Result<Rewritten, ArgsError> {
+    if let Some(error) = check_command(argv).into_iter().next() {
         return Err(error);
     }
-    let kept_advertise = value(argv, ADVERTISE).map(ToOwned::to_owned);
+    let kept_advertise = flag_value(argv, ADVERTISE).map(ToOwned::to_owned);
     let mut argv = argv.to_vec();
     let mut replaced = Vec::new();
     for (flag, now) in [
         (BIND, wanted.address.to_string()),
         (PORT, wanted.port.to_string()),
     ] {
-        if values(&argv, flag).eq([OsStr::new(&now)]) {
+        if flag_values(&argv, flag).eq([OsStr::new(&now)]) {
             continue;
         }
-        let was = values(&argv, flag).map(ToOwned::to_owned);
+        let was = flag_values(&argv, flag).map(ToOwned::to_owned);
         replaced.extend(was.map(|was| Replaced {
             flag,
             was,
             now: now.clone(),
         }));
-        set(&mut argv, flag, now.as_ref());
+        set_flag(&mut argv, flag, now.as_ref());
     }
     if kept_advertise.is_none() {
-        set(&mut argv, ADVERTISE, wanted.advertise.to_string().as_ref());
+        set_flag(&mut argv, ADVERTISE, wanted.advertise.to_string().as_ref());
     }
     for arg in argv.iter_mut().skip(1) {
-        *arg = expand(std::mem::take(arg), wanted.instance);
+        *arg = expand_instance(std::mem::take(arg), wanted.instance);
     }
     Ok(Rewritten {
         argv,
@@ -189,7 +189,7 @@ pub fn rewrite(argv: &[OsString], wanted: &Wanted<'_>) -> Result<Rewritten, Args
 /// Finds occurrences of a flag without a value.
 fn missing_values(argv: &[OsString], flag: &'static str) -> impl Iterator<Item = ArgsError> {
     let flags = (1..end_of_flags(argv))
-        .filter(move |at| matches!(split(&argv[*at]), (name, None) if is_flag(name, flag)));
+        .filter(move |at| matches!(split_flag(&argv[*at]), (name, None) if is_flag(name, flag)));
     flags.filter_map(move |at| {
         let what = match argv.get(at + 1) {
             None => "is the last argument and has no value".to_owned(),
@@ -200,13 +200,13 @@ fn missing_values(argv: &[OsString], flag: &'static str) -> impl Iterator<Item =
             Some(_) => return None,
         };
         Some(ArgsError(format!(
-            "{flag} {what}: give one, or leave {flag} out and berth sets it"
+            "{flag} {what}: give a value, or leave {flag} out and berth sets the flag"
         )))
     })
 }
 
 /// Splits an argument into the flag's name and, if joined by `=`, its value.
-fn split(arg: &OsStr) -> (&OsStr, Option<&OsStr>) {
+fn split_flag(arg: &OsStr) -> (&OsStr, Option<&OsStr>) {
     let bytes = arg.as_bytes();
     match bytes.iter().position(|b| *b == b'=') {
         Some(at) => (
@@ -229,7 +229,7 @@ fn is_flag(name: &OsStr, flag: &str) -> bool {
             .all(|(a, b)| a == b || (*a == b'_' && *b == b'-'))
 }
 
-fn expand(arg: OsString, instance: &InstanceId) -> OsString {
+fn expand_instance(arg: OsString, instance: &InstanceId) -> OsString {
     let mut bytes = arg.into_vec();
     // An instance's ID has no braces, so the loop ends.
     while let Some(at) = bytes
@@ -246,14 +246,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn argv(args: &[&str]) -> Vec<OsString> {
+    fn to_argv(args: &[&str]) -> Vec<OsString> {
         std::iter::once("kube-apiserver")
             .chain(args.iter().copied())
             .map(OsString::from)
             .collect()
     }
 
-    fn run(args: &[OsString]) -> Result<Rewritten, ArgsError> {
+    fn rewrite_for_test(args: &[OsString]) -> Result<Rewritten, ArgsError> {
         let id = InstanceId::parse("a1").unwrap();
         let wanted = Wanted {
             address: Ipv4Addr::new(127, 1, 2, 3),
@@ -261,11 +261,11 @@ mod tests {
             advertise: Ipv4Addr::new(10, 0, 0, 5).into(),
             instance: &id,
         };
-        rewrite(args, &wanted)
+        rewrite_command(args, &wanted)
     }
 
     fn rewrite_arguments(args: &[&str]) -> Vec<String> {
-        run(&argv(args))
+        rewrite_for_test(&to_argv(args))
             .unwrap()
             .argv
             .into_iter()
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn any_flag_is_read_and_set() {
-        let mut args = argv(&[
+        let mut args = to_argv(&[
             "--audit_log-path",
             "/a",
             "--v=2",
@@ -284,26 +284,32 @@ mod tests {
             "--",
             "--audit-log-path=/c",
         ]);
-        assert_eq!(value(&args, "--audit-log-path"), Some(OsStr::new("/b")));
-        assert_eq!(value(&args, "--cert-dir"), None);
-        set(&mut args, "--audit-log-path", "/d".as_ref());
+        assert_eq!(
+            flag_value(&args, "--audit-log-path"),
+            Some(OsStr::new("/b"))
+        );
+        assert_eq!(flag_value(&args, "--cert-dir"), None);
+        set_flag(&mut args, "--audit-log-path", "/d".as_ref());
         assert_eq!(
             args,
-            argv(&["--v=2", "--audit-log-path=/d", "--", "--audit-log-path=/c"])
+            to_argv(&["--v=2", "--audit-log-path=/d", "--", "--audit-log-path=/c"])
         );
-        set(&mut args, "--cert-dir", "/e".as_ref());
+        set_flag(&mut args, "--cert-dir", "/e".as_ref());
         assert_eq!(args[2..4], ["--audit-log-path=/d", "--cert-dir=/e"]);
-        let mut args = argv(&["--cert-dir", "--cert-dir", "x"]);
-        assert_eq!(value(&args, "--cert-dir"), Some(OsStr::new("--cert-dir")));
-        set(&mut args, "--cert-dir", "/e".as_ref());
-        assert_eq!(args, argv(&["x", "--cert-dir=/e"]));
+        let mut args = to_argv(&["--cert-dir", "--cert-dir", "x"]);
+        assert_eq!(
+            flag_value(&args, "--cert-dir"),
+            Some(OsStr::new("--cert-dir"))
+        );
+        set_flag(&mut args, "--cert-dir", "/e".as_ref());
+        assert_eq!(args, to_argv(&["x", "--cert-dir=/e"]));
         // The value is missing, and kube-apiserver reports the mistake.
-        assert_eq!(value(&argv(&["--cert-dir"]), "--cert-dir"), None);
+        assert_eq!(flag_value(&to_argv(&["--cert-dir"]), "--cert-dir"), None);
     }
 
     #[test]
     fn replaced_values_are_reported() {
-        let args = argv(&[
+        let args = to_argv(&[
             "--bind_address",
             "0.0.0.0",
             "--a",
@@ -311,7 +317,7 @@ mod tests {
             "--bind-address=::",
             "--b",
         ]);
-        let done = run(&args).unwrap();
+        let done = rewrite_for_test(&args).unwrap();
         let expected = [
             "--a",
             "--b",
@@ -330,22 +336,30 @@ mod tests {
             done.replaced,
             [&addresses[..], &[replaced(PORT, "443", "6443")]].concat()
         );
-        assert_eq!(run(&argv(&["--secure-port=6443"])).unwrap().replaced, []);
+        assert_eq!(
+            rewrite_for_test(&to_argv(&["--secure-port=6443"]))
+                .unwrap()
+                .replaced,
+            []
+        );
     }
 
     #[test]
     fn the_last_advertise_address_counts() {
-        let args = argv(&[
+        let args = to_argv(&[
             "--advertise-address",
             "10.9.9.9",
             "--advertise_address=10.8.8.8",
         ]);
-        assert_eq!(run(&args).unwrap().kept_advertise.unwrap(), "10.8.8.8");
+        assert_eq!(
+            rewrite_for_test(&args).unwrap().kept_advertise.unwrap(),
+            "10.8.8.8"
+        );
         assert_eq!(
             advertise_address(&args),
             Some(Ipv4Addr::new(10, 8, 8, 8).into())
         );
-        assert_eq!(advertise_address(&argv(&["--advertise-address="])), None);
+        assert_eq!(advertise_address(&to_argv(&["--advertise-address="])), None);
     }
 
     #[test]
@@ -370,19 +384,19 @@ mod tests {
         ]
         .map(OsString::from)
         .to_vec();
-        let done = run(&args).unwrap().argv;
+        let done = rewrite_for_test(&args).unwrap().argv;
         assert_eq!(done[..2], ["{instance}", "--audit-log-path=/a1/a1.log"]);
         assert_eq!(done.last().unwrap(), "a1");
         let odd = OsString::from_vec(b"--x=\xff{instance}\xfe".to_vec());
         assert_eq!(
-            run(&["k".into(), odd]).unwrap().argv[1].as_bytes(),
+            rewrite_for_test(&["k".into(), odd]).unwrap().argv[1].as_bytes(),
             b"--x=\xffa1\xfe"
         );
     }
 
     #[test]
     fn every_flag_without_a_value_is_named() {
-        let errors = check(&argv(&[
+        let errors = check_command(&to_argv(&[
             "--secure-port",
             "--bind-address=1",
             "--advertise-address",
@@ -399,24 +413,24 @@ mod tests {
             "{advertise}"
         );
         assert!(
-            run(&argv(&["--bind-address"]))
+            rewrite_for_test(&to_argv(&["--bind-address"]))
                 .unwrap_err()
                 .0
                 .starts_with("--bind-address is the last")
         );
-        assert!(check(&[])[0].0.contains("no command"));
+        assert!(check_command(&[])[0].0.contains("no command"));
     }
 
     /// Returns a flag's values as pflag parses them. Values of further flags are expected to be
     /// joined by `=`.
-    fn pflag(args: &[OsString], wanted: &str) -> Vec<OsString> {
+    fn pflag_values(args: &[OsString], wanted: &str) -> Vec<OsString> {
         let mut values = Vec::new();
         let mut args = args.iter().skip(1);
         while let Some(arg) = args.next() {
             if arg == "--" {
                 break;
             }
-            let (name, value) = split(arg);
+            let (name, value) = split_flag(arg);
             let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
             let normal = name
                 .strip_prefix("--")
@@ -435,13 +449,13 @@ mod tests {
     fn without_the_three_flags(args: &[OsString]) -> Vec<OsString> {
         let mut args = args.to_vec();
         for flag in [BIND, PORT, ADVERTISE] {
-            set(&mut args, flag, OsStr::new(""));
+            set_flag(&mut args, flag, OsStr::new(""));
             args.remove(end_of_flags(&args) - 1);
         }
         args
     }
 
-    fn arguments() -> impl Strategy<Value = Vec<OsString>> {
+    fn any_arguments() -> impl Strategy<Value = Vec<OsString>> {
         let name = "--(bind[-_]address|secure[-_]port|advertise[-_]address)";
         let ours =
             (name, "[0-9a-f.:]{0,9}", any::<bool>()).prop_map(
@@ -466,15 +480,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_flag_gets_one_value_and_further_arguments_are_unchanged(args in arguments()) {
-            let done = run(&args).unwrap();
-            prop_assert_eq!(pflag(&done.argv, BIND), vec![OsString::from("127.1.2.3")]);
-            prop_assert_eq!(pflag(&done.argv, PORT), vec![OsString::from("6443")]);
-            let before = pflag(&args, ADVERTISE);
+        fn each_flag_gets_one_value_and_further_arguments_are_unchanged(args in any_arguments()) {
+            let done = rewrite_for_test(&args).unwrap();
+            prop_assert_eq!(pflag_values(&done.argv, BIND), vec![OsString::from("127.1.2.3")]);
+            prop_assert_eq!(pflag_values(&done.argv, PORT), vec![OsString::from("6443")]);
+            let before = pflag_values(&args, ADVERTISE);
             let expected = if before.is_empty() { vec!["10.0.0.5".into()] } else { before };
-            prop_assert_eq!(pflag(&done.argv, ADVERTISE), expected);
+            prop_assert_eq!(pflag_values(&done.argv, ADVERTISE), expected);
             prop_assert_eq!(without_the_three_flags(&done.argv), without_the_three_flags(&args));
-            let again = run(&done.argv).unwrap();
+            let again = rewrite_for_test(&done.argv).unwrap();
             prop_assert_eq!(&again.argv, &done.argv);
             prop_assert_eq!(again.replaced, vec![]);
         }
@@ -482,7 +496,7 @@ mod tests {
         #[test]
         fn rewriting_fails_exactly_if_the_check_finds_a_mistake(args in prop::collection::vec("(--(bind|secure|advertise)[_-](address|port)|--|=|.){0,3}", 0..6)) {
             let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
-            prop_assert_eq!(run(&args).is_err(), !check(&args).is_empty());
+            prop_assert_eq!(rewrite_for_test(&args).is_err(), !check_command(&args).is_empty());
         }
     }
 }

@@ -56,7 +56,7 @@ impl Plan {
 ///
 /// # Errors
 /// The text is no ascending list of percentages between 1 and 99.
-pub fn parts(text: &str) -> Result<Vec<u16>, String> {
+pub fn parse_parts(text: &str) -> Result<Vec<u16>, String> {
     let part = |word: &str| {
         let percent: u16 = word.trim().strip_suffix('%')?.parse().ok()?;
         (1..100).contains(&percent).then_some(10 * percent)
@@ -72,7 +72,7 @@ pub fn parts(text: &str) -> Result<Vec<u16>, String> {
 
 /// A share as text.
 #[must_use]
-pub fn percent(permille: u16) -> String {
+pub fn format_percent(permille: u16) -> String {
     format!("{} %", permille / 10)
 }
 
@@ -225,13 +225,16 @@ mod tests {
             (" 2% , 99% ", vec![20, 990]),
             ("1%", vec![10]),
         ] {
-            assert_eq!(parts(text), Ok(read));
+            assert_eq!(parse_parts(text), Ok(read));
         }
-        assert_eq!(parts(&percent(70).replace(' ', "")), Ok(vec![70]));
+        assert_eq!(
+            parse_parts(&format_percent(70).replace(' ', "")),
+            Ok(vec![70])
+        );
         for text in [
             "", "5", "5,25", "%", "5%,", "0%", "100%", "5%%", "-5%", "1.5%", "25%,5%", "5%,5%",
         ] {
-            assert!(parts(text).is_err(), "{text}");
+            assert!(parse_parts(text).is_err(), "{text}");
         }
     }
 

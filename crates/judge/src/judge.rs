@@ -357,7 +357,11 @@ impl Judge {
                 .or_insert(note);
         };
         if has_restarted(&self.new.last, new) {
-            find(Signal::Restart, "process", "it started again".to_owned());
+            find(
+                Signal::Restart,
+                "process",
+                "the new instance started again".to_owned(),
+            );
         }
         for (known, sample) in self.apis.iter_mut().zip([old, new]) {
             *known = sample.apis.clone().or(known.take());
@@ -373,7 +377,7 @@ impl Judge {
                 .map(|requests| requests.get(api).copied().unwrap_or_default());
             if now > before || open > 0.0 {
                 let note = format!(
-                    "not served; the old one had {} requests for it, and has {open} watches",
+                    "the new instance does not serve this API; the old instance had {} requests for the API, and has {open} watches",
                     now - before
                 );
                 find(Signal::MissingApi, api, note);
@@ -403,7 +407,7 @@ impl Judge {
         }
         if self.refused >= REFUSALS {
             let note = format!(
-                "it refused its metrics {REFUSALS} times in a row, while the old one gave its own"
+                "the new instance refused its metrics {REFUSALS} times in a row, while the old instance gave metrics"
             );
             self.certain
                 .entry((Signal::NoMetrics, "process".to_owned()))
@@ -412,7 +416,7 @@ impl Judge {
         let (samples, connections) = self.empty;
         if self.unanswered >= SILENCE || samples >= SILENCE && connections >= EMPTY {
             let note = format!(
-                "no metrics, or no byte on any connection, in {SILENCE} samples in which the old one answered"
+                "no metrics, or no byte on any connection, in {SILENCE} samples in which the old instance answered"
             );
             self.certain
                 .entry((Signal::NoAnswer, "process".to_owned()))
@@ -471,14 +475,14 @@ impl Judge {
                 let Tally { new, allowed, .. } = all;
                 (new.bad >= FEW && new.bad > allowed).then(|| {
                     format!(
-                        "{} of {} requests to the new one were answered {code}",
+                        "{} of {} requests to the new instance were answered {code}",
                         new.bad, new.all
                     )
                 })
             });
         let lost = || {
             format!(
-                "the new one was given {} connections and let in no request",
+                "the new instance was given {} connections and let in no request",
                 self.given
             )
         };
@@ -718,12 +722,14 @@ impl Judge {
                         Judgement::NotCompared,
                         format!("the {which} one has no {}", signal.metric()),
                     ),
-                    _ if new.all == 0.0 => {
-                        (Judgement::NotCompared, "nothing that both had".to_owned())
-                    }
-                    _ if share(allowed) > BLIND => {
-                        (Judgement::NotCompared, "the old one is as bad".to_owned())
-                    }
+                    _ if new.all == 0.0 => (
+                        Judgement::NotCompared,
+                        "nothing that both instances had".to_owned(),
+                    ),
+                    _ if share(allowed) > BLIND => (
+                        Judgement::NotCompared,
+                        "the old instance is as bad".to_owned(),
+                    ),
                     _ => (Judgement::Good, self.quantiles(signal, subject)),
                 };
                 let [old, new_share, limit] = [old, new.bad, allowed].map(share);
@@ -780,23 +786,23 @@ impl Judge {
         let mut lacking = Vec::new();
         if intervals < INTERVALS {
             lacking.push(format!(
-                "{intervals} intervals, {INTERVALS} needed; {left_out} left out, as the old one suffered too"
+                "{intervals} intervals, {INTERVALS} needed; {left_out} left out, as the old instance suffered, too"
             ));
         }
         let unseen = self.unseen + u32::from(self.step.is_unseen());
         if unseen > 0 {
             lacking.push(format!(
-                "most intervals of {unseen} of the steps were left out: the old one suffered, too, or the new one gave no metrics"
+                "most intervals of {unseen} of the steps were left out: the old instance suffered, too, or the new instance gave no metrics"
             ));
         }
         if compared < REQUESTS {
             lacking.push(format!(
-                "{compared:.0} requests to the new one that can be compared, {REQUESTS:.0} needed"
+                "{compared:.0} requests to the new instance that can be compared, {REQUESTS:.0} needed"
             ));
         }
         if compared < COMPARABLE * requests {
             lacking.push(format!(
-                "of {requests:.0} requests to the new one, {compared:.0} are such as the old one had, too"
+                "of {requests:.0} requests to the new instance, {compared:.0} are of a kind that the old instance had, too"
             ));
         }
         for signal in [Signal::Errors, Signal::Latency] {
@@ -807,7 +813,7 @@ impl Judge {
                 .unwrap_or_default();
             if total.allowed > BLIND * total.new.all {
                 lacking.push(format!(
-                    "{signal}: the old one has so many that a fault would not show"
+                    "{signal}: the old instance has so many that a fault of the new instance would not show"
                 ));
             }
         }

@@ -27,7 +27,7 @@ impl Sample<'_> {
 
 /// The samples of a page with a wanted name. A page has a hundred thousand lines, and most names
 /// are of no interest.
-pub fn samples<'a>(
+pub fn find_samples<'a>(
     page: &'a str,
     wanted: impl Fn(&str) -> bool,
 ) -> impl Iterator<Item = Sample<'a>> {
@@ -39,7 +39,7 @@ pub fn samples<'a>(
         }
         let rest = line[name.len()..].trim_start();
         let (labels, rest) = match rest.strip_prefix('{') {
-            Some(rest) => labels(rest)?,
+            Some(rest) => parse_labels(rest)?,
             None => (Vec::new(), rest),
         };
         Some(Sample {
@@ -51,7 +51,7 @@ pub fn samples<'a>(
 }
 
 /// The labels up to the closing brace, and the rest of the line.
-fn labels(mut rest: &str) -> Option<(Labels<'_>, &str)> {
+fn parse_labels(mut rest: &str) -> Option<(Labels<'_>, &str)> {
     let mut labels = Vec::new();
     loop {
         rest = rest.trim_start_matches([' ', '\t', ',']);
@@ -100,7 +100,7 @@ mod tests {
             "  a { x = \"{,}\" , y=\"\" }\t4e-3\n",
             "a{x=\"1\" 5\na{x=1} 5\na\na five\nother 6\n",
         );
-        let all: Vec<_> = samples(page, |name| name == "a").collect();
+        let all: Vec<_> = find_samples(page, |name| name == "a").collect();
         let values: Vec<_> = all.iter().map(|sample| sample.value).collect();
         assert_eq!(values, [1.0, 2.0, f64::INFINITY, 0.004]);
         assert_eq!(
@@ -123,7 +123,7 @@ mod tests {
             // A carriage return is no line end, but lines() strips a carriage return before a line
             // end.
             let page = format!("m{{{}}} {value} 17", written.join(","));
-            let read: Vec<_> = samples(&page, |_| true).collect();
+            let read: Vec<_> = find_samples(&page, |_| true).collect();
             prop_assert_eq!(read.len(), 1);
             prop_assert!(read[0].value == value || value.is_nan());
             for (name, _) in &labels {

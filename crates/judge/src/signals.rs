@@ -321,7 +321,7 @@ impl Sample {
             answered: page.is_some(),
             ..Self::default()
         };
-        for line in metrics::samples(page.unwrap_or_default(), is_wanted) {
+        for line in metrics::find_samples(page.unwrap_or_default(), is_wanted) {
             if (0.0..=MOST).contains(&line.value) {
                 sample.add(&line);
             }
@@ -399,7 +399,7 @@ impl Sample {
         self.metrics.extend(known);
         match line.name.strip_prefix("apiserver_").unwrap_or(line.name) {
             "request_total" => self.request(line),
-            "longrunning_requests" => *self.open.entry(api(line)).or_default() += value,
+            "longrunning_requests" => *self.open.entry(api_of(line)).or_default() += value,
             "request_duration_seconds_bucket" if !is_long(line) => {
                 self.bucket(Signal::Latency, Subject::of(line), line);
             }
@@ -412,20 +412,20 @@ impl Sample {
             }
             "tls_handshake_errors_total" => self.count(Signal::TlsErrors, all, value, 0.0),
             "flowcontrol_rejected_requests_total" => {
-                self.count(Signal::Rejections, level(line), value, value);
+                self.count(Signal::Rejections, level_of(line), value, value);
             }
             "flowcontrol_dispatched_requests_total" => {
-                self.count(Signal::Rejections, level(line), 0.0, value);
+                self.count(Signal::Rejections, level_of(line), 0.0, value);
             }
             "flowcontrol_current_executing_seats" => {
                 self.seats
-                    .entry(level(line).resource.into())
+                    .entry(level_of(line).resource.into())
                     .or_default()
                     .bad += value;
             }
             "flowcontrol_current_limit_seats" => {
                 self.seats
-                    .entry(level(line).resource.into())
+                    .entry(level_of(line).resource.into())
                     .or_default()
                     .all += value;
             }
@@ -503,7 +503,7 @@ impl Sample {
         {
             return;
         }
-        *self.requests.entry(api(line)).or_default() += value;
+        *self.requests.entry(api_of(line)).or_default() += value;
         if matches!(line.label("verb"), "LIST" | "WATCH") {
             self.count(
                 Signal::NotFound,
@@ -550,7 +550,7 @@ fn is_long(line: &metrics::Sample<'_>) -> bool {
 }
 
 /// The API of a line, in the form of [`Sample::with_apis`].
-fn api(line: &metrics::Sample<'_>) -> String {
+fn api_of(line: &metrics::Sample<'_>) -> String {
     let [group, version] = ["group", "version"].map(|name| line.label(name));
     if group.is_empty() {
         version.to_owned()
@@ -559,7 +559,7 @@ fn api(line: &metrics::Sample<'_>) -> String {
     }
 }
 
-fn level(line: &metrics::Sample<'_>) -> Subject {
+fn level_of(line: &metrics::Sample<'_>) -> Subject {
     Subject::resource(line.label("priority_level"))
 }
 

@@ -119,7 +119,7 @@ mod tests {
                 Signal::Aborts,
                 "all",
                 Judgement::NotCompared,
-                "nothing that both had",
+                "nothing that both instances had",
             ),
             row(Signal::Errors, "LIST pods", Judgement::Bad, ""),
         ];
@@ -137,7 +137,7 @@ mod tests {
             "signal of compared old new limit verdict",
             "errors LIST pods 120 0.0 % 50.0 % 2.1 % bad",
             "latency all 120 0.0 % 50.0 % 2.1 % good: 95th percentile 0.010 s, old 0.009 s",
-            "not compared: aborts (nothing that both had)",
+            "not compared: aborts (nothing that both instances had)",
         ];
         assert_eq!(words.collect::<Vec<_>>(), wanted);
         assert!(

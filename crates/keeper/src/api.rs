@@ -150,7 +150,7 @@ impl Api {
                 }
             }
             Some(error) => {
-                let why = format!("{error}{}", help(result));
+                let why = format!("{error}{}", help_for(result));
                 let logged = is_logged(&problems, result);
                 // Compared by the result only: text that changes with each attempt (a port, a time)
                 // is not a new failure.
@@ -245,7 +245,7 @@ fn result_label(failure: Option<&Error>) -> &'static str {
 }
 
 /// Returns advice about a failure.
-fn help(result: &str) -> &'static str {
+fn help_for(result: &str) -> &'static str {
     match result {
         "credentials" | "unauthorized" => {
             "; help: run berth grant again (in-cluster: see the pod's service account), the shim reads its files for each request"

@@ -3,7 +3,7 @@
 use crate::api::Api;
 use crate::slices::remove_slice;
 use crate::token::TokenFile;
-use crate::{Facts, RepresentedInstance, jitter};
+use crate::{Facts, RepresentedInstance, add_jitter};
 use berth_cluster::client;
 use berth_cluster::lease::{self, Expiry, InstanceLease, RENEWAL, is_object_name};
 use berth_cluster::service::{self, Family, MANAGER};
@@ -65,13 +65,13 @@ impl Leases {
             // Compared to find out if a Lease's content or holder has changed.
             let content = (now.phase, now.instances.clone(), alone);
             if before.replace(content.clone()) != Some(content) || Instant::now() >= renewal {
-                renewal = Instant::now() + jitter(RENEWAL);
+                renewal = Instant::now() + add_jitter(RENEWAL);
                 if alone {
                     // When the shim ends, there may be no apiserver left to remove slices. The
                     // Leases stay while slices are left, because another berth finds the slices by
                     // their Lease.
                     if self.api.has_slices() {
-                        renewal = Instant::now() + jitter(Duration::from_millis(100));
+                        renewal = Instant::now() + add_jitter(Duration::from_millis(100));
                     } else {
                         self.remove(|_| true).await;
                     }
@@ -81,7 +81,7 @@ impl Leases {
             }
             if Instant::now() >= token {
                 self.keep_token().await;
-                token = Instant::now() + jitter(TOKEN);
+                token = Instant::now() + add_jitter(TOKEN);
             }
             tokio::select! {
                 changed = facts.changed() => if changed.is_err() { return },
@@ -119,7 +119,7 @@ impl Leases {
             .as_ref()
             .and_then(|list| list["items"].as_array())
             .map_or(&[][..], Vec::as_slice);
-        match (&listed, clock::boottime()) {
+        match (&listed, clock::read_boottime()) {
             (Some(_), Ok(now)) => self.expiry.read(now, RENEWAL * 3 / 2, list),
             _ => self.expiry.record_failure(),
         }
@@ -298,7 +298,7 @@ fn format_time(time: SystemTime) -> Option<String> {
 pub(crate) mod tests {
     use super::*;
     use crate::Credentials;
-    use berth_testing::{Server, answer, read_slowly, serve};
+    use berth_testing::{Server, format_answer, read_slowly, start_server};
     use serde_json::json;
     use std::fs;
     use std::path::Path;
@@ -347,7 +347,7 @@ pub(crate) mod tests {
     /// A disk that etcd keeps busy may take seconds, in which the shim would not probe.
     #[tokio::test]
     async fn files_are_read_on_another_thread_than_the_probe() {
-        let server = serve(answer("200 OK", "{}")).await;
+        let server = start_server(format_answer("200 OK", "{}")).await;
         let temp = tempfile::tempdir().unwrap();
         let file = |name: &str| temp.path().join(name);
         let (_sender, facts) = watch::channel(Facts::default());

@@ -30,7 +30,7 @@ use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::ClusterStatus;
 use berth_node::terms::Phase;
 use berth_os::explained;
-use berth_os::file::{small, text};
+use berth_os::file::{decode_text, read_open_small};
 use leases::Leases;
 use slices::Slices;
 use std::collections::BTreeMap;
@@ -83,8 +83,8 @@ impl Credentials {
             return Err(Mistake::new("user", why).of(path));
         };
         let token = File::open(file)
-            .and_then(small)
-            .and_then(text)
+            .and_then(read_open_small)
+            .and_then(decode_text)
             .map_err(|error| {
                 Mistake::new(
                     "tokenFile",
@@ -305,7 +305,7 @@ fn is_node_address(ip: IpAddr) -> bool {
 
 /// Returns a time that is up to a tenth shorter or longer, so that the shims of a cluster do not
 /// send their requests at the same moment.
-fn jitter(time: Duration) -> Duration {
+fn add_jitter(time: Duration) -> Duration {
     let drawn = getrandom::u32().unwrap_or(u32::MAX / 2);
     time.mul_f64(0.9 + 0.2 * f64::from(drawn) / f64::from(u32::MAX))
 }

@@ -123,7 +123,7 @@ mod tests {
         }
     }
 
-    fn observations() -> impl Strategy<Value = SliceObservation> {
+    fn any_observation() -> impl Strategy<Value = SliceObservation> {
         let others = prop_oneof![Just(None), Just(Some(true)), Just(Some(false))];
         (0..Phase::ALL.len(), any::<bool>(), any::<bool>(), others).prop_map(
             |(phase, sibling, withdrawn, others)| SliceObservation {
@@ -140,7 +140,7 @@ mod tests {
         /// joined writes. The slice of a serving shim is removed only after another node was named
         /// for the whole time, as far as it could be read.
         #[test]
-        fn the_slice_is_absent_or_present_only_for_its_reasons(steps in prop::collection::vec((0u64..20, observations()), 1..40)) {
+        fn the_slice_is_absent_or_present_only_for_its_reasons(steps in prop::collection::vec((0u64..20, any_observation()), 1..40)) {
             let (mut rule, mut now, mut unread, mut named_for) = (Rule::default(), 0, 0, None);
             for (pause, observed) in steps {
                 now += pause;

@@ -2,7 +2,7 @@
 
 use crate::api::Api;
 use crate::rule::{Rule, SliceDecision, SliceObservation};
-use crate::{Facts, is_node_address, jitter};
+use crate::{Facts, add_jitter, is_node_address};
 use berth_cluster::client;
 use berth_cluster::lease::RENEWAL;
 use berth_cluster::service::{self, Family, LOOK, MANAGER, Service};
@@ -113,7 +113,7 @@ impl Slices {
             tokio::select! {
                 changed = facts.changed() => if changed.is_err() { return },
                 changed = going.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep(jitter(LOOK)) => {}
+                () = tokio::time::sleep(add_jitter(LOOK)) => {}
             }
         }
     }
@@ -142,17 +142,17 @@ impl Slices {
                 self.service = read.await.as_ref().map(Service::parse);
             }
         }
-        let time = clock::boottime().unwrap_or_default();
+        let time = clock::read_boottime().unwrap_or_default();
         let own: Vec<_> = self.addresses.iter().map(SocketAddr::ip).collect();
         let others = |slice: &Value| {
-            service::addresses(slice)
+            service::slice_addresses(slice)
                 .filter(|ip| !own.contains(ip))
                 .collect::<Vec<_>>()
         };
         let others = reconciled.as_ref().map(others);
         self.port = reconciled
             .as_ref()
-            .and_then(|slice| service::ports(slice).next())
+            .and_then(|slice| service::slice_ports(slice).next())
             .or(self.port);
         if let (Some(others), Some(port)) = (&others, self.port) {
             self.api
@@ -222,7 +222,7 @@ impl Slice {
         if matches!(self.applied, Some((true, at)) if at.elapsed() < RENEWAL) {
             return;
         }
-        let object = service::slice(node, self.address, &service.port_name);
+        let object = service::build_slice(node, self.address, &service.port_name);
         let path = service::slice_path(&self.name);
         let applied = api.ask("apply_slice", &self.name, async |client| {
             client.apply(&path, MANAGER, &object).await
@@ -297,7 +297,7 @@ mod tests {
     #[tokio::test]
     async fn a_lone_shim_that_leaves_only_requests_the_removal() {
         let temp = tempfile::tempdir().unwrap();
-        let mut server = serve_with(|_| berth_testing::answer("404 Not Found", "{}")).await;
+        let mut server = serve_with(|_| berth_testing::format_answer("404 Not Found", "{}")).await;
         let (_facts, facts) = watch::channel(Facts {
             phase: Phase::Joined,
             ..Facts::default()

@@ -9,7 +9,7 @@ use crate::api::Api;
 use berth_cluster::account::{Claims, granted_token, token_path, token_request};
 use berth_node::instance::InstanceId;
 use berth_os::explained;
-use berth_os::file::{replace, small, text};
+use berth_os::file::{decode_text, read_open_small, replace_file};
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, fchown};
@@ -38,7 +38,7 @@ impl TokenFile {
         const REQUEST: &str = "renew_token";
         let path = self.path.clone();
         let claims = Claims::parse(
-            &api.with_files(move || text(small(fs::File::open(path)?)?))
+            &api.with_files(move || decode_text(read_open_small(fs::File::open(path)?)?))
                 .await
                 .flatten()
                 .ok()?,
@@ -79,7 +79,7 @@ impl TokenFile {
     /// shim that renews.
     fn write(&self, token: &str) -> io::Result<()> {
         let owner = fs::metadata(&self.path)?;
-        replace(&self.path, &self.temporary, |mut file| {
+        replace_file(&self.path, &self.temporary, |mut file| {
             if file.metadata()?.uid() != owner.uid() {
                 fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
             }
@@ -95,14 +95,14 @@ mod tests {
     use crate::{Credentials, Facts};
     use base64::Engine;
     use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-    use berth_testing::{answer, serve_with};
+    use berth_testing::{format_answer, serve_with};
     use std::os::unix::fs::PermissionsExt;
     use std::sync::Arc;
     use tokio::sync::watch;
 
     /// Makes a token of a service account, issued `before` seconds before now, with an expiry
     /// `after` seconds after now.
-    fn token(account: &str, before: u64, after: u64) -> String {
+    fn make_token(account: &str, before: u64, after: u64) -> String {
         let now = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap()
@@ -122,9 +122,9 @@ mod tests {
         let mut refused = true;
         let mut server = serve_with(move |_| {
             if std::mem::take(&mut refused) {
-                return answer("403 Forbidden", "{}");
+                return format_answer("403 Forbidden", "{}");
             }
-            answer(
+            format_answer(
                 "201 Created",
                 r#"{"status":{"token":"n3w","expirationTimestamp":"2100-01-01T00:00:00Z"}}"#,
             )
@@ -158,9 +158,9 @@ mod tests {
         );
         let file = TokenFile::new(&path, &"a".parse().unwrap());
         let left_alone = [
-            token("berth-system:berth-cp-1", 90, 210),
+            make_token("berth-system:berth-cp-1", 90, 210),
             // An account of another namespace, which may have no Role to request tokens.
-            token("kube-system:berth-cp-1", 200, 100),
+            make_token("kube-system:berth-cp-1", 200, 100),
             "none".into(),
         ];
         for other in left_alone {
@@ -169,7 +169,7 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap(), other);
         }
         assert!(server.asked.try_recv().is_err());
-        let due = token("berth-system:berth-cp-1", 101, 199);
+        let due = make_token("berth-system:berth-cp-1", 101, 199);
         fs::write(&path, &due).unwrap();
         assert_eq!(
             file.renew_if_due(&api).await,

@@ -15,7 +15,11 @@ use tokio::process::Command;
 ///
 /// # Errors
 /// The program does not exist, cannot be run, or does not end in time.
-pub async fn output(program: &str, arguments: &[&str], within: Duration) -> Result<Output, String> {
+pub async fn read_output(
+    program: &str,
+    arguments: &[&str],
+    within: Duration,
+) -> Result<Output, String> {
     let output = Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())
@@ -43,7 +47,7 @@ pub const AUDIT_LOG: &str = "--audit-log-path";
 
 /// The file that a kube-apiserver writes its audit log to.
 pub fn audit_log(argv: &[OsString]) -> Option<PathBuf> {
-    args::value(argv, AUDIT_LOG)
+    args::flag_value(argv, AUDIT_LOG)
         .map(PathBuf::from)
         .filter(|path| is_file(path))
 }
@@ -57,7 +61,7 @@ pub(crate) fn is_file(path: &Path) -> bool {
 }
 
 /// Splits a list of NUL-terminated strings, as in /proc.
-pub fn strings(list: &[u8]) -> Vec<OsString> {
+pub fn split_strings(list: &[u8]) -> Vec<OsString> {
     let list = list.strip_suffix(&[0]).unwrap_or(list);
     list.split(|byte| *byte == 0)
         .map(|text| OsString::from_vec(text.to_vec()))
@@ -65,7 +69,7 @@ pub fn strings(list: &[u8]) -> Vec<OsString> {
 }
 
 /// Finds an executable program, as a shell does.
-pub fn find(name: &OsStr) -> Option<PathBuf> {
+pub fn find_executable(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Some(PathBuf::from(name)).filter(is_program);
     }
@@ -86,9 +90,12 @@ mod tests {
 
     #[test]
     fn a_program_is_found_as_a_shell_finds_it() {
-        assert!(find("sh".as_ref()).is_some() && find("/bin/sh".as_ref()).is_some());
+        assert!(
+            find_executable("sh".as_ref()).is_some()
+                && find_executable("/bin/sh".as_ref()).is_some()
+        );
         for none in ["", "/", "/nonexistent", "/etc/passwd", "no-such-program"] {
-            assert_eq!(find(none.as_ref()), None, "{none}");
+            assert_eq!(find_executable(none.as_ref()), None, "{none}");
         }
     }
 }

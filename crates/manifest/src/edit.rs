@@ -1,8 +1,8 @@
 //! A single change to a manifest, and the code that writes the change into the text.
 
-use super::write::{Style, scalar};
+use super::write::{Style, write_scalar};
 use super::{Problem, plain};
-use berth_cluster::yaml::{Data, YamlNode, parse};
+use berth_cluster::yaml::{Data, YamlNode, parse_documents};
 use serde_json::{Value, json};
 use std::fmt;
 use std::ops::Range;
@@ -95,10 +95,10 @@ impl fmt::Display for Path {
 /// # Errors
 /// A value has another type than the edit expects or is shared by an anchor, or the document is
 /// written in a way that cannot be edited.
-pub fn apply(text: &str, document: usize, edits: &[Edit]) -> Result<String, Problem> {
+pub fn apply_edits(text: &str, document: usize, edits: &[Edit]) -> Result<String, Problem> {
     let newline = if text.contains("\r\n") { "\r\n" } else { "\n" };
     let mut text = text.to_owned();
-    let mut documents = parse(&text)?;
+    let mut documents = parse_documents(&text)?;
     let Some(style) = documents.get(document).map(Style::of) else {
         return Ok(text);
     };
@@ -118,7 +118,7 @@ pub fn apply(text: &str, document: usize, edits: &[Edit]) -> Result<String, Prob
         // edited value.
         let mut wanted = values(&documents);
         change_value(&mut wanted[document], &edit.path.0, &edit.change);
-        documents = parse(&text)
+        documents = parse_documents(&text)
             .ok()
             .filter(|is| values(is) == wanted)
             .ok_or_else(|| {
@@ -313,7 +313,7 @@ impl Editor<'_> {
         if parent.flow {
             return Ok((
                 node.span.clone(),
-                format!("{}{}", gap(node), self.style.flow(value)),
+                format!("{}{}", gap_before(node), self.style.flow(value)),
             ));
         }
         let Some((key, _)) = parent
@@ -325,7 +325,7 @@ impl Editor<'_> {
                 Value::Object(_) | Value::Array(_) => {
                     Ok((node.span.clone(), self.style.flow(value)))
                 }
-                value => Ok((node.span.clone(), scalar(value))),
+                value => Ok((node.span.clone(), write_scalar(value))),
             };
         };
         // The key stays as written, with everything before it.
@@ -342,7 +342,8 @@ impl Editor<'_> {
         };
         if map.flow {
             let last = map.entries().last().map(|(_, value)| value);
-            let (end, gap) = last.map_or((map.span.end, ""), |last| (last.span.end, gap(last)));
+            let (end, gap) =
+                last.map_or((map.span.end, ""), |last| (last.span.end, gap_before(last)));
             return (
                 end..end,
                 format!("{gap}, {}", self.style.flow_entry(key, value)),
@@ -525,7 +526,7 @@ fn is_item(comment: &str) -> bool {
 
 /// The space after a colon in a flow mapping, since libyaml would otherwise read the colon as part
 /// of the key.
-fn gap(value: &YamlNode) -> &'static str {
+fn gap_before(value: &YamlNode) -> &'static str {
     if value.span.is_empty() { " " } else { "" }
 }
 
@@ -533,7 +534,7 @@ fn gap(value: &YamlNode) -> &'static str {
 mod tests {
     use super::*;
 
-    fn path(steps: &str) -> Path {
+    fn parse_path(steps: &str) -> Path {
         steps
             .split('.')
             .fold(Path::default(), |path, step| match step.strip_prefix('#') {
@@ -546,15 +547,15 @@ mod tests {
 
     fn edit_text(text: &str, steps: &str, change: Change) -> Result<String, String> {
         let edit = Edit {
-            path: path(steps),
+            path: parse_path(steps),
             change,
             reason: "so it is".into(),
             comment: true,
         };
-        apply(text, 0, &[edit]).map_err(|problem| problem.to_string())
+        apply_edits(text, 0, &[edit]).map_err(|problem| problem.to_string())
     }
 
-    fn set(text: &str, steps: &str, value: Value) -> String {
+    fn set_value(text: &str, steps: &str, value: Value) -> String {
         edit_text(text, steps, Change::Set(value)).unwrap()
     }
 
@@ -603,7 +604,7 @@ mod tests {
             ),
             ("a:\nb: 1\n", "a.c", json!([1]), "a:\n  c:\n    - 1\nb: 1\n"),
         ] {
-            assert_eq!(set(text, steps, value), wanted);
+            assert_eq!(set_value(text, steps, value), wanted);
         }
     }
 
@@ -626,10 +627,10 @@ mod tests {
             ("a: 1", "b", "a: 1\nb: 1"),
             ("{\"a\": 1}", "b", "{\"a\": 1, \"b\": 1}"),
         ] {
-            assert_eq!(set(text, steps, json!(1)), wanted);
+            assert_eq!(set_value(text, steps, json!(1)), wanted);
         }
         assert_eq!(
-            set("{\"a\": 1}", "b", json!({"c": "d"})),
+            set_value("{\"a\": 1}", "b", json!({"c": "d"})),
             "{\"a\": 1, \"b\": {\"c\": \"d\"}}"
         );
     }
@@ -719,7 +720,7 @@ mod tests {
                 "x:\n  a:\n  - b\n  b: 1\n# of y\n  # - c\ny: 1\n",
             ),
         ] {
-            assert_eq!(set(text, steps, json!(1)), wanted);
+            assert_eq!(set_value(text, steps, json!(1)), wanted);
         }
         let nested = "a:\n- b:\n  - c\n  # - d\n# end\n";
         let appended = edit_text(nested, "a", Change::Append(vec![json!("x")])).unwrap();
@@ -754,20 +755,20 @@ mod tests {
     #[test]
     fn one_document_is_edited_and_its_line_ends_are_kept() {
         let edit = Edit {
-            path: path("a"),
+            path: parse_path("a"),
             change: Change::Append(vec![json!("x")]),
             reason: String::new(),
             comment: false,
         };
         let text = "b: 1\r\n---\r\na:\r\n  - y\r\n---\r\na: []\r\n";
         let wanted = "b: 1\r\n---\r\na:\r\n  - y\r\n  - x\r\n---\r\na: []\r\n";
-        assert_eq!(apply(text, 1, &[edit]).unwrap(), wanted);
+        assert_eq!(apply_edits(text, 1, &[edit]).unwrap(), wanted);
     }
 
     #[test]
     fn an_edit_is_displayed_with_path_and_reason() {
         let edit = Edit {
-            path: path("a.#b.0.c"),
+            path: parse_path("a.#b.0.c"),
             change: Change::Remove,
             reason: "so it is".into(),
             comment: false,

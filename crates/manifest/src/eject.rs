@@ -4,10 +4,10 @@
 //! stored in an annotation of the pod. So a manifest can be ejected anywhere: in a repository,
 //! after other edits, without a backup. Values that someone has changed since then stay.
 
-use super::edit::{COMMENT, Change, Edit, Path, apply};
+use super::edit::{COMMENT, Change, Edit, Path, apply_edits};
 use super::names::{BINARY, INSTALL, LEAST, PROBES, SHIM, VARIABLES, VOLUMES};
 use super::{Manifest, Problem, basename, exec_words};
-use berth_cluster::yaml::{YamlNode, parse};
+use berth_cluster::yaml::{YamlNode, parse_documents};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::fmt;
@@ -48,9 +48,9 @@ pub struct Ejected {
 ///
 /// # Errors
 /// berth is not in the manifest, or the manifest cannot be read or edited.
-pub fn undo(manifest: &Manifest) -> Result<Ejected, Problem> {
+pub fn undo_injection(manifest: &Manifest) -> Result<Ejected, Problem> {
     let edits = plan(manifest)?;
-    let text = apply(manifest.text(), manifest.document(), &edits)?;
+    let text = apply_edits(manifest.text(), manifest.document(), &edits)?;
     Ok(Ejected {
         text: remove_comments(&text, manifest.document()),
         edits,
@@ -258,7 +258,7 @@ fn runs_berth(hook: &YamlNode) -> bool {
 
 /// The text without berth's comments in this document.
 fn remove_comments(text: &str, document: usize) -> String {
-    let Ok(documents) = parse(text) else {
+    let Ok(documents) = parse_documents(text) else {
         return text.to_owned();
     };
     let line_of = |document: usize| documents.get(document).map_or(usize::MAX, |root| root.line);

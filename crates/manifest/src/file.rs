@@ -4,7 +4,7 @@
 //! two files with the same pod name, one overwrites the other. So the name of an incomplete file
 //! begins with a dot, a file is replaced by a rename, and backups are in another directory.
 
-use super::{Manifest, tag};
+use super::{Manifest, image_tag};
 use berth_os::file::{make_private, none_if_missing};
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ const MAX_SIZE: u64 = 1 << 20;
 
 /// A failed operation on a file.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {what} {}: {source}{}", path.display(), fix(what, source))]
+#[error("cannot {what} {}: {source}{}", path.display(), suggest_fix(what, source))]
 pub struct FileError {
     /// `read`, `write` and so on.
     what: &'static str,
@@ -29,7 +29,7 @@ pub struct FileError {
 }
 
 /// The fix for an I/O error, after a colon; empty if none is known.
-pub fn fix(what: &str, error: &io::Error) -> &'static str {
+pub fn suggest_fix(what: &str, error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound if what == "read" => ": give the path of an existing file",
         io::ErrorKind::PermissionDenied => ": run this as root",
@@ -145,10 +145,10 @@ pub fn replace_as(
     text: impl AsRef<[u8]>,
     access: Option<Access>,
 ) -> Result<(), FileError> {
-    sweep(path);
+    sweep_temporary(path);
     let temporary =
         path.with_file_name(format!("{}{}", temporary_prefix(path), std::process::id()));
-    berth_os::file::replace(path, &temporary, |file| write(file, access, text.as_ref()))
+    berth_os::file::replace_file(path, &temporary, |file| write(file, access, text.as_ref()))
         .and_then(|()| sync_directory(path))
         .map_err(FileError::of("write", path))
 }
@@ -163,13 +163,13 @@ fn temporary_prefix(path: &Path) -> String {
 
 /// Removes temporary files that a killed process left when it was replacing this file. A file that
 /// cannot be removed stays.
-pub fn sweep(path: &Path) {
+pub fn sweep_temporary(path: &Path) {
     sweep_named(path.parent(), &temporary_prefix(path), |rest| {
         (!rest.contains('.')).then_some(rest)
     });
 }
 
-/// Like [`sweep`], for all files of a directory with this prefix. Needed for names that contain a
+/// Like [`sweep_temporary`], for all files of a directory with this prefix. Needed for names that contain a
 /// time, since the next run uses another time.
 pub fn sweep_all(directory: &Path, beginning: &str) {
     sweep_named(Some(directory), &format!(".{beginning}"), |rest| {
@@ -217,17 +217,17 @@ fn sync_directory(path: &Path) -> io::Result<()> {
 
 /// True if a file, or the target of a link, is in this directory.
 pub fn is_in(file: &Path, directory: &Path) -> bool {
-    let directory = resolve(directory);
+    let directory = resolve_links(directory);
     let holds = |file: &Path| {
         file.parent()
-            .is_some_and(|parent| resolve(parent) == directory)
+            .is_some_and(|parent| resolve_links(parent) == directory)
     };
     std::path::absolute(file).is_ok_and(|file| holds(&file))
         || file.canonicalize().is_ok_and(|file| holds(&file))
 }
 
 /// A path with its symbolic links resolved, as far as the path exists.
-pub fn resolve(path: &Path) -> PathBuf {
+pub fn resolve_links(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let there = path
         .ancestors()
@@ -239,13 +239,13 @@ pub fn resolve(path: &Path) -> PathBuf {
 
 /// Time and version for the name of a kept manifest, for people. Names sort by time. `time` is RFC
 /// 3339.
-pub fn stamp(time: &str, text: &str) -> String {
+pub fn format_stamp(time: &str, text: &str) -> String {
     let time: String = time.chars().filter(|c| !matches!(c, '-' | ':')).collect();
     let manifest = Manifest::parse(text).ok();
     let image = manifest
         .as_ref()
         .and_then(|manifest| manifest.apiserver().get("image")?.text());
-    let tag = image.and_then(tag).filter(|tag| {
+    let tag = image.and_then(image_tag).filter(|tag| {
         tag.starts_with(|c: char| c.is_ascii_alphanumeric())
             && tag
                 .chars()
@@ -319,7 +319,7 @@ impl Backups {
             None => {
                 let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
                 self.directory
-                    .join(format!("{prefix}.{}{suffix}", stamp(&now, original)))
+                    .join(format!("{prefix}.{}{suffix}", format_stamp(&now, original)))
             }
         };
         replace(&path, original)?;
@@ -438,7 +438,7 @@ mod tests {
         let kubelets = temp.path().join("kubelets");
         symlink(temp.path(), &kubelets).unwrap();
         assert_eq!(
-            resolve(&kubelets.join("new/er")),
+            resolve_links(&kubelets.join("new/er")),
             temp.path().canonicalize().unwrap().join("new/er")
         );
     }
@@ -467,7 +467,7 @@ mod tests {
         ] {
             let text = text.replace("registry.k8s.io/kube-apiserver:v1.36.3", image);
             assert_eq!(
-                stamp("2026-11-22T00:29:52Z", &text),
+                format_stamp("2026-11-22T00:29:52Z", &text),
                 format!("20261122T002952Z.{version}")
             );
         }

@@ -7,8 +7,8 @@ mod lapses;
 mod parts;
 mod probes;
 
-use super::edit::{Change, Edit, Path, apply};
-use super::eject::{ORIGINAL, Original, undo};
+use super::edit::{Change, Edit, Path, apply_edits};
+use super::eject::{ORIGINAL, Original, undo_injection};
 use super::names::{BINARY, INSTALL, LEAST, PASS, PROBES, SHIM, VARIABLES, VOLUMES};
 use super::pod::basename;
 use super::{Container, Manifest, Problem};
@@ -16,7 +16,7 @@ use berth_cluster::yaml::YamlNode;
 use berth_shim::config::{Listen, PassMode};
 use serde_json::Value;
 
-pub use addresses::loopback;
+pub use addresses::find_loopback;
 pub use lapses::{Lapse, Wrapping, find_lapses};
 
 /// Variables that only the shim gets, from options of `berth inject`.
@@ -106,7 +106,7 @@ pub fn inject_over(
     let again = found.annotation(ORIGINAL).is_some();
     let base = match backup {
         Some(backup) if again => backup,
-        _ if again => undo(&found).map_err(one)?.text,
+        _ if again => undo_injection(&found).map_err(one)?.text,
         _ => text.to_owned(),
     };
     let mut options = options.clone();
@@ -128,7 +128,7 @@ pub fn inject_over(
     if options.pass == PassMode::Relay && had(PASS) {
         notes.push("without --pass the shim relays every connection again".into());
     }
-    let new = apply(&base, manifest.document(), &edits).map_err(one)?;
+    let new = apply_edits(&base, manifest.document(), &edits).map_err(one)?;
     let result = Manifest::parse(&new).map_err(one)?;
     if again && found.root().value() == result.root().value() {
         return Ok(Injection {
@@ -300,18 +300,18 @@ impl<'a> Planner<'a> {
             .filter_map(own)
             .collect();
         let like: Vec<_> = label.iter().cloned().chain(group).collect();
-        let shim = parts::shim(
+        let shim = parts::make_shim_container(
             image,
-            &parts::user(uid, &like, capabilities),
+            &parts::make_security_context(uid, &like, capabilities),
             &of_shim,
             &mounts,
         );
         self.edit(
             pod.key("initContainers"),
-            Change::Append(vec![parts::install(image, &self.options.run_dir, uid, &label), shim]),
+            Change::Append(vec![parts::make_install_container(image, &self.options.run_dir, uid, &label), shim]),
             "berth-install copies the binary and makes the run directory; berth is the shim, which is stopped after kube-apiserver",
         );
-        let volumes = parts::volumes(&self.options.run_dir, cluster);
+        let volumes = parts::make_volumes(&self.options.run_dir, cluster);
         let reason = match cluster {
             Some(_) => {
                 "for the binary, the run directory and the shim's credentials in the cluster"
@@ -338,8 +338,8 @@ impl<'a> Planner<'a> {
         let kubeconfig = self.options.service.as_deref()?;
         let is_static = self.manifest.kind() == "Pod";
         let cluster = if is_static { kubeconfig } else { "in-cluster" };
-        variables.push(parts::variable(SERVICE, cluster));
-        variables.push(parts::field(NODE_NAME, "spec.nodeName"));
+        variables.push(parts::make_variable(SERVICE, cluster));
+        variables.push(parts::make_field_variable(NODE_NAME, "spec.nodeName"));
         if !is_static {
             self.notes.push(
                 "--service: the pod's service account needs the Roles of berth; see docs/service.md#how-to-turn-it-on"

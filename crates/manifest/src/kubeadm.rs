@@ -24,11 +24,11 @@ pub struct Patch {
 ///
 /// # Errors
 /// The manifest is not kubeadm's, or an edit cannot be written as a patch.
-pub fn patches(manifest: &Manifest, edits: &[Edit]) -> Result<[Patch; 2], Problem> {
+pub fn make_patches(manifest: &Manifest, edits: &[Edit]) -> Result<[Patch; 2], Problem> {
     if !manifest.is_kubeadm() {
         return Err(Problem::new(
             1,
-            "kubeadm did not write this: give the manifest that it wrote",
+            "kubeadm did not write this manifest: give the manifest that kubeadm wrote",
         ));
     }
     let mut merge = json!({"metadata": {"name": "kube-apiserver", "namespace": "kube-system"}});
@@ -48,7 +48,7 @@ pub fn patches(manifest: &Manifest, edits: &[Edit]) -> Result<[Patch; 2], Proble
                 operations.extend(operations_of(&edit.change, list));
                 Some(())
             }
-            None => add(
+            None => add_change(
                 &mut merge,
                 Some(manifest.root()),
                 &edit.path.0,
@@ -111,7 +111,12 @@ fn operations_of(change: &Change, list: &str) -> Vec<Value> {
 }
 
 /// Puts a change into a strategic merge patch. `None` if the change cannot be written as a patch.
-fn add(patch: &mut Value, there: Option<&YamlNode>, path: &[Step], change: &Change) -> Option<()> {
+fn add_change(
+    patch: &mut Value,
+    there: Option<&YamlNode>,
+    path: &[Step],
+    change: &Change,
+) -> Option<()> {
     let Some((step, rest)) = path.split_first() else {
         *patch = match (change, there) {
             // Without `replace`, the value would be merged with the present value: an httpGet with
@@ -135,7 +140,7 @@ fn add(patch: &mut Value, there: Option<&YamlNode>, path: &[Step], change: &Chan
                 *patch = json!({});
             }
             let there = there.and_then(|there| there.get(key));
-            add(
+            add_change(
                 patch
                     .as_object_mut()?
                     .entry(key.clone())
@@ -156,7 +161,7 @@ fn add(patch: &mut Value, there: Option<&YamlNode>, path: &[Step], change: &Chan
                 items.len() - 1
             });
             let there = there.and_then(|there| Some(there.named(name)?.1));
-            add(&mut items[at], there, rest, change)
+            add_change(&mut items[at], there, rest, change)
         }
         Step::Index(_) => None,
     }

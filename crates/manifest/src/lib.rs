@@ -41,7 +41,7 @@ mod write;
 pub use container::{Container, Environment, exec_words};
 pub use edit::Edit;
 pub use pod::{Flag, Manifest};
-pub use pod::{basename, tag};
-pub use write::document;
+pub use pod::{basename, image_tag};
+pub use write::write_document;
 
-pub use berth_cluster::yaml::{Problem, split};
+pub use berth_cluster::yaml::{Problem, split_cause_and_fix};

@@ -95,10 +95,10 @@ fn refuse(line: usize, form: &str, fix: &str) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_cluster::yaml::parse;
+    use berth_cluster::yaml::parse_documents;
 
     fn refusal(text: &str) -> Option<String> {
-        parse(text)
+        parse_documents(text)
             .unwrap()
             .iter()
             .find_map(|document| check(text, document).err())

@@ -2,7 +2,7 @@
 
 use super::edit::{Path, Step};
 use super::{Container, Problem};
-use berth_cluster::yaml::{YamlNode, parse};
+use berth_cluster::yaml::{YamlNode, parse_documents};
 use std::net::IpAddr;
 
 /// Kinds with a pod, and the path to the pod.
@@ -70,7 +70,7 @@ impl Manifest {
     /// changed.
     pub fn parse(text: &str) -> Result<Self, Problem> {
         let mut found = Vec::new();
-        for (document, root) in parse(text)?.into_iter().enumerate() {
+        for (document, root) in parse_documents(text)?.into_iter().enumerate() {
             let kind = root.text_of("kind").unwrap_or_default().to_owned();
             if kind == "List" {
                 return Err(Problem::new(
@@ -286,7 +286,7 @@ impl Manifest {
 
     /// Major and minor number of the kube-apiserver, from its image's tag.
     pub fn version(&self) -> Option<(u64, u64)> {
-        let tag = tag(self.image())?;
+        let tag = image_tag(self.image())?;
         let numbers = tag
             .strip_prefix('v')
             .unwrap_or(tag)
@@ -333,7 +333,7 @@ impl Manifest {
     }
 
     fn address(&self, flag: &str) -> Option<IpAddr> {
-        address(self.flag(flag)?.value)
+        parse_address(self.flag(flag)?.value)
     }
 
     /// A path relative to the apiserver's container, or to the pod.
@@ -428,7 +428,7 @@ impl Manifest {
 }
 
 /// An IP address, as Go reads it: a mapped IPv4 address counts as IPv4.
-pub(crate) fn address(text: &str) -> Option<IpAddr> {
+pub(crate) fn parse_address(text: &str) -> Option<IpAddr> {
     text.trim().parse().ok().map(|ip: IpAddr| ip.to_canonical())
 }
 
@@ -455,7 +455,7 @@ pub fn basename(path: &str) -> &str {
 }
 
 /// The tag of an image.
-pub fn tag(image: &str) -> Option<&str> {
+pub fn image_tag(image: &str) -> Option<&str> {
     Some(basename(image.split('@').next()?).split_once(':')?.1)
 }
 
@@ -463,11 +463,11 @@ pub fn tag(image: &str) -> Option<&str> {
 mod tests {
     use super::*;
 
-    fn refused(text: &str) -> String {
+    fn parse_error(text: &str) -> String {
         Manifest::parse(text).unwrap_err().to_string()
     }
 
-    fn pod(container: &str) -> String {
+    fn pod_with(container: &str) -> String {
         format!("kind: Pod\nspec:\n  containers:\n  - {container}\n")
     }
 
@@ -487,7 +487,7 @@ mod tests {
                 "--bind-address is the last argument and has no value: write --bind-address=VALUE, ",
             ),
         ] {
-            let refused = refused(&pod(&format!(
+            let refused = parse_error(&pod_with(&format!(
                 "{{name: a, command: [kube-apiserver, {words}]}}"
             )));
             assert!(refused.contains(cause), "{refused}");
@@ -497,7 +497,7 @@ mod tests {
             "--audit-log-path=",
             "--profiling, --secure-port, 6443",
         ] {
-            Manifest::parse(&pod(&format!(
+            Manifest::parse(&pod_with(&format!(
                 "{{name: a, command: [kube-apiserver, {words}]}}"
             )))
             .unwrap();
@@ -523,21 +523,21 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                Manifest::parse(&pod(container)).unwrap().name,
+                Manifest::parse(&pod_with(container)).unwrap().name,
                 name,
                 "{container}"
             );
         }
         let second = format!(
             "kind: Service\n---\n{}",
-            pod("{name: a, command: [kube-apiserver]}")
+            pod_with("{name: a, command: [kube-apiserver]}")
         );
         assert_eq!(Manifest::parse(&second).unwrap().document(), 1);
     }
 
     #[test]
     fn an_unsuitable_manifest_is_refused_with_line_and_fix() {
-        let one = pod("{name: a, command: [kube-apiserver]}");
+        let one = pod_with("{name: a, command: [kube-apiserver]}");
         for (text, why) in [
             ("kind: Pod\n", "1: there is no kube-apiserver: "),
             ("\nkind: List\nitems: []\n", "2: kind: List: give its items"),
@@ -546,7 +546,7 @@ mod tests {
                 "6: a second kube-apiserver; the first is in line 1",
             ),
         ] {
-            assert!(refused(text).starts_with(why), "{text}");
+            assert!(parse_error(text).starts_with(why), "{text}");
         }
         for (container, why) in [
             (
@@ -567,13 +567,16 @@ mod tests {
                 "no list of strings",
             ),
         ] {
-            assert!(refused(&pod(container)).contains(why), "{container}");
+            assert!(
+                parse_error(&pod_with(container)).contains(why),
+                "{container}"
+            );
         }
     }
 
     #[test]
     fn the_last_flag_counts_in_every_form() {
-        let text = pod(
+        let text = pod_with(
             "{name: a, command: [kube-apiserver, --secure_port, '7443'], args: [--v=1, --v=2, --x]}",
         );
         let manifest = Manifest::parse(&text).unwrap();
@@ -607,7 +610,7 @@ mod tests {
     fn a_file_is_in_the_deepest_mount() {
         // A mount without a path mounts nothing.
         let mounts = "[{name: x, mountPath: /a}, {name: y, mountPath: /a/b/}, {name: z, mountPath: /a/bc}, v, {name: w}]";
-        let text = pod(&format!(
+        let text = pod_with(&format!(
             "{{name: a, command: [kube-apiserver], volumeMounts: {mounts}}}"
         ));
         let manifest = Manifest::parse(&text).unwrap();

@@ -5,7 +5,7 @@ use tokio::time::{Instant, sleep};
 
 /// Asks at intervals of `pause` until an answer counts, for at most `within`. Returns the last
 /// answer.
-pub async fn until<T>(
+pub async fn ask_until<T>(
     within: Duration,
     pause: Duration,
     mut ask: impl AsyncFnMut() -> T,

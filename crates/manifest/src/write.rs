@@ -1,6 +1,6 @@
 //! Writes values as YAML text, in the style of the file around them.
 
-use berth_cluster::yaml::{YamlNode, resolve};
+use berth_cluster::yaml::{YamlNode, resolve_scalar};
 use serde_json::{Map, Value};
 use std::fmt::Write;
 
@@ -29,7 +29,7 @@ pub(super) struct Style {
 }
 
 /// A whole document, in the order of fields that people use.
-pub fn document(value: &Value) -> String {
+pub fn write_document(value: &Value) -> String {
     let style = Style {
         indented: false,
         sorted: false,
@@ -110,7 +110,7 @@ impl Style {
                     self.items(if self.indented { indent + 2 } else { indent }, items)
                 )
             }
-            other => format!(": {}\n", scalar(other)),
+            other => format!(": {}\n", write_scalar(other)),
         }
     }
 
@@ -119,7 +119,7 @@ impl Style {
         let lines = match value {
             Value::Object(map) if !map.is_empty() => self.fields(indent + 2, map),
             Value::Array(items) if !items.is_empty() => self.items(indent + 2, items),
-            other => return format!("{:indent$}- {}\n", "", scalar(other)),
+            other => return format!("{:indent$}- {}\n", "", write_scalar(other)),
         };
         // The first key follows the dash.
         format!("{:indent$}- {}", "", &lines[indent + 2..])
@@ -173,7 +173,7 @@ impl Style {
 }
 
 /// A value on one line of a block: a scalar, `[]` or `{}`.
-pub(super) fn scalar(value: &Value) -> String {
+pub(super) fn write_scalar(value: &Value) -> String {
     match value {
         Value::String(text) => scalar_text(text),
         other => other.to_string(),
@@ -186,7 +186,10 @@ fn scalar_text(text: &str) -> String {
     if !text.chars().all(is_printable) {
         return quote(text);
     }
-    if text.is_empty() || !resolve(text).is_string() || looks_like_number(text) || is_special(text)
+    if text.is_empty()
+        || !resolve_scalar(text).is_string()
+        || looks_like_number(text)
+        || is_special(text)
     {
         return format!("\"{text}\"");
     }
@@ -280,7 +283,7 @@ fn has_sorted_keys(node: &YamlNode) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_cluster::yaml::parse;
+    use berth_cluster::yaml::parse_documents;
     use serde_json::json;
 
     #[test]
@@ -359,7 +362,7 @@ mod tests {
 
     #[test]
     fn the_style_follows_the_file() {
-        let style = |text: &str| Style::of(&parse(text).unwrap()[0]);
+        let style = |text: &str| Style::of(&parse_documents(text).unwrap()[0]);
         assert_eq!(
             style("a:\n- b: 1\n  c: 2\n"),
             Style {
@@ -400,10 +403,10 @@ mod tests {
             let value = json!({"a": items, "b": texts});
             let style = Style { indented, sorted: true, json: false };
             let text: String = value.as_object().unwrap().iter().map(|(key, value)| style.entry(2, key, value)).collect();
-            proptest::prop_assert_eq!(&parse(&text).unwrap()[0].value(), &value);
+            proptest::prop_assert_eq!(&parse_documents(&text).unwrap()[0].value(), &value);
             for json in [false, true] {
                 let text = Style { json, ..style }.flow(&value);
-                proptest::prop_assert_eq!(&parse(&text).unwrap()[0].value(), &value);
+                proptest::prop_assert_eq!(&parse_documents(&text).unwrap()[0].value(), &value);
             }
         }
     }

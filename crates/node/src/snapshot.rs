@@ -45,7 +45,7 @@ impl RunDirSnapshot {
                 why,
             })?;
             node.problems.extend(listing.problems);
-            let mut sockets = sockets(&berth)?;
+            let mut sockets = list_socket_ids(&berth)?;
             for listed in listing.found {
                 let id = listed.record.instance.clone();
                 let socket = sockets.remove(&id);
@@ -71,7 +71,7 @@ impl RunDirSnapshot {
     }
 }
 
-fn sockets(berth: &BerthDir) -> Result<BTreeSet<InstanceId>, Error> {
+fn list_socket_ids(berth: &BerthDir) -> Result<BTreeSet<InstanceId>, Error> {
     let error = |why| Error::Read {
         path: berth.path().to_owned(),
         why,

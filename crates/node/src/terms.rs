@@ -48,7 +48,7 @@ static DIVISOR: AtomicU32 = AtomicU32::new(1);
 
 /// Returns the duration of a fixed time that no option sets: `usual`, shortened by
 /// [`Speedup::apply`].
-pub fn shorten(usual: Duration) -> Duration {
+pub fn shorten_wait(usual: Duration) -> Duration {
     usual / DIVISOR.load(Relaxed)
 }
 

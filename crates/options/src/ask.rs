@@ -21,7 +21,7 @@ pub struct AskArgs {
 pub struct TimeoutArgs {
     /// Time limit for the answer: the kubelet's timeoutSeconds less one second for the start of
     /// this process
-    #[arg(long, env = "BERTH_TIMEOUT", value_name = "DURATION", value_parser = duration, help_heading = PROBE)]
+    #[arg(long, env = "BERTH_TIMEOUT", value_name = "DURATION", value_parser = parse_duration, help_heading = PROBE)]
     pub timeout: Option<Duration>,
 }
 
@@ -50,7 +50,7 @@ pub struct DrainArgs {
     pub wait: bool,
     /// Return only when the connections have ended too. After this time exit with status 1 and
     /// print how many are left; implies --wait
-    #[arg(long, env = "BERTH_DRAIN_WAIT_STREAMS", value_name = "DURATION", value_parser = duration)]
+    #[arg(long, env = "BERTH_DRAIN_WAIT_STREAMS", value_name = "DURATION", value_parser = parse_duration)]
     pub wait_streams: Option<Duration>,
 }
 
@@ -61,7 +61,7 @@ pub struct LiveArgs {
     #[command(flatten)]
     pub ask: AskArgs,
     /// Path of the request; with `?exclude=etcd` an outage of etcd does not restart kube-apiserver
-    #[arg(long, env = "BERTH_LIVE_PATH", default_value = "/livez", value_name = "PATH", value_parser = path)]
+    #[arg(long, env = "BERTH_LIVE_PATH", default_value = "/livez", value_name = "PATH", value_parser = parse_path)]
     pub path: String,
     /// The shim's probe options: in a pod, both containers have the same variables.
     #[command(flatten)]
@@ -75,7 +75,7 @@ pub struct LiveArgs {
 ///
 /// # Errors
 /// `text` is not a path.
-pub fn path(text: &str) -> Result<String, String> {
+pub fn parse_path(text: &str) -> Result<String, String> {
     // RFC 3986 allows no other characters in a path and its query.
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@/?%".contains(&byte);
     let fits = text.starts_with('/') && text.bytes().all(fits);
@@ -93,7 +93,7 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 ///
 /// # Errors
 /// `text` is not a duration, or the duration is too long.
-pub fn duration(text: &str) -> Result<Duration, String> {
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(time) if time <= LONGEST => Ok(time),
         Ok(_) => Err("at most 365days".to_owned()),

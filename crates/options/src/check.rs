@@ -28,8 +28,8 @@ pub const READY: &str = "/readyz";
 const MOST_OPENINGS: NonZeroUsize = NonZeroUsize::new(65_536).unwrap();
 
 /// Checks the options of the place. Returns `None` after a mistake.
-pub fn place(args: &PlaceArgs, checks: &mut Checks) -> Option<Place> {
-    let listen = addresses(&args.listen, checks);
+pub fn check_place(args: &PlaceArgs, checks: &mut Checks) -> Option<Place> {
+    let listen = check_addresses(&args.listen, checks);
     let instance = args.instance.as_deref().map(InstanceId::parse).transpose();
     let instance = checks
         .ok_or_report(instance.map_err(|error| format!("--instance: {error}")))
@@ -47,10 +47,10 @@ pub fn place(args: &PlaceArgs, checks: &mut Checks) -> Option<Place> {
 }
 
 /// Checks the values of `--listen`. At least one must be given.
-pub fn addresses(given: &[String], checks: &mut Checks) -> Option<Vec<Listen>> {
+pub fn check_addresses(given: &[String], checks: &mut Checks) -> Option<Vec<Listen>> {
     let listen: Vec<_> = given
         .iter()
-        .filter_map(|text| checks.ok_or_report(listen(text)))
+        .filter_map(|text| checks.ok_or_report(parse_listen(text)))
         .collect();
     if given.is_empty() {
         checks.report(
@@ -86,7 +86,7 @@ pub fn addresses(given: &[String], checks: &mut Checks) -> Option<Vec<Listen>> {
 ///
 /// # Errors
 /// A sentence with the fix.
-pub fn listen(text: &str) -> Result<Listen, String> {
+pub fn parse_listen(text: &str) -> Result<Listen, String> {
     let mut parts = text.split(',');
     let address: Option<SocketAddr> = parts.next().and_then(|first| first.parse().ok());
     let mut addr = address.ok_or_else(|| {
@@ -146,9 +146,9 @@ fn wildcard_clash(address: SocketAddr, berth: SocketAddr) -> String {
 ///
 /// # Errors
 /// All mistakes of the command line.
-pub fn serve(args: &ServeArgs) -> Result<Config, Mistakes> {
+pub fn check_serve(args: &ServeArgs) -> Result<Config, Mistakes> {
     let mut checks = Checks::default();
-    let place = place(&args.place, &mut checks);
+    let place = check_place(&args.place, &mut checks);
     let backend = args
         .backend
         .as_deref()
@@ -165,7 +165,7 @@ pub fn serve(args: &ServeArgs) -> Result<Config, Mistakes> {
     if let (Some(place), None) = (&place, &args.backend) {
         check_beside_instance(&place.listen, &mut checks);
     }
-    let config = config(place, backend, &args.shim, checks)?;
+    let config = build_config(place, backend, &args.shim, checks)?;
     Ok(Config {
         discover: args.discover,
         ..config
@@ -176,29 +176,29 @@ pub fn serve(args: &ServeArgs) -> Result<Config, Mistakes> {
 ///
 /// # Errors
 /// All mistakes of the command line.
-pub fn run(args: &RunArgs) -> Result<Config, Mistakes> {
+pub fn check_run(args: &RunArgs) -> Result<Config, Mistakes> {
     let mut checks = Checks::default();
-    let place = instance(&args.place, &args.command, &mut checks);
-    config(place, None, &args.shim, checks)
+    let place = check_instance(&args.place, &args.command, &mut checks);
+    build_config(place, None, &args.shim, checks)
 }
 
 /// Checks the options of `berth exec`.
 ///
 /// # Errors
 /// All mistakes of the command line.
-pub fn exec(args: &ExecArgs) -> Result<Place, Mistakes> {
+pub fn check_exec(args: &ExecArgs) -> Result<Place, Mistakes> {
     let mut checks = Checks::default();
-    let place = instance(&args.place, &args.command, &mut checks);
+    let place = check_instance(&args.place, &args.command, &mut checks);
     checks.finish(place)
 }
 
 /// Checks the place and the command of an instance.
-fn instance(args: &PlaceArgs, command: &[OsString], checks: &mut Checks) -> Option<Place> {
-    let place = place(args, checks);
+fn check_instance(args: &PlaceArgs, command: &[OsString], checks: &mut Checks) -> Option<Place> {
+    let place = check_place(args, checks);
     if let Some(place) = &place {
         check_beside_instance(&place.listen, checks);
     }
-    for error in berth_exec::args::check(command) {
+    for error in berth_exec::args::check_command(command) {
         checks.report(format!("command after --: {error}"));
     }
     place
@@ -209,16 +209,16 @@ fn instance(args: &PlaceArgs, command: &[OsString], checks: &mut Checks) -> Opti
 ///
 /// # Errors
 /// The place is wrong.
-pub fn defaults(place: Place, backend: SocketAddr) -> Result<Config, Mistakes> {
+pub fn default_config(place: Place, backend: SocketAddr) -> Result<Config, Mistakes> {
     let command = ShimArgs::augment_args(clap::Command::new("berth"))
         .mut_args(|arg| arg.env(Resettable::Reset));
     let parsed = command.try_get_matches_from(["berth", "--probe=tcp"]);
     let args = parsed.and_then(|matches| ShimArgs::from_arg_matches(&matches));
     let args = args.map_err(|error| Mistakes(vec![error.to_string()]))?;
-    config(Some(place), Some(backend), &args, Checks::default())
+    build_config(Some(place), Some(backend), &args, Checks::default())
 }
 
-fn config(
+fn build_config(
     place: Option<Place>,
     backend: Option<SocketAddr>,
     args: &ShimArgs,
@@ -256,7 +256,7 @@ fn config(
     let first = args
         .first
         .iter()
-        .filter_map(|text| c.ok_or_report(cidr(text)))
+        .filter_map(|text| c.ok_or_report(parse_block(text)))
         .collect();
     let lease = c.duration("--lease", &args.lease, Duration::from_millis(300));
     if lease > lease::LONGEST {
@@ -275,16 +275,18 @@ fn config(
         .as_deref()
         .and_then(|text| c.address("--admin", text));
     if let (Some(place), Some(admin)) = (&place, admin)
-        && place.addresses().any(|listen| overlaps(listen, admin))
+        && place
+            .addresses()
+            .any(|listen| addresses_overlap(listen, admin))
     {
         c.report(format!(
             "--admin {admin}: the apiserver's clients use this address: give another port"
         ));
     }
     let log_connections = args.log_connections;
-    let cluster = place
-        .as_ref()
-        .and_then(|place| cluster::check(&args.cluster, place, &args.probe.probe_server_name, c));
+    let cluster = place.as_ref().and_then(|place| {
+        cluster::check_cluster(&args.cluster, place, &args.probe.probe_server_name, c)
+    });
     let config = place.zip(probe).map(|(place, probe)| Config {
         place,
         backend,
@@ -310,7 +312,7 @@ fn config(
 }
 
 /// Parses a block of addresses, or a single address.
-fn cidr(text: &str) -> Result<IpNet, String> {
+fn parse_block(text: &str) -> Result<IpNet, String> {
     let net = text
         .parse()
         .or_else(|_| text.parse().map(|address: IpAddr| IpNet::from(address)));
@@ -337,7 +339,7 @@ pub fn check_probe(
     let https = args.probe == ProbeKind::Https;
     if https && args.probe_insecure && args.probe_ca.is_some() {
         checks.report(
-            "--probe-insecure with --probe-ca: the first turns off the check that the second configures: drop one",
+            "--probe-insecure with --probe-ca: --probe-insecure turns off the check that --probe-ca configures: leave one of the options out",
         );
     }
     if https && strict && !args.probe_insecure && args.probe_ca.is_none() {
@@ -407,7 +409,7 @@ fn check_backend(place: &Place, backend: SocketAddr, checks: &mut Checks) {
                 "--backend {backend} is a --listen address: the shim would relay to itself; give the apiserver its own \
                  127.x address"
             ));
-        } else if overlaps(listen, backend) {
+        } else if addresses_overlap(listen, backend) {
             checks.report(wildcard_clash(listen, place.berth()));
         }
     }
@@ -415,7 +417,7 @@ fn check_backend(place: &Place, backend: SocketAddr, checks: &mut Checks) {
 
 /// True if two sockets cannot listen on the two addresses: they have the same port and family, and
 /// the same IP address or a wildcard.
-fn overlaps(a: SocketAddr, b: SocketAddr) -> bool {
+fn addresses_overlap(a: SocketAddr, b: SocketAddr) -> bool {
     a.port() == b.port()
         && a.port() != 0
         && a.is_ipv4() == b.is_ipv4()
@@ -429,7 +431,7 @@ mod tests {
     use crate::{InPod, PodCommand};
     use clap::Parser;
 
-    fn serve(args: &str) -> Result<Config, Vec<String>> {
+    fn parse_serve(args: &str) -> Result<Config, Vec<String>> {
         let cli = InPod::try_parse_from(
             ["berth", "serve"]
                 .into_iter()
@@ -439,13 +441,15 @@ mod tests {
         let PodCommand::Serve(args) = cli.command else {
             unreachable!()
         };
-        super::serve(&args).map_err(|mistakes| mistakes.0)
+        check_serve(&args).map_err(|mistakes| mistakes.0)
     }
 
     /// Returns the mistakes of `berth serve` with a valid place and probe.
-    fn mistakes(args: &str) -> Vec<String> {
+    fn serve_mistakes(args: &str) -> Vec<String> {
         let place = "--listen 10.0.0.5:6443 --backend 127.1.2.3:6443 --probe tcp";
-        serve(&format!("{place} {args}")).err().unwrap_or_default()
+        parse_serve(&format!("{place} {args}"))
+            .err()
+            .unwrap_or_default()
     }
 
     #[test]
@@ -455,7 +459,7 @@ mod tests {
                     --probe-server-name a_b! --probe-interval 1 --probe-timeout 0s --fall many --hold 8 \
                     --drain-timeout -8s --max-connections 0 --threads 0 --admin 10.0.0.5:6443 --bind-wait soon"
             .replace("--drain-timeout -8s", "--drain-timeout=-8s");
-        let errors = serve(&args).unwrap_err();
+        let errors = parse_serve(&args).unwrap_err();
         let expected = [
             "--listen \"nowhere\": ",
             "--listen \"[::]:6443,fast\": ",
@@ -506,7 +510,7 @@ mod tests {
         ] {
             let time = "18446744073709551615s";
             assert_eq!(
-                mistakes(&format!("{option} {time}")),
+                serve_mistakes(&format!("{option} {time}")),
                 [format!("{option} {time}: at most 365days")]
             );
         }
@@ -514,7 +518,7 @@ mod tests {
 
     #[test]
     fn a_minimal_command_line_has_the_defaults() {
-        let config = serve("--listen 10.0.0.5:6443 --instance a --probe-insecure").unwrap();
+        let config = parse_serve("--listen 10.0.0.5:6443 --instance a --probe-insecure").unwrap();
         let seconds = Duration::from_secs;
         assert_eq!(config.backend, None);
         assert_eq!(
@@ -533,7 +537,7 @@ mod tests {
 
     #[test]
     fn the_apiserver_must_be_named() {
-        let errors = serve("--listen 10.0.0.5:6443 --probe tcp").unwrap_err();
+        let errors = parse_serve("--listen 10.0.0.5:6443 --probe tcp").unwrap_err();
         assert_eq!(errors.len(), 1);
         assert!(
             errors[0].contains("--backend") && errors[0].contains("--instance"),
@@ -542,7 +546,7 @@ mod tests {
         // No record ever appears for a random name; with an address, a random name only names the
         // shim.
         assert_eq!(
-            serve("--listen 10.0.0.5:6443 --probe tcp --backend 127.1.2.3:1")
+            parse_serve("--listen 10.0.0.5:6443 --probe tcp --backend 127.1.2.3:1")
                 .unwrap()
                 .place
                 .instance,
@@ -553,7 +557,11 @@ mod tests {
     #[test]
     fn an_https_probe_needs_a_ca_or_is_insecure() {
         let place = "--listen 10.0.0.5:6443 --instance a";
-        let errors = |args: &str| serve(&format!("{place} {args}")).err().unwrap_or_default();
+        let errors = |args: &str| {
+            parse_serve(&format!("{place} {args}"))
+                .err()
+                .unwrap_or_default()
+        };
         let none = errors("");
         assert!(
             none.len() == 1
@@ -573,9 +581,9 @@ mod tests {
 
     #[test]
     fn listening_on_the_backends_address_is_refused() {
-        assert_eq!(mistakes(""), [""; 0]);
+        assert_eq!(serve_mistakes(""), [""; 0]);
         let errors = |args: &str, part: &str| {
-            let errors = serve(&format!("--probe tcp {args}")).unwrap_err();
+            let errors = parse_serve(&format!("--probe tcp {args}")).unwrap_err();
             assert!(
                 errors.len() == 1 && errors[0].contains(part),
                 "{part} in {errors:?}"
@@ -618,24 +626,27 @@ mod tests {
             "an apiserver needs a fixed port",
         );
         assert!(
-            serve(
+            parse_serve(
                 "--probe tcp --listen 10.0.0.5:7443 --listen 0.0.0.0:6443 --backend 127.1.2.3:7443"
             )
             .is_ok()
         );
         assert!(
-            serve("--probe tcp --listen 10.0.0.5:6443 --listen [::]:6443 --backend 127.1.2.3:6443")
-                .is_ok()
+            parse_serve(
+                "--probe tcp --listen 10.0.0.5:6443 --listen [::]:6443 --backend 127.1.2.3:6443"
+            )
+            .is_ok()
         );
-        assert_eq!(mistakes("--admin 10.0.0.5:6443").len(), 1);
-        assert_eq!(mistakes("--admin 0.0.0.0:6443").len(), 1);
-        assert_eq!(mistakes("--admin 10.0.0.5:6444"), [""; 0]);
+        assert_eq!(serve_mistakes("--admin 10.0.0.5:6443").len(), 1);
+        assert_eq!(serve_mistakes("--admin 0.0.0.0:6443").len(), 1);
+        assert_eq!(serve_mistakes("--admin 10.0.0.5:6444"), [""; 0]);
     }
 
     #[test]
     fn addresses_of_both_families_are_parsed_and_mistakes_are_named() {
-        let freebind =
-            |text: &str| listen(text).map(|listen| (listen.addr.to_string(), listen.freebind));
+        let freebind = |text: &str| {
+            parse_listen(text).map(|listen| (listen.addr.to_string(), listen.freebind))
+        };
         assert_eq!(
             freebind("[fd00::5]:6443,freebind"),
             Ok(("[fd00::5]:6443".into(), true))
@@ -654,7 +665,7 @@ mod tests {
             " 10.0.0.5:6443",
         ] {
             assert!(
-                listen(bad)
+                parse_listen(bad)
                     .unwrap_err()
                     .contains("give an IP address with a port"),
                 "{bad:?}"

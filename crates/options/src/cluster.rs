@@ -23,7 +23,7 @@ pub struct ClusterArgs {
 
 /// Checks the options. The apiserver's certificate must carry `server_name`, unless a kubeconfig
 /// gives another name.
-pub(crate) fn check(
+pub(crate) fn check_cluster(
     args: &ClusterArgs,
     place: &Place,
     server_name: &str,

@@ -1,7 +1,7 @@
 //! `berth exec` and `berth copy-self`.
 
 use crate::place::PlaceArgs;
-use crate::shim::pass_modes;
+use crate::shim::pass_mode_parser;
 use berth_shim::config::PassMode;
 use clap::Args;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ pub struct ExecArgs {
     pub place: PlaceArgs,
     /// How the shim passes clients to the apiserver. With auto and inject, this process stays as
     /// the apiserver's parent and gives it the sockets that the shim sends
-    #[arg(long, env = "BERTH_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_modes())]
+    #[arg(long, env = "BERTH_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_mode_parser())]
     pub pass: PassMode,
     /// Stay as the apiserver's parent, so that the apiserver gets one SIGTERM however berth run
     /// ends (for berth run)

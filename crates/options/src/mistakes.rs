@@ -1,6 +1,6 @@
 //! The mistakes of a command line, collected so that all are reported at once.
 
-use crate::ask::duration;
+use crate::ask::parse_duration;
 use humantime::format_duration;
 use std::fmt::Display;
 use std::net::SocketAddr;
@@ -35,7 +35,7 @@ impl Checks {
                 Ok(time)
             }
         };
-        let parsed = duration(text).and_then(long);
+        let parsed = parse_duration(text).and_then(long);
         self.ok_or_report(parsed.map_err(|why| format!("{option} {text}: {why}")))
             .unwrap_or(least)
     }

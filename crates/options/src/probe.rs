@@ -15,7 +15,7 @@ pub const DEFAULT_NAME: &str = "kubernetes";
 #[derive(Debug, Clone, Args)]
 pub struct ProbeArgs {
     /// Probe by HTTPS, or only check that the port accepts connections
-    #[arg(long, env = "BERTH_PROBE", default_value = "https", value_name = "KIND", value_parser = kinds(), help_heading = PROBE)]
+    #[arg(long, env = "BERTH_PROBE", default_value = "https", value_name = "KIND", value_parser = kind_parser(), help_heading = PROBE)]
     pub probe: ProbeKind,
     /// PEM file with the CAs that verify the apiserver's certificate
     #[arg(long, env = "BERTH_PROBE_CA", value_name = "FILE", help_heading = PROBE)]
@@ -41,7 +41,7 @@ pub struct ProbeArgs {
     pub probe_timeout: String,
 }
 
-fn kinds() -> impl TypedValueParser<Value = ProbeKind> {
+fn kind_parser() -> impl TypedValueParser<Value = ProbeKind> {
     let kinds = [
         (ProbeKind::Https, "GET /readyz by HTTPS"),
         (ProbeKind::Tcp, "Connect only"),

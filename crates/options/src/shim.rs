@@ -86,7 +86,7 @@ pub struct ShimArgs {
     pub lease: String,
     /// How clients come to the apiserver: the shim relays their bytes, or gives their sockets to
     /// the apiserver
-    #[arg(long, env = "BERTH_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_modes(), help_heading = CONNECTIONS)]
+    #[arg(long, env = "BERTH_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_mode_parser(), help_heading = CONNECTIONS)]
     pub pass: PassMode,
     /// Divide the times that no option sets
     #[arg(long, hide = true, default_value_t)]
@@ -105,7 +105,7 @@ pub struct ShimArgs {
     pub log_connections: bool,
 }
 
-pub fn pass_modes() -> impl TypedValueParser<Value = PassMode> {
+pub fn pass_mode_parser() -> impl TypedValueParser<Value = PassMode> {
     let help = |mode| match mode {
         PassMode::Relay => "Relay every connection",
         PassMode::Auto => {

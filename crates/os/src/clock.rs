@@ -8,17 +8,17 @@ use std::time::Duration;
 /// Returns the time since boot, including time in which the machine slept. Nobody can set this
 /// clock, and every process of a node reads the same time, so processes can exchange expiry times.
 /// (A time namespace would shift the clock; Kubernetes makes none.)
-pub fn boottime() -> io::Result<Duration> {
+pub fn read_boottime() -> io::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_BOOTTIME)?.into())
 }
 
 /// Returns the time since boot, excluding time in which the machine slept. BPF programs read this
 /// clock. (A time namespace would shift the clock for a process, but not for BPF programs.)
-pub fn monotonic() -> io::Result<Duration> {
+pub fn read_monotonic() -> io::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_MONOTONIC)?.into())
 }
 
-/// Returns the ID of the boot from which [`boottime`] counts: a random UUID, equal in every
+/// Returns the ID of the boot from which [`read_boottime`] counts: a random UUID, equal in every
 /// container of a node.
 pub fn boot_id() -> io::Result<String> {
     let failed = |why: &dyn std::fmt::Display| {
@@ -47,9 +47,9 @@ mod tests {
 
     #[test]
     fn boottime_advances_within_one_boot() {
-        let before = boottime().unwrap();
+        let before = read_boottime().unwrap();
         std::thread::sleep(Duration::from_millis(2));
-        assert!(boottime().unwrap() >= before + Duration::from_millis(2));
+        assert!(read_boottime().unwrap() >= before + Duration::from_millis(2));
         assert_eq!(boot_id().unwrap(), boot_id().unwrap());
     }
 

@@ -260,7 +260,7 @@ explained! {
         "In `bridge.log`: requests on connections from before the [bridge](bridge.md#etcd-of-several-members) wait while COMMAND restarts the node's member."
         "The line names what is missing."
     MEMBER_UNKNOWN "BERTH714"
-        "`whether this node's member of etcd serves is not known`"
+        "`cannot see whether this node's member of etcd serves`"
         "In `bridge.log`: the end of the [bridge](bridge.md#etcd-of-several-members) does not wait for this node's member."
         "The line names what is missing. Ask the member before you go to the next node: `etcdctl endpoint health`."
     DELETED_DATABASE "BERTH715"

@@ -20,7 +20,7 @@ const LOCK_PAUSE: Duration = Duration::from_millis(5);
 ///
 /// # Errors
 /// Errors of the system calls and of `fill`. The file is then unchanged.
-pub fn replace<T>(
+pub fn replace_file<T>(
     path: &Path,
     temporary: &Path,
     fill: impl FnOnce(File) -> io::Result<T>,
@@ -52,7 +52,7 @@ pub fn none_if_missing<T>(done: io::Result<T>) -> io::Result<Option<T>> {
 /// # Errors
 /// Errors of open(2), or the path is not a regular file.
 pub fn open_regular(path: &Path) -> io::Result<File> {
-    regular(
+    check_regular(
         OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
@@ -69,14 +69,14 @@ const SMALL: u64 = 1 << 20;
 /// # Errors
 /// Errors of the system calls, or the file is not regular, or larger than 1 MiB.
 pub fn read_small(path: &Path) -> io::Result<Vec<u8>> {
-    small(open_regular(path)?)
+    read_open_small(open_regular(path)?)
 }
 
 /// Reads an open small file. A file that is not regular may block the call.
 ///
 /// # Errors
 /// Errors of the system calls, or the file is larger than 1 MiB.
-pub fn small(file: impl Read) -> io::Result<Vec<u8>> {
+pub fn read_open_small(file: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(SMALL + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > SMALL {
@@ -90,7 +90,7 @@ pub fn small(file: impl Read) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// The bytes are not UTF-8.
-pub fn text(bytes: Vec<u8>) -> io::Result<String> {
+pub fn decode_text(bytes: Vec<u8>) -> io::Result<String> {
     String::from_utf8(bytes)
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is no text"))
 }
@@ -99,7 +99,7 @@ pub fn text(bytes: Vec<u8>) -> io::Result<String> {
 ///
 /// # Errors
 /// The file is not regular, or fstat(2) failed.
-pub fn regular(file: File) -> io::Result<File> {
+pub fn check_regular(file: File) -> io::Result<File> {
     if file.metadata()?.is_file() {
         Ok(file)
     } else {
@@ -239,7 +239,7 @@ mod tests {
         fs::write(&path, b"a\xff").unwrap();
         assert_eq!(read_small(&path).unwrap(), b"a\xff");
         assert_eq!(
-            read_small(&path).and_then(text).unwrap_err().kind(),
+            read_small(&path).and_then(decode_text).unwrap_err().kind(),
             io::ErrorKind::InvalidData
         );
         File::create(&path).unwrap().set_len(1 << 40).unwrap();
@@ -262,7 +262,7 @@ mod tests {
         // A symbolic link at the temporary name is not followed, and does not prevent the
         // replacement.
         symlink(&path, &temporary).unwrap();
-        replace(&path, &temporary, |mut file| file.write_all(b"one")).unwrap();
+        replace_file(&path, &temporary, |mut file| file.write_all(b"one")).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"one");
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         let half = |mut file: File| {
@@ -270,7 +270,7 @@ mod tests {
                 .and_then(|()| Err::<(), _>(io::ErrorKind::StorageFull.into()))
         };
         assert_eq!(
-            replace(&path, &temporary, half).unwrap_err().kind(),
+            replace_file(&path, &temporary, half).unwrap_err().kind(),
             io::ErrorKind::StorageFull
         );
         assert_eq!(fs::read(&path).unwrap(), b"one");

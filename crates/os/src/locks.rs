@@ -44,8 +44,8 @@ pub struct Lock {
 ///
 /// # Errors
 /// /proc/locks cannot be read.
-pub fn all() -> io::Result<Vec<Lock>> {
-    Ok(parse(&fs::read_to_string("/proc/locks")?))
+pub fn read_locks() -> io::Result<Vec<Lock>> {
+    Ok(parse_locks(&fs::read_to_string("/proc/locks")?))
 }
 
 /// Locks a socket until its last descriptor is closed, in any process. [`locked_sockets`] counts
@@ -60,7 +60,7 @@ pub fn lock_socket(socket: impl AsFd) -> io::Result<()> {
 /// Counts the sockets that this process has locked and that are open here or in another process.
 ///
 /// # Errors
-/// Errors of [`all`].
+/// Errors of [`read_locks`].
 pub fn locked_sockets() -> io::Result<u64> {
     // Every socket is on one device.
     let device = fstat(UnixDatagram::unbound()?)?.st_dev;
@@ -71,11 +71,11 @@ pub fn locked_sockets() -> io::Result<u64> {
     let is_counted = |lock: &&Lock| {
         lock.kind == LockKind::Flock && lock.pid == this && lock.file.device == device
     };
-    Ok(all()?.iter().filter(is_counted).count() as u64)
+    Ok(read_locks()?.iter().filter(is_counted).count() as u64)
 }
 
 /// Parses the text of /proc/locks, or of the lock in /proc/PID/fdinfo/FD without its first word.
-pub fn parse(text: &str) -> Vec<Lock> {
+pub fn parse_locks(text: &str) -> Vec<Lock> {
     text.lines().filter_map(parse_line).collect()
 }
 
@@ -177,7 +177,7 @@ mod tests {
             lock(LockKind::Other, Some(17), (8, 1), 5),
             lock(LockKind::Flock, None, (0x103, 0x10), u64::MAX),
         ];
-        assert_eq!(parse(LOCKS), expected);
+        assert_eq!(parse_locks(LOCKS), expected);
     }
 
     #[test]
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(devices.file(file.path()).unwrap(), at);
         let this = i32::try_from(std::process::id()).unwrap();
         let held = || {
-            all()
+            read_locks()
                 .unwrap()
                 .into_iter()
                 .any(|lock| lock.file == at && lock.pid == Some(this))
@@ -225,12 +225,12 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_panics(text in "(([0-9]{1,3}: )?(-> )?(FLOCK|OFDLCK|\\PC{0,6})?[ \\t]*(\\PC{0,12}[ :\\n]){0,8}){0,4}") {
-            parse(&text);
+            parse_locks(&text);
         }
 
         #[test]
         fn a_truncated_line_is_parsed_without_a_panic(at in 0..LOCKS.len()) {
-            prop_assert!(parse(&LOCKS[..at]).len() <= 4);
+            prop_assert!(parse_locks(&LOCKS[..at]).len() <= 4);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Own mount and PID namespaces: mounts and processes in them end when their owner ends, for
 //! whatever reason.
 
-use crate::clock::monotonic;
+use crate::clock::read_monotonic;
 use crate::process::{
     Credentials, KILL_CHILD, ProcessAttributes, check_single_threaded, die_with, try_wait,
 };
@@ -56,7 +56,7 @@ pub fn unshare_mounts() -> io::Result<()> {
 ///
 /// # Errors
 /// Errors of mount(2).
-pub fn tmpfs(at: &Path, bytes: u64, label: Option<&str>) -> io::Result<()> {
+pub fn mount_tmpfs(at: &Path, bytes: u64, label: Option<&str>) -> io::Result<()> {
     let label = label
         .map(|label| format!(",context=\"{label}\""))
         .unwrap_or_default();
@@ -176,7 +176,7 @@ pub fn run_in_namespaces(command: &mut Command, enclosure: Enclosure) -> io::Res
     // allocation. These calls are async-signal-safe, and so is fork(2) without a registered
     // handler.
     unsafe {
-        command.pre_exec(move || supervise(parent, &inner));
+        command.pre_exec(move || supervise_child(parent, &inner));
     }
     Ok(())
 }
@@ -191,7 +191,7 @@ struct Inner {
 }
 
 /// Returns in the first process of new namespaces, never in the supervisor.
-fn supervise(parent: Pid, inner: &Inner) -> io::Result<()> {
+fn supervise_child(parent: Pid, inner: &Inner) -> io::Result<()> {
     let awaited: SigSet = [Signal::SIGCHLD, Signal::SIGTERM, KILL_CHILD]
         .into_iter()
         .collect();
@@ -253,7 +253,7 @@ fn supervise(parent: Pid, inner: &Inner) -> io::Result<()> {
         }
         ForkResult::Parent { child } => {
             close_all_but(inner.signs.as_ref().map(|signs| signs.pipe.as_raw_fd()));
-            let code = watch(child, &awaited, inner.signs.as_ref()).map_or(70, |status| {
+            let code = watch_child(child, &awaited, inner.signs.as_ref()).map_or(70, |status| {
                 status
                     .code()
                     .unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
@@ -292,8 +292,8 @@ fn close_all_but(one: Option<RawFd>) {
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Waits until the child has ended. Kills a child without signs of life.
-fn watch(child: Pid, awaited: &SigSet, signs: Option<&SignReader>) -> io::Result<ExitStatus> {
-    let mut last = monotonic()?;
+fn watch_child(child: Pid, awaited: &SigSet, signs: Option<&SignReader>) -> io::Result<ExitStatus> {
+    let mut last = read_monotonic()?;
     loop {
         match wait_within(awaited, signs.map(|signs| LOOK.min(signs.patience)))? {
             Some(Signal::SIGCHLD) => {
@@ -306,7 +306,7 @@ fn watch(child: Pid, awaited: &SigSet, signs: Option<&SignReader>) -> io::Result
             None => {}
         }
         let Some(signs) = signs else { continue };
-        let now = monotonic()?;
+        let now = read_monotonic()?;
         if signs.take() {
             last = now;
         } else if now.saturating_sub(last) >= signs.patience {
@@ -344,13 +344,13 @@ fn remove_cgroup(above: &CStr, own: &CStr) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_testing::namespace::{rerun_in_user_namespace, skipped};
+    use berth_testing::namespace::{print_skipped, rerun_in_user_namespace};
     use std::io::{BufRead, BufReader, Read};
     use std::process::{Child, Stdio};
 
     /// Runs a script as the first process of new namespaces, and waits for the script's first line.
     /// `None` if no namespace can be made here.
-    fn start(script: &str, enclosure: Enclosure) -> Option<(Child, String)> {
+    fn start_script(script: &str, enclosure: Enclosure) -> Option<(Child, String)> {
         let mut command = Command::new("sh");
         command
             .args(["-c", script])
@@ -375,7 +375,7 @@ mod tests {
 
     /// Waits until every process that can write to the child's output has ended. Returns the
     /// child's exit status.
-    fn end(mut child: Child) -> Option<i32> {
+    fn end_script(mut child: Child) -> Option<i32> {
         // The end of its input lets the script go on.
         drop(child.stdin.take());
         child
@@ -387,20 +387,20 @@ mod tests {
         child.wait().unwrap().code()
     }
 
-    fn signal(child: &Child, signal: Signal) {
+    fn send_to(child: &Child, signal: Signal) {
         kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
     }
 
     #[test]
     fn a_program_is_the_first_process_and_its_status_is_passed_on() {
-        let Some((child, line)) = start(
+        let Some((child, line)) = start_script(
             "echo $$ $(readlink /proc/self | wc -w); read line; exit 7",
             Enclosure::default(),
         ) else {
             return;
         };
         assert_eq!(line, "1 1\n");
-        assert_eq!(end(child), Some(7));
+        assert_eq!(end_script(child), Some(7));
         let mut command = Command::new("/nonexistent");
         run_in_namespaces(&mut command, Enclosure::default()).unwrap();
         assert_eq!(command.spawn().unwrap_err().kind(), io::ErrorKind::NotFound);
@@ -409,32 +409,32 @@ mod tests {
     #[test]
     fn sigterm_reaches_the_program() {
         let script = "trap 'exit 3' TERM; echo; while :; do read line; done";
-        let Some((mut child, _)) = start(script, Enclosure::default()) else {
+        let Some((mut child, _)) = start_script(script, Enclosure::default()) else {
             return;
         };
         let stdin = child.stdin.take();
-        signal(&child, Signal::SIGTERM);
+        send_to(&child, Signal::SIGTERM);
         // A shell runs its trap after the read.
         drop(stdin);
-        assert_eq!(end(child), Some(3));
+        assert_eq!(end_script(child), Some(3));
     }
 
     #[test]
     fn descendants_of_the_program_end_with_it() {
         let script = "trap '' TERM; setsid sleep 1000 & echo; wait";
-        let Some((child, _)) = start(script, Enclosure::default()) else {
+        let Some((child, _)) = start_script(script, Enclosure::default()) else {
             return;
         };
-        signal(&child, KILL_CHILD);
-        assert_eq!(end(child), Some(128 + 9));
+        send_to(&child, KILL_CHILD);
+        assert_eq!(end_script(child), Some(128 + 9));
         // Killed by the end of the supervisor, and by the end of the supervisor's parent.
-        let Some((child, _)) = start(script, Enclosure::default()) else {
+        let Some((child, _)) = start_script(script, Enclosure::default()) else {
             return;
         };
-        signal(&child, Signal::SIGKILL);
-        assert_eq!(end(child), None);
+        send_to(&child, Signal::SIGKILL);
+        assert_eq!(end_script(child), None);
         let started = std::thread::spawn(|| {
-            start(
+            start_script(
                 "trap '' TERM; sleep 1000 & echo; wait",
                 Enclosure::default(),
             )
@@ -442,7 +442,7 @@ mod tests {
         .join()
         .unwrap();
         let Some((child, _)) = started else { return };
-        assert_eq!(end(child), Some(128 + 9));
+        assert_eq!(end_script(child), Some(128 + 9));
     }
 
     #[test]
@@ -452,18 +452,18 @@ mod tests {
             .lines()
             .filter(|line| line.contains(" cgroup2 ") || line.contains("name=systemd"));
         let Some(root) = roots.find_map(|line| line.split(' ').nth(1)).map(Path::new) else {
-            return skipped("no cgroups are mounted");
+            return print_skipped("no cgroups are mounted");
         };
         let own = root.join(format!("berth-test-{}", getpid()));
         if let Err(error) = fs::create_dir(&own) {
-            return skipped(&format!("no cgroup can be made: {error}"));
+            return print_skipped(&format!("no cgroup can be made: {error}"));
         }
         let cgroups = vec![(root.join("cgroup.procs"), own.clone())];
         let script = format!(
             "echo 0 > {}/cgroup.procs && echo in; read line",
             own.display()
         );
-        let Some((child, line)) = start(
+        let Some((child, line)) = start_script(
             &script,
             Enclosure {
                 cgroups,
@@ -472,7 +472,7 @@ mod tests {
         ) else {
             return fs::remove_dir(&own).unwrap();
         };
-        assert_eq!((line.as_str(), end(child)), ("in\n", Some(1)));
+        assert_eq!((line.as_str(), end_script(child)), ("in\n", Some(1)));
         assert!(!own.exists());
     }
 
@@ -486,7 +486,8 @@ mod tests {
             ..Enclosure::default()
         };
         let begun = std::time::Instant::now();
-        let Some((mut child, _)) = start("trap '' TERM; setsid sleep 1000 & echo; wait", enclosure)
+        let Some((mut child, _)) =
+            start_script("trap '' TERM; setsid sleep 1000 & echo; wait", enclosure)
         else {
             return;
         };
@@ -499,7 +500,7 @@ mod tests {
             is_slow || child.try_wait().unwrap().is_none(),
             "killed in spite of signs of life"
         );
-        assert_eq!(end(child), Some(128 + 9));
+        assert_eq!(end_script(child), Some(128 + 9));
         assert!(begun.elapsed() >= 5 * patience - patience / 30);
         writer.give();
     }
@@ -521,7 +522,7 @@ mod tests {
             like: Some(like),
             ..Enclosure::default()
         };
-        let Some((mut child, line)) = start(&script, enclosure) else {
+        let Some((mut child, line)) = start_script(&script, enclosure) else {
             return;
         };
         assert_eq!(line.matches("busy").count(), 2, "{line}");
@@ -573,7 +574,7 @@ mod tests {
                 MsFlags::MS_REC | MsFlags::MS_PRIVATE,
                 None::<&str>,
             )?;
-            tmpfs(&at, 1 << 20, None)?;
+            mount_tmpfs(&at, 1 << 20, None)?;
             let mounts = fs::read_to_string("/proc/thread-self/mounts")?;
             let line = mounts.lines().find(|line| {
                 line.split(' ')

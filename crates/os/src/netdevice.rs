@@ -17,7 +17,7 @@ pub enum InterfaceSetting {
 }
 
 /// Changes a setting of an interface. Fails as the kernel does: `ENODEV`, `EPERM`.
-pub fn set(interface: &str, setting: InterfaceSetting) -> io::Result<()> {
+pub fn set_interface(interface: &str, setting: InterfaceSetting) -> io::Result<()> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
     let (what, ifr_ifru) = match setting {
         InterfaceSetting::Up => {
@@ -30,13 +30,13 @@ pub fn set(interface: &str, setting: InterfaceSetting) -> io::Result<()> {
         InterfaceSetting::Address(address) => (
             libc::SIOCSIFADDR,
             libc::__c_anonymous_ifr_ifru {
-                ifru_addr: sockaddr(address),
+                ifru_addr: to_sockaddr(address),
             },
         ),
         InterfaceSetting::Netmask(mask) => (
             libc::SIOCSIFNETMASK,
             libc::__c_anonymous_ifr_ifru {
-                ifru_netmask: sockaddr(mask),
+                ifru_netmask: to_sockaddr(mask),
             },
         ),
     };
@@ -58,7 +58,7 @@ pub fn set(interface: &str, setting: InterfaceSetting) -> io::Result<()> {
     }
 }
 
-/// Gives an interface an IPv6 address with a prefix of 128 bits. Fails as [`set`] does.
+/// Gives an interface an IPv6 address with a prefix of 128 bits. Fails as [`set_interface`] does.
 pub fn add_ipv6(interface: &str, address: Ipv6Addr) -> io::Result<()> {
     let socket = Socket::new(Domain::IPV6, Type::DGRAM, None)?;
     let ifr6_ifindex = if_nametoindex(interface)?.cast_signed();
@@ -82,7 +82,7 @@ pub fn add_ipv6(interface: &str, address: Ipv6Addr) -> io::Result<()> {
 ///
 /// # Errors
 /// Errors of getifaddrs(3).
-pub fn addresses() -> io::Result<Vec<IpAddr>> {
+pub fn local_addresses() -> io::Result<Vec<IpAddr>> {
     let addresses = getifaddrs()?.filter_map(|interface| {
         let address = interface.address?;
         let four = address
@@ -98,7 +98,7 @@ pub fn addresses() -> io::Result<Vec<IpAddr>> {
 }
 
 /// Converts an address to a sockaddr_in without a port.
-fn sockaddr(address: Ipv4Addr) -> libc::sockaddr {
+fn to_sockaddr(address: Ipv4Addr) -> libc::sockaddr {
     let mut sa_data = [0; 14];
     for (to, from) in sa_data[2..6].iter_mut().zip(address.octets()) {
         *to = from as libc::c_char;

@@ -33,7 +33,14 @@ impl Pipe {
     /// Moves up to `length` bytes from a socket into the pipe, which must be empty: then `EAGAIN`
     /// can only mean that the socket has no bytes. 0 means end of file.
     pub fn fill(&self, socket: &impl AsFd, length: usize) -> io::Result<usize> {
-        Ok(splice(socket, None, &self.write, None, length, flags())?)
+        Ok(splice(
+            socket,
+            None,
+            &self.write,
+            None,
+            length,
+            splice_flags(),
+        )?)
     }
 
     /// Reads `length` bytes from the pipe.
@@ -55,11 +62,18 @@ impl Pipe {
     /// Errors of splice(2). A broken pipe raises no SIGPIPE if SIGPIPE is ignored, as in Rust
     /// programs.
     pub fn drain(&self, socket: &impl AsFd, length: usize) -> io::Result<usize> {
-        Ok(splice(&self.read, None, socket, None, length, flags())?)
+        Ok(splice(
+            &self.read,
+            None,
+            socket,
+            None,
+            length,
+            splice_flags(),
+        )?)
     }
 }
 
-fn flags() -> SpliceFFlags {
+fn splice_flags() -> SpliceFFlags {
     SpliceFFlags::SPLICE_F_NONBLOCK | SpliceFFlags::SPLICE_F_MOVE
 }
 

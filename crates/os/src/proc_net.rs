@@ -50,10 +50,10 @@ pub struct NamedProcess {
 ///
 /// # Errors
 /// /proc/net/tcp cannot be read. A missing tcp6 means that the kernel has no IPv6.
-pub fn sockets() -> io::Result<Vec<Entry>> {
-    let mut all: Vec<_> = entries(TABLES[0])?.collect::<io::Result<_>>()?;
+pub fn read_sockets() -> io::Result<Vec<Entry>> {
+    let mut all: Vec<_> = read_entries(TABLES[0])?.collect::<io::Result<_>>()?;
     all.extend(
-        none_if_missing(entries(TABLES[1]).and_then(Iterator::collect::<io::Result<Vec<_>>>))?
+        none_if_missing(read_entries(TABLES[1]).and_then(Iterator::collect::<io::Result<Vec<_>>>))?
             .into_iter()
             .flatten(),
     );
@@ -74,13 +74,13 @@ pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, NamedProcess> {
     let mut found = HashMap::<u64, NamedProcess>::new();
     for process in all_processes().into_iter().flatten().flatten() {
         let mut named = None;
-        for inode in sockets_of(&process).filter(|inode| inodes.contains(inode)) {
+        for inode in socket_inodes_of(&process).filter(|inode| inodes.contains(inode)) {
             let named = named.get_or_insert_with(|| {
                 let holder = before_fork(&process, inode);
                 let holder = holder.as_ref().unwrap_or(&process);
                 NamedProcess {
                     pid: holder.pid,
-                    name: name_of(holder),
+                    name: process_name(holder),
                 }
             });
             let known = found.entry(inode).or_insert_with(|| named.clone());
@@ -98,19 +98,19 @@ pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, NamedProcess> {
 /// Returns the parent of a process that was forked and has not executed another program yet.
 fn before_fork(process: &Process, inode: u64) -> Option<Process> {
     let parent = Process::new(process.stat().ok()?.ppid).ok()?;
-    let is_same =
-        parent.exe().ok()? == process.exe().ok()? && sockets_of(&parent).any(|of| of == inode);
+    let is_same = parent.exe().ok()? == process.exe().ok()?
+        && socket_inodes_of(&parent).any(|of| of == inode);
     is_same.then_some(parent)
 }
 
 /// True if a process has a socket that listens on this address, in the process's network namespace.
-pub fn listens(pid: i32, address: SocketAddr) -> bool {
+pub fn process_listens(pid: i32, address: SocketAddr) -> bool {
     let table = format!(
         "/proc/{pid}/net/{}",
         if address.is_ipv6() { "tcp6" } else { "tcp" }
     );
     // The kernel shows listeners first, so reading stops after them.
-    let listeners = entries(&table)
+    let listeners = read_entries(&table)
         .into_iter()
         .flatten()
         .flatten()
@@ -119,12 +119,13 @@ pub fn listens(pid: i32, address: SocketAddr) -> bool {
         .filter(|entry| entry.local == address)
         .map(|entry| entry.inode)
         .collect();
-    Process::new(pid).is_ok_and(|process| sockets_of(&process).any(|inode| inodes.contains(&inode)))
+    Process::new(pid)
+        .is_ok_and(|process| socket_inodes_of(&process).any(|inode| inodes.contains(&inode)))
 }
 
 /// Returns the inodes of a process's sockets. The iterator is empty if the process may not be
 /// inspected.
-fn sockets_of(process: &Process) -> impl Iterator<Item = u64> {
+fn socket_inodes_of(process: &Process) -> impl Iterator<Item = u64> {
     process
         .fd()
         .into_iter()
@@ -135,7 +136,7 @@ fn sockets_of(process: &Process) -> impl Iterator<Item = u64> {
         })
 }
 
-fn name_of(process: &Process) -> String {
+fn process_name(process: &Process) -> String {
     process.stat().map_or(String::new(), |stat| {
         stat.comm.replace(char::is_control, "?")
     })
@@ -143,18 +144,20 @@ fn name_of(process: &Process) -> String {
 
 /// Explains a bind that failed with EADDRINUSE: a sentence that names the holder of `wanted` and
 /// the fix.
-pub fn explain(wanted: SocketAddr) -> String {
-    match sockets() {
-        Ok(entries) => describe(wanted, Uid::effective().as_raw(), &entries, process_of),
+pub fn explain_in_use(wanted: SocketAddr) -> String {
+    match read_sockets() {
+        Ok(entries) => {
+            explain_from_entries(wanted, Uid::effective().as_raw(), &entries, process_of)
+        }
         Err(error) => format!(
             "{wanted} is held by an unknown process (/proc/net/tcp cannot be read: {error})"
         ),
     }
 }
 
-/// Explains as [`explain`] does, from sockets that were read already. `our_uid` is the effective
-/// user ID of the process that wants the port.
-pub fn describe(
+/// Explains as [`explain_in_use`] does, from sockets that were read already. `our_uid` is the
+/// effective user ID of the process that wants the port.
+pub fn explain_from_entries(
     wanted: SocketAddr,
     our_uid: u32,
     entries: &[Entry],
@@ -163,19 +166,21 @@ pub fn describe(
     // Listeners come first, and among listeners the very address: a wildcard of both families,
     // which is a guess, must not hide it.
     let elsewhere = |entry: &Entry| entry.local.ip().to_canonical() != wanted.ip().to_canonical();
-    let clashing = entries.iter().filter(|entry| clashes(wanted, entry.local));
+    let clashing = entries
+        .iter()
+        .filter(|entry| addresses_clash(wanted, entry.local));
     let Some(entry) = clashing.min_by_key(|entry| (entry.state != LISTEN, elsewhere(entry))) else {
         return format!(
             "{wanted} is held by a socket that is bound and does not listen (a waiting shim of another uid or \
-             without SO_REUSEPORT): /proc does not show whose; this process is uid {our_uid}"
+             without SO_REUSEPORT): /proc does not show the process of that socket; this process is uid {our_uid}"
         );
     };
     let owner = Owner(entry.uid, process_of(entry.inode));
     let (state, port) = (entry.state, wanted.port());
     if state != LISTEN {
         return format!(
-            "{wanted} is held by a connection from that port (state {state:#04x}, {owner}), not by a listener: it is \
-             free when that ends"
+            "{wanted} is held by a connection from that port (state {state:#04x}, {owner}), not by a listener: the \
+             address is free when the connection ends"
         );
     }
     if entry.local.ip().is_unspecified() != wanted.ip().is_unspecified() {
@@ -203,7 +208,7 @@ pub fn describe(
 
 /// True if two sockets of one port exclude each other. A listener on `::` counts for both families,
 /// which is the default; berth's own IPv6 sockets are IPv6 only.
-pub fn clashes(wanted: SocketAddr, other: SocketAddr) -> bool {
+pub fn addresses_clash(wanted: SocketAddr, other: SocketAddr) -> bool {
     let (wanted_ip, other_ip) = (wanted.ip().to_canonical(), other.ip().to_canonical());
     let any_family = other_ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
     wanted.port() == other.port()
@@ -235,7 +240,7 @@ impl fmt::Display for Owner {
 }
 
 /// Reads the entries of a table. Skips lines that are not entries, such as the heading.
-fn entries(table: &str) -> io::Result<impl Iterator<Item = io::Result<Entry>>> {
+fn read_entries(table: &str) -> io::Result<impl Iterator<Item = io::Result<Entry>>> {
     let lines = BufReader::new(fs::File::open(table)?).lines();
     Ok(lines.filter_map(|line| line.map(|line| parse_line(&line)).transpose()))
 }
@@ -268,14 +273,14 @@ mod tests {
     use std::net::TcpListener;
     use std::os::unix::process::CommandExt as _;
 
-    fn address(text: &str) -> SocketAddr {
+    fn parse_address(text: &str) -> SocketAddr {
         text.parse().unwrap()
     }
 
-    fn listener(local: &str, uid: u32) -> Entry {
+    fn listening_entry(local: &str, uid: u32) -> Entry {
         Entry {
-            local: address(local),
-            remote: address("0.0.0.0:0"),
+            local: parse_address(local),
+            remote: parse_address("0.0.0.0:0"),
             state: LISTEN,
             uid,
             inode: 7,
@@ -292,8 +297,8 @@ mod tests {
    3: 0100007F:192B garbage
 ";
         let entry = |local: &str, remote: &str, state, uid, inode| Entry {
-            local: address(local),
-            remote: address(remote),
+            local: parse_address(local),
+            remote: parse_address(remote),
             state,
             uid,
             inode,
@@ -315,17 +320,17 @@ mod tests {
                 continue;
             };
             let bound = socket.local_addr().unwrap();
-            let found = sockets().unwrap();
+            let found = read_sockets().unwrap();
             let entry = found.iter().find(|entry| entry.local == bound).unwrap();
             assert_eq!(sock_diag::listeners_at(bound).unwrap(), [*entry]);
-            assert_eq!(sock_diag::listeners(bound.port()).unwrap(), [*entry]);
+            assert_eq!(sock_diag::list_listeners(bound.port()).unwrap(), [*entry]);
             assert_eq!(entry.uid, Uid::effective().as_raw());
             assert_eq!(
                 process_of(entry.inode).unwrap().pid,
                 std::process::id() as i32
             );
-            assert!(explain(bound).contains("without SO_REUSEPORT"));
-            let other = describe(bound, entry.uid + 1, &[*entry], process_of);
+            assert!(explain_in_use(bound).contains("without SO_REUSEPORT"));
+            let other = explain_from_entries(bound, entry.uid + 1, &[*entry], process_of);
             assert!(other.contains("needs the same effective uid"));
         }
         assert_eq!(process_of(0), None);
@@ -350,7 +355,7 @@ mod tests {
         forked.read_exact(&mut pid).unwrap();
         let inode = sock_diag::listeners_at(bound).unwrap()[0].inode;
         let child_process = Process::new(i32::from_ne_bytes(pid)).unwrap();
-        assert!(sockets_of(&child_process).any(|of| of == inode));
+        assert!(socket_inodes_of(&child_process).any(|of| of == inode));
         assert_eq!(
             before_fork(&child_process, inode).unwrap().pid,
             std::process::id() as i32
@@ -388,10 +393,10 @@ mod tests {
     fn a_listener_is_found_until_it_is_closed() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        assert!(listens(nix::unistd::getpid().as_raw(), address));
-        assert!(!listens(nix::unistd::getppid().as_raw(), address));
+        assert!(process_listens(nix::unistd::getpid().as_raw(), address));
+        assert!(!process_listens(nix::unistd::getppid().as_raw(), address));
         drop(listener);
-        assert!(!listens(nix::unistd::getpid().as_raw(), address));
+        assert!(!process_listens(nix::unistd::getpid().as_raw(), address));
     }
 
     #[test]
@@ -403,19 +408,19 @@ mod tests {
                     name: "kube-apiserver".into(),
                 })
             };
-            describe(address(wanted), 65534, entries, process)
+            explain_from_entries(parse_address(wanted), 65534, entries, process)
         };
         assert_eq!(
-            shown("10.0.0.5:6443", &[listener("10.0.0.5:6443", 0)]),
+            shown("10.0.0.5:6443", &[listening_entry("10.0.0.5:6443", 0)]),
             "10.0.0.5:6443 is held by uid 0 (pid 812, kube-apiserver), this process is uid 65534: SO_REUSEPORT needs \
              the same effective uid"
         );
         assert!(
-            shown("10.0.0.5:6443", &[listener("10.0.0.5:6443", 65534)])
+            shown("10.0.0.5:6443", &[listening_entry("10.0.0.5:6443", 65534)])
                 .contains("listens without SO_REUSEPORT")
         );
         for wildcard in ["0.0.0.0:6443", "[::]:6443"] {
-            let text = shown("127.1.2.3:6443", &[listener(wildcard, 0)]);
+            let text = shown("127.1.2.3:6443", &[listening_entry(wildcard, 0)]);
             assert!(
                 text.contains(wildcard)
                     && text.contains("wildcard")
@@ -423,14 +428,19 @@ mod tests {
                 "{text}"
             );
         }
-        assert!(shown("0.0.0.0:6443", &[listener("127.1.2.3:6443", 0)]).contains("wildcard"));
         assert!(
-            shown("10.0.0.5:6443", &[listener("10.0.0.6:6443", 0)]).contains("does not listen")
+            shown("0.0.0.0:6443", &[listening_entry("127.1.2.3:6443", 0)]).contains("wildcard")
         );
-        assert!(shown("[::1]:6443", &[listener("0.0.0.0:6443", 0)]).contains("does not listen"));
+        assert!(
+            shown("10.0.0.5:6443", &[listening_entry("10.0.0.6:6443", 0)])
+                .contains("does not listen")
+        );
+        assert!(
+            shown("[::1]:6443", &[listening_entry("0.0.0.0:6443", 0)]).contains("does not listen")
+        );
         let connection = Entry {
             state: 1,
-            ..listener("10.0.0.5:6443", 0)
+            ..listening_entry("10.0.0.5:6443", 0)
         };
         assert!(shown("10.0.0.5:6443", &[connection]).contains("a connection from that port"));
     }

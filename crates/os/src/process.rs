@@ -50,7 +50,7 @@ pub fn lacks_for_bpf() -> io::Result<Vec<&'static str>> {
 /// Returns the number of online processors of this node, whatever share of them this process may
 /// use. (sysconf(3) is not used: with musl it counts only the processors that this process may
 /// use.)
-pub fn cpus() -> usize {
+pub fn count_cpus() -> usize {
     CpuInfo::current().map_or(1, |info| info.num_cores().max(1))
 }
 
@@ -110,7 +110,7 @@ pub fn cpu_seconds() -> f64 {
 
 /// Returns this process's use of resources, by the names that Prometheus' client libraries agreed
 /// on. Values that /proc does not show are left out.
-pub fn usage() -> Vec<(&'static str, &'static str, f64)> {
+pub fn read_usage() -> Vec<(&'static str, &'static str, f64)> {
     let mut all = Vec::new();
     if let Ok(own) = Process::myself() {
         if let Ok(statm) = own.statm() {
@@ -204,7 +204,7 @@ pub fn remove_settings(command: &mut Command) {
 }
 
 /// Returns the parent of a process. `None` if the process does not exist.
-pub fn parent(pid: i32) -> Option<i32> {
+pub fn parent_of(pid: i32) -> Option<i32> {
     Process::new(pid)
         .and_then(|process| process.stat())
         .ok()
@@ -287,7 +287,7 @@ impl HeldProcess {
     /// The process has ended, may not be signalled, or has a thread that still runs, for example a
     /// thread that waits for a disk.
     pub fn pause(&self, most: Duration) -> io::Result<Paused<'_>> {
-        let guard = guard(self.pid)?;
+        let guard = start_guard(self.pid)?;
         rustix::process::pidfd_send_signal(&self.fd, rustix::process::Signal::STOP)?;
         let paused = Paused {
             process: self,
@@ -332,7 +332,7 @@ fn is_stopped(pid: i32) -> io::Result<bool> {
 /// Starts a guard: a process that lets a stopped process continue as soon as this process has
 /// ended, even by SIGKILL, because the kernel then closes the pipe that the guard reads. The guard
 /// has a process group of its own, and so outlives signals to the process group of this process.
-fn guard(pid: i32) -> io::Result<Child> {
+fn start_guard(pid: i32) -> io::Result<Child> {
     let mut guard = Command::new("sh");
     guard.args([
         "-c",
@@ -501,10 +501,10 @@ impl Credentials {
     }
 }
 
-/// The result of [`detach`]: caller or daemon.
+/// The result of [`fork_detached`]: caller or daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detached {
-    /// The process that called `detach`, with the daemon's process ID.
+    /// The process that called `fork_detached`, with the daemon's process ID.
     Caller(i32),
     /// The daemon, in a session of its own.
     Daemon,
@@ -530,7 +530,7 @@ pub(crate) fn check_single_threaded() -> io::Result<()> {
 ///
 /// # Errors
 /// The process has several threads, or errors of the system calls.
-pub fn detach() -> io::Result<Detached> {
+pub fn fork_detached() -> io::Result<Detached> {
     check_single_threaded()?;
     // SAFETY: with one thread, no other thread holds a lock for which the child would wait.
     match unsafe { fork() }? {
@@ -657,7 +657,7 @@ pub(crate) fn try_wait(child: Pid) -> io::Result<Option<ExitStatus>> {
 ///
 /// # Errors
 /// `ECHILD` if this process has no child.
-pub fn reap() -> io::Result<Option<(i32, ExitStatus)>> {
+pub fn reap_child() -> io::Result<Option<(i32, ExitStatus)>> {
     let ended = rustix::process::wait(WaitOptions::NOHANG)?;
     Ok(ended.map(|(pid, status)| {
         (
@@ -703,7 +703,7 @@ mod tests {
     /// A container with its own set of processors, imitated by an affinity.
     #[test]
     fn processors_of_the_whole_node_are_counted_and_open_files_are_limited() {
-        let all = cpus();
+        let all = count_cpus();
         let pinned = std::thread::spawn(|| {
             let mut one = CpuSet::new();
             let own = nix::sched::sched_getaffinity(Pid::from_raw(0)).unwrap();
@@ -714,7 +714,10 @@ mod tests {
             )
             .unwrap();
             sched_setaffinity(Pid::from_raw(0), &one).unwrap();
-            (cpus(), std::thread::available_parallelism().unwrap().get())
+            (
+                count_cpus(),
+                std::thread::available_parallelism().unwrap().get(),
+            )
         });
         assert_eq!(pinned.join().unwrap(), (all, 1));
         assert!(raise_file_limit().unwrap() <= FILES);
@@ -725,7 +728,7 @@ mod tests {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         let held = HeldProcess::of(pid).unwrap();
-        let its = |pid: i32| parent(pid).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound));
+        let its = |pid: i32| parent_of(pid).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound));
         assert_eq!(held.read(its).unwrap(), getpid().as_raw());
         // A process that ends during the read, so that another process could have its ID.
         let other = |_| {
@@ -776,7 +779,7 @@ mod tests {
         drop(paused);
         until(false);
         // If the process that stopped it has ended, the kernel closes the guard's pipe.
-        let mut guard = guard(held.pid).unwrap();
+        let mut guard = start_guard(held.pid).unwrap();
         kill(Pid::from_raw(held.pid), Signal::SIGSTOP).unwrap();
         until(true);
         drop(guard.stdin.take());

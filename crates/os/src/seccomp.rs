@@ -12,7 +12,7 @@
 use crate::file::none_if_missing;
 use crate::process::{check_single_threaded, die_with};
 use crate::seqpacket;
-use crate::socket::inode;
+use crate::socket::read_inode;
 use libc::{
     BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW,
     SECCOMP_RET_USER_NOTIF, seccomp_data, seccomp_notif, seccomp_notif_addfd, seccomp_notif_resp,
@@ -81,7 +81,7 @@ pub struct Child {
 /// Errors of seccomp(2): `EBUSY` if another process receives this process's notifications, `EINVAL`
 /// before Linux 5.19, `ENOSYS` without seccomp, `EPERM` and `EACCES` by a policy. Also errors of
 /// fork(2) and socketpair(2).
-pub fn start(run: impl FnOnce() -> io::Error) -> io::Result<Child> {
+pub fn start_filtered(run: impl FnOnce() -> io::Error) -> io::Result<Child> {
     check_single_threaded()?;
     let (report, reports) = socketpair(
         AddressFamily::Unix,
@@ -94,7 +94,7 @@ pub fn start(run: impl FnOnce() -> io::Error) -> io::Result<Child> {
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(report);
-            let filtered = die_with(parent, Signal::SIGKILL).and_then(|()| install());
+            let filtered = die_with(parent, Signal::SIGKILL).and_then(|()| install_filter());
             let sent = filtered
                 .and_then(|fd| seqpacket::transmit(reports.as_fd(), &[0; 4], &[fd.as_fd()]));
             let error = sent.map_or_else(|error| error, |()| run());
@@ -210,7 +210,7 @@ impl Child {
             "/proc/{}/fd/{number}",
             self.pid
         )))?;
-        Ok(target == inode(socket).map(|inode| format!("socket:[{inode}]").into()))
+        Ok(target == read_inode(socket).map(|inode| format!("socket:[{inode}]").into()))
     }
 
     /// Waits for the next notification. `None` if a signal ended the call before: wait until the
@@ -379,7 +379,7 @@ fn read_report(report: &OwnedFd) -> io::Result<Option<OwnedFd>> {
 }
 
 /// Returns the program that the kernel runs for each system call.
-fn filter() -> [sock_filter; 8] {
+fn build_filter() -> [sock_filter; 8] {
     let (load, equal, end) = (
         BPF_LD | BPF_W | BPF_ABS,
         BPF_JMP | BPF_JEQ | BPF_K,
@@ -404,12 +404,12 @@ fn filter() -> [sock_filter; 8] {
 }
 
 /// Installs the filter on this thread for the rest of its life, and on its children.
-fn install() -> io::Result<OwnedFd> {
+fn install_filter() -> io::Result<OwnedFd> {
     if ARCHITECTURE == 0 {
         return Err(io::Error::from_raw_os_error(libc::ENOSYS));
     }
     prctl::set_no_new_privs()?;
-    let mut filter = filter();
+    let mut filter = build_filter();
     let program = sock_fprog {
         len: filter.len() as u16,
         filter: filter.as_mut_ptr(),
@@ -444,7 +444,7 @@ fn names_address(bind: &Notification, wanted: SocketAddr, memory: &File) -> io::
     }
     let mut named = [0; 24];
     memory.read_exact_at(&mut named[..known], bind.address)?;
-    Ok(named[..known] == bytes(&wanted)[..known])
+    Ok(named[..known] == address_bytes(&wanted)[..known])
 }
 
 /// Writes a client's address and the address's length, as far as there is room, like accept(2).
@@ -452,13 +452,13 @@ fn write_address(accept: &Notification, client: SocketAddr, memory: &File) -> io
     let (mut room, client) = ([0; 4], SockAddr::from(client));
     memory.read_exact_at(&mut room, accept.length)?;
     let room = usize::try_from(i32::from_ne_bytes(room)).map_err(|_| Errno::EINVAL)?;
-    let bytes = bytes(&client);
+    let bytes = address_bytes(&client);
     memory.write_all_at(&bytes[..bytes.len().min(room)], accept.address)?;
     memory.write_all_at(&client.len().to_ne_bytes(), accept.length)
 }
 
 /// Returns the bytes of a struct sockaddr_in or sockaddr_in6.
-fn bytes(address: &SockAddr) -> &[u8] {
+fn address_bytes(address: &SockAddr) -> &[u8] {
     // SAFETY: the address has this length, and lives as long as the result.
     unsafe { slice::from_raw_parts(address.as_ptr().cast(), address.len() as usize) }
 }
@@ -480,8 +480,8 @@ mod tests {
     use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
     /// Returns the filter's action for a call.
-    fn verdict(arch: u32, number: i64) -> u32 {
-        let (filter, mut at, mut loaded) = (filter(), 0, 0);
+    fn filter_verdict(arch: u32, number: i64) -> u32 {
+        let (filter, mut at, mut loaded) = (build_filter(), 0, 0);
         loop {
             let sock_filter { code, jt, jf, k } = filter[at];
             at += 1;
@@ -501,7 +501,7 @@ mod tests {
         for number in 0..1000 {
             let waits = waiting.contains(&number);
             assert_eq!(
-                verdict(ARCHITECTURE, number),
+                filter_verdict(ARCHITECTURE, number),
                 if waits {
                     SECCOMP_RET_USER_NOTIF
                 } else {
@@ -509,7 +509,7 @@ mod tests {
                 }
             );
             assert_eq!(
-                verdict(0x4000_0003, number),
+                filter_verdict(0x4000_0003, number),
                 SECCOMP_RET_ALLOW,
                 "i386 has other numbers"
             );
@@ -593,8 +593,8 @@ mod tests {
         assert!(!binds(&ipv4_sockaddr(), "127.1.2.4:6443".parse().unwrap()).unwrap());
         assert!(!binds(&ipv4_sockaddr(), "127.1.2.3:6444".parse().unwrap()).unwrap());
         let six = SockAddr::from("[::1]:6443".parse::<SocketAddr>().unwrap());
-        assert!(binds(bytes(&six), "[::1]:6443".parse().unwrap()).unwrap());
-        assert!(!binds(bytes(&six), wanted).unwrap());
+        assert!(binds(address_bytes(&six), "[::1]:6443".parse().unwrap()).unwrap());
+        assert!(!binds(address_bytes(&six), wanted).unwrap());
         let short = Memory::new(&ipv4_sockaddr(), 0).call(Call::Bind);
         assert!(
             !names_address(&Notification { length: 4, ..short }, wanted, &own_memory()).unwrap()

@@ -36,7 +36,7 @@ fn new() -> io::Result<OwnedFd> {
 const BACKLOG: Backlog = Backlog::MAXALLOWABLE;
 
 /// Makes a listener at a path, which must not exist yet.
-pub fn listener(path: &Path) -> io::Result<OwnedFd> {
+pub fn bind_listener(path: &Path) -> io::Result<OwnedFd> {
     let socket = new()?;
     bind(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
     listen(&socket, BACKLOG)?;
@@ -47,7 +47,7 @@ pub fn listener(path: &Path) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// `ENOENT` and `ECONNREFUSED` if nobody listens, `EAGAIN` if the queue is full: try again.
-pub fn dial(path: &Path) -> io::Result<OwnedFd> {
+pub fn dial_path(path: &Path) -> io::Result<OwnedFd> {
     let socket = new()?;
     connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
     Ok(socket)
@@ -63,7 +63,7 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 
 /// Returns the process and the effective uid of the peer, as they were when the peer connected or
 /// began to listen.
-pub fn peer(socket: BorrowedFd<'_>) -> io::Result<UnixCredentials> {
+pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<UnixCredentials> {
     Ok(getsockopt(&socket, sockopt::PeerCredentials)?)
 }
 
@@ -154,7 +154,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
-    fn pair() -> (OwnedFd, OwnedFd) {
+    fn socket_pair() -> (OwnedFd, OwnedFd) {
         socketpair(
             AddressFamily::Unix,
             SockType::SeqPacket,
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_closed_peer_is_noticed_even_behind_an_unread_message() {
-        let (from, to) = pair();
+        let (from, to) = socket_pair();
         assert!(!is_closed(to.as_fd()).unwrap());
         transmit(from.as_fd(), b"a request", &[]).unwrap();
         assert!(!is_closed(to.as_fd()).unwrap());
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn descriptors_arrive_in_order() {
-        let (from, to) = pair();
+        let (from, to) = socket_pair();
         let sent: Vec<_> = (0..DESCRIPTORS)
             .map(|_| UnixStream::pair().unwrap())
             .collect();
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn a_message_that_does_not_fit_leaves_no_open_descriptor() {
         for (message, descriptors) in [(&b"70"[..], 70), (&[0; 65], 1)] {
-            let (from, to) = pair();
+            let (from, to) = socket_pair();
             let (mut mine, other) = UnixStream::pair().unwrap();
             transmit(from.as_fd(), message, &vec![other.as_fd(); descriptors]).unwrap();
             drop(other);

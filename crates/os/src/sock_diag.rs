@@ -56,32 +56,32 @@ const ATTEMPTS: usize = 4;
 ///
 /// # Errors
 /// `TimedOut`; `InvalidData` for a reply that cannot be parsed; errors of socket(2).
-pub fn listeners(port: u16) -> io::Result<Vec<Entry>> {
-    let list = |family| sockets(family, port, &[LISTEN], LISTENERS_PATIENCE);
+pub fn list_listeners(port: u16) -> io::Result<Vec<Entry>> {
+    let list = |family| list_sockets(family, port, &[LISTEN], LISTENERS_PATIENCE);
     let listed = list(libc::AF_INET).and_then(|mut listeners| {
         // A kernel without IPv6 lists no IPv6 sockets.
         listeners.extend(none_if_missing(list(libc::AF_INET6))?.into_iter().flatten());
         Ok(listeners)
     });
-    or_read_proc(listed, |local| local.port() == port)
+    fall_back_to_proc(listed, |local| local.port() == port)
 }
 
-/// Returns the listening sockets with this address and port. See [`listeners`].
+/// Returns the listening sockets with this address and port. See [`list_listeners`].
 pub fn listeners_at(address: SocketAddr) -> io::Result<Vec<Entry>> {
     let family = if address.is_ipv6() {
         libc::AF_INET6
     } else {
         libc::AF_INET
     };
-    or_read_proc(
-        sockets(family, address.port(), &[LISTEN], LISTENERS_PATIENCE),
+    fall_back_to_proc(
+        list_sockets(family, address.port(), &[LISTEN], LISTENERS_PATIENCE),
         |local| *local == address,
     )
 }
 
 /// Returns the sockets with a wanted local address. Reads /proc instead if the kernel has no
 /// sock_diag, or no sock_diag for TCP (CONFIG_INET_TCP_DIAG).
-fn or_read_proc(
+fn fall_back_to_proc(
     listed: io::Result<Vec<ListedSocket>>,
     wants: impl Fn(&SocketAddr) -> bool,
 ) -> io::Result<Vec<Entry>> {
@@ -92,7 +92,7 @@ fn or_read_proc(
                 Some(libc::EPROTONOSUPPORT | libc::ENOENT)
             ) =>
         {
-            proc_net::sockets()?
+            proc_net::read_sockets()?
                 .into_iter()
                 .filter(|entry| entry.state == LISTEN)
                 .collect()
@@ -114,9 +114,9 @@ fn or_read_proc(
 ///
 /// # Errors
 /// `EOPNOTSUPP` if the kernel cannot end connections; `EPERM`; `ENOENT` if the kernel has no
-/// tcp_diag; errors of [`listeners`].
+/// tcp_diag; errors of [`list_listeners`].
 pub fn destroy_unmarked(port: u16) -> io::Result<usize> {
-    let list = |family| sockets(family, port, &[ESTABLISHED, CLOSE_WAIT], PATIENCE);
+    let list = |family| list_sockets(family, port, &[ESTABLISHED, CLOSE_WAIT], PATIENCE);
     let mut all = list(libc::AF_INET)?;
     all.extend(none_if_missing(list(libc::AF_INET6))?.into_iter().flatten());
     let mut ended = 0;
@@ -125,25 +125,27 @@ pub fn destroy_unmarked(port: u16) -> io::Result<usize> {
         .filter(|socket| socket.local.port() == port && socket.is_marked == Some(false))
     {
         // `None` if the connection has ended meanwhile.
-        ended += usize::from(none_if_missing(destroy(socket))?.is_some());
+        ended += usize::from(none_if_missing(destroy_socket(socket))?.is_some());
     }
     Ok(ended)
 }
 
-fn destroy(socket: &ListedSocket) -> io::Result<()> {
+fn destroy_socket(socket: &ListedSocket) -> io::Result<()> {
     let family = if socket.local.is_ipv6() {
         libc::AF_INET6
     } else {
         libc::AF_INET
     };
-    let request = request(SOCK_DESTROY, libc::NLM_F_ACK, family, &[], &socket.id);
-    let mut netlink = netlink(&request)?;
+    let request = build_request(SOCK_DESTROY, libc::NLM_F_ACK, family, &[], &socket.id);
+    let mut netlink = send_netlink(&request)?;
     netlink.set_read_timeout(Some(PATIENCE))?;
     let mut buffer = [0; DATAGRAM];
     let length = netlink.read(&mut buffer)?;
     let mut datagram = buffer.get(..length).unwrap_or_default();
-    let (_, body) = message(&mut datagram).ok_or_else(unreadable)?;
-    error_in(body).ok_or_else(unreadable)?.map_or(Ok(()), Err)
+    let (_, body) = take_message(&mut datagram).ok_or_else(unreadable_reply)?;
+    parse_error(body)
+        .ok_or_else(unreadable_reply)?
+        .map_or(Ok(()), Err)
 }
 
 /// A socket in a reply.
@@ -188,7 +190,7 @@ struct ReplyPart {
 
 /// Lists the sockets of a family with one of these states and this local port. Port 0 means every
 /// port.
-fn sockets(
+fn list_sockets(
     family: i32,
     port: u16,
     states: &[u8],
@@ -196,7 +198,7 @@ fn sockets(
 ) -> io::Result<Vec<ListedSocket>> {
     let by = Instant::now() + patience;
     for _ in 0..ATTEMPTS {
-        if let Some(sockets) = dump(family, port, states, by)? {
+        if let Some(sockets) = list_once(family, port, states, by)? {
             return Ok(sockets);
         }
     }
@@ -207,7 +209,7 @@ fn sockets(
 }
 
 /// Lists sockets once. `None` if the reply is inconsistent.
-fn dump(
+fn list_once(
     family: i32,
     port: u16,
     states: &[u8],
@@ -216,7 +218,7 @@ fn dump(
     // Each request has a socket of its own, so every received datagram belongs to the reply.
     let mut id = [0; ID];
     id[..2].copy_from_slice(&port.to_be_bytes());
-    let mut socket = netlink(&request(
+    let mut socket = send_netlink(&build_request(
         SOCK_DIAG_BY_FAMILY,
         libc::NLM_F_DUMP,
         family,
@@ -247,7 +249,7 @@ fn dump(
             read => read?,
         };
         // A datagram too long for the buffer ends within a message, which parse rejects.
-        let part = parse(buffer.get(..length).unwrap_or_default())?;
+        let part = parse_datagram(buffer.get(..length).unwrap_or_default())?;
         sockets.extend(part.sockets);
         is_inconsistent |= part.is_inconsistent;
         if part.is_last {
@@ -256,7 +258,7 @@ fn dump(
     }
 }
 
-fn netlink(request: &[u8]) -> io::Result<Socket> {
+fn send_netlink(request: &[u8]) -> io::Result<Socket> {
     let protocol = Protocol::from(libc::NETLINK_SOCK_DIAG);
     let socket = Socket::new(Domain::from(libc::AF_NETLINK), Type::RAW, Some(protocol))?;
     socket.send(request)?;
@@ -264,7 +266,13 @@ fn netlink(request: &[u8]) -> io::Result<Socket> {
 }
 
 /// Returns a request: a struct nlmsghdr and a struct inet_diag_req_v2.
-fn request(kind: u16, flags: i32, family: i32, states: &[u8], id: &[u8; ID]) -> [u8; REQUEST] {
+fn build_request(
+    kind: u16,
+    flags: i32,
+    family: i32,
+    states: &[u8],
+    id: &[u8; ID],
+) -> [u8; REQUEST] {
     let mut request = [0; REQUEST];
     let mut put = |at: usize, bytes: &[u8]| {
         for (to, from) in request.iter_mut().skip(at).zip(bytes) {
@@ -290,23 +298,26 @@ fn request(kind: u16, flags: i32, family: i32, states: &[u8], id: &[u8; ID]) -> 
 ///
 /// # Errors
 /// The error that the kernel reports, or `InvalidData`.
-fn parse(mut datagram: &[u8]) -> io::Result<ReplyPart> {
+fn parse_datagram(mut datagram: &[u8]) -> io::Result<ReplyPart> {
     let mut part = ReplyPart::default();
     loop {
-        let (header, body) = message(&mut datagram).ok_or_else(unreadable)?;
+        let (header, body) = take_message(&mut datagram).ok_or_else(unreadable_reply)?;
         part.is_inconsistent |= i32::from(header.flags) & libc::NLM_F_DUMP_INTR != 0;
         match i32::from(header.kind) {
             libc::NLMSG_NOOP => {}
-            libc::NLMSG_DONE => match error_in(body).ok_or_else(unreadable)? {
+            libc::NLMSG_DONE => match parse_error(body).ok_or_else(unreadable_reply)? {
                 None => part.is_last = true,
                 Some(error) => return Err(error),
             },
             // NLMSG_ERROR without an error is the answer to a request other than a listing.
-            libc::NLMSG_ERROR => return Err(error_in(body).flatten().unwrap_or_else(unreadable)),
-            _ if header.kind == SOCK_DIAG_BY_FAMILY => {
-                part.sockets.push(parse_entry(body).ok_or_else(unreadable)?);
+            libc::NLMSG_ERROR => {
+                return Err(parse_error(body).flatten().unwrap_or_else(unreadable_reply));
             }
-            _ => return Err(unreadable()),
+            _ if header.kind == SOCK_DIAG_BY_FAMILY => {
+                part.sockets
+                    .push(parse_entry(body).ok_or_else(unreadable_reply)?);
+            }
+            _ => return Err(unreadable_reply()),
         }
         if part.is_last || datagram.is_empty() {
             return Ok(part);
@@ -314,7 +325,7 @@ fn parse(mut datagram: &[u8]) -> io::Result<ReplyPart> {
     }
 }
 
-fn unreadable() -> io::Error {
+fn unreadable_reply() -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
         "the kernel's list of sockets (sock_diag) cannot be read",
@@ -327,20 +338,20 @@ struct Header {
 }
 
 /// Takes a message from a datagram: its struct nlmsghdr and its body.
-fn message<'a>(datagram: &mut &'a [u8]) -> Option<(Header, &'a [u8])> {
-    let length = u32::from_ne_bytes(field(datagram, 0)?);
-    let message = take(datagram, length.try_into().ok()?)?;
+fn take_message<'a>(datagram: &mut &'a [u8]) -> Option<(Header, &'a [u8])> {
+    let length = u32::from_ne_bytes(read_field(datagram, 0)?);
+    let message = take_bytes(datagram, length.try_into().ok()?)?;
     let header = Header {
-        kind: u16::from_ne_bytes(field(message, 4)?),
-        flags: u16::from_ne_bytes(field(message, 6)?),
+        kind: u16::from_ne_bytes(read_field(message, 4)?),
+        flags: u16::from_ne_bytes(read_field(message, 6)?),
     };
     Some((header, message.get(HEADER..)?))
 }
 
 /// Returns the error in the body of NLMSG_ERROR or NLMSG_DONE, which begins with a negated errno.
 /// Some(None) for 0.
-fn error_in(body: &[u8]) -> Option<Option<io::Error>> {
-    match i32::from_ne_bytes(field(body, 0)?).checked_neg()? {
+fn parse_error(body: &[u8]) -> Option<Option<io::Error>> {
+    match i32::from_ne_bytes(read_field(body, 0)?).checked_neg()? {
         0 => Some(None),
         errno => (errno > 0).then(|| Some(io::Error::from_raw_os_error(errno))),
     }
@@ -348,24 +359,24 @@ fn error_in(body: &[u8]) -> Option<Option<io::Error>> {
 
 /// Parses a struct inet_diag_msg and its attributes.
 fn parse_entry(body: &[u8]) -> Option<ListedSocket> {
-    let [family] = field(body, 0)?;
+    let [family] = read_field(body, 0)?;
     let ip: IpAddr = match i32::from(family) {
-        libc::AF_INET => field::<4>(body, 8)?.into(),
-        libc::AF_INET6 => field::<16>(body, 8)?.into(),
+        libc::AF_INET => read_field::<4>(body, 8)?.into(),
+        libc::AF_INET6 => read_field::<16>(body, 8)?.into(),
         _ => return None,
     };
-    let local = SocketAddr::new(ip, u16::from_be_bytes(field(body, 4)?));
-    let [uid, inode] = [64, 68].map(|at| field(body, at).map(u32::from_ne_bytes));
+    let local = SocketAddr::new(ip, u16::from_be_bytes(read_field(body, 4)?));
+    let [uid, inode] = [64, 68].map(|at| read_field(body, at).map(u32::from_ne_bytes));
     let (mut attributes, mut is_marked) = (body.get(72..)?, None);
     while !attributes.is_empty() {
-        let [length, kind] = [0, 2].map(|at| field(attributes, at).map(u16::from_ne_bytes));
-        let value = take(&mut attributes, length?.into())?.get(4..)?;
+        let [length, kind] = [0, 2].map(|at| read_field(attributes, at).map(u16::from_ne_bytes));
+        let value = take_bytes(&mut attributes, length?.into())?.get(4..)?;
         if kind? == INET_DIAG_SOCKOPT {
             is_marked = Some(value.get(1)? & BIND_ADDRESS_NO_PORT != 0);
         }
     }
     Some(ListedSocket {
-        id: field(body, 4)?,
+        id: read_field(body, 4)?,
         local,
         uid: uid?,
         inode: inode?,
@@ -373,13 +384,13 @@ fn parse_entry(body: &[u8]) -> Option<ListedSocket> {
     })
 }
 
-fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+fn read_field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk().copied()
 }
 
 /// Takes `length` bytes, and the padding up to a multiple of 4. (Padding may be missing at the
 /// end.)
-fn take<'a>(bytes: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
+fn take_bytes<'a>(bytes: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
     let taken = bytes.get(..length)?;
     *bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
     Some(taken)
@@ -402,12 +413,12 @@ mod tests {
     const PORT: u16 = 6443;
 
     /// Runs a test in a network namespace with two addresses.
-    fn in_a_namespace(test: impl FnOnce() + Send + 'static) {
+    fn run_in_namespace(test: impl FnOnce() + Send + 'static) {
         namespace::run(CloneFlags::CLONE_NEWNET, || {
-            netdevice::set("lo", InterfaceSetting::Up).unwrap();
-            netdevice::set("lo:1", InterfaceSetting::Address(NODE)).unwrap();
-            netdevice::set("lo:2", InterfaceSetting::Address(NEIGHBOUR)).unwrap();
-            let has = sockets(libc::AF_INET, PORT, &[LISTEN], PATIENCE);
+            netdevice::set_interface("lo", InterfaceSetting::Up).unwrap();
+            netdevice::set_interface("lo:1", InterfaceSetting::Address(NODE)).unwrap();
+            netdevice::set_interface("lo:2", InterfaceSetting::Address(NEIGHBOUR)).unwrap();
+            let has = list_sockets(libc::AF_INET, PORT, &[LISTEN], PATIENCE);
             if let Err(error) = has
                 && error.raw_os_error() == Some(libc::EPROTONOSUPPORT)
             {
@@ -418,7 +429,7 @@ mod tests {
         });
     }
 
-    fn listener(at: impl Into<SocketAddr>, backlog: i32) -> TcpListener {
+    fn start_listener(at: impl Into<SocketAddr>, backlog: i32) -> TcpListener {
         let at = at.into();
         let socket =
             Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP)).unwrap();
@@ -429,7 +440,7 @@ mod tests {
     }
 
     fn listen_marked(at: impl Into<SocketAddr>) -> TcpListener {
-        let listener = listener(at, 4096);
+        let listener = start_listener(at, 4096);
         mark_listener(listener.as_fd()).unwrap();
         listener
     }
@@ -463,10 +474,10 @@ mod tests {
 
     #[test]
     fn without_sock_diag_listeners_are_read_from_proc() {
-        let here = listener((Ipv4Addr::LOCALHOST, 0), 1);
+        let here = start_listener((Ipv4Addr::LOCALHOST, 0), 1);
         let at = here.local_addr().unwrap();
         let instead_of = |error| {
-            or_read_proc(Err(io::Error::from_raw_os_error(error)), |local| {
+            fall_back_to_proc(Err(io::Error::from_raw_os_error(error)), |local| {
                 *local == at
             })
         };
@@ -484,12 +495,12 @@ mod tests {
 
     #[test]
     fn connections_are_ended_except_those_of_a_marked_listener() {
-        in_a_namespace(|| {
+        run_in_namespace(|| {
             let (ours, theirs) = (
                 listen_marked((NODE, PORT)),
-                listener((NEIGHBOUR, PORT), 128),
+                start_listener((NEIGHBOUR, PORT), 128),
             );
-            let elsewhere = listener((NODE, PORT + 1), 128);
+            let elsewhere = start_listener((NODE, PORT + 1), 128);
             let kept = [
                 connect_client((NODE, PORT), &ours),
                 connect_client((NODE, PORT + 1), &elsewhere),
@@ -511,9 +522,9 @@ mod tests {
     /// The reply's datagrams have some 200 connections each.
     #[test]
     fn a_reply_of_many_datagrams_is_counted_right() {
-        in_a_namespace(|| {
+        run_in_namespace(|| {
             let _ours = listen_marked((NODE, PORT));
-            let _theirs = listener((NEIGHBOUR, PORT), 4096);
+            let _theirs = start_listener((NEIGHBOUR, PORT), 4096);
             // The clients close at once, so that few descriptors are needed. Their connections wait
             // to be accepted, in CLOSE_WAIT.
             for to in [NODE, NODE, NEIGHBOUR] {
@@ -522,7 +533,7 @@ mod tests {
             let are = |marked| move |socket: &&ListedSocket| socket.is_marked == Some(marked);
             let counted = || {
                 let all =
-                    retry_on_timeout(|| sockets(libc::AF_INET, PORT, &[CLOSE_WAIT], PATIENCE));
+                    retry_on_timeout(|| list_sockets(libc::AF_INET, PORT, &[CLOSE_WAIT], PATIENCE));
                 (
                     all.iter().filter(are(true)).count(),
                     all.iter().filter(are(false)).count(),
@@ -535,11 +546,11 @@ mod tests {
     /// The limit holds however many sockets are listed, and however often.
     #[test]
     fn a_reply_is_not_waited_for_beyond_the_limit() {
-        let late = dump(libc::AF_INET, PORT, &[LISTEN], Instant::now()).map(drop);
+        let late = list_once(libc::AF_INET, PORT, &[LISTEN], Instant::now()).map(drop);
         assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
-    fn message(kind: i32, flags: i32, body: &[u8]) -> Vec<u8> {
+    fn encode_message(kind: i32, flags: i32, body: &[u8]) -> Vec<u8> {
         let length = (HEADER + body.len()) as u32;
         let mut message = length.to_ne_bytes().to_vec();
         message.extend(
@@ -553,7 +564,7 @@ mod tests {
         message
     }
 
-    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    fn encode_attribute(kind: u16, value: &[u8]) -> Vec<u8> {
         let mut attribute = [4 + value.len() as u16, kind]
             .map(u16::to_ne_bytes)
             .as_flattened()
@@ -564,7 +575,7 @@ mod tests {
     }
 
     /// Encodes a socket as the kernel reports it, between attributes that were not requested.
-    fn encode(entry: &ListedSocket) -> Vec<u8> {
+    fn encode_entry(entry: &ListedSocket) -> Vec<u8> {
         let mut body = vec![0; 72];
         body[4..6].copy_from_slice(&entry.local.port().to_be_bytes());
         let (family, ip) = match entry.local.ip() {
@@ -575,10 +586,10 @@ mod tests {
         body[8..8 + ip.len()].copy_from_slice(&ip);
         let figures = [entry.uid, entry.inode];
         body[64..].copy_from_slice(figures.map(u32::to_ne_bytes).as_flattened());
-        body.extend(attribute(8, &[3]));
+        body.extend(encode_attribute(8, &[3]));
         if let Some(is_marked) = entry.is_marked {
             let others = !BIND_ADDRESS_NO_PORT;
-            body.extend(attribute(
+            body.extend(encode_attribute(
                 INET_DIAG_SOCKOPT,
                 &[
                     0xff,
@@ -586,8 +597,8 @@ mod tests {
                 ],
             ));
         }
-        body.extend(attribute(21, &[0xff; 8]));
-        message(SOCK_DIAG_BY_FAMILY.into(), libc::NLM_F_MULTI, &body)
+        body.extend(encode_attribute(21, &[0xff; 8]));
+        encode_message(SOCK_DIAG_BY_FAMILY.into(), libc::NLM_F_MULTI, &body)
     }
 
     fn any_entry() -> impl Strategy<Value = ListedSocket> {
@@ -601,15 +612,15 @@ mod tests {
                     is_marked,
                 };
                 let mut id = [0; ID];
-                id.copy_from_slice(&encode(&listed)[HEADER + 4..][..ID]);
+                id.copy_from_slice(&encode_entry(&listed)[HEADER + 4..][..ID]);
                 ListedSocket { id, ..listed }
             },
         )
     }
 
-    fn answer(sockets: &[ListedSocket]) -> Vec<u8> {
-        let mut answer: Vec<u8> = sockets.iter().flat_map(encode).collect();
-        answer.extend(message(
+    fn encode_answer(sockets: &[ListedSocket]) -> Vec<u8> {
+        let mut answer: Vec<u8> = sockets.iter().flat_map(encode_entry).collect();
+        answer.extend(encode_message(
             libc::NLMSG_DONE,
             libc::NLM_F_MULTI,
             &0_i32.to_ne_bytes(),
@@ -620,16 +631,16 @@ mod tests {
     proptest! {
         #[test]
         fn every_listed_socket_is_parsed(sockets in prop::collection::vec(any_entry(), 0..20)) {
-            prop_assert_eq!(parse(&answer(&sockets)).unwrap(), ReplyPart { sockets, is_last: true, is_inconsistent: false });
+            prop_assert_eq!(parse_datagram(&encode_answer(&sockets)).unwrap(), ReplyPart { sockets, is_last: true, is_inconsistent: false });
         }
 
         /// A part of a reply is accepted only if it ends where a message ends.
         #[test]
         fn a_truncated_reply_is_refused(sockets in prop::collection::vec(any_entry(), 1..4), cut: prop::sample::Index) {
-            let answer = answer(&sockets);
+            let answer = encode_answer(&sockets);
             let cut = cut.index(answer.len());
-            let ends = sockets.iter().scan(0, |end, entry| { *end += encode(entry).len(); Some(*end) });
-            match parse(&answer[..cut]) {
+            let ends = sockets.iter().scan(0, |end, entry| { *end += encode_entry(entry).len(); Some(*end) });
+            match parse_datagram(&answer[..cut]) {
                 Ok(part) => prop_assert!(!part.is_last && ends.into_iter().any(|end| end == cut)),
                 Err(error) => prop_assert_eq!(error.kind(), io::ErrorKind::InvalidData),
             }
@@ -640,19 +651,20 @@ mod tests {
             sockets in prop::collection::vec(any_entry(), 0..4),
             changes in prop::collection::vec(any::<(prop::sample::Index, u8)>(), 1..8),
         ) {
-            let mut answer = answer(&sockets);
+            let mut answer = encode_answer(&sockets);
             for (at, byte) in changes {
                 let at = at.index(answer.len());
                 answer[at] = byte;
             }
-            let _ = parse(&answer);
+            let _ = parse_datagram(&answer);
         }
     }
 
     #[test]
     fn a_refusal_of_the_kernel_is_returned_as_its_error() {
         let errno = |kind, code: i32| {
-            parse(&message(kind, 0, &code.to_ne_bytes())).map_err(|error| error.raw_os_error())
+            parse_datagram(&encode_message(kind, 0, &code.to_ne_bytes()))
+                .map_err(|error| error.raw_os_error())
         };
         for kind in [libc::NLMSG_ERROR, libc::NLMSG_DONE] {
             assert_eq!(errno(kind, -libc::ENOENT), Err(Some(libc::ENOENT)));
@@ -661,10 +673,10 @@ mod tests {
         }
         assert_eq!(errno(libc::NLMSG_ERROR, 0), Err(None));
         assert_eq!(errno(libc::NLMSG_OVERRUN, 0), Err(None));
-        assert!(parse(&[]).is_err(), "an empty reply was accepted");
-        let changed = message(libc::NLMSG_DONE, libc::NLM_F_DUMP_INTR, &[0; 4]);
+        assert!(parse_datagram(&[]).is_err(), "an empty reply was accepted");
+        let changed = encode_message(libc::NLMSG_DONE, libc::NLM_F_DUMP_INTR, &[0; 4]);
         assert_eq!(
-            parse(&changed).unwrap(),
+            parse_datagram(&changed).unwrap(),
             ReplyPart {
                 sockets: vec![],
                 is_last: true,

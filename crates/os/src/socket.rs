@@ -151,7 +151,7 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(TcpStream, SocketAddr)> {
 /// # Errors
 /// Errors of getsockopt(2).
 pub fn queue_length(listener: BorrowedFd<'_>) -> io::Result<u32> {
-    Ok(info(listener)?.tcpi_unacked)
+    Ok(read_tcp_info(listener)?.tcpi_unacked)
 }
 
 /// Wakes every thread that waits for a listener by an edge-triggered epoll(7), if a connection is
@@ -256,12 +256,12 @@ fn set_every_port(socket: BorrowedFd<'_>) -> io::Result<()> {
 /// # Errors
 /// Errors of getsockopt(2), such as `ENOTSOCK`.
 /// Errors of getsockopt(2), such as `ENOTSOCK`.
-pub fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
+pub fn read_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     let known =
         |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOPROTOOPT | libc::EINVAL));
     SockRef::from(&socket)
         .cookie()
-        .or_else(|error| inode(socket).filter(|_| known(&error)).ok_or(error))
+        .or_else(|error| read_inode(socket).filter(|_| known(&error)).ok_or(error))
 }
 
 /// Returns the kernel's name of this thread's network namespace (`SO_NETNS_COOKIE`). The kernel
@@ -277,7 +277,7 @@ pub fn namespace_cookie() -> io::Result<u64> {
 }
 
 /// Returns the inode by which /proc/net/tcp names a socket.
-pub fn inode(socket: BorrowedFd<'_>) -> Option<u64> {
+pub fn read_inode(socket: BorrowedFd<'_>) -> Option<u64> {
     nix::sys::stat::fstat(socket).ok().map(|stat| stat.st_ino)
 }
 
@@ -319,7 +319,7 @@ pub fn is_listened_on(address: SocketAddr) -> io::Result<bool> {
 ///
 /// # Errors
 /// `ENOTCONN` if the socket did not listen.
-pub fn refuse(listener: BorrowedFd<'_>) -> io::Result<()> {
+pub fn refuse_clients(listener: BorrowedFd<'_>) -> io::Result<()> {
     let listener = SockRef::from(&listener);
     listener.set_reuse_address(false)?;
     listener.shutdown(std::net::Shutdown::Read)
@@ -339,7 +339,7 @@ pub fn check_listener(
     {
         return Err("it is no TCP socket".into());
     }
-    if cookie(socket).map_err(failed)? != name {
+    if read_cookie(socket).map_err(failed)? != name {
         return Err("it is another socket than announced".into());
     }
     match local_address(socket).map_err(failed)? {
@@ -374,7 +374,7 @@ pub fn check_connection(socket: BorrowedFd<'_>) -> Result<SocketAddr, String> {
 
 /// Returns how many bytes the kernel accepts for a connection now. 0 if epoll would not call the
 /// connection writable, because more than two thirds of its buffer are taken.
-pub fn room(socket: &impl AsFd) -> usize {
+pub fn writable_bytes(socket: &impl AsFd) -> usize {
     // Indexes of linux/sock_diag.h.
     const SNDBUF: usize = 3;
     const WMEM_QUEUED: usize = 5;
@@ -382,7 +382,7 @@ pub fn room(socket: &impl AsFd) -> usize {
     let mut figures = [0_u32; 9];
     // SAFETY: the option's value is an array of numbers.
     let length = unsafe {
-        option(
+        read_option(
             socket.as_fd(),
             (libc::SOL_SOCKET, libc::SO_MEMINFO),
             &mut figures,
@@ -417,20 +417,21 @@ fn is_ready(socket: &impl AsFd, flags: PollFlags) -> bool {
 /// True if a connection was reset or timed out. The error is left for the next read. A connection
 /// after FIN from both ends (POLLHUP) may still have unread bytes, so POLLHUP is not enough.
 pub fn is_gone(socket: &impl AsFd) -> bool {
-    events(socket, PollFlags::empty()).is_some_and(|events| events.contains(PollFlags::POLLERR))
+    poll_events(socket, PollFlags::empty())
+        .is_some_and(|events| events.contains(PollFlags::POLLERR))
 }
 
 /// True if the other end of a connection has sent FIN or a reset, even if bytes sent before are
 /// unread.
 pub fn has_ended(socket: &impl AsFd) -> bool {
     // nix has no POLLRDHUP.
-    events(socket, PollFlags::from_bits_retain(libc::POLLRDHUP))
+    poll_events(socket, PollFlags::from_bits_retain(libc::POLLRDHUP))
         .is_none_or(|events| !events.is_empty())
 }
 
 /// Returns the time since data was last sent or received.
 pub fn idle_time(socket: BorrowedFd<'_>) -> io::Result<Duration> {
-    let info = info(socket)?;
+    let info = read_tcp_info(socket)?;
     Ok(Duration::from_millis(
         info.tcpi_last_data_sent
             .min(info.tcpi_last_data_recv)
@@ -454,7 +455,7 @@ pub struct Progress {
 ///
 /// # Errors
 /// Errors of getsockopt(2) and ioctl(2).
-pub fn progress(socket: BorrowedFd<'_>) -> io::Result<Progress> {
+pub fn read_progress(socket: BorrowedFd<'_>) -> io::Result<Progress> {
     let (sent, received) = sent_and_received(socket)?;
     let mut unread: c_int = 0;
     // SAFETY: FIONREAD writes an int.
@@ -471,7 +472,7 @@ pub fn progress(socket: BorrowedFd<'_>) -> io::Result<Progress> {
 /// True if a byte was sent to the other end, through any descriptor of the socket.
 ///
 /// # Errors
-/// Errors of [`progress`].
+/// Errors of [`read_progress`].
 pub fn has_sent(socket: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(sent_and_received(socket)?.0 > 0)
 }
@@ -483,7 +484,7 @@ fn sent_and_received(socket: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
     const SENT: usize = 200 / size_of::<u64>();
     let mut info = [0_u64; SENT + 1];
     // SAFETY: the option's value is an array of numbers.
-    let length = unsafe { option(socket, (libc::IPPROTO_TCP, libc::TCP_INFO), &mut info) }?;
+    let length = unsafe { read_option(socket, (libc::IPPROTO_TCP, libc::TCP_INFO), &mut info) }?;
     if length < size_of_val(&info) {
         return Err(io::ErrorKind::Unsupported.into());
     }
@@ -510,11 +511,11 @@ pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
     )?)
 }
 
-fn info(socket: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
+fn read_tcp_info(socket: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
     // SAFETY: `tcp_info` is a plain C struct, for which zeroes are valid.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     // SAFETY: `tcp_info` holds numbers only.
-    unsafe { option(socket, (libc::IPPROTO_TCP, libc::TCP_INFO), &mut info) }?;
+    unsafe { read_option(socket, (libc::IPPROTO_TCP, libc::TCP_INFO), &mut info) }?;
     Ok(info)
 }
 
@@ -523,7 +524,7 @@ fn info(socket: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
 ///
 /// # Safety
 /// `T` is made of numbers, for which every byte pattern is valid.
-unsafe fn option<T>(
+unsafe fn read_option<T>(
     socket: BorrowedFd<'_>,
     (level, option): (c_int, c_int),
     value: &mut T,
@@ -545,7 +546,7 @@ unsafe fn option<T>(
 
 /// Returns the events that poll(2) reports for a socket now. `None` if nix does not know a reported
 /// flag, or poll(2) failed.
-fn events(socket: &impl AsFd, asked: PollFlags) -> Option<PollFlags> {
+fn poll_events(socket: &impl AsFd, asked: PollFlags) -> Option<PollFlags> {
     let mut asked = [PollFd::new(socket.as_fd(), asked)];
     let _ = poll(&mut asked, PollTimeout::ZERO);
     asked[0].revents()
@@ -583,7 +584,7 @@ mod tests {
         let (mut server, _) = listener.accept().unwrap();
         let duplicate = server.try_clone().unwrap();
         let is = |sent, received, unread| {
-            let is = progress(duplicate.as_fd()).unwrap();
+            let is = read_progress(duplicate.as_fd()).unwrap();
             assert_eq!(
                 is,
                 Progress {
@@ -651,7 +652,7 @@ mod tests {
             for asked in [100, 10_000] {
                 start_listening(listener.as_fd(), asked).unwrap();
                 // For a listener, tcpi_sacked is the length of its queue.
-                assert_eq!(info(listener.as_fd()).unwrap().tcpi_sacked, asked);
+                assert_eq!(read_tcp_info(listener.as_fd()).unwrap().tcpi_sacked, asked);
             }
             Ok(())
         });

@@ -66,7 +66,7 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
         handler(SignalKind::interrupt())?,
         handler(SignalKind::terminate())?,
     );
-    for left in processes::sweep() {
+    for left in processes::sweep_directories() {
         progress::print(&format!(
             "removed {}, left by a rehearsal that was killed",
             left.display()
@@ -97,7 +97,7 @@ async fn rehearse_all(plan: &Plan, outcome: &mut Rehearsed) -> Result<(), Aborte
             ));
         }
         let ended = tokio::select! {
-            ended = catch_panic(script::play(&session, &mut processes)) => ended,
+            ended = catch_panic(script::play_script(&session, &mut processes)) => ended,
             _ = int.recv() => Err(Aborted::Signal(libc::SIGINT)),
             _ = term.recv() => Err(Aborted::Signal(libc::SIGTERM)),
         };

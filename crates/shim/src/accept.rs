@@ -54,7 +54,7 @@ pub(crate) enum AcceptError {
 }
 
 impl AcceptError {
-    pub(crate) fn of(error: &io::Error) -> Self {
+    pub(crate) fn from_io_error(error: &io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::EAGAIN) => Self::Empty,
             Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => Self::Exhausted,
@@ -126,7 +126,7 @@ impl WorkerQueue {
                 sent,
             }) = queue.recv().await
             {
-                tokio::spawn(relay::serve(open, client, peer, sent));
+                tokio::spawn(relay::relay_client(open, client, peer, sent));
             }
         });
         Self {
@@ -305,7 +305,7 @@ impl Dispatcher {
             }
             match socket::accept(listener.as_fd()) {
                 Ok((client, peer)) => self.dispatch(client, peer, None),
-                Err(error) => match AcceptError::of(&error) {
+                Err(error) => match AcceptError::from_io_error(&error) {
                     AcceptError::Empty => {
                         // At a limit, each connection that ends lets one client in, and the next
                         // client waits again.

@@ -5,7 +5,7 @@
 //! the request.
 
 use crate::shared::Shared;
-use berth_node::terms::shorten;
+use berth_node::terms::shorten_wait;
 use berth_os::explained;
 use berth_os::socket;
 use http_body_util::Full;
@@ -81,17 +81,18 @@ impl Admin {
             };
             let shim = shim.clone();
             tokio::spawn(async move {
-                let service =
-                    service_fn(async |request| Ok::<_, Infallible>(answer(&shim, &request).await));
+                let service = service_fn(async |request| {
+                    Ok::<_, Infallible>(answer_request(&shim, &request).await)
+                });
                 let connection = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
-                    .header_read_timeout(shorten(HEAD))
+                    .header_read_timeout(shorten_wait(HEAD))
                     .serve_connection(TokioIo::new(stream), service);
                 let mut connection = pin!(connection);
-                let mut served = timeout(shorten(CONNECTED), connection.as_mut()).await;
+                let mut served = timeout(shorten_wait(CONNECTED), connection.as_mut()).await;
                 if served.is_err() {
                     connection.as_mut().graceful_shutdown();
-                    served = timeout(shorten(LAST_ANSWER), connection).await;
+                    served = timeout(shorten_wait(LAST_ANSWER), connection).await;
                 }
                 match served {
                     Ok(Ok(())) => {}
@@ -106,31 +107,31 @@ impl Admin {
     }
 }
 
-async fn answer(shim: &Shared, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+async fn answer_request(shim: &Shared, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     const TEXT: &str = "text/plain; charset=utf-8";
     if request.method() != Method::GET && request.method() != Method::HEAD {
-        return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET\n".into());
+        return build_response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET\n".into());
     }
     match request.uri().path() {
-        "/metrics" => response(StatusCode::OK, METRICS, shim.all_metrics().await),
-        "/livez" => response(StatusCode::OK, TEXT, "ok\n".into()),
+        "/metrics" => build_response(StatusCode::OK, METRICS, shim.all_metrics().await),
+        "/livez" => build_response(StatusCode::OK, TEXT, "ok\n".into()),
         "/readyz" => match shim.status().await.ready() {
-            Ok(()) => response(StatusCode::OK, TEXT, "ok\n".into()),
-            Err(why) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{why}\n")),
+            Ok(()) => build_response(StatusCode::OK, TEXT, "ok\n".into()),
+            Err(why) => build_response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{why}\n")),
         },
         "/status" => match shim
             .all_status()
             .await
             .and_then(|all| serde_json::to_string_pretty(&all))
         {
-            Ok(json) => response(StatusCode::OK, "application/json", json + "\n"),
-            Err(error) => response(
+            Ok(json) => build_response(StatusCode::OK, "application/json", json + "\n"),
+            Err(error) => build_response(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 TEXT,
                 format!("{error}\n"),
             ),
         },
-        _ => response(
+        _ => build_response(
             StatusCode::NOT_FOUND,
             TEXT,
             "no such page: there are /metrics, /livez, /readyz and /status\n".into(),
@@ -138,7 +139,11 @@ async fn answer(shim: &Shared, request: &Request<Incoming>) -> Response<Full<Byt
     }
 }
 
-fn response(status: StatusCode, content_type: &'static str, body: String) -> Response<Full<Bytes>> {
+fn build_response(
+    status: StatusCode,
+    content_type: &'static str,
+    body: String,
+) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::from(body));
     *response.status_mut() = status;
     response.headers_mut().insert(

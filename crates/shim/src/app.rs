@@ -1,5 +1,5 @@
-//! The wiring of a shim, in one place. [`build`] acquires what a shim needs (ports, threads, files)
-//! and fails before any client is served. [`Bound::run`] serves until SIGTERM.
+//! The wiring of a shim, in one place. [`build_shim`] acquires what a shim needs (ports, threads,
+//! files) and fails before any client is served. [`Bound::run`] serves until SIGTERM.
 //!
 //! A [`Bound`] knows its real addresses, so that a test runs a whole shim on port 0.
 //!
@@ -8,13 +8,13 @@
 
 use crate::accept::Dispatcher;
 use crate::admin::Admin;
-use crate::backend::follow::{OwnShim, follow};
+use crate::backend::follow::{OwnShim, follow_berth};
 use crate::backend::probe::{Probe, ProbeKind};
 use crate::backend::prober::{Probers, SupervisorPath};
 use crate::backend::{Table, TableWriter};
 use crate::cluster::Cluster;
 use crate::config::{Config, Listen, PassMode, RISE};
-use crate::drain::{FirstByteWait, drain, is_served};
+use crate::drain::{FirstByteWait, drain_connections, is_served};
 use crate::gate::{Gate, GateMetrics};
 use crate::handover::run_handover;
 use crate::limits;
@@ -86,7 +86,7 @@ pub enum BuildError {
     },
 }
 
-fn system(what: &'static str) -> impl FnOnce(io::Error) -> BuildError {
+fn system_error(what: &'static str) -> impl FnOnce(io::Error) -> BuildError {
     move |source| BuildError::System { what, source }
 }
 
@@ -111,12 +111,13 @@ pub struct Bound {
 }
 
 /// Acquires everything that a shim needs.
-pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
-    let room = Room::of(&config)?;
+pub async fn build_shim(mut config: Config) -> Result<Bound, BuildError> {
+    let room = Room::from_config(&config)?;
     let instance = match config.place.instance.clone() {
         Some(instance) => instance,
-        None => InstanceId::random()
-            .map_err(|error| system("choose a name for the instance")(io::Error::other(error)))?,
+        None => InstanceId::random().map_err(|error| {
+            system_error("choose a name for the instance")(io::Error::other(error))
+        })?,
     };
     let probe = Probe::new(config.probe.clone());
     probe.check().await.map_err(BuildError::Probe)?;
@@ -125,7 +126,7 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
     let sockets = bind_all(&config.place.listen, config.bind_wait).await?;
     for (listen, socket) in config.place.listen.iter_mut().zip(&sockets) {
         listen.addr = socket::local_address(socket.as_fd())
-            .map_err(system("read the address of a socket"))?;
+            .map_err(system_error("read the address of a socket"))?;
     }
     let berth = run_dir.berth(config.place.berth())?;
     let path = berth.socket_path(&instance)?;
@@ -134,7 +135,7 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
             instance: instance.clone(),
             path: path.display().to_string(),
         },
-        _ => system("listen on the shim's socket in the run directory")(error),
+        _ => system_error("listen on the shim's socket in the run directory")(error),
     })?;
 
     let gate = Gate::new(config.max_openings, config.first.clone());
@@ -183,7 +184,7 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
         .map(|cluster| Keeper::new(cluster, &addresses, &shared.instance, links()));
     let keeper = keeper
         .transpose()
-        .map_err(|error| system("draw random bytes")(io::Error::other(error)))?;
+        .map_err(|error| system_error("draw random bytes")(io::Error::other(error)))?;
     tracing::info!(
         version = berth_node::VERSION,
         berth = %config.place.berth(),
@@ -203,7 +204,7 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
         node = config.cluster.as_ref().map(|cluster| cluster.node.as_str()),
         "berth"
     );
-    room.warn(&config);
+    room.warn_if_small(&config);
     if config.probe.ca.is_none() && config.probe.kind == ProbeKind::Https {
         tracing::warn!(
             code = %explained::PROBE_INSECURE,
@@ -230,10 +231,11 @@ struct Room {
 }
 
 impl Room {
-    fn of(config: &Config) -> Result<Self, BuildError> {
-        let files = process::raise_file_limit().map_err(system("raise the limit of open files"))?;
+    fn from_config(config: &Config) -> Result<Self, BuildError> {
+        let files =
+            process::raise_file_limit().map_err(system_error("raise the limit of open files"))?;
         let threads = limits::thread_count(config.threads);
-        match limits::connections(files, threads) {
+        match limits::connection_limit(files, threads) {
             0 => Err(BuildError::Files {
                 files,
                 besides: limits::reserved_descriptors(threads).0,
@@ -246,7 +248,7 @@ impl Room {
         }
     }
 
-    fn warn(&self, config: &Config) {
+    fn warn_if_small(&self, config: &Config) {
         let Self {
             files,
             threads,
@@ -283,11 +285,11 @@ struct DataPlane {
 
 impl DataPlane {
     fn start(room: &Room, shared: &Shared) -> Result<Self, BuildError> {
-        let workers = Workers::start(room.threads).map_err(system("start a thread"))?;
+        let workers = Workers::start(room.threads).map_err(system_error("start a thread"))?;
         let (report, refusals) = mpsc::unbounded_channel();
         let (pass, passes) = mpsc::unbounded_channel();
         let sources = Arc::new(Sources::new(
-            &clock::boot_id().map_err(system("read the boot's ID"))?,
+            &clock::boot_id().map_err(system_error("read the boot's ID"))?,
         ));
         let Shared {
             config, metrics, ..
@@ -361,7 +363,7 @@ async fn bind_all(listen: &[Listen], wait: Duration) -> Result<Vec<OwnedFd>, Bui
 
 fn port_error(address: SocketAddr, error: &io::Error) -> BuildError {
     BuildError::Port(match error.raw_os_error() {
-        Some(libc::EADDRINUSE) => proc_net::explain(address),
+        Some(libc::EADDRINUSE) => proc_net::explain_in_use(address),
         Some(libc::EADDRNOTAVAIL) => format!(
             "{address} is no address of this node: check --listen, or for a virtual IP that may come later add ,freebind"
         ),
@@ -450,7 +452,7 @@ impl Bound {
         let (to_handover, requests) = mpsc::unbounded_channel();
         let (shim, withdrawing) = (shared.clone(), withdrawal.clone());
         let answer = move |request| {
-            answer(
+            answer_request(
                 shim.clone(),
                 to_handover.clone(),
                 withdrawing.clone(),
@@ -496,7 +498,12 @@ impl Bound {
             given: config.backend.is_some(),
             any: config.discover,
         };
-        tasks.spawn(follow(berth.clone(), own, shared.run_dir.clone(), probers));
+        tasks.spawn(follow_berth(
+            berth.clone(),
+            own,
+            shared.run_dir.clone(),
+            probers,
+        ));
 
         let sockets = config.place.addresses().zip(sockets).collect();
         let keeping = run_handover(
@@ -507,11 +514,11 @@ impl Bound {
             data.passes,
             requests,
         );
-        let keeping_cluster = while_served(keeper.as_mut().map(Keeper::keep));
-        let gate = while_served(shared.gate.as_ref().map(|gate| gate.keep_addresses()));
+        let keeping_cluster = wait_while_served(keeper.as_mut().map(Keeper::keep));
+        let gate = wait_while_served(shared.gate.as_ref().map(|gate| gate.keep_addresses()));
         // Guards are held until the last connection has ended.
         let cut = tokio::select! {
-            cut = leave(&shared, config.drain_timeout) => cut,
+            cut = wait_until_drained(&shared, config.drain_timeout) => cut,
             () = follow_stop(stop, &shared, withdrawal.as_ref()) => 0,
             () = join_again(&shared, withdrawal.as_ref()) => 0,
             () = keeping_cluster => 0,
@@ -539,7 +546,7 @@ impl Bound {
 }
 
 /// Runs an optional part of the shim, and never ends: other parts decide when the shim ends.
-async fn while_served(part: Option<impl Future<Output = ()>>) {
+async fn wait_while_served(part: Option<impl Future<Output = ()>>) {
     if let Some(part) = part {
         part.await;
     }
@@ -547,14 +554,14 @@ async fn while_served(part: Option<impl Future<Output = ()>>) {
 }
 
 /// Waits until the shim is stopped and has left, and until its connections have ended.
-async fn leave(shared: &Shared, timeout: Duration) -> u64 {
+async fn wait_until_drained(shared: &Shared, timeout: Duration) -> u64 {
     let mut state = shared.state.subscribe();
     let _ = state.wait_for(|state| state.stop >= Stop::Drain).await;
     let _ = state
         .wait_for(|state| state.phase == Phase::Left || state.stop == Stop::Now)
         .await;
     let is_served = |table: &Table| is_served(table, shared.config.discover);
-    drain(
+    drain_connections(
         &shared.metrics,
         &shared.ended,
         shared.table.clone(),
@@ -623,7 +630,7 @@ async fn join_again(shared: &Shared, withdrawal: Option<&Withdrawal>) {
 }
 
 /// Replies to a request on the shim's socket. Requests of siblings go to the handover.
-async fn answer(
+async fn answer_request(
     shim: Shared,
     handover: mpsc::UnboundedSender<IncomingRequest>,
     withdrawal: Option<Withdrawal>,

@@ -25,7 +25,7 @@ const FIRST_BYTES: Duration = Duration::from_millis(500);
 /// `open` the number of the shim's connections, and `pending` the number of those that wait for a
 /// first byte. Returns the number of connections that will get no first byte, or `None` if the
 /// instance cannot be stopped yet.
-pub fn unanswered(left: Duration, pending: u64, open: u64) -> Option<u64> {
+pub fn count_unanswered(left: Duration, pending: u64, open: u64) -> Option<u64> {
     let waited = if pending > 0 {
         left >= ANSWERING
     } else {
@@ -70,7 +70,7 @@ impl FirstByteWait {
         };
         let left = *self.left.get_or_insert_with(Instant::now);
         loop {
-            match unanswered(left.elapsed(), self.metrics.pending(), self.metrics.open()) {
+            match count_unanswered(left.elapsed(), self.metrics.pending(), self.metrics.open()) {
                 None => sleep(CHECK).await,
                 Some(0) => return,
                 Some(connections) => {
@@ -98,7 +98,7 @@ pub(crate) fn is_served(table: &Table, discover: bool) -> bool {
 
 /// Waits until the shim's connections have ended, at most `timeout` after `is_served` becomes
 /// false. Returns the number of connections that are left. The caller resets them.
-pub(crate) async fn drain(
+pub(crate) async fn drain_connections(
     metrics: &Metrics,
     ended: &Notify,
     mut table: watch::Receiver<Arc<Table>>,
@@ -166,7 +166,7 @@ mod tests {
             (ANSWERING, 2, 3, Some(2)),
         ] {
             assert_eq!(
-                unanswered(left, pending, open),
+                count_unanswered(left, pending, open),
                 can,
                 "{left:?} {pending} {open}"
             );

@@ -10,7 +10,7 @@ use std::fmt;
 
 /// Begins a family. As in a [`Registry`](prometheus_client::registry::Registry), a dot completes
 /// the help text.
-pub(crate) fn describe<'s>(
+pub(crate) fn begin_family<'s>(
     to: &'s mut DescriptorEncoder<'_>,
     name: &'s str,
     help: &str,
@@ -19,33 +19,33 @@ pub(crate) fn describe<'s>(
     to.encode_descriptor(name, &format!("{help}."), None, of)
 }
 
-pub(crate) fn family<'a, const LABELS: usize>(
+pub(crate) fn encode_family<'a, const LABELS: usize>(
     to: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
     of: MetricType,
     samples: impl IntoIterator<Item = ([(&'a str, &'a str); LABELS], impl EncodeMetric)>,
 ) -> fmt::Result {
-    let mut family = describe(to, name, help, of)?;
+    let mut family = begin_family(to, name, help, of)?;
     samples
         .into_iter()
         .try_for_each(|(labels, sample)| sample.encode(family.encode_family(&labels)?))
 }
 
-pub(crate) fn gauge(
+pub(crate) fn encode_gauge(
     to: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
     value: impl EncodeGaugeValue,
 ) -> fmt::Result {
-    ConstGauge::new(value).encode(describe(to, name, help, MetricType::Gauge)?)
+    ConstGauge::new(value).encode(begin_family(to, name, help, MetricType::Gauge)?)
 }
 
-pub(crate) fn counter(
+pub(crate) fn encode_counter(
     to: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
     value: impl EncodeCounterValue,
 ) -> fmt::Result {
-    ConstCounter::new(value).encode(describe(to, name, help, MetricType::Counter)?)
+    ConstCounter::new(value).encode(begin_family(to, name, help, MetricType::Counter)?)
 }

@@ -33,13 +33,13 @@ pub const FEW: u64 = 1000;
 
 /// Returns the number of relaying threads: as configured, else one per core, up to a maximum.
 pub(crate) fn thread_count(configured: Option<usize>) -> usize {
-    threads(
+    choose_thread_count(
         configured,
         std::thread::available_parallelism().map_or(1, Into::into),
     )
 }
 
-fn threads(configured: Option<usize>, cores: usize) -> usize {
+fn choose_thread_count(configured: Option<usize>, cores: usize) -> usize {
     configured.unwrap_or(cores.clamp(1, THREADS))
 }
 
@@ -54,14 +54,14 @@ pub(crate) fn reserved_descriptors(threads: usize) -> (String, u64) {
 }
 
 /// Returns the number of connections within a limit of open files.
-pub(crate) fn connections(files: u64, threads: usize) -> u64 {
+pub(crate) fn connection_limit(files: u64, threads: usize) -> u64 {
     files.saturating_sub(reserved_descriptors(threads).1) / PER_CONNECTION
 }
 
 /// Returns the number of connections within a limit of open files, with the default number of
 /// threads.
-pub fn room(files: u64) -> u64 {
-    connections(files, thread_count(None))
+pub fn default_connection_limit(files: u64) -> u64 {
+    connection_limit(files, thread_count(None))
 }
 
 #[cfg(test)]
@@ -70,21 +70,21 @@ mod tests {
 
     #[test]
     fn many_cores_are_not_all_taken() {
-        assert_eq!(threads(None, 2), 2);
-        assert_eq!(threads(None, 64), 8);
-        assert_eq!(threads(Some(64), 2), 64);
+        assert_eq!(choose_thread_count(None, 2), 2);
+        assert_eq!(choose_thread_count(None, 64), 8);
+        assert_eq!(choose_thread_count(Some(64), 2), 64);
         assert!(
-            connections(4096, threads(None, 64)) > FEW,
+            connection_limit(4096, choose_thread_count(None, 64)) > FEW,
             "a common limit is enough"
         );
     }
 
     #[test]
     fn threads_cost_connections() {
-        assert!(connections(4096, 2) < connections(4096, 1));
-        assert_eq!(connections(4096, 1024), 0);
+        assert!(connection_limit(4096, 2) < connection_limit(4096, 1));
+        assert_eq!(connection_limit(4096, 1024), 0);
         assert_eq!(
-            connections(1024 * 1024, 1),
+            connection_limit(1024 * 1024, 1),
             (1024 * 1024 - reserved_descriptors(1).1) / 2
         );
     }

@@ -4,7 +4,7 @@
 //! line. Sums are made on request.
 
 use crate::backend::Table;
-use crate::family::{counter, family, gauge};
+use crate::family::{encode_counter, encode_family, encode_gauge};
 use crate::relay::outcome::Outcome;
 use crate::state::ShimState;
 use berth_node::instance::InstanceId;
@@ -58,20 +58,20 @@ impl WorkerStats {
 /// A family of counters with `LABELS` labels. The labels' values are literals in this code.
 type Counters<const LABELS: usize> = Family<[(&'static str, &'static str); LABELS], Counter>;
 
-fn register<M: Metric + Clone>(to: &mut Registry, name: &str, help: &str, metric: M) -> M {
+fn register_metric<M: Metric + Clone>(to: &mut Registry, name: &str, help: &str, metric: M) -> M {
     to.register(name, help, metric.clone());
     metric
 }
 
 /// Registers counters. Counters with the labels `from` exist from the start: `increase()` does not
 /// see a counter that appears with its first count.
-fn counters<const LABELS: usize>(
+fn register_counters<const LABELS: usize>(
     to: &mut Registry,
     name: &str,
     help: &str,
     from: impl IntoIterator<Item = [(&'static str, &'static str); LABELS]>,
 ) -> Counters<LABELS> {
-    let counters = register(to, name, help, Counters::default());
+    let counters = register_metric(to, name, help, Counters::default());
     from.into_iter()
         .for_each(|labels| drop(counters.get_or_create(&labels)));
     counters
@@ -132,7 +132,7 @@ impl Metrics {
             workers,
             held,
             held_limit,
-            connect_seconds: register(
+            connect_seconds: register_metric(
                 to,
                 "berth_backend_connect_seconds",
                 "Time that a connect to kube-apiserver took, in seconds",
@@ -141,31 +141,31 @@ impl Metrics {
                     1e-5, 3e-5, 1e-4, 3e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0,
                 ]),
             ),
-            first_byte_seconds: register(
+            first_byte_seconds: register_metric(
                 to,
                 "berth_first_byte_seconds",
                 "Time from a client's TLS hello to the first byte of the shim's own kube-apiserver, in seconds",
                 Histogram::new([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0]),
             ),
-            probes: counters(
+            probes: register_counters(
                 to,
                 "berth_probes",
                 "Probes of kube-apiserver, by result",
                 ["unauthorized", "forbidden", "tls", "config"].map(|result| [("result", result)]),
             ),
-            accept_errors: counters(
+            accept_errors: register_counters(
                 to,
                 "berth_accept_errors",
                 "Client connections that could not be accepted, by kind of error; client is harmless",
                 ["client", "limit", "exhausted", "closed", "unknown"].map(|kind| [("kind", kind)]),
             ),
-            renewals: counters(
+            renewals: register_counters(
                 to,
                 "berth_lease_renewals",
                 "Renewals of the shim's lease in the run directory, by result",
                 ["ok", "blocked", "failed"].map(|result| [("result", result)]),
             ),
-            handover: counters(
+            handover: register_counters(
                 to,
                 "berth_handover_steps",
                 "Steps by which shims hand listeners and connections over, by result",
@@ -178,19 +178,19 @@ impl Metrics {
                 ]
                 .map(|(step, result)| [("step", step), ("result", result)]),
             ),
-            siblings_unconnected: register(
+            siblings_unconnected: register_metric(
                 to,
                 "berth_siblings_unconnected",
                 "Live shims of the node without a connection to this shim for longer than a lease",
                 Gauge::default(),
             ),
-            cluster_requests: counters(
+            cluster_requests: register_counters(
                 to,
                 "berth_cluster_requests",
                 "Requests to the Kubernetes API for the Service kubernetes and for Leases, by result",
                 [],
             ),
-            foreign_listeners: register(
+            foreign_listeners: register_metric(
                 to,
                 "berth_foreign_listeners",
                 "Listeners on the shim's port that no shim which answers holds, and that get a share of new connections",
@@ -249,24 +249,24 @@ impl Metrics {
     }
 
     pub fn open(&self) -> u64 {
-        sum(&self.workers, |w| w.open.load(Relaxed))
+        sum_workers(&self.workers, |w| w.open.load(Relaxed))
     }
 
     pub fn pending(&self) -> u64 {
-        sum(&self.workers, |w| w.pending.load(Relaxed))
+        sum_workers(&self.workers, |w| w.pending.load(Relaxed))
     }
 
     /// Returns the number of all connections ever accepted, ended and open.
     pub fn total(&self) -> u64 {
         self.open()
-            + sum(&self.workers, |w| {
+            + sum_workers(&self.workers, |w| {
                 w.ended.iter().map(|ended| ended.load(Relaxed)).sum()
             })
     }
 
     /// Returns the number of connections with sockets that were passed to instances.
     pub fn injected(&self) -> u64 {
-        sum(&self.workers, |w| {
+        sum_workers(&self.workers, |w| {
             w.ended[Outcome::Injected as usize].load(Relaxed)
         })
     }
@@ -286,7 +286,7 @@ impl Metrics {
 /// Merges the pages of several shims into a page in Prometheus' text form: each family once, with
 /// the samples of all shims. If heads differ, since a sibling is of another version, the first head
 /// counts. Shims write OpenMetrics, in which a counter's heads lack `_total`.
-pub fn merge(pages: &[String]) -> String {
+pub fn merge_pages(pages: &[String]) -> String {
     type Heads<'a> = Vec<(&'a str, &'a str)>;
     let mut families: Vec<(&str, Heads<'_>, Vec<&str>)> = Vec::new();
     for page in pages {
@@ -336,7 +336,7 @@ pub fn merge(pages: &[String]) -> String {
     text
 }
 
-fn sum(workers: &[Arc<WorkerStats>], of: impl Fn(&WorkerStats) -> u64) -> u64 {
+fn sum_workers(workers: &[Arc<WorkerStats>], of: impl Fn(&WorkerStats) -> u64) -> u64 {
     workers.iter().map(|worker| of(worker)).sum()
 }
 
@@ -354,51 +354,51 @@ impl Collector for Sums {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         let build = [("version", berth_node::VERSION), ("revision", REVISION)];
         let help = "1, labeled by the version of the shim and the commit that it was built from";
-        family(
+        encode_family(
             &mut to,
             "berth_build_info",
             help,
             MetricType::Gauge,
             [(build, ConstGauge::new(1_u64))],
         )?;
-        let sum = |of: fn(&WorkerStats) -> u64| sum(&self.workers, of);
+        let sum = |of: fn(&WorkerStats) -> u64| sum_workers(&self.workers, of);
         let open = sum(|w| w.open.load(Relaxed));
-        gauge(
+        encode_gauge(
             &mut to,
             "berth_connections_open",
             "Client connections that are open",
             open,
         )?;
         let help = "Open client connections that have sent something and wait for kube-apiserver's first byte";
-        gauge(
+        encode_gauge(
             &mut to,
             "berth_connections_pending",
             help,
             sum(|w| w.pending.load(Relaxed)),
         )?;
         let help = "Further connects to a kube-apiserver for clients that had no answer yet";
-        counter(
+        encode_counter(
             &mut to,
             "berth_replays",
             help,
             sum(|w| w.replays.load(Relaxed)),
         )?;
         let help = "Attempts of TLS clients at the shim's own kube-apiserver that ended without a byte of it";
-        counter(
+        encode_counter(
             &mut to,
             "berth_empty_attempts",
             help,
             sum(|w| w.empty.load(Relaxed)),
         )?;
         let help = "Lines of the log that were dropped, since standard error was not read or could not be written";
-        counter(
+        encode_counter(
             &mut to,
             "berth_log_lines_dropped",
             help,
             LOG_LINES_DROPPED.load(Relaxed),
         )?;
         let held = self.held_limit - self.held.available_permits();
-        gauge(
+        encode_gauge(
             &mut to,
             "berth_held_clients",
             "Clients that wait because no kube-apiserver is ready",
@@ -419,7 +419,7 @@ impl Collector for Sums {
             )
         });
         let help = "Client connections that ended, by outcome";
-        family(
+        encode_family(
             &mut to,
             "berth_connections",
             help,
@@ -433,7 +433,7 @@ impl Collector for Sums {
         let bytes =
             bytes.map(|(direction, count)| ([("direction", direction)], ConstCounter::new(count)));
         let help = "Bytes relayed, by direction: up is from clients to kube-apiserver";
-        family(&mut to, "berth_bytes", help, MetricType::Counter, bytes)?;
+        encode_family(&mut to, "berth_bytes", help, MetricType::Counter, bytes)?;
         let now = self.state.borrow().phase;
         let states = Phase::ALL.map(|phase| {
             (
@@ -442,7 +442,7 @@ impl Collector for Sums {
             )
         });
         let help = "1 for the state that the shim is in, 0 for the others";
-        family(&mut to, "berth_shim_state", help, MetricType::Gauge, states)?;
+        encode_family(&mut to, "berth_shim_state", help, MetricType::Gauge, states)?;
         let table = self.table.borrow().clone();
         let healths = table.instances.iter().flat_map(|instance| {
             InstanceHealth::ALL.map(|health| {
@@ -457,7 +457,7 @@ impl Collector for Sums {
             })
         });
         let help = "1 for the health of kube-apiserver by its probes, 0 for the others";
-        family(
+        encode_family(
             &mut to,
             "berth_instance_health",
             help,
@@ -466,14 +466,14 @@ impl Collector for Sums {
         )?;
 
         let cpu = berth_os::process::cpu_seconds();
-        counter(
+        encode_counter(
             &mut to,
             "process_cpu_seconds",
             "CPU time of the shim's process, in seconds",
             cpu,
         )?;
-        for (name, help, value) in berth_os::process::usage() {
-            gauge(&mut to, name, help, value)?;
+        for (name, help, value) in berth_os::process::read_usage() {
+            encode_gauge(&mut to, name, help, value)?;
         }
         Ok(())
     }
@@ -506,7 +506,7 @@ mod tests {
         let help = "# HELP berth_replays ";
         let other = page("b").replace(help, &format!("{help}Formerly: "));
         assert!(other.contains("Formerly: "));
-        let merged = merge(&[page("a"), other]);
+        let merged = merge_pages(&[page("a"), other]);
         assert!(!merged.contains("Formerly: "), "{merged}");
         assert_eq!(
             merged
@@ -535,6 +535,6 @@ mod tests {
             );
         }
         assert!(!merged.contains("# EOF"), "{merged}");
-        assert_eq!(merge(&["nonsense\n".into()]), "");
+        assert_eq!(merge_pages(&["nonsense\n".into()]), "");
     }
 }

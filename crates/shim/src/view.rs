@@ -29,7 +29,7 @@ impl Shared {
                 }
             }
         }
-        crate::metrics::merge(&pages)
+        crate::metrics::merge_pages(&pages)
     }
 
     pub(crate) async fn own_metrics(&self) -> String {
@@ -76,7 +76,13 @@ impl Shared {
     /// second is named, not waited for.
     async fn ask_siblings(&self, ask: Ask) -> Vec<(InstanceId, Result<Reply, String>)> {
         let berth = self.berth.clone();
-        let read = move || (clock::boot_id(), clock::boottime(), lease::list(&berth));
+        let read = move || {
+            (
+                clock::boot_id(),
+                clock::read_boottime(),
+                lease::list(&berth),
+            )
+        };
         let Ok((Ok(boot), Ok(now), Ok(found))) = self.run_dir.within(ipc::PATIENCE, read).await
         else {
             return Vec::new();
@@ -94,7 +100,8 @@ impl Shared {
             })
             .map(|(path, instance)| {
                 let ask = ask.clone();
-                let task = tokio::spawn(async move { ipc::ask(&path, ask, ipc::PATIENCE).await });
+                let task =
+                    tokio::spawn(async move { ipc::ask_shim(&path, ask, ipc::PATIENCE).await });
                 (instance, task)
             })
             .collect();

@@ -2,7 +2,7 @@
 //! so that its two sockets and its buffer never change cores. Its counters hardly do: the thread
 //! that accepts or receives a connection counts it for the worker.
 
-use berth_node::terms::shorten;
+use berth_node::terms::shorten_wait;
 use berth_os::explained;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -53,7 +53,7 @@ impl Workers {
                     // Moved in, so that its connections end before the end of the thread is
                     // reported.
                     let runtime = runtime;
-                    runtime.block_on(work(stop));
+                    runtime.block_on(run_worker(stop));
                 })?;
             workers.threads.push(thread);
         }
@@ -65,14 +65,14 @@ impl Workers {
     }
 }
 
-async fn work(stop: CancellationToken) {
+async fn run_worker(stop: CancellationToken) {
     while tokio::time::timeout(TICK, stop.cancelled()).await.is_err() {}
 }
 
 impl Drop for Workers {
     fn drop(&mut self) {
         self.stop.cancel();
-        if self.running.recv_timeout(shorten(ENDING)) == Err(RecvTimeoutError::Timeout) {
+        if self.running.recv_timeout(shorten_wait(ENDING)) == Err(RecvTimeoutError::Timeout) {
             // The thread ends with the process.
             return tracing::error!(
                 code = %explained::THREAD_DOES_NOT_END,

@@ -35,7 +35,7 @@ pub enum Error {
     #[error("cannot inspect the listener to steer to: {0}")]
     Listener(io::Error),
     #[error(
-        "the listener to steer to belongs to another network namespace: connections would be lost; start both in one"
+        "the listener to steer to belongs to another network namespace: connections would be lost; start the listener and berth in one network namespace"
     )]
     Elsewhere,
     #[error(
@@ -64,7 +64,7 @@ pub enum Error {
 impl From<Refused> for Error {
     fn from(refused: Refused) -> Self {
         // If the lookup fails, missing capabilities are not named.
-        classify(
+        explain_refusal(
             refused,
             process::lacks_for_bpf().unwrap_or_default(),
             process::kernel_release,
@@ -72,7 +72,7 @@ impl From<Refused> for Error {
     }
 }
 
-pub(super) fn classify(
+pub(super) fn explain_refusal(
     refused: Refused,
     lacks: Vec<&'static str>,
     kernel: impl FnOnce() -> String,

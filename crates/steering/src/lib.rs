@@ -111,7 +111,7 @@ impl Steering {
         // The kernel would accept a listener of another namespace, and lose the connections that
         // are steered to it.
         let namespace = socket::network_namespace(listener).map_err(Error::Listener)?;
-        if inode(namespace.as_fd()) != inode(self.namespace.as_fd()) {
+        if namespace_inode(namespace.as_fd()) != namespace_inode(self.namespace.as_fd()) {
             return Err(Error::Elsewhere);
         }
         let address = socket::local_address(listener).map_err(Error::Listener)?;
@@ -139,14 +139,14 @@ impl Steering {
     /// lease has expired, so that a hung shim does not swallow connections.
     pub fn renew(&self) {
         // If the clock fails, the lease ends.
-        if let Ok(now) = clock::monotonic() {
+        if let Ok(now) = clock::read_monotonic() {
             self.program.steer_until(now.saturating_add(self.lease));
         }
     }
 
     /// True if new connections are steered now: steering is on, and the lease is valid.
     pub fn is_steering(&self) -> bool {
-        self.program.is_on() && clock::monotonic().is_ok_and(|now| now <= self.program.until())
+        self.program.is_on() && clock::read_monotonic().is_ok_and(|now| now <= self.program.until())
     }
 
     /// Returns the number of connections that were steered so far, including covered connections to
@@ -157,8 +157,8 @@ impl Steering {
 }
 
 /// Returns the inode of a network namespace, which identifies the namespace.
-fn inode(namespace: BorrowedFd<'_>) -> Option<u64> {
-    socket::inode(namespace)
+fn namespace_inode(namespace: BorrowedFd<'_>) -> Option<u64> {
+    socket::read_inode(namespace)
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ pub async fn self_test_of_localhost(cgroup: &Path) -> Result<(), Error> {
     steering.cover_localhost(cgroup, "", to.port(), &[to.ip()])?;
     steering.give_to(listener.as_fd())?;
     steering.start();
-    connect(to, &listener).await
+    check_arrival(to, &listener).await
 }
 
 async fn try_family(loopback: IpAddr) -> Result<Tried, Error> {
@@ -79,11 +79,11 @@ async fn try_family(loopback: IpAddr) -> Result<Tried, Error> {
     let steering = Steering::new(Purpose::SelfTest, to.port(), &[to.ip()], PATIENCE * 2)?;
     steering.give_to(listener.as_fd())?;
     steering.start();
-    connect(to, &listener).await.map(|()| Tried::Arrived)
+    check_arrival(to, &listener).await.map(|()| Tried::Arrived)
 }
 
 /// Checks that a connection to an address arrives at a listener.
-pub(super) async fn connect(to: SocketAddr, listener: &TcpListener) -> Result<(), Error> {
+pub(super) async fn check_arrival(to: SocketAddr, listener: &TcpListener) -> Result<(), Error> {
     #[cfg(debug_assertions)]
     if berth_os::bpf::is_unsteered() {
         return Ok(());
@@ -115,7 +115,7 @@ pub(super) fn free_port(ipv4: bool) -> Option<(OwnedFd, SocketAddr)> {
         IpAddr::V4(_) => ipv4 && !ip.is_loopback(),
         IpAddr::V6(ip) => !ipv4 && !ip.is_loopback() && !ip.is_unicast_link_local(),
     };
-    let own = netdevice::addresses()
+    let own = netdevice::local_addresses()
         .unwrap_or_default()
         .into_iter()
         .filter(steered);

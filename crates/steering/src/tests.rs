@@ -29,15 +29,15 @@ enum Without {
 
 /// Runs a test in a network namespace of its own, which is like a node with two IPv4 addresses and
 /// one IPv6 address. The test is skipped if no program can be attached there.
-fn on_a_node(test: impl FnOnce() + Send + 'static) {
-    on_a_node_without(Without::Skipped, test);
+fn run_on_node(test: impl FnOnce() + Send + 'static) {
+    run_on_node_without(Without::Skipped, test);
 }
 
-fn on_a_node_without(without: Without, test: impl FnOnce() + Send + 'static) {
-    in_a_namespace(without, || {
+fn run_on_node_without(without: Without, test: impl FnOnce() + Send + 'static) {
+    run_in_namespace(without, || {
         for (alias, address) in [("lo:1", [10, 77, 0, 1]), ("lo:2", [10, 77, 0, 2])] {
-            netdevice::set(alias, InterfaceSetting::Address(address.into())).unwrap();
-            netdevice::set(alias, InterfaceSetting::Netmask([255; 4].into())).unwrap();
+            netdevice::set_interface(alias, InterfaceSetting::Address(address.into())).unwrap();
+            netdevice::set_interface(alias, InterfaceSetting::Netmask([255; 4].into())).unwrap();
         }
         netdevice::add_ipv6("lo", NODE[2].parse().unwrap()).unwrap();
         // The kernel uses a new IPv6 address only after a moment, and uses ::1 before.
@@ -60,10 +60,10 @@ fn on_a_node_without(without: Without, test: impl FnOnce() + Send + 'static) {
     });
 }
 
-/// Runs a test like [`on_a_node`], with loopback addresses only.
-fn in_a_namespace(without: Without, test: impl FnOnce() + Send + 'static) {
+/// Runs a test like [`run_on_node`], with loopback addresses only.
+fn run_in_namespace(without: Without, test: impl FnOnce() + Send + 'static) {
     namespace::run(CloneFlags::CLONE_NEWNET, move || {
-        netdevice::set("lo", InterfaceSetting::Up).unwrap();
+        netdevice::set_interface("lo", InterfaceSetting::Up).unwrap();
         let missing = match Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG) {
             Err(
                 missing @ (Error::Kernel { .. } | Error::Capabilities { .. } | Error::Forbidden(_)),
@@ -109,7 +109,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        socket::refuse(self.listener.as_fd()).unwrap();
+        socket::refuse_clients(self.listener.as_fd()).unwrap();
         self.accepting.take().unwrap().join().unwrap();
     }
 }
@@ -154,7 +154,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 }
 
 /// Returns the name of the listener that answers at an address.
-fn ask(to: &str) -> String {
+fn read_answer(to: &str) -> String {
     let to = SocketAddr::new(to.parse().unwrap(), PORT);
     let answer = async {
         let mut answer = String::new();
@@ -176,13 +176,13 @@ const NODE: [&str; 3] = ["10.77.0.1", "10.77.0.2", "fd77::1"];
 
 #[test]
 fn connections_are_steered_while_steering_is_on_and_renewed_and_held() {
-    on_a_node(|| {
+    run_on_node(|| {
         let _old = Server::new("old", "[::]:6443");
         let shim = Shim::new("shim");
         let steering = Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG).unwrap();
         shim.take(&steering);
         let arrive_at = |name, steers| {
-            assert_eq!(NODE.map(ask), [name; 3]);
+            assert_eq!(NODE.map(read_answer), [name; 3]);
             assert_eq!(steering.is_steering(), steers);
         };
         arrive_at("old", false);
@@ -192,40 +192,42 @@ fn connections_are_steered_while_steering_is_on_and_renewed_and_held() {
         arrive_at("old", false);
         steering.start();
         // The state after a hang of the holder: the lease has expired.
-        steering.program.steer_until(clock::monotonic().unwrap());
+        steering
+            .program
+            .steer_until(clock::read_monotonic().unwrap());
         arrive_at("old", false);
         assert_eq!(steering.steered(), 3);
         steering.renew();
         arrive_at("shim", true);
         drop(steering);
-        assert_eq!(NODE.map(ask), ["old"; 3]);
+        assert_eq!(NODE.map(read_answer), ["old"; 3]);
         assert!(list_attached().is_empty());
     });
 }
 
 #[test]
 fn a_new_program_takes_precedence_until_it_ends() {
-    on_a_node(|| {
+    run_on_node(|| {
         let _old = Server::new("old", "[::]:6443");
         let (first, second) = (Shim::new("first"), Shim::new("second"));
         let other = first.steer(&[]);
-        assert_eq!(NODE.map(ask), ["first"; 3]);
+        assert_eq!(NODE.map(read_answer), ["first"; 3]);
         let steering = second.steer(&["10.77.0.1", "::"]);
-        assert_eq!(NODE.map(ask), ["second", "first", "second"]);
+        assert_eq!(NODE.map(read_answer), ["second", "first", "second"]);
         assert_eq!(list_attached()[0].known, Some(("berth_bridge".into(), 0)));
         steering.stop();
-        assert_eq!(NODE.map(ask), ["first"; 3]);
+        assert_eq!(NODE.map(read_answer), ["first"; 3]);
         steering.start();
         drop(steering);
-        assert_eq!(NODE.map(ask), ["first"; 3]);
+        assert_eq!(NODE.map(read_answer), ["first"; 3]);
         drop(other);
-        assert_eq!(NODE.map(ask), ["old"; 3]);
+        assert_eq!(NODE.map(read_answer), ["old"; 3]);
     });
 }
 
 #[test]
 fn siblings_share_connections_that_are_steered_to_one_of_them() {
-    on_a_node(|| {
+    run_on_node(|| {
         let listen = |at| {
             let socket = socket::bind(at, false).unwrap();
             socket::start_listening(socket.as_fd(), 128).unwrap();
@@ -252,7 +254,7 @@ fn siblings_share_connections_that_are_steered_to_one_of_them() {
 
 #[test]
 fn a_socket_that_cannot_be_steered_to_is_refused() {
-    on_a_node_without(Without::Unsteered, || {
+    run_on_node_without(Without::Unsteered, || {
         let steering = Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG).unwrap();
         let bound = socket::bind("127.0.0.1:0".parse().unwrap(), false).unwrap();
         assert!(matches!(
@@ -278,7 +280,7 @@ fn a_socket_that_cannot_be_steered_to_is_refused() {
 
 #[test]
 fn a_full_namespace_is_an_error() {
-    on_a_node(|| {
+    run_on_node(|| {
         let _all: Vec<_> = (0..64)
             .map(|_| Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG).unwrap())
             .collect();
@@ -302,7 +304,7 @@ fn steer_with(kept: CapabilitySet) -> Result<Steering, Error> {
         let steering = Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG)?;
         shim.take(&steering);
         steering.start();
-        assert_eq!(NODE.map(ask), ["shim"; 3]);
+        assert_eq!(NODE.map(read_answer), ["shim"; 3]);
         Ok(steering)
     });
     thread.join().unwrap()
@@ -313,7 +315,7 @@ const NET_ADMIN: CapabilitySet = CapabilitySet::NET_ADMIN;
 
 #[test]
 fn two_capabilities_are_enough() {
-    on_a_node(|| {
+    run_on_node(|| {
         drop(steer_with(NET_ADMIN | CapabilitySet::SYS_ADMIN).unwrap());
         drop(steer_with(BPF | NET_ADMIN).unwrap());
     });
@@ -323,7 +325,7 @@ fn two_capabilities_are_enough() {
 /// names the capabilities that are missing inside the namespace.
 #[test]
 fn a_missing_capability_is_named() {
-    on_a_node_without(Without::Run, || {
+    run_on_node_without(Without::Run, || {
         for (kept, lacking) in [
             (BPF, vec!["CAP_NET_ADMIN"]),
             (NET_ADMIN, vec!["CAP_BPF"]),
@@ -344,7 +346,7 @@ fn a_missing_capability_is_named() {
 
 #[test]
 fn the_self_test_steers_in_both_families() {
-    on_a_node(|| {
+    run_on_node(|| {
         assert_eq!(
             block_on(self_test()).unwrap(),
             [Tried::Arrived, Tried::Arrived]
@@ -362,7 +364,7 @@ fn the_self_test_steers_in_both_families() {
 
 #[test]
 fn a_missing_cgroup_is_named() {
-    in_a_namespace(Without::Unsteered, || {
+    run_in_namespace(Without::Unsteered, || {
         let error = block_on(self_test_of_localhost(Path::new("/proc/nonexistent"))).unwrap_err();
         assert!(
             error
@@ -375,7 +377,7 @@ fn a_missing_cgroup_is_named() {
 
 #[test]
 fn a_self_test_without_addresses_says_why() {
-    in_a_namespace(Without::Run, || {
+    run_in_namespace(Without::Run, || {
         let error = block_on(self_test()).unwrap_err();
         assert!(matches!(error, Error::Untried { .. }), "{error}");
         assert!(error.to_string().contains("no address of IPv4"), "{error}");
@@ -385,11 +387,11 @@ fn a_self_test_without_addresses_says_why() {
 
 #[test]
 fn a_connection_that_does_not_arrive_fails_the_self_test() {
-    on_a_node_without(Without::Run, || {
+    run_on_node_without(Without::Run, || {
         let error = block_on(async {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
             let (_reserved, to) = self_test::free_port(true).unwrap();
-            self_test::connect(to, &listener).await.unwrap_err()
+            self_test::check_arrival(to, &listener).await.unwrap_err()
         });
         assert!(
             matches!(error, Error::NotArrived { to, .. } if to.ip().to_string() == NODE[0]),
@@ -407,7 +409,7 @@ fn errors_name_what_is_missing() {
             source: io::Error::from_raw_os_error(number),
             log: log.into(),
         };
-        error::classify(refused, lacks.to_vec(), || "5.4.0".into()).to_string()
+        error::explain_refusal(refused, lacks.to_vec(), || "5.4.0".into()).to_string()
     };
     for (message, parts) in [
         (

@@ -4,9 +4,9 @@
 use crate::machine::{Action, Client, Machine, Phase};
 use crate::obstacle::Obstacle;
 use berth_node::instance::InstanceId;
-use berth_node::ipc::supervisor::{FromShim, LATER, TOGETHER, ToShim, VERSION, parse};
+use berth_node::ipc::supervisor::{FromShim, LATER, TOGETHER, ToShim, VERSION, parse_message};
 use berth_os::explained;
-use berth_os::process::{KILL_CHILD, raise_file_limit, reap, send_signal};
+use berth_os::process::{KILL_CHILD, raise_file_limit, reap_child, send_signal};
 use berth_os::seccomp::{self, Answer, Call, Child, Notification};
 use berth_os::{seqpacket, socket};
 use nix::errno::Errno;
@@ -34,7 +34,7 @@ pub struct Config {
     /// Address that the server will bind, in exactly this form.
     pub address: SocketAddr,
     /// Listener for shims, in a directory that nobody else can enter: see
-    /// [`berth_node::ipc::listen`].
+    /// [`berth_node::ipc::listen_at`].
     pub shims: OwnedFd,
     /// Forward each signal only once, however often it comes: when a parent with several threads
     /// dies, its death signal comes once for each thread.
@@ -78,7 +78,7 @@ impl Supervisor {
     /// The process must have a single thread: the server ends with that thread.
     ///
     /// # Errors
-    /// The error of `run`, and errors of [`seccomp::start`] and other system calls.
+    /// The error of `run`, and errors of [`seccomp::start_filtered`] and other system calls.
     pub fn start(config: Config, run: impl FnOnce() -> io::Error) -> io::Result<Self> {
         let mut signals = SigSet::all();
         // Job control stops this process alone, and SIGPIPE concerns writes of this process.
@@ -105,7 +105,7 @@ impl Supervisor {
     ) -> io::Result<Self> {
         // The signals are blocked before the fork, so that no signal is missed.
         let mask = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-        let child = seccomp::start(|| {
+        let child = seccomp::start_filtered(|| {
             // The supervisor forwards a terminal's signals: in the supervisor's process group, the
             // server would get them twice.
             let group = setpgid(Pid::from_raw(0), Pid::from_raw(0));
@@ -290,7 +290,7 @@ impl Supervisor {
             }
         }
         loop {
-            match reap() {
+            match reap_child() {
                 Ok(Some((pid, status))) if pid == self.child.pid => return Ok(Some(status)),
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => return Ok(None),
@@ -580,13 +580,13 @@ fn read_message(shim: &OwnedFd) -> io::Result<(FromShim, Option<OwnedFd>)> {
     if received.length == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let message = parse(&buffer[..received.length]).map_err(io::Error::other)?;
+    let message = parse_message(&buffer[..received.length]).map_err(io::Error::other)?;
     let FromShim::Client { .. } = message else {
         return Ok((message, None));
     };
     let several = |all: Vec<_>| {
         io::Error::other(format!(
-            "{} descriptors came with a client, expected one",
+            "{} descriptors came with a client, expected one descriptor",
             all.len()
         ))
     };

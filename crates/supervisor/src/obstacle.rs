@@ -7,11 +7,11 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 pub enum Obstacle {
     #[error(
-        "the kernel has no seccomp notification for this machine: it needs CONFIG_SECCOMP_FILTER, and amd64 or arm64"
+        "the kernel has no seccomp notification for this machine: use a kernel with CONFIG_SECCOMP_FILTER, on amd64 or arm64"
     )]
     NoNotification,
     #[error(
-        "the kernel refuses the filter: it is older than Linux 5.19, or a sandbox such as gVisor: use another kernel, or --pass relay"
+        "the kernel refuses the filter: the kernel is older than Linux 5.19, or is a sandbox such as gVisor: use another kernel, or --pass relay"
     )]
     OldKernel,
     #[error(
@@ -29,7 +29,7 @@ pub enum Obstacle {
     )]
     Memory(io::Error),
     #[error(
-        "/proc does not show the descriptors of the server ({0}): mount it, and allow ptrace (read) in AppArmor or SELinux"
+        "/proc does not show the descriptors of the server ({0}): mount /proc, and allow ptrace (read) in AppArmor or SELinux"
     )]
     Proc(io::Error),
     #[error(
@@ -52,7 +52,7 @@ impl From<io::Error> for Obstacle {
 }
 
 impl Obstacle {
-    /// The obstacle for an error of [`berth_os::seccomp::start`].
+    /// The obstacle for an error of [`berth_os::seccomp::start_filtered`].
     pub(crate) fn at_start(error: io::Error) -> Self {
         match error.raw_os_error().map(Errno::from_raw) {
             Some(Errno::ENOSYS) => Self::NoNotification,
@@ -77,7 +77,7 @@ mod tests {
             (
                 Errno::ENOSYS,
                 "the kernel has no seccomp notification for this machine",
-                "it needs CONFIG_SECCOMP_FILTER",
+                "use a kernel with CONFIG_SECCOMP_FILTER",
             ),
             (
                 Errno::EINVAL,

@@ -18,12 +18,12 @@ use std::os::unix::net::UnixStream;
 /// See [`Obstacle`].
 pub fn self_test() -> Result<(), Obstacle> {
     let mask = SigSet::thread_get_mask().map_err(io::Error::from)?;
-    let tried = supervise();
+    let tried = supervise_child();
     mask.thread_set_mask().map_err(io::Error::from)?;
     tried
 }
 
-fn supervise() -> Result<(), Obstacle> {
+fn supervise_child() -> Result<(), Obstacle> {
     // No shim connects.
     let (shims, _other_end) = UnixStream::pair()?;
     let instance = InstanceId::parse("self-test").map_err(io::Error::other)?;
@@ -33,14 +33,14 @@ fn supervise() -> Result<(), Obstacle> {
         shims: shims.into(),
         once: false,
     };
-    let mut supervisor =
-        Supervisor::launch(config, &Signal::SIGCHLD.into(), serve).map_err(Obstacle::at_start)?;
+    let mut supervisor = Supervisor::launch(config, &Signal::SIGCHLD.into(), serve_one_client)
+        .map_err(Obstacle::at_start)?;
     let status = supervisor.drive()?;
     supervisor.outcome(status)
 }
 
 /// The server of the self-test, which dials its own listener.
-fn serve() -> io::Error {
+fn serve_one_client() -> io::Error {
     // Ends a hang.
     alarm::set(5);
     let served = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| {

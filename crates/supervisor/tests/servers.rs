@@ -5,7 +5,9 @@
 
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
-use berth_node::ipc::supervisor::{FromShim, TOGETHER, ToShim, UNACKNOWLEDGED, VERSION, parse};
+use berth_node::ipc::supervisor::{
+    FromShim, TOGETHER, ToShim, UNACKNOWLEDGED, VERSION, parse_message,
+};
 use berth_os::process::{HeldProcess, die_with_parent, send_signal};
 use berth_os::{seqpacket, socket};
 use berth_supervisor::{Config, Supervisor, self_test};
@@ -96,9 +98,9 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [_, "--supervise", directory, address, ref command @ ..] => {
-            supervise(directory, address, command)
+            run_supervisor(directory, address, command)
         }
-        [_, "--serve", kind, address] => serve(kind, address.parse().unwrap()),
+        [_, "--serve", kind, address] => run_server(kind, address.parse().unwrap()),
         [_, "--self-test"] => match self_test() {
             Ok(()) => ExitCode::SUCCESS,
             Err(obstacle) => {
@@ -111,21 +113,21 @@ fn main() -> ExitCode {
             let why = String::from_utf8(obstacle.stdout).unwrap();
             let trials = CASES
                 .into_iter()
-                .flat_map(|(name, case)| KINDS.map(|kind| trial(name, kind, &why, case)));
+                .flat_map(|(name, case)| KINDS.map(|kind| make_trial(name, kind, &why, case)));
             let of_one_kind = [
-                trial(
+                make_trial(
                     "a_closed_listener_gives_clients_back",
                     "edge",
                     &why,
                     clients_come_back,
                 ),
-                trial(
+                make_trial(
                     "a_bell_rings_after_another_holder_accepted_the_parked_connection",
                     "edge",
                     &why,
                     bells_are_repaired,
                 ),
-                trial(
+                make_trial(
                     "a_listener_that_is_shut_down_ends_the_wait_for_clients",
                     "blocking",
                     &why,
@@ -138,7 +140,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn trial(
+fn make_trial(
     name: &str,
     kind: &'static str,
     obstacle: &str,
@@ -159,9 +161,9 @@ fn this_program(role: &str) -> Command {
 
 // The supervisor, and the servers.
 
-fn supervise(directory: &str, address: &str, command: &[&str]) -> ExitCode {
+fn run_supervisor(directory: &str, address: &str, command: &[&str]) -> ExitCode {
     nix::sys::prctl::set_child_subreaper(true).unwrap();
-    let (shims, _file) = ipc::listen(&PathBuf::from(directory).join("a.accept")).unwrap();
+    let (shims, _file) = ipc::listen_at(&PathBuf::from(directory).join("a.accept")).unwrap();
     let (instance, address) = (
         InstanceId::parse(INSTANCE).unwrap(),
         address.parse().unwrap(),
@@ -193,7 +195,7 @@ fn supervise(directory: &str, address: &str, command: &[&str]) -> ExitCode {
 }
 
 /// A server that sends each client its address, then answers the client's lines.
-fn serve(kind: &str, address: SocketAddr) -> ExitCode {
+fn run_server(kind: &str, address: SocketAddr) -> ExitCode {
     let listener = TcpListener::bind(address).unwrap();
     if kind == "child" {
         println!("{}", listener.local_addr().unwrap());
@@ -202,7 +204,7 @@ fn serve(kind: &str, address: SocketAddr) -> ExitCode {
     if kind != "edge" {
         loop {
             match listener.accept() {
-                Ok((client, peer)) => talk(client, peer, None),
+                Ok((client, peer)) => greet_client(client, peer, None),
                 Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
                     return ExitCode::from(9);
                 }
@@ -234,7 +236,7 @@ fn serve(kind: &str, address: SocketAddr) -> ExitCode {
             .map(|listener| socket::accept(listener.as_fd()))
         {
             match accepted {
-                Ok((client, peer)) => talk(client, peer, Some(close.try_clone().unwrap())),
+                Ok((client, peer)) => greet_client(client, peer, Some(close.try_clone().unwrap())),
                 Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                     return ExitCode::FAILURE;
                 }
@@ -258,7 +260,7 @@ static DUPLICATE: Mutex<Option<TcpListener>> = Mutex::new(None);
 /// Standard input of a process that lives until a client says `end`.
 static KEPT: Mutex<Option<ChildStdin>> = Mutex::new(None);
 
-fn talk(client: TcpStream, peer: SocketAddr, close: Option<UnixStream>) {
+fn greet_client(client: TcpStream, peer: SocketAddr, close: Option<UnixStream>) {
     std::thread::spawn(move || {
         client.set_nonblocking(false).unwrap();
         let same = client.peer_addr().unwrap() == peer;
@@ -283,13 +285,13 @@ fn talk(client: TcpStream, peer: SocketAddr, close: Option<UnixStream>) {
                 }
                 "shutdown" => {
                     let duplicate = DUPLICATE.lock().unwrap().take().unwrap();
-                    socket::refuse(duplicate.as_fd()).unwrap();
+                    socket::refuse_clients(duplicate.as_fd()).unwrap();
                 }
                 "other" => {
                     let other = TcpListener::bind("127.0.0.1:0").unwrap();
                     let _ = say(&other.local_addr().unwrap().to_string());
                     let (client, peer) = other.accept().unwrap();
-                    talk(client, peer, None);
+                    greet_client(client, peer, None);
                 }
                 // The child's listener has the same descriptor number as the server's, because each
                 // is the first descriptor that its process opened.
@@ -386,7 +388,7 @@ impl RunningSupervisor {
 
     /// Connects as a shim does, and waits until the server listens.
     fn shim(&self) -> Shim {
-        let socket = seqpacket::dial(&self.directory.path().join("a.accept")).unwrap();
+        let socket = seqpacket::dial_path(&self.directory.path().join("a.accept")).unwrap();
         let mut shim = Shim { socket, sent: 0 };
         let instance = InstanceId::parse(INSTANCE).unwrap();
         assert_eq!(
@@ -452,7 +454,7 @@ impl Shim {
             received => received.unwrap(),
         };
         assert!(received.descriptors.is_empty());
-        (received.length > 0).then(|| parse(&buffer[..received.length]).unwrap())
+        (received.length > 0).then(|| parse_message(&buffer[..received.length]).unwrap())
     }
 
     fn send(&mut self, accepted: &TcpStream) {
@@ -772,7 +774,7 @@ fn clients_come_back(kind: &'static str) -> Result<(), Failed> {
     assert!(TcpStream::connect(started.address).is_err());
     assert_eq!(first.ask("ping"), "ping");
     // A shim that connects later also gets the message.
-    let socket = seqpacket::dial(&started.directory.path().join("a.accept"))?;
+    let socket = seqpacket::dial_path(&started.directory.path().join("a.accept"))?;
     let mut late = Shim { socket, sent: 0 };
     late.receive();
     assert_eq!(late.receive(), Some(ToShim::Closed));
@@ -793,7 +795,7 @@ fn a_shim_waits_for_a_descriptor(kind: &'static str) -> Result<(), Failed> {
         assert!(set.expect("prlimit of util-linux").success());
     };
     limit("1");
-    let socket = seqpacket::dial(&started.directory.path().join("a.accept"))?;
+    let socket = seqpacket::dial_path(&started.directory.path().join("a.accept"))?;
     let (mut shim, instance) = (
         Shim { socket, sent: 0 },
         InstanceId::parse(INSTANCE).unwrap(),

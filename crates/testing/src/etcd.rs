@@ -1,6 +1,6 @@
 //! An etcd with several members: small HTTPS servers that answer like etcd's JSON gateway.
 
-use crate::{Server, answer, authority, serve_as};
+use crate::{Server, create_ca, format_answer, serve_as};
 use rcgen::{CertifiedIssuer, KeyPair};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -33,8 +33,9 @@ impl Members {
         let revision = revision.unwrap_or(100).to_string();
         let header =
             json!({"cluster_id": "77", "member_id": member.to_string(), "revision": revision});
-        let failed =
-            |status, why: &str| answer(status, &json!({"error": why, "message": why}).to_string());
+        let failed = |status, why: &str| {
+            format_answer(status, &json!({"error": why, "message": why}).to_string())
+        };
         if self.stopped.contains(&member) {
             return failed("503 Service Unavailable", "etcdserver: server stopped");
         }
@@ -61,7 +62,7 @@ impl Members {
             }
             _ => return failed("404 Not Found", "Not Found"),
         };
-        answer("200 OK", &text.to_string())
+        format_answer("200 OK", &text.to_string())
     }
 }
 
@@ -70,9 +71,9 @@ impl Members {
 ///
 /// # Panics
 /// Panics if the members cannot be set up, so that the test fails.
-pub async fn start(members: &[(SocketAddr, &str)]) -> (Arc<Mutex<Members>>, Vec<Server>) {
+pub async fn start_members(members: &[(SocketAddr, &str)]) -> (Arc<Mutex<Members>>, Vec<Server>) {
     let (all, ca): (_, CertifiedIssuer<'static, KeyPair>) =
-        (Arc::new(Mutex::new(Members::default())), authority());
+        (Arc::new(Mutex::new(Members::default())), create_ca());
     let mut servers = Vec::new();
     for (id, (address, name)) in (1..).zip(members) {
         let answers = all.clone();

@@ -43,7 +43,7 @@ pub struct Server {
 ///
 /// # Panics
 /// Panics if the server cannot be set up, so that the test fails.
-pub async fn serve(answer: String) -> Server {
+pub async fn start_server(answer: String) -> Server {
     serve_with(move |_| answer.clone()).await
 }
 
@@ -54,7 +54,7 @@ pub async fn serve(answer: String) -> Server {
 /// Panics if the server cannot be set up, so that the test fails.
 pub async fn serve_with(answer: impl FnMut(&str) -> String + Send + 'static) -> Server {
     let mut server = serve_as(
-        &authority(),
+        &create_ca(),
         ([127, 0, 0, 1], 0).into(),
         "127.0.0.1",
         answer,
@@ -69,7 +69,7 @@ pub async fn serve_with(answer: impl FnMut(&str) -> String + Send + 'static) -> 
 /// # Panics
 /// Panics if the CA cannot be created, so that the test fails.
 #[must_use]
-pub fn authority() -> CertifiedIssuer<'static, KeyPair> {
+pub fn create_ca() -> CertifiedIssuer<'static, KeyPair> {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
@@ -80,7 +80,10 @@ pub fn authority() -> CertifiedIssuer<'static, KeyPair> {
 /// # Panics
 /// Panics if the certificate cannot be created, so that the test fails.
 #[must_use]
-pub fn issue(ca: &CertifiedIssuer<'static, KeyPair>, names: &[&str]) -> (String, String) {
+pub fn issue_certificate(
+    ca: &CertifiedIssuer<'static, KeyPair>,
+    names: &[&str],
+) -> (String, String) {
     let key = KeyPair::generate().unwrap();
     let params =
         CertificateParams::new(names.iter().copied().map(str::to_owned).collect::<Vec<_>>())
@@ -106,7 +109,7 @@ pub async fn serve_as(
     roots.add(ca.der().clone()).unwrap();
     let clients = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone());
     let clients = clients.allow_unauthenticated().build().unwrap();
-    let (certificate, key) = issue(ca, &[name]);
+    let (certificate, key) = issue_certificate(ca, &[name]);
     let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
     let builder = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -128,7 +131,7 @@ pub async fn serve_as(
                 let Ok(mut tls) = acceptor.accept(stream).await else {
                     return;
                 };
-                let request = request(&mut tls).await;
+                let request = read_request(&mut tls).await;
                 // The client wanted only a handshake.
                 if request.is_empty() {
                     return;
@@ -145,7 +148,7 @@ pub async fn serve_as(
             });
         }
     });
-    let (certificate, key) = issue(ca, &["admin"]);
+    let (certificate, key) = issue_certificate(ca, &["admin"]);
     let ca = ca.pem().into_bytes();
     let client = Some((certificate.into_bytes(), key.into_bytes()));
     Server {
@@ -161,7 +164,7 @@ pub async fn serve_as(
 }
 
 /// Reads a request with its body, which may come later than its head.
-async fn request(from: &mut (impl AsyncRead + Unpin)) -> String {
+async fn read_request(from: &mut (impl AsyncRead + Unpin)) -> String {
     let (mut all, mut part) = (Vec::new(), vec![0; 4096]);
     loop {
         let length = from.read(&mut part).await.unwrap_or(0);
@@ -169,7 +172,7 @@ async fn request(from: &mut (impl AsyncRead + Unpin)) -> String {
         let text = String::from_utf8_lossy(&all);
         let whole = text
             .split_once("\r\n\r\n")
-            .is_some_and(|(head, _)| all.len() >= head.len() + 4 + body(head));
+            .is_some_and(|(head, _)| all.len() >= head.len() + 4 + body_length(head));
         if length == 0 || whole {
             return text.into_owned();
         }
@@ -177,7 +180,7 @@ async fn request(from: &mut (impl AsyncRead + Unpin)) -> String {
 }
 
 /// Returns the length of a request's body.
-fn body(head: &str) -> usize {
+fn body_length(head: &str) -> usize {
     let mut lines = head.lines();
     let length = lines.find_map(|line| {
         let (name, value) = line.split_once(':')?;
@@ -235,7 +238,7 @@ pub fn changes_after<S: Copy + PartialEq + Debug>(
 /// Returns the number of cases of a property test: `PROPTEST_CASES` if set, for example for a long
 /// run.
 #[must_use]
-pub fn cases(usual: u32) -> u32 {
+pub fn case_count(usual: u32) -> u32 {
     std::env::var("PROPTEST_CASES")
         .ok()
         .and_then(|cases| cases.parse().ok())
@@ -244,7 +247,7 @@ pub fn cases(usual: u32) -> u32 {
 
 /// Returns the bytes of an HTTP response.
 #[must_use]
-pub fn answer(status: &str, body: &str) -> String {
+pub fn format_answer(status: &str, body: &str) -> String {
     format!(
         "HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
@@ -295,7 +298,7 @@ impl Objects {
             .unwrap_or_default();
         let body = request.split_once("\r\n\r\n").map_or("", |(_, body)| body);
         let body: Value = serde_json::from_str(body).unwrap_or_default();
-        let no = |status: &str| answer(status, &format!(r#"{{"message": "{status}"}}"#));
+        let no = |status: &str| format_answer(status, &format!(r#"{{"message": "{status}"}}"#));
         let meta = &body["metadata"];
         let namespace = path
             .split_once("/namespaces/")
@@ -308,7 +311,7 @@ impl Objects {
                 .next()
                 .is_some_and(|line| line.contains("dryRun=All"))
         {
-            return answer("200 OK", &body.to_string());
+            return format_answer("200 OK", &body.to_string());
         }
         let path = match method {
             "POST" => format!("{path}/{}", meta["name"].as_str().unwrap_or_default()),
@@ -321,7 +324,7 @@ impl Objects {
         };
         let stale = |there: &Value| there["metadata"]["resourceVersion"] != read["resourceVersion"];
         match (method, there) {
-            ("GET", Some(there)) => return answer("200 OK", &there.to_string()),
+            ("GET", Some(there)) => return format_answer("200 OK", &there.to_string()),
             ("POST", _) if self.get(&namespace).is_none() => return no("404 Not Found"),
             ("POST", _) if self.get(&path).is_some() => return no("409 Conflict"),
             ("PUT" | "DELETE", Some(there)) if !read.is_null() && stale(&there) => {
@@ -331,6 +334,6 @@ impl Objects {
             ("POST" | "PATCH", _) | ("PUT", Some(_)) => self.set(&path, Some(body)),
             _ => return no("404 Not Found"),
         }
-        answer("200 OK", &self.get(&path).unwrap_or_default().to_string())
+        format_answer("200 OK", &self.get(&path).unwrap_or_default().to_string())
     }
 }

@@ -25,7 +25,7 @@ pub fn test_name() -> String {
 
 /// Prints that this thread's test is skipped, and why: `skipped: NAME: WHY`. A macro such as
 /// `eprintln!` would not do, because the harness hides its output when a test passes.
-pub fn skipped(why: &str) {
+pub fn print_skipped(why: &str) {
     let line = format!(
         "skipped: {}: {}\n",
         test_name(),
@@ -69,7 +69,7 @@ pub fn run_in(
             return Some(error);
         }
         if let Err(why) = test() {
-            skipped(&why);
+            print_skipped(&why);
         }
         None
     });
@@ -98,7 +98,7 @@ pub fn rerun_in_user_namespace(why: &str) {
 
 fn rerun_in(user_namespace: &[&str], why: &str) {
     if std::env::var_os(INSIDE).is_some() {
-        return skipped(why);
+        return print_skipped(why);
     }
     let name = test_name();
     let within = |program: &OsStr| {
@@ -108,17 +108,17 @@ fn rerun_in(user_namespace: &[&str], why: &str) {
     };
     match within("true".as_ref()).output() {
         Err(error) => {
-            return skipped(&format!(
+            return print_skipped(&format!(
                 "{why}; cannot create a user namespace: unshare: {error}"
             ));
         }
         Ok(output) if !output.status.success() => {
             let error = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            return skipped(&format!("{why}; cannot create a user namespace: {error}"));
+            return print_skipped(&format!("{why}; cannot create a user namespace: {error}"));
         }
         Ok(_) => {}
     }
-    rerun(within(std::env::current_exe().unwrap().as_os_str()).env(INSIDE, &name));
+    rerun_test(within(std::env::current_exe().unwrap().as_os_str()).env(INSIDE, &name));
 }
 
 /// Runs this thread's test once more, in a separate process with the environment variable set.
@@ -126,11 +126,11 @@ fn rerun_in(user_namespace: &[&str], why: &str) {
 /// # Panics
 /// The test fails in the separate process.
 pub fn rerun_with(variable: &str) {
-    rerun(Command::new(std::env::current_exe().unwrap()).env(variable, "1"));
+    rerun_test(Command::new(std::env::current_exe().unwrap()).env(variable, "1"));
 }
 
 /// Runs this thread's test with `command`, which starts the test program.
-fn rerun(command: &mut Command) {
+fn rerun_test(command: &mut Command) {
     let Output {
         status,
         stdout,
@@ -154,7 +154,7 @@ fn rerun(command: &mut Command) {
     let ignored = out
         .lines()
         .find_map(|line| line.split_once(" ... ignored (")?.1.strip_suffix(')'));
-    ignored.into_iter().for_each(skipped);
+    ignored.into_iter().for_each(print_skipped);
     for line in err.lines().filter(|line| line.starts_with("skipped: ")) {
         let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
     }

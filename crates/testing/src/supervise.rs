@@ -61,7 +61,10 @@ pub enum Act {
 ///
 /// # Panics
 /// The supervisor cannot be set up.
-pub fn supervise(command: &mut Command, mut decide: impl FnMut(&Effect) -> Act + Send + 'static) {
+pub fn supervise_program(
+    command: &mut Command,
+    mut decide: impl FnMut(&Effect) -> Act + Send + 'static,
+) {
     let none = None;
     let (ours, theirs) = socketpair(
         AddressFamily::Unix,
@@ -71,12 +74,14 @@ pub fn supervise(command: &mut Command, mut decide: impl FnMut(&Effect) -> Act +
     )
     .unwrap();
     // SAFETY: the closure only makes system calls.
-    unsafe { command.pre_exec(move || install(&theirs)) };
+    unsafe { command.pre_exec(move || install_filter(&theirs)) };
     std::thread::spawn(move || {
-        let Some(calls) = receive(&ours) else { return };
-        while let Some(call) = next(&calls) {
-            let act = effect(&call).map_or(Act::Continue, |effect| decide(&effect));
-            answer(&calls, call.id, act);
+        let Some(calls) = receive_descriptor(&ours) else {
+            return;
+        };
+        while let Some(call) = next_call(&calls) {
+            let act = effect_of(&call).map_or(Act::Continue, |effect| decide(&effect));
+            answer_call(&calls, call.id, act);
         }
     });
 }
@@ -84,12 +89,12 @@ pub fn supervise(command: &mut Command, mut decide: impl FnMut(&Effect) -> Act +
 /// Returns the reason why no program can be supervised on this machine. `None` if supervision
 /// works.
 #[must_use]
-pub fn missing() -> Option<String> {
+pub fn find_obstacle() -> Option<String> {
     if ARCHITECTURE == 0 {
         return Some("the supervisor does not support this architecture".to_owned());
     }
     let mut command = Command::new("true");
-    supervise(&mut command, |_| Act::Continue);
+    supervise_program(&mut command, |_| Act::Continue);
     command
         .status()
         .err()
@@ -187,7 +192,7 @@ const CALLS: &[(libc::c_long, &str, ObjectAt)] = &[
 ];
 
 /// Returns the BPF program that the kernel runs for each call.
-fn filter() -> Vec<sock_filter> {
+fn build_filter() -> Vec<sock_filter> {
     let (load, equal, end) = (
         BPF_LD | BPF_W | BPF_ABS,
         BPF_JMP | BPF_JEQ | BPF_K,
@@ -227,9 +232,9 @@ fn filter() -> Vec<sock_filter> {
 }
 
 /// Installs the filter in the child, and sends the descriptor that receives the child's calls.
-fn install(to: &OwnedFd) -> io::Result<()> {
+fn install_filter(to: &OwnedFd) -> io::Result<()> {
     prctl::set_no_new_privs()?;
-    let mut filter = filter();
+    let mut filter = build_filter();
     let program = sock_fprog {
         len: filter.len() as u16,
         filter: filter.as_mut_ptr(),
@@ -258,7 +263,7 @@ fn install(to: &OwnedFd) -> io::Result<()> {
 }
 
 /// Receives the descriptor. Returns `None` if the child was not started.
-fn receive(from: &OwnedFd) -> Option<OwnedFd> {
+fn receive_descriptor(from: &OwnedFd) -> Option<OwnedFd> {
     let (mut byte, mut space) = ([0], nix::cmsg_space!(RawFd));
     let mut data = [IoSliceMut::new(&mut byte)];
     let received = recvmsg::<()>(
@@ -277,7 +282,7 @@ fn receive(from: &OwnedFd) -> Option<OwnedFd> {
 }
 
 /// Receives the next call. Returns `None` once no process of the tree is left.
-fn next(calls: &OwnedFd) -> Option<seccomp_notif> {
+fn next_call(calls: &OwnedFd) -> Option<seccomp_notif> {
     loop {
         let mut ready = [PollFd::new(calls.as_fd(), PollFlags::POLLIN)];
         match poll(&mut ready, PollTimeout::NONE) {
@@ -297,7 +302,7 @@ fn next(calls: &OwnedFd) -> Option<seccomp_notif> {
     }
 }
 
-fn answer(calls: &OwnedFd, id: u64, act: Act) {
+fn answer_call(calls: &OwnedFd, id: u64, act: Act) {
     let (error, flags) = match act {
         Act::Continue => (0, SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
         Act::Fail(errno) => (-(errno as c_int), 0),
@@ -323,7 +328,7 @@ unsafe fn request<T>(calls: &OwnedFd, request: libc::Ioctl, value: &mut T) -> ni
 
 /// Describes the effect of a call. Returns `None` if the call has no lasting effect that another
 /// process sees, such as a write to a pipe.
-fn effect(call: &seccomp_notif) -> Option<Effect> {
+fn effect_of(call: &seccomp_notif) -> Option<Effect> {
     let (_, name, about) = *CALLS
         .iter()
         .find(|(number, ..)| *number == libc::c_long::from(call.data.nr))?;

@@ -16,7 +16,7 @@ use berth_doctor::service::{Purpose, ServiceKeeper};
 use berth_doctor::{Case, examine, node, other_files, text};
 use berth_manifest::file::{Access, is_in, read};
 use berth_manifest::report::Refusal;
-use berth_manifest::wait::until;
+use berth_manifest::wait::ask_until;
 use berth_manifest::{Manifest, Problem};
 use berth_node::registry::RunDir;
 use hyper::StatusCode;
@@ -73,7 +73,7 @@ impl UpgradeOptions {
         let mut mistakes = Vec::new();
         if is_in(&self.canonical, &self.state_dir) {
             mistakes.push(format!(
-                "--state-dir {} is the kubelet's directory, where it would run what is kept: give another",
+                "--state-dir {} is the kubelet's directory, and the kubelet would run the manifests kept there: give another directory",
                 self.state_dir.display()
             ));
         }
@@ -84,23 +84,26 @@ impl UpgradeOptions {
                 .is_some_and(|directory| is_in(manifest, directory))
         {
             mistakes.push(format!(
-                "{} is in the kubelet's directory, where it runs already: keep it elsewhere",
+                "{} is in the kubelet's directory, and the kubelet already runs this manifest: keep the new manifest elsewhere",
                 manifest.display()
             ));
         }
         if std::fs::symlink_metadata(&self.canonical).is_ok_and(|meta| meta.is_symlink()) {
             mistakes.push(format!(
-                "{} is a symbolic link, which an upgrade would replace by a file: make it one",
+                "{} is a symbolic link, which an upgrade would replace by a file: replace the link by the file first",
                 self.canonical.display()
             ));
         }
         if let Some(path) = self.kubeconfig.as_deref().filter(|path| !path.exists()) {
-            mistakes.push(format!("--kubeconfig {}: it is not there", path.display()));
+            mistakes.push(format!(
+                "--kubeconfig {}: there is no such file",
+                path.display()
+            ));
         }
         mistakes
     }
 
-    fn limits(&self, old: &ApiserverPod, new: &ApiserverPod) -> Limits {
+    fn make_limits(&self, old: &ApiserverPod, new: &ApiserverPod) -> Limits {
         Limits {
             ready: self.ready,
             settle: self.settle,
@@ -110,7 +113,7 @@ impl UpgradeOptions {
 
     /// A client for the cluster as an administrator. `None` if the default kubeconfig is missing.
     /// `before` is the kubeconfig with which an interrupted upgrade was begun.
-    fn client(
+    fn make_client(
         &self,
         before: Option<&Path>,
         progress: &Progress,
@@ -123,7 +126,7 @@ impl UpgradeOptions {
             Ok(client) => Ok(Some(client)),
             Err(error) if given.is_some() => Err(Refusal::usage(vec![error.to_string()])),
             Err(error) => {
-                progress.line(&format!("     note: {error}"));
+                progress.print_line(&format!("     note: {error}"));
                 Ok(None)
             }
         }
@@ -146,8 +149,8 @@ pub async fn dry_run(
     options: &UpgradeOptions,
     progress: &Progress,
 ) -> Result<Vec<String>, Refusal> {
-    let (state, context) = match state::find(&options.state_dir)? {
-        Some(state) => resume(options, state, progress)?,
+    let (state, context) = match state::find_state(&options.state_dir)? {
+        Some(state) => resume_upgrade(options, state, progress)?,
         None => prepare_new(options, progress).await?,
     };
     Ok(drive::describe_plan(&state, &context.limits, &context.pod))
@@ -157,17 +160,17 @@ pub async fn dry_run(
 ///
 /// # Errors
 /// The upgrade cannot begin. Nothing was changed.
-pub async fn begin(
+pub async fn begin_upgrade(
     options: &UpgradeOptions,
     progress: &Progress,
 ) -> Result<StartedUpgrade, Refusal> {
-    if state::find(&options.state_dir)?.is_none() {
+    if state::find_state(&options.state_dir)?.is_none() {
         // An unreadable manifest is reported before the state directory is created.
         ManifestPair::read(options)?;
     }
     let store = Store::open(&options.state_dir)?;
     if let Some(state) = store.load()? {
-        let (state, mut context) = resume(options, state, progress)?;
+        let (state, mut context) = resume_upgrade(options, state, progress)?;
         context.lock = acquire_lock(options, &state, &context, true, progress).await?;
         return Ok(StartedUpgrade {
             state,
@@ -214,7 +217,7 @@ async fn acquire_lock(
     progress: &Progress,
 ) -> Result<Option<Lock>, Refusal> {
     let Some(client) = &context.client else {
-        progress.more(&format!("no --kubeconfig: {UNLOCKED}"));
+        progress.print_detail(&format!("no --kubeconfig: {UNLOCKED}"));
         return Ok(None);
     };
     let lock = Lock::new(
@@ -223,7 +226,7 @@ async fn acquire_lock(
     );
     match lock.acquire(progress).await {
         Ok(()) => {
-            progress.more(&format!(
+            progress.print_detail(&format!(
                 "the cluster's lock is held: no other node is upgraded meanwhile (Lease {NAMESPACE}/{NAME})"
             ));
             Ok(Some(lock))
@@ -235,7 +238,7 @@ async fn acquire_lock(
             )))
         }
         Err(LockError::Api(error)) if error.status() != Some(StatusCode::CONFLICT) => {
-            progress.more(&format!("{error}: {UNLOCKED}"));
+            progress.print_detail(&format!("{error}: {UNLOCKED}"));
             Ok(resumed.then_some(lock))
         }
         Err(error) => Err(Refusal::unavailable(&error)),
@@ -243,7 +246,7 @@ async fn acquire_lock(
 }
 
 /// Resumes an interrupted upgrade.
-fn resume(
+fn resume_upgrade(
     options: &UpgradeOptions,
     mut state: State,
     progress: &Progress,
@@ -273,24 +276,25 @@ fn resume(
     }
     if options.judge.is_some() && state.judge.is_none() {
         mistakes.push(format!(
-            "{under_way}, and began without --judge: run `berth upgrade` without it to bring it to its end"
+            "{under_way}, and began without --judge: run `berth upgrade` without --judge to bring this upgrade to its end"
         ));
     }
     if !mistakes.is_empty() {
         return Err(Refusal::usage(mistakes));
     }
-    let pods = [&state.old, &state.new]
-        .map(|text| Manifest::parse(text).and_then(|manifest| ApiserverPod::of(&manifest)));
+    let pods = [&state.old, &state.new].map(|text| {
+        Manifest::parse(text).and_then(|manifest| ApiserverPod::from_manifest(&manifest))
+    });
     let [Ok(old), Ok(new)] = pods else {
         return Err(Refusal::unavailable(&format!(
             "{under_way}, and its manifests cannot be read any more"
         )));
     };
-    progress.line(&format!("{under_way}; it goes on to the {target} manifest"));
+    progress.print_line(&format!("{under_way}; it goes on to the {target} manifest"));
     if let Some(why) = why {
-        progress.more(&format!("it goes back because: {why}"));
+        progress.print_detail(&format!("it goes back because: {why}"));
     }
-    let client = options.client(state.kubeconfig.as_deref(), progress)?;
+    let client = options.make_client(state.kubeconfig.as_deref(), progress)?;
     state.judge = options.judge.clone().or(state.judge);
     Ok((state, make_context(options, &old, new, client)))
 }
@@ -302,7 +306,7 @@ fn make_context(
     client: Option<Client>,
 ) -> UpgradeContext {
     UpgradeContext {
-        limits: options.limits(old, &new),
+        limits: options.make_limits(old, &new),
         run_dir: new.run_dir.clone().unwrap_or_else(RunDir::default_path),
         pod_logs: options.pod_logs_dir.clone(),
         client,
@@ -344,7 +348,7 @@ async fn prepare_new(
         None => pod::make_temporary(&new_manifest, &uid),
     };
     let temporary_text = temporary_text.map_err(problem)?;
-    let context = make_context(options, &old, new, options.client(None, progress)?);
+    let context = make_context(options, &old, new, options.make_client(None, progress)?);
     let address = find_advertised(&context, &uid, options).await?;
     let mut state = State {
         version: State::FORMAT,
@@ -373,10 +377,10 @@ async fn prepare_new(
         (false, true) => format!("{} with another manifest", old.image),
         (false, false) => format!("{} to {}", old.image, context.pod.image),
     };
-    progress.line(&format!(
+    progress.print_line(&format!(
         "1/{all}  {address}: {what}; first, the checks of berth doctor"
     ));
-    diagnose(&name, &new_manifest, &old_manifest, &context, options).await?;
+    run_doctor(&name, &new_manifest, &old_manifest, &context, options).await?;
     if state.judge.is_some() {
         let client = context
             .client
@@ -387,7 +391,7 @@ async fn prepare_new(
             .emulated
             .as_ref()
             .map(|emulated| format!(", as {} until then", emulated.release));
-        progress.more(&format!(
+        progress.print_detail(&format!(
             "the new instance is judged beside the old one{}",
             emulates.unwrap_or_default()
         ));
@@ -414,7 +418,7 @@ fn emulate_old_release(old: &Manifest, new: &Manifest) -> Result<Option<Emulated
 }
 
 /// Runs the checks of `berth doctor`. An error there ends the upgrade before any change.
-async fn diagnose(
+async fn run_doctor(
     name: &str,
     manifest: &Manifest,
     running: &Manifest,
@@ -422,10 +426,10 @@ async fn diagnose(
     options: &UpgradeOptions,
 ) -> Result<(), Refusal> {
     let directory = options.canonical.display();
-    let other_files = other_files::gather(&options.canonical, manifest)
+    let other_files = other_files::gather_files(&options.canonical, manifest)
         .map_err(|error| Refusal::unavailable(&format!("{directory}: {error}")))?;
     let mut facts = node::Facts::gather(Path::new("/"), manifest);
-    facts.unconnected = node::unconnected(Path::new("/"), manifest).await;
+    facts.unconnected = node::find_unconnected(Path::new("/"), manifest).await;
     let cluster = match &context.client {
         Some(client) => Cluster::ask(client).await.ok(),
         None => None,
@@ -450,7 +454,7 @@ async fn check_service(
     progress: &Progress,
 ) -> Result<bool, Refusal> {
     let Some(client) = &context.client else {
-        progress.more(&format!("no --kubeconfig: {GAPS}"));
+        progress.print_detail(&format!("no --kubeconfig: {GAPS}"));
         return Ok(false);
     };
     let named = async {
@@ -466,7 +470,7 @@ async fn check_service(
     };
     match named.await {
         Ok(true) => {
-            progress.more(&format!(
+            progress.print_detail(&format!(
                 "Service kubernetes: {} is kept in it, through {}",
                 address.ip(),
                 client.server()
@@ -474,7 +478,7 @@ async fn check_service(
             Ok(true)
         }
         Ok(false) => {
-            progress.more(&format!(
+            progress.print_detail(&format!(
                 "Service kubernetes: {} has not been in it for 11 s, so it is not kept there",
                 address.ip()
             ));
@@ -484,7 +488,7 @@ async fn check_service(
             Err(Refusal::unavailable(&format!("--kubeconfig: {why}")))
         }
         Err(why) => {
-            progress.more(&format!("{why}: {GAPS}"));
+            progress.print_detail(&format!("{why}: {GAPS}"));
             Ok(false)
         }
     }
@@ -517,7 +521,7 @@ async fn find_advertised(
         })
     };
     let counts = |seen: &Result<(bool, Result<_, _>), Refusal>| !matches!(seen, Ok((true, Err(_))));
-    until(ANSWER_TIMEOUT, RETRY_PAUSE, ask, counts).await?.1
+    ask_until(ANSWER_TIMEOUT, RETRY_PAUSE, ask, counts).await?.1
 }
 
 /// Like [`find_advertised`], from a single sample.
@@ -574,7 +578,7 @@ impl ManifestPair {
         let mut mistakes = Vec::new();
         let mut parsed = |path: &Path, text: &str| {
             let found = Manifest::parse(text)
-                .and_then(|manifest| Ok((ApiserverPod::of(&manifest)?, manifest)));
+                .and_then(|manifest| Ok((ApiserverPod::from_manifest(&manifest)?, manifest)));
             found
                 .map_err(|problem| mistakes.push(format!("{}:{problem}", path.display())))
                 .ok()

@@ -1,8 +1,8 @@
 //! The main loop: samples the node, gets the next action from the machine, saves the position on
 //! disk, carries the action out, and reports.
 
-use super::journal::kubelet_trouble;
-use super::judge::{ALL, Emulation, Judging, Shares, percent};
+use super::journal::find_kubelet_trouble;
+use super::judge::{ALL, Emulation, Judging, Shares, format_percent};
 use super::lock::Lock;
 use super::logs::{self, LoggedPod};
 use super::machine::{
@@ -12,10 +12,10 @@ use super::machine::{
 use super::observer::{NodeDetails, NodeObserver};
 use super::pod::{ApiserverPod, EMULATION, PREFIX};
 use super::progress::Progress;
-use super::state::{State, Store, remove};
+use super::state::{State, Store, remove_file};
 use berth_cluster::Client;
 use berth_doctor::service::{Demand, Keeping, Purpose, ServiceKeeper};
-use berth_manifest::file::{replace, replace_or_make, sweep};
+use berth_manifest::file::{replace, replace_or_make, sweep_temporary};
 use berth_manifest::names::{INSTALL, SHIM};
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply};
@@ -74,7 +74,7 @@ type DriveResult = Result<DriveOutcome, Box<dyn Error>>;
 ///
 /// # Errors
 /// A file cannot be read or written. The state is kept.
-pub async fn drive(
+pub async fn drive_upgrade(
     state: State,
     store: &Store,
     context: &UpgradeContext,
@@ -99,7 +99,7 @@ pub async fn drive(
         warned_unkept: false,
         entered: SystemTime::now(),
         asked_kubelet: None,
-        kubelet_trouble: None,
+        find_kubelet_trouble: None,
         state,
         store,
         context,
@@ -138,7 +138,7 @@ struct Driver<'a> {
     /// When the kubelet's journal was last read.
     asked_kubelet: Option<Instant>,
     /// Why the kubelet cannot start this step's pod.
-    kubelet_trouble: Option<String>,
+    find_kubelet_trouble: Option<String>,
     state: State,
     store: &'a Store,
     context: &'a UpgradeContext,
@@ -152,14 +152,14 @@ impl Driver<'_> {
             &self.state.temporary,
             self.store.path(),
         ] {
-            sweep(path);
+            sweep_temporary(path);
         }
         // The operator needs this path: once the clock was set back, the newest kept manifest by
         // name may belong to another upgrade.
         let before = self.store.old_manifest_path(&self.state);
         replace(&before, &self.state.old)?;
         self.progress
-            .more(&format!("the old manifest is kept: {}", before.display()));
+            .print_detail(&format!("the old manifest is kept: {}", before.display()));
         self.announce();
         loop {
             let (mut seen, details) = self.observer.sample(&self.state).await?;
@@ -180,7 +180,7 @@ impl Driver<'_> {
                     let Some(judging) = &mut self.judging else {
                         continue;
                     };
-                    let both = [slot.other(), slot].map(|slot| details.of(slot));
+                    let both = [slot.other(), slot].map(|slot| details.of_slot(slot));
                     tokio::select! {
                         judged = judging.look(both, &self.progress) => {
                             judged.into_iter().for_each(|judged| self.machine.record_judge_result(judged));
@@ -193,7 +193,8 @@ impl Driver<'_> {
                     }
                 }
                 Action::Wait | Action::Judge(_) => {
-                    self.progress.waiting(&self.describe_wait(&seen, &details));
+                    self.progress
+                        .print_wait(&self.describe_wait(&seen, &details));
                     let signalled = tokio::select! {
                         signalled = self.signals.next() => signalled,
                         () = self.observer.wait_for_change() => false,
@@ -218,26 +219,26 @@ impl Driver<'_> {
                     }
                     self.store.save(&self.state)?;
                     self.entered = SystemTime::now();
-                    (self.kubelet_trouble, self.judging) = (None, None);
+                    (self.find_kubelet_trouble, self.judging) = (None, None);
                     self.announce();
                 }
                 Action::Place(slot, version) => {
                     let (path, text) = self.file_and_text(slot, version);
                     let had = self.state.access.filter(|_| slot == Slot::Canonical);
                     replace_or_make(path, text, had)?;
-                    self.progress.line(&format!(
+                    self.progress.print_line(&format!(
                         "     {} is written ({version} manifest)",
                         path.display()
                     ));
                 }
                 Action::Remove(slot) => {
                     let (path, _) = self.file_and_text(slot, Version::New);
-                    remove(path)?;
+                    remove_file(path)?;
                     self.progress
-                        .line(&format!("     {} is removed", path.display()));
+                        .print_line(&format!("     {} is removed", path.display()));
                 }
                 Action::Drain(slot) => tokio::select! {
-                    drained = ask_to_leave(details.of(slot).socket.as_deref()) => self.report_drain(slot, drained).await,
+                    drained = ask_to_leave(details.of_slot(slot).socket.as_deref()) => self.report_drain(slot, drained).await,
                     // The next sample shows whether the shim received the drain.
                     _ = self.signals.next() => {
                         if !self.interrupt() {
@@ -264,16 +265,17 @@ impl Driver<'_> {
             let why =
                 "there is no --kubeconfig to ask the instances for their metrics with".to_owned();
             let undecided = self.state.judge.as_ref().map(|judge| judge.undecided);
-            self.progress.line(&format!("     not judged: {why}"));
+            self.progress.print_line(&format!("     not judged: {why}"));
             self.machine
                 .record_judge_result(undecided.unwrap_or_default().decide(why, false));
             return true;
         };
         if let Some(why) = refused {
             let why = format!("a shim refuses the new instance its share of the clients: {why}");
-            self.progress.line(&format!("     {why}"));
-            self.progress
-                .more("give the new manifest a shim of this berth, or upgrade without --judge");
+            self.progress.print_line(&format!("     {why}"));
+            self.progress.print_detail(
+                "give the new manifest a shim of this berth, or upgrade without --judge",
+            );
             self.machine.record_judge_result(JudgeResult::GoBack(why));
             self.judging = None;
             return true;
@@ -324,15 +326,15 @@ impl Driver<'_> {
             .is_none_or(|asked| asked.elapsed() >= JOURNAL_INTERVAL)
         {
             let pod = self.logged_pod(self.state.position.step.watched());
-            self.kubelet_trouble = kubelet_trouble(&pod, self.entered).await;
+            self.find_kubelet_trouble = find_kubelet_trouble(&pod, self.entered).await;
             self.asked_kubelet = Some(Instant::now());
         }
-        instance.not_started = self.kubelet_trouble.is_some();
+        instance.not_started = self.find_kubelet_trouble.is_some();
     }
 
     fn file_and_text(&self, slot: Slot, version: Version) -> (&Path, &str) {
         match slot {
-            Slot::Canonical => (&self.state.canonical, self.state.text(version)),
+            Slot::Canonical => (&self.state.canonical, self.state.manifest_text(version)),
             Slot::Temporary => (&self.state.temporary, &self.state.temporary_text),
         }
     }
@@ -341,14 +343,14 @@ impl Driver<'_> {
         self.machine.record_drain(drained.is_ok());
         match drained {
             Ok(()) => {
-                self.progress.waiting(&format!(
+                self.progress.print_wait(&format!(
                     "the {} instance leaves the port",
                     self.instance_name(slot)
                 ));
                 self.observer.wait_for_change().await;
             }
             Err(why) if why != self.drain_trouble => {
-                self.progress.line(&format!(
+                self.progress.print_line(&format!(
                     "     the {} instance cannot be drained: {why}",
                     self.instance_name(slot)
                 ));
@@ -375,7 +377,7 @@ impl Driver<'_> {
         }
         let before = self.store.old_manifest_path(&self.state);
         if outcome == UpgradeOutcome::RolledBack || self.state.is_restart() {
-            remove(&before)?;
+            remove_file(&before)?;
         }
         self.store.remove()?;
         let version = details
@@ -387,20 +389,20 @@ impl Driver<'_> {
         let why = self.state.position.why.as_deref().unwrap_or(INTERRUPTED);
         Ok(match outcome {
             UpgradeOutcome::Done => {
-                self.progress.line(&format!(
+                self.progress.print_line(&format!(
                     "done: {version} serves, from {file}; nothing else is left"
                 ));
                 if !self.state.is_restart() {
                     self.progress
-                        .more(&format!("back again: berth upgrade {}", before.display()));
+                        .print_detail(&format!("back again: berth upgrade {}", before.display()));
                 }
                 DriveOutcome::Done
             }
             UpgradeOutcome::RolledBack => {
-                self.progress.line(&format!(
+                self.progress.print_line(&format!(
                     "rolled back: the old manifest serves, from {file}; nothing else is left"
                 ));
-                self.progress.more(&format!("why: {why}"));
+                self.progress.print_detail(&format!("why: {why}"));
                 if self.state.position.judged {
                     DriveOutcome::Judged
                 } else {
@@ -413,11 +415,11 @@ impl Driver<'_> {
                     .emulated
                     .as_ref()
                     .map_or("", |emulated| &emulated.release);
-                self.progress.line(&format!(
+                self.progress.print_line(&format!(
                     "not done: {version} serves and behaves as {release} (--{EMULATION}), from {file}; nothing else is left"
                 ));
-                self.progress.more(&format!("why: {why}"));
-                self.progress.more(
+                self.progress.print_detail(&format!("why: {why}"));
+                self.progress.print_detail(
                     "the same command with the new manifest tries the last step again, and judges it beside what serves now; from \
                      here berth promises no way back to the old manifest",
                 );
@@ -434,16 +436,16 @@ impl Driver<'_> {
         };
         if waits {
             self.progress
-                .waiting("waiting until kube-apiserver names the node in the Service kubernetes (at most 11 s)");
+                .print_wait("waiting until kube-apiserver names the node in the Service kubernetes (at most 11 s)");
             service.hand_back().await;
         }
         self.progress
-            .waiting("removing this upgrade's EndpointSlice (at most 5 s)");
+            .print_wait("removing this upgrade's EndpointSlice (at most 5 s)");
         if let Err(slice) = service.end().await {
-            self.progress.line(&format!(
+            self.progress.print_line(&format!(
                 "warning: the EndpointSlice {slice} may still be in the Service kubernetes"
             ));
-            self.progress.more(&format!(
+            self.progress.print_detail(&format!(
                 "remove it: kubectl delete endpointslice --namespace default {slice}"
             ));
         }
@@ -457,10 +459,10 @@ impl Driver<'_> {
         let since = *self.unkept.get_or_insert_with(Instant::now);
         if since.elapsed() >= WARN_UNKEPT_AFTER && !std::mem::replace(&mut self.warned_unkept, true)
         {
-            self.progress.line(&format!(
+            self.progress.print_line(&format!(
                 "warning: the Service kubernetes cannot be kept: {why}"
             ));
-            self.progress.more(
+            self.progress.print_detail(
                 "it may be without this node for up to 10 s whenever an instance stops; let the user of --kubeconfig get, list, \
                  create, patch and delete EndpointSlices in the namespace default, and see that its server answers",
             );
@@ -470,8 +472,9 @@ impl Driver<'_> {
     /// Handles a signal. Returns true if the upgrade continues.
     fn interrupt(&mut self) -> bool {
         if self.signals.count > 1 {
-            self.progress
-                .line("a second signal: stopped where it is; the same command goes on from here");
+            self.progress.print_line(
+                "a second signal: stopped where it is; the same command goes on from here",
+            );
             return false;
         }
         self.machine.interrupt();
@@ -487,13 +490,13 @@ impl Driver<'_> {
             }
         };
         self.progress
-            .line(&format!("{what} (a second signal stops at once)"));
+            .print_line(&format!("{what} (a second signal stops at once)"));
         true
     }
 
     fn announce(&self) {
         let Position { step, target, .. } = self.state.position;
-        let (number, text) = describe(
+        let (number, text) = describe_step(
             step,
             target,
             &self.state,
@@ -503,23 +506,27 @@ impl Driver<'_> {
         let number = number
             .map(|number| format!("{number}/{STEPS}  "))
             .unwrap_or_default();
-        self.progress.line(&format!("{number}{text}"));
+        self.progress.print_line(&format!("{number}{text}"));
     }
 
     fn describe_wait(&self, seen: &NodeObservation, details: &NodeDetails) -> String {
         let step = self.state.position.step;
         let slot = step.watched();
-        let (watched, stopped) = (details.of(slot), details.of(slot.other()));
+        let (watched, stopped) = (details.of_slot(slot), details.of_slot(slot.other()));
         match step {
-            Step::Verify => "looking".into(),
+            Step::Verify => "checking which instances serve".into(),
             Step::StopOld | Step::StopTemporary | Step::Withdraw => match stopped.open {
-                0 => "waiting for it to end".into(),
-                1 => "waiting for it to end: 1 connection is open".into(),
-                open => format!("waiting for it to end: {open} connections are open"),
+                0 => "waiting for the instance to end".into(),
+                1 => "waiting for the instance to end: 1 connection is open".into(),
+                open => format!("waiting for the instance to end: {open} connections are open"),
             },
-            _ if !seen.instance(slot).alive => "waiting for the kubelet to start it".into(),
+            _ if !seen.instance(slot).alive => {
+                "waiting for the kubelet to start the instance".into()
+            }
             _ if !watched.reason.is_empty() => format!("not ready: {}", watched.reason),
-            Step::StartTemporary | Step::StartCanonical => "waiting for it".into(),
+            Step::StartTemporary | Step::StartCanonical => {
+                "waiting for the instance to get ready".into()
+            }
             Step::SettleTemporary | Step::SettleCanonical => "ready".into(),
             Step::JudgeTemporary | Step::JudgeCanonical => "ready, and being judged".into(),
         }
@@ -541,34 +548,36 @@ impl Driver<'_> {
             container, image, ..
         } = &self.context.pod;
         let slot = step.watched();
-        let (reason, pod) = (&details.of(slot).reason, self.logged_pod(slot));
+        let (reason, pod) = (&details.of_slot(slot).reason, self.logged_pod(slot));
         let instance = match slot {
             Slot::Temporary => "the new instance",
             Slot::Canonical => "the instance of the canonical file",
         };
-        self.progress.line(&format!("failed: {instance}: {why}"));
-        if let Some(trouble) = &self.kubelet_trouble {
-            self.progress.more(&format!("the kubelet: {trouble}"));
+        self.progress
+            .print_line(&format!("failed: {instance}: {why}"));
+        if let Some(trouble) = &self.find_kubelet_trouble {
+            self.progress
+                .print_detail(&format!("the kubelet: {trouble}"));
         }
         if !reason.is_empty() {
-            self.progress.more(&format!("its shim: {reason}"));
+            self.progress.print_detail(&format!("its shim: {reason}"));
         }
         let directory = &self.context.pod_logs;
-        let last = |container: &str| logs::last_lines(directory, &pod, container);
+        let last = |container: &str| logs::find_last_lines(directory, &pod, container);
         let mut found = last(container);
         if found.is_none() {
             let directory = directory.display();
-            self.progress.more(&format!(
+            self.progress.print_detail(&format!(
                 "its container {container} wrote no log in {directory}: see journalctl -u kubelet (is {image} there?)"
             ));
             found = last(SHIM).or_else(|| last(INSTALL));
         }
         if let Some((path, lines)) = found {
             self.progress
-                .more(&format!("last lines of {}:", path.display()));
+                .print_detail(&format!("last lines of {}:", path.display()));
             lines
                 .iter()
-                .for_each(|line| self.progress.more(&format!("  {line}")));
+                .for_each(|line| self.progress.print_detail(&format!("  {line}")));
         }
     }
 }
@@ -581,7 +590,7 @@ async fn ask_to_leave(socket: Option<&Path>) -> Result<(), String> {
     let Some(socket) = socket else {
         return Err("it has no shim of its own".into());
     };
-    match ipc::ask(socket, Ask::Drain, LEAVE_TIMEOUT).await {
+    match ipc::ask_shim(socket, Ask::Drain, LEAVE_TIMEOUT).await {
         Ok(Reply::Done) => Ok(()),
         Ok(reply) => Err(format!("unexpected reply of its shim: {reply:?}")),
         Err(error) => Err(format!("its shim cannot be asked: {error}")),
@@ -614,7 +623,7 @@ impl OperatorSignals {
 
 /// The plan as text, for `--dry-run`.
 pub fn describe_plan(state: &State, limits: &Limits, pod: &ApiserverPod) -> Vec<String> {
-    let text = |step| describe(step, Version::New, state, limits, pod).1;
+    let text = |step| describe_step(step, Version::New, state, limits, pod).1;
     let judged = |step, is_judged| {
         if is_judged {
             format!("; {}", text(step))
@@ -635,7 +644,7 @@ pub fn describe_plan(state: &State, limits: &Limits, pod: &ApiserverPod) -> Vec<
 }
 
 /// The number of a step on the way to the new manifest, and its description.
-fn describe(
+fn describe_step(
     step: Step,
     target: Version,
     state: &State,
@@ -660,7 +669,11 @@ fn describe(
             .as_ref()
             .map(|judge| judge.plan.clone())
             .unwrap_or_default();
-        let parts: Vec<_> = plan.parts.iter().map(|part| percent(*part)).collect();
+        let parts: Vec<_> = plan
+            .parts
+            .iter()
+            .map(|part| format_percent(*part))
+            .collect();
         format!(
             "it is judged beside {beside}: {} of new connections for {} each, then all for {}; if the verdict is bad, it is removed",
             parts.join(", "),

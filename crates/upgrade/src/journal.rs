@@ -2,7 +2,7 @@
 //! missing, no API can be asked.
 
 use super::logs::LoggedPod;
-use berth_manifest::command::output;
+use berth_manifest::command::read_output;
 use std::fs::{self, DirEntry};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,12 +15,12 @@ const LINES: &str = "500";
 
 /// Finds out why the kubelet has been unable to start the pod since `since`: an image that cannot
 /// be pulled, or a node without room. `None` also if the journal cannot be read.
-pub async fn kubelet_trouble(pod: &LoggedPod<'_>, since: SystemTime) -> Option<String> {
+pub async fn find_kubelet_trouble(pod: &LoggedPod<'_>, since: SystemTime) -> Option<String> {
     let named = match pod {
         LoggedPod::Uid(uid) => format!("podUID=\"{uid}\""),
         LoggedPod::Name(namespace, name) => format!(
             "pod=\"{namespace}/{name}-{}\"",
-            node_name(Path::new("/proc"))?
+            read_node_name(Path::new("/proc"))?
         ),
     };
     let since = since.duration_since(UNIX_EPOCH).ok()?.as_secs();
@@ -35,13 +35,13 @@ pub async fn kubelet_trouble(pod: &LoggedPod<'_>, since: SystemTime) -> Option<S
         LINES,
         &since,
     ];
-    let output = output("journalctl", &arguments, PATIENCE).await.ok()?;
+    let output = read_output("journalctl", &arguments, PATIENCE).await.ok()?;
     find_message(&String::from_utf8_lossy(&output.stdout), &named)
 }
 
 /// The node's name, which the kubelet appends to the name of a static pod. The name comes from the
 /// kubelet's --hostname-override, or else from the machine. `proc` is /proc.
-pub fn node_name(proc: &Path) -> Option<String> {
+pub fn read_node_name(proc: &Path) -> Option<String> {
     let is_kubelet = |entry: &DirEntry| {
         fs::read_to_string(entry.path().join("comm")).is_ok_and(|name| name.trim_end() == "kubelet")
     };
@@ -135,7 +135,7 @@ I1122 00:29:54.123456     812 kubelet.go:1] "SyncLoop ADD" pods=["kube-system/et
         write("sys/kernel/hostname", "Node-1\n");
         write("7/comm", "other\n");
         write("7/cmdline", "other\0--hostname-override=no\0");
-        assert_eq!(node_name(proc.path()).as_deref(), Some("node-1"));
+        assert_eq!(read_node_name(proc.path()).as_deref(), Some("node-1"));
         write("8/comm", "kubelet\n");
         for (arguments, name) in [
             ("kubelet\0--v=2\0", "node-1"),
@@ -146,7 +146,7 @@ I1122 00:29:54.123456     812 kubelet.go:1] "SyncLoop ADD" pods=["kube-system/et
             ("kubelet\0--hostname-override\0b\0", "b"),
         ] {
             write("8/cmdline", arguments);
-            assert_eq!(node_name(proc.path()).as_deref(), Some(name));
+            assert_eq!(read_node_name(proc.path()).as_deref(), Some(name));
         }
     }
 }

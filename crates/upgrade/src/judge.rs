@@ -10,10 +10,10 @@ mod share;
 
 use super::machine::JudgeResult;
 use super::observer::{InstanceDetails, NodeDetails, NodeObserver};
-use super::progress::{Progress, seconds};
+use super::progress::{Progress, format_seconds};
 use berth_cluster::Client;
-pub use berth_judge::canary::{ALL, INTERVAL, parts, percent};
-use berth_judge::metrics::samples;
+pub use berth_judge::canary::{ALL, INTERVAL, format_percent, parse_parts};
+use berth_judge::metrics::find_samples;
 use berth_judge::signals::Subject;
 use berth_judge::verdict::{Judgement, Row};
 use berth_judge::{Canary, Judge, Wanted};
@@ -81,7 +81,7 @@ impl Judging {
             .as_deref()
             .and_then(|page| self.find_wrong_emulation(page, progress));
         if let Some(why) = wrong {
-            progress.line(&format!("     {why}"));
+            progress.print_line(&format!("     {why}"));
             return Some(JudgeResult::GoBack(why));
         }
         let now = progress.elapsed();
@@ -113,20 +113,20 @@ impl Judging {
         } = &self.options.plan;
         if permille == 0 {
             let warm = humantime::format_duration(*warm);
-            return progress.line(&format!(
+            return progress.print_line(&format!(
                 "     only berth asks the new instance, and learns what is usual for the old one ({warm})"
             ));
         }
         if self.clients.is_some() {
-            progress.more(&format!("until now: {}", summarize(verdict)));
+            progress.print_detail(&format!("until now: {}", summarize_verdict(verdict)));
         }
         self.clients.get_or_insert(now);
         self.judge.begin_step();
         let (part, time) = match permille {
             ALL => ("all".to_owned(), bake),
-            part => (format!("{} of", percent(part)), step),
+            part => (format!("{} of", format_percent(part)), step),
         };
-        progress.line(&format!(
+        progress.print_line(&format!(
             "     {part} new connections are for the new instance ({})",
             humantime::format_duration(*time)
         ));
@@ -141,7 +141,7 @@ impl Judging {
     ) -> JudgeResult {
         match outcome {
             Outcome::Good => {
-                progress.line(&format!("     {}", summarize(verdict)));
+                progress.print_line(&format!("     {}", summarize_verdict(verdict)));
                 JudgeResult::GoOn
             }
             Outcome::Bad => {
@@ -150,22 +150,23 @@ impl Judging {
                     |clients| {
                         format!(
                             "{} after the first clients came to the new instance",
-                            seconds(now.saturating_sub(clients))
+                            format_seconds(now.saturating_sub(clients))
                         )
                     },
                 );
-                progress.line(&format!("the verdict is bad, {when}:"));
+                progress.print_line(&format!("the verdict is bad, {when}:"));
                 if let (all @ 1.., met @ 1..) = self.judge.met() {
-                    progress.more(&format!(
+                    progress.print_detail(&format!(
                         "{met} of {all} requests were affected since then, on both instances"
                     ));
                 }
                 verdict
                     .to_string()
                     .lines()
-                    .for_each(|line| progress.more(line));
-                progress.more("what each is, and how to accept one (--accept): docs/judge.md");
-                JudgeResult::GoBack(summarize(verdict))
+                    .for_each(|line| progress.print_detail(line));
+                progress
+                    .print_detail("what each is, and how to accept one (--accept): docs/judge.md");
+                JudgeResult::GoBack(summarize_verdict(verdict))
             }
             Outcome::Undecided => {
                 let mut why = format!(
@@ -175,7 +176,7 @@ impl Judging {
                 if let Some(against) = &verdict.against {
                     why = format!("{why}; and {against}, so that the upgrade does not go on");
                 }
-                progress.line(&format!("     {why}"));
+                progress.print_line(&format!("     {why}"));
                 self.options
                     .undecided
                     .decide(why, verdict.against.is_some())
@@ -186,14 +187,16 @@ impl Judging {
     /// Returns why an instance's emulation is wrong, according to its own metrics.
     fn find_wrong_emulation(&mut self, page: &str, progress: &Progress) -> Option<String> {
         let Emulation { release, wanted } = self.emulation.take()?;
-        let info = samples(page, |name| name == "version_info").next();
+        let info = find_samples(page, |name| name == "version_info").next();
         let [binary, emulation] =
             ["binary", "emulation"].map(|label| info.as_ref().map_or("", |info| info.label(label)));
         if emulation.is_empty() {
-            progress.more("its metrics do not say which release it emulates");
+            progress.print_detail(
+                "the new instance's metrics do not say which release this instance emulates",
+            );
             return None;
         }
-        progress.more(&format!("kube-apiserver {binary} behaves as {emulation}"));
+        progress.print_detail(&format!("kube-apiserver {binary} behaves as {emulation}"));
         let should = if wanted { "" } else { " not" };
         let wrong = (emulation == release) != wanted;
         wrong.then(|| {
@@ -244,7 +247,7 @@ pub async fn check_judge(
 }
 
 /// Summarizes a verdict in a line.
-fn summarize(verdict: &Verdict) -> String {
+fn summarize_verdict(verdict: &Verdict) -> String {
     let bad = verdict
         .rows
         .iter()

@@ -14,7 +14,7 @@
 //! [`Claim`] decides, without I/O. An upgrade is identified by the UID that is drawn for it and
 //! kept in its state.
 
-use super::journal::node_name;
+use super::journal::read_node_name;
 use super::progress::Progress;
 use berth_cluster::client::none_if_missing;
 use berth_cluster::lease::{Expiry, RENEWAL, lease_object};
@@ -80,7 +80,7 @@ impl Holder {
             .collect();
         Self {
             upgrade: upgrade.to_string(),
-            node: node_name(Path::new("/proc")).unwrap_or_else(|| "?".into()),
+            node: read_node_name(Path::new("/proc")).unwrap_or_else(|| "?".into()),
             process: std::process::id().to_string(),
             command: words.join(" "),
             changed,
@@ -126,10 +126,10 @@ impl Holder {
         }
         let there = &self.node;
         let fix = if there == node {
-            "that upgrade is this node's and not in --state-dir: give the directory with which it was begun".to_owned()
+            "the holder is an upgrade of this node that began with another --state-dir: give that directory".to_owned()
         } else {
             format!(
-                "wait for it; if it was interrupted or ended with 75, run `berth upgrade` on {there}, which brings it to its end"
+                "wait for the end of that upgrade; if that upgrade was interrupted or ended with 75, run `berth upgrade` on {there} to bring that upgrade to its end"
             )
         };
         format!(
@@ -282,8 +282,8 @@ impl Lock {
             match (self.decide_and_write(&mut claim).await, waited.take()) {
                 (Ok(None), _) => return Ok(()),
                 (Ok(Some(holder)), _) => {
-                    progress.waiting(&format!(
-                        "the cluster's lock is held by {}: within 40 s it shows whether that still runs",
+                    progress.print_wait(&format!(
+                        "the cluster's lock is held by {}: within 40 s berth knows whether this holder still runs",
                         holder.describe()
                     ));
                     waited = Some(holder);
@@ -321,7 +321,7 @@ impl Lock {
             let mut claim = self.claim.lock().await;
             match self.decide_and_write(&mut claim).await {
                 Err(LockError::Busy { holder, .. }) if !warned => {
-                    progress.line(&format!(
+                    progress.print_line(&format!(
                         "warning: the cluster's lock was taken by {}: two nodes are upgraded at once",
                         holder.describe()
                     ));
@@ -334,7 +334,7 @@ impl Lock {
 
     pub async fn release(&self, progress: &Progress) {
         let claim = self.claim.lock().await;
-        // `wait::until` cannot be used here: its future is not `Send`.
+        // `wait::ask_until` cannot be used here: its future is not `Send`.
         let began = tokio::time::Instant::now();
         let removed = loop {
             match self.remove(&claim.me.upgrade).await {
@@ -343,10 +343,10 @@ impl Lock {
             }
         };
         if let Err(error) = removed {
-            progress.line(&format!(
+            progress.print_line(&format!(
                 "warning: the cluster's lock cannot be released: {error}"
             ));
-            progress.more(&format!(
+            progress.print_detail(&format!(
                 "no other node can be upgraded until `kubectl delete lease {NAME} --namespace {NAMESPACE}`"
             ));
         }
@@ -412,9 +412,9 @@ impl Lock {
         if error.status() != Some(StatusCode::NOT_FOUND) {
             return Err(error);
         }
-        let namespace = objects::namespace(NAMESPACE);
+        let namespace = objects::namespace_object(NAMESPACE);
         self.client
-            .apply(&objects::path(&namespace), MANAGER, &namespace)
+            .apply(&objects::object_path(&namespace), MANAGER, &namespace)
             .await?;
         self.client.post(LEASES, object).await.map(drop)
     }

@@ -24,12 +24,12 @@ pub enum LoggedPod<'a> {
 }
 
 /// The last lines of a pod's container, and the log file.
-pub fn last_lines(
+pub fn find_last_lines(
     directory: &Path,
     pod: &LoggedPod<'_>,
     container: &str,
 ) -> Option<(PathBuf, Vec<String>)> {
-    let pod = find(directory, pod)?;
+    let pod = find_directory(directory, pod)?;
     let mut files: Vec<(u64, PathBuf)> = fs::read_dir(pod.join(container))
         .ok()?
         .filter_map(|entry| {
@@ -46,18 +46,18 @@ pub fn last_lines(
     files.sort();
     // The newest file with text: a container that has just started has logged nothing yet.
     files.into_iter().rev().find_map(|(_, path)| {
-        let lines = end_of(&path);
+        let lines = read_last_lines(&path);
         (!lines.is_empty()).then_some((path, lines))
     })
 }
 
 /// The last lines of a file. Empty if the file cannot be read.
-pub fn end_of(path: &Path) -> Vec<String> {
-    let mut lines = sanitize_lines(&tail(path).unwrap_or_default());
+pub fn read_last_lines(path: &Path) -> Vec<String> {
+    let mut lines = sanitize_lines(&read_tail(path).unwrap_or_default());
     lines.split_off(lines.len().saturating_sub(LINES))
 }
 
-fn find(directory: &Path, pod: &LoggedPod<'_>) -> Option<PathBuf> {
+fn find_directory(directory: &Path, pod: &LoggedPod<'_>) -> Option<PathBuf> {
     let fits = |name: &str| match pod {
         LoggedPod::Uid(uid) => name.rsplit('_').next() == Some(uid),
         LoggedPod::Name(namespace, pod) => name
@@ -75,7 +75,7 @@ fn find(directory: &Path, pod: &LoggedPod<'_>) -> Option<PathBuf> {
     found.map(|entry| entry.path()).max_by_key(age)
 }
 
-fn tail(path: &Path) -> Option<String> {
+fn read_tail(path: &Path) -> Option<String> {
     let mut file = File::open(path).ok()?;
     let length = file.metadata().ok()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))
@@ -96,12 +96,12 @@ fn tail(path: &Path) -> Option<String> {
 fn sanitize_lines(text: &str) -> Vec<String> {
     text.lines()
         .filter(|line| !line.trim().is_empty())
-        .map(sanitize)
+        .map(sanitize_line)
         .collect()
 }
 
 /// Shortens a line and replaces control characters, which could move a terminal's cursor.
-fn sanitize(line: &str) -> String {
+fn sanitize_line(line: &str) -> String {
     line.chars()
         .take(WIDTH)
         .map(|c| {
@@ -151,7 +151,7 @@ mod tests {
             (&named("kube-api"), "kube-apiserver", None),
             (&LoggedPod::Uid("u3"), "berth", None),
         ] {
-            let found = last_lines(temp.path(), pod, container).map(|found| found.1);
+            let found = find_last_lines(temp.path(), pod, container).map(|found| found.1);
             assert_eq!(
                 found.as_deref(),
                 lines

@@ -18,7 +18,7 @@
 
 mod terms;
 
-use super::progress::seconds;
+use super::progress::format_seconds;
 use std::task::Poll;
 use std::time::Duration;
 pub use terms::{
@@ -404,14 +404,14 @@ impl Machine {
         if self.joined && another {
             return Poll::Ready(Err(format!(
                 "it started again within {}",
-                seconds(view.limits.settle)
+                format_seconds(view.limits.settle)
             )));
         }
         let over = self.joined && instance.in_group && view.elapsed() >= view.limits.settle;
         match self.find_loss(view, slot) {
             Some(why) if self.joined => Poll::Ready(Err(format!(
                 "{why} {} after it was ready",
-                seconds(view.elapsed())
+                format_seconds(view.elapsed())
             ))),
             Some(why) => Poll::Ready(Err(why)),
             None if over => Poll::Ready(Ok(())),
@@ -465,7 +465,7 @@ impl Machine {
         }
         Action::Halt(format!(
             "the kubelet has not stopped the pod in {}: does it run?",
-            seconds(view.limits.stop)
+            format_seconds(view.limits.stop)
         ))
     }
 }
@@ -540,7 +540,7 @@ impl StepView<'_> {
         } else if self.elapsed() >= self.limits.ready {
             Poll::Ready(Err(format!(
                 "it was not ready in {}",
-                seconds(self.limits.ready)
+                format_seconds(self.limits.ready)
             )))
         } else {
             Poll::Pending

@@ -54,7 +54,7 @@ pub struct NodeDetails {
 }
 
 impl NodeDetails {
-    pub fn of(&self, slot: Slot) -> &InstanceDetails {
+    pub fn of_slot(&self, slot: Slot) -> &InstanceDetails {
         match slot {
             Slot::Canonical => &self.canonical,
             Slot::Temporary => &self.temporary,
@@ -127,9 +127,9 @@ impl NodeObserver {
         }
         let mut answers = Vec::new();
         for known in &node.instances {
-            answers.push(ask(&known.berth, &known.id, known.socket).await);
+            answers.push(ask_shim(&known.berth, &known.id, known.socket).await);
         }
-        let served = served_by_node_shims(&answers);
+        let served = find_served(&answers);
         let mut node_silent = false;
         for (known, answer) in node.instances.iter().zip(&answers) {
             let history = self.histories.entry(known.id.clone()).or_default();
@@ -304,11 +304,11 @@ enum ShimAnswer {
     None,
 }
 
-async fn ask(berth: &BerthDir, id: &InstanceId, socket: bool) -> ShimAnswer {
+async fn ask_shim(berth: &BerthDir, id: &InstanceId, socket: bool) -> ShimAnswer {
     let Some(path) = socket.then(|| berth.socket_path(id).ok()).flatten() else {
         return ShimAnswer::None;
     };
-    match ipc::ask(&path, Ask::Status, ipc::PATIENCE).await {
+    match ipc::ask_shim(&path, Ask::Status, ipc::PATIENCE).await {
         Ok(Reply::Status(status)) => ShimAnswer::Status(status),
         Ok(reply) => ShimAnswer::Silent(format!("unexpected reply of its shim: {reply:?}")),
         Err(error)
@@ -324,7 +324,7 @@ async fn ask(berth: &BerthDir, id: &InstanceId, socket: bool) -> ShimAnswer {
 }
 
 /// The instances that a joined node shim reports as ready.
-fn served_by_node_shims(answers: &[ShimAnswer]) -> BTreeSet<InstanceId> {
+fn find_served(answers: &[ShimAnswer]) -> BTreeSet<InstanceId> {
     let nodes = answers.iter().filter_map(|answer| match answer {
         ShimAnswer::Status(status) if status.discover && status.state == Phase::Joined => {
             Some(status)

@@ -3,7 +3,7 @@
 
 use berth_cluster::yaml::YamlNode;
 use berth_doctor::{ShimOf, shim_of};
-use berth_manifest::edit::{Change, Edit, apply};
+use berth_manifest::edit::{Change, Edit, apply_edits};
 use berth_manifest::names::VOLUMES;
 use berth_manifest::{Manifest, Problem, basename};
 use berth_node::instance::InstanceId;
@@ -50,7 +50,7 @@ impl ApiserverPod {
     ///
     /// # Errors
     /// The manifest is no static pod.
-    pub fn of(manifest: &Manifest) -> Result<Self, Problem> {
+    pub fn from_manifest(manifest: &Manifest) -> Result<Self, Problem> {
         let text = |node: Option<&YamlNode>| node.and_then(YamlNode::text).map(ToOwned::to_owned);
         let root = manifest.root();
         if manifest.kind() != "Pod" {
@@ -141,7 +141,7 @@ pub fn make_temporary(manifest: &Manifest, uid: &InstanceId) -> Result<String, P
         reason: "kubeadm takes every pod with its label for the node's one kube-apiserver".into(),
         comment: false,
     }));
-    apply(manifest.text(), manifest.document(), &edits)
+    apply_edits(manifest.text(), manifest.document(), &edits)
 }
 
 /// The pod's manifest with kube-apiserver emulating another release.
@@ -160,7 +160,7 @@ pub fn add_emulation(manifest: &Manifest, release: &str) -> Result<String, Probl
         reason: "both sides serve the same APIs, and store what the old one reads".into(),
         comment: false,
     };
-    apply(manifest.text(), manifest.document(), &[edit])
+    apply_edits(manifest.text(), manifest.document(), &[edit])
 }
 
 /// Draws a new random UID for a pod.
@@ -180,7 +180,7 @@ mod tests {
 
     const KUBEADM: &str = include_str!("../../../tests/data/manifest/kubeadm-v1.36.yaml");
 
-    fn injected() -> String {
+    fn injected_manifest() -> String {
         let options = InjectOptions {
             image: "registry.example/berth:v0.1.0".into(),
             run_dir: "/run/other".into(),
@@ -191,14 +191,15 @@ mod tests {
 
     #[test]
     fn the_fields_are_found_in_an_injected_manifest() {
-        let plain = ApiserverPod::of(&Manifest::parse(KUBEADM).unwrap()).unwrap();
+        let plain = ApiserverPod::from_manifest(&Manifest::parse(KUBEADM).unwrap()).unwrap();
         assert!(!plain.behind && !plain.by_uid && plain.run_dir.is_none());
         assert_eq!(
             (plain.namespace.as_str(), plain.name.as_str()),
             ("kube-system", "kube-apiserver")
         );
         assert_eq!(plain.grace, Duration::from_secs(30));
-        let pod = ApiserverPod::of(&Manifest::parse(&injected()).unwrap()).unwrap();
+        let pod =
+            ApiserverPod::from_manifest(&Manifest::parse(&injected_manifest()).unwrap()).unwrap();
         assert!(pod.behind && pod.by_uid);
         assert_eq!(
             (pod.listen.as_deref(), pod.run_dir),
@@ -208,7 +209,7 @@ mod tests {
         let deployment =
             Manifest::parse(include_str!("../../../tests/data/manifest/deployment.yaml")).unwrap();
         assert!(
-            ApiserverPod::of(&deployment)
+            ApiserverPod::from_manifest(&deployment)
                 .unwrap_err()
                 .message
                 .starts_with("kind: Deployment: the kubelet runs Pods")
@@ -217,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_emulates_differs_in_the_flag_alone() {
-        let text = injected();
+        let text = injected_manifest();
         let emulating = add_emulation(&Manifest::parse(&text).unwrap(), "1.35").unwrap();
         let changed: Vec<_> = emulating
             .lines()
@@ -234,7 +235,7 @@ mod tests {
 
     #[test]
     fn the_temporary_pod_differs_in_name_uid_and_label_alone() {
-        let text = injected();
+        let text = injected_manifest();
         assert_eq!(draw_uid().unwrap().to_string().len(), 36);
         assert_ne!(draw_uid().unwrap(), draw_uid().unwrap());
         // A UID that YAML could read as a number, such as 0b…, would be quoted.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const AGAIN: Duration = Duration::from_secs(15);
 
 /// A duration in whole seconds.
-pub fn seconds(duration: Duration) -> String {
+pub fn format_seconds(duration: Duration) -> String {
     humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string()
 }
 
@@ -36,7 +36,7 @@ impl Progress {
     }
 
     /// Prints a line with the elapsed time.
-    pub fn line(&self, what: &str) {
+    pub fn print_line(&self, what: &str) {
         let _ = writeln!(
             std::io::stderr(),
             "{:6.1} s  {}",
@@ -46,7 +46,7 @@ impl Progress {
     }
 
     /// Prints a line that continues the previous line.
-    pub fn more(&self, what: &str) {
+    pub fn print_detail(&self, what: &str) {
         let _ = writeln!(
             std::io::stderr(),
             "          {}",
@@ -55,7 +55,7 @@ impl Progress {
     }
 
     /// Prints the reason of a wait: at once if the reason is new, and otherwise every 15 s.
-    pub fn waiting(&self, what: &str) {
+    pub fn print_wait(&self, what: &str) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting
             .as_ref()
@@ -63,7 +63,7 @@ impl Progress {
         {
             return;
         }
-        self.line(&format!("     {what}"));
+        self.print_line(&format!("     {what}"));
         *waiting = Some((what.to_owned(), Instant::now()));
     }
 }

@@ -7,7 +7,7 @@
 
 use super::judge::options::JudgeOptions;
 use super::machine::{Course, Position, Version};
-use berth_manifest::file::{Access, FileError, is_in, replace, stamp};
+use berth_manifest::file::{Access, FileError, format_stamp, is_in, replace};
 use berth_manifest::report::Refusal;
 use berth_node::instance::InstanceId;
 use berth_os::file::{lock_within, make_private, none_if_missing};
@@ -105,7 +105,7 @@ impl State {
     pub const FORMAT: u32 = 1;
 
     /// Text of a version's canonical file.
-    pub fn text(&self, version: Version) -> &str {
+    pub fn manifest_text(&self, version: Version) -> &str {
         match version {
             Version::Old => &self.old,
             Version::Emulated => self
@@ -177,7 +177,7 @@ impl Store {
             .to_string_lossy();
         self.path.with_file_name(format!(
             "{name}.before-upgrade.{}",
-            stamp(&state.started, &state.old)
+            format_stamp(&state.started, &state.old)
         ))
     }
 
@@ -186,7 +186,7 @@ impl Store {
     /// # Errors
     /// See [`StateError`].
     pub fn load(&self) -> Result<Option<State>, StateError> {
-        load(&self.path)
+        load_file(&self.path)
     }
 
     /// Saves the state. On return the state is on disk.
@@ -204,7 +204,7 @@ impl Store {
     /// # Errors
     /// See [`StateError`].
     pub fn remove(&self) -> Result<(), StateError> {
-        remove(&self.path)
+        remove_file(&self.path)
     }
 }
 
@@ -212,7 +212,7 @@ impl Store {
 ///
 /// # Errors
 /// The file is still there.
-pub fn remove(path: &Path) -> Result<(), StateError> {
+pub fn remove_file(path: &Path) -> Result<(), StateError> {
     let synced = |_| {
         path.parent()
             .map_or(Ok(()), |directory| File::open(directory)?.sync_all())
@@ -226,8 +226,8 @@ pub fn remove(path: &Path) -> Result<(), StateError> {
 ///
 /// # Errors
 /// See [`StateError`].
-pub fn find(directory: &Path) -> Result<Option<State>, StateError> {
-    load(&directory.join(NAME))
+pub fn find_state(directory: &Path) -> Result<Option<State>, StateError> {
+    load_file(&directory.join(NAME))
 }
 
 /// Checks that a command may write a file. During an upgrade no command may write into the
@@ -236,7 +236,7 @@ pub fn find(directory: &Path) -> Result<Option<State>, StateError> {
 /// # Errors
 /// The upgrade that is under way and the fix, or the state cannot be read.
 pub fn check_writable(directory: &Path, file: &Path) -> Result<(), String> {
-    let Some(state) = find(directory).map_err(|error| error.to_string())? else {
+    let Some(state) = find_state(directory).map_err(|error| error.to_string())? else {
         return Ok(());
     };
     if !state.canonical.parent().is_some_and(|own| is_in(file, own)) {
@@ -257,7 +257,7 @@ pub fn check_writable(directory: &Path, file: &Path) -> Result<(), String> {
 /// # Errors
 /// The state cannot be read.
 pub fn describe_interrupted(directory: &Path) -> Result<Option<String>, StateError> {
-    match find(directory) {
+    match find_state(directory) {
         Ok(found) => Ok(found.map(
             |State {
                  started, position, ..
@@ -273,21 +273,23 @@ pub fn describe_interrupted(directory: &Path) -> Result<Option<String>, StateErr
     }
 }
 
-fn load(path: &Path) -> Result<Option<State>, StateError> {
+fn load_file(path: &Path) -> Result<Option<State>, StateError> {
     let Some(bytes) = none_if_missing(fs::read(path)).map_err(FileError::of("read", path))? else {
         return Ok(None);
     };
-    parse(&bytes).map(Some).map_err(|why| StateError::Format {
-        path: path.to_owned(),
-        why,
-    })
+    parse_state(&bytes)
+        .map(Some)
+        .map_err(|why| StateError::Format {
+            path: path.to_owned(),
+            why,
+        })
 }
 
 /// Parses the state file.
 ///
 /// # Errors
 /// The text is no state, or has another format.
-pub fn parse(bytes: &[u8]) -> Result<State, String> {
+pub fn parse_state(bytes: &[u8]) -> Result<State, String> {
     #[derive(Deserialize)]
     struct Format {
         version: u32,

@@ -1,22 +1,22 @@
 //! Requests to a running bridge, and removal of what a killed bridge or upgrade left in the
 //! cluster.
 
-use super::{Exit, exit_of, json, print, print_stderr, unavailable_error};
+use super::{Exit, exit_of, format_json, print, print_stderr, unavailable_error};
 use crate::cli::{BridgeDirArgs, BridgeEndArgs, BridgeRestoreArgs};
 use berth_bridge::caller::wait_for_end;
 use berth_bridge::cgroup;
 use berth_bridge::claim::find_other_bridge;
-use berth_bridge::watch::{PATIENCE, describe_wait, display_address, ended_message, hang_message};
+use berth_bridge::watch::{PATIENCE, describe_end, describe_hang, describe_wait, display_address};
 use berth_cluster::kubeconfig::given_or_admin;
-use berth_doctor::service::sweep;
-use berth_manifest::file::fix;
+use berth_doctor::service::sweep_slices;
+use berth_manifest::file::suggest_fix;
 use berth_node::ipc::bridge::{Ask, BridgeStatus, Connection, Difference, Reply};
 use berth_options::cluster::host_name;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 use tokio::time::timeout;
 
-pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
+pub(super) async fn end_bridge(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
     let directory = &args.dir.state_dir;
     let client = match Connection::ask(directory, &Ask::End { now: args.now }).await {
         Ok(client) => client,
@@ -29,7 +29,7 @@ pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
                 )));
             }
             None => {
-                cgroup::sweep();
+                cgroup::sweep_cgroups();
                 return sweep_service(args, directory).await;
             }
         },
@@ -37,7 +37,7 @@ pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
     exit_of(wait_for_end(directory, args.dir.json, &client, args.now).await?)
 }
 
-pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
+pub(super) async fn restore_changes(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
     let directory = &args.dir.state_dir;
     let client = Connection::ask(
         directory,
@@ -51,10 +51,10 @@ pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
         return exit_of(wait_for_end(directory, args.dir.json, &client, false).await?);
     }
     let Ok(reply) = timeout(PATIENCE, client.next()).await else {
-        return Err(unavailable_error(hang_message(&client)));
+        return Err(unavailable_error(describe_hang(&client)));
     };
     match reply {
-        Some(Reply::Differences(all)) if args.dir.json => print(&json(&all)?),
+        Some(Reply::Differences(all)) if args.dir.json => print(&format_json(&all)?),
         Some(Reply::Differences(all)) => print_differences(&all),
         Some(Reply::Refused(why)) => {
             print_stderr(why);
@@ -101,7 +101,7 @@ async fn sweep_service(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result
         return Err(no_bridge(directory));
     };
     let left = match berth_cluster::Client::from_kubeconfig(kubeconfig) {
-        Ok(client) => sweep(&client, Some(&host_name()))
+        Ok(client) => sweep_slices(&client, Some(&host_name()))
             .await
             .map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),
@@ -123,19 +123,19 @@ async fn sweep_service(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result
     }
 }
 
-pub(super) async fn status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
+pub(super) async fn print_status(args: &BridgeDirArgs) -> anyhow::Result<Exit> {
     let directory = &args.state_dir;
     let client = Connection::ask(directory, &Ask::Status)
         .await
         .map_err(|error| request_error(directory, &error))?;
     let status = match timeout(PATIENCE, client.next()).await {
         Ok(Some(Reply::Status(status))) if status.outcome.is_none() => status,
-        Ok(Some(Reply::Status(status))) => return Err(unavailable_error(ended_message(&status))),
+        Ok(Some(Reply::Status(status))) => return Err(unavailable_error(describe_end(&status))),
         Ok(_) => return Err(no_bridge(directory)),
-        Err(_) => return Err(unavailable_error(hang_message(&client))),
+        Err(_) => return Err(unavailable_error(describe_hang(&client))),
     };
     if args.json {
-        return print(&json(&status)?);
+        return print(&format_json(&status)?);
     }
     let mut text = String::new();
     let BridgeStatus {
@@ -226,7 +226,7 @@ fn request_error(directory: &Path, error: &io::Error) -> anyhow::Error {
     if means_no_bridge(error) {
         return no_bridge(directory);
     }
-    let (at, fix) = (directory.display(), fix("ask", error));
+    let (at, fix) = (directory.display(), suggest_fix("ask", error));
     unavailable_error(format!("the bridge in {at} cannot be asked: {error}{fix}"))
 }
 

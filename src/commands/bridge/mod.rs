@@ -3,19 +3,19 @@
 mod ask;
 
 use super::{
-    Exit, block_on, exit_code, json, number_steps, print, print_stderr, refusal_error,
+    Exit, block_on, exit_code, format_json, number_steps, print, print_stderr, refusal_error,
     unavailable_error, usage_error,
 };
 use crate::cli::{BridgeAction, BridgeArgs, BridgeStartArgs, Words};
 use anyhow::Context;
 use berth_bridge::DIRECTORY;
-use berth_bridge::caller::{Waited, accompany, status};
+use berth_bridge::caller::{Waited, accompany_bridge, ask_status};
 use berth_bridge::localhost::uncovered_note;
 use berth_bridge::machine::{Limits, OVERLAP, OnFailure};
 use berth_bridge::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use berth_bridge::preflight::preflight;
-use berth_bridge::process::{Half, fork_bridge, isolate, run_bridge};
-use berth_manifest::command::find;
+use berth_bridge::process::{Half, fork_bridge, isolate_mounts, run_bridge};
+use berth_manifest::command::find_executable;
 use berth_manifest::report::Refusal;
 use berth_options::check::{Checks, Mistakes};
 use humantime::format_duration;
@@ -25,17 +25,17 @@ use std::path::Path;
 
 pub(super) fn run(args: &BridgeArgs) -> anyhow::Result<Exit> {
     match &args.action {
-        Some(BridgeAction::Start(start)) => bridge(start, None),
-        Some(BridgeAction::Status(args)) => block_on(ask::status(args))?,
-        Some(BridgeAction::Restore(args)) => block_on(ask::restore(args))?,
-        Some(BridgeAction::End(args)) => block_on(ask::end(args))?,
-        None => bridge(&args.start, Some(&args.run)),
+        Some(BridgeAction::Start(start)) => start_bridge(start, None),
+        Some(BridgeAction::Status(args)) => block_on(ask::print_status(args))?,
+        Some(BridgeAction::Restore(args)) => block_on(ask::restore_changes(args))?,
+        Some(BridgeAction::End(args)) => block_on(ask::end_bridge(args))?,
+        None => start_bridge(&args.start, Some(&args.run)),
     }
 }
 
 /// True if a bridge is on in the default directory. A bridge that does not answer counts as none.
 pub(super) fn is_on() -> bool {
-    let on = block_on(status(Path::new(DIRECTORY)));
+    let on = block_on(ask_status(Path::new(DIRECTORY)));
     on.is_ok_and(|status| status.is_some_and(|status| status.outcome.is_none()))
 }
 
@@ -59,31 +59,36 @@ pub(super) fn command_without(without: &str) -> anyhow::Result<Vec<OsString>> {
     Ok(std::iter::once(program.into()).chain(words).collect())
 }
 
-fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Exit> {
-    let options = options(args, run).map_err(usage_error)?;
+fn start_bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Exit> {
+    let options = check_options(args, run).map_err(usage_error)?;
     if args.dry_run {
         let mut plan = block_on(preflight(options))?.map_err(refusal_without_changes)?;
         // The status of a bridge that begins has this note already.
         plan.notes
             .extend(plan.localhost.as_ref().err().map(|why| uncovered_note(why)));
         print_notes(&plan);
-        let steps = steps(&plan, run);
+        let steps = list_steps(&plan, run);
         return print(&match args.dir.json {
-            true => json(&serde_json::json!({"steps": steps, "notes": plan.notes}))?,
+            true => format_json(&serde_json::json!({"steps": steps, "notes": plan.notes}))?,
             false => number_steps(&steps),
         });
     }
     match fork_bridge().context("cannot divide this process")? {
         Half::Bridge(begin) => {
-            isolate(&options)
+            isolate_mounts(&options)
                 .context("cannot create a mount namespace: run this with CAP_SYS_ADMIN")?;
             block_on(run_bridge(options, begin, print_notes))?.map_err(refusal_without_changes)?;
             Ok(Exit::Ok)
         }
         Half::Caller(bridge) => match bridge.wait_for_begin()? {
             Ok(asked) => exit_of(
-                block_on(accompany(&args.dir.state_dir, args.dir.json, run, asked))?
-                    .map_err(unavailable_error)?,
+                block_on(accompany_bridge(
+                    &args.dir.state_dir,
+                    args.dir.json,
+                    run,
+                    asked,
+                ))?
+                .map_err(unavailable_error)?,
             ),
             Err(Some(code)) => Ok(u8::try_from(code).map_or(Exit::Bug, Exit::Child)),
             Err(None) => Err(unavailable_error(
@@ -116,7 +121,10 @@ fn refusal_without_changes(mut refusal: Refusal) -> anyhow::Error {
 }
 
 /// Checks and combines the options.
-fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOptions, Mistakes> {
+fn check_options(
+    args: &BridgeStartArgs,
+    run: Option<&[OsString]>,
+) -> Result<BridgeOptions, Mistakes> {
     args.speedup.apply();
     let mut checks = Checks::default();
     if run.is_some_and(<[_]>::is_empty) && !args.dry_run {
@@ -125,7 +133,7 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOpt
         );
     }
     if let Some(program) = run.and_then(<[_]>::first)
-        && find(program).is_none()
+        && find_executable(program).is_none()
     {
         checks.report(format!(
             "COMMAND: there is no program {} to run: give its path",
@@ -163,7 +171,7 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOpt
     }))
 }
 
-fn steps(plan: &BridgePlan, run: Option<&[OsString]>) -> Vec<String> {
+fn list_steps(plan: &BridgePlan, run: Option<&[OsString]>) -> Vec<String> {
     let BridgePlan {
         options,
         port,
@@ -182,7 +190,7 @@ fn steps(plan: &BridgePlan, run: Option<&[OsString]>) -> Vec<String> {
         format_duration(speedup.of(OVERLAP)),
     );
     let run = match run {
-        None => "leave it until `berth bridge end`".to_owned(),
+        None => "keep steering until `berth bridge end`".to_owned(),
         Some([]) => "run COMMAND".to_owned(),
         Some(run) => format!("run {}", run.join(" ".as_ref()).display()),
     };
@@ -193,15 +201,15 @@ fn steps(plan: &BridgePlan, run: Option<&[OsString]>) -> Vec<String> {
             plan.like.uid,
             argv.display()
         ),
-        format!("wait until it is ready (at most {ready}) and has been for {settle}"),
+        format!("wait until the temporary kube-apiserver is ready (at most {ready}) and has been ready for {settle}"),
         format!(
-            "steer new connections to port {port} to it; wait {overlap} for handshakes that began before"
+            "steer new connections to port {port} to the temporary kube-apiserver; wait {overlap} for handshakes that began before"
         ),
         run,
         format!(
-            "wait until the node's kube-apiserver is ready at {own} (at most {ready}) and has been for {settle}"
+            "wait until the node's kube-apiserver is ready at {own} (at most {ready}) and has been ready for {settle}"
         ),
         format!("stop steering; wait {overlap} for handshakes that began before"),
-        "wait for the end of the temporary kube-apiserver's connections, and end it".to_owned(),
+        "wait for the end of the temporary kube-apiserver's connections, and end the temporary kube-apiserver".to_owned(),
     ]
 }

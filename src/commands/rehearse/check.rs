@@ -5,7 +5,7 @@ use crate::cli::RehearseArgs;
 use berth_options::check::{Checks, Mistakes};
 use berth_rehearse::config::{
     GRACE, LoadPlan, Output, Plan, REAL_READY_WITHIN, Timing, Topology, Via,
-    apiserver::{Apiserver, has},
+    apiserver::{Apiserver, has_flag},
     find_program,
 };
 use berth_shim::config::PassMode;
@@ -21,17 +21,17 @@ const OWN_FLAGS: [&str; 4] = [
 
 /// Checks the options, but not the programs that only a comparison needs: these may change before
 /// the comparison.
-pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
+pub(super) fn check_options(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     let mut checks = Checks::default();
     let (old, new) = (args.old.clone(), args.new.clone());
-    apiserver("--old", &old, &mut checks);
-    apiserver("--new", &new, &mut checks);
+    check_apiserver("--old", &old, &mut checks);
+    check_apiserver("--new", &new, &mut checks);
     if old.is_simulated() != new.is_simulated() {
         checks.report(
             "--old and --new: a simulated and a real apiserver have no common store; give both or neither",
         );
     }
-    let etcd = etcd(args.netns, [&old, &new], &mut checks);
+    let etcd = check_etcd(args.netns, [&old, &new], &mut checks);
     let berth = args.berth.as_deref().and_then(|path| {
         let fix = |why| {
             format!(
@@ -84,7 +84,7 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         timing,
         load,
         via: args.via,
-        runs: runs(args.via, &args.compare),
+        runs: order_runs(args.via, &args.compare),
         output: Output {
             json: args.json.clone(),
             report: args.report.clone(),
@@ -96,12 +96,12 @@ pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         }
     }
     if plan.topology == Topology::Bridge {
-        bridge(&plan, &mut checks);
+        check_bridge(&plan, &mut checks);
     }
     checks.finish(Some(plan))
 }
 
-fn apiserver(option: &str, apiserver: &Apiserver, checks: &mut Checks) {
+fn check_apiserver(option: &str, apiserver: &Apiserver, checks: &mut Checks) {
     let Apiserver::Command { program, flags } = apiserver else {
         return;
     };
@@ -109,7 +109,7 @@ fn apiserver(option: &str, apiserver: &Apiserver, checks: &mut Checks) {
         format!("{option}: {why}; give an apiserver's command, or stand-in for a simulated one")
     };
     checks.ok_or_report(find_program(program).map_err(fix));
-    for flag in OWN_FLAGS.iter().filter(|flag| has(flags, flag)) {
+    for flag in OWN_FLAGS.iter().filter(|flag| has_flag(flags, flag)) {
         checks.report(format!(
             "{option}: --{flag} is set by the rehearsal, so that clients and servers can verify each other; leave it out"
         ));
@@ -117,10 +117,10 @@ fn apiserver(option: &str, apiserver: &Apiserver, checks: &mut Checks) {
 }
 
 /// The etcd to start. `None` if none is needed.
-fn etcd(netns: bool, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option<PathBuf> {
+fn check_etcd(netns: bool, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option<PathBuf> {
     let named = apiservers.map(|apiserver| match apiserver {
         Apiserver::Simulated { .. } => None,
-        Apiserver::Command { flags, .. } => Some(has(flags, "etcd-servers")),
+        Apiserver::Command { flags, .. } => Some(has_flag(flags, "etcd-servers")),
     });
     match named {
         [Some(old), Some(new)] if old != new => {
@@ -145,7 +145,7 @@ fn etcd(netns: bool, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option
 }
 
 /// Checks the requirements of a bridge.
-fn bridge(plan: &Plan, checks: &mut Checks) {
+fn check_bridge(plan: &Plan, checks: &mut Checks) {
     if plan.pass != PassMode::Relay {
         let pass = plan.pass.as_str();
         checks.report(format!(
@@ -164,7 +164,7 @@ fn bridge(plan: &Plan, checks: &mut Checks) {
 }
 
 /// The ways of the runs, each once, in the order of the command line. The last one decides.
-fn runs(via: Via, compare: &[Via]) -> Vec<Via> {
+fn order_runs(via: Via, compare: &[Via]) -> Vec<Via> {
     let mut runs = Vec::new();
     for other in compare.iter().chain([&via]) {
         if !runs.contains(other) {
@@ -182,12 +182,12 @@ mod tests {
     use clap::Parser;
     use std::time::Duration;
 
-    fn parse(args: &[&str]) -> Result<Plan, Mistakes> {
+    fn parse_and_check(args: &[&str]) -> Result<Plan, Mistakes> {
         let cli = Cli::try_parse_from(["berth", "rehearse"].iter().chain(args)).unwrap();
         let Command::Rehearse(args) = cli.command else {
             panic!("another command")
         };
-        check(&args)
+        check_options(&args)
     }
 
     #[test]
@@ -202,7 +202,7 @@ mod tests {
             .iter()
             .map(|(option, value)| format!("{option}={value}"))
             .collect();
-        let errors = parse(&args.iter().map(String::as_str).collect::<Vec<_>>())
+        let errors = parse_and_check(&args.iter().map(String::as_str).collect::<Vec<_>>())
             .unwrap_err()
             .0;
         for (option, _) in wrong {
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn options_become_the_plan() {
-        let plan = parse(&[
+        let plan = parse_and_check(&[
             "--rate=20",
             "--watches=7",
             "--new=stand-in --shutdown_delay_duration=1s500ms",
@@ -231,16 +231,19 @@ mod tests {
         assert_eq!(plan.timing.grace, Duration::from_millis(31_500));
         assert_eq!(plan.timing.settle, plan.timing.phase);
         assert_eq!(
-            parse(&["--settle=75s"]).unwrap().timing.settle,
+            parse_and_check(&["--settle=75s"]).unwrap().timing.settle,
             Duration::from_secs(75)
         );
         assert_eq!(
             (plan.topology, plan.runs),
             (Topology::Sidecar, vec![Via::None, Via::Berth])
         );
-        assert_eq!(parse(&["--compare=berth"]).unwrap().runs, [Via::Berth]);
+        assert_eq!(
+            parse_and_check(&["--compare=berth"]).unwrap().runs,
+            [Via::Berth]
+        );
 
-        let plan = parse(&[
+        let plan = parse_and_check(&[
             "--compare=haproxy,none,haproxy",
             "--fault=hang,bad-flag",
             "--seed=7",
@@ -253,26 +256,28 @@ mod tests {
 
     #[test]
     fn real_apiservers_get_an_etcd_unless_they_name_one() {
-        let plan = parse(&["--old=true", "--new=true --etcd_servers=x"])
+        let plan = parse_and_check(&["--old=true", "--new=true --etcd_servers=x"])
             .unwrap_err()
             .0;
         assert!(plan[0].contains("give both or neither"), "{plan:?}");
         match find_program("etcd".as_ref()) {
             Ok(etcd) => assert_eq!(
-                parse(&["--old=true", "--new=true"]).unwrap().etcd,
+                parse_and_check(&["--old=true", "--new=true"]).unwrap().etcd,
                 Some(etcd)
             ),
             Err(_) => assert!(
-                parse(&["--old=true", "--new=true"]).unwrap_err().0[0]
+                parse_and_check(&["--old=true", "--new=true"])
+                    .unwrap_err()
+                    .0[0]
                     .contains("directory in PATH")
             ),
         }
         let named = "true --etcd-servers=http://127.0.0.1:2379";
-        let plan = parse(&["--old", named, "--new", named]).unwrap();
+        let plan = parse_and_check(&["--old", named, "--new", named]).unwrap();
         assert_eq!(plan.etcd, None);
-        assert_eq!(parse(&[]).unwrap().etcd, None);
+        assert_eq!(parse_and_check(&[]).unwrap().etcd, None);
         let with_own = format!("--old={named} --tls-cert-file=x");
-        let mistakes = parse(&[&with_own, "--new", named]).unwrap_err().0;
+        let mistakes = parse_and_check(&[&with_own, "--new", named]).unwrap_err().0;
         assert!(
             mistakes.len() == 1 && mistakes[0].contains("--old: --tls-cert-file"),
             "{mistakes:?}"
@@ -281,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_bridge_needs_a_namespace_and_has_faults_of_its_own() {
-        let errors = |args: &[&str]| parse(args).map_or_else(|e| e.0, |_| Vec::new());
+        let errors = |args: &[&str]| parse_and_check(args).map_or_else(|e| e.0, |_| Vec::new());
         let has = |errors: &[String], what: &str| errors.len() == 1 && errors[0].contains(what);
         assert!(has(&errors(&["--topology=bridge"]), "give --netns"));
         assert!(has(
@@ -311,13 +316,13 @@ mod tests {
 
     #[test]
     fn a_shim_cannot_be_harmed_where_there_is_none() {
-        let errors = |args: &[&str]| parse(args).map_or_else(|e| e.0, |_| Vec::new());
+        let errors = |args: &[&str]| parse_and_check(args).map_or_else(|e| e.0, |_| Vec::new());
         assert!(errors(&["--fault=clock-jump", "--via=none"])[0].contains("nothing that relays"));
         assert!(errors(&["--fault=no-descriptors", "--via=haproxy"])[0].contains("no such shim"));
         let unit = errors(&["--fault=no-descriptors", "--topology=run"]);
         assert!(unit[0].contains("a process of its own"), "{unit:?}");
         for (via, wrong) in [("none", 1), ("haproxy", 0)] {
-            let errors = parse(&["--fault=hang,kill-shim", "--via", via])
+            let errors = parse_and_check(&["--fault=hang,kill-shim", "--via", via])
                 .map_or_else(|e| e.0, |_| Vec::new());
             assert_eq!(errors.len(), wrong, "{errors:?}");
         }

@@ -22,7 +22,7 @@ fn bridge() {
 #[ignore = "takes minutes: run by .ci/run kills"]
 fn bridge_with_a_temporary_etcd() {
     let Some(program) = std::env::var_os("ETCD") else {
-        return skipped("ETCD names no program");
+        return print_skipped("ETCD names no program");
     };
     on_a_node_of(ALONE, move |node| {
         let etcd = Etcd::Alone(Only::start(node, Path::new(&program)));
@@ -94,7 +94,7 @@ impl Scene for Bridged<'_> {
             Etcd::Members(members) => {
                 // Between two bridges, the leadership returns to the node's member.
                 members.lock().unwrap().leader = 1;
-                self.node.fast_bridge("", &args(&self.node.restart()))
+                self.node.fast_bridge("", &to_args(&self.node.restart()))
             }
             Etcd::Alone(only) => self
                 .node
@@ -106,7 +106,8 @@ impl Scene for Bridged<'_> {
         let command = self.node.path("restart").display().to_string();
         // COMMAND runs on without the bridge, and the bridge without the command that started it.
         eventually("the end of COMMAND and of the bridge", || {
-            (self.is_off() && crate::support::process::processes(&command).is_empty()).then_some(())
+            (self.is_off() && crate::support::process::find_processes(&command).is_empty())
+                .then_some(())
         });
     }
 
@@ -195,8 +196,8 @@ struct Writes {
 impl Only {
     fn start(node: &Node, program: &Path) -> Self {
         let directory = node.dir.path().to_owned();
-        let ca = authority();
-        let (certificate, key) = berth_testing::issue(&ca, &["127.0.0.1"]);
+        let ca = create_ca();
+        let (certificate, key) = berth_testing::issue_certificate(&ca, &["127.0.0.1"]);
         for (file, text) in [
             ("etcd-ca.crt", ca.pem()),
             ("etcd.crt", certificate),
@@ -246,7 +247,7 @@ done
         let (known, stopped) = (writes.clone(), stop.clone());
         let writer = std::thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
-                if let Some(revision) = write(tls.clone()) {
+                if let Some(revision) = put_key(tls.clone()) {
                     known.lock().unwrap().acknowledge(revision);
                 }
                 std::thread::sleep(PACE);
@@ -298,7 +299,7 @@ done
         let data = self.directory.join("etcd-data");
         let argument = format!("--data-dir={}", data.display());
         eventually("the end of the temporary etcd", || {
-            (crate::support::process::processes(&argument).len() == 1).then_some(())
+            (crate::support::process::find_processes(&argument).len() == 1).then_some(())
         });
         let database = data.join("member/snap/db");
         let opened = fs::read_dir(format!("/proc/{}/fd", self.pid()))
@@ -354,7 +355,7 @@ impl Writes {
 
 /// Puts a key, as a client on the node, and returns the key's revision. `None` unless etcd
 /// acknowledges the put.
-fn write(tls: Arc<rustls::ClientConfig>) -> Option<u64> {
+fn put_key(tls: Arc<rustls::ClientConfig>) -> Option<u64> {
     let tls = rustls::ClientConnection::new(tls, "127.0.0.1".try_into().unwrap()).unwrap();
     let tcp = std::net::TcpStream::connect("127.0.0.1:2379").ok()?;
     tcp.set_read_timeout(Some(Duration::from_secs(5))).unwrap();

@@ -2,9 +2,9 @@
 //! simulated apiserver without any knowledge of berth.
 
 use crate::support::load::{Load, Record};
-use crate::support::process::{Running, berth, ends, output_of, wait_until_gone};
+use crate::support::process::{Running, berth_command, expect_status, output_of, wait_until_gone};
 use crate::support::stopped::Stopped;
-use crate::support::{PATIENCE, eventually, skipped};
+use crate::support::{PATIENCE, eventually, print_skipped};
 use berth_bridge::cgroup;
 use berth_bridge::localhost::{OWN, TEMPORARY};
 use berth_os::netdevice::{self, InterfaceSetting};
@@ -16,7 +16,7 @@ use berth_rehearse::testbed::{
 };
 use berth_steering::{Error, self_test, self_test_of_localhost};
 use berth_testing::etcd::{self, Members};
-use berth_testing::{authority, namespace};
+use berth_testing::{create_ca, namespace};
 use nix::mount::{MsFlags, mount};
 use nix::sched::CloneFlags;
 use nix::sys::signal::{Signal, kill, killpg};
@@ -64,16 +64,16 @@ fn explain_failures() {
         std::panic::set_hook(Box::new(move |panic| {
             print(panic);
             if let Ok(Some(node)) = TESTED.try_with(RefCell::take) {
-                explain(&node);
+                print_state(&node);
             }
         }));
     });
 }
 
 /// Prints the state of a node. A panic in this function would end the process.
-fn explain(node: &Path) {
+fn print_state(node: &Path) {
     let bridge = node.join("bridge");
-    let mut status = berth(["bridge", "status", "--state-dir"]);
+    let mut status = berth_command(["bridge", "status", "--state-dir"]);
     status.arg(&bridge);
     // A child's /proc/net shows the network namespace of the current thread.
     let mut connections = Command::new("sh");
@@ -188,7 +188,7 @@ fn on_a_node(test: impl FnOnce(&Node) + Send + 'static) {
 }
 
 fn on_a_node_of(kind: Kind, test: impl FnOnce(&Node) + Send + 'static) {
-    on(kind, true, test);
+    run_on_node(kind, true, test);
 }
 
 /// Runs a test that does not depend on steering. Unlike [`on_a_node`], the test also runs without
@@ -199,10 +199,10 @@ fn on_any_node(test: impl FnOnce(&Node) + Send + 'static) {
 
 fn on_any_node_of(kind: Kind, test: impl FnOnce(&Node) + Send + 'static) {
     // Only a debug build of berth runs without steering.
-    on(kind, !cfg!(debug_assertions), test);
+    run_on_node(kind, !cfg!(debug_assertions), test);
 }
 
-fn on(kind: Kind, must_steer: bool, test: impl FnOnce(&Node) + Send + 'static) {
+fn run_on_node(kind: Kind, must_steer: bool, test: impl FnOnce(&Node) + Send + 'static) {
     let kinds = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS;
     namespace::run_in(&namespace::AS_ONESELF, kinds, move || {
         let dir = if geteuid().is_root() {
@@ -211,12 +211,13 @@ fn on(kind: Kind, must_steer: bool, test: impl FnOnce(&Node) + Send + 'static) {
             own_root()?;
             tempfile::tempdir_in("/").unwrap()
         };
-        netdevice::set("lo", InterfaceSetting::Up).unwrap();
+        netdevice::set_interface("lo", InterfaceSetting::Up).unwrap();
         netdevice::add_ipv6("lo", "fd77::1".parse().unwrap())
             .map_err(|error| format!("no IPv6: {error}"))?;
         if kind.has_ipv4 {
-            netdevice::set("lo:1", InterfaceSetting::Address([10, 77, 0, 1].into())).unwrap();
-            netdevice::set("lo:1", InterfaceSetting::Netmask([255; 4].into())).unwrap();
+            netdevice::set_interface("lo:1", InterfaceSetting::Address([10, 77, 0, 1].into()))
+                .unwrap();
+            netdevice::set_interface("lo:1", InterfaceSetting::Netmask([255; 4].into())).unwrap();
         }
         // The kernel uses a new IPv6 address only a moment after it was added.
         let listener = std::net::TcpListener::bind("[::]:0").unwrap();
@@ -240,7 +241,7 @@ fn on(kind: Kind, must_steer: bool, test: impl FnOnce(&Node) + Send + 'static) {
             }
             tested => tested.map(|_| true).unwrap(),
         };
-        let certs = certs::make(dir.path(), &["10.77.0.1".parse().unwrap()]).unwrap();
+        let certs = certs::make_certs(dir.path(), &["10.77.0.1".parse().unwrap()]).unwrap();
         certs.issue("own").unwrap();
         let hub = Hub::start(dir.path().join("store"));
         let node = Node {
@@ -447,7 +448,7 @@ done"#
 
     /// Returns a `berth bridge` command that steers if the kernel can.
     fn berth_bridge<const N: usize>(&self, args: [&str; N]) -> Command {
-        let mut command = berth(["bridge"].iter().chain(&args));
+        let mut command = berth_command(["bridge"].iter().chain(&args));
         if !self.steers {
             command.env("BERTH_TEST_UNSTEERED", "1");
         }
@@ -499,7 +500,7 @@ done"#
     }
 
     fn part(&self, part: &str) -> Command {
-        let mut command = berth(["bridge", part, "--state-dir"]);
+        let mut command = berth_command(["bridge", part, "--state-dir"]);
         command.arg(self.path("bridge"));
         command
     }
@@ -557,7 +558,7 @@ done"#
         move || {
             let tls = tls.clone();
             Box::pin(async move {
-                let failed = |what| crate::support::load::failed(what);
+                let failed = |what| crate::support::load::describe_failure(what);
                 let to: SocketAddr = to.parse().unwrap();
                 let tcp = TcpStream::connect(to).await.map_err(failed("connect"))?;
                 let mut stream = tls
@@ -657,7 +658,7 @@ impl Node {
 
 /// Waits until the given number of further clients was served.
 #[track_caller]
-fn more(load: Option<&Load>, clients: usize) {
+fn wait_for_more(load: Option<&Load>, clients: usize) {
     if let Some(load) = load {
         load.more(clients);
     }
@@ -672,7 +673,7 @@ fn expect_no_loss(load: Load) -> Record {
     record
 }
 
-fn args(words: &[String]) -> Vec<&str> {
+fn to_args(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
 }
 
@@ -808,7 +809,7 @@ fn a_restarted_apiserver_serves_while_command_runs_and_can_be_replaced_again() {
         expect_no_loss(load);
         bridge.logs("the bridge has ended, and relays");
         assert!(stays().unwrap().contains(versions[2]) && !node.is_on());
-        ends(node.part("end").arg("--now"), 0, &[]);
+        expect_status(node.part("end").arg("--now"), 0, &[]);
         wait_until_gone(daemon);
         assert!(stays().is_err());
     });
@@ -845,7 +846,7 @@ fn a_bridge_whose_main_thread_hangs_stops_steering() {
 #[test]
 fn the_temporary_instance_has_the_running_ones_attributes() {
     on_any_node(|node| {
-        ends(&mut node.start_bridge(), 0, &[]);
+        expect_status(&mut node.start_bridge(), 0, &[]);
         let status = node.status();
         let pid = i32::try_from(status["temporary"]["pid"].as_u64().unwrap()).unwrap();
         let (own, temporary) = (
@@ -893,7 +894,7 @@ fn the_temporary_instance_has_the_running_ones_attributes() {
         );
 
         // Only one bridge may run. COMMAND runs under the first one, too.
-        ends(&mut node.fast_bridge("", &["true"]), 69, &[]);
+        expect_status(&mut node.fast_bridge("", &["true"]), 69, &[]);
         let (code, _, err) = output_of(node.part("end").arg("--json"));
         let told: Vec<Value> = err
             .lines()
@@ -904,7 +905,7 @@ fn the_temporary_instance_has_the_running_ones_attributes() {
             "{err}"
         );
         wait_until_gone(pid.try_into().unwrap());
-        ends(&mut node.part("end"), 69, &[]);
+        expect_status(&mut node.part("end"), 69, &[]);
     });
 }
 
@@ -942,7 +943,7 @@ fn logs_are_bounded_and_kept_for_the_last_failed_bridge() {
         };
         let names = ["bridge.log", "kube-apiserver.log"];
         let failed = names.map(|name| format!("{name}.failed"));
-        ends(&mut node.start_bridge(), 0, &[]);
+        expect_status(&mut node.start_bridge(), 0, &[]);
         let last = "the last line\n";
         for name in names {
             let mut log = std::fs::OpenOptions::new()
@@ -961,7 +962,7 @@ fn logs_are_bounded_and_kept_for_the_last_failed_bridge() {
         wait_until_gone(daemon);
         // Two successful bridges after the failed one.
         for _ in 0..2 {
-            let mut bridge = Running::start(&mut node.fast_bridge("", &args(&node.restart())));
+            let mut bridge = Running::start(&mut node.fast_bridge("", &to_args(&node.restart())));
             bridge.ends(0);
             assert!(
                 failed.iter().all(|name| read(name).contains(last)),
@@ -1008,7 +1009,7 @@ fn clients_of_both_families_are_served() {
         let loads =
             [NODE, NODE_IPV6].map(|to| Load::start(CLIENTS, Some(PERIOD), node.attempt_at(to)));
         loads.iter().for_each(|load| load.more(51));
-        let mut bridge = Running::start(&mut node.bridge("", &args(&node.restart())));
+        let mut bridge = Running::start(&mut node.bridge("", &to_args(&node.restart())));
         bridge.ends(0);
         for load in loads {
             load.more(50);
@@ -1049,7 +1050,7 @@ fn a_node_that_advertises_ipv6_is_bridged_by_ipv6() {
 /// The bridge asks the node's kube-apiserver at its IPv6 address, and the temporary instance
 /// advertises that address.
 fn bridged_by_ipv6(node: &Node) {
-    let (plan, _) = ends(&mut node.bridge("--dry-run", &["true"]), 0, &[]);
+    let (plan, _) = expect_status(&mut node.bridge("--dry-run", &["true"]), 0, &[]);
     for part in [
         "--advertise-address=fd77::1 ",
         "kube-apiserver is ready at [fd77::1]:6443 ",
@@ -1057,12 +1058,12 @@ fn bridged_by_ipv6(node: &Node) {
         assert!(plan.contains(part), "{part} is not in {plan}");
     }
     let load = node.load_throughout();
-    more(load.as_ref(), 50);
-    let mut bridge = Running::start(&mut node.bridge("", &args(&node.restart())));
+    wait_for_more(load.as_ref(), 50);
+    let mut bridge = Running::start(&mut node.bridge("", &to_args(&node.restart())));
     bridge.logs("may be replaced now");
     assert_eq!(node.status()["own"]["address"], NODE_IPV6);
     bridge.ends(0);
-    more(load.as_ref(), 50);
+    wait_for_more(load.as_ref(), 50);
     load.map(expect_no_loss);
 }
 
@@ -1082,9 +1083,9 @@ fn a_command_that_fails_leaves_clients_on_the_bridge() {
         );
         let trouble = status["trouble"].as_str().unwrap();
         assert!(trouble.contains("exit status: 7"), "{status}");
-        more(load.as_ref(), 50);
-        ends(&mut node.part("end"), 0, &[]);
-        more(load.as_ref(), 50);
+        wait_for_more(load.as_ref(), 50);
+        expect_status(&mut node.part("end"), 0, &[]);
+        wait_for_more(load.as_ref(), 50);
         load.map(expect_no_loss);
     });
 }
@@ -1094,7 +1095,7 @@ fn the_log_of_a_temporary_instance_that_does_not_start_is_shown() {
     on_any_node(|node| {
         // The path of the temporary instance's audit log is a directory.
         std::fs::create_dir(node.path("audit-bridge.log")).unwrap();
-        ends(
+        expect_status(
             &mut node.fast_bridge("", &["true"]),
             69,
             &[
@@ -1113,7 +1114,7 @@ fn a_command_that_fails_can_end_the_bridge() {
         let mut bridge = Running::start(&mut node.bridge("", &["sh", "-c", "exit 7"]));
         bridge.ends(7);
         let daemon = node.daemon();
-        ends(node.part("end").arg("--now"), 0, &[]);
+        expect_status(node.part("end").arg("--now"), 0, &[]);
         wait_until_gone(daemon);
         let mut bridge =
             Running::start(&mut node.bridge("--on-failure=end", &["sh", "-c", "exit 7"]));
@@ -1152,7 +1153,7 @@ fn an_apiserver_that_does_not_come_back_is_reported() {
             "{}",
             bridge.log()
         );
-        ends(&mut node.part("end"), 75, &[]);
+        expect_status(&mut node.part("end"), 75, &[]);
         // The operator has repaired the kube-apiserver.
         node.start_own();
         eventually("it is ready", || {
@@ -1166,7 +1167,7 @@ fn an_apiserver_that_does_not_come_back_is_reported() {
                 (code == Some(0)).then_some(())
             },
         );
-        more(load.as_ref(), 50);
+        wait_for_more(load.as_ref(), 50);
         load.map(expect_no_loss);
     });
 }
@@ -1202,7 +1203,7 @@ fn the_end_of_the_callers_session_does_not_end_the_bridge() {
         assert!(trouble.contains("went away"), "{status}");
         assert_eq!(status["steering"], true);
         load.more(50);
-        ends(&mut node.part("end"), 0, &[]);
+        expect_status(&mut node.part("end"), 0, &[]);
         expect_no_loss(load);
     });
 }
@@ -1271,7 +1272,7 @@ fn leftovers_of_a_killed_daemon_are_removed_by_bridge_end() {
         .find(|line| line.contains(" cgroup2 "))
         .and_then(|line| line.split(' ').nth(1));
     let Some(root) = root.map(Path::new) else {
-        return skipped("no cgroups are mounted");
+        return print_skipped("no cgroups are mounted");
     };
     // The file of a temporary instance after its runner was killed, like that of a container. Files
     // with other names belong to other tests.
@@ -1280,11 +1281,11 @@ fn leftovers_of_a_killed_daemon_are_removed_by_bridge_end() {
         std::process::id()
     ));
     if let Err(error) = std::fs::create_dir(&left) {
-        return skipped(&format!("no cgroup can be made: {error}"));
+        return print_skipped(&format!("no cgroup can be made: {error}"));
     }
     let temp = tempfile::tempdir().unwrap();
-    ends(
-        berth(["bridge", "end", "--state-dir"]).arg(temp.path()),
+    expect_status(
+        berth_command(["bridge", "end", "--state-dir"]).arg(temp.path()),
         69,
         &["no bridge is on in"],
     );
@@ -1319,7 +1320,7 @@ fn killed_at(steps: &'static [&'static str]) {
             // Repeat if the bridge ended before the kill: then the run shows nothing.
             while !is_killed_at(node, said_at) {}
         }
-        let mut bridge = Running::start(&mut node.fast_bridge("", &args(&node.restart())));
+        let mut bridge = Running::start(&mut node.fast_bridge("", &to_args(&node.restart())));
         bridge.ends(0);
     });
 }
@@ -1386,18 +1387,18 @@ fn all_obstacles_are_reported_at_once() {
             "bind it to 0.0.0.0",
             "nothing was changed",
         ];
-        ends(&mut command, 69, &parts);
+        expect_status(&mut command, 69, &parts);
         drop(elsewhere);
-        ends(&mut command, 69, &["nothing listens on port 7000"]);
+        expect_status(&mut command, 69, &["nothing listens on port 7000"]);
         // The bridge tries the probe's CA before it starts.
-        std::fs::write(node.path("other-ca"), authority().pem()).unwrap();
+        std::fs::write(node.path("other-ca"), create_ca().pem()).unwrap();
         let mut command = node.berth_bridge(["--probe-timeout=10s", "--probe-ca"]);
         command
             .arg(node.path("other-ca"))
             .args(["--command", &node.own(), "--state-dir"])
             .arg(node.path("bridge"));
-        ends(command.args(["--", "true"]), 69, &["--probe-ca must hold"]);
-        let (out, _) = ends(
+        expect_status(command.args(["--", "true"]), 69, &["--probe-ca must hold"]);
+        let (out, _) = expect_status(
             &mut node.bridge("--dry-run", &["sh", "restart", "kube-apiserver"]),
             0,
             &[],
@@ -1407,7 +1408,7 @@ fn all_obstacles_are_reported_at_once() {
                 && out.contains("--endpoint-reconciler-type=none"),
             "{out}"
         );
-        ends(
+        expect_status(
             &mut node.bridge("", &["no-such-program"]),
             64,
             &["no program no-such-program"],
@@ -1420,7 +1421,7 @@ fn all_obstacles_are_reported_at_once() {
             &format!("{} --v=2", node.own()),
             "--state-dir",
         ]);
-        ends(
+        expect_status(
             command.arg(node.path("bridge")).args(["--", "true"]),
             69,
             &["other arguments than --command"],
@@ -1432,7 +1433,7 @@ fn all_obstacles_are_reported_at_once() {
         // The directory of another program stays as it is.
         std::fs::create_dir(node.path("bridge")).unwrap();
         std::fs::write(node.path("bridge/lock"), "").unwrap();
-        ends(
+        expect_status(
             &mut node.bridge("", &["true"]),
             69,
             &["has other files than a bridge's"],
@@ -1459,9 +1460,9 @@ fn clients_that_dial_localhost_are_reported_before_the_bridge() {
         );
         assert!(code == Some(0) && err.contains(&named), "{err}");
         assert_eq!(err.matches("reaches kube-apiserver at").count(), 1, "{err}");
-        let (_, err) = ends(&mut node.start_bridge(), 0, &[]);
+        let (_, err) = expect_status(&mut node.start_bridge(), 0, &[]);
         assert_eq!(err.matches("localhost is not covered").count(), 1, "{err}");
-        ends(node.part("end").arg("--now"), 0, &[]);
+        expect_status(node.part("end").arg("--now"), 0, &[]);
     });
 }
 
@@ -1476,11 +1477,11 @@ fn clients_that_dial_localhost_are_served_too() {
             ..DUAL
         },
         |node| {
-            let Some(cgroup) = cgroup::root() else {
-                return skipped("no cgroup v2 is mounted");
+            let Some(cgroup) = cgroup::find_root() else {
+                return print_skipped("no cgroup v2 is mounted");
             };
             if let Err(error) = block_on(self_test_of_localhost(&cgroup)) {
-                return skipped(&error.to_string());
+                return print_skipped(&error.to_string());
             }
             let start = || LOCALHOST.map(|to| Load::start(2, Some(PERIOD), node.attempt_at(to)));
             // The control, without a bridge.
@@ -1546,7 +1547,7 @@ fn clients_that_dial_localhost_are_served_too() {
                     [Some(as_temporary), Some(as_own)] => {
                         assert_eq!((as_temporary, as_own), (true, false), "{tool:?}");
                     }
-                    _ => skipped(&format!("no {}", tool[0])),
+                    _ => print_skipped(&format!("no {}", tool[0])),
                 }
             }
             node.go();
@@ -1605,7 +1606,7 @@ fn etcd_of(node: &Node) -> Arc<std::sync::Mutex<Members>> {
         block_on(async {
             let all = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
                 .map(|ip| (SocketAddr::new(ip.parse().unwrap(), 2379), ip));
-            let (members, servers) = etcd::start(&all).await;
+            let (members, servers) = etcd::start_members(&all).await;
             up.send((members, servers[0].access.ca.clone())).unwrap();
             std::future::pending::<()>().await;
         });
@@ -1620,7 +1621,7 @@ fn the_temporary_instance_uses_the_other_members_of_an_etcd() {
     on_any_node_of(ETCD, |node| {
         let members = etcd_of(node);
         let load = node.load_throughout();
-        more(load.as_ref(), 20);
+        wait_for_more(load.as_ref(), 20);
         let run = format!(
             "echo runs; {}; sh {}",
             node.wait(),
@@ -1646,7 +1647,7 @@ fn the_temporary_instance_uses_the_other_members_of_an_etcd() {
         load.map(expect_no_loss);
         // One member is stopped. With a bridge, no majority would be left.
         members.lock().unwrap().stopped = vec![3];
-        ends(
+        expect_status(
             &mut node.bridge("--dry-run", &["true"]),
             69,
             &[
@@ -1705,7 +1706,7 @@ fn a_limit_of_open_files_that_is_too_low_is_raised_or_reported() {
         } else {
             "--nofile=256:"
         };
-        let bridge = node.fast_bridge("", &args(&node.restart()));
+        let bridge = node.fast_bridge("", &to_args(&node.restart()));
         let mut bridge = Running::start(&mut wrap_command(&["prlimit", limit], &bridge));
         bridge.ends(0);
     });
@@ -1729,6 +1730,10 @@ fn a_wrong_command_line_is_refused() {
             "--secure-port",
         ),
     ] {
-        ends(&mut berth(["bridge"].iter().chain(wrong)), 64, &[part]);
+        expect_status(
+            &mut berth_command(["bridge"].iter().chain(wrong)),
+            64,
+            &[part],
+        );
     }
 }

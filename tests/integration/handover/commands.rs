@@ -62,7 +62,7 @@ fn a_shim_that_hung_when_it_was_asked_to_leave_serves_on_if_it_is_the_last() {
     a.until_counted("guard", 1);
     a.freeze();
     let asks = |ask: &str| {
-        let socket = seqpacket::dial(&a.path).unwrap();
+        let socket = seqpacket::dial_path(&a.path).unwrap();
         seqpacket::transmit(
             socket.as_fd(),
             format!(r#"{{"version":1,"ask":"{ask}"}}"#).as_bytes(),

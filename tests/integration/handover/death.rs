@@ -1,6 +1,6 @@
 //! A sibling that crashes or hangs.
 
-use super::node::{Echo, LEASE, Node, Shim, know_one_another, number};
+use super::node::{Echo, LEASE, Node, Shim, know_one_another, read_number};
 use crate::support::load::{self, Load};
 use crate::support::net::{
     client_hello, client_with_hello, connect, expect_service, ping, queued_at, read, relayed_client,
@@ -38,7 +38,7 @@ fn start_two(
 #[test]
 fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
     let (mut queued_in_all, mut lost_in_all, mut accepted_in_all) = (0, 0, 0);
-    for _ in 0..number("BERTH_CRASHES", 5) {
+    for _ in 0..read_number("BERTH_CRASHES", 5) {
         let (node, instance) = (Node::new(), Echo::new());
         // The lease must not expire: the end of the process must cause the takeover.
         let (mut a, b, listener) = start_two(&node, instance.address, [LEASE; 2], &[]);
@@ -88,7 +88,7 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
 #[test]
 fn consecutive_deaths_leave_no_client_waiting_for_a_lease() {
     const CLIENTS: u32 = 32;
-    let kills = number("BERTH_KILLS", 3);
+    let kills = read_number("BERTH_KILLS", 3);
     let apart = |nth: usize| Duration::from_millis(1000 + 700 * nth as u64 % 2000);
     let (node, instance) = (Node::new(), Echo::new());
     let (a, b, _) = start_two(&node, instance.address, [LEASE; 2], &[]);
@@ -129,7 +129,7 @@ fn consecutive_deaths_leave_no_client_waiting_for_a_lease() {
 
 /// Checks that a number of clients, connecting one by one, gets answers.
 #[track_caller]
-fn flows(node: &Node, number: usize) {
+fn expect_flow(node: &Node, number: usize) {
     for _ in 0..number {
         expect_service(node.listen);
     }
@@ -146,7 +146,7 @@ fn one_thread_that_hangs_expires_the_lease_too() {
     a.running.logs(explained::THREAD_HANGS);
     a.until("left", |status| status.state == Phase::Left);
     let before = b.status().connections_total;
-    flows(&node, 100);
+    expect_flow(&node, 100);
     assert!(
         b.status().connections_total >= before + 100,
         "all of them are B's"
@@ -154,7 +154,7 @@ fn one_thread_that_hangs_expires_the_lease_too() {
     drop(stopped);
     a.running.logs("every relaying thread answers again");
     a.until_joined();
-    flows(&node, 100);
+    expect_flow(&node, 100);
     assert_eq!(node.listeners().len(), 2);
 }
 
@@ -184,10 +184,10 @@ fn a_hang_makes_clients_wait_for_one_lease_at_most() {
         assert_eq!(read(client, 64), client_hello(64));
     }
     let longest = frozen.elapsed();
-    flows(&node, 100);
-    let until = frozen + Duration::from_secs(number("BERTH_HANG_SECONDS", 0) as u64);
+    expect_flow(&node, 100);
+    let until = frozen + Duration::from_secs(read_number("BERTH_HANG_SECONDS", 0) as u64);
     while Instant::now() < until {
-        flows(&node, 20);
+        expect_flow(&node, 20);
     }
     assert_eq!(queued_at(listener), Some(0));
     assert!(
@@ -204,9 +204,9 @@ fn a_hang_makes_clients_wait_for_one_lease_at_most() {
         .logs("stalled beyond its lease: siblings that did not stall accepted");
     println!("a hang: a client waited for {longest:?} at most");
     let before = [&a, &b].map(|shim| shim.status().connections_total);
-    flows(&node, 200);
+    expect_flow(&node, 200);
     eventually("both serve", || {
-        flows(&node, 10);
+        expect_flow(&node, 10);
         let now = [&a, &b].map(|shim| shim.status().connections_total);
         (now[0] > before[0] && now[1] > before[1]).then_some(())
     });

@@ -2,18 +2,18 @@
 //! when a shim, an instance or its supervisor ends. Tests run with a relay, too, where clients see
 //! the same or where the relay is the control.
 
-use super::node::{Node, Shim, freeze};
+use super::node::{Node, Shim, freeze_process};
 use crate::stand_in::{API, BROKEN, EMULATES, SILENT};
 use crate::support::net::{
     client_hello, client_with_hello, connect, expect_end, expect_reset, ping, read, relayed_client,
-    reset, served_client,
+    reset_stream, served_client,
 };
 use crate::support::process::{Running, can_inject, has_all};
 use crate::support::tls::Ca;
 use crate::support::{eventually, too_busy};
 use berth_node::ipc::wire::Status;
 use berth_node::terms::InstanceHealth;
-use berth_testing::issue;
+use berth_testing::issue_certificate;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{ErrorKind, Read, Write};
@@ -32,13 +32,13 @@ fn supervised_by(pass: &str, silent: &str) -> Option<(Node, Running, Pid)> {
     Some((node, supervisor, server))
 }
 
-fn supervised(silent: &str) -> Option<(Node, Running, Pid)> {
+fn start_supervised(silent: &str) -> Option<(Node, Running, Pid)> {
     supervised_by("inject", silent)
 }
 
 /// Starts a shim of instance a, and waits until the shim has joined and has links to the given
 /// number of instances.
-fn shim(node: &Node, pass: &str, instances: usize) -> Shim {
+fn start_shim(node: &Node, pass: &str, instances: usize) -> Shim {
     let shim = node.launch("a", &["--pass", pass]);
     shim.until_joined();
     shim.until("links", |status| {
@@ -52,7 +52,7 @@ fn shim(node: &Node, pass: &str, instances: usize) -> Shim {
     shim
 }
 
-fn injected(shim: &Shim) -> u64 {
+fn count_injected(shim: &Shim) -> u64 {
     shim.metric("berth_connections_total", &[("outcome", "injected")])
 }
 
@@ -69,7 +69,7 @@ fn the_end_of_a_shim_cuts_no_client() {
     let Some((node, _instance, _)) = supervised_by("relay", "") else {
         return;
     };
-    let mut relays = shim(&node, "inject", 0);
+    let mut relays = start_shim(&node, "inject", 0);
     let mut clients: Vec<_> = (0..20).map(|_| served_client(node.listen)).collect();
     relays.running.kill();
     for client in &mut clients {
@@ -80,13 +80,13 @@ fn the_end_of_a_shim_cuts_no_client() {
         );
     }
 
-    let Some((node, _supervisor, _)) = supervised("") else {
+    let Some((node, _supervisor, _)) = start_supervised("") else {
         return;
     };
-    let mut first = shim(&node, "inject", 1);
+    let mut first = start_shim(&node, "inject", 1);
     let mut clients: Vec<_> = (0..20).map(|_| served_client(node.listen)).collect();
     eventually("20 clients of the instance alone", || {
-        (injected(&first) == 20).then_some(())
+        (count_injected(&first) == 20).then_some(())
     });
     let status = first.status();
     assert_eq!(
@@ -102,14 +102,14 @@ fn the_end_of_a_shim_cuts_no_client() {
             client.local_addr().unwrap().to_string()
         );
     }
-    let second = shim(&node, "auto", 1);
+    let second = start_shim(&node, "auto", 1);
     let mut client = connect(node.listen);
     assert_eq!(
         address_seen_by_instance(&mut client),
         client.local_addr().unwrap().to_string()
     );
     eventually("a client of the instance alone", || {
-        (injected(&second) == 1).then_some(())
+        (count_injected(&second) == 1).then_some(())
     });
     // A leaving shim cuts no client.
     second.leave();
@@ -125,13 +125,13 @@ fn the_end_of_a_shim_cuts_no_client() {
 fn a_client_without_an_answer_is_served_by_the_next_instance() {
     for silent in ["stopped", "accepted", "read"] {
         for supervisor_ends in [false, true] {
-            let Some((node, supervisor, server)) = supervised(silent) else {
+            let Some((node, supervisor, server)) = start_supervised(silent) else {
                 return;
             };
             // Wait for the second instance before clients come. An instance keeps its clients if it
             // has not answered for 10 s.
             let (_other, _) = node.injected("b", "inject", &[]);
-            let shim = shim(&node, "inject", 2);
+            let shim = start_shim(&node, "inject", 2);
             shim.until("the other instance", |status| {
                 status
                     .instances
@@ -139,7 +139,7 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
                     .any(|known| !known.own && known.health.as_str() == "ready")
             });
             if silent == "stopped" {
-                freeze(server);
+                freeze_process(server);
             }
             let descriptors = || {
                 std::fs::read_dir(format!("/proc/{}/fd", supervisor.pid()))
@@ -195,7 +195,7 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
                 _ => 0..=6,
             };
             eventually("clients of the instance alone", || {
-                passed.contains(&injected(&shim)).then_some(())
+                passed.contains(&count_injected(&shim)).then_some(())
             });
             // The supervisor's own descriptors may be among the counted ones.
             let least = if silent == "stopped" { 1 } else { 5 };
@@ -216,7 +216,7 @@ fn clients_of_an_instance_that_hangs_are_recalled_for_another() {
 
 /// Returns false if no client was sent to the hanging instance.
 fn clients_are_recalled() -> bool {
-    let Some((node, _supervisor, server)) = supervised("") else {
+    let Some((node, _supervisor, server)) = start_supervised("") else {
         return true;
     };
     let (_other, _) = node.injected("b", "inject", &[]);
@@ -229,7 +229,7 @@ fn clients_are_recalled() -> bool {
             .count()
             == 2
     });
-    freeze(server);
+    freeze_process(server);
     // More clients than the shim has in transit at a time.
     let mut clients: Vec<_> = (0..80).map(|_| client_with_hello(node.listen)).collect();
     for client in &mut clients {
@@ -246,7 +246,7 @@ fn clients_are_recalled() -> bool {
 /// shim may wait for the supervisor.
 #[test]
 fn clients_that_leave_a_supervisor_that_hangs_disturb_no_other_client() {
-    let Some((node, supervisor, _)) = supervised("") else {
+    let Some((node, supervisor, _)) = start_supervised("") else {
         return;
     };
     let (_other, _) = node.injected("b", "inject", &[]);
@@ -270,7 +270,7 @@ fn clients_that_leave_a_supervisor_that_hangs_disturb_no_other_client() {
             .count()
             == 2
     });
-    freeze(supervisor.pid());
+    freeze_process(supervisor.pid());
     let clients: Vec<_> = (0..5).map(|_| client_with_hello(node.listen)).collect();
     shim.until("its clients wait", |status| {
         status
@@ -293,7 +293,7 @@ fn clients_that_leave_a_supervisor_that_hangs_disturb_no_other_client() {
 #[test]
 fn a_handshake_has_its_slot_until_the_first_byte() {
     const ONE: [&str; 4] = ["--pass", "inject", "--max-openings", "1"];
-    let Some((node, supervisor, server)) = supervised("read") else {
+    let Some((node, supervisor, server)) = start_supervised("read") else {
         return;
     };
     let shim = node.launch("a", &ONE);
@@ -329,7 +329,7 @@ fn an_instance_without_a_supervisor_gets_relayed_clients_and_the_reason_is_logge
     let node = Node::new();
     let (_instance, _) = node.injected("a", "relay", &[]);
     for pass in ["auto", "inject"] {
-        let shim = shim(&node, pass, 0);
+        let shim = start_shim(&node, pass, 0);
         shim.running
             .logs("its clients are relayed: its `berth exec` runs without --pass inject");
         let own = shim.status().instances.remove(0);
@@ -342,7 +342,7 @@ fn an_instance_without_a_supervisor_gets_relayed_clients_and_the_reason_is_logge
             &["clients are relayed: its `berth exec` runs without"],
         );
         drop(served_client(node.listen));
-        assert_eq!(injected(&shim), 0);
+        assert_eq!(count_injected(&shim), 0);
         shim.leave();
     }
 }
@@ -354,7 +354,7 @@ fn each_end_sees_what_the_other_did() {
         let Some((node, instance, _)) = supervised_by(pass, "") else {
             return;
         };
-        let shim = shim(&node, "inject", links);
+        let shim = start_shim(&node, "inject", links);
         let asks = |what: &[u8]| {
             let mut client = served_client(node.listen);
             client.write_all(what).unwrap();
@@ -377,11 +377,11 @@ fn each_end_sees_what_the_other_did() {
         drop(client);
         instance.prints(r#"after "more" the client has ended: Ok"#);
 
-        reset(asks_late());
+        reset_stream(asks_late());
         instance.prints(r#"after "" the client has ended: Err(ConnectionReset)"#);
         expect_reset(&mut asks(b"reset"));
         eventually("all of them", || {
-            (injected(&shim) == 4 * links as u64).then_some(())
+            (count_injected(&shim) == 4 * links as u64).then_some(())
         });
     }
 }
@@ -396,7 +396,7 @@ fn a_failed_probe_keeps_an_instance_and_an_unready_one_gets_no_client() {
             return;
         }
         let node = Node::new();
-        let (certificate, key) = issue(&ca.0, &["kubernetes"]);
+        let (certificate, key) = issue_certificate(&ca.0, &["kubernetes"]);
         for (name, text) in [("kube.crt", certificate), ("kube.key", key)] {
             std::fs::write(node.temp().join(name), text).unwrap();
         }
@@ -425,7 +425,7 @@ fn a_failed_probe_keeps_an_instance_and_an_unready_one_gets_no_client() {
         shim.until("links", |status| {
             status.instances.len() == 2 && count(status) == 2 * links
         });
-        freeze(server);
+        freeze_process(server);
         let failing = shim.until("it is failing", |status| status.fail_open);
         assert!(
             failing
@@ -446,7 +446,7 @@ fn a_failed_probe_keeps_an_instance_and_an_unready_one_gets_no_client() {
             );
         });
         eventually("the client", || {
-            (injected(&shim) == links as u64).then_some(())
+            (count_injected(&shim) == links as u64).then_some(())
         });
         assert!(
             !newborn.running.log().contains("joined"),
@@ -464,10 +464,10 @@ fn a_drain_waits_for_connections_passed_to_the_instance() {
         let Some((node, _instance, _)) = supervised_by(pass, "") else {
             return;
         };
-        let first = shim(&node, "inject", links);
+        let first = start_shim(&node, "inject", links);
         let (relayed, passed) = (relayed_client(node.listen), served_client(node.listen));
         eventually("one of the instance alone", || {
-            (injected(&first) == links as u64).then_some(())
+            (count_injected(&first) == links as u64).then_some(())
         });
         let drain =
             |wait: &str| node.ask_shims(&["drain", "--wait-streams", wait, "--instance", "a"]);

@@ -2,7 +2,7 @@
 
 use super::node::{Echo, Node, Shim};
 use crate::support::net::{expect_service, fresh_ip};
-use crate::support::{eventually, skipped};
+use crate::support::{eventually, print_skipped};
 use berth_os::explained;
 use berth_os::{seqpacket, socket};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -14,7 +14,7 @@ pub(super) struct Peer(pub(super) OwnedFd);
 
 impl Peer {
     pub(super) fn dial(path: &Path) -> Self {
-        Self(seqpacket::dial(path).unwrap())
+        Self(seqpacket::dial_path(path).unwrap())
     }
 
     /// Connects and joins under a name, once the shim has seen the end of the last peer with the
@@ -68,12 +68,12 @@ impl Peer {
     }
 }
 
-fn cookie(listener: &impl AsFd) -> u64 {
-    socket::cookie(listener.as_fd()).unwrap()
+fn cookie_of(listener: &impl AsFd) -> u64 {
+    socket::read_cookie(listener.as_fd()).unwrap()
 }
 
 /// Builds a sibling's message with listeners.
-fn update(version: u32, guards: &[(u64, SocketAddr)]) -> String {
+fn format_update(version: u32, guards: &[(u64, SocketAddr)]) -> String {
     let guards: Vec<_> = guards
         .iter()
         .map(|(cookie, address)| format!("[{cookie},\"{address}\"]"))
@@ -122,31 +122,37 @@ fn a_peer_that_lies_is_refused() {
     shim.running.logs("version 99 is not known");
 
     let ours = socket::bind(node.listen, false).unwrap();
-    let name = cookie(&ours);
+    let name = cookie_of(&ours);
     let fd = ours.as_fd();
-    expect_refusal(&node, &shim, "version 0", &update(0, &[]), &[]);
+    expect_refusal(&node, &shim, "version 0", &format_update(0, &[]), &[]);
     expect_refusal(&node, &shim, "not an update", "{}", &[]);
     expect_refusal(
         &node,
         &shim,
         "2 listeners, and 1 descriptors",
-        &update(1, &[(name, node.listen), (7, node.listen)]),
+        &format_update(1, &[(name, node.listen), (7, node.listen)]),
         &[fd],
     );
     expect_refusal(
         &node,
         &shim,
         "0 listeners, and 1 descriptors",
-        &update(1, &[]),
+        &format_update(1, &[]),
         &[fd],
     );
     // More descriptors than fit: the shim must close those that the kernel installed.
-    expect_refusal(&node, &shim, "Message too long", &update(1, &[]), &[fd; 70]);
+    expect_refusal(
+        &node,
+        &shim,
+        "Message too long",
+        &format_update(1, &[]),
+        &[fd; 70],
+    );
     expect_refusal(
         &node,
         &shim,
         "it is another socket than announced",
-        &update(1, &[(7, node.listen)]),
+        &format_update(1, &[(7, node.listen)]),
         &[fd],
     );
 
@@ -155,7 +161,7 @@ fn a_peer_that_lies_is_refused() {
         &node,
         &shim,
         "its options cannot be read: Socket operation on non-socket",
-        &update(1, &[(7, node.listen)]),
+        &format_update(1, &[(7, node.listen)]),
         &[pipe.as_fd()],
     );
     let udp = UdpSocket::bind((fresh_ip(), 0)).unwrap();
@@ -163,13 +169,13 @@ fn a_peer_that_lies_is_refused() {
         &node,
         &shim,
         "it is no TCP socket",
-        &update(1, &[(cookie(&udp), node.listen)]),
+        &format_update(1, &[(cookie_of(&udp), node.listen)]),
         &[udp.as_fd()],
     );
     let connection = TcpStream::connect(instance.address).unwrap();
-    let said = update(
+    let said = format_update(
         1,
-        &[(cookie(&connection), connection.local_addr().unwrap())],
+        &[(cookie_of(&connection), connection.local_addr().unwrap())],
     );
     expect_refusal(
         &node,
@@ -179,10 +185,10 @@ fn a_peer_that_lies_is_refused() {
         &[connection.as_fd()],
     );
     let foreign = TcpListener::bind((fresh_ip(), 0)).unwrap();
-    let said = update(1, &[(cookie(&foreign), node.listen)]);
+    let said = format_update(1, &[(cookie_of(&foreign), node.listen)]);
     expect_refusal(&node, &shim, "it is bound to", &said, &[foreign.as_fd()]);
     let lonely = TcpListener::bind((fresh_ip(), 0)).unwrap();
-    let said = update(1, &[(cookie(&lonely), lonely.local_addr().unwrap())]);
+    let said = format_update(1, &[(cookie_of(&lonely), lonely.local_addr().unwrap())]);
     expect_refusal(
         &node,
         &shim,
@@ -206,7 +212,7 @@ fn a_listener_of_another_address_is_not_taken() {
     let before = shim.descriptors();
     let peer = Peer::joined(&shim.path, u64::MAX);
     peer.sends(
-        &update(1, &[(cookie(&foreign), address)]),
+        &format_update(1, &[(cookie_of(&foreign), address)]),
         &[foreign.as_fd()],
     );
     peer.sends("an end", &[]);
@@ -251,7 +257,7 @@ fn a_silent_peer_delays_nothing() {
 fn a_sibling_of_another_uid_is_refused() {
     let node = match Node::of(65534) {
         Ok(node) => node,
-        Err(why) => return skipped(&why),
+        Err(why) => return print_skipped(&why),
     };
     let instance = Echo::new();
     let shim = node.joined("a", instance.address, &[]);

@@ -3,8 +3,8 @@
 
 use super::node::{ACCEPTS, Echo, Node, know_one_another};
 use crate::support::net::{expect_service, free_address, ping, relayed_client, served_client};
-use crate::support::process::{Running, berth, output_of};
-use crate::support::{MOMENT, eventually, skipped};
+use crate::support::process::{Running, berth_command, output_of};
+use crate::support::{MOMENT, eventually, print_skipped};
 use berth_node::ipc;
 use berth_node::terms::{InstanceHealth, Phase};
 use berth_os::{explained, socket};
@@ -23,14 +23,14 @@ const STRANGER: u32 = 65534;
 fn stranger_fails(listen: SocketAddr) -> Option<()> {
     let (instance, run_dir) = (Echo::new(), tempfile::tempdir().unwrap());
     nix::unistd::chown(run_dir.path(), Some(STRANGER.into()), Some(STRANGER.into())).ok()?;
-    let mut version = berth(["--version"]);
+    let mut version = berth_command(["--version"]);
     version
         .uid(STRANGER)
         .gid(STRANGER)
         .output()
         .ok()
         .filter(|output| output.status.success())?;
-    let mut command = berth(["serve", "--probe", "tcp", "--instance", "stranger"]);
+    let mut command = berth_command(["serve", "--probe", "tcp", "--instance", "stranger"]);
     command.args([
         "--listen",
         &listen.to_string(),
@@ -60,7 +60,7 @@ fn another_user_cannot_take_a_port_without_a_listener() {
     let (node, address) = (Node::new(), free_address());
     let shim = node.start("a", address, &["--hold", "100ms"]);
     if stranger_fails(node.listen).is_none() {
-        return skipped(&format!("no process of uid {STRANGER} can be run here"));
+        return print_skipped(&format!("no process of uid {STRANGER} can be run here"));
     }
     let instance = Echo::at(address);
     shim.until_joined();

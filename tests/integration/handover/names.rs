@@ -4,7 +4,7 @@ use super::liars::Peer;
 use super::node::{Echo, Node};
 use crate::support::load;
 use crate::support::net::expect_service;
-use crate::support::{eventually, skipped};
+use crate::support::{eventually, print_skipped};
 use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
 use berth_node::registry::lease::{self, Lease};
@@ -24,7 +24,7 @@ struct Sibling {
 impl Sibling {
     fn new(node: &Node, holder: u64) -> Self {
         let (berth, instance) = (node.berth(), InstanceId::parse("z").unwrap());
-        let listener = seqpacket::listener(&berth.socket_path(&instance).unwrap()).unwrap();
+        let listener = seqpacket::bind_listener(&berth.socket_path(&instance).unwrap()).unwrap();
         let lease = Lease {
             version: lease::VERSION,
             instance,
@@ -55,7 +55,7 @@ impl Sibling {
 
     fn renew(&mut self) {
         self.lease
-            .renew(clock::boottime().unwrap(), SystemTime::now());
+            .renew(clock::read_boottime().unwrap(), SystemTime::now());
         lease::write(&self.berth, &self.lease).unwrap();
     }
 
@@ -145,7 +145,7 @@ fn a_process_with_a_connected_siblings_name_is_refused() {
         "{}",
         a.running.log()
     );
-    let load = load::start(node.listen, 16, Duration::from_millis(100));
+    let load = load::start_load(node.listen, 16, Duration::from_millis(100));
     load.more(50);
     b.leave();
     load.more(50);
@@ -243,7 +243,7 @@ fn a_sibling_that_cannot_be_reached_is_reported_within_a_lease() {
         assert!(shim.running.logs("neither guards").contains("WARN"));
 
         // From now on, the shim can dial the sibling.
-        sibling.listener = seqpacket::listener(&path).unwrap();
+        sibling.listener = seqpacket::bind_listener(&path).unwrap();
         let peer = sibling.connected(&node);
         eventually("all is well", || {
             sibling.renew();
@@ -289,7 +289,7 @@ fn the_listener_of_a_sibling_that_cannot_be_reached_is_not_foreign() {
 fn a_sibling_that_is_dialled_must_be_of_the_same_uid() {
     let other = match Node::of(65534) {
         Ok(node) => node,
-        Err(why) => return skipped(&why),
+        Err(why) => return print_skipped(&why),
     };
     let (node, instance) = (Node::new(), Echo::new());
     let stranger = other.start("z", instance.address, &[]);

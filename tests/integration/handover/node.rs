@@ -1,13 +1,13 @@
 //! A run directory, its shims, and echo servers that can go away.
 
 use crate::stand_in::STAND_IN;
-use crate::support::net::{free_address, fresh_ip, listening};
+use crate::support::net::{find_listening, free_address, fresh_ip};
 use crate::support::process::{BERTH, Running, berth_at, output_of, passes_sockets};
-use crate::support::shim::ask;
+use crate::support::shim::send_ask;
 use crate::support::stopped::Stopped;
 use crate::support::{PATIENCE, eventually, in_memory};
 use berth_node::instance::InstanceId;
-use berth_node::ipc::supervisor::{FromShim, ToShim, VERSION, parse};
+use berth_node::ipc::supervisor::{FromShim, ToShim, VERSION, parse_message};
 use berth_node::ipc::{self, SocketFile, wire};
 use berth_node::registry::instance::{Claimant, InstanceClaim, claim};
 use berth_node::registry::{BerthDir, RunDir, instance};
@@ -41,13 +41,13 @@ pub(crate) const ACCEPTS: &str = "berth-relay-0";
 /// Reads a number from the environment, for runs that are longer than usual. The default is for
 /// normal runs.
 #[track_caller]
-pub(crate) fn number(name: &str, every_day: usize) -> usize {
+pub(crate) fn read_number(name: &str, every_day: usize) -> usize {
     std::env::var(name).map_or(every_day, |number| {
         number.parse().unwrap_or_else(|_| panic!("{name}={number}"))
     })
 }
 
-pub(crate) fn runtime() -> Runtime {
+pub(crate) fn make_runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
@@ -234,7 +234,7 @@ impl Node {
             .any(|listed| listed.alive && listed.record.instance.as_str() == id)
         {
             let instance = InstanceId::parse(id).unwrap();
-            let shims = ipc::listen(&self.berth().supervisor_path(&instance).unwrap()).unwrap();
+            let shims = ipc::listen_at(&self.berth().supervisor_path(&instance).unwrap()).unwrap();
             let _ = echo.send(Supervised {
                 instance,
                 shims,
@@ -321,7 +321,7 @@ impl Node {
 
     /// Returns the inodes of the berth's listeners.
     pub(crate) fn listeners(&self) -> Vec<u64> {
-        listening(self.listen)
+        find_listening(self.listen)
     }
 }
 
@@ -334,7 +334,7 @@ pub(crate) struct Shim {
 impl Shim {
     #[track_caller]
     pub(crate) fn status(&self) -> wire::Status {
-        match ask(&runtime(), &self.path, &wire::Ask::Status) {
+        match send_ask(&make_runtime(), &self.path, &wire::Ask::Status) {
             Ok(wire::Reply::Status(status)) => *status,
             other => panic!("no status but {other:?}:\n{}", self.running.log()),
         }
@@ -369,7 +369,7 @@ impl Shim {
     /// Returns a metric with the given labels.
     #[track_caller]
     pub(crate) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
-        let text = match ask(&runtime(), &self.path, &wire::Ask::Metrics) {
+        let text = match send_ask(&make_runtime(), &self.path, &wire::Ask::Metrics) {
             Ok(wire::Reply::Metrics(text)) => text,
             other => panic!("no metrics but {other:?}:\n{}", self.running.log()),
         };
@@ -403,7 +403,7 @@ impl Shim {
     /// Stops the process with SIGSTOP, and waits until it has stopped.
     #[track_caller]
     pub(crate) fn freeze(&self) {
-        freeze(self.running.pid());
+        freeze_process(self.running.pid());
     }
 
     /// Stops one thread of the shim by its name. The other threads run on.
@@ -439,7 +439,7 @@ impl Shim {
 
 /// Stops a process with SIGSTOP, and waits until it has stopped.
 #[track_caller]
-pub(crate) fn freeze(process: Pid) {
+pub(crate) fn freeze_process(process: Pid) {
     kill(process, Signal::SIGSTOP).unwrap();
     eventually("a process that stands still", || {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
@@ -479,9 +479,9 @@ struct Supervised {
 }
 
 /// Runtime of all echo servers, on a single thread.
-fn instances() -> &'static Handle {
+fn echo_runtime() -> &'static Handle {
     static INSTANCES: LazyLock<Handle> = LazyLock::new(|| {
-        let runtime = runtime();
+        let runtime = make_runtime();
         let handle = runtime.handle().clone();
         std::thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
         handle
@@ -495,7 +495,7 @@ impl Echo {
     }
 
     pub(crate) fn at(address: SocketAddr) -> Self {
-        let _in = instances().enter();
+        let _in = echo_runtime().enter();
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_reuseaddr(true).unwrap();
         socket.bind(address).unwrap();
@@ -505,7 +505,7 @@ impl Echo {
         ECHOES.lock().unwrap().insert(address, supervise);
         Self {
             address,
-            task: Some(instances().spawn(serve(listener, supervised))),
+            task: Some(echo_runtime().spawn(serve_echo(listener, supervised))),
         }
     }
 }
@@ -515,23 +515,23 @@ impl Drop for Echo {
         if let Some(task) = self.task.take() {
             task.abort();
             eventually("the end of an instance", || {
-                listening(self.address).is_empty().then_some(())
+                find_listening(self.address).is_empty().then_some(())
             });
         }
     }
 }
 
-async fn serve(listener: TcpListener, mut supervised: mpsc::UnboundedReceiver<Supervised>) {
+async fn serve_echo(listener: TcpListener, mut supervised: mpsc::UnboundedReceiver<Supervised>) {
     let (mut connections, mut supervisors) = (JoinSet::new(), JoinSet::new());
     let (pass, mut passed) = mpsc::unbounded_channel();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => drop(connections.spawn(echo(stream))),
+                Ok((stream, _)) => drop(connections.spawn(echo_bytes(stream))),
                 Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
             },
-            Some(instance) = supervised.recv() => drop(supervisors.spawn(supervise(instance, pass.clone()))),
-            Some(client) = passed.recv() => drop(connections.spawn(echo(client))),
+            Some(instance) = supervised.recv() => drop(supervisors.spawn(supervise_server(instance, pass.clone()))),
+            Some(client) = passed.recv() => drop(connections.spawn(echo_bytes(client))),
             Some(_) = connections.join_next() => {}
         }
     }
@@ -539,7 +539,7 @@ async fn serve(listener: TcpListener, mut supervised: mpsc::UnboundedReceiver<Su
 
 /// Acts as the supervisor of a server that always accepts. The crate `berth-supervisor` has the
 /// supervisor of a server in a process of its own.
-async fn supervise(
+async fn supervise_server(
     Supervised {
         instance,
         shims: (shims, _file),
@@ -594,7 +594,7 @@ fn receive_client(shim: &OwnedFd) -> io::Result<Option<(u64, TcpStream)>> {
             return Ok(None);
         }
         // A recalled client was accepted before.
-        if let Ok(FromShim::Client { seq, .. }) = parse(&buffer[..received.length]) {
+        if let Ok(FromShim::Client { seq, .. }) = parse_message(&buffer[..received.length]) {
             let client = received
                 .descriptors
                 .pop()
@@ -605,7 +605,7 @@ fn receive_client(shim: &OwnedFd) -> io::Result<Option<(u64, TcpStream)>> {
     }
 }
 
-async fn echo(mut stream: TcpStream) {
+async fn echo_bytes(mut stream: TcpStream) {
     let _ = stream.set_nodelay(true);
     let mut buffer = [0; 1024];
     while let Ok(length @ 1..) = stream.read(&mut buffer).await {

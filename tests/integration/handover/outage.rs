@@ -5,7 +5,7 @@ use crate::support::load;
 use crate::support::net::{
     client_hello, client_with_hello, expect_service, free_address, fresh_ip, read,
 };
-use crate::support::process::ends;
+use crate::support::process::expect_status;
 use crate::support::{PATIENCE, eventually};
 use berth_node::terms::Phase;
 use berth_os::explained;
@@ -42,7 +42,7 @@ fn a_sibling_loses_its_instance(recorded: bool) {
     };
     let (a, b) = (join("a", &first), join("b", &second));
     know_one_another(&a, &b);
-    let load = load::start(node.listen, 32, Duration::from_millis(100));
+    let load = load::start_load(node.listen, 32, Duration::from_millis(100));
     load.more(200);
     drop(second);
     load.more(500);
@@ -65,7 +65,7 @@ fn a_sibling_loses_its_instance(recorded: bool) {
 }
 
 /// Leaves a process one free descriptor, or removes the limit.
-fn limit(pid: nix::unistd::Pid, one: bool) {
+fn limit_descriptors(pid: nix::unistd::Pid, one: bool) {
     let numbers = std::fs::read_dir(format!("/proc/{pid}/fd"))
         .unwrap()
         .flatten();
@@ -78,7 +78,7 @@ fn limit(pid: nix::unistd::Pid, one: bool) {
     } else {
         1024
     };
-    ends(
+    expect_status(
         std::process::Command::new("prlimit")
             .args([format!("--pid={pid}"), format!("--nofile={soft}:")]),
         0,
@@ -96,7 +96,7 @@ fn frozen_without_descriptors(node: &Node, instance: &Echo) -> (Shim, Vec<TcpStr
         &["--probe-interval", "1h", "--hold", "60s", "--threads", "1"],
     );
     a.freeze();
-    limit(a.running.pid(), true);
+    limit_descriptors(a.running.pid(), true);
     let clients = (0..8).map(|_| client_with_hello(node.listen)).collect();
     (a, clients)
 }
@@ -107,7 +107,7 @@ fn a_client_waits_while_there_is_no_descriptor_for_its_instance() {
     let (a, mut clients) = frozen_without_descriptors(&node, &instance);
     a.running.signal(Signal::SIGCONT);
     a.running.logs(explained::CANNOT_ACCEPT);
-    limit(a.running.pid(), false);
+    limit_descriptors(a.running.pid(), false);
     for client in &mut clients {
         assert_eq!(read(client, 64), client_hello(64));
     }
@@ -123,7 +123,7 @@ fn clients_queued_when_the_last_shim_leaves_wait_for_descriptors() {
     a.running.signal(Signal::SIGCONT);
     a.running.logs(explained::CANNOT_ACCEPT);
     a.running.logs("SIGTERM");
-    limit(a.running.pid(), false);
+    limit_descriptors(a.running.pid(), false);
     for client in &mut clients {
         assert_eq!(read(client, 64), client_hello(64));
     }

@@ -17,7 +17,7 @@ const RELAY: [&str; 2] = ["--pass", "relay"];
 /// Starts two shims of the given programs that have each other's guard, with options of each and
 /// the time for which they hold clients. The instance of A accepts and never answers. The instance
 /// of B echoes.
-fn pair(
+fn start_pair(
     [program_a, program_b]: [impl AsRef<Path>; 2],
     hold: &str,
     of_a: &[&str],
@@ -40,13 +40,14 @@ fn pair(
 
 #[test]
 fn clients_accepted_after_sigterm_outlive_the_shim() {
-    let (node, (first, _second), mut a, b) = pair([BERTH; 2], "60s", &["--log-connections"], &[]);
+    let (node, (first, _second), mut a, b) =
+        start_pair([BERTH; 2], "60s", &["--log-connections"], &[]);
     // As long as B sends nothing, A goes on accepting.
     b.freeze();
     a.running.signal(Signal::SIGTERM);
     a.running.logs("SIGTERM");
     let accepted = a.status().connections_total;
-    let mut clients = clients(&node, &a, accepted + 4, 4);
+    let mut clients = connect_clients(&node, &a, accepted + 4, 4);
     // A offers the clients to B. B takes them after waking.
     b.running.signal(Signal::SIGCONT);
     drop(first);
@@ -75,7 +76,7 @@ const MOST: usize = 2_000;
 
 /// Connects clients that send their ClientHello, in rows, until A has accepted the wanted number.
 #[track_caller]
-fn clients(node: &Node, a: &Shim, wanted: u64, row: usize) -> Vec<TcpStream> {
+fn connect_clients(node: &Node, a: &Shim, wanted: u64, row: usize) -> Vec<TcpStream> {
     let mut clients = Vec::new();
     eventually("clients that A accepted", || {
         if a.status().connections_total >= wanted {
@@ -118,8 +119,9 @@ fn many_at_once_outlive_the_shim() {
 #[track_caller]
 pub(crate) fn many_at_once(programs: [impl AsRef<Path>; 2]) {
     const CLIENTS: u64 = 300;
-    let (node, (first, _second), a, _b) = pair(programs, "60s", &["--drain-timeout", "1s"], &[]);
-    let clients = clients(&node, &a, CLIENTS, 50);
+    let (node, (first, _second), a, _b) =
+        start_pair(programs, "60s", &["--drain-timeout", "1s"], &[]);
+    let clients = connect_clients(&node, &a, CLIENTS, 50);
     drop(first);
     all_outlive(a, clients, CLIENTS);
 }
@@ -144,7 +146,7 @@ fn a_shim_without_an_answer_from_its_sibling_serves_the_client() {
     b.freeze();
     drop(first);
     let before = a.status().connections_total;
-    let mut clients = clients(&node, &a, before + 2, 1);
+    let mut clients = connect_clients(&node, &a, before + 2, 1);
     let answered = |clients: &[TcpStream]| {
         clients.iter().position(|client| {
             client.set_nonblocking(true).unwrap();
@@ -175,7 +177,7 @@ fn a_shim_without_an_answer_from_its_sibling_serves_the_client() {
 #[test]
 fn a_sibling_that_is_full_takes_no_connection() {
     const MOST: u64 = 5;
-    let (node, (first, _second), a, b) = pair(
+    let (node, (first, _second), a, b) = start_pair(
         [BERTH; 2],
         "60s",
         &RELAY,
@@ -214,8 +216,9 @@ fn a_sibling_that_is_full_takes_no_connection() {
 #[test]
 fn a_shim_waits_for_a_sibling_that_hangs_as_long_as_its_lease_holds() {
     const CLIENTS: u64 = 60;
-    let (node, (first, _second), a, b) = pair([BERTH; 2], "60s", &["--drain-timeout", "1s"], &[]);
-    let clients = clients(&node, &a, CLIENTS, 10);
+    let (node, (first, _second), a, b) =
+        start_pair([BERTH; 2], "60s", &["--drain-timeout", "1s"], &[]);
+    let clients = connect_clients(&node, &a, CLIENTS, 10);
     b.freeze();
     drop(first);
     // Longer than a command waits for a shim.
@@ -238,8 +241,8 @@ fn a_shim_waits_for_a_sibling_that_hangs_as_long_as_its_lease_holds() {
 fn a_shim_does_not_wait_for_a_sibling_with_an_expired_lease() {
     // With a long hold, only the end of the lease lets clients be served within this test.
     let (node, (first, _second), a, b) =
-        pair([BERTH; 2], "1h", &["--lease", "6s"], &["--lease", "6s"]);
-    let _clients = clients(&node, &a, 40, 10);
+        start_pair([BERTH; 2], "1h", &["--lease", "6s"], &["--lease", "6s"]);
+    let _clients = connect_clients(&node, &a, 40, 10);
     let accepted = a.status().connections_total;
     b.freeze();
     drop(first);

@@ -4,7 +4,7 @@ use super::node::{Echo, LEASE, Node, Shim, know_one_another};
 use crate::support::load;
 use crate::support::net::expect_service;
 use crate::support::process::Running;
-use crate::support::{eventually, skipped};
+use crate::support::{eventually, print_skipped};
 use berth_node::instance::InstanceId;
 use berth_node::registry::lease;
 use berth_os::explained;
@@ -41,7 +41,7 @@ fn until_renewed(node: &Node, id: &str) {
 
 /// Removes the directory like `rm -rf`, and repeats that if a shim writes its lease meanwhile.
 #[track_caller]
-fn remove(node: &Node) {
+fn remove_run_dir(node: &Node) {
     eventually("a directory that is removed", || {
         fs::remove_dir_all(node.run_dir()).ok()
     });
@@ -49,7 +49,7 @@ fn remove(node: &Node) {
 
 /// Exchanges the directory for another file in one step.
 #[track_caller]
-fn exchange(node: &Node, other: &Path) {
+fn exchange_run_dir(node: &Node, other: &Path) {
     renameat2(
         AT_FDCWD,
         other,
@@ -73,7 +73,7 @@ fn start_lone(node: &Node, lease: &str) -> (Echo, Running, Shim) {
 fn a_run_directory_that_is_removed_ends_nothing() {
     let node = Node::new();
     let (echo, process, shim) = start_lone(&node, "1s");
-    remove(&node);
+    remove_run_dir(&node);
     serves_on(&node);
     until_renewed(&node, "a");
     drop((process, echo));
@@ -96,11 +96,11 @@ fn a_run_directory_that_cannot_be_used_ends_nothing() {
     let (_echo, _process, shim) = start_lone(&node, "1s");
     let other = node.run_dir().with_file_name("other");
     fs::write(&other, "a file").unwrap();
-    exchange(&node, &other);
+    exchange_run_dir(&node, &other);
     serves_on(&node);
     let warned = shim.running.logs(explained::LEASE_NOT_WRITTEN);
     assert!(warned.contains("WARN"), "{warned}");
-    exchange(&node, &other);
+    exchange_run_dir(&node, &other);
     until_renewed(&node, "a");
     shim.until_joined();
     shim.leave();
@@ -118,9 +118,9 @@ fn siblings_hand_over_in_a_run_directory_that_was_removed() {
     let b = node.launch("b", &options);
     b.until_joined();
     know_one_another(&a, &b);
-    let load = load::start(node.listen, 16, Duration::from_millis(100));
+    let load = load::start_load(node.listen, 16, Duration::from_millis(100));
     load.more(100);
-    remove(&node);
+    remove_run_dir(&node);
     load.more(100);
     // The leases have expired once since then. By the leases of before, each shim would regard the
     // other as hanging.
@@ -150,7 +150,7 @@ fn siblings_hand_over_in_a_run_directory_that_was_removed() {
 fn a_record_that_cannot_be_read_for_a_while_is_alive() {
     let node = match Node::of(65534) {
         Ok(node) => node,
-        Err(why) => return skipped(&why),
+        Err(why) => return print_skipped(&why),
     };
     let (_echo, _process, shim) = start_lone(&node, LEASE);
     let record = node

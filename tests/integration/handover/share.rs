@@ -1,10 +1,10 @@
 //! Shares of new connections: the part of each of two instances, without a loss of connections.
 
-use super::node::{Echo, Node, Shim, runtime};
+use super::node::{Echo, Node, Shim, make_runtime};
 use crate::support::eventually;
 use crate::support::load;
 use crate::support::net::{Backend, client_hello, connect_from, fresh_ip, read};
-use crate::support::shim::ask;
+use crate::support::shim::send_ask;
 use berth_node::ipc::wire::{Ask, Reply, Share, Side};
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -42,7 +42,7 @@ impl Pair {
     fn put(&self, permille: u16, local: bool, lease_ms: u64) {
         for shim in &self.shims {
             assert_eq!(
-                ask_shim(shim, &share(permille, local, lease_ms)),
+                ask_shim(shim, &make_share(permille, local, lease_ms)),
                 Reply::Done
             );
         }
@@ -114,7 +114,7 @@ struct Served {
     of: [[usize; 3]; 2],
 }
 
-fn share(permille: u16, local: bool, lease_ms: u64) -> Ask {
+fn make_share(permille: u16, local: bool, lease_ms: u64) -> Ask {
     let [old, new] = ["old", "new"].map(|id| id.parse().unwrap());
     Ask::Share(Share {
         old,
@@ -128,11 +128,11 @@ fn share(permille: u16, local: bool, lease_ms: u64) -> Ask {
 
 #[track_caller]
 fn ask_shim(shim: &Shim, what: &Ask) -> Reply {
-    ask(&runtime(), &shim.path, what).unwrap()
+    send_ask(&make_runtime(), &shim.path, what).unwrap()
 }
 
 /// Starts an instance that sends its clients a name.
-fn named(name: &'static [u8; 1]) -> SocketAddr {
+fn start_named(name: &'static [u8; 1]) -> SocketAddr {
     Backend::new().serve(move |mut stream| {
         if stream.read(&mut [0; 64]).is_ok_and(|length| length > 0)
             && stream.write_all(name).is_ok()
@@ -143,7 +143,7 @@ fn named(name: &'static [u8; 1]) -> SocketAddr {
     })
 }
 
-fn fresh(number: usize) -> Vec<Ipv4Addr> {
+fn fresh_addresses(number: usize) -> Vec<Ipv4Addr> {
     let mut fresh = BTreeSet::new();
     while fresh.len() < number {
         fresh.insert(fresh_ip());
@@ -153,9 +153,9 @@ fn fresh(number: usize) -> Vec<Ipv4Addr> {
 
 #[test]
 fn each_instance_gets_its_share() {
-    let pair = Pair::new([b"o", b"n"].map(named));
+    let pair = Pair::new([b"o", b"n"].map(start_named));
     pair.put_all(50);
-    let many = pair.clients(&fresh(CONNECTIONS));
+    let many = pair.clients(&fresh_addresses(CONNECTIONS));
     assert!(AT_5_PERCENT.contains(&many.on_new_side), "{many:?}");
     assert!(
         many.of
@@ -182,14 +182,14 @@ fn each_instance_gets_its_share() {
     );
 
     pair.put_all(0);
-    let none = pair.clients(&fresh(200));
+    let none = pair.clients(&fresh_addresses(200));
     assert_eq!(
         (none.on_new_side, none.new.len()),
         (0, none.of[1][2]),
         "{none:?}"
     );
     pair.put_all(1000);
-    let all = pair.clients(&fresh(200));
+    let all = pair.clients(&fresh_addresses(200));
     assert_eq!(
         (all.on_new_side, all.new.len()),
         (200, 200 - all.of[0][2]),
@@ -201,7 +201,7 @@ fn each_instance_gets_its_share() {
 fn no_connection_is_lost_when_a_share_changes_or_ends() {
     let instances = [Echo::new(), Echo::new()];
     let pair = Pair::new(instances.each_ref().map(|instance| instance.address));
-    let load = load::start(pair.node.listen, 16, Duration::from_millis(20));
+    let load = load::start_load(pair.node.listen, 16, Duration::from_millis(20));
     for permille in [50, 250, 500, 1000, 0, 500] {
         pair.put_all(permille);
         load.more(200);
@@ -263,7 +263,7 @@ fn a_share_is_refused_by_a_shim_that_it_is_not_for() {
         node.launch("node", &["--discover"]),
         node.start("other", instance.address(), &[]),
     ] {
-        let reply = ask_shim(&shim, &share(50, false, 1_000));
+        let reply = ask_shim(&shim, &make_share(50, false, 1_000));
         assert!(matches!(reply, Reply::Refused(_)), "{reply:?}");
         assert_eq!(shim.status().share, None);
     }

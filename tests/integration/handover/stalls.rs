@@ -9,7 +9,7 @@ use crate::support::{PATIENCE, eventually};
 use berth_node::instance::InstanceId;
 use berth_node::registry::lease;
 use berth_node::terms::Phase;
-use berth_testing::issue;
+use berth_testing::issue_certificate;
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
@@ -19,7 +19,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::SystemTime;
 
 /// Returns the answer of the admin server.
-fn get(admin: SocketAddr, path: &str) -> String {
+fn get_page(admin: SocketAddr, path: &str) -> String {
     let mut client = TcpStream::connect(admin).unwrap();
     client.set_read_timeout(Some(PATIENCE)).unwrap();
     client
@@ -37,10 +37,10 @@ fn get(admin: SocketAddr, path: &str) -> String {
 /// Runs a shim with a client, beside a ready shim, and lets the given thing hang until the shim has
 /// ended.
 #[track_caller]
-fn outlive(what: &str, hangs: impl FnOnce(&Node)) {
+fn outlive_hangs(what: &str, hangs: impl FnOnce(&Node)) {
     let (node, ca, second) = (Node::new(), Ca::new(), Echo::new());
     let (api, clients) = Api::start_silent(&ca);
-    let (certificate, key) = issue(&ca.0, &["probe"]);
+    let (certificate, key) = issue_certificate(&ca.0, &["probe"]);
     let (pem, admin) = (ca.pem(), free_address());
     let file = |name: &str, text: &str| {
         let path = node.temp().join(name);
@@ -97,7 +97,7 @@ fn outlive(what: &str, hangs: impl FnOnce(&Node)) {
 
     hangs(&node);
     for path in ["/livez", "/metrics", "/status", "/livez"] {
-        let answer = get(admin, path);
+        let answer = get_page(admin, path);
         assert!(
             answer.starts_with("HTTP/1.1 200 "),
             "{what}: {path}: {answer}"
@@ -132,11 +132,11 @@ fn outlive(what: &str, hangs: impl FnOnce(&Node)) {
 }
 
 /// Runs a test for each of the names at the same time, since a test mostly waits.
-fn each<'a>(whats: impl IntoIterator<Item = &'a str>, hangs: impl Fn(&Node, &str) + Sync) {
+fn outlive_each<'a>(whats: impl IntoIterator<Item = &'a str>, hangs: impl Fn(&Node, &str) + Sync) {
     std::thread::scope(|scope| {
         for what in whats {
             let hangs = &hangs;
-            scope.spawn(move || outlive(what, |node| hangs(node, what)));
+            scope.spawn(move || outlive_hangs(what, |node| hangs(node, what)));
         }
     });
 }
@@ -144,7 +144,7 @@ fn each<'a>(whats: impl IntoIterator<Item = &'a str>, hangs: impl Fn(&Node, &str
 /// A FIFO blocks open(2), like a file on a disk that stalls.
 #[test]
 fn a_file_that_does_not_answer_costs_no_lease_and_no_client() {
-    each(
+    outlive_each(
         ["ca.crt", "client.crt", "client.key", "token", "kubeconfig"],
         |node, name| {
             let (new, path) = (node.temp().join("new"), node.temp().join(name));
@@ -164,7 +164,7 @@ fn a_call_that_hangs_costs_no_lease_and_no_client() {
         "the probe's files",
         "the credentials' files",
     ];
-    each(calls, |node, what| {
+    outlive_each(calls, |node, what| {
         fs::create_dir_all(node.hangs()).unwrap();
         fs::write(node.hangs().join(what), "").unwrap();
     });

@@ -5,7 +5,7 @@ use super::node::{Node, Shim};
 use crate::support::eventually;
 use crate::support::net::{Backend, client_with_hello, connect, fresh_ip};
 use crate::support::process::Running;
-use crate::support::tls::{Api, Ca, get};
+use crate::support::tls::{Api, Ca, request_page};
 use nix::sys::signal::Signal;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -119,7 +119,7 @@ fn all_clients_are_answered_while_one_instance_hangs() {
                     .all(|i| i.health.as_str() == "ready")
             });
             drop((b, well));
-            let answer = get(&stopped.ca, connect(node.listen), "/");
+            let answer = request_page(&stopped.ca, connect(node.listen), "/");
             assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         }
     }

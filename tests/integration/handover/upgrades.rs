@@ -1,6 +1,6 @@
 //! Consecutive upgrades.
 
-use super::node::{ACCEPTS, Echo, Node, Shim, number};
+use super::node::{ACCEPTS, Echo, Node, Shim, read_number};
 use crate::support::eventually;
 use crate::support::load;
 use crate::support::net::{
@@ -38,7 +38,7 @@ const OPTIONS: &[&str] = &[
 /// Connects clients that send something, until [`QUEUED`] wait at each of the listeners. The
 /// accepting threads of the shims are stopped.
 #[track_caller]
-fn clients(berth: SocketAddr, listeners: &[u64]) -> Vec<TcpStream> {
+fn queue_clients(berth: SocketAddr, listeners: &[u64]) -> Vec<TcpStream> {
     let mut clients = Vec::new();
     while !listeners
         .iter()
@@ -59,11 +59,11 @@ fn clients(berth: SocketAddr, listeners: &[u64]) -> Vec<TcpStream> {
 /// each client must be served. Returns true if the leaving shim accepted none of them, as it does
 /// if it knows already that the sibling accepts.
 #[track_caller]
-fn switch(node: &Node, shim: &Shim, next: &Shim) -> bool {
+fn switch_shims(node: &Node, shim: &Shim, next: &Shim) -> bool {
     let listeners = node.listeners();
     assert_eq!(listeners.len(), 2, "one of each");
     let [leaving, staying] = [shim, next].map(|shim| shim.stop(ACCEPTS));
-    let mut waiting = clients(node.listen, &listeners);
+    let mut waiting = queue_clients(node.listen, &listeners);
     drop(staying);
     let before = shim.status().connections_total;
     shim.running.signal(Signal::SIGTERM);
@@ -74,7 +74,7 @@ fn switch(node: &Node, shim: &Shim, next: &Shim) -> bool {
             .then_some(())
     });
     let staying = next.stop(ACCEPTS);
-    waiting.extend(clients(node.listen, &listeners));
+    waiting.extend(queue_clients(node.listen, &listeners));
     drop(leaving);
     let took = shim
         .until("left", |status| status.state == Phase::Left)
@@ -89,13 +89,13 @@ fn switch(node: &Node, shim: &Shim, next: &Shim) -> bool {
 
 #[test]
 fn consecutive_upgrades_lose_nothing() {
-    upgrades(&[Path::new(BERTH)], number("BERTH_UPGRADES", 10));
+    run_upgrades(&[Path::new(BERTH)], read_number("BERTH_UPGRADES", 10));
 }
 
 /// Upgrades `times` times under load, each time between two shims and to the next program in turn.
 /// For each program, a minimum of these upgrades must have depended on the sibling.
 #[track_caller]
-pub(crate) fn upgrades(programs: &[&Path], times: usize) {
+pub(crate) fn run_upgrades(programs: &[&Path], times: usize) {
     let migrate = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_migrate_req").unwrap_or_default();
     assert_ne!(
         migrate.trim(),
@@ -114,7 +114,7 @@ pub(crate) fn upgrades(programs: &[&Path], times: usize) {
     // is alone.
     let clients = || (relayed_client(node.listen), served_client(node.listen));
     let (mut relayed, mut served) = clients();
-    let load = load::start(node.listen, CLIENTS, PERIOD);
+    let load = load::start_load(node.listen, CLIENTS, PERIOD);
     load.more(100);
     while certain
         .iter()
@@ -130,7 +130,7 @@ pub(crate) fn upgrades(programs: &[&Path], times: usize) {
         let instance = Echo::new();
         let next = node.joined(&format!("i{switches}"), instance.address, OPTIONS);
         instances.push(instance);
-        certain[from] += usize::from(switch(&node, &shim, &next));
+        certain[from] += usize::from(switch_shims(&node, &shim, &next));
         passed += shim.metric("berth_connections_total", &[("outcome", "injected")]);
         // The old shim lived as long as its client.
         ping(&mut relayed, b"still there");
@@ -172,8 +172,8 @@ fn plain_close() -> (u64, u64) {
     let closed = listener((Ipv4Addr::LOCALHOST, 0).into());
     let address = socket::local_address(closed.as_fd()).unwrap();
     let _stays = listener(address);
-    let inode = socket::inode(closed.as_fd()).unwrap();
-    let mut clients = clients(address, &[inode]);
+    let inode = socket::read_inode(closed.as_fd()).unwrap();
+    let mut clients = queue_clients(address, &[inode]);
     let queued = queued_at(inode).unwrap();
     drop(closed);
     // The child of another test has a duplicate of the listener until execve.
@@ -202,7 +202,7 @@ fn upgrades_leave_no_listeners_behind() {
     let instance = Echo::new();
     let mut shim = node.joined("i0", instance.address, &[]);
     let mut counts = Vec::new();
-    for time in 1..=number("BERTH_LISTENER_UPGRADES", 10) {
+    for time in 1..=read_number("BERTH_LISTENER_UPGRADES", 10) {
         let next = node.joined(&format!("i{time}"), instance.address, &[]);
         std::mem::replace(&mut shim, next).leave();
         counts.push(node.listeners().len());

@@ -4,11 +4,11 @@
 //! copy, the messages are changed as a later version may change them. The sources themselves have
 //! no switch for such a change.
 
-use super::node::{Node, runtime};
+use super::node::{Node, make_runtime};
 use super::passing::many_at_once;
-use super::upgrades::upgrades;
+use super::upgrades::run_upgrades;
 use crate::support::process::BERTH;
-use crate::support::shim::ask;
+use crate::support::shim::send_ask;
 use berth_node::ipc::wire::{Ask, Reply, Share, VERSION};
 use berth_node::terms::Phase;
 use berth_os::seqpacket;
@@ -38,18 +38,18 @@ fn upgrades_of_berth_itself_lose_nothing() {
     for (other, version) in &others {
         let known = [(own, Some(VERSION)), (other, *version)];
         println!("{} and {}:", own.display(), other.display());
-        pair(known);
-        pair([known[1], known[0]]);
+        test_pair(known);
+        test_pair([known[1], known[0]]);
         many_at_once([own, other]);
         many_at_once([other, own]);
-        upgrades(&[own, other], 10);
+        run_upgrades(&[own, other], 10);
     }
 }
 
 /// Starts a shim of the first version beside a shim of the second version. Commands of the second
 /// version ask the first shim, which then leaves.
 #[track_caller]
-fn pair([(first, version), (second, version_of_second)]: [(&Path, Option<u32>); 2]) {
+fn test_pair([(first, version), (second, version_of_second)]: [(&Path, Option<u32>); 2]) {
     let node = Node::new();
     let [(a, _of_a), (b, _of_b)] = [("a", first), ("b", second)].map(|(id, program)| {
         node.install(program);
@@ -83,7 +83,7 @@ fn pair([(first, version), (second, version_of_second)]: [(&Path, Option<u32>); 
             lease_ms: 1,
             local: true,
         };
-        match ask(&runtime(), &shim.path, &Ask::Share(share)).unwrap() {
+        match send_ask(&make_runtime(), &shim.path, &Ask::Share(share)).unwrap() {
             Reply::Refused(why) if version < 2 => {
                 assert!(why.starts_with("version 2 is not known"), "{why}");
             }
@@ -111,7 +111,7 @@ fn pair([(first, version), (second, version_of_second)]: [(&Path, Option<u32>); 
 /// Returns the reason for which a shim refuses a request of a far newer version. The reason
 /// includes the version that the shim knows.
 fn refusal_of_unknown_version(path: &Path) -> String {
-    let socket = seqpacket::dial(path).unwrap();
+    let socket = seqpacket::dial_path(path).unwrap();
     seqpacket::transmit(socket.as_fd(), br#"{"version":99,"ask":"status"}"#, &[]).unwrap();
     let mut reply = [0; 1024];
     let length = crate::support::eventually("a reply", || {
@@ -136,7 +136,7 @@ fn build_version(version: u32) -> PathBuf {
     fs::create_dir(&copy).unwrap();
     let sources =
         ["Cargo.toml", "Cargo.lock", "src", "crates", "fuzz", "tests"].map(|name| root.join(name));
-    done(
+    expect_success(
         Command::new("cp")
             .args(["-r", "--symbolic-link"])
             .args(sources)
@@ -170,7 +170,7 @@ fn build_version(version: u32) -> PathBuf {
             text != before || (version < VERSION && file == LEASE),
             "nothing is changed in {file}"
         );
-        replace(&path, &text);
+        replace_link(&path, &text);
     }
     // Build in the target directory that has the dependencies. The package gets another version and
     // name, so that the build replaces no file of this berth.
@@ -179,11 +179,11 @@ fn build_version(version: u32) -> PathBuf {
         .unwrap()
         .replace("run = \"berth\"", &format!("run = {name:?}"));
     let text = text.replacen(THIS, &format!("{THIS}-wire.{version}"), 1);
-    replace(
+    replace_link(
         &manifest,
         &format!("{text}\n[[bin]]\nname = {name:?}\npath = \"src/main.rs\"\n"),
     );
-    replace(
+    replace_link(
         &copy.join("Cargo.lock"),
         &fs::read_to_string(root.join("Cargo.lock")).unwrap(),
     );
@@ -207,17 +207,17 @@ fn build_version(version: u32) -> PathBuf {
     for (name, _) in std::env::vars_os().filter(|(name, _)| given(name)) {
         cargo.env_remove(name);
     }
-    done(cargo.current_dir(&copy));
+    expect_success(cargo.current_dir(&copy));
     target.join("debug").join(name)
 }
 
 /// Replaces a symbolic link, not its target.
-fn replace(link: &Path, text: &str) {
+fn replace_link(link: &Path, text: &str) {
     fs::remove_file(link).unwrap();
     fs::write(link, text).unwrap();
 }
 
 #[track_caller]
-fn done(command: &mut Command) {
+fn expect_success(command: &mut Command) {
     assert!(command.status().unwrap().success(), "{command:?}");
 }

@@ -1,9 +1,9 @@
 //! Commands that change files, and no process.
 
 use super::{Scene, every_kill};
-use crate::support::process::{berth, ends};
+use crate::support::process::{berth_command, expect_status};
 use berth_bridge::restore::{self, SavedFile};
-use berth_testing::{Objects, answer, authority, serve_as};
+use berth_testing::{Objects, create_ca, format_answer, serve_as};
 use serde_json::json;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -49,9 +49,9 @@ impl Manifest {
         // Only root may change the owner.
         let _ = chown(node.manifest(), Some(7), Some(7));
         node.access = node.access();
-        (node.new, _) = ends(&mut node.berth(), 0, &[]);
+        (node.new, _) = expect_status(&mut node.berth(), 0, &[]);
         if command == "eject" {
-            ends(node.berth().arg("--write"), 0, &[]);
+            expect_status(node.berth().arg("--write"), 0, &[]);
             node.command = command;
             (node.old, node.new) = (node.new, original);
         }
@@ -59,7 +59,7 @@ impl Manifest {
     }
 
     fn berth(&self) -> Command {
-        let mut berth = berth([self.command]);
+        let mut berth = berth_command([self.command]);
         berth
             .arg(self.manifest())
             .arg("--state-dir")
@@ -119,19 +119,19 @@ impl Scene for Manifest {
         assert_eq!(fs::read_to_string(self.manifest()).unwrap(), self.new);
         if self.command == "inject" {
             // The saved original still exists.
-            let mut eject = berth(["eject"]);
+            let mut eject = berth_command(["eject"]);
             eject
                 .arg(self.manifest())
                 .arg("--state-dir")
                 .arg(self.temp.path().join("kept"));
-            let (out, _) = ends(&mut eject, 0, &["the original is "]);
+            let (out, _) = expect_status(&mut eject, 0, &["the original is "]);
             assert_eq!(out, self.old);
         }
     }
 
     fn diagnosis(&self) -> String {
         let (_, out, log) =
-            crate::support::process::output_of(berth(["doctor"]).arg(self.manifest()));
+            crate::support::process::output_of(berth_command(["doctor"]).arg(self.manifest()));
         out + &log
     }
 }
@@ -153,7 +153,7 @@ impl Granted {
         let (temp, objects, ca) = (
             tempfile::tempdir().unwrap(),
             Objects::default(),
-            authority(),
+            create_ca(),
         );
         fs::write(temp.path().join("ca.crt"), ca.pem()).unwrap();
         objects.set(
@@ -177,7 +177,7 @@ impl Granted {
                         () if line.contains("selfsubjectaccessreviews") => json!({"status": {"allowed": true}}),
                         () => return answers.answer(request),
                     };
-                    answer("200 OK", &body.to_string())
+                    format_answer("200 OK", &body.to_string())
                 });
                 let mut server = server.await;
                 tell.send(server.access.server).unwrap();
@@ -209,7 +209,7 @@ impl Scene for Granted {
 
     fn command(&self) -> Command {
         let uid = format!("--uid={}", nix::unistd::geteuid());
-        let mut grant = berth([
+        let mut grant = berth_command([
             "grant",
             "--node=cp-1",
             "--listen",
@@ -251,7 +251,7 @@ const RESTORES: &str = "BERTH_TEST_RESTORES";
 #[test]
 fn restore() {
     if let Some(directory) = std::env::var_os(RESTORES) {
-        let restored = restore::restore(&saved(Path::new(&directory)));
+        let restored = restore::restore_files(&saved_files(Path::new(&directory)));
         restored
             .kept
             .iter()
@@ -269,7 +269,7 @@ const SAVED: [&str; 4] = [
     "manifests/kube-apiserver.yaml",
 ];
 
-fn saved(directory: &Path) -> Vec<SavedFile> {
+fn saved_files(directory: &Path) -> Vec<SavedFile> {
     let copy = |(at, name): (usize, &&str)| SavedFile {
         path: directory.join(name),
         copy: directory.join("copies").join(at.to_string()),
@@ -287,7 +287,7 @@ impl Restored {
         for directory in ["pki", "manifests", "copies"] {
             fs::create_dir(temp.path().join(directory)).unwrap();
         }
-        for SavedFile { path, copy, shown } in saved(temp.path()) {
+        for SavedFile { path, copy, shown } in saved_files(temp.path()) {
             let text = if shown {
                 KUBEADM.to_owned()
             } else {
@@ -339,7 +339,7 @@ impl Scene for Restored {
     }
 
     fn is_whole(&mut self) {
-        for SavedFile { path, copy, shown } in saved(self.0.path()) {
+        for SavedFile { path, copy, shown } in saved_files(self.0.path()) {
             let (was, is) = (
                 fs::read_to_string(copy).unwrap(),
                 fs::read_to_string(&path).ok(),
@@ -379,7 +379,7 @@ impl Scene for Restored {
     }
 
     fn is_done(&mut self) {
-        for SavedFile { path, copy, .. } in saved(self.0.path()) {
+        for SavedFile { path, copy, .. } in saved_files(self.0.path()) {
             assert_eq!(
                 fs::read_to_string(path).unwrap(),
                 fs::read_to_string(copy).unwrap()

@@ -10,9 +10,9 @@
 
 mod files;
 
+use crate::support::print_skipped;
 use crate::support::process::Running;
-use crate::support::skipped;
-use berth_testing::supervise::{Act, Effect, missing, supervise};
+use berth_testing::supervise::{Act, Effect, find_obstacle, supervise_program};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -125,8 +125,8 @@ struct Seen {
 
 /// Tries the points of a command, each on a fresh node.
 pub(super) fn every_kill<S: Scene>(sample: usize, node: impl Fn() -> S + Sync) {
-    if let Some(why) = missing() {
-        return skipped(&why);
+    if let Some(why) = find_obstacle() {
+        return print_skipped(&why);
     }
     let which = std::env::var("BERTH_TEST_KILLS");
     let only = which.as_ref().ok().filter(|which| *which != "all");
@@ -318,8 +318,8 @@ fn run(scene: &impl Scene, at: Option<(Fault, Point)>) -> (Arc<Mutex<Seen>>, Opt
     let mark = format!("{TREE}={}", root.display());
     command.env(TREE, &root);
     let seen = all.clone();
-    supervise(&mut command, move |effect| {
-        let Some(call) = name(effect, &root) else {
+    supervise_program(&mut command, move |effect| {
+        let Some(call) = name_of_call(effect, &root) else {
             return Act::Continue;
         };
         let mut seen = seen.lock().unwrap();
@@ -344,7 +344,7 @@ fn run(scene: &impl Scene, at: Option<(Fault, Point)>) -> (Arc<Mutex<Seen>>, Opt
             Some(Fault::Kill) => {
                 let _ = kill(Pid::from_raw(effect.process), Signal::SIGKILL);
             }
-            Some(Fault::Reboot) => tree(&mark).into_iter().for_each(|process| {
+            Some(Fault::Reboot) => find_tree(&mark).into_iter().for_each(|process| {
                 let _ = kill(process, Signal::SIGKILL);
             }),
         }
@@ -380,7 +380,7 @@ impl Seen {
 }
 
 /// Returns the processes with `mark` in their environment.
-fn tree(mark: &str) -> Vec<Pid> {
+fn find_tree(mark: &str) -> Vec<Pid> {
     let processes = fs::read_dir("/proc")
         .unwrap()
         .flatten()
@@ -397,7 +397,7 @@ fn tree(mark: &str) -> Vec<Pid> {
 
 /// Returns the name of a call, without the parts that differ from run to run. `None` for the calls
 /// of other programs, such as a bridge's COMMAND.
-fn name(
+fn name_of_call(
     Effect {
         process,
         call,

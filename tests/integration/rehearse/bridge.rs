@@ -1,8 +1,8 @@
 //! `berth rehearse --topology bridge` as a user runs it.
 
 use super::expect_promise_kept;
-use crate::support::process::{processes, rehearsal, rehearsed, was_too_busy};
-use crate::support::{eventually, in_memory, skipped};
+use crate::support::process::{find_processes, rehearsal_command, run_rehearsal, was_too_busy};
+use crate::support::{eventually, in_memory, print_skipped};
 use berth_rehearse::record::data::{Report, Value};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -20,8 +20,8 @@ const BRIDGE: [&str; 7] = [
     "--speedup=10",
 ];
 
-fn rehearse(tmp: &Path, args: &[&str]) -> Command {
-    let mut command = rehearsal(env!("CARGO_BIN_EXE_berth"));
+fn rehearse_command(tmp: &Path, args: &[&str]) -> Command {
+    let mut command = rehearsal_command(env!("CARGO_BIN_EXE_berth"));
     command
         .env("TMPDIR", tmp)
         .arg("rehearse")
@@ -39,7 +39,7 @@ fn is_unable_to_steer(status: Option<i32>, said: &str) -> bool {
     let missing = status == Some(69) && said.contains("nothing was changed")
         || said.contains("make a network namespace");
     if missing {
-        skipped(
+        print_skipped(
             said.lines()
                 .find(|line| line.starts_with("berth: "))
                 .unwrap(),
@@ -53,14 +53,18 @@ fn rehearse_to_success(args: &[&str]) -> Option<(String, Report)> {
     let tmp = in_memory();
     let json = tempfile::NamedTempFile::new().unwrap();
     let file = format!("--json={}", json.path().display());
-    let output = rehearsed(&mut rehearse(tmp.path(), &[args, &[&file]].concat())).unwrap();
+    let output = run_rehearsal(&mut rehearse_command(
+        tmp.path(),
+        &[args, &[&file]].concat(),
+    ))
+    .unwrap();
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     if is_unable_to_steer(output.status.code(), &said) || was_too_busy(&output) {
         return None;
     }
     assert_eq!(output.status.code(), Some(0), "{said}");
     assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
-    assert_eq!(processes(&tmp.path().display().to_string()), [""; 0]);
+    assert_eq!(find_processes(&tmp.path().display().to_string()), [""; 0]);
     let report = serde_json::from_slice(&std::fs::read(json.path()).unwrap()).unwrap();
     Some((said.into_owned(), report))
 }
@@ -114,7 +118,7 @@ fn each_served(report: &Report, run: usize) {
 
 /// Starts a rehearsal and waits until its bridge is on. `None` if this machine cannot steer.
 fn start_bridged(tmp: &Path) -> Option<Child> {
-    let mut child = rehearse(tmp, &[]).spawn().unwrap();
+    let mut child = rehearse_command(tmp, &[]).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap())
         .lines()
         .map_while(Result::ok);
@@ -144,7 +148,9 @@ fn is_not_left_behind(signal: Signal, after: impl FnOnce(&Path, ExitStatus)) {
     let status = child.wait().unwrap();
     after(tmp.path(), status);
     let word = tmp.path().display().to_string();
-    eventually("nothing runs", || processes(&word).is_empty().then_some(()));
+    eventually("nothing runs", || {
+        find_processes(&word).is_empty().then_some(())
+    });
     assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
 }
 
@@ -158,7 +164,7 @@ fn a_bridge_is_not_left_behind_by_an_interrupt() {
 #[test]
 fn a_bridge_is_not_left_behind_by_a_kill() {
     is_not_left_behind(Signal::SIGKILL, |tmp, _| {
-        let next = rehearse(tmp, &["--via=none", "--compare=none"])
+        let next = rehearse_command(tmp, &["--via=none", "--compare=none"])
             .output()
             .unwrap();
         let said = String::from_utf8_lossy(&next.stderr);

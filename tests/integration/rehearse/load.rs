@@ -10,7 +10,7 @@ use berth_rehearse::record::{
     Record,
     data::{MarkKind, Ran, Value, Verdict},
     event::{Answer, Attempt, ConnectionKind, Event, EventKind, Failure, Signed, StreamKind},
-    log::{Recorder, attempts},
+    log::{Recorder, front_attempts},
     verdict::{Loss, NEW, OLD},
 };
 use berth_rehearse::testbed::{
@@ -185,7 +185,7 @@ impl Proxy {
 
 /// Runs between a simulated apiserver and its store: passes every change, or misreports three
 /// changes.
-async fn middle(listener: UnixListener, store: std::path::PathBuf, misreports: bool) {
+async fn run_middle(listener: UnixListener, store: std::path::PathBuf, misreports: bool) {
     let mut lines = JoinSet::new();
     loop {
         let (simulated, _) = listener.accept().await.unwrap();
@@ -244,8 +244,8 @@ impl Scene {
         let store = if name == OLD { "middle" } else { "store" };
         let history = format!("--default-watch-cache-size={}", self.history);
         let (child, address) =
-            simulated(name, &self.dir.path().join(store), &self.certs, &[&history]);
-        until(|| self.recorder.last(name, MarkKind::Ready).is_some()).await;
+            start_simulated(name, &self.dir.path().join(store), &self.certs, &[&history]);
+        wait_until(|| self.recorder.last(name, MarkKind::Ready).is_some()).await;
         let joined = Joined::now(name, address);
         self.joined.send_modify(|instances| instances.push(joined));
         (child, address)
@@ -255,7 +255,7 @@ impl Scene {
     fn failed(&self, is_of_kind: impl Fn(&Failure) -> bool) -> bool {
         let failed =
             |a: &Attempt| matches!(&a.answer, Answer::Failed(failure) if is_of_kind(failure));
-        self.recorder.read(|log| attempts(log).any(failed))
+        self.recorder.read(|log| front_attempts(log).any(failed))
     }
 
     /// True if a client's connection was refused.
@@ -267,7 +267,7 @@ impl Scene {
                 .is_some_and(|rest| rest.starts_with('-'))
         };
         self.recorder
-            .read(|log| attempts(log).filter(its_own).any(refused))
+            .read(|log| front_attempts(log).filter(its_own).any(refused))
     }
 
     /// Returns how many attempts of a client an instance answered.
@@ -279,13 +279,13 @@ impl Scene {
         };
         let by = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if instance == name);
         self.recorder
-            .read(|log| attempts(log).filter(its_own).filter(by).count())
+            .read(|log| front_attempts(log).filter(its_own).filter(by).count())
     }
 
     /// True if each client with a kept connection has it. A client that watches has listed before.
     fn all_open(&self) -> bool {
         let kept = (0..CLIENTS).all(|index| self.answers(&format!("kept-{index}"), OLD) > 0);
-        kept && followers().all(|follower| self.answers(&follower, OLD) > 1)
+        kept && follower_names().all(|follower| self.answers(&follower, OLD) > 1)
     }
 
     /// Returns how many new connections an instance has served.
@@ -294,11 +294,12 @@ impl Scene {
             a.kind == ConnectionKind::New
                 && matches!(&a.answer, Answer::Good { instance } if instance == name)
         };
-        self.recorder.read(|log| attempts(log).filter(by).count())
+        self.recorder
+            .read(|log| front_attempts(log).filter(by).count())
     }
 }
 
-pub(crate) fn simulated(
+pub(crate) fn start_simulated(
     name: &str,
     store: &Path,
     certs: &certs::Certs,
@@ -329,7 +330,7 @@ pub(crate) fn simulated(
 }
 
 /// Returns the names of clients that watch.
-fn followers() -> impl Iterator<Item = String> {
+fn follower_names() -> impl Iterator<Item = String> {
     let named = |kind: &'static str, count| (0..count).map(move |index| format!("{kind}-{index}"));
     named("watch", WATCHES)
         .chain(named("informer", 2))
@@ -337,7 +338,7 @@ fn followers() -> impl Iterator<Item = String> {
 }
 
 /// Waits for an event in another process.
-pub(crate) async fn until(mut condition: impl FnMut() -> bool) {
+pub(crate) async fn wait_until(mut condition: impl FnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + BOUND;
     while !condition() {
         assert!(tokio::time::Instant::now() < deadline, "it does not happen");
@@ -345,12 +346,12 @@ pub(crate) async fn until(mut condition: impl FnMut() -> bool) {
     }
 }
 
-async fn stop(child: Child) {
-    terminate(&child);
-    ends(child).await;
+async fn stop_child(child: Child) {
+    terminate_child(&child);
+    expect_end(child).await;
 }
 
-pub(crate) fn terminate(child: &Child) {
+pub(crate) fn terminate_child(child: &Child) {
     kill(
         Pid::from_raw(child.id().unwrap().try_into().unwrap()),
         Signal::SIGTERM,
@@ -358,7 +359,7 @@ pub(crate) fn terminate(child: &Child) {
     .unwrap();
 }
 
-pub(crate) async fn ends(mut child: Child) {
+pub(crate) async fn expect_end(mut child: Child) {
     assert!(
         tokio::time::timeout(BOUND, child.wait())
             .await
@@ -369,10 +370,10 @@ pub(crate) async fn ends(mut child: Child) {
 }
 
 /// Runs an upgrade and records it.
-async fn upgrade(plot: Plot) -> (Record, Plan) {
+async fn record_upgrade(plot: Plot) -> (Record, Plan) {
     let address = address::free_address().unwrap();
     let dir = in_memory();
-    let certs = certs::make(dir.path(), &[address.ip()]).unwrap();
+    let certs = certs::make_certs(dir.path(), &[address.ip()]).unwrap();
     let scene = Scene {
         dir,
         certs,
@@ -388,7 +389,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
         Arc::clone(&store),
         Arc::clone(&scene.recorder),
     ));
-    background.spawn(middle(
+    background.spawn(run_middle(
         bind("middle"),
         scene.dir.path().join("store"),
         plot.misreports,
@@ -432,11 +433,11 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
             .max()
             .unwrap_or(0)
     };
-    until(|| scene.all_open() && scene.served(OLD) > 20).await;
+    wait_until(|| scene.all_open() && scene.served(OLD) > 20).await;
     // All clients see a dozen writes. The writes with which the plots interfere come before the
     // thirteenth.
     let open = written();
-    until(|| written() >= 13.max(open + 12)).await;
+    wait_until(|| written() >= 13.max(open + 12)).await;
     match plot.relay {
         Relay::Good => {}
         Relay::Cuts => proxy.cut.notify_waiters(),
@@ -447,31 +448,31 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
             let garbled: fn(&Failure) -> bool = |failure| matches!(failure, Failure::Tls(_));
             for (flag, seen) in [(&proxy.closes, ended), (&proxy.garbles, garbled)] {
                 flag.store(true, SeqCst);
-                until(|| scene.failed(seen)).await;
+                wait_until(|| scene.failed(seen)).await;
                 flag.store(false, SeqCst);
             }
             let other = in_memory();
-            let certs = certs::make(other.path(), &[address.ip()]).unwrap();
+            let certs = certs::make_certs(other.path(), &[address.ip()]).unwrap();
             let (stranger, its) =
-                simulated("stranger", &scene.dir.path().join("store"), &certs, &[]);
-            until(|| scene.recorder.last("stranger", MarkKind::Ready).is_some()).await;
+                start_simulated("stranger", &scene.dir.path().join("store"), &certs, &[]);
+            wait_until(|| scene.recorder.last("stranger", MarkKind::Ready).is_some()).await;
             *proxy.backend.lock().unwrap() = its;
-            until(|| scene.failed(|failure| matches!(failure, Failure::X509(_)))).await;
+            wait_until(|| scene.failed(|failure| matches!(failure, Failure::X509(_)))).await;
             *proxy.backend.lock().unwrap() = backend;
             // No other client may see the end of the connection.
-            until(|| proxy.on(its) == 0).await;
-            stop(stranger).await;
+            wait_until(|| proxy.on(its) == 0).await;
+            stop_child(stranger).await;
             listening.abort();
-            until(|| scene.failed(|failure| *failure == Failure::Refused)).await;
+            wait_until(|| scene.failed(|failure| *failure == Failure::Refused)).await;
             drop(listens().await);
         }
         Relay::CutsAndRefuses => {
             listening.abort();
             proxy.cut.notify_waiters();
-            until(|| followers().all(|follower| scene.refused(&follower))).await;
+            wait_until(|| follower_names().all(|follower| scene.refused(&follower))).await;
             // Wait until the old instance has dropped every revision that a client saw last.
             let (seen, history) = (store.list(None).0, plot.history as u64);
-            until(|| store.list(None).0 > seen + history).await;
+            wait_until(|| store.list(None).0 > seen + history).await;
             drop(listens().await);
         }
     }
@@ -480,33 +481,33 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     let (new, backend) = scene.start(NEW).await;
     // The old instance has changes since the new one began.
     let begun = written();
-    until(|| written() > begun + 1).await;
+    wait_until(|| written() > begun + 1).await;
     *proxy.backend.lock().unwrap() = backend;
     // A request on a connection that the old instance has just got would be rejected, which is
     // allowed, or reset in its queue, which a relay without replay cannot prevent.
-    until(|| proxy.young() == 0 && proxy.on(its) <= STREAMS as usize).await;
+    wait_until(|| proxy.young() == 0 && proxy.on(its) <= STREAMS as usize).await;
     // The relay's fault and the old instance's stop must be farther apart than clients are behind,
     // which can be far on a busy machine. If an instance reports nothing, judges believe that
     // streams which ended around the stop were ended by the instance.
-    until(|| done.elapsed() > LAG + 2 * scene.behind()).await;
-    stop(old).await;
+    wait_until(|| done.elapsed() > LAG + 2 * scene.behind()).await;
+    stop_child(old).await;
     // All clients see more of the new instance.
-    until(|| {
-        scene.served(NEW) > 20 && followers().all(|follower| scene.answers(&follower, NEW) > 0)
+    wait_until(|| {
+        scene.served(NEW) > 20 && follower_names().all(|follower| scene.answers(&follower, NEW) > 0)
     })
     .await;
     let moved = written();
-    until(|| written() > moved + 1).await;
+    wait_until(|| written() > moved + 1).await;
     scene.recorder.add("", EventKind::LoadEnded);
     load.finish().await.unwrap();
-    stop(new).await;
+    stop_child(new).await;
     (Record::of(scene.recorder.drain()), plan)
 }
 
 /// Runs an upgrade and returns the judges' result. The result is the same if instances report
 /// nothing, as real apiservers do.
-async fn judged(plot: Plot) -> Ran {
-    let (mut record, plan) = upgrade(plot).await;
+async fn judge_upgrade(plot: Plot) -> Ran {
+    let (mut record, plan) = record_upgrade(plot).await;
     let reported = judge(&record, &plan, None);
     assert!(!record.reports.is_empty());
     record.reports.clear();
@@ -518,11 +519,11 @@ async fn judged(plot: Plot) -> Ran {
 }
 
 /// Returns the number of losses of a kind.
-fn lost(ran: &Ran, loss: Loss) -> u64 {
+fn count_lost(ran: &Ran, loss: Loss) -> u64 {
     ran.lost.get(&loss).copied().unwrap_or_default()
 }
 
-fn figure(ran: &Ran, name: &str) -> u64 {
+fn read_figure(ran: &Ran, name: &str) -> u64 {
     match ran.figure(name) {
         Some(Value::Count(count)) => count,
         other => panic!("{name}: {other:?}"),
@@ -531,7 +532,7 @@ fn figure(ran: &Ran, name: &str) -> u64 {
 
 #[tokio::test]
 async fn a_good_relay_loses_nothing() {
-    let (record, plan) = upgrade(Plot::relay(Relay::Good)).await;
+    let (record, plan) = record_upgrade(Plot::relay(Relay::Good)).await;
     let ran = judge(&record, &plan, None);
     assert!(ran.verdict == Verdict::Held, "{ran:#?}");
     // The kept connections (4), watches (4) and informers (6) that were on the old instance. The
@@ -541,10 +542,10 @@ async fn a_good_relay_loses_nothing() {
         record.control.ends.len(),
     );
     assert_eq!(
-        (figure(&ran, "streams ended by the instance"), control),
+        (read_figure(&ran, "streams ended by the instance"), control),
         (14, (16, 8))
     );
-    assert!(figure(&ran, "watch events") > 40, "{ran:#?}");
+    assert!(read_figure(&ran, "watch events") > 40, "{ran:#?}");
     assert_eq!(record.informers.len(), 6);
     for informer in &record.informers {
         assert_eq!(informer.held, informer.written, "{informer:?}");
@@ -581,40 +582,41 @@ async fn a_good_relay_loses_nothing() {
     );
     assert!(
         unreported.verdict == Verdict::Held
-            && figure(&unreported, "streams ended by the instance") == 14,
+            && read_figure(&unreported, "streams ended by the instance") == 14,
         "{unreported:#?}"
     );
 }
 
 #[tokio::test]
 async fn cut_connections_are_seen() {
-    let ran = judged(Plot::relay(Relay::Cuts)).await;
+    let ran = judge_upgrade(Plot::relay(Relay::Cuts)).await;
     // All long-lived clients, and any new connection at that moment.
-    assert_eq!(lost(&ran, Loss::StreamEnded), 14, "{ran:#?}");
+    assert_eq!(count_lost(&ran, Loss::StreamEnded), 14, "{ran:#?}");
     // Watches continued at their last revision.
-    assert!(lost(&ran, Loss::EventMissed) == 0, "{ran:#?}");
+    assert!(count_lost(&ran, Loss::EventMissed) == 0, "{ran:#?}");
 }
 
 #[tokio::test]
 async fn a_goodbye_that_the_relay_made_an_instance_say_is_no_excuse() {
-    let ran = judged(Plot::relay(Relay::HalfCloses)).await;
-    assert_eq!(lost(&ran, Loss::StreamEnded), 14, "{ran:#?}");
+    let ran = judge_upgrade(Plot::relay(Relay::HalfCloses)).await;
+    assert_eq!(count_lost(&ran, Loss::StreamEnded), 14, "{ran:#?}");
 }
 
 #[tokio::test]
 async fn new_connections_that_fail_are_seen_each_for_what_it_is() {
-    let ran = judged(Plot::relay(Relay::FailsNew)).await;
+    let ran = judge_upgrade(Plot::relay(Relay::FailsNew)).await;
     assert!(
-        ran.verdict == Verdict::Lost && lost(&ran, Loss::Refused) > 0,
+        ran.verdict == Verdict::Lost && count_lost(&ran, Loss::Refused) > 0,
         "{ran:#?}"
     );
     assert!(
-        lost(&ran, Loss::Closed) + lost(&ran, Loss::Reset) > 0,
+        count_lost(&ran, Loss::Closed) + count_lost(&ran, Loss::Reset) > 0,
         "{ran:#?}"
     );
     // Wrong bytes do not count as a wrong certificate.
     assert!(
-        lost(&ran, Loss::Tls) > figure(&ran, "x509 errors") && figure(&ran, "x509 errors") > 0,
+        count_lost(&ran, Loss::Tls) > read_figure(&ran, "x509 errors")
+            && read_figure(&ran, "x509 errors") > 0,
         "{ran:#?}"
     );
     let of_new = [Loss::Refused, Loss::Closed, Loss::Reset, Loss::Tls];
@@ -626,7 +628,7 @@ async fn new_connections_that_fail_are_seen_each_for_what_it_is() {
 
 #[tokio::test]
 async fn changes_that_are_lost_or_told_twice_are_seen() {
-    let (record, plan) = upgrade(Plot {
+    let (record, plan) = record_upgrade(Plot {
         misreports: true,
         ..Plot::relay(Relay::Good)
     })
@@ -666,7 +668,7 @@ async fn a_client_that_was_away_for_too_long_lists_again_and_has_all() {
         history: 6,
         ..Plot::relay(Relay::CutsAndRefuses)
     };
-    let (record, plan) = upgrade(plot).await;
+    let (record, plan) = record_upgrade(plot).await;
     let informers = || {
         record
             .informers
@@ -684,8 +686,8 @@ async fn a_client_that_was_away_for_too_long_lists_again_and_has_all() {
         record.informers
     );
     let ran = judge(&record, &plan, None);
-    assert!(lost(&ran, Loss::Refused) > 0, "{ran:#?}");
+    assert!(count_lost(&ran, Loss::Refused) > 0, "{ran:#?}");
     for loss in [Loss::EventMissed, Loss::EventDuplicated, Loss::BadStatus] {
-        assert!(lost(&ran, loss) == 0, "{ran:#?}");
+        assert!(count_lost(&ran, loss) == 0, "{ran:#?}");
     }
 }

@@ -7,7 +7,7 @@ mod report;
 mod simulated;
 
 use crate::support::process::{
-    Running, can_inject, has_all, processes, rehearsal, rehearsed, was_too_busy,
+    Running, can_inject, find_processes, has_all, rehearsal_command, run_rehearsal, was_too_busy,
 };
 use crate::support::{eventually, in_memory, too_busy};
 use berth_rehearse::record::data::{Loss, Promise, Ran, Report, RunOutcome, Value, Verdict, Via};
@@ -15,8 +15,8 @@ use nix::sys::signal::Signal;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-fn rehearse(tmp: &Path, args: &[&str]) -> Command {
-    let mut command = rehearsal(env!("CARGO_BIN_EXE_berth"));
+fn rehearse_command(tmp: &Path, args: &[&str]) -> Command {
+    let mut command = rehearsal_command(env!("CARGO_BIN_EXE_berth"));
     // Settings of the environment must not reach the instances.
     command
         .env("TMPDIR", tmp)
@@ -33,7 +33,7 @@ fn rehearse(tmp: &Path, args: &[&str]) -> Command {
 
 /// Starts a rehearsal, and waits for a line of its log.
 fn start_until(line: &str, tmp: &Path, args: &[&str]) -> Running {
-    let running = Running::start(&mut rehearse(tmp, args));
+    let running = Running::start(&mut rehearse_command(tmp, args));
     running.logs(line);
     running
 }
@@ -41,7 +41,7 @@ fn start_until(line: &str, tmp: &Path, args: &[&str]) -> Running {
 fn wait_until_gone(tmp: &Path) {
     let word = tmp.display().to_string();
     eventually("the end of all its processes", || {
-        processes(&word).is_empty().then_some(())
+        find_processes(&word).is_empty().then_some(())
     });
 }
 
@@ -53,7 +53,7 @@ fn start_until_ready(tmp: &Path) -> Running {
 #[test]
 fn an_upgrade_loses_nothing() {
     let tmp = in_memory();
-    let output = rehearsed(&mut rehearse(
+    let output = run_rehearsal(&mut rehearse_command(
         tmp.path(),
         &["--rate=30", "--phase=1s", "--pass=relay"],
     ))
@@ -91,8 +91,8 @@ fn an_upgrade_loses_nothing() {
 fn a_rehearsal_runs_on_without_a_reader() {
     let tmp = in_memory();
     let closed = || std::io::pipe().unwrap().1;
-    let mut command = rehearse(tmp.path(), &["--rate=30", "--phase=1s"]);
-    let output = rehearsed(command.stdout(closed()).stderr(closed())).unwrap();
+    let mut command = rehearse_command(tmp.path(), &["--rate=30", "--phase=1s"]);
+    let output = run_rehearsal(command.stdout(closed()).stderr(closed())).unwrap();
     if !was_too_busy(&output) {
         assert_eq!(output.status.code(), Some(0));
     }
@@ -130,7 +130,7 @@ fn expect_promise_kept(ran: &Ran, fault: &str, instance: &str) {
 /// too busy.
 fn rehearse_to_success(args: &[&str]) -> Option<String> {
     let tmp = in_memory();
-    let output = rehearsed(&mut rehearse(
+    let output = run_rehearsal(&mut rehearse_command(
         tmp.path(),
         &[&["--rate=30", "--phase=1s", "-v"], args].concat(),
     ))
@@ -190,7 +190,7 @@ fn clients_that_are_relayed_nevertheless_are_reported_with_the_reason() {
     let without =
         "for arg; do shift; case $arg in --pass=*) ;; *) set -- \"$@\" \"$arg\";; esac; done";
     let berth = env!("CARGO_BIN_EXE_berth");
-    let other = script(
+    let other = write_script(
         dir.path(),
         &format!("case $1 in exec) {without};; esac\nexec '{berth}' \"$@\""),
     );
@@ -242,7 +242,7 @@ fn rounds_without_berth_lose() {
         "--start-delay=1s",
         &file,
     ];
-    let output = rehearsed(&mut rehearse(tmp.path(), &args)).unwrap();
+    let output = run_rehearsal(&mut rehearse_command(tmp.path(), &args)).unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{said}");
     let report: Report = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
@@ -295,7 +295,7 @@ fn quiet_watches_continue_if_both_instances_serve_long_enough() {
 }
 
 /// Writes a shell script, and returns its path.
-fn script(dir: &Path, body: &str) -> String {
+fn write_script(dir: &Path, body: &str) -> String {
     use std::os::unix::fs::PermissionsExt;
     let path = dir.join("berth");
     std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
@@ -310,7 +310,7 @@ fn another_berths_shims_are_rehearsed() {
     let dir = in_memory();
     let started = dir.path().join("started");
     let berth = env!("CARGO_BIN_EXE_berth");
-    let other = script(
+    let other = write_script(
         dir.path(),
         &format!(
             "echo \"$PPID $1\" >>'{}'\nexec '{berth}' \"$@\"",
@@ -337,7 +337,7 @@ fn each_client_of_a_storm_is_served_and_the_queue_is_seen() {
     let dir = in_memory();
     let html = dir.path().join("a.html");
     let berth = env!("CARGO_BIN_EXE_berth");
-    let one = script(
+    let one = write_script(
         dir.path(),
         &format!("case $1 in serve) set -- \"$@\" --max-openings=1;; esac\nexec '{berth}' \"$@\""),
     );
@@ -435,14 +435,14 @@ fn other_proxies_are_compared_and_do_not_decide_the_verdict() {
 #[test]
 fn a_program_that_is_not_there_is_reported() {
     let tmp = in_memory();
-    let output = rehearse(tmp.path(), &["--via=haproxy"])
+    let output = rehearse_command(tmp.path(), &["--via=haproxy"])
         .env("PATH", tmp.path())
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(69), "{said}");
 
-    let mut command = rehearse(tmp.path(), &["--compare=haproxy,berth"]);
+    let mut command = rehearse_command(tmp.path(), &["--compare=haproxy,berth"]);
     let mut running = Running::start(command.env("PATH", tmp.path()));
     running.logs("skipped: haproxy is not in PATH");
     running.signal(Signal::SIGTERM);
@@ -479,7 +479,7 @@ fn a_process_stopped_on_purpose_is_not_left_behind() {
 }
 
 /// Returns the names in a directory.
-fn names(dir: &Path) -> Vec<std::ffi::OsString> {
+fn list_names(dir: &Path) -> Vec<std::ffi::OsString> {
     std::fs::read_dir(dir)
         .unwrap()
         .map(|entry| entry.unwrap().file_name())
@@ -490,12 +490,12 @@ fn names(dir: &Path) -> Vec<std::ffi::OsString> {
 fn a_killed_rehearsal_ends_its_children_and_the_next_removes_its_files() {
     let tmp = in_memory();
     let mut killed = start_until_ready(tmp.path());
-    let left = tmp.path().join(&names(tmp.path())[0]);
+    let left = tmp.path().join(&list_names(tmp.path())[0]);
     let mut other = start_until_ready(tmp.path());
     killed.kill();
     // A shim that is about to end may create its run directory again.
     wait_until_gone(&left);
-    assert_eq!(names(tmp.path()).len(), 2);
+    assert_eq!(list_names(tmp.path()).len(), 2);
     // Another program's directory with a similar name.
     std::fs::create_dir(tmp.path().join("berth-rehearse-results")).unwrap();
 
@@ -506,10 +506,15 @@ fn a_killed_rehearsal_ends_its_children_and_the_next_removes_its_files() {
     );
     next.signal(Signal::SIGTERM);
     next.ended();
-    assert_eq!(names(tmp.path()).len(), 2, "{:?}", names(tmp.path()));
+    assert_eq!(
+        list_names(tmp.path()).len(),
+        2,
+        "{:?}",
+        list_names(tmp.path())
+    );
     other.signal(Signal::SIGTERM);
     other.ends(143);
-    assert_eq!(names(tmp.path()), ["berth-rehearse-results"]);
+    assert_eq!(list_names(tmp.path()), ["berth-rehearse-results"]);
     wait_until_gone(tmp.path());
 }
 
@@ -517,7 +522,7 @@ fn a_killed_rehearsal_ends_its_children_and_the_next_removes_its_files() {
 fn all_mistakes_are_reported_at_once() {
     let tmp = in_memory();
     let mistakes = |args: &[&str]| {
-        let output = rehearse(tmp.path(), args).output().unwrap();
+        let output = rehearse_command(tmp.path(), args).output().unwrap();
         (
             output.status.code(),
             String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -548,7 +553,9 @@ fn all_mistakes_are_reported_at_once() {
 
 #[test]
 fn without_a_directory_for_its_files_a_rehearsal_fails() {
-    let output = rehearse(Path::new("/nonexistent"), &[]).output().unwrap();
+    let output = rehearse_command(Path::new("/nonexistent"), &[])
+        .output()
+        .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(69), "{said}");
 }

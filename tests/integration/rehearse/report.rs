@@ -1,7 +1,7 @@
 //! Files that `berth rehearse` writes.
 
 use crate::support::in_memory;
-use crate::support::process::rehearsed;
+use crate::support::process::run_rehearsal;
 use berth_rehearse::record::data::{MarkKind, Report, RunOutcome, VERSION, Value, Verdict};
 use std::process::{Command, Stdio};
 
@@ -28,7 +28,7 @@ fn a_rehearsal_leaves_data_and_a_page() {
         .env("TMPDIR", dir.path())
         .env("BERTH_REHEARSE_RATE", "40")
         .stdin(Stdio::null());
-    let status = rehearsed(&mut command).unwrap().status;
+    let status = run_rehearsal(&mut command).unwrap().status;
 
     let report: Report = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     assert_eq!((report.version, report.aborted), (VERSION, None));

@@ -1,7 +1,7 @@
 //! A simulated apiserver alone, as a process, after SIGTERM. The tests in `load.rs` show that it
 //! ends idle connections and watches, and reports the ends.
 
-use super::load::{BOUND, ends, simulated, terminate, until};
+use super::load::{BOUND, expect_end, start_simulated, terminate_child, wait_until};
 use berth_rehearse::record::{data::MarkKind, log::Recorder};
 use berth_rehearse::testbed::{
     certs,
@@ -36,14 +36,14 @@ impl Simulated {
             Arc::<Store>::default(),
             Arc::<Recorder>::default(),
         );
-        let certs = certs::make(dir.path(), &[]).unwrap();
+        let certs = certs::make_certs(dir.path(), &[]).unwrap();
         let (socket, mut hub) = (dir.path().join("store"), JoinSet::new());
         hub.spawn(store::serve(
             UnixListener::bind(&socket).unwrap(),
             store.clone(),
             recorder.clone(),
         ));
-        let (child, address) = simulated("it", &socket, &certs, &[flag]);
+        let (child, address) = start_simulated("it", &socket, &certs, &[flag]);
         let tls = TlsConnector::from(Arc::new(certs.client_config().unwrap()));
         let it = Self {
             child,
@@ -59,7 +59,7 @@ impl Simulated {
     }
 
     async fn comes_to(&self, mark: MarkKind) {
-        until(|| self.recorder.last("it", mark).is_some()).await;
+        wait_until(|| self.recorder.last("it", mark).is_some()).await;
     }
 
     async fn client(&self) -> Client {
@@ -128,7 +128,7 @@ async fn after_sigterm_it_is_unready_and_goes_on_serving() {
         .await;
     watch.reads("HTTP/1.1 200 ").await;
 
-    terminate(&it.child);
+    terminate_child(&it.child);
     it.comes_to(MarkKind::Terminating).await;
     kept.says(ready).await;
     kept.reads("HTTP/1.1 500 ").await;
@@ -152,7 +152,7 @@ async fn a_request_under_way_is_finished() {
             .await;
         slow.reads("HTTP/1.1 100 ").await;
         slow.says(half).await;
-        terminate(&it.child);
+        terminate_child(&it.child);
         it.comes_to(MarkKind::Terminating).await;
         if retry_after {
             let rejected = loop {
@@ -173,6 +173,6 @@ async fn a_request_under_way_is_finished() {
         slow.says(rest).await;
         slow.reads("HTTP/1.1 201 ").await;
         it.refuses().await;
-        ends(it.child).await;
+        expect_end(it.child).await;
     }
 }

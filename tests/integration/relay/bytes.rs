@@ -1,6 +1,6 @@
 //! Bytes through the relay: complete, in order, once, at any pace.
 
-use super::{answered, expect_answer, pair};
+use super::{connect_answered, connect_pair, expect_answer};
 use crate::support::net::{Backend, Pattern, client_hello, echo, expect_end, ping, read};
 use crate::support::shim::{Shim, THREADS};
 use std::io::Write;
@@ -32,7 +32,7 @@ fn one_byte_writes_both_ways() {
 }
 
 /// Sends and receives at the same time, then closes.
-fn talk(mut stream: TcpStream, mine: u64, theirs: u64) {
+fn send_and_receive(mut stream: TcpStream, mine: u64, theirs: u64) {
     let mut writer = stream.try_clone().unwrap();
     let writing = thread::spawn(move || {
         Pattern(1).send(&mut writer, mine);
@@ -50,9 +50,9 @@ fn ten_megabytes_each_way_at_once() {
         let shim = Shim::start(backend.address(), threads, &[]);
         let both = thread::spawn(move || {
             let stream = backend.accept();
-            talk(stream, 10 * MB, 10 * MB);
+            send_and_receive(stream, 10 * MB, 10 * MB);
         });
-        talk(shim.client(), 10 * MB, 10 * MB);
+        send_and_receive(shim.client(), 10 * MB, 10 * MB);
         both.join().unwrap();
         shim.until(
             "both directions are counted and the connection has ended",
@@ -90,7 +90,7 @@ fn the_instance_ends_first() {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &[]);
         for request in [client_hello(300), b"GET".to_vec()] {
-            let (mut client, mut instance) = answered(&shim, &backend, &request);
+            let (mut client, mut instance) = connect_answered(&shim, &backend, &request);
             instance.shutdown(Shutdown::Write).unwrap();
             expect_end(&mut client);
             let sending = thread::spawn(move || Pattern(3).send(&mut client, 10 * MB));
@@ -116,7 +116,7 @@ fn an_answer_and_both_ends_at_once() {
             .cycle()
             .take(100)
         {
-            let (mut client, mut instance) = pair(&shim, &backend, request);
+            let (mut client, mut instance) = connect_pair(&shim, &backend, request);
             client.shutdown(Shutdown::Write).unwrap();
             instance.write_all(b"answer").unwrap();
             expect_end(&mut instance);
@@ -176,7 +176,7 @@ fn a_reader_that_pauses_gets_every_byte() {
     // A client that pauses before a download, a client that pauses before an upload, and an idle
     // client.
     for upload in [false, true] {
-        let (client, instance) = answered(&shim, &backend, &client_hello(10));
+        let (client, instance) = connect_answered(&shim, &backend, &client_hello(10));
         let (mut from, to) = if upload {
             (client, instance)
         } else {

@@ -1,10 +1,10 @@
 //! Ends of connections: each end sees a FIN for a FIN and an RST for an RST.
 
-use super::{answered, pair};
+use super::{connect_answered, connect_pair};
 use crate::support::MOMENT;
 use crate::support::net::{
-    Backend, Pattern, client_hello, expect_end, expect_error, expect_reset, expect_silence, fill,
-    read, reset,
+    Backend, Pattern, client_hello, expect_end, expect_error, expect_reset, expect_silence,
+    fill_buffers, read, reset_stream,
 };
 use crate::support::shim::{Shim, THREADS};
 use berth_shim::state::Stop;
@@ -13,18 +13,18 @@ use std::net::Shutdown;
 use std::thread;
 
 /// First bytes of a client: a request that may be replayed, and a request that may not.
-fn requests() -> [Vec<u8>; 2] {
+fn first_requests() -> [Vec<u8>; 2] {
     [client_hello(300), b"GET /".to_vec()]
 }
 
 /// Runs a test with each number of threads and each request at the same time, each with a shim of
 /// its own. The tests mostly wait.
-fn each(test: impl Fn(&Shim, &Backend, &[u8]) + Sync) {
+fn test_each(test: impl Fn(&Shim, &Backend, &[u8]) + Sync) {
     let test = &test;
     thread::scope(|scope| {
         for (threads, request) in THREADS
             .into_iter()
-            .flat_map(|threads| requests().map(|request| (threads, request)))
+            .flat_map(|threads| first_requests().map(|request| (threads, request)))
         {
             scope.spawn(move || {
                 let backend = Backend::new();
@@ -41,10 +41,10 @@ fn each(test: impl Fn(&Shim, &Backend, &[u8]) + Sync) {
 
 #[test]
 fn the_client_resets_before_or_after_the_answer() {
-    each(|shim, backend, request| {
-        for begin in [pair, answered] {
+    test_each(|shim, backend, request| {
+        for begin in [connect_pair, connect_answered] {
             let (client, mut instance) = begin(shim, backend, request);
-            reset(client);
+            reset_stream(client);
             expect_reset(&mut instance);
         }
     });
@@ -54,9 +54,9 @@ fn the_client_resets_before_or_after_the_answer() {
 /// without TLS gets a second attempt only if the reset came before a byte was sent.
 #[test]
 fn the_instance_resets_at_accept() {
-    each(|shim, backend, request| {
+    test_each(|shim, backend, request| {
         let mut client = shim.client_with(request);
-        reset(backend.accept());
+        reset_stream(backend.accept());
         let mut attempts = 1;
         client.set_read_timeout(Some(MOMENT)).unwrap();
         loop {
@@ -65,7 +65,7 @@ fn the_instance_resets_at_accept() {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     for next in backend.waiting() {
                         attempts += 1;
-                        reset(next);
+                        reset_stream(next);
                     }
                 }
                 other => panic!("no reset but {other:?}"),
@@ -80,14 +80,14 @@ fn the_instance_resets_at_accept() {
 
 #[test]
 fn the_instance_resets_after_the_hello() {
-    each(|shim, backend, request| {
-        let (mut client, instance) = pair(shim, backend, request);
-        reset(instance);
+    test_each(|shim, backend, request| {
+        let (mut client, instance) = connect_pair(shim, backend, request);
+        reset_stream(instance);
         if request[0] == 0x16 {
             let mut instance = backend.accept();
             assert_eq!(read(&mut instance, request.len()), request, "replayed once");
             expect_silence(&mut instance);
-            reset(instance);
+            reset_stream(instance);
         }
         expect_reset(&mut client);
         assert_eq!(backend.waiting().len(), 0, "no third attempt");
@@ -97,8 +97,8 @@ fn the_instance_resets_after_the_hello() {
 /// An instance that ends two attempts by FIN does so on purpose, so the client gets a FIN.
 #[test]
 fn the_instance_ends_without_a_byte() {
-    each(|shim, backend, request| {
-        let (mut client, instance) = pair(shim, backend, request);
+    test_each(|shim, backend, request| {
+        let (mut client, instance) = connect_pair(shim, backend, request);
         drop(instance);
         if request[0] == 0x16 {
             let mut instance = backend.accept();
@@ -115,12 +115,12 @@ fn a_shim_that_ends_resets_both_ends() {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &[]);
         let mut ends = Vec::new();
-        for request in requests() {
+        for request in first_requests() {
             ends.extend([
-                pair(&shim, &backend, &request),
-                answered(&shim, &backend, &request),
+                connect_pair(&shim, &backend, &request),
+                connect_answered(&shim, &backend, &request),
             ]);
-            let (client, mut instance) = answered(&shim, &backend, &request);
+            let (client, mut instance) = connect_answered(&shim, &backend, &request);
             client.shutdown(Shutdown::Write).unwrap();
             expect_end(&mut instance);
             ends.push((client, instance));
@@ -137,24 +137,28 @@ fn a_shim_that_ends_resets_both_ends() {
 
 #[test]
 fn the_instance_resets_in_the_middle() {
-    each(|shim, backend, request| {
-        let (mut client, mut instance) = answered(shim, backend, request);
+    test_each(|shim, backend, request| {
+        let (mut client, mut instance) = connect_answered(shim, backend, request);
         Pattern(0).send(&mut instance, 100_000);
         Pattern(0).receive(&mut client, 100_000);
-        reset(instance);
+        reset_stream(instance);
         expect_reset(&mut client);
     });
 }
 
 #[test]
 fn a_half_closed_client_resets() {
-    each(|shim, backend, request| {
+    test_each(|shim, backend, request| {
         for with_answer in [false, true] {
-            let begin = if with_answer { answered } else { pair };
+            let begin = if with_answer {
+                connect_answered
+            } else {
+                connect_pair
+            };
             let (client, mut instance) = begin(shim, backend, request);
             client.shutdown(Shutdown::Write).unwrap();
             expect_end(&mut instance);
-            reset(client);
+            reset_stream(client);
             // After a FIN, a read shows no reset.
             expect_error(&instance);
         }
@@ -172,7 +176,7 @@ fn a_client_that_filled_the_replay_buffer_resets() {
             client.write_all(&client_hello(length)).unwrap();
             let mut instance = backend.accept();
             read(&mut instance, length);
-            reset(client);
+            reset_stream(client);
             expect_reset(&mut instance);
         }
     }
@@ -180,11 +184,11 @@ fn a_client_that_filled_the_replay_buffer_resets() {
 
 #[test]
 fn a_half_closed_instance_resets() {
-    each(|shim, backend, request| {
-        let (mut client, instance) = answered(shim, backend, request);
+    test_each(|shim, backend, request| {
+        let (mut client, instance) = connect_answered(shim, backend, request);
         instance.shutdown(Shutdown::Write).unwrap();
         expect_end(&mut client);
-        reset(instance);
+        reset_stream(instance);
         expect_error(&client);
     });
 }
@@ -192,7 +196,7 @@ fn a_half_closed_instance_resets() {
 /// Closing with an unread request resets the connection. The answer was sent before.
 #[test]
 fn an_answer_before_a_reset_arrives() {
-    each(|shim, backend, request| {
+    test_each(|shim, backend, request| {
         for answer in [10, 100_000] {
             let mut client = shim.client();
             client.write_all(request).unwrap();
@@ -213,9 +217,9 @@ fn an_answer_before_a_reset_arrives() {
 /// failing write.
 #[test]
 fn an_answer_before_a_reset_arrives_behind_full_buffers() {
-    each(|shim, backend, request| {
-        let (mut client, mut instance) = answered(shim, backend, request);
-        fill(&mut client);
+    test_each(|shim, backend, request| {
+        let (mut client, mut instance) = connect_answered(shim, backend, request);
+        fill_buffers(&mut client);
         Pattern(0).send(&mut instance, 10_000);
         drop(instance);
         Pattern(0).receive(&mut client, 10_000);
@@ -225,9 +229,9 @@ fn an_answer_before_a_reset_arrives_behind_full_buffers() {
 
 #[test]
 fn last_bytes_before_a_clients_reset_arrive_behind_full_buffers() {
-    each(|shim, backend, request| {
-        let (mut client, mut instance) = answered(shim, backend, request);
-        fill(&mut instance);
+    test_each(|shim, backend, request| {
+        let (mut client, mut instance) = connect_answered(shim, backend, request);
+        fill_buffers(&mut instance);
         Pattern(0).send(&mut client, 10_000);
         drop(client);
         Pattern(0).receive(&mut instance, 10_000);
@@ -239,10 +243,10 @@ fn last_bytes_before_a_clients_reset_arrive_behind_full_buffers() {
 /// instance.
 #[test]
 fn a_clients_reset_passes_full_buffers() {
-    each(|shim, backend, request| {
-        let (mut client, instance) = answered(shim, backend, request);
-        fill(&mut client);
-        reset(client);
+    test_each(|shim, backend, request| {
+        let (mut client, instance) = connect_answered(shim, backend, request);
+        fill_buffers(&mut client);
+        reset_stream(client);
         expect_error(&instance);
         shim.until("no connection is left", |status| {
             status.connections_open == 0
@@ -253,10 +257,10 @@ fn a_clients_reset_passes_full_buffers() {
 /// An instance that reads on after the client's reset gets as many bytes as without a shim.
 #[test]
 fn an_upload_before_a_reset_arrives() {
-    each(|shim, backend, request| {
-        let (mut client, mut instance) = answered(shim, backend, request);
-        fill(&mut client);
-        reset(client);
+    test_each(|shim, backend, request| {
+        let (mut client, mut instance) = connect_answered(shim, backend, request);
+        fill_buffers(&mut client);
+        reset_stream(client);
         // The number of bytes that had reached the shim depends on the machine. No byte is changed,
         // or missing before the end.
         assert!(Pattern(0).receive_until_reset(&mut instance) > 0);
@@ -267,21 +271,21 @@ fn an_upload_before_a_reset_arrives() {
 /// that pauses is not cut short.
 #[test]
 fn a_reset_passes_full_buffers_in_both_directions() {
-    each(|shim, backend, request| {
+    test_each(|shim, backend, request| {
         for client_resets in [false, true] {
-            let (client, instance) = answered(shim, backend, request);
+            let (client, instance) = connect_answered(shim, backend, request);
             let ends = [client, instance].map(|mut end| {
                 thread::spawn(move || {
-                    fill(&mut end);
+                    fill_buffers(&mut end);
                     end
                 })
             });
             let [mut client, instance] = ends.map(|end| end.join().unwrap());
             if client_resets {
-                reset(client);
+                reset_stream(client);
                 expect_error(&instance);
             } else {
-                reset(instance);
+                reset_stream(instance);
                 // The reset discards bytes that the instance's kernel had not sent yet, as without
                 // a shim.
                 let got = Pattern(0).receive_until_reset(&mut client);

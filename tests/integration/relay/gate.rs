@@ -2,7 +2,7 @@
 
 use super::expect_answer;
 use crate::support::net::{
-    Backend, client_hello, connect_from, echo, expect_silence, fresh_ip, ping, read, reset,
+    Backend, client_hello, connect_from, echo, expect_silence, fresh_ip, ping, read, reset_stream,
 };
 use crate::support::shim::{Shim, THREADS, with_threads};
 use crate::support::{PATIENCE, eventually};
@@ -12,7 +12,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 /// Connects a client from a fresh address, and sends its ClientHello.
-fn client(shim: &Shim) -> TcpStream {
+fn connect_client(shim: &Shim) -> TcpStream {
     shim.client_with(&client_hello(300))
 }
 
@@ -23,7 +23,7 @@ fn until_waiting(shim: &Shim, clients: u64) {
 }
 
 /// Reads the ClientHello, answers, and returns the open connection.
-fn answer(mut instance: TcpStream) -> TcpStream {
+fn answer_client(mut instance: TcpStream) -> TcpStream {
     read(&mut instance, 300);
     instance.write_all(b"answer").unwrap();
     instance
@@ -34,7 +34,7 @@ fn openings_are_bounded_and_other_clients_have_their_turn() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &["--max-openings", "2"]);
-        let clients: Vec<_> = (0..6).map(|_| client(&shim)).collect();
+        let clients: Vec<_> = (0..6).map(|_| connect_client(&shim)).collect();
         until_waiting(&shim, 4);
         let mut opened = vec![backend.accept(), backend.accept()];
         assert_eq!(
@@ -44,11 +44,11 @@ fn openings_are_bounded_and_other_clients_have_their_turn() {
         );
         let mut kept = Vec::new();
         for waiting in [3, 2, 1, 0] {
-            kept.push(answer(opened.remove(0)));
+            kept.push(answer_client(opened.remove(0)));
             opened.push(backend.accept());
             until_waiting(&shim, waiting);
         }
-        kept.extend(opened.into_iter().map(answer));
+        kept.extend(opened.into_iter().map(answer_client));
         for mut client in clients {
             expect_answer(&mut client);
         }
@@ -71,8 +71,8 @@ fn one_source_leaves_a_slot_for_another() {
             .collect();
         until_waiting(&shim, 4);
         let _greedy = backend.accept();
-        let mut other = client(&shim);
-        let _other = answer(backend.accept());
+        let mut other = connect_client(&shim);
+        let _other = answer_client(backend.accept());
         expect_answer(&mut other);
         let status = shim.status().gate.unwrap();
         assert_eq!(
@@ -91,16 +91,20 @@ fn a_client_that_has_left_costs_the_instance_nothing() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &["--max-openings", "1"]);
-        let mut first = client(&shim);
+        let mut first = connect_client(&shim);
         let opened = backend.accept();
-        let (closed, was_reset, mut stays) = (client(&shim), client(&shim), client(&shim));
+        let (closed, was_reset, mut stays) = (
+            connect_client(&shim),
+            connect_client(&shim),
+            connect_client(&shim),
+        );
         until_waiting(&shim, 3);
         drop(closed);
-        reset(was_reset);
+        reset_stream(was_reset);
         until_waiting(&shim, 1);
-        let _first = answer(opened);
+        let _first = answer_client(opened);
         expect_answer(&mut first);
-        let _stays = answer(backend.accept());
+        let _stays = answer_client(backend.accept());
         expect_answer(&mut stays);
         assert_eq!(backend.waiting().len(), 0, "no attempt for those that left");
     }
@@ -116,8 +120,8 @@ fn a_client_that_sends_little_holds_no_slot() {
         let hello = client_hello(300);
         let (_silent, mut slow) = (shim.client(), shim.client());
         slow.write_all(&hello[..200]).unwrap();
-        let mut other = client(&shim);
-        let _other = answer(backend.accept());
+        let mut other = connect_client(&shim);
+        let _other = answer_client(backend.accept());
         expect_answer(&mut other);
 
         // After 5 s the clients have backend connections, and hold no slot.
@@ -133,12 +137,12 @@ fn a_client_that_sends_little_holds_no_slot() {
         });
         of_the_slow.set_read_timeout(Some(PATIENCE)).unwrap();
         read(&mut of_the_slow, 200);
-        let _next = client(&shim);
+        let _next = connect_client(&shim);
         let next = backend.accept();
         slow.write_all(&hello[200..]).unwrap();
         until_waiting(&shim, 1);
         expect_silence(&mut of_the_slow);
-        let _next = answer(next);
+        let _next = answer_client(next);
         assert_eq!(read(&mut of_the_slow, 100), hello[200..]);
     });
 }
@@ -173,15 +177,15 @@ fn the_first_class_makes_no_room_within_its_share() {
             threads,
             &["--max-openings", "1", "--max-connections", "3"],
         );
-        let mut clients: Vec<_> = (0..3).map(|_| client(&shim)).collect();
+        let mut clients: Vec<_> = (0..3).map(|_| connect_client(&shim)).collect();
         until_waiting(&shim, 2);
-        let mut in_the_backlog = client(&shim);
-        let attempts = [(); 3].map(|()| answer(backend.accept()));
+        let mut in_the_backlog = connect_client(&shim);
+        let attempts = [(); 3].map(|()| answer_client(backend.accept()));
         for client in &mut clients {
             expect_answer(client);
         }
         drop((clients, attempts));
-        let _leg = answer(backend.accept());
+        let _leg = answer_client(backend.accept());
         expect_answer(&mut in_the_backlog);
         assert_eq!(
             shim.metric("berth_gate_dropped_total"),
@@ -197,12 +201,12 @@ fn a_queued_client_moves_to_the_next_instance() {
     for threads in THREADS {
         let (old, new) = (Backend::new(), Backend::new());
         let (shim, _record) = Shim::start_of_two([&old, &new], threads, &["--max-openings", "1"]);
-        let (mut opened, mut waits) = (client(&shim), client(&shim));
+        let (mut opened, mut waits) = (connect_client(&shim), connect_client(&shim));
         until_waiting(&shim, 1);
         let attempt = old.accept();
         drop(old);
-        reset(attempt);
-        let _legs = [answer(new.accept()), answer(new.accept())];
+        reset_stream(attempt);
+        let _legs = [answer_client(new.accept()), answer_client(new.accept())];
         for client in [&mut opened, &mut waits] {
             expect_answer(client);
         }
@@ -225,15 +229,15 @@ fn a_client_that_was_held_has_its_turn() {
         ];
         let shim = Shim::start(address, threads, &options);
         drop(backend);
-        let mut clients: Vec<_> = (0..5).map(|_| client(&shim)).collect();
+        let mut clients: Vec<_> = (0..5).map(|_| connect_client(&shim)).collect();
         shim.until("all are held", |status| status.held == 5);
         shim.until_health(address, "unready");
         let backend = Backend::at(address);
         let mut opened = vec![backend.accept(), backend.accept()];
         until_waiting(&shim, 3);
         assert_eq!(backend.waiting().len(), 0);
-        let mut kept: Vec<_> = opened.drain(..).map(answer).collect();
-        kept.extend((0..3).map(|_| answer(backend.accept())));
+        let mut kept: Vec<_> = opened.drain(..).map(answer_client).collect();
+        kept.extend((0..3).map(|_| answer_client(backend.accept())));
         for client in &mut clients {
             expect_answer(client);
         }
@@ -250,12 +254,12 @@ fn a_queued_client_does_not_stay_with_an_instance_that_leaves() {
             threads,
             &["--max-openings", "1", "--drain-timeout", "60s"],
         );
-        let (mut opened, mut waits) = (client(&shim), client(&shim));
+        let (mut opened, mut waits) = (connect_client(&shim), connect_client(&shim));
         let attempt = own.accept();
         until_waiting(&shim, 1);
         shim.request(Stop::Drain);
-        let _other = answer(other.accept());
-        let _own = answer(attempt);
+        let _other = answer_client(other.accept());
+        let _own = answer_client(attempt);
         for client in [&mut opened, &mut waits] {
             expect_answer(client);
         }
@@ -277,8 +281,8 @@ fn a_client_that_sends_a_part_of_a_hello_holds_no_slot() {
         // This ClientHello fills the replay buffer.
         let _large = shim.client_with(&client_hello(60_000)[..16 * 1024]);
         let _leg = backend.accept();
-        let mut other = client(&shim);
-        let _other = answer(backend.accept());
+        let mut other = connect_client(&shim);
+        let _other = answer_client(backend.accept());
         expect_answer(&mut other);
         assert_eq!(shim.status().gate.unwrap().openings, 0);
     }
@@ -290,15 +294,15 @@ fn a_client_that_fills_the_replay_buffer_holds_a_slot_until_the_answer() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &["--max-openings", "1"]);
-        let mut talker = client(&shim);
+        let mut talker = connect_client(&shim);
         talker.write_all(&[7; 20_000]).unwrap();
         let mut attempt = backend.accept();
         read(&mut attempt, 16 * 1024);
-        let _next = client(&shim);
+        let _next = connect_client(&shim);
         until_waiting(&shim, 1);
         attempt.write_all(b"answer").unwrap();
         expect_answer(&mut talker);
-        let _answered = answer(backend.accept());
+        let _answered = answer_client(backend.accept());
     }
 }
 
@@ -313,7 +317,7 @@ fn a_client_that_fills_the_replay_buffer_is_read_further_after_a_while() {
             threads,
             &["--max-openings", "1", "--speedup", "20"],
         );
-        let mut talker = client(&shim);
+        let mut talker = connect_client(&shim);
         talker.write_all(&[7; 20_000]).unwrap();
         read(&mut backend.accept(), 20_300);
     }
@@ -329,13 +333,13 @@ fn a_limit_that_is_just_reached_rejects_no_client() {
             &["--max-connections", "2"],
         );
         let troubles = || shim.metric("berth_accept_errors_total");
-        let mut clients = [client(&shim), client(&shim)];
+        let mut clients = [connect_client(&shim), connect_client(&shim)];
         for client in &mut clients {
             read(client, 300);
             ping(client, b"ping");
         }
         assert_eq!(troubles(), 0);
-        let _third = client(&shim);
+        let _third = connect_client(&shim);
         eventually("the third is seen", || (troubles() > 0).then_some(()));
     }
 }

@@ -14,7 +14,7 @@ use std::net::TcpStream;
 
 /// Returns a client, and the instance's end of the connection after the instance has read the
 /// request.
-fn pair(shim: &Shim, backend: &Backend, request: &[u8]) -> (TcpStream, TcpStream) {
+fn connect_pair(shim: &Shim, backend: &Backend, request: &[u8]) -> (TcpStream, TcpStream) {
     let client = shim.client_with(request);
     let mut instance = backend.accept();
     assert_eq!(read(&mut instance, request.len()), request);
@@ -22,8 +22,8 @@ fn pair(shim: &Shim, backend: &Backend, request: &[u8]) -> (TcpStream, TcpStream
 }
 
 /// Returns a client and the instance's end of the connection after the instance has answered.
-fn answered(shim: &Shim, backend: &Backend, request: &[u8]) -> (TcpStream, TcpStream) {
-    let (mut client, mut instance) = pair(shim, backend, request);
+fn connect_answered(shim: &Shim, backend: &Backend, request: &[u8]) -> (TcpStream, TcpStream) {
+    let (mut client, mut instance) = connect_pair(shim, backend, request);
     instance.write_all(b"answer").unwrap();
     expect_answer(&mut client);
     (client, instance)

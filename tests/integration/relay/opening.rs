@@ -2,8 +2,8 @@
 
 use super::expect_answer;
 use crate::support::net::{
-    Backend, client_hello, connect_from, echo, expect_end, expect_no_service, expect_reset,
-    expect_silence, fresh_ip, ping, queued, read, reset, unread,
+    Backend, client_hello, connect_from, count_queued, count_unread, echo, expect_end,
+    expect_no_service, expect_reset, expect_silence, fresh_ip, ping, read, reset_stream,
 };
 use crate::support::shim::{Shim, THREADS, with_threads};
 use crate::support::tls::{Api, Ca};
@@ -41,7 +41,8 @@ fn clients_queued_at_a_closing_backend_are_served_by_the_next() {
             .collect();
         let sent: usize = client_hellos.iter().map(Vec::len).sum();
         eventually("every ClientHello is in the old backend's queue", || {
-            (queued(old.address()) >= CLIENTS as u64 && unread(old.address()) == sent as u64)
+            (count_queued(old.address()) >= CLIENTS as u64
+                && count_unread(old.address()) == sent as u64)
                 .then_some(())
         });
         drop(old);
@@ -80,7 +81,7 @@ fn a_request_without_tls_is_not_replayed() {
             client.write_all(b"POST /once").unwrap();
         }
         eventually("every request is at the old backend", || {
-            (unread(old.address()) == 50).then_some(())
+            (count_unread(old.address()) == 50).then_some(())
         });
         drop(old);
         for client in &mut clients {
@@ -105,7 +106,7 @@ fn a_silent_client_is_served_when_it_speaks() {
         drop(old);
         let [ended, was_reset] = attempts;
         drop(ended);
-        reset(was_reset);
+        reset_stream(was_reset);
         for client in &mut clients {
             expect_silence(client);
             assert_eq!(new.waiting().len(), 0, "no attempt before");
@@ -130,7 +131,7 @@ fn connect_and_close_makes_one_attempt() {
             let mut attempt = own.accept();
             expect_end(&mut attempt);
             if by_reset {
-                reset(attempt);
+                reset_stream(attempt);
             } else {
                 drop(attempt);
             }
@@ -188,7 +189,7 @@ fn a_hello_in_pieces() {
                 "each piece goes on at once"
             );
         }
-        reset(instance);
+        reset_stream(instance);
         let next = backend.accept();
         let served = thread::spawn(move || answer_hello(next, 1000));
         expect_answer(&mut client);
@@ -226,7 +227,7 @@ fn a_hello_larger_than_the_replay_buffer() {
         let mut instance = backend.accept();
         assert!(read(&mut instance, KEPT) == client_hello[..KEPT]);
         expect_silence(&mut instance);
-        reset(instance);
+        reset_stream(instance);
         let mut instance = backend.accept();
         assert!(
             read(&mut instance, KEPT) == client_hello[..KEPT],
@@ -234,7 +235,7 @@ fn a_hello_larger_than_the_replay_buffer() {
         );
         client.write_all(&client_hello[KEPT..]).unwrap();
         assert!(read(&mut instance, LARGE - KEPT) == client_hello[KEPT..]);
-        reset(instance);
+        reset_stream(instance);
         expect_reset(&mut client);
         assert_eq!(
             backend.waiting().len(),
@@ -330,7 +331,7 @@ fn a_held_client_that_gives_up_frees_its_place() {
                 let unread = request.len() > 16 * 1024;
                 if by_reset || request.starts_with(b"G") || unread {
                     // A client that only ends its sending direction may still wait for an answer.
-                    reset(client);
+                    reset_stream(client);
                 } else {
                     drop(client);
                 }
@@ -357,7 +358,7 @@ fn more_than_1024_are_not_held() {
         shim.until("every place is taken", |status| status.held == PLACES);
         // Refused at once, not held for an hour and then reset.
         expect_no_service(shim.address);
-        reset(held.pop().unwrap());
+        reset_stream(held.pop().unwrap());
         shim.until("a place is free", |status| status.held == PLACES - 1);
         let mut next = shim.client();
         shim.until("it is taken", |status| status.held == PLACES);

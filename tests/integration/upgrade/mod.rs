@@ -6,7 +6,7 @@ use crate::stand_in::{API, BROKEN, EMULATES, STAND_IN};
 use crate::support::cluster::Cluster;
 use crate::support::load::{self, Load};
 use crate::support::net::free_address;
-use crate::support::process::{Running, berth, ends, output_of};
+use crate::support::process::{Running, berth_command, expect_status, output_of};
 use crate::support::{eventually, in_memory};
 use berth_cluster::service::slice_path;
 use berth_options::cluster::host_name;
@@ -31,7 +31,7 @@ mod judge;
 const KUBEADM: &str = include_str!("../../data/manifest/kubeadm-v1.36.yaml");
 
 /// Returns the shell script of a pod, by its image tag.
-fn script(text: &str) -> &'static str {
+fn script_of(text: &str) -> &'static str {
     match text {
         text if text.contains("kube-apiserver:refuses") => {
             "echo 'Error: unknown flag: --no-such-flag' >&2; exit 1"
@@ -97,7 +97,7 @@ impl Kubelet {
         let thread = std::thread::spawn(move || {
             let mut pods: BTreeMap<String, Pod> = BTreeMap::new();
             while !told.load(Ordering::Relaxed) {
-                let files = files(&directory);
+                let files = read_files(&directory);
                 for (name, pod) in &mut pods {
                     pod.tend(
                         files.get(name) == Some(&pod.text),
@@ -156,7 +156,7 @@ impl Drop for Kubelet {
 
 /// Returns the manifests of a directory by pod names. A kubelet reads every file without a leading
 /// dot.
-fn files(directory: &Path) -> BTreeMap<String, String> {
+fn read_files(directory: &Path) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(directory).unwrap().flatten() {
         if entry.file_name().as_encoded_bytes().starts_with(b".") {
@@ -165,7 +165,7 @@ fn files(directory: &Path) -> BTreeMap<String, String> {
         let Ok(text) = fs::read_to_string(entry.path()) else {
             continue;
         };
-        let name = field(&text, "\n  name: ").expect("a whole manifest");
+        let name = find_field(&text, "\n  name: ").expect("a whole manifest");
         assert!(
             found.insert(name.clone(), text).is_none(),
             "two files with the pod name {name}"
@@ -175,7 +175,7 @@ fn files(directory: &Path) -> BTreeMap<String, String> {
 }
 
 /// Returns a scalar. A scalar that starts like a number, such as a UID with 0b, may be quoted.
-fn field(text: &str, key: &str) -> Option<String> {
+fn find_field(text: &str, key: &str) -> Option<String> {
     Some(
         text.split_once(key)?
             .1
@@ -201,7 +201,8 @@ impl Pod {
     fn new(name: &str, text: String, logs: &Path) -> Self {
         let mut hasher = DefaultHasher::new();
         text.hash(&mut hasher);
-        let uid = field(&text, "\n  uid: ").unwrap_or_else(|| format!("{:016x}", hasher.finish()));
+        let uid =
+            find_field(&text, "\n  uid: ").unwrap_or_else(|| format!("{:016x}", hasher.finish()));
         let logs = logs.join(format!("kube-system_{name}-node_{uid}/kube-apiserver"));
         Self {
             text,
@@ -250,7 +251,7 @@ impl Pod {
     fn launch(&self, listen: SocketAddr, run_dir: &Path) -> Child {
         fs::create_dir_all(&self.logs).unwrap();
         let log = self.logs.join(format!("{}.log", self.starts));
-        let mut run = berth(["run", "--probe", "tcp", "--probe-interval", "20ms"]);
+        let mut run = berth_command(["run", "--probe", "tcp", "--probe-interval", "20ms"]);
         run.args(["--lease", "60s", "--drain-timeout", "1m"]);
         run.args([
             "--listen",
@@ -260,7 +261,7 @@ impl Pod {
             "--run-dir",
         ])
         .arg(run_dir);
-        run.args(["--", "sh", "-c", script(&self.text), "kube-apiserver"]);
+        run.args(["--", "sh", "-c", script_of(&self.text), "kube-apiserver"]);
         run.env("TEST_BINARY", std::env::current_exe().unwrap());
         if self.text.contains("-judged") {
             let emulates = self.text.contains("--emulated-version=1.35")
@@ -347,7 +348,7 @@ impl Node {
             kubeadm.replace("kube-apiserver:v1.36.3", &format!("kube-apiserver:{tag}")),
         )
         .unwrap();
-        let mut inject = berth([
+        let mut inject = berth_command([
             "inject",
             "--image",
             "example/berth:v0.1.0",
@@ -360,7 +361,7 @@ impl Node {
             .arg("--state-dir")
             .arg(self.path("none"))
             .arg(file);
-        let (out, _) = ends(&mut inject, 0, &[]);
+        let (out, _) = expect_status(&mut inject, 0, &[]);
         out
     }
 
@@ -372,7 +373,7 @@ impl Node {
     }
 
     fn upgrade(&self, options: &[&str]) -> Command {
-        let mut upgrade = berth(["upgrade"]);
+        let mut upgrade = berth_command(["upgrade"]);
         upgrade.env("BERTH_SETTLE", "300ms");
         upgrade
             .arg("--manifests-dir")
@@ -402,7 +403,7 @@ impl Node {
 
     fn until_joined(&self) {
         eventually("the first instance joins", || {
-            let (code, ..) = output_of(&mut berth([
+            let (code, ..) = output_of(&mut berth_command([
                 "ready",
                 "--run-dir",
                 self.path("run").to_str().unwrap(),
@@ -455,7 +456,7 @@ impl Node {
 }
 
 /// Creates a node with a ready instance of the tag v1.
-fn serving() -> (Node, Kubelet) {
+fn start_serving_node() -> (Node, Kubelet) {
     let node = Node::new("v1");
     let kubelet = Kubelet::start(&node);
     node.until_joined();
@@ -463,8 +464,8 @@ fn serving() -> (Node, Kubelet) {
 }
 
 /// Starts a client that connects again and again, and never retries.
-fn load(node: &Node) -> Load {
-    load::start(node.listen, 1, Duration::from_millis(2))
+fn start_load(node: &Node) -> Load {
+    load::start_load(node.listen, 1, Duration::from_millis(2))
 }
 
 #[test]
@@ -474,8 +475,8 @@ fn mistakes_are_reported_and_nothing_is_changed() {
     let (canonical, directory) = (canonical.to_str().unwrap(), directory.to_str().unwrap());
     let options = [canonical, "--state-dir", directory, "--kubeconfig", "/none"];
     let mistakes = ["keep it elsewhere", "--state-dir", "--kubeconfig"];
-    ends(
-        berth(["upgrade", "--manifests-dir", directory]).args(options),
+    expect_status(
+        berth_command(["upgrade", "--manifests-dir", directory]).args(options),
         64,
         &mistakes,
     );
@@ -493,22 +494,22 @@ fn mistakes_are_reported_and_nothing_is_changed() {
     ] {
         let path = node.path("new.yaml");
         fs::write(&path, text).unwrap();
-        ends(&mut node.upgrade(&[path.to_str().unwrap()]), 64, mistakes);
+        expect_status(&mut node.upgrade(&[path.to_str().unwrap()]), 64, mistakes);
     }
-    ends(&mut node.upgrade(&[]), 69, &["no instance"]);
+    expect_status(&mut node.upgrade(&[]), 69, &["no instance"]);
     node.is_whole("v1");
     // The first switch needs `berth inject`.
     fs::write(canonical, plain).unwrap();
     for mut upgrade in [node.upgrade_to("v2", &[]), node.upgrade(&[])] {
-        ends(&mut upgrade, 64, &["--write --bridge"]);
+        expect_status(&mut upgrade, 64, &["--write --bridge"]);
     }
 }
 
 #[test]
 fn an_upgrade_and_a_restart_lose_nothing() {
-    let (node, _kubelet) = serving();
+    let (node, _kubelet) = start_serving_node();
     // The tag is not a release, so berth cannot check the version skew.
-    let (out, _) = ends(
+    let (out, _) = expect_status(
         &mut node.upgrade(&["--dry-run"]),
         0,
         &["names no version of kube-apiserver"],
@@ -517,11 +518,11 @@ fn an_upgrade_and_a_restart_lose_nothing() {
     assert!(!node.path("kept").exists(), "a dry run touches nothing");
     node.is_whole("v1");
 
-    let load = load(&node);
-    ends(&mut node.upgrade_to("v2", &[]), 0, &["no --kubeconfig"]);
+    let load = start_load(&node);
+    expect_status(&mut node.upgrade_to("v2", &[]), 0, &["no --kubeconfig"]);
     node.is_whole("v2");
     assert_eq!(node.befores(), [("v1".into(), node.manifest("v1"))]);
-    ends(&mut node.upgrade(&[]), 0, &["rolling restart"]);
+    expect_status(&mut node.upgrade(&[]), 0, &["rolling restart"]);
     node.is_whole("v2");
     assert_eq!(
         node.befores().len(),
@@ -533,9 +534,9 @@ fn an_upgrade_and_a_restart_lose_nothing() {
 
 #[test]
 fn a_failing_new_version_is_removed_and_the_reason_is_printed() {
-    let (node, _kubelet) = serving();
-    let load = load(&node);
-    ends(
+    let (node, _kubelet) = start_serving_node();
+    let load = start_load(&node);
+    expect_status(
         &mut node.upgrade_to("refuses", &[]),
         1,
         &["Error: unknown flag: --no-such-flag", "rolled back"],
@@ -549,7 +550,7 @@ fn a_failing_new_version_is_removed_and_the_reason_is_printed() {
             "--ready-timeout",
             &format!("{seconds}s"),
         ];
-        let (_, log) = ends(&mut node.upgrade(&options), 1, &[]);
+        let (_, log) = expect_status(&mut node.upgrade(&options), 1, &[]);
         assert!(log.contains(&format!("not ready in {seconds}s")), "{log}");
         node.is_whole("v1");
         if log.contains("nothing listens on 127.") {
@@ -561,7 +562,7 @@ fn a_failing_new_version_is_removed_and_the_reason_is_printed() {
 
 #[test]
 fn an_image_that_the_kubelet_cannot_get_ends_the_upgrade_at_once() {
-    let (node, kubelet) = serving();
+    let (node, kubelet) = start_serving_node();
     kubelet.lags(Lags::Starting(Kind::Temporary));
     let temporary = node.directory().join("berth-kube-apiserver.yaml");
     let line = r#""Error syncing pod, skipping" err="failed to \"StartContainer\" for \"kube-apiserver\" with ErrImagePull: \"not found\"""#;
@@ -586,7 +587,7 @@ fn an_image_that_the_kubelet_cannot_get_ends_the_upgrade_at_once() {
             std::env::var("PATH").unwrap()
         ),
     );
-    ends(
+    expect_status(
         &mut upgrade,
         1,
         &[
@@ -601,7 +602,7 @@ fn an_image_that_the_kubelet_cannot_get_ends_the_upgrade_at_once() {
 /// After a reboot, a unit runs the command without the original options.
 #[test]
 fn a_resumed_upgrade_keeps_its_kubeconfig() {
-    let (node, _kubelet) = serving();
+    let (node, _kubelet) = start_serving_node();
     let cluster = Cluster::of(&[node.listen.ip()]);
     let kubeconfig = cluster.kubeconfig();
     let mut upgrade = node.upgrade(&["--settle", "1h"]);
@@ -623,9 +624,9 @@ fn a_resumed_upgrade_keeps_its_kubeconfig() {
 /// version comes back.
 #[test]
 fn a_new_version_that_fails_in_the_second_hop_gives_way_to_the_old_one() {
-    let (node, _kubelet) = serving();
-    let load = load(&node);
-    ends(
+    let (node, _kubelet) = start_serving_node();
+    let load = start_load(&node);
+    expect_status(
         &mut node.upgrade_to("half", &[]),
         1,
         &[
@@ -643,8 +644,8 @@ fn a_new_version_that_fails_in_the_second_hop_gives_way_to_the_old_one() {
 /// An upgrade is killed in each step, and completed by the same command.
 #[test]
 fn an_upgrade_killed_at_any_step_is_resumed_by_the_same_command() {
-    let (node, kubelet) = serving();
-    let load = load(&node);
+    let (node, kubelet) = start_serving_node();
+    let load = start_load(&node);
     // The cause that keeps the upgrade in each step: the kubelet, or a long settle time.
     let steps = [
         (2, Lags::Starting(Kind::Temporary), "300ms"),
@@ -672,14 +673,14 @@ fn an_upgrade_killed_at_any_step_is_resumed_by_the_same_command() {
             );
             assert!(node.path("kept/upgrade.json").exists(), "{}", upgrade.log());
             kubelet.lags(Lags::Not);
-            ends(
+            expect_status(
                 &mut node.upgrade(&[other.to_str().unwrap()]),
                 64,
                 &["to another manifest"],
             );
             options.clear();
         }
-        ends(
+        expect_status(
             &mut node.upgrade(&[]),
             0,
             &["is under way (step ", "it goes on to the new manifest"],
@@ -693,7 +694,7 @@ fn an_upgrade_killed_at_any_step_is_resumed_by_the_same_command() {
 /// does not write a manifest next to the running ones.
 #[test]
 fn in_the_middle_the_old_manifest_is_at_hand_and_inject_and_eject_refuse() {
-    let (node, _kubelet) = serving();
+    let (node, _kubelet) = start_serving_node();
     let v2 = node.new_manifest("v2");
     // Kept by an earlier upgrade, since which the clock was set back.
     let newest = node.path("kept/kube-apiserver.yaml.before-upgrade.29990101T000000Z.v0");
@@ -712,7 +713,7 @@ fn in_the_middle_the_old_manifest_is_at_hand_and_inject_and_eject_refuse() {
     assert_eq!(node.befores(), [("v1".into(), node.manifest("v1"))]);
     let (canonical, kept) = (node.canonical(), node.path("kept"));
     let on = |command: &str, file: &Path, write: &[&str]| {
-        let mut command = berth([command]);
+        let mut command = berth_command([command]);
         command.arg(file).arg("--state-dir").arg(&kept).args(write);
         output_of(&mut command)
     };
@@ -743,8 +744,8 @@ fn in_the_middle_the_old_manifest_is_at_hand_and_inject_and_eject_refuse() {
 
 #[test]
 fn an_interrupt_rolls_back_while_the_old_version_serves_and_else_completes() {
-    let (node, kubelet) = serving();
-    let load = load(&node);
+    let (node, kubelet) = start_serving_node();
+    let load = start_load(&node);
     // The signal arrives within the step, which has a long settle time, or waits for the kubelet.
     let back = (3, "1h", Lags::Not, "going back", 1, "v1");
     let on = (
@@ -772,7 +773,7 @@ fn an_interrupt_rolls_back_while_the_old_version_serves_and_else_completes() {
 /// could prevent that.
 #[test]
 fn a_cluster_that_gives_no_lock_ends_the_upgrade_before_any_change() {
-    let (node, _kubelet) = serving();
+    let (node, _kubelet) = start_serving_node();
     let cluster = Cluster::of(&[node.listen.ip()]);
     for status in [
         "403 Forbidden",
@@ -780,7 +781,7 @@ fn a_cluster_that_gives_no_lock_ends_the_upgrade_before_any_change() {
         "503 Service Unavailable",
     ] {
         *cluster.no_leases.lock().unwrap() = Some(status);
-        ends(
+        expect_status(
             &mut node.upgrade_in(&cluster, &[]),
             69,
             &["nothing was changed", "kubectl create namespace"],
@@ -803,7 +804,7 @@ fn a_cluster_that_gives_no_lock_ends_the_upgrade_before_any_change() {
 /// On the only node: a resumed upgrade takes over the slice of the killed process.
 #[test]
 fn the_node_is_in_the_service_until_the_upgrade_ends() {
-    let (node, _kubelet) = serving();
+    let (node, _kubelet) = start_serving_node();
     let cluster = Cluster::of(&[node.listen.ip()]);
     let path = slice_path(&format!("berth-upgrade-{}-ipv4", host_name()));
     let mut upgrade = Running::start(&mut node.upgrade_in(&cluster, &["--settle", "1h"]));
@@ -829,7 +830,7 @@ fn two_nodes_are_never_upgraded_at_once() {
     nodes.iter().for_each(Node::until_joined);
     let cluster = Cluster::of(&[first, second].map(|node| node.listen.ip()));
     let refused = |node: &Node| {
-        ends(
+        expect_status(
             &mut node.upgrade_in(&cluster, &[]),
             69,
             &["the cluster's lock is held by node ", "--break-lock"],
@@ -845,7 +846,7 @@ fn two_nodes_are_never_upgraded_at_once() {
     upgrade.kill();
     refused(second);
 
-    ends(&mut first.upgrade_in(&cluster, &[]), 0, &[]);
+    expect_status(&mut first.upgrade_in(&cluster, &[]), 0, &[]);
     first.is_whole("v2");
     assert_eq!(
         cluster.locked(),

@@ -3,7 +3,7 @@
 //! The backend is a process of its own, so that its memory and CPU time are separate. The process
 //! prints its address, and ends with its parent.
 
-use super::wire::{CHUNK, ENDLESS, HEADER, Header, Pattern, garbled};
+use super::wire::{CHUNK, ENDLESS, HEADER, Header, Pattern, garbled_error};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, ErrorKind, Read, Write};
@@ -19,7 +19,7 @@ const LISTENER: u64 = u64::MAX;
 /// Serves until the process is killed.
 pub(crate) fn run(address: SocketAddr) -> io::Result<()> {
     berth_os::process::raise_file_limit()?;
-    let listener = listen(address)?;
+    let listener = open_listener(address)?;
     println!("{}", listener.local_addr()?);
     let mut backend = Backend {
         epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
@@ -48,7 +48,7 @@ pub(crate) fn run(address: SocketAddr) -> io::Result<()> {
     }
 }
 
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+fn open_listener(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(
         Domain::for_address(address),
         Type::STREAM,
@@ -129,12 +129,13 @@ impl Backend {
         };
         let waited = served.and_then(|()| {
             match connection.answer {
-                Some(_) if !was_writing => self
-                    .epoll
-                    .modify(&connection.stream, &mut event(EpollFlags::EPOLLOUT, fd)),
+                Some(_) if !was_writing => self.epoll.modify(
+                    &connection.stream,
+                    &mut make_event(EpollFlags::EPOLLOUT, fd),
+                ),
                 None if was_writing => self
                     .epoll
-                    .modify(&connection.stream, &mut event(EpollFlags::EPOLLIN, fd)),
+                    .modify(&connection.stream, &mut make_event(EpollFlags::EPOLLIN, fd)),
                 _ => Ok(()),
             }
             .map_err(Into::into)
@@ -150,7 +151,7 @@ impl Backend {
     }
 }
 
-fn event(flags: EpollFlags, fd: usize) -> EpollEvent {
+fn make_event(flags: EpollFlags, fd: usize) -> EpollEvent {
     EpollEvent::new(flags, fd as u64)
 }
 
@@ -189,7 +190,7 @@ impl Connection {
             return Ok(());
         }
         if self.received > header.request {
-            return Err(garbled());
+            return Err(garbled_error());
         }
         let header = if header.count {
             Header {

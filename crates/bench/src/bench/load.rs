@@ -4,7 +4,7 @@
 //! Counting starts after a warm-up and ends while the load goes on. The first error ends a
 //! measurement, because a figure with losses cannot be compared.
 
-use super::wire::{CHUNK, ENDLESS, HEADER, Header, Pattern, garbled};
+use super::wire::{CHUNK, ENDLESS, HEADER, Header, Pattern, garbled_error};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -181,17 +181,17 @@ impl Connection {
         }
         let mut bytes = &buffer[..count];
         if self.received == 0 {
-            let header: &[u8; HEADER] = bytes.first_chunk().ok_or_else(garbled)?;
+            let header: &[u8; HEADER] = bytes.first_chunk().ok_or_else(garbled_error)?;
             let header = Header::decode(header)?;
             if header.number != self.number || header.answer != self.expected {
-                return Err(garbled());
+                return Err(garbled_error());
             }
             bytes = &bytes[HEADER..];
         }
         pattern.check(bytes, self.received + (count - bytes.len()) as u64)?;
         self.received += count as u64;
         if self.received > self.expected {
-            Err(garbled())
+            Err(garbled_error())
         } else {
             Ok(count)
         }
@@ -255,7 +255,7 @@ impl Pool {
         while self.connections.len() < count {
             let from = self.connections.len();
             for at in from..count.min(from + GENTLE) {
-                let socket = socket(at).context("socket")?;
+                let socket = open_socket(at).context("socket")?;
                 socket
                     .connect_timeout(&self.target.into(), CONNECT_TIMEOUT)
                     .with_context(|| format!("connect number {at}"))?;
@@ -533,7 +533,7 @@ fn start_short(
 ) -> Result<Connection> {
     let began = Instant::now();
     *turn += 1;
-    let socket = socket(*turn)?;
+    let socket = open_socket(*turn)?;
     socket.set_nonblocking(true)?;
     match socket.connect(&target.into()) {
         Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
@@ -561,7 +561,7 @@ fn start_short(
 }
 
 /// A socket that will connect from one of the clients' addresses.
-fn socket(turn: usize) -> io::Result<Socket> {
+fn open_socket(turn: usize) -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
     socket.set_tcp_nodelay(true)?;
     // Otherwise bind would reserve the port for all destinations, and ports would run out.
@@ -574,7 +574,7 @@ fn socket(turn: usize) -> io::Result<Socket> {
 
 /// Makes one round trip on a connection of its own.
 pub(super) fn round_trip(target: SocketAddr) -> io::Result<()> {
-    let socket = socket(0)?;
+    let socket = open_socket(0)?;
     socket.connect(&target.into())?;
     let mut connection = Connection::new(socket.into());
     connection

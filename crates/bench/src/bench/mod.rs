@@ -51,7 +51,7 @@ const BACKEND: &str = "127.0.2.1";
 const SIGNALLED: i32 = 130;
 
 pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
-    let (peers, missing) = match options.peers(peer::obstacle) {
+    let (peers, missing) = match options.peers(peer::find_obstacle) {
         Ok(found) => found,
         Err(mistakes) => {
             for mistake in mistakes {
@@ -92,7 +92,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
         short: options.short,
         directory: directory.path(),
     };
-    measure(&mut results, options, &bench);
+    measure_rounds(&mut results, options, &bench);
 
     let server = backend
         .log()
@@ -108,15 +108,15 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
         options.rounds(),
         pace,
     );
-    print!("{}", report::markdown(&results, &setting));
-    let complaints = verdict::complaints(&results, options.short);
+    print!("{}", report::render_markdown(&results, &setting));
+    let complaints = verdict::list_complaints(&results, options.short);
     for complaint in &complaints {
         eprintln!("bench: {complaint}");
     }
     Ok(ExitCode::from(u8::from(!complaints.is_empty())))
 }
 
-fn measure(results: &mut Results, options: &BenchOptions, bench: &Bench<'_>) {
+fn measure_rounds(results: &mut Results, options: &BenchOptions, bench: &Bench<'_>) {
     let start = Instant::now();
     for round in 0..options.rounds() {
         for work in options.work() {

@@ -20,7 +20,7 @@ pub(crate) struct BenchOptions {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
     /// Length of one measurement [default: 2, or 0.4 with --short]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     seconds: Option<Duration>,
     /// A berth; several are compared under their names
     #[arg(long, value_name = "[NAME=]PATH", required = true)]
@@ -47,7 +47,7 @@ const NOT_FOUND: &str = "not found";
 /// The peers that take part, and the peers that are left out, with the reason.
 type Found = (Vec<Peer>, Vec<(&'static str, String)>);
 
-fn seconds(text: &str) -> Result<Duration, String> {
+fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number")?;
     if (0.1..=600.0).contains(&seconds) {
         Ok(Duration::from_secs_f64(seconds))
@@ -103,7 +103,7 @@ impl BenchOptions {
             peers.push(Peer {
                 name: name.to_owned(),
                 kind: PeerKind::Berth,
-                program: absolute(path.as_ref()),
+                program: make_absolute(path.as_ref()),
             });
         }
         let mut missing = Vec::new();
@@ -115,7 +115,7 @@ impl BenchOptions {
             .server
             .as_deref()
             .ok_or("it needs a server in Go")
-            .map(absolute);
+            .map(make_absolute);
         let served = server
             .map_err(str::to_owned)
             .and_then(|server| Ok((server, first.ok_or(NOT_FOUND)?)));
@@ -143,7 +143,7 @@ impl BenchOptions {
                 Some(program) => peers.push(Peer {
                     name: name.to_owned(),
                     kind,
-                    program: absolute(&program),
+                    program: make_absolute(&program),
                 }),
                 None => missing.push((name, NOT_FOUND.to_owned())),
             }
@@ -181,7 +181,7 @@ impl BenchOptions {
 }
 
 /// Makes a path absolute, because peers have working directories of their own.
-fn absolute(path: &Path) -> PathBuf {
+fn make_absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 

@@ -156,14 +156,17 @@ impl Peer {
             .is_inject()
             .then(|| SocketAddr::new(ADMIN.into(), address.port()));
         let answers = || match admin {
-            Some(admin) if !get(admin, "/status")?.contains(PASSING_STATUS) => {
+            Some(admin) if !get_page(admin, "/status")?.contains(PASSING_STATUS) => {
                 Err(io::Error::other("the server gets no sockets"))
             }
             _ => load::round_trip(address),
         };
         while let Err(error) = answers() {
             match tree.relay.exit_status() {
-                Some(status) => bail!("it ended by itself, {status}: {}", tree.relay.last_line()),
+                Some(status) => bail!(
+                    "the relay ended by itself, {status}: {}",
+                    tree.relay.last_line()
+                ),
                 None if start.elapsed() < START => std::thread::sleep(RETRY),
                 None => bail!(
                     "no answer within {START:?}, {error}: {}",
@@ -212,7 +215,7 @@ impl Peer {
                 };
             }
             PeerKind::Haproxy { splice } => {
-                let config = haproxy(
+                let config = haproxy_config(
                     listen,
                     backend,
                     cores,
@@ -225,7 +228,7 @@ impl Peer {
                     .arg(write("haproxy.cfg", config)?);
             }
             PeerKind::Nginx(module) => {
-                let config = nginx(
+                let config = nginx_config(
                     listen,
                     backend,
                     module.as_deref(),
@@ -241,7 +244,7 @@ impl Peer {
                     .arg(write("nginx.conf", config)?);
             }
             PeerKind::Envoy => {
-                let config = write("envoy.json", envoy(listen, backend))?;
+                let config = write("envoy.json", envoy_config(listen, backend))?;
                 command
                     .arg("-c")
                     .arg(config)
@@ -277,10 +280,10 @@ impl RunningPeer {
         };
         let start = Instant::now();
         loop {
-            let page = get(admin, "/metrics")?;
+            let page = get_page(admin, "/metrics")?;
             let (passed, relayed) = (
-                metric(&page, PASSED_METRIC),
-                metric(&page, "berth_bytes_total"),
+                sum_metric(&page, PASSED_METRIC),
+                sum_metric(&page, "berth_bytes_total"),
             );
             ensure!(
                 relayed == 0,
@@ -299,7 +302,7 @@ impl RunningPeer {
 }
 
 /// Gets a page of berth's admin server.
-fn get(admin: SocketAddr, path: &str) -> io::Result<String> {
+fn get_page(admin: SocketAddr, path: &str) -> io::Result<String> {
     let (mut stream, mut page) = (TcpStream::connect(admin)?, String::new());
     stream.set_read_timeout(Some(START))?;
     stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
@@ -308,7 +311,7 @@ fn get(admin: SocketAddr, path: &str) -> io::Result<String> {
 }
 
 /// The sum of all lines with this beginning.
-fn metric(page: &str, begin: &str) -> u64 {
+fn sum_metric(page: &str, begin: &str) -> u64 {
     let lines = page.lines().filter(|line| line.starts_with(begin));
     lines
         .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
@@ -316,7 +319,7 @@ fn metric(page: &str, begin: &str) -> u64 {
 }
 
 /// Why this berth cannot pass sockets on this machine.
-pub(super) fn obstacle(berth: &Path) -> Option<String> {
+pub(super) fn find_obstacle(berth: &Path) -> Option<String> {
     let directory = tempfile::tempdir().ok()?;
     let mut command = Command::new(berth);
     command
@@ -344,7 +347,7 @@ fn free_address() -> Result<SocketAddr> {
     Ok(listener.local_addr()?)
 }
 
-fn haproxy(
+fn haproxy_config(
     listen: SocketAddr,
     backend: SocketAddr,
     threads: usize,
@@ -378,7 +381,7 @@ defaults
 
 /// Uses `reuseport`, as nginx's documentation advises for many short connections. Without the
 /// option one worker takes nearly all connections.
-fn nginx(
+fn nginx_config(
     listen: SocketAddr,
     backend: SocketAddr,
     module: Option<&Path>,
@@ -412,7 +415,7 @@ stream {{
 }
 
 /// Sets `circuit_breakers`, without which Envoy would refuse the 1,025th connection.
-fn envoy(listen: SocketAddr, backend: SocketAddr) -> String {
+fn envoy_config(listen: SocketAddr, backend: SocketAddr) -> String {
     let address = |address: SocketAddr| serde_json::json!({"socket_address": {"address": address.ip(), "port_value": address.port()}});
     let many = 1_000_000;
     serde_json::json!({"static_resources": {

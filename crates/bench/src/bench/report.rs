@@ -6,7 +6,7 @@ use super::table;
 use std::fmt::Write;
 
 /// The setting and a table for each case.
-pub(super) fn markdown(results: &Results, setting: &BenchSetting) -> String {
+pub(super) fn render_markdown(results: &Results, setting: &BenchSetting) -> String {
     let mut text = String::from("# Measurements\n\n");
     let _ = writeln!(
         text,
@@ -33,7 +33,7 @@ pub(super) fn markdown(results: &Results, setting: &BenchSetting) -> String {
         let _ = writeln!(text, "- {name}: left out, {why}");
     }
     text.push('\n');
-    text + &table::overview(results) + &table::tables(results)
+    text + &table::render_overview(results) + &table::render_tables(results)
 }
 
 #[cfg(test)]
@@ -43,6 +43,6 @@ mod tests {
 
     #[test]
     fn missing_peers_are_named() {
-        assert!(markdown(&results(), &setting()).contains("- nginx: left out, not found\n"));
+        assert!(render_markdown(&results(), &setting()).contains("- nginx: left out, not found\n"));
     }
 }

@@ -56,7 +56,7 @@ impl BenchSetting {
         } = &self.environment;
         format!(
             "{cpu_model}, {cpus} CPUs, {}, {kernel}",
-            format::bytes(*memory_bytes)
+            format::format_bytes(*memory_bytes)
         )
     }
 }

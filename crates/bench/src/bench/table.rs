@@ -3,7 +3,7 @@
 use super::peer::{Peer, PeerKind};
 use super::results::Results;
 use super::work::{Case, Metric, Work};
-use crate::markdown::aligned;
+use crate::markdown::align_table;
 use std::fmt::Write;
 
 const SAMPLES: &str =
@@ -12,7 +12,7 @@ const SAMPLES: &str =
 const RATIOS: &str = "Each ratio (÷) is the median of the ratios within a round.";
 
 /// A table of medians, with a line for each figure that most readers look for.
-pub(super) fn overview(results: &Results) -> String {
+pub(super) fn render_overview(results: &Results) -> String {
     let Some(berth) = results.peers.iter().position(Peer::is_berth) else {
         return String::new();
     };
@@ -51,21 +51,24 @@ pub(super) fn overview(results: &Results) -> String {
                     .map(|summary| metric.show(summary.median))
             };
             row.extend(all.iter().map(|peer| or_dash(median(peer))));
-            row.extend(haproxy.map(|haproxy| ratio(results, case, berth, haproxy, metric)));
-            row.push(best(results, case, berth, metric));
+            row.extend(haproxy.map(|haproxy| format_ratio(results, case, berth, haproxy, metric)));
+            row.push(format_best(results, case, berth, metric));
             if let Some((inject, none)) = inject {
                 row.extend([
-                    ratio(results, case, inject, none, metric),
-                    or_dash(goal(case, metric)),
+                    format_ratio(results, case, inject, none, metric),
+                    or_dash(format_goal(case, metric)),
                 ]);
             }
             rows.push(row);
         }
     }
-    format!("## Overview\n\nMedians. {RATIOS}\n\n{}\n", aligned(&rows))
+    format!(
+        "## Overview\n\nMedians. {RATIOS}\n\n{}\n",
+        align_table(&rows)
+    )
 }
 
-fn goal(case: Case, metric: Metric) -> Option<String> {
+fn format_goal(case: Case, metric: Metric) -> Option<String> {
     let limit = case.goal(metric)?;
     Some(if metric.higher_is_better() {
         format!("≥ {limit:.2} of none")
@@ -75,26 +78,26 @@ fn goal(case: Case, metric: Metric) -> Option<String> {
 }
 
 /// A table for each case.
-pub(super) fn tables(results: &Results) -> String {
+pub(super) fn render_tables(results: &Results) -> String {
     let mut text = String::new();
     let mut work = None;
     for case in results.cases() {
         if work.replace(case.work) != Some(case.work) {
-            let (title, about) = titles(case.work);
+            let (title, about) = titles_of(case.work);
             let _ = writeln!(text, "## {title}\n\n{about} {SAMPLES} {RATIOS}\n");
         }
         let _ = writeln!(
             text,
             "### {case}\n\n{}{}",
-            table(results, case),
-            failures(results, case)
+            render_table(results, case),
+            format_failures(results, case)
         );
     }
     text
 }
 
 /// The title of a work's tables, and a description of the work.
-fn titles(work: Work) -> (&'static str, &'static str) {
+fn titles_of(work: Work) -> (&'static str, &'static str) {
     match work {
         Work::Ping => (
             "Ping",
@@ -131,7 +134,7 @@ fn titles(work: Work) -> (&'static str, &'static str) {
     }
 }
 
-fn table(results: &Results, case: Case) -> String {
+fn render_table(results: &Results, case: Case) -> String {
     let main = case.main_metric();
     let metrics = results.metrics_of(case);
     let others: Vec<Metric> = metrics
@@ -160,15 +163,15 @@ fn table(results: &Results, case: Case) -> String {
     for peer in results.peers_of(case) {
         let mut row = vec![
             results.peers[peer].name.clone(),
-            cell(results, case, peer, main),
+            format_cell(results, case, peer, main),
         ];
-        row.extend(with_none.map(|none| ratio(results, case, peer, none, main)));
-        row.push(best(results, case, peer, main));
-        row.extend(first_build.map(|build| ratio(results, case, peer, build, main)));
+        row.extend(with_none.map(|none| format_ratio(results, case, peer, none, main)));
+        row.push(format_best(results, case, peer, main));
+        row.extend(first_build.map(|build| format_ratio(results, case, peer, build, main)));
         row.extend(
             others
                 .iter()
-                .map(|metric| cell(results, case, peer, *metric)),
+                .map(|metric| format_cell(results, case, peer, *metric)),
         );
         let good = results
             .summary(case, peer, main)
@@ -176,33 +179,33 @@ fn table(results: &Results, case: Case) -> String {
         row.push(good.to_string());
         rows.push(row);
     }
-    aligned(&rows)
+    align_table(&rows)
 }
 
 fn or_dash(cell: Option<String>) -> String {
     cell.unwrap_or_else(|| "–".to_owned())
 }
 
-fn ratio(results: &Results, case: Case, peer: usize, to: usize, metric: Metric) -> String {
+fn format_ratio(results: &Results, case: Case, peer: usize, to: usize, metric: Metric) -> String {
     let ratio = results.ratio(case, peer, to, metric).filter(|_| peer != to);
     or_dash(ratio.map(|ratio| format!("{ratio:.2}")))
 }
 
 /// The ratio to the best other relay, with its name.
-fn best(results: &Results, case: Case, peer: usize, metric: Metric) -> String {
+fn format_best(results: &Results, case: Case, peer: usize, metric: Metric) -> String {
     let best = results
         .best_other(case, peer, metric)
         .filter(|_| Some(peer) != results.no_relay());
     or_dash(best.map(|best| {
         format!(
             "{} ({})",
-            ratio(results, case, peer, best, metric),
+            format_ratio(results, case, peer, best, metric),
             results.peers[best].name
         )
     }))
 }
 
-fn cell(results: &Results, case: Case, peer: usize, metric: Metric) -> String {
+fn format_cell(results: &Results, case: Case, peer: usize, metric: Metric) -> String {
     let Some(summary) = results.summary(case, peer, metric) else {
         return or_dash(None);
     };
@@ -219,7 +222,7 @@ fn cell(results: &Results, case: Case, peer: usize, metric: Metric) -> String {
 }
 
 /// Why figures are missing.
-fn failures(results: &Results, case: Case) -> String {
+fn format_failures(results: &Results, case: Case) -> String {
     let mut text = String::new();
     for peer in results.peers_of(case) {
         let failures = results.failures(case, peer);
@@ -242,7 +245,7 @@ mod tests {
 
     #[test]
     fn the_overview_has_medians_and_ratios() {
-        insta::assert_snapshot!(overview(&results()), @r#"
+        insta::assert_snapshot!(render_overview(&results()), @r#"
         ## Overview
 
         Medians. Each ratio (÷) is the median of the ratios within a round.
@@ -260,7 +263,7 @@ mod tests {
         let mut results = results();
         (results.peers[2].kind, results.peers[2].name) =
             (PeerKind::Inject("/bin/true".into()), "inject".to_owned());
-        let overview = overview(&results);
+        let overview = render_overview(&results);
         let rates = overview
             .lines()
             .find(|line| line.contains("requests/s"))
@@ -288,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_table_has_spread_ratios_and_failures() {
-        insta::assert_snapshot!(table(&results(), Case::ping(16)) + &failures(&results(), Case::ping(16)), @r#"
+        insta::assert_snapshot!(render_table(&results(), Case::ping(16)) + &format_failures(&results(), Case::ping(16)), @r#"
         | peer    |    requests/s | ÷ none |   ÷ best other |     p99 µs | samples |
         | ------- | -------------:| ------:| --------------:| ----------:| -------:|
         | none    | 110 (100–120) |      – |              – | 11 (10–12) |       2 |

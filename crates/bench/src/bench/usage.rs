@@ -1,6 +1,6 @@
 //! Memory, descriptors and CPU time of a peer's processes.
 
-use crate::process::{ChildProcess, count, pss};
+use crate::process::{ChildProcess, count_entries, read_pss};
 use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, kill};
 use nix::time::{ClockId, clock_getcpuclockid};
@@ -47,13 +47,16 @@ impl Tree {
         Ok(Clocks(clocks?))
     }
 
-    /// Sum of [`pss`].
+    /// Sum of [`read_pss`].
     pub(super) fn memory(&self) -> Result<f64> {
-        self.pids().into_iter().map(pss).sum()
+        self.pids().into_iter().map(read_pss).sum()
     }
 
     pub(super) fn descriptors(&self) -> Result<f64> {
-        self.pids().into_iter().map(|pid| count(pid, "fd")).sum()
+        self.pids()
+            .into_iter()
+            .map(|pid| count_entries(pid, "fd"))
+            .sum()
     }
 }
 
@@ -90,12 +93,12 @@ pub(super) fn kernel_memory() -> Result<f64> {
 pub(super) fn socket_memory() -> Result<f64> {
     let sockstat =
         fs::read_to_string("/proc/self/net/sockstat").context("/proc/self/net/sockstat")?;
-    let bytes = pages(&sockstat).map(|pages| pages * procfs::page_size() as f64);
+    let bytes = parse_pages(&sockstat).map(|pages| pages * procfs::page_size() as f64);
     bytes.context("no memory of TCP in /proc/self/net/sockstat")
 }
 
 /// Parses the line `TCP: inuse 27 orphan 0 tw 3 alloc 30 mem 12`.
-fn pages(sockstat: &str) -> Option<f64> {
+fn parse_pages(sockstat: &str) -> Option<f64> {
     let line = sockstat
         .lines()
         .find_map(|line| line.strip_prefix("TCP:"))?;
@@ -114,7 +117,7 @@ mod tests {
     fn pages_of_sockets() {
         let sockstat =
             "sockets: used 280\nTCP: inuse 27 orphan 0 tw 3 alloc 30 mem 12\nUDP: inuse 4 mem 9\n";
-        assert_eq!(pages(sockstat), Some(12.0));
-        assert_eq!(pages("UDP: inuse 4 mem 9\n"), None);
+        assert_eq!(parse_pages(sockstat), Some(12.0));
+        assert_eq!(parse_pages("UDP: inuse 4 mem 9\n"), None);
     }
 }

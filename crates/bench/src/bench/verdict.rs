@@ -18,7 +18,7 @@ const LEAST_OF_HAPROXY: f64 = 0.4;
 const MOST_OF_HAPROXY: f64 = 2.5;
 
 /// Returns the faults of berth. Unless the run is `short`, only failures are faults.
-pub(super) fn complaints(results: &Results, short: bool) -> Vec<String> {
+pub(super) fn list_complaints(results: &Results, short: bool) -> Vec<String> {
     let mut complaints = Vec::new();
     let haproxy = results.peers.iter().position(|peer| peer.name == "haproxy");
     for case in results.cases() {
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn a_failure_of_berth_is_a_complaint_in_any_run() {
         assert_eq!(
-            complaints(&results(), false),
+            list_complaints(&results(), false),
             ["ping, 16 connections: berth failed: reset"]
         );
     }
@@ -102,13 +102,13 @@ mod tests {
     fn far_off_is_a_complaint_in_a_short_run() {
         let mut results = results();
         results.samples.retain(|sample| sample.outcome.is_ok());
-        assert_eq!(complaints(&results, true), [""; 0]);
+        assert_eq!(list_complaints(&results, true), [""; 0]);
         for (rate, complained) in [(15.0, 1), (9.0, 2)] {
             for sample in results.samples.iter_mut().filter(|sample| sample.peer == 1) {
                 sample.outcome = Ok(vec![(Metric::Rate, rate)]);
             }
-            assert_eq!(complaints(&results, true).len(), complained, "{rate}");
-            assert_eq!(complaints(&results, false), [""; 0]);
+            assert_eq!(list_complaints(&results, true).len(), complained, "{rate}");
+            assert_eq!(list_complaints(&results, false), [""; 0]);
         }
     }
 }

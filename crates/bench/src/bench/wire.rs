@@ -52,7 +52,7 @@ impl Header {
 
     pub(super) fn decode(bytes: &[u8; HEADER]) -> io::Result<Self> {
         let Some([count @ (0 | 1), numbers @ ..]) = bytes.strip_prefix(&BLANK[..HEADERS]) else {
-            return Err(garbled());
+            return Err(garbled_error());
         };
         let long = |at: usize| u64::from_be_bytes(std::array::from_fn(|byte| numbers[at + byte]));
         let number = u32::from_be_bytes(std::array::from_fn(|byte| numbers[byte]));
@@ -65,7 +65,7 @@ impl Header {
         let too_short = header.request.min(header.answer) < HEADER as u64;
         // In an answer with a count, the field `request` is the count.
         if too_short && !header.count {
-            Err(garbled())
+            Err(garbled_error())
         } else {
             Ok(header)
         }
@@ -100,7 +100,7 @@ impl Pattern {
         } else {
             bytes[..PERIOD] == expected[..PERIOD] && bytes.last() == expected.last()
         };
-        if same { Ok(()) } else { Err(garbled()) }
+        if same { Ok(()) } else { Err(garbled_error()) }
     }
 
     fn at(&self, offset: u64) -> &[u8] {
@@ -109,7 +109,7 @@ impl Pattern {
 }
 
 /// The error if other bytes arrive than were sent.
-pub(super) fn garbled() -> io::Error {
+pub(super) fn garbled_error() -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
         "bytes arrived that were not sent",

@@ -147,7 +147,7 @@ impl Case {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let count = thousands(self.count as f64);
+        let count = format_thousands(self.count as f64);
         match self.work {
             Work::Ping => write!(f, "ping, {count} connections"),
             Work::Connect => write!(f, "connect, {count} clients"),
@@ -240,13 +240,13 @@ impl Metric {
             Self::BaseMemory | Self::Memory | Self::Size => format!("{:.1}", value / MIB),
             Self::CpuPerGigabyte => format!("{value:.3}"),
             Self::Gigabits | Self::CpuPerRequest | Self::Start => format!("{value:.1}"),
-            _ => thousands(value),
+            _ => format_thousands(value),
         }
     }
 }
 
 /// A whole number with separators.
-pub(super) fn thousands(value: f64) -> String {
+pub(super) fn format_thousands(value: f64) -> String {
     let sign = if value < -0.5 { "-" } else { "" };
     format!("{sign}{}", count(value.abs().round() as u64))
 }
@@ -297,21 +297,21 @@ impl Bench<'_> {
         );
         let (address, count) = (running.address, case.count);
         match case.work {
-            Work::Ping => Ok(figures(
-                &Pool::open(address, count)?.ping(self.pace, &cpu(running)?)?,
+            Work::Ping => Ok(list_figures(
+                &Pool::open(address, count)?.ping(self.pace, &measure_cpu(running)?)?,
             )),
-            Work::Connect => Ok(figures(&load::short_connections(
+            Work::Connect => Ok(list_figures(&load::short_connections(
                 address,
                 count,
                 Some(self.pace),
-                &cpu(running)?,
+                &measure_cpu(running)?,
             )?)),
             Work::Bulk => {
                 let (bytes, span) = Pool::open(address, count)?.bulk(
                     case.way,
                     running.backend,
                     self.pace,
-                    &cpu(running)?,
+                    &measure_cpu(running)?,
                 )?;
                 let gigabytes = bytes as f64 / 1e9;
                 let mut figures = vec![(Metric::Gigabits, 8.0 * gigabytes / span.seconds)];
@@ -321,19 +321,19 @@ impl Bench<'_> {
                 );
                 Ok(figures)
             }
-            Work::Idle => idle(count, peer, running),
-            Work::Burst => Ok(figures(&load::short_connections(
+            Work::Idle => measure_idle(count, peer, running),
+            Work::Burst => Ok(list_figures(&load::short_connections(
                 address,
                 count,
                 None,
-                &cpu(running)?,
+                &measure_cpu(running)?,
             )?)),
-            Work::Slow => slow(count, running),
+            Work::Slow => measure_slow(count, running),
             Work::Growth => {
                 // A pool that failed is not used again.
                 let mut pool = grown.take().map_or_else(|| Pool::open(address, 0), Ok)?;
                 pool.grow(count)?;
-                let mut figures = figures(&pool.ping(self.pace, &cpu(running)?)?);
+                let mut figures = list_figures(&pool.ping(self.pace, &measure_cpu(running)?)?);
                 if let Some(tree) = &running.tree {
                     figures.push((Metric::Memory, tree.memory()?));
                 }
@@ -345,12 +345,12 @@ impl Bench<'_> {
 }
 
 /// CPU seconds of the relay's present processes.
-fn cpu(running: &RunningPeer) -> Result<impl Fn() -> Result<Option<f64>> + use<>> {
+fn measure_cpu(running: &RunningPeer) -> Result<impl Fn() -> Result<Option<f64>> + use<>> {
     let clocks = running.tree.as_ref().map(Tree::clocks).transpose()?;
     Ok(move || clocks.as_ref().map(Clocks::seconds).transpose())
 }
 
-fn figures(answers: &Answers) -> Vec<(Metric, f64)> {
+fn list_figures(answers: &Answers) -> Vec<(Metric, f64)> {
     let count = answers.latencies.len() as f64;
     let mut figures = vec![(Metric::Rate, count / answers.span.seconds)];
     for (metric, share) in [
@@ -372,7 +372,7 @@ fn figures(answers: &Answers) -> Vec<(Metric, f64)> {
     figures
 }
 
-fn idle(count: usize, peer: &Peer, running: &RunningPeer) -> Result<Vec<(Metric, f64)>> {
+fn measure_idle(count: usize, peer: &Peer, running: &RunningPeer) -> Result<Vec<(Metric, f64)>> {
     let tree = running.tree.as_ref().context("there is no relay")?;
     let (base, kernel_base) = (tree.memory()?, kernel_memory()?);
     let mut pool = Pool::open(running.address, count)?;
@@ -399,7 +399,7 @@ fn idle(count: usize, peer: &Peer, running: &RunningPeer) -> Result<Vec<(Metric,
     ])
 }
 
-fn slow(count: usize, running: &RunningPeer) -> Result<Vec<(Metric, f64)>> {
+fn measure_slow(count: usize, running: &RunningPeer) -> Result<Vec<(Metric, f64)>> {
     let mut pool = Pool::open(running.address, count)?;
     let memory = || running.tree.as_ref().map(Tree::memory).transpose();
     let (base, sockets_base) = (memory()?, socket_memory()?);
@@ -423,9 +423,9 @@ mod tests {
 
     #[test]
     fn numbers_have_separators() {
-        assert_eq!(thousands(0.4), "0");
-        assert_eq!(thousands(999.6), "1,000");
-        assert_eq!(thousands(1_234_567.0), "1,234,567");
-        assert_eq!(thousands(-1_234.0), "-1,234");
+        assert_eq!(format_thousands(0.4), "0");
+        assert_eq!(format_thousands(999.6), "1,000");
+        assert_eq!(format_thousands(1_234_567.0), "1,234,567");
+        assert_eq!(format_thousands(-1_234.0), "-1,234");
     }
 }

@@ -13,7 +13,7 @@
 //! request comes on a new connection. So a member that was only slow costs nothing.
 
 use super::temporary::relay;
-use super::{Cluster, host_and_port};
+use super::{Cluster, split_url};
 use berth_os::socket;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
@@ -47,7 +47,7 @@ impl Dials {
     /// # Errors
     /// The reason why no other member is usable.
     pub(super) async fn find(cluster: &Cluster) -> Result<Self, String> {
-        let own = host_and_port(&cluster.own)
+        let own = split_url(&cluster.own)
             .and_then(|(host, port)| Some(SocketAddrV4::new(host.parse().ok()?, port)))
             .filter(|own| own.ip().is_loopback())
             .ok_or_else(|| format!("{} is no IPv4 address of loopback", cluster.own))?;
@@ -86,11 +86,11 @@ impl Dials {
             .await
             .map_err(|error| text(&error))?;
         socket::mark_listener(listener.as_fd()).map_err(|error| text(&error))?;
-        let steering = relay::steering(own, &listener).map_err(|error| text(&error))?;
+        let steering = relay::steer_to_relay(own, &listener).map_err(|error| text(&error))?;
         let mut tasks = JoinSet::new();
         let answered = answers.clone();
-        tasks.spawn(relay::accept(listener, move |client| {
-            pass(client, others.clone(), answered.clone())
+        tasks.spawn(relay::accept_clients(listener, move |client| {
+            pass_client(client, others.clone(), answered.clone())
         }));
         let mut serves = true;
         loop {
@@ -119,7 +119,7 @@ async fn check_certificate(
     ip: Ipv4Addr,
     checked: Arc<ClientConfig>,
 ) -> io::Result<SocketAddr> {
-    let stream = TcpStream::connect(host_and_port(url).ok_or(io::ErrorKind::InvalidInput)?).await?;
+    let stream = TcpStream::connect(split_url(url).ok_or(io::ErrorKind::InvalidInput)?).await?;
     let at = stream.peer_addr()?;
     TlsConnector::from(checked)
         .connect(ServerName::IpAddress(IpAddr::from(ip).into()), stream)
@@ -127,18 +127,18 @@ async fn check_certificate(
     Ok(at)
 }
 
-async fn pass(
+async fn pass_client(
     client: TcpStream,
     others: Arc<[SocketAddr]>,
     own: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let etcd = connect(&others).await?;
+    let etcd = connect_to_first(&others).await?;
     let seen = client.as_fd().try_clone_to_owned()?;
-    relay::pass(client, etcd, wait_until_unused(seen, own)).await
+    relay::pass_bytes(client, etcd, wait_until_unused(seen, own)).await
 }
 
 /// Connects to the first member that accepts.
-async fn connect(others: &[SocketAddr]) -> io::Result<TcpStream> {
+async fn connect_to_first(others: &[SocketAddr]) -> io::Result<TcpStream> {
     let mut why = io::Error::from(io::ErrorKind::NotConnected);
     for at in others {
         match timeout(PATIENCE, TcpStream::connect(at))
@@ -186,7 +186,7 @@ mod tests {
             other.local_addr().unwrap(),
         ];
         let (serves, own) = watch::channel(false);
-        let passed = tokio::spawn(pass(accepted, others.into(), own));
+        let passed = tokio::spawn(pass_client(accepted, others.into(), own));
         let (mut etcd, _) = other.accept().await.unwrap();
         let mut said = [0; 4];
         client.write_all(b"call").await.unwrap();

@@ -1,7 +1,7 @@
 //! Calls of etcd's JSON gateway (v3.5 and v3.6), over HTTPS with the client certificate of a
 //! kube-apiserver.
 
-use super::types::{Answer, Member, MemberList, Sample, Status, alarms};
+use super::types::{Answer, Member, MemberList, Sample, Status, parse_alarms};
 use berth_cluster::{Access, Client, tls};
 use rustls::ClientConfig;
 use serde_json::{Value, json};
@@ -102,7 +102,7 @@ impl Gateway {
         let status = self.status(own).await?;
         let asks = json!({"action": "GET"});
         let alarms = self
-            .ask_and_parse(own, "/v3/maintenance/alarm", &asks, alarms)
+            .ask_and_parse(own, "/v3/maintenance/alarm", &asks, parse_alarms)
             .await;
         let others: Vec<_> = list
             .members

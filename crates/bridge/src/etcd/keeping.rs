@@ -63,7 +63,7 @@ impl EtcdPlan {
                 Ok(lock) => lock,
                 Err(why) => return to.send_modify(|state| state.refused = Some(why)),
             };
-            let keep = keep(&clusters, wanted, &to);
+            let keep = prepare_until_released(&clusters, wanted, &to);
             match lock {
                 None => keep.await,
                 Some(lock) => {
@@ -112,7 +112,7 @@ async fn acquire_lock(
     Ok(None)
 }
 
-async fn keep(
+async fn prepare_until_released(
     clusters: &[Cluster],
     mut wanted: watch::Receiver<bool>,
     to: &watch::Sender<EtcdState>,

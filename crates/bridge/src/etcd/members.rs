@@ -63,7 +63,7 @@ impl Sample {
     /// Problems of the etcd as a whole.
     fn troubles(&self) -> Vec<String> {
         if self.leader == 0 {
-            return vec!["this node's member knows no leader: see that it reaches the peer URLs of the others".into()];
+            return vec!["this node's member knows no leader: check that this member reaches the peer URLs of the other members".into()];
         }
         let find = |id: u64| self.list.members.iter().find(|member| member.id == id);
         let alarm = |(id, kind): &(u64, String)| {
@@ -113,7 +113,7 @@ impl Sample {
         }
         if status.leader == 0 {
             return wrong(
-                "knows no leader: see that it reaches the peer URLs of the others".into(),
+                "knows no leader: check that this member reaches the peer URLs of the other members".into(),
             );
         }
         if status.revision < self.revision {

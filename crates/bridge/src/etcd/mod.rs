@@ -77,10 +77,10 @@ impl Cluster {
         let (to, answers) = watch::channel(true);
         let cluster = self.clone();
         tasks.spawn(async move {
-            if let Err(why) = own::follow(&cluster, to).await {
+            if let Err(why) = own::probe_own(&cluster, to).await {
                 tracing::warn!(
                     code = %explained::MEMBER_UNKNOWN,
-                    "whether this node's member of etcd serves is not known: {why}"
+                    "cannot see whether this node's member of etcd serves: {why}"
                 );
             }
         });
@@ -127,9 +127,9 @@ impl EtcdPlan {
             .iter()
             .map(|cluster| (cluster.urls.clone(), others(cluster)))
             .collect();
-        servers::replace(argv, &instead);
+        servers::replace_urls(argv, &instead);
         if let Some(temporary) = &self.temporary {
-            args::set(argv, servers::SERVERS, &temporary.server);
+            args::set_flag(argv, servers::SERVERS, &temporary.server);
         }
     }
 }
@@ -237,7 +237,7 @@ impl EtcdHandle {
                 if is_open {
                     tracing::warn!(
                         code = %explained::REVISION_UNKNOWN,
-                        "the node's etcd may lack writes of the time while it was away: it did not tell its revision"
+                        "the node's etcd may lack writes of the time while it was away: the revision of this etcd is not known"
                     );
                 }
                 outcome
@@ -257,7 +257,7 @@ pub struct Alone {
 /// Finds the etcds of a running kube-apiserver that have a member here: etcds with more members,
 /// and etcds with a single member. `on_node` returns the node's path of a file that an argument
 /// names.
-pub async fn examine(
+pub async fn examine_etcds(
     command: &[OsString],
     node: &[IpAddr],
     on_node: impl Fn(&Path) -> PathBuf,
@@ -268,7 +268,7 @@ pub async fn examine(
         let Some(own) = find_own_url(&urls, node).await else {
             continue;
         };
-        let asked = match gateway(command, &on_node) {
+        let asked = match build_gateway(command, &on_node) {
             Ok(gateway) => gateway.sample(&own).await.map(|sample| (gateway, sample)),
             Err(why) => Err(why),
         };
@@ -329,7 +329,7 @@ pub async fn examine(
 /// The URL of this node's member, if any.
 async fn find_own_url(urls: &Urls, node: &[IpAddr]) -> Option<String> {
     for url in urls {
-        let Some((host, port)) = host_and_port(url) else {
+        let Some((host, port)) = split_url(url) else {
             continue;
         };
         let is_here = |ip: IpAddr| ip.is_loopback() || node.contains(&ip);
@@ -342,7 +342,7 @@ async fn find_own_url(urls: &Urls, node: &[IpAddr]) -> Option<String> {
 }
 
 /// Host and port of a URL. A URL without TLS is treated like one with TLS.
-fn host_and_port(url: &str) -> Option<(String, u16)> {
+fn split_url(url: &str) -> Option<(String, u16)> {
     let secure = url.replacen("http://", "https://", 1);
     Place::parse(&secure)
         .ok()
@@ -350,8 +350,11 @@ fn host_and_port(url: &str) -> Option<(String, u16)> {
 }
 
 /// A client for etcd, with the certificates of kube-apiserver.
-fn gateway(command: &[OsString], on_node: impl Fn(&Path) -> PathBuf) -> Result<Gateway, String> {
-    let path = |flag| args::value(command, flag).map(|path| on_node(Path::new(path)));
+fn build_gateway(
+    command: &[OsString],
+    on_node: impl Fn(&Path) -> PathBuf,
+) -> Result<Gateway, String> {
+    let path = |flag| args::flag_value(command, flag).map(|path| on_node(Path::new(path)));
     let read =
         |path: &PathBuf| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
     let ca = path("--etcd-cafile").ok_or("kube-apiserver has no --etcd-cafile")?;

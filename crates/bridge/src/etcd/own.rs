@@ -4,7 +4,7 @@
 //! disappears when the bridge ends.
 
 use super::temporary::probe;
-use super::{Cluster, host_and_port};
+use super::{Cluster, split_url};
 use berth_exec::address;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use tokio::net::lookup_host;
@@ -15,20 +15,25 @@ use tokio::sync::watch;
 ///
 /// # Errors
 /// The URL has no address, or a source address or certificate is missing.
-pub(super) async fn follow(cluster: &Cluster, answers: watch::Sender<bool>) -> Result<(), String> {
-    let to = address_of(&cluster.own).await?;
+pub(super) async fn probe_own(
+    cluster: &Cluster,
+    answers: watch::Sender<bool>,
+) -> Result<(), String> {
+    let to = resolve_url(&cluster.own).await?;
     let source = match to {
         // Connections from the member's address are steered.
-        SocketAddr::V4(_) => IpAddr::from(address::random().map_err(|error| error.to_string())?),
+        SocketAddr::V4(_) => {
+            IpAddr::from(address::random_address().map_err(|error| error.to_string())?)
+        }
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    probe::follow(source, to, cluster.gateway.tls(false)?, answers).await;
+    probe::probe_forever(source, to, cluster.gateway.tls(false)?, answers).await;
     Ok(())
 }
 
-async fn address_of(url: &str) -> Result<SocketAddr, String> {
+async fn resolve_url(url: &str) -> Result<SocketAddr, String> {
     let none = || format!("{url} has no address");
-    let found = lookup_host(host_and_port(url).ok_or_else(none)?)
+    let found = lookup_host(split_url(url).ok_or_else(none)?)
         .await
         .map_err(|error| format!("{url}: {error}"))?;
     found

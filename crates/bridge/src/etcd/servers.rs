@@ -12,31 +12,31 @@ pub type Urls = Vec<String>;
 
 /// Each etcd that the arguments name, for all resources or for some.
 pub fn find_etcds(argv: &[OsString]) -> BTreeSet<Urls> {
-    let overridden = items(argv, OVERRIDES);
+    let overridden = list_items(argv, OVERRIDES);
     let overridden = overridden
         .iter()
         .filter_map(|item| item.split_once('#'))
-        .map(|(_, servers)| parts(servers, ';'));
-    let all = overridden.chain([items(argv, SERVERS)]);
+        .map(|(_, servers)| split_list(servers, ';'));
+    let all = overridden.chain([list_items(argv, SERVERS)]);
     all.filter(|urls| !urls.is_empty()).collect()
 }
 
 /// The etcd for all resources.
 pub fn main_servers(argv: &[OsString]) -> Urls {
-    items(argv, SERVERS)
+    list_items(argv, SERVERS)
 }
 
 /// Replaces the URLs of each etcd that is in `instead`.
-pub fn replace(argv: &mut Vec<OsString>, instead: &BTreeMap<Urls, Urls>) {
-    if let Some(others) = instead.get(&items(argv, SERVERS)) {
-        args::set(argv, SERVERS, others.join(",").as_ref());
+pub fn replace_urls(argv: &mut Vec<OsString>, instead: &BTreeMap<Urls, Urls>) {
+    if let Some(others) = instead.get(&list_items(argv, SERVERS)) {
+        args::set_flag(argv, SERVERS, others.join(",").as_ref());
     }
-    let before = items(argv, OVERRIDES);
+    let before = list_items(argv, OVERRIDES);
     let replaced = |item: &String| {
         let (resource, servers) = item.split_once('#')?;
         Some(format!(
             "{resource}#{}",
-            instead.get(&parts(servers, ';'))?.join(";")
+            instead.get(&split_list(servers, ';'))?.join(";")
         ))
     };
     let after: Vec<_> = before
@@ -44,18 +44,18 @@ pub fn replace(argv: &mut Vec<OsString>, instead: &BTreeMap<Urls, Urls>) {
         .map(|item| replaced(item).unwrap_or_else(|| item.clone()))
         .collect();
     if after != before {
-        args::set(argv, OVERRIDES, after.join(",").as_ref());
+        args::set_flag(argv, OVERRIDES, after.join(",").as_ref());
     }
 }
 
 /// The items of a list flag: each occurrence adds items.
-fn items(argv: &[OsString], flag: &str) -> Vec<String> {
-    args::values(argv, flag)
-        .flat_map(|value| parts(&value.to_string_lossy(), ','))
+fn list_items(argv: &[OsString], flag: &str) -> Vec<String> {
+    args::flag_values(argv, flag)
+        .flat_map(|value| split_list(&value.to_string_lossy(), ','))
         .collect()
 }
 
-fn parts(list: &str, separator: char) -> Vec<String> {
+fn split_list(list: &str, separator: char) -> Vec<String> {
     list.split(separator)
         .map(str::trim)
         .filter(|part| !part.is_empty())
@@ -67,12 +67,12 @@ fn parts(list: &str, separator: char) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn argv(text: &str) -> Vec<OsString> {
+    fn parse_argv(text: &str) -> Vec<OsString> {
         text.split(' ').map(OsString::from).collect()
     }
 
-    fn urls(text: &str) -> Urls {
-        parts(text, ' ')
+    fn parse_urls(text: &str) -> Urls {
+        split_list(text, ' ')
     }
 
     #[test]
@@ -80,25 +80,28 @@ mod tests {
         let given = "k --etcd-servers=https://a:1,https://b:1 --etcd-servers https://c:1 \
                      --etcd-servers-overrides=/events#https://e:1;https://f:1,apps/x#https://e:1;https://f:1";
         let all = [
-            urls("https://a:1 https://b:1 https://c:1"),
-            urls("https://e:1 https://f:1"),
+            parse_urls("https://a:1 https://b:1 https://c:1"),
+            parse_urls("https://e:1 https://f:1"),
         ];
-        assert_eq!(find_etcds(&argv(given)), BTreeSet::from(all));
+        assert_eq!(find_etcds(&parse_argv(given)), BTreeSet::from(all));
         for none in [
             "k",
             "k --etcd-servers=",
             "k --etcd-servers=, --etcd-servers-overrides=/events",
         ] {
-            assert_eq!(find_etcds(&argv(none)), BTreeSet::new(), "{none}");
+            assert_eq!(find_etcds(&parse_argv(none)), BTreeSet::new(), "{none}");
         }
     }
 
     #[test]
     fn only_an_etcd_with_other_members_is_replaced() {
-        let instead = BTreeMap::from([(urls("https://own:1"), urls("https://b:1 https://c:1"))]);
+        let instead = BTreeMap::from([(
+            parse_urls("https://own:1"),
+            parse_urls("https://b:1 https://c:1"),
+        )]);
         let replaced = |text: &str| {
-            let mut argv = argv(text);
-            replace(&mut argv, &instead);
+            let mut argv = parse_argv(text);
+            replace_urls(&mut argv, &instead);
             argv.join("".as_ref())
                 .into_string()
                 .unwrap()

@@ -24,14 +24,14 @@ struct Node {
 
 impl Node {
     async fn new(members: usize) -> Self {
-        Self::with(members, "127.0.0.1").await
+        Self::start_with(members, "127.0.0.1").await
     }
 
     /// Members of which the last has a certificate for another name.
-    async fn with(members: usize, last: &str) -> Self {
+    async fn start_with(members: usize, last: &str) -> Self {
         let mut all = vec![(([127, 0, 0, 1], 0).into(), "127.0.0.1"); members];
         all[members - 1].1 = last;
-        let (etcd, servers) = etcd::start(&all).await;
+        let (etcd, servers) = etcd::start_members(&all).await;
         let dir = tempfile::tempdir().unwrap();
         let (certificate, key) = servers[0].access.client.clone().unwrap();
         for (name, text) in [
@@ -68,7 +68,7 @@ impl Node {
 
     async fn examine(&self) -> (Vec<Cluster>, Report) {
         let mut report = Report::default();
-        let (clusters, _) = examine(&self.command, &[], Path::to_owned, &mut report).await;
+        let (clusters, _) = examine_etcds(&self.command, &[], Path::to_owned, &mut report).await;
         (clusters, report)
     }
 
@@ -86,12 +86,12 @@ impl Node {
 /// An address without a listener.
 const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
 
-fn start(plan: &EtcdPlan) -> Keeping {
+fn start_keeping(plan: &EtcdPlan) -> Keeping {
     plan.start([NOWHERE; 2]).unwrap()
 }
 
 /// Starts and waits until the preparations are done or refused.
-async fn prepared(plan: &EtcdPlan) -> (Keeping, EtcdState) {
+async fn prepare_etcds(plan: &EtcdPlan) -> (Keeping, EtcdState) {
     prepared_at(plan, NOWHERE).await
 }
 
@@ -99,13 +99,13 @@ async fn prepared(plan: &EtcdPlan) -> (Keeping, EtcdState) {
 async fn prepared_at(plan: &EtcdPlan, at: SocketAddr) -> (Keeping, EtcdState) {
     let keeping = plan.start([at; 2]).unwrap();
     keeping.prepare();
-    let state = state(&keeping, |state| state.prepared || state.refused.is_some()).await;
+    let state = wait_for_state(&keeping, |state| state.prepared || state.refused.is_some()).await;
     assert_ne!(state.prepared, state.refused.is_some());
     (keeping, state)
 }
 
 /// The state, once it is as wanted.
-async fn state(keeping: &Keeping, wanted: impl Fn(&EtcdState) -> bool) -> EtcdState {
+async fn wait_for_state(keeping: &Keeping, wanted: impl Fn(&EtcdState) -> bool) -> EtcdState {
     let come = async {
         loop {
             let state = keeping.state();
@@ -194,7 +194,7 @@ async fn too_few_others_are_refused_and_each_is_named() {
     node.set(|etcd| etcd.list[2]["clientURLs"] = json!([own]));
     let errors = node.examine().await.1.errors;
     assert!(errors[0].contains("member 1 answers there"), "{errors:?}");
-    let node = Node::with(3, "127.0.0.9").await;
+    let node = Node::start_with(3, "127.0.0.9").await;
     let errors = node.examine().await.1.errors;
     assert!(
         errors[0].contains("TLS handshake failed") && errors[0].contains("127.0.0.9"),
@@ -205,11 +205,11 @@ async fn too_few_others_are_refused_and_each_is_named() {
 #[tokio::test]
 async fn the_leadership_is_moved_before_command() {
     let node = Node::new(3).await;
-    let keeping = start(&node.plan().await);
-    let unlocked = state(&keeping, |state| !state.notes.is_empty()).await;
+    let keeping = start_keeping(&node.plan().await);
+    let unlocked = wait_for_state(&keeping, |state| !state.notes.is_empty()).await;
     assert!(!unlocked.prepared && unlocked.notes[0].contains("the cluster's lock is not held"));
     keeping.prepare();
-    let prepared = state(&keeping, |state| state.prepared).await;
+    let prepared = wait_for_state(&keeping, |state| state.prepared).await;
     assert_eq!(node.etcd.lock().unwrap().transfers, ["2"]);
     assert_eq!(prepared.notes, unlocked.notes);
 }
@@ -224,7 +224,7 @@ async fn the_other_members_are_checked_again_before_command() {
         let node = Node::new(members).await;
         let plan = node.plan().await;
         node.set(|etcd| etcd.stopped.push(stops));
-        let refused = prepared(&plan).await.1.refused.unwrap();
+        let refused = prepare_etcds(&plan).await.1.refused.unwrap();
         assert!(refused.contains(why), "{refused}");
         assert!(
             node.etcd.lock().unwrap().transfers.is_empty(),
@@ -238,14 +238,14 @@ async fn a_leadership_that_stays_is_a_note_and_no_failure() {
     let node = Node::new(3).await;
     let plan = node.plan().await;
     node.set(|etcd| etcd.is_stubborn = true);
-    let notes = prepared(&plan).await.1.notes;
+    let notes = prepare_etcds(&plan).await.1.notes;
     assert!(
         notes[1].contains("stays the leader until it stops") && notes[1].contains("timed out"),
         "{notes:?}"
     );
     // Another member leads already, and is not asked to.
     node.set(|etcd| (etcd.is_stubborn, etcd.leader) = (false, 3));
-    assert_eq!(prepared(&plan).await.1.notes.len(), 1);
+    assert_eq!(prepare_etcds(&plan).await.1.notes.len(), 1);
     assert!(node.etcd.lock().unwrap().transfers.is_empty());
     let refused = plan.clusters[0]
         .gateway
@@ -305,13 +305,13 @@ async fn the_clusters_lock_is_held_until_the_end() {
     );
     // Without an API only an explicitly requested lock matters.
     let mut plan = plan;
-    let unlocked = prepared(&plan).await.1;
+    let unlocked = prepare_etcds(&plan).await.1;
     assert!(
         unlocked.prepared && unlocked.notes[0].contains("nothing keeps another"),
         "{unlocked:?}"
     );
     plan.needs_lock = true;
-    let refused = prepared(&plan).await.1.refused.unwrap();
+    let refused = prepare_etcds(&plan).await.1.refused.unwrap();
     assert!(refused.starts_with("--kubeconfig: "), "{refused}");
 }
 

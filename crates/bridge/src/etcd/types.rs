@@ -40,17 +40,17 @@ impl MemberList {
     /// `None` if the answer is not a member list.
     pub fn parse(answer: &Value) -> Option<Self> {
         let member = |value: &Value| Member {
-            id: number(&value["ID"]),
-            name: text(&value["name"]),
-            client_urls: list(&value["clientURLs"])
+            id: parse_number(&value["ID"]),
+            name: parse_text(&value["name"]),
+            client_urls: as_list(&value["clientURLs"])
                 .iter()
-                .map(text)
+                .map(parse_text)
                 .filter(|url| !url.is_empty())
                 .collect(),
             is_learner: value["isLearner"] == true,
         };
-        let [cluster, by] = header(answer)?;
-        let members: Vec<_> = list(&answer["members"]).iter().map(member).collect();
+        let [cluster, by] = parse_ids(answer)?;
+        let members: Vec<_> = as_list(&answer["members"]).iter().map(member).collect();
         let ids: BTreeSet<_> = members.iter().map(|member| member.id).collect();
         let whole = !members.is_empty() && ids.len() == members.len() && !ids.contains(&0);
         whole.then_some(Self {
@@ -78,17 +78,17 @@ pub struct Status {
 impl Status {
     /// `None` if the answer is not a status.
     pub fn parse(answer: &Value) -> Option<Self> {
-        let [cluster, member] = header(answer)?;
+        let [cluster, member] = parse_ids(answer)?;
         let (revision, leader) = (
-            number(&answer["header"]["revision"]),
-            number(&answer["leader"]),
+            parse_number(&answer["header"]["revision"]),
+            parse_number(&answer["leader"]),
         );
-        let errors = list(&answer["errors"])
+        let errors = as_list(&answer["errors"])
             .iter()
-            .map(text)
+            .map(parse_text)
             .filter(|error| !error.is_empty())
             .collect();
-        let version = text(&answer["version"]);
+        let version = parse_text(&answer["version"]);
         Some(Self {
             cluster,
             member,
@@ -125,11 +125,14 @@ pub struct Answer {
 }
 
 /// The active alarms: IDs of members and kinds. `None` if the answer is not a list of alarms.
-pub fn alarms(answer: &Value) -> Option<Vec<(u64, String)>> {
-    header(answer)?;
-    let alarms = list(&answer["alarms"])
-        .iter()
-        .map(|alarm| (number(&alarm["memberID"]), text(&alarm["alarm"])));
+pub fn parse_alarms(answer: &Value) -> Option<Vec<(u64, String)>> {
+    parse_ids(answer)?;
+    let alarms = as_list(&answer["alarms"]).iter().map(|alarm| {
+        (
+            parse_number(&alarm["memberID"]),
+            parse_text(&alarm["alarm"]),
+        )
+    });
     Some(
         alarms
             .filter(|(_, kind)| !kind.is_empty() && kind != "NONE")
@@ -138,12 +141,12 @@ pub fn alarms(answer: &Value) -> Option<Vec<(u64, String)>> {
 }
 
 /// The IDs of the cluster and of the answering member.
-fn header(answer: &Value) -> Option<[u64; 2]> {
-    let ids = ["cluster_id", "member_id"].map(|field| number(&answer["header"][field]));
+fn parse_ids(answer: &Value) -> Option<[u64; 2]> {
+    let ids = ["cluster_id", "member_id"].map(|field| parse_number(&answer["header"][field]));
     (!ids.contains(&0)).then_some(ids)
 }
 
-fn number(value: &Value) -> u64 {
+fn parse_number(value: &Value) -> u64 {
     value
         .as_u64()
         .or_else(|| value.as_str()?.parse().ok())
@@ -151,7 +154,7 @@ fn number(value: &Value) -> u64 {
 }
 
 /// A string without control characters, since the text may end up in a log or terminal.
-fn text(value: &Value) -> String {
+fn parse_text(value: &Value) -> String {
     value
         .as_str()
         .unwrap_or_default()
@@ -161,7 +164,7 @@ fn text(value: &Value) -> String {
         .collect()
 }
 
-fn list(value: &Value) -> &[Value] {
+fn as_list(value: &Value) -> &[Value] {
     value.as_array().map(Vec::as_slice).unwrap_or_default()
 }
 

@@ -312,9 +312,9 @@ impl World {
                 Action::Restore => {
                     assert!(!self.machine.is_commanding(), "COMMAND may write it");
                     match self.given.restored {
-                        None => self.machine.restored(Err("disk full".into())),
+                        None => self.machine.record_restore(Err("disk full".into())),
                         Some(ready) => {
-                            self.machine.restored(Ok(true));
+                            self.machine.record_restore(Ok(true));
                             // A process that never exited is not restarted: the kubelet sees the
                             // old manifest again.
                             if self.given.own != Fate::Stays {
@@ -444,7 +444,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(2000)))]
+    #![proptest_config(ProptestConfig::with_cases(berth_testing::case_count(2000)))]
 
     /// `World::act` and `World::check` have the rules; the test checks the outcome.
     #[test]
@@ -484,7 +484,7 @@ proptest! {
 
 /// A run without failures. The first connections are steered at 30 s; COMMAND begins at 35 s and
 /// takes 10 s, in the middle of which COMMAND stops the node's kube-apiserver.
-fn calm(own: Fate) -> Given {
+fn calm_given(own: Fate) -> Given {
     Given {
         start: Some(10),
         deaths: Vec::new(),
@@ -505,7 +505,7 @@ fn calm(own: Fate) -> Given {
 }
 
 /// A world after so many seconds.
-fn at(second: u32, given: Given) -> World {
+fn world_at(second: u32, given: Given) -> World {
     let mut world = World::new(given);
     world.run(second);
     world
@@ -513,7 +513,7 @@ fn at(second: u32, given: Given) -> World {
 
 #[test]
 fn a_restart_goes_through_every_step() {
-    let mut world = World::new(calm(Fate::Restarts(30)));
+    let mut world = World::new(calm_given(Fate::Restarts(30)));
     world.comes_to_its_end();
     // 10 to be ready, 20 settled; 5 of overlap; 10 of COMMAND; 25 more to be ready, 20 settled; 5
     // of overlap.
@@ -540,11 +540,11 @@ fn a_restart_goes_through_every_step() {
 
 #[test]
 fn a_restarted_kube_apiserver_serves_while_ready_and_the_temporary_instance_otherwise() {
-    let mut world = at(
+    let mut world = world_at(
         45,
         Given {
             command: 200,
-            ..calm(Fate::Restarts(10))
+            ..calm_given(Fate::Restarts(10))
         },
     );
     assert!(world.steering && !world.is_on_own());
@@ -573,7 +573,7 @@ fn a_restarted_kube_apiserver_serves_while_ready_and_the_temporary_instance_othe
 /// A new kubelet restarts kube-apiserver after COMMAND has ended.
 #[test]
 fn a_kube_apiserver_that_may_be_restarted_serves_after_it_has_settled() {
-    let mut world = at(60, calm(Fate::Stays));
+    let mut world = world_at(60, calm_given(Fate::Stays));
     assert!(world.machine.step() == Step::AwaitOwn && world.steering && !world.is_on_own());
     world.own = None;
     world.run(65);
@@ -585,11 +585,11 @@ fn a_kube_apiserver_that_may_be_restarted_serves_after_it_has_settled() {
 
 #[test]
 fn a_kube_apiserver_from_before_serves_after_the_operator_ends_the_bridge() {
-    let mut world = at(
+    let mut world = world_at(
         60,
         Given {
             succeeds: false,
-            ..calm(Fate::Stays)
+            ..calm_given(Fate::Stays)
         },
     );
     assert!(world.machine.trouble().is_some() && world.steering && !world.is_on_own());
@@ -601,7 +601,7 @@ fn a_kube_apiserver_from_before_serves_after_the_operator_ends_the_bridge() {
 
 #[test]
 fn command_waits_for_its_conditions() {
-    let calm = || calm(Fate::Restarts(0));
+    let calm = || calm_given(Fate::Restarts(0));
     let named = |named| Given { named, ..calm() };
     for (given, begins) in [
         // The Service names the node, but COMMAND does not wait for it forever.
@@ -644,7 +644,7 @@ fn command_waits_for_its_conditions() {
 
 #[test]
 fn a_failure_before_command_changes_nothing() {
-    let calm = || calm(Fate::Restarts(0));
+    let calm = || calm_given(Fate::Restarts(0));
     for (given, why, unsteered) in [
         (
             Given {
@@ -715,7 +715,7 @@ fn a_failure_before_command_changes_nothing() {
 /// The temporary instance is slow when steering is due, or steering stops and cannot be restored.
 #[test]
 fn handshakes_have_their_time_from_when_steering_begins_or_ends() {
-    let mut world = at(30, calm(Fate::Restarts(0)));
+    let mut world = world_at(30, calm_given(Fate::Restarts(0)));
     let ready = world.seen();
     let slow = BridgeObservation {
         temporary: TemporaryObservation {
@@ -731,7 +731,7 @@ fn handshakes_have_their_time_from_when_steering_begins_or_ends() {
     (world.steering, world.steered, world.now) = (true, Some(32), 32);
     world.comes_to_its_end();
     assert_eq!((world.steered, world.command), (Some(32), Some(37)));
-    let mut world = at(32, calm(Fate::Restarts(0)));
+    let mut world = world_at(32, calm_given(Fate::Restarts(0)));
     assert_eq!(
         (world.machine.step(), world.next()),
         (Step::Overlap, Action::Wait)
@@ -746,7 +746,7 @@ fn handshakes_have_their_time_from_when_steering_begins_or_ends() {
 #[test]
 fn a_bridge_is_refused_until_command_runs() {
     let refused = |second| {
-        let mut world = at(second, calm(Fate::Restarts(0)));
+        let mut world = world_at(second, calm_given(Fate::Restarts(0)));
         world.machine.refuse("another node has the lock");
         (world.run(3000), world.steered)
     };
@@ -765,12 +765,12 @@ fn a_bridge_is_refused_until_command_runs() {
 #[test]
 fn a_command_after_a_failed_end_waits_like_any_other() {
     let early = |prepares| {
-        let mut world = at(
+        let mut world = world_at(
             32,
             Given {
                 prepares,
                 asks: 5000,
-                ..calm(Fate::Stays)
+                ..calm_given(Fate::Stays)
             },
         );
         assert_eq!(
@@ -793,11 +793,11 @@ fn a_command_after_a_failed_end_waits_like_any_other() {
     );
     assert!(world.steering && world.command.is_none() && world.machine.step() == Step::Hold);
     // The Service does not name the node yet, either. A restore fails a second later.
-    let mut world = at(
+    let mut world = world_at(
         32,
         Given {
             named: None,
-            ..calm(Fate::Restarts(0))
+            ..calm_given(Fate::Restarts(0))
         },
     );
     assert_eq!(
@@ -812,7 +812,7 @@ fn a_command_after_a_failed_end_waits_like_any_other() {
 
 #[test]
 fn a_command_that_restarts_nothing_is_reported() {
-    let mut world = World::new(calm(Fate::Stays));
+    let mut world = World::new(calm_given(Fate::Stays));
     assert!(world.stays().contains("nothing has restarted it") && world.steering);
     // The operator accepts any process.
     world.machine.end(false).unwrap();
@@ -821,11 +821,11 @@ fn a_command_that_restarts_nothing_is_reported() {
 
 #[test]
 fn a_caller_that_goes_away_before_command_leaves_no_bridge() {
-    let mut world = at(
+    let mut world = world_at(
         36,
         Given {
             slow: Some((35, 2)),
-            ..calm(Fate::Stays)
+            ..calm_given(Fate::Stays)
         },
     );
     assert!(!world.machine.is_commanding() && world.machine.step() == Step::Hold);
@@ -837,7 +837,7 @@ fn a_caller_that_goes_away_before_command_leaves_no_bridge() {
 #[test]
 fn steering_that_fails_while_clients_depend_on_it_is_reported_until_it_works() {
     // COMMAND may stop the node's kube-apiserver.
-    let mut world = at(42, calm(Fate::Restarts(60)));
+    let mut world = world_at(42, calm_given(Fate::Restarts(60)));
     world.steering = false;
     assert_eq!(world.next(), Action::Steer);
     world.machine.cannot_steer("no descriptor");
@@ -851,11 +851,11 @@ fn steering_that_fails_while_clients_depend_on_it_is_reported_until_it_works() {
         (true, None)
     );
     // Before COMMAND nothing has changed yet.
-    let mut world = at(
+    let mut world = world_at(
         36,
         Given {
             slow: Some((35, 2)),
-            ..calm(Fate::Stays)
+            ..calm_given(Fate::Stays)
         },
     );
     world.machine.cannot_steer("no descriptor");
@@ -872,11 +872,11 @@ fn steering_that_fails_while_clients_depend_on_it_is_reported_until_it_works() {
 #[test]
 fn a_kube_apiserver_that_does_not_get_ready_is_reported_while_command_runs() {
     // Stopped at 40.
-    let mut world = at(
+    let mut world = world_at(
         99,
         Given {
             command: 200,
-            ..calm(Fate::NeverReady)
+            ..calm_given(Fate::NeverReady)
         },
     );
     assert!(!world.machine.own_is_late());
@@ -890,12 +890,12 @@ fn a_kube_apiserver_that_does_not_get_ready_is_reported_while_command_runs() {
 #[test]
 fn clients_of_a_temporary_instance_that_exits_go_to_the_nodes_at_once() {
     // COMMAND has not stopped the node's kube-apiserver yet.
-    let mut world = at(
+    let mut world = world_at(
         38,
         Given {
             deaths: vec![37],
             stops: 9,
-            ..calm(Fate::Restarts(1))
+            ..calm_given(Fate::Restarts(1))
         },
     );
     assert!(
@@ -904,11 +904,11 @@ fn clients_of_a_temporary_instance_that_exits_go_to_the_nodes_at_once() {
     );
     world.comes_to_its_end();
     // If the node's kube-apiserver does not serve either, clients wait at the bridge.
-    let mut world = at(
+    let mut world = world_at(
         46,
         Given {
             deaths: vec![45],
-            ..calm(Fate::Restarts(60))
+            ..calm_given(Fate::Restarts(60))
         },
     );
     assert!(world.steering && world.own.is_some_and(|(_, left)| left > 0));
@@ -917,11 +917,11 @@ fn clients_of_a_temporary_instance_that_exits_go_to_the_nodes_at_once() {
 
 #[test]
 fn a_bridge_with_a_running_command_ends_only_at_once() {
-    let mut world = at(
+    let mut world = world_at(
         60,
         Given {
             command: 500,
-            ..calm(Fate::NeverReady)
+            ..calm_given(Fate::NeverReady)
         },
     );
     assert!(
@@ -953,7 +953,7 @@ fn a_temporary_instance_that_cannot_be_restarted_does_not_keep_the_bridge_from_e
         World::new(Given {
             deaths: vec![50],
             unstartable: Some(40),
-            ..calm(own)
+            ..calm_given(own)
         })
     };
     world(Fate::Restarts(30)).comes_to_its_end();
@@ -963,12 +963,12 @@ fn a_temporary_instance_that_cannot_be_restarted_does_not_keep_the_bridge_from_e
 #[test]
 fn a_caller_that_vanishes_leaves_clients_on_the_bridge() {
     for on_failure in [OnFailure::Stay, OnFailure::End] {
-        let mut world = at(
+        let mut world = world_at(
             60,
             Given {
                 command: 5000,
                 on_failure,
-                ..calm(Fate::NeverReady)
+                ..calm_given(Fate::NeverReady)
             },
         );
         world.machine.command_abandoned("it went away");
@@ -987,7 +987,7 @@ fn files_are_restored_once() {
     let given = |restored| Given {
         on_failure: OnFailure::Restore,
         restored,
-        ..calm(Fate::NeverReady)
+        ..calm_given(Fate::NeverReady)
     };
     let Some(BridgeOutcome::Restored(why)) = World::new(given(Some(Some(10)))).run(2000) else {
         panic!("it is not")
@@ -1017,7 +1017,7 @@ fn a_kube_apiserver_from_before_needs_no_restart_after_a_restore() {
             on_failure: OnFailure::Restore,
             restored: Some(None),
             succeeds,
-            ..calm(Fate::Stays)
+            ..calm_given(Fate::Stays)
         };
         let mut world = World::new(given);
         let outcome = world.run(2000);
@@ -1040,7 +1040,7 @@ fn a_kube_apiserver_from_before_needs_no_restart_after_a_restore() {
 #[test]
 fn the_operator_restores_files() {
     // A ready, new kube-apiserver that the operator does not want is not waited for.
-    let mut world = at(50, calm(Fate::Restarts(0)));
+    let mut world = world_at(50, calm_given(Fate::Restarts(0)));
     assert_eq!(
         (world.machine.step(), world.machine.restore()),
         (Step::AwaitOwn, Ok(()))
@@ -1049,7 +1049,7 @@ fn the_operator_restores_files() {
         (world.machine.step(), world.machine.trouble()),
         (Step::Restore, Some("the operator wanted it"))
     );
-    world.machine.restored(Ok(true));
+    world.machine.record_restore(Ok(true));
     world.run(100);
     assert_eq!(world.machine.step(), Step::AwaitOwn);
     world.own = world.process(1);
@@ -1061,7 +1061,7 @@ fn the_operator_restores_files() {
 /// A disk may be slow.
 #[test]
 fn clients_are_served_during_a_restore() {
-    let mut world = at(50, calm(Fate::NeverReady));
+    let mut world = world_at(50, calm_given(Fate::NeverReady));
     world.machine.restore().unwrap();
     assert_eq!(
         (world.next(), world.next()),
@@ -1085,7 +1085,7 @@ fn clients_are_served_during_a_restore() {
             .contains("in the step restore")
     );
     world.machine.end(true).unwrap();
-    world.machine.restored(Ok(true));
+    world.machine.record_restore(Ok(true));
     let ends = (world.machine.step(), world.machine.trouble());
     assert_eq!(
         ends,
@@ -1100,7 +1100,7 @@ fn a_command_that_fails_leaves_clients_where_the_operator_said() {
         World::new(Given {
             succeeds: false,
             on_failure,
-            ..calm(Fate::NeverReady)
+            ..calm_given(Fate::NeverReady)
         })
     };
     assert_eq!(failed(OnFailure::Stay).stays(), "exit status 1");
@@ -1118,9 +1118,9 @@ fn a_command_that_nobody_reports_counts_as_running() {
     // After `berth bridge start`: until the operator ends the bridge.
     let unreported = || Given {
         asks: 5000,
-        ..calm(Fate::Stays)
+        ..calm_given(Fate::Stays)
     };
-    let mut world = at(32, unreported());
+    let mut world = world_at(32, unreported());
     assert!(!world.machine.command_may_run() && world.machine.step() == Step::Overlap);
     for etcd in [true, false] {
         world.etcd = etcd;
@@ -1130,15 +1130,15 @@ fn a_command_that_nobody_reports_counts_as_running() {
     world.machine.end(false).unwrap();
     assert!(!world.machine.command_may_run());
     // Such a command may write the restored files.
-    let mut world = at(50, unreported());
+    let mut world = world_at(50, unreported());
     world.machine.restore().unwrap();
     assert!(world.machine.command_may_run());
     // An abandoned command may run until the end, whatever the operator requests.
-    let mut world = at(
+    let mut world = world_at(
         60,
         Given {
             command: 5000,
-            ..calm(Fate::NeverReady)
+            ..calm_given(Fate::NeverReady)
         },
     );
     world.machine.command_abandoned("it went away");
@@ -1153,11 +1153,11 @@ fn a_command_that_nobody_reports_counts_as_running() {
 /// comes from a command that an operator runs by hand.
 #[test]
 fn a_command_that_is_known_to_have_failed_has_ended() {
-    let mut world = at(
+    let mut world = world_at(
         40,
         Given {
             succeeds: false,
-            ..calm(Fate::NeverReady)
+            ..calm_given(Fate::NeverReady)
         },
     );
     for (etcd, until, may_run) in [
@@ -1171,7 +1171,7 @@ fn a_command_that_is_known_to_have_failed_has_ended() {
         assert_eq!(world.machine.command_may_run(), may_run, "{until}");
     }
     // The same holds if the node's kube-apiserver did not come back after COMMAND.
-    let mut world = at(40, calm(Fate::NeverReady));
+    let mut world = world_at(40, calm_given(Fate::NeverReady));
     world.etcd = false;
     world.run(1000);
     assert!(!world.machine.command_may_run() && world.machine.step() == Step::Hold);
@@ -1181,7 +1181,7 @@ fn a_command_that_is_known_to_have_failed_has_ended() {
 /// when the bridge ends.
 #[test]
 fn a_node_whose_member_of_etcd_is_down_is_not_back() {
-    let mut world = at(40, calm(Fate::Restarts(10)));
+    let mut world = world_at(40, calm_given(Fate::Restarts(10)));
     world.etcd = false;
     assert!(world.stays().contains("its member does not answer"));
     world.machine.end(false).unwrap();
@@ -1190,7 +1190,7 @@ fn a_node_whose_member_of_etcd_is_down_is_not_back() {
     world.etcd = true;
     world.comes_to_its_end();
     // A slow answer does not count, except in the last moment.
-    let mut world = at(60, calm(Fate::Restarts(10)));
+    let mut world = world_at(60, calm_given(Fate::Restarts(10)));
     assert_eq!(world.machine.step(), Step::AwaitOwn);
     for _ in 0..2 {
         world.etcd = false;

@@ -7,7 +7,7 @@ use super::{AUDIT, AUDIT_DIRECTORY, FILES, MEMORY, RunningPod, copy_path};
 use crate::cgroup;
 use crate::localhost::{TEMPORARY, temporary_name};
 use berth_os::file::{make_private, none_if_missing};
-use berth_os::namespaces::{Enclosure, SignReader, run_in_namespaces, tmpfs, unmount};
+use berth_os::namespaces::{Enclosure, SignReader, mount_tmpfs, run_in_namespaces, unmount};
 use berth_os::process::ProcessAttributes;
 use rustix::fs::{AtFlags, Mode, OFlags, XattrFlags, fsetxattr, linkat};
 use std::ffi::{CString, OsString};
@@ -61,9 +61,9 @@ impl Container {
         let mut args = args.ok_or_else(|| io::Error::other("an argument is not valid UTF-8"))?;
         let memory = directory.join(MEMORY);
         make_private(&memory)?;
-        tmpfs(&memory, pod.bytes + SPARE, pod.label())?;
+        mount_tmpfs(&memory, pod.bytes + SPARE, pod.label())?;
         let root = tree::root_of(pid)?;
-        tree::copy(&root, &memory.join(ROOT), Mounted::Leave)?;
+        tree::copy_tree(&root, &memory.join(ROOT), Mounted::Leave)?;
         let program = fs::read_link(format!("/proc/{pid}/exe"))?;
         match (link_renamed(&program, &memory.join(ROOT)), args.first_mut()) {
             (Ok(name), Some(first)) => *first = name,
@@ -78,7 +78,7 @@ impl Container {
             let to = copy_path(directory, at);
             let copied = match &kept.mounted {
                 Some(mounted) => {
-                    tree::copy(&tree::open_within(&root, mounted)?, &to, Mounted::Follow)
+                    tree::copy_tree(&tree::open_within(&root, mounted)?, &to, Mounted::Follow)
                 }
                 None => fs::copy(&kept.path, &to).and_then(|_| {
                     let like = fs::metadata(&kept.path)?;
@@ -134,7 +134,7 @@ impl Container {
             .arg(TEMPORARY);
         command.env_clear().env("PATH", PATH);
         let enclosure = Enclosure {
-            cgroups: cgroup::all(&self.cgroup),
+            cgroups: cgroup::list_cgroups(&self.cgroup),
             signs,
             ..Enclosure::default()
         };
@@ -189,12 +189,12 @@ pub fn let_write(to: &File, label: Option<&str>) -> io::Result<()> {
 }
 
 /// Removes the container's memory and cgroups.
-pub fn clean(directory: &Path) {
+pub fn remove_leftovers(directory: &Path) {
     let memory = directory.join(MEMORY);
     // A killed bridge leaves only the mount point.
     let _ = unmount(&memory);
     let _ = fs::remove_dir(&memory);
-    cgroup::sweep();
+    cgroup::sweep_cgroups();
 }
 
 #[cfg(test)]

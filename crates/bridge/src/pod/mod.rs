@@ -100,7 +100,7 @@ pub struct CopiedFile {
 }
 
 /// The port of the kube-apiserver in a manifest.
-pub(super) fn port(manifest: &Path, report: &mut Report) -> Option<u16> {
+pub(super) fn find_port(manifest: &Path, report: &mut Report) -> Option<u16> {
     let wrong = |error: &dyn std::fmt::Display| {
         format!(
             "{}: {error}: give the static pod's manifest with --manifest, or, for a kube-apiserver that is no pod, its command line \
@@ -131,7 +131,8 @@ impl RunningPod {
     pub(super) fn find(pid: i32, manifest: &Path, report: &mut Report) -> Option<Self> {
         let what = format!("process {pid}");
         let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        let Some(id) = runtime::container(&cgroup).filter(|_| !is_shared_with(pid, "mnt")) else {
+        let Some(id) = runtime::parse_container_id(&cgroup).filter(|_| !is_shared_with(pid, "mnt"))
+        else {
             report.error(format!(
                 "{what}, which listens on the port, is in no pod's container: give its command line with --command"
             ));
@@ -142,7 +143,7 @@ impl RunningPod {
                 "{what} is in another network namespace than this: run this in the node's, not in a container"
             ));
         }
-        let shim = runtime::Shim::of(pid);
+        let shim = runtime::Shim::of_process(pid);
         let program = shim.as_ref().and_then(runtime::Shim::program);
         if program.is_none() {
             report.error(
@@ -150,7 +151,7 @@ impl RunningPod {
                  kube-apiserver is run by it",
             );
         }
-        let spec = runtime::spec(shim.as_ref(), id).map_err(|tried| {
+        let spec = runtime::read_spec(shim.as_ref(), id).map_err(|tried| {
             format!(
                 "cannot find the specification of container {id} ({tried}): its runtime must be containerd, or CRI-O with \
                  conmon"
@@ -177,7 +178,7 @@ impl RunningPod {
 
     /// Measures the files to be copied.
     fn measure(&mut self, root: &OwnedFd, report: &mut Report) -> io::Result<()> {
-        self.bytes = tree::measure(root, Mounted::Leave, u64::MAX)?.bytes
+        self.bytes = tree::measure_tree(root, Mounted::Leave, u64::MAX)?.bytes
             + fs::metadata(&self.runtime).map_or(0, |meta| meta.len());
         self.measure_mounts(root, report);
         Ok(())
@@ -208,7 +209,7 @@ impl RunningPod {
                     _ => false,
                 };
                 wanted
-                    .then(|| tree::measure(&open, Mounted::Follow, LARGEST))
+                    .then(|| tree::measure_tree(&open, Mounted::Follow, LARGEST))
                     .transpose()
             });
             let why = match measured {
@@ -280,10 +281,10 @@ impl RunningPod {
             return Some(on_node);
         }
         let name = path.file_name().unwrap_or_default();
-        args::set(argv, AUDIT_LOG, Path::new(AUDIT).join(name).as_os_str());
+        args::set_flag(argv, AUDIT_LOG, Path::new(AUDIT).join(name).as_os_str());
         AUDIT_BOUND
             .iter()
-            .for_each(|(flag, value)| args::set(argv, flag, OsStr::new(value)));
+            .for_each(|(flag, value)| args::set_flag(argv, flag, OsStr::new(value)));
         Some(directory.join(AUDIT_DIRECTORY).join(name))
     }
 
@@ -314,7 +315,7 @@ impl RunningPod {
             meta("name").unwrap_or_default(),
         );
         let pod = logs::LoggedPod::Name(namespace, name);
-        let lines = logs::last_lines(Path::new(LOGS), &pod, manifest.container().name());
+        let lines = logs::find_last_lines(Path::new(LOGS), &pod, manifest.container().name());
         lines.map(|(_, lines)| lines).unwrap_or_default()
     }
 
@@ -322,7 +323,7 @@ impl RunningPod {
     pub fn keys(&self, command: &[OsString]) -> BTreeSet<PathBuf> {
         let named = KEYS
             .into_iter()
-            .flat_map(|flag| args::values(command, flag));
+            .flat_map(|flag| args::flag_values(command, flag));
         named
             .filter_map(|path| self.on_node(Path::new(path)))
             .collect()
@@ -339,7 +340,7 @@ impl RunningPod {
         };
         let named: BTreeSet<_> = command
             .iter()
-            .flat_map(|argument| paths(argument))
+            .flat_map(|argument| absolute_paths(argument))
             .filter_map(on_node)
             .collect();
         let before = |path: PathBuf, shown| SavedFile {
@@ -387,7 +388,7 @@ impl RunningPod {
 
 /// The absolute paths in an argument: kube-apiserver's flags have one, or several as in
 /// `--tls-sni-cert-key=/a,/b:name`.
-fn paths(argument: &OsStr) -> impl Iterator<Item = PathBuf> {
+fn absolute_paths(argument: &OsStr) -> impl Iterator<Item = PathBuf> {
     let bytes = argument.as_bytes();
     let value = bytes
         .iter()
@@ -413,7 +414,7 @@ fn is_kubelet_volume(source: &Path) -> bool {
 /// True for directories that the runtime makes for a container or its pod, such as CRI-O's default
 /// mounts, and removes with the pod.
 fn is_runtime_directory(source: &Path) -> bool {
-    runtime::container(&source.to_string_lossy()).is_some()
+    runtime::parse_container_id(&source.to_string_lossy()).is_some()
 }
 
 fn copy_path(directory: &Path, at: usize) -> PathBuf {

@@ -5,9 +5,9 @@
 //! leads to the directory of the specification and to the program.
 
 use super::spec::Spec;
-use berth_manifest::command::{is_program, strings};
+use berth_manifest::command::{is_program, split_strings};
 use berth_os::file::open_regular;
-use berth_os::process::parent;
+use berth_os::process::parent_of;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, Read};
@@ -27,7 +27,7 @@ const PARENTS: usize = 16;
 const PROGRAMS: [&str; 2] = ["runc", "crun"];
 
 /// The container's ID, from /proc/PID/cgroup: the last 64 hexadecimal digits of a line.
-pub fn container(cgroup: &str) -> Option<&str> {
+pub fn parse_container_id(cgroup: &str) -> Option<&str> {
     let is_id = |word: &&str| {
         word.len() == 64
             && word
@@ -49,12 +49,13 @@ pub struct Shim {
 
 impl Shim {
     /// The shim of a process's container.
-    pub fn of(pid: i32) -> Option<Self> {
-        let parents = std::iter::successors(Some(pid), |pid| parent(*pid))
+    pub fn of_process(pid: i32) -> Option<Self> {
+        let parents = std::iter::successors(Some(pid), |pid| parent_of(*pid))
             .skip(1)
             .take(PARENTS);
         parents.take_while(|pid| *pid > 1).find_map(|pid| {
-            let arguments: Vec<OsString> = strings(&fs::read(format!("/proc/{pid}/cmdline")).ok()?);
+            let arguments: Vec<OsString> =
+                split_strings(&fs::read(format!("/proc/{pid}/cmdline")).ok()?);
             let name = Path::new(arguments.first()?).file_name()?.to_str()?;
             (name.starts_with("containerd-shim") || name.starts_with("conmon"))
                 .then_some(Self { pid, arguments })
@@ -83,7 +84,7 @@ impl Shim {
         let own = fs::read_link(format!("/proc/{}/exe", self.pid)).ok();
         let beside = own.as_deref().and_then(Path::parent).map(PathBuf::from);
         let environment =
-            strings(&fs::read(format!("/proc/{}/environ", self.pid)).unwrap_or_default());
+            split_strings(&fs::read(format!("/proc/{}/environ", self.pid)).unwrap_or_default());
         let path = environment
             .iter()
             .find_map(|variable| variable.as_bytes().strip_prefix(b"PATH="));
@@ -110,14 +111,14 @@ impl Shim {
 ///
 /// # Errors
 /// All places that were tried.
-pub fn spec(shim: Option<&Shim>, id: &str) -> Result<Spec, String> {
+pub fn read_spec(shim: Option<&Shim>, id: &str) -> Result<Spec, String> {
     let mut tried = Vec::new();
     if shim.is_none() {
         tried.push("no containerd-shim and no conmon is an ancestor of its process".to_owned());
     }
     for bundle in shim.map(|shim| shim.bundles(id)).unwrap_or_default() {
         let path = bundle.join(CONFIG);
-        match read(&path).and_then(|json| Spec::parse(&json).map_err(Into::into)) {
+        match read_limited(&path).and_then(|json| Spec::parse(&json).map_err(Into::into)) {
             Ok(spec) => return Ok(spec),
             Err(error) => tried.push(format!("{}: {error}", path.display())),
         }
@@ -125,7 +126,7 @@ pub fn spec(shim: Option<&Shim>, id: &str) -> Result<Spec, String> {
     Err(tried.join("; "))
 }
 
-fn read(path: &Path) -> io::Result<Vec<u8>> {
+fn read_limited(path: &Path) -> io::Result<Vec<u8>> {
     let mut json = Vec::new();
     open_regular(path)?.take(LIMIT).read_to_end(&mut json)?;
     Ok(json)

@@ -129,7 +129,7 @@ impl Spec {
         let mut whole = self.whole.clone();
         DROPPED
             .iter()
-            .for_each(|(at, part)| remove(&mut whole, at, part));
+            .for_each(|(at, part)| remove_part(&mut whole, at, part));
         let limits = changes
             .limits
             .into_iter()
@@ -149,7 +149,7 @@ impl Spec {
             // Remaining namespaces are new, and not shared with the pod's containers.
             namespaces
                 .iter_mut()
-                .for_each(|namespace| remove(namespace, "", "path"));
+                .for_each(|namespace| remove_part(namespace, "", "path"));
         }
         if let Some(Value::Array(mounts)) = whole.get_mut("mounts") {
             for (mount, Mount { destination, .. }) in mounts.iter_mut().zip(&self.mounts) {
@@ -173,7 +173,7 @@ impl Spec {
 }
 
 /// Removes a part of the object at `at`, if present.
-fn remove(whole: &mut Value, at: &str, part: &str) {
+fn remove_part(whole: &mut Value, at: &str, part: &str) {
     if let Some(Value::Object(object)) = whole.pointer_mut(at) {
         object.remove(part);
     }

@@ -2,7 +2,7 @@ use super::spec::{Changes, Replacement, Spec};
 use super::tree::{self, Mounted, Size};
 use super::{AUDIT, CopiedFile, RunningPod, container, runtime};
 use crate::report::Report;
-use berth_testing::namespace::{rerun_in_user_namespace, skipped};
+use berth_testing::namespace::{print_skipped, rerun_in_user_namespace};
 use rustix::fs::FileType;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -21,15 +21,15 @@ const CONTAINERD: &str = include_str!("samples/containerd.json");
 
 const ID: &str = "157e1c37b1b87ea79d0c35a8f01293692bfbc5f1fa9ff797c924b49c8ca00885";
 
-fn sample() -> Value {
+fn read_sample() -> Value {
     serde_json::from_str(CONTAINERD).unwrap()
 }
 
-fn spec(json: &Value) -> Spec {
+fn parse_spec(json: &Value) -> Spec {
     Spec::parse(json.to_string().as_bytes()).unwrap()
 }
 
-fn changed(json: &Value) -> Value {
+fn apply_changes(json: &Value) -> Value {
     let instead = BTreeMap::from([
         (
             "/etc/kubernetes/pki".into(),
@@ -46,23 +46,23 @@ fn changed(json: &Value) -> Value {
         replacements: &instead,
         extra_mounts: &[(Path::new("/run/audit"), Path::new(AUDIT))],
     };
-    spec(json).apply(changes).unwrap()
+    parse_spec(json).apply(changes).unwrap()
 }
 
 /// A mount of a directory or file of the node, which the container may write to.
-fn bind(source: &str, place: &str) -> Value {
+fn make_bind(source: &str, place: &str) -> Value {
     json!({"destination": place, "source": source, "type": "bind", "options": ["rbind", "rw"]})
 }
 
 /// A pod with the given specification, and with copies of files of the node, each mounted at some
 /// place.
-fn pod(json: &Value, files: &[(&str, &str)]) -> RunningPod {
+fn make_pod(json: &Value, files: &[(&str, &str)]) -> RunningPod {
     let kept = |(path, mounted): &(&str, &str)| CopiedFile {
         path: path.into(),
         mounted: Some(mounted.into()),
     };
     RunningPod {
-        spec: spec(json),
+        spec: parse_spec(json),
         runtime: PathBuf::new(),
         manifest: super::MANIFEST.into(),
         files: files.iter().map(kept).collect(),
@@ -72,13 +72,13 @@ fn pod(json: &Value, files: &[(&str, &str)]) -> RunningPod {
 }
 
 /// The node's files that have copies.
-fn paths(pod: &RunningPod) -> Vec<&Path> {
+fn list_paths(pod: &RunningPod) -> Vec<&Path> {
     pod.files.iter().map(|kept| kept.path.as_path()).collect()
 }
 
 #[test]
 fn only_what_must_differ_is_changed() {
-    let mut wanted = sample();
+    let mut wanted = read_sample();
     wanted.as_object_mut().unwrap().remove("annotations");
     wanted["root"] = json!({"path": "/b/root"});
     for (part, key, value) in [
@@ -127,18 +127,18 @@ fn only_what_must_differ_is_changed() {
     mounts.push(
         json!({"destination": AUDIT, "type": "bind", "source": "/run/audit", "options": options}),
     );
-    assert_eq!(changed(&sample()), wanted);
+    assert_eq!(apply_changes(&read_sample()), wanted);
 }
 
 #[test]
 fn parts_that_belong_to_the_pod_are_dropped() {
-    let mut json = sample();
+    let mut json = read_sample();
     json["hooks"] = json!({"prestart": [{"path": "/bin/false"}]});
     json["hostname"] = "node".into();
     json["linux"]["intelRdt"] = json!({"closID": "x"});
     json["linux"]["mountLabel"] = "system_u:object_r:container_file_t:s0".into();
     json["process"]["terminal"] = true.into();
-    let after = changed(&json);
+    let after = apply_changes(&json);
     assert_eq!(
         (
             after.get("hooks"),
@@ -149,15 +149,15 @@ fn parts_that_belong_to_the_pod_are_dropped() {
     );
     assert_eq!(after["process"]["terminal"], false);
     assert_eq!(
-        spec(&after).label(),
+        parse_spec(&after).label(),
         Some("system_u:object_r:container_file_t:s0")
     );
-    assert!(!spec(&json).has_namespace("user"));
+    assert!(!parse_spec(&json).has_namespace("user"));
     json["linux"]["namespaces"]
         .as_array_mut()
         .unwrap()
         .push(json!({"type": "user"}));
-    assert!(spec(&json).has_namespace("user"));
+    assert!(parse_spec(&json).has_namespace("user"));
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn json_that_is_no_specification_is_refused() {
         ("mounts", json!([1])),
         ("linux", Value::Null),
     ] {
-        let mut json = sample();
+        let mut json = read_sample();
         json[part] = wrong;
         assert!(Spec::parse(json.to_string().as_bytes()).is_err(), "{part}");
     }
@@ -179,12 +179,12 @@ fn json_that_is_no_specification_is_refused() {
 
 #[test]
 fn files_of_the_node_are_found_by_their_names_in_the_container() {
-    let mut json = sample();
+    let mut json = read_sample();
     json["mounts"]
         .as_array_mut()
         .unwrap()
-        .push(bind("/srv/more", "/etc/kubernetes/pki/more"));
-    let spec = spec(&json);
+        .push(make_bind("/srv/more", "/etc/kubernetes/pki/more"));
+    let spec = parse_spec(&json);
     let on_node = |path: &str| spec.on_node(Path::new(path)).map(|(_, on_node)| on_node);
     assert_eq!(
         on_node("/etc/kubernetes/pki/ca.crt"),
@@ -209,7 +209,7 @@ fn copies_replace_files_of_the_node() {
         ("/etc/kubernetes/pki", "/k/pki"),
         ("/etc/hosts", "/etc/hosts"),
     ];
-    let pod = pod(&sample(), &files);
+    let pod = make_pod(&read_sample(), &files);
     let copy = |path: &str| {
         pod.copy_of(Path::new(path), Path::new("/b"))
             .display()
@@ -229,13 +229,13 @@ fn copies_replace_files_of_the_node() {
 
 #[test]
 fn the_audit_log_stays_on_the_node() {
-    let mut json = sample();
+    let mut json = read_sample();
     let mounts = json["mounts"].as_array_mut().unwrap();
     mounts.extend([
-        bind("/var/log/k8s", "/audit"),
-        bind("/var/log/one.log", "/one.log"),
+        make_bind("/var/log/k8s", "/audit"),
+        make_bind("/var/log/one.log", "/one.log"),
     ]);
-    let pod = pod(&json, &[("/etc/kubernetes/pki", "/etc/kubernetes/pki")]);
+    let pod = make_pod(&json, &[("/etc/kubernetes/pki", "/etc/kubernetes/pki")]);
     let kept = |path: &str| {
         let mut argv: Vec<OsString> = vec!["k".into(), format!("--audit-log-path={path}").into()];
         let on_node = pod.keep_audit_log(&mut argv, Path::new("/b"));
@@ -298,7 +298,7 @@ fn containers_are_identified_by_their_cgroups() {
         format!("0::/kubepods.slice/kubepods-podc3f5.slice/crio-{ID}.scope/container\n"),
         format!("12:pids:/\n1:name=systemd:/kubepods/podx/{ID}\n0::/\n"),
     ] {
-        assert_eq!(runtime::container(&line), Some(ID), "{line}");
+        assert_eq!(runtime::parse_container_id(&line), Some(ID), "{line}");
     }
     for line in [
         "",
@@ -307,7 +307,7 @@ fn containers_are_identified_by_their_cgroups() {
         &format!("0::/{ID}0"),
         &format!("0::/{}", ID.to_uppercase()),
     ] {
-        assert_eq!(runtime::container(line), None, "{line}");
+        assert_eq!(runtime::parse_container_id(line), None, "{line}");
     }
 }
 
@@ -349,7 +349,7 @@ impl Drop for Parent {
     }
 }
 
-fn program(path: &Path) {
+fn write_program(path: &Path) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, "").unwrap();
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -359,7 +359,7 @@ fn program(path: &Path) {
 fn containerds_shim_leads_to_the_specification() {
     let temp = tempfile::tempdir().unwrap();
     let sandbox = temp.path().join("sandbox");
-    program(&sandbox.join("bin/crun"));
+    write_program(&sandbox.join("bin/crun"));
     fs::create_dir(temp.path().join(ID)).unwrap();
     fs::write(temp.path().join(ID).join("config.json"), CONTAINERD).unwrap();
     let (_parent, pid) = Parent::start(
@@ -367,8 +367,11 @@ fn containerds_shim_leads_to_the_specification() {
         &["-namespace", "k8s.io"],
         &sandbox,
     );
-    let shim = runtime::Shim::of(pid);
-    assert_eq!(runtime::spec(shim.as_ref(), ID).unwrap(), spec(&sample()));
+    let shim = runtime::Shim::of_process(pid);
+    assert_eq!(
+        runtime::read_spec(shim.as_ref(), ID).unwrap(),
+        parse_spec(&read_sample())
+    );
     // A program beside the shim has priority over its PATH, which the machine may have, too.
     let found = shim.as_ref().unwrap().program().unwrap();
     let beside = fs::canonicalize("/bin/sh").unwrap().with_file_name("runc");
@@ -378,7 +381,7 @@ fn containerds_shim_leads_to_the_specification() {
         found.display()
     );
     fs::write(temp.path().join(ID).join("config.json"), "{").unwrap();
-    let tried = runtime::spec(shim.as_ref(), ID).unwrap_err();
+    let tried = runtime::read_spec(shim.as_ref(), ID).unwrap_err();
     assert!(tried.contains(&format!("{ID}/config.json: EOF")), "{tried}");
 }
 
@@ -386,25 +389,25 @@ fn containerds_shim_leads_to_the_specification() {
 fn conmon_leads_to_the_specification_and_the_runtime() {
     let temp = tempfile::tempdir().unwrap();
     let (bundle, crun) = (temp.path().join("userdata"), temp.path().join("crun"));
-    program(&crun);
+    write_program(&crun);
     fs::create_dir(&bundle).unwrap();
     fs::write(bundle.join("config.json"), CONTAINERD).unwrap();
     let arguments = ["-b", bundle.to_str().unwrap(), "-r", crun.to_str().unwrap()];
     let (_parent, pid) = Parent::start("/usr/bin/conmon", &arguments, temp.path());
-    let shim = runtime::Shim::of(pid);
-    assert!(runtime::spec(shim.as_ref(), ID).is_ok());
+    let shim = runtime::Shim::of_process(pid);
+    assert!(runtime::read_spec(shim.as_ref(), ID).is_ok());
     assert_eq!(shim.unwrap().program(), Some(crun));
     // This test does not run in a container.
-    assert!(runtime::Shim::of(std::process::id().try_into().unwrap()).is_none());
+    assert!(runtime::Shim::of_process(std::process::id().try_into().unwrap()).is_none());
 }
 
 /// etcd's manifest may have any name: nobody restores it.
 #[test]
 fn a_manifest_is_copied_only_for_a_restore() {
     let temp = tempfile::tempdir().unwrap();
-    let mut measured = pod(&sample(), &[]);
+    let mut measured = make_pod(&read_sample(), &[]);
     measured.manifest = temp.path().join("manifests/etcd.yaml");
-    measured.measure_mounts(&open(temp.path()), &mut Report::default());
+    measured.measure_mounts(&open_path(temp.path()), &mut Report::default());
     assert!(
         measured
             .files
@@ -439,7 +442,7 @@ fn a_copy_has_modes_and_links_and_nothing_more() {
     symlink("/etc/passwd", from.join("link")).unwrap();
     symlink("../..", from.join("a/up")).unwrap();
     symlink("x/".repeat(64), from.join("a/long")).unwrap();
-    let open = open(&from);
+    let open = open_path(&from);
     // Three directories, two files, three links; and content of 6, of 5,000 and, for the long link,
     // of 128 bytes.
     for (page, pages) in [(4096, 4), (65536, 3)] {
@@ -459,12 +462,12 @@ fn a_copy_has_modes_and_links_and_nothing_more() {
             .unwrap(),
     )
     .unwrap();
-    let measured = tree::measure(&open, Mounted::Leave, u64::MAX).unwrap();
+    let measured = tree::measure_tree(&open, Mounted::Leave, u64::MAX).unwrap();
     assert_eq!(
         measured,
         tree::measure_in_pages(&open, Mounted::Leave, u64::MAX, page).unwrap()
     );
-    tree::copy(&open, &to, Mounted::Leave).unwrap();
+    tree::copy_tree(&open, &to, Mounted::Leave).unwrap();
     for path in [
         "",
         "a",
@@ -487,16 +490,16 @@ fn a_copy_has_modes_and_links_and_nothing_more() {
         Path::new("/etc/passwd")
     );
     assert!(
-        tree::copy(&open, &to, Mounted::Leave).is_err(),
+        tree::copy_tree(&open, &to, Mounted::Leave).is_err(),
         "nothing is written into what is there"
     );
     // A single file, as a mount may be.
     let one = temp.path().join("one");
-    tree::copy(&self::open(&from.join("a/b/key")), &one, Mounted::Follow).unwrap();
+    tree::copy_tree(&open_path(&from.join("a/b/key")), &one, Mounted::Follow).unwrap();
     assert_eq!(fs::read_to_string(one).unwrap(), "secret");
     let _socket = UnixListener::bind(from.join("a/socket")).unwrap();
     assert!(
-        tree::measure(&open, Mounted::Leave, u64::MAX)
+        tree::measure_tree(&open, Mounted::Leave, u64::MAX)
             .unwrap()
             .special
     );
@@ -516,7 +519,7 @@ fn a_large_directory_is_not_searched_and_an_unreadable_one_is_noted() {
         file.set_len(1 << 20).unwrap();
     }
     let most = 10 << 20;
-    let size = tree::measure(&open(&etc), Mounted::Follow, most).unwrap();
+    let size = tree::measure_tree(&open_path(&etc), Mounted::Follow, most).unwrap();
     assert!(
         size.bytes > most && size.bytes <= most + (1 << 20) + 4096,
         "{size:?}"
@@ -525,15 +528,15 @@ fn a_large_directory_is_not_searched_and_an_unreadable_one_is_noted() {
     fs::create_dir(temp.path().join("small")).unwrap();
     let deep = temp.path().join("deep").join("d/".repeat(120));
     fs::create_dir_all(&deep).unwrap();
-    let mut json = sample();
+    let mut json = read_sample();
     let read_only =
         |place| json!({"destination": place, "source": place, "type": "bind", "options": ["ro"]});
     json["mounts"] = ["/etc", "/gone", "/deep", "/small"]
         .map(read_only)
         .to_vec()
         .into();
-    let (mut pod, mut report) = (pod(&json, &[]), Report::default());
-    pod.measure_mounts(&open(temp.path()), &mut report);
+    let (mut pod, mut report) = (make_pod(&json, &[]), Report::default());
+    pod.measure_mounts(&open_path(temp.path()), &mut report);
     assert_eq!(report.errors, [""; 0]);
     for (note, part) in report.notes.iter().zip([
         "/etc has more than 64 MiB",
@@ -546,7 +549,7 @@ fn a_large_directory_is_not_searched_and_an_unreadable_one_is_noted() {
         );
     }
     assert_eq!(
-        (report.notes.len(), paths(&pod)),
+        (report.notes.len(), list_paths(&pod)),
         (3, vec![Path::new("/small")])
     );
 }
@@ -554,9 +557,9 @@ fn a_large_directory_is_not_searched_and_an_unreadable_one_is_noted() {
 #[test]
 fn files_that_the_container_writes_have_its_label() {
     let temp = tempfile::tempdir().unwrap();
-    let mut json = sample();
+    let mut json = read_sample();
     json["linux"]["mountLabel"] = "system_u:object_r:container_file_t:s0:c1,c2".into();
-    let labelled = pod(&json, &[]);
+    let labelled = make_pod(&json, &[]);
     let directory = fs::File::open(temp.path()).unwrap();
     let label = || {
         let mut value = [0; 64];
@@ -564,14 +567,16 @@ fn files_that_the_container_writes_have_its_label() {
             .map(|length| value[..length].to_vec())
     };
     let before = label();
-    container::let_write(&directory, pod(&sample(), &[]).label()).unwrap();
+    container::let_write(&directory, make_pod(&read_sample(), &[]).label()).unwrap();
     assert_eq!(
         label(),
         before,
         "where there is no SELinux, there is no label"
     );
     match container::let_write(&directory, labelled.label()) {
-        Err(error) if error.to_string().contains("not supported") => skipped(&error.to_string()),
+        Err(error) if error.to_string().contains("not supported") => {
+            print_skipped(&error.to_string());
+        }
         done => {
             done.unwrap();
             assert_eq!(
@@ -589,18 +594,21 @@ fn directories_that_the_runtime_made_for_the_container_are_copied() {
     fs::create_dir_all(temp.path().join("var/log")).unwrap();
     // Like CRI-O's default mounts, which are removed with the container.
     let own = format!("/run/containers/storage/overlay-containers/{ID}/userdata/run/secrets");
-    let mut json = sample();
-    json["mounts"] = json!([bind(&own, "/run/secrets"), bind("/var/log", "/var/log")]);
-    let mut pod = pod(&json, &[]);
-    pod.measure_mounts(&open(temp.path()), &mut Report::default());
-    assert_eq!(paths(&pod), [Path::new(&own)]);
+    let mut json = read_sample();
+    json["mounts"] = json!([
+        make_bind(&own, "/run/secrets"),
+        make_bind("/var/log", "/var/log")
+    ]);
+    let mut pod = make_pod(&json, &[]);
+    pod.measure_mounts(&open_path(temp.path()), &mut Report::default());
+    assert_eq!(list_paths(&pod), [Path::new(&own)]);
 }
 
 #[test]
 fn a_fifo_in_place_of_a_file_does_not_block() {
     let temp = tempfile::tempdir().unwrap();
     nix::unistd::mkfifo(&temp.path().join("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let (directory, fifo) = (open(temp.path()), open(&temp.path().join("fifo")));
+    let (directory, fifo) = (open_path(temp.path()), open_path(&temp.path().join("fifo")));
     let (to, opened) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let _ = to.send([
@@ -616,7 +624,7 @@ fn a_fifo_in_place_of_a_file_does_not_block() {
     }
 }
 
-fn open(path: &Path) -> std::os::fd::OwnedFd {
+fn open_path(path: &Path) -> std::os::fd::OwnedFd {
     let root = tree::root_of(std::process::id().try_into().unwrap()).unwrap();
     tree::open_within(&root, path).unwrap()
 }
@@ -650,7 +658,7 @@ fn mounts_in_a_containers_root_are_left_out() {
     };
     let seen = tree::root_of(pid).unwrap();
     let root = tree::open_within(&seen, &root).unwrap();
-    tree::copy(&root, &to, Mounted::Leave).unwrap();
+    tree::copy_tree(&root, &to, Mounted::Leave).unwrap();
     let names = |path: &Path| {
         let mut names: Vec<_> = fs::read_dir(path)
             .unwrap()
@@ -662,7 +670,7 @@ fn mounts_in_a_containers_root_are_left_out() {
     assert_eq!(names(&to), ["etc"]);
     assert_eq!(names(&to.join("etc")), ["os-release"]);
     let followed = temp.path().join("followed");
-    tree::copy(&root, &followed, Mounted::Follow).unwrap();
+    tree::copy_tree(&root, &followed, Mounted::Follow).unwrap();
     assert_eq!(names(&followed.join("proc")), ["x"]);
     assert_eq!(
         tree::file_type(&tree::open_within(&seen, Path::new("/etc/passwd")).unwrap()).unwrap(),

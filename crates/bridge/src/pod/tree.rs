@@ -1,7 +1,7 @@
 //! Directories of a container, measured and copied. Symbolic links are never followed: they name
 //! files of the container, and not of the node.
 
-use berth_os::file::{none_if_missing, open_regular, regular};
+use berth_os::file::{check_regular, none_if_missing, open_regular};
 use rustix::fs::{
     AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags,
     Uid, chmod, chownat, mkdir, openat, openat2, readlinkat, statx, symlink,
@@ -72,7 +72,7 @@ pub fn open_within(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
 /// Errors of statx(2).
 pub fn file_type(of: &OwnedFd) -> io::Result<FileType> {
     Ok(FileType::from_raw_mode(
-        attributes(of.as_fd(), c"")?.stx_mode.into(),
+        read_attributes(of.as_fd(), c"")?.stx_mode.into(),
     ))
 }
 
@@ -80,11 +80,11 @@ pub fn file_type(of: &OwnedFd) -> io::Result<FileType> {
 ///
 /// # Errors
 /// A file or directory cannot be read.
-pub fn measure(of: &OwnedFd, mounted: Mounted, most: u64) -> io::Result<Size> {
+pub fn measure_tree(of: &OwnedFd, mounted: Mounted, most: u64) -> io::Result<Size> {
     measure_in_pages(of, mounted, most, page_size() as u64)
 }
 
-/// Measures like [`measure`], with memory pages of the given size.
+/// Measures like [`measure_tree`], with memory pages of the given size.
 pub(super) fn measure_in_pages(
     of: &OwnedFd,
     mounted: Mounted,
@@ -95,7 +95,7 @@ pub(super) fn measure_in_pages(
     measure_one(
         of.as_fd(),
         c"",
-        &attributes(of.as_fd(), c"")?,
+        &read_attributes(of.as_fd(), c"")?,
         (mounted, most, page),
         0,
         &mut size,
@@ -117,7 +117,7 @@ fn measure_one(
         FileType::Symlink if meta.stx_size >= LONG_LINK => size.bytes += page,
         FileType::Directory => {
             let directory = open_directory(at, name)?;
-            for (name, meta) in entries(&directory, mounted, depth)? {
+            for (name, meta) in list_entries(&directory, mounted, depth)? {
                 if size.bytes > most {
                     break;
                 }
@@ -143,11 +143,11 @@ fn measure_one(
 ///
 /// # Errors
 /// A file or directory cannot be read, or the copy cannot be written.
-pub fn copy(from: &OwnedFd, to: &Path, mounted: Mounted) -> io::Result<()> {
+pub fn copy_tree(from: &OwnedFd, to: &Path, mounted: Mounted) -> io::Result<()> {
     copy_one(
         from.as_fd(),
         c"",
-        &attributes(from.as_fd(), c"")?,
+        &read_attributes(from.as_fd(), c"")?,
         to,
         mounted,
         0,
@@ -178,7 +178,7 @@ fn copy_one(
         FileType::Directory => {
             mkdir(to, Mode::RWXU)?;
             let directory = open_directory(at, name)?;
-            for (name, meta) in entries(&directory, mounted, depth)? {
+            for (name, meta) in list_entries(&directory, mounted, depth)? {
                 let to = to.join(OsStr::from_bytes(name.to_bytes()));
                 none_if_missing(copy_one(
                     directory.as_fd(),
@@ -214,7 +214,7 @@ fn set_owner(path: &Path, meta: &Statx) -> io::Result<()> {
 
 /// Entries of a directory by name. The kernel marks mount points (since Linux 5.8), so mountinfo
 /// need not be parsed.
-fn entries(
+fn list_entries(
     directory: &OwnedFd,
     mounted: Mounted,
     depth: usize,
@@ -231,7 +231,7 @@ fn entries(
             continue;
         }
         // Skip a file that was removed since.
-        let Some(meta) = none_if_missing(attributes(directory.as_fd(), &name))? else {
+        let Some(meta) = none_if_missing(read_attributes(directory.as_fd(), &name))? else {
             continue;
         };
         if mounted == Mounted::Follow || !meta.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
@@ -243,7 +243,7 @@ fn entries(
 }
 
 /// Attributes of an entry in a directory; of the open file itself if the name is empty.
-fn attributes(at: BorrowedFd<'_>, name: &CStr) -> io::Result<Statx> {
+fn read_attributes(at: BorrowedFd<'_>, name: &CStr) -> io::Result<Statx> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::EMPTY_PATH;
     Ok(statx(at, name, flags, StatxFlags::BASIC_STATS)?)
 }
@@ -264,5 +264,5 @@ pub(super) fn open_file(at: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
         return open_regular(Path::new(&format!("/proc/self/fd/{}", at.as_raw_fd())));
     }
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    regular(openat(at, name, flags, Mode::empty())?.into())
+    check_regular(openat(at, name, flags, Mode::empty())?.into())
 }

@@ -34,7 +34,7 @@ const SHA512: Algorithm = &Verified {
 };
 
 /// Returns ring's provider with P-521 added. Called once: the lists live as long as the process.
-pub(super) fn provider() -> CryptoProvider {
+pub(super) fn build_provider() -> CryptoProvider {
     let ring = usual::default_provider();
     let WebPkiSupportedAlgorithms { all, mapping } = ring.signature_verification_algorithms;
     // In TLS 1.2 a signature scheme does not determine the curve.

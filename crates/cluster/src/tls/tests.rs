@@ -45,7 +45,7 @@ fn go_and_berth_trust_alike() {
             .replace("\\r", "\r")
             .replace("\\n", "\n");
         let trusted = field("\ntrusted:\n", "\nshown:\n").replace('\n', &newline);
-        let shown = certificates(example.split_once("\nshown:\n").unwrap().1.as_bytes());
+        let shown = parse_certificates(example.split_once("\nshown:\n").unwrap().1.as_bytes());
         let verified = Trust::from_pem(trusted.as_bytes())
             .unwrap()
             .verify(&shown, &name, at);
@@ -91,18 +91,18 @@ fn server_and_client_may_have_keys_of_p_521() {
         let server = server.with_client_cert_verifier(clients.clone());
         let server = server
             .with_single_cert(
-                certificates(pem),
+                parse_certificates(pem),
                 PrivateKeyDer::from_pem_slice(pem).unwrap(),
             )
             .unwrap();
         let client = from_pem(Some(pem), Some((pem, key.as_bytes()))).unwrap();
-        let server = handshake(server, client).unwrap();
-        assert_eq!(server.peer_certificates().unwrap(), certificates(pem));
+        let server = shake_hands(server, client).unwrap();
+        assert_eq!(server.peer_certificates().unwrap(), parse_certificates(pem));
     }
 }
 
 /// Runs a handshake of a client with a server in this process. Returns the server's end.
-fn handshake(server: ServerConfig, client: ClientConfig) -> Result<ServerConnection, Error> {
+fn shake_hands(server: ServerConfig, client: ClientConfig) -> Result<ServerConnection, Error> {
     let mut server = ServerConnection::new(server.into())?;
     let mut client = ClientConnection::new(client.into(), "kubernetes".try_into().unwrap())?;
     while client.is_handshaking() || server.is_handshaking() {
@@ -149,8 +149,8 @@ fn without_a_ca_any_server_is_accepted() {
                 .with_no_client_auth()
                 .with_cert_resolver(shows.clone())
         };
-        handshake(server(), from_pem(None, None).unwrap()).unwrap();
-        handshake(
+        shake_hands(server(), from_pem(None, None).unwrap()).unwrap();
+        shake_hands(
             server(),
             from_pem(Some(shown.pem().as_bytes()), None).unwrap(),
         )
@@ -160,7 +160,7 @@ fn without_a_ca_any_server_is_accepted() {
 
 #[test]
 fn an_unusable_key_is_explained() {
-    let other = berth_testing::issue(&berth_testing::authority(), &["client"]).1;
+    let other = berth_testing::issue_certificate(&berth_testing::create_ca(), &["client"]).1;
     for (key, why) in [
         (other.as_str(), "is not the key of the certificate"),
         (

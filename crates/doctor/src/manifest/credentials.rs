@@ -17,7 +17,7 @@ const GRANT: &str =
 
 impl Examiner<'_> {
     pub(super) fn credentials(&mut self, shim: &Berth<'_>) {
-        let Some((cluster, node_name)) = options::cluster(&shim.parsed) else {
+        let Some((cluster, node_name)) = options::cluster_args(&shim.parsed) else {
             return;
         };
         let container = shim.container;

@@ -4,11 +4,11 @@ mod credentials;
 mod volumes;
 
 use super::checks::*;
-use super::layout::{Berth, HOST_IP, Layout, ParsedOptions, uid};
+use super::layout::{Berth, HOST_IP, Layout, ParsedOptions, uid_of};
 use super::options::{self, is_covered};
 use super::{Case, Check, Finding};
 use berth_manifest::inject::{self, Lapse, Wrapping, find_lapses};
-use berth_manifest::split;
+use berth_manifest::split_cause_and_fix;
 use berth_options::PodCommand;
 use berth_options::place::PlaceArgs;
 use berth_options::probe::ProbeArgs;
@@ -73,9 +73,9 @@ impl Examiner<'_> {
     /// Other nodes and pods dial the address that kube-apiserver advertises, by way of the Service
     /// `kubernetes`.
     fn loopback(&mut self, layout: &Layout<'_>) {
-        let berth = options::berth(&layout.apiserver.parsed).map(|berth| berth.ip());
+        let berth = options::berth_address(&layout.apiserver.parsed).map(|berth| berth.ip());
         let advertised = self.case.manifest.advertise_address().or(berth);
-        if let Some((cause, fix)) = inject::loopback(advertised.into_iter().chain(berth)) {
+        if let Some((cause, fix)) = inject::find_loopback(advertised.into_iter().chain(berth)) {
             let flag = self.case.manifest.flag("advertise-address");
             let line = flag.map_or(layout.apiserver.container.node().line, |flag| flag.line);
             self.found(LOOPBACK_ADDRESS, line, cause, fix);
@@ -143,7 +143,7 @@ impl Examiner<'_> {
 
     fn behind_berth(&mut self, layout: &Layout<'_>) {
         let serving = layout.serving();
-        let probe = serving.and_then(|berth| options::probe(&berth.parsed));
+        let probe = serving.and_then(|berth| options::probe_args(&berth.parsed));
         let wrapping = Wrapping::default();
         let wrapping = Wrapping {
             binary: layout.binary,
@@ -151,7 +151,7 @@ impl Examiner<'_> {
             // Options that cannot be seen are not judged.
             credentials: probe.is_none_or(is_authenticated),
             drain: serving
-                .and_then(|berth| options::drain(&berth.parsed))
+                .and_then(|berth| options::drain_timeout(&berth.parsed))
                 .unwrap_or(wrapping.drain),
         };
         // A shim for the whole node goes on serving when this apiserver stops, so no preStop hook
@@ -237,8 +237,8 @@ impl Examiner<'_> {
             );
             return;
         }
-        for mistake in options::mistakes(&berth.parsed) {
-            let (cause, fix) = split(&mistake);
+        for mistake in options::list_mistakes(&berth.parsed) {
+            let (cause, fix) = split_cause_and_fix(&mistake);
             self.found(
                 BERTH_OPTIONS,
                 line,
@@ -246,7 +246,7 @@ impl Examiner<'_> {
                 fix,
             );
         }
-        let Some(place) = options::place(&berth.parsed) else {
+        let Some(place) = options::place_args(&berth.parsed) else {
             return;
         };
         let unique = |id: &str| id.contains("metadata.uid") || id.contains("metadata.name");
@@ -283,8 +283,8 @@ impl Examiner<'_> {
 
     fn same_place(&mut self, apiserver: &Berth<'_>, shim: &Berth<'_>) {
         let (Some(own), Some(other)) = (
-            options::place(&apiserver.parsed),
-            options::place(&shim.parsed),
+            options::place_args(&apiserver.parsed),
+            options::place_args(&shim.parsed),
         ) else {
             return;
         };
@@ -326,7 +326,7 @@ impl Examiner<'_> {
         {
             return;
         }
-        let [own, other] = [apiserver, shim].map(|berth| options::pass(&berth.parsed));
+        let [own, other] = [apiserver, shim].map(|berth| options::pass_mode(&berth.parsed));
         if (own == PassMode::Relay) != (other == PassMode::Relay) {
             let cause = format!(
                 "{} has --pass {}, and the shim {} has --pass {}: every connection is relayed",
@@ -345,7 +345,7 @@ impl Examiner<'_> {
         let profile = apiserver.container.security("seccompProfile");
         let profile = profile.filter(|profile| profile.text_of("type") == Some("Localhost"));
         if let Some(profile) =
-            profile.filter(|_| options::pass(&apiserver.parsed) != PassMode::Relay)
+            profile.filter(|_| options::pass_mode(&apiserver.parsed) != PassMode::Relay)
         {
             let file = profile.text_of("localhostProfile").unwrap_or_default();
             self.found(
@@ -358,7 +358,7 @@ impl Examiner<'_> {
     }
 
     fn same_uid(&mut self, layout: &Layout<'_>, shim: &Berth<'_>) {
-        let (own, other) = (uid(layout.apiserver.container), uid(shim.container));
+        let (own, other) = (uid_of(layout.apiserver.container), uid_of(shim.container));
         if own != other {
             let security = shim.container.security("runAsUser");
             let line = security.map_or(shim.container.node().line, |user| user.line);
@@ -377,7 +377,7 @@ impl Examiner<'_> {
     /// The Service `kubernetes` leads pods to the advertised address.
     fn advertised(&mut self, serving: &Berth<'_>) {
         let manifest = self.case.manifest;
-        let listen = options::listen(&serving.parsed);
+        let listen = options::listen_addresses(&serving.parsed);
         let (Some(flag), Some(ip)) = (
             manifest.flag("advertise-address"),
             manifest.advertise_address(),

@@ -14,7 +14,7 @@ impl Examiner<'_> {
     pub(super) fn run_dir(&mut self, layout: &Layout<'_>) {
         let mut directories = Vec::new();
         for berth in std::iter::once(&layout.apiserver).chain(&layout.shim) {
-            let Some(place) = options::place(&berth.parsed) else {
+            let Some(place) = options::place_args(&berth.parsed) else {
                 continue;
             };
             let (run_dir, name, line) = (

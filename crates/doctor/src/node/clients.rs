@@ -9,9 +9,9 @@ use super::super::Finding;
 use super::super::checks::{CLIENT_ADDRESS, NOT_CHECKED};
 use super::super::options::is_covered;
 use berth_cluster::kubeconfig::Place;
-use berth_cluster::yaml::parse;
-use berth_os::file::{read_small, text};
-use berth_os::proc_net::{ESTABLISHED, Entry, processes_of, sockets};
+use berth_cluster::yaml::parse_documents;
+use berth_os::file::{decode_text, read_small};
+use berth_os::proc_net::{ESTABLISHED, Entry, processes_of, read_sockets};
 use berth_shim::config::Listen;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -46,8 +46,8 @@ impl Clients {
     pub fn gather(root: &Path, ports: &[u16]) -> Self {
         let mut clients = Self::default();
         let mut named: BTreeMap<(String, u16), Vec<String>> = BTreeMap::new();
-        for (path, text) in kubeconfigs(root) {
-            for place in servers(&text).filter(|(_, port)| ports.contains(port)) {
+        for (path, text) in read_kubeconfigs(root) {
+            for place in parse_servers(&text).filter(|(_, port)| ports.contains(port)) {
                 named
                     .entry(place)
                     .or_default()
@@ -64,7 +64,7 @@ impl Clients {
         }
         let connections: Vec<_> = ports
             .iter()
-            .filter_map(|port| connections(*port).ok())
+            .filter_map(|port| list_connections(*port).ok())
             .flatten()
             .collect();
         let processes = processes_of(
@@ -168,7 +168,7 @@ impl Uncovered {
 }
 
 /// The kubeconfigs of the node, sorted by name.
-pub(super) fn kubeconfigs(root: &Path) -> Vec<(String, String)> {
+pub(super) fn read_kubeconfigs(root: &Path) -> Vec<(String, String)> {
     let entries = fs::read_dir(root.join(FOLDER))
         .into_iter()
         .flatten()
@@ -179,7 +179,7 @@ pub(super) fn kubeconfigs(root: &Path) -> Vec<(String, String)> {
             .into_string()
             .ok()
             .filter(|name| name.ends_with(".conf"))?;
-        Some((name, read_small(&entry.path()).and_then(text).ok()?))
+        Some((name, read_small(&entry.path()).and_then(decode_text).ok()?))
     };
     let mut found: Vec<_> = entries.filter_map(read).collect();
     found.sort();
@@ -187,8 +187,8 @@ pub(super) fn kubeconfigs(root: &Path) -> Vec<(String, String)> {
 }
 
 /// Host and port of each server of a kubeconfig, where a name may resolve to several addresses.
-fn servers(text: &str) -> impl Iterator<Item = (String, u16)> {
-    let documents = parse(text).unwrap_or_default();
+fn parse_servers(text: &str) -> impl Iterator<Item = (String, u16)> {
+    let documents = parse_documents(text).unwrap_or_default();
     let clusters = documents.iter().flat_map(|root| root.list("clusters"));
     let urls = clusters.filter_map(|cluster| cluster.at(&["cluster", "server"])?.text());
     let places: Vec<_> = urls
@@ -210,13 +210,13 @@ struct Connection {
 }
 
 /// The established connections to this port in this thread's network namespace.
-fn connections(port: u16) -> io::Result<Vec<Connection>> {
-    Ok(pair(port, &sockets()?))
+fn list_connections(port: u16) -> io::Result<Vec<Connection>> {
+    Ok(pair_sockets(port, &read_sockets()?))
 }
 
 /// The established connections to a port, each with its client's socket, which may be in another
 /// state if the client has half closed.
-fn pair(port: u16, entries: &[Entry]) -> Vec<Connection> {
+fn pair_sockets(port: u16, entries: &[Entry]) -> Vec<Connection> {
     let plain = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
     let ends = |entry: &Entry| (plain(entry.local), plain(entry.remote));
     let clients: HashMap<_, _> = entries
@@ -247,10 +247,10 @@ mod tests {
         clients
     }
 
-    fn uncovered(dialled: &str, listen: &[&str]) -> Vec<(String, bool)> {
+    fn list_uncovered(dialled: &str, listen: &[&str]) -> Vec<(String, bool)> {
         let listen: Vec<Listen> = listen
             .iter()
-            .map(|text| berth_options::check::listen(text).unwrap())
+            .map(|text| berth_options::check::parse_listen(text).unwrap())
             .collect();
         let own = ["10.0.0.5".parse().unwrap(), "fd00::5".parse().unwrap()];
         let found = clients(&[(dialled, "a")]).uncovered(&listen, &own);
@@ -270,27 +270,27 @@ mod tests {
             ("[::1]:6443", "[::]:6443"),
             ("10.0.0.5:6443", "192.0.2.1:6443"),
         ] {
-            assert_eq!(uncovered(dialled, &[listen]), [], "{dialled} {listen}");
+            assert_eq!(list_uncovered(dialled, &[listen]), [], "{dialled} {listen}");
         }
         let here = |address: &str| vec![(address.to_owned(), true)];
         assert_eq!(
-            uncovered("127.0.0.1:6443", &["10.0.0.5:6443"]),
+            list_uncovered("127.0.0.1:6443", &["10.0.0.5:6443"]),
             here("127.0.0.1:6443")
         );
         assert_eq!(
-            uncovered("127.0.0.1:6443", &["192.0.2.1:6443"]),
+            list_uncovered("127.0.0.1:6443", &["192.0.2.1:6443"]),
             here("127.0.0.1:6443")
         );
         assert_eq!(
-            uncovered("[fd00::5]:6443", &["10.0.0.5:6443", "0.0.0.0:6443"]),
+            list_uncovered("[fd00::5]:6443", &["10.0.0.5:6443", "0.0.0.0:6443"]),
             here("[fd00::5]:6443")
         );
         assert_eq!(
-            uncovered("10.0.0.5:6443", &["10.0.0.5:7443"]),
+            list_uncovered("10.0.0.5:6443", &["10.0.0.5:7443"]),
             here("10.0.0.5:6443")
         );
         assert_eq!(
-            uncovered("10.0.0.9:6443", &["10.0.0.5:6443"]),
+            list_uncovered("10.0.0.9:6443", &["10.0.0.5:6443"]),
             [("10.0.0.9:6443".to_owned(), false)]
         );
     }
@@ -338,7 +338,7 @@ mod tests {
             "{found:?} {client:?}"
         );
         let _another = TcpStream::connect(bound).unwrap();
-        let inodes: HashSet<_> = connections(port)
+        let inodes: HashSet<_> = list_connections(port)
             .unwrap()
             .iter()
             .filter_map(|one| one.client)
@@ -380,7 +380,7 @@ mod tests {
             client,
         };
         assert_eq!(
-            pair(6443, &entries),
+            pair_sockets(6443, &entries),
             [
                 connection("10.0.0.5:40000", Some(2)),
                 connection("10.0.0.9:40000", None)

@@ -28,17 +28,17 @@ impl Credentials {
     /// if the credentials do not come from the node, or may not be read.
     pub(super) fn gather(root: &Path, layout: &Layout<'_>) -> Option<Self> {
         let serving = layout.serving()?;
-        let (cluster, _) = options::cluster(&serving.parsed)
+        let (cluster, _) = options::cluster_args(&serving.parsed)
             .filter(|(cluster, _)| *cluster != options::IN_CLUSTER)?;
         let path = PathBuf::from(serving.container.on_node(cluster)?);
         let at = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
         let directory = path.parent()?;
-        let text = match read_small(&at(&path)).and_then(file::text) {
+        let text = match read_small(&at(&path)).and_then(file::decode_text) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return None,
             text => text,
         };
         // Paths in the kubeconfig are paths in the container.
-        let resolve = |file: &Path| within(serving.container, directory, file);
+        let resolve = |file: &Path| resolve_path(serving.container, directory, file);
         let mut files = vec![directory.to_owned(), path.clone()];
         let has_certificate = text.map_err(|error| error.to_string()).and_then(|text| {
             let read = |file: &Path| {
@@ -105,7 +105,7 @@ impl Credentials {
 }
 
 /// Maps a path in the kubeconfig to a path on the node.
-fn within(container: Container<'_>, directory: &Path, file: &Path) -> Option<PathBuf> {
+fn resolve_path(container: Container<'_>, directory: &Path, file: &Path) -> Option<PathBuf> {
     if file.is_absolute() {
         container.on_node(file.to_str()?).map(PathBuf::from)
     } else {

@@ -1,7 +1,7 @@
 //! Samples the node: files below a root (replaced in tests), and the sockets and addresses of this
 //! network namespace.
 
-use super::super::layout::{Layout, uid};
+use super::super::layout::{Layout, uid_of};
 use super::super::options;
 use super::{Clients, Credentials, Uncovered, find_untrusted_certificate, run_dir_on_node};
 use berth_cluster::yaml::YamlNode;
@@ -10,9 +10,9 @@ use berth_manifest::report::Finding;
 use berth_node::ipc;
 use berth_node::registry::lease::{self, Lease};
 use berth_node::registry::{self, BerthDir, RunDir};
-use berth_os::file::{none_if_missing, read_small, text};
+use berth_os::file::{decode_text, none_if_missing, read_small};
 use berth_os::proc_net::{self, Entry, process_of};
-use berth_os::sock_diag::listeners;
+use berth_os::sock_diag::list_listeners;
 use berth_os::{clock, netdevice};
 use berth_shim::config::{Listen, PassMode};
 use berth_supervisor::self_test;
@@ -48,7 +48,7 @@ pub struct Facts {
     /// Why kube-apiserver cannot use the run directory.
     pub run_dir: Option<registry::Error>,
     pub shims: Vec<LiveShim>,
-    /// Pairs of shims without a connection to each other; see [`unconnected`].
+    /// Pairs of shims without a connection to each other; see [`find_unconnected`].
     pub unconnected: Vec<String>,
     pub addresses: Option<Vec<IpAddr>>,
     /// Listeners on the ports of the shim.
@@ -70,7 +70,7 @@ pub struct Facts {
     pub available: Option<u64>,
     /// Kernel settings, by name.
     pub settings: BTreeMap<&'static str, String>,
-    /// The obstacle to `--pass`; see [`obstacle`].
+    /// The obstacle to `--pass`; see [`find_obstacle`].
     pub obstacle: Option<String>,
     /// Description of an interrupted upgrade.
     pub interrupted: Option<String>,
@@ -119,7 +119,7 @@ impl Facts {
             let path = root.join("proc/sys").join(name.replace('.', "/"));
             Some((name, fs::read_to_string(path).ok()?))
         });
-        let apiservers = apiservers(&root.join("proc"));
+        let apiservers = find_apiservers(&root.join("proc"));
         let started = apiservers
             .iter()
             .filter_map(|process| process.started)
@@ -134,8 +134,8 @@ impl Facts {
             newer_keys,
             missing: missing_files(root, manifest),
             unprivileged: !geteuid().is_root(),
-            authentication: file.and_then(|file| read_small(&at(&file)).and_then(text).ok()),
-            addresses: netdevice::addresses().ok(),
+            authentication: file.and_then(|file| read_small(&at(&file)).and_then(decode_text).ok()),
+            addresses: netdevice::local_addresses().ok(),
             apiservers,
             available: Meminfo::from_file(root.join("proc/meminfo"))
                 .ok()
@@ -158,9 +158,9 @@ impl Facts {
     fn sample_layout(&mut self, layout: &Layout<'_>, manifest: &Manifest, root: &Path) {
         if let Some(path) = run_dir_on_node(layout) {
             let path = root.join(path.strip_prefix("/").unwrap_or(&path));
-            match RunDir::is_usable_by(&path, Uid::from_raw(uid(layout.apiserver.container))) {
+            match RunDir::is_usable_by(&path, Uid::from_raw(uid_of(layout.apiserver.container))) {
                 Ok(_) => {
-                    self.shims = leases(&path)
+                    self.shims = read_leases(&path)
                         .into_iter()
                         .map(|(_, lease)| LiveShim::from(lease))
                         .collect();
@@ -175,7 +175,7 @@ impl Facts {
         self.clients = Clients::gather(root, &dialled_ports(&listen, manifest));
         for entry in ports
             .into_iter()
-            .filter_map(|port| listeners(port).ok())
+            .filter_map(|port| list_listeners(port).ok())
             .flatten()
         {
             self.listeners.push(HeldPort {
@@ -211,9 +211,9 @@ fn missing_files(root: &Path, manifest: &Manifest) -> Vec<(String, String)> {
 /// manifest without `--pass`.
 ///
 /// The calling process must have one thread and no child.
-pub fn obstacle(manifest: &Manifest) -> Option<String> {
+pub fn find_obstacle(manifest: &Manifest) -> Option<String> {
     let layout = Layout::of(manifest)?;
-    let passes = options::pass(&layout.apiserver.parsed) != PassMode::Relay;
+    let passes = options::pass_mode(&layout.apiserver.parsed) != PassMode::Relay;
     passes
         .then(self_test)?
         .err()
@@ -222,18 +222,18 @@ pub fn obstacle(manifest: &Manifest) -> Option<String> {
 
 /// Asks each live shim of a node's run directory for the siblings that it has no connection to. The
 /// node's files are below `root`.
-pub async fn unconnected(root: &Path, manifest: &Manifest) -> Vec<String> {
+pub async fn find_unconnected(root: &Path, manifest: &Manifest) -> Vec<String> {
     let path = Layout::of(manifest).and_then(|layout| run_dir_on_node(&layout));
     let Some(path) = path.map(|path| root.join(path.strip_prefix("/").unwrap_or(&path))) else {
         return Vec::new();
     };
     let mut found = Vec::new();
-    for (berth, lease) in leases(&path) {
+    for (berth, lease) in read_leases(&path) {
         let Ok(socket) = berth.socket_path(&lease.instance) else {
             continue;
         };
         // The siblings of a shim that does not answer report the shim.
-        let Ok(status) = ipc::status(&socket, ipc::PATIENCE).await else {
+        let Ok(status) = ipc::request_status(&socket, ipc::PATIENCE).await else {
             continue;
         };
         let pair = |other| {
@@ -248,8 +248,8 @@ pub async fn unconnected(root: &Path, manifest: &Manifest) -> Vec<String> {
 }
 
 /// The live leases of a run directory.
-fn leases(path: &Path) -> Vec<(BerthDir, Lease)> {
-    let (Ok(boot), Ok(now)) = (clock::boot_id(), clock::boottime()) else {
+fn read_leases(path: &Path) -> Vec<(BerthDir, Lease)> {
+    let (Ok(boot), Ok(now)) = (clock::boot_id(), clock::read_boottime()) else {
         return Vec::new();
     };
     let berths = RunDir::find(path)
@@ -274,7 +274,7 @@ fn leases(path: &Path) -> Vec<(BerthDir, Lease)> {
 pub(in super::super) fn listen(layout: &Layout<'_>) -> Vec<Listen> {
     layout
         .serving()
-        .map(|serving| options::listen(&serving.parsed))
+        .map(|serving| options::listen_addresses(&serving.parsed))
         .unwrap_or_default()
 }
 
@@ -291,7 +291,7 @@ pub(super) fn dialled_ports(listen: &[Listen], manifest: &Manifest) -> Vec<u16> 
 }
 
 /// The visible processes named kube-apiserver.
-fn apiservers(proc: &Path) -> Vec<RunningProcess> {
+fn find_apiservers(proc: &Path) -> Vec<RunningProcess> {
     let system = current_system_info();
     let ticks = u32::try_from(system.ticks_per_second()).unwrap_or(u32::MAX);
     let stats = KernelStats::from_file(proc.join("stat"), system).ok();

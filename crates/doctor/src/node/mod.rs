@@ -6,12 +6,12 @@ mod facts;
 mod serving;
 
 use super::checks::*;
-use super::layout::{Layout, uid};
+use super::layout::{Layout, uid_of};
 use super::manifest::run_dir_of;
 use super::options::{self, is_host_ip};
 use super::{Case, Finding};
 use berth_manifest::report::Severity;
-use berth_manifest::{Manifest, split};
+use berth_manifest::{Manifest, split_cause_and_fix};
 use berth_node::registry;
 use berth_os::netdevice;
 use berth_os::proc_net::{self, Entry};
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 pub use clients::{Clients, Uncovered};
 pub use credentials::Credentials;
 pub(super) use facts::{ENCRYPTS, SIGNS, listen};
-pub use facts::{Facts, HeldPort, LiveShim, RunningProcess, obstacle, unconnected};
+pub use facts::{Facts, HeldPort, LiveShim, RunningProcess, find_obstacle, find_unconnected};
 pub(super) use serving::find_untrusted_certificate;
 
 pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
@@ -50,16 +50,16 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
     }
     if let Some(layout) = Layout::of(case.manifest) {
         examiner.run_dir(&layout);
-        examiner.obstacle(options::pass(&layout.apiserver.parsed));
+        examiner.obstacle(options::pass_mode(&layout.apiserver.parsed));
         if let Some(serving) = layout.serving() {
             let listen = listen(&layout);
             examiner.addresses(&listen);
             examiner
                 .findings
                 .extend(facts.uncovered(&listen).iter().map(Uncovered::finding));
-            examiner.holders(&listen, uid(serving.container));
+            examiner.holders(&listen, uid_of(serving.container));
             let credentials = facts.credentials.iter();
-            let uid = uid(serving.container);
+            let uid = uid_of(serving.container);
             examiner
                 .findings
                 .extend(credentials.flat_map(|credentials| credentials.examine(uid)));
@@ -83,7 +83,7 @@ pub fn foresee(root: &Path, manifest: &Manifest) -> Vec<Finding> {
     let listen = Layout::of(manifest)
         .map(|layout| listen(&layout))
         .unwrap_or_default();
-    let own = netdevice::addresses().unwrap_or_default();
+    let own = netdevice::local_addresses().unwrap_or_default();
     let clients = match listen
         .iter()
         .map(|listen| listen.addr.ip())
@@ -114,10 +114,10 @@ impl Examiner<'_> {
     /// directory.
     fn run_dir(&mut self, layout: &Layout<'_>) {
         let apiserver = layout.apiserver.container;
-        let path = options::place(&layout.apiserver.parsed)
+        let path = options::place_args(&layout.apiserver.parsed)
             .and_then(|place| apiserver.on_node(run_dir_of(place)));
         let Some(path) = path else { return };
-        let uid = uid(apiserver);
+        let uid = uid_of(apiserver);
         if let Some(error) = &self.facts.run_dir {
             let message = error.to_string();
             let (cause, fix) = match error {
@@ -132,7 +132,7 @@ impl Examiner<'_> {
                     format!("chmod 0700 {path}"),
                 ),
                 _ => {
-                    let (cause, fix) = split(&message);
+                    let (cause, fix) = split_cause_and_fix(&message);
                     (cause.to_owned(), fix.to_owned())
                 }
             };
@@ -146,9 +146,9 @@ impl Examiner<'_> {
                 "see the logs of both shims; they need one uid, one run directory, and one SELinux label for its sockets",
             ));
         }
-        let own = minor(berth_node::VERSION);
+        let own = parse_minor(berth_node::VERSION);
         for shim in &self.facts.shims {
-            let (Some(own), Some(other)) = (own, minor(&shim.version)) else {
+            let (Some(own), Some(other)) = (own, parse_minor(&shim.version)) else {
                 continue;
             };
             if own.0 != other.0 || own.1.abs_diff(other.1) > 1 {
@@ -188,7 +188,7 @@ impl Examiner<'_> {
             (None, Some(obstacle)) => ("this node", obstacle.clone()),
             (None, None) => return,
         };
-        let (cause, fix) = split(&message);
+        let (cause, fix) = split_cause_and_fix(&message);
         let mut finding = PASS_OBSTACLE.at(
             place,
             format!("{cause}, so with --pass {} {then}", pass.as_str()),
@@ -236,7 +236,7 @@ impl Examiner<'_> {
                 let clashes = if host_ip {
                     local.port() == wanted.port() && !local.ip().is_loopback()
                 } else {
-                    proc_net::clashes(wanted, local)
+                    proc_net::addresses_clash(wanted, local)
                 };
                 let name = process.as_ref().map(|process| process.name.as_str());
                 // A sibling is no obstacle. A process that cannot be seen may be a sibling.
@@ -253,7 +253,8 @@ impl Examiner<'_> {
                     continue;
                 }
                 let wanted = if host_ip { local } else { wanted };
-                let message = proc_net::describe(wanted, uid, &[*entry], |_| process.clone());
+                let message =
+                    proc_net::explain_from_entries(wanted, uid, &[*entry], |_| process.clone());
                 let message = message.replace("this process is", "kube-apiserver is");
                 let (cause, fix) = if other != uid && !local.ip().is_unspecified() {
                     (
@@ -261,7 +262,7 @@ impl Examiner<'_> {
                         "run both with one uid, or stop the other process",
                     )
                 } else {
-                    split(&message)
+                    split_cause_and_fix(&message)
                 };
                 self.findings
                     .push(PORT_HELD.at(wanted.to_string(), cause, fix));
@@ -313,14 +314,14 @@ impl Examiner<'_> {
 }
 
 /// Major and minor number of a version.
-fn minor(version: &str) -> Option<(u32, u32)> {
+fn parse_minor(version: &str) -> Option<(u32, u32)> {
     let mut parts = version.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
 /// The run directory's path on the node.
 fn run_dir_on_node(layout: &Layout<'_>) -> Option<PathBuf> {
-    let place = options::place(&layout.apiserver.parsed)?;
+    let place = options::place_args(&layout.apiserver.parsed)?;
     layout
         .apiserver
         .container

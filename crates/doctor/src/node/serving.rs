@@ -4,7 +4,7 @@
 use super::super::checks::SERVING_CERTIFICATE;
 use super::super::layout::Layout;
 use super::super::{Finding, options};
-use berth_cluster::tls::{self, Trust, certificates};
+use berth_cluster::tls::{self, Trust, parse_certificates};
 use berth_manifest::{Container, Manifest};
 use berth_options::check::{Checks, READY, check_probe};
 use berth_os::file::read_small;
@@ -22,14 +22,15 @@ use std::path::Path;
 pub(crate) fn find_untrusted_certificate(root: &Path, manifest: &Manifest) -> Option<Finding> {
     let layout = Layout::of(manifest)?;
     let serving = layout.serving()?;
-    let args = options::probe(&serving.parsed).filter(|args| args.probe == ProbeKind::Https)?;
+    let args =
+        options::probe_args(&serving.parsed).filter(|args| args.probe == ProbeKind::Https)?;
     let probe = check_probe(args, READY, true, &mut Checks::default())?;
     let (name, now) = (probe.server_name.clone(), UnixTime::now());
     let at = |container: Container<'_>, file: &str| {
         Some(root.join(container.on_node(file)?.trim_start_matches('/')))
     };
     let shown = |file: &str| {
-        Some(certificates(
+        Some(parse_certificates(
             &read_small(&at(manifest.container(), file)?).ok()?,
         ))
     };

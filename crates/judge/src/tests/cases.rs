@@ -1,6 +1,6 @@
 //! Samples with a verdict that can be calculated by hand.
 
-use super::codes;
+use super::bad_codes;
 use crate::signals::{Connections, Sample, Signal, Subject};
 use crate::{Judge, Judgement, Outcome, Row};
 use std::time::Duration;
@@ -233,7 +233,7 @@ fn samples_until_silent(samples: &str) -> Option<(usize, Vec<Signal>)> {
         pair.look();
         pair.judge.is_bad()
     });
-    Some((found? + 1, codes(&pair.judge)))
+    Some((found? + 1, bad_codes(&pair.judge)))
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn requests_follow_connections() {
         pair.count(Signal::EmptyConnections, "", [0.0; 2], [0.0, 1.0]);
         change(&mut pair);
         pair.intervals_until_bad(Pair::look)
-            .map(|intervals| (10 + intervals, codes(&pair.judge)))
+            .map(|intervals| (10 + intervals, bad_codes(&pair.judge)))
     };
     assert_eq!(
         after(20.0, 4.0, |_| ()),

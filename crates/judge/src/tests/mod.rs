@@ -34,18 +34,18 @@ impl Upgrade {
     }
 
     fn codes(&self) -> Vec<Signal> {
-        bad(&self.verdict).map(|row| row.code).collect()
+        bad_rows(&self.verdict).map(|row| row.code).collect()
     }
 }
 
-fn bad(verdict: &Verdict) -> impl Iterator<Item = &Row> {
+fn bad_rows(verdict: &Verdict) -> impl Iterator<Item = &Row> {
     verdict
         .rows
         .iter()
         .filter(|row| row.judgement == Judgement::Bad)
 }
 
-fn upgrade(mut cluster: Cluster, accepted: &[Signal]) -> Upgrade {
+fn run_upgrade(mut cluster: Cluster, accepted: &[Signal]) -> Upgrade {
     let mut judge = Judge::new(accepted.iter().copied());
     let (mut at, mut seconds, mut met, mut minute) = (0.0, 0.0, 0.0, 0.0);
     'all: for share in [0.0].into_iter().chain(STEPS) {
@@ -86,13 +86,13 @@ fn upgrade(mut cluster: Cluster, accepted: &[Signal]) -> Upgrade {
 fn good_upgrades_are_not_sent_back() {
     let upgrades =
         env::var("BERTH_JUDGE_UPGRADES").map_or(30, |count| count.parse().expect("a number"));
-    let all = (0..upgrades).map(|seed| (seed, upgrade(Cluster::noisy(seed), &[])));
+    let all = (0..upgrades).map(|seed| (seed, run_upgrade(Cluster::noisy(seed), &[])));
     let mut outcomes = BTreeMap::<String, u64>::new();
     for (seed, upgrade) in all {
         *outcomes
             .entry(format!("{:?}", upgrade.verdict.outcome))
             .or_default() += 1;
-        for row in bad(&upgrade.verdict) {
+        for row in bad_rows(&upgrade.verdict) {
             println!("seed {seed}, {} s: {row:?}", upgrade.seconds);
         }
     }
@@ -123,7 +123,7 @@ fn faults_are_found() {
     for (fault, code, early) in all {
         for rate in [50.0, 200.0, 1000.0] {
             let mut upgrades: Vec<_> = (0..seeds)
-                .map(|seed| upgrade(Cluster::calm(seed, rate, fault), &[]))
+                .map(|seed| run_upgrade(Cluster::calm(seed, rate, fault), &[]))
                 .collect();
             upgrades.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
             let middle = &upgrades[upgrades.len() / 2];
@@ -166,7 +166,7 @@ fn no_fault_is_called_good() {
     for (fault, code) in all {
         for rate in [50.0, 200.0, 1000.0] {
             for seed in 0..seeds {
-                let upgrade = upgrade(Cluster::calm(seed, rate, fault), &[]);
+                let upgrade = run_upgrade(Cluster::calm(seed, rate, fault), &[]);
                 println!(
                     "{fault:?} {rate}: {} s, {:?}, {:?}",
                     upgrade.seconds,
@@ -189,7 +189,7 @@ fn no_fault_is_called_good() {
 
 #[test]
 fn an_accepted_finding_does_not_count() {
-    let upgrade = upgrade(
+    let upgrade = run_upgrade(
         Cluster::calm(1, 200.0, Fault::SlowLists),
         &[Signal::Latency],
     );
@@ -214,11 +214,11 @@ fn an_accepted_finding_does_not_count() {
 
 #[test]
 fn too_few_requests_are_undecided_with_a_reason() {
-    let upgrade = upgrade(Cluster::calm(1, 1.0, Fault::None), &[]);
+    let upgrade = run_upgrade(Cluster::calm(1, 1.0, Fault::None), &[]);
     assert_eq!(upgrade.verdict.outcome, Outcome::Undecided);
     assert!(
         upgrade.verdict.lacking[0]
-            .ends_with("requests to the new one that can be compared, 100 needed")
+            .ends_with("requests to the new instance that can be compared, 100 needed")
     );
     assert_eq!(upgrade.verdict.against, None);
     let verdict = Judge::new([]).verdict();
@@ -235,18 +235,18 @@ fn few_clients_that_are_refused_speak_against_a_version() {
         (
             Fault::RefusesAll,
             0.1,
-            "requests to the new one were answered 401",
+            "requests to the new instance were answered 401",
         ),
         (
             Fault::Forbids,
             0.04,
-            "requests to the new one were answered 403",
+            "requests to the new instance were answered 403",
         ),
         (Fault::Swallows, 0.5, "connections and let in no request"),
     ] {
         let Verdict {
             outcome, against, ..
-        } = upgrade(Cluster::calm(1, rate, fault), &[]).verdict;
+        } = run_upgrade(Cluster::calm(1, rate, fault), &[]).verdict;
         assert_eq!(outcome, Outcome::Undecided, "{fault:?}");
         let against = against.unwrap_or_default();
         assert!(against.ends_with(words), "{fault:?}: {against:?}");
@@ -255,7 +255,7 @@ fn few_clients_that_are_refused_speak_against_a_version() {
 
 /// Judges pages: `both` is common to the old and the new instance, and the others grow by the same
 /// increments in each interval.
-fn judge(both: &str, old: &str, new: &str) -> Judge {
+fn make_judge(both: &str, old: &str, new: &str) -> Judge {
     let mut judge = Judge::new([]);
     let page = |more: &str, times: f64| {
         let lines = both
@@ -286,8 +286,8 @@ fn judge(both: &str, old: &str, new: &str) -> Judge {
     judge
 }
 
-fn codes(judge: &Judge) -> Vec<Signal> {
-    let mut codes: Vec<_> = bad(&judge.verdict()).map(|row| row.code).collect();
+fn bad_codes(judge: &Judge) -> Vec<Signal> {
+    let mut codes: Vec<_> = bad_rows(&judge.verdict()).map(|row| row.code).collect();
     codes.dedup();
     codes
 }
@@ -300,13 +300,16 @@ fn a_webhooks_own_refusals_are_no_fault() {
             "{calls}apiserver_admission_webhook_rejection_count{{name=\"a\",error_type=\"{error}\"}} 9"
         )
     };
-    assert_eq!(codes(&judge("", calls, &rejected("no_error"))), []);
+    assert_eq!(bad_codes(&make_judge("", calls, &rejected("no_error"))), []);
     assert_eq!(
-        codes(&judge("", calls, &rejected("calling_webhook_error"))),
+        bad_codes(&make_judge("", calls, &rejected("calling_webhook_error"))),
         [Signal::WebhookErrors]
     );
     let ignored = format!("{calls}apiserver_admission_webhook_fail_open_count{{name=\"a\"}} 9");
-    assert_eq!(codes(&judge("", calls, &ignored)), [Signal::WebhookErrors]);
+    assert_eq!(
+        bad_codes(&make_judge("", calls, &ignored)),
+        [Signal::WebhookErrors]
+    );
 }
 
 #[test]
@@ -332,7 +335,7 @@ fn rejections_count_where_seats_are_free() {
         (15, 11, false),
         (14, 11, true),
     ] {
-        let codes = codes(&judge("", &served(20), &rejects(seats, taken)));
+        let codes = bad_codes(&make_judge("", &served(20), &rejects(seats, taken)));
         assert_eq!(
             codes == [Signal::Rejections],
             found,
@@ -366,10 +369,13 @@ fn storage_errors_and_aborts_are_found() {
         ),
     ] {
         let old = format!("{all} 20\n");
-        assert_eq!(codes(&judge("", &old, &format!("{old}{errors} 5"))), [code]);
+        assert_eq!(
+            bad_codes(&make_judge("", &old, &format!("{old}{errors} 5"))),
+            [code]
+        );
         // Both instances have the errors.
         let both = format!("{old}{errors} 5");
-        assert_eq!(codes(&judge("", &both, &both)), []);
+        assert_eq!(bad_codes(&make_judge("", &both, &both)), []);
     }
 }
 
@@ -377,10 +383,13 @@ fn storage_errors_and_aborts_are_found() {
 fn an_apiservice_unavailable_to_the_new_instance_alone_is_found() {
     let [up, down] =
         [0, 1].map(|value| format!("!aggregator_unavailable_apiservice{{name=\"v1.a\"}} {value}"));
-    assert_eq!(codes(&judge("", &up, &down)), [Signal::Aggregation]);
-    assert!(bad(&judge("", &up, &down).verdict()).any(|row| row.subject == "v1.a"));
-    assert_eq!(codes(&judge("", &down, &down)), []);
-    assert_eq!(codes(&judge("", &down, &up)), []);
+    assert_eq!(
+        bad_codes(&make_judge("", &up, &down)),
+        [Signal::Aggregation]
+    );
+    assert!(bad_rows(&make_judge("", &up, &down).verdict()).any(|row| row.subject == "v1.a"));
+    assert_eq!(bad_codes(&make_judge("", &down, &down)), []);
+    assert_eq!(bad_codes(&make_judge("", &down, &up)), []);
 }
 
 #[test]
@@ -391,7 +400,7 @@ fn a_restart_is_a_finding() {
     judge.observe(Duration::from_secs(2), started(2), started(5));
     assert!(!judge.is_bad());
     judge.observe(Duration::from_secs(3), started(2), started(6));
-    assert_eq!(codes(&judge), [Signal::Restart]);
+    assert_eq!(bad_codes(&judge), [Signal::Restart]);
 }
 
 #[test]
@@ -411,7 +420,7 @@ fn a_missing_api_counts_if_it_is_used() {
     judge.observe(Duration::from_secs(9), asked(8), new());
     let verdict = judge.verdict();
     assert_eq!(
-        bad(&verdict)
+        bad_rows(&verdict)
             .map(|row| (row.code, &*row.subject))
             .collect::<Vec<_>>(),
         [(Signal::MissingApi, "a/v1beta1")]
@@ -421,7 +430,7 @@ fn a_missing_api_counts_if_it_is_used() {
     let old = Sample::new(Some(watched)).with_apis(["a/v1beta1".to_owned()].into());
     let mut judge = Judge::new([]);
     judge.observe(Duration::ZERO, old, new());
-    assert_eq!(codes(&judge), [Signal::MissingApi]);
+    assert_eq!(bad_codes(&judge), [Signal::MissingApi]);
 }
 
 /// An instance with this number of successful and of failed requests.
@@ -477,7 +486,7 @@ fn a_common_outage_is_left_out() {
     let verdict = judge.verdict();
     assert_eq!(verdict.outcome, Outcome::Undecided, "{verdict:?}");
     assert!(
-        verdict.lacking[0].ends_with("; 39 left out, as the old one suffered too"),
+        verdict.lacking[0].ends_with("; 39 left out, as the old instance suffered, too"),
         "{verdict:?}"
     );
 }
@@ -496,16 +505,22 @@ fn slow_requests_are_excused_while_the_old_instance_is_slow() {
     // The new instance's clients ask for another resource.
     let (both, new) = (asked("configmaps", 100, 100), asked("configmaps", 20, 2));
     assert_eq!(
-        codes(&judge(&both, &asked("pods", 6, 6), &new)),
+        bad_codes(&make_judge(&both, &asked("pods", 6, 6), &new)),
         [Signal::Latency]
     );
-    assert_eq!(codes(&judge(&both, &asked("pods", 6, 1), &new)), []);
+    assert_eq!(
+        bad_codes(&make_judge(&both, &asked("pods", 6, 1), &new)),
+        []
+    );
     // The old instance needs five requests in an interval as evidence.
     assert_eq!(
-        codes(&judge(&both, &asked("pods", 5, 5), &new)),
+        bad_codes(&make_judge(&both, &asked("pods", 5, 5), &new)),
         [Signal::Latency]
     );
-    assert_eq!(codes(&judge(&both, &asked("pods", 4, 4), &new)), []);
+    assert_eq!(
+        bad_codes(&make_judge(&both, &asked("pods", 4, 4), &new)),
+        []
+    );
 }
 
 proptest! {

@@ -2,8 +2,8 @@
 //! new files only if it mounts their directory, not the files. The files have a directory of their
 //! own for this.
 
-use crate::document;
 use crate::file::{Access, FileError, replace_as};
+use crate::write_document;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use berth_cluster::account::FILE;
@@ -15,13 +15,13 @@ use std::fs;
 use std::path::Path;
 
 /// A shim's kubeconfig. The token is another file in the same directory.
-pub fn kubeconfig(account: &str, server: &str, server_name: &str, ca: &[u8]) -> String {
+pub fn render_kubeconfig(account: &str, server: &str, server_name: &str, ca: &[u8]) -> String {
     let cluster = json!({
         "server": server,
         "tls-server-name": server_name,
         "certificate-authority-data": STANDARD.encode(ca),
     });
-    document(&json!({
+    write_document(&json!({
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "berth",
@@ -113,7 +113,7 @@ mod tests {
         let file = temp.path().join("cluster/kubeconfig");
         let own = nix::unistd::geteuid().as_raw();
         let uid = if own == 0 { 65534 } else { own };
-        let text = kubeconfig("berth-cp-1", "https://[fd00::5]:6443", "kubernetes", b"PEM");
+        let text = render_kubeconfig("berth-cp-1", "https://[fd00::5]:6443", "kubernetes", b"PEM");
         check(&file).unwrap();
         for token in ["one", "two"] {
             write(&file, uid, &text, token).unwrap();

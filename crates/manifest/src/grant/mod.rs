@@ -11,7 +11,7 @@ pub mod objects;
 
 use crate::file::FileError;
 use crate::report;
-use crate::wait::until;
+use crate::wait::ask_until;
 use berth_cluster::account::{FILE, account_name, granted_token, token_path, token_request};
 use berth_cluster::client::none_if_missing;
 use berth_cluster::lease::NAMESPACE;
@@ -122,12 +122,12 @@ pub async fn grant(
     let answer = answer.map_err(|error| GrantError::Admin(explain(&error)))?;
     let (token, until) = granted_token(&answer).ok_or_else(|| {
         GrantError::Admin(format!(
-            "{} gives a token without an expiration time: is it a kube-apiserver?",
+            "{} gives a token without an expiration time: give the address of a kube-apiserver",
             client.server()
         ))
     })?;
     let server = format!("https://{server}");
-    let kubeconfig = files::kubeconfig(
+    let kubeconfig = files::render_kubeconfig(
         &account,
         &server,
         server_name,
@@ -161,12 +161,12 @@ pub async fn grant(
 }
 
 async fn create_objects(client: &Client, node: &str) -> Result<(), Error> {
-    for object in [objects::namespace(NAMESPACE)]
+    for object in [objects::namespace_object(NAMESPACE)]
         .iter()
         .chain(&objects::of_node(node))
     {
         client
-            .apply(&objects::path(object), MANAGER, object)
+            .apply(&objects::object_path(object), MANAGER, object)
             .await?;
     }
     add_to_shared_role(client, node).await
@@ -176,7 +176,7 @@ async fn create_objects(client: &Client, node: &str) -> Result<(), Error> {
 /// same time.
 async fn add_to_shared_role(client: &Client, node: &str) -> Result<(), Error> {
     let role = objects::shared_role([node]);
-    let path = objects::path(&role);
+    let path = objects::object_path(&role);
     let all = path.rsplit_once('/').map_or("", |(all, _)| all);
     let mut tries = 1;
     loop {
@@ -209,7 +209,7 @@ async fn try_all(
     patience: Duration,
 ) -> Result<Vec<Request>, TryError> {
     let end = Instant::now() + patience;
-    let requests = objects::requests(node);
+    let requests = objects::allowed_requests(node);
     let mut refused = Vec::new();
     for request in &requests {
         let ask = async || client.post(REVIEWS, &request.review()).await;
@@ -217,7 +217,7 @@ async fn try_all(
             Ok(review) => review["status"]["allowed"] == true,
             Err(error) => error.status() != Some(StatusCode::UNAUTHORIZED),
         };
-        let answer = until(
+        let answer = ask_until(
             end.saturating_duration_since(Instant::now()),
             INTERVAL,
             ask,
@@ -250,7 +250,7 @@ async fn try_all(
 pub async fn revoke(client: &Client, node: &str) -> Result<Vec<String>, GrantError> {
     let mut deleted = Vec::new();
     for object in objects::of_node(node) {
-        let answer = none_if_missing(client.delete(&objects::path(&object)).await);
+        let answer = none_if_missing(client.delete(&objects::object_path(&object)).await);
         if answer
             .map_err(|error| GrantError::Admin(explain(&error)))?
             .is_some()

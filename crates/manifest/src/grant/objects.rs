@@ -14,7 +14,7 @@
 //! and an apply request has the name in its path.
 
 use berth_cluster::service::{Family, slice_name};
-use berth_cluster::yaml::{YamlNode, parse};
+use berth_cluster::yaml::{YamlNode, parse_documents};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -71,23 +71,23 @@ impl fmt::Display for Request {
 }
 
 /// All objects for the shims of one node.
-fn objects(node: &str) -> Vec<Value> {
-    parse(&ACCESS.replace(NODE, node))
+fn node_objects(node: &str) -> Vec<Value> {
+    parse_documents(&ACCESS.replace(NODE, node))
         .iter()
         .flatten()
         .map(YamlNode::value)
         .collect()
 }
 
-pub fn namespace(name: &str) -> Value {
-    let mut namespace = objects(NODE).swap_remove(0);
+pub fn namespace_object(name: &str) -> Value {
+    let mut namespace = node_objects(NODE).swap_remove(0);
     namespace["metadata"]["name"] = json!(name);
     namespace
 }
 
 /// The Role shared by all nodes.
 pub fn shared_role<'a>(nodes: impl IntoIterator<Item = &'a str>) -> Value {
-    let mut role = objects(NODE).swap_remove(1);
+    let mut role = node_objects(NODE).swap_remove(1);
     let slices = nodes
         .into_iter()
         .flat_map(|node| Family::ALL.map(|family| slice_name(node, family)));
@@ -97,28 +97,28 @@ pub fn shared_role<'a>(nodes: impl IntoIterator<Item = &'a str>) -> Value {
 
 /// The objects of a single node, the service account first.
 pub fn of_node(node: &str) -> Vec<Value> {
-    objects(node).split_off(2)
+    node_objects(node).split_off(2)
 }
 
 /// All requests of a node's shims, as allowed by the Roles.
-pub fn requests(node: &str) -> Vec<Request> {
+pub fn allowed_requests(node: &str) -> Vec<Request> {
     let mut requests = Vec::new();
-    for role in objects(node)
+    for role in node_objects(node)
         .iter()
         .filter(|object| object["kind"] == "Role")
     {
-        for rule in items(&role["rules"]) {
-            let resource = text(&rule["resources"][0]);
+        for rule in list_items(&role["rules"]) {
+            let resource = text_of(&rule["resources"][0]);
             let (resource, subresource) = resource.split_once('/').unwrap_or((&resource, ""));
             let any = json!([""]);
-            for name in items(rule.get("resourceNames").unwrap_or(&any)) {
-                requests.extend(items(&rule["verbs"]).map(|verb| Request {
-                    namespace: text(&role["metadata"]["namespace"]),
-                    group: text(&rule["apiGroups"][0]),
+            for name in list_items(rule.get("resourceNames").unwrap_or(&any)) {
+                requests.extend(list_items(&rule["verbs"]).map(|verb| Request {
+                    namespace: text_of(&role["metadata"]["namespace"]),
+                    group: text_of(&rule["apiGroups"][0]),
                     resource: resource.to_owned(),
                     subresource: subresource.to_owned(),
-                    name: text(name),
-                    verb: text(verb),
+                    name: text_of(name),
+                    verb: text_of(verb),
                 }));
             }
         }
@@ -141,7 +141,7 @@ pub fn with_node(role: &Value, node: &str) -> Option<Value> {
 
 /// The nodes of the slices that a Role names.
 fn nodes_of(role: &Value) -> BTreeSet<String> {
-    let names = items(&role["rules"]).flat_map(|rule| items(&rule["resourceNames"]));
+    let names = list_items(&role["rules"]).flat_map(|rule| list_items(&rule["resourceNames"]));
     let node = |name: &Value| {
         let (node, family) = name.as_str()?.strip_prefix("berth-")?.rsplit_once('-')?;
         matches!(family, "ipv4" | "ipv6").then(|| node.to_owned())
@@ -150,11 +150,11 @@ fn nodes_of(role: &Value) -> BTreeSet<String> {
 }
 
 /// Path of an object in the API.
-pub fn path(object: &Value) -> String {
+pub fn object_path(object: &Value) -> String {
     let metadata = &object["metadata"];
     let (api, kind) = (
-        text(&object["apiVersion"]),
-        text(&object["kind"]).to_ascii_lowercase(),
+        text_of(&object["apiVersion"]),
+        text_of(&object["kind"]).to_ascii_lowercase(),
     );
     let root = if api.contains('/') { "/apis" } else { "/api" };
     let namespace = metadata["namespace"]
@@ -163,15 +163,15 @@ pub fn path(object: &Value) -> String {
         .unwrap_or_default();
     format!(
         "{root}/{api}{namespace}/{kind}s/{}",
-        text(&metadata["name"])
+        text_of(&metadata["name"])
     )
 }
 
-fn items(list: &Value) -> impl Iterator<Item = &Value> {
+fn list_items(list: &Value) -> impl Iterator<Item = &Value> {
     list.as_array().into_iter().flatten()
 }
 
-fn text(value: &Value) -> String {
+fn text_of(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
@@ -187,8 +187,8 @@ mod tests {
     fn a_nodes_objects_have_their_api_paths() {
         let paths: Vec<_> = of_node("cp-1")
             .iter()
-            .chain([&namespace(NAMESPACE), &shared_role(["cp-1"])])
-            .map(path)
+            .chain([&namespace_object(NAMESPACE), &shared_role(["cp-1"])])
+            .map(object_path)
             .collect();
         assert_eq!(
             paths,
@@ -228,7 +228,10 @@ mod tests {
 
     #[test]
     fn requests_follow_the_roles() {
-        let said: Vec<_> = requests("cp-1").iter().map(ToString::to_string).collect();
+        let said: Vec<_> = allowed_requests("cp-1")
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         assert_eq!(said.len(), 13, "{said:#?}");
         for request in [
             "get services/kubernetes in default",
@@ -242,7 +245,7 @@ mod tests {
                 "{request} in {said:#?}"
             );
         }
-        let review = requests("cp-1").pop().unwrap().review();
+        let review = allowed_requests("cp-1").pop().unwrap().review();
         let asked = json!({"namespace": "berth-system", "group": "", "resource": "serviceaccounts", "subresource": "token",
             "name": "berth-cp-1", "verb": "create"});
         assert_eq!(review["spec"]["resourceAttributes"], asked);
@@ -264,7 +267,7 @@ mod tests {
 
     #[test]
     fn the_kustomize_component_has_the_same_rules() {
-        let documents: Vec<_> = parse(IN_CLUSTER)
+        let documents: Vec<_> = parse_documents(IN_CLUSTER)
             .unwrap()
             .iter()
             .map(YamlNode::value)
@@ -295,6 +298,9 @@ mod tests {
                 (&json!("berth"), &account)
             );
         }
-        assert!(documents.contains(&namespace(NAMESPACE)), "the namespace");
+        assert!(
+            documents.contains(&namespace_object(NAMESPACE)),
+            "the namespace"
+        );
     }
 }

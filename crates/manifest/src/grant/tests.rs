@@ -1,7 +1,7 @@
 //! Tests against a small HTTPS server.
 
 use super::*;
-use berth_testing::{Server, answer, serve_with};
+use berth_testing::{Server, format_answer, serve_with};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
 
@@ -26,7 +26,9 @@ fn options(server: &Server, directory: &std::path::Path) -> GrantOptions {
 }
 
 /// Answers as an apiserver does to an administrator. `change` may answer first.
-async fn apiserver(mut change: impl FnMut(&str) -> Option<String> + Send + 'static) -> Server {
+async fn serve_apiserver(
+    mut change: impl FnMut(&str) -> Option<String> + Send + 'static,
+) -> Server {
     serve_with(move |request| {
         change(request).unwrap_or_else(|| {
             let line = request.lines().next().unwrap_or_default();
@@ -38,7 +40,7 @@ async fn apiserver(mut change: impl FnMut(&str) -> Option<String> + Send + 'stat
                 () if line.starts_with("GET ") => objects::shared_role(["cp-2"]),
                 () => json!({}),
             };
-            answer("200 OK", &body.to_string())
+            format_answer("200 OK", &body.to_string())
         })
     })
     .await
@@ -62,7 +64,7 @@ fn received_requests(server: &mut Server) -> Vec<String> {
 #[tokio::test]
 async fn objects_then_the_token_then_each_request_with_the_token() {
     let temp = tempfile::tempdir().unwrap();
-    let mut server = apiserver(|_| None).await;
+    let mut server = serve_apiserver(|_| None).await;
     let granted = run_grant(&server, temp.path()).await.unwrap();
     assert_eq!(
         (granted.service_account.as_str(), granted.expires.as_str()),
@@ -118,10 +120,10 @@ async fn objects_then_the_token_then_each_request_with_the_token() {
 async fn the_shared_role_is_read_again_after_a_conflict() {
     let temp = tempfile::tempdir().unwrap();
     let mut puts = 0;
-    let mut server = apiserver(move |request| {
+    let mut server = serve_apiserver(move |request| {
         puts += i32::from(request.starts_with("PUT "));
         (request.starts_with("PUT ") && puts < 4).then(|| {
-            answer(
+            format_answer(
                 "409 Conflict",
                 r#"{"message":"the object has been modified"}"#,
             )
@@ -144,11 +146,11 @@ async fn the_first_node_creates_the_shared_role_and_a_known_node_changes_nothing
     for there in [None, Some(objects::shared_role(["cp-1"]))] {
         let temp = tempfile::tempdir().unwrap();
         let read = there.clone().map_or_else(
-            || answer("404 Not Found", "{}"),
-            |role: Value| answer("200 OK", &role.to_string()),
+            || format_answer("404 Not Found", "{}"),
+            |role: Value| format_answer("200 OK", &role.to_string()),
         );
         let mut server =
-            apiserver(move |request| request.starts_with("GET ").then(|| read.clone())).await;
+            serve_apiserver(move |request| request.starts_with("GET ").then(|| read.clone())).await;
         run_grant(&server, temp.path()).await.unwrap();
         let asked = received_requests(&mut server);
         let made = asked
@@ -168,7 +170,8 @@ async fn a_refused_administrator_gets_a_fix() {
         ("500 Internal Server Error", "run this again"),
     ] {
         let temp = tempfile::tempdir().unwrap();
-        let server = apiserver(move |_| Some(answer(status, r#"{"message":"no"}"#))).await;
+        let server =
+            serve_apiserver(move |_| Some(format_answer(status, r#"{"message":"no"}"#))).await;
         let error = run_grant(&server, temp.path())
             .await
             .unwrap_err()
@@ -189,24 +192,24 @@ async fn unknown_credentials_are_tried_again_and_refused_requests_are_named() {
     let temp = tempfile::tempdir().unwrap();
     let seen = Arc::new(Mutex::new(0));
     let count = seen.clone();
-    let server = apiserver(move |request| {
+    let server = serve_apiserver(move |request| {
         let mut seen = count.lock().unwrap();
         *seen += i32::from(request.contains(REVIEWS));
         let review = request.contains(REVIEWS);
         match *seen {
-            1 if review => Some(answer("401 Unauthorized", "{}")),
-            2 if review => Some(answer("200 OK", r#"{"status":{"allowed":false}}"#)),
+            1 if review => Some(format_answer("401 Unauthorized", "{}")),
+            2 if review => Some(format_answer("200 OK", r#"{"status":{"allowed":false}}"#)),
             _ => None,
         }
     })
     .await;
     run_grant(&server, temp.path()).await.unwrap();
     assert_eq!(*seen.lock().unwrap(), 13 + 2);
-    let server = apiserver(|request| {
+    let server = serve_apiserver(|request| {
         let denied =
             request.contains(REVIEWS) && request.contains("leases") && request.contains("delete");
         denied.then(|| {
-            answer(
+            format_answer(
                 "200 OK",
                 r#"{"status":{"allowed":false,"reason":"webhook"}}"#,
             )
@@ -227,7 +230,7 @@ async fn unknown_credentials_are_tried_again_and_refused_requests_are_named() {
 #[tokio::test]
 async fn a_silent_berth_is_reported_and_the_files_stay() {
     let temp = tempfile::tempdir().unwrap();
-    let server = apiserver(|_| None).await;
+    let server = serve_apiserver(|_| None).await;
     let options = GrantOptions {
         server: "127.0.0.1:1".parse().unwrap(),
         ..options(&server, temp.path())
@@ -250,10 +253,10 @@ async fn a_silent_berth_is_reported_and_the_files_stay() {
 
 #[tokio::test]
 async fn revoke_deletes_the_nodes_objects_and_the_account_first() {
-    let mut server = apiserver(|request| {
+    let mut server = serve_apiserver(|request| {
         request
             .contains("rolebindings")
-            .then(|| answer("404 Not Found", "{}"))
+            .then(|| format_answer("404 Not Found", "{}"))
     })
     .await;
     let deleted = revoke(&Client::new(&server.access).unwrap(), "cp-1")

@@ -1,7 +1,7 @@
 //! The addresses of the shim, and the variables that set them.
 
 use super::{Addresses, Manifest, PASS, Planner, Problem, parts};
-use crate::pod::address;
+use crate::pod::parse_address;
 use berth_options::check;
 use berth_shim::config::{Listen, PassMode};
 use serde_json::Value;
@@ -18,7 +18,7 @@ pub(super) fn inherit_addresses(manifest: &Manifest) -> Result<Addresses, Proble
     let words: Vec<_> = text.split_whitespace().collect();
     let read: Vec<Listen> = words
         .iter()
-        .filter_map(|word| check::listen(word).ok())
+        .filter_map(|word| check::parse_listen(word).ok())
         .collect();
     if read.len() == words.len() {
         return Ok(Addresses::Given(read));
@@ -37,7 +37,7 @@ pub(super) fn inherit_addresses(manifest: &Manifest) -> Result<Addresses, Proble
 
 /// Checks the advertised address and the first listen address. Returns cause and fix if an address
 /// is loopback or link-local.
-pub fn loopback(addresses: impl IntoIterator<Item = IpAddr>) -> Option<(String, String)> {
+pub fn find_loopback(addresses: impl IntoIterator<Item = IpAddr>) -> Option<(String, String)> {
     let ip = addresses.into_iter().find(|ip| match ip {
         IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_loopback() || ip.is_unicast_link_local(),
@@ -81,23 +81,23 @@ impl Planner<'_> {
         self.add_address_notes(port, own, from_node);
         let mut variables = Vec::new();
         if from_node && !matches!(self.options.addresses, Addresses::Given(_)) {
-            variables.push(parts::field("BERTH_HOST_IP", "status.hostIP"));
+            variables.push(parts::make_field_variable("BERTH_HOST_IP", "status.hostIP"));
         }
-        variables.push(parts::field("BERTH_INSTANCE", "metadata.uid"));
-        variables.push(parts::variable("BERTH_LISTEN", &listen));
+        variables.push(parts::make_field_variable("BERTH_INSTANCE", "metadata.uid"));
+        variables.push(parts::make_variable("BERTH_LISTEN", &listen));
         if self.options.run_dir != "/run/berth" {
-            variables.push(parts::variable("BERTH_RUN_DIR", &self.options.run_dir));
+            variables.push(parts::make_variable("BERTH_RUN_DIR", &self.options.run_dir));
         }
         if self.options.pass != PassMode::Relay {
-            variables.push(parts::variable(PASS, self.options.pass.as_str()));
+            variables.push(parts::make_variable(PASS, self.options.pass.as_str()));
         }
-        variables.extend(ca.map(|ca| parts::variable("BERTH_PROBE_CA", ca)));
+        variables.extend(ca.map(|ca| parts::make_variable("BERTH_PROBE_CA", ca)));
         variables.extend(
             self.options
                 .probing
                 .variables
                 .iter()
-                .map(|(name, value)| parts::variable(name, value)),
+                .map(|(name, value)| parts::make_variable(name, value)),
         );
         (addresses, variables)
     }
@@ -128,7 +128,7 @@ impl Planner<'_> {
             .filter_map(|flag| self.manifest.flag(flag))
         {
             let known = !flag.value.is_empty() && !flag.value.contains("$(");
-            if known && address(flag.value).is_none() {
+            if known && parse_address(flag.value).is_none() {
                 self.add_problem(
                     flag.line,
                     format!(
@@ -138,7 +138,7 @@ impl Planner<'_> {
                 );
             }
         }
-        let told = loopback(self.manifest.advertise_address().into_iter().chain(berth));
+        let told = find_loopback(self.manifest.advertise_address().into_iter().chain(berth));
         self.notes
             .extend(told.map(|(cause, fix)| format!("{cause}: {fix}")));
         if self.options.addresses == Addresses::OfManifest {

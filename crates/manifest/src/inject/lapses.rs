@@ -4,7 +4,7 @@
 use super::flags::{DRAIN, OWN};
 use super::{BINARY, Change, Edit, InjectOptions, Manifest, PROBES, Planner, YamlNode, basename};
 use crate::write::Style;
-use crate::{exec_words, split};
+use crate::{exec_words, split_cause_and_fix};
 use serde_json::{Map, Value};
 use std::time::Duration;
 
@@ -141,7 +141,7 @@ impl<'a> Judge<'a> {
             });
         }
         let lapse = |line, message: &str| {
-            let (cause, fix) = split(message);
+            let (cause, fix) = split_cause_and_fix(message);
             Lapse {
                 check,
                 line,

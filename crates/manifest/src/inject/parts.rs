@@ -11,19 +11,19 @@ const CLUSTER: &str = VOLUMES[2];
 /// Directory of [`BINARY`].
 const BIN_DIR: &str = "/opt/berth";
 
-pub(super) fn variable(name: &str, value: &str) -> Value {
+pub(super) fn make_variable(name: &str, value: &str) -> Value {
     json!({"name": name, "value": value})
 }
 
 /// A variable from the downward API.
-pub(super) fn field(name: &str, path: &str) -> Value {
+pub(super) fn make_field_variable(name: &str, path: &str) -> Value {
     json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
 }
 
 /// How long the shim waits for its port, which kube-apiserver itself may hold when berth comes to a
 /// node.
 fn bind_wait() -> Value {
-    variable("BERTH_BIND_WAIT", "10m")
+    make_variable("BERTH_BIND_WAIT", "10m")
 }
 
 /// Like [`bind_wait`], unless the manifest has another time.
@@ -54,10 +54,15 @@ pub(super) fn added_variables(shim: Container<'_>) -> Result<Vec<Value>, Problem
 }
 
 /// The init container that copies the binary and makes the run directory.
-pub(super) fn install(image: &str, run_dir: &str, uid: u32, label: &[(&str, Value)]) -> Value {
+pub(super) fn make_install_container(
+    image: &str,
+    run_dir: &str,
+    uid: u32,
+    label: &[(&str, Value)],
+) -> Value {
     // The kubelet makes the directory as root, and only root with this capability can give the
     // directory to another uid.
-    let mut security = user(0, label, if uid == 0 { &[] } else { &["CHOWN"] });
+    let mut security = make_security_context(0, label, if uid == 0 { &[] } else { &["CHOWN"] });
     if uid != 0 {
         security["runAsNonRoot"] = false.into();
     }
@@ -66,14 +71,19 @@ pub(super) fn install(image: &str, run_dir: &str, uid: u32, label: &[(&str, Valu
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "args": ["copy-self", BINARY, "--run-dir", run_dir, "--owner", uid.to_string()],
-        "resources": resources(),
+        "resources": make_resources(),
         "securityContext": security,
         "volumeMounts": [{"name": BIN, "mountPath": BIN_DIR}, run_mount(run_dir)],
     })
 }
 
 /// The shim: an init container that restarts, started before kube-apiserver and stopped after it.
-pub(super) fn shim(image: &str, security: &Value, variables: &[Value], mounts: &[Value]) -> Value {
+pub(super) fn make_shim_container(
+    image: &str,
+    security: &Value,
+    variables: &[Value],
+    mounts: &[Value],
+) -> Value {
     json!({
         "name": SHIM,
         "image": image,
@@ -81,7 +91,7 @@ pub(super) fn shim(image: &str, security: &Value, variables: &[Value], mounts: &
         "restartPolicy": "Always",
         "args": ["serve"],
         "env": variables,
-        "resources": resources(),
+        "resources": make_resources(),
         "securityContext": security,
         "volumeMounts": mounts,
     })
@@ -89,7 +99,11 @@ pub(super) fn shim(image: &str, security: &Value, variables: &[Value], mounts: &
 
 /// Security context with the apiserver's uid, further fields for access to the node's files (group,
 /// SELinux label, AppArmor profile), the given capabilities, and nothing else.
-pub(super) fn user(uid: u32, like: &[(&str, Value)], capabilities: &[&str]) -> Value {
+pub(super) fn make_security_context(
+    uid: u32,
+    like: &[(&str, Value)],
+    capabilities: &[&str],
+) -> Value {
     let mut security = json!({
         "allowPrivilegeEscalation": false,
         "capabilities": {"drop": ["ALL"]},
@@ -108,7 +122,7 @@ pub(super) fn user(uid: u32, like: &[(&str, Value)], capabilities: &[&str]) -> V
 
 /// Requests like those of other small parts of a control plane, and no limit: a throttled shim
 /// would make the apiserver slow.
-fn resources() -> Value {
+fn make_resources() -> Value {
     json!({"requests": {"cpu": "100m", "memory": "32Mi"}})
 }
 
@@ -156,7 +170,7 @@ pub(super) fn cluster_mount(directory: &str) -> Value {
 }
 
 /// The volumes of the mounts. `cluster` is the directory of the shim's credentials.
-pub(super) fn volumes(run_dir: &str, cluster: Option<&str>) -> Vec<Value> {
+pub(super) fn make_volumes(run_dir: &str, cluster: Option<&str>) -> Vec<Value> {
     let directory =
         |name, path, kind| json!({"name": name, "hostPath": {"path": path, "type": kind}});
     let mut volumes = vec![

@@ -15,7 +15,7 @@ const LIVE: &str = "/livez";
 
 /// Effect of a probe on the shared port. The shim may not listen on localhost; if it does, that
 /// port is shared as well.
-const MISTAKEN: &str = "the kubelet takes the other instance's answer for this one's, and kills this one when nothing answers";
+const MISTAKEN: &str = "the kubelet takes the other instance's answer for this instance's, and kills this instance when nothing answers";
 
 impl<'a> Planner<'a> {
     /// Replaces a probe of the shared port by a probe through berth, with the same patience.
@@ -41,7 +41,7 @@ impl<'a> Planner<'a> {
         }
         let path = self.container.key(name);
         let mut original = Map::new();
-        let reason = "on the shared port, the other instance may answer; berth asks this one";
+        let reason = "on the shared port, the other instance may answer; berth asks this instance";
         let asking = self.probe_exec(name);
         self.edit(path.key("exec"), Change::Set(asking), reason);
         for (kind, _) in probe.entries() {
@@ -66,8 +66,9 @@ impl<'a> Planner<'a> {
         let Target::Other(whom) = self.target_of(probe, port) else {
             return None;
         };
-        let cause =
-            format!("{name} asks {whom}; if that asks the shared port or localhost, {MISTAKEN}");
+        let cause = format!(
+            "{name} asks {whom}; if the answer comes from the shared port or localhost, {MISTAKEN}"
+        );
         Some(Problem::new(
             probe.line,
             format!("{cause}: {}", self.fix(name, port)),
@@ -77,7 +78,11 @@ impl<'a> Planner<'a> {
     /// The fix that makes a probe ask this instance.
     fn fix(&self, name: &str, port: u16) -> String {
         match self.wrapping.words {
-            0 => format!("let it run `{} {}`", self.wrapping.binary, subcommand(name)),
+            0 => format!(
+                "let it run `{} {}`",
+                self.wrapping.binary,
+                subcommand_of(name)
+            ),
             _ => {
                 format!(
                     "write it as an httpGet of the port {port}, which berth inject replaces by a probe of its own"
@@ -141,7 +146,7 @@ impl<'a> Planner<'a> {
         let timeout = format!("{}s", self.seconds(probe) - 1);
         let mut words = vec![
             self.wrapping.binary,
-            subcommand(probe),
+            subcommand_of(probe),
             "--timeout",
             &timeout,
         ];
@@ -162,8 +167,8 @@ impl<'a> Planner<'a> {
         let path = path.or(connects.then(|| "/livez/ping".to_owned()));
         let path = path
             .as_deref()
-            .filter(|path| subcommand(probe) == "live" && *path != LIVE);
-        match path.map(|path| (path, ask::path(path))) {
+            .filter(|path| subcommand_of(probe) == "live" && *path != LIVE);
+        match path.map(|path| (path, ask::parse_path(path))) {
             Some((path, Ok(_))) => words.extend(["--path", path]),
             Some((path, Err(_))) => self.notes.push(format!(
                 "{probe} asks for {path:?}, which is no path of a request: berth live asks for {LIVE} instead"
@@ -352,7 +357,7 @@ fn is_drain(hook: &YamlNode) -> bool {
 }
 
 /// The subcommand of berth that replaces a probe.
-fn subcommand(probe: &str) -> &'static str {
+fn subcommand_of(probe: &str) -> &'static str {
     if probe == "readinessProbe" {
         "ready"
     } else {

@@ -5,7 +5,7 @@
 //! each change. The command that will run COMMAND reports on the same connection when COMMAND
 //! begins, and how COMMAND ended. If the command goes away in between, clients stay on the bridge.
 
-use super::{dial, receive, transmit};
+use super::{dial_shim, receive_message, transmit_message};
 use berth_os::{make_awaitable, seqpacket};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -230,7 +230,7 @@ impl Connection {
     /// # Errors
     /// There is no bridge.
     pub async fn ask(directory: &Path, ask: &Ask) -> io::Result<Self> {
-        let connection = Self::new(dial(&directory.join(SOCKET)).await?)?;
+        let connection = Self::new(dial_shim(&directory.join(SOCKET)).await?)?;
         connection.send(ask).await?;
         Ok(connection)
     }
@@ -245,7 +245,11 @@ impl Connection {
 
     /// Process ID of the peer.
     pub fn peer(&self) -> Option<i32> {
-        Some(seqpacket::peer(self.0.get_ref().as_fd()).ok()?.pid())
+        Some(
+            seqpacket::peer_credentials(self.0.get_ref().as_fd())
+                .ok()?
+                .pid(),
+        )
     }
 
     /// Sends a message.
@@ -253,16 +257,18 @@ impl Connection {
     /// # Errors
     /// The peer has gone away.
     pub async fn send(&self, what: &impl Serialize) -> io::Result<()> {
-        transmit(&self.0, &serde_json::to_vec(what)?, &[]).await
+        transmit_message(&self.0, &serde_json::to_vec(what)?, &[]).await
     }
 
     /// Receives the next message. Returns `None` if the peer has gone away. The future can be
     /// dropped and the function called again.
     pub async fn next<T: DeserializeOwned>(&self) -> Option<T> {
-        let message = match receive(&self.0).await {
+        let message = match receive_message(&self.0).await {
             // The peer has gone away without reading everything; the peer's earlier messages can
             // still be read.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => receive(&self.0).await,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                receive_message(&self.0).await
+            }
             received => received,
         };
         serde_json::from_slice(&message.ok()?.0).ok()
@@ -273,15 +279,15 @@ impl Connection {
 mod tests {
     use super::*;
 
-    fn text(what: &impl Serialize) -> String {
+    fn to_json(what: &impl Serialize) -> String {
         serde_json::to_string(what).unwrap()
     }
 
     #[test]
     fn messages_are_as_documented() {
-        assert_eq!(text(&Ask::Status), r#""status""#);
-        assert_eq!(text(&Ask::End { now: true }), r#"{"end":{"now":true}}"#);
-        assert_eq!(text(&Reply::Refused("no".into())), r#"{"refused":"no"}"#);
+        assert_eq!(to_json(&Ask::Status), r#""status""#);
+        assert_eq!(to_json(&Ask::End { now: true }), r#"{"end":{"now":true}}"#);
+        assert_eq!(to_json(&Reply::Refused("no".into())), r#"{"refused":"no"}"#);
         let status = BridgeStatus {
             version: VERSION,
             berth: "0.1.0".into(),
@@ -302,7 +308,7 @@ mod tests {
             },
             ..BridgeStatus::default()
         };
-        let line = text(&Reply::Status(Box::new(status.clone())));
+        let line = to_json(&Reply::Status(Box::new(status.clone())));
         assert!(
             line.contains(r#""step":"await-own""#)
                 && line.contains(r#""outcome":"abandoned","why":"a reason""#),
@@ -317,7 +323,7 @@ mod tests {
             ..status
         };
         assert_eq!(
-            serde_json::from_str::<BridgeStatus>(&text(&running)).unwrap(),
+            serde_json::from_str::<BridgeStatus>(&to_json(&running)).unwrap(),
             running
         );
     }
@@ -325,7 +331,7 @@ mod tests {
     #[tokio::test]
     async fn earlier_messages_are_read_although_the_peer_left_without_reading() {
         let directory = tempfile::tempdir().unwrap();
-        let listener = seqpacket::listener(&directory.path().join(SOCKET)).unwrap();
+        let listener = seqpacket::bind_listener(&directory.path().join(SOCKET)).unwrap();
         let command = Connection::ask(directory.path(), &Ask::Accompany)
             .await
             .unwrap();

@@ -56,7 +56,7 @@ impl Server {
     /// # Errors
     /// `EADDRINUSE` if a live shim listens there, or the errors of the system calls.
     pub fn bind(path: &Path) -> io::Result<Self> {
-        let (listener, file) = listen(path)?;
+        let (listener, file) = listen_at(path)?;
         Ok(Self {
             listener: berth_os::make_awaitable(listener, Interest::READABLE)?,
             _file: file,
@@ -127,11 +127,11 @@ pub struct SocketFile {
 ///
 /// # Errors
 /// The errors of [`Server::bind`].
-pub fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
+pub fn listen_at(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
     // One process at a time in a directory: of two processes for the same path, one would otherwise
     // rename the other's new socket.
     let _turn = take_turn(path.parent().unwrap_or(path), LISTEN_WAIT)?;
-    match seqpacket::dial(path) {
+    match seqpacket::dial_path(path) {
         Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
         // The queue is full, so the shim is alive.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -146,7 +146,7 @@ pub fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
     name.push(path.file_stem().unwrap_or_default());
     let made = path.with_file_name(name);
     none_if_missing(std::fs::remove_file(&made))?;
-    let listener = seqpacket::listener(&made)?;
+    let listener = seqpacket::bind_listener(&made)?;
     let file = file_at(&made)?;
     std::fs::rename(&made, path)?;
     Ok((
@@ -160,9 +160,9 @@ pub fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
 
 fn take_turn(directory: &Path, wait: Duration) -> io::Result<Flock<File>> {
     lock_within(File::open(directory)?, wait).map_err(|errno| match errno {
-        Errno::EWOULDBLOCK => {
-            io::Error::other("another shim that is starting there is stopped or hangs: end it")
-        }
+        Errno::EWOULDBLOCK => io::Error::other(
+            "another shim that starts in the same directory is stopped or hangs: end that shim",
+        ),
         errno => errno.into(),
     })
 }
@@ -199,7 +199,7 @@ impl IncomingRequest {
     /// Sends the reply. Returns the connection for further messages, if it is still open.
     pub async fn reply(self, reply: &Reply) -> Option<AsyncFd<OwnedFd>> {
         let written = match serde_json::to_vec(reply) {
-            Ok(message) => write(&self.socket, &message, &[]).await,
+            Ok(message) => write_message(&self.socket, &message, &[]).await,
             Err(error) => Err(error.into()),
         };
         written
@@ -214,7 +214,7 @@ impl IncomingRequest {
 /// Reads a request. Returns `None` if it was refused.
 async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
     let (uid, own) = (
-        seqpacket::peer(socket.as_fd())?.uid(),
+        seqpacket::peer_credentials(socket.as_fd())?.uid(),
         nix::unistd::geteuid().as_raw(),
     );
     let socket = berth_os::make_awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
@@ -228,8 +228,8 @@ async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
             "uid {uid} may not send requests to a shim of uid {own}: run the command as uid {own} or as root"
         )
     } else {
-        let (message, descriptors) = read(&socket, PATIENCE).await?;
-        let (json, rest) = wire::split(&message);
+        let (message, descriptors) = read_message(&socket, PATIENCE).await?;
+        let (json, rest) = wire::split_message(&message);
         match wire::parse_request(json) {
             // The client has given up, and may have done something else instead. A shim that hung
             // and is now the last shim must not leave because of an old request, nor mistake a
@@ -274,7 +274,7 @@ async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
             }
         }
     };
-    write(&socket, &serde_json::to_vec(&Reply::Refused(why))?, &[]).await?;
+    write_message(&socket, &serde_json::to_vec(&Reply::Refused(why))?, &[]).await?;
     Ok(None)
 }
 
@@ -284,16 +284,16 @@ async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
 /// # Errors
 /// `ENOENT` or `ECONNREFUSED` if there is no shim, `TimedOut` if it hangs, `InvalidData` if its
 /// message is not a reply.
-pub async fn ask(path: &Path, ask: Ask, patience: Duration) -> io::Result<Reply> {
-    Ok(exchange(path, ask, &[], &[], patience).await?.0)
+pub async fn ask_shim(path: &Path, ask: Ask, patience: Duration) -> io::Result<Reply> {
+    Ok(exchange_messages(path, ask, &[], &[], patience).await?.0)
 }
 
-/// Beginning of the error of [`status`] when a shim hangs.
+/// Beginning of the error of [`request_status`] when a shim hangs.
 pub const HANGS: &str = "it does not answer within";
 
 /// Requests a shim's status, and waits for the reply for at most `patience`.
-pub async fn status(path: &Path, patience: Duration) -> Result<Box<Status>, String> {
-    match exchange(path, Ask::Status, &[], &[], patience)
+pub async fn request_status(path: &Path, patience: Duration) -> Result<Box<Status>, String> {
+    match exchange_messages(path, Ask::Status, &[], &[], patience)
         .await
         .map(|(reply, _)| reply)
     {
@@ -301,7 +301,7 @@ pub async fn status(path: &Path, patience: Duration) -> Result<Box<Status>, Stri
         Ok(Reply::Refused(why)) => Err(format!("it refuses: {why}")),
         Ok(_) => Err("unexpected reply".into()),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Err("it is dead".into()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err("there is none".into()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err("it does not exist".into()),
         Err(error) if error.kind() == io::ErrorKind::TimedOut => {
             Err(format!("{HANGS} {}", humantime::format_duration(patience)))
         }
@@ -313,20 +313,20 @@ pub async fn status(path: &Path, patience: Duration) -> Result<Box<Status>, Stri
 
 /// Sends a request with further bytes and descriptors, and waits for the reply for at most
 /// `patience`. Returns also the connection for further messages.
-pub async fn exchange(
+pub async fn exchange_messages(
     path: &Path,
     ask: Ask,
     rest: &[u8],
     descriptors: &[BorrowedFd<'_>],
     patience: Duration,
 ) -> io::Result<(Reply, AsyncFd<OwnedFd>)> {
-    let socket = timeout(patience, dial(path))
+    let socket = timeout(patience, dial_shim(path))
         .await
         .map_err(|_| io::ErrorKind::TimedOut)??;
     let socket = berth_os::make_awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
     // Siblings have one uid, as in `read_request`.
     let (uid, own) = (
-        seqpacket::peer(socket.get_ref().as_fd())?.uid(),
+        seqpacket::peer_credentials(socket.get_ref().as_fd())?.uid(),
         nix::unistd::geteuid().as_raw(),
     );
     if uid != own && ask.is_of_siblings() {
@@ -339,8 +339,8 @@ pub async fn exchange(
     let mut message = serde_json::to_vec(&Request::from(ask))?;
     message.push(b'\n');
     message.extend_from_slice(rest);
-    write(&socket, &message, descriptors).await?;
-    let (reply, _) = read(&socket, patience).await?;
+    write_message(&socket, &message, descriptors).await?;
+    let (reply, _) = read_message(&socket, patience).await?;
     let reply =
         wire::parse_reply(&reply).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?;
     Ok((reply, socket))
@@ -350,13 +350,13 @@ pub async fn exchange(
 /// be on a disk that stalls.
 ///
 /// # Errors
-/// The errors of [`seqpacket::dial`].
-pub async fn dial(path: &Path) -> io::Result<OwnedFd> {
+/// The errors of [`seqpacket::dial_path`].
+pub async fn dial_shim(path: &Path) -> io::Result<OwnedFd> {
     static DIALS: LazyLock<OffThread> = LazyLock::new(|| OffThread::new("a shim's socket"));
     loop {
         let path = path.to_owned();
         match DIALS
-            .within(Duration::MAX, move || seqpacket::dial(&path))
+            .within(Duration::MAX, move || seqpacket::dial_path(&path))
             .await
             .flatten()
         {
@@ -368,27 +368,27 @@ pub async fn dial(path: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-async fn read(
+async fn read_message(
     socket: &AsyncFd<OwnedFd>,
     patience: Duration,
 ) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
-    timeout(patience, receive(socket))
+    timeout(patience, receive_message(socket))
         .await
         .map_err(|_| io::ErrorKind::TimedOut)?
 }
 
-async fn write(
+async fn write_message(
     socket: &AsyncFd<OwnedFd>,
     message: &[u8],
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
-    timeout(PATIENCE, transmit(socket, message, descriptors))
+    timeout(PATIENCE, transmit_message(socket, message, descriptors))
         .await
         .map_err(|_| io::ErrorKind::TimedOut)?
 }
 
 /// Receives the next message. The future can be dropped and the function called again.
-async fn receive(socket: &AsyncFd<OwnedFd>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+async fn receive_message(socket: &AsyncFd<OwnedFd>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut message = vec![0; seqpacket::MESSAGE];
     let receive = socket.async_io(Interest::READABLE, |socket| {
         seqpacket::receive(socket.as_fd(), &mut message)
@@ -402,7 +402,7 @@ async fn receive(socket: &AsyncFd<OwnedFd>) -> io::Result<(Vec<u8>, Vec<OwnedFd>
     }
 }
 
-async fn transmit(
+async fn transmit_message(
     socket: &AsyncFd<OwnedFd>,
     message: &[u8],
     descriptors: &[BorrowedFd<'_>],
@@ -458,7 +458,7 @@ mod tests {
                 [io::ErrorKind::AddrInUse; 3],
                 "round {round}"
             );
-            assert!(seqpacket::dial(&path).is_ok(), "round {round}");
+            assert!(seqpacket::dial_path(&path).is_ok(), "round {round}");
         }
     }
 
@@ -470,7 +470,7 @@ mod tests {
             take_turn(directory.path(), Duration::ZERO)
                 .unwrap_err()
                 .to_string()
-                .contains("hangs: end it")
+                .contains("hangs: end that shim")
         );
         drop(turn);
         take_turn(directory.path(), Duration::ZERO).unwrap();
@@ -482,7 +482,7 @@ mod tests {
         let path = directory.path().join("a.sock");
         let server = Server::bind(&path).unwrap();
         // The shim reads nothing yet.
-        let late = seqpacket::dial(&path).unwrap();
+        let late = seqpacket::dial_path(&path).unwrap();
         seqpacket::transmit(
             late.as_fd(),
             &serde_json::to_vec(&Request::from(Ask::Drain)).unwrap(),
@@ -499,7 +499,7 @@ mod tests {
             }
         });
         tokio::select! {
-            reply = ask(&path, Ask::Metrics, PATIENCE) => assert_eq!(reply.unwrap(), Reply::Done),
+            reply = ask_shim(&path, Ask::Metrics, PATIENCE) => assert_eq!(reply.unwrap(), Reply::Done),
             () = serving => {}
         }
         assert_eq!(asks.recv().await, Some(Ask::Metrics));
@@ -512,12 +512,12 @@ mod tests {
         let path = directory.path().join("a.sock");
         let server = Server::bind(&path).unwrap();
         listen(server.listener.get_ref(), Backlog::new(0).unwrap()).unwrap();
-        let _queued = seqpacket::dial(&path).unwrap();
+        let _queued = seqpacket::dial_path(&path).unwrap();
         assert_eq!(
-            seqpacket::dial(&path).unwrap_err().kind(),
+            seqpacket::dial_path(&path).unwrap_err().kind(),
             io::ErrorKind::WouldBlock
         );
-        let mut asking = pin!(ask(&path, Ask::Drain, PATIENCE));
+        let mut asking = pin!(ask_shim(&path, Ask::Drain, PATIENCE));
         let first = std::future::poll_fn(|cx| Poll::Ready(asking.as_mut().poll(cx))).await;
         assert!(first.is_pending(), "{first:?}");
         let serving =

@@ -76,7 +76,7 @@ pub enum ToShim {
 ///
 /// # Errors
 /// The bytes are not a message.
-pub fn parse<T: DeserializeOwned>(message: &[u8]) -> Result<T, String> {
+pub fn parse_message<T: DeserializeOwned>(message: &[u8]) -> Result<T, String> {
     serde_json::from_slice(message)
         .map_err(|error| format!("not a message between a shim and a supervisor: {error}"))
 }
@@ -112,11 +112,11 @@ mod tests {
         ] {
             assert_eq!(serde_json::to_string(&sent).unwrap(), json);
             let later = json.replacen('{', r#"{"later":[],"#, 1);
-            assert_eq!(parse(later.as_bytes()), Ok(sent));
+            assert_eq!(parse_message(later.as_bytes()), Ok(sent));
         }
         let later = br#"{"message":"fly","seq":7}"#;
         assert_eq!(
-            (parse(later), parse(later)),
+            (parse_message(later), parse_message(later)),
             (Ok(FromShim::Unknown), Ok(ToShim::Unknown))
         );
     }
@@ -130,11 +130,11 @@ mod tests {
                     .prop_map(String::into_bytes).boxed(),
             ],
         ) {
-            if let Ok(message) = parse::<FromShim>(&bytes) {
-                prop_assert_eq!(parse(&serde_json::to_vec(&message).unwrap()), Ok(message));
+            if let Ok(message) = parse_message::<FromShim>(&bytes) {
+                prop_assert_eq!(parse_message(&serde_json::to_vec(&message).unwrap()), Ok(message));
             }
-            if let Ok(message) = parse::<ToShim>(&bytes) {
-                prop_assert_eq!(parse(&serde_json::to_vec(&message).unwrap()), Ok(message));
+            if let Ok(message) = parse_message::<ToShim>(&bytes) {
+                prop_assert_eq!(parse_message(&serde_json::to_vec(&message).unwrap()), Ok(message));
             }
         }
     }

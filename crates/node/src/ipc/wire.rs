@@ -343,7 +343,7 @@ fn parse_request_as(known: u32, message: &[u8]) -> Result<Request, String> {
 }
 
 /// Splits a message into its JSON and the bytes after it.
-pub fn split(message: &[u8]) -> (&[u8], &[u8]) {
+pub fn split_message(message: &[u8]) -> (&[u8], &[u8]) {
     match message.iter().position(|byte| *byte == b'\n') {
         Some(at) => (&message[..at], &message[at + 1..]),
         None => (message, &[]),
@@ -372,7 +372,7 @@ pub fn parse_reply(message: &[u8]) -> Result<Reply, String> {
 mod tests {
     use super::*;
 
-    fn share() -> Share {
+    fn test_share() -> Share {
         let [old, new] = ["a", "b"].map(|id| id.parse().unwrap());
         Share {
             old,
@@ -420,7 +420,7 @@ mod tests {
                 r#"{"version":1,"ask":{"join":{"holder":5}}}"#,
             ),
             (
-                Ask::Share(share()),
+                Ask::Share(test_share()),
                 r#"{"version":2,"ask":{"share":{"old":"a","new":"b","permille":50,"salt":7,"lease_ms":10000,"local":false}}}"#,
             ),
         ] {
@@ -459,7 +459,7 @@ mod tests {
             }
             assert_eq!(request.version, 1, "version 1 knew {request:?}");
         }
-        let share = serde_json::to_vec(&Request::from(Ask::Share(share()))).unwrap();
+        let share = serde_json::to_vec(&Request::from(Ask::Share(test_share()))).unwrap();
         assert!(
             parse_request_as(1, &share)
                 .unwrap_err()

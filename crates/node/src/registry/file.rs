@@ -73,7 +73,7 @@ pub(super) fn read_all<T>(
     read: impl Fn(&InstanceId, &Path) -> Result<Option<T>, String>,
 ) -> io::Result<Listing<T>> {
     let (mut found, mut problems) = (Vec::new(), Vec::new());
-    let mut names = names(directory)?;
+    let mut names = list_names(directory)?;
     names.sort_by_cached_key(|name| id_of(name));
     for name in names {
         if name.as_encoded_bytes().starts_with(b".") {
@@ -93,7 +93,7 @@ pub(super) fn read_all<T>(
     Ok(Listing { found, problems })
 }
 
-pub(super) fn names(directory: &Path) -> io::Result<Vec<OsString>> {
+pub(super) fn list_names(directory: &Path) -> io::Result<Vec<OsString>> {
     let entries = none_if_missing(fs::read_dir(directory))?
         .into_iter()
         .flatten();
@@ -119,7 +119,7 @@ pub(super) struct Opened<T> {
 
 /// Opens a file of any type and parses it. Returns `None` if there is no file. The error is the
 /// reason to ignore the file.
-pub(super) fn read<T>(
+pub(super) fn open_and_parse<T>(
     berth: &BerthDir,
     path: &Path,
     parse: impl FnOnce(&[u8]) -> Result<T, String>,
@@ -168,7 +168,7 @@ pub(super) fn to_bytes(content: &impl Serialize) -> io::Result<Vec<u8>> {
 }
 
 /// Parses a `what` of the format `known`. The error is the reason to ignore the file.
-pub(super) fn parse<T: DeserializeOwned>(
+pub(super) fn parse_versioned<T: DeserializeOwned>(
     bytes: &[u8],
     what: &str,
     known: u32,
@@ -187,37 +187,37 @@ pub(super) fn parse<T: DeserializeOwned>(
 }
 
 /// Removes a file. Returns true if it existed.
-pub(super) fn remove(path: &Path) -> io::Result<bool> {
+pub(super) fn remove_file(path: &Path) -> io::Result<bool> {
     Ok(none_if_missing(fs::remove_file(path))?.is_some())
 }
 
 /// Serializers of fields: the text of a type, and wall-clock times as Kubernetes' Time
 /// (`2026-05-04T03:02:01Z`) and MicroTime (`2026-05-04T03:02:01.000000Z`).
-pub(super) fn display<S: Serializer>(
+pub(super) fn serialize_display<S: Serializer>(
     value: &impl fmt::Display,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
 }
 
-pub(super) fn from_str<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(
+pub(super) fn deserialize_from_str<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(
     from: D,
 ) -> Result<T, D::Error> {
     String::deserialize(from)?.parse().map_err(D::Error::custom)
 }
 
-pub(super) fn time<'de, D: Deserializer<'de>>(from: D) -> Result<SystemTime, D::Error> {
+pub(super) fn deserialize_time<'de, D: Deserializer<'de>>(from: D) -> Result<SystemTime, D::Error> {
     humantime::parse_rfc3339(&String::deserialize(from)?).map_err(D::Error::custom)
 }
 
-pub(super) fn second_time<S: Serializer>(
+pub(super) fn serialize_second_time<S: Serializer>(
     time: &SystemTime,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    display(&humantime::format_rfc3339_seconds(*time), serializer)
+    serialize_display(&humantime::format_rfc3339_seconds(*time), serializer)
 }
 
-pub(super) fn micro_time<S: Serializer>(
+pub(super) fn serialize_micro_time<S: Serializer>(
     time: &SystemTime,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
@@ -226,7 +226,7 @@ pub(super) fn micro_time<S: Serializer>(
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default()
         .min(LAST_TIME);
-    display(
+    serialize_display(
         &humantime::format_rfc3339_micros(SystemTime::UNIX_EPOCH + since),
         serializer,
     )

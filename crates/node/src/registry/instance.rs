@@ -27,10 +27,10 @@
 //! descriptor, the child keeps the record alive; probes still find the address dead.
 
 use super::BerthDir;
-use super::file::{self, id_of, names, read_all};
+use super::file::{self, id_of, list_names, read_all};
 pub use super::file::{IgnoredFile, Listing};
 use crate::instance::InstanceId;
-use berth_os::file::{lock_within, replace};
+use berth_os::file::{lock_within, replace_file};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
 use serde::{Deserialize, Serialize};
@@ -76,14 +76,17 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// Start time, wall clock, in full seconds. Informative only.
-    #[serde(serialize_with = "file::second_time", deserialize_with = "file::time")]
+    #[serde(
+        serialize_with = "file::serialize_second_time",
+        deserialize_with = "file::deserialize_time"
+    )]
     pub started: SystemTime,
 }
 
 impl Record {
     /// Parses a record from a file that is named after `id`.
     pub fn parse(bytes: &[u8], id: &InstanceId) -> Result<Self, String> {
-        let record: Self = file::parse(bytes, "record", VERSION)?;
+        let record: Self = file::parse_versioned(bytes, "record", VERSION)?;
         if record.instance != *id {
             return Err(format!("it is for the instance {}", record.instance));
         }
@@ -113,7 +116,7 @@ pub enum ClaimError {
         pid: Option<u32>,
     },
     #[error(
-        "another process has held {} for {} s: a process that starts an apiserver is stopped or hangs; end it",
+        "another process has held {} for {} s: a process that starts an apiserver is stopped or hangs; end that process",
         path.display(),
         LOCK_WAIT.as_secs()
     )]
@@ -255,7 +258,7 @@ pub fn claim(
         started: SystemTime::now(),
     };
 
-    let lock = write(&directory, &record)?;
+    let lock = write_record(&directory, &record)?;
     Ok(InstanceClaim { record, path, lock })
 }
 
@@ -266,7 +269,7 @@ pub fn claim(
 pub fn list(berth: &BerthDir) -> io::Result<Listing<ListedInstance>> {
     read_all(&berth.instances(), |id, path| {
         Ok(
-            inspect(berth, id, path)?.map(|(held, alive)| ListedInstance {
+            inspect_file(berth, id, path)?.map(|(held, alive)| ListedInstance {
                 record: held.record,
                 alive,
             }),
@@ -277,7 +280,7 @@ pub fn list(berth: &BerthDir) -> io::Result<Listing<ListedInstance>> {
 /// Lists the records of the live instances of a berth, with their descriptors.
 pub fn list_live(berth: &BerthDir) -> io::Result<Listing<HeldRecord>> {
     read_all(&berth.instances(), |id, path| {
-        Ok(inspect(berth, id, path)?.and_then(|(held, alive)| alive.then_some(held)))
+        Ok(inspect_file(berth, id, path)?.and_then(|(held, alive)| alive.then_some(held)))
     })
 }
 
@@ -297,12 +300,12 @@ pub fn prune(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
 /// Like [`prune`]. The caller holds the lock on names.
 fn prune_names(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
     let mut removed = 0;
-    for name in names(&berth.instances())? {
+    for name in list_names(&berth.instances())? {
         let path = berth.instances().join(&name);
         let bytes = name.as_encoded_bytes();
         let left_over = bytes.starts_with(b".") && bytes.ends_with(b".new");
         if left_over || id_of(&name).is_some_and(|id| is_long_dead(berth, &path, &id, now)) {
-            removed += usize::from(file::remove(&path)?);
+            removed += usize::from(file::remove_file(&path)?);
         }
     }
     Ok(removed)
@@ -349,7 +352,7 @@ fn previous_address(
 
 /// Returns a record, and true if its process is alive. Returns `None` if there is no file. The
 /// error is the reason to ignore the file.
-fn inspect(
+fn inspect_file(
     berth: &BerthDir,
     id: &InstanceId,
     path: &Path,
@@ -384,7 +387,7 @@ impl RecordFile {
     /// Opens a record. Returns `None` if there is no file. The error is the reason to ignore the
     /// file.
     fn open(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Self>, String> {
-        file::read(berth, path, |bytes| Record::parse(bytes, id))
+        file::open_and_parse(berth, path, |bytes| Record::parse(bytes, id))
     }
 }
 
@@ -436,11 +439,11 @@ fn lock_names(directory: &Path, wait: Duration) -> Result<Flock<File>, ClaimErro
 
 /// Writes a record over the file with its name, and returns the record's lock. The caller holds the
 /// lock on names.
-fn write(directory: &Path, record: &Record) -> Result<Flock<File>, ClaimError> {
+fn write_record(directory: &Path, record: &Record) -> Result<Flock<File>, ClaimError> {
     let new = directory.join(format!(".{}.new", record.instance));
     let path = directory.join(format!("{}.json", record.instance));
     // Only a claim that died can have left the new file: the claims of a berth are sequential.
-    let written = replace(&path, &new, |file| {
+    let written = replace_file(&path, &new, |file| {
         // The file stays open for writing, so that its closing at the end of the process is an
         // event for a `super::watch::Watch`.
         let mut file =

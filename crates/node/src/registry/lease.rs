@@ -15,10 +15,10 @@
 //! not write it. The previous version reads a new [`Phase`] as [`Phase::Waiting`].
 
 use super::BerthDir;
-use super::file::{self, IgnoredFile, Listing, names, read_all};
+use super::file::{self, IgnoredFile, Listing, list_names, read_all};
 use crate::instance::InstanceId;
 use crate::terms::{Phase, ShimId};
-use berth_os::file::replace;
+use berth_os::file::replace_file;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::{self, Write};
@@ -52,15 +52,24 @@ pub struct Lease {
     /// Name of the shim and its instance in the berth. It names the file.
     pub instance: InstanceId,
     /// ID of the shim's process, as 16 lower-case hexadecimal digits.
-    #[serde(serialize_with = "file::display", deserialize_with = "file::from_str")]
+    #[serde(
+        serialize_with = "file::serialize_display",
+        deserialize_with = "file::deserialize_from_str"
+    )]
     pub holder_identity: ShimId,
     /// Time for which the lease holds after each renewal.
     pub lease_duration_seconds: u32,
     /// Time when this holder first wrote the lease, wall clock, in microseconds. Informative only.
-    #[serde(serialize_with = "file::micro_time", deserialize_with = "file::time")]
+    #[serde(
+        serialize_with = "file::serialize_micro_time",
+        deserialize_with = "file::deserialize_time"
+    )]
     pub acquire_time: SystemTime,
     /// Time when this holder last wrote the lease, wall clock, in microseconds. Informative only.
-    #[serde(serialize_with = "file::micro_time", deserialize_with = "file::time")]
+    #[serde(
+        serialize_with = "file::serialize_micro_time",
+        deserialize_with = "file::deserialize_time"
+    )]
     pub renew_time: SystemTime,
     /// Number of changes of the holder. Always 0: nothing reads the field, but the previous version
     /// requires it.
@@ -82,7 +91,7 @@ pub struct Lease {
 impl Lease {
     /// Parses a lease from a file that is named after `id`.
     pub fn parse(bytes: &[u8], id: &InstanceId) -> Result<Self, String> {
-        let lease: Self = file::parse(bytes, "lease", VERSION)?;
+        let lease: Self = file::parse_versioned(bytes, "lease", VERSION)?;
         if lease.instance != *id {
             return Err(format!("it is for the instance {}", lease.instance));
         }
@@ -193,7 +202,7 @@ pub fn write(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
         .leases()
         .join(format!(".{}.lease.new", lease.instance));
     let write = || {
-        replace(&path_of(berth, &lease.instance), &new, |mut file| {
+        replace_file(&path_of(berth, &lease.instance), &new, |mut file| {
             file.write_all(&bytes)
         })
     };
@@ -206,7 +215,7 @@ pub fn write(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
 pub fn remove(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
     match read(berth, &lease.instance) {
         Ok(Some(found)) if found.holder_identity == lease.holder_identity => {
-            file::remove(&path_of(berth, &lease.instance)).map(drop)
+            file::remove_file(&path_of(berth, &lease.instance)).map(drop)
         }
         _ => Ok(()),
     }
@@ -243,7 +252,7 @@ pub fn list(berth: &BerthDir) -> io::Result<Listing<Lease>> {
 /// nevertheless.
 pub fn prune(berth: &BerthDir, boot_id: &str, now: Duration) -> io::Result<usize> {
     let mut removed = Ok(0);
-    for name in names(&berth.leases())? {
+    for name in list_names(&berth.leases())? {
         let path = berth.leases().join(&name);
         let bytes = name.as_encoded_bytes();
         let stale = match file::id_of(&name) {
@@ -256,7 +265,7 @@ pub fn prune(berth: &BerthDir, boot_id: &str, now: Duration) -> io::Result<usize
             }
         };
         if stale {
-            removed = match (removed, file::remove(&path)) {
+            removed = match (removed, file::remove_file(&path)) {
                 (Ok(count), Ok(was_there)) => Ok(count + usize::from(was_there)),
                 (Err(error), _) | (Ok(_), Err(error)) => Err(error),
             };
@@ -280,7 +289,7 @@ fn is_left_over(path: &Path) -> bool {
 
 /// Reads a lease. Returns `None` if the file is gone. The error is the reason to ignore the file.
 fn read_at(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Lease>, String> {
-    file::read(berth, path, |bytes| Lease::parse(bytes, id))?
+    file::open_and_parse(berth, path, |bytes| Lease::parse(bytes, id))?
         .map(|opened| opened.content)
         .transpose()
 }

@@ -61,7 +61,7 @@ pub enum Error {
     #[error("{} is owned by uid {owner}, this process is uid {uid}: run this as root or as uid {owner}", path.display())]
     Reader { path: PathBuf, owner: u32, uid: u32 },
     #[error(
-        "{} has mode {mode:04o}, so others may write to it: chmod 0700 it",
+        "{} has mode {mode:04o}, so others may write to the directory: chmod 0700 the directory",
         path.display()
     )]
     Mode { path: PathBuf, mode: u32 },
@@ -348,7 +348,7 @@ mod tests {
         }
     }
 
-    fn mode(path: &Path) -> u32 {
+    fn mode_of(path: &Path) -> u32 {
         fs::metadata(path).unwrap().mode() & 0o7777
     }
 
@@ -382,7 +382,7 @@ mod tests {
                 &berth.instances(),
                 &berth.leases(),
             ] {
-                assert_eq!(mode(path), 0o700, "{path:?}");
+                assert_eq!(mode_of(path), 0o700, "{path:?}");
             }
         }
         fs::write(run.path().join("10.0.0.6:6443"), "a file").unwrap();

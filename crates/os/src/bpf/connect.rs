@@ -6,8 +6,8 @@
 
 use super::asm::{Assembler, Helper, If, Instruction, MapAs, Reg, Size};
 use super::parts::{
-    CONTEXT, LISTENER, RESULT, SLOT, Slot, State, finish, jump_if_same, match_ipv4, match_ipv6,
-    word,
+    CONTEXT, LISTENER, RESULT, SLOT, Slot, State, as_word, finish_program, jump_if_same,
+    match_ipv4, match_ipv6,
 };
 use super::sys;
 use std::io;
@@ -36,7 +36,7 @@ mod context {
     pub(super) const PROTOCOL: i16 = 36;
 }
 
-pub(super) fn program(
+pub(super) fn connect_program(
     slot: Slot,
     exempt: &str,
     port: u16,
@@ -55,8 +55,8 @@ pub(super) fn program(
     match slot {
         Slot::Ipv4 => {
             asm.load(Size::U32, Reg::R2, CONTEXT, context::IP4);
-            asm.mask(Reg::R2, word([255, 255, 0, 0]));
-            asm.jump_if(If::NotEqual(Reg::R2, word([127, 0, 0, 0])), end);
+            asm.mask(Reg::R2, as_word([255, 255, 0, 0]));
+            asm.jump_if(If::NotEqual(Reg::R2, as_word([127, 0, 0, 0])), end);
             match_ipv4(&mut asm, context::IP4, addresses, matched, end);
         }
         Slot::Ipv6 => {
@@ -78,7 +78,7 @@ pub(super) fn program(
     asm.add(Reg::R1, -16);
     asm.set(Reg::R2, 16);
     asm.call(Helper::CurrentName);
-    jump_if_same(&mut asm, Reg::R10, -16, sys::name(exempt), end);
+    jump_if_same(&mut asm, Reg::R10, -16, sys::object_name(exempt), end);
     asm.copy(Reg::R1, CONTEXT);
     asm.call(Helper::NamespaceCookie);
     asm.load_map(Reg::R1, state.as_raw_fd(), MapAs::Value);
@@ -89,7 +89,7 @@ pub(super) fn program(
         offset_of!(State, namespace) as i16,
     );
     asm.jump_if(If::Differs(Reg::R0, Reg::R2), end);
-    finish(asm, listeners, state, end, |asm| {
+    finish_program(asm, listeners, state, end, |asm| {
         let done = asm.label();
         asm.set(RESULT, libc::ECONNREFUSED);
         asm.load(Size::U32, Reg::R2, LISTENER, socket::STATE);

@@ -130,7 +130,7 @@ pub fn list_attached(namespace: BorrowedFd<'_>) -> Result<Vec<Attached>, Refused
         .into_iter()
         .map(|id| Attached {
             id,
-            known: sys::program_info(id).ok(),
+            known: sys::read_program_info(id).ok(),
         })
         .collect())
 }

@@ -44,7 +44,7 @@ const STATE: Reg = Reg::R9;
 
 /// Writes the rest of a program, for a connection that matches. If steering is on, `assign` gives
 /// the connection to LISTENER, the socket found in SLOT.
-pub(super) fn finish(
+pub(super) fn finish_program(
     mut asm: Assembler,
     listeners: BorrowedFd<'_>,
     state: BorrowedFd<'_>,
@@ -81,7 +81,7 @@ pub(super) fn finish(
 
 /// Returns the addresses of one family, or `None` if the program steers all addresses of that
 /// family.
-fn of_family<A: PartialEq>(
+fn addresses_of_family<A: PartialEq>(
     addresses: &[IpAddr],
     any: &A,
     of: impl Fn(IpAddr) -> Option<A>,
@@ -94,7 +94,7 @@ fn of_family<A: PartialEq>(
     (!addresses.is_empty() && !found.contains(any)).then_some(found)
 }
 
-pub(super) fn word(bytes: [u8; 4]) -> i32 {
+pub(super) fn as_word(bytes: [u8; 4]) -> i32 {
     i32::from_ne_bytes(bytes)
 }
 
@@ -114,12 +114,12 @@ pub(super) fn match_ipv4(
             None
         }
     };
-    let Some(addresses) = of_family(addresses, &Ipv4Addr::UNSPECIFIED, ipv4) else {
+    let Some(addresses) = addresses_of_family(addresses, &Ipv4Addr::UNSPECIFIED, ipv4) else {
         return asm.jump(matched);
     };
     asm.load(Size::U32, Reg::R2, CONTEXT, at);
     for address in addresses {
-        asm.jump_if(If::Equal(Reg::R2, word(address.octets())), matched);
+        asm.jump_if(If::Equal(Reg::R2, as_word(address.octets())), matched);
     }
     asm.jump(end);
 }
@@ -138,7 +138,7 @@ pub(super) fn match_ipv6(
             None
         }
     };
-    let Some(addresses) = of_family(addresses, &Ipv6Addr::UNSPECIFIED, ipv6) else {
+    let Some(addresses) = addresses_of_family(addresses, &Ipv6Addr::UNSPECIFIED, ipv6) else {
         return asm.jump(matched);
     };
     for address in addresses {
@@ -152,7 +152,7 @@ pub(super) fn jump_if_same(asm: &mut Assembler, from: Reg, at: i16, bytes: [u8; 
     let other = asm.label();
     for (offset, bytes) in (at..).step_by(4).zip(bytes.as_chunks::<4>().0) {
         asm.load(Size::U32, Reg::R2, from, offset);
-        asm.jump_if(If::NotEqual(Reg::R2, word(*bytes)), other);
+        asm.jump_if(If::NotEqual(Reg::R2, as_word(*bytes)), other);
     }
     asm.jump(label);
     asm.place(other);

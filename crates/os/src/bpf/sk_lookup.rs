@@ -3,8 +3,8 @@
 use super::asm::{Assembler, Helper, If, Instruction, Reg, Size};
 use super::connect;
 use super::parts::{
-    CONTEXT, LISTENER, RESULT, SLOT, Slot, State, finish, jump_if_same, match_ipv4, match_ipv6,
-    word,
+    CONTEXT, LISTENER, RESULT, SLOT, Slot, State, as_word, finish_program, jump_if_same,
+    match_ipv4, match_ipv6,
 };
 use super::sys::{self, ProgramType, SharedValue};
 use super::{Refused, Step};
@@ -49,7 +49,7 @@ impl Drop for Link {
         // Closing the descriptor does not detach the program if another thread is between fork and
         // execve, because its child has a duplicate. If the detach fails, closing the descriptor is
         // the fallback.
-        let _ = sys::detach(self.0.as_fd());
+        let _ = sys::detach_link(self.0.as_fd());
     }
 }
 
@@ -70,10 +70,10 @@ impl Steerer {
     /// # Errors
     /// The step that failed: see [`Refused`].
     pub fn load(purpose: Purpose, port: u16, addresses: &[IpAddr]) -> Result<Self, Refused> {
-        let listeners = sys::socket_map(SLOTS)?;
+        let listeners = sys::create_socket_map(SLOTS)?;
         // SAFETY: `State` is made of atomics only.
         let state: SharedValue<State> = unsafe { SharedValue::new() }?;
-        let program = program(purpose, port, addresses, listeners.as_fd(), state.as_fd())
+        let program = lookup_program(purpose, port, addresses, listeners.as_fd(), state.as_fd())
             .map_err(Refused::at(Step::Assemble))?;
         Ok(Self {
             program: sys::load_program(ProgramType::SocketLookup, purpose.name(), &program)?,
@@ -88,7 +88,7 @@ impl Steerer {
     /// # Errors
     /// `E2BIG` if 64 programs are attached; see [`Refused`].
     pub fn attach(&self, namespace: BorrowedFd<'_>) -> Result<Link, Refused> {
-        let link = sys::link(ProgramType::SocketLookup, self.program.as_fd(), namespace);
+        let link = sys::create_link(ProgramType::SocketLookup, self.program.as_fd(), namespace);
         link.map(Link).map_err(Refused::at(Step::Link))
     }
 
@@ -109,7 +109,7 @@ impl Steerer {
     ) -> Result<Vec<Link>, Refused> {
         self.state.namespace.store(namespace, Relaxed);
         let cover = |slot| {
-            let program = connect::program(
+            let program = connect::connect_program(
                 slot,
                 exempt,
                 port,
@@ -124,7 +124,7 @@ impl Steerer {
                 ProgramType::Connect6
             };
             let program = sys::load_program(prog_type, "berth_localhost", &program)?;
-            sys::link(prog_type, program.as_fd(), cgroup)
+            sys::create_link(prog_type, program.as_fd(), cgroup)
                 .map(Link)
                 .map_err(Refused::at(Step::Cgroup))
         };
@@ -199,7 +199,7 @@ mod context {
 /// Flag of bpf_sk_assign: replaces the socket that an earlier program chose.
 const REPLACE: i32 = 1;
 
-fn program(
+fn lookup_program(
     purpose: Purpose,
     port: u16,
     addresses: &[IpAddr],
@@ -222,8 +222,8 @@ fn program(
         asm.load(Size::U32, Reg::R3, CONTEXT, context::LOCAL_IP4);
         asm.jump_if(If::Differs(Reg::R2, Reg::R3), end);
     } else {
-        asm.mask(Reg::R2, word([255, 0, 0, 0]));
-        asm.jump_if(If::Equal(Reg::R2, word([127, 0, 0, 0])), end);
+        asm.mask(Reg::R2, as_word([255, 0, 0, 0]));
+        asm.jump_if(If::Equal(Reg::R2, as_word([127, 0, 0, 0])), end);
     }
     match_ipv4(&mut asm, context::LOCAL_IP4, addresses, matched, end);
     asm.place(ipv6);
@@ -238,7 +238,7 @@ fn program(
     match_ipv6(&mut asm, context::LOCAL_IP6, addresses, matched, end);
 
     asm.place(matched);
-    finish(asm, listeners, state, end, |asm| {
+    finish_program(asm, listeners, state, end, |asm| {
         asm.copy(Reg::R1, CONTEXT);
         asm.copy(Reg::R2, LISTENER);
         asm.set(Reg::R3, REPLACE);

@@ -81,7 +81,7 @@ unsafe fn bpf<T>(command: c_int, attr: &mut T) -> io::Result<c_long> {
 unsafe fn bpf_fd<T>(command: c_int, attr: &mut T) -> io::Result<OwnedFd> {
     #[cfg(debug_assertions)]
     if super::is_unsteered() {
-        return super::unsteered::descriptor();
+        return super::unsteered::stand_in_descriptor();
     }
     // SAFETY: the caller's promise.
     let fd = unsafe { bpf(command, attr) }?;
@@ -93,7 +93,7 @@ unsafe fn bpf_fd<T>(command: c_int, attr: &mut T) -> io::Result<OwnedFd> {
 /// Calls `make`, and once more after `raise` has raised the limit of locked memory. Before Linux
 /// 5.11, maps and programs count as locked memory. Beyond the limit the kernel returns `EPERM`, as
 /// for a missing capability.
-fn with_memory<T>(
+fn retry_with_memory<T>(
     mut make: impl FnMut() -> io::Result<T>,
     raise: impl FnOnce() -> bool,
 ) -> io::Result<T> {
@@ -106,13 +106,13 @@ fn with_memory<T>(
     })
 }
 
-fn number(fd: BorrowedFd<'_>) -> u32 {
+fn fd_number(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().unsigned_abs()
 }
 
 /// Returns the name of a map, a program or a thread as the kernel stores the name: at most 15
 /// bytes.
-pub(super) fn name(text: &str) -> [u8; 16] {
+pub(super) fn object_name(text: &str) -> [u8; 16] {
     let mut name = [0; 16];
     name.iter_mut()
         .take(15)
@@ -146,11 +146,11 @@ fn create_map(
         value_size: value_size as u32,
         max_entries,
         map_flags,
-        map_name: name("berth"),
+        map_name: object_name("berth"),
         ..MapCreate::default()
     };
     // SAFETY: `attr` contains no address, and the command returns a descriptor.
-    with_memory(
+    retry_with_memory(
         || unsafe { bpf_fd(MAP_CREATE, &mut attr) },
         raise_locked_memory,
     )
@@ -158,7 +158,7 @@ fn create_map(
 }
 
 /// Makes a map of listening sockets.
-pub(super) fn socket_map(entries: u32) -> Result<OwnedFd, Refused> {
+pub(super) fn create_socket_map(entries: u32) -> Result<OwnedFd, Refused> {
     create_map(MAP_TYPE_SOCKMAP, size_of::<u64>(), entries, 0)
 }
 
@@ -179,12 +179,12 @@ pub(super) fn set_socket(
 ) -> Result<(), Refused> {
     #[cfg(debug_assertions)]
     if super::is_unsteered() {
-        return super::unsteered::check(socket);
+        return super::unsteered::check_listens(socket);
     }
-    let value = u64::from(number(socket));
+    let value = u64::from(fd_number(socket));
     let (key, value) = (from_ref(&key) as u64, from_ref(&value) as u64);
     let mut attr = MapElement {
-        map_fd: number(map),
+        map_fd: fd_number(map),
         reserved: 0,
         key,
         value,
@@ -300,7 +300,7 @@ pub(super) fn load_program(
             },
             kern_version: 0,
             prog_flags: STRICT_ALIGNMENT,
-            prog_name: name(as_name),
+            prog_name: object_name(as_name),
             prog_ifindex: 0,
             expected_attach_type,
         };
@@ -309,7 +309,7 @@ pub(super) fn load_program(
         unsafe { bpf_fd(PROG_LOAD, &mut attr) }
     };
     // The log costs time and memory: it is requested only after a refusal.
-    with_memory(|| load(&mut []), raise_locked_memory).or_else(|_| {
+    retry_with_memory(|| load(&mut []), raise_locked_memory).or_else(|_| {
         let mut log = vec![0; LOG_BYTES];
         load(&mut log).map_err(|source| {
             let text = log.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -332,13 +332,13 @@ struct LinkCreate {
 
 /// Attaches a program, until the link is closed: to a network namespace, or a program for
 /// connect(2) to a cgroup.
-pub(super) fn link(
+pub(super) fn create_link(
     prog_type: ProgramType,
     program: BorrowedFd<'_>,
     target: BorrowedFd<'_>,
 ) -> io::Result<OwnedFd> {
     let ((_, attach_type), prog_fd, target_fd) =
-        (prog_type.numbers(), number(program), number(target));
+        (prog_type.numbers(), fd_number(program), fd_number(target));
     // SAFETY: the structure contains no address, and the command returns a descriptor.
     unsafe {
         bpf_fd(
@@ -359,13 +359,13 @@ struct LinkDetach {
 }
 
 /// Ends the effect of a link, even if duplicates of the link are open.
-pub(super) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
+pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: the structure contains no address.
     unsafe {
         bpf(
             LINK_DETACH,
             &mut LinkDetach {
-                link_fd: number(link),
+                link_fd: fd_number(link),
             },
         )
     }
@@ -392,7 +392,7 @@ pub(super) fn list_attached(namespace: BorrowedFd<'_>) -> Result<Vec<u32>, Refus
     }
     let mut ids = vec![0_u32; MOST_PROGRAMS];
     let mut attr = ProgQuery {
-        target_fd: number(namespace),
+        target_fd: fd_number(namespace),
         attach_type: ATTACH_SK_LOOKUP,
         query_flags: 0,
         attach_flags: 0,
@@ -442,7 +442,7 @@ struct ProgInfo {
 ///
 /// # Errors
 /// `EPERM` without CAP_SYS_ADMIN, `ENOENT` if the program does not exist any more.
-pub(super) fn program_info(id: u32) -> io::Result<(String, u32)> {
+pub(super) fn read_program_info(id: u32) -> io::Result<(String, u32)> {
     // SAFETY: the structure contains no address, and the command returns a descriptor.
     let program = unsafe {
         bpf_fd(
@@ -461,7 +461,7 @@ pub(super) fn program_info(id: u32) -> io::Result<(String, u32)> {
         bpf(
             OBJ_GET_INFO_BY_FD,
             &mut GetInfo {
-                fd: number(program.as_fd()),
+                fd: fd_number(program.as_fd()),
                 info_len,
                 info: address,
             },
@@ -486,7 +486,7 @@ mod tests {
     fn a_lack_of_locked_memory_raises_the_limit_and_tries_once_more() {
         let tried = |errors: &[i32], raises: bool| {
             let (mut errors, mut count) = (errors.iter(), 0);
-            let made = with_memory(
+            let made = retry_with_memory(
                 || {
                     count += 1;
                     errors

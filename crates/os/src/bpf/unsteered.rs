@@ -21,14 +21,14 @@ pub fn is_unsteered() -> bool {
 
 /// Returns a replacement for the descriptor of a map, a program or a link: memory that begins as
 /// zeroes.
-pub(super) fn descriptor() -> io::Result<OwnedFd> {
+pub(super) fn stand_in_descriptor() -> io::Result<OwnedFd> {
     let memory = memfd_create(c"berth-unsteered", MemfdFlags::CLOEXEC)?;
     ftruncate(&memory, 4096)?;
     Ok(memory)
 }
 
 /// Refuses a socket that does not listen, as the kernel does.
-pub(super) fn check(socket: BorrowedFd<'_>) -> Result<(), Refused> {
+pub(super) fn check_listens(socket: BorrowedFd<'_>) -> Result<(), Refused> {
     let listens = socket2::SockRef::from(&socket)
         .is_listener()
         .map_err(Refused::at(Step::Listener))?;

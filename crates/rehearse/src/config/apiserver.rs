@@ -100,16 +100,16 @@ impl Apiserver {
     /// access off, or name a configuration file that may do so.
     pub(crate) fn wants_certificates(&self) -> bool {
         let (Self::Simulated { flags } | Self::Command { flags, .. }) = self;
-        let off = values(flags, "anonymous-auth")
+        let off = find_values(flags, "anonymous-auth")
             .last()
             .is_some_and(|value| args::parse_bool(&value) == Some(false));
-        off || has(flags, "authentication-config")
+        off || has_flag(flags, "authentication-config")
     }
 
     /// Returns the value of `--shutdown-delay-duration`. Zero if the flag is missing.
     pub fn shutdown_delay(&self) -> Duration {
         let (Self::Simulated { flags } | Self::Command { flags, .. }) = self;
-        let given = values(flags, "shutdown-delay-duration").last();
+        let given = find_values(flags, "shutdown-delay-duration").last();
         given
             .and_then(|text| humantime::parse_duration(&text).ok())
             .unwrap_or_default()
@@ -122,13 +122,13 @@ impl Apiserver {
 }
 
 /// True if the user typed the flag.
-pub fn has(flags: &[OsString], name: &str) -> bool {
-    values(flags, name).next().is_some()
+pub fn has_flag(flags: &[OsString], name: &str) -> bool {
+    find_values(flags, name).next().is_some()
 }
 
 /// Returns the values of a flag given as `--name=value`, or "true" for a flag without `=`. `_`
 /// counts as `-` in the name, as in kube-apiserver.
-fn values(flags: &[OsString], name: &str) -> impl Iterator<Item = String> {
+fn find_values(flags: &[OsString], name: &str) -> impl Iterator<Item = String> {
     flags.iter().filter_map(move |flag| {
         let flag = flag.to_string_lossy();
         let flag = flag.strip_prefix("--")?;
@@ -138,7 +138,7 @@ fn values(flags: &[OsString], name: &str) -> impl Iterator<Item = String> {
 }
 
 /// Returns `--name=value` for a path.
-pub(crate) fn flag(name: &str, value: impl AsRef<OsStr>) -> OsString {
+pub(crate) fn format_flag(name: &str, value: impl AsRef<OsStr>) -> OsString {
     let mut flag = OsString::from(format!("--{name}="));
     flag.push(value);
     flag
@@ -220,7 +220,7 @@ mod tests {
         let flags: Vec<OsString> = ["--tls_cert_file=x", "--etcd-servers", "y", "-z"]
             .map(Into::into)
             .into();
-        assert!(has(&flags, "tls-cert-file") && has(&flags, "etcd-servers"));
-        assert!(!has(&flags, "tls-cert") && !has(&flags, "z"));
+        assert!(has_flag(&flags, "tls-cert-file") && has_flag(&flags, "etcd-servers"));
+        assert!(!has_flag(&flags, "tls-cert") && !has_flag(&flags, "z"));
     }
 }

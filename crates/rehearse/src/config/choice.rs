@@ -68,7 +68,7 @@ pub enum Topology {
 }
 
 /// Returns the name of a value on the command line.
-fn name(value: &impl ValueEnum) -> String {
+fn value_name(value: &impl ValueEnum) -> String {
     value
         .to_possible_value()
         .map_or_else(String::new, |value| value.get_name().to_owned())
@@ -76,18 +76,18 @@ fn name(value: &impl ValueEnum) -> String {
 
 impl fmt::Display for Via {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&name(self))
+        f.write_str(&value_name(self))
     }
 }
 
 impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&name(self))
+        f.write_str(&value_name(self))
     }
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&name(self))
+        f.write_str(&value_name(self))
     }
 }

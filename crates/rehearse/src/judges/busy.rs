@@ -24,7 +24,7 @@ pub(super) struct Busy {
 impl Busy {
     pub(super) fn of(record: &Record) -> Self {
         Self {
-            late: joined(record.late.clone()),
+            late: join_periods(record.late.clone()),
             is_slow: record.behind > MOST_BEHIND,
         }
     }
@@ -36,13 +36,13 @@ impl Busy {
             return true;
         }
         let Attempt { due, done, .. } = *attempt;
-        let late = common((due, done), &self.late);
+        let late = sum_overlap((due, done), &self.late);
         late >= LATE && late * 2 >= done.since(due)
     }
 }
 
 /// Objects because nobody can tell the cause of unanswered requests.
-pub(super) fn object(unanswered: u64, ran: &mut Ran) {
+pub(super) fn report_unanswered(unanswered: u64, ran: &mut Ran) {
     if unanswered > 0 {
         let unanswered = Loss::Unanswered.words(unanswered);
         ran.too_busy(format!(
@@ -52,7 +52,7 @@ pub(super) fn object(unanswered: u64, ran: &mut Ran) {
     }
 }
 
-fn joined(mut periods: Vec<(Stamp, Stamp)>) -> Vec<(Stamp, Stamp)> {
+fn join_periods(mut periods: Vec<(Stamp, Stamp)>) -> Vec<(Stamp, Stamp)> {
     periods.sort_unstable();
     let mut joined: Vec<(Stamp, Stamp)> = Vec::new();
     for (from, to) in periods {
@@ -65,7 +65,7 @@ fn joined(mut periods: Vec<(Stamp, Stamp)>) -> Vec<(Stamp, Stamp)> {
 }
 
 /// How much of a period is covered by other periods.
-fn common((from, to): (Stamp, Stamp), periods: &[(Stamp, Stamp)]) -> Duration {
+fn sum_overlap((from, to): (Stamp, Stamp), periods: &[(Stamp, Stamp)]) -> Duration {
     periods
         .iter()
         .map(|(began, ended)| to.min(*ended).since(from.max(*began)))
@@ -74,7 +74,7 @@ fn common((from, to): (Stamp, Stamp), periods: &[(Stamp, Stamp)]) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{at, attempt};
+    use super::super::tests::{attempt, stamp_at};
     use super::*;
     use crate::record::event::{Answer, Failure};
 
@@ -90,7 +90,10 @@ mod tests {
             (&[(1_000, 8_000)], false),
             (&[(0, 1_000), (16_000, 90_000)], false),
         ] {
-            let periods = late.iter().map(|(from, to)| (at(*from), at(*to))).collect();
+            let periods = late
+                .iter()
+                .map(|(from, to)| (stamp_at(*from), stamp_at(*to)))
+                .collect();
             let record = Record {
                 late: periods,
                 ..Record::default()

@@ -84,7 +84,7 @@ impl<'a> Ends<'a> {
             .control
             .ends
             .iter()
-            .filter(|c| c.instance == end.instance && kind(c) == kind(end));
+            .filter(|c| c.instance == end.instance && kind_of(c) == kind_of(end));
         ends.any(|control| control.at >= began && control.at <= end.at.plus(self.lag))
     }
 
@@ -98,13 +98,13 @@ impl<'a> Ends<'a> {
 }
 
 /// The kind of a connection. A stopping instance treats connections of a kind alike.
-fn kind(end: &StreamEnd) -> (bool, Protocol) {
+fn kind_of(end: &StreamEnd) -> (bool, Protocol) {
     (end.what == StreamKind::Watch, end.protocol)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{self, at, report};
+    use super::super::tests::{self, report, stamp_at};
     use super::*;
     use crate::record::{
         Control,
@@ -118,10 +118,10 @@ mod tests {
 
     /// Old gets SIGTERM at 1000 ms. Its kept connections end at 1200 ms, and its watches at 2000
     /// ms.
-    fn stopped() -> Record {
+    fn record_stop() -> Record {
         let mut record = Record::default();
-        record.moments.add(OLD, MarkKind::Started, at(0));
-        record.moments.add(OLD, MarkKind::Sigterm, at(1000));
+        record.moments.add(OLD, MarkKind::Started, stamp_at(0));
+        record.moments.add(OLD, MarkKind::Sigterm, stamp_at(1000));
         record.control = Control {
             ends: vec![end(StreamKind::Kept, 1200), end(StreamKind::Watch, 2000)],
             ..Control::default()
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn an_end_without_an_announcement_is_compared_with_the_control() {
-        let record = stopped();
+        let record = record_stop();
         for (end, is_its_own) in [
             // 50 ms before counts as the same moment.
             (end(StreamKind::Kept, 1150), true),
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn an_announcement_counts_once_the_instance_was_sent_sigterm() {
-        let record = stopped();
+        let record = record_stop();
         let ends = Ends::new(&record);
         for signed in [
             Signed::EndOfAnswer,
@@ -209,7 +209,7 @@ mod tests {
         ] {
             let record = Record {
                 reports: vec![report("stream", by, reported_at)],
-                ..stopped()
+                ..record_stop()
             };
             let end = StreamEnd {
                 signed: Some(Signed::CloseNotify),
@@ -220,7 +220,7 @@ mod tests {
         // A report about another stream is no evidence for this stream.
         let record = Record {
             reports: vec![report("other", EndedBy::Instance, 500)],
-            ..stopped()
+            ..record_stop()
         };
         assert!(
             Ends::new(&record)
@@ -231,12 +231,12 @@ mod tests {
 
     #[test]
     fn an_earlier_life_excuses_nothing() {
-        let mut record = stopped();
-        record.moments.add(OLD, MarkKind::Exited, at(2000));
-        record.moments.add(OLD, MarkKind::Started, at(3000));
+        let mut record = record_stop();
+        record.moments.add(OLD, MarkKind::Exited, stamp_at(2000));
+        record.moments.add(OLD, MarkKind::Started, stamp_at(3000));
         let killed = end(StreamKind::Kept, 5000);
         assert!(Ends::new(&record).by_instance(&killed).is_err());
-        record.moments.add(OLD, MarkKind::Exited, at(5000));
+        record.moments.add(OLD, MarkKind::Exited, stamp_at(5000));
         assert!(Ends::new(&record).by_instance(&killed).is_err());
         record.control.ends.push(end(StreamKind::Kept, 5010));
         assert_eq!(Ends::new(&record).by_instance(&killed), Ok(()));

@@ -39,7 +39,7 @@ const AFTER: Duration = Duration::from_millis(500);
 const TAKE_OVER: Duration = Duration::from_secs(1);
 
 fn check(record: &Record, span: &Span) -> Vec<Promise> {
-    let (slack, busy) = (slack(record), Busy::of(record));
+    let (slack, busy) = (measure_slack(record), Busy::of(record));
     let check = |injected| {
         let (broken, seen) = (Vec::new(), Vec::new());
         Check {
@@ -71,12 +71,12 @@ pub(super) struct Lost<'a> {
 pub(super) fn excuse(injected: &[Injected], lost: &Lost<'_>, slack: Duration) -> Option<usize> {
     injected
         .iter()
-        .rposition(|fault| allows(fault, lost, slack))
+        .rposition(|fault| allows_loss(fault, lost, slack))
 }
 
 /// How much longer everything may take than on an idle machine: the time by which clients were
 /// behind their timetable, plus the longest wait before the first fault.
-pub(super) fn slack(record: &Record) -> Duration {
+pub(super) fn measure_slack(record: &Record) -> Duration {
     let Some(first) = record.injected.iter().map(|injected| injected.at).min() else {
         return Duration::ZERO;
     };
@@ -91,7 +91,7 @@ pub(super) fn slack(record: &Record) -> Duration {
             .unwrap_or_default()
 }
 
-fn allows(injected: &Injected, lost: &Lost<'_>, slack: Duration) -> bool {
+fn allows_loss(injected: &Injected, lost: &Lost<'_>, slack: Duration) -> bool {
     let Injected { fault, at, .. } = injected;
     if lost.seen < *at {
         return false;
@@ -123,7 +123,7 @@ fn allows(injected: &Injected, lost: &Lost<'_>, slack: Duration) -> bool {
 struct Check<'a> {
     record: &'a Record,
     injected: &'a Injected,
-    /// See [`slack`].
+    /// See [`measure_slack`].
     slack: Duration,
     busy: &'a Busy,
     broken: Vec<String>,
@@ -370,7 +370,7 @@ impl Check<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{self, at, attempt, good};
+    use super::super::tests::{self, attempt, good_answer, stamp_at};
     use super::*;
     use crate::record::{
         event::Failure,
@@ -392,20 +392,20 @@ mod tests {
     }
 
     /// An attempt that was answered by this instance, or refused.
-    fn tried(due: i64, done: i64, by: Option<&str>) -> Attempt {
+    fn make_attempt(due: i64, done: i64, by: Option<&str>) -> Attempt {
         attempt(
             "new-0",
             due,
             done,
-            by.map_or(Answer::Failed(Failure::Refused), good),
+            by.map_or(Answer::Failed(Failure::Refused), good_answer),
         )
     }
 
     fn lost(loss: Loss, due: Option<i64>, seen: i64) -> Lost<'static> {
         Lost {
             loss,
-            due: due.map(at),
-            seen: at(seen),
+            due: due.map(stamp_at),
+            seen: stamp_at(seen),
             instance: Some(NEW),
         }
     }
@@ -423,7 +423,7 @@ mod tests {
     }
 
     /// Returns how the attempts break the promise of a fault.
-    fn broken(fault: Injected, attempts: Vec<Attempt>) -> Vec<String> {
+    fn find_broken(fault: Injected, attempts: Vec<Attempt>) -> Vec<String> {
         broken_in(&Record {
             injected: vec![fault],
             attempts,
@@ -472,7 +472,7 @@ mod tests {
     fn a_kill_under_a_bridge_excuses_what_was_on_the_one_that_died_until_it_was_gone() {
         let killed = |fault| Injected {
             standby: Standby::Bridge,
-            noticed: Some(at(1_020)),
+            noticed: Some(stamp_at(1_020)),
             ..injected(fault)
         };
         for fault in [Fault::KillShim, Fault::KillTemporary, Fault::KillOld] {
@@ -513,7 +513,7 @@ mod tests {
     #[test]
     fn of_two_faults_the_later_one_is_to_blame() {
         let second = Injected {
-            at: at(12_000),
+            at: stamp_at(12_000),
             over: None,
             ..injected(Fault::KillShim)
         };
@@ -528,13 +528,13 @@ mod tests {
             behind: Duration::from_millis(300),
             injected: vec![injected(Fault::KillShim)],
             attempts: vec![
-                tried(500, 700, Some(NEW)),
-                tried(400, 999, None),
-                tried(990, 5_000, Some(NEW)),
+                make_attempt(500, 700, Some(NEW)),
+                make_attempt(400, 999, None),
+                make_attempt(990, 5_000, Some(NEW)),
             ],
             ..Record::default()
         };
-        let slack = slack(&record);
+        let slack = measure_slack(&record);
         assert_eq!(slack, Duration::from_millis(500));
         let cut = |seen| {
             super::excuse(
@@ -552,7 +552,7 @@ mod tests {
             let broken = broken_in(&Record {
                 behind: Duration::from_millis(behind_ms),
                 injected: vec![injected(Fault::HangShim)],
-                attempts: vec![tried(8_000, done, Some(NEW))],
+                attempts: vec![make_attempt(8_000, done, Some(NEW))],
                 ..Record::default()
             });
             assert_eq!(
@@ -568,11 +568,11 @@ mod tests {
         for (done, is_late) in [(11_001, false), (20_000, false), (22_001, true)] {
             let kept = Attempt {
                 kind: ConnectionKind::Kept,
-                ..tried(8_000, done, Some(NEW))
+                ..make_attempt(8_000, done, Some(NEW))
             };
-            let broken = broken(
+            let broken = find_broken(
                 injected(Fault::HangShim),
-                vec![kept, tried(8_000, 8_010, Some(NEW))],
+                vec![kept, make_attempt(8_000, 8_010, Some(NEW))],
             );
             assert_eq!(
                 broken.iter().any(|line| line.contains("waited on")),
@@ -586,7 +586,7 @@ mod tests {
     fn no_more_kept_connections_wait_than_a_shim_had() {
         let kept = |stream, done| Attempt {
             kind: ConnectionKind::Kept,
-            ..attempt(stream, 2_000, done, good(NEW))
+            ..attempt(stream, 2_000, done, good_answer(NEW))
         };
         let more =
             &["2 kept connections waited for more than 3.0s, although the shim had only 1"][..];
@@ -594,9 +594,9 @@ mod tests {
             let mut attempts = [("a", 9_000), ("b", 9_000), ("b", 9_100), ("c", 2_010)]
                 .map(|(s, done)| kept(s, done))
                 .to_vec();
-            attempts.push(tried(8_000, 8_010, Some(OLD)));
+            attempts.push(make_attempt(8_000, 8_010, Some(OLD)));
             assert_eq!(
-                broken(
+                find_broken(
                     Injected {
                         has,
                         ..injected(Fault::HangShim)
@@ -615,13 +615,13 @@ mod tests {
             // Unless this machine was busy.
             for (late, wanted) in [
                 (Vec::new(), &["1 requests waited for more than 3.0s"][..]),
-                (vec![(at(2_000), at(6_000))], &[]),
+                (vec![(stamp_at(2_000), stamp_at(6_000))], &[]),
             ] {
                 let long = Attempt {
                     kind,
-                    ..tried(2_000, 8_000, Some(NEW))
+                    ..make_attempt(2_000, 8_000, Some(NEW))
                 };
-                let attempts = vec![long, tried(3_000, 5_900, Some(NEW))];
+                let attempts = vec![long, make_attempt(3_000, 5_900, Some(NEW))];
                 let injected = vec![injected(Fault::ClockJump)];
                 assert_eq!(
                     broken_in(&Record {
@@ -656,15 +656,16 @@ mod tests {
     fn one_that_cannot_serve_must_not() {
         for fault in [Fault::BadFlag, Fault::NeverReady] {
             let sound = || injected(fault);
-            assert_eq!(broken(sound(), Vec::new()), [""; 0]);
+            assert_eq!(find_broken(sound(), Vec::new()), [""; 0]);
             assert!(
-                broken(sound(), vec![tried(2_000, 2_001, Some(NEW))])[0].contains("answered 1")
+                find_broken(sound(), vec![make_attempt(2_000, 2_001, Some(NEW))])[0]
+                    .contains("answered 1")
             );
             let mut joined = Record {
                 injected: vec![sound()],
                 ..Record::default()
             };
-            joined.moments.add(NEW, MarkKind::Joined, at(2_000));
+            joined.moments.add(NEW, MarkKind::Joined, stamp_at(2_000));
             assert_eq!(broken_in(&joined), ["the faulty instance joined"]);
             for (injected, why) in [
                 (
@@ -682,7 +683,7 @@ mod tests {
                     "end of the fault was not seen",
                 ),
             ] {
-                assert!(broken(injected, Vec::new())[0].contains(why));
+                assert!(find_broken(injected, Vec::new())[0].contains(why));
             }
         }
     }
@@ -693,7 +694,10 @@ mod tests {
             injected: vec![injected(Fault::KillShim)],
             ..Record::default()
         };
-        record.attempts = vec![tried(1_010, 1_011, None), tried(3_500, 3_501, Some(NEW))];
+        record.attempts = vec![
+            make_attempt(1_010, 1_011, None),
+            make_attempt(3_500, 3_501, Some(NEW)),
+        ];
         let promise = check(&record);
         assert!(promise.held, "{promise:?}");
         assert_eq!(
@@ -707,26 +711,32 @@ mod tests {
     #[test]
     fn clients_wait_for_the_lease_or_the_probe_and_no_longer() {
         let hang = || Injected {
-            noticed: Some(at(7_000)),
+            noticed: Some(stamp_at(7_000)),
             ..injected(Fault::Hang)
         };
-        let later = || tried(8_000, 8_010, Some(OLD));
+        let later = || make_attempt(8_000, 8_010, Some(OLD));
         for fault in [hang(), injected(Fault::HangShim)] {
             for (attempts, why) in [
                 (
-                    vec![tried(8_000, 11_500, Some(OLD))],
+                    vec![make_attempt(8_000, 11_500, Some(OLD))],
                     "although the other instance served",
                 ),
-                (vec![tried(1_500, 13_500, Some(OLD)), later()], "waited on"),
                 (
-                    vec![tried(1_500, 1_510, Some(OLD))],
+                    vec![make_attempt(1_500, 13_500, Some(OLD)), later()],
+                    "waited on",
+                ),
+                (
+                    vec![make_attempt(1_500, 1_510, Some(OLD))],
                     "no new connection after",
                 ),
             ] {
-                assert!(broken(fault.clone(), attempts)[0].contains(why), "{why}");
+                assert!(
+                    find_broken(fault.clone(), attempts)[0].contains(why),
+                    "{why}"
+                );
             }
             assert_eq!(
-                broken(fault, vec![tried(1_500, 10_100, Some(OLD)), later()])[..],
+                find_broken(fault, vec![make_attempt(1_500, 10_100, Some(OLD)), later()])[..],
                 [""; 0]
             );
         }
@@ -739,7 +749,7 @@ mod tests {
             (OLD, 1_600, 10_100, &[in_time]),
         ] {
             assert_eq!(
-                broken(hang(), vec![tried(due, done, Some(by)), later()]),
+                find_broken(hang(), vec![make_attempt(due, done, Some(by)), later()]),
                 wanted,
                 "{by} {due} {done}"
             );
@@ -749,7 +759,7 @@ mod tests {
             ..injected(Fault::Hang)
         };
         let noticed = Injected {
-            noticed: Some(at(4_000)),
+            noticed: Some(stamp_at(4_000)),
             ..bridged.clone()
         };
         for (fault, wanted) in [
@@ -760,14 +770,14 @@ mod tests {
             (bridged, &["the bridge did not notice the fault"]),
             (noticed, &[]),
         ] {
-            assert_eq!(broken(fault, Vec::new()), wanted);
+            assert_eq!(find_broken(fault, Vec::new()), wanted);
         }
         let alone = Injected {
             standby: Standby::Nothing,
             ..injected(Fault::HangShim)
         };
         assert_eq!(
-            broken(alone, vec![tried(8_000, 12_000, Some(NEW))]),
+            find_broken(alone, vec![make_attempt(8_000, 12_000, Some(NEW))]),
             [""; 0]
         );
     }

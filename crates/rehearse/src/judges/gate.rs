@@ -53,8 +53,8 @@ impl Gates {
                 GateMetrics::default()
             };
             let before = before.unwrap_or(first);
-            add(&mut self.waited, &metrics.waited, &before.waited);
-            add(&mut self.dropped, &metrics.dropped, &before.dropped);
+            add_increase(&mut self.waited, &metrics.waited, &before.waited);
+            add_increase(&mut self.dropped, &metrics.dropped, &before.dropped);
         }
         self.waiting.push((
             at,
@@ -68,7 +68,7 @@ impl Gates {
 
 /// Adds the increase of the counters. A lower counter than before means that the shim was
 /// restarted.
-fn add(
+fn add_increase(
     to: &mut BTreeMap<String, u64>,
     counted: &BTreeMap<String, u64>,
     before: &BTreeMap<String, u64>,
@@ -117,7 +117,7 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     };
     let words = format!(
         "{} had to wait, dropped: {left}",
-        format::of(all, "client", "clients")
+        format::count_of(all, "client", "clients")
     );
     ran.add("most clients queued at the gate", Value::Count(most))
         .note(words);

@@ -80,7 +80,7 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
             let (low, high) = values.iter().fold((f64::MAX, f64::MIN), |(l, h), value| {
                 (l.min(*value), h.max(*value))
             });
-            let rise = rise(&without_step(&values, step));
+            let rise = compute_rise(&without_step(&values, step));
             let seen = format!(
                 "the shim {shim} had {low} to {high} {name} in {} rounds",
                 values.len()
@@ -115,7 +115,7 @@ fn without_step(values: &[f64], most: f64) -> Vec<f64> {
 }
 
 /// How far the best line (least squares) rises from the first value to the last.
-fn rise(values: &[f64]) -> f64 {
+fn compute_rise(values: &[f64]) -> f64 {
     let last = values.len().saturating_sub(1) as f64;
     let mean = values.iter().sum::<f64>() / values.len() as f64;
     let from_middle = |index: usize| index as f64 - last / 2.0;
@@ -147,8 +147,12 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         let most = SERIES[1].most;
-        assert!(rise(&leak(1)) > most && rise(&leak(2)) > most && rise(&leak(u32::MAX)) < most);
-        assert_eq!((rise(&[]), rise(&[3.0])), (0.0, 0.0));
+        assert!(
+            compute_rise(&leak(1)) > most
+                && compute_rise(&leak(2)) > most
+                && compute_rise(&leak(u32::MAX)) < most
+        );
+        assert_eq!((compute_rise(&[]), compute_rise(&[3.0])), (0.0, 0.0));
     }
 
     #[test]
@@ -158,14 +162,15 @@ mod tests {
                 .map(|x| at.iter().filter(|at| x >= **at).count() as f64)
                 .collect::<Vec<_>>()
         };
-        assert!((0..30).all(|at| rise(&steps(&[at])) < SERIES[2].most));
-        assert!(rise(&steps(&[5, 10, 15, 20, 25])) > SERIES[2].most);
+        assert!((0..30).all(|at| compute_rise(&steps(&[at])) < SERIES[2].most));
+        assert!(compute_rise(&steps(&[5, 10, 15, 20, 25])) > SERIES[2].most);
     }
 
     /// The first run is real: an instance hung for 8 s.
     #[test]
     fn one_step_of_memory_is_no_growth_but_a_greater_one_and_a_leak_are() {
-        let grows = |values: &[f64]| rise(&without_step(values, SERIES[0].step)) > SERIES[0].most;
+        let grows =
+            |values: &[f64]| compute_rise(&without_step(values, SERIES[0].step)) > SERIES[0].most;
         let run = [
             3812.0, 3824.0, 3924.0, 3932.0, 3868.0, 5588.0, 5588.0, 5584.0, 5584.0, 5944.0, 5944.0,
             6064.0,

@@ -49,7 +49,7 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         }
     }
     for pair in turns.windows(2) {
-        upgrade(record, pair[0], pair[1], ran);
+        judge_upgrade(record, pair[0], pair[1], ran);
     }
 }
 
@@ -65,7 +65,7 @@ fn count_served(record: &Record, name: &str) -> u64 {
 }
 
 /// Checks that an upgrade happened, in the right order.
-fn upgrade(record: &Record, old: &str, new: &str, ran: &mut Ran) {
+fn judge_upgrade(record: &Record, old: &str, new: &str, ran: &mut Ran) {
     let moments = &record.moments;
     // A real apiserver does not report these moments: they are seen from outside, a little later.
     let ready = moments

@@ -27,12 +27,12 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         untold,
         ..
     } = losses;
-    busy::object(untold, ran);
+    busy::report_unanswered(untold, ran);
     ran.doubt_machine(local);
-    events(case, ran);
+    judge_events(case, ran);
     let allowed = ran.allowed();
     let words = (allowed > 0).then(|| format!("and {} that a promise allows", count(allowed)));
-    let lost = (!ran.lost.is_empty()).then(|| loss::words(&ran.lost));
+    let lost = (!ran.lost.is_empty()).then(|| loss::losses_in_words(&ran.lost));
     let words = lost.into_iter().chain(words).collect::<Vec<_>>().join(", ");
     ran.add("lost", Value::Count(ran.lost.values().sum()))
         .main()
@@ -58,7 +58,7 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
 }
 
 /// Events that watches and informers missed or saw twice.
-fn events(case: &Case<'_>, ran: &mut Ran) {
+fn judge_events(case: &Case<'_>, ran: &mut Ran) {
     let Case { record, steps, .. } = case;
     for (at, loss, count) in record.watches.iter().flat_map(|watch| &watch.flaws) {
         *ran.lost.entry(*loss).or_default() += count;
@@ -138,7 +138,7 @@ impl<'a, 'r> Losses<'a, 'r> {
             local: BTreeMap::new(),
             busy: Busy::of(record),
             untold: 0,
-            slack: faults::slack(record),
+            slack: faults::measure_slack(record),
         }
     }
 

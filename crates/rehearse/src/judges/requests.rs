@@ -6,7 +6,7 @@ use crate::record::{
     Record,
     data::{Ran, Value},
     event::{Answer, ConnectionKind, Failure},
-    format::{self, count, wait},
+    format::{self, count, wait_time},
     stamp::{Stamp, millis},
 };
 use std::ops::Range;
@@ -39,7 +39,7 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         .main()
         .note(words);
     ran.add("new connections", Value::Count(connections));
-    waits(record, ran);
+    judge_waits(record, ran);
     ran.add("x509 errors", Value::Count(x509 as u64));
     let behind = record.behind;
     if behind > MOST_BEHIND {
@@ -62,7 +62,7 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     }
 }
 
-fn waits(record: &Record, ran: &mut Ran) {
+fn judge_waits(record: &Record, ran: &mut Ran) {
     let mut waits: Vec<Duration> = record
         .attempts
         .iter()
@@ -71,7 +71,11 @@ fn waits(record: &Record, ran: &mut Ran) {
     waits.sort_unstable();
     let [median, p99, longest] =
         [0.5, 0.99, 1.0].map(|share| percentile(&waits, share).map_or(0.0, millis));
-    let words = format!("median {}, 99 % within {}", wait(median), wait(p99));
+    let words = format!(
+        "median {}, 99 % within {}",
+        wait_time(median),
+        wait_time(p99)
+    );
     ran.add("longest wait", Value::Ms(longest))
         .main()
         .note(words);
@@ -83,7 +87,7 @@ fn waits(record: &Record, ran: &mut Ran) {
         0 => String::new(),
         s => format!(
             "{} without any good answer",
-            format::of(s, "whole second", "whole seconds")
+            format::count_of(s, "whole second", "whole seconds")
         ),
     };
     ran.add(

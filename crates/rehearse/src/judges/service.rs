@@ -10,7 +10,7 @@ use crate::record::{
 
 /// Times without an address in the Service, after its first address. `None` if the Service never
 /// had one, as without real apiservers in a network namespace.
-fn gaps(record: &Record) -> Option<Vec<(Stamp, Stamp)>> {
+fn find_gaps(record: &Record) -> Option<Vec<(Stamp, Stamp)>> {
     let mut gaps = None::<Vec<(Stamp, Stamp)>>;
     let mut was_empty = false;
     for Event { at, what, .. } in &record.events {
@@ -34,7 +34,7 @@ fn gaps(record: &Record) -> Option<Vec<(Stamp, Stamp)>> {
 }
 
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
-    let Some(gaps) = gaps(case.record) else {
+    let Some(gaps) = find_gaps(case.record) else {
         return;
     };
     let empty = millis(gaps.iter().map(|(from, to)| to.since(*from)).sum());
@@ -63,9 +63,9 @@ mod tests {
         };
         let seen = record(&[false, true, false, false, true, false]);
         assert_eq!(
-            gaps(&seen),
+            find_gaps(&seen),
             Some(vec![(Stamp(2), Stamp(4)), (Stamp(5), Stamp(5))])
         );
-        assert_eq!(gaps(&record(&[false])), None);
+        assert_eq!(find_gaps(&record(&[false])), None);
     }
 }

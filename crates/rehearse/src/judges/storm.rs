@@ -5,7 +5,7 @@ use crate::record::{
     Record,
     data::{Losses, Promise, Ran, Value},
     event::{Answer, Event, EventKind, Failure},
-    format::{self, count, wait},
+    format::{self, count, wait_time},
     loss::{self, Loss},
     stamp::{Stamp, millis},
 };
@@ -150,14 +150,14 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let after = |at: &Stamp| millis(at.since(storm.at));
     let all_served = storm.all_served().as_ref().map(after);
     let came_to = match all_served {
-        Some(ms) => format!("all served within {}", wait(ms)),
+        Some(ms) => format!("all served within {}", wait_time(ms)),
         None => format!("only {} were served", count(served.len() as u64)),
     };
     let words = (gave_up > 0)
-        .then(|| format::of(gave_up, "try given up", "tries given up"))
+        .then(|| format::count_of(gave_up, "try given up", "tries given up"))
         .into_iter();
     let words = words
-        .chain((!failed.is_empty()).then(|| loss::words(&failed)))
+        .chain((!failed.is_empty()).then(|| loss::losses_in_words(&failed)))
         .collect::<Vec<_>>()
         .join(", ");
     let words = if words.is_empty() {

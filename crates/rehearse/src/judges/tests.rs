@@ -18,11 +18,11 @@ use crate::record::{
 };
 
 /// A moment of a clock on which the load begins at 10 s, in milliseconds from then.
-pub(crate) fn at(ms: i64) -> Stamp {
+pub(crate) fn stamp_at(ms: i64) -> Stamp {
     Stamp((10_000 + ms) as u64 * 1_000_000)
 }
 
-pub(crate) fn good(instance: &str) -> Answer {
+pub(crate) fn good_answer(instance: &str) -> Answer {
     Answer::Good {
         instance: instance.into(),
     }
@@ -35,8 +35,8 @@ pub(crate) fn attempt(stream: &str, due: i64, done: i64, answer: Answer) -> Atte
         kind,
         writes: false,
         stream: stream.into(),
-        due: at(due),
-        done: at(done),
+        due: stamp_at(due),
+        done: stamp_at(done),
         answer,
     }
 }
@@ -48,7 +48,7 @@ pub(crate) fn end(what: StreamKind, stream: &str, ms: i64) -> StreamEnd {
         what,
         protocol: Protocol::Http2,
         instance: OLD.into(),
-        at: at(ms),
+        at: stamp_at(ms),
         how: Failure::Closed,
         in_flight: true,
         signed: None,
@@ -64,7 +64,7 @@ pub(crate) fn report(stream: &str, by: EndedBy, ms: i64) -> (String, EndReport) 
             stream: stream.into(),
             peer,
             by,
-            at: at(ms),
+            at: stamp_at(ms),
             rejected: 0,
         },
     )
@@ -75,8 +75,8 @@ pub(crate) fn report(stream: &str, by: EndedBy, ms: i64) -> (String, EndReport) 
 pub(crate) fn injected(fault: Fault, instance: &str, from: i64, until: Option<i64>) -> Injected {
     let (instance, at, over, seen) = (
         instance.into(),
-        at(from),
-        until.map(at),
+        stamp_at(from),
+        until.map(stamp_at),
         vec!["seen".into()],
     );
     Injected {
@@ -95,12 +95,12 @@ pub(crate) fn injected(fault: Fault, instance: &str, from: i64, until: Option<i6
 /// 1 s.
 pub(crate) fn record() -> Record {
     let mut record = Record {
-        began: Some(at(0)),
-        over: Some(at(3_000)),
+        began: Some(stamp_at(0)),
+        over: Some(stamp_at(3_000)),
         ..Record::default()
     };
     for n in 0..300 {
-        let answer = good(if n < 200 { OLD } else { NEW });
+        let answer = good_answer(if n < 200 { OLD } else { NEW });
         record
             .attempts
             .push(attempt(&format!("new-{n}"), n * 10, n * 10 + 2, answer));
@@ -111,7 +111,7 @@ pub(crate) fn record() -> Record {
         events,
         ..WatchSum::default()
     });
-    marks(
+    push_marks(
         &mut record,
         &[
             (OLD, MarkKind::Started, -500),
@@ -138,15 +138,15 @@ fn player(name: &str, version: &str) -> Player {
     }
 }
 
-fn marks(record: &mut Record, marks: &[(&str, MarkKind, i64)]) {
+fn push_marks(record: &mut Record, marks: &[(&str, MarkKind, i64)]) {
     marks
         .iter()
-        .for_each(|(instance, mark, ms)| record.moments.add(instance, *mark, at(*ms)));
+        .for_each(|(instance, mark, ms)| record.moments.add(instance, *mark, stamp_at(*ms)));
 }
 
 fn event(ms: i64, what: EventKind) -> Event {
     Event {
-        at: at(ms),
+        at: stamp_at(ms),
         subject: String::new(),
         what,
     }
@@ -164,7 +164,7 @@ pub(crate) fn plan(storm: u32) -> Plan {
     }
 }
 
-fn judged(record: &Record) -> Ran {
+fn judge_record(record: &Record) -> Ran {
     let ran = judge(record, &plan(0), None);
     // A page relies on equally long lists in a timeline.
     let Timeline {
@@ -185,37 +185,37 @@ fn judged(record: &Record) -> Ran {
 }
 
 /// The verdict on a good run with a change.
-fn spoiled(spoil: impl FnOnce(&mut Record)) -> Ran {
+fn judge_spoiled(spoil: impl FnOnce(&mut Record)) -> Ran {
     let mut record = record();
     spoil(&mut record);
-    judged(&record)
+    judge_record(&record)
 }
 
 /// Number of losses.
-fn lost(ran: &Ran) -> u64 {
+fn count_lost(ran: &Ran) -> u64 {
     ran.lost.values().sum()
 }
 
-fn figure(ran: &Ran, name: &str) -> u64 {
+fn read_figure(ran: &Ran, name: &str) -> u64 {
     match ran.figure(name) {
         Some(Value::Count(count)) => count,
         other => panic!("{name}: {other:?}"),
     }
 }
 
-fn ms(ran: &Ran, name: &str) -> f64 {
+fn read_ms(ran: &Ran, name: &str) -> f64 {
     match ran.figure(name) {
         Some(Value::Ms(ms)) => ms,
         other => panic!("{name}: {other:?}"),
     }
 }
 
-fn note<'a>(ran: &'a Ran, name: &str) -> &'a str {
+fn read_note<'a>(ran: &'a Ran, name: &str) -> &'a str {
     &ran.rows.iter().find(|row| row.name == name).unwrap().note
 }
 
 /// Every kind of failure except this machine's own, with the loss.
-fn failures() -> [(Failure, Loss); 7] {
+fn all_failures() -> [(Failure, Loss); 7] {
     [
         (Failure::Refused, Loss::Refused),
         (Failure::Reset, Loss::Reset),
@@ -229,7 +229,7 @@ fn failures() -> [(Failure, Loss); 7] {
 
 #[test]
 fn a_good_run_holds() {
-    let ran = judged(&record());
+    let ran = judge_record(&record());
     assert!(
         ran.verdict == Verdict::Held && ran.lost.is_empty(),
         "{ran:#?}"
@@ -241,7 +241,10 @@ fn a_good_run_holds() {
         "connections on new",
         "watch events",
     ];
-    assert_eq!(counts.map(|name| figure(&ran, name)), [300, 200, 100, 30]);
+    assert_eq!(
+        counts.map(|name| read_figure(&ran, name)),
+        [300, 200, 100, 30]
+    );
     for name in ["median wait", "99th percentile", "longest wait"] {
         assert_eq!(ran.figure(name), Some(Value::Ms(2.0)), "{name}");
     }
@@ -277,7 +280,11 @@ fn a_storm_shows_when_its_clients_were_served_and_what_failed_before() {
             None,
         )
     };
-    let served = [(2_110, good(NEW)), (2_900, good(NEW)), (2_600, good(NEW))];
+    let served = [
+        (2_110, good_answer(NEW)),
+        (2_900, good_answer(NEW)),
+        (2_600, good_answer(NEW)),
+    ];
     let [gave_up, reset, x509, local] = [
         Failure::Unanswered,
         Failure::Reset,
@@ -289,17 +296,17 @@ fn a_storm_shows_when_its_clients_were_served_and_what_failed_before() {
     // A client that retried and was served lost nothing.
     let ran = storm([&served[..], &failed].concat());
     assert_eq!(
-        (ran.verdict, lost(&ran), figure(&ran, "requests")),
+        (ran.verdict, count_lost(&ran), read_figure(&ran, "requests")),
         (Verdict::Held, 0, 300)
     );
     let name = "clients of the storm";
-    assert_eq!(figure(&ran, name), 3);
+    assert_eq!(read_figure(&ran, name), 3);
     assert_eq!(
-        note(&ran, name),
+        read_note(&ran, name),
         "all served within 800 ms; 1 try given up, 1 connection reset, 1 error status"
     );
     assert_eq!(
-        ["half of the storm served within", "storm served within"].map(|name| ms(&ran, name)),
+        ["half of the storm served within", "storm served within"].map(|name| read_ms(&ran, name)),
         [500.0, 800.0]
     );
     let promise = &ran.promises[0];
@@ -344,18 +351,18 @@ fn a_storm_shows_when_its_clients_were_served_and_what_failed_before() {
 
 /// A bridge's temporary instance takes over at 1000 ms, and new at 2000 ms. New is ready at 1500
 /// ms.
-fn bridged() -> Record {
+fn bridged_record() -> Record {
     let mut record = record();
     let bridge = "old-bridge";
     for attempt in record
         .attempts
         .iter_mut()
-        .filter(|attempt| (at(1_000)..at(2_000)).contains(&attempt.due))
+        .filter(|attempt| (stamp_at(1_000)..stamp_at(2_000)).contains(&attempt.due))
     {
-        attempt.answer = good(bridge);
+        attempt.answer = good_answer(bridge);
     }
     record.moments.0.clear();
-    marks(
+    push_marks(
         &mut record,
         &[
             (OLD, MarkKind::Ready, 0),
@@ -373,37 +380,37 @@ fn bridged() -> Record {
 
 #[test]
 fn what_a_bridge_brings_takes_over_and_is_taken_over_from() {
-    let ran = judged(&bridged());
+    let ran = judge_record(&bridged_record());
     assert!(
-        ran.verdict == Verdict::Held && figure(&ran, "connections on old-bridge") == 100,
+        ran.verdict == Verdict::Held && read_figure(&ran, "connections on old-bridge") == 100,
         "{ran:#?}"
     );
 
-    let mut early = bridged();
-    early.moments.0[4].at = at(2_001);
+    let mut early = bridged_record();
+    early.moments.0[4].at = stamp_at(2_001);
     assert_eq!(
-        judged(&early).objections,
+        judge_record(&early).objections,
         ["old-bridge was stopped before new was ready"]
     );
 
-    let mut idle = bridged();
+    let mut idle = bridged_record();
     for attempt in idle
         .attempts
         .iter_mut()
-        .filter(|attempt| attempt.answer == good("old-bridge"))
+        .filter(|attempt| attempt.answer == good_answer("old-bridge"))
     {
-        attempt.answer = good(OLD);
+        attempt.answer = good_answer(OLD);
     }
     assert_eq!(
-        judged(&idle).objections[0],
+        judge_record(&idle).objections[0],
         "old-bridge served only 0 new connections"
     );
 }
 
 #[test]
 fn every_failure_of_a_new_connection_is_lost() {
-    for (failure, loss) in failures() {
-        let ran = spoiled(|record| {
+    for (failure, loss) in all_failures() {
+        let ran = judge_spoiled(|record| {
             record
                 .attempts
                 .push(attempt("x", 0, 1, Answer::Failed(failure)));
@@ -422,13 +429,13 @@ fn an_instance_cannot_excuse_what_never_reached_it() {
         Failure::Unanswered,
         Failure::Tls("x509".into()),
     ] {
-        let ran = spoiled(|record| {
+        let ran = judge_spoiled(|record| {
             record
                 .attempts
                 .push(attempt("x", 5, 6, Answer::Failed(failure)));
             record.reports.push(report("x", EndedBy::Instance, 1));
         });
-        assert_eq!(lost(&ran), 1);
+        assert_eq!(count_lost(&ran), 1);
     }
 }
 
@@ -439,7 +446,7 @@ fn streams_that_their_instance_ended_are_counted_apart_and_others_are_lost() {
         (Some(EndedBy::Instance), Losses::new(), 1),
         (None, [(Loss::StreamEnded, 1)].into(), 0),
     ] {
-        let ran = spoiled(|record| {
+        let ran = judge_spoiled(|record| {
             record.ends.push(end(StreamKind::Kept, "kept", 510));
             let failed = attempt("kept", 509, 510, Answer::Failed(Failure::Reset));
             record.attempts.push(Attempt {
@@ -451,7 +458,10 @@ fn streams_that_their_instance_ended_are_counted_apart_and_others_are_lost() {
                 .extend(reported.map(|by| report("kept", by, 510)));
         });
         assert_eq!(
-            (&ran.lost, figure(&ran, "streams ended by the instance")),
+            (
+                &ran.lost,
+                read_figure(&ran, "streams ended by the instance")
+            ),
             (&losses, ended)
         );
         assert_eq!(ran.timeline.ended_by_instance[10], ended);
@@ -470,8 +480,13 @@ fn error_statuses_are_lost_unless_the_instance_turned_them_away() {
             ..attempt(stream, ms, ms + 1, answer)
         }
     };
-    let rejected_and_lost = |ran: &Ran| (figure(ran, "rejected by the instance"), lost(ran));
-    let ran = spoiled(|record| {
+    let rejected_and_lost = |ran: &Ran| {
+        (
+            read_figure(ran, "rejected by the instance"),
+            count_lost(ran),
+        )
+    };
+    let ran = judge_spoiled(|record| {
         record
             .attempts
             .extend(["a", "a", "b"].map(|stream| bad(stream, 1, 503)));
@@ -487,7 +502,7 @@ fn error_statuses_are_lost_unless_the_instance_turned_them_away() {
     assert_eq!(rejected_and_lost(&ran), (1, 2));
     // Without a report, the status of a stopping instance shows a rejection.
     let answers = [(2_050, 429), (2_050, 503), (2_050, 500), (1, 503)];
-    let ran = spoiled(|record| {
+    let ran = judge_spoiled(|record| {
         record
             .attempts
             .extend(answers.map(|(ms, status)| bad("a", ms, status)));
@@ -498,7 +513,7 @@ fn error_statuses_are_lost_unless_the_instance_turned_them_away() {
 #[test]
 fn a_new_connection_that_its_instance_ends_is_counted_apart() {
     for (signed, count) in [(Some(Signed::GoAway), 0), (None, 1)] {
-        let ran = spoiled(|record| {
+        let ran = judge_spoiled(|record| {
             let failed = Answer::Failed(Failure::Http("go away".into()));
             record.attempts.push(attempt("new-x", 2_050, 2_051, failed));
             record.ends.push(StreamEnd {
@@ -507,7 +522,10 @@ fn a_new_connection_that_its_instance_ends_is_counted_apart() {
             });
         });
         assert_eq!(
-            (lost(&ran), figure(&ran, "streams ended by the instance")),
+            (
+                count_lost(&ran),
+                read_figure(&ran, "streams ended by the instance")
+            ),
             (count, 1 - count)
         );
         assert!(!ran.lost.contains_key(&Loss::StreamEnded));
@@ -546,9 +564,9 @@ fn an_informer_must_hold_what_was_written() {
             relists: 1,
             ..nothing()
         };
-        let ran = spoiled(|record| record.informers.extend([whole, informer]));
+        let ran = judge_spoiled(|record| record.informers.extend([whole, informer]));
         assert_eq!(
-            (&ran.lost, figure(&ran, "informers")),
+            (&ran.lost, read_figure(&ran, "informers")),
             (&[(loss, 1)].into(), 1)
         );
     }
@@ -578,7 +596,10 @@ fn a_run_that_tests_nothing_does_not_hold() {
         (lag, TooBusy),
         (|r| r.attempts.truncate(30), Unproven),
         (
-            |r| r.attempts.retain(|attempt| attempt.answer == good(OLD)),
+            |r| {
+                r.attempts
+                    .retain(|attempt| attempt.answer == good_answer(OLD));
+            },
             Unproven,
         ),
         (|r| r.watches.clear(), Wrong),
@@ -589,19 +610,23 @@ fn a_run_that_tests_nothing_does_not_hold() {
         (|r| forget(r, OLD, None), Wrong),
         (|r| forget(r, NEW, None), Wrong),
         (|r| forget(r, OLD, Some(MarkKind::Drained)), Wrong),
-        (|r| r.moments.0[4].at = at(2_500), Wrong),
+        (|r| r.moments.0[4].at = stamp_at(2_500), Wrong),
         (kill, Wrong),
         (|r| fail(r, Failure::Local("EMFILE".into())), Unproven),
         (|r| (lag(r), kill(r)).1, Wrong),
         (|r| (lag(r), fail(r, Failure::Refused)).1, Lost),
     ];
     for (n, (spoil, verdict)) in spoils.into_iter().enumerate() {
-        let ran = spoiled(spoil);
+        let ran = judge_spoiled(spoil);
         assert!(
             ran.verdict == verdict && !ran.objections.is_empty(),
             "{n}: {ran:#?}"
         );
-        assert_eq!(lost(&ran), u64::from(verdict == Lost), "{n}: {ran:#?}");
+        assert_eq!(
+            count_lost(&ran),
+            u64::from(verdict == Lost),
+            "{n}: {ran:#?}"
+        );
     }
     let ran = judge(&record(), &plan(0), Some("old ended"));
     assert_eq!(
@@ -614,21 +639,24 @@ fn a_run_that_tests_nothing_does_not_hold() {
 #[test]
 fn a_wait_in_vain_is_lost_unless_this_machine_was_too_busy_to_tell() {
     let ended = |failure: &Failure, done: i64, behind_ms: u64, late: &[(i64, i64)]| {
-        spoiled(|record| {
+        judge_spoiled(|record| {
             record
                 .attempts
                 .push(attempt("x", 1_000, done, Answer::Failed(failure.clone())));
             record.behind = Duration::from_millis(behind_ms);
-            record.late = late.iter().map(|(from, to)| (at(*from), at(*to))).collect();
+            record.late = late
+                .iter()
+                .map(|(from, to)| (stamp_at(*from), stamp_at(*to)))
+                .collect();
         })
     };
     let busy = [(2_000, 14_000)];
     // A client with a timely timer had given up before a late reset.
     for failure in [Failure::Unanswered, Failure::Reset, Failure::Closed] {
         let untold = ended(&failure, 16_000, 0, &busy);
-        assert_eq!((untold.verdict, lost(&untold)), (Verdict::TooBusy, 0));
+        assert_eq!((untold.verdict, count_lost(&untold)), (Verdict::TooBusy, 0));
         let told = ended(&failure, 16_000, 0, &[]);
-        assert_eq!((told.verdict, lost(&told)), (Verdict::Lost, 1));
+        assert_eq!((told.verdict, count_lost(&told)), (Verdict::Lost, 1));
     }
     let objections = ended(&Failure::Unanswered, 16_000, 0, &busy)
         .objections
@@ -642,7 +670,7 @@ fn a_wait_in_vain_is_lost_unless_this_machine_was_too_busy_to_tell() {
         );
     }
     // A loss that has nothing to do with time is a loss on any machine.
-    for (failure, loss) in &failures()[..6] {
+    for (failure, loss) in &all_failures()[..6] {
         assert_eq!(ended(failure, 15_900, 0, &busy).lost, [(*loss, 1)].into());
     }
 }
@@ -662,14 +690,14 @@ fn a_shim_that_has_more_threads_from_round_to_round_is_wrong() {
                 ..event(n as i64, EventKind::Footprint(footprint))
             }
         };
-        spoiled(|record| record.events = (0..12).map(footprint).collect()).verdict
+        judge_spoiled(|record| record.events = (0..12).map(footprint).collect()).verdict
     };
     assert_eq!((with(0), with(1)), (Verdict::Held, Verdict::Wrong));
 }
 
 #[test]
 fn marks_are_those_of_the_script_and_what_only_instances_know() {
-    let marks: Vec<_> = judged(&record())
+    let marks: Vec<_> = judge_record(&record())
         .marks
         .iter()
         .map(|m| (m.at_ms, m.instance.clone(), m.what))
@@ -685,7 +713,7 @@ fn marks_are_those_of_the_script_and_what_only_instances_know() {
             mark(2_100, OLD, MarkKind::Drained),
         ]
     );
-    let marks = spoiled(|record| {
+    let marks = judge_spoiled(|record| {
         record
             .moments
             .0
@@ -703,7 +731,7 @@ fn marks_are_those_of_the_script_and_what_only_instances_know() {
 #[test]
 fn losses_are_where_they_happened() {
     let x509 = Answer::Failed(Failure::X509("UnknownIssuer".into()));
-    let ran = spoiled(|record| {
+    let ran = judge_spoiled(|record| {
         record.attempts.push(attempt(
             "new-300",
             1_000,
@@ -713,8 +741,8 @@ fn losses_are_where_they_happened() {
         record.attempts.push(attempt("new-301", 1_000, 1_050, x509));
         // A flaw noticed after the end of the load is in the last step.
         record.watches[0].flaws = vec![
-            (at(2_008), Loss::EventMissed, 2),
-            (at(9_000), Loss::EventDuplicated, 3),
+            (stamp_at(2_008), Loss::EventMissed, 2),
+            (stamp_at(9_000), Loss::EventDuplicated, 3),
         ];
     });
     let counts = [
@@ -725,7 +753,7 @@ fn losses_are_where_they_happened() {
     ];
     assert_eq!((ran.verdict, &ran.lost), (Verdict::Lost, &counts.into()));
     assert_eq!(
-        note(&ran, "lost"),
+        read_note(&ran, "lost"),
         "1 connection reset, 1 TLS error, 2 watch events missed, 3 watch events duplicated"
     );
     let steps = [
@@ -737,7 +765,10 @@ fn losses_are_where_they_happened() {
     for ((loss, step), (_, count)) in steps.into_iter().zip(counts) {
         assert_eq!(ran.timeline.lost[&loss][step], count, "{loss:?}");
     }
-    assert_eq!((figure(&ran, "x509 errors"), ran.examples.len()), (1, 2));
+    assert_eq!(
+        (read_figure(&ran, "x509 errors"), ran.examples.len()),
+        (1, 2)
+    );
 }
 
 #[test]
@@ -756,7 +787,7 @@ fn clients_queued_at_the_gate_are_counted_over_the_lives_of_its_shims() {
         };
         (shim.into(), metrics)
     };
-    let ran = spoiled(|record| {
+    let ran = judge_spoiled(|record| {
         record.events = [
             (-10, vec![gate(OLD, 0, 99, 5, 0)]),
             (100, vec![gate(OLD, 1, 3, 7, 3), gate(NEW, 0, 4, 1, 0)]),
@@ -770,13 +801,13 @@ fn clients_queued_at_the_gate_are_counted_over_the_lives_of_its_shims() {
     let name = "most clients queued at the gate";
     assert_eq!(
         (
-            figure(&ran, name),
-            figure(&ran, "of the gate's class others")
+            read_figure(&ran, name),
+            read_figure(&ran, "of the gate's class others")
         ),
         (8, 13)
     );
     assert_eq!(
-        note(&ran, name),
+        read_note(&ran, name),
         "16 clients had to wait, dropped: 3 that had left"
     );
 }
@@ -785,7 +816,7 @@ fn clients_queued_at_the_gate_are_counted_over_the_lives_of_its_shims() {
 fn promises_and_what_they_allow() {
     // Connections were on old when it was killed, and were cut.
     let killed = |until| {
-        spoiled(|record| {
+        judge_spoiled(|record| {
             for (stream, seen) in [("new-1000", 510), ("new-1001", 520)] {
                 record
                     .attempts
@@ -798,7 +829,7 @@ fn promises_and_what_they_allow() {
     };
     let kept = killed(Some(600));
     assert_eq!(
-        (kept.verdict, note(&kept, "lost")),
+        (kept.verdict, read_note(&kept, "lost")),
         (Verdict::Held, "and 2 that a promise allows")
     );
     let promise = &kept.promises[0];
@@ -821,7 +852,7 @@ fn promises_and_what_they_allow() {
         (None, Losses::new()),
         (Some(1), [(Loss::StreamEnded, 1)].into()),
     ] {
-        let cut = spoiled(|record| {
+        let cut = judge_spoiled(|record| {
             record
                 .ends
                 .extend(["a", "b"].map(|stream| end(StreamKind::Watch, stream, 510)));
@@ -865,7 +896,7 @@ fn what_other_clients_than_those_of_requests_saw() {
         (2_500, false),
         (2_600, true),
     ];
-    let ran = spoiled(|record| {
+    let ran = judge_spoiled(|record| {
         record.informers = vec![
             copy("quiet-0", 0),
             copy("informer-1", 0),
@@ -892,51 +923,52 @@ fn what_other_clients_than_those_of_requests_saw() {
     // The quiet informer's copy is no evidence that nothing was missed.
     assert_eq!(
         (
-            figure(&ran, "informers"),
-            note(&ran, "informers"),
-            figure(&ran, "relists")
+            read_figure(&ran, "informers"),
+            read_note(&ran, "informers"),
+            read_figure(&ran, "relists")
         ),
         (2, "of 2 hold exactly what was written", 3)
     );
     assert!(
-        note(&ran, "streams ended by the instance").ends_with("of those past the shims 1 of 8")
+        read_note(&ran, "streams ended by the instance")
+            .ends_with("of those past the shims 1 of 8")
     );
-    assert_eq!(ms(&ran, "Service kubernetes was empty for"), 500.0);
-    assert_eq!(figure(&ran, "x509 errors of apiservers"), 0);
+    assert_eq!(read_ms(&ran, "Service kubernetes was empty for"), 500.0);
+    assert_eq!(read_figure(&ran, "x509 errors of apiservers"), 0);
 }
 
 #[test]
 fn silence_is_seen() {
     let name = "longest time without an answer";
-    let quiet = spoiled(|record| {
+    let quiet = judge_spoiled(|record| {
         record
             .attempts
-            .retain(|a| !(at(400)..at(2_100)).contains(&a.done));
+            .retain(|a| !(stamp_at(400)..stamp_at(2_100)).contains(&a.done));
     });
     assert_eq!(
-        (ms(&quiet, name), note(&quiet, name)),
+        (read_ms(&quiet, name), read_note(&quiet, name)),
         (1_710.0, "1 whole second without any good answer")
     );
-    let ran = judged(&record());
-    assert_eq!((ms(&ran, name), note(&ran, name)), (10.0, ""));
+    let ran = judge_record(&record());
+    assert_eq!((read_ms(&ran, name), read_note(&ran, name)), (10.0, ""));
 }
 
 #[test]
 fn an_aborted_run_is_what_there_was() {
-    let ran = spoiled(|part| {
+    let ran = judge_spoiled(|part| {
         part.over = None;
         part.watches.clear();
-        part.attempts.retain(|a| a.done < at(1_000));
+        part.attempts.retain(|a| a.done < stamp_at(1_000));
     });
     assert!(ran.verdict != Verdict::Held);
     assert_eq!(ran.load_ms, 992);
 
-    let ran = judged(&Record::default());
+    let ran = judge_record(&Record::default());
     assert_eq!(
         (
             ran.load_ms,
             ran.marks.len(),
-            ms(&ran, "longest time without an answer")
+            read_ms(&ran, "longest time without an answer")
         ),
         (0, 0, 0.0)
     );
@@ -951,7 +983,7 @@ fn long_runs_have_long_steps() {
         (120_000, 1_000),
         (3_600_000, 20_000),
     ] {
-        let long = spoiled(|record| record.over = Some(at(load_ms)));
+        let long = judge_spoiled(|record| record.over = Some(stamp_at(load_ms)));
         assert_eq!(long.timeline.step_ms, step_ms, "{load_ms}");
     }
 }

@@ -2,8 +2,8 @@
 //! client may read.
 
 use super::dial::{Target, within};
-use super::fresh::begin;
-use super::objects::get;
+use super::fresh::begin_attempts;
+use super::objects::get_request;
 use super::timetable::Seed;
 use super::{Due, UNANSWERED};
 use crate::record::event::Protocol;
@@ -55,18 +55,18 @@ impl Anonymous {
         let from = |source: &IpAddr| target.from(*source, format!("{}/{source}", self.agent));
         let targets: Vec<_> = self.sources.iter().map(from).collect();
         let (path, tell) = (self.path, Arc::new(tell));
-        begin(stop, Seed(0).fresh(self.rate), |entry, due| {
+        begin_attempts(stop, Seed(0).fresh(self.rate), |entry, due| {
             let index = entry.number as usize % targets.len();
             let (target, source) = (targets[index].clone(), self.sources[index]);
             let (path, tell) = (path.clone(), tell.clone());
-            async move { tell(connection(&target, source, path, due).await) }
+            async move { tell(try_connection(&target, source, path, due).await) }
         })
         .await;
         Ok(())
     }
 }
 
-async fn connection(target: &Target, source: IpAddr, path: String, due: Due) -> Connection {
+async fn try_connection(target: &Target, source: IpAddr, path: String, due: Due) -> Connection {
     let began = SystemTime::now();
     let mut client = source.to_string();
     let mut step = "connect";
@@ -79,7 +79,7 @@ async fn connection(target: &Target, source: IpAddr, path: String, due: Due) -> 
             .dial_from(socket, Protocol::Http1, client.clone())
             .await?;
         step = "request";
-        Ok(link.ask(get(path)).await?.0)
+        Ok(link.ask(get_request(path)).await?.0)
     });
     let result = match asked.await {
         Ok(StatusCode::OK) => Ok(()),

@@ -5,7 +5,7 @@
 //! waits.
 
 use super::dial::{Link, Target};
-use super::objects::get;
+use super::objects::get_request;
 use crate::record::event::{Failure, Protocol};
 use crate::testbed::certs::{self, Identity};
 use hyper::StatusCode;
@@ -50,7 +50,12 @@ impl Closed {
         let over = CancellationToken::new();
         let mut asking = JoinSet::new();
         for _ in 0..clients {
-            asking.spawn(client(target.clone(), path.clone(), fresh, over.clone()));
+            asking.spawn(run_client(
+                target.clone(),
+                path.clone(),
+                fresh,
+                over.clone(),
+            ));
         }
         tokio::select! {
             () = stop => over.cancel(),
@@ -67,7 +72,7 @@ impl Closed {
     }
 }
 
-async fn client(
+async fn run_client(
     target: Target,
     path: String,
     fresh: bool,
@@ -88,7 +93,7 @@ async fn client(
                     target.dial(protocol, "closed".into()).await?
                 }
             };
-            let (status, _) = link.ask(get(path.clone())).await?;
+            let (status, _) = link.ask(get_request(path.clone())).await?;
             Ok::<_, Failure>((status, link))
         };
         let (status, link) = asked.await.map_err(|failure| failure.to_string())?;

@@ -179,7 +179,7 @@ impl Target {
                     http1::handshake(io).await.map_err(|e| http_failure(&e))?;
                 (
                     Sender::Http1(sender),
-                    tokio::spawn(drive(connection, over.clone())),
+                    tokio::spawn(drive_connection(connection, over.clone())),
                 )
             }
             Protocol::Http2 => {
@@ -187,7 +187,7 @@ impl Target {
                 let (sender, connection) = handshake.await.map_err(|e| http_failure(&e))?;
                 (
                     Sender::Http2(sender),
-                    tokio::spawn(drive(connection, over.clone())),
+                    tokio::spawn(drive_connection(connection, over.clone())),
                 )
             }
         };
@@ -230,7 +230,7 @@ pub(super) struct Link {
 
 /// Moves the bytes of a connection until it ends. When this side closes the connection, there is a
 /// moment for the TLS close, but an outstanding answer must not keep the connection open.
-async fn drive(
+async fn drive_connection(
     connection: impl Future<Output = hyper::Result<()>>,
     over: CancellationToken,
 ) -> hyper::Result<()> {

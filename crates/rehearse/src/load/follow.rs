@@ -2,8 +2,8 @@
 //! connection from the last known revision on, and lists again if the revision is too old.
 
 use super::dial::{self, Link};
-use super::objects::{Event, List, Object, get};
-use super::timetable::{Ask, protocol};
+use super::objects::{Event, List, Object, get_request};
+use super::timetable::{Ask, protocol_of};
 use super::writer::Goal;
 use super::{Client, Due};
 use crate::config::UNANSWERED;
@@ -157,7 +157,7 @@ impl<V: View> Follower<V> {
         let target = self.client.target.clone();
         let mut kind = ConnectionKind::New;
         let opened = dial::within(UNANSWERED, async {
-            let mut link = target.dial(protocol(self.index), stream.clone()).await?;
+            let mut link = target.dial(protocol_of(self.index), stream.clone()).await?;
             let opened = self.watch(&mut link, &mut kind, due).await;
             if let Err(failure) = &opened {
                 // On a connection that answered before, the end is judged as the end of a stream.
@@ -189,7 +189,7 @@ impl<V: View> Follower<V> {
         due: Due,
     ) -> Result<Option<hyper::Response<Incoming>>, Failure> {
         if self.revision.is_none() {
-            let response = link.first(get(self.path.clone())).await?;
+            let response = link.first(get_request(self.path.clone())).await?;
             let answer = link.answer_of(response.status());
             let good = matches!(answer, Answer::Good { .. });
             let body = dial::read_body(response.into_body()).await?;
@@ -205,7 +205,7 @@ impl<V: View> Follower<V> {
             "{}?watch=1&allowWatchBookmarks=true&timeoutSeconds={LONGEST}&resourceVersion={revision}",
             self.path
         );
-        let response = link.first(get(path)).await?;
+        let response = link.first(get_request(path)).await?;
         // The watch was answered, even if only with "revision too old".
         let gone = response.status() == StatusCode::GONE;
         let status = if gone {
@@ -229,7 +229,7 @@ impl<V: View> Follower<V> {
         let list: List<'_> = match serde_json::from_slice(body) {
             Ok(list) => list,
             Err(error) => {
-                tracing::warn!(%error, name = self.name, "a list that cannot be read");
+                tracing::warn!(%error, name = self.name, "cannot read a list");
                 return false;
             }
         };
@@ -245,7 +245,7 @@ impl<V: View> Follower<V> {
         let event = match serde_json::from_slice::<Event<'_>>(line) {
             Ok(event) if event.kind != "ERROR" => event,
             error => {
-                tracing::debug!(?error, name = self.name, "it lists again");
+                tracing::debug!(?error, name = self.name, "the follower lists again");
                 let gone = error.is_ok_and(|event| event.object.code == StatusCode::GONE);
                 self.expired += u64::from(gone);
                 self.revision = None;

@@ -1,6 +1,6 @@
 //! New connections at a fixed rate: connect, TLS handshake, one request, close.
 
-use super::timetable::{Entry, Seed, protocol};
+use super::timetable::{Entry, Seed, protocol_of};
 use super::{Client, Due};
 use crate::record::{event::EventKind, stamp::Stamp};
 use std::panic::resume_unwind;
@@ -12,7 +12,7 @@ use tokio::time::sleep_until;
 /// Opens `rate` connections a second until the load stops, then waits for the open ones.
 pub(super) async fn run(client: Client, seed: Seed, rate: u32) {
     let mut most = Duration::ZERO;
-    begin(client.stop.cancelled(), seed.fresh(rate), |entry, due| {
+    begin_attempts(client.stop.cancelled(), seed.fresh(rate), |entry, due| {
         let behind = Stamp::now().since(due.stamp);
         if behind > most {
             most = behind;
@@ -23,7 +23,7 @@ pub(super) async fn run(client: Client, seed: Seed, rate: u32) {
             drop(
                 client
                     .open(
-                        protocol(entry.number),
+                        protocol_of(entry.number),
                         client.name("new", entry.number),
                         entry,
                         due.stamp,
@@ -38,7 +38,7 @@ pub(super) async fn run(client: Client, seed: Seed, rate: u32) {
 /// Begins each attempt when it is due, until `stop`, then waits for open attempts. Their number has
 /// no limit, because a slow server must not slow the timetable, but each is given up after
 /// [`super::UNANSWERED`]. A panic in an attempt ends the run.
-pub(super) async fn begin<F: Future<Output = ()> + Send + 'static>(
+pub(super) async fn begin_attempts<F: Future<Output = ()> + Send + 'static>(
     stop: impl Future<Output = ()>,
     timetable: impl Iterator<Item = Entry>,
     mut attempt: impl FnMut(Entry, Due) -> F,
@@ -70,7 +70,7 @@ mod tests {
     #[tokio::test]
     #[should_panic(expected = "closed pipe")]
     async fn an_attempt_that_panics_ends_all() {
-        begin(pending(), Seed(0).fresh(1_000), |_, _| async {
+        begin_attempts(pending(), Seed(0).fresh(1_000), |_, _| async {
             panic!("closed pipe")
         })
         .await;

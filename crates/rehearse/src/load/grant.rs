@@ -27,11 +27,11 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// Grants the rights, and waits until the apiserver knows them.
 pub async fn grant(address: SocketAddr, certs: &Certs) -> Result<(), String> {
-    let (admin, client) = targets(address, certs)?;
-    let read = objects::get(objects::maps(WRITTEN));
+    let (admin, client) = make_targets(address, certs)?;
+    let read = objects::get_request(objects::configmaps_path(WRITTEN));
     let granted = async {
-        until(&admin, &bind(), &CREATED).await?;
-        until(&client, &read, &[StatusCode::OK]).await
+        repeat_until(&admin, &binding_request(), &CREATED).await?;
+        repeat_until(&client, &read, &[StatusCode::OK]).await
     };
     let forbidden = |why| {
         format!("the clients of the rehearsal, group {CLIENTS}, may not read and write: {why}")
@@ -40,7 +40,7 @@ pub async fn grant(address: SocketAddr, certs: &Certs) -> Result<(), String> {
 }
 
 /// An admin, and a client.
-fn targets(address: SocketAddr, certs: &Certs) -> Result<(Target, Target), String> {
+fn make_targets(address: SocketAddr, certs: &Certs) -> Result<(Target, Target), String> {
     let unusable = |e| format!("cannot use the certificates just made: {e}");
     Ok((
         Target::admin(address, certs).map_err(unusable)?,
@@ -49,11 +49,15 @@ fn targets(address: SocketAddr, certs: &Certs) -> Result<(Target, Target), Strin
 }
 
 /// Repeats a request until the answer is a good one, for [`WITHIN`].
-async fn until(target: &Target, request: &Request, good: &[StatusCode]) -> Result<(), String> {
+async fn repeat_until(
+    target: &Target,
+    request: &Request,
+    good: &[StatusCode],
+) -> Result<(), String> {
     let mut why = "no answer".to_owned();
     let asked = async {
         loop {
-            match ask(target, request).await {
+            match ask_once(target, request).await {
                 Ok(status) if good.contains(&status) => break,
                 Ok(status) => why = format!("{} {}: {status}", request.method, request.path),
                 Err(failure) => why = format!("{} {}: {failure}", request.method, request.path),
@@ -64,7 +68,7 @@ async fn until(target: &Target, request: &Request, good: &[StatusCode]) -> Resul
     timeout(WITHIN, asked).await.map_err(|_| why)
 }
 
-fn bind() -> Request {
+fn binding_request() -> Request {
     let group = "rbac.authorization.k8s.io";
     let binding = json!({
         "kind": "ClusterRoleBinding", "apiVersion": format!("{group}/v1"),
@@ -79,7 +83,7 @@ fn bind() -> Request {
     }
 }
 
-async fn ask(target: &Target, request: &Request) -> Result<StatusCode, Failure> {
+async fn ask_once(target: &Target, request: &Request) -> Result<StatusCode, Failure> {
     let mut link = target.dial(Protocol::Http1, "grant".into()).await?;
     Ok(link.ask(request.clone()).await?.0)
 }

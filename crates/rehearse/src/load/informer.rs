@@ -7,7 +7,7 @@
 
 use super::Client;
 use super::follow::{Follower, View};
-use super::objects::{ALL, Event, Object, READ, SECRETS, Tag, maps};
+use super::objects::{ALL, Event, Object, READ, SECRETS, Tag, configmaps_path};
 use super::writer::Goal;
 use crate::record::event::{EventKind, Informer};
 use std::collections::BTreeSet;
@@ -28,7 +28,7 @@ impl Scope {
     fn path(self) -> String {
         match self {
             Self::All => ALL.to_owned(),
-            Self::QuietNamespace => maps(READ),
+            Self::QuietNamespace => configmaps_path(READ),
             Self::QuietResource => SECRETS.to_owned(),
         }
     }

@@ -4,7 +4,7 @@
 //! request is sent twice.
 
 use super::dial::{Link, Unsent};
-use super::timetable::{Entry, Seed, protocol};
+use super::timetable::{Entry, Seed, protocol_of};
 use super::{Client, Due};
 use crate::config::{PACE, UNANSWERED};
 use crate::record::{
@@ -97,7 +97,11 @@ impl KeptConnection {
         self.opened += 1;
         let stream = format!("{}-{}", self.client.name("kept", self.index), self.opened);
         // Boxed: a connection is rarely opened, and the future of an open is large.
-        self.link = Box::pin(self.client.open(protocol(self.index), stream, entry, due)).await;
+        self.link = Box::pin(
+            self.client
+                .open(protocol_of(self.index), stream, entry, due),
+        )
+        .await;
     }
 
     fn ended(&mut self, how: Failure, in_flight: bool) {
@@ -114,7 +118,7 @@ mod tests {
     use super::super::objects::Tag;
     use super::super::writer::Ledger;
     use super::*;
-    use crate::record::log::{Recorder, attempts};
+    use crate::record::log::{Recorder, front_attempts};
     use crate::testbed::certs;
     use std::sync::Arc;
     use std::time::Duration;
@@ -125,7 +129,7 @@ mod tests {
     async fn one_that_is_late_has_its_time_to_open_a_connection() {
         let directory = tempfile::tempdir().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let certs = certs::make(directory.path(), &[]).unwrap();
+        let certs = certs::make_certs(directory.path(), &[]).unwrap();
         let client = Client {
             target: Target::new(listener.local_addr().unwrap(), &certs).unwrap(),
             recorder: Arc::new(Recorder::default()),
@@ -152,7 +156,7 @@ mod tests {
             drop(accepted);
         };
         tokio::join!(kept.open(entry, due), served);
-        let attempt = recorder.read(|log| attempts(log).next().unwrap().clone());
+        let attempt = recorder.read(|log| front_attempts(log).next().unwrap().clone());
         assert!(
             matches!(
                 attempt.answer,

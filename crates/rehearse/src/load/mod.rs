@@ -220,11 +220,11 @@ async fn run(
 
     for index in 0..u64::from(plan.watches) {
         let watch = watch::run(client.clone(), index, goal.clone());
-        followers.spawn(after(seed.start(b'w', index, START), watch));
+        followers.spawn(run_after(seed.start(b'w', index, START), watch));
     }
     for index in 0..INFORMERS {
         let informer = informer::run(client.clone(), index, Scope::All, goal.clone(), None);
-        followers.spawn(after(seed.start(b'i', index, START), informer));
+        followers.spawn(run_after(seed.start(b'i', index, START), informer));
     }
     for index in 0..u64::from(plan.clients) {
         timed.spawn(kept::run(client.clone(), seed, index));
@@ -253,7 +253,7 @@ async fn run(
     }
 
     let mut broken = 0;
-    broken += ended(&mut timed).await;
+    broken += join_clients(&mut timed).await;
     controls.shutdown().await;
     match writer.await {
         Ok(writer) => {
@@ -265,7 +265,7 @@ async fn run(
         }
         Err(_) => broken += 1,
     }
-    broken += ended(&mut followers).await;
+    broken += join_clients(&mut followers).await;
     if broken == 0 {
         Ok(())
     } else {
@@ -275,13 +275,13 @@ async fn run(
     }
 }
 
-async fn after(pause: Duration, client: impl Future<Output = ()>) {
+async fn run_after(pause: Duration, client: impl Future<Output = ()>) {
     tokio::time::sleep(pause).await;
     client.await;
 }
 
 /// Waits for clients, and returns how many broke down.
-async fn ended(clients: &mut JoinSet<()>) -> u32 {
+async fn join_clients(clients: &mut JoinSet<()>) -> u32 {
     let mut broken = 0;
     while let Some(ended) = clients.join_next().await {
         broken += u32::from(ended.is_err());

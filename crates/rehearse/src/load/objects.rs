@@ -119,7 +119,7 @@ impl Tag {
     /// The creates that must be done before the load.
     pub(super) fn stock(&self) -> Vec<Request> {
         (0..READ_OBJECTS)
-            .map(|n| create(READ, &self.read(n), "hello", "world"))
+            .map(|n| create_request(READ, &self.read(n), "hello", "world"))
             .collect()
     }
 
@@ -136,27 +136,27 @@ impl Tag {
     /// The request for an entry of a timetable. `name` is used by a create.
     pub(super) fn request(&self, ask: Ask, name: &str) -> Request {
         match ask {
-            Ask::Get => get(format!("{}/{}", maps(READ), self.read(0))),
-            Ask::List => get(maps(READ)),
-            Ask::Create => create(MADE, name, "hello", "world"),
+            Ask::Get => get_request(format!("{}/{}", configmaps_path(READ), self.read(0))),
+            Ask::List => get_request(configmaps_path(READ)),
+            Ask::Create => create_request(MADE, name, "hello", "world"),
         }
     }
 }
 
 /// Creates a numbered object.
-pub(super) fn write(name: &str, number: u64) -> Request {
-    create(WRITTEN, name, SEQUENCE, &number.to_string())
+pub(super) fn write_request(name: &str, number: u64) -> Request {
+    create_request(WRITTEN, name, SEQUENCE, &number.to_string())
 }
 
-pub(super) fn delete(name: &str) -> Request {
+pub(super) fn delete_request(name: &str) -> Request {
     Request {
         method: Method::DELETE,
-        path: format!("{}/{name}", maps(WRITTEN)),
+        path: format!("{}/{name}", configmaps_path(WRITTEN)),
         body: String::new(),
     }
 }
 
-pub(super) fn get(path: String) -> Request {
+pub(super) fn get_request(path: String) -> Request {
     Request {
         method: Method::GET,
         path,
@@ -165,7 +165,7 @@ pub(super) fn get(path: String) -> Request {
 }
 
 /// ConfigMaps of a namespace.
-pub(super) fn maps(namespace: &str) -> String {
+pub(super) fn configmaps_path(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/configmaps")
 }
 
@@ -175,14 +175,14 @@ pub(super) const ALL: &str = "/api/v1/configmaps";
 /// Secrets of all namespaces. No client writes a Secret during a rehearsal.
 pub(super) const SECRETS: &str = "/api/v1/secrets";
 
-fn create(namespace: &str, name: &str, field: &str, value: &str) -> Request {
+fn create_request(namespace: &str, name: &str, field: &str, value: &str) -> Request {
     let object = json!({
         "kind": "ConfigMap", "apiVersion": "v1",
         "metadata": {"namespace": namespace, "name": name}, "data": {field: value},
     });
     Request {
         method: Method::POST,
-        path: maps(namespace),
+        path: configmaps_path(namespace),
         body: object.to_string(),
     }
 }

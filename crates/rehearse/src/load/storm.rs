@@ -6,13 +6,13 @@
 //! each client was served.
 
 use super::dial::{self, Target};
-use super::objects::get;
+use super::objects::get_request;
 use crate::config::UNANSWERED;
 use crate::record::{
     event::{Answer, Failure, Protocol},
     stamp::Stamp,
 };
-use crate::testbed::address::source;
+use crate::testbed::address::storm_source;
 use std::io;
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -59,8 +59,11 @@ impl StormClients {
         let run = async move {
             let until = Instant::now() + LONGEST;
             for number in 0..clients {
-                let target = target.from(source(target.address().ip(), number), AGENT.to_owned());
-                tokio::spawn(client(target, number, until, sender.clone()));
+                let target = target.from(
+                    storm_source(target.address().ip(), number),
+                    AGENT.to_owned(),
+                );
+                tokio::spawn(run_client(target, number, until, sender.clone()));
             }
             drop(sender);
             token.cancelled().await;
@@ -75,9 +78,9 @@ impl StormClients {
     }
 }
 
-async fn client(target: Target, number: u32, until: Instant, sender: UnboundedSender<Try>) {
+async fn run_client(target: Target, number: u32, until: Instant, sender: UnboundedSender<Try>) {
     for again in 0_u32.. {
-        let answer = ask(&target, format!("storm-{number}-{again}"))
+        let answer = ask_version(&target, format!("storm-{number}-{again}"))
             .await
             .unwrap_or_else(Answer::Failed);
         let served = matches!(answer, Answer::Good { .. });
@@ -90,9 +93,9 @@ async fn client(target: Target, number: u32, until: Instant, sender: UnboundedSe
 }
 
 /// Connects and asks for a nearly free answer, since the storm is about the cost of connections.
-async fn ask(target: &Target, stream: String) -> Result<Answer, Failure> {
+async fn ask_version(target: &Target, stream: String) -> Result<Answer, Failure> {
     let mut link = dial::within(PATIENCE, target.dial(Protocol::Http2, stream)).await?;
-    let (status, _) = dial::within(UNANSWERED, link.ask(get(VERSION.to_owned()))).await?;
+    let (status, _) = dial::within(UNANSWERED, link.ask(get_request(VERSION.to_owned()))).await?;
     Ok(link.answer_of(status))
 }
 
@@ -105,9 +108,9 @@ mod tests {
     async fn a_client_that_is_not_served_retries_after_a_pause_until_it_is_too_late() {
         let dir = tempfile::tempdir().unwrap();
         let address = free_address().unwrap();
-        let target = Target::new(address, &certs::make(dir.path(), &[]).unwrap()).unwrap();
+        let target = Target::new(address, &certs::make_certs(dir.path(), &[]).unwrap()).unwrap();
         let (sender, mut tries) = unbounded_channel();
-        client(target, 0, Instant::now() + LONGEST, sender).await;
+        run_client(target, 0, Instant::now() + LONGEST, sender).await;
         let mut count = 0;
         while let Some((_, answer)) = tries.recv().await {
             assert_eq!(answer, Answer::Failed(Failure::Refused));

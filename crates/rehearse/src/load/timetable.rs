@@ -42,7 +42,7 @@ impl Seed {
     /// New connections at a rate: each at a random point of its share of a second.
     pub(super) fn fresh(self, rate: u32) -> impl Iterator<Item = Entry> + Send {
         let step = Duration::from_secs(1) / rate;
-        entries(self.rng(b'f', 0), step, move |rng| step.mul_f64(rng.f64()))
+        make_entries(self.rng(b'f', 0), step, move |rng| step.mul_f64(rng.f64()))
     }
 
     /// A kept connection: evenly, from a random point of its first share on.
@@ -53,7 +53,7 @@ impl Seed {
     ) -> impl Iterator<Item = Entry> + Send {
         let mut rng = self.rng(b'k', index);
         let offset = step.mul_f64(rng.f64());
-        entries(rng, step, move |_| offset)
+        make_entries(rng, step, move |_| offset)
     }
 
     /// The start of a client of another kind.
@@ -62,7 +62,7 @@ impl Seed {
     }
 }
 
-fn entries(
+fn make_entries(
     mut rng: Rng,
     step: Duration,
     jitter: impl Fn(&mut Rng) -> Duration + Send,
@@ -74,14 +74,14 @@ fn entries(
         let entry = Entry {
             number,
             after: after + jitter(&mut rng),
-            ask: ask(&mut rng),
+            ask: choose_ask(&mut rng),
         };
         number += 1;
         Some(entry)
     })
 }
 
-fn ask(rng: &mut Rng) -> Ask {
+fn choose_ask(rng: &mut Rng) -> Ask {
     if rng.u64(..CREATES) == 0 {
         Ask::Create
     } else if rng.u64(..LISTS) == 0 {
@@ -92,7 +92,7 @@ fn ask(rng: &mut Rng) -> Ask {
 }
 
 /// The protocol of a client: half of the clients speak HTTP/1.1.
-pub(super) fn protocol(index: u64) -> Protocol {
+pub(super) fn protocol_of(index: u64) -> Protocol {
     if index.is_multiple_of(2) {
         Protocol::Http1
     } else {
@@ -106,7 +106,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// The entries of a load of some seconds.
-    fn all(seed: u64, rate: u32) -> Vec<Vec<Entry>> {
+    fn all_entries(seed: u64, rate: u32) -> Vec<Vec<Entry>> {
         let seed = Seed(seed);
         let step = Duration::from_millis(100);
         let mut all = vec![seed.fresh(rate).take(500).collect()];
@@ -117,14 +117,14 @@ mod tests {
     proptest! {
         #[test]
         fn the_same_seed_makes_the_same_timetable(seed: u64, rate in 20..=1000_u32) {
-            prop_assert_eq!(all(seed, rate), all(seed, rate));
+            prop_assert_eq!(all_entries(seed, rate), all_entries(seed, rate));
             prop_assert_eq!(Seed(seed).start(b'w', 3, Duration::MAX / 4), Seed(seed).start(b'w', 3, Duration::MAX / 4));
-            prop_assert_ne!(all(seed, rate), all(seed.wrapping_add(1), rate));
+            prop_assert_ne!(all_entries(seed, rate), all_entries(seed.wrapping_add(1), rate));
         }
 
         #[test]
         fn no_client_has_anothers(seed: u64) {
-            let mut all = all(seed, 100);
+            let mut all = all_entries(seed, 100);
             let clients = all.len();
             all.iter_mut().for_each(|entries| entries.truncate(100));
             all.sort_by_key(|entries| entries.iter().map(|e| e.after).collect::<Vec<_>>());

@@ -2,7 +2,7 @@
 
 use super::Client;
 use super::follow::{Follower, View};
-use super::objects::{Event, Object, WRITTEN, maps};
+use super::objects::{Event, Object, WRITTEN, configmaps_path};
 use super::sequence::Sequence;
 use super::writer::Goal;
 use crate::record::{
@@ -16,7 +16,13 @@ use tokio::sync::watch::Receiver;
 
 /// Watches until the load stops and the last write was seen.
 pub(super) async fn run(client: Client, index: u64, goal: Receiver<Option<Arc<Goal>>>) {
-    let mut follower = Follower::new(client, "watch", index, maps(WRITTEN), Counted::default());
+    let mut follower = Follower::new(
+        client,
+        "watch",
+        index,
+        configmaps_path(WRITTEN),
+        Counted::default(),
+    );
     let goal = follower.run(goal).await;
     let mut counted = follower.view;
     let flaw = counted.sequence.finish(goal.map_or(0, |goal| goal.last));

@@ -7,7 +7,7 @@
 
 use super::dial::{Link, Target, within};
 use super::objects::{self, ALL, List, Request, Tag};
-use super::timetable::protocol;
+use super::timetable::protocol_of;
 use super::{Client, Instances};
 use crate::config::WRITE_EVERY;
 use crate::record::event::Failure;
@@ -107,7 +107,7 @@ impl Writer {
             let name = self.tag.write(number);
             // A write is always finished, since otherwise its outcome would be unknown.
             if !self
-                .bounded(&objects::write(&name, number), StatusCode::CONFLICT)
+                .bounded(&objects::write_request(&name, number), StatusCode::CONFLICT)
                 .await
             {
                 break;
@@ -118,7 +118,7 @@ impl Writer {
                 let name = self.tag.write(number - DELETE_BEFORE);
                 self.client.ledger.deleted(&name);
                 if !self
-                    .bounded(&objects::delete(&name), StatusCode::NOT_FOUND)
+                    .bounded(&objects::delete_request(&name), StatusCode::NOT_FOUND)
                     .await
                 {
                     break;
@@ -193,7 +193,7 @@ impl Writer {
     /// The names of the rehearsal's objects, as listed.
     async fn list(&mut self) -> BTreeSet<String> {
         loop {
-            match self.sent(&objects::get(ALL.to_owned())).await {
+            match self.sent(&objects::get_request(ALL.to_owned())).await {
                 Ok((StatusCode::OK, body)) => match serde_json::from_slice::<List<'_>>(&body) {
                     Ok(list) => {
                         let names = list
@@ -232,7 +232,7 @@ impl Writer {
             let sent = async {
                 let mut link = within(
                     TRY,
-                    target.dial(protocol(1), format!("writer-{}", self.dialled)),
+                    target.dial(protocol_of(1), format!("writer-{}", self.dialled)),
                 )
                 .await?;
                 Ok((within(TRY, link.ask(request.clone())).await?, link))

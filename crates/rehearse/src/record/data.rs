@@ -365,7 +365,7 @@ impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Count(count) => f.write_str(&format::count(*count)),
-            Self::Ms(ms) => f.write_str(&format::wait(*ms)),
+            Self::Ms(ms) => f.write_str(&format::wait_time(*ms)),
         }
     }
 }

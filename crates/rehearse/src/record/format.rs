@@ -14,12 +14,12 @@ pub fn count(number: u64) -> String {
 }
 
 /// Formats a number with its noun: `1 watch`, `2,000 watches`. `many` is the plural.
-pub(crate) fn of(number: u64, one: &str, many: &str) -> String {
+pub(crate) fn count_of(number: u64, one: &str, many: &str) -> String {
     format!("{} {}", count(number), if number == 1 { one } else { many })
 }
 
 /// Formats a duration, with three significant digits.
-pub fn wait(ms: f64) -> String {
+pub fn wait_time(ms: f64) -> String {
     match ms {
         ms if !ms.is_finite() => "unknown".to_owned(),
         ..0.01 => "0 ms".to_owned(),
@@ -32,14 +32,14 @@ pub fn wait(ms: f64) -> String {
 }
 
 /// Formats a time in seconds from the start of the load.
-pub(crate) fn moment(ms: i64) -> String {
+pub(crate) fn format_moment(ms: i64) -> String {
     let sign = if ms < 0 { "−" } else { "" };
     let ms = ms.unsigned_abs();
     format!("{sign}{}.{:02} s", count(ms / 1000), ms % 1000 / 10)
 }
 
 /// Formats a size of memory.
-pub fn bytes(bytes: u64) -> String {
+pub fn format_bytes(bytes: u64) -> String {
     let gib = bytes as f64 / f64::from(1 << 30);
     if gib < 1.0 {
         format!("{:.0} MiB", gib * 1024.0)
@@ -49,7 +49,7 @@ pub fn bytes(bytes: u64) -> String {
 }
 
 /// Capitalizes the first letter, for headings and rows of a page.
-pub(crate) fn capital(words: &str) -> String {
+pub(crate) fn capitalize(words: &str) -> String {
     let mut letters = words.chars();
     letters
         .next()
@@ -89,7 +89,7 @@ mod tests {
             1_234_567.0,
             f64::NAN,
         ]
-        .map(wait);
+        .map(wait_time);
         assert_eq!(
             texts,
             [
@@ -105,12 +105,15 @@ mod tests {
             ["0", "999", "1,000", "1,234,567"]
         );
         assert_eq!(
-            [-1_250, 0, 61_007].map(moment),
+            [-1_250, 0, 61_007].map(format_moment),
             ["−1.25 s", "0.00 s", "61.00 s"]
         );
-        assert_eq!([512 << 20, 16 << 30].map(bytes), ["512 MiB", "16.0 GiB"]);
         assert_eq!(
-            of(1, "watch", "watches") + " " + &of(2_000, "watch", "watches"),
+            [512 << 20, 16 << 30].map(format_bytes),
+            ["512 MiB", "16.0 GiB"]
+        );
+        assert_eq!(
+            count_of(1, "watch", "watches") + " " + &count_of(2_000, "watch", "watches"),
             "1 watch 2,000 watches"
         );
     }

@@ -68,7 +68,7 @@ impl Recorder {
 
     /// Returns when an instance last got a mark.
     pub fn last(&self, instance: &str, mark: MarkKind) -> Option<Stamp> {
-        self.read(|log| last(log, instance, mark))
+        self.read(|log| last_mark(log, instance, mark))
     }
 
     /// Returns the clients' largest delay behind their timetable.
@@ -100,7 +100,7 @@ impl Recorder {
 }
 
 /// Returns when an instance last got a mark.
-pub(crate) fn last(log: &[Event], instance: &str, wanted: MarkKind) -> Option<Stamp> {
+pub(crate) fn last_mark(log: &[Event], instance: &str, wanted: MarkKind) -> Option<Stamp> {
     let marked = |event: &&Event| {
         event.subject == instance
             && matches!(event.what, EventKind::Mark { mark, .. } if mark == wanted)
@@ -109,7 +109,7 @@ pub(crate) fn last(log: &[Event], instance: &str, wanted: MarkKind) -> Option<St
 }
 
 /// Returns the requests of clients that dial the address under test.
-pub fn attempts(log: &[Event]) -> impl DoubleEndedIterator<Item = &Attempt> {
+pub fn front_attempts(log: &[Event]) -> impl DoubleEndedIterator<Item = &Attempt> {
     log.iter().filter_map(|event| match &event.what {
         EventKind::Attempt(Dialed::Front, attempt) => Some(attempt),
         _ => None,

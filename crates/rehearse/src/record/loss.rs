@@ -61,12 +61,12 @@ impl Loss {
     /// Returns a number of losses in words.
     pub(crate) fn words(self, count: u64) -> String {
         let (one, many) = self.names();
-        format::of(count, one, many)
+        format::count_of(count, one, many)
     }
 }
 
 /// Returns all losses in words.
-pub(crate) fn words(losses: &Losses) -> String {
+pub(crate) fn losses_in_words(losses: &Losses) -> String {
     losses
         .iter()
         .map(|(loss, count)| loss.words(*count))

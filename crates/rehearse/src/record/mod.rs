@@ -234,7 +234,7 @@ impl Injected {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::judges::tests::{attempt, good};
+    use crate::judges::tests::{attempt, good_answer};
     use crate::record::{event::Failure, verdict::OLD};
     use EventKind::{
         Attempt as Attempted, Fault as FaultBegan, FaultStep as Step, Player as Plays,
@@ -282,8 +282,8 @@ mod tests {
                     ),
                 ),
             ),
-            ("control-old-1", control("control-old-1", good(OLD))),
-            ("control-old-1", control("control-old-1", good(OLD))),
+            ("control-old-1", control("control-old-1", good_answer(OLD))),
+            ("control-old-1", control("control-old-1", good_answer(OLD))),
             ("control-old-2", control("control-old-2", refused)),
             ("", EventKind::Behind(Duration::from_millis(7))),
             ("", EventKind::Late(Duration::from_nanos(3))),

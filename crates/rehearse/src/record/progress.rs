@@ -3,7 +3,7 @@
 
 use super::event::{Answer, Attempt};
 use super::format::count;
-use super::log::{Recorder, attempts};
+use super::log::{Recorder, front_attempts};
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,10 +21,10 @@ pub(crate) fn print(line: &str) {
 }
 
 /// Returns the number of requests, and of those without a good answer.
-fn counts(recorder: &Recorder) -> (usize, usize) {
+fn count_requests(recorder: &Recorder) -> (usize, usize) {
     let bad = |attempt: &Attempt| usize::from(!matches!(attempt.answer, Answer::Good { .. }));
     recorder.read(|log| {
-        attempts(log).fold((0, 0), |(all, failed), attempt| {
+        front_attempts(log).fold((0, 0), |(all, failed), attempt| {
             (all + 1, failed + bad(attempt))
         })
     })
@@ -47,7 +47,7 @@ impl Progress {
                 let mut before = (began, 0);
                 loop {
                     tokio::time::sleep(UPDATE).await;
-                    let (all, bad) = counts(&recorder);
+                    let (all, bad) = count_requests(&recorder);
                     let rate = all.saturating_sub(before.1) as f64 / before.0.elapsed().as_secs_f64();
                     before = (Instant::now(), all);
                     let (all, bad) = (count(all as u64), count(bad as u64));

@@ -13,7 +13,7 @@ impl Stamp {
         // Every Linux has this clock. Without it, all stamps would be equal, and the verdict would
         // be unproven.
         Self(
-            berth_os::clock::monotonic()
+            berth_os::clock::read_monotonic()
                 .map_or(0, |t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)),
         )
     }

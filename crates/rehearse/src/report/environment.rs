@@ -37,7 +37,7 @@ pub fn read(programs: Vec<Program>) -> Environment {
         .and_then(|cpus| cpus.model_name(0).map(str::to_owned));
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
     Environment {
-        kernel: kernel().unwrap_or_default(),
+        kernel: read_kernel().unwrap_or_default(),
         cpu_model: cpu_model.unwrap_or_default(),
         cpus: u32::try_from(cpus).unwrap_or(u32::MAX),
         memory_bytes: Meminfo::current().map_or(0, |memory| memory.mem_total),
@@ -48,7 +48,7 @@ pub fn read(programs: Vec<Program>) -> Environment {
 }
 
 /// The apiservers, each once, and the programs between or behind them.
-pub(super) fn programs(plan: &Plan, runs: &[Run]) -> Vec<Program> {
+pub(super) fn list_programs(plan: &Plan, runs: &[Run]) -> Vec<Program> {
     let mut seen = BTreeSet::new();
     let known = runs
         .iter()
@@ -69,21 +69,21 @@ pub(super) fn programs(plan: &Plan, runs: &[Run]) -> Vec<Program> {
     let etcd = plan
         .etcd
         .as_ref()
-        .and_then(|program| ask("etcd", program.as_os_str(), "--version"));
+        .and_then(|program| ask_version("etcd", program.as_os_str(), "--version"));
     let haproxy = runs
         .iter()
         .find(|run| run.via == Via::Haproxy && run.ran().is_some());
-    let haproxy = haproxy.and_then(|_| ask("haproxy", "haproxy".as_ref(), "-v"));
+    let haproxy = haproxy.and_then(|_| ask_version("haproxy", "haproxy".as_ref(), "-v"));
     // This program's version is in the report already.
     let berth = plan
         .berth
         .as_ref()
-        .and_then(|program| ask("berth", program.as_os_str(), "--version"));
+        .and_then(|program| ask_version("berth", program.as_os_str(), "--version"));
     apiservers.chain(etcd).chain(haproxy).chain(berth).collect()
 }
 
 /// Asks a program for its version. `None` if the program prints no version.
-fn ask(role: &str, program: &OsStr, option: &str) -> Option<Program> {
+fn ask_version(role: &str, program: &OsStr, option: &str) -> Option<Program> {
     let output = Command::new(program)
         .arg(option)
         .stdin(Stdio::null())
@@ -92,12 +92,12 @@ fn ask(role: &str, program: &OsStr, option: &str) -> Option<Program> {
     let output = String::from_utf8_lossy(&output.stdout);
     Some(Program {
         role: role.to_owned(),
-        version: version(&output)?.to_owned(),
+        version: parse_version(&output)?.to_owned(),
     })
 }
 
 /// The word after `version` or `berth`.
-fn version(output: &str) -> Option<&str> {
+fn parse_version(output: &str) -> Option<&str> {
     let is_before = |word: &&str| {
         ["version", "berth"].contains(&&*word.trim_end_matches(':').to_ascii_lowercase())
     };
@@ -111,7 +111,7 @@ pub fn now() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }
 
-fn kernel() -> nix::Result<String> {
+fn read_kernel() -> nix::Result<String> {
     let name = nix::sys::utsname::uname()?;
     let words = [name.sysname(), name.release(), name.machine()];
     Ok(words
@@ -127,21 +127,26 @@ mod tests {
     fn programs_print_their_version_in_their_own_way() {
         let haproxy =
             "HAProxy version 2.6.12-1+deb12u1 2023/12/16 - https://haproxy.org/\nStatus: stable";
-        assert_eq!(version(haproxy), Some("2.6.12-1+deb12u1"));
+        assert_eq!(parse_version(haproxy), Some("2.6.12-1+deb12u1"));
         assert_eq!(
-            version("etcd Version: 3.5.17\nGit SHA: 507c0de\n"),
+            parse_version("etcd Version: 3.5.17\nGit SHA: 507c0de\n"),
             Some("3.5.17")
         );
-        assert_eq!(version("berth 0.1.0\n"), Some("0.1.0"));
+        assert_eq!(parse_version("berth 0.1.0\n"), Some("0.1.0"));
         assert_eq!(
-            (version("no such option"), version("version")),
+            (parse_version("no such option"), parse_version("version")),
             (None, None)
         );
         assert_eq!(
-            ask("etcd", "echo".as_ref(), "Version: 3").unwrap().version,
+            ask_version("etcd", "echo".as_ref(), "Version: 3")
+                .unwrap()
+                .version,
             "3"
         );
-        assert_eq!(ask("etcd", "/no/such/program".as_ref(), "--version"), None);
+        assert_eq!(
+            ask_version("etcd", "/no/such/program".as_ref(), "--version"),
+            None
+        );
     }
 
     #[test]

@@ -28,17 +28,17 @@ pub fn assemble(plan: &Plan, rehearsed: Rehearsed, argv: &[String]) -> Report {
         made_at: environment::now(),
         command: argv
             .iter()
-            .map(|word| quoted(word))
+            .map(|word| quote_word(word))
             .collect::<Vec<_>>()
             .join(" "),
-        environment: environment::read(environment::programs(plan, &rehearsed.runs)),
+        environment: environment::read(environment::list_programs(plan, &rehearsed.runs)),
         aborted: rehearsed.aborted.as_ref().map(ToString::to_string),
         runs: rehearsed.runs,
     }
 }
 
 /// A word quoted for a shell, as a person would write it: `--name='a value'`.
-fn quoted(word: &str) -> String {
+fn quote_word(word: &str) -> String {
     let plain = |name: &str| {
         name.bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
@@ -69,7 +69,7 @@ pub fn check_writable(path: &Path) -> Result<(), Error> {
     if path.file_name().is_none() {
         return Err(error(io::Error::other("it names no file")));
     }
-    temporary(path).map(drop).map_err(error)
+    create_temporary(path).map(drop).map_err(error)
 }
 
 /// Writes the data and the page. After an error the remaining file is still written, and the first
@@ -86,7 +86,7 @@ pub fn write(report: &Report, json: Option<&Path>, html: Option<&Path>) -> Resul
 /// Writes a text, whole or not at all.
 pub fn write_file(path: &Path, text: io::Result<String>) -> Result<(), Error> {
     let write = || {
-        let mut file = temporary(path)?;
+        let mut file = create_temporary(path)?;
         file.write_all(text?.as_bytes())?;
         file.persist(path)?;
         Ok(())
@@ -98,7 +98,7 @@ pub fn write_file(path: &Path, text: io::Result<String>) -> Result<(), Error> {
 }
 
 /// A file in the target's directory. The file is removed unless it is renamed.
-fn temporary(path: &Path) -> io::Result<NamedTempFile> {
+fn create_temporary(path: &Path) -> io::Result<NamedTempFile> {
     use std::os::unix::fs::PermissionsExt;
     let directory = path
         .parent()
@@ -136,7 +136,7 @@ mod tests {
     fn words_are_quoted() {
         let argv = ["berth", "--rate=9", "--new=a b", "--old", "it's; $(x)", ""];
         assert_eq!(
-            argv.map(quoted).join(" "),
+            argv.map(quote_word).join(" "),
             r"berth --rate=9 --new='a b' --old 'it'\''s; $(x)' ''"
         );
     }

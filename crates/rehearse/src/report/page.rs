@@ -25,10 +25,10 @@ pub(super) fn render(report: &Report) -> String {
     let (tone, headline) = match made.first() {
         _ if report.aborted.is_some() => ("unsure", "Stopped before its end".to_owned()),
         Some((run, ran)) if several => (
-            tone(ran),
-            format!("{}: {}", format::capital(run.via.way()), ran.words()),
+            verdict_class(ran),
+            format!("{}: {}", format::capitalize(run.via.way()), ran.words()),
         ),
-        Some((_, ran)) => (tone(ran), verdict(ran)),
+        Some((_, ran)) => (verdict_class(ran), verdict_words(ran)),
         None => ("unsure", "Nothing was rehearsed".to_owned()),
     };
     let aborted = report.aborted.as_ref().map(|why| {
@@ -48,28 +48,28 @@ pub(super) fn render(report: &Report) -> String {
         lead = aborted.unwrap_or_default()
             + &made
                 .first()
-                .map(|(run, ran)| lead(run, ran))
+                .map(|(run, ran)| render_lead(run, ran))
                 .unwrap_or_default(),
         comparison = if made.len() > 1 {
-            comparison(&made)
+            render_comparison(&made)
         } else {
             String::new()
         },
         runs = runs
             .iter()
-            .map(|run| section(run, &frame, several))
+            .map(|run| render_section(run, &frame, several))
             .collect::<String>(),
         command = escape(&report.command),
-        environment = environment(&report.environment),
+        environment = render_environment(&report.environment),
     )
 }
 
-fn verdict(ran: &Ran) -> String {
-    format::capital(ran.words())
+fn verdict_words(ran: &Ran) -> String {
+    format::capitalize(ran.words())
 }
 
 /// The class of a verdict's colour.
-fn tone(ran: &Ran) -> &'static str {
+fn verdict_class(ran: &Ran) -> &'static str {
     match ran.verdict {
         Verdict::Held => "good",
         Verdict::Unproven | Verdict::TooBusy => "unsure",
@@ -78,12 +78,12 @@ fn tone(ran: &Ran) -> &'static str {
 }
 
 /// The rehearsed upgrade, and the most important figures, large.
-fn lead(run: &Run, ran: &Ran) -> String {
+fn render_lead(run: &Run, ran: &Ran) -> String {
     let tile = |Row {
                     name, value, note, ..
                 }: &Row| {
         let (name, value, note) = (
-            escape(&format::capital(name)),
+            escape(&format::capitalize(name)),
             escape(&value.to_string()),
             escape(note),
         );
@@ -92,30 +92,30 @@ fn lead(run: &Run, ran: &Ran) -> String {
     let tiles: String = ran.rows.iter().filter(|row| row.main).map(tile).collect();
     format!(
         "<p>{}</p><dl class=\"tiles\">{tiles}</dl>",
-        escape(&what(run, ran))
+        escape(&describe_upgrade(run, ran))
     )
 }
 
 /// The rehearsed upgrade in a line.
-fn what(run: &Run, ran: &Ran) -> String {
+fn describe_upgrade(run: &Run, ran: &Ran) -> String {
     let names = ran
         .instances
         .iter()
-        .map(plot::named)
+        .map(plot::instance_label)
         .collect::<Vec<_>>()
         .join(" → ");
-    let load = format!("{} of load", format::wait(ran.load_ms as f64));
+    let load = format!("{} of load", format::wait_time(ran.load_ms as f64));
     [ran.apiservers(), &names, &run.topology, &load].join(" · ")
 }
 
 /// The runs side by side.
-fn comparison(made: &[(&Run, &Ran)]) -> String {
+fn render_comparison(made: &[(&Run, &Ran)]) -> String {
     let heading = |(run, ran): &(&Run, &Ran)| {
-        let way = escape(&format::capital(run.via.way()));
+        let way = escape(&format::capitalize(run.via.way()));
         format!(
             "<th scope=\"col\">{way}<small class=\"{}\">{}</small></th>",
-            tone(ran),
-            verdict(ran)
+            verdict_class(ran),
+            verdict_words(ran)
         )
     };
     let headings: String = made.iter().map(heading).collect();
@@ -126,7 +126,7 @@ fn comparison(made: &[(&Run, &Ran)]) -> String {
             .collect();
         format!(
             "<tr><th scope=\"row\">{}</th>{cells}</tr>",
-            escape(&format::capital(name))
+            escape(&format::capitalize(name))
         )
     };
     let runs: Vec<&Ran> = made.iter().map(|(_, ran)| *ran).collect();
@@ -140,9 +140,9 @@ fn comparison(made: &[(&Run, &Ran)]) -> String {
     )
 }
 
-fn section(run: &Run, frame: &Frame, several: bool) -> String {
+fn render_section(run: &Run, frame: &Frame, several: bool) -> String {
     let title = if several {
-        format::capital(run.via.way())
+        format::capitalize(run.via.way())
     } else {
         "What happened".to_owned()
     };
@@ -158,7 +158,7 @@ fn ran_section(ran: &Ran, frame: &Frame) -> String {
                    name, value, note, ..
                }: &Row| {
         let (name, value, note) = (
-            escape(&format::capital(name)),
+            escape(&format::capitalize(name)),
             escape(&value.to_string()),
             escape(note),
         );
@@ -167,15 +167,15 @@ fn ran_section(ran: &Ran, frame: &Frame) -> String {
         )
     };
     [
-        list("Not as it should be", &ran.objections),
-        list("Lost: the first of each kind", &ran.examples),
-        list("Worth knowing", &ran.notes),
+        render_list("Not as it should be", &ran.objections),
+        render_list("Lost: the first of each kind", &ran.examples),
+        render_list("Worth knowing", &ran.notes),
         format!(
             "<div class=\"scroll\" tabindex=\"0\">{}{}</div>",
-            plot::requests(frame, ran),
-            plot::instances(frame, ran)
+            plot::draw_requests(frame, ran),
+            plot::draw_instances(frame, ran)
         ),
-        ran.promises.iter().map(promise).collect(),
+        ran.promises.iter().map(render_promise).collect(),
         format!(
             "<h3>All figures</h3><div class=\"scroll\" tabindex=\"0\"><table>{}</table></div>",
             ran.rows.iter().map(row).collect::<String>()
@@ -185,7 +185,7 @@ fn ran_section(ran: &Ran, frame: &Frame) -> String {
 }
 
 /// Lines under a heading. Empty if there are no lines.
-fn list(heading: &str, lines: &[String]) -> String {
+fn render_list(heading: &str, lines: &[String]) -> String {
     if lines.is_empty() {
         return String::new();
     }
@@ -196,7 +196,7 @@ fn list(heading: &str, lines: &[String]) -> String {
     format!("<h3>{heading}</h3><ul>{lines}</ul>")
 }
 
-fn promise(promise: &Promise) -> String {
+fn render_promise(promise: &Promise) -> String {
     let Promise {
         fault,
         instance,
@@ -219,10 +219,11 @@ fn promise(promise: &Promise) -> String {
         format!(" at {instance}")
     };
     let to = to_ms
-        .map(|to| format!(" to {}", format::moment(to)))
+        .map(|to| format!(" to {}", format::format_moment(to)))
         .unwrap_or_default();
-    let from = format::moment(*from_ms);
-    let allowed = (!allowed.is_empty()).then(|| format!("allowed: {}", loss::words(allowed)));
+    let from = format::format_moment(*from_ms);
+    let allowed =
+        (!allowed.is_empty()).then(|| format!("allowed: {}", loss::losses_in_words(allowed)));
     let seen: String = what_happened
         .iter()
         .chain(&allowed)
@@ -232,11 +233,11 @@ fn promise(promise: &Promise) -> String {
         "<h3 class=\"{tone}\">{}{}: {came_to}</h3><p>{} <span class=\"quiet\">{from}{to}</span></p><ul>{seen}</ul>",
         escape(fault),
         escape(&at),
-        escape(&format::capital(promise)),
+        escape(&format::capitalize(promise)),
     )
 }
 
-fn environment(environment: &Environment) -> String {
+fn render_environment(environment: &Environment) -> String {
     let Environment {
         kernel,
         cpu_model,
@@ -249,7 +250,7 @@ fn environment(environment: &Environment) -> String {
     let machine = [
         ("Kernel", kernel.clone()),
         ("CPUs", format!("{cpus} × {cpu_model}")),
-        ("Memory", format::bytes(*memory_bytes)),
+        ("Memory", format::format_bytes(*memory_bytes)),
         ("Open files (ulimit -n)", format::count(*open_files_limit)),
     ];
     let machine = machine.iter().map(|(name, value)| (*name, value));
@@ -269,7 +270,9 @@ mod tests {
     use crate::config::fault::Fault;
     use crate::judges::{
         judge,
-        tests::{at, attempt, end, good, injected, plan, record, report as end_report},
+        tests::{
+            attempt, end, good_answer, injected, plan, record, report as end_report, stamp_at,
+        },
     };
     use crate::record::{
         data::{Instance, Mark, MarkKind, Program, Value},
@@ -284,14 +287,14 @@ mod tests {
         // A burst, and streams ended by old.
         record
             .attempts
-            .extend((0..500).map(|_| attempt("burst", 200, 210, good(OLD))));
+            .extend((0..500).map(|_| attempt("burst", 200, 210, good_answer(OLD))));
         for stream in ["a", "b", "c"] {
             record.ends.push(end(StreamKind::Watch, stream, 2_000));
             record
                 .reports
                 .push(end_report(stream, EndedBy::Instance, 2_000));
         }
-        record.moments.add(OLD, MarkKind::Exited, at(2_200));
+        record.moments.add(OLD, MarkKind::Exited, stamp_at(2_200));
         if is_lossy {
             let failed = |due, failure| attempt("failed", due, 610, Answer::Failed(failure));
             record
@@ -338,7 +341,7 @@ mod tests {
         }
     }
 
-    fn has(page: &str, texts: &[&str]) {
+    fn assert_has(page: &str, texts: &[&str]) {
         texts
             .iter()
             .for_each(|text| assert!(page.contains(text), "{text}: {page}"));
@@ -347,14 +350,14 @@ mod tests {
     #[test]
     fn a_page_has_the_verdict_all_figures_the_drawings_and_the_command() {
         let page = render(&report(vec![run(Via::Berth, ran(false))]));
-        has(
+        assert_has(
             &page,
             &[
                 "<h1>Nothing was lost</h1>",
                 "simulated apiservers · old v1.33.0 → new v1.34.0 · sidecar",
             ],
         );
-        has(
+        assert_has(
             &page,
             &[
                 "99th percentile",
@@ -364,7 +367,7 @@ mod tests {
             ],
         );
         // The burst is cut off, and its rate is shown in words.
-        has(
+        assert_has(
             &page,
             &[
                 "kill-shim 0.50 s",
@@ -379,7 +382,7 @@ mod tests {
     #[test]
     fn losses_and_broken_promises_are_shown() {
         let page = render(&report(vec![run(Via::Berth, ran(true))]));
-        has(
+        assert_has(
             &page,
             &[
                 "Something was lost",
@@ -388,7 +391,7 @@ mod tests {
                 "class=\"lost\"",
             ],
         );
-        has(
+        assert_has(
             &page,
             &[
                 "kill-shim at old: broken",
@@ -411,7 +414,7 @@ mod tests {
             skipped,
             run(Via::Berth, ran(false)),
         ]));
-        has(
+        assert_has(
             &page,
             &[
                 "<h1>Through berth: nothing was lost</h1>",
@@ -419,7 +422,7 @@ mod tests {
                 "there is no haproxy in PATH",
             ],
         );
-        has(&page, &["<td>0</td><td>7</td>"]);
+        assert_has(&page, &["<td>0</td><td>7</td>"]);
     }
 
     #[test]
@@ -427,13 +430,13 @@ mod tests {
         let mut aborted = report(vec![run(Via::Berth, ran(false))]);
         aborted.aborted = Some("SIGINT".into());
         let page = render(&aborted);
-        has(
+        assert_has(
             &page,
             &["<h1>Stopped before its end</h1>", "aborted: SIGINT"],
         );
         assert!(!page.contains("<h1>Nothing was lost"));
-        has(&render(&report(Vec::new())), &["Nothing was rehearsed"]);
-        has(
+        assert_has(&render(&report(Vec::new())), &["Nothing was rehearsed"]);
+        assert_has(
             &render(&report(vec![run(Via::None, Ran::default())])),
             &["<h1>Nothing was lost</h1>"],
         );

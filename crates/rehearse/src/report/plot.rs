@@ -48,11 +48,13 @@ impl Frame {
     pub(super) fn of(runs: &[&Ran]) -> Self {
         let ends = runs
             .iter()
-            .map(|ran| (ran.timeline.step_ms * steps(ran) as u64).max(ran.load_ms) as f64);
+            .map(|ran| (ran.timeline.step_ms * count_steps(ran) as u64).max(ran.load_ms) as f64);
         let end = ends.fold(1.0, f64::max);
         let marks = || runs.iter().flat_map(|ran| &ran.marks);
         let at = || marks().map(|mark| mark.at_ms as f64);
-        let widest = marks().map(|mark| width(&words(mark))).fold(0.0, f64::max);
+        let widest = marks()
+            .map(|mark| text_width(&label_text(mark)))
+            .fold(0.0, f64::max);
         Self {
             from: at().fold(0.0, f64::min).max(-end * BEYOND),
             to: at().fold(end, f64::max).min(end * (1.0 + BEYOND)),
@@ -98,26 +100,26 @@ impl Frame {
     }
 }
 
-fn width(words: &str) -> f64 {
+fn text_width(words: &str) -> f64 {
     words.chars().count() as f64 * LETTER + 12.0
 }
 
-fn words(mark: &Mark) -> String {
-    format!("{} {}", mark.words(), format::moment(mark.at_ms))
+fn label_text(mark: &Mark) -> String {
+    format!("{} {}", mark.words(), format::format_moment(mark.at_ms))
 }
 
 /// An instance with its version, if known.
-pub(super) fn named(Instance { name, version }: &Instance) -> String {
+pub(super) fn instance_label(Instance { name, version }: &Instance) -> String {
     format!("{name} {version}").trim_end().to_owned()
 }
 
 /// Number of steps of a run.
-fn steps(ran: &Ran) -> usize {
+fn count_steps(ran: &Ran) -> usize {
     ran.timeline.allowed.len()
 }
 
 /// The class of an instance's colour. Colours repeat for further instances.
-fn look(ran: &Ran, instance: &str) -> String {
+fn instance_class(ran: &Ran, instance: &str) -> String {
     let known = ran
         .instances
         .iter()
@@ -126,7 +128,7 @@ fn look(ran: &Ran, instance: &str) -> String {
 }
 
 /// Answers a second of all instances, by step.
-fn totals(ran: &Ran) -> Vec<f64> {
+fn sum_by_step(ran: &Ran) -> Vec<f64> {
     let sum = |step| {
         ran.timeline
             .answered
@@ -134,17 +136,19 @@ fn totals(ran: &Ran) -> Vec<f64> {
             .map(|counts| counts[step])
             .sum::<u64>()
     };
-    (0..steps(ran)).map(|step| rate(ran, sum(step))).collect()
+    (0..count_steps(ran))
+        .map(|step| per_second(ran, sum(step)))
+        .collect()
 }
 
-fn rate(ran: &Ran, count: u64) -> f64 {
+fn per_second(ran: &Ran, count: u64) -> f64 {
     count as f64 * 1e3 / ran.timeline.step_ms.max(1) as f64
 }
 
 /// The highest usual rate. A step in which many clients came at once, such as the opening of the
 /// watches, would make all others flat, and is cut off.
 fn usual_most(ran: &Ran) -> f64 {
-    let mut totals = totals(ran);
+    let mut totals = sum_by_step(ran);
     totals.sort_unstable_by(f64::total_cmp);
     let usual = totals.get(totals.len() * 9 / 10).copied().unwrap_or(0.0);
     let most = totals.last().copied().unwrap_or(0.0);
@@ -156,7 +160,7 @@ fn usual_most(ran: &Ran) -> f64 {
 }
 
 /// Answered requests a second by instance, stacked, with a row below for each kind of loss.
-pub(super) fn requests(frame: &Frame, ran: &Ran) -> String {
+pub(super) fn draw_requests(frame: &Frame, ran: &Ran) -> String {
     let bottom = TITLE + PLOT;
     let step = nice_step(frame.most, 4);
     let most = (frame.most / step).ceil() * step;
@@ -182,7 +186,7 @@ pub(super) fn requests(frame: &Frame, ran: &Ran) -> String {
         .answered
         .keys()
         .filter(|name| ran.instances.iter().all(|known| known.name != **name));
-    let mut below = vec![0.0; steps(ran)];
+    let mut below = vec![0.0; count_steps(ran)];
     for name in known.chain(others) {
         let Some(counts) = ran.timeline.answered.get(name) else {
             continue;
@@ -190,7 +194,7 @@ pub(super) fn requests(frame: &Frame, ran: &Ran) -> String {
         let above: Vec<f64> = below
             .iter()
             .zip(counts)
-            .map(|(below, count)| below + rate(ran, *count))
+            .map(|(below, count)| below + per_second(ran, *count))
             .collect();
         let mut path = format!("M{:.1},{bottom}", frame.step(ran, 0));
         for (step, rate) in above.iter().enumerate() {
@@ -202,7 +206,7 @@ pub(super) fn requests(frame: &Frame, ran: &Ran) -> String {
         let _ = write!(
             body,
             "<path class=\"{}\" d=\"{path}Z\"><title>{}</title></path>",
-            look(ran, name),
+            instance_class(ran, name),
             escape(name)
         );
         below = above;
@@ -276,7 +280,7 @@ pub(super) fn requests(frame: &Frame, ran: &Ran) -> String {
 
 /// A row for each instance, from start to end, with its marks below. Nothing for the many instances
 /// of a rehearsal in rounds: their marks are in the JSON.
-pub(super) fn instances(frame: &Frame, ran: &Ran) -> String {
+pub(super) fn draw_instances(frame: &Frame, ran: &Ran) -> String {
     if ran.instances.len() > MOST_INSTANCES {
         return String::new();
     }
@@ -284,7 +288,7 @@ pub(super) fn instances(frame: &Frame, ran: &Ran) -> String {
     let known = ran
         .instances
         .iter()
-        .map(|instance| (instance.name.as_str(), named(instance)));
+        .map(|instance| (instance.name.as_str(), instance_label(instance)));
     let mut names: Vec<(&str, String)> = known.collect();
     for Mark { instance, .. } in &ran.marks {
         if names.iter().all(|(name, _)| name != instance) {
@@ -304,18 +308,18 @@ pub(super) fn instances(frame: &Frame, ran: &Ran) -> String {
             top + 11.0,
             escape(name)
         );
-        for (from, to) in lives(&marks) {
+        for (from, to) in find_lives(&marks) {
             let (from, to) = (frame.x(from), to.map_or(frame.right, |to| frame.x(to)));
-            let (look, width) = (look(ran, instance), (to - from).max(2.0));
+            let (look, width) = (instance_class(ran, instance), (to - from).max(2.0));
             let _ = write!(
                 body,
                 "<rect class=\"{look}\" x=\"{from:.1}\" y=\"{top}\" width=\"{width:.1}\" height=\"12\" rx=\"2\"/>"
             );
         }
-        let places = place(
+        let places = place_labels(
             &marks
                 .iter()
-                .map(|mark| (frame.x(mark.at_ms as f64), width(&words(mark))))
+                .map(|mark| (frame.x(mark.at_ms as f64), text_width(&label_text(mark))))
                 .collect::<Vec<_>>(),
         );
         for (mark, (x, row)) in marks.iter().zip(&places) {
@@ -328,10 +332,10 @@ pub(super) fn instances(frame: &Frame, ran: &Ran) -> String {
             let _ = write!(
                 body,
                 "<g class=\"{class}\"><title>{} {}</title><path d=\"M{x:.1},{top}V{y:.1}\"/><text x=\"{:.1}\" y=\"{y:.1}\">{}</text></g>",
-                escape(&words(mark)),
+                escape(&label_text(mark)),
                 escape(&mark.text),
                 x + 4.0,
-                escape(&words(mark)),
+                escape(&label_text(mark)),
             );
         }
         top += ROW * (places.iter().map(|(_, row)| row + 1).max().unwrap_or(0) as f64 + 1.0) + 12.0;
@@ -339,13 +343,13 @@ pub(super) fn instances(frame: &Frame, ran: &Ran) -> String {
     let words: Vec<String> = ran
         .marks
         .iter()
-        .map(|mark| format!("{} {}", mark.instance, words(mark)))
+        .map(|mark| format!("{} {}", mark.instance, label_text(mark)))
         .collect();
     frame.svg("Instances", &words.join(", "), top, &body)
 }
 
 /// The times during which an instance ran, possibly several. The end is `None` if it was not seen.
-fn lives(marks: &[&Mark]) -> Vec<(f64, Option<f64>)> {
+fn find_lives(marks: &[&Mark]) -> Vec<(f64, Option<f64>)> {
     let mut lives: Vec<(f64, Option<f64>)> = Vec::new();
     for Mark { at_ms, what, .. } in marks
         .iter()
@@ -366,7 +370,7 @@ fn lives(marks: &[&Mark]) -> Vec<(f64, Option<f64>)> {
 /// Assigns each label to a row. `labels` are places and widths, in order of place. A label's text
 /// is to the right of its line, which goes down to the text's row. From right to left, each label
 /// gets the highest row in which it ends before the next text or line, so no line crosses a text.
-fn place(labels: &[(f64, f64)]) -> Vec<(f64, usize)> {
+fn place_labels(labels: &[(f64, f64)]) -> Vec<(f64, usize)> {
     // The leftmost text or line of each row.
     let mut rows: Vec<f64> = Vec::new();
     let mut places: Vec<(f64, usize)> = Vec::new();
@@ -421,7 +425,7 @@ mod tests {
             let mut marks: Vec<&Mark> = marks.iter().collect();
             marks.sort_by_key(|mark| (mark.at_ms, mark.what));
             assert_eq!(
-                lives(&marks),
+                find_lives(&marks),
                 [(0.0, Some(10.0)), (again as f64, Some(30.0))]
             );
         }
@@ -430,7 +434,7 @@ mod tests {
     #[test]
     fn labels_of_close_marks_are_in_rows_with_the_first_lowest() {
         let rows = |labels: &[(f64, f64)]| {
-            place(labels)
+            place_labels(labels)
                 .into_iter()
                 .map(|(_, row)| row)
                 .collect::<Vec<_>>()

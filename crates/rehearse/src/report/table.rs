@@ -11,7 +11,7 @@ pub fn render(ran: &Ran, verbose: bool) -> String {
     let mut text = String::new();
     for Row {
         name, value, note, ..
-    } in shown(ran, verbose)
+    } in shown_rows(ran, verbose)
     {
         let line = format!("{name:<32}{:>10}   {note}", value.to_string());
         let _ = writeln!(text, "{}", line.trim_end());
@@ -42,7 +42,7 @@ pub fn render(ran: &Ran, verbose: bool) -> String {
             let _ = writeln!(text, "  {}", seen.replace('\n', "\n  "));
         }
         if !allowed.is_empty() {
-            let _ = writeln!(text, "  allowed: {}", loss::words(allowed));
+            let _ = writeln!(text, "  allowed: {}", loss::losses_in_words(allowed));
         }
     }
     if !ran.promises.is_empty() {
@@ -78,7 +78,7 @@ pub fn compare(runs: &[(Via, &Ran)], verbose: bool) -> String {
 /// Returns the names of all figures, with the value of each run. "-" stands for a missing value.
 pub(crate) fn side_by_side<'a>(runs: &[&'a Ran], verbose: bool) -> Vec<(&'a str, Vec<String>)> {
     let mut names: Vec<&str> = Vec::new();
-    for row in runs.iter().flat_map(|ran| shown(ran, verbose)) {
+    for row in runs.iter().flat_map(|ran| shown_rows(ran, verbose)) {
         if !names.contains(&row.name.as_str()) {
             names.push(&row.name);
         }
@@ -93,7 +93,7 @@ pub(crate) fn side_by_side<'a>(runs: &[&'a Ran], verbose: bool) -> Vec<(&'a str,
         .collect()
 }
 
-fn shown(ran: &Ran, verbose: bool) -> impl Iterator<Item = &Row> {
+fn shown_rows(ran: &Ran, verbose: bool) -> impl Iterator<Item = &Row> {
     ran.rows.iter().filter(move |row| verbose || row.main)
 }
 
@@ -108,7 +108,7 @@ mod tests {
             ..Ran::default()
         };
         let sum = ran.lost.values().sum();
-        let words = loss::words(&ran.lost);
+        let words = loss::losses_in_words(&ran.lost);
         ran.add("lost", Value::Count(sum)).main().note(words);
         ran.add("requests", Value::Count(requests))
             .main()

@@ -111,7 +111,7 @@ fn service_addresses(list: &[u8]) -> Option<BTreeSet<IpAddr>> {
         list["items"]
             .as_array()?
             .iter()
-            .flat_map(berth_cluster::service::addresses)
+            .flat_map(berth_cluster::service::slice_addresses)
             .collect(),
     )
 }

@@ -20,7 +20,7 @@ pub struct Rehearsed {
 #[derive(Debug, thiserror::Error)]
 pub enum Aborted {
     /// A signal, by number.
-    #[error("the rehearsal was aborted by {}; nothing can be concluded from it", name(*.0))]
+    #[error("the rehearsal was aborted by {}; nothing can be concluded from it", signal_name(*.0))]
     Signal(i32),
     /// A bug in berth.
     #[error("the rehearsal broke down: {0}; nothing can be concluded from it (please report this)")]
@@ -30,7 +30,7 @@ pub enum Aborted {
     Failed(#[from] Error),
 }
 
-fn name(signal: i32) -> String {
+fn signal_name(signal: i32) -> String {
     nix::sys::signal::Signal::try_from(signal)
         .map_or_else(|_| format!("signal {signal}"), |s| s.to_string())
 }

@@ -1,6 +1,6 @@
 //! Addresses of a rehearsal.
 
-use berth_exec::address::random;
+use berth_exec::address::random_address;
 use socket2::{Domain, Socket, Type};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -23,11 +23,11 @@ const TRIES: usize = 100;
 pub fn free_address() -> io::Result<SocketAddr> {
     let mut last = io::Error::from(io::ErrorKind::AddrInUse);
     for _ in 0..TRIES {
-        let ip = random().map_err(|error| io::Error::other(error.to_string()))?;
+        let ip = random_address().map_err(|error| io::Error::other(error.to_string()))?;
         let port = fastrand::u16(10_000..30_000);
         // The port must be free in all of 127/8, because the apiservers use the same port on their
         // addresses.
-        match bind((Ipv4Addr::UNSPECIFIED, port).into()) {
+        match bind_reusable((Ipv4Addr::UNSPECIFIED, port).into()) {
             Ok(()) => return Ok(SocketAddr::new(IpAddr::V4(ip), port)),
             Err(error) => last = error,
         }
@@ -38,7 +38,7 @@ pub fn free_address() -> io::Result<SocketAddr> {
 /// Checks that an address can be bound. The socket does not listen, so the address can be bound
 /// again at once, even if another thread forks meanwhile and its child holds a duplicate of the
 /// socket until execve.
-fn bind(address: SocketAddr) -> io::Result<()> {
+fn bind_reusable(address: SocketAddr) -> io::Result<()> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.bind(&address.into())?;
     socket.set_reuse_address(true)?;
@@ -47,7 +47,7 @@ fn bind(address: SocketAddr) -> io::Result<()> {
 
 /// Returns the source address of a storm's client that dials `dialled`. A /16 has room for
 /// [`STORM`](crate::config::STORM) clients.
-pub(crate) fn source(dialled: IpAddr, client: u32) -> IpAddr {
+pub(crate) fn storm_source(dialled: IpAddr, client: u32) -> IpAddr {
     let [loopback, netns] = STORM;
     let network = if dialled.is_loopback() {
         loopback
@@ -71,10 +71,10 @@ mod tests {
             ("10.96.0.1", "10.124.0.2", "10.124."),
         ] {
             let dialled = dialled.parse().unwrap();
-            assert_eq!(source(dialled, 0).to_string(), first);
+            assert_eq!(storm_source(dialled, 0).to_string(), first);
             assert!(
-                source(dialled, last).to_string().starts_with(end)
-                    && source(dialled, last) != source(dialled, last - 1)
+                storm_source(dialled, last).to_string().starts_with(end)
+                    && storm_source(dialled, last) != storm_source(dialled, last - 1)
             );
         }
     }

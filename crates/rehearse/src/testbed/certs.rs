@@ -113,7 +113,7 @@ pub enum Error {
 
 /// Creates the certificates in `dir`, for the usual names, 127.0.0.1 and `ips`. [`Certs::issue`]
 /// creates those of instances.
-pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
+pub fn make_certs(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
     let mut ca = CertificateParams::default();
     ca.distinguished_name
         .push(DnType::CommonName, "berth rehearsal");
@@ -122,7 +122,7 @@ pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
     let issuer = CertifiedIssuer::self_signed(ca, KeyPair::generate()?)?;
 
     let identity = |name: &str, group: Option<&str>| {
-        let mut params = params(&[], ExtendedKeyUsagePurpose::ClientAuth, name)?;
+        let mut params = certificate_params(&[], ExtendedKeyUsagePurpose::ClientAuth, name)?;
         if let Some(group) = group {
             params
                 .distinguished_name
@@ -130,8 +130,8 @@ pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
         }
         let key = KeyPair::generate()?;
         let cert = params.signed_by(&key, &issuer)?;
-        write(&dir.join(format!("{name}.crt")), &cert.pem())?;
-        write(&dir.join(format!("{name}.key")), &key.serialize_pem())?;
+        write_file(&dir.join(format!("{name}.crt")), &cert.pem())?;
+        write_file(&dir.join(format!("{name}.key")), &key.serialize_pem())?;
         Ok::<_, Error>(Identity {
             cert: cert.into(),
             key: key.serialize_der().into(),
@@ -159,12 +159,12 @@ pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
         client,
     };
     let account_key = KeyPair::generate()?;
-    write(&certs.ca_file, &certs.issuer.pem())?;
-    write(
+    write_file(&certs.ca_file, &certs.issuer.pem())?;
+    write_file(
         &certs.account_public_key_file,
         &account_key.public_key_pem(),
     )?;
-    write(&certs.account_key_file, &account_key.serialize_pem())?;
+    write_file(&certs.account_key_file, &account_key.serialize_pem())?;
     Ok(certs)
 }
 
@@ -186,14 +186,14 @@ impl Certs {
             return Ok(());
         }
         let key = KeyPair::generate()?;
-        let serving = params(
+        let serving = certificate_params(
             &self.subjects,
             ExtendedKeyUsagePurpose::ServerAuth,
             instance,
         )?;
         let cert = serving.signed_by(&key, &self.issuer)?;
-        write(&self.key_file(instance), &key.serialize_pem())?;
-        write(&self.cert_file(instance), &cert.pem())?;
+        write_file(&self.key_file(instance), &key.serialize_pem())?;
+        write_file(&self.cert_file(instance), &cert.pem())?;
         self.names.add(cert.into(), instance);
         Ok(())
     }
@@ -254,7 +254,7 @@ pub(crate) fn client_config(
     Ok(config)
 }
 
-fn params(
+fn certificate_params(
     subjects: &[String],
     usage: ExtendedKeyUsagePurpose,
     name: &str,
@@ -267,7 +267,7 @@ fn params(
     Ok(params)
 }
 
-fn write(path: &Path, text: &str) -> Result<(), Error> {
+fn write_file(path: &Path, text: &str) -> Result<(), Error> {
     use io::Write;
     let open = || {
         fs::OpenOptions::new()
@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn each_instance_has_a_certificate_of_its_own() {
         let dir = tempfile::tempdir().unwrap();
-        let certs = make(dir.path(), &["127.3.4.5".parse().unwrap()]).unwrap();
+        let certs = make_certs(dir.path(), &["127.3.4.5".parse().unwrap()]).unwrap();
         for instance in ["old", "new", "old"] {
             certs.issue(instance).unwrap();
         }
@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn keys_are_for_the_owner_and_nothing_is_overwritten() {
         let dir = tempfile::tempdir().unwrap();
-        let certs = make(dir.path(), &[]).unwrap();
+        let certs = make_certs(dir.path(), &[]).unwrap();
         certs.issue("old").unwrap();
         for key in [&certs.key_file("old"), &certs.account_key_file] {
             assert_eq!(
@@ -320,6 +320,6 @@ mod tests {
                 0o600
             );
         }
-        assert!(matches!(make(dir.path(), &[]), Err(Error::Write(..))));
+        assert!(matches!(make_certs(dir.path(), &[]), Err(Error::Write(..))));
     }
 }

@@ -39,7 +39,7 @@ pub enum Error {
 ///
 /// # Errors
 /// The error of the kernel. Nothing has changed if the kernel refused the namespace.
-pub fn enter(address: Ipv4Addr) -> Result<(), Error> {
+pub fn enter_netns(address: Ipv4Addr) -> Result<(), Error> {
     let (uid, gid) = (geteuid(), getegid());
     match enter_as_root(address) {
         Err(Error::Unshare(error)) if error.raw_os_error() == Some(Errno::EPERM as i32) => {
@@ -55,7 +55,7 @@ pub fn enter(address: Ipv4Addr) -> Result<(), Error> {
     set_up(address).map_err(Error::Interface)
 }
 
-/// Like [`enter`], but never with a user namespace. BPF programs cannot be loaded in a user
+/// Like [`enter_netns`], but never with a user namespace. BPF programs cannot be loaded in a user
 /// namespace.
 ///
 /// # Errors
@@ -69,15 +69,15 @@ pub fn enter_as_root(address: Ipv4Addr) -> Result<(), Error> {
 /// interface, which some kernels lack: the kernel routes all traffic to local addresses over
 /// loopback.
 fn set_up(address: Ipv4Addr) -> io::Result<()> {
-    netdevice::set(LOOPBACK, InterfaceSetting::Up)?;
-    netdevice::set(ALIAS, InterfaceSetting::Address(address))?;
-    netdevice::set(ALIAS, InterfaceSetting::Netmask(Ipv4Addr::BROADCAST))?;
+    netdevice::set_interface(LOOPBACK, InterfaceSetting::Up)?;
+    netdevice::set_interface(ALIAS, InterfaceSetting::Address(address))?;
+    netdevice::set_interface(ALIAS, InterfaceSetting::Netmask(Ipv4Addr::BROADCAST))?;
     let [_, storm] = address::STORM;
-    netdevice::set(
+    netdevice::set_interface(
         STORM_ALIAS,
         InterfaceSetting::Address(Ipv4Addr::from_bits(storm.to_bits() + 1)),
     )?;
-    netdevice::set(
+    netdevice::set_interface(
         STORM_ALIAS,
         InterfaceSetting::Netmask(Ipv4Addr::new(255, 255, 0, 0)),
     )

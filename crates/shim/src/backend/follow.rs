@@ -54,7 +54,7 @@ struct RunDirContents {
 }
 
 /// Reads records and leases. A lease that exists and cannot be read holds as last read, in `known`.
-fn read(berth: &BerthDir, own: &OwnShim, known: &[Lease]) -> io::Result<RunDirContents> {
+fn read_run_dir(berth: &BerthDir, own: &OwnShim, known: &[Lease]) -> io::Result<RunDirContents> {
     let mut found = RunDirContents {
         leases: lease::list(berth)?.found,
         ..RunDirContents::default()
@@ -68,7 +68,7 @@ fn read(berth: &BerthDir, own: &OwnShim, known: &[Lease]) -> io::Result<RunDirCo
             found.leases.push(lease.clone());
         }
     }
-    let (boot, now) = (clock::boot_id()?, clock::boottime()?);
+    let (boot, now) = (clock::boot_id()?, clock::read_boottime()?);
     found
         .leases
         .retain(|lease| lease.instance != own.id && lease.is_live(&boot, now));
@@ -115,7 +115,7 @@ impl RunDirContents {
     /// If the directory cannot be read, returns the known content without the ended instances, and
     /// an error.
     fn read_again(mut self, berth: &BerthDir, own: &OwnShim) -> (Self, io::Result<()>) {
-        let found = read(berth, own, &self.leases);
+        let found = read_run_dir(berth, own, &self.leases);
         if let Err(error) = instance::prune(berth, SystemTime::now()) {
             tracing::debug!(%error, "cannot prune instance records");
         }
@@ -146,7 +146,12 @@ impl RunDirContents {
 }
 
 /// Follows a berth until dropped.
-pub(crate) async fn follow(berth: BerthDir, own: OwnShim, files: OffThread, mut probers: Probers) {
+pub(crate) async fn follow_berth(
+    berth: BerthDir,
+    own: OwnShim,
+    files: OffThread,
+    mut probers: Probers,
+) {
     let mut watch = Watch::new(&berth);
     let mut known = RunDirContents::default();
     let mut broken = false;
@@ -176,7 +181,8 @@ pub(crate) async fn follow(berth: BerthDir, own: OwnShim, files: OffThread, mut 
         }
         for (id, seen) in &found.live {
             let renewed = known.live.get(id).is_some_and(|before| before != seen);
-            let pass = SupervisorPath::of(&berth, found.held.get(id).map(HeldRecord::record));
+            let pass =
+                SupervisorPath::from_record(&berth, found.held.get(id).map(HeldRecord::record));
             probers.insert(id, seen.address, *id == own.id, renewed, pass);
             probers.set_fallback(id, own.any && found.shimmed.contains(id));
         }
@@ -201,7 +207,7 @@ mod tests {
     use tokio::sync::watch;
     use tokio::time::timeout;
 
-    fn lease(id: &str, address: &str, seconds: u32) -> Lease {
+    fn make_lease(id: &str, address: &str, seconds: u32) -> Lease {
         let golden = include_bytes!("../../../../tests/data/golden/lease-v1.json");
         let golden = Lease::parse(golden, &"v1.34_b".parse().unwrap()).unwrap();
         let mut lease = Lease {
@@ -211,7 +217,7 @@ mod tests {
             boot_id: clock::boot_id().unwrap(),
             ..golden
         };
-        lease.renew(clock::boottime().unwrap(), SystemTime::now());
+        lease.renew(clock::read_boottime().unwrap(), SystemTime::now());
         lease
     }
 
@@ -223,7 +229,7 @@ mod tests {
         std::fs::rename(new, berth.leases().join(format!("{id}.json"))).unwrap();
     }
 
-    fn find(table: &Table, id: &str) -> Option<(SocketAddr, u64)> {
+    fn find_instance(table: &Table, id: &str) -> Option<(SocketAddr, u64)> {
         let found = table
             .instances
             .iter()
@@ -290,7 +296,7 @@ mod tests {
             metrics,
         );
         let files = OffThread::new("the run directory");
-        tokio::spawn(follow(
+        tokio::spawn(follow_berth(
             berth.clone(),
             OwnShim {
                 id: own,
@@ -325,9 +331,9 @@ mod tests {
             || claim(&berth, &claimant, |_, _| Ok("127.1.2.3:1".parse().unwrap())).unwrap();
         loop {
             let first = claimed();
-            let before = find(
+            let before = find_instance(
                 &*followed
-                    .wait_until(|table| find(table, "b").is_some())
+                    .wait_until(|table| find_instance(table, "b").is_some())
                     .await,
                 "b",
             );
@@ -336,7 +342,9 @@ mod tests {
             let second = claimed();
             if std::fs::read(second.path()).unwrap() == record {
                 followed
-                    .wait_until(|table| find(table, "b").is_some_and(|now| Some(now) != before))
+                    .wait_until(|table| {
+                        find_instance(table, "b").is_some_and(|now| Some(now) != before)
+                    })
                     .await;
                 return;
             }
@@ -348,35 +356,35 @@ mod tests {
     async fn a_lease_that_cannot_be_read_holds_until_it_expires() {
         let mut followed = follow_new_berth();
         let berth = followed.berth.clone();
-        lease::write(&berth, &lease("b", "127.1.2.3:1", 600)).unwrap();
+        lease::write(&berth, &make_lease("b", "127.1.2.3:1", 600)).unwrap();
         let before = followed
-            .wait_until(|table| find(table, "b").is_some())
+            .wait_until(|table| find_instance(table, "b").is_some())
             .await;
         write_newer_format(&berth, "b");
-        lease::write(&berth, &lease("c", "127.1.2.4:1", 600)).unwrap();
+        lease::write(&berth, &make_lease("c", "127.1.2.4:1", 600)).unwrap();
         let after = followed
-            .wait_until(|table| find(table, "c").is_some())
+            .wait_until(|table| find_instance(table, "c").is_some())
             .await;
         assert_eq!(
-            find(&after, "b"),
-            find(&before, "b"),
+            find_instance(&after, "b"),
+            find_instance(&before, "b"),
             "nothing is known against it"
         );
 
         // A second later the lease has expired, whether it was seen meanwhile or not.
-        lease::write(&berth, &lease("b", "127.1.2.5:1", 1)).unwrap();
+        lease::write(&berth, &make_lease("b", "127.1.2.5:1", 1)).unwrap();
         followed
-            .wait_until(|table| find(table, "b") != find(&before, "b"))
+            .wait_until(|table| find_instance(table, "b") != find_instance(&before, "b"))
             .await;
         write_newer_format(&berth, "b");
         followed
-            .wait_until(|table| find(table, "b").is_none())
+            .wait_until(|table| find_instance(table, "b").is_none())
             .await;
 
         // A removed lease belongs to a shim that ended.
-        lease::remove(&berth, &lease("c", "127.1.2.4:1", 600)).unwrap();
+        lease::remove(&berth, &make_lease("c", "127.1.2.4:1", 600)).unwrap();
         followed
-            .wait_until(|table| find(table, "c").is_none())
+            .wait_until(|table| find_instance(table, "c").is_none())
             .await;
     }
 }

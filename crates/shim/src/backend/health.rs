@@ -82,19 +82,19 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn seen() -> impl Strategy<Value = Observation> {
+    fn any_observation() -> impl Strategy<Value = Observation> {
         prop_oneof![4 => Just(Observation::Pass), 4 => Just(Observation::Fail), 1 => Just(Observation::Refused)]
     }
 
     proptest! {
         /// Compares the machine with its definition in words, applied to the whole history.
         #[test]
-        fn health_follows_from_history(rise in 1u32..5, fall in 1u32..5, history in prop::collection::vec(seen(), 0..60)) {
+        fn health_follows_from_history(rise in 1u32..5, fall in 1u32..5, history in prop::collection::vec(any_observation(), 0..60)) {
             let mut health = HealthTracker::new(rise, fall);
             for end in 0..history.len() {
                 health.observe(history[end]);
                 let since_refusal = history[..=end].rsplit(|s| *s == Observation::Refused).next().unwrap_or_default();
-                prop_assert_eq!(health.health(), by_definition(since_refusal, rise, fall), "after {:?}", &history[..=end]);
+                prop_assert_eq!(health.health(), health_by_definition(since_refusal, rise, fall), "after {:?}", &history[..=end]);
             }
         }
     }
@@ -130,7 +130,7 @@ mod tests {
 
     /// Ready iff the last `rise` consecutive passes are younger than the last `fall` consecutive
     /// fails.
-    fn by_definition(history: &[Observation], rise: u32, fall: u32) -> InstanceHealth {
+    fn health_by_definition(history: &[Observation], rise: u32, fall: u32) -> InstanceHealth {
         let last_run = |of: Observation, length: u32| {
             let length = length as usize;
             (length..=history.len())

@@ -290,7 +290,7 @@ impl TableWriter {
 mod tests {
     use super::*;
 
-    fn writer() -> (TableWriter, InstanceId, InstanceId) {
+    fn make_writer() -> (TableWriter, InstanceId, InstanceId) {
         let (own, sibling) = ("own".parse().unwrap(), "sibling".parse().unwrap());
         let mut writer = TableWriter::new(1, 1);
         writer.insert(&sibling, "127.2.0.1:6443".parse().unwrap(), false, false);
@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn own_first_then_sibling_then_fail_open() {
-        let (mut writer, own, sibling) = writer();
+        let (mut writer, own, sibling) = make_writer();
         assert_eq!(pick_id(&writer), None, "none was ready yet");
         observe(&mut writer, &sibling, Observation::Pass);
         assert_eq!(pick_id(&writer), Some(sibling.clone()));
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn a_leaving_shim_prefers_a_ready_sibling() {
-        let (mut writer, own, sibling) = writer();
+        let (mut writer, own, sibling) = make_writer();
         let leaving =
             |writer: &TableWriter| writer.table().pick_leaving(|_| true).map(|i| i.id.clone());
         observe(&mut writer, &own, Observation::Pass);
@@ -360,7 +360,7 @@ mod tests {
 
     #[test]
     fn a_fallback_is_used_where_no_other_is_ready() {
-        let (mut writer, own, sibling) = writer();
+        let (mut writer, own, sibling) = make_writer();
         observe(&mut writer, &own, Observation::Pass);
         observe(&mut writer, &sibling, Observation::Pass);
         writer.set_fallback(&own, true);
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_refusal_of_an_earlier_epoch_does_not_count_in_the_next() {
-        let (mut writer, own, _) = writer();
+        let (mut writer, own, _) = make_writer();
         observe(&mut writer, &own, Observation::Pass);
         let old = writer.find(&own).unwrap().epoch;
         observe(&mut writer, &own, Observation::Refused);
@@ -386,7 +386,7 @@ mod tests {
 
     #[test]
     fn a_new_record_starts_anew() {
-        let (mut writer, own, _) = writer();
+        let (mut writer, own, _) = make_writer();
         observe(&mut writer, &own, Observation::Pass);
         assert!(
             writer
@@ -405,7 +405,7 @@ mod tests {
     /// probed ten times a second.
     #[test]
     fn an_answer_that_changes_nothing_wakes_no_receiver() {
-        let (mut writer, own, _) = writer();
+        let (mut writer, own, _) = make_writer();
         let mut table = writer.subscribe();
         for (seen, words, changes) in [
             (Observation::Refused, "nothing listens", true),

@@ -8,7 +8,7 @@ use super::health::Observation;
 use berth_cluster::http;
 use berth_cluster::tls::{self, TlsError};
 use berth_os::explained;
-use berth_os::file::{open_regular, read_small, small, text};
+use berth_os::file::{decode_text, open_regular, read_open_small, read_small};
 use berth_os::off_thread::OffThread;
 use http_body_util::Full;
 use hyper::body::Bytes;
@@ -166,13 +166,13 @@ impl Probe {
     async fn credentials(&self, most: Duration) -> Result<Credentials, Answer> {
         let files = self.files.clone();
         match self.reading.within(most, move || files.read()).await {
-            Ok(read) => read.map_err(|why| fail("config", why)),
+            Ok(read) => read.map_err(|why| failed_answer("config", why)),
             // The instance was not asked, so its silence is no result.
             Err(error) => self
                 .files
-                .last_credentials()
+                .lock_credentials()
                 .clone()
-                .ok_or_else(|| fail("config", error.to_string())),
+                .ok_or_else(|| failed_answer("config", error.to_string())),
         }
     }
 
@@ -185,7 +185,9 @@ impl Probe {
     pub(crate) async fn handshake_ready(&self, address: SocketAddr) -> Answer {
         match self.files.config.kind {
             ProbeKind::Https => self.ready(address).await,
-            ProbeKind::Tcp => measure(self.with_timeout(self.handshake(address)), "answered").await,
+            ProbeKind::Tcp => {
+                time_answer(self.with_timeout(self.handshake(address)), "answered").await
+            }
         }
     }
 
@@ -224,8 +226,10 @@ impl Probe {
     /// Requests a path that should answer 200.
     pub async fn ask(&self, address: SocketAddr, path: &str) -> Answer {
         match self.files.config.kind {
-            ProbeKind::Https => measure(self.get(address, path), "200").await,
-            ProbeKind::Tcp => measure(self.with_timeout(self.connect(address)), "connected").await,
+            ProbeKind::Https => time_answer(self.get(address, path), "200").await,
+            ProbeKind::Tcp => {
+                time_answer(self.with_timeout(self.connect(address)), "connected").await
+            }
         }
     }
 
@@ -252,22 +256,24 @@ impl Probe {
         };
         tokio::time::timeout(self.timeout(), question)
             .await
-            .unwrap_or_else(|_| Err(fail("timeout", late())))
+            .unwrap_or_else(|_| Err(failed_answer("timeout", late())))
     }
 
     async fn connect(&self, address: SocketAddr) -> Result<TcpStream, Answer> {
-        http::connect(self.source, address).await.map_err(|error| {
-            if error.kind() == io::ErrorKind::ConnectionRefused {
-                let words = format!("nothing listens on {address}");
-                Answer {
-                    seen: Observation::Refused,
-                    result: "refused",
-                    words,
+        http::connect_from(self.source, address)
+            .await
+            .map_err(|error| {
+                if error.kind() == io::ErrorKind::ConnectionRefused {
+                    let words = format!("nothing listens on {address}");
+                    Answer {
+                        seen: Observation::Refused,
+                        result: "refused",
+                        words,
+                    }
+                } else {
+                    failed_answer("connect", format!("cannot connect to {address}: {error}"))
                 }
-            } else {
-                fail("connect", format!("cannot connect to {address}: {error}"))
-            }
-        })
+            })
     }
 
     async fn handshake(&self, address: SocketAddr) -> Result<(), Answer> {
@@ -299,14 +305,14 @@ impl Probe {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
         let request = request.body(Full::default()).map_err(|error| {
-            fail(
+            failed_answer(
                 "config",
                 format!("cannot request {path}: {error}; check the token"),
             )
         })?;
-        let answered = http::ask(stream, request, BODY_LIMIT).await;
+        let answered = http::fetch_response(stream, request, BODY_LIMIT).await;
         let (status, body) =
-            answered.map_err(|error| fail("http", format!("no HTTP answer: {error}")))?;
+            answered.map_err(|error| failed_answer("http", format!("no HTTP answer: {error}")))?;
         let body = body.unwrap_or_default();
         if status == StatusCode::OK {
             Ok(body)
@@ -330,14 +336,14 @@ impl Probe {
         match status {
             StatusCode::UNAUTHORIZED => Answer {
                 seen: Observation::Rejected,
-                ..fail(
+                ..failed_answer(
                     "unauthorized",
                     format!("alive, but rejects the probe (401 for {path}): {credentials}"),
                 )
             },
             StatusCode::FORBIDDEN => {
                 let new = "a new cluster answers 403 until its default roles exist; if 403 lasts";
-                fail(
+                failed_answer(
                     "forbidden",
                     format!(
                         "alive, but the probe is not allowed to (403 for {path}): {new}, {credentials}"
@@ -357,7 +363,7 @@ impl Probe {
                 } else {
                     format!(": {}", failed.join(" "))
                 };
-                fail("status", format!("{} for {path}{detail}", status.as_u16()))
+                failed_answer("status", format!("{} for {path}{detail}", status.as_u16()))
             }
         }
     }
@@ -408,7 +414,7 @@ impl Probe {
         let words = cause.map_or_else(|| error.to_string(), tls::describe_error);
         Answer {
             seen,
-            ..fail("tls", format!("TLS handshake failed: {words}{fix}"))
+            ..failed_answer("tls", format!("TLS handshake failed: {words}{fix}"))
         }
     }
 }
@@ -422,7 +428,7 @@ impl Files {
         }
     }
 
-    fn last_credentials(&self) -> MutexGuard<'_, Option<Credentials>> {
+    fn lock_credentials(&self) -> MutexGuard<'_, Option<Credentials>> {
         self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -455,13 +461,13 @@ impl Files {
         }
         let token = self.read_token()?;
         let known = self
-            .last_credentials()
+            .lock_credentials()
             .as_ref()
             .filter(|last| last.of == of)
             .map(|last| last.tls.clone());
         let tls = known.map_or_else(|| self.build_tls(&of).map(Arc::new), Ok)?;
         Ok(self
-            .last_credentials()
+            .lock_credentials()
             .insert(Credentials { of, tls, token })
             .clone())
     }
@@ -490,7 +496,7 @@ impl Files {
         let Some(path) = &self.config.token else {
             return Ok(None);
         };
-        let token = read_small(path).and_then(text).map_err(|error| {
+        let token = read_small(path).and_then(decode_text).map_err(|error| {
             format!("cannot read --probe-token-file {}: {error}", path.display())
         })?;
         let token = token.trim();
@@ -508,11 +514,11 @@ impl Files {
 /// more. kubeadm writes in place and keeps the file.
 fn read_linked(path: &Path) -> io::Result<(Vec<u8>, bool)> {
     let file = open_regular(path)?;
-    Ok((small(&file)?, file.metadata()?.nlink() > 0))
+    Ok((read_open_small(&file)?, file.metadata()?.nlink() > 0))
 }
 
 /// Returns the answer for a result, with the time taken.
-async fn measure<T>(got: impl Future<Output = Result<T, Answer>>, what: &str) -> Answer {
+async fn time_answer<T>(got: impl Future<Output = Result<T, Answer>>, what: &str) -> Answer {
     let started = Instant::now();
     match got.await {
         Ok(_) => Answer {
@@ -524,7 +530,7 @@ async fn measure<T>(got: impl Future<Output = Result<T, Answer>>, what: &str) ->
     }
 }
 
-fn fail(result: &'static str, words: String) -> Answer {
+fn failed_answer(result: &'static str, words: String) -> Answer {
     Answer {
         seen: Observation::Fail,
         result,

@@ -53,7 +53,7 @@ struct ProberContext {
 pub(crate) struct SupervisorPath(Result<PathBuf, String>);
 
 impl SupervisorPath {
-    pub(crate) fn of(berth: &BerthDir, record: Option<&Record>) -> Self {
+    pub(crate) fn from_record(berth: &BerthDir, record: Option<&Record>) -> Self {
         const UNWANTED: &str = "its `berth exec` runs without --pass inject and --pass auto";
         Self(match record {
             Some(record) if record.supervised => berth
@@ -152,7 +152,7 @@ impl Probers {
     ) {
         if self
             .shared
-            .writer()
+            .lock_writer()
             .insert(id, address, own, renewed)
             .is_none()
         {
@@ -168,13 +168,13 @@ impl Probers {
     /// Makes an instance a fallback, used only while no other instance is ready, or ends the
     /// fallback.
     pub(crate) fn set_fallback(&self, id: &InstanceId, fallback: bool) {
-        self.shared.writer().set_fallback(id, fallback);
+        self.shared.lock_writer().set_fallback(id, fallback);
     }
 
     pub(crate) fn remove(&mut self, id: &InstanceId) {
         if let Some(task) = self.tasks.remove(id) {
             task.abort();
-            self.shared.writer().remove(id);
+            self.shared.lock_writer().remove(id);
             tracing::info!(instance = %id, "gone");
         }
     }
@@ -199,7 +199,7 @@ impl Drop for Probers {
 }
 
 impl ProberContext {
-    fn writer(&self) -> MutexGuard<'_, TableWriter> {
+    fn lock_writer(&self) -> MutexGuard<'_, TableWriter> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -217,12 +217,12 @@ impl ProberContext {
         let why = match passing {
             _ if self.pass == PassMode::Relay => return,
             Ok(path) => {
-                supervisor::keep_connection(&path, id, |link| self.writer().set_link(id, link))
+                supervisor::keep_connection(&path, id, |link| self.lock_writer().set_link(id, link))
                     .await
             }
             Err(why) => why,
         };
-        self.writer().set_relayed(id, &why);
+        self.lock_writer().set_relayed(id, &why);
         if self.pass == PassMode::Inject {
             tracing::warn!(
                 code = %explained::RELAYED,
@@ -239,7 +239,7 @@ impl ProberContext {
         let mut detector = HangDetector::new(self.probe.timeout());
         loop {
             tokio::time::sleep(detector.interval).await;
-            let Some(instance) = self.writer().find(id) else {
+            let Some(instance) = self.lock_writer().find(id) else {
                 return;
             };
             detector.sample(&instance.handshakes);
@@ -260,7 +260,7 @@ impl ProberContext {
         let mut began = tokio::time::Instant::now();
         loop {
             let started = tokio::time::Instant::now();
-            let Some(BackendInstance { epoch, .. }) = self.writer().find(id) else {
+            let Some(BackendInstance { epoch, .. }) = self.lock_writer().find(id) else {
                 return;
             };
             let is_suspect = suspect.load(Relaxed);
@@ -286,9 +286,9 @@ impl ProberContext {
             last_result = result;
             if became_ready && self.kind == ProbeKind::Https {
                 let version = self.version(address).await;
-                self.writer().set_version(id, version);
+                self.lock_writer().set_version(id, version);
             }
-            let Some(instance) = self.writer().find(id) else {
+            let Some(instance) = self.lock_writer().find(id) else {
                 return;
             };
             let pause = match seen {
@@ -311,7 +311,7 @@ impl ProberContext {
 
     /// Records an observation and logs a change. Returns true if the instance became ready.
     fn observe(&self, id: &InstanceId, epoch: u64, seen: Observation, words: &str) -> bool {
-        let Some((before, after)) = self.writer().observe(id, epoch, seen, words) else {
+        let Some((before, after)) = self.lock_writer().observe(id, epoch, seen, words) else {
             return false;
         };
         match (before, after) {
@@ -347,7 +347,10 @@ impl ProberContext {
     }
 
     fn is_own(&self, id: &InstanceId) -> bool {
-        self.writer().table().own().is_some_and(|own| own.id == *id)
+        self.lock_writer()
+            .table()
+            .own()
+            .is_some_and(|own| own.id == *id)
     }
 
     async fn version(&self, address: SocketAddr) -> Option<Arc<str>> {

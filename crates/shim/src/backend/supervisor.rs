@@ -7,7 +7,7 @@
 
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
-use berth_node::ipc::supervisor::{FromShim, ToShim, UNACKNOWLEDGED, VERSION, parse};
+use berth_node::ipc::supervisor::{FromShim, ToShim, UNACKNOWLEDGED, VERSION, parse_message};
 use berth_os::{make_awaitable, seqpacket};
 use std::collections::HashMap;
 use std::io;
@@ -100,7 +100,7 @@ impl Link {
         place: OwnedSemaphorePermit,
     ) -> io::Result<(u64, Arc<PassedClient>)> {
         let passed = Arc::<PassedClient>::default();
-        let mut unacknowledged = self.unacknowledged();
+        let mut unacknowledged = self.lock_unacknowledged();
         if self.has_ended() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
@@ -134,7 +134,7 @@ impl Link {
     }
 
     fn acknowledge(&self, seqs: &[u64], acknowledgement: Acknowledgement) {
-        let mut unacknowledged = self.unacknowledged();
+        let mut unacknowledged = self.lock_unacknowledged();
         for seq in seqs {
             if let Some((client, _place)) = unacknowledged.clients.remove(seq) {
                 client.set(acknowledgement);
@@ -142,7 +142,7 @@ impl Link {
         }
     }
 
-    fn unacknowledged(&self) -> MutexGuard<'_, Unacknowledged> {
+    fn lock_unacknowledged(&self) -> MutexGuard<'_, Unacknowledged> {
         self.unacknowledged
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -162,7 +162,7 @@ impl Link {
         if received.length == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        parse(&buffer[..received.length]).map_err(io::Error::other)
+        parse_message(&buffer[..received.length]).map_err(io::Error::other)
     }
 }
 
@@ -171,7 +171,7 @@ struct LinkGuard(Arc<Link>);
 
 impl Drop for LinkGuard {
     fn drop(&mut self) {
-        let mut unacknowledged = self.0.unacknowledged();
+        let mut unacknowledged = self.0.lock_unacknowledged();
         self.0.places.close();
         unacknowledged
             .clients
@@ -189,14 +189,14 @@ pub(crate) async fn keep_connection(
     changed: impl Fn(Option<Arc<Link>>),
 ) -> String {
     loop {
-        if let Ok(link) = ipc::dial(path).await.and_then(Link::new) {
+        if let Ok(link) = ipc::dial_shim(path).await.and_then(Link::new) {
             let reading = LinkGuard(Arc::new(link));
-            let ended = read(&reading.0, instance, &changed).await;
+            let ended = read_messages(&reading.0, instance, &changed).await;
             changed(None);
             match ended {
                 Ok(why) => return why,
                 Err(error) => {
-                    tracing::debug!(%instance, %error, "the connection to its supervisor has ended");
+                    tracing::debug!(%instance, %error, "the connection to the instance's supervisor has ended");
                 }
             }
         }
@@ -205,7 +205,7 @@ pub(crate) async fn keep_connection(
 }
 
 /// Reads until the connection ends. Returns why clients cannot be sent.
-async fn read(
+async fn read_messages(
     link: &Arc<Link>,
     instance: &InstanceId,
     changed: impl Fn(Option<Arc<Link>>),
@@ -257,7 +257,7 @@ mod tests {
         async fn new() -> Self {
             let temp = tempfile::tempdir().unwrap();
             let path: PathBuf = temp.path().join("a.accept");
-            let (listener, file) = ipc::listen(&path).unwrap();
+            let (listener, file) = ipc::listen_at(&path).unwrap();
             let (changed, links) = mpsc::unbounded_channel();
             let shim = async move {
                 keep_connection(&path, &InstanceId::parse("a").unwrap(), |link| {
@@ -331,7 +331,7 @@ mod tests {
         let first = seqpacket::receive(dialled.supervisor.as_fd(), &mut buffer).unwrap();
         assert_eq!(first.descriptors.len(), 1);
         assert_eq!(
-            parse(&buffer[..first.length]),
+            parse_message(&buffer[..first.length]),
             Ok(FromShim::Client { seq: 1 })
         );
         let mut answers = answers.into_iter();

@@ -2,7 +2,7 @@
 
 use super::queue::Class;
 use super::{Gate, Refused};
-use crate::family::{describe, family, gauge};
+use crate::family::{begin_family, encode_family, encode_gauge};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -57,9 +57,9 @@ impl Collector for GateMetrics {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         let (now, counters) = (self.0.status(), &self.0.counters);
         let help = "TLS handshakes in flight: clients that have sent something and that kube-apiserver has not answered";
-        gauge(&mut to, "berth_gate_openings", help, now.openings)?;
+        encode_gauge(&mut to, "berth_gate_openings", help, now.openings)?;
         let help = "Most TLS handshakes that may be in flight; 0 before the first client";
-        gauge(&mut to, "berth_gate_openings_limit", help, now.limit)?;
+        encode_gauge(&mut to, "berth_gate_openings_limit", help, now.limit)?;
         let waiting = Class::ALL.map(|class| {
             (
                 [("class", class.as_str())],
@@ -67,7 +67,7 @@ impl Collector for GateMetrics {
             )
         });
         let help = "Clients that wait at the gate for their turn, by class";
-        family(
+        encode_family(
             &mut to,
             "berth_gate_waiting",
             help,
@@ -78,7 +78,7 @@ impl Collector for GateMetrics {
             |why: Refused| ConstCounter::new(counters.dropped[why as usize].load(Relaxed));
         let dropped = Refused::ALL.map(|why| ([("reason", why.as_str())], dropped(why)));
         let help = "Clients that waited at the gate and got no turn, by reason";
-        family(
+        encode_family(
             &mut to,
             "berth_gate_dropped",
             help,
@@ -86,7 +86,7 @@ impl Collector for GateMetrics {
             dropped,
         )?;
         let help = "Time from a client's first bytes to kube-apiserver's, in seconds; 5 at most";
-        let handshakes = describe(
+        let handshakes = begin_family(
             &mut to,
             "berth_gate_opening_seconds",
             help,
@@ -100,7 +100,7 @@ impl Collector for GateMetrics {
             )
         });
         let help = "Time that clients waited at the gate for their turn, in seconds, by class";
-        family(
+        encode_family(
             &mut to,
             "berth_gate_wait_seconds",
             help,

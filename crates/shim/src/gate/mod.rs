@@ -18,7 +18,7 @@ mod source;
 
 use crate::config::MaxOpenings;
 use berth_node::ipc::wire::{GateStatus, LongestQueue};
-use berth_node::terms::shorten;
+use berth_node::terms::shorten_wait;
 use berth_os::off_thread::OffThread;
 use berth_os::process;
 use ipnet::IpNet;
@@ -118,7 +118,7 @@ impl Gate {
     pub fn new(most: MaxOpenings, first: Vec<IpNet>) -> Option<Arc<Self>> {
         let bound = match most {
             MaxOpenings::Off => return None,
-            MaxOpenings::Auto => PER_CPU * process::cpus(),
+            MaxOpenings::Auto => PER_CPU * process::count_cpus(),
             MaxOpenings::Fixed(most) => most.get(),
         };
         let first = First::new(first);
@@ -132,7 +132,7 @@ impl Gate {
 
     /// Returns the deadline for the ClientHello of a client that comes now.
     pub(crate) fn hello_deadline(&self) -> Instant {
-        Instant::now() + shorten(HELLO_WITHIN)
+        Instant::now() + shorten_wait(HELLO_WITHIN)
     }
 
     /// Gives a client a slot at an instance, or queues the client. `to` is the instance's epoch,
@@ -145,8 +145,8 @@ impl Gate {
         bytes: usize,
         since: Instant,
     ) -> Entry {
-        let (source, now) = (Source::of(client), Instant::now());
-        let mut instances = self.instances();
+        let (source, now) = (Source::from_client(client), Instant::now());
+        let mut instances = self.lock_instances();
         if !instances.contains_key(&to) {
             // Drops the state of dead instances.
             instances.retain(|_, instance| !instance.is_idle());
@@ -208,7 +208,7 @@ impl Gate {
     /// Rejects the waiting client that would be served last, outside the first class. Returns true
     /// if a client was rejected.
     pub(crate) fn make_room(&self) -> bool {
-        let mut guard = self.instances();
+        let mut guard = self.lock_instances();
         let mut instances: Vec<_> = guard.values_mut().collect();
         instances.sort_by_key(|instance| Reverse(instance.queue.len()));
         instances.into_iter().any(|instance| {
@@ -222,7 +222,7 @@ impl Gate {
     /// Renews the list of the node's addresses, until dropped.
     pub(crate) async fn keep_addresses(&self) {
         let (mut ticks, kernel) = (
-            tokio::time::interval(shorten(LISTED)),
+            tokio::time::interval(shorten_wait(LISTED)),
             OffThread::new("the node's addresses"),
         );
         loop {
@@ -233,7 +233,7 @@ impl Gate {
 
     /// Returns totals over all instances.
     pub(crate) fn status(&self) -> GateStatus {
-        let instances = self.instances();
+        let instances = self.lock_instances();
         let mut status = GateStatus::default();
         let newest = instances.keys().max().copied();
         // Dead instances have no handshakes in flight.
@@ -242,7 +242,7 @@ impl Gate {
             .filter(|(of, instance)| Some(**of) == newest || !instance.is_idle());
         let longest = instances
             .clone()
-            .filter_map(|(_, instance)| instance.queue.longest())
+            .filter_map(|(_, instance)| instance.queue.longest_queue())
             .max();
         status.longest = longest.map(|(clients, source)| LongestQueue {
             source: source.to_string(),
@@ -257,13 +257,13 @@ impl Gate {
     }
 
     fn count_waiting(&self, class: Class) -> usize {
-        self.instances()
+        self.lock_instances()
             .values()
             .map(|instance| instance.queue.waiting(class))
             .sum()
     }
 
-    fn instances(&self) -> MutexGuard<'_, HashMap<u64, InstanceGate>> {
+    fn lock_instances(&self) -> MutexGuard<'_, HashMap<u64, InstanceGate>> {
         self.instances
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -319,13 +319,13 @@ pub(crate) struct HandshakeSlot {
 impl HandshakeSlot {
     /// Returns the time at which the slot expires.
     pub(crate) fn ends(&self) -> Instant {
-        self.began + shorten(LONGEST_HANDSHAKE)
+        self.began + shorten_wait(LONGEST_HANDSHAKE)
     }
 
     /// True if a client waits for a slot.
     pub(crate) fn is_awaited(&self) -> bool {
         self.gate
-            .instances()
+            .lock_instances()
             .get(&self.to)
             .is_some_and(|instance| !instance.queue.is_empty())
     }
@@ -338,7 +338,7 @@ impl HandshakeSlot {
 
 impl Drop for HandshakeSlot {
     fn drop(&mut self) {
-        if let Some(instance) = self.gate.instances().get_mut(&self.to) {
+        if let Some(instance) = self.gate.lock_instances().get_mut(&self.to) {
             instance.close(self.source);
             self.gate.admit(instance, Instant::now());
         }
@@ -386,7 +386,7 @@ impl QueuePlace {
 
 impl Drop for QueuePlace {
     fn drop(&mut self) {
-        if let Some(instance) = self.gate.instances().get_mut(&self.to) {
+        if let Some(instance) = self.gate.lock_instances().get_mut(&self.to) {
             instance.queue.remove(self.ticket);
             instance.waiting.remove(&self.ticket);
             // The client has got a slot and does not know.

@@ -148,7 +148,7 @@ impl Queue {
     }
 
     /// Returns length and source of the longest queue.
-    pub(super) fn longest(&self) -> Option<(usize, Source)> {
+    pub(super) fn longest_queue(&self) -> Option<(usize, Source)> {
         let longest = self.lengths.iter().filter_map(BTreeSet::last).max();
         longest.map(|(length, _, (_, source))| (*length, *source))
     }
@@ -177,7 +177,7 @@ impl Queue {
         self.bytes += bytes;
         self.ages[0].insert((since, ticket));
         self.join(key, (since, ticket));
-        self.age(now);
+        self.age_clients(now);
         let mut rejected = Vec::new();
         while self.clients.len() > self.room.clients || self.bytes > self.room.bytes {
             let Some(newest) = self.reject().or_else(|| self.reject_of(true)) else {
@@ -214,7 +214,7 @@ impl Queue {
 
     /// Removes the next client with a source that `may` have a slot.
     pub(super) fn next(&mut self, now: Instant, may: impl Fn(&Source) -> bool) -> Option<Next> {
-        self.age(now);
+        self.age_clients(now);
         let (class, source) = Class::in_turn(self.turn).into_iter().find_map(|class| {
             let mut queues = self.turns.range((class, 0)..=(class, u64::MAX));
             queues
@@ -239,7 +239,7 @@ impl Queue {
 
     /// Moves clients that have waited long to the late class, and drops expired clients: each
     /// client has its own timer.
-    fn age(&mut self, now: Instant) {
+    fn age_clients(&mut self, now: Instant) {
         while let Some(place) = self.ages[0]
             .first()
             .filter(|(since, _)| now >= *since + LATE)

@@ -16,7 +16,7 @@ use std::time::Duration;
 pub(crate) struct Source(IpAddr);
 
 impl Source {
-    pub(crate) fn of(client: IpAddr) -> Self {
+    pub(crate) fn from_client(client: IpAddr) -> Self {
         Self(match client.to_canonical() {
             IpAddr::V4(address) => address.into(),
             IpAddr::V6(address) => {
@@ -52,7 +52,7 @@ pub(crate) struct First {
 
 impl First {
     pub(crate) fn new(given: Vec<IpNet>) -> Self {
-        let own = netdevice::addresses().unwrap_or_else(|error| {
+        let own = netdevice::local_addresses().unwrap_or_else(|error| {
             tracing::warn!(
                 code = %explained::OWN_ADDRESSES,
                 %error,
@@ -80,7 +80,7 @@ impl First {
 
     /// Lists the node's addresses again. If listing fails, the last list is kept.
     pub(super) async fn renew(&self, kernel: &OffThread, most: Duration) {
-        if let Ok(Ok(addresses)) = kernel.within(most, netdevice::addresses).await {
+        if let Ok(Ok(addresses)) = kernel.within(most, netdevice::local_addresses).await {
             *self.own.write().unwrap_or_else(PoisonError::into_inner) =
                 addresses.into_iter().collect();
         }

@@ -14,12 +14,12 @@ const TO: u64 = 1;
 
 const SOURCES: u8 = 5;
 
-fn address(number: u8) -> IpAddr {
+fn make_address(number: u8) -> IpAddr {
     Ipv4Addr::new(10, 0, 0, number).into()
 }
 
-fn source(number: u8) -> Source {
-    Source::of(address(number))
+fn make_source(number: u8) -> Source {
+    Source::from_client(make_address(number))
 }
 
 #[derive(Debug, Clone)]
@@ -46,7 +46,7 @@ fn events() -> impl Strategy<Value = Event> {
     ]
 }
 
-fn take<T>(from: &mut Vec<T>, at: usize) -> Option<T> {
+fn take_at<T>(from: &mut Vec<T>, at: usize) -> Option<T> {
     (!from.is_empty()).then(|| from.swap_remove(at % from.len()))
 }
 
@@ -63,8 +63,8 @@ async fn poll_turn(mut waiting: QueuePlace) -> Result<HandshakeSlot, QueuePlace>
     }
 }
 
-fn check(gate: &Gate, bound: usize, opened: usize, waiting: usize) {
-    let instances = gate.instances();
+fn check_gate(gate: &Gate, bound: usize, opened: usize, waiting: usize) {
+    let instances = gate.lock_instances();
     let Some(instance) = instances.get(&TO) else {
         return;
     };
@@ -87,7 +87,7 @@ fn check(gate: &Gate, bound: usize, opened: usize, waiting: usize) {
         "{instance:?}"
     );
     assert_eq!(instance.waiting.len(), instance.queue.len());
-    let mut free = (0..SOURCES).map(source).filter(|source| {
+    let mut free = (0..SOURCES).map(make_source).filter(|source| {
         instance.in_flight < bound && has_room(&instance.of_source, source, bound)
     });
     assert!(
@@ -106,28 +106,28 @@ proptest! {
             for event in events {
                 match event {
                     Event::Enter { source } => {
-                        match gate.enter(TO, address(source), 300, Instant::now()) {
+                        match gate.enter(TO, make_address(source), 300, Instant::now()) {
                             Entry::Open(opening) => opened.push(opening),
                             Entry::Wait(one) => waiting.push(one),
                         }
                     }
-                    Event::End(at) => drop(take(&mut opened, at).map(HandshakeSlot::end)),
-                    Event::GiveUp(at) => drop(take(&mut opened, at)),
+                    Event::End(at) => drop(take_at(&mut opened, at).map(HandshakeSlot::end)),
+                    Event::GiveUp(at) => drop(take_at(&mut opened, at)),
                     Event::Poll(at) => {
-                        if let Some(one) = take(&mut waiting, at) {
+                        if let Some(one) = take_at(&mut waiting, at) {
                             match poll_turn(one).await {
                                 Ok(opening) => opened.push(opening),
                                 Err(one) => waiting.push(one),
                             }
                         }
                     }
-                    Event::Leave(at) => drop(take(&mut waiting, at)),
+                    Event::Leave(at) => drop(take_at(&mut waiting, at)),
                 }
-                check(&gate, bound, opened.len(), waiting.len());
+                check_gate(&gate, bound, opened.len(), waiting.len());
             }
             drop((opened, waiting));
-            check(&gate, bound, 0, 0);
-            assert!(gate.instances().values().all(|instance| instance.is_idle() && instance.of_source.is_empty()));
+            check_gate(&gate, bound, 0, 0);
+            assert!(gate.lock_instances().values().all(|instance| instance.is_idle() && instance.of_source.is_empty()));
         });
     }
 }
@@ -137,13 +137,13 @@ fn room_is_made_at_another_instance_where_the_longest_queue_has_none() {
     let first = vec!["10.0.0.1/32".parse().unwrap()];
     let gate = Gate::new(MaxOpenings::Fixed(NonZeroUsize::MIN), first).unwrap();
     let enter = |to, client| gate.enter(to, client, 300, Instant::now());
-    let _first = [(); 3].map(|()| enter(TO, address(1)));
-    let _others = [(); 2].map(|()| enter(TO + 1, address(2)));
+    let _first = [(); 3].map(|()| enter(TO, make_address(1)));
+    let _others = [(); 2].map(|()| enter(TO + 1, make_address(2)));
     assert!(gate.make_room());
     assert!(!gate.make_room(), "the others are of the first class");
 }
 
-fn gate(bound: usize) -> Arc<Gate> {
+fn make_gate(bound: usize) -> Arc<Gate> {
     Gate::new(
         MaxOpenings::Fixed(NonZeroUsize::new(bound).unwrap()),
         Vec::new(),
@@ -168,8 +168,8 @@ fn expect_wait(entry: Entry) -> QueuePlace {
 #[test]
 fn a_source_has_half_of_the_slots_at_most() {
     for (bound, most) in [(1, 1), (4, 2), (5, 3)] {
-        let gate = gate(bound);
-        let enter = |client| gate.enter(TO, address(client), 300, Instant::now());
+        let gate = make_gate(bound);
+        let enter = |client| gate.enter(TO, make_address(client), 300, Instant::now());
         let mut slots: Vec<_> = (0..most).map(|_| expect_open(enter(1))).collect();
         let waiting = expect_wait(enter(1));
         slots.extend((most..bound).map(|_| expect_open(enter(2))));
@@ -181,8 +181,8 @@ fn a_source_has_half_of_the_slots_at_most() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_has_five_seconds_for_its_hello_and_an_instance_for_its_answer() {
-    let gate = gate(1);
-    let slot = expect_open(gate.enter(TO, address(1), 300, Instant::now()));
+    let gate = make_gate(1);
+    let slot = expect_open(gate.enter(TO, make_address(1), 300, Instant::now()));
     assert_eq!(
         [gate.hello_deadline(), slot.ends()],
         [Instant::now() + Duration::from_secs(5); 2]
@@ -192,10 +192,10 @@ async fn a_client_has_five_seconds_for_its_hello_and_an_instance_for_its_answer(
 /// An instance without handshakes in flight is known until the next instance comes.
 #[test]
 fn the_newest_instance_and_those_with_handshakes_are_known() {
-    let gate = gate(1);
-    let enter = |to| expect_open(gate.enter(to, address(1), 300, Instant::now()));
+    let gate = make_gate(1);
+    let enter = |to| expect_open(gate.enter(to, make_address(1), 300, Instant::now()));
     let known = || {
-        let mut known: Vec<u64> = gate.instances().keys().copied().collect();
+        let mut known: Vec<u64> = gate.lock_instances().keys().copied().collect();
         known.sort_unstable();
         (known, gate.status().limit)
     };
@@ -212,8 +212,8 @@ fn the_newest_instance_and_those_with_handshakes_are_known() {
 
 #[tokio::test(start_paused = true)]
 async fn each_refusal_has_its_reason() {
-    let gate = gate(1);
-    let enter = |to| gate.enter(to, address(1), 300, Instant::now());
+    let gate = make_gate(1);
+    let enter = |to| gate.enter(to, make_address(1), 300, Instant::now());
     let slot = expect_open(enter(1));
     let mut rejected = expect_wait(enter(1));
     assert!(gate.make_room());
@@ -237,7 +237,7 @@ async fn each_refusal_has_its_reason() {
 
 #[tokio::test(start_paused = true)]
 async fn status_and_metrics_have_the_names_of_the_reference() {
-    let gate = gate(1);
+    let gate = make_gate(1);
     let page = |what: &str| {
         let mut registry = prometheus_client::registry::Registry::default();
         registry.register_collector(Box::new(GateMetrics(gate.clone())));
@@ -294,7 +294,7 @@ async fn status_and_metrics_have_the_names_of_the_reference() {
 
 #[tokio::test]
 async fn the_nodes_addresses_are_listed_while_the_gate_exists() {
-    let gate = gate(1);
+    let gate = make_gate(1);
     let mut keep = pin!(gate.keep_addresses());
     assert!(
         poll_fn(|cx| Poll::Ready(keep.as_mut().poll(cx)))

@@ -40,7 +40,7 @@ impl OwnLease {
     }
 }
 
-fn write(shared: &Shared, lease: &Lease) -> io::Result<()> {
+fn write_lease_file(shared: &Shared, lease: &Lease) -> io::Result<()> {
     lease::write(&shared.berth, lease).or_else(|error| match error.kind() {
         // The directory was removed. Without leases, connected siblings take each other for hung.
         io::ErrorKind::NotFound => {
@@ -69,8 +69,12 @@ impl Group {
         let silent = now.saturating_sub(self.lease.renewed);
         if silent >= self.config.lease {
             let who = match self.siblings.writers.len() {
-                0 => "no sibling was there to accept from its listeners, so new clients waited",
-                _ => "siblings that did not stall accepted from its listeners meanwhile",
+                0 => {
+                    "no sibling was there to accept from the listeners of this shim, so new clients waited"
+                }
+                _ => {
+                    "siblings that did not stall accepted from the listeners of this shim meanwhile"
+                }
             };
             tracing::warn!(
                 code = %explained::STALLED,
@@ -175,7 +179,7 @@ impl Group {
         let run_dir = shared.run_dir.clone();
         async move {
             run_dir
-                .within(most, move || write(&shared, &lease))
+                .within(most, move || write_lease_file(&shared, &lease))
                 .await
                 .flatten()
         }

@@ -2,7 +2,7 @@
 
 use super::Group;
 use super::machine::Action;
-use super::peers::lock;
+use super::peers::lock_published;
 use crate::accept::Accepting;
 use berth_node::terms::Cookie;
 use berth_os::explained;
@@ -95,16 +95,18 @@ impl Group {
     pub(super) fn listen(&mut self, address: SocketAddr) -> Vec<Action> {
         let listened = self.bound_socket(address).and_then(|own| {
             socket::start_listening(own.as_fd(), BACKLOG)?;
-            socket::cookie(own.as_fd())
+            socket::read_cookie(own.as_fd())
         });
         match listened {
             Ok(cookie) => {
                 let cookie = Cookie(cookie);
                 if let Some(own) = self.listeners.waiting.remove(&address) {
-                    lock(&self.published).held.insert(cookie, (address, own));
+                    lock_published(&self.published)
+                        .held
+                        .insert(cookie, (address, own));
                 }
                 self.count("listen", "ok");
-                let trouble = listen_trouble(address);
+                let trouble = describe_listen_trouble(address);
                 self.logged_problems
                     .retain(|logged| !logged.starts_with(&trouble));
                 self.machine.on_listening(address, cookie)
@@ -114,12 +116,12 @@ impl Group {
                 // once per problem, not at each attempt.
                 if self
                     .logged_problems
-                    .insert(listen_trouble(address) + &error.to_string())
+                    .insert(describe_listen_trouble(address) + &error.to_string())
                 {
                     tokio::spawn(async move {
                         let why = match error.raw_os_error() {
                             Some(libc::EADDRINUSE) => {
-                                let explain = move || proc_net::explain(address);
+                                let explain = move || proc_net::explain_in_use(address);
                                 OffThread::new("/proc").within(EXPLAINED, explain).await
                             }
                             _ => Err(error),
@@ -161,7 +163,7 @@ impl Group {
     /// Accepts from a listener, whichever shim made the listener. Connections inherit the options
     /// that this shim sets.
     pub(super) fn accept(&mut self, cookie: Cookie) -> Vec<Action> {
-        let held = lock(&self.published).held.get(&cookie).cloned();
+        let held = lock_published(&self.published).held.get(&cookie).cloned();
         let Some((address, listener)) = held else {
             return self.machine.on_failed(cookie);
         };
@@ -292,10 +294,10 @@ impl Group {
         if !self.machine.has_all_guards() {
             return;
         }
-        let guards: BTreeSet<_> = lock(&self.published)
+        let guards: BTreeSet<_> = lock_published(&self.published)
             .held
             .values()
-            .filter_map(|(_, listener)| socket::inode(listener.as_fd()))
+            .filter_map(|(_, listener)| socket::read_inode(listener.as_fd()))
             .collect();
         let unknown = inodes - &guards;
         let foreign = unknown.intersection(&self.listeners.unknown).count();
@@ -317,6 +319,6 @@ impl Group {
 }
 
 /// Returns the start of the log line for a failed listen(2) on an address.
-fn listen_trouble(address: SocketAddr) -> String {
+fn describe_listen_trouble(address: SocketAddr) -> String {
     format!("listen {address}: ")
 }

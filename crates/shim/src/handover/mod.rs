@@ -35,7 +35,7 @@ use berth_os::socket;
 use leases::OwnLease;
 use listeners::Listeners;
 use machine::{Action, Facts, Machine, Rules, Time};
-use peers::{Event, Published, exchange_updates, lock};
+use peers::{Event, Published, exchange_updates, lock_published};
 use siblings::Siblings;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeSet, VecDeque};
@@ -76,7 +76,7 @@ pub(crate) async fn run_handover(
     mut passes: mpsc::UnboundedReceiver<Pass>,
     mut requests: mpsc::UnboundedReceiver<IncomingRequest>,
 ) -> io::Result<()> {
-    let now = clock::boottime()?;
+    let now = clock::read_boottime()?;
     let me = ShimId::new(
         now,
         getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?,
@@ -143,7 +143,7 @@ impl Group {
     }
 
     fn now(&self) -> Time {
-        clock::boottime().unwrap_or(self.lease.renewed)
+        clock::read_boottime().unwrap_or(self.lease.renewed)
     }
 
     fn next_wake(&self) -> Instant {
@@ -272,7 +272,7 @@ impl Group {
                 for (cookie, address, descriptor) in guards {
                     self.count("guard", "ok");
                     known.push((cookie, address));
-                    lock(&self.published)
+                    lock_published(&self.published)
                         .held
                         .entry(cookie)
                         .or_insert_with(|| (address, Arc::new(descriptor)));
@@ -315,7 +315,7 @@ impl Group {
                     .map(tracing::field::display);
                 tracing::info!(
                     instance,
-                    "a sibling is gone: this shim accepts from its listeners, if it had any"
+                    "a sibling is gone: this shim accepts from the sibling's listeners, if any"
                 );
                 self.machine.on_gone(self.now(), holder)
             }
@@ -332,8 +332,10 @@ impl Group {
                 Action::Accept(cookie) => actions.extend(self.accept(cookie)),
                 Action::Guard(cookie) => self.end_loop(cookie, Accepting::No),
                 Action::Refuse(cookie) => {
-                    if let Some((address, listener)) = lock(&self.published).held.get(&cookie) {
-                        match socket::refuse(listener.as_fd()) {
+                    if let Some((address, listener)) =
+                        lock_published(&self.published).held.get(&cookie)
+                    {
+                        match socket::refuse_clients(listener.as_fd()) {
                             Ok(()) => {
                                 tracing::warn!(
                                     code = %explained::NOTHING_REACHABLE,
@@ -356,7 +358,7 @@ impl Group {
                 }
                 Action::Close(cookie) => {
                     // The accept loop's duplicate is the last, and closed when the queue is empty.
-                    let closed = lock(&self.published).held.remove(&cookie);
+                    let closed = lock_published(&self.published).held.remove(&cookie);
                     self.end_loop(cookie, Accepting::Rest);
                     if !self.listeners.loops.contains_key(&cookie) {
                         actions.extend(self.drain_guard(cookie, closed));
@@ -365,7 +367,7 @@ impl Group {
                 }
                 Action::Announce => {
                     {
-                        let mut published = lock(&self.published);
+                        let mut published = lock_published(&self.published);
                         published.announce = self.machine.announce();
                         published.guards = self
                             .machine

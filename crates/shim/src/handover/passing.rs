@@ -151,7 +151,7 @@ impl Passer {
                 .await
                 .ok()
                 .and_then(Result::ok),
-            None => self.next().await,
+            None => self.wait_for_permit().await,
         };
         let Some(_turn) = turn else { return false };
         let patience = if only.is_some() {
@@ -169,8 +169,8 @@ impl Passer {
         {
             let with = [client, token.0.as_fd()];
             let reply = tokio::select! {
-                reply = ipc::exchange(&path, Ask::Pass, sent, &with, patience) => reply,
-                () = self.until(|takers| !takers.contains(&path)) => {
+                reply = ipc::exchange_messages(&path, Ask::Pass, sent, &with, patience) => reply,
+                () = self.wait_until_takers(|takers| !takers.contains(&path)) => {
                     tracing::debug!(path = %path.display(), "not passed: the sibling is no longer joined");
                     continue;
                 }
@@ -191,13 +191,13 @@ impl Passer {
     }
 
     /// Waits for a turn. `None` if no sibling takes clients, or none replies any more.
-    async fn next(&self) -> Option<SemaphorePermit<'_>> {
+    async fn wait_for_permit(&self) -> Option<SemaphorePermit<'_>> {
         let mut turn = pin!(self.free.acquire());
         loop {
             let before = self.answers.load(Relaxed);
             tokio::select! {
                 biased;
-                () = self.until(<[PathBuf]>::is_empty) => return None,
+                () = self.wait_until_takers(<[PathBuf]>::is_empty) => return None,
                 turn = &mut turn => return turn.ok(),
                 () = sleep(self.patience) => if self.answers.load(Relaxed) == before {
                     return None;
@@ -207,7 +207,7 @@ impl Passer {
     }
 
     /// Waits until the siblings that take clients satisfy `wanted`.
-    async fn until(&self, wanted: impl Fn(&[PathBuf]) -> bool) {
+    async fn wait_until_takers(&self, wanted: impl Fn(&[PathBuf]) -> bool) {
         let _ = self
             .takers
             .subscribe()

@@ -43,7 +43,7 @@ pub enum Event {
     Written(io::Result<()>),
 }
 
-pub fn lock(published: &Mutex<Published>) -> MutexGuard<'_, Published> {
+pub fn lock_published(published: &Mutex<Published>) -> MutexGuard<'_, Published> {
     published.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -103,7 +103,7 @@ async fn send_updates(
             // The state is read when the socket has room, not before.
             let mut ready = socket.writable().await?;
             let (message, guards, sockets, more) = {
-                let published = lock(published);
+                let published = lock_published(published);
                 given.retain(|cookie| published.held.contains_key(cookie));
                 let wanted =
                     |cookie: &Cookie| published.guards.contains(cookie) && !given.contains(cookie);
@@ -215,7 +215,10 @@ mod tests {
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
         let listener = socket::bind("127.0.0.1:0".parse().unwrap(), false).unwrap();
         let address = socket::local_address(listener.as_fd()).unwrap();
-        let guards = vec![(Cookie(socket::cookie(listener.as_fd()).unwrap()), address)];
+        let guards = vec![(
+            Cookie(socket::read_cookie(listener.as_fd()).unwrap()),
+            address,
+        )];
         let update = Update {
             version: wire::STATE_VERSION,
             announce: Announce::default(),

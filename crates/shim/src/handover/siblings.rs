@@ -77,7 +77,8 @@ impl Group {
             instance.clone(),
         );
         tokio::spawn(async move {
-            let answer = ipc::exchange(&path, Ask::Join { holder: me }, &[], &[], PATIENCE).await;
+            let answer =
+                ipc::exchange_messages(&path, Ask::Join { holder: me }, &[], &[], PATIENCE).await;
             let path = path.display();
             let event = match answer {
                 Ok((Reply::Joined { holder: there }, socket)) if there == holder => {
@@ -144,7 +145,7 @@ impl Group {
             .filter_map(|holder| Some((holder, path(holder)?)))
             .collect();
         let refuses = |path: &PathBuf| {
-            seqpacket::dial(path)
+            seqpacket::dial_path(path)
                 .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
         };
         let look = move || {

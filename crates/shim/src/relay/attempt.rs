@@ -120,7 +120,7 @@ impl Opening<'_> {
             {
                 return Err(self.end_with(outcome));
             }
-            let picked = pick(&table.borrow_and_update(), leaving, &self.tried).cloned();
+            let picked = pick_instance(&table.borrow_and_update(), leaving, &self.tried).cloned();
             // A relay to a sibling's instance would end with this shim, which may be about to
             // follow its own instance. The sibling should have the socket itself.
             let is_elsewhere = picked.as_ref().is_none_or(|instance| !instance.own);
@@ -147,7 +147,7 @@ impl Opening<'_> {
                 let found = async {
                     // The sender lives as long as the workers do.
                     let _ = table
-                        .wait_for(|table| pick(table, leaving, &tried).is_some())
+                        .wait_for(|table| pick_instance(table, leaving, &tried).is_some())
                         .await;
                 };
                 self.hold(found).await?;
@@ -268,7 +268,8 @@ impl Opening<'_> {
             .kept
             .is_client_hello()
             .then(|| instance.handshakes.begin());
-        let connected = connect(context, instance.address, self.peer, &self.kept.bytes).await;
+        let connected =
+            connect_and_send(context, instance.address, self.peer, &self.kept.bytes).await;
         let (mut backend, mut sent, source) = match connected {
             Ok((backend, sent, source)) => (AbortOnDrop::new(backend), sent, source),
             Err(error) => return AttemptResult::Unreachable(error),
@@ -353,7 +354,7 @@ pub(super) async fn wait_until_stuck(
     }
 }
 
-fn pick<'table>(
+fn pick_instance<'table>(
     table: &'table Table,
     leaving: bool,
     tried: &TriedEpochs,
@@ -375,7 +376,7 @@ async fn wait_for_other_choice(
     tried: &TriedEpochs,
 ) {
     let is_other = |table: &Arc<Table>| {
-        pick(table, leaving, tried).is_none_or(|instance| instance.epoch != epoch)
+        pick_instance(table, leaving, tried).is_none_or(|instance| instance.epoch != epoch)
     };
     let mut state = context.state.clone();
     let changed = tokio::select! {
@@ -408,7 +409,7 @@ async fn wait_with_slot(
 
 /// Connects to an instance from an address that names the client, and sends as much of `first` as
 /// the socket takes at once. Returns the number of bytes sent.
-async fn connect(
+async fn connect_and_send(
     context: &Context,
     to: SocketAddr,
     client: SocketAddr,

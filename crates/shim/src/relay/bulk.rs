@@ -187,7 +187,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
-    async fn pair() -> (TcpStream, TcpStream) {
+    async fn connect_pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap())
             .await
@@ -228,7 +228,8 @@ mod tests {
 
     #[tokio::test]
     async fn bytes_go_through_one_pipe() {
-        let ((mut source, from), (to, mut destination)) = (pair().await, pair().await);
+        let ((mut source, from), (to, mut destination)) =
+            (connect_pair().await, connect_pair().await);
         for _ in 0..2 {
             source.write_all(b"hello").await.unwrap();
             let Moved {
@@ -256,7 +257,8 @@ mod tests {
     /// Bytes that one connection could not deliver never reach the next connection.
     #[tokio::test]
     async fn bytes_that_a_destination_does_not_take_leave_the_pipe() {
-        let ((mut source, from), (mut to, mut destination)) = (pair().await, pair().await);
+        let ((mut source, from), (mut to, mut destination)) =
+            (connect_pair().await, connect_pair().await);
         let mut filled = 0;
         while let Ok(Ok(written)) =
             tokio::time::timeout(std::time::Duration::from_millis(100), to.write(&[1; 65536])).await

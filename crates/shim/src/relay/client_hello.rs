@@ -46,7 +46,7 @@ mod tests {
     const CLIENT_HELLO: u8 = 1;
 
     /// Returns a message of the given length, cut into records of the given lengths.
-    fn hello(length: usize, mut records: impl Iterator<Item = usize>) -> Vec<u8> {
+    fn make_hello(length: usize, mut records: impl Iterator<Item = usize>) -> Vec<u8> {
         let mut message = vec![CLIENT_HELLO, 0, (length >> 8) as u8, length as u8];
         message.resize(MESSAGE_HEADER + length, 7);
         let mut bytes = Vec::new();
@@ -92,7 +92,7 @@ mod tests {
     proptest! {
         #[test]
         fn only_a_complete_message_is_whole(length in 0..3000usize, records in prop::collection::vec(0..2000usize, 0..20)) {
-            let bytes = hello(length, records.into_iter());
+            let bytes = make_hello(length, records.into_iter());
             prop_assert!(is_whole(&bytes));
             for less in 0..bytes.len() {
                 prop_assert!(!is_whole(&bytes[..less]), "{less} of {}", bytes.len());

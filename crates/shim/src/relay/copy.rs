@@ -13,8 +13,8 @@
 use super::Bytes;
 use super::bulk::{self, Bulk, LARGE, MOST, Moved};
 use super::outcome::Outcome;
-use berth_node::terms::shorten;
-use berth_os::socket::{is_gone, is_writable, reset_on_close, room};
+use berth_node::terms::shorten_wait;
+use berth_os::socket::{is_gone, is_writable, reset_on_close, writable_bytes};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io;
@@ -68,7 +68,7 @@ struct Rest {
 }
 
 impl Rest {
-    fn of(bytes: Vec<u8>) -> Option<Self> {
+    fn from_bytes(bytes: Vec<u8>) -> Option<Self> {
         (!bytes.is_empty()).then(|| Self {
             bytes: bytes.into(),
             written: 0,
@@ -122,7 +122,7 @@ struct SourceGone;
 
 impl Direction {
     fn new(pending: Vec<u8>) -> Self {
-        let (rest, bulk) = (Rest::of(pending), Bulk::default());
+        let (rest, bulk) = (Rest::from_bytes(pending), Bulk::default());
         Self {
             phase: Phase::Open,
             reset: false,
@@ -243,7 +243,7 @@ impl Direction {
             } = ready!(moved)?;
             count(written);
             match rest {
-                Ok(rest) => self.rest = Rest::of(rest),
+                Ok(rest) => self.rest = Rest::from_bytes(rest),
                 Err(error) => self.break_off(&error),
             }
             return Poll::Ready(Ok(read));
@@ -258,10 +258,10 @@ impl Direction {
         match Pin::new(destination).poll_write(cx, bytes) {
             Poll::Ready(Ok(written)) => {
                 count(written);
-                self.rest = Rest::of(bytes[written..].to_vec());
+                self.rest = Rest::from_bytes(bytes[written..].to_vec());
             }
             Poll::Ready(Err(error)) => self.break_off(&error),
-            Poll::Pending => self.rest = Rest::of(bytes.to_vec()),
+            Poll::Pending => self.rest = Rest::from_bytes(bytes.to_vec()),
         }
         Poll::Ready(Ok(bytes.len()))
     }
@@ -280,7 +280,7 @@ fn poll_room(cx: &mut Context<'_>, destination: &TcpStream) -> Poll<usize> {
         // First: a write waits for readiness as the runtime knows it, whatever room has become free
         // since.
         let ready = ready!(destination.poll_write_ready(cx));
-        let room = room(destination);
+        let room = writable_bytes(destination);
         if room > 0 || ready.is_err() {
             return Poll::Ready(room.max(1));
         }
@@ -323,7 +323,7 @@ impl ResetWatch {
 
     /// Ready when nothing moved for a while.
     fn poll_quiet(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let still = shorten(STILL);
+        let still = shorten_wait(STILL);
         let timer = self
             .timer
             .get_or_insert_with(|| Box::pin(tokio::time::sleep(still)));
@@ -338,7 +338,7 @@ impl ResetWatch {
 }
 
 /// Copies until the end. `up` and `down` are bytes that were read before and not yet written.
-pub(super) async fn copy(
+pub(super) async fn copy_streams(
     client: &mut TcpStream,
     backend: &mut TcpStream,
     up: Vec<u8>,
@@ -352,14 +352,14 @@ pub(super) async fn copy(
             let mut moved = false;
             let upward = up.poll(cx, client, backend, &down, buffer, |n| {
                 moved = true;
-                bytes.up(n);
+                bytes.count_up(n);
             });
             if let Poll::Ready(Err(SourceGone)) = upward {
                 return Poll::Ready(Outcome::ClientReset);
             }
             let downward = down.poll(cx, backend, client, &up, buffer, |n| {
                 moved = true;
-                bytes.down(n);
+                bytes.count_down(n);
             });
             if let Poll::Ready(Err(SourceGone)) = downward {
                 return Poll::Ready(Outcome::BackendReset);
@@ -420,7 +420,7 @@ mod tests {
             filled += written;
         }
         reader.read_exact(&mut vec![0; filled]).unwrap();
-        assert!(room(&stream) > 0);
+        assert!(writable_bytes(&stream) > 0);
         // No await since the refused write: the runtime does not know of the room yet.
         let asked = poll_fn(|cx| Poll::Ready(poll_room(cx, &stream))).await;
         assert!(asked.is_pending());

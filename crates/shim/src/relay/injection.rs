@@ -16,7 +16,7 @@ use super::opening::{Opening, TriedEpochs};
 use crate::backend::supervisor::{Acknowledgement, Link, PassedClient};
 use crate::backend::{BackendInstance, Table};
 use crate::gate::HandshakeSlot;
-use berth_node::terms::shorten;
+use berth_node::terms::shorten_wait;
 use berth_os::socket::{self, Progress};
 use std::io;
 use std::os::fd::AsFd;
@@ -63,7 +63,7 @@ enum Salvage {
 
 impl Salvage {
     /// For a client that sent `kept` bytes before its socket was passed.
-    fn of(progress: Progress, kept: usize, is_replayable: bool) -> Self {
+    fn from_progress(progress: Progress, kept: usize, is_replayable: bool) -> Self {
         let Progress {
             sent,
             received,
@@ -155,7 +155,7 @@ impl Opening<'_> {
                 })
                 .await;
         };
-        let sent = follow(
+        let sent = wait_for_answer(
             self.client,
             &passed,
             recall,
@@ -189,9 +189,9 @@ impl Opening<'_> {
         if answered.is_some() {
             return Some(AttemptResult::Injected);
         }
-        let progress = socket::progress(self.client.as_fd()).ok();
+        let progress = socket::read_progress(self.client.as_fd()).ok();
         let salvage = progress.map(|progress| {
-            Salvage::of(progress, self.kept.bytes.len(), self.kept.is_replayable())
+            Salvage::from_progress(progress, self.kept.bytes.len(), self.kept.is_replayable())
         });
         tracing::debug!(instance = %instance.id, ?salvage, "ended with a client's socket");
         let read = match salvage {
@@ -235,7 +235,7 @@ impl Opening<'_> {
 ///
 /// The runtime's readiness of the client is lost: see
 /// [`AbortOnDrop::register_again`](super::abort::AbortOnDrop::register_again).
-async fn follow(
+async fn wait_for_answer(
     client: &TcpStream,
     passed: &PassedClient,
     recall: impl Future<Output = io::Result<()>>,
@@ -298,7 +298,7 @@ async fn follow(
         }
         if passed.acknowledgement() == Some(Acknowledgement::Taken) {
             let accepted = *accepted.get_or_insert(now);
-            if accepted + shorten(ANSWERS_WITHIN) <= now || socket::has_ended(client) {
+            if accepted + shorten_wait(ANSWERS_WITHIN) <= now || socket::has_ended(client) {
                 return SocketFate::Kept;
             }
         }
@@ -343,7 +343,7 @@ mod tests {
                 unread,
             };
             assert_eq!(
-                Salvage::of(progress, kept, is_replayable),
+                Salvage::from_progress(progress, kept, is_replayable),
                 then,
                 "{progress:?} {kept} {is_replayable}"
             );
@@ -377,7 +377,8 @@ mod tests {
                 instance.write_all(&[0]).unwrap();
                 pending::<()>().await;
             };
-            let sent = follow(&kept, &passed, pending(), answers, || false, Some(slot)).await;
+            let sent =
+                wait_for_answer(&kept, &passed, pending(), answers, || false, Some(slot)).await;
             assert!(matches!(sent, SocketFate::Answered));
             let waited = began.elapsed();
             assert!(
@@ -403,7 +404,7 @@ mod tests {
                 .for_each(|acknowledgement| passed.set(acknowledgement));
             let began = Instant::now();
             assert!(matches!(
-                follow(&kept, &passed, pending(), ready(()), || ends, None).await,
+                wait_for_answer(&kept, &passed, pending(), ready(()), || ends, None).await,
                 SocketFate::Ended
             ));
             assert_eq!(began.elapsed() >= ENDS_WITHIN, !ends);

@@ -191,12 +191,12 @@ struct Bytes<'a> {
 }
 
 impl Bytes<'_> {
-    fn up(&mut self, bytes: usize) {
+    fn count_up(&mut self, bytes: usize) {
         self.up += bytes as u64;
         self.stats.bytes_up.fetch_add(bytes as u64, Relaxed);
     }
 
-    fn down(&mut self, bytes: usize) {
+    fn count_down(&mut self, bytes: usize) {
         self.down += bytes as u64;
         self.stats.bytes_down.fetch_add(bytes as u64, Relaxed);
     }
@@ -205,7 +205,12 @@ impl Bytes<'_> {
 /// Relays an accepted connection to its end.
 ///
 /// `sent` has the bytes that a sibling read from the client before passing the connection on.
-pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, sent: Option<Vec<u8>>) {
+pub async fn relay_client(
+    mut open: Open,
+    client: StdTcpStream,
+    peer: SocketAddr,
+    sent: Option<Vec<u8>>,
+) {
     let pending = open.pending.take();
     let context = &*open.context;
     let started = Instant::now();
@@ -260,9 +265,10 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, sent:
                     source = backend.local_addr().ok();
                     instance = Some(id);
                 }
-                bytes.up(exchanged.sent);
+                bytes.count_up(exchanged.sent);
                 let ExchangedBytes { up, down, .. } = exchanged;
-                let outcome = copy::copy(&mut client, &mut backend, up, down, &mut bytes).await;
+                let outcome =
+                    copy::copy_streams(&mut client, &mut backend, up, down, &mut bytes).await;
                 backend.close();
                 outcome
             }

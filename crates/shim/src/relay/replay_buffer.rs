@@ -74,7 +74,7 @@ impl ReplayBuffer {
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
             _ => {}
         }
-        self.count();
+        self.count_pending();
         Ok(())
     }
 
@@ -144,7 +144,7 @@ impl ReplayBuffer {
     /// Counts the client as pending or not. An instance is stopped when no client is pending. Not
     /// pending are clients that sent nothing (a port check), that closed their side, or that are
     /// held because no instance is ready.
-    pub(super) fn count(&mut self) {
+    pub(super) fn count_pending(&mut self) {
         let is = !self.bytes.is_empty() && !self.finished && !self.held;
         if let Some(pending) = &mut self.pending {
             pending.set(is);
@@ -153,7 +153,7 @@ impl ReplayBuffer {
 
     pub(super) fn set_held(&mut self, held: bool) {
         self.held = held;
-        self.count();
+        self.count_pending();
     }
 
     /// True if bytes that an instance already got can be replayed to another instance.
@@ -193,7 +193,7 @@ impl ReplayBuffer {
             match client.try_io(Interest::READABLE, || self.peek(client.as_fd())) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 peeked => {
-                    self.count();
+                    self.count_pending();
                     return Poll::Ready(peeked);
                 }
             }
@@ -203,7 +203,7 @@ impl ReplayBuffer {
             ready!(Pin::new(client).poll_read(cx, &mut read))?;
             self.finished = read.filled().is_empty();
             self.bytes.extend_from_slice(read.filled());
-            self.count();
+            self.count_pending();
             Poll::Ready(Ok(()))
         })
     }
@@ -220,7 +220,7 @@ mod tests {
 
     /// Returns a client that has sent some bytes, the runtime's socket, a duplicate as another
     /// process would have it, and the buffer.
-    fn peeked(sent: &[u8]) -> (StdTcpStream, TcpStream, StdTcpStream, ReplayBuffer) {
+    fn peek_client(sent: &[u8]) -> (StdTcpStream, TcpStream, StdTcpStream, ReplayBuffer) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut sender = StdTcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (client, _) = listener.accept().unwrap();
@@ -237,46 +237,49 @@ mod tests {
         )
     }
 
-    async fn fill(kept: &mut ReplayBuffer, client: &mut TcpStream) -> io::Result<()> {
+    async fn fill_buffer(kept: &mut ReplayBuffer, client: &mut TcpStream) -> io::Result<()> {
         poll_fn(|cx| kept.poll_fill(cx, client)).await
     }
 
     #[tokio::test]
     async fn peeked_bytes_stay_in_the_socket_until_the_client_is_relayed() {
-        let (mut sender, mut client, mut duplicate, mut kept) = peeked(&HELLO[..4]);
+        let (mut sender, mut client, mut duplicate, mut kept) = peek_client(&HELLO[..4]);
         let early = poll_fn(|cx| Poll::Ready(kept.poll_fill(cx, &mut client))).await;
         // The event of the first bytes is spent, and no others came.
         assert!(early.is_pending());
         sender.write_all(&HELLO[4..]).unwrap();
-        fill(&mut kept, &mut client).await.unwrap();
+        fill_buffer(&mut kept, &mut client).await.unwrap();
         assert!(kept.bytes == HELLO && kept.is_intact() && kept.consumed_bytes().is_empty());
         // An instance reads some bytes, and ends.
         duplicate.read_exact(&mut [0; 3]).unwrap();
         kept.set_consumed(3);
         assert!(!kept.is_intact() && kept.consumed_bytes() == &HELLO[..3]);
         sender.write_all(b"more").unwrap();
-        fill(&mut kept, &mut client).await.unwrap();
+        fill_buffer(&mut kept, &mut client).await.unwrap();
         kept.consume(client.as_fd()).unwrap();
         assert_eq!(kept.consumed_bytes(), [&HELLO[..], b"more"].concat());
         sender.write_all(b"!").unwrap();
-        fill(&mut kept, &mut client).await.unwrap();
+        fill_buffer(&mut kept, &mut client).await.unwrap();
         assert!(kept.bytes.ends_with(b"more!") && !kept.finished);
         sender.shutdown(Shutdown::Write).unwrap();
-        fill(&mut kept, &mut client).await.unwrap();
+        fill_buffer(&mut kept, &mut client).await.unwrap();
         assert!(kept.finished);
     }
 
     #[tokio::test]
     async fn an_end_is_seen_behind_bytes_that_are_not_read() {
-        let (sender, mut client, _duplicate, mut kept) = peeked(&HELLO);
+        let (sender, mut client, _duplicate, mut kept) = peek_client(&HELLO);
         sender.shutdown(Shutdown::Write).unwrap();
-        fill(&mut kept, &mut client).await.unwrap();
+        fill_buffer(&mut kept, &mut client).await.unwrap();
         assert!(kept.finished && kept.is_given_up());
-        let (sender, mut client, _duplicate, mut kept) = peeked(&HELLO);
+        let (sender, mut client, _duplicate, mut kept) = peek_client(&HELLO);
         socket::reset_on_close(&sender);
         drop(sender);
         assert_eq!(
-            fill(&mut kept, &mut client).await.unwrap_err().kind(),
+            fill_buffer(&mut kept, &mut client)
+                .await
+                .unwrap_err()
+                .kind(),
             io::ErrorKind::ConnectionReset
         );
     }

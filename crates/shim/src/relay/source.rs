@@ -56,7 +56,7 @@ impl Sources {
 
     /// Returns the first source of a client that has room, from number `number` on.
     pub(super) fn acquire(self: &Arc<Self>, client: IpAddr, mut number: u32) -> Source {
-        let mut in_use = self.in_use();
+        let mut in_use = self.lock_in_use();
         loop {
             let address = self.address(client, number);
             let used = in_use.entry(address).or_default();
@@ -87,7 +87,7 @@ impl Sources {
     }
 
     fn hashed_address(&self, client: IpAddr, number: u32) -> Ipv4Addr {
-        let [.., b, c, d] = hash(self.key, client, number).to_be_bytes();
+        let [.., b, c, d] = hash_client(self.key, client, number).to_be_bytes();
         let address = Ipv4Addr::new(127, b | HASHED, c, d);
         // 127.255.255.255 is the broadcast address.
         if address == Ipv4Addr::new(127, 255, 255, 255) {
@@ -97,7 +97,7 @@ impl Sources {
         }
     }
 
-    fn in_use(&self) -> MutexGuard<'_, HashMap<Ipv4Addr, u32>> {
+    fn lock_in_use(&self) -> MutexGuard<'_, HashMap<Ipv4Addr, u32>> {
         self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -107,7 +107,7 @@ impl Sources {
     deprecated,
     reason = "its successor has no key, and may be another function in another version of berth"
 )]
-pub(crate) fn hash(key: (u64, u64), client: IpAddr, number: u32) -> u64 {
+pub(crate) fn hash_client(key: (u64, u64), client: IpAddr, number: u32) -> u64 {
     let mut hasher = std::hash::SipHasher::new_with_keys(key.0, key.1);
     match client {
         IpAddr::V4(client) => hasher.write(&client.octets()),
@@ -128,7 +128,7 @@ pub(super) struct Source {
 
 impl Drop for Source {
     fn drop(&mut self) {
-        let mut in_use = self.sources.in_use();
+        let mut in_use = self.sources.lock_in_use();
         if let Some(used) = in_use.get_mut(&self.address) {
             *used -= 1;
             if *used == 0 {
@@ -145,14 +145,14 @@ mod tests {
 
     const BOOT: &str = "a1c08b3e-61a4-4dc9-b52b-0d8f86d6a1ee";
 
-    fn sources(boot_id: &str, most: u32) -> Arc<Sources> {
+    fn make_sources(boot_id: &str, most: u32) -> Arc<Sources> {
         Arc::new(Sources {
             most,
             ..Sources::new(boot_id)
         })
     }
 
-    fn name(sources: &Arc<Sources>, client: &str) -> Ipv4Addr {
+    fn acquire_name(sources: &Arc<Sources>, client: &str) -> Ipv4Addr {
         sources.acquire(client.parse().unwrap(), 0).address
     }
 
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn the_source_names_the_client() {
-        let sources = sources(BOOT, 10);
+        let sources = make_sources(BOOT, 10);
         for (client, expected) in [
             ("10.1.2.3", [127, 1, 2, 3]),
             ("10.0.0.5", [127, 0, 0, 5]),
@@ -173,14 +173,22 @@ mod tests {
             ("127.0.0.1", [127, 0, 0, 1]),
             ("::ffff:10.1.2.3", [127, 1, 2, 3]),
         ] {
-            assert_eq!(name(&sources, client), Ipv4Addr::from(expected), "{client}");
+            assert_eq!(
+                acquire_name(&sources, client),
+                Ipv4Addr::from(expected),
+                "{client}"
+            );
         }
     }
 
     /// A client without a name of its own gets a name that no other client has, and keeps the name.
     #[test]
     fn clients_without_a_name_get_a_hash() {
-        let (here, again, later) = (sources(BOOT, 10), sources(BOOT, 10), sources("0e", 10));
+        let (here, again, later) = (
+            make_sources(BOOT, 10),
+            make_sources(BOOT, 10),
+            make_sources("0e", 10),
+        );
         let clients = [
             "10.0.0.1",
             "192.0.0.1",
@@ -190,31 +198,34 @@ mod tests {
             "2001:db8::1",
             "2001:db8::2",
         ];
-        let names: HashSet<_> = clients.iter().map(|client| name(&here, client)).collect();
+        let names: HashSet<_> = clients
+            .iter()
+            .map(|client| acquire_name(&here, client))
+            .collect();
         assert_eq!(names.len(), clients.len(), "{names:?}");
         assert!(names.iter().all(|name| is_hashed(*name)), "{names:?}");
         for client in clients {
             assert_eq!(
-                name(&here, client),
-                name(&again, client),
+                acquire_name(&here, client),
+                acquire_name(&again, client),
                 "all shims of a node agree"
             );
             assert_ne!(
-                name(&here, client),
-                name(&later, client),
+                acquire_name(&here, client),
+                acquire_name(&later, client),
                 "the key is the boot's"
             );
         }
         // The exact numbers, which another version of berth must return as well.
         assert_eq!(
-            name(&here, "2001:db8::1"),
+            acquire_name(&here, "2001:db8::1"),
             Ipv4Addr::new(127, 253, 104, 169)
         );
     }
 
     #[test]
     fn a_source_without_room_is_followed_by_others() {
-        let sources = sources(BOOT, 2);
+        let sources = make_sources(BOOT, 2);
         let client = "10.1.2.3".parse().unwrap();
         let mut used: Vec<_> = (0..6).map(|_| sources.acquire(client, 0)).collect();
         let of = |used: &[Source]| used.iter().map(|source| source.address).collect::<Vec<_>>();
@@ -227,7 +238,7 @@ mod tests {
         );
         assert!(addresses[2..].iter().all(|address| is_hashed(*address)));
         assert_ne!(
-            name(&sources, "10.1.2.4"),
+            acquire_name(&sources, "10.1.2.4"),
             addresses[2],
             "another client has its own"
         );
@@ -236,6 +247,6 @@ mod tests {
         used.remove(0);
         assert_eq!(sources.acquire(client, 0).address, addresses[0]);
         drop(used);
-        assert!(sources.in_use().is_empty());
+        assert!(sources.lock_in_use().is_empty());
     }
 }

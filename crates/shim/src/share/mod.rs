@@ -8,7 +8,7 @@
 
 mod sides;
 
-use crate::family::{family, gauge};
+use crate::family::{encode_family, encode_gauge};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::{Share, ShareStatus, Side};
 use berth_node::registry::BerthDir;
@@ -119,7 +119,7 @@ impl Sharing {
             return Ok(());
         }
         self.expire(at);
-        let mut now = self.now();
+        let mut now = self.lock_share();
         let before = now.take();
         let is_renewed = |before: &ActiveShare| {
             Share {
@@ -153,7 +153,7 @@ impl Sharing {
 
     /// Returns the time at which the share in force ends.
     pub(crate) fn expiry(&self) -> Option<Instant> {
-        self.now().as_ref().map(|now| now.until)
+        self.lock_share().as_ref().map(|now| now.until)
     }
 
     /// Ends a share with an expired lease.
@@ -170,7 +170,7 @@ impl Sharing {
                 old, new, permille, ..
             },
             ..
-        }) = self.now().take()
+        }) = self.lock_share().take()
         {
             tracing::info!(%old, %new, permille, "the share of new connections ends: {why}");
         }
@@ -188,7 +188,7 @@ impl Sharing {
         listener: Option<SocketAddr>,
         at: Instant,
     ) -> Option<Arc<Path>> {
-        let mut now = self.now();
+        let mut now = self.lock_share();
         // The control plane may be late to end the share.
         let now = now.as_mut().filter(|now| at < now.until)?;
         let ip = client.ip().to_canonical();
@@ -211,7 +211,7 @@ impl Sharing {
     }
 
     pub(crate) fn status(&self) -> Option<ShareStatus> {
-        let now = self.now();
+        let now = self.lock_share();
         let ActiveShare {
             share,
             side,
@@ -229,7 +229,7 @@ impl Sharing {
         })
     }
 
-    fn now(&self) -> MutexGuard<'_, Option<ActiveShare>> {
+    fn lock_share(&self) -> MutexGuard<'_, Option<ActiveShare>> {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -248,7 +248,7 @@ impl Collector for ShareMetrics {
             };
             let help =
                 "Part of the node's new connections that kube-apiserver is to get, from 0 to 1";
-            gauge(&mut to, "berth_share_ratio", help, f64::from(own) / 1000.0)?;
+            encode_gauge(&mut to, "berth_share_ratio", help, f64::from(own) / 1000.0)?;
         }
         let connections = Placement::ALL.map(|(placed, result)| {
             (
@@ -257,7 +257,7 @@ impl Collector for ShareMetrics {
             )
         });
         let help = "New connections while a share of them was in force, by result";
-        family(
+        encode_family(
             &mut to,
             "berth_share_connections",
             help,

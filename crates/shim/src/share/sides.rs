@@ -20,7 +20,7 @@
 //! which is right on average.
 
 use crate::gate::Source;
-use crate::relay::source::hash;
+use crate::relay::source::hash_client;
 use berth_node::ipc::wire::Side;
 use std::net::SocketAddr;
 
@@ -67,8 +67,8 @@ impl Sides {
 
     /// Returns the side of a client's new connection. `permille` is the new side's part.
     pub(super) fn side(&mut self, permille: u16, client: SocketAddr) -> Side {
-        let hash = |address, number| hash((self.salt, 0), address, number);
-        let mut drawn = hash(Source::of(client.ip()).into(), ADDRESS);
+        let hash = |address, number| hash_client((self.salt, 0), address, number);
+        let mut drawn = hash(Source::from_client(client.ip()).into(), ADDRESS);
         let connections = self.by_address + self.by_connection + 1;
         let bucket = &mut self.buckets[drawn as usize % BUCKETS];
         bucket.connections += 1;

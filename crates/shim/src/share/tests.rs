@@ -48,7 +48,7 @@ impl Shim {
     }
 }
 
-fn share(old: &str, new: &str, permille: u16) -> Share {
+fn make_share(old: &str, new: &str, permille: u16) -> Share {
     let [old, new] = [old, new].map(|id| id.parse().unwrap());
     Share {
         old,
@@ -71,7 +71,7 @@ fn all_or_none_go_elsewhere() {
     ] {
         let shim = Shim::new();
         assert!(!shim.is_elsewhere(AFAR, now), "none is in force");
-        shim.put(share(of.0, of.1, permille), now).unwrap();
+        shim.put(make_share(of.0, of.1, permille), now).unwrap();
         assert_eq!(shim.is_elsewhere(AFAR, now), elsewhere, "{of:?} {permille}");
         assert_eq!(shim.counts(), [u64::from(!elsewhere), 0, 0]);
     }
@@ -88,7 +88,7 @@ fn clients_on_the_node_are_on_the_old_side() {
         shim.put(
             Share {
                 local,
-                ..share(old, new, 1000)
+                ..make_share(old, new, 1000)
             },
             now,
         )
@@ -125,15 +125,15 @@ fn a_share_ends_with_its_lease_or_on_request() {
         );
         elsewhere
     };
-    shim.put(share("a", "b", 1000), now).unwrap();
+    shim.put(make_share("a", "b", 1000), now).unwrap();
     assert!(is_on(seconds(9)));
     assert!(!is_on(seconds(10)));
-    shim.put(share("a", "b", 1000), now).unwrap();
-    shim.put(share("a", "b", 1000), seconds(5)).unwrap();
+    shim.put(make_share("a", "b", 1000), now).unwrap();
+    shim.put(make_share("a", "b", 1000), seconds(5)).unwrap();
     assert!(is_on(seconds(14)), "it was renewed");
     let shorter = |lease_ms| Share {
         lease_ms,
-        ..share("a", "b", 1000)
+        ..make_share("a", "b", 1000)
     };
     shim.put(shorter(1_000), seconds(5)).unwrap();
     assert!(is_on(seconds(5)));
@@ -150,15 +150,15 @@ fn a_step_goes_on_from_the_last_one() {
             .status()
             .map(|status| status.by_address + status.by_connection)
     };
-    shim.put(share("a", "b", 50), now).unwrap();
+    shim.put(make_share("a", "b", 50), now).unwrap();
     shim.is_elsewhere(AFAR, now);
-    shim.put(share("a", "b", 250), now).unwrap();
+    shim.put(make_share("a", "b", 250), now).unwrap();
     shim.is_elsewhere(AFAR, now);
     assert_eq!(counts(), Some(2));
     shim.put(
         Share {
             salt: 2,
-            ..share("a", "b", 250)
+            ..make_share("a", "b", 250)
         },
         now,
     )
@@ -193,7 +193,7 @@ fn metrics_have_the_names_of_the_reference() {
     for (old, new, ratio) in [("a", "b", "0.95"), ("b", "a", "0.05")] {
         sharing
             .put(
-                share(old, new, 50),
+                make_share(old, new, 50),
                 &"a".parse().unwrap(),
                 &berth,
                 Instant::now(),
@@ -240,7 +240,7 @@ fn a_share_is_logged_when_it_begins_and_changes_and_not_when_it_is_renewed() {
             shim.put(
                 Share {
                     lease_ms,
-                    ..share("a", "b", permille)
+                    ..make_share("a", "b", permille)
                 },
                 now,
             )
@@ -256,7 +256,7 @@ fn the_status_has_the_end_of_the_share() {
     shim.put(
         Share {
             lease_ms: 600_000,
-            ..share("a", "b", 50)
+            ..make_share("a", "b", 50)
         },
         Instant::now(),
     )
@@ -268,28 +268,28 @@ fn the_status_has_the_end_of_the_share() {
 #[test]
 fn an_invalid_share_is_refused_and_changes_nothing() {
     let (shim, now) = (Shim::new(), Instant::now());
-    shim.put(share("a", "b", 1000), now).unwrap();
+    shim.put(make_share("a", "b", 1000), now).unwrap();
     for (share, why) in [
-        (share("a", "a", 50), "between instance a and itself"),
+        (make_share("a", "a", 50), "between instance a and itself"),
         (
-            share("b", "c", 50),
+            make_share("b", "c", 50),
             "between instances b and c, and this is the shim of a",
         ),
         (
-            share("a", "b", 1001),
+            make_share("a", "b", 1001),
             "a share of 1001 thousandths: give 0 to 1000",
         ),
         (
             Share {
                 lease_ms: 600_001,
-                ..share("a", "b", 50)
+                ..make_share("a", "b", 50)
             },
             "a share for 10m 1ms: give 10m at most",
         ),
         (
             Share {
                 lease_ms: u64::MAX,
-                ..share("a", "b", 50)
+                ..make_share("a", "b", 50)
             },
             "give 10m at most",
         ),

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 /// A client, with its number as its socket.
 type Client = super::Client<u64>;
 
-fn client(number: u64, shim: Option<Shim>) -> Client {
+fn make_client(number: u64, shim: Option<Shim>) -> Client {
     let from = shim.map(|shim| (shim, number));
     Client {
         socket: number,
@@ -23,7 +23,7 @@ fn client(number: u64, shim: Option<Shim>) -> Client {
     }
 }
 
-fn call(id: u64, call: Call, socket: RawFd) -> Notification {
+fn make_call(id: u64, call: Call, socket: RawFd) -> Notification {
     Notification {
         id,
         thread: 1,
@@ -35,11 +35,11 @@ fn call(id: u64, call: Call, socket: RawFd) -> Notification {
     }
 }
 
-fn accept(id: u64) -> Notification {
-    call(id, Call::Accept, 5)
+fn accept_call(id: u64) -> Notification {
+    make_call(id, Call::Accept, 5)
 }
 
-fn error(errno: Errno) -> io::Result<()> {
+fn fail_with(errno: Errno) -> io::Result<()> {
     Err(errno.into())
 }
 
@@ -104,7 +104,7 @@ impl World {
                 self.carry_out(how, works);
                 self.calls.insert(id, false);
                 self.machine
-                    .on_bind(call(id, Call::Bind, 5 + (id % 2) as RawFd), ours);
+                    .on_bind(make_call(id, Call::Bind, 5 + (id % 2) as RawFd), ours);
                 let swaps = matches!(self.machine.actions.back(), Some(Action::Swap(_)));
                 assert_eq!(swaps, ours && self.listener.is_none());
                 self.carry_out(how, works);
@@ -119,7 +119,7 @@ impl World {
                 let thread = if by_server { 1 } else { 2 };
                 let call = Notification {
                     thread,
-                    ..call(id, Call::Accept, number)
+                    ..make_call(id, Call::Accept, number)
                 };
                 self.machine.on_accept(call, by_server, blocking);
                 self.carry_out(how, true);
@@ -127,7 +127,7 @@ impl World {
             Event::Client(shim) => {
                 let first = self.waiting.is_empty();
                 self.waiting.insert(id, shim);
-                self.machine.on_client(client(id, shim));
+                self.machine.on_client(make_client(id, shim));
                 self.carry_out(how, true);
                 // A client that came back from a call gets a new call soon.
                 let rings = first
@@ -195,7 +195,7 @@ impl World {
                     if how.is_none_or(|errno| errno == Errno::ENOENT) {
                         self.record_answer(call);
                     }
-                    let how = how.map_or(Ok(()), error);
+                    let how = how.map_or(Ok(()), fail_with);
                     self.machine.on_handed_over(call, client, &how);
                 }
                 Action::Taken(client) | Action::Back(client) => {
@@ -273,7 +273,7 @@ impl World {
     }
 }
 
-fn event() -> impl Strategy<Value = Event> {
+fn any_event() -> impl Strategy<Value = Event> {
     let mostly = prop::bool::weighted(0.8);
     let number = prop_oneof![8 => 5..=6, 1 => Just(9)];
     let accept = |(number, by_server, blocking)| Event::Accept {
@@ -293,7 +293,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-fn failure() -> impl Strategy<Value = Option<Errno>> {
+fn any_failure() -> impl Strategy<Value = Option<Errno>> {
     prop::option::weighted(
         0.3,
         prop::sample::select(vec![Errno::ENOENT, Errno::EMFILE, Errno::EPERM]),
@@ -303,7 +303,7 @@ fn failure() -> impl Strategy<Value = Option<Errno>> {
 proptest! {
     #[test]
     fn each_client_is_handed_over_or_given_back(
-        events in prop::collection::vec((event(), failure()), 0..80), blocking: bool,
+        events in prop::collection::vec((any_event(), any_failure()), 0..80), blocking: bool,
     ) {
         let mut world = World::new();
         world.step(Event::Bind { ours: true, works: true }, None);
@@ -314,27 +314,30 @@ proptest! {
     }
 }
 
-fn actions(machine: &mut Machine<u64>) -> Vec<Action<u64>> {
+fn take_actions(machine: &mut Machine<u64>) -> Vec<Action<u64>> {
     std::iter::from_fn(|| machine.next_action()).collect()
 }
 
 /// Returns a machine with a server that listens on descriptor 5.
 fn listening_machine() -> Machine<u64> {
     let mut machine = Machine::new();
-    let bind = call(1, Call::Bind, 5);
+    let bind = make_call(1, Call::Bind, 5);
     machine.on_bind(bind, true);
-    assert_eq!(actions(&mut machine), [Action::Swap(bind)]);
+    assert_eq!(take_actions(&mut machine), [Action::Swap(bind)]);
     machine.on_bound(5);
-    machine.on_client(client(1, Some(1)));
+    machine.on_client(make_client(1, Some(1)));
     assert_eq!(
-        actions(&mut machine),
-        [Action::Back(client(1, Some(1)))],
+        take_actions(&mut machine),
+        [Action::Back(make_client(1, Some(1)))],
         "nothing has accepted yet"
     );
-    machine.on_accept(accept(2), true, false);
+    machine.on_accept(accept_call(2), true, false);
     assert_eq!(
-        actions(&mut machine),
-        [Action::Listening, Action::Fail(accept(2), Errno::EAGAIN)]
+        take_actions(&mut machine),
+        [
+            Action::Listening,
+            Action::Fail(accept_call(2), Errno::EAGAIN)
+        ]
     );
     machine
 }
@@ -342,80 +345,87 @@ fn listening_machine() -> Machine<u64> {
 #[test]
 fn a_bell_rings_for_the_first_waiting_client_and_again_for_a_stopped_server() {
     let mut machine = listening_machine();
-    machine.on_client(client(2, Some(1)));
-    assert_eq!(actions(&mut machine), [Action::Ring]);
-    machine.on_client(client(3, None));
-    assert_eq!(actions(&mut machine), []);
+    machine.on_client(make_client(2, Some(1)));
+    assert_eq!(take_actions(&mut machine), [Action::Ring]);
+    machine.on_client(make_client(3, None));
+    assert_eq!(take_actions(&mut machine), []);
     machine.tick(PATIENCE);
-    assert_eq!(actions(&mut machine), [Action::Look]);
+    assert_eq!(take_actions(&mut machine), [Action::Look]);
     machine.on_listener_checked(true);
-    assert_eq!(actions(&mut machine), [Action::Ring]);
+    assert_eq!(take_actions(&mut machine), [Action::Ring]);
     let late = PATIENCE + Duration::from_millis(5);
     machine.tick(late);
-    machine.on_accept(accept(3), true, false);
+    machine.on_accept(accept_call(3), true, false);
     assert_eq!(
-        actions(&mut machine),
-        [Action::HandOver(accept(3), client(2, Some(1)))]
+        take_actions(&mut machine),
+        [Action::HandOver(accept_call(3), make_client(2, Some(1)))]
     );
-    machine.on_handed_over(accept(3), client(2, Some(1)), &Ok(()));
-    assert_eq!(actions(&mut machine), [Action::Taken(client(2, Some(1)))]);
+    machine.on_handed_over(accept_call(3), make_client(2, Some(1)), &Ok(()));
+    assert_eq!(
+        take_actions(&mut machine),
+        [Action::Taken(make_client(2, Some(1)))]
+    );
     // A server that accepts only one client per bell gets another bell.
     assert_eq!(machine.wake_at(), Some(late + PATIENCE));
     machine.tick(late + PATIENCE);
-    assert_eq!(actions(&mut machine), [Action::Look]);
+    assert_eq!(take_actions(&mut machine), [Action::Look]);
     machine.on_listener_checked(false);
     assert_eq!(
-        actions(&mut machine),
-        [Action::Close, Action::Back(client(3, None))]
+        take_actions(&mut machine),
+        [Action::Close, Action::Back(make_client(3, None))]
     );
     assert_eq!(machine.wake_at(), None);
     // The server may bind again.
-    let bind = call(4, Call::Bind, 7);
+    let bind = make_call(4, Call::Bind, 7);
     machine.on_bind(bind, true);
-    assert_eq!(actions(&mut machine), [Action::Swap(bind)]);
+    assert_eq!(take_actions(&mut machine), [Action::Swap(bind)]);
 }
 
 #[test]
 fn a_blocking_call_waits_for_a_client_or_a_signal() {
     let mut machine = listening_machine();
-    machine.on_accept(accept(3), true, true);
-    assert_eq!(actions(&mut machine), []);
-    machine.on_client(client(2, None));
+    machine.on_accept(accept_call(3), true, true);
+    assert_eq!(take_actions(&mut machine), []);
+    machine.on_client(make_client(2, None));
     assert_eq!(
-        actions(&mut machine),
-        [Action::HandOver(accept(3), client(2, None))]
+        take_actions(&mut machine),
+        [Action::HandOver(accept_call(3), make_client(2, None))]
     );
-    let full = error(Errno::EMFILE);
-    machine.on_handed_over(accept(3), client(2, None), &full);
+    let full = fail_with(Errno::EMFILE);
+    machine.on_handed_over(accept_call(3), make_client(2, None), &full);
     assert_eq!(
-        actions(&mut machine),
-        [Action::Fail(accept(3), Errno::EMFILE)]
+        take_actions(&mut machine),
+        [Action::Fail(accept_call(3), Errno::EMFILE)]
     );
-    machine.on_accept(accept(4), true, true);
+    machine.on_accept(accept_call(4), true, true);
     assert_eq!(
-        actions(&mut machine),
-        [Action::HandOver(accept(4), client(2, None))]
+        take_actions(&mut machine),
+        [Action::HandOver(accept_call(4), make_client(2, None))]
     );
     let failed = [
-        Action::Fail(accept(4), Errno::ECONNABORTED),
-        Action::Back(client(2, None)),
+        Action::Fail(accept_call(4), Errno::ECONNABORTED),
+        Action::Back(make_client(2, None)),
     ];
-    machine.on_handed_over(accept(4), client(2, None), &error(Errno::EPERM));
-    assert_eq!(actions(&mut machine), failed);
-    machine.on_accept(accept(5), true, true);
-    assert_eq!(actions(&mut machine), []);
+    machine.on_handed_over(
+        accept_call(4),
+        make_client(2, None),
+        &fail_with(Errno::EPERM),
+    );
+    assert_eq!(take_actions(&mut machine), failed);
+    machine.on_accept(accept_call(5), true, true);
+    assert_eq!(take_actions(&mut machine), []);
     machine.on_signal();
     assert_eq!(
-        actions(&mut machine),
-        [Action::Fail(accept(5), Errno::EINTR)]
+        take_actions(&mut machine),
+        [Action::Fail(accept_call(5), Errno::EINTR)]
     );
-    machine.on_accept(accept(6), true, true);
-    assert_eq!(actions(&mut machine), []);
+    machine.on_accept(accept_call(6), true, true);
+    assert_eq!(take_actions(&mut machine), []);
     machine.on_listener_checked(false);
     assert_eq!(
-        actions(&mut machine),
-        [Action::Close, Action::Continue(accept(6))]
+        take_actions(&mut machine),
+        [Action::Close, Action::Continue(accept_call(6))]
     );
     machine.on_listener_checked(false);
-    assert_eq!(actions(&mut machine), [], "once");
+    assert_eq!(take_actions(&mut machine), [], "once");
 }

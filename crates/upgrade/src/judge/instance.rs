@@ -3,7 +3,7 @@
 use super::super::observer::InstanceDetails;
 use berth_cluster::client::none_if_missing;
 use berth_cluster::{Client, Error};
-use berth_judge::metrics::samples;
+use berth_judge::metrics::find_samples;
 use berth_judge::{Connections, Sample};
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply};
@@ -88,7 +88,7 @@ impl InstancePair {
     /// Sends requests for the resources in the old instance's metrics page: to the new instance,
     /// and with `writes` to both.
     pub async fn send_requests(&self, page: &str, writes: bool) {
-        let used = used_resources(page);
+        let used = parse_used_resources(page);
         let of_old = async {
             if writes {
                 self.old.send_requests(&used, true, self.patience).await;
@@ -167,7 +167,9 @@ impl Instance {
                 let Ok(list) = self.0.get(&format!("{path}?limit=1")).await else {
                     continue;
                 };
-                if let Some((path, object)) = writes.then(|| first_object(path, &list)).flatten() {
+                if let Some((path, object)) =
+                    writes.then(|| parse_first_object(path, &list)).flatten()
+                {
                     let _ = self.0.put(&format!("{path}?dryRun=All"), &object).await;
                 }
             }
@@ -179,7 +181,7 @@ impl Instance {
 
 /// The shim's counts of its clients. `None` if the shim does not answer or is too old.
 async fn ask_connections(details: &InstanceDetails) -> Option<Connections> {
-    let asked = ipc::ask(details.socket.as_deref()?, Ask::Metrics, ipc::PATIENCE).await;
+    let asked = ipc::ask_shim(details.socket.as_deref()?, Ask::Metrics, ipc::PATIENCE).await;
     if let Ok(Reply::Metrics(page)) = asked {
         parse_connections(&page)
     } else {
@@ -190,7 +192,7 @@ async fn ask_connections(details: &InstanceDetails) -> Option<Connections> {
 fn parse_connections(page: &str) -> Option<Connections> {
     let mut counted = Connections::default();
     let mut known = false;
-    for line in samples(page, |name| {
+    for line in find_samples(page, |name| {
         name.starts_with("berth_first_byte_seconds_") || name == "berth_empty_attempts_total"
     }) {
         match line.name {
@@ -212,7 +214,7 @@ fn parse_connections(page: &str) -> Option<Connections> {
 }
 
 /// The first object of a list, ready to be written, and its path.
-fn first_object(resource: &str, list: &Value) -> Option<(String, Value)> {
+fn parse_first_object(resource: &str, list: &Value) -> Option<(String, Value)> {
     let mut object = list["items"].get(0)?.clone();
     object["apiVersion"] = list["apiVersion"].clone();
     object["kind"] = list["kind"].as_str()?.strip_suffix("List")?.into();
@@ -229,9 +231,9 @@ fn first_object(resource: &str, list: &Value) -> Option<(String, Value)> {
 }
 
 /// The paths of the resources that clients list, from a metrics page, most used first.
-fn used_resources(page: &str) -> Vec<String> {
+fn parse_used_resources(page: &str) -> Vec<String> {
     let mut counts: BTreeMap<String, f64> = BTreeMap::new();
-    for line in samples(page, |name| name == "apiserver_request_total") {
+    for line in find_samples(page, |name| name == "apiserver_request_total") {
         let [group, version, resource] =
             ["group", "version", "resource"].map(|name| line.label(name));
         let is_list = line.label("verb") == "LIST"
@@ -271,7 +273,7 @@ fn is_plain(name: &str) -> bool {
 mod tests {
     use super::*;
     use berth_judge::Judge;
-    use berth_testing::{Server, answer, authority, serve_as};
+    use berth_testing::{Server, create_ca, format_answer, serve_as};
     use serde_json::json;
 
     #[test]
@@ -306,7 +308,7 @@ mod tests {
             ),
         ];
         assert_eq!(
-            used_resources(&page.concat()),
+            parse_used_resources(&page.concat()),
             ["/apis/apps/v1/deployments", "/api/v1/pods"]
         );
     }
@@ -331,13 +333,13 @@ mod tests {
     /// nothing.
     #[tokio::test]
     async fn a_refusal_of_metrics_is_no_silence() {
-        let ca = authority();
-        let page = answer("200 OK", "process_start_time_seconds 1\n");
+        let ca = create_ca();
+        let page = format_answer("200 OK", "process_start_time_seconds 1\n");
         let old = serve_as(&ca, ([127, 0, 0, 1], 0).into(), "127.0.0.1", move |_| {
             page.clone()
         })
         .await;
-        let busy = answer("429 Too Many Requests", "{}");
+        let busy = format_answer("429 Too Many Requests", "{}");
         let busy = serve_as(&ca, ([127, 0, 0, 1], 0).into(), "127.0.0.1", move |_| {
             busy.clone()
         })
@@ -369,7 +371,7 @@ mod tests {
     #[test]
     fn an_object_is_written_back_unchanged() {
         let list = |meta: Value| json!({"apiVersion": "v1", "kind": "PodList", "items": [{"metadata": meta, "spec": 1}]});
-        let (path, object) = first_object(
+        let (path, object) = parse_first_object(
             "/api/v1/pods",
             &list(json!({"name": "a", "namespace": "b"})),
         )
@@ -381,7 +383,7 @@ mod tests {
             json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": 1})
         );
         assert_eq!(
-            first_object("/api/v1/nodes", &list(json!({"name": "a"})))
+            parse_first_object("/api/v1/nodes", &list(json!({"name": "a"})))
                 .unwrap()
                 .0,
             "/api/v1/nodes/a"
@@ -391,7 +393,7 @@ mod tests {
             list(json!({"name": "a/b"})),
             list(json!({"name": "a", "namespace": "?"})),
         ] {
-            assert_eq!(first_object("/api/v1/pods", &none), None);
+            assert_eq!(parse_first_object("/api/v1/pods", &none), None);
         }
     }
 }

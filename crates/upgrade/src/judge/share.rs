@@ -48,7 +48,7 @@ impl Shares {
         if self.sent.is_some_and(is_kept) {
             return Ok(());
         }
-        let [new, old] = [details.of(slot), details.of(slot.other())];
+        let [new, old] = [details.of_slot(slot), details.of_slot(slot.other())];
         let (Some(to), Some(from)) = (&new.id, &old.id) else {
             return Ok(());
         };
@@ -61,16 +61,16 @@ impl Shares {
             lease_ms: LEASE.as_millis() as u64,
             local: self.local,
         };
-        let (new, old) = tokio::join!(tell(new, &share), tell(old, &share));
+        let (new, old) = tokio::join!(send_share(new, &share), send_share(old, &share));
         new.and(old)
     }
 }
 
-async fn tell(details: &InstanceDetails, share: &Share) -> Result<(), String> {
+async fn send_share(details: &InstanceDetails, share: &Share) -> Result<(), String> {
     let Some(socket) = &details.socket else {
         return Ok(());
     };
-    match ipc::ask(socket, Ask::Share(share.clone()), ipc::PATIENCE).await {
+    match ipc::ask_shim(socket, Ask::Share(share.clone()), ipc::PATIENCE).await {
         Ok(Reply::Refused(why)) => Err(why),
         Ok(_) | Err(_) => Ok(()),
     }
@@ -96,7 +96,7 @@ pub(super) async fn check_shares(
         lease_ms: 0,
         local: false,
     };
-    match ipc::ask(socket, Ask::Share(share), LEASE).await {
+    match ipc::ask_shim(socket, Ask::Share(share), LEASE).await {
         Ok(Reply::Done) => Ok(()),
         Ok(Reply::Refused(why)) => Err(why),
         Ok(reply) => Err(format!("unexpected reply: {reply:?}")),
@@ -111,7 +111,11 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     /// A shim that answers every request with `reply`, and the recorded requests.
-    fn shim(directory: &Path, id: &str, reply: Reply) -> (InstanceDetails, Arc<Mutex<Vec<Ask>>>) {
+    fn start_shim(
+        directory: &Path,
+        id: &str,
+        reply: Reply,
+    ) -> (InstanceDetails, Arc<Mutex<Vec<Ask>>>) {
         let socket = directory.join(format!("{id}.sock"));
         let (asked, reply) = (Arc::<Mutex<Vec<Ask>>>::default(), Arc::new(reply));
         let asks = asked.clone();
@@ -135,7 +139,7 @@ mod tests {
     async fn a_shim_without_shares_is_found_before_any_change() {
         let temp = tempfile::tempdir().unwrap();
         let other = "b".parse().unwrap();
-        let (older, _) = shim(
+        let (older, _) = start_shim(
             temp.path(),
             "older",
             Reply::Refused("version 2 is not known".into()),
@@ -149,7 +153,7 @@ mod tests {
                 .await
                 .is_err()
         );
-        let (shim, asked) = shim(temp.path(), "a", Reply::Done);
+        let (shim, asked) = start_shim(temp.path(), "a", Reply::Done);
         assert_eq!(check_shares(&shim, &other).await, Ok(()));
         assert!(
             matches!(&asked.lock().unwrap()[..], [Ask::Share(share)] if share.lease_ms == 0),
@@ -160,8 +164,8 @@ mod tests {
     #[tokio::test]
     async fn both_shims_get_every_change_of_the_share() {
         let temp = tempfile::tempdir().unwrap();
-        let (canonical, of_old) = shim(temp.path(), "old", Reply::Done);
-        let (temporary, of_new) = shim(temp.path(), "new", Reply::Done);
+        let (canonical, of_old) = start_shim(temp.path(), "old", Reply::Done);
+        let (temporary, of_new) = start_shim(temp.path(), "new", Reply::Done);
         let details = NodeDetails {
             canonical,
             temporary,

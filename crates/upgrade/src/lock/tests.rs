@@ -1,10 +1,10 @@
 use super::*;
-use berth_testing::{Objects, Server, answer, serve_with};
+use berth_testing::{Objects, Server, format_answer, serve_with};
 use proptest::prelude::*;
 
 const NAMESPACE_PATH: &str = "/api/v1/namespaces/berth-upgrade";
 
-fn holder(upgrade: &str, node: &str, changed: bool) -> Holder {
+fn make_holder(upgrade: &str, node: &str, changed: bool) -> Holder {
     Holder {
         upgrade: upgrade.into(),
         node: node.into(),
@@ -126,7 +126,7 @@ impl World {
             self.drawn += 1;
             let upgrade = node.state.clone().unwrap_or_else(|| self.drawn.to_string());
             let claim = Claim::new(
-                holder(&upgrade, &format!("cp-{at}"), node.state.is_some()),
+                make_holder(&upgrade, &format!("cp-{at}"), node.state.is_some()),
                 false,
             );
             Process {
@@ -201,7 +201,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(250)))]
+    #![proptest_config(ProptestConfig::with_cases(berth_testing::case_count(250)))]
 
     /// Nodes race, are killed, hang and continue in any order.
     #[test]
@@ -239,13 +239,13 @@ proptest! {
             "spec": {"leaseTransitions": number, "acquireTime": text}});
         let read = Holder::parse(&object);
         let _ = (read.describe(), read.refuses(&text));
-        let _ = Claim::new(holder("a", "cp-1", false), true).next(Duration::ZERO, SystemTime::now(), Some(&object));
+        let _ = Claim::new(make_holder("a", "cp-1", false), true).next(Duration::ZERO, SystemTime::now(), Some(&object));
     }
 }
 
 #[test]
 fn a_refusal_names_the_holder_and_the_fix() {
-    let mut claim = Claim::new(holder("a", "cp-1", false), false);
+    let mut claim = Claim::new(make_holder("a", "cp-1", false), false);
     let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1);
     let Decision::Create(object) = claim.next(Duration::ZERO, time, None) else {
         panic!()
@@ -255,7 +255,7 @@ fn a_refusal_names_the_holder_and_the_fix() {
         read,
         Holder {
             since: "1970-01-01T00:00:01.000000Z".into(),
-            ..holder("a", "cp-1", false)
+            ..make_holder("a", "cp-1", false)
         }
     );
     let changed = Holder {
@@ -280,8 +280,8 @@ fn a_refusal_names_the_holder_and_the_fix() {
 }
 
 /// The lock of an upgrade that has changed nothing on this node yet.
-fn lock(server: &Server, upgrade: &str, node: &str) -> Lock {
-    lock_with(server, holder(upgrade, node, false), false)
+fn make_lock(server: &Server, upgrade: &str, node: &str) -> Lock {
+    lock_with(server, make_holder(upgrade, node, false), false)
 }
 
 fn lock_with(server: &Server, holder: Holder, breaks: bool) -> Lock {
@@ -308,7 +308,7 @@ async fn a_lock_is_acquired_marked_and_released() {
     // A cluster in which berth has never written anything.
     objects.set(NAMESPACE_PATH, None);
     let progress = Progress::default();
-    let first = lock(&server, "a", "cp-1");
+    let first = make_lock(&server, "a", "cp-1");
     first.acquire(&progress).await.unwrap();
     assert!(
         objects.get(NAMESPACE_PATH).is_some(),
@@ -319,20 +319,20 @@ async fn a_lock_is_acquired_marked_and_released() {
     let held = objects.get(PATH).unwrap();
     assert!(Holder::parse(&held).changed);
 
-    let busy = lock(&server, "b", "cp-2")
+    let busy = make_lock(&server, "b", "cp-2")
         .acquire(&progress)
         .await
         .unwrap_err();
     assert!(busy.to_string().contains("node cp-1 since"), "{busy}");
     // The first upgrade, resumed.
-    lock_with(&server, holder("a", "cp-1", true), false)
+    lock_with(&server, make_holder("a", "cp-1", true), false)
         .acquire(&progress)
         .await
         .unwrap();
     let again = objects.get(PATH).unwrap();
     assert_eq!(again["spec"]["acquireTime"], held["spec"]["acquireTime"]);
 
-    let breaker = lock_with(&server, holder("b", "cp-2", false), true);
+    let breaker = lock_with(&server, make_holder("b", "cp-2", false), true);
     breaker.acquire(&progress).await.unwrap();
     let broken = objects.get(PATH).unwrap();
     assert_eq!(
@@ -351,9 +351,9 @@ async fn a_lock_is_acquired_marked_and_released() {
 /// A finished upgrade ends, whatever the cluster answers.
 #[tokio::test(start_paused = true)]
 async fn a_release_that_fails_is_given_up() {
-    let server = serve_with(|_| answer("503 Service Unavailable", "{}")).await;
+    let server = serve_with(|_| format_answer("503 Service Unavailable", "{}")).await;
     let began = tokio::time::Instant::now();
-    lock_with(&server, holder("a", "cp-1", true), false)
+    lock_with(&server, make_holder("a", "cp-1", true), false)
         .release(&Progress::default())
         .await;
     assert!(began.elapsed() >= RELEASE_TIMEOUT);
@@ -365,9 +365,9 @@ async fn a_release_that_fails_is_given_up() {
 async fn a_renewal_shows_at_once_that_the_holder_lives() {
     let (objects, server) = serve_api().await;
     let progress = Progress::default();
-    let first = lock(&server, "a", "cp-1");
+    let first = make_lock(&server, "a", "cp-1");
     first.acquire(&progress).await.unwrap();
-    let second = lock(&server, "b", "cp-2");
+    let second = make_lock(&server, "b", "cp-2");
     let renew = async {
         sleep(RETRY * 3 / 2).await;
         first.acquire(&progress).await.unwrap();
@@ -386,7 +386,7 @@ async fn only_one_of_two_racing_upgrades_gets_the_lock() {
     let (objects, server) = serve_api().await;
     let progress = Progress::default();
     let locks = [("a", "cp-1"), ("b", "cp-2")]
-        .map(|(upgrade, node)| lock_with(&server, holder(upgrade, node, true), false));
+        .map(|(upgrade, node)| lock_with(&server, make_holder(upgrade, node, true), false));
     let (first, second) = tokio::join!(locks[0].acquire(&progress), locks[1].acquire(&progress));
     assert!(first.is_ok() != second.is_ok(), "{first:?} {second:?}");
     let has = Holder::parse(&objects.get(PATH).unwrap()).node;
@@ -400,8 +400,8 @@ async fn a_failing_api_is_not_reported_as_another_upgrade() {
         ("403 Forbidden", "403"),
         ("500 Internal Server Error", "500"),
     ] {
-        let server = serve_with(move |_| answer(status, r#"{"message": "no"}"#)).await;
-        let error = lock(&server, "a", "cp-1")
+        let server = serve_with(move |_| format_answer(status, r#"{"message": "no"}"#)).await;
+        let error = make_lock(&server, "a", "cp-1")
             .acquire(&progress)
             .await
             .unwrap_err();
@@ -413,13 +413,13 @@ async fn a_failing_api_is_not_reported_as_another_upgrade() {
     // Once a holder was seen, the error names the holder.
     let (objects, mut first) = (Objects::default(), true);
     objects.set(NAMESPACE_PATH, Some(json!({})));
-    let held = Claim::new(holder("b", "cp-2", false), false).object(None, SystemTime::now());
+    let held = Claim::new(make_holder("b", "cp-2", false), false).object(None, SystemTime::now());
     objects.set(PATH, Some(held));
     let server = serve_with(move |request| match std::mem::take(&mut first) {
         true => objects.answer(request),
-        false => answer("500 Internal Server Error", "no"),
+        false => format_answer("500 Internal Server Error", "no"),
     });
-    let error = lock(&server.await, "a", "cp-1")
+    let error = make_lock(&server.await, "a", "cp-1")
         .acquire(&progress)
         .await
         .unwrap_err();
@@ -430,7 +430,7 @@ async fn a_failing_api_is_not_reported_as_another_upgrade() {
 #[tokio::test]
 async fn no_shim_has_rights_on_the_lock() {
     let (_, mut server) = serve_api().await;
-    lock(&server, "a", "cp-1")
+    make_lock(&server, "a", "cp-1")
         .acquire(&Progress::default())
         .await
         .unwrap();
@@ -448,7 +448,7 @@ async fn no_shim_has_rights_on_the_lock() {
         .into_iter()
         .chain([objects::shared_role(["cp-1"])]);
     let granted: Vec<_> = granted
-        .filter_map(|object| namespace(&objects::path(&object)))
+        .filter_map(|object| namespace(&objects::object_path(&object)))
         .collect();
     for request in &asked {
         let of_lock = namespace(request).unwrap();

@@ -83,12 +83,12 @@ fn times() -> impl Strategy<Value = (u32, u32, u32)> {
 prop_compose! {
     /// A world without failures.
     fn sound()((lag, start, stop) in times(), same: bool, drains: bool, judged: bool) -> Given {
-        Given { lag, start, stop, same, drains, judge: judged.then(|| good_judge(!same)), ..good() }
+        Given { lag, start, stop, same, drains, judge: judged.then(|| good_judge(!same)), ..good_given() }
     }
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(2000)))]
+    #![proptest_config(ProptestConfig::with_cases(berth_testing::case_count(2000)))]
 
     /// An instance serves at each moment (`World::tick`, `World::act`). The upgrade ends in one of
     /// the two versions, or halts with a reason, and then the repeated command finishes the upgrade
@@ -133,7 +133,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(2000)))]
+    #![proptest_config(ProptestConfig::with_cases(berth_testing::case_count(2000)))]
 
     /// After a reboot no instance serves until the pods have started. Neither a reboot nor a silent
     /// shim counts as a failure of a version.
@@ -172,7 +172,7 @@ proptest! {
     }
 }
 
-fn good() -> Given {
+fn good_given() -> Given {
     Given {
         temporary: Fate::Good,
         canonical: Fate::Good,
@@ -192,7 +192,7 @@ fn good() -> Given {
 }
 
 /// A machine in the given step.
-fn machine(step: Step) -> Machine {
+fn make_machine(step: Step) -> Machine {
     Machine::new(
         Position {
             step,
@@ -221,13 +221,13 @@ fn run_to_end(given: Given) -> (Action, Option<String>) {
 fn every_failure_has_a_reason() {
     let why = |given| run_to_end(given).1.unwrap_or_default();
     assert_eq!(
-        run_to_end(good()),
+        run_to_end(good_given()),
         (Action::Finish(UpgradeOutcome::Done), None)
     );
     let temporary = |temporary| {
         why(Given {
             temporary,
-            ..good()
+            ..good_given()
         })
     };
     assert_eq!(temporary(Fate::NeverReady), "it was not ready in 2m");
@@ -242,7 +242,7 @@ fn every_failure_has_a_reason() {
     assert_eq!(
         why(Given {
             interrupt: Some(1),
-            ..good()
+            ..good_given()
         }),
         "interrupted by a signal"
     );
@@ -251,7 +251,7 @@ fn every_failure_has_a_reason() {
         why(Given {
             temporary: Fate::NotStarted,
             journal: false,
-            ..good()
+            ..good_given()
         }),
         "it was not ready in 2m",
         "where the kubelet cannot be asked"
@@ -259,7 +259,7 @@ fn every_failure_has_a_reason() {
     let rolled_back = Action::Finish(UpgradeOutcome::RolledBack);
     let not_started = run_to_end(Given {
         canonical: Fate::NotStarted,
-        ..good()
+        ..good_given()
     });
     assert_eq!(
         not_started,
@@ -269,7 +269,7 @@ fn every_failure_has_a_reason() {
         run_to_end(Given {
             canonical: Fate::Refuses,
             back,
-            ..good()
+            ..good_given()
         })
         .0
     };
@@ -291,7 +291,7 @@ fn a_bad_verdict_leads_back_to_the_other_instance() {
         verdicts[at] = JudgeResult::GoBack(BAD.into());
         run_to_end(Given {
             judge: Some(Judge { verdicts, ..judge }),
-            ..good()
+            ..good_given()
         })
     };
     let why = Some(BAD.to_owned());
@@ -313,7 +313,7 @@ fn a_bad_verdict_leads_back_to_the_other_instance() {
     assert_eq!(
         run_to_end(Given {
             judge: Some(judge),
-            ..good()
+            ..good_given()
         }),
         (Action::Halt(UNDECIDED.into()), None)
     );
@@ -326,7 +326,7 @@ fn an_instance_lost_while_judged_is_removed() {
         (Step::JudgeTemporary, Step::Withdraw),
         (Step::JudgeCanonical, Step::StartCanonical),
     ] {
-        let mut world = World::new(good());
+        let mut world = World::new(good_given());
         let files = if step == Step::JudgeTemporary {
             Version::Old
         } else {
@@ -373,11 +373,11 @@ fn an_instance_lost_while_judged_is_removed() {
 fn the_stop_limit_begins_when_the_file_is_removed() {
     let mut world = World::new(Given {
         drains: false,
-        ..good()
+        ..good_given()
     });
     world.files[1] = Some(Version::New);
     world.pods[1] = world.pods[0].take();
-    let mut machine = machine(Step::Withdraw);
+    let mut machine = make_machine(Step::Withdraw);
     assert_eq!(machine.next(&world.observe(), Duration::ZERO), Action::Wait);
     world.pods[0] = world.pods[1];
     assert_eq!(
@@ -397,7 +397,7 @@ fn the_stop_limit_begins_when_the_file_is_removed() {
 
 #[test]
 fn a_foreign_file_is_left_alone() {
-    let seen = World::new(good()).observe();
+    let seen = World::new(good_given()).observe();
     for step in [
         Step::StartTemporary,
         Step::StopOld,
@@ -420,7 +420,7 @@ fn a_foreign_file_is_left_alone() {
                 "temporary file",
             ),
         ] {
-            let next = machine(step).next(&other, Duration::ZERO);
+            let next = make_machine(step).next(&other, Duration::ZERO);
             assert!(
                 matches!(&next, Action::Halt(why) if why.contains(what)),
                 "{step:?}: {next:?}"
@@ -431,11 +431,11 @@ fn a_foreign_file_is_left_alone() {
 
 #[test]
 fn a_shim_that_cannot_be_drained_ends_the_upgrade_before_any_removal() {
-    let mut world = World::new(good());
+    let mut world = World::new(good_given());
     world.files[1] = Some(Version::New);
     world.pods[1] = world.pods[0];
     let seen = world.observe();
-    let mut refused = machine(Step::StopOld);
+    let mut refused = make_machine(Step::StopOld);
     for _ in 0..MAX_FAILED_DRAINS {
         assert_eq!(
             refused.next(&seen, Duration::ZERO),
@@ -447,7 +447,7 @@ fn a_shim_that_cannot_be_drained_ends_the_upgrade_before_any_removal() {
     assert_eq!(refused.position().step, Step::Withdraw);
     // A shim that accepted a drain leaves, although later answers are lost, so nothing leads back
     // to its instance.
-    let mut lost = machine(Step::StopOld);
+    let mut lost = make_machine(Step::StopOld);
     for asked in [true, false, false, false] {
         assert_eq!(
             lost.next(&seen, Duration::ZERO),
@@ -461,7 +461,7 @@ fn a_shim_that_cannot_be_drained_ends_the_upgrade_before_any_removal() {
     );
     // A drained instance that is still there is stopped anyway, since the new instance is in the
     // group.
-    let mut drained = machine(Step::StopOld);
+    let mut drained = make_machine(Step::StopOld);
     assert_eq!(
         drained.next(&seen, Duration::ZERO),
         Action::Drain(Slot::Canonical)
@@ -485,7 +485,7 @@ fn failures_of_the_new_version_do_not_count_against_the_old_one() {
         start: 2,
         stop: 7,
         silences: [None, Some((93, 28))],
-        ..good()
+        ..good_given()
     };
     let mut world = World::new(given);
     let over = world.run(&mut Position::begin());

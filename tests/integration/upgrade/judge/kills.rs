@@ -50,7 +50,7 @@ impl Scene for Upgraded {
 
     fn is_whole(&mut self) {
         let node = &self.judged.node;
-        let files = files(&node.directory());
+        let files = read_files(&node.directory());
         assert!(!files.is_empty(), "no manifest is left");
         for (name, text) in files {
             assert!(
@@ -77,7 +77,7 @@ impl Scene for Upgraded {
         let ca = self.judged.cluster.ca();
         eventually("an answer", || {
             let stream = std::net::TcpStream::connect(node.listen).ok()?;
-            std::panic::catch_unwind(|| tls::get(&ca, stream, "/api/v1/pods")).ok()
+            std::panic::catch_unwind(|| tls::request_page(&ca, stream, "/api/v1/pods")).ok()
         });
         self.load = Some(self.judged.load_each(PERIOD));
     }

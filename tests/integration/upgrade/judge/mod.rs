@@ -42,7 +42,8 @@ impl Judged {
         let (ca, to) = (self.cluster.ca(), self.node.listen);
         Load::start(1, Some(period), move |source| {
             let ca = ca.clone();
-            let get = move || tls::get(&ca, connect_from(source.into(), to), "/api/v1/pods");
+            let get =
+                move || tls::request_page(&ca, connect_from(source.into(), to), "/api/v1/pods");
             async move {
                 let answer = tokio::task::spawn_blocking(get)
                     .await
@@ -92,7 +93,7 @@ const LONG: [&str; 6] = ["--speedup", "40", "--canary", "50%", "--canary-time", 
 fn a_good_version_goes_through_step_by_step() {
     let judged = Judged::new();
     let load = judged.load();
-    let (_, log) = ends(&mut judged.upgrade("v1.36.3-judged", &SHORT), 0, &[]);
+    let (_, log) = expect_status(&mut judged.upgrade("v1.36.3-judged", &SHORT), 0, &[]);
     let told = [
         "judged beside the old one",
         "kube-apiserver 1.36.3 behaves as 1.35",
@@ -116,7 +117,7 @@ fn a_good_version_goes_through_step_by_step() {
 fn a_bad_version_is_sent_back_and_nothing_is_lost() {
     let judged = Judged::new();
     let load = judged.load();
-    ends(
+    expect_status(
         &mut judged.upgrade("v1.36.3-judged-bad", &LONG),
         75,
         &[
@@ -130,7 +131,7 @@ fn a_bad_version_is_sent_back_and_nothing_is_lost() {
     judged.node.is_whole(OLD);
     // Without a judge, or if the errors are accepted, the version goes through.
     let accepted = ["--accept", "errors", "--no-emulate"];
-    ends(
+    expect_status(
         judged.upgrade("v1.36.3-judged-bad", &SHORT).args(accepted),
         0,
         &[],
@@ -148,7 +149,7 @@ fn a_version_that_is_bad_without_emulation_keeps_emulating() {
     let mut upgrade = Running::start(&mut judged.upgrade(tag, &SHORT));
     upgrade.logs("judged beside the temporary instance");
     upgrade.kill();
-    ends(
+    expect_status(
         &mut judged.resume(&LONG),
         75,
         &[
@@ -175,7 +176,7 @@ fn an_upgrade_killed_while_judging_can_be_resumed() {
     let mut upgrade = Running::start(&mut judged.upgrade("v1.36.3-judged", &LONG));
     upgrade.logs("50 % of new connections");
     upgrade.kill();
-    ends(
+    expect_status(
         &mut judged.resume(&SHORT),
         0,
         &["is under way (step judge-temporary)"],
@@ -190,7 +191,7 @@ fn an_upgrade_that_cannot_be_judged_is_refused_before_any_change() {
     let node = &judged.node;
     let v2 = node.new_manifest("v1.36.3-judged");
     let v2 = ["--judge", v2.to_str().unwrap()];
-    ends(
+    expect_status(
         node.upgrade(&v2).env("BERTH_KUBECONFIG", "/nonexistent"),
         64,
         &[],
@@ -202,11 +203,11 @@ fn an_upgrade_that_cannot_be_judged_is_refused_before_any_change() {
         ["--accept", "error"],
         ["--undecided", "perhaps"],
     ] {
-        ends(node.upgrade(&v2).args(wrong), 64, &[wrong[1]]);
+        expect_status(node.upgrade(&v2).args(wrong), 64, &[wrong[1]]);
     }
     // A CA other than the instances' CA: their metrics cannot be read.
     let other = Cluster::of(&[node.listen.ip()]);
-    ends(
+    expect_status(
         &mut node.upgrade_in(&other, &v2),
         69,
         &[

@@ -2,7 +2,7 @@ use super::*;
 use crate::etcd::types::Status;
 use proptest::prelude::*;
 
-fn member(id: u64) -> Member {
+fn make_member(id: u64) -> Member {
     Member {
         id,
         name: format!("cp-{id}"),
@@ -11,7 +11,7 @@ fn member(id: u64) -> Member {
     }
 }
 
-fn answer(id: u64) -> Answer {
+fn make_answer(id: u64) -> Answer {
     let status = Status {
         cluster: 77,
         member: id,
@@ -26,18 +26,18 @@ fn answer(id: u64) -> Answer {
 }
 
 /// An etcd with the given number of healthy members, asked at the first.
-fn sample(members: u64) -> Sample {
+fn make_sample(members: u64) -> Sample {
     Sample {
         list: MemberList {
             cluster: 77,
             by: 1,
-            members: (1..=members).map(member).collect(),
+            members: (1..=members).map(make_member).collect(),
         },
         leader: 1,
         version: "3.6.16".into(),
         alarms: Ok(Vec::new()),
         revision: 100,
-        answers: (2..=members).map(|id| (id, Ok(answer(id)))).collect(),
+        answers: (2..=members).map(|id| (id, Ok(make_answer(id)))).collect(),
     }
 }
 
@@ -83,13 +83,13 @@ fn all_problems_are_named_at_once() {
         change(&mut sample.answers.get_mut(&3).unwrap().as_mut().unwrap().status);
     }
     for (change, why) in broken {
-        let mut three = sample(3);
+        let mut three = make_sample(3);
         change(&mut three);
         let all = three.choose().unwrap_err();
         assert!(all[0].contains(" (3) ") && all[0].contains(why), "{all:?}");
         assert!(all.last().unwrap().contains("--etcd own"), "{all:?}");
     }
-    let mut three = sample(3);
+    let mut three = make_sample(3);
     three.answers.clear();
     assert_eq!(three.choose().unwrap_err().len(), 3);
     for (leader, why) in [
@@ -99,13 +99,13 @@ fn all_problems_are_named_at_once() {
         let three = Sample {
             leader,
             alarms: Err("no answer in 2s".into()),
-            ..sample(3)
+            ..make_sample(3)
         };
         let all = three.choose().unwrap_err();
         assert!(all.len() == 2 && all[0].starts_with(why), "{all:?}");
         assert_eq!(
             Sample {
-                list: sample(1).list,
+                list: make_sample(1).list,
                 ..three
             }
             .choose(),
@@ -113,7 +113,7 @@ fn all_problems_are_named_at_once() {
         );
     }
     // A member that has left the list is named by number.
-    let mut three = sample(3);
+    let mut three = make_sample(3);
     three.alarms = Ok(vec![(255, "CORRUPT".into())]);
     assert!(three.choose().unwrap_err()[0].starts_with("member ff has the alarm CORRUPT"));
 }
@@ -133,16 +133,16 @@ prop_compose! {
         alarms in prop::collection::vec((1u64..9, "[A-Z]{1,8}".prop_map(String::from)), 0..2),
         by in 1u64..9,
     ) -> Sample {
-        let mut sample = Sample { alarms: Ok(alarms), ..sample(0) };
+        let mut sample = Sample { alarms: Ok(alarms), ..make_sample(0) };
         sample.list.by = by;
         for (id, (learner, started, odd, revision)) in members {
-            let mut member = member(id);
+            let mut member = make_member(id);
             member.is_learner = learner && odd > 3;
             if !started && odd > 4 {
                 member.name.clear();
             }
             sample.list.members.push(member);
-            let mut answer = answer(id);
+            let mut answer = make_answer(id);
             answer.status.revision = revision;
             match odd {
                 0 => answer.status.cluster = 1,
@@ -158,7 +158,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(2000)))]
+    #![proptest_config(ProptestConfig::with_cases(berth_testing::case_count(2000)))]
 
     /// A temporary kube-apiserver gets only members that serve and are a majority of all voters,
     /// and never this node's member. A refusal has a cause in each other member, or an alarm.

@@ -74,7 +74,7 @@ fn is_unlocked(locks: &[Lock], database: LockedFile, segments: &[LockedFile]) ->
 }
 
 impl Database {
-    pub fn of(data: &Path) -> Self {
+    pub fn from_directory(data: &Path) -> Self {
         Self {
             data: data.to_owned(),
             devices: Devices::default(),
@@ -105,7 +105,7 @@ impl Database {
             file,
             size,
             snapshot,
-            locks: locks::all()?,
+            locks: locks::read_locks()?,
         })
     }
 
@@ -156,7 +156,7 @@ impl Database {
                 .as_bytes()
                 .starts_with(DEFRAGMENTED.as_bytes())
             {
-                left.push(identity(&entry.metadata()?));
+                left.push(file_identity(&entry.metadata()?));
             }
         }
         if left.is_empty() {
@@ -164,7 +164,7 @@ impl Database {
         }
         let processes = fs::read_dir("/proc")?.flatten();
         let mut pids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
-        Ok(pids.any(|pid| open_files(pid).any(|(_, file)| left.contains(&identity(&file)))))
+        Ok(pids.any(|pid| open_files(pid).any(|(_, file)| left.contains(&file_identity(&file)))))
     }
 
     /// True if a process has the last segment of this directory's log open. Writes that the process
@@ -177,11 +177,11 @@ impl Database {
         for entry in fs::read_dir(self.data.join(LOG))? {
             let entry = entry?;
             if entry.file_name().as_bytes().ends_with(SEGMENT.as_bytes()) {
-                last = last.max(Some((entry.file_name(), identity(&entry.metadata()?))));
+                last = last.max(Some((entry.file_name(), file_identity(&entry.metadata()?))));
             }
         }
         Ok(last.is_some_and(|(_, segment)| {
-            open_files(pid).any(|(_, file)| identity(&file) == segment)
+            open_files(pid).any(|(_, file)| file_identity(&file) == segment)
         }))
     }
 
@@ -189,12 +189,12 @@ impl Database {
     /// do not name a database.
     pub fn of_process(pid: i32) -> Option<Self> {
         let command =
-            berth_manifest::command::strings(&fs::read(format!("/proc/{pid}/cmdline")).ok()?);
-        let data = args::value(&command, "--data-dir")
+            berth_manifest::command::split_strings(&fs::read(format!("/proc/{pid}/cmdline")).ok()?);
+        let data = args::flag_value(&command, "--data-dir")
             .map(Path::new)?
             .strip_prefix("/")
             .ok()?;
-        Some(Self::of(
+        Some(Self::from_directory(
             &Path::new(&format!("/proc/{pid}/root")).join(data),
         ))
     }
@@ -202,10 +202,12 @@ impl Database {
     /// The database that a process has opened, and the descriptor's path if the database is another
     /// file.
     pub fn opened_by(&self, pid: i32) -> (Opened, Option<PathBuf>) {
-        let named = fs::metadata(self.path()).map(|meta| identity(&meta));
+        let named = fs::metadata(self.path()).map(|meta| file_identity(&meta));
         let (mut waits, mut other) = (false, None);
         for (path, file) in open_files(pid) {
-            let is_named = named.as_ref().is_ok_and(|named| *named == identity(&file));
+            let is_named = named
+                .as_ref()
+                .is_ok_and(|named| *named == file_identity(&file));
             match (is_named, is_locked(pid, &path)) {
                 (true, true) => return (Opened::Named, None),
                 (true, false) => waits = true,
@@ -222,7 +224,7 @@ impl Database {
 }
 
 /// Device and inode as in stat(2).
-fn identity(meta: &Metadata) -> (u64, u64) {
+fn file_identity(meta: &Metadata) -> (u64, u64) {
     (meta.dev(), meta.ino())
 }
 
@@ -249,7 +251,7 @@ fn is_locked(pid: i32, open: &Path) -> bool {
     let info = fs::read_to_string(Path::new(&format!("/proc/{pid}/fdinfo")).join(descriptor))
         .unwrap_or_default();
     let held = info.lines().filter_map(|line| line.strip_prefix("lock:"));
-    held.flat_map(locks::parse)
+    held.flat_map(locks::parse_locks)
         .any(|lock| lock.kind == LockKind::Flock)
 }
 
@@ -259,56 +261,56 @@ mod tests {
     use proptest::prelude::*;
     use std::fs::File;
 
-    fn database() -> (tempfile::TempDir, Database) {
+    fn make_database() -> (tempfile::TempDir, Database) {
         let temp = tempfile::tempdir().unwrap();
         for directory in [SNAPSHOTS, LOG] {
             fs::create_dir_all(temp.path().join(directory)).unwrap();
         }
-        let database = Database::of(temp.path());
+        let database = Database::from_directory(temp.path());
         (temp, database)
     }
 
-    fn this() -> i32 {
+    fn own_pid() -> i32 {
         std::process::id().try_into().unwrap()
     }
 
     #[test]
     fn the_lock_holder_and_the_open_database_are_seen() {
-        let (_temp, mut database) = database();
+        let (_temp, mut database) = make_database();
         assert!(database.look().is_err());
         let file = File::create(database.path()).unwrap();
         assert_eq!(database.look().unwrap().holder(), None);
         // A concurrent test may have locked another file.
         assert!(matches!(
-            database.opened_by(this()).0,
+            database.opened_by(own_pid()).0,
             Opened::Waits | Opened::Other
         ));
         file.lock().unwrap();
-        assert_eq!(database.look().unwrap().holder(), Some(this()));
-        assert_eq!(database.opened_by(this()).0, Opened::Named);
+        assert_eq!(database.look().unwrap().holder(), Some(own_pid()));
+        assert_eq!(database.opened_by(own_pid()).0, Opened::Named);
         drop(file);
         assert_eq!(database.look().unwrap().holder(), None);
-        assert_ne!(database.opened_by(this()).0, Opened::Named);
+        assert_ne!(database.opened_by(own_pid()).0, Opened::Named);
     }
 
     #[test]
     fn a_replaced_file_is_not_the_file_at_the_path() {
-        let (temp, mut database) = database();
+        let (temp, mut database) = make_database();
         let file = File::create(database.path()).unwrap();
         file.lock().unwrap();
         let new = temp.path().join(SNAPSHOTS).join("db.tmp.1");
         fs::write(&new, "").unwrap();
         fs::rename(&new, database.path()).unwrap();
-        let (opened, at) = database.opened_by(this());
+        let (opened, at) = database.opened_by(own_pid());
         assert_eq!(opened, Opened::Other);
         assert!(fs::metadata(at.unwrap()).unwrap().is_file());
         let look = database.look().unwrap();
-        assert!(look.holder().is_none() && look.holders_of_others().any(|pid| pid == this()));
+        assert!(look.holder().is_none() && look.holders_of_others().any(|pid| pid == own_pid()));
     }
 
     #[test]
     fn locked_or_defragmented_data_is_not_free() {
-        let (temp, mut database) = database();
+        let (temp, mut database) = make_database();
         File::create(database.path()).unwrap();
         let is_free = |database: &mut Database| {
             let look = database.look().unwrap();
@@ -331,7 +333,7 @@ mod tests {
 
     #[test]
     fn later_snapshots_sort_behind() {
-        let (temp, database) = database();
+        let (temp, database) = make_database();
         assert_eq!(database.last_snapshot().unwrap(), None);
         for name in [
             "0000000000000002-000000000000271b.snap",

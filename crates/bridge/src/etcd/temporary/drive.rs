@@ -6,7 +6,7 @@ use super::machine::{
     TemporaryEtcd,
 };
 use super::plan::{self, Plan};
-use super::rescue::{Rescued, rescue};
+use super::rescue::{Rescued, rescue_database};
 use super::{probe, relay};
 use crate::instance::{RESTART, Template, TemporaryProcess};
 use crate::localhost::ETCD;
@@ -95,7 +95,7 @@ impl EtcdDaemon {
         let template = Template::of_etcd(&plan, &own, &directory.join(logs::ETCD))
             .map_err(|error| failed(&error))?;
         let steering =
-            relay::steering(plan.members.own, &plan.relay).map_err(|error| failed(&error))?;
+            relay::steer_to_relay(plan.members.own, &plan.relay).map_err(|error| failed(&error))?;
         let listener = plan
             .relay
             .try_clone()
@@ -104,10 +104,10 @@ impl EtcdDaemon {
         let (route, routes) = watch::channel(Route::Own);
         let (ends, ended) = watch::channel(0);
         let mut tasks = JoinSet::new();
-        tasks.spawn(relay::serve(listener, plan.members, routes, ended));
+        tasks.spawn(relay::relay_clients(listener, plan.members, routes, ended));
         let mut follow = |to: SocketAddrV4| {
             let (answers, known) = watch::channel(to == plan.members.own);
-            tasks.spawn(probe::follow(
+            tasks.spawn(probe::probe_forever(
                 plan.members.source.into(),
                 to.into(),
                 plan.tls.clone(),
@@ -286,7 +286,7 @@ impl EtcdDaemon {
     /// True if no process has the data, or may be about to write to it.
     fn is_free(&self, look: &Look) -> bool {
         let is_free = self.plan.database.is_free(look).unwrap_or_else(|error| {
-            tracing::debug!(%error, "whether etcd's data is free cannot be seen");
+            tracing::debug!(%error, "cannot see whether a process still holds etcd's data");
             false
         });
         is_free && self.last.as_ref().is_none_or(has_ended)
@@ -304,10 +304,10 @@ impl EtcdDaemon {
         tracing::warn!(
             code = %explained::DELETED_DATABASE,
             pid,
-            "the node's own etcd serves from a database to which no name leads: it is copied"
+            "the node's own etcd serves from a database to which no name leads: the database is copied"
         );
         self.rescue
-            .spawn_blocking(move || rescue(pid, &database, known.as_ref()));
+            .spawn_blocking(move || rescue_database(pid, &database, known.as_ref()));
     }
 
     fn end_rescue(&mut self, done: Result<Option<Rescued>, JoinError>) {
@@ -342,7 +342,7 @@ impl EtcdDaemon {
     /// of /proc.
     fn own_process(&mut self) -> Option<i32> {
         let at = self.plan.members.own;
-        let inode = plan::listener(at)?;
+        let inode = plan::find_listener(at)?;
         if self.listens.is_none_or(|(known, _)| known != inode) {
             self.listens = proc_net::process_of(inode).map(|owner| (inode, owner.pid));
         }
@@ -357,7 +357,7 @@ impl EtcdDaemon {
             .pid()
             .and_then(|child| i32::try_from(child).ok());
         let mut ancestors =
-            std::iter::successors(process::parent(pid), |pid| process::parent(*pid))
+            std::iter::successors(process::parent_of(pid), |pid| process::parent_of(*pid))
                 .take(ANCESTORS);
         let cgroups = || fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         ancestors.any(|ancestor| Some(ancestor) == child) || cgroups().contains(&self.plan.cgroup())
@@ -425,7 +425,7 @@ impl EtcdDaemon {
         if let Err(error) = sock_diag::destroy_unmarked(self.plan.members.own.port())
             && !std::mem::replace(&mut self.cannot_end, true)
         {
-            tracing::info!(%error, "connections to the node's own etcd cannot be ended: it takes up to 7 s longer to stop");
+            tracing::info!(%error, "cannot end the connections to the node's own etcd: etcd takes up to 7 s longer to stop");
         }
     }
 

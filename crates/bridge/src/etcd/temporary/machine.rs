@@ -188,7 +188,7 @@ pub struct EtcdMachine {
 
 /// Time for the temporary etcd from the lock to the first answer, with a database of the given
 /// size.
-pub fn patience(bytes: u64) -> Duration {
+pub fn startup_patience(bytes: u64) -> Duration {
     HUNG + HUNG_PER_GIB.mul_f64(bytes as f64 / f64::from(1_u32 << 30))
 }
 
@@ -408,7 +408,7 @@ impl EtcdMachine {
         self.silent.is_some_and(|(since, has_lock)| {
             let most = match (has_lock, self.served) {
                 (false, false) => STARTS,
-                (true, false) => patience(seen.size),
+                (true, false) => startup_patience(seen.size),
                 (_, true) => HUNG,
             };
             now.saturating_sub(since) >= most

@@ -13,7 +13,7 @@ use crate::localhost::ETCD;
 use crate::pod::{RunningPod, runtime};
 use crate::report::Report;
 use berth_exec::{address, args};
-use berth_manifest::command::strings;
+use berth_manifest::command::split_strings;
 use berth_os::namespaces::is_shared_with;
 use berth_os::proc_net::{self, NamedProcess};
 use berth_os::process::{HeldProcess, ProcessAttributes};
@@ -58,8 +58,7 @@ const SNAPSHOT_COUNT_BY_DEFAULT: u64 = 100_000;
 const MORE_ENTRIES: u64 = 5_000;
 
 /// The consequence of leaving an etcd alone.
-const ALONE: &str =
-    "it is left alone, and requests that need it wait or time out while COMMAND restarts it";
+const ALONE: &str = "the bridge leaves this etcd alone, and requests that need etcd wait or time out while COMMAND restarts etcd";
 
 /// An etcd that gets a temporary etcd.
 #[derive(Debug)]
@@ -95,8 +94,8 @@ impl Plan {
         manifest: Option<&Path>,
         report: &mut Report,
     ) -> Option<Self> {
-        let found = etcd_address(urls, *urls == servers::main_servers(command))
-            .and_then(|own| Ok((own, process_at(own)?)));
+        let found = find_etcd_address(urls, *urls == servers::main_servers(command))
+            .and_then(|own| Ok((own, find_process_at(own)?)));
         let (own, NamedProcess { pid, name }) = match found {
             Ok(found) => found,
             Err(why) => {
@@ -112,7 +111,7 @@ impl Plan {
         let process = report.ok(&what, HeldProcess::of(pid))?;
         let like = report.ok(&what, ProcessAttributes::of(pid))?;
         let read =
-            |what: &str| fs::read(format!("/proc/{pid}/{what}")).map(|bytes| strings(&bytes));
+            |what: &str| fs::read(format!("/proc/{pid}/{what}")).map(|bytes| split_strings(&bytes));
         let (command_line, environment) = (
             report.ok(&what, read("cmdline"))?,
             report.ok(&what, read("environ"))?,
@@ -120,7 +119,7 @@ impl Plan {
         let fix = |why: &str| format!("{what}{why}: {OWN_HINT}");
         let is_in_container = || {
             fs::read_to_string(format!("/proc/{pid}/cgroup"))
-                .is_ok_and(|all| runtime::container(&all).is_some())
+                .is_ok_and(|all| runtime::parse_container_id(&all).is_some())
         };
         let pod = match (is_shared_with(pid, "mnt"), manifest) {
             (true, _) => None,
@@ -139,12 +138,12 @@ impl Plan {
         };
         let data = report.ok(
             "",
-            data_directory(&command_line, &environment).map_err(|why| fix(&why)),
+            find_data_directory(&command_line, &environment).map_err(|why| fix(&why)),
         )?;
         let on_node = pod
             .as_ref()
             .map_or(Some(data.clone()), |pod| pod.on_node(&data));
-        let mut database = Database::of(&report.ok(
+        let mut database = Database::from_directory(&report.ok(
             "",
             on_node.ok_or_else(|| fix("its data is in no directory of the node")),
         )?);
@@ -183,7 +182,7 @@ impl Plan {
             look.size >> 20
         ));
         let tls = report.ok("", gateway.tls(false).map_err(|why| fix(&why)))?;
-        let source = report.ok(&what, address::random())?;
+        let source = report.ok(&what, address::random_address())?;
         // An etcd that the probes never reach would count as stopping.
         let answered = probe::probe_once(source.into(), own.into(), tls.clone()).await;
         report.ok(
@@ -207,7 +206,7 @@ impl Plan {
             )));
             return None;
         }
-        let (temporary, argv) = report.ok(&what, arguments(command_line))?;
+        let (temporary, argv) = report.ok(&what, temporary_arguments(command_line))?;
         let relay = report.ok(
             &what,
             TcpListener::bind((*own.ip(), 0)).and_then(|relay| {
@@ -265,7 +264,7 @@ fn may_mount() -> bool {
 }
 
 /// The address of an etcd that can have a temporary etcd.
-fn etcd_address(urls: &[String], is_for_all: bool) -> Result<SocketAddrV4, String> {
+fn find_etcd_address(urls: &[String], is_for_all: bool) -> Result<SocketAddrV4, String> {
     if !is_for_all {
         return Err("it is for some resources alone (--etcd-servers-overrides)".into());
     }
@@ -286,16 +285,16 @@ fn etcd_address(urls: &[String], is_for_all: bool) -> Result<SocketAddrV4, Strin
 }
 
 /// The process that listens at an address.
-fn process_at(at: SocketAddrV4) -> Result<NamedProcess, String> {
-    let inode =
-        listener(at).ok_or_else(|| format!("nothing in this network namespace listens on {at}"))?;
+fn find_process_at(at: SocketAddrV4) -> Result<NamedProcess, String> {
+    let inode = find_listener(at)
+        .ok_or_else(|| format!("nothing in this network namespace listens on {at}"))?;
     proc_net::process_of(inode)
         .ok_or_else(|| format!("the process that listens on {at} cannot be seen from here"))
 }
 
 /// Inode of the listener at an address.
-pub fn listener(at: SocketAddrV4) -> Option<u64> {
-    let all = sock_diag::listeners(at.port()).ok()?;
+pub fn find_listener(at: SocketAddrV4) -> Option<u64> {
+    let all = sock_diag::list_listeners(at.port()).ok()?;
     let any = |ip: IpAddr| ip == IpAddr::from(*at.ip()) || ip.is_unspecified();
     all.into_iter()
         .find(|entry| any(entry.local.ip()))
@@ -303,10 +302,10 @@ pub fn listener(at: SocketAddrV4) -> Option<u64> {
 }
 
 /// The data directory, if etcd is configured by flags alone.
-fn data_directory(command: &[OsString], environment: &[OsString]) -> Result<PathBuf, String> {
+fn find_data_directory(command: &[OsString], environment: &[OsString]) -> Result<PathBuf, String> {
     if let Some(flag) = OTHERS
         .into_iter()
-        .find(|flag| args::value(command, flag).is_some())
+        .find(|flag| args::flag_value(command, flag).is_some())
     {
         return Err(format!("it has {flag}"));
     }
@@ -319,7 +318,7 @@ fn data_directory(command: &[OsString], environment: &[OsString]) -> Result<Path
     {
         return Err(format!("it has the variable {name}"));
     }
-    let data = args::value(command, "--data-dir")
+    let data = args::flag_value(command, "--data-dir")
         .map(PathBuf::from)
         .filter(|data| data.is_absolute());
     data.ok_or_else(|| "it has no --data-dir with an absolute path".to_owned())
@@ -342,15 +341,15 @@ fn is_service_link(name: &str) -> bool {
 
 /// Address and command line of the temporary etcd: all listeners have a separate address.
 /// Advertised URLs stay.
-fn arguments(mut argv: Vec<OsString>) -> io::Result<(SocketAddrV4, Vec<OsString>)> {
-    let ip = address::random().map_err(io::Error::other)?;
+fn temporary_arguments(mut argv: Vec<OsString>) -> io::Result<(SocketAddrV4, Vec<OsString>)> {
+    let ip = address::random_address().map_err(io::Error::other)?;
     let free: Vec<_> = (0..3)
         .map(|_| TcpListener::bind((ip, 0)))
         .collect::<io::Result<_>>()?;
     let [clients, peers, metrics] = [0, 1, 2].map(|at| free[at].local_addr());
     let (clients, peers, metrics) = (clients?, peers?, metrics?);
     let scheme = |argv: &[OsString], flag: &str| {
-        let value = args::value(argv, flag)
+        let value = args::flag_value(argv, flag)
             .and_then(OsStr::to_str)
             .unwrap_or_default();
         if value.starts_with("https:") {
@@ -365,20 +364,21 @@ fn arguments(mut argv: Vec<OsString>) -> io::Result<(SocketAddrV4, Vec<OsString>
         ("--listen-metrics-urls", metrics),
     ] {
         let url = format!("{}://{at}", scheme(&argv, flag));
-        args::set(&mut argv, flag, url.as_ref());
+        args::set_flag(&mut argv, flag, url.as_ref());
     }
     for flag in DEFRAGMENTS
         .into_iter()
-        .filter(|flag| args::value(&argv, flag).is_some())
+        .filter(|flag| args::flag_value(&argv, flag).is_some())
         .collect::<Vec<_>>()
     {
-        args::set(&mut argv, flag, "0".as_ref());
+        args::set_flag(&mut argv, flag, "0".as_ref());
     }
-    let count = args::value(&argv, SNAPSHOT_COUNT).and_then(|count| count.to_str()?.parse().ok());
+    let count =
+        args::flag_value(&argv, SNAPSHOT_COUNT).and_then(|count| count.to_str()?.parse().ok());
     let more = count
         .unwrap_or(SNAPSHOT_COUNT_BY_DEFAULT)
         .saturating_add(MORE_ENTRIES);
-    args::set(&mut argv, SNAPSHOT_COUNT, more.to_string().as_ref());
+    args::set_flag(&mut argv, SNAPSHOT_COUNT, more.to_string().as_ref());
     match clients {
         SocketAddr::V4(clients) => Ok((clients, argv)),
         SocketAddr::V6(_) => Err(io::ErrorKind::Unsupported.into()),
@@ -389,7 +389,7 @@ fn arguments(mut argv: Vec<OsString>) -> io::Result<(SocketAddrV4, Vec<OsString>
 mod tests {
     use super::*;
 
-    fn argv(text: &str) -> Vec<OsString> {
+    fn parse_argv(text: &str) -> Vec<OsString> {
         text.split(' ').map(OsString::from).collect()
     }
 
@@ -399,10 +399,10 @@ mod tests {
                      --advertise-client-urls=https://10.0.0.5:2379 --listen-peer-urls https://10.0.0.5:2380 \
                      --listen-metrics-urls=http://127.0.0.1:2381 --initial-cluster=cp-1=https://10.0.0.5:2380 --snapshot-count=10000 \
                      --experimental-bootstrap-defrag-threshold-megabytes 100 --bootstrap-defrag-threshold-megabytes=100";
-        let (at, own) = arguments(argv(given)).unwrap();
+        let (at, own) = temporary_arguments(parse_argv(given)).unwrap();
         assert!(address::is_usable(*at.ip()));
         let value = |flag| {
-            args::value(&own, flag)
+            args::flag_value(&own, flag)
                 .unwrap()
                 .to_str()
                 .unwrap()
@@ -417,11 +417,11 @@ mod tests {
             "it never replaces its database"
         );
         assert_eq!(value(SNAPSHOT_COUNT), "15000");
-        let (_, other) = arguments(argv("etcd --data-dir=/d")).unwrap();
+        let (_, other) = temporary_arguments(parse_argv("etcd --data-dir=/d")).unwrap();
         assert!(
             DEFRAGMENTS
                 .iter()
-                .all(|flag| args::value(&other, flag).is_none()),
+                .all(|flag| args::flag_value(&other, flag).is_none()),
             "it may not know the flag"
         );
         for same in [
@@ -431,8 +431,8 @@ mod tests {
             "--initial-cluster",
         ] {
             assert_eq!(
-                args::value(&own, same),
-                args::value(&argv(given), same),
+                args::flag_value(&own, same),
+                args::flag_value(&parse_argv(given), same),
                 "{same}"
             );
         }
@@ -440,8 +440,9 @@ mod tests {
 
     #[test]
     fn an_etcd_with_other_configuration_is_refused() {
-        let data =
-            |command: &str, variable: &str| data_directory(&argv(command), &[variable.into()]);
+        let data = |command: &str, variable: &str| {
+            find_data_directory(&parse_argv(command), &[variable.into()])
+        };
         assert_eq!(data("etcd --data-dir=/d", "PATH=/bin"), Ok("/d".into()));
         for link in [
             "SERVICE_HOST",
@@ -489,7 +490,7 @@ mod tests {
 
     #[test]
     fn the_reason_to_leave_an_etcd_alone_is_reported() {
-        let why = |url: &str, is_for_all| etcd_address(&[url.to_owned()], is_for_all);
+        let why = |url: &str, is_for_all| find_etcd_address(&[url.to_owned()], is_for_all);
         assert_eq!(
             why("https://127.0.0.1:2379/", true),
             Ok("127.0.0.1:2379".parse().unwrap())
@@ -506,7 +507,7 @@ mod tests {
             .local_addr()
             .unwrap()
             .port();
-        let nobody = process_at(SocketAddrV4::new([127, 0, 0, 1].into(), free)).unwrap_err();
+        let nobody = find_process_at(SocketAddrV4::new([127, 0, 0, 1].into(), free)).unwrap_err();
         assert!(
             nobody.contains("nothing in this network namespace"),
             "{nobody}"

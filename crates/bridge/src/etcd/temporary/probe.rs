@@ -1,7 +1,7 @@
 //! Probes of an etcd by TLS handshakes, since a stopping etcd keeps its listener but completes no
 //! handshake.
 
-use super::relay::dial;
+use super::relay::dial_from;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use std::io;
@@ -25,7 +25,7 @@ const SILENCE: Duration = Duration::from_millis(250);
 const ONCE: Duration = Duration::from_secs(5);
 
 /// Probes for as long as there is a receiver.
-pub async fn follow(
+pub async fn probe_forever(
     source: IpAddr,
     to: SocketAddr,
     tls: Arc<ClientConfig>,
@@ -39,7 +39,7 @@ pub async fn follow(
         let answer = tokio::select! {
             _ = ticks.tick() => {
                 if in_flight.len() < IN_FLIGHT {
-                    in_flight.spawn(handshake(source, to, tls.clone()));
+                    in_flight.spawn(try_handshake(source, to, tls.clone()));
                 }
                 (ended.elapsed() >= SILENCE).then_some(false)
             }
@@ -59,13 +59,13 @@ pub async fn follow(
 /// # Errors
 /// The etcd does not answer.
 pub async fn probe_once(source: IpAddr, to: SocketAddr, tls: Arc<ClientConfig>) -> io::Result<()> {
-    timeout(ONCE, handshake(source, to, tls)).await?
+    timeout(ONCE, try_handshake(source, to, tls)).await?
 }
 
 /// Makes a handshake. Any TLS answer shows that the etcd serves: its certificate may be renewed
 /// meanwhile.
-async fn handshake(source: IpAddr, to: SocketAddr, tls: Arc<ClientConfig>) -> io::Result<()> {
-    let stream = dial(source, to).await?;
+async fn try_handshake(source: IpAddr, to: SocketAddr, tls: Arc<ClientConfig>) -> io::Result<()> {
+    let stream = dial_from(source, to).await?;
     match TlsConnector::from(tls)
         .connect(ServerName::IpAddress(to.ip().into()), stream)
         .await

@@ -32,7 +32,7 @@ pub const LEASE: Duration = Duration::from_secs(4);
 ///
 /// # Errors
 /// A kernel feature or permission is missing.
-pub fn steering(at: SocketAddrV4, relay: &impl AsFd) -> Result<Steering, Error> {
+pub fn steer_to_relay(at: SocketAddrV4, relay: &impl AsFd) -> Result<Steering, Error> {
     let steering = Steering::new(Purpose::Etcd, at.port(), &[(*at.ip()).into()], LEASE)?;
     steering.give_to(relay.as_fd())?;
     Ok(steering)
@@ -49,20 +49,20 @@ pub struct Members {
 }
 
 /// Relays until dropped. Each change of `ends` ends all connections that were connected before.
-pub async fn serve(
+pub async fn relay_clients(
     listener: TcpListener,
     members: Members,
     route: watch::Receiver<Route>,
     ends: watch::Receiver<u64>,
 ) {
-    accept(listener, |client| {
-        relay(client, members, route.clone(), ends.clone())
+    accept_clients(listener, |client| {
+        relay_client(client, members, route.clone(), ends.clone())
     })
     .await;
 }
 
 /// Gives each client of this node to `relay`, until dropped.
-pub async fn accept<R: Future<Output = io::Result<()>> + Send + 'static>(
+pub async fn accept_clients<R: Future<Output = io::Result<()>> + Send + 'static>(
     listener: TcpListener,
     relay: impl Fn(TcpStream) -> R,
 ) {
@@ -89,21 +89,21 @@ pub async fn accept<R: Future<Output = io::Result<()>> + Send + 'static>(
 /// True if a client is on this node: the relay listens at the address of the node's etcd, which
 /// remote clients may reach.
 fn is_of_node(ip: IpAddr) -> bool {
-    ip.is_loopback() || netdevice::addresses().is_ok_and(|all| all.contains(&ip))
+    ip.is_loopback() || netdevice::local_addresses().is_ok_and(|all| all.contains(&ip))
 }
 
-async fn relay(
+async fn relay_client(
     client: TcpStream,
     members: Members,
     mut route: watch::Receiver<Route>,
     mut ends: watch::Receiver<u64>,
 ) -> io::Result<()> {
-    let etcd = connect(members, &mut route, &mut ends).await?;
-    pass(client, etcd, async { drop(ends.changed().await) }).await
+    let etcd = connect_to_etcd(members, &mut route, &mut ends).await?;
+    pass_bytes(client, etcd, async { drop(ends.changed().await) }).await
 }
 
 /// Passes bytes until either connection ends, or `ends` completes.
-pub async fn pass(
+pub async fn pass_bytes(
     mut client: TcpStream,
     mut etcd: TcpStream,
     ends: impl Future<Output = ()>,
@@ -118,7 +118,7 @@ pub async fn pass(
 
 /// Waits for an etcd that serves, for as long as a client may wait. A change of `ends` after the
 /// dial ends this connection, too.
-async fn connect(
+async fn connect_to_etcd(
     members: Members,
     route: &mut watch::Receiver<Route>,
     ends: &mut watch::Receiver<u64>,
@@ -137,7 +137,7 @@ async fn connect(
             Route::Temporary => members.temporary,
             Route::Own | Route::Hold => members.own,
         };
-        match dial(members.source.into(), to.into()).await {
+        match dial_from(members.source.into(), to.into()).await {
             Err(_) if dials < DIALS => dials += 1,
             // The route has changed since.
             Ok(_) if *route.borrow() != chosen => continue,
@@ -148,7 +148,7 @@ async fn connect(
 }
 
 /// Connects from `source`. Source and destination have the same address family.
-pub async fn dial(source: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
+pub async fn dial_from(source: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
     let socket = if to.is_ipv4() {
         TcpSocket::new_v4()
     } else {
@@ -167,7 +167,7 @@ mod tests {
         for stranger in ["192.0.2.7", "2001:db8::7", "0.0.0.0"] {
             assert!(!is_of_node(stranger.parse().unwrap()), "{stranger}");
         }
-        let own = netdevice::addresses().unwrap();
+        let own = netdevice::local_addresses().unwrap();
         assert!(
             own.iter().all(|ip| is_of_node(*ip)) && is_of_node("127.99.1.2".parse().unwrap()),
             "{own:?}"

@@ -7,7 +7,7 @@
 
 use super::database::Database;
 use super::machine::Opened;
-use berth_os::file::replace;
+use berth_os::file::replace_file;
 use berth_os::process::HeldProcess;
 use rustix::fs::ioctl_ficlone;
 use std::ffi::OsString;
@@ -46,13 +46,14 @@ impl Rescued {
     /// Message for the operator.
     pub fn trouble(&self) -> String {
         let copy = match &self.copy {
-            Ok(path) => format!("a copy of that is {}", path.display()),
-            Err(why) => format!("it could not be copied ({why})"),
+            Ok(path) => format!("a copy of this database is {}", path.display()),
+            Err(why) => format!("this database could not be copied ({why})"),
         };
         let ended = match &self.ended {
-            Ok(()) => "it was ended, and the log has all that it acknowledged".to_owned(),
+            Ok(()) => "the process was ended, and the log has all writes that etcd acknowledged"
+                .to_owned(),
             Err(why) => format!(
-                "it was not ended ({why}) and gets no client of the bridge's: do not restart it before you have read {PAGE}"
+                "the process was not ended ({why}) and gets no client of the bridge's: do not restart this etcd before you have read {PAGE}"
             ),
         };
         format!(
@@ -66,13 +67,17 @@ impl Rescued {
 /// the last snapshot from a time at which the process had the database that the path names. `None`
 /// if the process has that database now, for example after a defragmentation. Blocks for as long as
 /// the copy takes.
-pub fn rescue(pid: i32, database: &Database, known: Option<&Option<OsString>>) -> Option<Rescued> {
+pub fn rescue_database(
+    pid: i32,
+    database: &Database,
+    known: Option<&Option<OsString>>,
+) -> Option<Rescued> {
     let failed = |error: io::Error| error.to_string();
     let (copy, ended) = match HeldProcess::of(pid) {
         Ok(process) => {
             let mut ended = Err("its copy failed".to_owned());
-            let copy = save(&process, database, |from| {
-                ended = end(&process, from, database, known);
+            let copy = stop_and_copy(&process, database, |from| {
+                ended = end_stopped(&process, from, database, known);
             });
             (copy.transpose()?.map_err(failed), ended)
         }
@@ -82,7 +87,7 @@ pub fn rescue(pid: i32, database: &Database, known: Option<&Option<OsString>>) -
 }
 
 /// Stops a process, copies its database, and calls `then` before the process continues.
-fn save(
+fn stop_and_copy(
     process: &HeldProcess,
     database: &Database,
     then: impl FnOnce(&Path),
@@ -100,12 +105,12 @@ fn save(
     Ok(Some(copy))
 }
 
-/// Copies like [`copy`], on a separate thread. A copy that takes too long is abandoned, and removed
-/// at its end.
+/// Copies like [`copy_beside`], on a separate thread. A copy that takes too long is abandoned, and
+/// removed at its end.
 fn copy_in_time(from: PathBuf, beside: PathBuf) -> io::Result<PathBuf> {
     let (done, copied) = mpsc::sync_channel(0);
     std::thread::spawn(move || {
-        if let Err(mpsc::SendError(Ok(late))) = done.send(copy(&from, &beside)) {
+        if let Err(mpsc::SendError(Ok(late))) = done.send(copy_beside(&from, &beside)) {
             let _: io::Result<()> = fs::remove_file::<PathBuf>(late);
         }
     });
@@ -117,7 +122,7 @@ fn copy_in_time(from: PathBuf, beside: PathBuf) -> io::Result<PathBuf> {
 }
 
 /// Copies a file beside a directory. The copy is on the disk on return.
-fn copy(from: &Path, beside: &Path) -> io::Result<PathBuf> {
+fn copy_beside(from: &Path, beside: &Path) -> io::Result<PathBuf> {
     let mut name = beside
         .file_name()
         .ok_or(io::ErrorKind::InvalidInput)?
@@ -131,7 +136,7 @@ fn copy(from: &Path, beside: &Path) -> io::Result<PathBuf> {
     let part = to.with_extension("db.part");
     let mut from = File::open(from)?;
     // A partial database is useless, and takes space.
-    replace(&to, &part, |mut file| {
+    replace_file(&to, &part, |mut file| {
         ioctl_ficlone(&file, &from).or_else(|_| io::copy(&mut from, &mut file).map(drop))?;
         file.sync_all()
     })?;
@@ -143,7 +148,7 @@ fn copy(from: &Path, beside: &Path) -> io::Result<PathBuf> {
 
 /// Ends a stopped process if the log has all writes that the file at the database's path lacks. If
 /// COMMAND moved or replaced the data, the log is elsewhere, or the database has another name.
-fn end(
+fn end_stopped(
     process: &HeldProcess,
     from: &Path,
     database: &Database,
@@ -189,7 +194,7 @@ mod tests {
     const SECOND: &str = "0000000000000002-0000000000004e22.snap";
 
     /// A process that holds a database as etcd does, by flock(1).
-    fn etcd(database: &Database) -> Option<Child> {
+    fn spawn_etcd(database: &Database) -> Option<Child> {
         let mut command = Command::new("flock");
         // Opens a segment of the log, too, if there is one.
         let script = "[ ! -e \"$0\" ] || exec 9<\"$0\"; echo; read line";
@@ -220,7 +225,7 @@ mod tests {
         ] {
             let temp = tempfile::tempdir().unwrap();
             let data = temp.path().join("etcd");
-            let database = Database::of(&data);
+            let database = Database::from_directory(&data);
             let at = database.path();
             fs::create_dir_all(at.parent().unwrap()).unwrap();
             fs::write(&at, "acknowledged").unwrap();
@@ -229,12 +234,12 @@ mod tests {
             if has_log {
                 fs::write(&segment, "").unwrap();
             }
-            let Some(mut child) = etcd(&database) else {
+            let Some(mut child) = spawn_etcd(&database) else {
                 return;
             };
             let pid = i32::try_from(child.id()).unwrap();
             assert!(
-                rescue(pid, &database, Some(&None)).is_none(),
+                rescue_database(pid, &database, Some(&None)).is_none(),
                 "it is the one that its path names"
             );
             assert!(child.try_wait().unwrap().is_none());
@@ -244,7 +249,7 @@ mod tests {
                 fs::write(at.with_file_name(now), "").unwrap();
             }
             let known = known.map(|known| known.map(OsString::from));
-            let rescued = rescue(pid, &database, known.as_ref()).unwrap();
+            let rescued = rescue_database(pid, &database, known.as_ref()).unwrap();
             let copy = rescued.copy.as_ref().unwrap();
             assert_eq!(
                 (copy.parent(), fs::read_to_string(copy).unwrap().as_str()),

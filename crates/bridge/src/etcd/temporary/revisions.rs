@@ -86,8 +86,9 @@ mod tests {
     use berth_testing::etcd;
 
     /// Compares the revisions of etcds that serve in the given steps, in order.
-    async fn compared(steps: &[(EtcdStep, u64)]) -> Compared {
-        let (members, servers) = etcd::start(&[(([127, 0, 0, 1], 0).into(), "127.0.0.1"); 3]).await;
+    async fn compare_steps(steps: &[(EtcdStep, u64)]) -> Compared {
+        let (members, servers) =
+            etcd::start_members(&[(([127, 0, 0, 1], 0).into(), "127.0.0.1"); 3]).await;
         let access = &servers[0].access;
         let gateway =
             Gateway::new(access.ca.clone(), access.client.clone()).with_server_name("127.0.0.1");
@@ -142,7 +143,7 @@ mod tests {
             let Compared {
                 missing: told,
                 is_open,
-            } = compared(steps).await;
+            } = compare_steps(steps).await;
             assert_eq!(told.is_some(), missing.is_some(), "{steps:?}: {told:?}");
             assert!(
                 missing.is_none_or(|part| told.as_ref().unwrap().contains(part)),

@@ -14,13 +14,13 @@ const STATUS_3_6: &str = r#"{"header":{"cluster_id":"7895810959607866176","membe
     "errors":["etcdserver: no leader"],"dbSizeInUse":"16384","storageVersion":"3.6.0","dbSizeQuota":"2147483648",
     "downgradeInfo":{}}"#;
 
-fn json(text: &str) -> Value {
+fn parse_json(text: &str) -> Value {
     serde_json::from_str(text).unwrap()
 }
 
 #[test]
 fn answers_of_both_versions_are_understood() {
-    let list = MemberList::parse(&json(LIST)).unwrap();
+    let list = MemberList::parse(&parse_json(LIST)).unwrap();
     assert_eq!(
         (list.cluster, list.by, list.members.len()),
         (7895810959607866176, 9372538179322589801, 3)
@@ -33,7 +33,7 @@ fn answers_of_both_versions_are_understood() {
         ..Member::default()
     };
     assert_eq!(list.members[2], learner);
-    let old = Status::parse(&json(STATUS_3_5)).unwrap();
+    let old = Status::parse(&parse_json(STATUS_3_5)).unwrap();
     let status = Status {
         cluster: list.cluster,
         member: list.members[1].id,
@@ -43,7 +43,7 @@ fn answers_of_both_versions_are_understood() {
         version: "3.5.24".into(),
     };
     assert_eq!(old, status);
-    let new = Status::parse(&json(STATUS_3_6)).unwrap();
+    let new = Status::parse(&parse_json(STATUS_3_6)).unwrap();
     assert_eq!(
         new,
         Status {
@@ -54,11 +54,17 @@ fn answers_of_both_versions_are_understood() {
         }
     );
     let header = r#""header":{"cluster_id":"1","member_id":"2","revision":"42","raft_term":"10"}"#;
-    assert_eq!(alarms(&json(&format!("{{{header}}}"))), Some(vec![]));
+    assert_eq!(
+        parse_alarms(&parse_json(&format!("{{{header}}}"))),
+        Some(vec![])
+    );
     let on = format!(
         r#"{{{header},"alarms":[{{"memberID":"7","alarm":"NOSPACE"}},{{"memberID":"8"}}]}}"#
     );
-    assert_eq!(alarms(&json(&on)), Some(vec![(7, "NOSPACE".into())]));
+    assert_eq!(
+        parse_alarms(&parse_json(&on)),
+        Some(vec![(7, "NOSPACE".into())])
+    );
 }
 
 #[test]
@@ -69,12 +75,12 @@ fn unexpected_answers_are_rejected() {
         r#"{"error":"etcdserver: no leader","code":14}"#,
         r#"{"header":{"cluster_id":"1"}}"#,
     ] {
-        let other = json(other);
+        let other = parse_json(other);
         assert_eq!(
             (
                 MemberList::parse(&other),
                 Status::parse(&other),
-                alarms(&other)
+                parse_alarms(&other)
             ),
             (None, None, None)
         );
@@ -82,6 +88,6 @@ fn unexpected_answers_are_rejected() {
     let twice = LIST.replace("18249187646912138824", "10501334649042878790");
     let nameless = LIST.replace(r#""ID":"18249187646912138824","#, "");
     for wrong in [twice, nameless, LIST.replace("members", "member")] {
-        assert_eq!(MemberList::parse(&json(&wrong)), None, "{wrong}");
+        assert_eq!(MemberList::parse(&parse_json(&wrong)), None, "{wrong}");
     }
 }

@@ -231,7 +231,7 @@ fn files_are_restored_in_two_steps_and_not_during_a_command() {
                 process: Some(process),
                 ..from(step)
             };
-            machine.restored(Ok(true));
+            machine.record_restore(Ok(true));
             match step {
                 // A process that was started from the restored files needs no restart.
                 Restore => assert_eq!(

@@ -49,7 +49,7 @@ struct Bounded {
 
 const LATER: u32 = 1_000_000;
 
-fn root(
+fn make_root(
     second: u32,
     on_failure: OnFailure,
     restored: Option<Option<u32>>,
@@ -69,10 +69,10 @@ fn root(
         prepares,
         on_failure,
         restored,
-        ..calm(Fate::NeverReady)
+        ..calm_given(Fate::NeverReady)
     };
     Bounded {
-        world: at(second, given),
+        world: world_at(second, given),
         budget,
         over: false,
     }
@@ -370,7 +370,9 @@ fn explore_with(name: &str, budget: Budget, usually: usize) {
     let mut roots = Vec::new();
     for on_failure in [OnFailure::Stay, OnFailure::Restore, OnFailure::End] {
         for restored in [None, Some(Some(3))] {
-            roots.extend([9, 29, 31, 40].map(|second| root(second, on_failure, restored, budget)));
+            roots.extend(
+                [9, 29, 31, 40].map(|second| make_root(second, on_failure, restored, budget)),
+            );
         }
     }
     explore(name, &roots, usually);

@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 
 const HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 5));
 
-fn addr(last: u8) -> SocketAddr {
+fn test_address(last: u8) -> SocketAddr {
     SocketAddr::from(([127, 1, 2, last], 6443))
 }
 
@@ -26,7 +26,7 @@ fn claim_with(
     })
 }
 
-fn states(berth: &BerthDir) -> Vec<(String, SocketAddr, bool)> {
+fn listed_states(berth: &BerthDir) -> Vec<(String, SocketAddr, bool)> {
     let listing = list(berth).unwrap();
     assert_eq!(listing.problems, []);
     let state = |l: ListedInstance| (l.record.instance.to_string(), l.record.address, l.alive);
@@ -36,35 +36,43 @@ fn states(berth: &BerthDir) -> Vec<(String, SocketAddr, bool)> {
 #[test]
 fn an_instance_is_alive_while_claimed_and_keeps_its_address_when_dead() {
     let (_temp, berth) = berth();
-    let a = claim_with(&berth, "a", addr(1)).unwrap();
-    let b = claim_with(&berth, "b", addr(2)).unwrap();
+    let a = claim_with(&berth, "a", test_address(1)).unwrap();
+    let b = claim_with(&berth, "b", test_address(2)).unwrap();
     assert_eq!(
-        states(&berth),
-        [("a".into(), addr(1), true), ("b".into(), addr(2), true)]
+        listed_states(&berth),
+        [
+            ("a".into(), test_address(1), true),
+            ("b".into(), test_address(2), true)
+        ]
     );
-    let refused = claim_with(&berth, "a", addr(3)).unwrap_err().to_string();
+    let refused = claim_with(&berth, "a", test_address(3))
+        .unwrap_err()
+        .to_string();
     assert!(
         refused.contains("instance a is alive (pid 7") && refused.contains("--instance"),
         "{refused}"
     );
     drop(a);
     assert_eq!(
-        states(&berth),
-        [("a".into(), addr(1), false), ("b".into(), addr(2), true)]
+        listed_states(&berth),
+        [
+            ("a".into(), test_address(1), false),
+            ("b".into(), test_address(2), true)
+        ]
     );
-    let a = claim_with(&berth, "a", addr(3)).unwrap();
-    assert_eq!(a.record().address, addr(1));
+    let a = claim_with(&berth, "a", test_address(3)).unwrap();
+    assert_eq!(a.record().address, test_address(1));
     assert_eq!(fs::metadata(a.path()).unwrap().mode() & 0o777, 0o600);
     b.remove();
-    assert_eq!(states(&berth), [("a".into(), addr(1), true)]);
+    assert_eq!(listed_states(&berth), [("a".into(), test_address(1), true)]);
 }
 
 #[test]
 fn choose_gets_the_addresses_of_the_other_instances() {
     let (_temp, berth) = berth();
-    let _live = claim_with(&berth, "live", addr(1)).unwrap();
-    drop(claim_with(&berth, "dead", addr(2)).unwrap());
-    drop(claim_with(&berth, "own", addr(3)).unwrap());
+    let _live = claim_with(&berth, "live", test_address(1)).unwrap();
+    drop(claim_with(&berth, "dead", test_address(2)).unwrap());
+    drop(claim_with(&berth, "own", test_address(3)).unwrap());
     let claimant = Claimant {
         instance: &id("own"),
         advertise: HOST,
@@ -72,16 +80,22 @@ fn choose_gets_the_addresses_of_the_other_instances() {
         pid: None,
     };
     let own = claim(&berth, &claimant, |previous, taken| {
-        assert_eq!((previous, taken), (Some(addr(3)), &[addr(2), addr(1)][..]));
-        Ok(addr(4))
+        assert_eq!(
+            (previous, taken),
+            (
+                Some(test_address(3)),
+                &[test_address(2), test_address(1)][..]
+            )
+        );
+        Ok(test_address(4))
     });
-    assert_eq!(own.unwrap().record().address, addr(4));
+    assert_eq!(own.unwrap().record().address, test_address(4));
 }
 
 #[test]
 fn a_choice_that_fails_leaves_the_earlier_record() {
     let (_temp, berth) = berth();
-    drop(claim_with(&berth, "a", addr(1)).unwrap());
+    drop(claim_with(&berth, "a", test_address(1)).unwrap());
     let claimant = Claimant {
         instance: &id("a"),
         advertise: HOST,
@@ -90,13 +104,16 @@ fn a_choice_that_fails_leaves_the_earlier_record() {
     };
     let refused = claim(&berth, &claimant, |_, _| Err("no address".into()));
     assert!(matches!(refused, Err(ClaimError::Address(_))));
-    assert_eq!(states(&berth), [("a".into(), addr(1), false)]);
+    assert_eq!(
+        listed_states(&berth),
+        [("a".into(), test_address(1), false)]
+    );
 }
 
 #[test]
 fn checks_do_not_block_owners() {
     let (_temp, berth) = berth();
-    let _kept = claim_with(&berth, "kept", addr(1)).unwrap();
+    let _kept = claim_with(&berth, "kept", test_address(1)).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
@@ -109,7 +126,7 @@ fn checks_do_not_block_owners() {
             });
         }
         for _ in 0..200 {
-            drop(claim_with(&berth, "b", addr(2)).unwrap());
+            drop(claim_with(&berth, "b", test_address(2)).unwrap());
         }
     });
 }
@@ -122,7 +139,7 @@ fn of_concurrent_claims_of_one_id_exactly_one_succeeds() {
             .map(|n| {
                 scope.spawn({
                     let berth = &berth;
-                    move || claim_with(berth, "a", addr(n))
+                    move || claim_with(berth, "a", test_address(n))
                 })
             })
             .collect();
@@ -137,7 +154,7 @@ fn of_concurrent_claims_of_one_id_exactly_one_succeeds() {
 #[test]
 fn dead_records_are_pruned_ten_minutes_after_death_was_seen() {
     let (_temp, berth) = berth();
-    let claim = claim_with(&berth, "a", addr(1)).unwrap();
+    let claim = claim_with(&berth, "a", test_address(1)).unwrap();
     let path = claim.path().to_owned();
     // Written long ago, and alive until now.
     let old = SystemTime::now() - 10 * KEEP_DEAD;
@@ -153,10 +170,10 @@ fn dead_records_are_pruned_ten_minutes_after_death_was_seen() {
         0,
         "nobody has seen the record dead yet"
     );
-    states(&berth);
+    listed_states(&berth);
     let seen = fs::metadata(&path).unwrap().modified().unwrap();
     assert!(seen > old);
-    states(&berth);
+    listed_states(&berth);
     assert_eq!(
         fs::metadata(&path).unwrap().modified().unwrap(),
         seen,
@@ -168,7 +185,7 @@ fn dead_records_are_pruned_ten_minutes_after_death_was_seen() {
         prune(&berth, seen + KEEP_DEAD + Duration::from_secs(1)).unwrap(),
         2
     );
-    assert_eq!(states(&berth), []);
+    assert_eq!(listed_states(&berth), []);
 }
 
 #[test]
@@ -187,7 +204,7 @@ fn prune_does_not_wait_for_a_claim() {
 #[test]
 fn hostile_files_are_reported_and_ignored() {
     let (_temp, berth) = berth();
-    let _good = claim_with(&berth, "good", addr(1)).unwrap();
+    let _good = claim_with(&berth, "good", test_address(1)).unwrap();
     let path = |name: &str| berth.instances().join(name);
     let good = fs::read_to_string(path("good.json")).unwrap();
     fs::write(path("torn.json"), &good[..good.len() / 2]).unwrap();
@@ -222,12 +239,15 @@ fn hostile_files_are_reported_and_ignored() {
     assert_ignored(&listing.problems, &expected);
     for name in ["torn", "link", "fifo"] {
         assert_eq!(
-            claim_with(&berth, name, addr(9)).unwrap().record().address,
-            addr(9)
+            claim_with(&berth, name, test_address(9))
+                .unwrap()
+                .record()
+                .address,
+            test_address(9)
         );
     }
     assert!(fs::symlink_metadata(path("link.json")).unwrap().is_file());
-    assert!(claim_with(&berth, "folder", addr(9)).is_err());
+    assert!(claim_with(&berth, "folder", test_address(9)).is_err());
     assert_eq!(
         fs::read_to_string(path("good.json")).unwrap(),
         good,
@@ -242,7 +262,7 @@ fn a_locked_record_of_a_later_format_is_alive() {
     let file = File::open(berth.instances().join("a.json")).unwrap();
     let _lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).unwrap();
     assert!(matches!(
-        claim_with(&berth, "a", addr(1)),
+        claim_with(&berth, "a", test_address(1)),
         Err(ClaimError::Alive { pid: None, .. })
     ));
 }

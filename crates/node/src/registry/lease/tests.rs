@@ -17,8 +17,8 @@ pub(in crate::registry) fn golden() -> Lease {
         instance: id("v1.34_b"),
         holder_identity: ShimId(0x00c0_ffee_0bad_cafe),
         lease_duration_seconds: 3,
-        acquire_time: wall("2026-05-04T03:02:01.000001Z"),
-        renew_time: wall("2026-05-04T03:02:07.25Z"),
+        acquire_time: wall_time("2026-05-04T03:02:01.000001Z"),
+        renew_time: wall_time("2026-05-04T03:02:07.25Z"),
         lease_transitions: 2,
         backend: Some(SocketAddr::from(([127, 155, 125, 53], 6443))),
         state: Phase::Joined,
@@ -34,11 +34,11 @@ pub(in crate::registry) fn golden() -> Lease {
     }
 }
 
-fn wall(text: &str) -> SystemTime {
+fn wall_time(text: &str) -> SystemTime {
     humantime::parse_rfc3339(text).unwrap()
 }
 
-fn lease_of(instance: &str, holder: u64) -> Lease {
+fn make_lease(instance: &str, holder: u64) -> Lease {
     Lease {
         instance: id(instance),
         holder_identity: ShimId(holder),
@@ -46,7 +46,7 @@ fn lease_of(instance: &str, holder: u64) -> Lease {
     }
 }
 
-fn ids(berth: &BerthDir) -> Vec<String> {
+fn listed_ids(berth: &BerthDir) -> Vec<String> {
     let listing = list(berth).unwrap();
     assert_eq!(listing.problems, []);
     listing
@@ -200,10 +200,10 @@ fn a_lease_is_live_only_in_its_boot_and_for_a_limited_time() {
     let mut lease = golden();
     let boot = lease.boot_id.clone();
     let ms = Duration::from_millis;
-    lease.renew(ms(5_000), wall("2026-05-04T03:02:08Z"));
+    lease.renew(ms(5_000), wall_time("2026-05-04T03:02:08Z"));
     assert_eq!(
         (lease.expires(), lease.renew_time),
-        (ms(8_000), wall("2026-05-04T03:02:08Z"))
+        (ms(8_000), wall_time("2026-05-04T03:02:08Z"))
     );
     assert_eq!(
         lease.renewed_after(),
@@ -220,7 +220,7 @@ fn a_lease_is_live_only_in_its_boot_and_for_a_limited_time() {
 #[test]
 fn times_of_wrong_clocks_are_clamped() {
     let early = SystemTime::UNIX_EPOCH - Duration::from_secs(1);
-    let late = wall("9999-12-31T23:59:59Z") + Duration::from_secs(1);
+    let late = wall_time("9999-12-31T23:59:59Z") + Duration::from_secs(1);
     let lease = Lease {
         acquire_time: early,
         renew_time: late,
@@ -229,32 +229,32 @@ fn times_of_wrong_clocks_are_clamped() {
     let read = Lease::parse(&file::to_bytes(&lease).unwrap(), &lease.instance).unwrap();
     assert_eq!(
         (read.acquire_time, read.renew_time),
-        (SystemTime::UNIX_EPOCH, wall("9999-12-31T23:59:59Z"))
+        (SystemTime::UNIX_EPOCH, wall_time("9999-12-31T23:59:59Z"))
     );
 }
 
 #[test]
 fn writing_replaces_and_removing_needs_the_same_holder() {
     let (_temp, berth) = berth();
-    let (a, b) = (lease_of("a", 1), lease_of("b", 1));
+    let (a, b) = (make_lease("a", 1), make_lease("b", 1));
     assert_eq!(read(&berth, &a.instance), Ok(None));
     assert!(is_missing(&berth, &a.instance));
     // An earlier owner of the ID died during a write.
     fs::write(berth.leases().join(".a.lease.new"), "half").unwrap();
     write(&berth, &a).unwrap();
     write(&berth, &b).unwrap();
-    assert_eq!(ids(&berth), ["a", "b"]);
+    assert_eq!(listed_ids(&berth), ["a", "b"]);
     let meta = fs::metadata(berth.leases().join("a.json")).unwrap();
     assert_eq!(meta.mode() & 0o777, 0o600);
     assert!(!is_missing(&berth, &a.instance));
 
-    let successor = lease_of("a", 2);
+    let successor = make_lease("a", 2);
     write(&berth, &successor).unwrap();
     remove(&berth, &a).unwrap();
     assert_eq!(read(&berth, &a.instance), Ok(Some(successor.clone())));
     remove(&berth, &successor).unwrap();
     remove(&berth, &successor).unwrap();
-    assert_eq!(ids(&berth), ["b"]);
+    assert_eq!(listed_ids(&berth), ["b"]);
     assert_eq!(
         fs::read_dir(berth.leases()).unwrap().count(),
         1,
@@ -270,7 +270,7 @@ fn a_link_in_the_way_is_replaced_and_not_followed() {
     for link in ["a.json", ".a.lease.new"] {
         symlink(berth.path().join("target"), path(link)).unwrap();
     }
-    let lease = lease_of("a", 1);
+    let lease = make_lease("a", 1);
     assert!(
         read(&berth, &lease.instance)
             .unwrap_err()
@@ -299,7 +299,7 @@ fn expired_leases_are_pruned_after_another_duration() {
         &berth,
         &Lease {
             boot_id: OTHER_BOOT.into(),
-            ..lease_of("earlier", 1)
+            ..make_lease("earlier", 1)
         },
     )
     .unwrap();
@@ -312,7 +312,7 @@ fn expired_leases_are_pruned_after_another_duration() {
         "its owner is unknown"
     );
     fs::remove_dir_all(berth.leases()).unwrap();
-    assert_eq!((prune_at(0), ids(&berth)), (0, vec![]));
+    assert_eq!((prune_at(0), listed_ids(&berth)), (0, vec![]));
 }
 
 #[test]
@@ -342,12 +342,12 @@ fn pruning_continues_after_a_file_that_cannot_be_removed() {
         .unwrap()
         .set_modified(SystemTime::now() - 2 * LEFT_OVER)
         .unwrap();
-    assert!(write(&berth, &lease_of("a", 1)).is_err());
+    assert!(write(&berth, &make_lease("a", 1)).is_err());
     for instance in ["b", "c"] {
-        write(&berth, &lease_of(instance, 1)).unwrap();
+        write(&berth, &make_lease(instance, 1)).unwrap();
     }
     assert!(prune(&berth, OTHER_BOOT, Duration::ZERO).is_err());
-    assert_eq!(ids(&berth), [""; 0]);
+    assert_eq!(listed_ids(&berth), [""; 0]);
 }
 
 #[test]
@@ -368,13 +368,13 @@ fn readers_and_pruners_never_see_a_torn_lease() {
             write(&berth, &lease).unwrap();
         }
     });
-    assert_eq!(ids(&berth), ["v1.34_b"]);
+    assert_eq!(listed_ids(&berth), ["v1.34_b"]);
 }
 
 #[test]
 fn hostile_files_are_reported_and_ignored() {
     let (_temp, berth) = berth();
-    write(&berth, &lease_of("good", 1)).unwrap();
+    write(&berth, &make_lease("good", 1)).unwrap();
     let path = |name: &str| berth.leases().join(name);
     let good = fs::read_to_string(path("good.json")).unwrap();
     let put = |name: &str, from: &str, to: &str| {
@@ -417,7 +417,7 @@ fn hostile_files_are_reported_and_ignored() {
         expected.insert(3, ("foreign.json", "uid 65534"));
     }
     let listing = list(&berth).unwrap();
-    assert_eq!(listing.found, [lease_of("good", 1)]);
+    assert_eq!(listing.found, [make_lease("good", 1)]);
     assert_ignored(&listing.problems, &expected);
     assert_eq!(
         prune(&berth, OTHER_BOOT, Duration::ZERO).unwrap(),
@@ -426,7 +426,7 @@ fn hostile_files_are_reported_and_ignored() {
     );
 }
 
-fn addresses() -> impl Strategy<Value = SocketAddr> {
+fn any_address() -> impl Strategy<Value = SocketAddr> {
     any::<(IpAddr, u16)>()
         .prop_map(SocketAddr::from)
         .prop_filter("usable", |address| is_usable(*address))
@@ -436,9 +436,9 @@ prop_compose! {
     fn leases()(
         lease_duration_seconds in 1..=MAX_DURATION,
         times in prop::array::uniform2(0..253_402_300_799_999_999u64),
-        backend in prop::option::of(addresses().prop_filter("one", |a| !a.ip().to_canonical().is_unspecified())),
+        backend in prop::option::of(any_address().prop_filter("one", |a| !a.ip().to_canonical().is_unspecified())),
         state in prop::sample::select(vec![Phase::Waiting, Phase::Joined, Phase::Left, Phase::Refusing]),
-        listen in prop::collection::vec(addresses(), 0..=MAX_LISTEN),
+        listen in prop::collection::vec(any_address(), 0..=MAX_LISTEN),
         texts in prop::array::uniform2("[!-~]{1,64}"),
     ) -> Lease {
         let [acquire_time, renew_time] = times.map(|micros| SystemTime::UNIX_EPOCH + Duration::from_micros(micros));

@@ -25,7 +25,7 @@ struct Node {
 
 impl Node {
     fn new() -> io::Result<Self> {
-        netdevice::set("lo", netdevice::InterfaceSetting::Up)?;
+        netdevice::set_interface("lo", netdevice::InterfaceSetting::Up)?;
         let root = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
             .into_iter()
             .map(Path::new);
@@ -107,7 +107,7 @@ impl Node {
     }
 }
 
-fn on_a_node(test: impl FnOnce(&Node) + Send + 'static) {
+fn run_on_node(test: impl FnOnce(&Node) + Send + 'static) {
     namespace::run(CloneFlags::CLONE_NEWNET, || {
         let node = Node::new().map_err(|error| error.to_string())?;
         test(&node);
@@ -119,7 +119,7 @@ const LOCALHOST: [&str; 3] = ["127.0.0.1:6443", "127.0.1.1:6443", "[::1]:6443"];
 
 #[test]
 fn localhost_is_steered_except_from_one_thread_name_while_steering_is_on() {
-    on_a_node(|node| {
+    run_on_node(|node| {
         let all = || LOCALHOST.map(|to| node.steers(to));
         assert_eq!(all(), [false; 3]);
         let links = node.cover(&BOTH);
@@ -148,7 +148,7 @@ fn localhost_is_steered_except_from_one_thread_name_while_steering_is_on() {
         assert_eq!(all(), [true; 3]);
         node.listeners
             .iter()
-            .for_each(|listener| socket::refuse(listener.as_fd()).unwrap());
+            .for_each(|listener| socket::refuse_clients(listener.as_fd()).unwrap());
         assert_eq!(all(), [false; 3], "the port's own listener, not none");
         drop(links);
         assert_eq!((all(), node.steerer.steered()), ([false; 3], 18));
@@ -157,7 +157,7 @@ fn localhost_is_steered_except_from_one_thread_name_while_steering_is_on() {
 
 #[test]
 fn connections_to_other_addresses_ports_and_namespaces_are_left_alone() {
-    on_a_node(|node| {
+    run_on_node(|node| {
         let links = node.cover(&BOTH);
         // Addresses on which berth's instances listen, and other ports.
         for to in [
@@ -174,7 +174,7 @@ fn connections_to_other_addresses_ports_and_namespaces_are_left_alone() {
         let elsewhere = std::thread::scope(|scope| {
             let elsewhere = scope.spawn(|| {
                 unshare(CloneFlags::CLONE_NEWNET).unwrap();
-                netdevice::set("lo", netdevice::InterfaceSetting::Up).unwrap();
+                netdevice::set_interface("lo", netdevice::InterfaceSetting::Up).unwrap();
                 LOCALHOST.map(|to| node.steers(to))
             });
             elsewhere.join().unwrap()

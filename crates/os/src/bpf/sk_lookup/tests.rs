@@ -11,7 +11,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 const PORT: u16 = 6443;
 
 /// Runs a test in a network namespace of its own. The test is skipped if no program can be loaded.
-fn in_a_namespace(test: impl FnOnce() + Send + 'static) {
+fn run_in_namespace(test: impl FnOnce() + Send + 'static) {
     namespace::run(CloneFlags::CLONE_NEWNET, || {
         match Steerer::load(Purpose::Bridge, PORT, &[]) {
             // An error with a verifier's log is a defect of the program, not a missing feature of
@@ -53,12 +53,12 @@ impl Listeners {
         } else {
             self.ipv6.as_ref()
         };
-        listener.map(|listener| socket::cookie(listener.as_fd()).unwrap())
+        listener.map(|listener| socket::read_cookie(listener.as_fd()).unwrap())
     }
 }
 
 /// A new TCP connection.
-fn connection(from: IpAddr, to: SocketAddr) -> Lookup {
+fn make_lookup(from: IpAddr, to: SocketAddr) -> Lookup {
     let (protocol, local_port) = (libc::IPPROTO_TCP as u32, u32::from(to.port()));
     let lookup = Lookup {
         protocol,
@@ -84,11 +84,11 @@ fn connection(from: IpAddr, to: SocketAddr) -> Lookup {
 }
 
 /// Loads a steerer that is on and does not expire.
-fn steering(addresses: &[IpAddr], listeners: &Listeners) -> Steerer {
-    steering_for(Purpose::Bridge, addresses, listeners)
+fn start_steerer(addresses: &[IpAddr], listeners: &Listeners) -> Steerer {
+    start_steerer_for(Purpose::Bridge, addresses, listeners)
 }
 
-fn steering_for(purpose: Purpose, addresses: &[IpAddr], listeners: &Listeners) -> Steerer {
+fn start_steerer_for(purpose: Purpose, addresses: &[IpAddr], listeners: &Listeners) -> Steerer {
     let steerer = Steerer::load(purpose, PORT, addresses).unwrap();
     listeners.put(&steerer);
     steerer.steer_until(Duration::MAX);
@@ -96,33 +96,33 @@ fn steering_for(purpose: Purpose, addresses: &[IpAddr], listeners: &Listeners) -
     steerer
 }
 
-fn ip(text: &str) -> IpAddr {
+fn parse_ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-fn choose(steerer: &Steerer, from: &str, to: &str) -> Option<u64> {
+fn chosen_cookie(steerer: &Steerer, from: &str, to: &str) -> Option<u64> {
     run(
         steerer.program.as_fd(),
-        &connection(ip(from), to.parse().unwrap()),
+        &make_lookup(parse_ip(from), to.parse().unwrap()),
     )
     .unwrap()
 }
 
 #[test]
 fn a_program_steers_only_while_it_is_on_and_not_expired() {
-    in_a_namespace(|| {
+    run_in_namespace(|| {
         let listeners = Listeners::new();
         let steerer = Steerer::load(Purpose::Bridge, PORT, &[]).unwrap();
         listeners.put(&steerer);
-        let client = || choose(&steerer, "10.0.0.9", "10.0.0.5:6443");
+        let client = || chosen_cookie(&steerer, "10.0.0.9", "10.0.0.5:6443");
         assert_eq!(client(), None, "a new program is off");
         steerer.switch(true);
         assert_eq!(client(), None, "a new program has expired");
-        let now = clock::monotonic().unwrap();
+        let now = clock::read_monotonic().unwrap();
         steerer.steer_until(now + Duration::from_secs(600));
         assert_eq!(
             (client(), steerer.steered()),
-            (listeners.cookie(ip("10.0.0.5")), 1)
+            (listeners.cookie(parse_ip("10.0.0.5")), 1)
         );
         steerer.steer_until(now);
         assert_eq!(client(), None, "it has expired");
@@ -134,19 +134,19 @@ fn a_program_steers_only_while_it_is_on_and_not_expired() {
 
 #[test]
 fn connections_from_the_dialled_address_are_steered_for_etcd_only() {
-    in_a_namespace(|| {
+    run_in_namespace(|| {
         let listeners = Listeners::new();
-        let steerer = steering_for(Purpose::Etcd, &[ip("127.0.0.1")], &listeners);
+        let steerer = start_steerer_for(Purpose::Etcd, &[parse_ip("127.0.0.1")], &listeners);
         assert_eq!(
-            choose(&steerer, "127.0.0.1", "127.0.0.1:6443"),
-            listeners.cookie(ip("127.0.0.1"))
+            chosen_cookie(&steerer, "127.0.0.1", "127.0.0.1:6443"),
+            listeners.cookie(parse_ip("127.0.0.1"))
         );
         for (from, to) in [
             ("127.9.9.9", "127.0.0.1:6443"),
             ("10.0.0.9", "10.0.0.5:6443"),
             ("::1", "[::1]:6443"),
         ] {
-            assert_eq!(choose(&steerer, from, to), None, "{from} to {to}");
+            assert_eq!(chosen_cookie(&steerer, from, to), None, "{from} to {to}");
         }
         assert_eq!(steerer.steered(), 1);
     });
@@ -154,9 +154,9 @@ fn connections_from_the_dialled_address_are_steered_for_etcd_only() {
 
 #[test]
 fn unrelated_connections_are_neither_steered_nor_counted() {
-    in_a_namespace(|| {
+    run_in_namespace(|| {
         let listeners = Listeners::new();
-        let steerer = steering(&[ip("10.0.0.5"), ip("fd00::5")], &listeners);
+        let steerer = start_steerer(&[parse_ip("10.0.0.5"), parse_ip("fd00::5")], &listeners);
         for (from, to) in [
             ("10.0.0.9", "10.0.0.5:6444"),
             ("10.0.0.9", "10.0.0.6:6443"),
@@ -166,18 +166,18 @@ fn unrelated_connections_are_neither_steered_nor_counted() {
             ("fd00::9", "[fd00::5]:443"),
             ("::1", "[fd00::5]:6443"),
         ] {
-            assert_eq!(choose(&steerer, from, to), None, "{from} to {to}");
+            assert_eq!(chosen_cookie(&steerer, from, to), None, "{from} to {to}");
         }
         let udp = Lookup {
             protocol: libc::IPPROTO_UDP as u32,
-            ..connection(ip("10.0.0.9"), "10.0.0.5:6443".parse().unwrap())
+            ..make_lookup(parse_ip("10.0.0.9"), "10.0.0.5:6443".parse().unwrap())
         };
         assert_eq!(run(steerer.program.as_fd(), &udp).unwrap(), None);
         assert_eq!(steerer.steered(), 0);
         for near in ["126.0.0.1", "128.0.0.1", "1.0.0.127"] {
             assert_eq!(
-                choose(&steerer, near, "10.0.0.5:6443"),
-                listeners.cookie(ip(near)),
+                chosen_cookie(&steerer, near, "10.0.0.5:6443"),
+                listeners.cookie(parse_ip(near)),
                 "{near} is no loopback"
             );
         }
@@ -187,18 +187,18 @@ fn unrelated_connections_are_neither_steered_nor_counted() {
 
 #[test]
 fn a_closed_listener_or_one_of_the_wrong_family_gets_no_connection() {
-    in_a_namespace(|| {
+    run_in_namespace(|| {
         let listeners = Listeners::new();
-        let steerer = steering(&[], &listeners);
-        let ipv4 = || choose(&steerer, "10.0.0.9", "10.0.0.5:6443");
+        let steerer = start_steerer(&[], &listeners);
+        let ipv4 = || chosen_cookie(&steerer, "10.0.0.9", "10.0.0.5:6443");
         assert!(ipv4().is_some());
         // An IPv4 listener accepts only IPv4 clients: the kernel refuses to assign the connection.
         steerer
             .set_listener(Slot::Ipv6, listeners.ipv4.as_fd())
             .unwrap();
-        assert_eq!(choose(&steerer, "fd00::9", "[fd00::5]:6443"), None);
+        assert_eq!(chosen_cookie(&steerer, "fd00::9", "[fd00::5]:6443"), None);
         assert_eq!(steerer.steered(), 1);
-        socket::refuse(listeners.ipv4.as_fd()).unwrap();
+        socket::refuse_clients(listeners.ipv4.as_fd()).unwrap();
         assert_eq!((ipv4(), steerer.steered()), (None, 1), "it listens no more");
         socket::start_listening(listeners.ipv4.as_fd(), 16).unwrap();
         listeners.put(&steerer);
@@ -224,7 +224,7 @@ fn a_closed_listener_or_one_of_the_wrong_family_gets_no_connection() {
 
 /// Generates few values, so that listed and dialled addresses are often equal, or differ in one
 /// place.
-fn address() -> impl Strategy<Value = IpAddr> {
+fn any_address() -> impl Strategy<Value = IpAddr> {
     let ipv4 = (prop::sample::select(vec![0_u8, 10, 127]), 0_u8..2, 0_u8..2)
         .prop_map(|(a, c, d)| [a, 0, c, d].into());
     let ipv6 = (
@@ -251,23 +251,23 @@ fn is_steered(addresses: &[IpAddr], from: IpAddr, to: SocketAddr) -> bool {
 
 #[test]
 fn a_program_steers_as_the_model_says() {
-    in_a_namespace(|| {
+    run_in_namespace(|| {
         let listeners = Listeners::new();
         let port = prop_oneof![8 => Just(PORT), 1 => Just(PORT.swap_bytes()), 1 => any::<u16>()];
-        let connections = prop::collection::vec((address(), address(), port), 1..20);
+        let connections = prop::collection::vec((any_address(), any_address(), port), 1..20);
         let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
             failure_persistence: None,
             ..ProptestConfig::default()
         });
-        let strategy = (prop::collection::vec(address(), 0..5), connections);
+        let strategy = (prop::collection::vec(any_address(), 0..5), connections);
         let outcome = runner.run(&strategy, |(addresses, connections)| {
-            let steerer = steering(&addresses, &listeners);
+            let steerer = start_steerer(&addresses, &listeners);
             for (from, to, port) in connections {
                 if from.is_ipv4() != to.is_ipv4() || (from.is_ipv6() && listeners.ipv6.is_none()) {
                     continue;
                 }
                 let to = SocketAddr::new(to, port);
-                let chosen = run(steerer.program.as_fd(), &connection(from, to)).unwrap();
+                let chosen = run(steerer.program.as_fd(), &make_lookup(from, to)).unwrap();
                 let expected = if is_steered(&addresses, from, to) {
                     listeners.cookie(to.ip())
                 } else {
@@ -283,7 +283,7 @@ fn a_program_steers_as_the_model_says() {
 
 #[test]
 fn dropping_a_link_detaches_the_program_despite_a_duplicate() {
-    in_a_namespace(|| {
+    run_in_namespace(|| {
         let namespace = File::open("/proc/thread-self/ns/net").unwrap();
         let count = || list_attached(namespace.as_fd()).unwrap().len();
         let link = Steerer::load(Purpose::Bridge, PORT, &[])
@@ -300,19 +300,22 @@ fn dropping_a_link_detaches_the_program_despite_a_duplicate() {
 
 #[test]
 fn many_addresses_fit_until_a_jump_is_too_long() {
-    in_a_namespace(|| {
+    run_in_namespace(|| {
         let many = |count: u16| -> Vec<IpAddr> {
             (0..count)
                 .map(|n| Ipv6Addr::from([0xfd00, 0, 0, 0, 0, 0, 1, n]).into())
                 .collect()
         };
         let listeners = Listeners::new();
-        let steerer = steering(&many(1000), &listeners);
+        let steerer = start_steerer(&many(1000), &listeners);
         assert_eq!(
-            choose(&steerer, "fd00::9", "[fd00::1:3e7]:6443"),
-            listeners.cookie(ip("::"))
+            chosen_cookie(&steerer, "fd00::9", "[fd00::1:3e7]:6443"),
+            listeners.cookie(parse_ip("::"))
         );
-        assert_eq!(choose(&steerer, "fd00::9", "[fd00::1:3e8]:6443"), None);
+        assert_eq!(
+            chosen_cookie(&steerer, "fd00::9", "[fd00::1:3e8]:6443"),
+            None
+        );
         let refused = Steerer::load(Purpose::Bridge, PORT, &many(5000)).unwrap_err();
         assert_eq!(refused.step, Step::Assemble);
     });
@@ -320,7 +323,7 @@ fn many_addresses_fit_until_a_jump_is_too_long() {
 
 #[test]
 fn a_refused_program_comes_with_the_verifiers_log() {
-    in_a_namespace(|| {
+    run_in_namespace(|| {
         let mut asm = Assembler::default();
         asm.copy(Reg::R0, Reg::R7);
         asm.exit();

@@ -1,6 +1,6 @@
 //! Runs a program without a connection.
 
-use super::{bpf, number};
+use super::{bpf, fd_number};
 use std::ffi::c_int;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -55,7 +55,7 @@ pub(crate) fn run(program: BorrowedFd<'_>, lookup: &Lookup) -> io::Result<Option
     let (mut lookup, bytes) = (*lookup, size_of::<Lookup>() as u32);
     let context = from_mut(&mut lookup) as u64;
     let mut attr = TestRun {
-        prog_fd: number(program),
+        prog_fd: fd_number(program),
         ctx_size_in: bytes,
         ctx_size_out: bytes,
         ctx_in: context,

@@ -8,7 +8,7 @@ use super::{Error, POLL, Processes};
 use crate::record::{
     data::MarkKind,
     event::{Event, EventKind},
-    log::{Recorder, last},
+    log::{Recorder, last_mark},
     stamp::Stamp,
 };
 use crate::testbed::certs::Names;
@@ -99,7 +99,7 @@ impl Processes {
             names: self.settings.certs.names.clone(),
         };
         let (mut follower, daemon) = (JoinSet::new(), Arc::default());
-        follower.spawn(follow(
+        follower.spawn(follow_status(
             self.settings.bridge(),
             marks,
             to,
@@ -277,12 +277,12 @@ impl Marks {
         }
         let own = self.own.borrow().clone();
         self.recorder.with(|log| {
-            for (is_temporary, mark) in changes(before, now) {
+            for (is_temporary, mark) in compare_statuses(before, now) {
                 let name = if is_temporary { &self.temporary } else { &own };
                 // A simulated apiserver's own reports are more exact and may arrive earlier.
                 let (started, ready) = (
-                    last(log, name, MarkKind::Started),
-                    last(log, name, MarkKind::Ready),
+                    last_mark(log, name, MarkKind::Started),
+                    last_mark(log, name, MarkKind::Ready),
                 );
                 let at = match mark {
                     MarkKind::Ready if ready >= started && ready.is_some() => continue,
@@ -290,7 +290,7 @@ impl Marks {
                         let before =
                             ready.filter(|ready| started.is_none_or(|started| *ready > started));
                         before
-                            .filter(|_| last(log, name, MarkKind::Exited) < ready)
+                            .filter(|_| last_mark(log, name, MarkKind::Exited) < ready)
                             .unwrap_or(at)
                     }
                     _ => at,
@@ -310,7 +310,7 @@ impl Marks {
 
 /// Returns what happened between two statuses. The bool is true for the temporary instance, false
 /// for the node's kube-apiserver.
-fn changes(before: &Status, now: &Status) -> Vec<(bool, MarkKind)> {
+fn compare_statuses(before: &Status, now: &Status) -> Vec<(bool, MarkKind)> {
     let mut marks = Vec::new();
     if (before.steering, now.steering) == (true, false) {
         marks.extend([(true, MarkKind::Left), (false, MarkKind::Joined)]);
@@ -332,7 +332,7 @@ fn changes(before: &Status, now: &Status) -> Vec<(bool, MarkKind)> {
 }
 
 /// Reads a bridge's status until the bridge closes its socket.
-async fn follow(
+async fn follow_status(
     directory: PathBuf,
     marks: Marks,
     to: watch::Sender<Status>,
@@ -383,10 +383,10 @@ impl Bridge {
 
 /// Kills the bridge whose socket is in this directory, if there is one, and waits for its end.
 pub(super) fn kill_leftover(run: &Path) {
-    let Ok(socket) = seqpacket::dial(&run.join(BRIDGE).join(SOCKET)) else {
+    let Ok(socket) = seqpacket::dial_path(&run.join(BRIDGE).join(SOCKET)) else {
         return;
     };
-    let Ok(peer) = seqpacket::peer(socket.as_fd()) else {
+    let Ok(peer) = seqpacket::peer_credentials(socket.as_fd()) else {
         return;
     };
     if let Ok(held) = HeldProcess::of(peer.pid()) {
@@ -461,7 +461,7 @@ mod tests {
         ];
         let mut before = Status::default();
         for (now, marks) in life {
-            assert_eq!(changes(&before, &now), marks, "{now:?}");
+            assert_eq!(compare_statuses(&before, &now), marks, "{now:?}");
             before = now;
         }
     }

@@ -51,7 +51,7 @@ impl Directory {
 }
 
 /// Removes this user's directories of killed rehearsals. Returns the removed directories.
-pub(crate) fn sweep() -> Vec<PathBuf> {
+pub(crate) fn sweep_directories() -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(std::env::temp_dir()) else {
         return Vec::new();
     };

@@ -2,7 +2,7 @@
 //! data in the rehearsal's directory.
 
 use super::layout::{ProcessSpec, Role};
-use crate::config::apiserver::flag;
+use crate::config::apiserver::format_flag;
 use crate::testbed::address::free_address;
 use http_body_util::Empty;
 use hyper::body::Bytes;
@@ -67,14 +67,14 @@ impl Etcd {
         let argv = vec![
             program.into(),
             "--name=rehearsal".into(),
-            flag("data-dir", dir.join("etcd")),
-            flag("listen-client-urls", &clients),
-            flag("advertise-client-urls", &clients),
-            flag("listen-peer-urls", &peers),
-            flag("initial-advertise-peer-urls", &peers),
-            flag("initial-cluster", format!("rehearsal={peers}")),
+            format_flag("data-dir", dir.join("etcd")),
+            format_flag("listen-client-urls", &clients),
+            format_flag("advertise-client-urls", &clients),
+            format_flag("listen-peer-urls", &peers),
+            format_flag("initial-advertise-peer-urls", &peers),
+            format_flag("initial-cluster", format!("rehearsal={peers}")),
             // kubeadm's value: a watch without events gets the store's revision.
-            flag(notify_flag(program), "5s"),
+            format_flag(notify_flag(program), "5s"),
             // The data need not survive a crash of the machine.
             "--unsafe-no-fsync".into(),
             "--log-level=warn".into(),

@@ -30,12 +30,12 @@ impl Processes {
     pub(crate) async fn log_footprints(&self) {
         let mut least = BTreeMap::<String, Footprint>::new();
         for _ in 0..TRIES {
-            let before = statuses(&self.settings).await;
+            let before = ask_statuses(&self.settings).await;
             let counted = before
                 .into_iter()
-                .filter_map(|(shim, status)| Some((shim, count(&status)?, status)));
+                .filter_map(|(shim, status)| Some((shim, measure_footprint(&status)?, status)));
             let counted: Vec<_> = counted.collect();
-            let after = statuses(&self.settings).await;
+            let after = ask_statuses(&self.settings).await;
             for (shim, footprint, status) in counted {
                 let same = |now: &Status| {
                     now.pid == status.pid && of_connections(now) == of_connections(&status)
@@ -55,7 +55,7 @@ impl Processes {
     /// limit of this process.
     pub(crate) async fn limit_files(&self, pid: Pid, starved: bool) -> io::Result<()> {
         let limit = match starved {
-            true => entries(pid.as_raw(), "fd").unwrap_or_default(),
+            true => count_entries(pid.as_raw(), "fd").unwrap_or_default(),
             false => berth_os::process::raise_file_limit()?,
         };
         let mut command = Command::new("prlimit");
@@ -81,7 +81,7 @@ pub(crate) fn has_faketime(pid: Pid) -> bool {
 }
 
 /// Returns the path of libfaketime. `None` if libfaketime is not installed.
-pub(crate) fn faketime() -> Option<PathBuf> {
+pub(crate) fn find_faketime() -> Option<PathBuf> {
     let inside = |directory: &str| {
         fs::read_dir(directory)
             .into_iter()
@@ -96,7 +96,7 @@ pub(crate) fn faketime() -> Option<PathBuf> {
         .find(|file: &PathBuf| Path::exists(file))
 }
 
-async fn statuses(settings: &Settings) -> Vec<(String, Box<Status>)> {
+async fn ask_statuses(settings: &Settings) -> Vec<(String, Box<Status>)> {
     let status = |reply| {
         if let Reply::Status(status) = reply {
             Some(status)
@@ -118,7 +118,7 @@ fn of_connections(status: &Status) -> u64 {
     (2 * status.connections_open).saturating_sub(waiting)
 }
 
-fn count(status: &Status) -> Option<Footprint> {
+fn measure_footprint(status: &Status) -> Option<Footprint> {
     let pid = i32::try_from(status.pid).ok()?;
     let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let memory = text
@@ -127,13 +127,13 @@ fn count(status: &Status) -> Option<Footprint> {
     Some(Footprint {
         pid: status.pid,
         memory_kib: memory.split_whitespace().next()?.parse().ok()?,
-        descriptors: entries(pid, "fd")?.saturating_sub(of_connections(status)),
-        threads: entries(pid, "task")?,
+        descriptors: count_entries(pid, "fd")?.saturating_sub(of_connections(status)),
+        threads: count_entries(pid, "task")?,
     })
 }
 
 /// Returns the number of entries in a process's directory in /proc.
-fn entries(pid: i32, directory: &str) -> Option<u64> {
+fn count_entries(pid: i32, directory: &str) -> Option<u64> {
     fs::read_dir(format!("/proc/{pid}/{directory}"))
         .ok()
         .map(|entries| entries.count() as u64)

@@ -13,12 +13,12 @@ use std::net::SocketAddr;
 pub(crate) const STOP: Signal = Signal::SIGUSR1;
 
 /// Returns the name of an instance's configuration file.
-pub(crate) fn file(instance: &str) -> String {
+pub(crate) fn file_name(instance: &str) -> String {
     format!("haproxy-{instance}.cfg")
 }
 
 /// Returns the configuration of a relay from `listen` to `backend`.
-pub(crate) fn config(listen: SocketAddr, backend: SocketAddr) -> String {
+pub(crate) fn render_config(listen: SocketAddr, backend: SocketAddr) -> String {
     format!(
         "defaults\n  mode tcp\n  timeout connect 5s\n  timeout client 30s\n  timeout server 30s\n  timeout tunnel 21d\n\
          frontend kube-apiserver\n  bind {listen}\n  default_backend kube-apiserver\n\

@@ -2,7 +2,7 @@
 
 use super::settings::Settings;
 use crate::config::{
-    apiserver::{Apiserver, flag, has, this_binary},
+    apiserver::{Apiserver, format_flag, has_flag, this_binary},
     fault::Fault,
 };
 use std::ffi::OsString;
@@ -42,7 +42,7 @@ impl InstanceSpec {
         let (Apiserver::Simulated { flags } | Apiserver::Command { flags, .. }) = &self.apiserver;
         for (name, value) in self.defaults(settings) {
             if !is_given(flags, name) {
-                command.push(flag(name, value));
+                command.push(format_flag(name, value));
             }
         }
         command.extend(flags.iter().cloned());
@@ -140,7 +140,7 @@ fn is_given(flags: &[OsString], name: &str) -> bool {
         }
         _ => name,
     };
-    has(flags, name) || has(flags, instead)
+    has_flag(flags, name) || has_flag(flags, instead)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::haproxy;
 use super::instance_spec::InstanceSpec;
 use super::settings::Settings;
-use crate::config::{Topology, Via, apiserver::flag};
+use crate::config::{Topology, Via, apiserver::format_flag};
 use crate::testbed::certs::PROBE;
 use berth_node::terms::Speedup;
 use berth_shim::config::PassMode;
@@ -105,7 +105,10 @@ impl Layout {
             Via::Berth => match self.topology {
                 Topology::Bridge => {
                     if instance.apiserver.is_simulated() {
-                        command.push(flag("stand-in-bridge-name", instance.temporary().name));
+                        command.push(format_flag(
+                            "stand-in-bridge-name",
+                            instance.temporary().name,
+                        ));
                     }
                     command.extend(listen_flags(
                         self.listen_address(settings.address),
@@ -142,7 +145,7 @@ impl Layout {
             },
             Via::Haproxy => {
                 command.extend(listen_flags(own, settings.address));
-                let file = settings.dir.join(haproxy::file(name));
+                let file = settings.dir.join(haproxy::file_name(name));
                 vec![
                     apiserver(command),
                     proxy(
@@ -185,7 +188,7 @@ impl Layout {
         let mut argv: Vec<OsString> = vec![
             settings.berth.clone().into(),
             "bridge".into(),
-            flag("state-dir", settings.bridge()),
+            format_flag("state-dir", settings.bridge()),
             format!("--command={}", shell_words::join(command)).into(),
             format!("--settle={}ms", limits.settle.as_millis()).into(),
             format!("--ready-timeout={}ms", limits.ready.as_millis()).into(),
@@ -194,7 +197,7 @@ impl Layout {
         argv.extend(speedup_option(settings));
         // A simulated apiserver has no Service `kubernetes`.
         if !running.apiserver.is_simulated() {
-            argv.push(flag("kubeconfig", settings.certs.kubeconfig_file()));
+            argv.push(format_flag("kubeconfig", settings.certs.kubeconfig_file()));
         }
         argv.push("--".into());
         argv.extend(run);
@@ -211,7 +214,7 @@ impl Layout {
             settings.berth.clone().into(),
             "bridge".into(),
             "end".into(),
-            flag("state-dir", settings.bridge()),
+            format_flag("state-dir", settings.bridge()),
         ];
         ProcessSpec {
             role: Role::Bridge,
@@ -267,7 +270,7 @@ fn berth_command(command: &str, settings: &Settings, instance: &str) -> Vec<OsSt
         settings.berth.clone().into(),
         command.into(),
         format!("--listen={}", settings.address).into(),
-        flag("run-dir", settings.run_dir()),
+        format_flag("run-dir", settings.run_dir()),
         format!("--instance={instance}").into(),
     ]
 }
@@ -275,10 +278,10 @@ fn berth_command(command: &str, settings: &Settings, instance: &str) -> Vec<OsSt
 /// Returns the options of probes.
 fn probe_options(settings: &Settings) -> Vec<OsString> {
     let certs = &settings.certs;
-    let mut options = vec![flag("probe-ca", &certs.ca_file)];
+    let mut options = vec![format_flag("probe-ca", &certs.ca_file)];
     if settings.probe_with_certificate {
-        options.push(flag("probe-cert", certs.cert_file(PROBE)));
-        options.push(flag("probe-key", certs.key_file(PROBE)));
+        options.push(format_flag("probe-cert", certs.cert_file(PROBE)));
+        options.push(format_flag("probe-key", certs.key_file(PROBE)));
     }
     options
 }

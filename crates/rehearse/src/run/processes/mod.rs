@@ -16,7 +16,7 @@ mod process;
 pub(crate) mod settings;
 
 pub(crate) use bridge::Status;
-pub(crate) use directory::sweep;
+pub(crate) use directory::sweep_directories;
 pub(crate) use footprint::has_faketime;
 pub(crate) use probe::watch_gates;
 
@@ -158,12 +158,12 @@ impl Processes {
             dir: dir.path().to_owned(),
             address,
             berth: plan.berth.clone().unwrap_or_else(|| this_binary().into()),
-            certs: Arc::new(certs::make(dir.path(), &[address.ip()])?),
+            certs: Arc::new(certs::make_certs(dir.path(), &[address.ip()])?),
             etcd: etcd.map(|etcd| etcd.url()),
             probe_with_certificate: plan.old.wants_certificates() || plan.new.wants_certificates(),
             pass: plan.pass,
             speedup: plan.timing.speedup,
-            faketime: plan.clock_jumps().then(footprint::faketime).flatten(),
+            faketime: plan.clock_jumps().then(footprint::find_faketime).flatten(),
         };
         let processes = Self {
             settings,
@@ -262,8 +262,8 @@ impl Processes {
         self.settings.certs.issue(name)?;
         let own = self.own_address(name)?;
         if self.layout.via == Via::Haproxy {
-            let path = self.settings.dir.join(haproxy::file(name));
-            std::fs::write(&path, haproxy::config(self.settings.address, own)).map_err(
+            let path = self.settings.dir.join(haproxy::file_name(name));
+            std::fs::write(&path, haproxy::render_config(self.settings.address, own)).map_err(
                 Error::unavailable(format!("cannot write {}", path.display())),
             )?;
         }
@@ -333,7 +333,8 @@ impl Processes {
 
     /// Waits until an instance listens on the address.
     async fn wait_until_open(&mut self, name: &str, address: SocketAddr) -> Result<(), Error> {
-        let listens = |process: &ChildProcess| proc_net::listens(process.pid().as_raw(), address);
+        let listens =
+            |process: &ChildProcess| proc_net::process_listens(process.pid().as_raw(), address);
         let open = async |processes: &Self| match processes
             .process(name, Role::Apiserver)
             .is_some_and(listens)
@@ -393,7 +394,7 @@ impl Processes {
 
     /// Asks an instance's shim for its status.
     pub(crate) async fn status(&self, name: &str) -> Result<Box<wire::Status>, String> {
-        probe::status(&self.settings, self.shim_of(name)).await
+        probe::ask_status(&self.settings, self.shim_of(name)).await
     }
 
     /// True if new connections no longer reach an instance. False if the shim does not answer in
@@ -433,7 +434,7 @@ impl Processes {
     fn listens(&self, name: &str, role: Role) -> Result<(), String> {
         let process = self.process(name, role).ok_or("it was not started")?;
         let address = self.layout.listen_address(self.settings.address);
-        if !probe::listens(process.pid(), address) {
+        if !probe::is_listening(process.pid(), address) {
             return Err(format!("it does not listen on {address}"));
         }
         if self.recorder.last(name, MarkKind::Joined) < self.recorder.last(name, MarkKind::Started)
@@ -530,7 +531,7 @@ impl Processes {
             && !left
             && let Some(process) = self.process(name, role)
         {
-            while probe::listens(
+            while probe::is_listening(
                 process.pid(),
                 self.layout.listen_address(self.settings.address),
             ) {

@@ -8,7 +8,7 @@ use crate::record::{
     data::MarkKind,
     event::{Event, EventKind},
     gate_metrics::GateMetrics,
-    log::{Recorder, last},
+    log::{Recorder, last_mark},
     stamp::Stamp,
 };
 use berth_node::instance::InstanceId;
@@ -64,7 +64,8 @@ pub(super) fn line_listener(owner: &str, layout: Layout, recorder: &Arc<Recorder
         {
             recorder.with(|log| {
                 // The instance's own report is more exact.
-                let known = last(log, &instance, mark) > last(log, &instance, MarkKind::Started);
+                let known =
+                    last_mark(log, &instance, mark) > last_mark(log, &instance, MarkKind::Started);
                 if mark != MarkKind::Ready || !known {
                     log.push(Event {
                         at,
@@ -106,7 +107,7 @@ pub(super) fn check_joined(
     name: &str,
     pass: PassMode,
 ) -> Result<Option<String>, String> {
-    let own = of(status, name).ok_or("its shim does not know it yet")?;
+    let own = find_instance(status, name).ok_or("its shim does not know it yet")?;
     if own.health != InstanceHealth::Ready {
         return Err(own.last_probe.clone());
     }
@@ -126,10 +127,10 @@ pub(super) fn check_joined(
 
 /// True if a shim reports that an instance is not ready, or does not know the instance.
 pub(super) fn is_missed(status: &Status, name: &str) -> bool {
-    of(status, name).is_none_or(|own| own.health != InstanceHealth::Ready)
+    find_instance(status, name).is_none_or(|own| own.health != InstanceHealth::Ready)
 }
 
-fn of<'a>(status: &'a Status, name: &str) -> Option<&'a InstanceStatus> {
+fn find_instance<'a>(status: &'a Status, name: &str) -> Option<&'a InstanceStatus> {
     status
         .instances
         .iter()
@@ -137,13 +138,13 @@ fn of<'a>(status: &'a Status, name: &str) -> Option<&'a InstanceStatus> {
 }
 
 /// Asks a shim for its status. The error says why there is no status.
-pub(super) async fn status(settings: &Settings, shim: &str) -> Result<Box<Status>, String> {
-    let berth = berth(settings).ok_or("the run directory is still empty")?;
+pub(super) async fn ask_status(settings: &Settings, shim: &str) -> Result<Box<Status>, String> {
+    let berth = find_berth_dir(settings).ok_or("the run directory is still empty")?;
     let shim = InstanceId::parse(shim).map_err(|error| error.to_string())?;
     let path = berth
         .socket_path(&shim)
         .map_err(|error| error.to_string())?;
-    ipc::status(&path, ipc::PATIENCE)
+    ipc::request_status(&path, ipc::PATIENCE)
         .await
         .map_err(|why| format!("its shim cannot be asked: {why}"))
 }
@@ -163,7 +164,7 @@ pub(crate) async fn ask_shims<T: Send + 'static>(
             continue;
         };
         asked.spawn(async move {
-            let reply = ipc::ask(&path, ask, PATIENCE).await.ok()?;
+            let reply = ipc::ask_shim(&path, ask, PATIENCE).await.ok()?;
             Some((path, take(reply)?))
         });
     }
@@ -191,9 +192,9 @@ pub(crate) async fn watch_gates(settings: Settings, recorder: Arc<Recorder>) {
 
 /// True if a process listens on an address. Go takes 0.0.0.0 for all addresses of both families and
 /// listens on `::`.
-pub(super) fn listens(pid: Pid, address: SocketAddr) -> bool {
+pub(super) fn is_listening(pid: Pid, address: SocketAddr) -> bool {
     let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port()));
-    let listens = |address| proc_net::listens(pid.as_raw(), address);
+    let listens = |address| proc_net::process_listens(pid.as_raw(), address);
     listens(address) || (address.ip().is_unspecified() && listens(both))
 }
 
@@ -204,14 +205,14 @@ pub(super) fn running_instance(settings: &Settings, name: &str) -> Option<Listed
 
 /// Returns `berth exec`'s record of an instance, running or ended.
 pub(super) fn listed_instance(settings: &Settings, name: &str) -> Option<ListedInstance> {
-    let listing = instance::list(&berth(settings)?).ok()?;
+    let listing = instance::list(&find_berth_dir(settings)?).ok()?;
     listing
         .found
         .into_iter()
         .find(|listed| listed.record.instance.as_str() == name)
 }
 
-fn berth(settings: &Settings) -> Option<BerthDir> {
+fn find_berth_dir(settings: &Settings) -> Option<BerthDir> {
     RunDir::find(&settings.run_dir())
         .ok()??
         .berth(settings.address)
@@ -237,7 +238,7 @@ mod tests {
             };
             let port = listener.local_addr().unwrap().port();
             assert_eq!(
-                listens(own, SocketAddr::new(asked.parse().unwrap(), port)),
+                is_listening(own, SocketAddr::new(asked.parse().unwrap(), port)),
                 is_there,
                 "{bound} {asked}"
             );

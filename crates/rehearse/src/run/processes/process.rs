@@ -49,7 +49,7 @@ impl ChildProcess {
         over: impl FnOnce(ExitStatus) + Send + 'static,
     ) -> io::Result<Self> {
         let (program, arguments) = part.argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-        let mut command = command(program);
+        let mut command = prepare_command(program);
         let mut child = command
             .envs(variables)
             .args(arguments)
@@ -141,7 +141,7 @@ impl ChildProcess {
 
 /// Returns a command in a new process group. The program gets none of berth's environment variables
 /// and ends with this process.
-fn command(program: &OsStr) -> Command {
+fn prepare_command(program: &OsStr) -> Command {
     let mut command = Command::new(program);
     if program == this_binary() {
         command.arg0("berth");

@@ -7,7 +7,7 @@ use crate::config::{
 };
 use crate::record::{
     event::{Attempt, ConnectionKind, FaultStep},
-    log::attempts,
+    log::front_attempts,
     stamp::Stamp,
 };
 use crate::run::processes::{Error, has_faketime, instance_spec::InstanceSpec};
@@ -219,7 +219,7 @@ impl Play<'_> {
             let since = Stamp::now();
             sleep(self.session.plan.timing.speedup.of(POLL * 10)).await;
             let (served, slow) = self.session.recorder.read(|log| {
-                let lately = || attempts(log).rev().take_while(|a| a.done >= since);
+                let lately = || front_attempts(log).rev().take_while(|a| a.done >= since);
                 (
                     lately().count(),
                     lately().any(|a| a.done.since(a.due) > CALM),
@@ -246,7 +246,7 @@ impl Play<'_> {
                 let seen = || {
                     self.session
                         .recorder
-                        .read(|log| attempts(log).rev().any(since))
+                        .read(|log| front_attempts(log).rev().any(since))
                 };
                 while Instant::now() < deadline && !seen() {
                     sleep(POLL).await;

@@ -15,7 +15,7 @@ use crate::config::{Plan, UNANSWERED, Via, fault::Fault};
 use crate::load::{self, Load, Target, grant};
 use crate::record::{
     event::{Answer, Attempt, Event, EventKind, Failure},
-    log::attempts,
+    log::front_attempts,
     stamp::Stamp,
     verdict::{NEW, OLD},
 };
@@ -38,7 +38,10 @@ const SETTLE: Duration = Duration::from_millis(1500);
 const POLL: Duration = Duration::from_millis(50);
 
 /// Runs the script. The log then has the events of clients and instances.
-pub(crate) async fn play(session: &Session<'_>, processes: &mut Processes) -> Result<(), Error> {
+pub(crate) async fn play_script(
+    session: &Session<'_>,
+    processes: &mut Processes,
+) -> Result<(), Error> {
     let Session {
         plan, ref recorder, ..
     } = *session;
@@ -72,7 +75,7 @@ pub(crate) async fn play(session: &Session<'_>, processes: &mut Processes) -> Re
     };
 
     play.processes.open()?;
-    let old = instance(plan, 0);
+    let old = instance_after(plan, 0);
     play.start(&old).await?;
     play.wait_until_joined(&old).await?;
     play.check_first(&old).await?;
@@ -115,7 +118,7 @@ pub(crate) async fn play(session: &Session<'_>, processes: &mut Processes) -> Re
     if let Some(service) = service {
         service.abort();
     }
-    finish(load, session).await;
+    finish_load(load, session).await;
     play.print(&format!("load ended, stop {}", old.name));
     play.stop(&old).await;
     Ok(())
@@ -131,7 +134,7 @@ async fn start_load(session: &Session<'_>, processes: &Processes) -> Result<Load
         "load: {} new connections a second, {} kept connections, {} watches, seed {}",
         load.rate, load.clients, load.watches, load.seed
     ));
-    let target = target(&processes.settings)?;
+    let target = make_target(&processes.settings)?;
     let load = Load::start(load, &target, &processes.instances(), recorder)
         .await
         .map_err(Error::Unavailable)?;
@@ -150,7 +153,7 @@ fn watch_gates(session: &Session<'_>, settings: &Settings, background: &mut Join
     }
 }
 
-fn target(settings: &Settings) -> Result<Target, Error> {
+fn make_target(settings: &Settings) -> Result<Target, Error> {
     Target::new(settings.address, &settings.certs)
         .map_err(Error::unavailable("cannot use the certificates just made"))
 }
@@ -169,7 +172,7 @@ async fn run_storm(session: &Session<'_>, settings: &Settings) -> Result<(), Err
     session.print(&format!("storm: {clients} clients come at once"));
     let (began, mut served) = (Instant::now(), 0);
     recorder.add("", EventKind::StormBegan(clients));
-    let mut storm = load::StormClients::start(clients, &target(settings)?)
+    let mut storm = load::StormClients::start(clients, &make_target(settings)?)
         .map_err(Error::unavailable("no thread for the storm's clients"))?;
     while let Some((at, answer)) = storm.tries.recv().await {
         served += u32::from(matches!(answer, Answer::Good { .. }));
@@ -183,7 +186,7 @@ async fn run_storm(session: &Session<'_>, settings: &Settings) -> Result<(), Err
     Ok(())
 }
 
-async fn finish(load: Load, session: &Session<'_>) {
+async fn finish_load(load: Load, session: &Session<'_>) {
     session.recorder.add("", EventKind::LoadEnded);
     if let Err(broken) = load.finish().await {
         session.trouble(broken);
@@ -191,7 +194,7 @@ async fn finish(load: Load, session: &Session<'_>) {
 }
 
 /// Returns the instance that serves after this number of upgrades.
-fn instance(plan: &Plan, upgrades: u32) -> InstanceSpec {
+fn instance_after(plan: &Plan, upgrades: u32) -> InstanceSpec {
     let new = !upgrades.is_multiple_of(2);
     let (side, apiserver) = if new {
         (NEW, &plan.new)
@@ -224,7 +227,7 @@ fn failing_instance(plan: &Plan, fault: Fault) -> InstanceSpec {
     InstanceSpec {
         name: fault.to_string(),
         fault: Some(fault),
-        ..instance(plan, 1)
+        ..instance_after(plan, 1)
     }
 }
 
@@ -265,7 +268,7 @@ impl Play<'_> {
             .copied()
             .filter(|fault| !fault.fails_the_upgrade())
             .collect();
-        let new = instance(self.session.plan, upgrade);
+        let new = instance_after(self.session.plan, upgrade);
         self.upgrade(&old, &new, &meanwhile).await?;
         self.run_storm().await?;
         sleep(self.session.plan.timing.phase).await;
@@ -318,7 +321,7 @@ impl Play<'_> {
         let seen = || {
             self.session
                 .recorder
-                .read(|log| attempts(log).rev().any(refused))
+                .read(|log| front_attempts(log).rev().any(refused))
         };
         while Instant::now() < deadline && !seen() {
             sleep(POLL / 10).await;

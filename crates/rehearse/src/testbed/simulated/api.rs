@@ -2,10 +2,10 @@
 
 use super::body::{Body, Payload};
 use super::connection::Connection;
-use super::objects::{self, ObjectKind, failure};
+use super::objects::{self, ObjectKind, failure_response};
 use super::request::{Query, Resource};
 use super::server::Server;
-use super::store_client::unexpected;
+use super::store_client::unexpected_reply;
 use super::watch::{self, Ending, Wanted};
 use crate::testbed::store::wire::{Call, Reason, Reply};
 use http_body_util::{BodyExt, Limited};
@@ -20,7 +20,7 @@ use std::time::Duration;
 const MAX_BODY: usize = 3 << 20;
 
 /// Answers a request. Never fails: an error is answered with a `Status` object.
-pub(super) async fn handle(
+pub(super) async fn handle_request(
     server: &Server,
     connection: Arc<Connection>,
     request: Request<Incoming>,
@@ -41,7 +41,7 @@ pub(super) async fn handle(
     let rejected = under_way.is_none() && !watch && !resource.is_probe();
     let mut response = if rejected {
         connection.reject();
-        rejection(server, version)
+        reject_request(server, version)
     } else {
         Asked {
             server,
@@ -60,13 +60,13 @@ pub(super) async fn handle(
 
 /// The answer during a shutdown, as in kube-apiserver: 429 while the server still listens
 /// (`--shutdown-send-retry-after`), otherwise 503 on the remaining connections.
-fn rejection(server: &Server, version: Version) -> Response<Payload> {
+fn reject_request(server: &Server, version: Version) -> Response<Payload> {
     let (status, reason, after) = if server.flags.shutdown_send_retry_after {
         (StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", "5")
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", "1")
     };
-    let mut response = failure(status, reason, "apiserver is shutting down", "");
+    let mut response = failure_response(status, reason, "apiserver is shutting down", "");
     response
         .headers_mut()
         .insert(header::RETRY_AFTER, HeaderValue::from_static(after));
@@ -91,10 +91,10 @@ impl Asked<'_> {
         let server = self.server;
         let flags = &server.flags;
         if !flags.anonymous_auth && !self.connection.known {
-            return failure(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized", "");
+            return failure_response(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized", "");
         }
         if !server.has_roles() && !self.resource.is_probe() {
-            return failure(
+            return failure_response(
                 StatusCode::FORBIDDEN,
                 "Forbidden",
                 "forbidden: RBAC: clusterroles not found",
@@ -104,7 +104,7 @@ impl Asked<'_> {
         let reads = matches!(*request.method(), Method::GET | Method::HEAD);
         let fixed = match &self.resource {
             Resource::Unknown => {
-                return failure(
+                return failure_response(
                     StatusCode::NOT_FOUND,
                     "NotFound",
                     "the server could not find the requested resource",
@@ -113,9 +113,9 @@ impl Asked<'_> {
             }
             Resource::List { .. } | Resource::Map { .. } => return self.maps(request).await,
             _ if !reads => return not_allowed(),
-            Resource::Live => return objects::text(StatusCode::OK, "ok"),
+            Resource::Live => return objects::text_response(StatusCode::OK, "ok"),
             Resource::Ready if server.life.is_ready() => {
-                return objects::text(StatusCode::OK, "ok");
+                return objects::text_response(StatusCode::OK, "ok");
             }
             Resource::Ready => {
                 let text = if server.life.terminating.is_cancelled() {
@@ -123,12 +123,12 @@ impl Asked<'_> {
                 } else {
                     "[-]poststarthook/rbac/bootstrap-roles failed: reason withheld\nreadyz check failed\n"
                 };
-                return objects::text(StatusCode::INTERNAL_SERVER_ERROR, text);
+                return objects::text_response(StatusCode::INTERNAL_SERVER_ERROR, text);
             }
-            Resource::Version => objects::version(&flags.version),
+            Resource::Version => objects::version_object(&flags.version),
             Resource::ApiV1 => objects::api_resources(),
         };
-        objects::answer(StatusCode::OK, &fixed)
+        objects::json_response(StatusCode::OK, &fixed)
     }
 
     async fn maps(self, request: Request<Incoming>) -> Response<Payload> {
@@ -138,7 +138,7 @@ impl Asked<'_> {
         };
         let result = match (request.method().as_str(), self.resource, self.query) {
             (_, _, Err(message)) => {
-                return failure(StatusCode::BAD_REQUEST, "BadRequest", &message, "");
+                return failure_response(StatusCode::BAD_REQUEST, "BadRequest", &message, "");
             }
             ("GET" | "HEAD", Resource::List { kind, namespace }, Ok(query)) => {
                 list_or_watch(
@@ -162,7 +162,7 @@ impl Asked<'_> {
                     namespace: Some(namespace),
                 },
                 _,
-            ) => create(self.server, request, &namespace).await,
+            ) => create_object(self.server, request, &namespace).await,
             ("DELETE", Resource::Map { namespace, name }, _) => self
                 .server
                 .store
@@ -174,7 +174,7 @@ impl Asked<'_> {
         match result {
             Ok(response) if response.status() == StatusCode::NOT_FOUND => {
                 let message = format!("configmaps {name:?} not found");
-                failure(StatusCode::NOT_FOUND, "NotFound", &message, &name)
+                failure_response(StatusCode::NOT_FOUND, "NotFound", &message, &name)
             }
             Ok(response) => response,
             Err(error) => internal_error(&format!("the store does not answer: {error}")),
@@ -183,7 +183,7 @@ impl Asked<'_> {
 }
 
 fn internal_error(why: &str) -> Response<Payload> {
-    failure(
+    failure_response(
         StatusCode::INTERNAL_SERVER_ERROR,
         "InternalError",
         &format!("Internal error occurred: {why}"),
@@ -200,9 +200,9 @@ async fn list_or_watch(
     if !query.watch {
         let (revision, mut items) = server.store.list(wanted.namespace.clone()).await?;
         items.retain(|object| wanted.matches(object));
-        return Ok(objects::answer(
+        return Ok(objects::json_response(
             StatusCode::OK,
-            &objects::list(wanted.kind, revision, &items),
+            &objects::list_object(wanted.kind, revision, &items),
         ));
     }
     let grace = server.flags.shutdown_watch_termination_grace_period;
@@ -218,7 +218,7 @@ async fn list_or_watch(
         after: grace.mul_f64(share),
         connection: Arc::clone(connection),
     };
-    let lines = watch::start(server, wanted, query, ending).await?;
+    let lines = watch::start_watch(server, wanted, query, ending).await?;
     let mut response = Response::new(Payload::Lines(lines));
     response.headers_mut().insert(
         header::CONTENT_TYPE,
@@ -227,7 +227,7 @@ async fn list_or_watch(
     Ok(response)
 }
 
-async fn create(
+async fn create_object(
     server: &Server,
     request: Request<Incoming>,
     namespace: &str,
@@ -238,7 +238,7 @@ async fn create(
         .map_or(Ok("application/json"), HeaderValue::to_str);
     if kind.unwrap_or_default().split(';').next().map(str::trim) != Some("application/json") {
         let message = "the body must be JSON";
-        return Ok(failure(
+        return Ok(failure_response(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             "UnsupportedMediaType",
             message,
@@ -254,7 +254,7 @@ async fn create(
         Ok(Ok(body)) => body.to_bytes(),
         Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
             let message = format!("the body is larger than {MAX_BODY} bytes");
-            return Ok(failure(
+            return Ok(failure_response(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "RequestEntityTooLarge",
                 &message,
@@ -262,7 +262,7 @@ async fn create(
             ));
         }
         Ok(Err(error)) => {
-            return Ok(failure(
+            return Ok(failure_response(
                 StatusCode::BAD_REQUEST,
                 "BadRequest",
                 &error.to_string(),
@@ -270,7 +270,7 @@ async fn create(
             ));
         }
         Err(_) => {
-            return Ok(failure(
+            return Ok(failure_response(
                 StatusCode::GATEWAY_TIMEOUT,
                 "Timeout",
                 "the body did not come",
@@ -279,9 +279,11 @@ async fn create(
         }
     };
     let object = serde_json::from_slice(&body).unwrap_or_default();
-    let (object, name) = match objects::admit(object, namespace) {
+    let (object, name) = match objects::admit_object(object, namespace) {
         Ok(admitted) => admitted,
-        Err((status, reason, message)) => return Ok(failure(status, reason, &message, "")),
+        Err((status, reason, message)) => {
+            return Ok(failure_response(status, reason, &message, ""));
+        }
     };
     Ok(object_answer(
         server.store.call(Call::Create { object }).await?,
@@ -293,20 +295,20 @@ async fn create(
 /// The answer with an object, or with the error.
 fn object_answer(reply: Reply, good: StatusCode, name: &str) -> Response<Payload> {
     match reply {
-        Reply::Object { object } => objects::answer(good, &object),
+        Reply::Object { object } => objects::json_response(good, &object),
         Reply::Failed {
             reason: Reason::NotFound,
-        } => failure(StatusCode::NOT_FOUND, "NotFound", "", ""),
+        } => failure_response(StatusCode::NOT_FOUND, "NotFound", "", ""),
         Reply::Failed {
             reason: Reason::Exists,
         } => {
             let message = format!("configmaps {name:?} already exists");
-            failure(StatusCode::CONFLICT, "AlreadyExists", &message, name)
+            failure_response(StatusCode::CONFLICT, "AlreadyExists", &message, name)
         }
-        other => failure(
+        other => failure_response(
             StatusCode::INTERNAL_SERVER_ERROR,
             "InternalError",
-            &unexpected(&other).to_string(),
+            &unexpected_reply(&other).to_string(),
             "",
         ),
     }
@@ -318,7 +320,7 @@ fn delete_answer(reply: Reply) -> Response<Payload> {
     match reply {
         Reply::Object { object } => {
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
-            objects::answer(StatusCode::OK, &objects::success(name))
+            objects::json_response(StatusCode::OK, &objects::success_status(name))
         }
         other => object_answer(other, StatusCode::OK, ""),
     }
@@ -326,7 +328,7 @@ fn delete_answer(reply: Reply) -> Response<Payload> {
 
 fn not_allowed() -> Response<Payload> {
     let message = "the server does not allow this method on the requested resource";
-    failure(
+    failure_response(
         StatusCode::METHOD_NOT_ALLOWED,
         "MethodNotAllowed",
         message,

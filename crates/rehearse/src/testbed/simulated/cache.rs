@@ -5,7 +5,7 @@
 //! The cache learns the store's revision from changes, and between changes from progress
 //! notifications, like etcd's (`--watch-progress-notify-interval`).
 
-use super::store_client::{StoreClient, unexpected};
+use super::store_client::{StoreClient, unexpected_reply};
 use crate::testbed::store::{Log, wire::Reply};
 use std::io;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl Cache {
                     // The log already contains all earlier changes.
                     Ok(Reply::Progress { revision }) => cache.progress.store(revision, Relaxed),
                     Ok(other) => {
-                        return tracing::warn!(error = %unexpected(&other), "the store is lost");
+                        return tracing::warn!(error = %unexpected_reply(&other), "the store is lost");
                     }
                     Err(error) => return tracing::warn!(%error, "the store is lost"),
                 }

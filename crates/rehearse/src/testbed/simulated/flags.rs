@@ -163,7 +163,7 @@ impl Flags {
                 .parse()
                 .map_err(|_| invalid(format!("failed to parse IP: {value:?}")))
         };
-        let time = || duration(value).map_err(invalid);
+        let time = || parse_duration(value).map_err(invalid);
         let syntax = || {
             invalid(format!(
                 "strconv.ParseBool: parsing {value:?}: invalid syntax"
@@ -181,7 +181,7 @@ impl Flags {
             }
             "tls-cert-file" => self.tls_cert_file = value.into(),
             "tls-private-key-file" => self.tls_private_key_file = value.into(),
-            "client-ca-file" => self.client_ca_file = path(value),
+            "client-ca-file" => self.client_ca_file = parse_path(value),
             "anonymous-auth" => self.anonymous_auth = truth()?,
             // The server with a unix:// address is the store. No other etcd is dialled.
             "etcd-servers" | "etcd-servers-overrides" => {
@@ -199,7 +199,7 @@ impl Flags {
             "shutdown-watch-termination-grace-period" => {
                 self.shutdown_watch_termination_grace_period = time()?;
             }
-            "audit-log-path" => self.audit_log_path = path(value),
+            "audit-log-path" => self.audit_log_path = parse_path(value),
             "stand-in-name" => self.name = value.into(),
             "stand-in-bridge-name" => self.bridge_name = Some(value.into()),
             "stand-in-version" => self.version = value.into(),
@@ -258,12 +258,12 @@ impl Flags {
 }
 
 /// `None` if the value is empty, as in kube-apiserver.
-fn path(value: &str) -> Option<PathBuf> {
+fn parse_path(value: &str) -> Option<PathBuf> {
     (!value.is_empty()).then(|| value.into())
 }
 
 /// Parses a duration in Go's syntax: `1m30s`, `1.5s`, `0`. Negative durations are errors.
-fn duration(text: &str) -> Result<Duration, String> {
+fn parse_duration(text: &str) -> Result<Duration, String> {
     let invalid = || format!("time: invalid duration {text:?}");
     let mut rest = text.strip_prefix('+').unwrap_or(text);
     if rest == "0" {

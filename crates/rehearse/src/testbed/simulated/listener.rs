@@ -37,7 +37,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
 /// Accepts connections from when the instance serves until it closes. The listener is then closed
 /// with its queue, which the kernel resets, as with kube-apiserver.
-pub(super) async fn accept(server: Arc<Server>, listener: TcpListener, tls: TlsAcceptor) {
+pub(super) async fn accept_connections(
+    server: Arc<Server>,
+    listener: TcpListener,
+    tls: TlsAcceptor,
+) {
     let queued = tokio::time::sleep(SERVES_AFTER.min(server.flags.start_delay));
     let _ = server.life.closing.run_until_cancelled(queued).await;
     let mut id = 0;
@@ -50,9 +54,13 @@ pub(super) async fn accept(server: Arc<Server>, listener: TcpListener, tls: TlsA
         match accepted {
             Ok((tcp, peer)) => {
                 id += 1;
-                server
-                    .tasks
-                    .spawn(serve(Arc::clone(&server), id, tcp, peer, tls.clone()));
+                server.tasks.spawn(serve_connection(
+                    Arc::clone(&server),
+                    id,
+                    tcp,
+                    peer,
+                    tls.clone(),
+                ));
             }
             Err(error) => {
                 tracing::warn!(%error, "accept");
@@ -62,7 +70,13 @@ pub(super) async fn accept(server: Arc<Server>, listener: TcpListener, tls: TlsA
     }
 }
 
-async fn serve(server: Arc<Server>, id: u64, tcp: TcpStream, peer: SocketAddr, tls: TlsAcceptor) {
+async fn serve_connection(
+    server: Arc<Server>,
+    id: u64,
+    tcp: TcpStream,
+    peer: SocketAddr,
+    tls: TlsAcceptor,
+) {
     let accepted = Instant::now();
     let _ = tcp.set_nodelay(true);
     let tls = match tokio::time::timeout(HANDSHAKE, tls.accept(tcp)).await {
@@ -77,7 +91,7 @@ async fn serve(server: Arc<Server>, id: u64, tcp: TcpStream, peer: SocketAddr, t
 
     let service = service_fn(|request| {
         let (server, connection) = (Arc::clone(&server), Arc::clone(&connection));
-        async move { Ok::<_, Infallible>(api::handle(&server, connection, request).await) }
+        async move { Ok::<_, Infallible>(api::handle_request(&server, connection, request).await) }
     });
     let close = time_to_close(&server.life, &connection, accepted, http2);
     let io = TokioIo::new(tls);
@@ -130,7 +144,7 @@ async fn until_closed<C: Future>(
 /// TLS server configuration with the serving certificate and its key, HTTP/2 preferred. A client
 /// certificate is optional. A certificate from an unknown CA fails the handshake, where
 /// kube-apiserver answers 401.
-pub(super) fn tls(flags: &Flags) -> io::Result<TlsAcceptor> {
+pub(super) fn load_tls(flags: &Flags) -> io::Result<TlsAcceptor> {
     let named = |path: &std::path::Path, error: &dyn std::fmt::Display| {
         io::Error::other(format!("failed to load {}: {error}", path.display()))
     };
@@ -189,7 +203,7 @@ mod tests {
             Arc::new(Store::default()),
             Arc::new(Recorder::default()),
         ));
-        let certs = certs::make(dir.path(), &[]).unwrap();
+        let certs = certs::make_certs(dir.path(), &[]).unwrap();
         certs.issue("it").unwrap();
         let flags = Flags::parse(&[
             format!("--etcd-servers=unix://{}", socket.display()),
@@ -197,7 +211,7 @@ mod tests {
             format!("--tls-private-key-file={}", certs.key_file("it").display()),
         ]);
         let flags = flags.unwrap();
-        let tls = tls(&flags).unwrap();
+        let tls = load_tls(&flags).unwrap();
         let store = StoreClient::connect(&socket, "it").await.unwrap();
         let cache = Cache::start(&store, 1).await.unwrap();
         let server = Arc::new(Server::new(flags, store, cache, Life::default()));
@@ -212,7 +226,7 @@ mod tests {
             );
         }
         server.life.closing.cancel();
-        accept(Arc::clone(&server), listener, tls).await;
+        accept_connections(Arc::clone(&server), listener, tls).await;
         for mut client in waiting {
             let error = client.read_u8().await.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);

@@ -18,7 +18,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// certificate. A connection to another instance is printed in kube-apiserver's words.
 pub(super) async fn reach_itself(address: SocketAddr, own: &CertificateDer<'_>) {
     loop {
-        match reaches(address, own).await {
+        match reaches_itself(address, own).await {
             Ok(true) => return,
             Ok(false) => crate::record::progress::print(&format!(
                 "the loopback client dialled {address}: tls: failed to verify certificate: x509: certificate signed by \
@@ -30,8 +30,8 @@ pub(super) async fn reach_itself(address: SocketAddr, own: &CertificateDer<'_>) 
     }
 }
 
-async fn reaches(address: SocketAddr, own: &CertificateDer<'_>) -> io::Result<bool> {
-    let config = tls::config(None, None).map_err(io::Error::other)?;
+async fn reaches_itself(address: SocketAddr, own: &CertificateDer<'_>) -> io::Result<bool> {
+    let config = tls::build_config(None, None).map_err(io::Error::other)?;
     let tcp = TcpStream::connect(address).await?;
     let tls = TlsConnector::from(Arc::new(config))
         .connect(ServerName::IpAddress(address.ip().into()), tcp)
@@ -57,7 +57,7 @@ mod tests {
     #[tokio::test]
     async fn another_instance_is_not_itself() {
         let dir = tempfile::tempdir().unwrap();
-        let certs = certs::make(dir.path(), &[]).unwrap();
+        let certs = certs::make_certs(dir.path(), &[]).unwrap();
         let [own, other] = ["own", "other"].map(|name| {
             certs.issue(name).unwrap();
             let flags = Flags::parse(&[
@@ -65,13 +65,13 @@ mod tests {
                 format!("--tls-cert-file={}", certs.cert_file(name).display()),
                 format!("--tls-private-key-file={}", certs.key_file(name).display()),
             ]);
-            listener::tls(&flags.unwrap()).unwrap()
+            listener::load_tls(&flags.unwrap()).unwrap()
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let cert = CertificateDer::from_pem_file(certs.cert_file("own")).unwrap();
         for (serves, expected) in [(other, false), (own, true)] {
-            let (reached, _) = tokio::join!(reaches(address, &cert), async {
+            let (reached, _) = tokio::join!(reaches_itself(address, &cert), async {
                 serves
                     .accept(listener.accept().await.unwrap().0)
                     .await

@@ -53,7 +53,7 @@ pub fn run(args: &[String]) -> u8 {
             .enable_all()
             .build();
         runtime
-            .and_then(|runtime| runtime.block_on(live(flags)))
+            .and_then(|runtime| runtime.block_on(run_server(flags)))
             .map_err(|error| error.to_string())
     });
     match ended {
@@ -65,9 +65,9 @@ pub fn run(args: &[String]) -> u8 {
     }
 }
 
-async fn live(flags: Flags) -> io::Result<()> {
+async fn run_server(flags: Flags) -> io::Result<()> {
     let mut stop = Stop::new()?;
-    let tls = listener::tls(&flags)?;
+    let tls = listener::load_tls(&flags)?;
     let own = CertificateDer::from_pem_file(&flags.tls_cert_file).map_err(io::Error::other)?;
     if let Some(path) = &flags.audit_log_path {
         let open = OpenOptions::new()
@@ -80,7 +80,7 @@ async fn live(flags: Flags) -> io::Result<()> {
     let store = StoreClient::connect(&flags.store, &flags.name).await?;
     let cache = Cache::start(&store, flags.watch_cache_size).await?;
     let address = SocketAddr::new(flags.bind_address, flags.secure_port);
-    let listener = listen(address, flags.permit_port_sharing).map_err(|e| {
+    let listener = open_listener(address, flags.permit_port_sharing).map_err(|e| {
         io::Error::other(format!(
             "failed to create listener: failed to listen on {address}: {e}"
         ))
@@ -89,9 +89,11 @@ async fn live(flags: Flags) -> io::Result<()> {
     let life = Life::default();
     let server = Arc::new(Server::new(flags, store, cache, life.clone()));
     tracing::info!(%address, name = server.flags.name, version = server.flags.version, "serving securely");
-    server
-        .tasks
-        .spawn(listener::accept(Arc::clone(&server), listener, tls));
+    server.tasks.spawn(listener::accept_connections(
+        Arc::clone(&server),
+        listener,
+        tls,
+    ));
     server.store.mark(MarkKind::Listening, Stamp::now()).await;
 
     let ready = async {
@@ -114,7 +116,7 @@ async fn live(flags: Flags) -> io::Result<()> {
     Ok(())
 }
 
-fn listen(address: SocketAddr, share: bool) -> io::Result<TcpListener> {
+fn open_listener(address: SocketAddr, share: bool) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() {
         TcpSocket::new_v4()
     } else {

@@ -7,12 +7,12 @@ use hyper::{Response, StatusCode, header};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-pub(super) fn answer(status: StatusCode, object: &Value) -> Response<Payload> {
+pub(super) fn json_response(status: StatusCode, object: &Value) -> Response<Payload> {
     with_type(status, "application/json", Bytes::from(object.to_string()))
 }
 
 /// A text answer, as for health checks.
-pub(super) fn text(status: StatusCode, text: impl Into<Bytes>) -> Response<Payload> {
+pub(super) fn text_response(status: StatusCode, text: impl Into<Bytes>) -> Response<Payload> {
     with_type(status, "text/plain; charset=utf-8", text.into())
 }
 
@@ -26,13 +26,13 @@ fn with_type(status: StatusCode, kind: &'static str, bytes: Bytes) -> Response<P
 }
 
 /// An error in kube-apiserver's words.
-pub(super) fn failure(
+pub(super) fn failure_response(
     status: StatusCode,
     reason: &str,
     message: &str,
     name: &str,
 ) -> Response<Payload> {
-    answer(status, &status_object(status, reason, message, name))
+    json_response(status, &status_object(status, reason, message, name))
 }
 
 /// The `Status` object of an error. `name` may be empty.
@@ -48,7 +48,7 @@ pub(super) fn status_object(status: StatusCode, reason: &str, message: &str, nam
 }
 
 /// The `Status` object of a success without an object.
-pub(super) fn success(name: &str) -> Value {
+pub(super) fn success_status(name: &str) -> Value {
     json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success",
         "details": {"name": name, "kind": "configmaps"},
@@ -87,7 +87,7 @@ pub(super) fn api_resources() -> Value {
 }
 
 /// The answer of `/version`.
-pub(super) fn version(git: &str) -> Value {
+pub(super) fn version_object(git: &str) -> Value {
     let mut parts = git.trim_start_matches('v').split('.');
     let (major, minor) = (
         parts.next().unwrap_or_default(),
@@ -101,7 +101,7 @@ pub(super) fn version(git: &str) -> Value {
 }
 
 /// A list object, such as a `ConfigMapList`.
-pub(super) fn list(kind: ObjectKind, revision: u64, items: &[Value]) -> Value {
+pub(super) fn list_object(kind: ObjectKind, revision: u64, items: &[Value]) -> Value {
     json!({
         "kind": format!("{}List", kind.name()), "apiVersion": "v1",
         "metadata": {"resourceVersion": revision.to_string()}, "items": items,
@@ -109,17 +109,17 @@ pub(super) fn list(kind: ObjectKind, revision: u64, items: &[Value]) -> Value {
 }
 
 /// A line of a watch.
-pub(super) fn event(kind: &impl Serialize, object: &Value) -> Bytes {
+pub(super) fn event_line(kind: &impl Serialize, object: &Value) -> Bytes {
     let mut line = json!({"type": kind, "object": object}).to_string();
     line.push('\n');
     line.into()
 }
 
 /// A bookmark, which carries only a revision.
-pub(super) fn bookmark(kind: ObjectKind, revision: u64) -> Bytes {
+pub(super) fn bookmark_line(kind: ObjectKind, revision: u64) -> Bytes {
     let object = json!({"kind": kind.name(), "apiVersion": "v1",
         "metadata": {"resourceVersion": revision.to_string(), "creationTimestamp": null}});
-    event(&"BOOKMARK", &object)
+    event_line(&"BOOKMARK", &object)
 }
 
 /// The error for a rejected ConfigMap: status, reason, message.
@@ -127,7 +127,10 @@ pub(super) type Rejected = (StatusCode, &'static str, String);
 
 /// Checks a ConfigMap that a client sent to `namespace`, and fills in optional fields. Returns the
 /// ConfigMap and its name.
-pub(super) fn admit(mut object: Value, namespace: &str) -> Result<(Value, String), Rejected> {
+pub(super) fn admit_object(
+    mut object: Value,
+    namespace: &str,
+) -> Result<(Value, String), Rejected> {
     let bad = |message: String| (StatusCode::BAD_REQUEST, "BadRequest", message);
     let invalid = |field: &str, why: &str| {
         let message = format!("ConfigMap is invalid: {field}: {why}");

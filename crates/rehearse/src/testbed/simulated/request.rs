@@ -31,7 +31,7 @@ impl Resource {
         let Some(parts) = path
             .trim_end_matches('/')
             .split('/')
-            .map(|part| decode(part, false))
+            .map(|part| decode_percent(part, false))
             .collect::<Option<Vec<_>>>()
         else {
             return Self::Unknown;
@@ -99,7 +99,7 @@ impl Query {
         {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             let bad = || format!("invalid query parameter: {pair}");
-            let value = decode(value, true).ok_or_else(bad)?;
+            let value = decode_percent(value, true).ok_or_else(bad)?;
             let flag = || matches!(value.as_str(), "1" | "t" | "true" | "True" | "TRUE");
             match key {
                 "watch" => query.watch = flag(),
@@ -126,7 +126,7 @@ impl Query {
 }
 
 /// Decodes percent-encoded text. `None` if the text is malformed or no UTF-8.
-fn decode(text: &str, plus_is_space: bool) -> Option<String> {
+fn decode_percent(text: &str, plus_is_space: bool) -> Option<String> {
     let mut bytes = text.bytes();
     let mut decoded = Vec::with_capacity(text.len());
     while let Some(byte) = bytes.next() {

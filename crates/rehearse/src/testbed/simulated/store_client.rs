@@ -47,12 +47,12 @@ impl StoreConnection {
     }
 
     async fn call(&mut self, call: &Call) -> io::Result<Reply> {
-        wire::write(&mut self.writer, call).await?;
+        wire::write_message(&mut self.writer, call).await?;
         self.next().await
     }
 
     async fn next(&mut self) -> io::Result<Reply> {
-        wire::read(&mut self.reader)
+        wire::read_message(&mut self.reader)
             .await?
             .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
@@ -93,14 +93,14 @@ impl StoreClient {
     pub(super) async fn list(&self, namespace: Option<String>) -> io::Result<(u64, Vec<Value>)> {
         match self.call(Call::List { namespace }).await? {
             Reply::List { revision, items } => Ok((revision, items)),
-            other => Err(unexpected(&other)),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
     /// Returns the changes after a revision, on a separate connection.
     pub(super) async fn watch(&self, after: u64) -> io::Result<StoreWatch> {
         let mut connection = StoreConnection::open(&self.path, &self.instance).await?;
-        wire::write(&mut connection.writer, &Call::Watch { after }).await?;
+        wire::write_message(&mut connection.writer, &Call::Watch { after }).await?;
         Ok(StoreWatch(connection))
     }
 
@@ -132,6 +132,6 @@ impl StoreWatch {
 }
 
 /// Returns the error for a reply of the wrong kind.
-pub(super) fn unexpected(reply: &Reply) -> io::Error {
+pub(super) fn unexpected_reply(reply: &Reply) -> io::Error {
     io::Error::other(format!("unexpected answer of the store: {reply:?}"))
 }

@@ -56,7 +56,7 @@ pub(super) struct Ending {
 }
 
 /// Starts a watch. The receiver gets the lines.
-pub(super) async fn start(
+pub(super) async fn start_watch(
     server: &Server,
     wanted: Wanted,
     query: &Query,
@@ -106,7 +106,7 @@ impl Watch {
         for object in initial.iter().filter(|o| self.wanted.matches(o)) {
             if self
                 .lines
-                .send(objects::event(&ChangeKind::Added, object))
+                .send(objects::event_line(&ChangeKind::Added, object))
                 .await
                 .is_err()
             {
@@ -148,7 +148,7 @@ impl Watch {
         if self.bookmarks.is_none() {
             return Ok(());
         }
-        self.send(objects::bookmark(self.wanted.kind, self.revision))
+        self.send(objects::bookmark_line(self.wanted.kind, self.revision))
             .await
     }
 
@@ -160,7 +160,7 @@ impl Watch {
                 self.cache.log.after()
             );
             let status = objects::status_object(StatusCode::GONE, "Expired", &message, "");
-            self.send(objects::event(&"ERROR", &status)).await?;
+            self.send(objects::event_line(&"ERROR", &status)).await?;
             return Err(WatchEnded);
         };
         for change in batch {
@@ -170,7 +170,7 @@ impl Watch {
                 self.revision = change.revision;
             }
             if self.wanted.matches(&change.object) {
-                self.send(objects::event(&change.kind, &change.object))
+                self.send(objects::event_line(&change.kind, &change.object))
                     .await?;
             }
         }

@@ -101,13 +101,13 @@ impl Store {
 
     /// Adds an object. Returns the object with uid, creationTimestamp and resourceVersion.
     pub fn create(&self, mut object: Value) -> Result<Value, Reason> {
-        let key = key(&object)?;
+        let key = key_of(&object)?;
         let mut inner = self.lock();
         if inner.objects.contains_key(&key) {
             return Err(Reason::Exists);
         }
-        object["metadata"]["uid"] = uid(inner.revision).into();
-        object["metadata"]["creationTimestamp"] = timestamp().into();
+        object["metadata"]["uid"] = format_uid(inner.revision).into();
+        object["metadata"]["creationTimestamp"] = format_now().into();
         let object = self.change(&mut inner, object, ChangeKind::Added);
         inner.objects.insert(key, object.clone());
         Ok(object)
@@ -260,7 +260,7 @@ impl Changes<'_> {
     }
 }
 
-fn key(object: &Value) -> Result<Key, Reason> {
+fn key_of(object: &Value) -> Result<Key, Reason> {
     let field = |name| {
         object
             .pointer(name)
@@ -271,11 +271,11 @@ fn key(object: &Value) -> Result<Key, Reason> {
     Ok((field("/metadata/namespace")?, field("/metadata/name")?))
 }
 
-fn uid(seed: u64) -> String {
+fn format_uid(seed: u64) -> String {
     // The uid must be unique in this store only, which lives as long as the rehearsal.
     format!("00000000-0000-4000-8000-{seed:012x}")
 }
 
-fn timestamp() -> String {
+fn format_now() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }

@@ -19,7 +19,7 @@ pub async fn serve(listener: UnixListener, store: Arc<Store>, recorder: Arc<Reco
             Ok((stream, _)) => {
                 let (store, recorder) = (Arc::clone(&store), Arc::clone(&recorder));
                 connections.spawn(async move {
-                    if let Err(error) = answer(stream, &store, &recorder).await {
+                    if let Err(error) = answer_calls(stream, &store, &recorder).await {
                         tracing::debug!(%error, "the connection of a simulated apiserver failed");
                     }
                 });
@@ -35,15 +35,15 @@ pub async fn serve(listener: UnixListener, store: Arc<Store>, recorder: Arc<Reco
     }
 }
 
-async fn answer(stream: UnixStream, store: &Store, recorder: &Recorder) -> io::Result<()> {
+async fn answer_calls(stream: UnixStream, store: &Store, recorder: &Recorder) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
     let Some(Call::Hello {
         version: wire::VERSION,
         instance,
-    }) = wire::read(&mut reader).await?
+    }) = wire::read_message(&mut reader).await?
     else {
-        return wire::write(
+        return wire::write_message(
             &mut writer,
             &Reply::Failed {
                 reason: Reason::Protocol,
@@ -51,12 +51,12 @@ async fn answer(stream: UnixStream, store: &Store, recorder: &Recorder) -> io::R
         )
         .await;
     };
-    wire::write(&mut writer, &Reply::Noted).await?;
-    while let Some(call) = wire::read(&mut reader).await? {
+    wire::write_message(&mut writer, &Reply::Noted).await?;
+    while let Some(call) = wire::read_message(&mut reader).await? {
         let reply = match call {
-            Call::Get { namespace, name } => object(store.get(&namespace, &name)),
-            Call::Create { object: new } => object(store.create(new)),
-            Call::Delete { namespace, name } => object(store.delete(&namespace, &name)),
+            Call::Get { namespace, name } => object_reply(store.get(&namespace, &name)),
+            Call::Create { object: new } => object_reply(store.create(new)),
+            Call::Delete { namespace, name } => object_reply(store.delete(&namespace, &name)),
             Call::List { namespace } => {
                 let (revision, items) = store.list(namespace.as_deref());
                 Reply::List { revision, items }
@@ -81,7 +81,7 @@ async fn answer(stream: UnixStream, store: &Store, recorder: &Recorder) -> io::R
                 reason: Reason::Protocol,
             },
         };
-        wire::write(&mut writer, &reply).await?;
+        wire::write_message(&mut writer, &reply).await?;
     }
     Ok(())
 }
@@ -100,25 +100,27 @@ async fn stream_changes(
         let batch = tokio::select! {
             batch = changes.next() => batch,
             _ = notify.tick() => {
-                wire::write(&mut writer, &Reply::Progress { revision: announced }).await?;
+                wire::write_message(&mut writer, &Reply::Progress { revision: announced }).await?;
                 continue;
             }
             // Any message of the simulated apiserver ends the watch.
-            _ = wire::read::<Call>(&mut reader) => return Ok(()),
+            _ = wire::read_message::<Call>(&mut reader) => return Ok(()),
         };
         match batch {
             Ok(batch) => {
                 for change in batch {
                     announced = change.revision;
-                    wire::write(&mut writer, &Reply::Change(change)).await?;
+                    wire::write_message(&mut writer, &Reply::Change(change)).await?;
                 }
             }
-            Err(reason) => return wire::write(&mut writer, &Reply::Failed { reason }).await,
+            Err(reason) => {
+                return wire::write_message(&mut writer, &Reply::Failed { reason }).await;
+            }
         }
     }
 }
 
-fn object(result: Result<serde_json::Value, Reason>) -> Reply {
+fn object_reply(result: Result<serde_json::Value, Reason>) -> Reply {
     match result {
         Ok(object) => Reply::Object { object },
         Err(reason) => Reply::Failed { reason },

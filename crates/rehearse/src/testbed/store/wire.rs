@@ -114,7 +114,7 @@ pub enum Reason {
 }
 
 /// Writes one line.
-pub(crate) async fn write<T: Serialize>(
+pub(crate) async fn write_message<T: Serialize>(
     to: &mut (impl AsyncWrite + Unpin),
     message: &T,
 ) -> io::Result<()> {
@@ -125,7 +125,7 @@ pub(crate) async fn write<T: Serialize>(
 
 /// Reads one line. `None` at the end of the stream. The error is [`io::ErrorKind::InvalidData`] if
 /// the line is too long, cut off, or no valid message.
-pub(crate) async fn read<T: DeserializeOwned>(
+pub(crate) async fn read_message<T: DeserializeOwned>(
     from: &mut (impl AsyncBufRead + Unpin),
 ) -> io::Result<Option<T>> {
     let mut line = Vec::new();

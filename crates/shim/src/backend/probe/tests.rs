@@ -1,7 +1,7 @@
 //! Tests of a probe, against a small HTTPS server.
 
 use super::*;
-use berth_testing::{answer, authority, issue, serve_as};
+use berth_testing::{create_ca, format_answer, issue_certificate, serve_as};
 use rcgen::{CertifiedIssuer, KeyPair};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
@@ -36,7 +36,7 @@ async fn serve(ca: &Ca, answer: &str) -> (SocketAddr, mpsc::UnboundedReceiver<(S
 
 /// Serves a chain with `often` copies of the server's certificate.
 async fn serve_chain(ca: &Ca, often: usize) -> SocketAddr {
-    let (certificate, key) = issue(ca, &["kubernetes"]);
+    let (certificate, key) = issue_certificate(ca, &["kubernetes"]);
     let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap(); often];
     let provider = rustls::crypto::ring::default_provider();
     let config = ServerConfig::builder_with_provider(provider.into())
@@ -128,8 +128,8 @@ fn assert_failed(answer: &Answer, result: &str, parts: &[&str]) {
 
 #[tokio::test]
 async fn a_probe_sends_its_request_and_accepts_200() {
-    let ca = authority();
-    let (address, mut asked) = serve(&ca, &answer("200 OK", "ok")).await;
+    let ca = create_ca();
+    let (address, mut asked) = serve(&ca, &format_answer("200 OK", "ok")).await;
     let files = Files::new(&ca).with_token(" secret\n");
     let ready = files.probe().ready(address).await;
     assert_eq!(
@@ -156,12 +156,12 @@ async fn a_probe_sends_its_request_and_accepts_200() {
 
 #[tokio::test]
 async fn rejected_credentials_name_the_option_to_fix() {
-    let ca = authority();
+    let ca = create_ca();
     for (code, result) in [
         ("401 Unauthorized", "unauthorized"),
         ("403 Forbidden", "forbidden"),
     ] {
-        let (address, _asked) = serve(&ca, &answer(code, "")).await;
+        let (address, _asked) = serve(&ca, &format_answer(code, "")).await;
         let none = Files::new(&ca).probe().ready(address).await;
         assert_failed(
             &none,
@@ -181,7 +181,7 @@ async fn rejected_credentials_name_the_option_to_fix() {
             &["alive", "the token of --probe-token-file"],
         );
         let client = Files::new(&ca)
-            .with_client(&issue(&ca, &["probe"]))
+            .with_client(&issue_certificate(&ca, &["probe"]))
             .probe()
             .ready(address)
             .await;
@@ -191,21 +191,25 @@ async fn rejected_credentials_name_the_option_to_fix() {
 
 #[tokio::test]
 async fn other_answers_are_not_ready() {
-    let ca = authority();
+    let ca = create_ca();
     let checks = "[+]ping ok\n[-]etcd failed: reason withheld\n[+]log ok\nreadyz check failed\n";
     let answers = [
         (
-            answer("500 Internal Server Error", checks),
+            format_answer("500 Internal Server Error", checks),
             "status",
             "500 for /readyz: [-]etcd failed: reason withheld",
         ),
         (
-            answer("429 Too Many Requests", ""),
+            format_answer("429 Too Many Requests", ""),
             "status",
             "429 for /readyz",
         ),
-        (answer("302 Found", ""), "status", "302 for /readyz"),
-        (answer("204 No Content", ""), "status", "204 for /readyz"),
+        (format_answer("302 Found", ""), "status", "302 for /readyz"),
+        (
+            format_answer("204 No Content", ""),
+            "status",
+            "204 for /readyz",
+        ),
         // An endless answer, longer than the probe reads.
         (
             format!("HTTP/1.1 503 No\r\n\r\n{}", "x".repeat(1 << 20)),
@@ -227,7 +231,7 @@ async fn other_answers_are_not_ready() {
 
 #[tokio::test]
 async fn silence_is_a_timeout_and_a_closed_port_a_refusal() {
-    let ca = authority();
+    let ca = create_ca();
     let mut files = Files::new(&ca);
     files.config.timeout = Duration::from_millis(100);
     let (silent_in_http, _asked) = serve(&ca, "").await;
@@ -273,8 +277,8 @@ async fn silence_is_a_timeout_and_a_closed_port_a_refusal() {
 
 #[tokio::test]
 async fn a_wrong_certificate_names_the_option_to_fix() {
-    let (ca, other) = (authority(), authority());
-    let (address, _asked) = serve(&ca, &answer("200 OK", "")).await;
+    let (ca, other) = (create_ca(), create_ca());
+    let (address, _asked) = serve(&ca, &format_answer("200 OK", "")).await;
     assert_failed(
         &Files::new(&other).probe().ready(address).await,
         "tls",
@@ -315,8 +319,8 @@ async fn a_wrong_certificate_names_the_option_to_fix() {
 /// restart.
 #[tokio::test]
 async fn an_instance_that_answers_lives_whatever_the_probe_lacks() {
-    let (ca, other) = (authority(), authority());
-    let (well, _asked) = serve(&ca, &answer("200 OK", "ok")).await;
+    let (ca, other) = (create_ca(), create_ca());
+    let (well, _asked) = serve(&ca, &format_answer("200 OK", "ok")).await;
     let lives = async |files: &Files, address| {
         files
             .probe()
@@ -356,14 +360,14 @@ async fn an_instance_that_answers_lives_whatever_the_probe_lacks() {
     );
     drop(go_on);
     for rejects in ["401 Unauthorized", "403 Forbidden"] {
-        let (address, _asked) = serve(&ca, &answer(rejects, "")).await;
+        let (address, _asked) = serve(&ca, &format_answer(rejects, "")).await;
         for files in [Files::new(&ca).with_token("old"), Files::new(&other)] {
             assert!(lives(&files, address).await.unwrap().is_some(), "{rejects}");
         }
     }
     let (ill, _asked) = serve(
         &ca,
-        &answer("500 Internal Server Error", "[-]etcd failed\n"),
+        &format_answer("500 Internal Server Error", "[-]etcd failed\n"),
     )
     .await;
     let (mute, _asked) = serve(&ca, "SSH-2.0-OpenSSH\r\n").await;
@@ -407,13 +411,13 @@ async fn an_instance_that_answers_lives_whatever_the_probe_lacks() {
 
 #[tokio::test]
 async fn certificates_and_tokens_are_read_again_when_they_change() {
-    let (old, new) = (authority(), authority());
+    let (old, new) = (create_ca(), create_ca());
     let files = Files::new(&old)
         .with_token("one")
-        .with_client(&issue(&old, &["probe-one"]));
+        .with_client(&issue_certificate(&old, &["probe-one"]));
     let probe = files.probe();
-    let (at_old, mut asked_old) = serve(&old, &answer("200 OK", "")).await;
-    let (at_new, mut asked_new) = serve(&new, &answer("200 OK", "")).await;
+    let (at_old, mut asked_old) = serve(&old, &format_answer("200 OK", "")).await;
+    let (at_new, mut asked_new) = serve(&new, &format_answer("200 OK", "")).await;
     assert_eq!(probe.ready(at_old).await.seen, Observation::Pass);
     let (head, certificates) = asked_old.recv().await.unwrap();
     assert!(head.contains("Bearer one\r\n") && certificates == 1);
@@ -421,7 +425,7 @@ async fn certificates_and_tokens_are_read_again_when_they_change() {
 
     // Both CAs, as in a rotation.
     files.write("ca.crt", &format!("{}{}", old.pem(), new.pem()));
-    let (certificate, key) = issue(&new, &["probe-two"]);
+    let (certificate, key) = issue_certificate(&new, &["probe-two"]);
     // A moment with a mismatch of certificate and key costs one answer and no more.
     files.write("client.crt", &certificate);
     assert_failed(
@@ -452,10 +456,10 @@ async fn certificates_and_tokens_are_read_again_when_they_change() {
 
 #[tokio::test]
 async fn a_ca_that_was_replaced_behind_its_mount_is_named() {
-    let (old, new) = (authority(), authority());
+    let (old, new) = (create_ca(), create_ca());
     let mut files = Files::new(&old);
-    let (at_old, _asked_old) = serve(&old, &answer("200 OK", "")).await;
-    let (at_new, _asked_new) = serve(&new, &answer("200 OK", "")).await;
+    let (at_old, _asked_old) = serve(&old, &format_answer("200 OK", "")).await;
+    let (at_new, _asked_new) = serve(&new, &format_answer("200 OK", "")).await;
     // A mount of the file shows one file, whatever file has its name now.
     let path = files.temp.path().join("ca.crt");
     let mounted = File::open(&path).unwrap();
@@ -484,11 +488,11 @@ async fn a_ca_that_was_replaced_behind_its_mount_is_named() {
 
 #[tokio::test]
 async fn wrong_files_are_reported_at_start() {
-    let ca = authority();
-    let credentials = issue(&ca, &["probe"]);
+    let ca = create_ca();
+    let credentials = issue_certificate(&ca, &["probe"]);
     let files = || Files::new(&ca).with_client(&credentials).with_token("x");
     assert_eq!(files().probe().check().await, Ok(()));
-    let other_key = issue(&ca, &["probe"]).1;
+    let other_key = issue_certificate(&ca, &["probe"]).1;
     let broken = [
         ("ca.crt", "", "--probe-ca"),
         ("ca.crt", credentials.1.as_str(), "--probe-ca"),
@@ -517,7 +521,7 @@ async fn wrong_files_are_reported_at_start() {
 /// As a node boots, a disk may take seconds.
 #[tokio::test(start_paused = true)]
 async fn files_that_come_late_are_waited_for_at_start() {
-    let mut files = Files::new(&authority());
+    let mut files = Files::new(&create_ca());
     files.config.timeout = Duration::from_secs(2);
     let probe = files.probe();
     let (comes, late) = std::sync::mpsc::channel::<()>();

@@ -7,8 +7,8 @@ const SMALL: Room = Room {
     bytes: 100,
 };
 
-fn source(number: u8) -> Source {
-    Source::of(IpAddr::V4(Ipv4Addr::new(10, 0, 0, number)))
+fn make_source(number: u8) -> Source {
+    Source::from_client(IpAddr::V4(Ipv4Addr::new(10, 0, 0, number)))
 }
 
 /// Returns a queue with room for all clients, with the given number of clients of each source.
@@ -23,7 +23,7 @@ fn filled_queue(sources: &[(u8, bool, usize)], since: Instant) -> Queue {
     for (number, is_first) in clients {
         assert!(
             queue
-                .push((source(number), is_first), 1, since, since)
+                .push((make_source(number), is_first), 1, since, since)
                 .1
                 .is_empty()
         );
@@ -32,7 +32,7 @@ fn filled_queue(sources: &[(u8, bool, usize)], since: Instant) -> Queue {
 }
 
 /// Returns the classes and the sources of the next clients.
-fn turns(queue: &mut Queue, count: usize, now: Instant) -> (Vec<Class>, Vec<Source>) {
+fn take_turns(queue: &mut Queue, count: usize, now: Instant) -> (Vec<Class>, Vec<Source>) {
     (0..count)
         .filter_map(|_| queue.next(now, |_| true))
         .map(|next| (next.class, next.source))
@@ -47,11 +47,11 @@ fn count_of<T: PartialEq>(which: &T, all: &[T]) -> usize {
 fn a_source_with_a_thousand_clients_takes_turns() {
     let start = Instant::now();
     let mut queue = filled_queue(&[(1, false, 1000), (2, false, 10), (3, false, 10)], start);
-    let (_, sources) = turns(&mut queue, 30, start);
+    let (_, sources) = take_turns(&mut queue, 30, start);
     for number in 1..=3 {
-        assert_eq!(count_of(&source(number), &sources), 10, "{sources:?}");
+        assert_eq!(count_of(&make_source(number), &sources), 10, "{sources:?}");
     }
-    assert_eq!(queue.longest(), Some((990, source(1))));
+    assert_eq!(queue.longest_queue(), Some((990, make_source(1))));
 }
 
 /// A queue that is empty for a moment does not come before waiting queues.
@@ -62,19 +62,19 @@ fn a_source_with_one_client_at_a_time_waits_like_all() {
     let mut sources = Vec::new();
     for _ in 0..9 {
         let of = queue.next(start, |_| true).unwrap().source;
-        if of == source(1) {
+        if of == make_source(1) {
             queue.push((of, false), 1, start, start);
         }
         sources.push(of);
     }
-    assert_eq!(count_of(&source(1), &sources), 3, "{sources:?}");
+    assert_eq!(count_of(&make_source(1), &sources), 3, "{sources:?}");
 }
 
 #[test]
 fn no_class_starves_another() {
     let start = Instant::now();
     let mut queue = filled_queue(&[(1, true, 500), (2, false, 500)], start);
-    let (classes, _) = turns(&mut queue, 100, start);
+    let (classes, _) = take_turns(&mut queue, 100, start);
     assert_eq!(
         (
             count_of(&Class::First, &classes),
@@ -85,9 +85,9 @@ fn no_class_starves_another() {
 
     let now = start + LATE;
     for nth in (0..250).cycle().take(1000) {
-        queue.push((source(3 + nth % 2), nth % 2 == 0), 1, now, now);
+        queue.push((make_source(3 + nth % 2), nth % 2 == 0), 1, now, now);
     }
-    let (classes, _) = turns(&mut queue, 100, now);
+    let (classes, _) = take_turns(&mut queue, 100, now);
     assert_eq!(
         Class::ALL.map(|class| count_of(&class, &classes)),
         [50, 40, 10]
@@ -111,7 +111,8 @@ fn beyond_the_room_the_longest_queue_loses_its_newest() {
     ];
     for (waiting, comes, clients, bytes, rejected) in rows {
         let (mut queue, now) = (Queue::new(Room { clients, bytes }), Instant::now());
-        let mut push = |(number, is_first)| queue.push((source(number), is_first), 10, now, now);
+        let mut push =
+            |(number, is_first)| queue.push((make_source(number), is_first), 10, now, now);
         let tickets: Vec<_> = waiting
             .iter()
             .chain([&comes])
@@ -170,7 +171,7 @@ proptest! {
             match event {
                 Event::Push { source: number, is_first, bytes, waited } => {
                     let since = (now - Duration::from_secs(waited.min((now - start).as_secs()))).max(start);
-                    let (ticket, rejected) = queue.push((source(number), is_first), bytes, since, now);
+                    let (ticket, rejected) = queue.push((make_source(number), is_first), bytes, since, now);
                     waiting.push(Client { ticket, source: number, is_first, bytes, since });
                     waiting.retain(|c| now < c.since + LONGEST_WAIT);
                     let is_too_much = waiting.len() > SMALL.clients || waiting.iter().map(|c| c.bytes).sum::<usize>() > SMALL.bytes;
@@ -193,14 +194,14 @@ proptest! {
                     }
                 }
                 Event::Next { full } => {
-                    let next = queue.next(now, |of| *of != source(full));
+                    let next = queue.next(now, |of| *of != make_source(full));
                     waiting.retain(|c| now < c.since + LONGEST_WAIT);
                     match next {
                         None => prop_assert!(waiting.iter().all(|c| c.source == full), "{:?}", waiting),
                         Some(Next { ticket, source: of, class, .. }) => {
                             let at = waiting.iter().position(|c| c.ticket == ticket);
                             let client = waiting.remove(at.expect("a waiting client, not expired"));
-                            prop_assert_eq!(of, source(client.source));
+                            prop_assert_eq!(of, make_source(client.source));
                             prop_assert_ne!(client.source, full, "it has its share");
                             prop_assert_eq!(class == Class::Late, now >= client.since + LATE);
                             prop_assert_eq!(class == Class::First, now < client.since + LATE && client.is_first);

@@ -1073,7 +1073,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(250)))]
+    #![proptest_config(ProptestConfig::with_cases(berth_testing::case_count(250)))]
 
     #[test]
     fn every_order_of_events_keeps_the_invariants(events in prop::collection::vec(event(), 1..120)) {
@@ -1264,7 +1264,7 @@ fn a_shim_that_leaves_before_it_accepts_gives_its_listener() {
     );
 }
 
-fn acceptors(world: &World) -> Vec<Vec<u64>> {
+fn list_acceptors(world: &World) -> Vec<Vec<u64>> {
     world
         .sockets
         .values()
@@ -1288,10 +1288,13 @@ fn a_waiting_shim_that_leaves_keeps_an_orphan_until_a_sibling_accepts() {
     for event in begin.into_iter().chain([Start, Deliver(0, 1), Leave(0)]) {
         world.apply(event);
     }
-    assert_eq!(acceptors(&world), [[3]]);
+    assert_eq!(list_acceptors(&world), [[3]]);
     world.apply(DeliverAll);
     assert_eq!(
-        (acceptors(&world), world.shims[&ShimId(3)].machine.phase()),
+        (
+            list_acceptors(&world),
+            world.shims[&ShimId(3)].machine.phase()
+        ),
         (vec![vec![4]], Phase::Left)
     );
 }
@@ -1320,7 +1323,7 @@ fn a_joining_shim_that_leaves_keeps_its_listener_until_a_sibling_accepts() {
     world.apply(DeliverAll);
     let leaves = world.shims[&world.holder(1).unwrap()].machine.phase();
     assert_eq!(
-        (acceptors(&world), leaves),
+        (list_acceptors(&world), leaves),
         (vec![vec![1], vec![1]], Phase::Left)
     );
 }

@@ -12,7 +12,7 @@ fn draw(state: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-fn address(number: u64) -> IpAddr {
+fn make_address(number: u64) -> IpAddr {
     match number % 2 {
         0 => Ipv4Addr::from(0x0a00_0000 + number as u32).into(),
         // Each address in its own /64.
@@ -41,7 +41,7 @@ impl Clients {
         (0..number).map(move |port| {
             let uniform = draw(&mut state) as f64 / 2_f64.powi(64);
             (
-                address((uniform.powi(skew) * addresses as f64) as u64),
+                make_address((uniform.powi(skew) * addresses as f64) as u64),
                 port,
             )
                 .into()
@@ -63,14 +63,14 @@ fn part() -> impl Strategy<Value = u16> {
 }
 
 /// Returns the side of a connection, and true if the side follows the client's address.
-fn side(sides: &mut Sides, permille: u16, client: SocketAddr) -> (Side, bool) {
+fn draw_side(sides: &mut Sides, permille: u16, client: SocketAddr) -> (Side, bool) {
     let before = sides.by_address;
     (sides.side(permille, client), sides.by_address > before)
 }
 
 /// Bounds the error of a sum of independent draws with these sizes and this chance: a larger error
 /// happens once in 10¹² times (Bernstein's inequality).
-fn furthest(draws: impl Iterator<Item = u64> + Clone, chance: f64) -> f64 {
+fn find_furthest(draws: impl Iterator<Item = u64> + Clone, chance: f64) -> f64 {
     let log = (2e12_f64).ln();
     let variance: f64 = draws
         .clone()
@@ -93,7 +93,7 @@ proptest! {
         let mut whole = BTreeMap::<IpAddr, u64>::new();
         for client in clients.connections(CONNECTIONS) {
             let shim = &mut shims[usize::from(draw(&mut kernel).is_multiple_of(uneven + 1))];
-            let (side, by_address) = side(shim, permille, client);
+            let (side, by_address) = draw_side(shim, permille, client);
             new += u64::from(side == Side::New);
             if by_address {
                 *whole.entry(client.ip()).or_default() += 1;
@@ -104,7 +104,7 @@ proptest! {
         let chance = f64::from(permille) / 1000.0;
         let draws = whole.values().copied().chain((0..one_by_one).map(|_| 1));
         let off = (new as f64 - chance * f64::from(CONNECTIONS)).abs();
-        prop_assert!(off <= furthest(draws, chance), "{new} of {CONNECTIONS}");
+        prop_assert!(off <= find_furthest(draws, chance), "{new} of {CONNECTIONS}");
         // So the error is small, whoever the clients are.
         let smaller = permille.min(1000 - permille);
         if smaller > 0 {
@@ -123,7 +123,7 @@ proptest! {
         let (mut by_address, mut by_connection) = (BTreeMap::new(), BTreeMap::new());
         for part in parts {
             for client in clients.connections(2_000) {
-                let (side, is_whole) = side(&mut sides, part, client);
+                let (side, is_whole) = draw_side(&mut sides, part, client);
                 prop_assert!(!is_whole || !by_connection.keys().any(|(ip, _)| *ip == client.ip()), "whole again");
                 let known = if is_whole {
                     by_address.insert(client.ip(), (side, part))
@@ -143,7 +143,7 @@ proptest! {
 fn many_equal_addresses_are_taken_as_a_whole_and_one_address_is_not() {
     let mut sides = Sides::new(1);
     let many: Vec<SocketAddr> = (0..30_000)
-        .map(|n| (address(n % 3_000), (n / 3_000) as u16).into())
+        .map(|n| (make_address(n % 3_000), (n / 3_000) as u16).into())
         .collect();
     let new: BTreeSet<_> = many
         .iter()
@@ -157,7 +157,7 @@ fn many_equal_addresses_are_taken_as_a_whole_and_one_address_is_not() {
     );
     let mut sides = Sides::new(1);
     for port in 0..1_000 {
-        sides.side(250, (address(1), port).into());
+        sides.side(250, (make_address(1), port).into());
     }
     assert_eq!((sides.by_address, sides.by_connection), (FEW, 1_000 - FEW));
 }
@@ -169,8 +169,8 @@ fn an_address_has_too_many_connections_beyond_its_part_of_them() {
     for (others, one_by_one) in [(278, 1), (279, 0)] {
         let mut sides = Sides::new(1);
         let others_and_nine = (2..others + 2)
-            .map(|n| (address(n), 1))
-            .chain((1..=9).map(|port| (address(1), port)));
+            .map(|n| (make_address(n), 1))
+            .chain((1..=9).map(|port| (make_address(1), port)));
         for client in others_and_nine {
             sides.side(500, client.into());
         }
@@ -188,10 +188,10 @@ fn a_side_without_a_part_gets_no_client() {
     for (permille, all) in [(0, Side::Old), (1000, Side::New)] {
         let mut sides = Sides::new(1);
         // So many clients that some have the first thousandth, and some the last.
-        let clients = (0..20_000).map(|n| (address(n % 19_000), (n / 19_000) as u16).into());
+        let clients = (0..20_000).map(|n| (make_address(n % 19_000), (n / 19_000) as u16).into());
         assert!(
             clients
-                .chain((0..100).map(|port| (address(1), port).into()))
+                .chain((0..100).map(|port| (make_address(1), port).into()))
                 .all(|it| sides.side(permille, it) == all)
         );
         assert_eq!(sides.by_connection, 0);

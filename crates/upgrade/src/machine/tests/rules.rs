@@ -39,7 +39,7 @@ const SERVES: InstanceObservation = InstanceObservation {
 };
 
 /// Both instances serve.
-fn both(canonical: Version, temporary: Version) -> NodeObservation {
+fn observe_both(canonical: Version, temporary: Version) -> NodeObservation {
     NodeObservation {
         canonical_file: Content::Holds(canonical),
         temporary_file: Content::Holds(temporary),
@@ -115,18 +115,18 @@ fn a_foreign_file_halts_every_step() {
     for step in STEPS {
         let seen = NodeObservation {
             canonical_file: Content::Other,
-            ..both(Old, New)
+            ..observe_both(Old, New)
         };
         assert!(
-            is_halt(&machine(step).next(&seen, Duration::ZERO)),
+            is_halt(&make_machine(step).next(&seen, Duration::ZERO)),
             "{step}"
         );
         let seen = NodeObservation {
             temporary_file: Content::Other,
-            ..both(Old, New)
+            ..observe_both(Old, New)
         };
         assert!(
-            is_halt(&machine(step).next(&seen, Duration::ZERO)),
+            is_halt(&make_machine(step).next(&seen, Duration::ZERO)),
             "{step}"
         );
     }
@@ -150,14 +150,14 @@ fn a_wrong_canonical_file_halts_the_step() {
     ] {
         for step in steps {
             assert!(
-                is_halt(&machine(*step).next(&both(bad, New), Duration::ZERO)),
+                is_halt(&make_machine(*step).next(&observe_both(bad, New), Duration::ZERO)),
                 "{step}"
             );
             let none = NodeObservation {
                 canonical_file: Content::Absent,
-                ..both(Old, New)
+                ..observe_both(Old, New)
             };
-            let next = machine(*step).next(&none, Duration::ZERO);
+            let next = make_machine(*step).next(&none, Duration::ZERO);
             // `StopOld` itself removes the file.
             assert_eq!(is_halt(&next), *step != StopOld, "{step}");
         }
@@ -174,9 +174,9 @@ fn a_removed_temporary_file_leads_back_while_its_instance_is_watched() {
         let canonical = if step == SettleCanonical { New } else { Old };
         let seen = NodeObservation {
             temporary_file: Content::Absent,
-            ..both(canonical, New)
+            ..observe_both(canonical, New)
         };
-        let mut machine = machine(step);
+        let mut machine = make_machine(step);
         let _ = machine.next(&seen, Duration::ZERO);
         assert_eq!(machine.position().step, next, "{step}");
     }
@@ -185,16 +185,16 @@ fn a_removed_temporary_file_leads_back_while_its_instance_is_watched() {
 #[test]
 fn only_the_old_instances_shim_must_accept_a_drain() {
     let refused = |step, canonical, goes: InstanceObservation| {
-        let mut machine = machine(step);
+        let mut machine = make_machine(step);
         (0..MAX_FAILED_DRAINS).for_each(|_| machine.record_drain(false));
         let seen = match step {
             StopOld => NodeObservation {
                 canonical: goes,
-                ..both(canonical, New)
+                ..observe_both(canonical, New)
             },
             _ => NodeObservation {
                 temporary: goes,
-                ..both(canonical, New)
+                ..observe_both(canonical, New)
             },
         };
         (machine.next(&seen, Duration::ZERO), machine.position().step)
@@ -230,9 +230,9 @@ fn no_way_leads_back_to_a_drained_or_lost_instance() {
     ] {
         let seen = NodeObservation {
             canonical: old,
-            ..both(Old, New)
+            ..observe_both(Old, New)
         };
-        let mut machine = machine(StopOld);
+        let mut machine = make_machine(StopOld);
         let _ = machine.next(&seen, secs(0));
         if drained {
             machine.record_drain(true);
@@ -265,14 +265,14 @@ fn a_removal_waits_for_the_staying_instance() {
             with_target(StartCanonical, Old),
             NodeObservation {
                 temporary: away,
-                ..both(New, New)
+                ..observe_both(New, New)
             },
         ),
         (
             with_target(Withdraw, Old),
             NodeObservation {
                 canonical: away,
-                ..both(Old, New)
+                ..observe_both(Old, New)
             },
         ),
     ] {
@@ -289,12 +289,12 @@ fn a_removal_waits_for_the_staying_instance() {
 fn the_reason_says_how_the_new_instance_was_lost() {
     let away = |ends| NodeObservation {
         temporary: InstanceObservation { ends, ..AWAY },
-        ..both(Old, New)
+        ..observe_both(Old, New)
     };
     let why = |machine: &Machine| machine.position().why.clone().unwrap();
     for (ends, how) in [(0, "it got unready"), (1, "its process ended")] {
-        let mut machine = machine(SettleTemporary);
-        let _ = machine.next(&both(Old, New), secs(0));
+        let mut machine = make_machine(SettleTemporary);
+        let _ = machine.next(&observe_both(Old, New), secs(0));
         let _ = machine.next(&away(ends), secs(1));
         assert_eq!(
             machine.next(&away(ends), secs(1) + LOST_AFTER),
@@ -307,7 +307,7 @@ fn the_reason_says_how_the_new_instance_was_lost() {
         );
     }
     // An instance that was never ready in this run.
-    let mut machine = machine(SettleTemporary);
+    let mut machine = make_machine(SettleTemporary);
     assert_eq!(machine.next(&away(0), secs(0)), Action::Wait);
     assert_eq!(machine.next(&away(0), LIMITS.ready), Action::Entered);
     assert!(
@@ -322,10 +322,10 @@ fn an_upgrade_is_done_when_a_single_instance_of_the_right_file_serves() {
     let done = NodeObservation {
         temporary_file: Content::Absent,
         temporary: AWAY,
-        ..both(New, New)
+        ..observe_both(New, New)
     };
     assert_eq!(
-        machine(Verify).next(&done, secs(0)),
+        make_machine(Verify).next(&done, secs(0)),
         Action::Finish(UpgradeOutcome::Done)
     );
     for seen in [
@@ -346,7 +346,7 @@ fn an_upgrade_is_done_when_a_single_instance_of_the_right_file_serves() {
             ..done
         },
     ] {
-        let mut machine = machine(Verify);
+        let mut machine = make_machine(Verify);
         assert_eq!(machine.next(&seen, secs(0)), Action::Wait, "{seen:?}");
         assert!(is_halt(&machine.next(&seen, LIMITS.ready)), "{seen:?}");
     }

@@ -172,7 +172,7 @@ fn explore_with(name: &str, budgets: &[Budget], usually: usize) {
                 temporary,
                 canonical,
                 judge,
-                ..good()
+                ..good_given()
             })
         });
     let roots: Vec<_> = given

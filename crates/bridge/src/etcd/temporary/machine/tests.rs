@@ -382,22 +382,22 @@ fn secs(secs: u64) -> Duration {
 }
 
 /// A world in which the node's etcd serves.
-fn serving() -> World {
+fn serving_world() -> World {
     let mut world = World::new();
     world.run(secs(1));
     world
 }
 
 /// A world in which the node's etcd has just crashed.
-fn crashed() -> World {
+fn crashed_world() -> World {
     let mut world = World::new();
     world.happen(Event::Crash);
     world
 }
 
 /// A world in which the temporary etcd serves.
-fn replaced() -> World {
-    let mut world = crashed();
+fn replaced_world() -> World {
+    let mut world = crashed_world();
     world.until(EtcdStep::Temporary);
     world
 }
@@ -432,7 +432,7 @@ proptest! {
     /// after 90 s, since a backup may be copied over the data.
     #[test]
     fn the_data_is_given_back_in_time(events in prop::collection::vec((event(), 0_u32..600), 0..12)) {
-        let mut world = crashed();
+        let mut world = crashed_world();
         let (mut away, mut back, mut silent, mut waited) = (Duration::ZERO, Duration::ZERO, Duration::ZERO, false);
         for (event, ticks) in events {
             if !matches!(event, Event::Command(_) | Event::Replace) {
@@ -457,7 +457,7 @@ proptest! {
 
 #[test]
 fn a_replaced_etcd_costs_two_pauses() {
-    let mut world = serving();
+    let mut world = serving_world();
     world.happen(Event::Stop(140));
     let pause = world.until(EtcdStep::Temporary);
     assert!(
@@ -496,7 +496,7 @@ fn calls_in_flight_have_their_time_to_be_answered() {
 
 #[test]
 fn a_slow_answer_costs_nothing() {
-    let mut world = serving();
+    let mut world = serving_world();
     let wanted = world.answer_slowly();
     assert_eq!(
         (wanted.route, wanted.ends_connections),
@@ -527,7 +527,7 @@ fn slow_answers_for_minutes_are_no_absence() {
 fn an_etcd_that_refuses_the_data_is_tried_again_once_a_minute() {
     let mut world = World {
         commanding: false,
-        ..replaced()
+        ..replaced_world()
     };
     for _ in 0..2 {
         world.happen(Event::Start(Kind::Refuses));
@@ -544,7 +544,7 @@ fn an_etcd_that_refuses_the_data_is_tried_again_once_a_minute() {
 
 #[test]
 fn an_etcd_that_keeps_failing_has_the_data_alone_while_command_runs() {
-    let mut world = crashed();
+    let mut world = crashed_world();
     while world.now < GIVES_BACK {
         world.happen(Event::Start(Kind::Refuses));
         world.run(secs(10));
@@ -558,7 +558,7 @@ fn an_etcd_that_keeps_failing_has_the_data_alone_while_command_runs() {
 
 #[test]
 fn a_temporary_etcd_that_does_not_start_leaves_the_node_alone() {
-    let mut world = crashed();
+    let mut world = crashed_world();
     for _ in 0..ENDS {
         world.tick();
         world.happen(Event::CrashTemporary);
@@ -574,7 +574,7 @@ fn a_temporary_etcd_that_does_not_start_leaves_the_node_alone() {
 
 #[test]
 fn a_temporary_etcd_that_is_too_late_is_killed_before_it_has_a_client() {
-    let mut world = crashed();
+    let mut world = crashed_world();
     world.tick();
     assert!(world.temporary.is_some() && world.wanted.temporary == Process::Run);
     // The kubelet's etcd is faster.
@@ -598,7 +598,7 @@ fn a_temporary_etcd_that_is_too_late_is_killed_before_it_has_a_client() {
 
 #[test]
 fn a_temporary_etcd_with_another_file_is_killed_at_once() {
-    let mut world = replaced();
+    let mut world = replaced_world();
     world.happen(Event::Replace);
     world.tick();
     assert_eq!(
@@ -612,7 +612,7 @@ fn a_temporary_etcd_with_another_file_is_killed_at_once() {
 fn a_nodes_etcd_with_another_file_is_seen_twice_and_saved() {
     // If a snapshot is newer than the file at the path, only the open file is complete.
     for (snapped, step) in [(false, EtcdStep::Temporary), (true, EtcdStep::Returning)] {
-        let mut world = serving();
+        let mut world = serving_world();
         world.happen(Event::Replace);
         world.snapped = snapped;
         world.tick();
@@ -632,7 +632,7 @@ fn a_nodes_etcd_with_another_file_is_seen_twice_and_saved() {
 fn data_that_may_lack_writes_is_left_to_the_nodes_etcd_until_it_serves() {
     let mut world = World {
         commanding: false,
-        ..serving()
+        ..serving_world()
     };
     world.happen(Event::Replace);
     world.happen(Event::Snapshot);
@@ -649,7 +649,7 @@ fn data_that_may_lack_writes_is_left_to_the_nodes_etcd_until_it_serves() {
 
 #[test]
 fn an_etcd_that_serves_for_a_moment_between_crashes_is_still_away() {
-    let mut world = crashed();
+    let mut world = crashed_world();
     while world.now < GIVES_BACK {
         world.run(secs(10));
         world.happen(Event::Start(Kind::Good));
@@ -669,7 +669,7 @@ fn an_etcd_that_serves_for_a_moment_between_crashes_is_still_away() {
 
 #[test]
 fn an_exit_of_the_temporary_etcd_is_noticed_at_once() {
-    let mut world = replaced();
+    let mut world = replaced_world();
     world.happen(Event::CrashTemporary);
     world.tick();
     assert_eq!(world.machine.step(), EtcdStep::Stopping);
@@ -677,7 +677,7 @@ fn an_exit_of_the_temporary_etcd_is_noticed_at_once() {
 
 #[test]
 fn a_defragmentation_that_ends_well_costs_no_connection() {
-    let mut world = serving();
+    let mut world = serving_world();
     let mut seen = world.seen();
     for opened in [Opened::Unseen, Opened::Other, Opened::Waits, Opened::Named] {
         seen.own.opened = opened;
@@ -694,7 +694,7 @@ fn a_large_database_has_more_time_to_open() {
         let mut world = World {
             size,
             commanding: false,
-            ..crashed()
+            ..crashed_world()
         };
         world.tick();
         world.temporary.iter_mut().for_each(|it| it.opens = opens);
@@ -707,7 +707,7 @@ fn a_large_database_has_more_time_to_open() {
 
 #[test]
 fn an_etcd_without_a_visible_database_gets_no_client_and_is_reported() {
-    let mut world = crashed();
+    let mut world = crashed_world();
     world.tick();
     let own = OwnEtcd {
         process: Some(1),

@@ -28,7 +28,7 @@ const LEAVING: Facts = Facts {
     ..READY
 };
 
-fn machine() -> Machine {
+fn make_machine() -> Machine {
     Machine::new(
         Rules {
             addresses: vec![address()],
@@ -41,7 +41,7 @@ fn machine() -> Machine {
 
 /// Returns a joined machine with its own listener.
 fn joined_machine() -> Machine {
-    let mut machine = machine();
+    let mut machine = make_machine();
     machine.set_facts(READY);
     machine.on_listening(address(), OWN);
     machine.on_accepting(OWN);
@@ -83,7 +83,7 @@ fn without_announce(actions: Vec<Action>) -> Vec<Action> {
 #[test]
 fn a_sibling_is_awaited_while_its_lease_holds_and_for_a_lease_at_most() {
     for (lease, awaited) in [(STEP, STEP), (2 * LEASE, LEASE)] {
-        let mut machine = machine();
+        let mut machine = make_machine();
         machine.on_leases(Time::ZERO, &[(SIBLING, Time::ZERO, lease)]);
         assert_eq!(machine.set_facts(READY), [Action::Announce]);
         assert!(without_announce(machine.tick(awaited - MOMENT)).is_empty());
@@ -97,7 +97,7 @@ fn a_sibling_is_awaited_while_its_lease_holds_and_for_a_lease_at_most() {
             (vec![], awaited)
         );
     }
-    let mut machine = machine();
+    let mut machine = make_machine();
     machine.on_connected(SIBLING);
     assert_eq!(
         (machine.awaited_siblings(), machine.knows_siblings()),
@@ -113,7 +113,7 @@ fn a_sibling_is_awaited_while_its_lease_holds_and_for_a_lease_at_most() {
 
 #[test]
 fn siblings_that_stay_silent_or_without_a_connection_are_reported_after_a_lease() {
-    let mut machine = machine();
+    let mut machine = make_machine();
     let [silent, unconnected, announced] = [1, 2, 3].map(ShimId);
     machine.on_leases(Time::ZERO, &[(unconnected, Time::ZERO, 2 * LEASE)]);
     machine.on_connected(silent);
@@ -154,7 +154,7 @@ fn all_guards_are_here_when_each_live_sibling_has_announced() {
         (true, false, LEASE, true),
     ];
     for (connected, announced, now, all) in rows {
-        let mut machine = machine();
+        let mut machine = make_machine();
         assert!(machine.has_all_guards(), "nobody has others");
         machine.on_leases(Time::ZERO, &[(SIBLING, Time::ZERO, LEASE)]);
         connected.then(|| machine.on_connected(SIBLING));
@@ -205,7 +205,7 @@ fn joined_siblings_take_clients_and_a_staying_sibling_succeeds() {
         (serves, true, LEASE, (false, false)),
     ];
     for (announce, connected, now, expected) in rows {
-        let mut machine = machine();
+        let mut machine = make_machine();
         machine.on_leases(Time::ZERO, &[(SIBLING, Time::ZERO, LEASE)]);
         connected.then(|| machine.on_connected(SIBLING));
         machine.on_update(SIBLING, announce.clone(), &[]);
@@ -220,7 +220,7 @@ fn joined_siblings_take_clients_and_a_staying_sibling_succeeds() {
 
 #[test]
 fn a_lease_revives_a_sibling_if_it_was_renewed_after_the_end() {
-    let mut machine = machine();
+    let mut machine = make_machine();
     machine.on_connected(SIBLING);
     machine.on_gone(STEP, SIBLING);
     for (renewed, is_dead) in [(STEP, true), (STEP + MOMENT, false)] {
@@ -242,7 +242,7 @@ fn a_lease_revives_a_sibling_if_it_was_renewed_after_the_end() {
 
 #[test]
 fn the_machine_wakes_at_each_deadline_once() {
-    let mut waits = machine();
+    let mut waits = make_machine();
     assert_eq!(waits.next_wake(), Some(HOLD), "clients are refused");
     waits.tick(HOLD);
     assert_eq!(waits.next_wake(), None);
@@ -340,7 +340,7 @@ fn a_shim_is_joined_when_it_accepts_at_each_address() {
 #[test]
 fn a_shim_that_was_never_ready_makes_and_releases_no_listener() {
     for sibling in [None, Some(serving_announce(&[THEIRS], &[THEIRS]))] {
-        let mut machine = machine();
+        let mut machine = make_machine();
         assert_eq!(without_announce(machine.set_facts(UNREADY)), []);
         assert_eq!(
             sibling.map_or(vec![], |announce| meet(&mut machine, announce)),
@@ -364,7 +364,7 @@ fn a_listener_that_its_live_owner_does_not_accept_from_is_an_orphan() {
         (false, false, true),
     ] {
         let of = |is: bool| if is { &[THEIRS][..] } else { &[] };
-        for mut machine in [machine(), joined_machine()] {
+        for mut machine in [make_machine(), joined_machine()] {
             let taken = meet(&mut machine, serving_announce(of(owns), of(accepts)));
             assert_eq!(
                 taken == [Action::Accept(THEIRS)],
@@ -465,7 +465,7 @@ fn an_instance_that_a_sibling_reaches_is_reachable() {
 
 #[test]
 fn a_waiting_shim_without_an_instance_accepts_for_the_hold() {
-    let mut machine = machine();
+    let mut machine = make_machine();
     assert_eq!(
         meet(&mut machine, Announce::default()),
         [Action::Accept(THEIRS)]
@@ -584,7 +584,7 @@ fn a_shim_that_has_left_accepts_again_when_nobody_relieves_it() {
 
 #[test]
 fn a_shim_that_is_ready_again_joins_when_its_loops_have_ended() {
-    let mut machine = machine();
+    let mut machine = make_machine();
     machine.set_facts(READY);
     assert_eq!(
         without_announce(machine.on_listening(address(), OWN)),

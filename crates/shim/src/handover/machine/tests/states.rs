@@ -73,7 +73,7 @@ struct Bounded {
 }
 
 /// Returns a world in which the events of `begin` have happened, and the budget of further events.
-fn root(mut world: World, begin: &[Event], budget: Budget, late: Late) -> Bounded {
+fn make_root(mut world: World, begin: &[Event], budget: Budget, late: Late) -> Bounded {
     begin.iter().for_each(|event| world.apply(*event));
     let mut root = Bounded {
         world,
@@ -517,7 +517,7 @@ fn explore_from(world: &World, usually: usize, late: &[Late], budgets: &[(usize,
             );
             explore(
                 &name,
-                &[root(world.clone(), &BEGIN[..*first], *budget, *late)],
+                &[make_root(world.clone(), &BEGIN[..*first], *budget, *late)],
                 usually,
             );
         }

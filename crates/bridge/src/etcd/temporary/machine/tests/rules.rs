@@ -65,7 +65,7 @@ const HOLDERS: [Holder; 4] = [
     Holder::Another,
 ];
 
-fn observed(own: OwnEtcd, temporary: TemporaryEtcd, holder: Holder) -> EtcdObservation {
+fn make_observation(own: OwnEtcd, temporary: TemporaryEtcd, holder: Holder) -> EtcdObservation {
     EtcdObservation {
         own,
         temporary,
@@ -172,7 +172,7 @@ fn one_observation_leads_to_one_step() {
         (Returning, GONE, REPLACES, Holder::Temporary, Returning),
         (Returning, GONE, NONE, Holder::Nobody, Stopping),
     ] {
-        let seen = observed(own, temporary, holder);
+        let seen = make_observation(own, temporary, holder);
         assert_eq!(step_after(from(step), &seen), next, "{step}: {seen:?}");
     }
 }
@@ -184,7 +184,7 @@ fn data_that_was_given_back_stays_so_while_it_may_be_replaced_or_lack_writes_or_
         let seen = EtcdObservation {
             commanding,
             unrecovered,
-            ..observed(GONE, NONE, Holder::Nobody)
+            ..make_observation(GONE, NONE, Holder::Nobody)
         };
         let machine = EtcdMachine {
             given_up,
@@ -210,7 +210,7 @@ fn no_etcd_is_started_from_data_that_may_lack_writes() {
     ] {
         let seen = EtcdObservation {
             unrecovered: true,
-            ..observed(GONE, temporary, Holder::Nobody)
+            ..make_observation(GONE, temporary, Holder::Nobody)
         };
         let (wanted, machine) = at_once(from(step), &seen);
         assert_ne!(wanted.temporary, Process::Run, "{step}");
@@ -239,7 +239,8 @@ fn the_temporary_etcd_is_started_on_free_data_and_killed_if_another_process_has_
                 false,
             ),
         ] {
-            let (wanted, machine) = at_once(from(Stopping), &observed(GONE, temporary, holder));
+            let (wanted, machine) =
+                at_once(from(Stopping), &make_observation(GONE, temporary, holder));
             let process = if runs { Process::Run } else { Process::Kill };
             assert_eq!(
                 (machine.step, wanted.temporary),
@@ -260,7 +261,10 @@ fn each_step_has_its_route() {
         (Temporary, GONE, REPLACES, Route::Temporary, true),
         (Returning, WAITS, REPLACES, Route::Hold, false),
     ] {
-        let (wanted, machine) = at_once(from(step), &observed(own, temporary, Holder::Unknown));
+        let (wanted, machine) = at_once(
+            from(step),
+            &make_observation(own, temporary, Holder::Unknown),
+        );
         assert_eq!(
             (machine.step, wanted.route, wanted.steers),
             (step, route, steers),
@@ -271,7 +275,7 @@ fn each_step_has_its_route() {
     }
     let seen = EtcdObservation {
         commanding: true,
-        ..observed(GONE, NONE, Holder::Nobody)
+        ..make_observation(GONE, NONE, Holder::Nobody)
     };
     let (wanted, machine) = at_once(from(GivenBack), &seen);
     assert_eq!(
@@ -290,11 +294,11 @@ fn an_etcd_that_served_gets_sigterm_and_others_are_killed() {
             ..from(Returning)
         };
         machine.next(
-            &observed(WAITS, temporary, Holder::Temporary),
+            &make_observation(WAITS, temporary, Holder::Temporary),
             Duration::ZERO,
         );
         machine
-            .next(&observed(WAITS, temporary, Holder::Temporary), now)
+            .next(&make_observation(WAITS, temporary, Holder::Temporary), now)
             .temporary
     };
     assert_eq!(end(false, BEGINS, secs(1)), Process::Kill);
@@ -308,13 +312,16 @@ fn an_etcd_that_served_gets_sigterm_and_others_are_killed() {
         served: true,
         ..from(Temporary)
     };
-    machine.next(&observed(GONE, NONE, Holder::Nobody), Duration::ZERO);
+    machine.next(
+        &make_observation(GONE, NONE, Holder::Nobody),
+        Duration::ZERO,
+    );
     assert!(!machine.served);
 }
 
 #[test]
 fn connections_are_ended_for_a_while_once_calls_have_had_their_time() {
-    let stopping = observed(GONE, BEGINS, Holder::Unknown);
+    let stopping = make_observation(GONE, BEGINS, Holder::Unknown);
     let mut machine = from(Own);
     for (now, ends) in [
         (Duration::ZERO, false),
@@ -339,31 +346,31 @@ fn connections_are_ended_for_a_while_once_calls_have_had_their_time() {
     for (mut machine, seen, step, ends) in [
         (
             from(Temporary),
-            observed(GONE, NONE, Holder::Nobody),
+            make_observation(GONE, NONE, Holder::Nobody),
             Stopping,
             true,
         ),
         (
             from(Returning),
-            observed(GONE, NONE, Holder::Nobody),
+            make_observation(GONE, NONE, Holder::Nobody),
             Stopping,
             true,
         ),
         (
             from(Temporary),
-            observed(WAITS, REPLACES, Holder::Temporary),
+            make_observation(WAITS, REPLACES, Holder::Temporary),
             Returning,
             false,
         ),
         (
             stray(Own),
-            observed(STRAY, NONE, Holder::Unknown),
+            make_observation(STRAY, NONE, Holder::Unknown),
             Returning,
             true,
         ),
         (
             stray(Temporary),
-            observed(STRAY, REPLACES, Holder::Temporary),
+            make_observation(STRAY, REPLACES, Holder::Temporary),
             Returning,
             true,
         ),
@@ -386,8 +393,8 @@ fn a_database_without_a_name_is_saved_if_no_other_etcd_runs() {
         (WAITS, NONE, Holder::Unknown, false),
     ] {
         let mut machine = from(Returning);
-        machine.next(&observed(own, temporary, holder), Duration::ZERO);
-        let wanted = machine.next(&observed(own, temporary, holder), SEEN_TWICE);
+        machine.next(&make_observation(own, temporary, holder), Duration::ZERO);
+        let wanted = machine.next(&make_observation(own, temporary, holder), SEEN_TWICE);
         assert_eq!(wanted.rescues, rescues, "{own:?} {temporary:?} {holder:?}");
     }
     for step in [Own, Stopping, Temporary] {
@@ -400,7 +407,7 @@ fn a_database_without_a_name_is_saved_if_no_other_etcd_runs() {
         leads_after(
             SEEN_TWICE,
             from(step),
-            &observed(own, temporary, Holder::Unknown),
+            &make_observation(own, temporary, Holder::Unknown),
             Returning,
         );
     }
@@ -422,10 +429,10 @@ fn an_etcd_that_had_the_data_and_ended_has_to_wait() {
             ..from(Returning)
         };
         for _ in 0..2 {
-            machine.next(&observed(own, temporary, Holder::Unknown), secs(1));
+            machine.next(&make_observation(own, temporary, Holder::Unknown), secs(1));
             assert_eq!(machine.failed, 1);
         }
-        machine.next(&observed(GONE, NONE, Holder::Nobody), secs(2));
+        machine.next(&make_observation(GONE, NONE, Holder::Nobody), secs(2));
         let (failed, retry) = if fails {
             (2, secs(2) + RETRY)
         } else {
@@ -445,15 +452,18 @@ fn an_etcd_that_had_the_data_and_ended_has_to_wait() {
     leads_after(
         secs(5),
         retried(),
-        &observed(WAITS, REPLACES, Holder::Temporary),
+        &make_observation(WAITS, REPLACES, Holder::Temporary),
         Returning,
     );
     // At 6 s the node's etcd does not wait for the data, so the step stays. The failures are
     // forgotten when the node's etcd serves.
     let mut machine = retried();
-    machine.next(&observed(SILENT, REPLACES, Holder::Temporary), secs(6));
+    machine.next(
+        &make_observation(SILENT, REPLACES, Holder::Temporary),
+        secs(6),
+    );
     assert_eq!((machine.step, machine.failed), (Temporary, 1));
-    machine.next(&observed(SERVES, NONE, Holder::Another), secs(7));
+    machine.next(&make_observation(SERVES, NONE, Holder::Another), secs(7));
     assert_eq!(
         (machine.step, machine.failed, machine.retry),
         (Own, 0, Duration::ZERO)
@@ -462,7 +472,7 @@ fn an_etcd_that_had_the_data_and_ended_has_to_wait() {
 
 #[test]
 fn the_temporary_etcd_is_given_up_after_three_exits_in_a_step() {
-    let ended = |ends| observed(GONE, TemporaryEtcd { ends, ..NONE }, Holder::Unknown);
+    let ended = |ends| make_observation(GONE, TemporaryEtcd { ends, ..NONE }, Holder::Unknown);
     let mut machine = EtcdMachine {
         ends: 2,
         ..from(Stopping)
@@ -478,7 +488,7 @@ fn the_temporary_etcd_is_given_up_after_three_exits_in_a_step() {
     let mut machine = from(Stopping);
     for ends in 0..2 * ENDS {
         let running = TemporaryEtcd { ends, ..BEGINS };
-        let wanted = machine.next(&observed(GONE, running, Holder::Another), secs(1));
+        let wanted = machine.next(&make_observation(GONE, running, Holder::Another), secs(1));
         assert_eq!(wanted.temporary, Process::Kill);
         machine.next(&ended(ends + 1), secs(1));
         assert_eq!(machine.step, Stopping, "{ends}");
@@ -490,11 +500,11 @@ fn a_silent_etcd_is_hung_after_its_time() {
     let size = 1 << 30;
     let silent = |holder| EtcdObservation {
         size,
-        ..observed(GONE, BEGINS, holder)
+        ..make_observation(GONE, BEGINS, holder)
     };
     leads_after(STARTS, from(Stopping), &silent(Holder::Nobody), Returning);
     leads_after(
-        patience(size),
+        startup_patience(size),
         from(Stopping),
         &silent(Holder::Temporary),
         Returning,
@@ -507,7 +517,7 @@ fn a_silent_etcd_is_hung_after_its_time() {
     // The time begins again when the etcd gets the lock, and when its process starts.
     for before in [
         silent(Holder::Nobody),
-        observed(GONE, NONE, Holder::Unknown),
+        make_observation(GONE, NONE, Holder::Unknown),
     ] {
         let mut machine = from(Stopping);
         for (seen, now, step) in [
@@ -516,12 +526,12 @@ fn a_silent_etcd_is_hung_after_its_time() {
             (&silent(Holder::Temporary), STARTS, Stopping),
             (
                 &silent(Holder::Temporary),
-                STARTS + patience(size) - NANOSECOND,
+                STARTS + startup_patience(size) - NANOSECOND,
                 Stopping,
             ),
             (
                 &silent(Holder::Temporary),
-                STARTS + patience(size),
+                STARTS + startup_patience(size),
                 Returning,
             ),
         ] {
@@ -536,7 +546,7 @@ fn a_silent_etcd_is_hung_after_its_time() {
     ] {
         let mut machine = from(step);
         for now in [Duration::ZERO, 2 * STARTS] {
-            machine.next(&observed(GONE, temporary, holder), now);
+            machine.next(&make_observation(GONE, temporary, holder), now);
             assert_eq!(machine.step, step);
         }
     }
@@ -550,7 +560,7 @@ fn the_data_is_given_back_while_command_may_replace_it() {
     };
     let commanding = |own| EtcdObservation {
         commanding: true,
-        ..observed(own, NONE, Holder::Unknown)
+        ..make_observation(own, NONE, Holder::Unknown)
     };
     leads_after(GIVES_BACK, stopping(0), &commanding(GONE), GivenBack);
     let temporary = EtcdObservation {
@@ -560,7 +570,10 @@ fn the_data_is_given_back_while_command_may_replace_it() {
     leads_after(GIVES_BACK, from(Temporary), &temporary, GivenBack);
     // A waiting etcd gets the data at once, unless it has failed.
     leads_after(GIVES_BACK, stopping(1), &commanding(WAITS), GivenBack);
-    for seen in [commanding(WAITS), observed(GONE, NONE, Holder::Unknown)] {
+    for seen in [
+        commanding(WAITS),
+        make_observation(GONE, NONE, Holder::Unknown),
+    ] {
         let mut machine = stopping(0);
         for now in [Duration::ZERO, 2 * GIVES_BACK] {
             machine.next(&seen, now);
@@ -572,10 +585,10 @@ fn the_data_is_given_back_while_command_may_replace_it() {
 #[test]
 fn an_absence_is_over_after_service_without_a_break() {
     let (serves, gone) = (
-        observed(SERVES, NONE, Holder::Another),
-        observed(GONE, NONE, Holder::Unknown),
+        make_observation(SERVES, NONE, Holder::Another),
+        make_observation(GONE, NONE, Holder::Unknown),
     );
-    let unseen = observed(UNSEEN_ONE, NONE, Holder::Unknown);
+    let unseen = make_observation(UNSEEN_ONE, NONE, Holder::Unknown);
     // Gone at 0, for longer than a slow answer; back at 10.
     let away = |then: &[(&EtcdObservation, Duration)]| {
         let mut machine = from(Own);
@@ -691,7 +704,7 @@ fn trouble_is_reported_to_the_operator() {
             (UNSEEN - NANOSECOND, false),
             (UNSEEN, true),
         ] {
-            machine.next(&observed(own, NONE, Holder::Unknown), now);
+            machine.next(&make_observation(own, NONE, Holder::Unknown), now);
             assert_eq!(machine.is_unseen, is_told && late, "{own:?} {now:?}");
         }
     }
@@ -701,7 +714,7 @@ fn trouble_is_reported_to_the_operator() {
 fn a_large_database_gets_additional_time_for_each_gib() {
     let (none, half, one) = (0, 1 << 29, 1 << 30);
     assert_eq!(
-        [none, half, one].map(patience),
+        [none, half, one].map(startup_patience),
         [HUNG, HUNG + HUNG_PER_GIB / 2, HUNG + HUNG_PER_GIB]
     );
     let pause = GRACE + PAUSE;

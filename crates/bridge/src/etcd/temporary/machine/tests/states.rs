@@ -174,7 +174,7 @@ impl World {
 #[test]
 fn every_state_of_two_etcds() {
     for (events, usually) in [(1, 1_000), (2, 2_000), (4, 4_000)] {
-        let roots = [serving(), crashed(), replaced()].map(|world| Bounded {
+        let roots = [serving_world(), crashed_world(), replaced_world()].map(|world| Bounded {
             world,
             passes: 4,
             events,
