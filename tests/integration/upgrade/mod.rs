@@ -474,7 +474,7 @@ fn mistakes_are_reported_and_nothing_is_changed() {
     let (canonical, directory) = (node.canonical(), node.directory());
     let (canonical, directory) = (canonical.to_str().unwrap(), directory.to_str().unwrap());
     let options = [canonical, "--state-dir", directory, "--kubeconfig", "/none"];
-    let mistakes = ["keep it elsewhere", "--state-dir", "--kubeconfig"];
+    let mistakes = [canonical, "--state-dir", "--kubeconfig"];
     expect_status(
         berth_command(["upgrade", "--manifests-dir", directory]).args(options),
         64,
