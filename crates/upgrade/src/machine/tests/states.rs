@@ -1,9 +1,10 @@
 //! Every state of an upgrade within bounds. berth is killed and the node reboots after any action
-//! and during any wait.
+//! and during any wait. Two silences of one shim do not overlap: a shim's last answer counts for
+//! 30 s.
 
 use super::world::Run;
 use super::*;
-use berth_testing::states::{Digest, Model, explore};
+use berth_testing::states::{Digest, Explored, Model, explore};
 use std::hash::Hash;
 
 #[derive(Debug, Clone, Copy)]
@@ -19,6 +20,10 @@ enum Event {
     Silent(Slot, u32),
     /// The answer to the next drain is lost.
     LoseAnswer,
+    /// The instance gets unready for this many seconds, and its process stays.
+    Unready(Slot, u32),
+    /// Somebody else writes the file.
+    Edit(Slot),
 }
 
 /// The remaining number of events of each kind.
@@ -30,7 +35,20 @@ struct Budget {
     silences: u8,
     answers: u8,
     interrupts: u8,
+    unready: u8,
+    edits: u8,
 }
+
+const NONE: Budget = Budget {
+    passes: 0,
+    kills: 0,
+    reboots: 0,
+    silences: 0,
+    answers: 3,
+    interrupts: 0,
+    unready: 0,
+    edits: 0,
+};
 
 #[derive(Clone)]
 struct Bounded {
@@ -40,6 +58,8 @@ struct Bounded {
     run: Run,
     budget: Budget,
     over: Option<Action>,
+    /// True if the upgrade may go back: an instance was unready for long, or three answers were lost.
+    lost: bool,
 }
 
 impl Model for Bounded {
@@ -61,10 +81,18 @@ impl Model for Bounded {
             &[[3, 3], [3, 60], [60, 3]].map(Event::Reboot),
         );
         for slot in [Slot::Canonical, Slot::Temporary] {
+            let (at, world) = (slot as usize, &self.world);
+            let speaks = u8::from(!world.is_silent(at));
             may(
-                budget.silences,
+                budget.silences.min(speaks),
                 &[2, 29].map(|long| Event::Silent(slot, long)),
             );
+            may(
+                budget.unready.min(u8::from(world.in_group(at))),
+                &[2, 40].map(|long| Event::Unready(slot, long)),
+            );
+            let untouched = u8::from(world.edited == [false; 2]);
+            may(budget.edits.min(untouched), &[Event::Edit(slot)]);
         }
         may(
             budget.answers.min(u8::from(!self.world.loses_answer)),
@@ -98,8 +126,19 @@ impl Model for Bounded {
                 world.given.silences[slot as usize] = Some((world.now, long));
                 return;
             }
+            Event::Unready(slot, long) => {
+                budget.unready -= 1;
+                self.lost |= long > 3;
+                world.unready[slot as usize] = long;
+                return;
+            }
+            Event::Edit(slot) => {
+                budget.edits -= 1;
+                return world.edit(slot);
+            }
             Event::LoseAnswer => {
                 budget.answers -= 1;
+                self.lost |= budget.answers == 0;
                 world.loses_answer = true;
                 return;
             }
@@ -119,7 +158,7 @@ impl Model for Bounded {
     }
 
     fn digest(&self, digest: &mut Digest) {
-        (self.root, self.budget, self.over.is_some()).hash(digest);
+        (self.root, self.budget, self.over.is_some(), self.lost).hash(digest);
         self.world.digest(&self.run, digest);
     }
 
@@ -134,16 +173,11 @@ impl Model for Bounded {
         if let Some(over) = &self.over {
             return assert!(matches!(over, Action::Finish(_) | Action::Halt(_)));
         }
-        let Given {
-            temporary,
-            canonical,
-            interrupt,
-            ..
-        } = world.given;
+        let is_edited = world.edited != [false; 2];
         let mut over = world.run(&mut disk);
-        // Three lost answers lead back.
-        let is_calm = interrupt.is_none() && self.budget.answers > 0;
-        if is_calm && temporary == Fate::Good && canonical == Fate::Good {
+        assert!(!is_edited || matches!(over, Action::Halt(_)), "{over:?}");
+        let is_calm = world.given.interrupt.is_none() && !self.lost;
+        if is_calm && world.given.is_good() && !is_edited {
             assert_eq!(over, Action::Finish(UpgradeOutcome::Done), "{:?}", disk.why);
         }
         if let Action::Halt(_) = over {
@@ -151,50 +185,106 @@ impl Model for Bounded {
             world.repair();
             over = world.run(&mut disk);
         }
-        assert!(matches!(over, Action::Finish(_)), "{over:?}");
+        let outcome = match disk.target {
+            Version::Old => UpgradeOutcome::RolledBack,
+            Version::Emulated => UpgradeOutcome::Emulating,
+            Version::New => UpgradeOutcome::Done,
+        };
+        assert_eq!(over, Action::Finish(outcome), "{:?}", disk.why);
         assert_eq!(world.files, [Some(disk.target), None]);
         assert!(world.in_group(0));
+        assert!(!disk.judged || self.world.given.has_bad_verdict());
     }
 }
 
-fn explore_with(name: &str, budgets: &[Budget], usually: usize) {
-    let failing = [
+impl Given {
+    fn is_good(&self) -> bool {
+        let mut verdicts = self.judge.iter().flat_map(|judge| &judge.verdicts);
+        [self.temporary, self.canonical] == [Fate::Good; 2]
+            && verdicts.all(|verdict| *verdict == JudgeResult::GoOn)
+    }
+
+    fn has_bad_verdict(&self) -> bool {
+        let mut verdicts = self.judge.iter().flat_map(|judge| &judge.verdicts);
+        verdicts.any(|verdict| matches!(verdict, JudgeResult::GoBack(_)))
+    }
+}
+
+/// Good and failing instances, with and without a judge who finds no fault.
+fn usual_nodes() -> Vec<Given> {
+    let fates = [
+        (Fate::Good, Fate::Good),
         (Fate::NeverReady, Fate::Good),
         (Fate::Good, Fate::Refuses),
         (Fate::Good, Fate::Crashes(5)),
     ];
-    let given = [(Fate::Good, Fate::Good)]
-        .into_iter()
-        .chain(failing)
-        .flat_map(|(temporary, canonical)| {
-            let judges = [None, Some(good_judge(true))];
-            judges.map(|judge| Given {
-                temporary,
-                canonical,
-                judge,
-                ..good_given()
-            })
-        });
-    let roots: Vec<_> = given
-        .flat_map(|given| budgets.iter().map(move |budget| (given.clone(), *budget)))
-        .collect();
-    let roots = roots
-        .into_iter()
-        .enumerate()
-        .map(|(root, (given, budget))| {
-            let (world, run) = (
-                World::new(given.clone()),
-                Run::new(Position::begin(), given.course()),
-            );
-            Bounded {
-                root,
-                world,
-                run,
-                budget,
-                over: None,
-            }
-        });
-    explore(name, &roots.collect::<Vec<_>>(), usually);
+    let with_judges = |(temporary, canonical)| {
+        [None, Some(good_judge(true))].map(|judge| Given {
+            temporary,
+            canonical,
+            judge,
+            ..good_given()
+        })
+    };
+    fates.into_iter().flat_map(with_judges).collect()
+}
+
+/// Other verdicts, a restart of the same version, a shim for the whole node, and an old manifest
+/// that does not serve any more.
+fn special_nodes() -> Vec<Given> {
+    let go_back = || JudgeResult::GoBack(BAD.into());
+    let stop = || JudgeResult::Stop(UNDECIDED.into());
+    let good = || JudgeResult::GoOn;
+    let judged = |emulated, verdicts| Given {
+        judge: Some(Judge {
+            verdicts,
+            ..good_judge(emulated)
+        }),
+        ..good_given()
+    };
+    let same = Given {
+        same: true,
+        ..good_given()
+    };
+    let undrained = |given| Given {
+        drains: false,
+        ..given
+    };
+    let without_back = |given| Given {
+        back: Fate::NeverReady,
+        ..given
+    };
+    let refuses = |given| Given {
+        canonical: Fate::Refuses,
+        ..given
+    };
+    vec![
+        judged(false, [good(), go_back()]),
+        judged(true, [good(), stop()]),
+        judged(true, [go_back(), good()]),
+        judged(true, [stop(), good()]),
+        same.clone(),
+        refuses(same),
+        undrained(good_given()),
+        undrained(refuses(good_given())),
+        without_back(refuses(good_given())),
+        without_back(judged(true, [go_back(), good()])),
+    ]
+}
+
+fn explore_with(name: &str, nodes: &[Given], budgets: &[Budget], usually: usize) -> Explored {
+    let roots = nodes
+        .iter()
+        .flat_map(|given| budgets.iter().map(move |budget| (given.clone(), *budget)));
+    let roots = roots.enumerate().map(|(root, (given, budget))| Bounded {
+        root,
+        run: Run::new(Position::begin(), given.course()),
+        world: World::new(given),
+        budget,
+        over: None,
+        lost: false,
+    });
+    explore(name, &roots.collect::<Vec<_>>(), usually)
 }
 
 #[test]
@@ -203,9 +293,10 @@ fn every_state_of_an_upgrade() {
         passes: 2,
         kills: 2,
         reboots: 1,
-        silences: 0,
-        answers: 3,
         interrupts: 1,
+        unready: 1,
+        edits: 1,
+        ..NONE
     };
     let silent = Budget {
         reboots: 0,
@@ -213,62 +304,96 @@ fn every_state_of_an_upgrade() {
         silences: 2,
         ..budget
     };
-    explore_with("upgrade", &[budget, silent], 8_000);
+    let nodes = [usual_nodes(), special_nodes()].concat();
+    let found = explore_with("upgrade", &nodes, &[budget, silent], 8_000);
+    assert!(found.states >= 8_000, "{found:?}");
 }
 
 /// Only a few faults in each search, which therefore tries them after each action, to the end.
 #[test]
 fn every_state_of_an_upgrade_and_a_few_faults() {
-    let none = Budget {
-        passes: 1,
-        kills: 0,
-        reboots: 0,
-        silences: 0,
-        answers: 3,
-        interrupts: 0,
+    let deep = |name, budget, floor| {
+        let found = explore_with(name, &usual_nodes(), &[budget], 3_000);
+        assert!(found.states >= floor, "{found:?}");
     };
-    explore_with(
-        "upgrade, lost answers",
-        &[Budget { passes: 0, ..none }],
-        3_000,
-    );
-    explore_with(
+    let few = Budget { passes: 1, ..NONE };
+    deep(
         "upgrade, lost answers of a silent shim",
-        &[Budget {
-            passes: 0,
+        Budget {
             silences: 1,
-            ..none
-        }],
+            ..NONE
+        },
         3_000,
     );
-    explore_with("upgrade, kills", &[Budget { kills: 2, ..none }], 3_000);
-    explore_with(
+    deep("upgrade, kills", Budget { kills: 2, ..few }, 3_000);
+    deep(
         "upgrade, a reboot",
-        &[Budget {
+        Budget {
             reboots: 1,
             interrupts: 1,
-            ..none
-        }],
+            ..few
+        },
         3_000,
     );
-    explore_with(
+    deep(
         "upgrade, a silent shim",
-        &[Budget {
+        Budget {
             silences: 1,
             kills: 1,
             answers: 1,
-            ..none
-        }],
+            ..few
+        },
         3_000,
     );
-    explore_with(
+    deep(
         "upgrade, an interrupt",
-        &[Budget {
+        Budget {
             interrupts: 1,
             kills: 1,
             passes: 2,
-            ..none
-        }],
+            ..few
+        },
         3_000,
+    );
+}
+
+/// A single fault after each action, tried to the end. The floors are a little below the numbers
+/// of states.
+#[test]
+fn every_state_of_an_upgrade_and_one_fault() {
+    let nodes = [usual_nodes(), special_nodes()].concat();
+    let all = |name, budget, floor| {
+        let found = explore_with(name, &nodes, &[budget], 100_000);
+        assert!(found.exhausted && found.states >= floor, "{found:?}");
+    };
+    let none = Budget { answers: 0, ..NONE };
+    all("upgrade, lost answers", NONE, 800);
+    all("upgrade, a kill", Budget { kills: 1, ..none }, 1_200);
+    all("upgrade, one reboot", Budget { reboots: 1, ..none }, 2_200);
+    all(
+        "upgrade, a silence",
+        Budget {
+            silences: 1,
+            ..none
+        },
+        2_400,
+    );
+    all(
+        "upgrade, one interrupt",
+        Budget {
+            interrupts: 1,
+            ..none
+        },
+        650,
+    );
+    all(
+        "upgrade, an unready instance",
+        Budget { unready: 1, ..none },
+        2_050,
+    );
+    all(
+        "upgrade, a foreign file",
+        Budget { edits: 1, ..none },
+        1_050,
     );
 }

@@ -120,6 +120,10 @@ pub(super) struct World {
     reported: [bool; 2],
     /// True if the slot's instance was judged and may stay.
     passed: [bool; 2],
+    /// Seconds for which the slot's instance is not ready although its process runs.
+    pub(super) unready: [u32; 2],
+    /// True if somebody else has written the slot's file.
+    pub(super) edited: [bool; 2],
 }
 
 /// A running berth, and its position on disk.
@@ -166,12 +170,21 @@ impl World {
             dark: false,
             reported: [true, false],
             passed: [false; 2],
+            unready: [0; 2],
+            edited: [false; 2],
         }
+    }
+
+    /// Somebody else writes a slot's file, and its pod serves nobody.
+    pub(super) fn edit(&mut self, slot: Slot) {
+        let at = slot as usize;
+        (self.edited[at], self.pods[at], self.dark) = (true, None, true);
     }
 
     pub(super) fn reboot(&mut self, boot: [u32; 2]) {
         (self.pods, self.known, self.unknown_for, self.dark) =
             ([None, None], self.files, [0; 2], true);
+        self.unready = [0; 2];
         for (at, start) in boot.into_iter().enumerate() {
             self.start(at, start);
         }
@@ -200,10 +213,15 @@ impl World {
     }
 
     pub(super) fn in_group(&self, slot: usize) -> bool {
+        self.unready[slot] == 0 && self.may_get_ready(slot)
+    }
+
+    /// True if the instance is in the group once it is ready again.
+    fn may_get_ready(&self, slot: usize) -> bool {
         self.pods[slot].is_some_and(|pod| matches!(pod.life, Life::Ready(_)) && !pod.drained)
     }
 
-    fn is_silent(&self, slot: usize) -> bool {
+    pub(super) fn is_silent(&self, slot: usize) -> bool {
         self.given.silences[slot].is_some_and(|(at, long)| (at..at + long).contains(&self.now))
     }
 
@@ -226,16 +244,20 @@ impl World {
     }
 
     pub(super) fn observe(&self) -> NodeObservation {
-        let content = |file: Option<Version>| file.map_or(Content::Absent, Content::Holds);
+        let content = |at: usize| match self.files[at] {
+            _ if self.edited[at] => Content::Other,
+            file => file.map_or(Content::Absent, Content::Holds),
+        };
         NodeObservation {
-            canonical_file: content(self.files[0]),
-            temporary_file: content(self.files[1]),
+            canonical_file: content(0),
+            temporary_file: content(1),
             canonical: self.instance(0),
             temporary: self.instance(1),
         }
     }
 
     fn act(&mut self, action: &Action) {
+        assert_eq!(self.edited, [false; 2], "{action:?} beside a foreign file");
         match action {
             Action::Place(slot, version) => {
                 let at = *slot as usize;
@@ -304,6 +326,10 @@ impl World {
         self.report();
         self.now += 1;
         for at in 0..self.pods.len() {
+            self.unready[at] = self.unready[at].saturating_sub(1);
+            if self.edited[at] {
+                continue;
+            }
             match self.unknown_for[at].checked_sub(1) {
                 Some(left) => self.unknown_for[at] = left,
                 None => self.known[at] = self.files[at],
@@ -350,8 +376,11 @@ impl World {
             ..
         } = self.given;
         let good = [temporary, canonical, back] == [Fate::Good; 3];
-        self.dark &= !(good && (self.in_group(0) || self.in_group(1)));
-        let serves = self.in_group(0) || self.in_group(1) || self.dark;
+        // A pod without a file goes by itself.
+        let stays = |at: usize| self.in_group(at) && self.files[at].is_some();
+        self.dark &= !(good && (stays(0) || stays(1)));
+        // No other instance is removed or drained meanwhile (`act`).
+        let serves = self.may_get_ready(0) || self.may_get_ready(1) || self.dark;
         assert!(serves, "no instance serves: {:?}", self.pods);
     }
 
@@ -376,6 +405,8 @@ impl World {
     /// berth is killed, and starts again after `away` seconds.
     pub(super) fn be_away(&mut self, run: &mut Run, away: u32) {
         (0..away).for_each(|_| self.tick());
+        // A new run knows nothing of a shim that has not answered yet.
+        self.reported = [false; 2];
         run.machine = Machine::new(run.disk.clone(), LIMITS, self.given.course());
     }
 
@@ -458,6 +489,7 @@ impl World {
     /// Removes every cause of a failure.
     pub(super) fn repair(&mut self) {
         (self.given.canonical, self.given.back) = (Fate::Good, Fate::Good);
+        (self.edited, self.unready) = ([false; 2], [0; 2]);
         for pod in self.pods.iter_mut().flatten() {
             // The kubelet restarts a shim that has ended.
             (pod.fate, pod.drained) = (Fate::Good, false);
@@ -552,6 +584,7 @@ impl World {
                 silence,
                 self.reported[at],
                 self.passed[at],
+                (self.unready[at], self.edited[at]),
                 pods[at].is_some(),
             )
                 .hash(digest);
