@@ -36,7 +36,8 @@ use proptest::prelude::*;
 use std::collections::VecDeque;
 
 const LEASE: Time = Duration::from_secs(3);
-const HOLD: Time = Duration::from_secs(8);
+/// Longer than a lease, and short enough for one `Pass(7)`: searches have few passes.
+const HOLD: Time = Duration::from_millis(3500);
 const STEP: Time = Duration::from_millis(500);
 
 fn address() -> SocketAddr {
@@ -412,10 +413,9 @@ impl World {
             holder,
             (ended.lease, ended.connected.keys().copied().collect()),
         );
-        for (cookie, socket) in &mut self.sockets {
+        for socket in self.sockets.values_mut() {
             socket.acceptors.remove(&holder);
             socket.holders.remove(&holder);
-            let _ = cookie;
         }
         // Messages sent before the crash are delivered before the end of file. Unsent messages are
         // lost.
@@ -428,11 +428,23 @@ impl World {
                 self.post(other, holder, Message::Gone);
             }
         }
-        self.sockets.retain(|_, socket| {
-            // Descriptors in flight in a message hold the socket too.
-            !socket.holders.is_empty() || !socket.listening
-        });
+        self.drop_unheld();
         self.update_facts();
+    }
+
+    /// Removes the sockets without a holder. A descriptor in an unread message holds its socket.
+    fn drop_unheld(&mut self) {
+        let inboxes = self.shims.values().flat_map(|shim| shim.inbox.values());
+        let flying: BTreeSet<Cookie> = inboxes
+            .flatten()
+            .flat_map(|message| match message {
+                Message::Update(_, guards) => guards.as_slice(),
+                _ => &[],
+            })
+            .map(|(cookie, _)| *cookie)
+            .collect();
+        self.sockets
+            .retain(|cookie, socket| !socket.holders.is_empty() || flying.contains(cookie));
     }
 
     /// Checks that a death closes no listener that a sibling could hold, since the sibling has read
@@ -528,14 +540,9 @@ impl World {
             Message::Connected => self.act(to, |machine| machine.on_connected(from)),
             Message::Update(announce, guards) => {
                 for (cookie, _) in &guards {
-                    if let Some(socket) = self.sockets.get_mut(cookie) {
-                        socket.holders.insert(to);
-                    }
+                    let socket = self.sockets.get_mut(cookie);
+                    socket.expect("it was in flight").holders.insert(to);
                 }
-                let guards: Vec<_> = guards
-                    .into_iter()
-                    .filter(|(cookie, _)| self.sockets.contains_key(cookie))
-                    .collect();
                 self.act(to, |machine| machine.on_update(from, announce, &guards));
             }
             Message::Runs(cookie) => self.start_loop(to, cookie),
@@ -870,7 +877,7 @@ impl World {
                 }
             }
         }
-        self.sockets.retain(|_, socket| !socket.holders.is_empty());
+        self.drop_unheld();
     }
 
     /// Checks who accepts after an accept loop is ended. If all messages are read and nobody hung,
