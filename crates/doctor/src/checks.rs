@@ -47,7 +47,7 @@ checks! {
     CLUSTER_ACCOUNT, Error, "cluster-account";
     CLUSTER_MOUNT, Error, "cluster-mount";
     NODE_NAME, Warning, "node-name";
-    // The manifest that runs.
+    // Comparison with the running manifest.
     VERSION_SKEW, Error, "version-skew";
     LISTEN_LOST, Error, "listen-lost";
     ETCD_DIFFERS, Error, "etcd-differs";

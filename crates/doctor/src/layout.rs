@@ -1,6 +1,6 @@
-//! How a kube-apiserver is behind berth, in any style of manifest: the container of the shim, and
-//! berth's options in each container. Options are read as berth itself reads them, from arguments
-//! and variables.
+//! Finds out how a kube-apiserver runs behind berth, in any style of manifest: the container of the
+//! shim, and berth's options in each container. Options are read as berth itself reads them, from
+//! arguments and variables.
 
 use berth_cluster::yaml::YamlNode;
 use berth_manifest::{Container, Manifest};

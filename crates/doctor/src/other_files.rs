@@ -111,8 +111,8 @@ fn check_pod(
             "the kubelet reads this file as a manifest, and the file defines no pod".to_owned()
         }
         Ok(Some(pod)) => {
-            // Of several files with one pod, the file named after the pod stays; otherwise, the
-            // first file.
+            // If several files define the same pod, all of them are reported but one: the file
+            // named after the pod or, if there is no such file, the first file.
             let rank = |file: &Path| (stem(file).as_ref() != Some(&pod.1), file.to_owned());
             let same = |(other, of): &&(&Path, PodOf)| {
                 of.as_ref().ok() == Some(&Some(pod.clone())) && rank(other) < rank(file)

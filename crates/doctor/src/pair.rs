@@ -1,6 +1,6 @@
 //! Compares a manifest with the running manifest, its predecessor. During an upgrade, both
-//! kube-apiservers run behind one port: a client writes through one and reads through the other,
-//! and presents the tokens signed by one to the other.
+//! kube-apiservers run behind one port: a client may write through one kube-apiserver and read
+//! through the other, and may present to one kube-apiserver a token that the other has signed.
 
 use super::checks::{ETCD_DIFFERS, KEYS_DIFFER, LISTEN_LOST, VERSION_SKEW};
 use super::layout::Layout;
@@ -32,8 +32,9 @@ pub(super) fn examine(case: &Case<'_>, running: &Manifest) -> Vec<Finding> {
         findings: Vec::new(),
     };
     pair.version();
-    // A kube-apiserver that is not behind berth is restarted, and under a bridge its copy serves
-    // meanwhile. `inject` changes none of the compared flags.
+    // If the running kube-apiserver is not behind berth, the flags are not compared, because the
+    // change is a restart: old and new do not serve together. Under a bridge, a copy of the old
+    // kube-apiserver serves meanwhile, but `inject` changes none of the compared flags.
     if let Some(before) = Layout::of(running) {
         pair.listen(&before);
         pair.etcd();
@@ -328,7 +329,8 @@ mod tests {
             &[
                 (&[], &[], false),
                 (&[], &[(ETCD, other)], true),
-                // The servers move in two upgrades, by way of both URLs.
+                // The etcd servers can be replaced in two upgrades: the first upgrade names both
+                // URLs, the second upgrade only the new URL.
                 (&[], &[(ETCD, both)], false),
                 (&[(ETCD, both)], &[(ETCD, other)], false),
                 (&[], &[(ETCD, &prefix("/other"))], true),

@@ -84,7 +84,7 @@ impl Purpose {
     }
 }
 
-/// Why there should be a slice, or not.
+/// Says whether the node should have a slice, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Demand {
     /// An instance of this node serves.
@@ -245,8 +245,8 @@ impl ServiceKeeper {
         let mut rule = Rule::default();
         // The Service is not read before an instance serves.
         let mut reads_service = false;
-        // A write without an answer may have been carried out, and a resumed upgrade may have a
-        // slice from before.
+        // `tried` is true if the slice may exist: a write without an answer may have been carried
+        // out, and a resumed upgrade may have a slice from before.
         let (mut there, mut tried) = (false, self.purpose == Purpose::Upgrade);
         // Time of the last apply. Afterwards, someone else may have removed the slice.
         let mut applied: Option<Instant> = None;
@@ -283,8 +283,8 @@ impl ServiceKeeper {
                 .ok()
                 .map(|all| all.iter().any(|ip| *ip != self.address.ip()));
             let phase = match demand {
-                // If no other node is listed, removal would leave the Service empty. One bad sample
-                // is no reason for that.
+                // Removal of the slice while no other node is listed would leave the Service empty.
+                // One bad sample is not enough reason for an empty Service.
                 Demand::NotServing if others == Some(true) => Phase::Refusing,
                 Demand::NotServing => Phase::Waiting,
                 Demand::Serving | Demand::Ending => Phase::Joined,
@@ -316,7 +316,7 @@ impl ServiceKeeper {
             };
             let is = match (&brought, addresses) {
                 (Err(error), _) => Err(error.to_string()),
-                // A failed read does not take back a state that is known already.
+                // If the addresses cannot be read, a state that is known already stays as it is.
                 (Ok(_), Err(why)) if state.borrow().is_err() => Err(why),
                 (Ok(is), _) => Ok(*is),
             };
@@ -387,7 +387,7 @@ impl ServiceKeeper {
     }
 }
 
-/// The time of the last renewal that was due.
+/// The time of the last due renewal: the current time, rounded down to a multiple of `RENEWAL`.
 fn renewal_time() -> String {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -642,7 +642,8 @@ mod tests {
         );
     }
 
-    /// If the rule changes nothing, the operator has to know the reason.
+    /// If a request is forbidden, the Service stays as it is, and the operator has to know the
+    /// reason.
     #[tokio::test]
     async fn an_operator_who_may_not_write_or_not_read_is_told() {
         for refused in ["PATCH /", RECONCILED] {
@@ -671,7 +672,7 @@ mod tests {
         }
     }
 
-    /// Other nodes serve, and this node must not be listed.
+    /// Other nodes serve, so a node that does not serve must not be in the Service.
     #[tokio::test]
     async fn a_node_that_serves_nothing_is_taken_out() {
         let (objects, keeper, _asked) = start_cluster(&["10.0.0.6"], Vec::new()).await;

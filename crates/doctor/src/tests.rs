@@ -128,7 +128,7 @@ fn manifest_cases() -> Vec<(&'static str, Vec<Finding>)> {
     let pod = static_pod();
     let changed = |changes: &[(&str, &str)]| text_findings(&replace_in(&pod, changes));
     let shim = |changes: &[(&str, &str)]| text_findings(&with_shim(&pod, changes));
-    // The findings for the pod as replacement of a pod that differs in one text.
+    // Examines the pod as the replacement of a running pod that differs in one text.
     let replacing = |(id, now, before)| {
         let old = pod.replace(now, before);
         assert_ne!(old, pod);
@@ -398,8 +398,8 @@ fn manifest_cases() -> Vec<(&'static str, Vec<Finding>)> {
     cases
 }
 
-/// A kube-apiserver that is alone on its node has its identity alone. Without a CA there is no
-/// mixed version proxy.
+/// The host's name identifies only one kube-apiserver if the node runs only one at a time. Without
+/// a CA there is no mixed version proxy.
 #[test]
 fn peer_proxy_is_reported_only_behind_berth_and_with_a_ca() {
     assert_eq!(

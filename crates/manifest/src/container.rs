@@ -74,8 +74,8 @@ impl<'a> Container<'a> {
         self.node.text_of("name").unwrap_or_default()
     }
 
-    /// True if the container runs berth. Decided by the command; without a command (the image's
-    /// entrypoint runs), by the name or by a variable of berth.
+    /// True if the container runs berth. The command decides. A container without a command runs
+    /// the entrypoint of its image; then the container's name or a variable of berth decides.
     pub fn runs_berth(self) -> bool {
         match self.node.list("command").first().and_then(YamlNode::text) {
             Some(program) => basename(program) == "berth",
@@ -123,7 +123,7 @@ impl<'a> Container<'a> {
         known
     }
 
-    /// A field of the container's security context; otherwise, of the pod's.
+    /// A field of the container's security context or, if the field is missing there, of the pod's.
     pub fn security(self, field: &str) -> Option<&'a YamlNode> {
         let own = self.node.at(&["securityContext", field]);
         own.or_else(|| self.pod.at(&["securityContext", field]))

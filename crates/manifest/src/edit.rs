@@ -15,9 +15,9 @@ pub struct Edit {
     /// Path from the root of the document.
     pub path: Path,
     pub change: Change,
-    /// Why: a sentence without a full stop.
+    /// The reason for the change: a sentence without a full stop.
     pub reason: String,
-    /// Leaves the reason in the file as a comment, if the change removes something.
+    /// True if a change that removes something leaves the reason in the file as a comment.
     pub comment: bool,
 }
 
@@ -47,11 +47,11 @@ pub struct Path(pub Vec<Step>);
 /// A step of a [`Path`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Into a mapping.
+    /// A key of a mapping.
     Key(String),
-    /// To the list item with the given `name`.
+    /// The `name` of a list item.
     Name(String),
-    /// To a list item by index.
+    /// The index of a list item.
     Index(usize),
 }
 
@@ -431,7 +431,8 @@ impl Editor<'_> {
         let key = &parent.entries()[at].0;
         let start = self.line_start(key.span.start);
         match parent.entries().get(at + 1) {
-            // The key follows a dash, which stays: the next key moves to its place.
+            // The key is on the line of a dash. The dash stays, and the next key moves to the place
+            // of the removed key.
             Some((next, _)) if !self.text[start..key.span.start].trim().is_empty() => {
                 Ok((key.span.start..next.span.start, String::new()))
             }
@@ -440,9 +441,10 @@ impl Editor<'_> {
     }
 
     /// End of the lines of a value, where `column` is the column of the value's key or dash.
-    /// Comments below belong to the value if they are indented deeper. Below a list that is no
-    /// deeper than its key, comments also belong to it if they look like list items, with all lines
-    /// between. Other comments belong to the next key or item.
+    /// Comments below a value belong to the value if they are indented deeper. Below a list that is
+    /// no deeper than its key, comments that look like list items also belong to the list, and so
+    /// do all lines between the list and such a comment. Other comments belong to the next key or
+    /// item.
     fn end(&self, value: &YamlNode, column: usize) -> usize {
         let list = !value.flow && !value.items().is_empty();
         let mut end = self.line_end(value.span.end);

@@ -22,7 +22,7 @@ const MAX_SIZE: u64 = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what} {}: {source}{}", path.display(), suggest_fix(what, source))]
 pub struct FileError {
-    /// `read`, `write` and so on.
+    /// Name of the operation: `read`, `write` and so on.
     what: &'static str,
     path: PathBuf,
     source: io::Error,
@@ -169,8 +169,8 @@ pub fn sweep_temporary(path: &Path) {
     });
 }
 
-/// Like [`sweep_temporary`], for all files of a directory with this prefix. Needed for names that contain a
-/// time, since the next run uses another time.
+/// Like [`sweep_temporary`], for all files of a directory with this prefix. Names that contain a
+/// time need this function, since the next run uses another time.
 pub fn sweep_all(directory: &Path, beginning: &str) {
     sweep_named(Some(directory), &format!(".{beginning}"), |rest| {
         rest.rsplit('.').next()
@@ -237,8 +237,8 @@ pub fn resolve_links(path: &Path) -> PathBuf {
         .unwrap_or(path)
 }
 
-/// Time and version for the name of a kept manifest, for people. Names sort by time. `time` is RFC
-/// 3339.
+/// Returns the time and the version of a kept manifest, for a file name that people can read. Such
+/// names sort by time. `time` is RFC 3339.
 pub fn format_stamp(time: &str, text: &str) -> String {
     let time: String = time.chars().filter(|c| !matches!(c, '-' | ':')).collect();
     let manifest = Manifest::parse(text).ok();

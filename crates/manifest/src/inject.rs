@@ -161,7 +161,8 @@ pub fn inject_over(
     })
 }
 
-/// Fields of a shim's container that follow from options, or are kept.
+/// Fields of a shim's container that follow from options, or that a new injection keeps. Changes to
+/// all other fields are reset.
 const OPTIONAL: [&str; 5] = ["image", "args", "env", "volumeMounts", "securityContext"];
 
 /// Plans the edits that put a manifest behind berth, and the hints for the operator.

@@ -4,7 +4,7 @@
 //! A strategic merge patch names containers and volumes by their names, so the patch fits manifests
 //! of later kubeadm versions, and its additions to a list come first. Only the command line cannot
 //! be changed by a merge, since a list of strings is replaced as a whole. For the command line, a
-//! JSON patch inserts berth before the command and flags after it, where the flags count.
+//! JSON patch inserts berth before the command and appends flags at the end.
 
 use super::edit::{Change, Edit, Step};
 use super::write::Style;

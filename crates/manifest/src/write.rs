@@ -121,7 +121,7 @@ impl Style {
             Value::Array(items) if !items.is_empty() => self.items(indent + 2, items),
             other => return format!("{:indent$}- {}\n", "", write_scalar(other)),
         };
-        // The first key follows the dash.
+        // The first key is on the same line as the dash.
         format!("{:indent$}- {}", "", &lines[indent + 2..])
     }
 
@@ -180,8 +180,8 @@ pub(super) fn write_scalar(value: &Value) -> String {
     }
 }
 
-/// A text with the necessary quotes. Quoted as Go's YAML library does it, so that the result equals
-/// kubeadm's.
+/// A text with the necessary quotes. The quotes are those of Go's YAML library, so the result
+/// equals the output of kubeadm.
 fn scalar_text(text: &str) -> String {
     if !text.chars().all(is_printable) {
         return quote(text);

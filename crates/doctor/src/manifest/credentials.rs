@@ -31,7 +31,8 @@ impl Examiner<'_> {
         } else {
             self.mount(shim, cluster, variable("BERTH_CLUSTER"));
         }
-        // A static pod belongs to one node, so the name may be literal.
+        // A static pod belongs to one node, so its manifest may give the node's name as literal
+        // text.
         let of_one = self.case.manifest.kind() == "Pod"
             && container
                 .variable("BERTH_NODE_NAME")

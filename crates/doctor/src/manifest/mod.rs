@@ -49,9 +49,9 @@ impl Examiner<'_> {
             .push(check.at(self.case.line(line), cause, fix));
     }
 
-    /// For its peers, kube-apiserver is named after the host. Without a CA, kube-apiserver asks no
-    /// peers. With a CA but without the feature gate (on since 1.36), kube-apiserver does not
-    /// start.
+    /// Reports --peer-ca-file: with this flag, peers identify a kube-apiserver by the name of its
+    /// host. No other flag is checked. Without a CA, kube-apiserver asks no peers, and with a CA
+    /// but without the feature gate (on since 1.36), kube-apiserver does not start.
     fn peer_proxy(&mut self) {
         let flag = self
             .case
@@ -293,7 +293,8 @@ impl Examiner<'_> {
         if own.listen.first() != other.listen.first() {
             differ.push("the berth (the first BERTH_LISTEN)");
         }
-        // A shim with --backend or --discover does not look for an instance of this name.
+        // A shim with --backend or --discover does not look for the instance that BERTH_INSTANCE
+        // names, so the two names may differ.
         let named = matches!(shim.parsed.command(), Some(PodCommand::Serve(serve))
             if serve.backend.is_none() && !serve.discover);
         if named && own.instance != other.instance {
@@ -374,7 +375,8 @@ impl Examiner<'_> {
         }
     }
 
-    /// The Service `kubernetes` leads pods to the advertised address.
+    /// Checks that the shim listens on the advertised address, to which the Service `kubernetes`
+    /// leads pods.
     fn advertised(&mut self, serving: &Berth<'_>) {
         let manifest = self.case.manifest;
         let listen = options::listen_addresses(&serving.parsed);

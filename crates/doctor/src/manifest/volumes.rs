@@ -1,4 +1,4 @@
-//! Checks of the volume with the run directory, in which the shims of a node meet.
+//! Checks of the volume with the run directory, which all shims of a node share.
 
 use super::super::checks::RUN_DIR_VOLUME;
 use super::super::layout::Layout;

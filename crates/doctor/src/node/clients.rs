@@ -1,6 +1,7 @@
 //! The addresses at which clients reach kube-apiserver, and a check that the shim listens there. By
 //! default, kube-apiserver listens on every address of its node. A shim listens only on the
-//! addresses given to it, so a client of any other address is refused from the first switch on.
+//! addresses given to it, so a client that dials any other address is refused as soon as the shim
+//! has taken kube-apiserver's place.
 //!
 //! [`Clients::gather`] samples the node, and [`Clients::uncovered`] judges (pure), for `berth
 //! doctor` and `berth inject`.
@@ -36,7 +37,7 @@ pub struct Uncovered {
     /// The clients that dial the address.
     pub by: String,
     /// True if the node has the address now. If false, the address may belong to a load balancer,
-    /// or be a virtual IP that is elsewhere at the moment.
+    /// or be a virtual IP that the node does not have at the moment.
     pub here: bool,
 }
 
@@ -79,8 +80,9 @@ impl Clients {
                 // The client was on this node and has gone.
                 None if remote.ip().is_loopback() => continue,
                 None => format!("a connection from {}", remote.ip()),
-                // kube-apiserver connects to itself, and dials its new address from the switch on.
-                // A process that cannot be seen may be kube-apiserver.
+                // kube-apiserver also connects to itself, and dials its new address as soon as it
+                // runs behind the shim. A client whose process cannot be seen may be
+                // kube-apiserver.
                 Some(None) => continue,
                 Some(Some(process))
                     if matches!(process.name.as_str(), "kube-apiserver" | "berth") =>

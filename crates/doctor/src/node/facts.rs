@@ -149,7 +149,8 @@ impl Facts {
         facts
     }
 
-    /// Addresses that clients dial and a shim with these listen addresses does not listen on.
+    /// Addresses that clients dial, but on which a shim with these listen addresses does not
+    /// listen.
     pub(super) fn uncovered(&self, listen: &[Listen]) -> Vec<Uncovered> {
         self.clients
             .uncovered(listen, self.addresses.as_deref().unwrap_or_default())
@@ -232,7 +233,8 @@ pub async fn find_unconnected(root: &Path, manifest: &Manifest) -> Vec<String> {
         let Ok(socket) = berth.socket_path(&lease.instance) else {
             continue;
         };
-        // The siblings of a shim that does not answer report the shim.
+        // A shim that does not answer is skipped: its siblings report that they have no connection
+        // to it.
         let Ok(status) = ipc::request_status(&socket, ipc::PATIENCE).await else {
             continue;
         };

@@ -160,7 +160,8 @@ impl Planner<'_> {
             .unwrap_or_default()
             .to_owned();
         let mut path = self.manifest.argument_path(flag.argument);
-        // An earlier edit has put words before the command.
+        // An earlier edit has inserted berth's arguments before the command, so the index is higher
+        // now.
         if let Some(Step::Index(index)) = path.0.last_mut()
             && flag.argument == *index
         {
@@ -202,9 +203,9 @@ impl Planner<'_> {
     }
 }
 
-/// True if the value differs from pod to pod: the instance is in it, by name or by a variable with
-/// the pod's UID or name. A variable such as the node's name has the same value in both pods of a
-/// node.
+/// True if the value differs from pod to pod, because the value contains the instance's name, or a
+/// variable with the pod's UID or name. A variable such as the node's name has the same value in
+/// both pods of a node.
 fn is_per_instance(value: &str) -> bool {
     value.contains("{instance}")
 }

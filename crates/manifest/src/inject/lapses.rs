@@ -29,7 +29,7 @@ pub struct Lapse {
 pub struct Wrapping<'a> {
     /// Path of berth's binary in kube-apiserver's container.
     pub binary: &'a str,
-    /// Number of berth's words that the edits put before the command.
+    /// Number of berth's arguments that the edits insert before the command.
     pub words: usize,
     /// True if the probe has credentials.
     pub credentials: bool,
@@ -38,7 +38,7 @@ pub struct Wrapping<'a> {
 }
 
 impl Default for Wrapping<'_> {
-    /// The wrapping by [`super::plan`].
+    /// The wrapping that [`super::plan`] writes.
     fn default() -> Self {
         Self {
             binary: BINARY,
@@ -49,7 +49,8 @@ impl Default for Wrapping<'_> {
     }
 }
 
-/// Judges a manifest that is wrapped by berth in this way. `wrapping.words` must be 0.
+/// Finds the lapses of a manifest that is already behind berth, as `wrapping` describes.
+/// `wrapping.words` must be 0.
 pub fn find_lapses(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
     let options = InjectOptions::default();
     let mut judge = Judge {

@@ -26,7 +26,7 @@ fn bind_wait() -> Value {
     make_variable("BERTH_BIND_WAIT", "10m")
 }
 
-/// Like [`bind_wait`], unless the manifest has another time.
+/// Like [`bind_wait`]. `None` if the operator has added this variable to the shim.
 pub(super) fn bind_wait_unless_set(added: &[Value]) -> Option<Value> {
     Some(bind_wait()).filter(|wait| added.iter().all(|other| other["name"] != wait["name"]))
 }
@@ -177,8 +177,8 @@ pub(super) fn make_volumes(run_dir: &str, cluster: Option<&str>) -> Vec<Value> {
         json!({"name": BIN, "emptyDir": {}}),
         directory(RUN, run_dir, "DirectoryOrCreate"),
     ];
-    // Without credentials the shim would not start, and the kubelet reports a missing directory
-    // better.
+    // The directory must exist, because the shim does not start without credentials. The kubelet
+    // reports a missing directory more clearly than the shim would.
     volumes.extend(cluster.map(|path| directory(CLUSTER, path, "Directory")));
     volumes
 }

@@ -13,8 +13,8 @@ const KINDS: [&str; 3] = ["httpGet", "tcpSocket", "grpc"];
 /// The path that `berth live` asks for.
 const LIVE: &str = "/livez";
 
-/// Effect of a probe on the shared port. The shim may not listen on localhost; if it does, that
-/// port is shared as well.
+/// Effect of a probe that asks the shared port. The port on localhost is shared too, if the shim
+/// listens on localhost.
 const MISTAKEN: &str = "the kubelet takes the other instance's answer for this instance's, and kills this instance when nothing answers";
 
 impl<'a> Planner<'a> {
@@ -155,8 +155,8 @@ impl<'a> Planner<'a> {
             .apiserver()
             .at(&[probe, "httpGet", "path"])
             .and_then(YamlNode::text);
-        // The tcpSocket probe needed only an open port. With /livez instead of /livez/ping, an
-        // outage of etcd would restart kube-apiserver.
+        // A tcpSocket probe needs only an open port, so its replacement asks for /livez/ping: with
+        // /livez, an outage of etcd would restart kube-apiserver.
         let connects = self
             .manifest
             .apiserver()
@@ -320,8 +320,8 @@ impl<'a> Planner<'a> {
         );
     }
 
-    /// How long the container's preStop hook sleeps or waits for streams, as far as visible. This
-    /// time counts toward the grace period.
+    /// How long the container's preStop hook sleeps or waits for streams, as far as the manifest
+    /// shows. This time counts toward the grace period.
     pub(super) fn hook_duration(&self) -> Duration {
         let Some(hook) = self.manifest.apiserver().at(&["lifecycle", "preStop"]) else {
             return Duration::ZERO;
@@ -377,12 +377,12 @@ pub(super) fn is_shared(word: &str, port: u16) -> bool {
 enum Target {
     /// The shared port.
     Shared,
-    /// The shared port or localhost, by a program.
+    /// A program that asks the shared port or localhost.
     By(String),
-    /// This instance through berth, or nothing.
+    /// This instance, which berth asks, or no target at all.
     Own,
     /// Another process.
     Other(String),
-    /// A port by name, which is not the shared port.
+    /// A named port that is not the shared port.
     Name(String),
 }

@@ -213,8 +213,8 @@ fn passing_sockets_is_one_variable_in_two_containers() {
             ]
             .map(|line| (ChangeTag::Insert, line));
             assert_eq!(changed, [&lines[..], &lines].concat());
-            // Without the option, no trace of it stays. A missing option means off, as for
-            // `--service`.
+            // Neither eject nor an injection without the option leaves a trace of the option. A
+            // missing option means off, as for `--service`.
             assert_eq!(
                 (eject_text(after), parse_values(&eject_text(after))),
                 (eject_text(before), parse_values(text))
@@ -495,7 +495,7 @@ fn the_path_of_a_probe_is_kept() {
     ));
 }
 
-/// The kubelet would kill kube-apiserver for ever.
+/// Because of such a probe, the kubelet would kill kube-apiserver again and again.
 #[test]
 fn a_program_that_asks_the_shared_port_for_a_probe_is_refused() {
     let problems = inject(RKE2, &trusting_options()).unwrap_err();
@@ -517,7 +517,8 @@ fn a_program_that_asks_the_shared_port_for_a_probe_is_refused() {
             ("readinessProbe", 64)
         ]
     );
-    // The fix, and programs that do not name the port, which are reported.
+    // The suggested fix leaves nothing to report. A program that does not name the shared port is
+    // reported in a note.
     let fixed = RKE2.replace(
         "      exec:\n        command:\n        - kubectl\n        - get\n        - --server=https://localhost:6443/\n",
         "      httpGet:\n        port: 6443\n      ignored:\n        command:\n",
@@ -555,7 +556,7 @@ fn a_sidecar_that_answers_a_probe_is_noted() {
     );
 }
 
-/// The notes of an injection about probes.
+/// An injection's notes about probes.
 fn probe_exec(outcome: &Injection) -> String {
     outcome
         .notes
@@ -1009,7 +1010,7 @@ fn variables_added_to_the_shim_are_kept() {
     for line in admin.lines() {
         assert!(patched.contains(line.trim()), "{line} in {patched}");
     }
-    // Other changes are lost, and a note says so.
+    // Changes to other fields of the shim's container are lost, and a note says so.
     let mut tuned = by_hand.clone();
     let at = tuned.rfind("memory: 32Mi").unwrap();
     tuned.replace_range(at..at + "memory: 32Mi".len(), "memory: 64Mi");
