@@ -29,9 +29,9 @@ const BATCH: usize = 1024;
 /// Longest pause when descriptors or memory ran out; a connection that ends cuts the pause short.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Longest wait of the last shim for descriptors to accept the rest of a queue: the timeout of the
-/// queued clients (client-go: 10 s for a handshake). Connections that hold the descriptors are not
-/// ended.
+/// How long the last shim may wait for descriptors, to accept the clients that are left in a queue.
+/// After this time the queued clients give up (client-go: 10 s for a handshake). Connections that
+/// hold the descriptors are not ended.
 const LONGEST_REST: Duration = Duration::from_secs(10);
 
 /// Connections that the first worker may have beyond any other worker while clients are passed as
@@ -107,8 +107,8 @@ struct AcceptedConnection {
     sent: Option<Vec<u8>>,
 }
 
-/// The queue of connections for a worker. A task spawned from another thread wakes its thread each
-/// time (a write to an eventfd), a queue wakes the thread only when empty.
+/// The queue of connections for a worker. A queue wakes the worker's thread only if the queue was
+/// empty, but each task spawned from another thread wakes the thread (a write to an eventfd).
 #[derive(Debug)]
 struct WorkerQueue {
     to: mpsc::UnboundedSender<AcceptedConnection>,
@@ -144,8 +144,8 @@ pub(crate) struct Dispatcher {
     metrics: Arc<Metrics>,
     ended: Arc<Notify>,
     limit: u64,
-    /// True if an accept has failed for a lasting reason since the listen queue was last empty:
-    /// logged once, not at each attempt.
+    /// True if an accept has failed for a lasting reason since the listen queue was last empty.
+    /// Such a failure is logged once, not at each attempt.
     troubled: AtomicBool,
 }
 
@@ -212,9 +212,10 @@ impl Dispatcher {
                 },
             }
         }
-        // Without a guard elsewhere, close would reset the queue. The time limit is for clients
-        // that can wait. The listener is closed here, within microseconds: another thread would
-        // have to wake up first.
+        // If no sibling has a guard of this listener, closing the listener resets the queued
+        // clients, so the queued clients are accepted first. After the time limit they would not
+        // wait any longer. The listener is closed on this thread, within microseconds: another
+        // thread would have to wake up first.
         let until = tokio::time::Instant::now() + LONGEST_REST;
         while *accepting.borrow() == Accepting::Rest {
             match self.accept_batch(&listener, u64::MAX) {
@@ -307,8 +308,8 @@ impl Dispatcher {
                 Ok((client, peer)) => self.dispatch(client, peer, None),
                 Err(error) => match AcceptError::from_io_error(&error) {
                     AcceptError::Empty => {
-                        // At a limit, each connection that ends lets one client in, and the next
-                        // client waits again.
+                        // Only an empty queue ends the trouble: at a limit, each connection that
+                        // ends lets one client in, and the next client has to wait again.
                         self.troubled.store(false, Relaxed);
                         return Some(AcceptError::Empty);
                     }

@@ -385,7 +385,7 @@ impl Bound {
         &self.shared.instance
     }
 
-    /// Returns the directory in which the shim meets its siblings.
+    /// Returns the directory of the berth, which the shim shares with its siblings.
     pub fn berth(&self) -> &BerthDir {
         &self.shared.berth
     }

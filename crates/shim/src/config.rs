@@ -25,7 +25,7 @@ pub struct Config {
     pub preferred: Option<Preferred>,
     /// True for a node shim, which serves every instance of the berth.
     pub discover: bool,
-    /// How long siblings wait for a sign of life.
+    /// How long siblings wait for a renewal of this shim's lease.
     pub lease: Duration,
     /// How long bind(2) is tried again while a port is not available.
     pub bind_wait: Duration,
@@ -45,7 +45,8 @@ pub struct Config {
     pub threads: Option<usize>,
     /// TLS handshakes that an instance may have in flight.
     pub max_openings: MaxOpenings,
-    /// Clients with new connections that go first, in addition to clients on the node itself.
+    /// Networks of the clients that go first at the gate, in addition to clients on the node
+    /// itself.
     pub first: Vec<IpNet>,
     /// Address of the admin server (/metrics, /status, /livez, /readyz).
     pub admin: Option<SocketAddr>,

@@ -9,8 +9,8 @@ use crate::handover::PASSES;
 use crate::relay::bulk::PIPES;
 use berth_node::ipc::REQUESTS;
 
-/// Most relaying threads by default: eight move more than a control-plane node's network, and on a
-/// node with many cores the apiserver should have the rest.
+/// Most relaying threads by default. Eight threads relay more than the network of a control-plane
+/// node carries, and on a node with many cores the apiserver should have the other cores.
 const THREADS: usize = 8;
 
 /// Descriptors for neither threads nor connections: listeners, guards, probes and run directory,

@@ -218,7 +218,7 @@ impl Metrics {
             .inc();
     }
 
-    /// Counts a renewal of the lease: `ok`, `blocked` (a thread gave no sign of life), `failed`.
+    /// Counts a renewal of the lease: `ok`, `blocked` (a thread did not respond), `failed`.
     pub(crate) fn count_renewal(&self, result: &'static str) {
         self.renewals.get_or_create(&[("result", result)]).inc();
     }

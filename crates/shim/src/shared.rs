@@ -16,7 +16,7 @@ use tokio::sync::{Notify, watch};
 /// Clones share their state.
 #[derive(Debug, Clone)]
 pub(crate) struct Shared {
-    /// With the bound addresses, where the kernel chose a port.
+    /// The configuration, with the bound addresses where the kernel chose a port.
     pub(crate) config: Arc<Config>,
     pub(crate) instance: InstanceId,
     pub(crate) berth: BerthDir,
@@ -28,10 +28,10 @@ pub(crate) struct Shared {
     /// Limits TLS handshakes in flight. `None` if the gate is off.
     pub(crate) gate: Option<Arc<Gate>>,
     pub(crate) share: Arc<Sharing>,
-    /// For all work in the run directory.
+    /// Makes all calls in the run directory, off the runtime.
     pub(crate) run_dir: OffThread,
-    /// For lists of sockets and the process's figures. In a container, another process may serve
-    /// the files in /proc.
+    /// Lists sockets and reads the process's figures, off the runtime. In a container, another
+    /// process may serve the files in /proc.
     pub(crate) kernel: OffThread,
     /// Notified when a connection ends.
     pub(crate) ended: Arc<Notify>,

@@ -26,7 +26,7 @@ pub struct ShimState {
     pub since: SystemTime,
     /// The last request to stop, by a signal or through the shim's socket.
     pub stop: Stop,
-    /// A worker gives no sign of life: a sibling should take the connections.
+    /// True if a worker does not respond: a sibling should take the connections.
     pub(crate) blocked: bool,
     /// The siblings that live and have no connection to this shim.
     pub(crate) unconnected: Vec<InstanceId>,

@@ -119,7 +119,8 @@ impl Shared {
         } = self;
         let connections_injected = match metrics.injected() {
             0 => 0,
-            // An upper bound, if the kernel does not count open sockets.
+            // If the kernel does not count open sockets, the number of passed connections is an
+            // upper bound.
             passed => match self
                 .kernel
                 .within(ipc::PATIENCE / 2, locks::locked_sockets)

@@ -11,9 +11,9 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::CancellationToken;
 
-/// Interval of a timer that is always set. A timer without an earlier timer wakes its own thread
-/// once more (a write to an eventfd and a round of epoll), and each connection that is half closed
-/// for a moment begins a timer. This timer is earlier.
+/// Interval of a timer that is always set. A thread that sets a timer earlier than all its other
+/// timers wakes itself once more (a write to an eventfd and a round of epoll), and each connection
+/// that is half closed for a moment sets a timer. The timer with this interval is earlier.
 const TICK: Duration = Duration::from_millis(500);
 
 /// How long a thread may take to end its connections: a blocked thread would never let the process
@@ -40,7 +40,7 @@ impl Workers {
             stop,
             running,
         };
-        // Dropped before the threads if a thread cannot be started.
+        // This sender is dropped before the threads are waited for, if a thread cannot be started.
         let runs = runs;
         for number in 0..count.max(1) {
             let runtime = Builder::new_current_thread().enable_all().build()?;
@@ -50,8 +50,8 @@ impl Workers {
                 .name(format!("berth-relay-{number}"))
                 .spawn(move || {
                     let _runs = runs;
-                    // Moved in, so that its connections end before the end of the thread is
-                    // reported.
+                    // The runtime is moved into the thread, so that its connections end before the
+                    // end of the thread is reported.
                     let runtime = runtime;
                     runtime.block_on(run_worker(stop));
                 })?;

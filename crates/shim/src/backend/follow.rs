@@ -314,8 +314,8 @@ mod tests {
         }
     }
 
-    /// The records differ neither in the second of their time nor in the pid, which can be equal in
-    /// each container.
+    /// Both records have the same time, in seconds, and the same pid, because pids can be equal in
+    /// different containers.
     #[tokio::test]
     async fn a_new_instance_with_an_identical_record_is_new() {
         let mut followed = follow_new_berth();
@@ -371,7 +371,8 @@ mod tests {
             "nothing is known against it"
         );
 
-        // A second later the lease has expired, whether it was seen meanwhile or not.
+        // The known lease expires after a second, although the file now has a format that cannot be
+        // read.
         lease::write(&berth, &make_lease("b", "127.1.2.5:1", 1)).unwrap();
         followed
             .wait_until(|table| find_instance(table, "b") != find_instance(&before, "b"))

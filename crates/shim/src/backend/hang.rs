@@ -49,8 +49,8 @@ pub(super) struct HangDetector {
     pub(super) interval: Duration,
     samples: u32,
     ended: u32,
-    /// Samples in which at least one handshake was in flight, and samples in which at least two
-    /// were.
+    /// Number of samples in which at least one handshake was in flight, and number of samples in
+    /// which at least two handshakes were in flight.
     still: [u32; 2],
 }
 

@@ -50,7 +50,7 @@ impl HealthTracker {
         self.health != InstanceHealth::Ready && self.against > 0
     }
 
-    /// True if ready, with only good results since.
+    /// True if the instance is ready and its last result was good.
     pub(crate) fn is_well(&self) -> bool {
         self.health == InstanceHealth::Ready && self.against == 0
     }
@@ -64,8 +64,8 @@ impl HealthTracker {
             (InstanceHealth::Unready | InstanceHealth::Failing, Observation::Pass) => {
                 (self.rise, InstanceHealth::Ready)
             }
-            // The instance starts again from unready: the next process at the port is a new
-            // process.
+            // The next process at the port will be a new process, so the instance starts again from
+            // unready.
             (_, Observation::Refused) => (0, InstanceHealth::Unready),
             (health, _) => (0, health),
         };
@@ -128,8 +128,8 @@ mod tests {
         }
     }
 
-    /// Ready iff the last `rise` consecutive passes are younger than the last `fall` consecutive
-    /// fails.
+    /// Returns ready if and only if the last `rise` consecutive passes are younger than the last
+    /// `fall` consecutive fails.
     fn health_by_definition(history: &[Observation], rise: u32, fall: u32) -> InstanceHealth {
         let last_run = |of: Observation, length: u32| {
             let length = length as usize;

@@ -37,10 +37,11 @@ pub struct BackendInstance {
     /// served elsewhere.
     pub(crate) hangs: bool,
     pub(crate) handshakes: Arc<Handshakes>,
-    /// A new number for each process at the address, and for each refusal and return. Attempts of a
-    /// connection at an instance are limited in each epoch.
+    /// A number that changes when a new process has the address, and when a refusal makes the
+    /// instance unready. Attempts of a connection at an instance are limited in each epoch.
     pub epoch: u64,
-    /// The first epoch of the process: a new number for each process, but not for refusals.
+    /// The first epoch of the process. This number changes with each new process, but not after a
+    /// refusal.
     pub started: u64,
     pub since: SystemTime,
     /// The last probe's result, as text.
@@ -211,7 +212,8 @@ impl TableWriter {
             }
             let (before, after) = (instance.health(), instance.tracker.observe(seen));
             observed = Some((before, after));
-            // An instance stops hanging when its probe has passed as often as ready requires.
+            // A hanging instance stops hanging when enough probes have passed to make the instance
+            // ready.
             let hangs =
                 after == InstanceHealth::Failing && (instance.hangs || seen == Observation::Hangs);
             let hung = std::mem::replace(&mut instance.hangs, hangs);

@@ -90,7 +90,7 @@ impl ProbeConfig {
 /// The result of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// For rise and fall.
+    /// The observation that the instance's health (rise and fall) is computed from.
     pub seen: Observation,
     /// The label of the metric `berth_probes_total{result}`.
     pub result: &'static str,
@@ -115,13 +115,13 @@ struct Files {
     config: ProbeConfig,
     /// The credentials as last read.
     read: Mutex<Option<Credentials>>,
-    /// A file was replaced behind its mount, as found by [`read_linked`].
+    /// True if [`read_linked`] found that a file was replaced behind its mount.
     replaced: AtomicBool,
 }
 
 #[derive(Debug, Clone)]
 struct Credentials {
-    /// CA, certificate and key that made the TLS configuration.
+    /// CA, certificate and key from which the TLS configuration was made.
     of: [Vec<u8>; 3],
     tls: Arc<ClientConfig>,
     token: Option<String>,
@@ -167,7 +167,7 @@ impl Probe {
         let files = self.files.clone();
         match self.reading.within(most, move || files.read()).await {
             Ok(read) => read.map_err(|why| failed_answer("config", why)),
-            // The instance was not asked, so its silence is no result.
+            // The instance was not asked, so the slow files say nothing about the instance.
             Err(error) => self
                 .files
                 .lock_credentials()

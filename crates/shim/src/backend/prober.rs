@@ -120,7 +120,8 @@ impl Probers {
         }
     }
 
-    /// Prefers an instance to another instance as `preferred` demands; never ends.
+    /// Adds the instance of `preferred` while its process exists, and makes the instance `to` a
+    /// fallback meanwhile. Never ends.
     pub(crate) async fn prefer(mut self, preferred: Preferred, to: InstanceId) {
         let Preferred {
             id,
@@ -270,7 +271,8 @@ impl ProberContext {
                 self.probe.ready(address).await
             };
             if !is_suspect && suspect.load(Relaxed) {
-                // The probe was weaker than required by now.
+                // The instance became suspect during this probe, and a suspect instance needs a
+                // probe with a handshake, so this result does not count.
                 continue;
             }
             let Answer {

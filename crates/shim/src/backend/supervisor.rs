@@ -107,7 +107,7 @@ impl Link {
         unacknowledged.last += 1;
         let seq = unacknowledged.last;
         self.transmit(FromShim::Client { seq }, &[client])?;
-        // The acknowledgement is read when the lock is free.
+        // An acknowledgement is handled under the same lock, so after this client is inserted.
         unacknowledged.clients.insert(seq, (passed.clone(), place));
         Ok((seq, passed))
     }

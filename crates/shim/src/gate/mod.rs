@@ -153,7 +153,7 @@ impl Gate {
         }
         let instance = instances.entry(to).or_insert_with(InstanceGate::new);
         self.admit(instance, now);
-        // After this, no waiting client could have a free slot.
+        // If a slot is still free now, no waiting client may have that slot.
         if instance.in_flight < self.bound && has_room(&instance.of_source, &source, self.bound) {
             instance.open(source);
             return Entry::Open(HandshakeSlot {
@@ -389,7 +389,8 @@ impl Drop for QueuePlace {
         if let Some(instance) = self.gate.lock_instances().get_mut(&self.to) {
             instance.queue.remove(self.ticket);
             instance.waiting.remove(&self.ticket);
-            // The client has got a slot and does not know.
+            // The client has got a slot and does not know of the slot yet, so the slot is given
+            // back.
             if self.admitted.try_recv().is_ok() {
                 instance.close(self.source);
                 self.gate.admit(instance, Instant::now());

@@ -91,8 +91,8 @@ pub(super) struct Next {
 #[derive(Debug, Default)]
 struct SourceQueue {
     places: BTreeSet<Place>,
-    /// Random order among queues of equal length, drawn each time that the source comes, so that no
-    /// address is always the first to go.
+    /// Random order among queues of equal length, drawn each time that the source comes, so that
+    /// clients of one address are not always rejected first.
     any: u64,
     /// Place among the queues of the class: the smallest number is next.
     turn: u64,
@@ -105,7 +105,8 @@ pub(super) struct Queue {
     bytes: usize,
     queues: HashMap<Key, SourceQueue>,
     turns: BTreeMap<(Class, u64), Source>,
-    /// Queues of other classes, and queues of the first class: sorted by length, the longest last.
+    /// Two sets of queues, each sorted by length with the longest queue last: the queues of other
+    /// classes, and the queues of the first class.
     lengths: [BTreeSet<(usize, u64, Key)>; 2],
     random: RandomState,
     /// Waiting clients by age: before and after [`LATE`].
@@ -237,8 +238,8 @@ impl Queue {
         })
     }
 
-    /// Moves clients that have waited long to the late class, and drops expired clients: each
-    /// client has its own timer.
+    /// Moves clients that have waited long to the late class, and drops expired clients. Expired
+    /// clients are not notified, because each client has its own timer.
     fn age_clients(&mut self, now: Instant) {
         while let Some(place) = self.ages[0]
             .first()

@@ -80,7 +80,7 @@ fn check_gate(gate: &Gate, bound: usize, opened: usize, waiting: usize) {
                 .all(|openings| *openings <= bound.div_ceil(SOURCE_SHARE)),
         "{instance:?}"
     );
-    // Clients that have a slot and have not checked yet.
+    // Both numbers count the clients that have a slot and have not checked for it yet.
     assert_eq!(
         instance.in_flight - opened,
         waiting - instance.queue.len(),
@@ -189,7 +189,7 @@ async fn a_client_has_five_seconds_for_its_hello_and_an_instance_for_its_answer(
     );
 }
 
-/// An instance without handshakes in flight is known until the next instance comes.
+/// The gate keeps an instance without handshakes in flight until the next new instance comes.
 #[test]
 fn the_newest_instance_and_those_with_handshakes_are_known() {
     let gate = make_gate(1);

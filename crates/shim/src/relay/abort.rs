@@ -22,14 +22,14 @@ impl AbortOnDrop {
         }
     }
 
-    /// Sets whether a drop resets the peer. Must be false while another process may have the socket
-    /// too: the option belongs to the socket, not the descriptor.
+    /// Sets whether a drop resets the peer. The option belongs to the socket and not to the
+    /// descriptor, so `abort` must be false while another process may have the socket too.
     pub(super) fn set_abort(&mut self, abort: bool) {
         self.abort = abort;
     }
 
-    /// Registers the socket with the runtime again: an event of bytes that have already arrived
-    /// does not come twice.
+    /// Registers the socket with the runtime again. Without this, bytes that have already arrived
+    /// would cause no second event.
     ///
     /// # Errors
     /// No descriptor is left for a duplicate. The client's next bytes still cause an event.

@@ -191,7 +191,8 @@ impl Opening<'_> {
                         context.report_refused(&instance);
                         self.tried.refuse(instance.epoch);
                     } else if is_local_shortage(&error) {
-                        // Not the instance's fault, and connections that end release resources.
+                        // The shortage is not the instance's fault, and connections that end
+                        // release resources.
                         again = replay;
                         self.hold(tokio::time::sleep(PAUSE)).await?;
                     } else {
@@ -239,9 +240,8 @@ impl Opening<'_> {
             .sibling_for(self.peer, self.client.local_addr().ok(), Instant::now())
     }
 
-    /// Passes the connection to a sibling, or only to `only`, if the sibling takes the connection
-    /// immediately. Returns true if the sibling has the connection: the own descriptor may be
-    /// dropped.
+    /// Offers the connection to a sibling, or only to `only`, which must reply immediately. Returns
+    /// true if a sibling has the connection: this process may then drop its own descriptor.
     async fn pass(&mut self, only: Option<Arc<Path>>) -> bool {
         let Ok(duplicate) = self.client.as_fd().try_clone_to_owned() else {
             return false;

@@ -1,9 +1,9 @@
 //! Large transfers: splice(2) through a pipe instead of read and write.
 //!
-//! The bytes stay in the kernel's pages, which pays from some 64 KiB a move on. For smaller moves,
-//! two copies are cheaper than two more system calls. A thread has one pipe, which is empty between
-//! two moves: a move is limited to the destination's room, so a reader that stalls holds no pipe.
-//! Without a pipe, bytes are copied.
+//! The bytes stay in the kernel's pages, which is faster for moves of some 64 KiB or more. For
+//! smaller moves, two copies are cheaper than two more system calls. A thread has one pipe, which
+//! is empty between two moves: a move is limited to the destination's room, so a reader that stalls
+//! holds no pipe. Without a pipe, bytes are copied.
 
 use berth_os::pipe::Pipe;
 use std::cell::Cell;
@@ -13,8 +13,8 @@ use std::task::{Context, Poll, ready};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-/// Most bytes per move, and the size of a pipe: the limit without privilege (pipe-max-size). A
-/// pipe's size is the size of a move, and 256 KiB cost a fifth to a half more CPU time.
+/// Most bytes per move, and the size of a pipe: the largest size without privilege (pipe-max-size).
+/// With pipes and moves of 256 KiB, a transfer costs a fifth to a half more CPU time.
 pub(super) const MOST: usize = 1024 * 1024;
 
 /// Most pipes of size `MOST`. All pipes of a user share 64 MiB (pipe-user-pages-soft), beyond which
@@ -109,7 +109,7 @@ pub(super) fn poll_move(
     let read = match poll_fill(cx, &pipe.0, source, most.min(MOST)) {
         Poll::Ready(Err(error)) if is_refusal(&error) => return None,
         Poll::Ready(Ok(read)) => read,
-        // The pipe is empty.
+        // Nothing was read, so the pipe is empty and can be used again.
         Poll::Ready(Err(error)) => {
             PIPE.set(Some(pipe));
             return Some(Poll::Ready(Err(error)));

@@ -103,8 +103,8 @@ enum Phase {
 #[derive(Debug)]
 struct Direction {
     phase: Phase,
-    /// A write found the destination reset. The kernel reports the reset once: after the remaining
-    /// bytes, the other direction reads an end that looks like FIN and is none.
+    /// A write found the destination reset. The kernel reports the reset only once: the other
+    /// direction reads the remaining bytes, and then an end that looks like a FIN but is none.
     reset: bool,
     rest: Option<Rest>,
     /// The destination has no room, so nothing is read for it.
@@ -134,13 +134,13 @@ impl Direction {
         }
     }
 
-    /// True if the destination takes nothing, so that the source is not read.
+    /// True if the destination takes nothing. The source is then not read.
     fn is_stuck(&self) -> bool {
         self.full || self.rest.is_some()
     }
 
-    /// The destination takes no more. A reset after the destination's FIN gives EPIPE: the end that
-    /// is read is then a real end.
+    /// Records that the destination takes no more. A reset after the destination's FIN gives EPIPE:
+    /// the end that the other direction reads is then a real FIN.
     fn break_off(&mut self, error: &io::Error) {
         self.phase = Phase::Broken;
         self.reset = error.kind() != io::ErrorKind::BrokenPipe;
@@ -277,8 +277,8 @@ fn is_short() -> bool {
 /// read, so that the bytes of a slow reader stay at their source, and are not kept here.
 fn poll_room(cx: &mut Context<'_>, destination: &TcpStream) -> Poll<usize> {
     loop {
-        // First: a write waits for readiness as the runtime knows it, whatever room has become free
-        // since.
+        // This check comes first, because a write waits for the readiness that the runtime knows,
+        // even if room has become free since.
         let ready = ready!(destination.poll_write_ready(cx));
         let room = writable_bytes(destination);
         if room > 0 || ready.is_err() {
@@ -369,7 +369,8 @@ pub(super) async fn copy_streams(
             }
             match (up.phase, down.phase) {
                 (Phase::Finished, Phase::Finished) => Poll::Ready(Outcome::Closed),
-                // All bytes that the broken instance had sent were read; likewise for the client.
+                // All bytes that the broken instance had sent were read. In the next case, all
+                // bytes of the broken client were read.
                 (Phase::Broken, Phase::Finished | Phase::Broken) => {
                     Poll::Ready(Outcome::BackendReset)
                 }
@@ -408,7 +409,8 @@ mod tests {
     use tokio::net::TcpListener;
 
     /// The kernel reports room in the socket before the runtime lets a write use that room. Bytes
-    /// that were read for the room wait in the buffer, and count as a shortage of the kernel.
+    /// that were read for such room would wait in the buffer, and would count as a shortage of the
+    /// kernel.
     #[tokio::test]
     async fn room_unknown_to_the_runtime_does_not_count() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -421,7 +423,7 @@ mod tests {
         }
         reader.read_exact(&mut vec![0; filled]).unwrap();
         assert!(writable_bytes(&stream) > 0);
-        // No await since the refused write: the runtime does not know of the room yet.
+        // There was no await since the refused write, so the runtime does not know of the room yet.
         let asked = poll_fn(|cx| Poll::Ready(poll_room(cx, &stream))).await;
         assert!(asked.is_pending());
         assert!(poll_fn(|cx| poll_room(cx, &stream)).await > 0);

@@ -33,9 +33,10 @@ use tokio::time::{Instant, sleep};
 /// instance's alone.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 
-/// Longest time between the ends of an instance and its supervisor, whichever ends first. If the
-/// instance lives on (its record was removed, or a program with file capabilities, which the kernel
-/// does not kill with the supervisor), the instance answers meanwhile, or ends with the next probe.
+/// Time from the end of an instance or of its supervisor, whichever ends first, until both count as
+/// ended. The instance may live on: its record may have been removed, or its program has file
+/// capabilities, and the kernel does not kill such a program with the supervisor. An instance that
+/// lives on can still answer within this time.
 const ENDS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Time between two looks for the instance's first byte. A TLS client answers that byte, which is
@@ -221,7 +222,8 @@ impl Opening<'_> {
         self.kept.set_consumed(read.unwrap_or(0));
         socket::set_nonblocking(self.client.as_fd())?;
         match self.client.register_again() {
-            // Bytes behind a full buffer would cause no event.
+            // If the buffer is full, further bytes may already be in the socket, and they would
+            // cause no event.
             Err(error) if self.kept.is_full() => return Err(error),
             _ => {}
         }
@@ -248,12 +250,14 @@ async fn wait_for_answer(
     let (began, mut accepted, mut ends, mut has_left) =
         (Instant::now(), None::<Instant>, None::<Instant>, false);
     loop {
-        // Known readiness causes no event: a client's ClientHello is not its next message.
+        // Makes the runtime forget the readiness that the client's ClientHello has caused, so that
+        // only the client's next message is an event.
         let _ = client.try_io(Interest::READABLE, || {
             Err::<(), _>(io::ErrorKind::WouldBlock.into())
         });
         let now = Instant::now();
-        // An awaited slot is kept at most 1.5 times as long as the instance needs.
+        // A slot that another client waits for is kept at most 1.5 times as long as the instance
+        // needs.
         let look = slot.as_ref().map_or(LOOK, |slot| {
             let least = if slot.is_awaited() {
                 FIRST_LOOK
@@ -332,7 +336,7 @@ mod tests {
             (0, 500, 199, 300, true, Salvage::Lost),
             // No TLS.
             (0, 300, 299, 300, false, Salvage::Lost),
-            // The client sent nothing before.
+            // The client had sent nothing before its socket was passed.
             (0, 300, 0, 0, true, Salvage::Lost),
             (1, 300, 0, 300, true, Salvage::Answered),
             (1, 300, 300, 300, true, Salvage::Answered),
@@ -350,8 +354,8 @@ mod tests {
         }
     }
 
-    /// Returns a client, the instance's descriptor of it and the shim's. The clock of the tests
-    /// goes on when nothing else does.
+    /// Returns a client, the instance's descriptor of the client's connection, and the shim's
+    /// descriptor. The paused clock of the tests advances only while nothing else runs.
     fn connect_client() -> (StdTcpStream, StdTcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = StdTcpStream::connect(listener.local_addr().unwrap()).unwrap();

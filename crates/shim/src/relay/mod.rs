@@ -46,7 +46,7 @@ use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 pub use outcome::Outcome;
 use source::Sources;
 
-/// A connection could not be counted: logged for the first connection only.
+/// True after a connection could not be counted: the error is logged for the first connection only.
 static UNCOUNTED: AtomicBool = AtomicBool::new(false);
 
 /// An instance refused a connection in an epoch.
@@ -100,7 +100,7 @@ pub struct Context {
     pub state: watch::Receiver<ShimState>,
     /// True if the shim has no own instance: connections go to a sibling only when the shim leaves.
     pub stays: bool,
-    /// To the control plane, which knows the siblings.
+    /// The channel to the control plane, which knows the siblings.
     pub passes: mpsc::UnboundedSender<Pass>,
     pub log_connections: bool,
 }

@@ -10,8 +10,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Most attempts at an instance in an epoch. The second shows whether the first met a process that
-/// was just ending. An instance that ends two attempts without a byte does so on purpose.
+/// Most attempts at an instance in an epoch. The second attempt shows whether the first attempt met
+/// a process that was just ending. An instance that ends two attempts without a byte does so on
+/// purpose.
 const ATTEMPTS: u8 = 2;
 
 /// A client's waits for its turn at instances, with a common limit.
@@ -20,7 +21,7 @@ pub(super) struct TurnWait {
     pub(super) waited: Duration,
     pub(super) since: Option<Instant>,
     pub(super) hello_by: Option<Instant>,
-    /// For the next attempt.
+    /// The slot for the next attempt.
     pub(super) slot: Option<HandshakeSlot>,
 }
 

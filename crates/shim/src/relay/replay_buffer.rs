@@ -95,7 +95,8 @@ impl ReplayBuffer {
             let new = match socket::peek(client, &mut buffer[..most])? {
                 peeked if peeked > self.unread => &buffer[self.unread..peeked],
                 0 => &[],
-                // The known bytes hide any event behind them.
+                // The known bytes are still unread and hide later events, so the socket's state is
+                // checked.
                 _ if socket::is_gone(&client) => return Err(io::ErrorKind::ConnectionReset.into()),
                 _ if socket::has_ended(&client) => &[],
                 _ => return Err(io::ErrorKind::WouldBlock.into()),
@@ -245,7 +246,7 @@ mod tests {
     async fn peeked_bytes_stay_in_the_socket_until_the_client_is_relayed() {
         let (mut sender, mut client, mut duplicate, mut kept) = peek_client(&HELLO[..4]);
         let early = poll_fn(|cx| Poll::Ready(kept.poll_fill(cx, &mut client))).await;
-        // The event of the first bytes is spent, and no others came.
+        // The event of the first bytes has been used, and no more bytes have come.
         assert!(early.is_pending());
         sender.write_all(&HELLO[4..]).unwrap();
         fill_buffer(&mut kept, &mut client).await.unwrap();

@@ -21,12 +21,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// there, unlike 10.240.0.0/16 or 10.0.0.0/16.
 const HASHED: u8 = 252;
 
-/// Connections from one source to one address and port before the next source is used. The kernel
-/// has 28,232 ports (`net.ipv4.ip_local_port_range`), and takes long to find one of the last.
+/// Most connections from one source to one address and port; further connections use the next
+/// source. The kernel has 28,232 ports (`net.ipv4.ip_local_port_range`), and takes long to find one
+/// of the last free ports.
 const MOST: u32 = 24_000;
 
-/// Limit like `MOST` where Linux tries even ports only, until they run out: from 14,116 connections
-/// on, each connect() takes some milliseconds.
+/// Replaces `MOST` where Linux tries only the even ports at first. When the even ports have run
+/// out, from 14,116 connections on, each connect() takes some milliseconds.
 const MOST_EVEN: u32 = 8_000;
 
 /// The sources in use.

@@ -44,7 +44,7 @@ impl Opening<'_> {
             }
             Entry::Wait(waiting) => waiting,
         };
-        // No instance owes the client an answer yet.
+        // While the client waits, no instance owes the client an answer.
         kept.set_held(true);
         turn.since = Some(Instant::now());
         let admitted = tokio::select! {
@@ -132,8 +132,9 @@ async fn wait_until_left(client: &mut TcpStream, kept: &mut ReplayBuffer) -> Out
 /// not count for the gate's room.
 async fn wait_until_gone(client: &TcpStream, kept: &ReplayBuffer) {
     if kept.peeks() {
-        // The unread first bytes hide the end. The wait uses a duplicate, because the client's
-        // descriptor must keep the event of bytes that come now.
+        // The unread first bytes hide the client's end. The wait uses a duplicate of the
+        // descriptor, so that the event of bytes that come now is left for the client's own
+        // descriptor.
         let watched = client
             .as_fd()
             .try_clone_to_owned()
@@ -151,7 +152,7 @@ async fn wait_until_gone(client: &TcpStream, kept: &ReplayBuffer) {
         return;
     }
     let more = poll_fn(|cx| client.poll_peek(cx, &mut ReadBuf::new(&mut [0]))).await;
-    // A client without TLS may have closed its side and want its answer.
+    // A client without TLS may have closed its side and still wait for its answer.
     if matches!(more, Ok(1..)) || !kept.is_replayable() && more.is_ok() {
         let _ = client.ready(Interest::ERROR).await;
     }
@@ -164,7 +165,7 @@ mod tests {
     use std::io::Write;
     use std::net::{TcpListener, TcpStream as StdTcpStream};
 
-    /// A client with a late ClientHello waits for its turn without it.
+    /// A client whose ClientHello is late waits for its turn without the ClientHello.
     #[tokio::test]
     async fn bytes_sent_during_the_wait_are_read_after_the_turn() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -175,7 +176,7 @@ mod tests {
         let mut client = TcpStream::from_std(client).unwrap();
         {
             let mut leaves = std::pin::pin!(wait_until_gone(&client, &kept));
-            // The wait sees the events, and goes on.
+            // The wait gets the events of these bytes, and does not end.
             for sent in [&[][..], &[HANDSHAKE]] {
                 sender.write_all(sent).unwrap();
                 assert!(

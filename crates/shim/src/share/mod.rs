@@ -189,7 +189,7 @@ impl Sharing {
         at: Instant,
     ) -> Option<Arc<Path>> {
         let mut now = self.lock_share();
-        // The control plane may be late to end the share.
+        // The control plane may end the share too late, so the time is checked here.
         let now = now.as_mut().filter(|now| at < now.until)?;
         let ip = client.ip().to_canonical();
         let is_local =

@@ -4,20 +4,20 @@
 //! the new instance's part, the client is on the new side. So a client keeps its side while salt
 //! and part last, and a larger part takes clients from the old side only. With many addresses, the
 //! new side also gets its part of the connections. With few addresses (behind a balancer or NAT, an
-//! address is everybody), the part of the connections could be wrong. So connections of an address
-//! with too many connections are taken singly, by a hash of address and port.
+//! address is everybody), the part of the connections could be wrong. So if an address has too many
+//! connections, each of its connections is placed separately, by a hash of address and port.
 //!
 //! Each shim decides alone about the connections that the kernel gave to its listener, and yet the
 //! part of all connections comes out right. The kernel chooses the listener by a hash with a secret
 //! of the kernel. So the part on the new side is equal in each shim, however unevenly the kernel
-//! divides. Salt and hash are equal in both shims, so an address that both shims take as a whole is
-//! on one side. The shims may differ in which addresses have too many connections. A difference
-//! changes the side of some connections, and not the part: by either hash, each connection is on
-//! the new side with equal probability.
+//! divides. Salt and hash are equal in both shims, so an address that both shims place as a whole
+//! is on the same side in both. The shims may disagree on which addresses have too many
+//! connections. Such a disagreement changes the side of some connections, but not the part: by
+//! either hash, each connection is on the new side with equal probability.
 //!
 //! Connections are counted in a fixed number of buckets, by the address's hash, because the number
-//! of addresses has no limit. An address in a bucket with too many connections is taken singly too,
-//! which is right on average.
+//! of addresses has no limit. The connections of every address in a bucket with too many
+//! connections are placed separately, which is right on average.
 
 use crate::gate::Source;
 use crate::relay::source::hash_client;
@@ -42,7 +42,8 @@ const ADDRESS: u32 = u32::MAX;
 pub(super) struct Sides {
     pub(super) salt: u64,
     buckets: Box<[Bucket]>,
-    /// Connections so far, placed by address (all connections of an address on a side), and singly.
+    /// Number of connections so far that were placed by address (all connections of an address on
+    /// one side), and number of connections that were placed separately.
     pub(super) by_address: u64,
     pub(super) by_connection: u64,
 }
@@ -50,8 +51,8 @@ pub(super) struct Sides {
 #[derive(Debug, Clone, Default)]
 struct Bucket {
     connections: u64,
-    /// Connections of the bucket are taken singly. The flag is never reset, or clients would change
-    /// sides time and again.
+    /// True if the connections of the bucket are placed separately. The flag is never reset,
+    /// because otherwise clients would change sides time and again.
     one_by_one: bool,
 }
 

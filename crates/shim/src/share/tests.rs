@@ -115,7 +115,7 @@ fn a_share_ends_with_its_lease_or_on_request() {
     let (shim, now) = (Shim::new(), Instant::now());
     let seconds = |seconds| now + Duration::from_secs(seconds);
     let is_on = |at| {
-        // Before and after the control plane has ended the share.
+        // The answer is the same before and after the control plane has ended the share.
         let elsewhere = shim.is_elsewhere(AFAR, at);
         shim.sharing.expire(at);
         assert_eq!(shim.is_elsewhere(AFAR, at), elsewhere);
@@ -141,7 +141,7 @@ fn a_share_ends_with_its_lease_or_on_request() {
     assert!(!is_on(seconds(5)));
 }
 
-/// Counts of a client last as long as the salt.
+/// The counts of connections last until the salt changes.
 #[test]
 fn a_step_goes_on_from_the_last_one() {
     let (shim, now) = (Shim::new(), Instant::now());

@@ -246,7 +246,7 @@ async fn silence_is_a_timeout_and_a_closed_port_a_refusal() {
         );
     }
     drop(listener);
-    // The child of another test has a duplicate of the listener until execve.
+    // A child process of another test keeps a duplicate of the listener until its execve.
     let is_gone = async { while TcpStream::connect(silent_in_tls).await.is_ok() {} };
     tokio::time::timeout(Duration::from_secs(60), is_gone)
         .await
@@ -385,7 +385,7 @@ async fn an_instance_that_answers_lives_whatever_the_probe_lacks() {
                 .contains("no HTTP answer")
         );
     }
-    // Go reads 256 KiB of certificates.
+    // Other clients accept such a large chain: Go reads 256 KiB of certificates.
     let large = serve_chain(&ca, 200).await;
     assert_eq!(
         Files::new(&ca).probe().ready(large).await.seen,
@@ -423,10 +423,10 @@ async fn certificates_and_tokens_are_read_again_when_they_change() {
     assert!(head.contains("Bearer one\r\n") && certificates == 1);
     assert_failed(&probe.ready(at_new).await, "tls", &["--probe-ca"]);
 
-    // Both CAs, as in a rotation.
+    // The file has both CAs, as in a rotation.
     files.write("ca.crt", &format!("{}{}", old.pem(), new.pem()));
     let (certificate, key) = issue_certificate(&new, &["probe-two"]);
-    // A moment with a mismatch of certificate and key costs one answer and no more.
+    // If certificate and key do not match for a moment, one probe fails and no more.
     files.write("client.crt", &certificate);
     assert_failed(
         &probe.ready(at_new).await,

@@ -105,7 +105,8 @@ proptest! {
         let draws = whole.values().copied().chain((0..one_by_one).map(|_| 1));
         let off = (new as f64 - chance * f64::from(CONNECTIONS)).abs();
         prop_assert!(off <= find_furthest(draws, chance), "{new} of {CONNECTIONS}");
-        // So the error is small, whoever the clients are.
+        // No address that is placed as a whole has many connections, so the error is small for any
+        // clients.
         let smaller = permille.min(1000 - permille);
         if smaller > 0 {
             let most = 2 * FEW + u64::from(CONNECTIONS) * u64::from(smaller) / (1000 * MOST);
@@ -187,7 +188,7 @@ fn an_address_has_too_many_connections_beyond_its_part_of_them() {
 fn a_side_without_a_part_gets_no_client() {
     for (permille, all) in [(0, Side::Old), (1000, Side::New)] {
         let mut sides = Sides::new(1);
-        // So many clients that some have the first thousandth, and some the last.
+        // The clients are so many that some hash to the first thousandth, and some to the last.
         let clients = (0..20_000).map(|n| (make_address(n % 19_000), (n / 19_000) as u16).into());
         assert!(
             clients
