@@ -53,7 +53,7 @@ use std::task::Poll;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Rehearses the runs of a plan one after another. Processes are stopped and directories removed in
-/// every case but SIGKILL. After SIGKILL the next rehearsal does so.
+/// every case but SIGKILL. After SIGKILL, the next rehearsal removes the directory.
 pub async fn rehearse(plan: &Plan) -> Rehearsed {
     let mut outcome = Rehearsed::default();
     outcome.aborted = rehearse_all(plan, &mut outcome).await.err();

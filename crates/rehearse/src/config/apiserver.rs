@@ -10,8 +10,9 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 /// Returns the path of this binary. The path stays valid for all processes even if the file was
-/// replaced. Another berth under rehearsal may lack the simulated apiserver, so it executes this
-/// binary instead. The path names an open file, because under QEMU `/proc/PID/exe` is QEMU.
+/// replaced. The berth under rehearsal may be another build without the simulated apiserver, so the
+/// processes of that build start this binary in its place. The path names an open file, because
+/// under QEMU `/proc/PID/exe` is QEMU.
 pub(crate) fn this_binary() -> OsString {
     static FILE: LazyLock<Option<File>> = LazyLock::new(|| File::open("/proc/self/exe").ok());
     let file = FILE

@@ -98,7 +98,8 @@ impl Fault {
         }
     }
 
-    /// True if the fault is an extra upgrade before the real one, which must fail.
+    /// True if the fault makes an upgrade fail. The script then tries an extra upgrade with the
+    /// fault, before the real upgrade.
     pub fn fails_the_upgrade(self) -> bool {
         matches!(self, Self::BadFlag | Self::NeverReady)
     }
@@ -108,7 +109,7 @@ impl Fault {
         matches!(self, Self::KillTemporary | Self::KillOld)
     }
 
-    /// True if the fault is only possible in a shim, not in another relay.
+    /// True if the fault can be injected only in a shim: HAProxy, the other relay, cannot have it.
     pub fn is_of_shims(self) -> bool {
         matches!(self, Self::NoDescriptors | Self::ClockJump)
     }

@@ -21,17 +21,18 @@ pub use choice::{Topology, Via};
 /// Time without an answer after which a connection counts as lost.
 pub const UNANSWERED: Duration = Duration::from_secs(15);
 
-/// Lateness of a client's timer that shows that the machine is too busy. A request takes about
-/// twenty turns of threads.
+/// A client's timer that is late by this time shows that the machine is too busy. For a single
+/// request, the machine has to schedule threads about twenty times.
 pub const LATE: Duration = Duration::from_millis(500);
 
-/// New connections a second. A short run with fewer shows nothing, and with more one process cannot
-/// keep the timetable.
+/// Allowed rates of new connections a second. At a lower rate, a short run shows nothing. At a
+/// higher rate, a single process cannot keep to the timetable.
 pub const RATE: RangeInclusive<u32> = 20..=1000;
 
 pub const WATCHES: RangeInclusive<u32> = 1..=500;
 
-/// Clients of a storm. More clients would only show how long this process computes TLS handshakes.
+/// Allowed numbers of clients in a storm. With more clients, a storm would only show how long this
+/// process computes TLS handshakes.
 pub const STORM: RangeInclusive<u32> = 0..=20_000;
 
 pub const UPGRADES: RangeInclusive<u32> = 1..=1000;
@@ -96,18 +97,18 @@ pub struct Output {
 pub struct Timing {
     /// Duration of the load on the old instance alone, and again after the old instance is gone.
     pub phase: Duration,
-    /// Duration of the load while both instances serve, before the old one is stopped or a fault is
-    /// injected.
+    /// Duration of the load while both instances serve, before the old instance is stopped or a
+    /// fault is injected.
     pub settle: Duration,
-    /// Time from listening to ready of a new simulated apiserver.
+    /// Time that a new simulated apiserver takes to get ready after it began to listen.
     pub start_delay: Duration,
     /// Time to wait for an upgrade that is to fail.
     pub failing: Duration,
-    /// Time limit for an instance to get ready and joined.
+    /// Time limit for an instance to get ready and to get new connections.
     pub ready_within: Duration,
     /// Time from SIGTERM to SIGKILL, as in a pod or a systemd unit.
     pub grace: Duration,
-    /// Divisor of the times in shims and bridges that no option sets.
+    /// Divisor of the constant times in shims and bridges: those that no option sets.
     pub speedup: Speedup,
 }
 
@@ -125,8 +126,8 @@ pub struct LoadPlan {
     pub storm: u32,
     /// Seed of the clients' random numbers.
     pub seed: u64,
-    /// Time without news at the end of the load, after which missing writes no longer arrive at a
-    /// watch.
+    /// Patience with a watch at the end of the load: if nothing arrived for this time, the writes
+    /// that the watch has not seen count as missed.
     pub catch_up: Duration,
 }
 
@@ -144,7 +145,7 @@ impl Default for LoadPlan {
 }
 
 impl Default for Timing {
-    /// Twelve seconds or so in total.
+    /// Timing of an upgrade that takes about twelve seconds in total.
     fn default() -> Self {
         Self {
             phase: Duration::from_secs(3),

@@ -1,9 +1,9 @@
-//! Decides whether this machine was too busy to tell, from nothing but the clients' timers and
-//! timetable, which do not depend on the system under test.
+//! Decides whether this machine was too busy for a verdict. The only evidence is the clients'
+//! timers and timetable, which do not depend on the system under test.
 //!
-//! A busy machine excuses only waits, and a wait only if timers were late during the wait, or if
-//! the clients fell far behind their timetable in the run. A wait that ended by a reset or a close
-//! counts as unanswered, once it has lasted until the client would have given up. Refused
+//! A busy machine excuses nothing but a long wait, and only if timers were late during the wait, or
+//! if the clients fell far behind their timetable in the run. A wait that ended by a reset or a
+//! close counts as unanswered, once it has lasted until the client would have given up. Refused
 //! connections, early resets and wrong answers are losses, however busy the machine was.
 
 use super::requests::MOST_BEHIND;
@@ -15,7 +15,7 @@ use std::time::Duration;
 /// these moments.
 #[derive(Debug)]
 pub(super) struct Busy {
-    /// In order, without overlaps.
+    /// Begin and end of each period with late timers, in order and without overlaps.
     late: Vec<(Stamp, Stamp)>,
     /// True if the clients fell so far behind their timetable that the machine explains every wait.
     is_slow: bool,
@@ -29,8 +29,8 @@ impl Busy {
         }
     }
 
-    /// True if the machine had no time for a request that waited long: for at least half of the
-    /// wait, or in the whole run.
+    /// True if the busy machine explains why a request waited long: timers were late for at least
+    /// half of the wait, or the clients were far behind their timetable in the run.
     pub(super) fn explains(&self, attempt: &Attempt) -> bool {
         if self.is_slow {
             return true;
@@ -64,7 +64,7 @@ fn join_periods(mut periods: Vec<(Stamp, Stamp)>) -> Vec<(Stamp, Stamp)> {
     joined
 }
 
-/// How much of a period is covered by other periods.
+/// Returns how much time of the first period is covered by the other periods.
 fn sum_overlap((from, to): (Stamp, Stamp), periods: &[(Stamp, Stamp)]) -> Duration {
     periods
         .iter()

@@ -1,15 +1,16 @@
-//! Which end ended a stream: its instance, or something between the instance and the client. Pure.
+//! Decides who ended a stream: the stream's instance, or something between the instance and the
+//! client. Pure.
 //!
 //! There are three kinds of evidence, the strongest first:
 //!
 //! 1. The instance's own report, which only simulated apiservers make. A report decides.
 //! 2. An announcement of the instance inside TLS ([`Signed`](crate::record::event::Signed)), which
-//!    nothing in between can forge. It counts only if the instance was stopping: a server also
-//!    announces the end to a client whose connection was half closed in between.
-//! 3. The control: connections to the instance itself. A process that is killed, or ends with
-//!    connections open, announces nothing, but all of its connections end at once. An end without
-//!    an announcement is therefore the instance's if the control's connections of the same kind
-//!    ended no later.
+//!    nothing in between can forge. An announcement counts only if the instance was stopping,
+//!    because a server also announces the end if something in between half closed the connection.
+//! 3. The control: connections that were dialled to the instance without a shim between. A process
+//!    that is killed, or ends with connections open, announces nothing, but all of its connections
+//!    end at once. So the instance caused an end without an announcement if a connection of the
+//!    control, of the same kind, had ended by then.
 //!
 //! Every other stream was ended by something in between.
 
@@ -22,8 +23,8 @@ use crate::record::{
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// How much later than others a client may see an event, in addition to [`Record::behind`]: clients
-/// of both kinds share a thread.
+/// Time by which one client may see an event later than another client, in addition to
+/// [`Record::behind`]: the control's clients and all other clients share a thread.
 const LAG: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
@@ -47,7 +48,8 @@ impl<'a> Ends<'a> {
         }
     }
 
-    /// Returns `Ok` if a stream's instance ended it, and otherwise the evidence against.
+    /// Returns `Ok` if the stream's own instance ended the stream, and otherwise the evidence
+    /// against that.
     pub(crate) fn by_instance(&self, end: &StreamEnd) -> Result<(), &'static str> {
         match self.reports.get(end.stream.as_str()) {
             Some(report) if report.by != EndedBy::Instance => {
@@ -63,7 +65,7 @@ impl<'a> Ends<'a> {
         }
     }
 
-    /// True if an instance had been sent SIGTERM, or was gone.
+    /// True if an instance had got SIGTERM, or had exited, at this time.
     pub(crate) fn stopping(&self, instance: &str, at: Stamp) -> bool {
         let began = self.began(instance, at);
         let stops = [MarkKind::Sigterm, MarkKind::Terminating, MarkKind::Exited];
@@ -76,7 +78,8 @@ impl<'a> Ends<'a> {
         moments.any(|m| m.at >= began && m.at <= at.plus(self.lag))
     }
 
-    /// True if a connection of the same kind to the instance itself had ended.
+    /// True if a connection of the control to the same instance, of the same kind as the stream,
+    /// had ended by the end of the stream.
     fn as_control(&self, end: &StreamEnd) -> bool {
         let began = self.began(&end.instance, end.at);
         let mut ends = self
@@ -88,7 +91,8 @@ impl<'a> Ends<'a> {
         ends.any(|control| control.at >= began && control.at <= end.at.plus(self.lag))
     }
 
-    /// When the present life of an instance began: the instance may have been restarted.
+    /// Returns when the process that an instance had at this time was started. A restarted instance
+    /// has had several processes.
     fn began(&self, instance: &str, at: Stamp) -> Stamp {
         let moments = self.record.moments.0.iter();
         let started =
@@ -97,7 +101,7 @@ impl<'a> Ends<'a> {
     }
 }
 
-/// The kind of a connection. A stopping instance treats connections of a kind alike.
+/// Returns the kind of a connection. A stopping instance treats all connections of one kind alike.
 fn kind_of(end: &StreamEnd) -> (bool, Protocol) {
     (end.what == StreamKind::Watch, end.protocol)
 }
@@ -133,7 +137,7 @@ mod tests {
     fn an_end_without_an_announcement_is_compared_with_the_control() {
         let record = record_stop();
         for (end, is_its_own) in [
-            // 50 ms before counts as the same moment.
+            // An end up to 50 ms before the control's end counts as simultaneous.
             (end(StreamKind::Kept, 1150), true),
             (end(StreamKind::Kept, 5000), true),
             (end(StreamKind::Kept, 1149), false),
@@ -161,7 +165,7 @@ mod tests {
                 "{end:?}"
             );
         }
-        // Clients that lag see the moment later.
+        // Clients that are behind their timetable see an end later.
         let lagging = Record {
             behind: Duration::from_millis(200),
             ..record

@@ -1,8 +1,8 @@
 //! berth's promises under faults, and their outcome.
 //!
 //! A fault excuses a loss only if the promise names the loss: the connection was accepted before
-//! the fault, ends at that moment, and was on the harmed process. Excused losses are counted under
-//! the fault.
+//! the fault, ended when the fault was injected, and was on the harmed process. Excused losses are
+//! counted under the fault.
 
 use super::busy::Busy;
 use super::{Case, Span, what_happened};
@@ -25,17 +25,18 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     ran.promises = check(case.record, &case.span);
 }
 
-/// How long after a kill the clients may notice it.
+/// Time after a kill within which the clients notice the kill.
 const NOTICE: Duration = Duration::from_secs(1);
 
-/// How much longer than promised an answer may take on a busy machine.
+/// Time by which an answer may be later than promised, on a busy machine.
 const JITTER: Duration = Duration::from_secs(3);
 
-/// A connection due this long after a fault was surely not answered in part before it.
+/// Time after a fault from which on no new connection can have been answered in part before the
+/// fault.
 const AFTER: Duration = Duration::from_millis(500);
 
-/// How long after the end of a hanging shim's lease a sibling may begin to accept from the shim's
-/// listener.
+/// Time after the end of a hanging shim's lease within which a sibling begins to accept from the
+/// shim's listener.
 const TAKE_OVER: Duration = Duration::from_secs(1);
 
 fn check(record: &Record, span: &Span) -> Vec<Promise> {
@@ -66,16 +67,16 @@ pub(super) struct Lost<'a> {
     pub(super) instance: Option<&'a str>,
 }
 
-/// The fault whose promise allows a loss, as an index of [`Record::injected`]. If several faults
-/// do, the last one.
+/// Returns the fault whose promise allows a loss, as an index of [`Record::injected`]. If the
+/// promises of several faults allow the loss, returns the last of these faults.
 pub(super) fn excuse(injected: &[Injected], lost: &Lost<'_>, slack: Duration) -> Option<usize> {
     injected
         .iter()
         .rposition(|fault| allows_loss(fault, lost, slack))
 }
 
-/// How much longer everything may take than on an idle machine: the time by which clients were
-/// behind their timetable, plus the longest wait before the first fault.
+/// Returns the time by which everything may take longer than on an idle machine: the time by which
+/// clients were behind their timetable, plus the longest wait before the first fault.
 pub(super) fn measure_slack(record: &Record) -> Duration {
     let Some(first) = record.injected.iter().map(|injected| injected.at).min() else {
         return Duration::ZERO;
@@ -105,7 +106,7 @@ fn allows_loss(injected: &Injected, lost: &Lost<'_>, slack: Duration) -> bool {
     let begun = lost.due.is_none_or(|due| due <= killed);
     match fault {
         Fault::KillShim | Fault::CrashAfterReady if injected.standby == Standby::Nothing => {
-            // A request that was due before the outage's end may fail a little later.
+            // A request that was due before the end of the outage may fail shortly after that end.
             let over = injected.over.unwrap_or(Stamp(u64::MAX));
             lost.seen <= over.plus(NOTICE + slack) && lost.due.is_none_or(|due| due <= over)
         }
@@ -276,7 +277,8 @@ impl Check<'_> {
             }
             return;
         }
-        // A kept connection sends its requests one after the other, and more become due meanwhile.
+        // A kept connection sends one request after another, and while a request waits, further
+        // requests become due.
         let kept = jitter + hung;
         let patience = |a: &Attempt| {
             if a.kind == ConnectionKind::New {
@@ -386,12 +388,12 @@ mod tests {
         super::check(record, &Span::of(record)).remove(0)
     }
 
-    /// A fault of new, from 1 s to 10 s.
+    /// A fault of the instance `new`, from 1 s to 10 s.
     fn injected(fault: Fault) -> Injected {
         tests::injected(fault, NEW, 1_000, Some(10_000))
     }
 
-    /// An attempt that was answered by this instance, or refused.
+    /// An attempt that the instance `by` answered. `None`: the attempt was refused.
     fn make_attempt(due: i64, done: i64, by: Option<&str>) -> Attempt {
         attempt(
             "new-0",
@@ -451,7 +453,8 @@ mod tests {
                 &[
                     (Loss::StreamEnded, None, 1_001, true),
                     (Loss::Reset, Some(990), 1_001, true),
-                    // Not accepted by any shim, begun later, seen before or much later.
+                    // In turn: a connection that no shim accepted, a connection begun after the
+                    // kill, and streams that ended before the kill or long after the kill.
                     (Loss::Refused, Some(990), 1_001, false),
                     (Loss::Reset, Some(1_001), 1_010, false),
                     (Loss::StreamEnded, None, 999, false),
@@ -612,7 +615,7 @@ mod tests {
     #[test]
     fn nobody_waits_for_a_clock_that_jumped() {
         for kind in [ConnectionKind::New, ConnectionKind::Kept] {
-            // Unless this machine was busy.
+            // The same wait breaks no promise if this machine was busy meanwhile.
             for (late, wanted) in [
                 (Vec::new(), &["1 requests waited for more than 3.0s"][..]),
                 (vec![(stamp_at(2_000), stamp_at(6_000))], &[]),

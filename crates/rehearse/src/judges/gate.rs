@@ -66,8 +66,8 @@ impl Gates {
     }
 }
 
-/// Adds the increase of the counters. A lower counter than before means that the shim was
-/// restarted.
+/// Adds the increase of the counters. A counter that is lower than before belongs to a restarted
+/// shim, which counts from zero.
 fn add_increase(
     to: &mut BTreeMap<String, u64>,
     counted: &BTreeMap<String, u64>,
@@ -79,7 +79,7 @@ fn add_increase(
     }
 }
 
-/// How many clients waited, and why some were not connected.
+/// Adds how many clients waited at the gates, and why some of them were not connected.
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let Some(Gates {
         waiting,

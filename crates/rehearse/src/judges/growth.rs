@@ -1,4 +1,5 @@
-//! Checks that a shim that lives through many rounds does not use more from round to round.
+//! Checks that a shim that lives through many rounds does not use more memory, descriptors and
+//! threads from round to round.
 
 use super::Case;
 use crate::record::{
@@ -7,22 +8,23 @@ use crate::record::{
 };
 use std::collections::BTreeMap;
 
-/// Fewer footprints of a shim prove nothing.
+/// Fewest footprints from which the growth of a shim can be judged.
 const FEWEST: usize = 8;
 
-/// One footprint in this many is left out at first, while buffers find their size.
+/// Divisor of the number of footprints: this part of them, the first quarter, is left out, because
+/// buffers still grow to their final size.
 const WARM_UP: usize = 4;
 
 /// A figure that may grow.
 struct Series {
     name: &'static str,
     of: fn(&Footprint) -> u64,
-    /// How far the fitted line may rise over the run, however long. A line through a single step
-    /// rises by up to 1.5 times the step. One more thread is no growth, and descriptors vary by
-    /// four (pipes, guards, requests for the status).
+    /// Most that the fitted line may rise over the run, however long the run is. A line through a
+    /// single step rises by up to 1.5 times the step. A single additional thread is no growth, and
+    /// the number of descriptors varies by four (pipes, guards, requests for the status).
     most: f64,
-    /// The greatest step up that is left out. Memory has a step when an apiserver hangs: up to 16
-    /// KiB for each waiting client stay with the allocator.
+    /// Greatest height of the single step up that does not count as growth. Memory has such a step
+    /// when an apiserver hangs: the allocator keeps up to 16 KiB for each client that waited.
     step: f64,
 }
 
@@ -93,8 +95,8 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     }
 }
 
-/// The values without the greatest step up, as far as the step is allowed: a single step is no
-/// growth, a leak has many.
+/// Returns the values without their greatest step up, of which at most `most` is taken away: a
+/// single step is no growth, whereas a leak has many steps.
 fn without_step(values: &[f64], most: f64) -> Vec<f64> {
     let steps = values.windows(2).map(|pair| pair[1] - pair[0]).enumerate();
     let (before, step) = steps
@@ -114,7 +116,7 @@ fn without_step(values: &[f64], most: f64) -> Vec<f64> {
         .collect()
 }
 
-/// How far the best line (least squares) rises from the first value to the last.
+/// Returns by how much the best line (least squares) rises from the first value to the last.
 fn compute_rise(values: &[f64]) -> f64 {
     let last = values.len().saturating_sub(1) as f64;
     let mean = values.iter().sum::<f64>() / values.len() as f64;
@@ -166,7 +168,7 @@ mod tests {
         assert!(compute_rise(&steps(&[5, 10, 15, 20, 25])) > SERIES[2].most);
     }
 
-    /// The first run is real: an instance hung for 8 s.
+    /// The first values are from a real run, in which an instance hung for 8 s.
     #[test]
     fn one_step_of_memory_is_no_growth_but_a_greater_one_and_a_leak_are() {
         let grows =

@@ -57,7 +57,7 @@ pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
         .note("503 or 429 while it shut down");
 }
 
-/// Events that watches and informers missed or saw twice.
+/// Counts the events that watches and informers missed or saw twice.
 fn judge_events(case: &Case<'_>, ran: &mut Ran) {
     let Case { record, steps, .. } = case;
     for (at, loss, count) in record.watches.iter().flat_map(|watch| &watch.flaws) {
@@ -66,7 +66,7 @@ fn judge_events(case: &Case<'_>, ran: &mut Ran) {
         let step = steps.at(*at).unwrap_or(steps.count - 1);
         steps.count(&mut ran.timeline.lost, *loss, step, *count);
     }
-    // A surplus object is a missed event: its deletion.
+    // For a deleted object that is still in a copy, the informer missed the event of the deletion.
     for (loss, count) in [
         (
             Loss::EventMissed,
@@ -93,7 +93,8 @@ struct Losses<'a, 'r> {
     ends: Ends<'a>,
     /// The ends of new connections with a complete TLS handshake.
     new_ends: HashMap<&'a str, &'a StreamEnd>,
-    /// Rejected requests by the instances' reports, by stream, minus the requests found already.
+    /// Number of rejected requests for each stream, as the instances reported. Requests that this
+    /// judge has found already are subtracted.
     reported: HashMap<&'a str, u32>,
     /// The instance that answered on a stream.
     served_by: HashMap<&'a str, &'a str>,
@@ -104,7 +105,7 @@ struct Losses<'a, 'r> {
     /// Requests that this machine could not make, by reason.
     local: BTreeMap<&'a str, u64>,
     busy: Busy,
-    /// Unanswered requests while this machine was too busy to tell.
+    /// Number of requests that stayed unanswered while this machine was too busy to tell why.
     untold: u64,
     slack: Duration,
 }
@@ -163,8 +164,8 @@ impl<'a, 'r> Losses<'a, 'r> {
             .is_some_and(|end| self.ends.by_instance(end).is_ok())
     }
 
-    /// True if an instance rejected a request because it was stopping. The instance's report has
-    /// their number. Without a report the status shows it.
+    /// True if an instance rejected a request because the instance was stopping. The instance's
+    /// report has the number of such requests. Without a report, the status of the answer decides.
     fn is_rejected(&mut self, attempt: &Attempt, instance: &str, status: u16) -> bool {
         match self.reported.get_mut(attempt.stream.as_str()) {
             Some(0) => false,
@@ -217,10 +218,11 @@ impl<'a, 'r> Losses<'a, 'r> {
             seen: attempt.done,
             instance,
         };
-        // A client with a timely timer had given up before.
+        // A reset or close after `UNANSWERED` counts as unanswered: the client would have given up
+        // before if its timer had not been late.
         let in_vain = loss == Loss::Unanswered
             || matches!(loss, Loss::Reset | Loss::Closed) && waited >= UNANSWERED;
-        // An allowed loss is counted under its promise.
+        // A loss that a promise allows is counted under the promise, even if the machine was busy.
         let is_untold = in_vain && self.busy.explains(attempt);
         if is_untold && faults::excuse(&self.case.record.injected, &lost, self.slack).is_none() {
             self.untold += 1;
@@ -269,7 +271,7 @@ impl<'a, 'r> Losses<'a, 'r> {
         }
     }
 
-    /// Counts a loss, under the fault that excuses it, if any.
+    /// Counts a loss. If a fault excuses the loss, the loss is counted under that fault.
     fn lose(&mut self, lost: &Lost<'_>, example: &str) {
         let Self {
             case: Case { record, steps, .. },

@@ -4,8 +4,8 @@ use super::Case;
 use crate::record::data::{Mark, MarkKind, Ran};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Each mark once, in order. The script's SIGTERM replaces the instance's own report of its
-/// termination.
+/// Adds each mark once, in order. The instance's own report of its termination is used only if the
+/// script logged no SIGTERM.
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let (moments, span) = (&case.record.moments, &case.span);
     let mut marks: BTreeMap<(i64, &str, MarkKind), String> = BTreeMap::new();

@@ -29,7 +29,8 @@ use crate::record::{
 use std::time::Duration;
 use timeline::Steps;
 
-/// In the order of their figures. Promises excuse losses, so `faults` comes before `losses`.
+/// All judges, in the order of their figures. Promises excuse losses, so `faults` comes before
+/// `losses`.
 const JUDGES: [fn(&Case<'_>, &mut Ran); 11] = [
     faults::judge,
     losses::judge,
@@ -96,7 +97,7 @@ fn what_happened(broken: Vec<String>, seen: Vec<String>) -> Vec<String> {
 /// The load and its consequences.
 #[derive(Debug, Clone, Copy)]
 struct Span {
-    /// Zero of all times.
+    /// The begin of the load, from which all times are counted.
     began: Stamp,
     /// End of the timetables.
     over: Stamp,

@@ -8,8 +8,8 @@ use crate::record::{
     stamp::{Stamp, millis},
 };
 
-/// Times without an address in the Service, after its first address. `None` if the Service never
-/// had one, as without real apiservers in a network namespace.
+/// Returns the periods in which the Service had no address, after its first address. `None` if the
+/// Service never had an address: only real apiservers in a network namespace write addresses.
 fn find_gaps(record: &Record) -> Option<Vec<(Stamp, Stamp)>> {
     let mut gaps = None::<Vec<(Stamp, Stamp)>>;
     let mut was_empty = false;
@@ -22,7 +22,7 @@ fn find_gaps(record: &Record) -> Option<Vec<(Stamp, Stamp)>> {
             None if is_empty => {}
             None => gaps = Some(Vec::new()),
             Some(gaps) => match gaps.last_mut().filter(|_| was_empty) {
-                // Lasts until now, even if there is no later poll.
+                // The gap lasts until this poll at least.
                 Some(gap) => gap.1 = *at,
                 None if is_empty => gaps.push((*at, *at)),
                 None => {}

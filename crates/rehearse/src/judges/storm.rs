@@ -58,7 +58,7 @@ impl<'a> StormEvents<'a> {
         served
     }
 
-    /// When the last of all clients had been served. `None` if some were not.
+    /// Returns when the last client was served. `None` if a client was never served.
     fn all_served(&self) -> Option<Stamp> {
         let served = self.served_times();
         served
@@ -78,14 +78,14 @@ impl<'a> StormEvents<'a> {
         })
     }
 
-    /// Tries that ended because a client would not wait any longer.
+    /// Returns the number of tries that a client gave up because the wait was too long.
     fn gave_up(&self) -> u64 {
         self.failures()
             .filter(|failure| **failure == Failure::Unanswered)
             .count() as u64
     }
 
-    /// The promise: each client is served in the end, although it gave up and tried again.
+    /// Judges the promise that each client is served in the end, if it retries after failed tries.
     fn promise(&self, span: &Span) -> Promise {
         let (clients, served) = (self.clients, self.served_times().len());
         let mut broken = Vec::new();
@@ -122,7 +122,7 @@ impl<'a> StormEvents<'a> {
     }
 }
 
-/// The storm's failed tries are part of its promise, and no losses.
+/// Judges the storm. Its failed tries are listed under its promise, and do not count as losses.
 pub(super) fn judge(case: &Case<'_>, ran: &mut Ran) {
     let Some(storm) = StormEvents::of(case.record) else {
         if case.plan.load.storm > 0 {

@@ -17,7 +17,8 @@ use crate::record::{
     verdict::{NEW, OLD},
 };
 
-/// A moment of a clock on which the load begins at 10 s, in milliseconds from then.
+/// Returns the stamp of a moment, given in milliseconds from the begin of the load. The load begins
+/// at 10 s of the clock.
 pub(crate) fn stamp_at(ms: i64) -> Stamp {
     Stamp((10_000 + ms) as u64 * 1_000_000)
 }
@@ -41,7 +42,7 @@ pub(crate) fn attempt(stream: &str, due: i64, done: i64, answer: Answer) -> Atte
     }
 }
 
-/// The end of a stream on old.
+/// The end of a stream on the instance `old`.
 pub(crate) fn end(what: StreamKind, stream: &str, ms: i64) -> StreamEnd {
     StreamEnd {
         stream: stream.into(),
@@ -55,7 +56,7 @@ pub(crate) fn end(what: StreamKind, stream: &str, ms: i64) -> StreamEnd {
     }
 }
 
-/// Old's report about an end.
+/// A report of the instance `old` about the end of a stream.
 pub(crate) fn report(stream: &str, by: EndedBy, ms: i64) -> (String, EndReport) {
     let peer = ([127, 0, 0, 1], 1).into();
     (
@@ -70,7 +71,7 @@ pub(crate) fn report(stream: &str, by: EndedBy, ms: i64) -> (String, EndReport) 
     )
 }
 
-/// A fault of an instance with a sibling, with its begin and end. Without `until`, the end was not
+/// A fault of an instance that has a sibling. `until` is `None` if the end of the fault was not
 /// seen.
 pub(crate) fn injected(fault: Fault, instance: &str, from: i64, until: Option<i64>) -> Injected {
     let (instance, at, over, seen) = (
@@ -91,8 +92,8 @@ pub(crate) fn injected(fault: Fault, instance: &str, from: i64, until: Option<i6
     }
 }
 
-/// A good run of 3 s, with an answer every 10 ms: by old for 2 s, then by new, which is ready after
-/// 1 s.
+/// A good run of 3 s, with an answer every 10 ms: by the instance `old` for 2 s, and then by `new`,
+/// which is ready after 1 s.
 pub(crate) fn record() -> Record {
     let mut record = Record {
         began: Some(stamp_at(0)),
@@ -214,7 +215,7 @@ fn read_note<'a>(ran: &'a Ran, name: &str) -> &'a str {
     &ran.rows.iter().find(|row| row.name == name).unwrap().note
 }
 
-/// Every kind of failure except this machine's own, with the loss.
+/// Every kind of failure except failures of this machine, each with the loss that it causes.
 fn all_failures() -> [(Failure, Loss); 7] {
     [
         (Failure::Refused, Loss::Refused),
@@ -349,8 +350,8 @@ fn a_storm_shows_when_its_clients_were_served_and_what_failed_before() {
     );
 }
 
-/// A bridge's temporary instance takes over at 1000 ms, and new at 2000 ms. New is ready at 1500
-/// ms.
+/// A run in which a bridge's temporary instance takes over at 1000 ms, and the instance `new` at
+/// 2000 ms. `new` is ready at 1500 ms.
 fn bridged_record() -> Record {
     let mut record = record();
     let bridge = "old-bridge";
@@ -651,7 +652,8 @@ fn a_wait_in_vain_is_lost_unless_this_machine_was_too_busy_to_tell() {
         })
     };
     let busy = [(2_000, 14_000)];
-    // A client with a timely timer had given up before a late reset.
+    // A reset or close after 15 s counts as unanswered: a client whose timer was not late would
+    // have given up before.
     for failure in [Failure::Unanswered, Failure::Reset, Failure::Closed] {
         let untold = ended(&failure, 16_000, 0, &busy);
         assert_eq!((untold.verdict, count_lost(&untold)), (Verdict::TooBusy, 0));
@@ -662,7 +664,7 @@ fn a_wait_in_vain_is_lost_unless_this_machine_was_too_busy_to_tell() {
         .objections
         .join("\n");
     insta::assert_snapshot!(objections, @"1 request unanswered for 15 s, and meanwhile the clients were far behind their timetable, or their own timers were late by 500ms and more for half of the time at least");
-    // Clients that were far behind all along waited for their own machine.
+    // If the clients were more than 1 s behind their timetable, the machine explains every wait.
     for (behind_ms, verdict) in [(1_001, Verdict::TooBusy), (1_000, Verdict::Lost)] {
         assert_eq!(
             ended(&Failure::Unanswered, 16_000, behind_ms, &[]).verdict,
@@ -814,7 +816,7 @@ fn clients_queued_at_the_gate_are_counted_over_the_lives_of_its_shims() {
 
 #[test]
 fn promises_and_what_they_allow() {
-    // Connections were on old when it was killed, and were cut.
+    // The shim of `old` was killed, and two of its connections were cut.
     let killed = |until| {
         judge_spoiled(|record| {
             for (stream, seen) in [("new-1000", 510), ("new-1001", 520)] {
@@ -847,7 +849,7 @@ fn promises_and_what_they_allow() {
             .any(|m| (m.at_ms, m.what, m.text.as_str()) == (500, MarkKind::Fault, "kill-shim"))
     );
 
-    // More ended streams than the shim had are losses.
+    // Of the ended streams, as many are allowed as the shim had. Further ones are losses.
     for (has, lost) in [
         (None, Losses::new()),
         (Some(1), [(Loss::StreamEnded, 1)].into()),

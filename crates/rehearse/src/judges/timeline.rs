@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 /// Most steps of a timeline: about as many as a plot can show.
 const STEPS: u64 = 200;
 
-/// Possible lengths of a step, in ms. The first with few enough steps is taken.
+/// Possible lengths of a step, in ms. A run gets the first length that cuts the run into at most
+/// [`STEPS`] steps.
 const LENGTHS: [u64; 7] = [50, 250, 500, 1_000, 2_000, 5_000, 10_000];
 
 /// Counts good answers. Losses, allowed losses and ended streams are added by their judges.
