@@ -25,7 +25,8 @@ pub struct Anonymous {
     pub rate: u32,
     /// Addresses to connect from, by turns.
     pub sources: Vec<IpAddr>,
-    /// A user agent is this text, a slash and the source, so that an audit log can be compared.
+    /// First part of the user agents: each is this text, a slash and the source address, so that
+    /// the results can be compared with an audit log.
     pub agent: &'static str,
 }
 
@@ -33,18 +34,19 @@ pub struct Anonymous {
 #[derive(Debug)]
 pub struct Connection {
     pub began: SystemTime,
-    /// The source, with the port if one is known. A shim's log has the same text.
+    /// The source address, with the port if the port is known. A shim's log names the client by the
+    /// same text.
     pub client: String,
-    /// From the due time to the whole answer or the failure.
+    /// Time from when the connection was due until the answer was complete, or until the failure.
     pub took: Duration,
     pub result: Result<(), String>,
 }
 
 impl Anonymous {
     /// Connects until `stop`, and waits for open attempts. Uses HTTP/1.1: a stopping apiserver
-    /// answers every request on a new HTTP/1.1 connection, whereas HTTP/2's GOAWAY may
-    /// cross a request on the way. Only a judge of the instance's end can tell a crossed request
-    /// from a loss.
+    /// answers every request on a new HTTP/1.1 connection, whereas with HTTP/2 the server may send
+    /// GOAWAY while the request is on the way. Only a judge of the instance's end can tell a
+    /// crossed request from a loss.
     pub async fn run(
         self,
         stop: impl Future<Output = ()>,

@@ -1,8 +1,8 @@
-//! The highest rate of an apiserver: clients that ask again as soon as they have their answer, for
-//! measuring speed.
+//! Measures the highest rate of an apiserver: each client sends its next request as soon as it has
+//! an answer.
 //!
-//! Without a timetable no request comes during a stall, so the result is only a rate, without
-//! waits.
+//! Without a timetable, clients send no requests while the server stalls. So the result is only a
+//! rate, and waits are not measured.
 
 use super::dial::{Link, Target};
 use super::objects::get_request;

@@ -1,5 +1,5 @@
-//! A client's connection: TCP, TLS with a checked certificate, HTTP. And the meaning of its
-//! failures.
+//! A client's connection: TCP, TLS with a checked certificate, and HTTP. Failures of the connection
+//! are classified here, too.
 
 use super::observe::{EndSignals, Observed};
 use super::{Instances, Joined, objects};
@@ -29,11 +29,11 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 /// Names a client in audit logs.
 const USER_AGENT: &str = concat!("berth-rehearse/", env!("CARGO_PKG_VERSION"));
 
-/// Time for the TLS close of a connection that this side closes.
+/// Time limit for the TLS close when this side closes a connection.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// An idle connection ends after 30 s without a sign of life of the peer. client-go notices a dead
-/// peer after 45 s (HTTP/2's pings).
+/// Keepalive with which an idle connection ends 30 s after the last packet of its peer. client-go
+/// notices a dead peer after 45 s, by pings of HTTP/2.
 const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_time(Duration::from_secs(15))
     .with_interval(Duration::from_secs(5))
@@ -46,7 +46,7 @@ const STRANGER: &str = "unknown";
 #[derive(Clone)]
 pub struct Target {
     address: SocketAddr,
-    /// A name in every certificate, whatever address is dialled.
+    /// The name that every server's certificate must contain, whatever address is dialled.
     name: ServerName<'static>,
     names: Names,
     http1: TlsConnector,
@@ -103,7 +103,8 @@ impl Target {
         self.address
     }
 
-    /// Targets for the instances, latest first. Without instances, the berth.
+    /// Returns a target for each instance, the latest first. If there are no instances, returns the
+    /// berth's address as the only target.
     pub(super) fn direct(&self, instances: &Instances) -> Vec<Self> {
         let mut targets: Vec<Self> = instances
             .iter()
@@ -228,8 +229,8 @@ pub(super) struct Link {
     _open: DropGuard,
 }
 
-/// Moves the bytes of a connection until it ends. When this side closes the connection, there is a
-/// moment for the TLS close, but an outstanding answer must not keep the connection open.
+/// Moves the bytes of a connection until it ends. When this side closes the connection, the TLS
+/// close has [`GOODBYE`], because an outstanding answer must not keep the connection open.
 async fn drive_connection(
     connection: impl Future<Output = hyper::Result<()>>,
     over: CancellationToken,
@@ -319,7 +320,8 @@ impl Link {
         }
     }
 
-    /// Waits until the connection ends without a close by this side, and returns how. Cancel-safe.
+    /// Waits until the connection ends for another reason than a close by this side, and returns
+    /// the reason. Cancel-safe.
     pub(super) async fn ended(&mut self) -> Failure {
         match (&mut self.driver).await {
             Ok(Ok(())) => Failure::Closed,
@@ -328,7 +330,8 @@ impl Link {
         }
     }
 
-    /// Describes the end of the connection, seen now. An answer in flight may have ended regularly.
+    /// Describes the end of the connection, which the client sees now. `end_of_answer` is true if a
+    /// streamed answer in flight ended regularly.
     pub(super) fn end(
         &self,
         what: StreamKind,

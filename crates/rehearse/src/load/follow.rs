@@ -1,5 +1,6 @@
-//! List, then watch, as client-go's reflector does. After an end, the follower watches over a new
-//! connection from the last known revision on, and lists again if the revision is too old.
+//! A client that lists objects and then watches them, like client-go's reflector. When a watch has
+//! ended, the follower watches over a new connection from the last known revision on, and lists
+//! again if that revision is too old.
 
 use super::dial::{self, Link};
 use super::objects::{Event, List, Object, get_request};
@@ -16,8 +17,8 @@ use std::time::Duration;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::watch::{Receiver, Sender as Sent};
 
-/// Pause after a connection could not be opened. The next connection is a new attempt of the
-/// client, and counted as a new one.
+/// Pause after a connection could not be opened. The next connection is not a retry: it counts as a
+/// new attempt of the client.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Longest watch, in seconds: beyond any rehearsal. By default kube-apiserver ends a watch after
@@ -50,7 +51,7 @@ pub(super) struct Follower<V> {
     pub(super) view: V,
     /// Lists beyond the first.
     pub(super) relists: u64,
-    /// Number of times that the revision was too old for an instance: 410.
+    /// Number of 410 answers: the revision was too old for an instance.
     pub(super) expired: u64,
     listed: bool,
     opened: u64,
@@ -81,8 +82,8 @@ impl<V: View> Follower<V> {
         }
     }
 
-    /// Follows until the load stops and the goal is reached, or until nothing has come for the time
-    /// to catch up. Returns the goal.
+    /// Follows until the load has stopped and the goal is reached, or until no list and no event
+    /// has arrived for `catch_up`. Returns the goal.
     pub(super) async fn run(&mut self, mut goal: Receiver<Option<Arc<Goal>>>) -> Option<Arc<Goal>> {
         let mut goal_set = goal.clone();
         let (mut progress, recorder, catch_up) = (
@@ -92,8 +93,8 @@ impl<V: View> Follower<V> {
         );
         let too_late = async {
             let _ = goal_set.wait_for(Option::is_some).await;
-            // On a machine so busy that clients were behind their timetable, the last writes may be
-            // late by the same time.
+            // If the machine is so busy that clients were behind their timetable, the last writes
+            // may be late by as much.
             let patience = catch_up + recorder.behind();
             while matches!(
                 tokio::time::timeout(patience, progress.changed()).await,
@@ -142,7 +143,7 @@ impl<V: View> Follower<V> {
                     Ok(()) = goal.changed() => {}
                 }
             };
-            // An ERROR event ends a watch by the protocol, and is no loss.
+            // An ERROR event is a regular end of a watch, and no loss.
             if self.revision.is_some() || !end_of_answer {
                 self.client
                     .ended(link.end(StreamKind::Watch, how, true, end_of_answer));
@@ -206,7 +207,7 @@ impl<V: View> Follower<V> {
             self.path
         );
         let response = link.first(get_request(path)).await?;
-        // The watch was answered, even if only with "revision too old".
+        // "410 Gone" (the revision is too old) counts as a good answer.
         let gone = response.status() == StatusCode::GONE;
         let status = if gone {
             StatusCode::OK

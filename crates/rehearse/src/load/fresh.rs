@@ -35,9 +35,9 @@ pub(super) async fn run(client: Client, seed: Seed, rate: u32) {
     .await;
 }
 
-/// Begins each attempt when it is due, until `stop`, then waits for open attempts. Their number has
-/// no limit, because a slow server must not slow the timetable, but each is given up after
-/// [`super::UNANSWERED`]. A panic in an attempt ends the run.
+/// Begins each attempt when it is due, until `stop`, then waits for open attempts. The number of
+/// open attempts has no limit, because a slow server must not slow the timetable. Attempts end by
+/// themselves after [`super::UNANSWERED`]. A panic in an attempt ends the run.
 pub(super) async fn begin_attempts<F: Future<Output = ()> + Send + 'static>(
     stop: impl Future<Output = ()>,
     timetable: impl Iterator<Item = Entry>,

@@ -2,7 +2,7 @@
 //!
 //! Clients are no admins, because kube-apiserver lets admins do everything even while it does not
 //! know its own roles yet. An instance that gets connections before it is ready rejects the
-//! clients' requests with 403, as it would a kubelet's.
+//! clients' requests with 403, as it would reject a kubelet's requests.
 
 use super::dial::Target;
 use super::objects::{self, Request, WRITTEN};
@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 
 const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 
-/// The binding was created, now or by an earlier try.
+/// Statuses that show that the binding exists: this try or an earlier try created the binding.
 const CREATED: [StatusCode; 2] = [StatusCode::CREATED, StatusCode::CONFLICT];
 
 /// Longest time until the rights are granted and known.
@@ -39,7 +39,7 @@ pub async fn grant(address: SocketAddr, certs: &Certs) -> Result<(), String> {
     granted.await.map_err(forbidden)
 }
 
-/// An admin, and a client.
+/// Returns two targets at the address: one with an admin's certificate, and one with a client's.
 fn make_targets(address: SocketAddr, certs: &Certs) -> Result<(Target, Target), String> {
     let unusable = |e| format!("cannot use the certificates just made: {e}");
     Ok((

@@ -18,7 +18,7 @@ use tokio::sync::watch::Receiver;
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Scope {
     All,
-    /// A namespace without writes, of a resource with writes in other namespaces.
+    /// ConfigMaps of a namespace without writes. Other namespaces have ConfigMaps that are written.
     QuietNamespace,
     /// A resource without writes.
     QuietResource,
@@ -86,7 +86,8 @@ pub(super) async fn run(
         .add(&follower.name, EventKind::Informer(informer));
 }
 
-/// The copy. Names are enough, since no object is changed.
+/// The copy of the objects: only their names, since objects are created and deleted but never
+/// changed.
 #[derive(Debug)]
 struct Copy {
     tag: Tag,

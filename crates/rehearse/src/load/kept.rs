@@ -1,7 +1,7 @@
 //! A client that keeps its connection and sends request after request.
 //!
-//! When the server ends the connection, the next request opens a new one. That is no retry: no
-//! request is sent twice.
+//! When the server ends the connection, the next request opens a new connection. This is no retry,
+//! because no request is sent twice.
 
 use super::dial::{Link, Unsent};
 use super::timetable::{Entry, Seed, protocol_of};
@@ -40,8 +40,8 @@ struct KeptConnection {
 }
 
 impl KeptConnection {
-    /// Waits until the next request is due, and notices an end of the connection meanwhile. Returns
-    /// false if there is no next request.
+    /// Waits until the next request is due, and logs the end of the connection if the connection
+    /// ends meanwhile. Returns false if there is no next request.
     async fn wait(&mut self, due: Due) -> bool {
         loop {
             if self.client.control.is_some() && self.opened > 0 && self.link.is_none() {
@@ -96,7 +96,7 @@ impl KeptConnection {
         }
         self.opened += 1;
         let stream = format!("{}-{}", self.client.name("kept", self.index), self.opened);
-        // Boxed: a connection is rarely opened, and the future of an open is large.
+        // The future is boxed, because it is large, and connections are rarely opened.
         self.link = Box::pin(
             self.client
                 .open(protocol_of(self.index), stream, entry, due),
@@ -140,7 +140,7 @@ mod tests {
             control: None,
         };
         let recorder = client.recorder.clone();
-        // The moment when the machine booted.
+        // The request was due at zero of the monotonic clock, so the client is very late.
         let due = Stamp(0);
         let mut kept = KeptConnection {
             client,
@@ -151,7 +151,8 @@ mod tests {
         let entry = Seed(0).kept_entries(0, PACE).next().unwrap();
         let served = async {
             let accepted = listener.accept().await.unwrap();
-            // Longer than no time at all.
+            // The connection ends only after some time, in which a time limit counted from `due`
+            // would have passed.
             tokio::time::sleep(PACE).await;
             drop(accepted);
         };

@@ -1,5 +1,5 @@
-//! All kinds of clients, against any apiserver that knows them by a certificate and lets them read
-//! and write everything.
+//! Runs all kinds of clients against any apiserver. The apiserver must accept the clients'
+//! certificate and let them read and write everything.
 
 use super::dial::Target;
 use super::{Instances, Load};
@@ -24,8 +24,8 @@ pub struct Known {
 }
 
 impl Known {
-    /// Sends requests until `stop`, and returns what the clients saw. The error is why the clients
-    /// cannot begin, or which of them broke down.
+    /// Sends requests until `stop`, and returns what the clients saw. The error says why the
+    /// clients cannot begin, or how many of them broke down.
     ///
     /// The instances behind the server are unknown, so no answer names an instance.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<Record, String> {

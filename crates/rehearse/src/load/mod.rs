@@ -1,20 +1,20 @@
 //! The load: open-loop clients that never retry.
 //!
 //! Requests are due by a fixed timetable, and waits are counted from the due time. So a slow answer
-//! delays no other request and hides no wait (no coordinated omission). A single seed decides who
-//! asks for what, and when (`timetable`). Clients only log observations:
+//! delays no other request and hides no wait (no coordinated omission). A single seed decides the
+//! requests of each client and their times (`timetable`). Clients only log observations:
 //!
 //! * `fresh` opens new connections, and `kept` keeps them.
 //! * `watch` counts the objects that `writer` writes. `informer` keeps a copy of these objects, or
-//!   of objects that no client writes. Each of them follows a list by a watch (`follow`).
+//!   of objects that no client writes. Both list objects and then watch them (`follow`).
 //! * `storm` is a crowd of clients that connect at one moment, and retry.
 //! * `anonymous` runs only `fresh`, and `known` runs every kind of client, against any apiserver,
 //!   for scripts. `closed` measures an apiserver's speed without a timetable.
 //! * `dial` makes a client's connection, and `observe` sees how the instance ends it.
 //!
-//! The **control** is a few clients of each kind that dial every instance at its own address. An
-//! event on their connections concerns the whole instance, whatever stands in between for normal
-//! clients. A real apiserver has to `grant` the clients their rights.
+//! The **control** is a few clients of each kind that dial every instance at its own address. If
+//! the control's connections end, the cause is the instance itself, not a shim or proxy. A real
+//! apiserver has to `grant` the clients their rights.
 //!
 //! The load has a thread of its own, so that the rest of the rehearsal cannot change its pace.
 //! `timer` records when the thread could not run in time.
@@ -91,16 +91,18 @@ impl Joined {
     }
 }
 
-/// Time over which watches and other long-lived clients begin.
+/// Period over which the starts of watches and informers are spread.
 const START: Duration = Duration::from_millis(500);
 
 /// Clients with a copy of all objects: one of each HTTP version.
 const INFORMERS: u64 = 2;
 
-/// Clients with a copy of objects without writes: of each kind, one of each HTTP version.
+/// Clients with a copy of objects without writes: for each of the two quiet scopes, one client of
+/// each HTTP version.
 const QUIET: u64 = 4;
 
-/// Kept connections, and watches, to each instance directly: two of each HTTP version.
+/// Number of the control's kept connections to each instance, and of its watches: two of each HTTP
+/// version.
 const CONTROLS: u64 = 4;
 
 /// The running clients. Dropping the value ends them without an entry in the log.
@@ -159,7 +161,7 @@ impl Load {
     }
 
     /// Ends the timetables, and waits for outstanding answers and for the last writes at each
-    /// watch. The error names the clients that broke down.
+    /// watch. The error says how many clients broke down.
     pub async fn finish(mut self) -> Result<(), String> {
         self.stop.cancel();
         self.result().await
@@ -177,7 +179,7 @@ impl Drop for Load {
     fn drop(&mut self) {
         self.gone.cancel();
         if let Some(thread) = self.thread.take() {
-            // The thread has nothing to wait for any more.
+            // The thread ends at once, because `gone` cancels everything that it waits for.
             let _ = thread.join();
         }
     }
@@ -369,8 +371,8 @@ impl Client {
         entry: Entry,
         due: Stamp,
     ) -> Option<Link> {
-        // The time limit begins now: a client that waited for its previous request is late, and has
-        // not failed yet.
+        // The time limit begins now, not at `due`: a client that waited for the answer to its
+        // previous request is late, but its next request has not failed yet.
         let opened = dial::within(UNANSWERED, async {
             let mut link = self.target.dial(protocol, stream.clone()).await?;
             let failure = match self.ask(&mut link, entry).await {
@@ -405,7 +407,7 @@ impl Client {
     }
 }
 
-/// A moment on both clocks.
+/// A moment on two clocks: tokio's, for timers, and the clock of stamps.
 #[derive(Debug, Clone, Copy)]
 struct Due {
     instant: Instant,

@@ -44,7 +44,7 @@ pub(super) struct Object<'a> {
     pub(super) metadata: Metadata<'a>,
     #[serde(borrow, default)]
     data: Data<'a>,
-    /// In an error, the HTTP status that a response would have had.
+    /// For the `Status` of an ERROR event: the HTTP status that describes the error.
     #[serde(default)]
     pub(super) code: u16,
 }
@@ -84,7 +84,8 @@ pub(super) struct Event<'a> {
 }
 
 impl Object<'_> {
-    /// The number of the write that created the object. `None` for other objects.
+    /// The number of the write that created the object. `None` if the writer did not create the
+    /// object.
     pub(super) fn sequence(&self) -> Option<u64> {
         self.data.sequence.as_deref()?.parse().ok()
     }
@@ -116,7 +117,7 @@ impl Tag {
         format!("{}-{stream}-{number}", self.0)
     }
 
-    /// The creates that must be done before the load.
+    /// Requests that create the objects in [`READ`], to be made before the load.
     pub(super) fn stock(&self) -> Vec<Request> {
         (0..READ_OBJECTS)
             .map(|n| create_request(READ, &self.read(n), "hello", "world"))
@@ -133,7 +134,8 @@ impl Tag {
             .is_some_and(|rest| rest.starts_with("-read-"))
     }
 
-    /// The request for an entry of a timetable. `name` is used by a create.
+    /// The request for an entry of a timetable. `name` is the name of the object if the request
+    /// creates one.
     pub(super) fn request(&self, ask: Ask, name: &str) -> Request {
         match ask {
             Ask::Get => get_request(format!("{}/{}", configmaps_path(READ), self.read(0))),

@@ -2,8 +2,8 @@
 //! retry until they are served.
 //!
 //! As in client-go, each client gives a TLS handshake 10 s, and retries after a pause. A failed try
-//! is not a loss, unlike a failed request of the timetables: the result is whether, and how soon,
-//! each client was served.
+//! is not a loss, unlike a failed request of the timetables. The result tells which clients were
+//! served in the end, and how soon.
 
 use super::dial::{self, Target};
 use super::objects::get_request;
@@ -29,8 +29,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// machine in the largest storm.
 pub(crate) const LONGEST: Duration = Duration::from_secs(120);
 
-/// The path of the clients' requests. For objects, a simulated apiserver would have to ask the
-/// rehearsal, and every client would wait for it.
+/// The path of the clients' requests. Requests for objects would be slower, because a simulated
+/// apiserver has to ask the rehearsal for objects.
 const VERSION: &str = "/version";
 
 /// Names the storm's clients in audit logs.
@@ -41,7 +41,7 @@ pub(crate) type Try = (Stamp, Answer);
 
 /// A storm that goes on until the value is dropped.
 pub(crate) struct StormClients {
-    /// Ends with the last client.
+    /// The tries of all clients. The channel closes when the last client has ended.
     pub(crate) tries: UnboundedReceiver<Try>,
     _goes_on: DropGuard,
 }
@@ -92,7 +92,8 @@ async fn run_client(target: Target, number: u32, until: Instant, sender: Unbound
     }
 }
 
-/// Connects and asks for a nearly free answer, since the storm is about the cost of connections.
+/// Connects and asks for the version. An instance answers at almost no cost, so the storm shows the
+/// cost of connections.
 async fn ask_version(target: &Target, stream: String) -> Result<Answer, Failure> {
     let mut link = dial::within(PATIENCE, target.dial(Protocol::Http2, stream)).await?;
     let (status, _) = dial::within(UNANSWERED, link.ask(get_request(VERSION.to_owned()))).await?;

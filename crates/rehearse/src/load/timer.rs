@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep_until;
 
-/// Short compared with [`LATE`], so that hardly any time is between two ticks.
+/// Time between two ticks. Short compared with [`LATE`], so that hardly any delay of the thread
+/// falls between two ticks and is missed.
 const TICK: Duration = Duration::from_millis(50);
 
 /// Records every late tick until the future is dropped.
@@ -28,7 +29,7 @@ mod tests {
     use super::*;
     use tokio::task::JoinSet;
 
-    /// The delays of the timer while the clients' thread ran `meanwhile`.
+    /// Returns the late ticks of the timer while the clients' thread ran `meanwhile`.
     async fn delays(meanwhile: impl Future<Output = ()>) -> Vec<Duration> {
         let recorder = Arc::new(Recorder::default());
         let mut timer = JoinSet::new();
@@ -55,7 +56,7 @@ mod tests {
         assert!(!late.is_empty() && late[0] >= LATE, "{late:?}");
     }
 
-    /// The system under test may be as slow as it likes.
+    /// A slow answer of the system under test does not make the timer late.
     #[tokio::test(start_paused = true)]
     async fn waiting_for_an_answer_makes_it_not_late() {
         assert!(

@@ -5,7 +5,7 @@ use fastrand::Rng;
 use std::iter;
 use std::time::Duration;
 
-/// One request in this many is a create, or a list.
+/// One request in `CREATES` is a create. Of the other requests, one in `LISTS` is a list.
 const CREATES: u64 = 20;
 const LISTS: u64 = 10;
 
@@ -32,20 +32,25 @@ pub(super) struct Entry {
 pub(super) struct Seed(pub(super) u64);
 
 impl Seed {
-    /// A client's random numbers, independent of other clients: `kind` is a letter, `index` counts.
+    /// Returns the random numbers of a client, which are independent of those of other clients.
+    /// `kind` is a letter for the kind of the client, and `index` is its number among the clients
+    /// of the kind.
     fn rng(self, kind: u8, index: u64) -> Rng {
         let mut rng = Rng::with_seed(self.0 ^ (u64::from(kind) << 56) ^ index);
-        // Near seeds begin with near numbers.
+        // Generators with similar seeds begin with similar numbers. So the first number only seeds
+        // the generator that is returned.
         rng.fork()
     }
 
-    /// New connections at a rate: each at a random point of its share of a second.
+    /// New connections at a rate. A second has `rate` equal parts, and in each part a connection
+    /// begins at a random point.
     pub(super) fn fresh(self, rate: u32) -> impl Iterator<Item = Entry> + Send {
         let step = Duration::from_secs(1) / rate;
         make_entries(self.rng(b'f', 0), step, move |rng| step.mul_f64(rng.f64()))
     }
 
-    /// A kept connection: evenly, from a random point of its first share on.
+    /// Requests of a kept connection, one every `step`. The first is due at a random point of the
+    /// first `step`.
     pub(super) fn kept_entries(
         self,
         index: u64,
@@ -56,7 +61,7 @@ impl Seed {
         make_entries(rng, step, move |_| offset)
     }
 
-    /// The start of a client of another kind.
+    /// Returns the random start, below `within`, of a client without a timetable.
     pub(super) fn start(self, kind: u8, index: u64, within: Duration) -> Duration {
         within.mul_f64(self.rng(kind, index).f64())
     }
@@ -69,7 +74,8 @@ fn make_entries(
 ) -> impl Iterator<Item = Entry> + Send {
     let mut number = 0;
     iter::from_fn(move || {
-        // Calculated from the number, not summed up: rounding must not slow the rate.
+        // The time is a multiple of the step and not a sum of steps, because rounding errors of a
+        // sum would change the rate.
         let after = Duration::from_nanos(u64::try_from(step.as_nanos()).ok()?.checked_mul(number)?);
         let entry = Entry {
             number,

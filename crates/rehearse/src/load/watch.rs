@@ -27,7 +27,7 @@ pub(super) async fn run(client: Client, index: u64, goal: Receiver<Option<Arc<Go
     let mut counted = follower.view;
     let flaw = counted.sequence.finish(goal.map_or(0, |goal| goal.last));
     counted.record(flaw);
-    // The control only shows how its streams end.
+    // For the control only the ends of the streams matter, so its events are not recorded.
     if follower.client.control.is_some() {
         return;
     }

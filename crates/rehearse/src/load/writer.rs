@@ -105,7 +105,8 @@ impl Writer {
         while stop.run_until_cancelled(ticks.tick()).await.is_some() {
             let number = self.last + 1;
             let name = self.tag.write(number);
-            // A write is always finished, since otherwise its outcome would be unknown.
+            // A stop of the load does not interrupt a write, since the outcome of an interrupted
+            // write would be unknown.
             if !self
                 .bounded(&objects::write_request(&name, number), StatusCode::CONFLICT)
                 .await
@@ -128,7 +129,8 @@ impl Writer {
         self
     }
 
-    /// The state after the last write, and an objection to it. To be called after the last write.
+    /// Returns the objects that exist after the last write, and an objection if acknowledged
+    /// objects are missing. To be called after the last write.
     pub(super) async fn goal(mut self) -> (Goal, Option<String>) {
         let Ok(list) = timeout(PATIENCE, self.list()).await else {
             let trouble = format!(
@@ -156,8 +158,8 @@ impl Writer {
         )
     }
 
-    /// Like [`Writer::done`]. Returns false if the load stops and the request cannot be done in
-    /// time.
+    /// Like [`Writer::done`], with a time limit of [`PATIENCE`] after the stop of the load. Returns
+    /// false if the request was not done by then.
     async fn bounded(&mut self, request: &Request, already: StatusCode) -> bool {
         let stop = self.client.stop.clone();
         let too_late = async {
@@ -212,8 +214,8 @@ impl Writer {
         }
     }
 
-    /// Sends a request over the present connection, or else over a new one to each instance in
-    /// turn.
+    /// Sends a request over the open connection. If that fails, dials the instances in turn, and
+    /// sends the request over the new connection, until an instance answers.
     async fn sent(&mut self, request: &Request) -> Result<(StatusCode, Bytes), Failure> {
         let mut last = Failure::Refused;
         if let Some(link) = &mut self.link {

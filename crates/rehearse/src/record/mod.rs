@@ -33,7 +33,7 @@ pub struct Moment {
     pub text: String,
 }
 
-/// All marks of a rehearsal. A restarted instance has some of them twice.
+/// All marks of a rehearsal. A restarted instance has some marks twice.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Moments(pub Vec<Moment>);
 
@@ -87,8 +87,8 @@ pub struct Injected {
     pub noticed: Option<Stamp>,
     /// When the fault was over. `None` if the end was not seen.
     pub over: Option<Stamp>,
-    /// Number of connections of the faulty shim, if connections of other shims must neither end nor
-    /// wait.
+    /// Number of connections that the faulty shim had. If known, this is the largest number of
+    /// connections that the fault may end or delay.
     pub has: Option<u64>,
     /// Observations, in words.
     pub seen: Vec<String>,
@@ -240,8 +240,8 @@ mod tests {
         Attempt as Attempted, Fault as FaultBegan, FaultStep as Step, Player as Plays,
     };
 
-    /// Returns the record of these events, each a moment after the one before. The log is written
-    /// as JSON and read again.
+    /// Returns the record of these events, which have increasing times. The log is written as JSON
+    /// and read again first.
     fn record(events: Vec<(&str, EventKind)>) -> Record {
         let event = |(n, (subject, what)): (usize, (&str, EventKind))| Event {
             at: Stamp(n as u64),

@@ -47,7 +47,8 @@ pub fn read(programs: Vec<Program>) -> Environment {
     }
 }
 
-/// The apiservers, each once, and the programs between or behind them.
+/// Returns the apiservers, each once, and the other programs of the runs: HAProxy, etcd and another
+/// berth.
 pub(super) fn list_programs(plan: &Plan, runs: &[Run]) -> Vec<Program> {
     let mut seen = BTreeSet::new();
     let known = runs
@@ -96,7 +97,7 @@ fn ask_version(role: &str, program: &OsStr, option: &str) -> Option<Program> {
     })
 }
 
-/// The word after `version` or `berth`.
+/// Returns the word after `version` or `berth` in a program's output.
 fn parse_version(output: &str) -> Option<&str> {
     let is_before = |word: &&str| {
         ["version", "berth"].contains(&&*word.trim_end_matches(':').to_ascii_lowercase())

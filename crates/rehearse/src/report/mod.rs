@@ -37,7 +37,7 @@ pub fn assemble(plan: &Plan, rehearsed: Rehearsed, argv: &[String]) -> Report {
     }
 }
 
-/// A word quoted for a shell, as a person would write it: `--name='a value'`.
+/// Returns a word quoted for a shell, as a person would write it: `--name='a value'`.
 fn quote_word(word: &str) -> String {
     let plain = |name: &str| {
         name.bytes()

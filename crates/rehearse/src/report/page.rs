@@ -15,7 +15,7 @@ use crate::record::{
 
 pub(super) fn render(report: &Report) -> String {
     let mut runs: Vec<&Run> = report.runs.iter().collect();
-    // The main run of the page comes first.
+    // The run through berth comes first.
     runs.sort_by_key(|run| run.via != Via::Berth);
     let made: Vec<(&Run, &Ran)> = runs
         .iter()
@@ -77,7 +77,7 @@ fn verdict_class(ran: &Ran) -> &'static str {
     }
 }
 
-/// The rehearsed upgrade, and the most important figures, large.
+/// Returns the description of the upgrade, and the most important figures in large type.
 fn render_lead(run: &Run, ran: &Ran) -> String {
     let tile = |Row {
                     name, value, note, ..
@@ -108,7 +108,7 @@ fn describe_upgrade(run: &Run, ran: &Ran) -> String {
     [ran.apiservers(), &names, &run.topology, &load].join(" · ")
 }
 
-/// The runs side by side.
+/// Returns a table with the figures of all runs side by side.
 fn render_comparison(made: &[(&Run, &Ran)]) -> String {
     let heading = |(run, ran): &(&Run, &Ran)| {
         let way = escape(&format::capitalize(run.via.way()));
@@ -284,7 +284,7 @@ mod tests {
     /// fault's end is not seen.
     fn ran(is_lossy: bool) -> Ran {
         let mut record = record();
-        // A burst, and streams ended by old.
+        // A burst of answers, and streams that the instance `old` ended.
         record
             .attempts
             .extend((0..500).map(|_| attempt("burst", 200, 210, good_answer(OLD))));
@@ -366,7 +366,7 @@ mod tests {
                 "3.6.1",
             ],
         );
-        // The burst is cut off, and its rate is shown in words.
+        // The burst is cut off in the drawing, and its rate is shown as text.
         assert_has(
             &page,
             &[

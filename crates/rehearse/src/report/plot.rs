@@ -1,8 +1,9 @@
 //! The two drawings of a run: answered requests over time with the losses, and the instances with
 //! their marks.
 //!
-//! All drawings of a page have the same horizontal scale, for reading one below the other. On a
-//! narrow page the drawings are scrolled, since scaled text could not be read.
+//! All drawings of a page have the same horizontal scale, so that a reader can compare them. On a
+//! narrow page the drawings can be scrolled and are not scaled, since scaled text would be too
+//! small to read.
 
 use crate::record::{
     data::{Instance, Mark, MarkKind, Ran},
@@ -10,11 +11,12 @@ use crate::record::{
 };
 use std::fmt::Write;
 
-/// Width of a drawing, and the start of its horizontal scale. The names of rows are to the left.
+/// Width of a drawing, and the place where its horizontal scale begins. The names of rows are left
+/// of that place.
 const WIDTH: f64 = 1040.0;
 const LEFT: f64 = 200.0;
 
-/// Height of the plot of requests, of a row below it, and of its title.
+/// Heights: of the plot of requests, of each row below the plot, and of the drawing's title.
 const PLOT: f64 = 170.0;
 const ROW: f64 = 17.0;
 const TITLE: f64 = 26.0;
@@ -22,11 +24,12 @@ const TITLE: f64 = 26.0;
 /// Assumed width of a letter: the font is unknown, so a wide font is assumed.
 const LETTER: f64 = 6.9;
 
-/// Room for marks before and after the load, as a share of it. Marks further away are drawn at the
-/// edge.
+/// Room for marks before and after the load, as a share of the load's duration. Marks further away
+/// are drawn at the edge.
 const BEYOND: f64 = 0.12;
 
-/// A step with this many times the usual rate is cut off in the drawing.
+/// If the highest rate is more than this many times the usual rate, the drawing cuts off the
+/// highest steps.
 const BURST: f64 = 2.5;
 
 /// The greatest number of instances with rows that a reader can tell apart.
@@ -145,8 +148,8 @@ fn per_second(ran: &Ran, count: u64) -> f64 {
     count as f64 * 1e3 / ran.timeline.step_ms.max(1) as f64
 }
 
-/// The highest usual rate. A step in which many clients came at once, such as the opening of the
-/// watches, would make all others flat, and is cut off.
+/// Returns the highest rate of the vertical scale. A step in which many clients came at once, such
+/// as the start of the watches, is cut off, because all other steps would look flat beside it.
 fn usual_most(ran: &Ran) -> f64 {
     let mut totals = sum_by_step(ran);
     totals.sort_unstable_by(f64::total_cmp);
@@ -278,8 +281,8 @@ pub(super) fn draw_requests(frame: &Frame, ran: &Ran) -> String {
     )
 }
 
-/// A row for each instance, from start to end, with its marks below. Nothing for the many instances
-/// of a rehearsal in rounds: their marks are in the JSON.
+/// Draws a row for each instance, from start to end, with its marks below. Returns an empty text if
+/// there are too many instances, as in a rehearsal of many rounds. Their marks are in the JSON.
 pub(super) fn draw_instances(frame: &Frame, ran: &Ran) -> String {
     if ran.instances.len() > MOST_INSTANCES {
         return String::new();
@@ -348,15 +351,16 @@ pub(super) fn draw_instances(frame: &Frame, ran: &Ran) -> String {
     frame.svg("Instances", &words.join(", "), top, &body)
 }
 
-/// The times during which an instance ran, possibly several. The end is `None` if it was not seen.
+/// Returns the periods in which an instance ran: several if the instance was restarted. The end of
+/// a period is `None` if the end was not seen.
 fn find_lives(marks: &[&Mark]) -> Vec<(f64, Option<f64>)> {
     let mut lives: Vec<(f64, Option<f64>)> = Vec::new();
     for Mark { at_ms, what, .. } in marks
         .iter()
         .filter(|mark| matches!(mark.what, MarkKind::Started | MarkKind::Exited))
     {
-        // An instance that starts again had ended, even if the end was not seen, or was in the same
-        // millisecond.
+        // An instance that starts again must have ended before, even if no end was seen, or if the
+        // end is in the same millisecond as the new start.
         if let Some((_, to)) = lives.last_mut().filter(|(from, _)| *from < *at_ms as f64) {
             to.get_or_insert(*at_ms as f64);
         }
@@ -387,7 +391,8 @@ fn place_labels(labels: &[(f64, f64)]) -> Vec<(f64, usize)> {
     places
 }
 
-/// 1, 2 or 5 times a power of ten, at least 1. About `wanted` such steps fill the span.
+/// Returns a round step: 1, 2 or 5 times a power of ten, and at least 1. About `wanted` such steps
+/// fill the span.
 fn nice_step(span: f64, wanted: u32) -> f64 {
     let rough = (span / f64::from(wanted)).max(1.0);
     let power = 10_f64.powf(rough.log10().floor());
@@ -410,7 +415,8 @@ mod tests {
         );
     }
 
-    /// Marks in a millisecond are in the order of their kinds.
+    /// Marks of the same millisecond are sorted by their kinds, so the second start may come before
+    /// the first end.
     #[test]
     fn an_instance_that_is_started_again_at_once_has_two_lives() {
         use MarkKind::{Exited, Started};

@@ -1,5 +1,6 @@
-//! Runs `berth bridge`: its COMMAND, which waits for the script as `systemctl restart` waits for
-//! systemd, and the status that the bridge reports on its socket.
+//! Runs `berth bridge`, and follows the status that the bridge reports on its socket. COMMAND waits
+//! until the script has replaced the instance, like `systemctl restart`, which waits until systemd
+//! has done so.
 
 use super::instance_spec::InstanceSpec;
 use super::layout::Limits;
@@ -30,9 +31,10 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// COMMAND reads its exit status from a FIFO and ends. An open(2) of a FIFO for reading waits for
-/// a writer, for ever if the rehearsal was killed. So the shell opens the FIFO for writing, too,
-/// until its open(2) for reading returns. Without another writer, the read then returns at once.
+/// COMMAND reads its exit status from a FIFO and ends. An open(2) of a FIFO for reading waits until
+/// there is a writer, and the rehearsal may have been killed and never write. So the shell itself
+/// also opens the FIFO for writing, and closes that descriptor once its open(2) for reading has
+/// returned. If there is no other writer then, the read returns at once.
 const COMMAND: &str = "exec 3<>\"$0\" <\"$0\" 3>&- && read -r status && exit \"$status\"";
 
 /// Log files of the bridge and of the temporary instance, and the number of their lines that a
@@ -40,7 +42,7 @@ const COMMAND: &str = "exec 3<>\"$0\" <\"$0\" 3>&- && read -r status && exit \"$
 const LOGS: [&str; 2] = ["bridge.log", "kube-apiserver.log"];
 const LAST: usize = 6;
 
-/// Time limit for a bridge to exit after the end of its work or SIGKILL.
+/// Time limit for a bridge to exit when its work has ended, or after SIGKILL.
 const GOING: Duration = Duration::from_secs(5);
 
 /// A running or ended bridge.
@@ -48,7 +50,7 @@ const GOING: Duration = Duration::from_secs(5);
 pub(super) struct Bridge {
     /// Name of the temporary instance.
     name: String,
-    /// Name of the node's kube-apiserver, which listens on the port itself.
+    /// Name of the node's kube-apiserver, which listens on the secure port, without a shim.
     own: watch::Sender<String>,
     status: watch::Receiver<Status>,
     /// FIFO from which COMMAND reads its exit status.
@@ -121,8 +123,8 @@ impl Processes {
         Ok(())
     }
 
-    /// Waits until the bridge has the wanted status. Fails if the command that started the bridge
-    /// ends before.
+    /// Waits until the bridge reports the wanted status. Fails if the command that started the
+    /// bridge ends before that.
     pub(crate) async fn wait_for_bridge_status(
         &mut self,
         what: &str,
@@ -164,7 +166,7 @@ impl Processes {
         self.publish_joined(&name);
     }
 
-    /// Notes the instance that listens on the port itself from now on.
+    /// Sets the instance that is the node's kube-apiserver from now on.
     pub(crate) fn set_own(&self, name: &str) {
         if let Some(bridge) = &self.bridge {
             bridge.own.send_replace(name.to_owned());

@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use tokio::net::TcpStream;
 
-/// Name of etcd where an instance's name is expected.
+/// Name of etcd, used in places where other processes have the name of an instance.
 pub(crate) const NAME: &str = "etcd";
 
 /// Time limit for etcd to get healthy.
@@ -73,7 +73,7 @@ impl Etcd {
             format_flag("listen-peer-urls", &peers),
             format_flag("initial-advertise-peer-urls", &peers),
             format_flag("initial-cluster", format!("rehearsal={peers}")),
-            // kubeadm's value: a watch without events gets the store's revision.
+            // kubeadm's value. At this interval, a watch without events gets the store's revision.
             format_flag(notify_flag(program), "5s"),
             // The data need not survive a crash of the machine.
             "--unsafe-no-fsync".into(),

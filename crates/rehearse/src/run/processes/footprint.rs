@@ -24,9 +24,9 @@ const LIBRARIES: [&str; 3] = ["/usr/lib", "/usr/lib64", "/usr/local/lib"];
 const FAKETIME: &str = "faketime/libfaketimeMT.so.1";
 
 impl Processes {
-    /// Logs the resources of each shim. Descriptors of connections are subtracted. As connections
-    /// come and go, the smallest of several counts is taken, each from a moment without a change in
-    /// connections.
+    /// Logs the resources of each shim. Descriptors of connections are subtracted. Because
+    /// connections come and go, descriptors are counted several times, and the smallest number is
+    /// logged. A count is used only if the number of connections did not change meanwhile.
     pub(crate) async fn log_footprints(&self) {
         let mut least = BTreeMap::<String, Footprint>::new();
         for _ in 0..TRIES {
@@ -111,8 +111,8 @@ async fn ask_statuses(settings: &Settings) -> Vec<(String, Box<Status>)> {
     shims.into_iter().filter_map(named).collect()
 }
 
-/// Returns the number of descriptors of connections: two for each connection, but one for a client
-/// that waits for an instance or at the gate.
+/// Returns the number of descriptors of connections: one for each client that waits for an instance
+/// or at the gate, and two for every other connection.
 fn of_connections(status: &Status) -> u64 {
     let waiting = status.held + status.gate.as_ref().map_or(0, |gate| gate.waiting);
     (2 * status.connections_open).saturating_sub(waiting)

@@ -80,8 +80,8 @@ impl InstanceSpec {
                 let mut store = OsString::from("unix://");
                 store.push(settings.store());
                 flags.push(("etcd-servers", store));
-                // A bridge would set the flag otherwise, and a simulated apiserver ends watches at
-                // no minimum rate.
+                // Without the flag, a bridge would set it in its copy. With a grace period, a
+                // simulated apiserver would spread the ends of its watches over the whole period.
                 flags.push(("shutdown-watch-termination-grace-period", "0s".into()));
                 flags.push(("stand-in-name", (&self.name).into()));
                 flags.push(("stand-in-version", (&self.version).into()));
@@ -131,7 +131,7 @@ impl InstanceSpec {
     }
 }
 
-/// True if the user typed the flag, or a flag that excludes it.
+/// True if the user typed the flag, or another flag that replaces it.
 fn is_given(flags: &[OsString], name: &str) -> bool {
     let instead = match name {
         "authorization-mode" => "authorization-config",

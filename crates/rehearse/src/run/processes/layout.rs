@@ -12,7 +12,8 @@ use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-/// Name of the only shim of [`Topology::Node`] where an instance's name is expected.
+/// Name of the only shim of [`Topology::Node`], used in places where other topologies have the name
+/// of an instance.
 pub(crate) const NODE: &str = "node";
 
 /// Role of a process.
@@ -138,8 +139,8 @@ impl Layout {
                     }
                     let mut serve = berth_command("serve", settings, name);
                     serve.extend(shim_options(settings));
-                    // The kubelet starts an init container first, and the containers of a pod in
-                    // any order.
+                    // The shim comes first, as if it were an init container. A kubelet may start a
+                    // pod's other containers in any order.
                     vec![proxy(serve, None), apiserver(exec)]
                 }
             },
@@ -169,7 +170,8 @@ impl Layout {
         }
     }
 
-    /// Returns `berth bridge` over a running instance, which the command `run` replaces.
+    /// Returns the process `berth bridge` for a running instance. `run` is COMMAND, which replaces
+    /// the instance.
     pub(crate) fn bridge(
         &self,
         settings: &Settings,
@@ -223,8 +225,9 @@ impl Layout {
         }
     }
 
-    /// Returns the roles to stop in groups, each with its signal. A group gets its signal after the
-    /// group before has ended. Processes left after the grace period are killed.
+    /// Returns groups of roles to stop, each role with its stop signal. A group gets its signals
+    /// when the previous group has ended. Processes that still run after the grace period are
+    /// killed.
     pub(crate) fn stop_groups(&self) -> Vec<Vec<(Role, Signal)>> {
         let apiserver = (Role::Apiserver, Signal::SIGTERM);
         let proxy = match self.via {

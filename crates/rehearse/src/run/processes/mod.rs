@@ -81,12 +81,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns a converter of errors about a missing prerequisite.
+    /// Returns a function that turns an error into an error about a missing prerequisite.
     pub(crate) fn unavailable<E: Display>(what: impl Display) -> impl FnOnce(E) -> Self {
         move |error| Self::Unavailable(format!("{what}: {error}"))
     }
 
-    /// Turns the error into one about a prerequisite, not about the rehearsed instances.
+    /// Turns the error into an error about a missing prerequisite, so that the rehearsed instances
+    /// are not blamed.
     pub(crate) fn into_unavailable(self) -> Self {
         Self::Unavailable(self.to_string())
     }
@@ -194,11 +195,10 @@ impl Processes {
         }
     }
 
-    /// Waits until `so` is `Ok` for an owner. Until then, the error of `so` says why not. Returns
-    /// the value and the duration of the wait.
+    /// Polls `so` until it returns `Ok`. Before that, the error of `so` says what is still missing.
+    /// Returns the value of `so` and the duration of the wait.
     ///
-    /// # Errors
-    /// A process of the owner ended before, or the time is over.
+    /// # Errors A process of the owner ended before `so` returned `Ok`, or the time is over.
     pub(crate) async fn wait_until<T>(
         &mut self,
         owner: &str,
@@ -493,9 +493,9 @@ impl Processes {
             .filter(|p| p.owner == name && p.status().is_none())
             .collect();
         let killed: Vec<Role> = left.iter().map(|process| process.role).collect();
-        // A kubelet kills all processes at once. But a large process takes longer to end, and the
-        // shim must not seem to cut the connections that end with the apiserver. So the shim is
-        // killed last.
+        // The shim is killed last, although a kubelet kills all processes at once. A large
+        // apiserver takes longer to end than a shim, and then the shim would seem to cut the
+        // connections that end with the apiserver.
         for is_proxy in [false, true] {
             let group = || {
                 left.iter()
@@ -548,7 +548,7 @@ impl Processes {
         else {
             return self.process(name, Role::Apiserver)?.living();
         };
-        // The PID is valid in this process's PID namespace.
+        // The record has the PID as seen in this process's PID namespace.
         let pid = i32::try_from(record.pid?).ok()?;
         let is_child = |process: &Process| process.stat().is_ok_and(|stat| stat.ppid == pid);
         Some(Pid::from_raw(match record.supervised {
@@ -569,7 +569,8 @@ impl Processes {
     pub(crate) async fn kill(&self, name: &str, pid: Pid) {
         let apiserver = self.apiserver(name);
         let _ = kill(pid, Signal::SIGKILL);
-        // The supervisor ends with its child, so wait for the supervisor.
+        // If the killed process is the child of a supervisor, wait for the supervisor, which ends
+        // with its child.
         let process = self
             .processes
             .iter()
@@ -581,7 +582,7 @@ impl Processes {
         let Some(unit) = self.process(name, Role::Unit) else {
             return;
         };
-        // The unit ends with its apiserver.
+        // `berth run` ends when its apiserver has ended.
         unit.wait().await;
         if let Some(apiserver) = apiserver.filter(|apiserver| *apiserver != pid) {
             let _ = kill(apiserver, Signal::SIGKILL);
@@ -670,7 +671,8 @@ async fn all_ended<'a>(processes: impl IntoIterator<Item = &'a ChildProcess>) {
 }
 
 impl Drop for Processes {
-    /// Continues stopped processes and kills the bridge, which may be no children of this process.
+    /// Continues stopped processes and kills the bridge. They may not be children of this process,
+    /// so they do not end with it.
     fn drop(&mut self) {
         self.thaw();
         if let Some(bridge) = &self.bridge {

@@ -46,8 +46,9 @@ struct LogLine {
     instance: String,
 }
 
-/// Returns a listener that logs when an instance joins and leaves, from a shim's log lines, and
-/// when a real apiserver met another instance's certificate, from the apiserver's.
+/// Returns a callback for log lines. From a shim's lines, the callback logs when an instance joins
+/// and leaves. From a real apiserver's lines, it logs when the apiserver got another instance's
+/// certificate and did not trust it.
 pub(super) fn line_listener(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> Listener {
     let (owner, recorder) = (owner.to_owned(), Arc::clone(recorder));
     Arc::new(move |line| {
@@ -63,7 +64,8 @@ pub(super) fn line_listener(owner: &str, layout: Layout, recorder: &Arc<Recorder
             .and_then(|line| mark_of(&owner, &line))
         {
             recorder.with(|log| {
-                // The instance's own report is more exact.
+                // If the instance has already reported that it is ready, the shim's line is
+                // ignored, since the report is more exact.
                 let known =
                     last_mark(log, &instance, mark) > last_mark(log, &instance, MarkKind::Started);
                 if mark != MarkKind::Ready || !known {
@@ -81,8 +83,8 @@ pub(super) fn line_listener(owner: &str, layout: Layout, recorder: &Arc<Recorder
     })
 }
 
-/// Returns the instance and the mark of a log line. A node shim joins a single time; behind it an
-/// instance joins when ready.
+/// Returns the instance and the mark of a log line. A node shim joins only once, before its first
+/// instance. So an instance behind a node shim counts as joined when it is ready.
 fn mark_of(owner: &str, line: &LogLine) -> Option<(String, MarkKind)> {
     let (message, instance) = (line.message.as_str(), &line.instance);
     if owner == NODE {
@@ -100,8 +102,8 @@ fn mark_of(owner: &str, line: &LogLine) -> Option<(String, MarkKind)> {
     }
 }
 
-/// Checks that a shim listens and that an instance is ready. Returns the chosen pass mode, if there
-/// was a choice. The error says why not.
+/// Checks that a shim listens and that an instance is ready. Returns in words how clients get to
+/// the instance, if the pass mode left a choice. The error says what is missing.
 pub(super) fn check_joined(
     status: &Status,
     name: &str,

@@ -1,4 +1,4 @@
-//! A process of a rehearsal: started, its log read, signalled, and waited for.
+//! A process of a rehearsal: starts it, reads its log, sends it signals, and waits for its end.
 
 use super::layout::{ProcessSpec, Role};
 use crate::config::apiserver::this_binary;
@@ -151,8 +151,9 @@ fn prepare_command(program: &OsStr) -> Command {
         .kill_on_drop(true)
         .stdin(Stdio::null());
     berth_os::process::remove_settings(command.as_std_mut());
-    // A process stopped on purpose handles no signal but SIGKILL. The kernel continues stopped
-    // children of a dead parent, but not a child that is only about to stop.
+    // SIGKILL, because a process that the script has stopped (SIGSTOP) handles no other signal.
+    // When a parent dies, the kernel continues its stopped children, but misses a child that is
+    // just about to stop.
     berth_os::process::die_with_parent(command.as_std_mut(), Signal::SIGKILL);
     command
 }
@@ -174,7 +175,8 @@ async fn keep_log(
         on_line(&line);
         let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
         if log.len() == LOG_LINES {
-            // Informational lines are dropped first, because kube-apiserver writes many.
+            // Informational lines are dropped before other lines, because kube-apiserver writes
+            // many of them.
             let first = log
                 .iter()
                 .position(|line| is_informational(line))

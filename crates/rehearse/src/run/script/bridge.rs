@@ -1,8 +1,8 @@
-//! Replaces an instance without berth in place, under `berth bridge`.
+//! Replaces an instance in place, under `berth bridge`. The instance has no shim.
 //!
-//! The script takes the part of COMMAND: it stops the old instance and starts the new one, as
-//! systemd does for `systemctl restart`. Faults are injected while COMMAND runs, so that neither
-//! the script nor the bridge can be too late.
+//! The script does the work of COMMAND: it stops the old instance and starts the new instance, as
+//! systemd does for `systemctl restart`. Faults are injected while COMMAND runs. COMMAND waits for
+//! the script, so the bridge cannot end before the fault.
 
 use super::faults::LONGEST_HANG;
 use super::{Play, SETTLE};
@@ -72,8 +72,8 @@ impl Play<'_> {
         fault: Fault,
     ) -> Result<(), Error> {
         let new = super::failing_instance(self.session.plan, fault);
-        // Long enough for the temporary instance to get ready, but no longer, because clients wait
-        // for the timeout.
+        // The limit lets the temporary instance get ready in time. A longer limit would only make
+        // the rehearsal longer, since the new version never gets ready.
         let ready = self
             .session
             .plan
@@ -168,7 +168,7 @@ impl Play<'_> {
         2 * (self.session.plan.timing.ready_within + self.session.plan.timing.settle) + BESIDES
     }
 
-    /// Starts the node's kube-apiserver, which has the port alone, in the part of COMMAND.
+    /// Starts the node's kube-apiserver, which has the port alone, on behalf of COMMAND.
     async fn start_own(&mut self, own: &InstanceSpec) -> Result<(), Error> {
         self.print(&format!(
             "start {} in place of the old kube-apiserver",
@@ -203,12 +203,12 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// Kills the bridge while the old instance still runs, and builds another bridge.
+    /// Kills the bridge while the old instance still runs, and then builds a second bridge.
     async fn kill_bridge(&mut self, old: &InstanceSpec) -> Result<(), Error> {
         let place = self.begin_fault(Fault::KillShim, &old.temporary().name);
         self.processes.kill_bridge().await;
         self.session.step(place, FaultStep::Noticed);
-        // COMMAND does nothing without a bridge.
+        // Without a bridge, COMMAND must fail before it replaces the instance.
         self.processes.end_command(1)?;
         self.expect_bridge_exit(old, 1).await?;
         self.build_bridge(old, self.session.plan.timing.ready_within)

@@ -1,4 +1,5 @@
-//! Faults while both instances serve: each fault is injected, waited for, fixed, and logged.
+//! Faults of an upgrade. The script injects each fault, waits for its effect, ends it, and logs all
+//! of this.
 
 use super::{POLL, Play, SETTLE};
 use crate::config::{
@@ -34,7 +35,7 @@ const DAY: i64 = 24 * 60 * 60;
 const BEYOND_LEASE: Duration = Duration::from_secs(3);
 
 impl Play<'_> {
-    /// Upgrades to a version that cannot serve, and gives up after a while.
+    /// Starts a version that cannot serve, and stops it after a while, so that this upgrade fails.
     pub(super) async fn failing_upgrade(
         &mut self,
         old: &InstanceSpec,
@@ -59,12 +60,12 @@ impl Play<'_> {
         let timing = &self.session.plan.timing;
         let patience = Instant::now()
             + match fault {
-                // The instance ends at once: wait for that.
+                // The instance ends at once, and the script waits for that end.
                 Fault::BadFlag => timing.ready_within,
                 _ => timing.speedup.of(timing.failing),
             };
-        // A proxy may wait for the instance's port for ever. The fault is about the end of the
-        // instance, not about the proxy.
+        // `start` may never return, because a proxy waits for the port of the faulty instance. So
+        // the wait has a limit, and a failed start is ignored.
         let started = timeout_at(patience, self.processes.start(&new, false)).await;
         if let Ok(Err(error @ Error::Unavailable(_))) = started {
             return Err(error);
@@ -112,7 +113,7 @@ impl Play<'_> {
         new: &InstanceSpec,
         fault: Fault,
     ) -> Result<(), Error> {
-        // Most streams are on the old instance.
+        // The shim of the old instance is harmed, since most streams are on the old instance.
         let hit = if matches!(fault, Fault::KillShim | Fault::HangShim) {
             old
         } else {
@@ -231,8 +232,8 @@ impl Play<'_> {
         }
     }
 
-    /// Stops an apiserver with SIGSTOP until its shim or proxy has noticed, and a little longer.
-    /// Without a shim, for as long as a shim would need.
+    /// Stops an apiserver with SIGSTOP until its shim has noticed, and a little longer. Without a
+    /// shim, the apiserver is stopped for the longest time, [`LONGEST_HANG`].
     pub(super) async fn hang(&mut self, name: &str, apiserver: Pid, place: usize) {
         self.processes.freeze(apiserver);
         let deadline = Instant::now() + LONGEST_HANG;

@@ -124,7 +124,7 @@ pub(crate) async fn play_script(
     Ok(())
 }
 
-/// Starts the load, and lets the first phase of it pass.
+/// Starts the load, and waits for the end of the load's first phase.
 async fn start_load(session: &Session<'_>, processes: &Processes) -> Result<Load, Error> {
     let Session {
         plan, ref recorder, ..
@@ -207,7 +207,8 @@ fn instance_after(plan: &Plan, upgrades: u32) -> InstanceSpec {
         format!("{side}-{}", upgrades / 2 + 1)
     };
     let version = plan.versions[usize::from(new)].clone();
-    // The first instance is ready when the load begins, so its start may be fast.
+    // The start delay matters only under load, and the load begins when the first instance is
+    // ready.
     let start_delay = if upgrades > 0 {
         plan.timing.start_delay
     } else {
@@ -289,7 +290,7 @@ impl Play<'_> {
         }
         let alone = self.session.via == Via::None;
         if alone {
-            // The port belongs to a single instance.
+            // Without port sharing, only one instance at a time can listen on the port.
             self.print(&format!("stop {}", old.name));
             self.stop(old).await;
             self.wait_for_refusal().await;
@@ -313,8 +314,8 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// Waits until a client was refused. Otherwise an apiserver that starts between two clients
-    /// would show no loss.
+    /// Waits until a client was refused. Without this wait, an apiserver that starts again between
+    /// the connections of two clients would show no loss.
     async fn wait_for_refusal(&self) {
         let (gone, deadline) = (Stamp::now(), Instant::now() + UNANSWERED);
         let refused = |a: &Attempt| a.done >= gone && a.answer == Answer::Failed(Failure::Refused);
@@ -328,8 +329,9 @@ impl Play<'_> {
         }
     }
 
-    /// Waits until the first instance is ready, even for ways where joined means only listening.
-    /// Losses during the first start are not losses of an upgrade.
+    /// Waits until the first instance is ready, because with some ways "joined" means only that the
+    /// instance listens. The load begins later, so that no loss during this first start counts as a
+    /// loss of an upgrade.
     async fn check_first(&mut self, old: &InstanceSpec) -> Result<(), Error> {
         self.wait_until_ready(old).await?;
         self.check_version(old).await;
