@@ -5,7 +5,7 @@
 //! begins with a dot, a file is replaced by a rename, and backups are in another directory.
 
 use super::{Manifest, image_tag};
-use berth_os::file::{make_private, none_if_missing};
+use berth_os::file::{make_private, none_if_missing, sync_parent};
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -149,7 +149,7 @@ pub fn replace_as(
     let temporary =
         path.with_file_name(format!("{}{}", temporary_prefix(path), std::process::id()));
     berth_os::file::replace_file(path, &temporary, |file| write(file, access, text.as_ref()))
-        .and_then(|()| sync_directory(path))
+        .and_then(|()| sync_parent(path))
         .map_err(FileError::of("write", path))
 }
 
@@ -206,13 +206,6 @@ fn write(mut file: File, access: Option<Access>, text: &[u8]) -> io::Result<()> 
     ))?;
     file.write_all(text)?;
     file.sync_all()
-}
-
-fn sync_directory(path: &Path) -> io::Result<()> {
-    let directory = path
-        .parent()
-        .filter(|directory| !directory.as_os_str().is_empty());
-    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 /// True if a file, or the target of a link, is in this directory.

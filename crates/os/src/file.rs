@@ -6,7 +6,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -141,13 +141,23 @@ pub fn lock_within(mut file: File, wait: Duration) -> Result<Flock<File>, Errno>
     }
 }
 
-/// Creates a directory with mode 0700, and its missing parents. An existing directory is not
-/// changed.
+/// Creates a directory with mode 0700, and its missing parents, and syncs each new entry. An
+/// existing directory is not changed.
 ///
 /// # Errors
-/// Errors of mkdir(2).
+/// Errors of mkdir(2) and fsync(2).
 pub fn make_private(dir: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(dir)
+    let missing: Vec<_> = dir.ancestors().take_while(|dir| !dir.exists()).collect();
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    missing.into_iter().try_for_each(sync_parent)
+}
+
+/// Syncs the directory of a file, so that a new name or a removed one survives a power loss.
+///
+/// # Errors
+/// Errors of open(2) and fsync(2).
+pub fn sync_parent(path: &Path) -> io::Result<()> {
+    File::open(absolute(path)?.parent().unwrap_or(path))?.sync_all()
 }
 
 /// Creates a directory with mode 0700 and this owner, or sets mode and owner of an existing

@@ -10,7 +10,7 @@ use super::machine::{Course, Position, Version};
 use berth_manifest::file::{Access, FileError, format_stamp, is_in, replace};
 use berth_manifest::report::Refusal;
 use berth_node::instance::InstanceId;
-use berth_os::file::{lock_within, make_private, none_if_missing};
+use berth_os::file::{lock_within, make_private, none_if_missing, sync_parent};
 use nix::errno::Errno;
 use nix::fcntl::Flock;
 use serde::{Deserialize, Serialize};
@@ -213,12 +213,8 @@ impl Store {
 /// # Errors
 /// The file is still there.
 pub fn remove_file(path: &Path) -> Result<(), StateError> {
-    let synced = |_| {
-        path.parent()
-            .map_or(Ok(()), |directory| File::open(directory)?.sync_all())
-    };
     Ok(none_if_missing(fs::remove_file(path))
-        .and_then(synced)
+        .and_then(|_| sync_parent(path))
         .map_err(FileError::of("remove", path))?)
 }
 

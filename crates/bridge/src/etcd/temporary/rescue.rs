@@ -7,7 +7,7 @@
 
 use super::database::Database;
 use super::machine::Opened;
-use berth_os::file::replace_file;
+use berth_os::file::{replace_file, sync_parent};
 use berth_os::process::HeldProcess;
 use rustix::fs::ioctl_ficlone;
 use std::ffi::OsString;
@@ -140,9 +140,7 @@ fn copy_beside(from: &Path, beside: &Path) -> io::Result<PathBuf> {
         ioctl_ficlone(&file, &from).or_else(|_| io::copy(&mut from, &mut file).map(drop))?;
         file.sync_all()
     })?;
-    let above = to.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    let synced = File::open(above).and_then(|above| above.sync_all());
-    synced.inspect_err(|_| drop(fs::remove_file(&to)))?;
+    sync_parent(&to).inspect_err(|_| drop(fs::remove_file(&to)))?;
     Ok(to)
 }
 
