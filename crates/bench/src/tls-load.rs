@@ -79,7 +79,8 @@ struct Args {
     /// Kept connections
     #[arg(long, default_value_t = 4, requires = "client_certificate")]
     clients: u32,
-    /// Instead, GET this path as often as it is answered, on the kept connections
+    /// Instead of new connections at a steady rate, GET this path on the kept connections, again as
+    /// soon as an answer is complete
     #[arg(
         long,
         value_name = "PATH",

@@ -108,10 +108,11 @@ pub async fn accompany_bridge(
              or screen would keep both",
         );
     }
-    // COMMAND does not run before the bridge confirms that it serves. A bridge that does not
-    // receive the request is noticed to be gone.
+    // COMMAND does not run before the bridge confirms that it serves. If the request cannot be
+    // sent, the bridge has ended, and the wait below notices that.
     let _ = client.send(&Ask::Command).await;
-    // The bridge may be unable to provide a condition that COMMAND needs, and stays.
+    // If the bridge cannot provide a condition that COMMAND needs, it stays and reports a new
+    // trouble.
     let is_refused = |now: &BridgeStatus| clients_stay(now) && now.trouble != status.trouble;
     let begun = watcher
         .wait_until(&client, |now| now.command || is_refused(now))
@@ -165,8 +166,8 @@ async fn report_not_begun(
                     WaitOutcome::Refused(_) | WaitOutcome::Interrupted
                 )
             {
-                // The bridge waits for the end of a COMMAND that never began, or a second signal
-                // came.
+                // The bridge refuses to end because it waits for the end of a COMMAND that never
+                // began, or the operator sent a second signal.
                 watcher.print_end(WaitOutcome::Interrupted);
                 return Ok(Waited::Again);
             }
@@ -191,7 +192,8 @@ async fn report_not_begun(
     Ok(Waited::NotBegun)
 }
 
-/// Waits for a bridge that was asked to end, at once or not.
+/// Waits for the end of a bridge that was asked to end: at once if `now` is true, and otherwise
+/// when the node's kube-apiserver is ready.
 ///
 /// # Errors
 /// Signals cannot be handled.
@@ -214,8 +216,9 @@ pub async fn wait_for_end(
     Ok(Waited::Again)
 }
 
-/// True if COMMAND prints on a terminal that ends with a connection, or into a pipe from there, as
-/// far as can be told.
+/// True if COMMAND's output is lost when the operator's connection is lost, as far as can be told:
+/// this process has a terminal, even if COMMAND prints into a pipe, and neither tmux nor screen
+/// keeps that terminal.
 fn loses_output(terminals: [bool; 3], variable: impl Fn(&str) -> Option<String>) -> bool {
     terminals.contains(&true)
         && ["TMUX", "STY"].iter().all(|name| variable(name).is_none())
@@ -292,7 +295,8 @@ mod tests {
         }
     }
 
-    /// In the step in which clients stay until the operator acts, with an earlier trouble.
+    /// The bridge is in the step in which clients stay until the operator acts, and has reported an
+    /// earlier trouble.
     #[tokio::test]
     async fn a_command_that_is_refused_later_is_not_waited_for() {
         let _alone = SIGNALS.lock().await;

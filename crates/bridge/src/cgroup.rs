@@ -109,8 +109,8 @@ fn sweep_below(root: &Path) {
     }
 }
 
-/// True for version 2, and for two hierarchies of version 1: systemd's and the one for CPUs.
-/// Recognized by file system type and options.
+/// True if the bridge leaves the session's cgroup in this hierarchy: in the hierarchy of version 2,
+/// and in systemd's and the CPU hierarchy of version 1. Recognized by file system type and options.
 fn is_left(mount: &MountInfo) -> bool {
     let is_systemd = mount
         .super_options

@@ -118,7 +118,7 @@ impl Backend {
     }
 
     fn serve(&mut self, fd: usize) {
-        // A closed connection may have an event left.
+        // An event may still be pending for a connection that is closed already.
         let Some(connection) = &mut self.connections[fd] else {
             return;
         };

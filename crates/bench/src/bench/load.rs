@@ -30,7 +30,7 @@ const FIRST_SOURCE: u8 = 101;
 /// The network of the clients.
 const CLIENTS: [u8; 3] = [127, 0, 1];
 
-/// Concurrent round trips in parts whose speed is not measured.
+/// Number of concurrent round trips while no speed is measured.
 const GENTLE: usize = 64;
 
 /// Milliseconds without any event after which a measurement has failed.
@@ -39,7 +39,7 @@ const SILENCE: u16 = 5_000;
 /// Longest wait for a connect outside of a measurement.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a measurement takes.
+/// The durations of a measurement's warm-up and of its window, in which answers are counted.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pace {
     pub(super) warm_up: Duration,
@@ -57,7 +57,8 @@ pub(super) struct Span {
     pub(super) cpu: Option<f64>,
 }
 
-/// Answers on kept connections, or short connections.
+/// The result of a measurement: answers on kept connections, or short connections with an answer
+/// each.
 #[derive(Debug)]
 pub(super) struct Answers {
     pub(super) span: Span,
@@ -414,7 +415,8 @@ impl Pool {
             if !window.is_over(now) && !window.opens(now)? {
                 continue;
             }
-            // Only bytes that have arrived count. The time includes the request for their number.
+            // Only bytes that have arrived are counted. In the upward direction the measured time
+            // includes asking the backend for the count.
             let so_far = if way == Direction::Down {
                 received
             } else {

@@ -22,7 +22,7 @@ pub(crate) struct BenchOptions {
     /// Length of one measurement [default: 2, or 0.4 with --short]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     seconds: Option<Duration>,
-    /// A berth; several are compared under their names
+    /// Path of a berth binary to measure; several binaries are compared under their names
     #[arg(long, value_name = "[NAME=]PATH", required = true)]
     berth: Vec<String>,
     /// The server behind all peers, in Go [default: one of this program's own, without inject]

@@ -26,8 +26,8 @@ const RETRY: Duration = Duration::from_micros(200);
 const PEERS: Ipv4Addr = Ipv4Addr::new(127, 0, 3, 1);
 const ADMIN: Ipv4Addr = Ipv4Addr::new(127, 0, 4, 1);
 
-/// The instance that gets sockets, the shim's status while it passes sockets, and the metric of
-/// passed sockets.
+/// The name of the instance that gets sockets, the text in the shim's status while the shim passes
+/// sockets, and the metric of passed sockets.
 const INSTANCE: &str = "bench";
 const PASSING_STATUS: &str = "\"injected\": true";
 const PASSED_METRIC: &str = "berth_connections_total{shim=\"bench\",outcome=\"injected\"}";
@@ -44,8 +44,8 @@ pub(super) enum PeerKind {
     /// No relay: the client dials the backend.
     None,
     Berth,
-    /// berth with `--pass inject`: the server gets the clients' sockets. The path is the server's,
-    /// which has to be berth's child.
+    /// berth with `--pass inject`: the server gets the clients' sockets. The path names the
+    /// server's program, because berth has to start the server as its child.
     Inject(PathBuf),
     Haproxy {
         splice: bool,
@@ -87,7 +87,8 @@ impl Peer {
             .lines()
             .find(|line| !line.trim().is_empty())
             .unwrap_or("unknown version");
-        // Envoy's line begins with a path, and HAProxy's ends with a link.
+        // Envoy's version line begins with a path, and HAProxy's version line ends with " - " and a
+        // link.
         let words = line
             .split_ascii_whitespace()
             .take_while(|word| *word != "-");

@@ -13,7 +13,7 @@ use berth_rehearse::report::environment;
 pub(super) struct BenchSetting {
     pub(super) date: String,
     pub(super) command: String,
-    /// As in a rehearsal's report, with the peers as programs.
+    /// The machine as a rehearsal's report describes it, and the peers' programs.
     pub(super) environment: Environment,
     /// The Go version of the server. Empty for this program's own server.
     pub(super) server: String,

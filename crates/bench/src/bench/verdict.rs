@@ -2,8 +2,8 @@
 //!
 //! The limits are ratios, never times. They are less than half of the ratios measured on two cores
 //! (0.4 of the rate without a relay and 1.0 of HAProxy's), because shared machines vary that much.
-//! The limits catch mistakes of another size: a relay with one thread instead of all, a timer that
-//! delays bytes, too many system calls, or leaked buffers.
+//! The limits catch mistakes with a much larger effect: a relay with one thread instead of all, a
+//! timer that delays bytes, too many system calls, or leaked buffers.
 
 use super::results::Results;
 use super::work::{Metric, Work};
@@ -79,7 +79,7 @@ fn limited_metrics(work: Work) -> &'static [Metric] {
     match work {
         Work::Ping | Work::Connect | Work::Growth => &[Metric::Rate, Metric::CpuPerRequest],
         Work::Bulk => &[Metric::Gigabits, Metric::CpuPerGigabyte],
-        // A dropped SYN is retransmitted after a second.
+        // A burst has no limit, because a dropped SYN is retransmitted only after a second.
         Work::Burst | Work::Slow => &[],
         Work::Idle => &[Metric::IdleMemory, Metric::UsedMemory],
     }

@@ -26,7 +26,8 @@ const A_TICK: usize = 5_000;
 /// How long slow readers read before memory is measured. By that time buffers have stopped growing.
 const SETTLED: Duration = Duration::from_secs(8);
 
-/// Most descriptors of a relay beyond two for each connection. berth keeps the most in reserve.
+/// Largest number of descriptors that a relay opens beyond two for each connection. Of all relays,
+/// berth keeps the most descriptors in reserve.
 const SPARE: u64 = 256;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]

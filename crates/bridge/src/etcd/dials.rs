@@ -75,7 +75,8 @@ impl Dials {
         })
     }
 
-    /// Relays, and never returns. `answers` is true while this node's member answers.
+    /// Relays steered connections to another member, and never returns. `answers` is true while
+    /// this node's member answers.
     ///
     /// # Errors
     /// The listener or the steering cannot be set up.

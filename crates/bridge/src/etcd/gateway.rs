@@ -11,12 +11,13 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-/// Longest time for an answer. A call that waits for another leader may take `MOVING`: etcd itself
+/// Longest time for an answer. A call that moves the leadership may take `MOVING`: etcd itself
 /// gives up after 7 s.
 const PATIENCE: Duration = Duration::from_secs(2);
 const MOVING: Duration = Duration::from_secs(10);
 
-/// Time for members to apply what any member had applied, and time between two checks.
+/// Time for the other members to apply the highest revision that any member had applied, and time
+/// between two checks.
 const CATCH_UP: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(200);
 
@@ -35,7 +36,7 @@ impl Gateway {
         }))
     }
 
-    /// Checks the members' certificates for the given name, at whatever address.
+    /// Checks the members' certificates for the given name, whichever address is dialled.
     #[must_use]
     pub fn with_server_name(&self, name: &str) -> Self {
         Self(Arc::new(Access {
@@ -64,7 +65,7 @@ impl Gateway {
     /// # Errors
     /// There is no answer, or an unexpected one. The message names the URL.
     pub async fn members(&self, url: &str) -> Result<MemberList, String> {
-        // A member answers from its own knowledge, without a leader, too.
+        // A member answers this call from its own list, even while there is no leader.
         self.ask_and_parse(
             url,
             "/v3/cluster/member/list",
@@ -139,7 +140,7 @@ impl Gateway {
         })
     }
 
-    /// The answer of each member at any of its URLs, by ID.
+    /// The answer that each member gave at any of its URLs, by the member's ID.
     pub async fn answers(&self, members: &[Member]) -> BTreeMap<u64, Result<Answer, String>> {
         let mut asking = JoinSet::new();
         for member in members {

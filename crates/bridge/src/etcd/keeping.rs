@@ -20,7 +20,7 @@ const UNLOCKED: &str = "nothing keeps another control-plane node from being unde
 pub struct EtcdState {
     /// True if COMMAND may begin.
     pub prepared: bool,
-    /// The reason why COMMAND may not begin, under this bridge never.
+    /// The reason why COMMAND can never begin under this bridge.
     pub refused: Option<String>,
     /// Notes for the operator, in sentences.
     pub notes: Vec<String>,

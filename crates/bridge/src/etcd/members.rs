@@ -5,7 +5,8 @@
 
 use super::types::{Answer, Member, MemberList, Sample};
 
-/// The cost of a bridge that leaves etcd alone.
+/// A hint for the operator: the option for a bridge that leaves etcd alone, and the cost of such a
+/// bridge.
 pub const OWN_HINT: &str = "or give --etcd own: the temporary kube-apiserver then uses this node's member, and requests that need etcd time out \
                        while COMMAND restarts that, in kubeadm's own upgrade of etcd for some 47 s";
 

@@ -228,7 +228,8 @@ impl EtcdHandle {
         })
     }
 
-    /// The outcome, changed if writes were lost: such a bridge has not ended well.
+    /// The bridge's outcome. `Done` becomes `Abandoned` if writes were lost, because a bridge that
+    /// lost writes has not ended well.
     pub fn judge_outcome(&self, outcome: BridgeOutcome) -> BridgeOutcome {
         let Compared { missing, is_open } = self.revisions.borrow().clone();
         match (outcome, missing) {

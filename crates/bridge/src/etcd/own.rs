@@ -1,7 +1,8 @@
 //! Probes, past the steering, of this node's member of an etcd with several members.
 //!
-//! The node's kube-apiserver may be ready with another member, through the bridge's relay, which
-//! disappears when the bridge ends.
+//! The node's kube-apiserver may be ready while it uses another member through the bridge's relay,
+//! which disappears when the bridge ends. So a ready kube-apiserver does not show that this node's
+//! member serves.
 
 use super::temporary::probe;
 use super::{Cluster, split_url};
@@ -10,8 +11,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use tokio::net::lookup_host;
 use tokio::sync::watch;
 
-/// Probes for as long as there is a receiver. etcd completes no handshake before it has published
-/// itself to the other members.
+/// Probes this node's member for as long as `answers` has a receiver. etcd completes no handshake
+/// before it has published itself to the other members.
 ///
 /// # Errors
 /// The URL has no address, or a source address or certificate is missing.
@@ -21,7 +22,8 @@ pub(super) async fn probe_own(
 ) -> Result<(), String> {
     let to = resolve_url(&cluster.own).await?;
     let source = match to {
-        // Connections from the member's address are steered.
+        // Connections that come from the member's own address are steered, so the probe needs
+        // another source address.
         SocketAddr::V4(_) => {
             IpAddr::from(address::random_address().map_err(|error| error.to_string())?)
         }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Longer than any test takes that does not hang.
+/// A test that takes longer than this hangs.
 const HANG: Duration = Duration::from_secs(30);
 
 /// A node with the first of some members, and the command line of its kube-apiserver.
@@ -27,7 +27,7 @@ impl Node {
         Self::start_with(members, "127.0.0.1").await
     }
 
-    /// Members of which the last has a certificate for another name.
+    /// A node of an etcd whose last member has a certificate for the name `last`.
     async fn start_with(members: usize, last: &str) -> Self {
         let mut all = vec![(([127, 0, 0, 1], 0).into(), "127.0.0.1"); members];
         all[members - 1].1 = last;
@@ -95,7 +95,7 @@ async fn prepare_etcds(plan: &EtcdPlan) -> (Keeping, EtcdState) {
     prepared_at(plan, NOWHERE).await
 }
 
-/// Like [`prepared`], with kube-apiservers at the given address.
+/// Like [`prepare_etcds`], with kube-apiservers at the given address.
 async fn prepared_at(plan: &EtcdPlan, at: SocketAddr) -> (Keeping, EtcdState) {
     let keeping = plan.start([at; 2]).unwrap();
     keeping.prepare();
@@ -104,7 +104,7 @@ async fn prepared_at(plan: &EtcdPlan, at: SocketAddr) -> (Keeping, EtcdState) {
     (keeping, state)
 }
 
-/// The state, once it is as wanted.
+/// Waits until `wanted` accepts the state, and returns the state.
 async fn wait_for_state(keeping: &Keeping, wanted: impl Fn(&EtcdState) -> bool) -> EtcdState {
     let come = async {
         loop {
@@ -188,7 +188,8 @@ async fn too_few_others_are_refused_and_each_is_named() {
         errors[1].contains("of 3 voters 2 must serve") && errors[1].contains("--etcd own"),
         "{errors:?}"
     );
-    // This node's member answers at the URL of another; and a certificate is for another address.
+    // Two mistakes: this node's member answers at another member's URL, and a certificate is for an
+    // address that is not the member's.
     let node = Node::new(3).await;
     let own = node.url(1);
     node.set(|etcd| etcd.list[2]["clientURLs"] = json!([own]));
@@ -216,7 +217,8 @@ async fn the_leadership_is_moved_before_command() {
 
 #[tokio::test]
 async fn the_other_members_are_checked_again_before_command() {
-    // Of five members, a majority is not enough: kube-apiserver was started with all four others.
+    // With five members, the loss of one more member is refused although a majority remains,
+    // because kube-apiserver was started with the URLs of all four other members.
     for (members, stops, why) in [
         (3, 3, "member cp-3 (3) cannot be used"),
         (5, 4, "member cp-4 (4), which is used, cannot be any more"),
@@ -243,7 +245,7 @@ async fn a_leadership_that_stays_is_a_note_and_no_failure() {
         notes[1].contains("stays the leader until it stops") && notes[1].contains("timed out"),
         "{notes:?}"
     );
-    // Another member leads already, and is not asked to.
+    // Another member leads already, so no move of the leadership is requested.
     node.set(|etcd| (etcd.is_stubborn, etcd.leader) = (false, 3));
     assert_eq!(prepare_etcds(&plan).await.1.notes.len(), 1);
     assert!(node.etcd.lock().unwrap().transfers.is_empty());
@@ -303,7 +305,7 @@ async fn the_clusters_lock_is_held_until_the_end() {
         refused.contains("the cluster's lock is held by node cp-2"),
         "{refused}"
     );
-    // Without an API only an explicitly requested lock matters.
+    // If no API answers, the bridge refuses COMMAND only if the lock was requested explicitly.
     let mut plan = plan;
     let unlocked = prepare_etcds(&plan).await.1;
     assert!(

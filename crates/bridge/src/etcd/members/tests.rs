@@ -25,7 +25,7 @@ fn make_answer(id: u64) -> Answer {
     }
 }
 
-/// An etcd with the given number of healthy members, asked at the first.
+/// An etcd with the given number of healthy members, as observed from the first member.
 fn make_sample(members: u64) -> Sample {
     Sample {
         list: MemberList {

@@ -56,7 +56,7 @@ impl Look {
             .pid
     }
 
-    /// Processes that have locked another file like a database.
+    /// Processes that have locked another file by flock(2), as etcd locks its database.
     pub fn holders_of_others(&self) -> impl Iterator<Item = i32> {
         let others = self
             .locks

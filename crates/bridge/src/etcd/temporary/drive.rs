@@ -33,8 +33,8 @@ use tokio::time::{Instant, sleep};
 /// Time between two observations.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Ancestors of a process that are searched for the started process: a container runtime is in
-/// between.
+/// Number of ancestors of an etcd process among which the bridge looks for the process that it
+/// started: a container runtime may be between the two.
 const ANCESTORS: usize = 4;
 
 /// Number of pauses in the status.
@@ -60,7 +60,7 @@ pub struct EtcdDaemon {
     temporary: watch::Receiver<bool>,
     /// Tasks of the probes and the relay.
     tasks: JoinSet<()>,
-    /// Inode of the node's etcd's listener, and the process.
+    /// Inode of the listener of the node's etcd, and the process that listens.
     listens: Option<(u64, i32)>,
     /// The node's etcd that last had the data. Only the PID if the process cannot be held.
     last: Option<Result<HeldProcess, i32>>,
@@ -225,8 +225,9 @@ impl EtcdDaemon {
                 self.hold(pid);
                 Holder::Another
             }
-            // A running temporary etcd may get the lock in the next moment, and a file under copy
-            // may be the only data.
+            // While a temporary etcd runs or a database is copied, the data does not count as free:
+            // the temporary etcd may get the lock in the next moment, and the database that is
+            // being copied may be the only one with all data.
             (Some(look), None)
                 if !running
                     && own.opened == Opened::Unseen
@@ -255,7 +256,8 @@ impl EtcdDaemon {
         }
     }
 
-    /// The database that the node's etcd has opened, if not the file at the bridge's path.
+    /// The file that the node's etcd has opened as its database: checked against the path that the
+    /// bridge knows, and otherwise against the path in the process's arguments.
     fn opened_by_own(&self, pid: i32) -> Opened {
         let opened = match self.plan.database.opened_by(pid).0 {
             // COMMAND may have moved the etcd's data.
@@ -283,7 +285,7 @@ impl EtcdDaemon {
         }
     }
 
-    /// True if no process has the data, or may be about to write to it.
+    /// True if no process has the data, and none may be about to write to the data.
     fn is_free(&self, look: &Look) -> bool {
         let is_free = self.plan.database.is_free(look).unwrap_or_else(|error| {
             tracing::debug!(%error, "cannot see whether a process still holds etcd's data");
@@ -313,7 +315,8 @@ impl EtcdDaemon {
     fn end_rescue(&mut self, done: Result<Option<Rescued>, JoinError>) {
         self.rescue_due = None;
         match done {
-            // A defragmentation ended well. The next defragmentation of the process may fail.
+            // A defragmentation ended well, so there was nothing to rescue. The next
+            // defragmentation of the process may fail, so the process may be rescued later.
             Ok(None) => (self.rescues, self.rescued) = (None, None),
             Ok(Some(rescued)) => {
                 tracing::warn!("etcd: {}", rescued.trouble());
@@ -375,7 +378,8 @@ impl EtcdDaemon {
             (true, None) => self.held = Some(Instant::now()),
             (false, Some(since)) => {
                 self.held = None;
-                // A slow answer is no pause.
+                // A wait during a slow answer, without a change of hands, does not count as a
+                // pause.
                 if self.ended || self.machine.step() != EtcdStep::Own {
                     self.status.send_modify(|status| {
                         let pause = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -419,8 +423,9 @@ impl EtcdDaemon {
         }
     }
 
-    /// Ends connections of the node's etcd, which otherwise waits 7 s for kube-apiserver's endless
-    /// streams. Steered connections have a marked listener, and stay.
+    /// Ends the connections to the node's etcd, which otherwise waits 7 s for kube-apiserver's
+    /// endless streams before it stops. Steered connections belong to a marked listener, and are
+    /// not ended.
     fn end_connections(&mut self) {
         if let Err(error) = sock_diag::destroy_unmarked(self.plan.members.own.port())
             && !std::mem::replace(&mut self.cannot_end, true)

@@ -35,7 +35,8 @@ const MANIFEST: &str = "etcd.yaml";
 /// source and tested.
 const VERSIONS: [&str; 2] = ["3.5.", "3.6."];
 
-/// Flags that would make the temporary etcd another etcd, or use the same port.
+/// Flags that rule out a temporary etcd: a second process with such a flag would be a different
+/// etcd, or would listen on the same port.
 const OTHERS: [&str; 4] = [
     "--config-file",
     "--wal-dir",
@@ -50,9 +51,9 @@ const DEFRAGMENTS: [&str; 2] = [
     "--experimental-bootstrap-defrag-threshold-megabytes",
 ];
 
-/// Flag for the number of log entries between two raft snapshots, etcd's default, and the
-/// additional entries of the temporary etcd: no snapshot covers the temporary etcd's first entries,
-/// which can therefore be read from the log.
+/// Flag for the number of log entries between two raft snapshots; etcd's default for that number;
+/// and the entries by which the number of the temporary etcd is larger. With the larger number, no
+/// snapshot covers the temporary etcd's first entries, which can therefore be read from the log.
 const SNAPSHOT_COUNT: &str = "--snapshot-count";
 const SNAPSHOT_COUNT_BY_DEFAULT: u64 = 100_000;
 const MORE_ENTRIES: u64 = 5_000;
@@ -74,7 +75,8 @@ pub struct Plan {
     pub process: HeldProcess,
     pub like: ProcessAttributes,
     pub pod: Option<RunningPod>,
-    /// TLS configuration as kube-apiserver's, but without a check of etcd's certificate.
+    /// TLS configuration with kube-apiserver's client certificate, but without a check of etcd's
+    /// certificate.
     pub tls: Arc<ClientConfig>,
     /// Listener of the relay.
     pub relay: TcpListener,
@@ -183,7 +185,8 @@ impl Plan {
         ));
         let tls = report.ok("", gateway.tls(false).map_err(|why| fix(&why)))?;
         let source = report.ok(&what, address::random_address())?;
-        // An etcd that the probes never reach would count as stopping.
+        // An etcd that the probes can never reach would always count as stopping, so one handshake
+        // is tried before anything depends on the probes.
         let answered = probe::probe_once(source.into(), own.into(), tls.clone()).await;
         report.ok(
             "",
@@ -339,8 +342,8 @@ fn is_service_link(name: &str) -> bool {
     ends || protocol || name.contains("_SERVICE_PORT_")
 }
 
-/// Address and command line of the temporary etcd: all listeners have a separate address.
-/// Advertised URLs stay.
+/// Address and command line of the temporary etcd. All its listeners get new addresses, and the
+/// advertised URLs stay as they are.
 fn temporary_arguments(mut argv: Vec<OsString>) -> io::Result<(SocketAddrV4, Vec<OsString>)> {
     let ip = address::random_address().map_err(io::Error::other)?;
     let free: Vec<_> = (0..3)

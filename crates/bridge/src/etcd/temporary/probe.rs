@@ -24,7 +24,7 @@ const SILENCE: Duration = Duration::from_millis(250);
 /// Time for a single handshake before anything depends on the probes.
 const ONCE: Duration = Duration::from_secs(5);
 
-/// Probes for as long as there is a receiver.
+/// Probes the etcd at `to` for as long as `answers` has a receiver.
 pub async fn probe_forever(
     source: IpAddr,
     to: SocketAddr,
@@ -62,8 +62,8 @@ pub async fn probe_once(source: IpAddr, to: SocketAddr, tls: Arc<ClientConfig>) 
     timeout(ONCE, try_handshake(source, to, tls)).await?
 }
 
-/// Makes a handshake. Any TLS answer shows that the etcd serves: its certificate may be renewed
-/// meanwhile.
+/// Makes a handshake. Any TLS answer, even a TLS error, shows that the etcd serves: etcd's
+/// certificate may be renewed meanwhile.
 async fn try_handshake(source: IpAddr, to: SocketAddr, tls: Arc<ClientConfig>) -> io::Result<()> {
     let stream = dial_from(source, to).await?;
     match TlsConnector::from(tls)

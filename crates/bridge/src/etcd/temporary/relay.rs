@@ -21,7 +21,8 @@ use tokio::time::timeout;
 /// Time between two dials of an etcd that refuses.
 const REDIAL: Duration = Duration::from_millis(50);
 
-/// Number of dials after which a client is let go: as long as kube-apiserver's dial may take.
+/// Number of dials after which a client's connection is closed. All these dials together take as
+/// long as kube-apiserver's own dial may take.
 const DIALS: u32 = 400;
 
 /// Time for which the steering lasts without a renewal.
@@ -48,7 +49,8 @@ pub struct Members {
     pub source: Ipv4Addr,
 }
 
-/// Relays until dropped. Each change of `ends` ends all connections that were connected before.
+/// Relays clients to the etcd that serves, until the future is dropped. Each change of `ends` ends
+/// all connections that were connected before.
 pub async fn relay_clients(
     listener: TcpListener,
     members: Members,
@@ -61,7 +63,7 @@ pub async fn relay_clients(
     .await;
 }
 
-/// Gives each client of this node to `relay`, until dropped.
+/// Gives each client of this node to `relay`, until the future is dropped.
 pub async fn accept_clients<R: Future<Output = io::Result<()>> + Send + 'static>(
     listener: TcpListener,
     relay: impl Fn(TcpStream) -> R,

@@ -144,8 +144,9 @@ fn copy_beside(from: &Path, beside: &Path) -> io::Result<PathBuf> {
     Ok(to)
 }
 
-/// Ends a stopped process if the log has all writes that the file at the database's path lacks. If
-/// COMMAND moved or replaced the data, the log is elsewhere, or the database has another name.
+/// Ends a stopped process if the log has all writes that the file at the database's path lacks. The
+/// process is not ended if COMMAND moved or replaced the data: then the log is elsewhere, or the
+/// database has another name.
 fn end_stopped(
     process: &HeldProcess,
     from: &Path,

@@ -31,7 +31,7 @@ pub struct Compared {
 }
 
 impl Revisions {
-    /// Compares revisions until an end of the channels is dropped.
+    /// Compares revisions until the sender of `etcd` or the receiver of `compared` is dropped.
     pub async fn compare(
         self,
         mut etcd: watch::Receiver<EtcdStatus>,
@@ -109,7 +109,8 @@ mod tests {
         for (step, revision) in steps {
             members.lock().unwrap().revisions = vec![*revision; 100];
             to.send_modify(|status| status.step = *step);
-            // The third question follows the answer to the second, which belongs to this step.
+            // Wait for the third question: it follows the answer to the second question, and that
+            // answer belongs to this step.
             while matches!(step, EtcdStep::Own | EtcdStep::Temporary) && left() > 97 {
                 sleep(Duration::from_millis(10)).await;
             }
