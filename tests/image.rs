@@ -2,8 +2,8 @@
 //! files and configuration. In `scripts/cluster.sh interrupted`, a real kubelet runs a pod of the
 //! image, as `berth inject` makes it.
 //!
-//! The tests build nothing except for packing. If a prerequisite is missing, the test counts as
-//! ignored and prints the reason.
+//! The tests pack the image, and build nothing else. If a prerequisite is missing, the test counts
+//! as ignored and prints the reason.
 
 #[path = "support/mod.rs"]
 mod support;

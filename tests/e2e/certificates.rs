@@ -1,6 +1,6 @@
-//! Go's crypto/x509 and crypto/tls, which kube-apiserver and its clients use, with the certificates
-//! of the tests of crates/cluster. And probes of servers in Go, with keys of every kind at both
-//! ends.
+//! Checks the certificates of the tests of crates/cluster with Go's crypto/x509 and crypto/tls,
+//! which kube-apiserver and its clients use. Also probes servers in Go, with keys of every kind at
+//! both ends.
 
 use berth_shim::backend::probe::{Probe, ProbeConfig, ProbeKind};
 use libtest_mimic::Failed;
@@ -10,8 +10,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// A key that ring cannot sign with. `berth` reports the key at start. A server may have such a
-/// key.
+/// A client's key with which the library ring cannot sign: `berth` reports such a key at start. A
+/// server may have such a key.
 const TOO_LONG: &str = "rsa-8192";
 
 pub(crate) fn as_in_go(sources: &Path) -> Result<(), Failed> {

@@ -161,8 +161,8 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
     let (mut plan, _) = eventually("its return", || {
         Some(examined()).filter(|(_, errors)| errors.is_empty())
     });
-    // A bridge is possible without the node's member, and the node's kube-apiserver dials another
-    // member.
+    // A bridge is possible while the node's member is away: the node's kube-apiserver dials another
+    // member meanwhile.
     let cluster = plan.clusters[0].clone();
     cluster
         .dials
@@ -211,8 +211,8 @@ fn on_the_node(etcd: &str) -> Result<(), Failed> {
         });
     }
     members[own] = start_member(etcd, temp.path(), MEMBERS[own]).map(Some);
-    // The member's gRPC gateway has dialled, too. Its connection to another member stays as long as
-    // requests come.
+    // The gRPC gateway of the node's member may still be connected to another member, and stays
+    // connected as long as requests come. So the test pauses before each request.
     eventually("its own answer", || {
         std::thread::sleep(std::time::Duration::from_secs(1));
         answers().filter(|member| *member == id)

@@ -41,7 +41,8 @@ pub(crate) fn run_grant(apiserver: &str, etcd: &str) -> Result<(), Failed> {
         .build()?;
     runtime.block_on(cluster.ready())?;
     let file = temp.path().join("cluster/kubeconfig");
-    // A first node, whose names must stay.
+    // The first of the nodes is another node, whose objects must stay when the token of `NODE` is
+    // revoked.
     for node in ["cp-2", NODE, NODE] {
         let (status, out, err) = output_of(
             cluster
@@ -328,7 +329,7 @@ async fn needed_verbs_work(shim: &Client) -> Result<(), Failed> {
             shim.apply(&own, MANAGER, &own_slice(NODE)).await,
         ),
         ("delete its slice", shim.delete(&own).await),
-        // The slice of a node that is gone.
+        // A keeper also deletes the slice of another node that is gone.
         (
             "create another node's slice",
             shim.apply(&slice_path("berth-cp-2-ipv4"), MANAGER, &own_slice("cp-2"))
@@ -365,8 +366,8 @@ async fn needed_verbs_work(shim: &Client) -> Result<(), Failed> {
     }
 }
 
-/// Compares the rules that RBAC lists, without the rules of every service account, so that no verb
-/// is overlooked.
+/// Compares all rules that RBAC lists for the token, except the rules that every service account
+/// has. So no verb is overlooked.
 async fn rules_are_these_and_no_others(shim: &Client, admin: &Path) -> Result<(), Failed> {
     let told = |error: Error| error.to_string();
     let mut access = Access::read(admin).map_err(|error| error.to_string())?;

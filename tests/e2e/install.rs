@@ -122,7 +122,8 @@ fn install_and_run(release: &Path, temp: &Path, root: &Path) -> Result<(), Faile
     });
 
     let (command, _own) = kube_apiserver(root)?;
-    // The README's line is for kubeadm's layout. Options describe the layout of this node.
+    // The command line in the README is for a node of kubeadm. This node has another layout, so the
+    // test adds options.
     let told = format!(
         "berth bridge --dry-run --command '{command}' --probe-ca /etc/kubernetes/pki/ca.crt"
     );

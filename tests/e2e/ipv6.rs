@@ -35,7 +35,7 @@ fn bridges_of(
     bridged.map_err(|failed| format!("{services}: {failed:?}").into())
 }
 
-/// Ends processes that a failed test left.
+/// On drop, ends the processes that a failed test left.
 struct Ends<'a>(&'a Path);
 
 impl Drop for Ends<'_> {

@@ -57,7 +57,7 @@ pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Faile
     let holder = held()?;
     assert!(holder.changed && holder.node == has, "{holder:?}");
 
-    // The lock is broken. Afterwards only the new holder can release it.
+    // A third node breaks the lock. Afterwards only this new holder can release the lock.
     let breaker = make_lock(&client, "cp-3", true);
     runtime.block_on(acquire_and_mark(&breaker, &say))?;
     assert_eq!(held()?.node, "cp-3");

@@ -225,7 +225,8 @@ fn obstacle_of_machine(tools: &[&str]) -> Option<String> {
     None
 }
 
-/// Returns the reason why the kernel cannot steer here, or why nothing can run, if any.
+/// Returns the reason why the kernel cannot steer connections here, or why no test can run here.
+/// `None` if there is no such reason.
 #[cfg(feature = "operate")]
 fn obstacle_to_steering() -> Option<String> {
     find_obstacle(&["nft", "curl"]).or_else(|| {

@@ -32,7 +32,7 @@ pub(crate) fn the_role_calls_berth() -> Result<Completion, Failed> {
         });
     }
     assert_eq!(steps, ["status", "start", "end"]);
-    // By this status, the first task sees that no bridge is on.
+    // The first task recognizes by exit status 69 that no bridge runs.
     let none = tempfile::tempdir()?;
     expect_status(
         berth_command(["bridge", "status", "--state-dir"]).arg(none.path()),

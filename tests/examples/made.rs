@@ -1,4 +1,4 @@
-//! Manifests that a command generates. Each names its command.
+//! Manifests that a command of berth generates. Each manifest names its command in a comment.
 
 use crate::support::process::{berth_command, expect_status, output_of};
 use crate::{list_examples, read_example, root};
@@ -41,7 +41,7 @@ pub(crate) fn made_manifests_are_what_their_command_makes() -> Result<Completion
 }
 
 pub(crate) fn doctor_finds_nothing() -> Result<Completion, Failed> {
-    // kustomizations need kubectl: scripts/manifests.sh checks them.
+    // Kustomizations are left out, because they need kubectl. scripts/manifests.sh checks them.
     let healthy = |name: &String| {
         !name.ends_with("kustomization.yaml") && read_example(name).contains(DOCTOR)
     };

@@ -34,8 +34,9 @@ const BERTH: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(HOST), 6443);
 /// Number of clients that connect in a loop.
 const CLIENTS: u32 = 64;
 
-/// HAProxy's limit of connections for the full case, the number of silent connections, and how many
-/// of them at least wait in HAProxy's queue. The kernel gives half of them to HAProxy.
+/// For the case of a full HAProxy: HAProxy's limit of connections, the number of silent
+/// connections, and how many silent connections must wait in HAProxy's queue at least. The kernel
+/// gives half of the silent connections to HAProxy.
 const FULL: &str = "100";
 const SILENT: usize = 300;
 const CROWD: usize = 16;
@@ -56,7 +57,7 @@ pub(crate) fn from_haproxy_to_berth() -> Result<Completion, Failed> {
         return Ok(ignored);
     }
     netns::enter_netns(HOST).map_err(|error| error.to_string())?;
-    // More rounds, for the figures in the documentation.
+    // The figures in the documentation come from more rounds.
     let rounds: u32 = match std::env::var("BERTH_MIGRATIONS") {
         Ok(rounds) => rounds
             .parse()
@@ -93,7 +94,7 @@ pub(crate) fn from_haproxy_to_berth() -> Result<Completion, Failed> {
     Ok(Completion::Completed)
 }
 
-/// The way back: HAProxy pauses and resumes, and berth drains meanwhile.
+/// The way back from berth to HAProxy: HAProxy leaves the port and resumes, and berth drains.
 pub(crate) fn back_to_haproxy() -> Result<Completion, Failed> {
     if let Some(ignored) = find_obstacle() {
         return Ok(ignored);
@@ -170,7 +171,7 @@ fn run_migration(way: Way, full: bool) -> Sum {
         });
         reset = crowd.iter().filter(|stream| is_reset(stream)).count();
         load.more(100);
-        // Open connections stay, through HAProxy.
+        // Open connections through HAProxy stay.
         node.runtime.block_on(Client::get(&mut kept)).unwrap();
     }
     old.stop();
@@ -453,7 +454,7 @@ impl Client {
 struct Sum {
     served: u64,
     lost: BTreeMap<String, usize>,
-    /// Silent connections that were reset when HAProxy left.
+    /// Number of silent connections that were reset when HAProxy left.
     crowd: usize,
     slowest: Duration,
 }

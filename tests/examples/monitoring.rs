@@ -13,11 +13,11 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// Families that the dashboard leaves out. Each entry needs a reason.
+/// Families of metrics that the dashboard does not show. Each entry needs a reason.
 const LEFT_OUT: [&str; 0] = [];
 
-/// A metric that only a shim with a share of new connections has. `crates/shim/src/share/tests.rs`
-/// checks it.
+/// A metric that only a shim with a share of new connections has, so the shim of this test lacks
+/// it. `crates/shim/src/share/tests.rs` checks the metric.
 const OF_A_SHARE: &str = "berth_share_ratio";
 
 /// Labels for which a page always has every value.
@@ -52,7 +52,7 @@ pub(crate) fn metrics_that_are_named_exist() -> Result<Completion, Failed> {
     }
     for (file, text) in &texts {
         let named = metrics_in(text);
-        // A histogram is documented by the name of its family.
+        // The documents name a histogram by its family, without the suffixes of samples.
         let is = |name: &&&str| {
             **name == OF_A_SHARE
                 || all.contains(**name)

@@ -124,7 +124,8 @@ fn check_arguments(name: &str, arguments: &[String], variables: &[(String, Strin
     cli.command
 }
 
-/// The recipes for template units, in all documents: after a reboot, the enabled unit starts.
+/// Checks the recipes for template units in all documents: after a reboot, the enabled unit must
+/// start.
 pub(crate) fn a_reboot_starts_the_new_version() -> Result<Completion, Failed> {
     let guide = std::fs::read_to_string(root().join("docs/layouts.md"))?;
     let texts = list_examples("@.service")

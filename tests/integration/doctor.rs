@@ -191,8 +191,8 @@ fn a_node_is_checked_with_its_directory_and_its_ports() {
             done.out
         );
     }
-    // In another directory, a second file means nothing. Without --node, this machine means nothing
-    // either.
+    // A second file in a directory that is not the kubelet's is no finding. Without --node, doctor
+    // ignores the state of this machine, too.
     let done = run_berth(temp.path(), &["doctor", manifest, "--node", "--json"], "");
     assert!(
         !list_found(&done.out).contains(&"same-pod-name".into()),
@@ -314,7 +314,7 @@ fn clients_that_dial_another_address_are_seen_before_the_switch() {
         &from_node,
     );
     assert!(is_noted(&from_node), "{}", from_node.err);
-    // Clients on this machine mean nothing for another node's manifest.
+    // The manifest is for another node, so clients on this machine are ignored.
     let other = inject(&["192.0.2.7:6443"]);
     assert!(!is_noted(&other), "{}", other.err);
 }

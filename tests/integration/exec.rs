@@ -225,7 +225,8 @@ fn a_supervisor_stays_passes_signals_on_and_ends_as_the_apiserver_does() {
     );
     assert_eq!(node.alive("a"), Some(false));
 
-    // Two supervisors in a row: the kernel allows one for a process.
+    // One `berth exec` starts another, so the apiserver would have two supervisors, but the kernel
+    // allows only one for a process.
     let (listen, run_dir) = (
         node.listen.to_string(),
         node.temp.path().join("run").display().to_string(),
@@ -335,8 +336,8 @@ fn signal_mask_and_dispositions_are_as_without_berth() {
             .filter(|line| line.starts_with("Sig") && !line.starts_with("SigQ"));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
-    // awk and no shell, since a shell may change its signal mask. awk ignores arguments after its
-    // program.
+    // The instance is awk and not a shell, since a shell may change its signal mask. awk ignores
+    // arguments after its program.
     let script = r#"BEGIN { while ((getline line < "/proc/self/status") > 0) print line }"#;
     let node = Node::new();
     // The signal mask of the thread is inherited by its children.

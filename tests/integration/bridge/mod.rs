@@ -114,7 +114,7 @@ struct Node {
     kind: Kind,
     _hub: Hub,
     /// True if the kernel accepts BPF programs here. If false, `berth bridge` does everything
-    /// except steering, and the node's kube-apiserver may get new connections at any time.
+    /// except steering, and new connections may go to the node's kube-apiserver at any time.
     steers: bool,
 }
 
@@ -374,13 +374,13 @@ impl Node {
     /// Returns shell code that waits until the node's kube-apiserver has no client, accepted or
     /// not. By then, new clients go to the bridge.
     ///
-    /// A handshake that began before takes milliseconds. On a machine that stalls, a handshake may
-    /// take longer than a sped-up bridge waits. A shell reads byte by byte, so the code leaves out
-    /// the thousands of lines of closed connections. The bridge's probes, from 127.0.0.1 or ::1,
-    /// are no clients: on a busy machine there is always a probe. Connections that the bridge has
-    /// not accepted are no clients of the node's kube-apiserver either. So the code reads its
-    /// unaccepted connections from the receive queue of its listener, the only listener that is
-    /// bound to the port.
+    /// The code waits for handshakes that began before steering. They take milliseconds, but on a
+    /// machine that stalls they may take longer than a sped-up bridge waits. A shell reads byte by
+    /// byte, so the code leaves out the thousands of lines of closed connections. The bridge's
+    /// probes, from 127.0.0.1 or ::1, are no clients: on a busy machine there is always a probe.
+    /// Connections that the bridge has not accepted are no clients of the node's kube-apiserver
+    /// either. So the code reads its unaccepted connections from the receive queue of its listener,
+    /// the only listener that is bound to the port.
     fn quiet(&self) -> String {
         let pid = self.path("pid").display().to_string();
         // List the sockets before the files: a connection that is accepted meanwhile is among the
@@ -724,8 +724,8 @@ fn clients_lose_nothing_while_the_apiserver_is_replaced() {
             record.slowest
         );
 
-        // Only logs are left of the bridge. If the bridge ended before its last connection had
-        // moved to the node's kube-apiserver, wait for the last one.
+        // The bridge leaves only its logs and its lock. If `berth bridge` ended before the daemon's
+        // last connection had ended, wait for the daemon.
         eventually("only what stays", || {
             let left = std::fs::read_dir(node.path("bridge"))
                 .unwrap()
@@ -754,7 +754,8 @@ fn a_restarted_apiserver_serves_while_command_runs_and_can_be_replaced_again() {
             let options = format!(" --stand-in-version={version} --shutdown-delay-duration=1h >> ");
             format!("{}\n{wait}", node.start().replacen(" >> ", &options, 1))
         };
-        // After SIGTERM, /readyz of the kube-apiserver fails, and it still serves.
+        // After SIGTERM, the kube-apiserver's /readyz fails, but the kube-apiserver serves for as
+        // long as the delay of the shutdown lasts.
         let pid = node.path("pid").display().to_string();
         // A killed process listens until its last thread has ended, and meanwhile its successor
         // cannot listen.
@@ -798,9 +799,10 @@ fn a_restarted_apiserver_serves_while_command_runs_and_can_be_replaced_again() {
             }
         }
         let daemon = node.daemon();
-        // The kept connection outlives the bridge. Its first request is sent before, since a silent
-        // client goes to an instance after 0.8 s, and the instance closes the connection after 32
-        // s. Meanwhile, an instance that is to be replaced would not be quiet.
+        // The kept connection outlives the bridge. Its first request is sent at once: a silent
+        // client would go to an instance after 0.8 s, and the instance would close the connection
+        // only after 32 s. Until then, the script that replaces the instance would wait for this
+        // client.
         let mut stays = node.stays();
         assert!(stays().unwrap().contains(versions[2]));
         node.go();
@@ -815,7 +817,7 @@ fn a_restarted_apiserver_serves_while_command_runs_and_can_be_replaced_again() {
     });
 }
 
-/// The main thread, which decides, hangs. The relaying threads run.
+/// The main thread, which makes the bridge's decisions, hangs. The relaying threads still run.
 #[test]
 fn a_bridge_whose_main_thread_hangs_stops_steering() {
     on_a_node(|node| {
@@ -976,8 +978,8 @@ fn logs_are_bounded_and_kept_for_the_last_failed_bridge() {
     });
 }
 
-/// The new version does not know a flag, for example. Meanwhile the temporary instance answers
-/// probes of kubeadm and the kubelet.
+/// The new version may, for example, not know one of the flags. While it is not ready, the
+/// temporary instance answers probes of kubeadm and the kubelet.
 #[test]
 fn an_apiserver_that_does_not_get_ready_is_reported_while_command_runs() {
     on_any_node(|node| {
@@ -1131,7 +1133,8 @@ fn an_apiserver_that_does_not_come_back_is_reported() {
     on_any_node(|node| {
         let load = node.load_throughout();
         let stop = node.path("stop").display().to_string();
-        // The temporary instance has the same timeout, which is too short on a machine that stalls.
+        // The option also limits the time for the temporary instance to get ready, and on a machine
+        // that stalls this time may be too short. So the test repeats the bridge with longer times.
         let bridge = [1, 2, 4, 8, 16].into_iter().find_map(|seconds| {
             let options = format!("--ready-timeout={seconds}s");
             let mut bridge = Running::start(&mut node.bridge(&options, &["sh", &stop]));
@@ -1145,8 +1148,8 @@ fn an_apiserver_that_does_not_come_back_is_reported() {
         });
         let bridge = bridge.expect("a temporary instance that gets ready in 16 s");
         bridge.logs("nothing listens on its port");
-        // The kube-apiserver may be replaced once, before COMMAND. A second announcement would be
-        // wrong while it has not come back.
+        // The bridge says that the kube-apiserver may be replaced only once, before COMMAND. It
+        // must not say so again while the kube-apiserver has not come back.
         assert_eq!(
             bridge.log().matches("may be replaced now").count(),
             1,
@@ -1218,7 +1221,8 @@ fn a_caller_that_ends_before_command_leaves_no_bridge() {
             bridge.logs("new connections go to the temporary kube-apiserver");
             let _ = kill(bridge.pid(), Signal::SIGKILL);
             bridge.ended();
-            // If the machine stalled, COMMAND may have begun before the kill: a different case.
+            // If the machine stalled, COMMAND may have begun before the kill. The test is not about
+            // this case, so the loop tries again.
             if bridge.log().contains("may be replaced now") {
                 output_of(node.part("end").arg("--now"));
                 wait_until_gone(daemon);
@@ -1317,7 +1321,8 @@ fn a_daemon_that_is_killed_after_command_began_leaves_the_port_as_it_was() {
 fn killed_at(steps: &'static [&'static str]) {
     on_any_node(move |node| {
         for said_at in steps {
-            // Repeat if the bridge ended before the kill: then the run shows nothing.
+            // Repeat the kill if the bridge had ended before it, because then the run shows
+            // nothing.
             while !is_killed_at(node, said_at) {}
         }
         let mut bridge = Running::start(&mut node.fast_bridge("", &to_args(&node.restart())));
@@ -1343,7 +1348,7 @@ fn is_killed_at(node: &Node, said_at: &str) -> bool {
         bridge.ends(0);
         return false;
     };
-    // A silent connection keeps the drain from ending at once.
+    // For a kill during the drain: a silent connection makes the drain last longer.
     let _silent = said_at.contains("connections end").then(|| {
         bridge.logs("may be replaced now");
         std::net::TcpStream::connect(NODE)
@@ -1466,9 +1471,9 @@ fn clients_that_dial_localhost_are_reported_before_the_bridge() {
     });
 }
 
-/// Clients on localhost are served, except kube-apiserver's own connections. The other program has
-/// another process name, by which berth distinguishes the two, and the script that ends the
-/// kube-apiserver spares it.
+/// Clients that dial localhost are steered, too, but kube-apiserver's own connections are not.
+/// berth recognizes kube-apiserver by its process name, so the test's clients have another process
+/// name.
 #[test]
 fn clients_that_dial_localhost_are_served_too() {
     on_a_node_of(

@@ -124,7 +124,8 @@ fn a_node_shim_serves_every_instance_that_is_recorded() {
     shim.until("one that does not listen", |status| {
         status.instances.len() == 2
     });
-    // The first answers come before the first probe.
+    // The shim's first answers may come before the first probe, and then they do not have the
+    // reason yet.
     eventually("why it is not ready", || {
         let (code, out, _) = ready("never");
         assert_eq!(code, Some(1), "{out}");
@@ -171,7 +172,7 @@ fn a_node_shim_that_leaves_stays_as_long_as_an_instance_listens() {
     assert_eq!(read(&mut client, 6), b"answer");
     shim.running.signal(Signal::SIGTERM);
     shim.until("left", |status| status.state == Phase::Left);
-    // Longer than the deadline.
+    // Wait for longer than the deadline of the drain, which must not have begun.
     std::thread::sleep(MOMENT);
     assert!(
         !shim.running.log().contains(DEADLINE),

@@ -81,10 +81,11 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
     println!("queued {queued_in_all}, all served; accepted {accepted_in_all}, lost {lost_in_all}");
 }
 
-/// A shim that starts after a death has never had a message from the dead shim, whose lease still
-/// holds. The newcomer joins all the same, and serves alone when the older shim dies, too. With
-/// `BERTH_KILLS`, the deaths are 1 to 3 s apart. The test prints the longest time without an
-/// answer, for clients of the shims and for clients that dial the instance.
+/// A shim that starts after the death of another shim has never had a message from the dead shim,
+/// whose lease has not expired. The new shim must join nevertheless, and serve alone when the
+/// remaining older shim dies, too. With `BERTH_KILLS`, the deaths are 1 to 3 s apart. The test
+/// prints the longest time without an answer, for clients of the shims and for clients that dial
+/// the instance.
 #[test]
 fn consecutive_deaths_leave_no_client_waiting_for_a_lease() {
     const CLIENTS: u32 = 32;
@@ -135,13 +136,14 @@ fn expect_flow(node: &Node, number: usize) {
     }
 }
 
-/// The other threads of the shim run. A lease that depends on the control thread alone would prove
-/// nothing.
+/// One relaying thread hangs, and the other threads of the shim run. The lease must expire,
+/// although the control thread could renew it.
 #[test]
 fn one_thread_that_hangs_expires_the_lease_too() {
     let (node, instance) = (Node::new(), Echo::new());
     let (a, b, _) = start_two(&node, instance.address, ["1s", LEASE], &["--threads", "2"]);
-    // Not the accepting thread: connections that it hands to a stopped thread would wait.
+    // The stopped thread does not accept connections. If the accepting thread hung, connections in
+    // the queue would wait.
     let stopped = a.stop("berth-relay-1");
     a.running.logs(explained::THREAD_HANGS);
     a.until("left", |status| status.state == Phase::Left);
@@ -163,11 +165,11 @@ fn one_thread_that_hangs_expires_the_lease_too() {
 #[test]
 fn a_hang_makes_clients_wait_for_one_lease_at_most() {
     let (node, instance) = (Node::new(), Echo::new());
-    // B's lease must be short, too: for the length of its own lease, a sibling regards a shim as
-    // alive after a connection to the shim.
+    // B's lease must be short, too: B regards A as alive for the length of B's own lease after its
+    // last connection to A.
     let (a, b, listener) = start_two(&node, instance.address, ["1s", "2s"], &[]);
-    // Try again if A had left before it was stopped. With a short lease A leaves when one of its
-    // threads does not run.
+    // Try again if A had left before the test stopped A. With a short lease, A leaves as soon as
+    // one of its threads does not run for a moment.
     let (before, accepted, frozen, mut waiting) = eventually("clients that wait for A", || {
         a.until_joined();
         let (before, accepted) = (b.status().connections_total, b.counted("accept", "ok"));
@@ -215,7 +217,7 @@ fn a_hang_makes_clients_wait_for_one_lease_at_most() {
     assert_eq!(node.listeners().len(), 2);
 }
 
-/// The shim's clients waited, and no other shim served them.
+/// No other shim could serve the clients while the shim hung, so the clients waited.
 #[test]
 fn a_lone_shim_that_hung_reports_no_sibling() {
     let (node, instance) = (Node::new(), Echo::new());
@@ -227,8 +229,9 @@ fn a_lone_shim_that_hung_reports_no_sibling() {
     assert!(warned.contains("no sibling was there"), "{warned}");
 }
 
-/// The shim has left, and stays for its last connection with guards of all listeners. No further
-/// process accepts from these listeners, so queued connections would wait until the shim's end.
+/// A shim that has left stays until its last connection ends, and holds guards of all listeners.
+/// When the last sibling dies, no other process accepts from these listeners. If the shim did not
+/// accept again, queued connections would wait until its end.
 #[test]
 fn a_shim_that_has_left_serves_queued_clients_when_the_last_sibling_dies() {
     let (node, instance) = (Node::new(), Echo::new());

@@ -1,6 +1,6 @@
-//! Clients' sockets that `berth exec --pass inject` passes to instances: the fate of these clients
-//! when a shim, an instance or its supervisor ends. Tests run with a relay, too, where clients see
-//! the same or where the relay is the control.
+//! Clients whose sockets `berth exec --pass inject` passes to instances: what happens to them when
+//! a shim, an instance or its supervisor ends. Some tests also run with a relay, either because
+//! clients must see no difference, or as the control.
 
 use super::node::{Node, Shim, freeze_process};
 use crate::stand_in::{API, BROKEN, EMULATES, SILENT};
@@ -119,8 +119,8 @@ fn the_end_of_a_shim_cuts_no_client() {
         .for_each(|client| ping(client, b"still there"));
 }
 
-/// An instance ends before its first byte. It has not accepted its clients, or has read nothing
-/// from them, or has read a ClientHello.
+/// An instance ends before it has answered. There are three cases: the instance has not accepted
+/// its clients, has accepted them and read nothing, or has read a ClientHello.
 #[test]
 fn a_client_without_an_answer_is_served_by_the_next_instance() {
     for silent in ["stopped", "accepted", "read"] {
@@ -148,7 +148,8 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
             };
             let (before, began) = (descriptors(), Instant::now());
             let mut clients: Vec<_> = (0..5).map(|_| client_with_hello(node.listen)).collect();
-            // The control: a request without TLS may have had an effect, and is not replayed.
+            // The control: a request without TLS may have had an effect at the first instance, so
+            // the shim must not replay it.
             let mut plain = connect(node.listen);
             plain.write_all(b"POST /once").unwrap();
             let line = format!("{silent} ");
@@ -181,8 +182,9 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
                 );
                 ping(client, b"and more");
             }
-            // A ClientHello that was read is relayed to the next instance. A client that comes back
-            // may be relayed to the first instance while the supervisor ends.
+            // If the instance had read the ClientHello, the shim relays the client to the next
+            // instance. In the case "stopped", the shim may relay a client that comes back while
+            // the supervisor ends.
             let passed = match silent {
                 "read" => {
                     expect_reset(&mut plain);
@@ -197,7 +199,8 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
             eventually("clients of the instance alone", || {
                 passed.contains(&count_injected(&shim)).then_some(())
             });
-            // The supervisor's own descriptors may be among the counted ones.
+            // The supervisor opens and closes other descriptors, too, so the count shows fewer
+            // clients for certain.
             let least = if silent == "stopped" { 1 } else { 5 };
             assert!(
                 shim.metric("berth_replays_total", &[]) >= least,
@@ -207,10 +210,11 @@ fn a_client_without_an_answer_is_served_by_the_next_instance() {
     }
 }
 
-/// A hanging instance with unaccepted clients.
+/// An instance hangs before it has accepted its clients.
 #[test]
 fn clients_of_an_instance_that_hangs_are_recalled_for_another() {
-    // Repeat the test if the shim noticed the hang before clients came: then the run shows nothing.
+    // Repeat the test if the shim noticed the hang before clients came, because then the run shows
+    // nothing.
     while can_inject() && !clients_are_recalled() {}
 }
 
@@ -242,8 +246,8 @@ fn clients_are_recalled() -> bool {
     shim.metric("berth_replays_total", &[]) > 0
 }
 
-/// A hanging supervisor keeps the clients in its socket. When these clients leave, no thread of the
-/// shim may wait for the supervisor.
+/// A supervisor hangs, and clients that the shim sent stay in the supervisor's socket. When these
+/// clients leave, no thread of the shim may wait for the supervisor.
 #[test]
 fn clients_that_leave_a_supervisor_that_hangs_disturb_no_other_client() {
     let Some((node, supervisor, _)) = start_supervised("") else {
@@ -313,7 +317,7 @@ fn a_handshake_has_its_slot_until_the_first_byte() {
         gate(status) == Some((1, 2))
     });
     assert_eq!(supervisor.out().matches("read ").count(), 1);
-    // The second instance answers, and gets one client after the other.
+    // The clients go to the second instance one after another, because each waits for its turn.
     let (_other, _) = node.injected("b", "inject", &[]);
     kill(server, Signal::SIGKILL).unwrap();
     for client in &mut clients {
@@ -347,7 +351,8 @@ fn an_instance_without_a_supervisor_gets_relayed_clients_and_the_reason_is_logge
     }
 }
 
-/// FIN for FIN, RST for RST, from either end.
+/// When one end closes the connection, the other end sees a FIN. When one end resets the
+/// connection, the other end sees an RST.
 #[test]
 fn each_end_sees_what_the_other_did() {
     for (pass, links) in WAYS {

@@ -74,8 +74,9 @@ fn another_user_cannot_take_a_port_without_a_listener() {
 }
 
 /// Returns the keepalive timers of the established connections of a local address, in seconds, with
-/// `None` for a connection without timer. A connection has one timer at a time. While another timer
-/// is set (until the last segment is acknowledged), the function returns `None`.
+/// `None` for a connection without timer. The kernel shows one timer of a connection at a time. If
+/// it shows another timer than keepalive, as until the last segment is acknowledged, the function
+/// returns `None`.
 fn keepalive_timers(local: SocketAddr) -> Option<Vec<Option<u64>>> {
     let text = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
     let timers = text.lines().filter_map(|line| {
@@ -117,15 +118,16 @@ fn foreign_listeners_are_counted_before_anybody_leaves() {
     let (node, instance) = (Node::new(), Echo::new());
     let stranger = socket::bind(node.listen, false).unwrap();
     socket::start_listening(stranger.as_fd(), 16).unwrap();
-    // The shim counts foreign listeners at each renewal, at least a third of its lease apart.
+    // The shim counts foreign listeners when it renews its lease, and two renewals are at least a
+    // third of the lease apart.
     let (lease, looks) = ("2s", Duration::from_secs(2) / 3);
     let a = node.joined("a", instance.address, &["--lease", lease]);
     a.until("one of others", |status| status.foreign_listeners == 1);
     drop(stranger);
     a.until("none of others", |status| status.foreign_listeners == 0);
-    // A sibling's listener is not foreign, even while its guard is in transit. A listener counts
-    // when two renewals find it. So a sibling whose guard took longer, as on a busy machine, shows
-    // nothing.
+    // A sibling's listener is not foreign, even while its guard is in transit. A foreign listener
+    // is counted only when two renewals have found it. If the guard took longer than that, as on a
+    // busy machine, the count proves nothing, and the test tries the next sibling.
     eventually("a sibling whose guard came soon", || {
         let (began, before) = (Instant::now(), a.counted("guard", "ok"));
         let b = node.joined("b", instance.address, &[]);
@@ -145,7 +147,8 @@ fn foreign_listeners_are_counted_before_anybody_leaves() {
     });
 }
 
-/// The shim hung before it gave a guard. Both the listener and the process have to go.
+/// The shim hangs before its sibling has a guard of its listener. The listener is gone only when
+/// the process is gone, too.
 #[test]
 fn a_shim_that_hangs_is_reported_as_hanging_and_not_as_ended() {
     let (node, instance) = (Node::new(), Echo::new());
@@ -169,7 +172,7 @@ fn a_shim_has_left_when_its_accept_loops_have_ended() {
     let stopped = a.stop(ACCEPTS);
     let drained = node.ask_shims(&["drain", "--instance", "a"]);
     assert_eq!(drained.0, Some(0), "{drained:?}");
-    // B covers A's listener, so only the accept loop delays A.
+    // B accepts from A's listener, so A waits for nothing but its own accept loop.
     b.until_counted("accept", 2);
     let until = Instant::now() + 3 * MOMENT;
     while Instant::now() < until {
@@ -180,7 +183,8 @@ fn a_shim_has_left_when_its_accept_loops_have_ended() {
     a.until("left", |status| status.state == Phase::Left);
 }
 
-/// A sibling closes its duplicate of a listener when the other shim reports that it accepts.
+/// When a shim reports that it accepts, a sibling closes its duplicate of the shim's listener. So
+/// the shim must not report that too early.
 #[test]
 fn a_shim_accepts_when_its_accept_loop_runs() {
     let (node, address) = (Node::new(), free_address());
@@ -205,7 +209,7 @@ fn a_shim_accepts_when_its_accept_loop_runs() {
     expect_service(node.listen);
 }
 
-/// Neither the deadline of the drain nor the end may wait for a blocked thread.
+/// The deadline of the drain and the end of the shim must not wait for a blocked thread.
 #[test]
 fn a_shim_whose_thread_is_blocked_leaves_and_ends() {
     let (node, instance, second) = (Node::new(), Echo::new(), Echo::new());
@@ -237,7 +241,8 @@ fn a_shim_whose_thread_is_blocked_leaves_and_ends() {
     assert!(a.running.ended().code().is_some(), "{}", a.running.log());
 }
 
-/// The shim adopted an orphan, and never listened on its own socket. The successor needs the port.
+/// The shim took over the listener of a shim that left, and never listened on a socket of its own.
+/// When the shim has left, its successor must be able to bind the port.
 #[test]
 fn a_shim_that_took_an_orphan_frees_the_port_when_it_has_left() {
     let (node, instance) = (Node::new(), Echo::new());

@@ -59,8 +59,8 @@ impl Sibling {
         lease::write(&self.berth, &self.lease).unwrap();
     }
 
-    /// Renews the sibling's lease. If the shim has dialled, answers as the given holder. The
-    /// dialled connection may be dead by then, since the shim waits a second for an answer.
+    /// Renews the sibling's lease. If the shim has dialled, answers as the given holder. The shim
+    /// may have closed the connection before, since it waits only a second for an answer.
     #[track_caller]
     fn dialled(&mut self, holder: u64) -> Option<Peer> {
         self.renew();
@@ -138,8 +138,8 @@ fn a_process_with_a_connected_siblings_name_is_refused() {
     eventually("two conflicts", || {
         (a.counted("connect", "conflict") == 2).then_some(())
     });
-    // Nothing ended for the real sibling. The leases are long, so only a message from the sibling
-    // hands its listener over.
+    // The real sibling is not regarded as gone. Its lease is long, so only a message from the
+    // sibling can hand its listener over.
     assert!(
         !a.running.log().contains("a sibling is gone"),
         "{}",
@@ -184,7 +184,8 @@ fn requests_that_waited_while_a_shim_hung_are_no_conflict() {
     );
 }
 
-/// While the shim waits for a sibling, each event lets the shim check whether the sibling has died.
+/// While the shim waits for a sibling, the shim checks whether the sibling has died. Events must
+/// not make it check too often.
 #[test]
 fn a_shim_that_waits_for_a_sibling_does_not_dial_at_each_event() {
     let (node, instance) = (Node::new(), Echo::new());
@@ -210,8 +211,8 @@ fn a_shim_that_waits_for_a_sibling_does_not_dial_at_each_event() {
     assert!((1..=most).contains(&looks), "{looks} looks, at most {most}");
 }
 
-/// There is a lease, and the socket cannot be reached: the effect of SELinux, another mount or a
-/// full /run.
+/// A sibling has a lease, but its socket cannot be reached. SELinux, another mount or a full /run
+/// have this effect.
 #[test]
 fn a_sibling_that_cannot_be_reached_is_reported_within_a_lease() {
     let (node, instance) = (Node::new(), Echo::new());
@@ -278,7 +279,7 @@ fn the_listener_of_a_sibling_that_cannot_be_reached_is_not_foreign() {
         (shim.status().unconnected.len() == 1 && looks() >= before + 3).then_some(())
     });
     assert_eq!(shim.status().foreign_listeners, 0, "{}", shim.running.log());
-    // Remove every sign of the sibling: the lease, and the name in the shim.
+    // Remove both records of the sibling: its lease, and its name in the shim.
     lease::remove(&node.berth(), &sibling.lease).unwrap();
     drop(Peer::joined(&shim.path, u64::MAX));
     shim.until("one of others", |status| status.foreign_listeners == 1);
@@ -296,8 +297,8 @@ fn a_sibling_that_is_dialled_must_be_of_the_same_uid() {
     let shim = node.joined("a", instance.address, &[]);
     let mut sibling = Sibling::new(&node, u64::MAX);
     let path = node.berth().socket_path(&sibling.lease.instance).unwrap();
-    // Keep the socket under both names: without its name, the stranger would listen on a new
-    // socket.
+    // The stranger's socket gets the sibling's name and keeps its own name. Without its own name,
+    // the stranger would listen on a new socket.
     std::fs::remove_file(&path).unwrap();
     std::fs::hard_link(&stranger.path, &path).unwrap();
     eventually("a refusal", || {

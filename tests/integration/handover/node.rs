@@ -105,7 +105,7 @@ impl Node {
         self.temp.path()
     }
 
-    /// Returns the path of a file: if it contains a name, calls of the name hang.
+    /// Returns the path of a file with names of calls. The calls that the file names hang.
     pub(crate) fn hangs(&self) -> PathBuf {
         self.temp.path().join("hangs")
     }

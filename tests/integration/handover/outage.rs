@@ -31,7 +31,8 @@ fn a_sibling_loses_its_instance(recorded: bool) {
     let _claims = recorded
         .then(|| ["a", "b"].map(|id| node.record(id, instances[usize::from(id == "b")].address)));
     let [first, second] = instances;
-    // A long hold: no client may be refused because the machine is slow.
+    // Shims hold clients for a long time, so that no client is refused only because the machine is
+    // slow.
     let join = |id: &str, instance: &Echo| {
         let shim = match recorded {
             true => node.launch(id, &["--hold", "60s"]),
@@ -88,8 +89,8 @@ fn limit_descriptors(pid: nix::unistd::Pid, one: bool) {
 
 /// Returns a stopped shim (SIGSTOP) with one free descriptor, and clients in its queue.
 fn frozen_without_descriptors(node: &Node, instance: &Echo) -> (Shim, Vec<TcpStream>) {
-    // Nothing else opens a descriptor meanwhile. Accepting takes the free descriptors before a
-    // backend connection is dialled.
+    // With these options, nothing but clients needs descriptors. The shim accepts a client before
+    // it dials the instance, so the accepted client gets the free descriptor.
     let a = node.joined(
         "a",
         instance.address,
@@ -118,7 +119,7 @@ fn a_client_waits_while_there_is_no_descriptor_for_its_instance() {
 fn clients_queued_when_the_last_shim_leaves_wait_for_descriptors() {
     let (node, instance) = (Node::new(), Echo::new());
     let (a, mut clients) = frozen_without_descriptors(&node, &instance);
-    // The shim finds both signals on waking.
+    // The shim handles SIGTERM as soon as SIGCONT wakes it.
     a.running.signal(Signal::SIGTERM);
     a.running.signal(Signal::SIGCONT);
     a.running.logs(explained::CANNOT_ACCEPT);
@@ -136,7 +137,8 @@ fn try_connect(to: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// A refused client knows at once. A waiting client would get an answer about a moment long ago.
+/// A refused client learns at once that there is no instance. After the hold, a client that waited
+/// would learn the same, but late.
 #[test]
 fn beyond_the_hold_clients_are_refused_at_once() {
     let (node, instance) = (Node::new(), Echo::new());

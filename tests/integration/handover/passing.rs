@@ -42,7 +42,7 @@ fn start_pair(
 fn clients_accepted_after_sigterm_outlive_the_shim() {
     let (node, (first, _second), mut a, b) =
         start_pair([BERTH; 2], "60s", &["--log-connections"], &[]);
-    // As long as B sends nothing, A goes on accepting.
+    // A goes on accepting until B reports that it accepts from A's listener.
     b.freeze();
     a.running.signal(Signal::SIGTERM);
     a.running.logs("SIGTERM");
@@ -108,8 +108,8 @@ fn all_outlive(mut a: Shim, mut clients: Vec<TcpStream>, passes: u64) {
     }
 }
 
-/// A shim passes all clients at the same moment, more than the queue of its sibling's socket holds.
-/// Clients that are not passed end with the leaving shim.
+/// A shim passes all clients at one moment, and there are more clients than the queue of its
+/// sibling's socket can hold. A client that is not passed would end with the leaving shim.
 #[test]
 fn many_at_once_outlive_the_shim() {
     many_at_once([BERTH; 2]);
@@ -156,7 +156,7 @@ fn a_shim_without_an_answer_from_its_sibling_serves_the_client() {
         })
     };
     let at = eventually("A to serve one by B's instance", || answered(&clients));
-    // Every offer has to fail. A client that B takes in time belongs to B.
+    // Wait until every offer has failed, because B may take a client that is still offered.
     eventually("A to wait no more", || {
         let none = queued_at(listener) == Some(0);
         let accepted = a.status().connections_total - before;
@@ -172,8 +172,8 @@ fn a_shim_without_an_answer_from_its_sibling_serves_the_client() {
     assert_eq!(b.counted("take", "ok"), 0);
 }
 
-/// A sibling with the maximum of connections declines. The offering shim then serves the
-/// connections by its own instance.
+/// A sibling that has its maximum of connections declines the offer. The offering shim then serves
+/// the connections itself, by relaying them to the sibling's instance.
 #[test]
 fn a_sibling_that_is_full_takes_no_connection() {
     const MOST: u64 = 5;
@@ -201,7 +201,7 @@ fn a_sibling_that_is_full_takes_no_connection() {
         let answered = clients
             .iter()
             .filter(|client| client.peek(&mut [0; 64]).is_ok_and(|length| length == 64));
-        // Some clients of A may have been in A's queue until now.
+        // A may have accepted some of its clients only now.
         (answered.count() as u64 == a.status().connections_open + MOST).then_some(())
     });
     assert_eq!(
@@ -211,8 +211,9 @@ fn a_sibling_that_is_full_takes_no_connection() {
     assert!(b.counted("take", "full") >= of_a, "{}", b.running.log());
 }
 
-/// A sibling hangs for less than its lease. The leaving shim waits with all clients, offered or
-/// not: if it relayed a client to the sibling's instance, the client would end with the shim.
+/// A sibling hangs for less than its lease. The leaving shim holds all clients, whether it has
+/// offered them or not, until the sibling answers. If the shim relayed a client to the sibling's
+/// instance, the client would end with the shim.
 #[test]
 fn a_shim_waits_for_a_sibling_that_hangs_as_long_as_its_lease_holds() {
     const CLIENTS: u64 = 60;
@@ -221,7 +222,7 @@ fn a_shim_waits_for_a_sibling_that_hangs_as_long_as_its_lease_holds() {
     let clients = connect_clients(&node, &a, CLIENTS, 10);
     b.freeze();
     drop(first);
-    // Longer than a command waits for a shim.
+    // Wait for longer than commands wait for an answer of a shim.
     let until = std::time::Instant::now() + ipc::PATIENCE * 3 / 2;
     while std::time::Instant::now() < until {
         assert_eq!(

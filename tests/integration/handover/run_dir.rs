@@ -39,7 +39,7 @@ fn until_renewed(node: &Node, id: &str) {
     });
 }
 
-/// Removes the directory like `rm -rf`, and repeats that if a shim writes its lease meanwhile.
+/// Removes the directory like `rm -rf`, and tries again if a shim writes its lease meanwhile.
 #[track_caller]
 fn remove_run_dir(node: &Node) {
     eventually("a directory that is removed", || {
@@ -122,8 +122,8 @@ fn siblings_hand_over_in_a_run_directory_that_was_removed() {
     load.more(100);
     remove_run_dir(&node);
     load.more(100);
-    // The leases have expired once since then. By the leases of before, each shim would regard the
-    // other as hanging.
+    // Wait until both shims have written their leases again. The old leases have expired, and with
+    // them each shim would regard the other as hanging.
     until_renewed(&node, "a");
     until_renewed(&node, "b");
     let (_process_c, _echo_c) = node.exec("c");

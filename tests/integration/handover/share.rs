@@ -1,4 +1,5 @@
-//! Shares of new connections: the part of each of two instances, without a loss of connections.
+//! Shares of new connections: each of two instances gets its part of the connections, and no
+//! connection is lost.
 
 use super::node::{Echo, Node, Shim, make_runtime};
 use crate::support::eventually;
@@ -14,12 +15,12 @@ use std::time::Duration;
 
 const RESULTS: [&str; 3] = ["kept", "passed", "declined"];
 
-/// Number of connections in a count.
+/// Number of connections that a test makes for one count.
 const CONNECTIONS: usize = 1_000;
 
-/// Range for the number of connections on the new side at 5 %. Counts outside have a probability
-/// below 10⁻⁹ (binomial distribution). The first 16 connections of an address may be on either
-/// side.
+/// Range in which the number of connections on the new side must be at a share of 5 %. A count
+/// outside of the range has a probability below 10⁻⁹ (binomial distribution). The first 16
+/// connections of an address may be on either side.
 const AT_5_PERCENT: RangeInclusive<usize> = 12..=115;
 
 /// Two shims that have joined: of the old instance and of the new one.
@@ -213,15 +214,15 @@ fn no_connection_is_lost_when_a_share_changes_or_ends() {
         "{:?}",
         pair.counts()
     );
-    // The sender of the share is gone. The share ends with its lease, and connections are
-    // distributed as before.
+    // No sender renews the share any more. When the share's lease has expired, connections are
+    // distributed as without a share.
     pair.put(500, true, 1_000);
     for shim in &pair.shims {
         shim.running
             .logs("the share of new connections ends: its lease has run out");
         assert_eq!(shim.status().share, None);
     }
-    // Connections that had begun before.
+    // Wait for the connections that began while the share was in force.
     load.more(200);
     let counts = pair.counts();
     let served = || {

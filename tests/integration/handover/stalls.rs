@@ -1,6 +1,6 @@
-//! Files, locks and processes that a shim reads, and that hang: a disk that stalls, a lock in the
-//! kernel, a process behind a file. A hang there costs neither the lease, nor an answer to the
-//! kubelet, nor a client when the shim ends.
+//! A shim uses files, locks and processes that may hang: a disk stalls, another process holds a
+//! lock, or a process behind a file does not answer. Such a hang must not cost the shim its lease,
+//! an answer to the kubelet, or a client at the end of the shim.
 
 use super::node::{Echo, Node, Shim};
 use crate::support::net::{client_hello, connect, expect_service, free_address, ping, read};
@@ -34,8 +34,8 @@ fn get_page(admin: SocketAddr, path: &str) -> String {
     answer
 }
 
-/// Runs a shim with a client, beside a ready shim, and lets the given thing hang until the shim has
-/// ended.
+/// Runs a shim with a client, beside a ready shim. `hangs` makes a file or call of the shim hang
+/// until the shim has ended.
 #[track_caller]
 fn outlive_hangs(what: &str, hangs: impl FnOnce(&Node)) {
     let (node, ca, second) = (Node::new(), Ca::new(), Echo::new());
@@ -131,7 +131,7 @@ fn outlive_hangs(what: &str, hangs: impl FnOnce(&Node)) {
     drop(b);
 }
 
-/// Runs a test for each of the names at the same time, since a test mostly waits.
+/// Runs a test for each of the names, all at the same time, because these tests mostly wait.
 fn outlive_each<'a>(whats: impl IntoIterator<Item = &'a str>, hangs: impl Fn(&Node, &str) + Sync) {
     std::thread::scope(|scope| {
         for what in whats {

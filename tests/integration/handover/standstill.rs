@@ -15,7 +15,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-/// HTTPS probes, with a threshold that alone would not decide within a test.
+/// Options for HTTPS probes. 100 probes in a row would have to fail before the probe alone makes an
+/// instance unready, which takes longer than a test.
 const HTTPS: [&str; 5] = ["--probe", "https", "--probe-insecure", "--fall", "100"];
 const TCP: [&str; 2] = ["--probe", "tcp"];
 
@@ -125,8 +126,9 @@ fn all_clients_are_answered_while_one_instance_hangs() {
     }
 }
 
-/// A single client may have sent something odd. If the probe only connects, the shim sends the
-/// instance a ClientHello of its own before it turns away from the instance.
+/// If only a single client gets no answer, the cause may be what the client sent. So, if the probe
+/// only connects, the shim sends a ClientHello of its own to the instance, and uses another
+/// instance only if that gets no answer either.
 #[test]
 fn a_single_client_is_answered_while_one_instance_hangs() {
     let (node, ca) = (Node::new(), Ca::new());
@@ -142,15 +144,15 @@ fn a_single_client_is_answered_while_one_instance_hangs() {
     });
 }
 
-/// A storm: an instance is slow and answers its clients in turn. Even if the probe fails, the
-/// clients must not move to the sibling, since the storm would move, too.
+/// In a storm, an instance is slow and answers its clients one after another. Even if the probe
+/// fails, the clients must stay, since the whole storm would move to the sibling with them.
 #[test]
 fn clients_of_a_slow_instance_stay_with_it() {
-    // The product is twice the timeout.
+    // `WAITING` clients, one every `PAUSE`, take twice the timeout of the probe.
     const WAITING: usize = 40;
     const PAUSE: Duration = Duration::from_millis(100);
-    // Half of the timeout. An instance without an answer for longer may count as stalled, and
-    // rightly so.
+    // Half of the timeout of the probe. If the instance itself had no time to answer for longer
+    // than this, the shim may rightly regard it as stalled.
     const STOOD: Duration = Duration::from_secs(1);
     let mut probes = vec![&TCP[..], &HTTPS[..3]];
     while let Some(probe) = probes.pop() {
@@ -176,12 +178,14 @@ fn clients_of_a_slow_instance_stay_with_it() {
                 loop {
                     longest = longest.max(turn.elapsed());
                     turn = Instant::now();
-                    // The order matters: a client that was counted is in the queue.
+                    // `came` is read before the queue, so all clients are in the queue if `came` is
+                    // true.
                     let came = came.load(SeqCst);
                     waiting.extend(attempts.try_iter());
                     match waiting.pop_front() {
                         Some(mut attempt) => {
-                            // An attempt that the shim has given up is missing among the clients.
+                            // An error means that the shim has given up the attempt. The client
+                            // then gets no answer, which the test notices.
                             let _: std::io::Result<()> = attempt
                                 .read_exact(&mut [0; 64])
                                 .and_then(|()| attempt.write_all(b"slow"));

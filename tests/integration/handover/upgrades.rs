@@ -24,8 +24,9 @@ const PERIOD: Duration = Duration::from_millis(20);
 /// Number of clients in the queue of a listener when its owner closes it.
 const QUEUED: u64 = 32;
 
-/// A long lease: while a relaying thread is stopped, the lease is not renewed, and the shim would
-/// count as hanging. No gate: a client waits for its turn for 15 s at most.
+/// The lease is long, because a shim with a stopped relaying thread does not renew its lease and
+/// would count as hanging. The gate is wide open, because a client waits for its turn at a gate for
+/// 15 s at most.
 const OPTIONS: &[&str] = &[
     "--lease",
     "10m",
@@ -56,8 +57,8 @@ fn queue_clients(berth: SocketAddr, listeners: &[u64]) -> Vec<TcpStream> {
 
 /// Asks a shim to leave, and stops the accepting threads of both shims, so that the shim closes its
 /// listener with [`QUEUED`] clients in the queue. Only the sibling can accept these clients, and
-/// each client must be served. Returns true if the leaving shim accepted none of them, as it does
-/// if it knows already that the sibling accepts.
+/// each client must be served. Returns true if the leaving shim accepted none of these clients,
+/// because it already knew that the sibling accepts.
 #[track_caller]
 fn switch_shims(node: &Node, shim: &Shim, next: &Shim) -> bool {
     let listeners = node.listeners();
@@ -92,8 +93,9 @@ fn consecutive_upgrades_lose_nothing() {
     run_upgrades(&[Path::new(BERTH)], read_number("BERTH_UPGRADES", 10));
 }
 
-/// Upgrades `times` times under load, each time between two shims and to the next program in turn.
-/// For each program, a minimum of these upgrades must have depended on the sibling.
+/// Makes at least `times` upgrades under load. Each upgrade replaces a shim by a shim of the next
+/// program in turn. For each program, a minimum number of upgrades must count: those in which only
+/// the sibling could accept the queued clients.
 #[track_caller]
 pub(crate) fn run_upgrades(programs: &[&Path], times: usize) {
     let migrate = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_migrate_req").unwrap_or_default();
@@ -105,13 +107,13 @@ pub(crate) fn run_upgrades(programs: &[&Path], times: usize) {
 
     let node = Node::new();
     node.install(programs[0]);
-    // Instances stay until the end. Waiting for an instance's end means reading a table of all
-    // sockets, and the load has many.
+    // Instances stay until the end of the test, because waiting for the end of an instance would
+    // mean reading a table of all sockets, of which the load has very many.
     let mut instances = vec![Echo::new()];
     let mut shim = node.joined("i0", instances[0].address, OPTIONS);
     let (mut certain, mut switches, mut passed) = (vec![0; programs.len()], 0, 0);
-    // The first shim is alone and accepts these clients. Each later shim gets two clients when it
-    // is alone.
+    // The first shim is the only shim, so it accepts these two clients. Each later shim gets two
+    // clients, too, as soon as it is the only shim.
     let clients = || (relayed_client(node.listen), served_client(node.listen));
     let (mut relayed, mut served) = clients();
     let load = load::start_load(node.listen, CLIENTS, PERIOD);
@@ -132,7 +134,7 @@ pub(crate) fn run_upgrades(programs: &[&Path], times: usize) {
         instances.push(instance);
         certain[from] += usize::from(switch_shims(&node, &shim, &next));
         passed += shim.metric("berth_connections_total", &[("outcome", "injected")]);
-        // The old shim lived as long as its client.
+        // The old shim must have lived until now, because its client is still connected.
         ping(&mut relayed, b"still there");
         ping(&mut served, b"still there");
         (relayed, served) = clients();
@@ -176,11 +178,12 @@ fn plain_close() -> (u64, u64) {
     let mut clients = queue_clients(address, &[inode]);
     let queued = queued_at(inode).unwrap();
     drop(closed);
-    // The child of another test has a duplicate of the listener until execve.
+    // A child that another test has just forked may hold a duplicate of the listener until its
+    // execve.
     eventually("a listener that is closed", || {
         queued_at(inode).is_none().then_some(())
     });
-    // Nothing accepts the other clients.
+    // Clients at the listener that stays are not lost, but nothing accepts them.
     let is_lost = |client: &mut TcpStream| {
         client.set_nonblocking(true).unwrap();
         client

@@ -21,11 +21,12 @@ use std::process::Command;
 const THIS: &str = env!("CARGO_PKG_VERSION");
 /// Source files of messages among shims and of files that shims read.
 const MESSAGES: [&str; 4] = ["ipc/wire.rs", "terms.rs", LEASE, "registry/instance.rs"];
-/// A shim without a record needs fields of a lease that may be missing.
+/// The file of leases. Some fields of a lease may be missing, but a shim without a record needs
+/// them.
 const LEASE: &str = "registry/lease.rs";
 
-/// Upgrades to the other version and back, again and again under load; and the cooperation of two
-/// shims that stay.
+/// Upgrades to the other version and back, again and again under load. Then two shims of both
+/// versions run side by side.
 #[test]
 #[ignore = "builds berth twice more; run by .ci/run nightly"]
 fn upgrades_of_berth_itself_lose_nothing() {
@@ -33,7 +34,7 @@ fn upgrades_of_berth_itself_lose_nothing() {
     let mut others = [VERSION - 1, VERSION + 1]
         .map(|version| (build_version(version), Some(version)))
         .to_vec();
-    // The last release, if any.
+    // `BERTH_PREVIOUS` is the path of the last release, if there is one.
     others.extend(std::env::var_os("BERTH_PREVIOUS").map(|previous| (previous.into(), None)));
     for (other, version) in &others {
         let known = [(own, Some(VERSION)), (other, *version)];
