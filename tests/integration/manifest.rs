@@ -88,6 +88,21 @@ fn list_names(directory: &Path) -> Vec<String> {
 }
 
 #[test]
+fn a_relative_state_directory_is_made() {
+    let node = Node::new();
+    let mut berth = berth_without_pass();
+    berth
+        .args(["inject", "--image", IMAGE, "--write"])
+        .args(["--state-dir", "kept/originals"])
+        .arg(node.manifest())
+        .current_dir(node.temp.path());
+    let done = run_to_end(&mut berth);
+    assert_eq!(done.status, Some(0), "{}", done.err);
+    let kept = list_names(&node.temp.path().join("kept/originals"));
+    assert_eq!(kept.len(), 1, "{kept:?}");
+}
+
+#[test]
 fn a_preview_writes_nothing() {
     let node = Node::new();
     let printed = node.berth("inject", &[]);

@@ -147,7 +147,9 @@ pub fn lock_within(mut file: File, wait: Duration) -> Result<Flock<File>, Errno>
 /// # Errors
 /// Errors of mkdir(2) and fsync(2).
 pub fn make_private(dir: &Path) -> io::Result<()> {
-    let missing: Vec<_> = dir.ancestors().take_while(|dir| !dir.exists()).collect();
+    // The last ancestor of a relative path is empty.
+    let is_missing = |dir: &&Path| !dir.as_os_str().is_empty() && !dir.exists();
+    let missing: Vec<_> = dir.ancestors().take_while(is_missing).collect();
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     missing.into_iter().try_for_each(sync_parent)
 }
