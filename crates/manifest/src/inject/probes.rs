@@ -379,7 +379,7 @@ enum Target {
     Shared,
     /// A program that asks the shared port or localhost.
     By(String),
-    /// This instance, which berth asks, or no target at all.
+    /// The instance of this manifest, which berth probes, or no target at all.
     Own,
     /// Another process.
     Other(String),

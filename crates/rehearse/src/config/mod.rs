@@ -108,7 +108,7 @@ pub struct Timing {
     pub ready_within: Duration,
     /// Time from SIGTERM to SIGKILL, as in a pod or a systemd unit.
     pub grace: Duration,
-    /// Divisor of the constant times in shims and bridges: those that no option sets.
+    /// Divisor of the constant times in shims and bridges. No option sets a constant time.
     pub speedup: Speedup,
 }
 

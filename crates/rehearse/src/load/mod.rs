@@ -6,7 +6,8 @@
 //!
 //! * `fresh` opens new connections, and `kept` keeps them.
 //! * `watch` counts the objects that `writer` writes. `informer` keeps a copy of these objects, or
-//!   of objects that no client writes. Both list objects and then watch them (`follow`).
+//!   of objects that no client writes. `watch` and `informer` list objects and then watch the
+//!   objects (`follow`).
 //! * `storm` is a crowd of clients that connect at one moment, and retry.
 //! * `anonymous` runs only `fresh`, and `known` runs every kind of client, against any apiserver,
 //!   for scripts. `closed` measures an apiserver's speed without a timetable.

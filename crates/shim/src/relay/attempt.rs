@@ -241,7 +241,7 @@ impl Opening<'_> {
     }
 
     /// Offers the connection to a sibling, or only to `only`, which must reply immediately. Returns
-    /// true if a sibling has the connection: this process may then drop its own descriptor.
+    /// true if a sibling has the connection: the caller may then drop its descriptor.
     async fn pass(&mut self, only: Option<Arc<Path>>) -> bool {
         let Ok(duplicate) = self.client.as_fd().try_clone_to_owned() else {
             return false;

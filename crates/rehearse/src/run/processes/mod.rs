@@ -671,8 +671,8 @@ async fn all_ended<'a>(processes: impl IntoIterator<Item = &'a ChildProcess>) {
 }
 
 impl Drop for Processes {
-    /// Continues stopped processes and kills the bridge. They may not be children of this process,
-    /// so they do not end with it.
+    /// Continues stopped processes and kills the bridge. Stopped processes and the bridge may not be
+    /// children of this process, and then do not end with this process.
     fn drop(&mut self) {
         self.thaw();
         if let Some(bridge) = &self.bridge {

@@ -1,4 +1,5 @@
-//! A process of a rehearsal: starts it, reads its log, sends it signals, and waits for its end.
+//! A process of a rehearsal: starts the process, reads the log, sends signals, and waits for the
+//! end of the process.
 
 use super::layout::{ProcessSpec, Role};
 use crate::config::apiserver::this_binary;

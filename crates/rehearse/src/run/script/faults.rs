@@ -35,7 +35,7 @@ const DAY: i64 = 24 * 60 * 60;
 const BEYOND_LEASE: Duration = Duration::from_secs(3);
 
 impl Play<'_> {
-    /// Starts a version that cannot serve, and stops it after a while, so that this upgrade fails.
+    /// Starts a version that cannot serve, and stops this version after a while: a failed upgrade.
     pub(super) async fn failing_upgrade(
         &mut self,
         old: &InstanceSpec,
