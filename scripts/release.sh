@@ -2,11 +2,11 @@
 # usage: scripts/release.sh [--output DIR] [--target TRIPLE]... [--check | --verify]
 #
 # Makes a release of what is committed, and prints its files: the static berth with man pages, completions, systemd units and
-# documents (.tar.gz), the same as a Debian package that needs no other, and what berth is made of (CycloneDX), for each target; the image
-# (scripts/image.sh), the Helm chart, and SHA256SUMS.
-# And tries them: the package is installed into an empty root, and berth runs out of it; that of another architecture under QEMU, if
+# documents (.tar.gz), the same as a Debian package and an RPM, which need no other package, and what berth is made of (CycloneDX), for
+# each target; the image (scripts/image.sh), the Helm chart, and SHA256SUMS.
+# And tries them: each package is installed into an empty root, and berth runs out of it; that of another architecture under QEMU, if
 # Debian's qemu-user-static or qemu-user is there. The bytes depend on the commit, Rust, Debian's packages and the machine's own
-# architecture, not on directories or the time. Needs Debian, git, jq and umoci, and what scripts/static.sh says; no root.
+# architecture, not on directories or the time. Needs Debian, git, jq, rpm and umoci, and what scripts/static.sh says; no root.
 #
 #   --output DIR      where to (release-VERSION in Cargo's target directory)
 #   --target TRIPLE   for this one only (x86_64-unknown-linux-gnu and aarch64-unknown-linux-gnu)
@@ -30,7 +30,7 @@ main() {
     ((${#target[@]})) || target=({x86_64,aarch64}-unknown-linux-gnu)
     readonly TARGETS=("${target[@]}")
     each_once "${TARGETS[@]}"
-    need_package git jq umoci dpkg dpkg-deb dpkg-query rustc cc
+    need_package git jq umoci dpkg dpkg-deb dpkg-query rpm rpmbuild rustc cc
     version=$(about version)
     output=$(realpath -m -- "${output:-${CARGO_TARGET_DIR:-$root/target}/release-$version}")
     for of in "${TARGETS[@]}"; do
@@ -55,8 +55,8 @@ of_target() {
     triple=$1
     arch=$(architecture "$triple")
     name=berth-$version-$triple
-    # Debian's order puts 1.0.0~rc.1 before 1.0.0.
-    FILES=("$name.tar.gz" "berth_${version/-/\~}_$arch.deb" "$name.cdx.json")
+    # The order of Debian and RPM puts 1.0.0~rc.1 before 1.0.0.
+    FILES=("$name.tar.gz" "berth_${version/-/\~}_$arch.deb" "$name.cdx.json" "berth-${version/-/\~}-1.${triple%%-*}.rpm")
 }
 
 make() {
@@ -76,6 +76,7 @@ make() {
         gather "$directory/berth" "${FILES[2]}" "$native/berth"
         tarball "$scratch" "$name" "${FILES[0]}"
         package "${FILES[1]}"
+        rpm_package "${FILES[3]}"
     done
     "$root/scripts/image.sh" "${options[@]}" --output "$IMAGE" >/dev/null
     tarball "$root/charts" berth "$CHART"

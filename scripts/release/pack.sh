@@ -137,3 +137,40 @@ Description: ${description%%,*}
 $(fold -s -w 78 <<<"$description." | sed 's/^/ /; s/ $//')
 TEXT
 }
+
+# rpm_package FILE: what package packs, where Fedora has it. rpmbuild changes no file, and looks for no dependencies.
+rpm_package() {
+    cat >"$scratch/berth.spec" <<SPEC
+%global __os_install_post %{nil}
+%global _build_id_links none
+%global _binary_payload w6.xzdio
+%global _buildhost reproducible
+%global use_source_date_epoch_as_buildtime 1
+Name: berth
+Version: ${version/-/\~}
+Release: 1
+Summary: $(about description | cut -d, -f 1)
+License: $(about license)
+URL: $(about repository)
+AutoReqProv: no
+%description
+$(fmt <<<"$(about description).")
+%install
+cp -a "$scratch/package-$arch/usr" %{buildroot}
+cd %{buildroot}/usr/share
+mkdir -p licenses/berth
+mv doc/berth/copyright licenses/berth/LICENSE
+mv zsh/vendor-completions zsh/site-functions
+find %{buildroot} -exec touch -d @$time {} +
+%files
+%license /usr/share/licenses/berth
+%doc /usr/share/doc/berth
+/usr/bin/berth
+/usr/lib/systemd/system/*
+/usr/share/man/man1/*
+/usr/share/{bash-completion/completions,fish/vendor_completions.d,zsh/site-functions}/*
+SPEC
+    # Without the builder's ~/.rpmmacros.
+    env -i HOME="$scratch" PATH="$PATH" SOURCE_DATE_EPOCH="$time" rpmbuild -bb --quiet --target "${triple%%-*}-linux" \
+        --define "_rpmdir $PWD" --define "_rpmfilename $1" "$scratch/berth.spec" >/dev/null
+}

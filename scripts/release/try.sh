@@ -21,7 +21,7 @@ try() {
         of_target "$of"
         emulate
         try_tarball
-        try_package
+        try_packages
         try_image
         try_bill_of_materials
     done
@@ -33,7 +33,7 @@ emulate() {
     local machine=${triple%%-*}
     run=()
     if [[ $machine != "$(uname -m)" ]]; then
-        run=("$(type -P "qemu-$machine-static" "qemu-$machine" | head -n 1)")
+        run=("$({ type -P "qemu-$machine-static" "qemu-$machine" || :; } | head -n 1)")
         [[ ${run[0]} ]] || {
             run=(false)
             say "skipped: berth of $triple is not run: no qemu-$machine-static (Debian's qemu-user-static)"
@@ -46,33 +46,51 @@ try_tarball() {
     is_berth "$scratch/unpacked/$name/berth"
 }
 
-# In a root that has nothing, as dpkg installs it: it needs no other package, nor a C library.
-try_package() {
-    local file left
-    empty=$scratch/empty-$arch
+# In a root that has nothing, as dpkg and rpm install them: the packages need no other, nor a C library.
+try_packages() {
+    empty=$scratch/deb-$arch installer=(dpkg --log=/dev/null --force-not-root --force-bad-path --force-architecture)
     mkdir -p -- "$empty"/var/lib/dpkg/{info,updates,triggers}
     touch -- "$empty/var/lib/dpkg/status"
     in_empty --install "$output/${FILES[1]}"
+    is_installed zsh/vendor-completions/_berth doc/berth/copyright
+    remove --purge
+    # Debian's rpm has its database elsewhere. The RPM has no signature.
+    empty=$scratch/rpm-$arch installer=(rpm --dbpath=/var/lib/rpm --nosignature)
+    mkdir -- "$empty"
+    in_empty --checksig "$output/${FILES[3]}"
+    in_empty --install --ignorearch "$output/${FILES[3]}"
+    is_installed zsh/site-functions/_berth licenses/berth/LICENSE
+    remove --erase
+}
+
+# is_installed FILE...: $empty has berth with its files, and these below usr/share; nothing is enabled
+is_installed() {
+    local file
     in_empty --verify berth
     cmp -- "$empty/usr/bin/berth" "$scratch/unpacked/$name/berth" >&2 || die 1 "the package has another berth than the tarball"
     is_berth "$empty/usr/bin/berth"
     # An emulator would have to be in there.
     ((EUID || ${#run[@]})) || is_berth /usr/sbin/chroot "$empty" /usr/bin/berth
-    for file in share/man/man1/berth-serve.1.gz share/bash-completion/completions/berth share/zsh/vendor-completions/_berth \
-        share/fish/vendor_completions.d/berth.fish share/doc/berth/copyright lib/systemd/system/berth-run@.service; do
+    for file in share/man/man1/berth-serve.1.gz share/bash-completion/completions/berth share/fish/vendor_completions.d/berth.fish \
+        lib/systemd/system/berth-run@.service "${@/#/share/}"; do
         [[ -s $empty/usr/$file ]] || die 1 "the package has no /usr/$file"
     done
     [[ ! -e $empty/etc ]] || die 1 "the package enables or configures something: $(find "$empty/etc")"
     ! grep -r "=/usr/local/bin/berth" "$empty/usr/lib/systemd" >&2 || die 1 "a unit starts a berth that is not the package's"
-    in_empty --purge berth
+}
+
+# remove ACTION: of the installer; no file is left
+remove() {
+    local left
+    in_empty "$1" berth
     left=$(find "$empty" -path "$empty/var" -prune -o ! -type d -print)
     [[ -z $left ]] || die 1 "the package leaves behind: $left"
 }
 
-# in_empty ACTION...: of dpkg; without root, its files belong to whoever tries it
+# in_empty ACTION...: of the installer. Without root, dpkg's files belong to whoever tries it, and rpm makes a user namespace.
 in_empty() {
-    dpkg --root="$empty" --log=/dev/null --force-not-root --force-bad-path --force-architecture "$@" >"$scratch/dpkg" 2>&1 &&
-        [[ $1 != --verify || ! -s $scratch/dpkg ]] || die 1 "dpkg $*: $(cat "$scratch/dpkg")"
+    "${installer[@]}" --root="$empty" "$@" >"$scratch/installer" 2>&1 &&
+        [[ $1 != --verify || ! -s $scratch/installer ]] || die 1 "${installer[0]} $*: $(cat "$scratch/installer")"
 }
 
 # It has the tarball's berth, where a node of this architecture looks for it.
