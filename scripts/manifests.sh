@@ -2,7 +2,7 @@
 # usage: scripts/manifests.sh
 #
 # Tests berth inject, berth eject and the manifests in examples/ with a real kubeadm, kube-apiserver and kubectl, and the chart charts/berth
-# with helm if it is there, in namespaces and a directory of its own. Needs root, ip, openssl, cargo and the binaries of
+# with helm if it is there, in namespaces and a directory of its own. Needs root, ip, openssl, jq, cargo and the binaries of
 # scripts/kube-apiserver.sh, which it builds if they are not there.
 #
 # Variables: BERTH, the berth to test; built with cargo if not given
@@ -14,21 +14,14 @@ readonly LIMIT=300
 declare -A DELAY=()
 
 main() {
+    keep=false
     parse_options -- "$@"
-    if [[ -z ${MANIFESTS_INSIDE:-} ]]; then
-        need_root namespaces
-        need_tools ip openssl unshare "${CARGO:=cargo}"
-        need_kubernetes
-        need_program BERTH berth debug
-        # All that is started ends with the first process of the PID namespace, which is this script.
-        exec unshare --net --pid --fork --kill-child --mount-proc env MANIFESTS_INSIDE=1 BERTH="$BERTH" KUBEADM="$KUBEADM" \
-            KUBE_APISERVER="$KUBE_APISERVER" KUBECTL="$KUBECTL" ETCD="$ETCD" "$root/scripts/manifests.sh"
-    fi
-    work=$(mktemp -d -t berth-manifests.XXXXXX)
-    trap 'rm -rf -- "$work"' EXIT
-    watch_over $LIMIT
+    need_root "network namespaces"
+    need_tools ip openssl jq "${CARGO:=cargo}"
+    need_kubernetes
+    need_program BERTH berth debug
     clean_environment
-    make_certificates
+    set_stage
 
     version=$("$KUBEADM" version --output=short)
     manifests=$work/manifests
@@ -135,12 +128,9 @@ examples() {
 # A kube-apiserver with an etcd takes each file, strictly validated.
 apiserver_takes_all() {
     local file command
-    ip link set lo up
-    ip addr add "$HOST_IP/32" dev lo
-    start_etcd etcd - "$work/etcd"
     apiserver_of manifests
     # Without a controller manager there is no service account that a pod could be given.
-    start_needed apiserver - "${command[@]}" --bind-address="$HOST_IP" --advertise-address="$HOST_IP" --secure-port=$PORT \
+    start_needed apiserver "$node" "${command[@]}" --bind-address="$HOST_IP" --advertise-address="$HOST_IP" --secure-port=$PORT \
         --audit-log-path="$work/audit.json" --disable-admission-plugins=ServiceAccount
     usual_logs=(apiserver.log)
     await 60 "the namespace kube-system" kubectl get namespace kube-system
@@ -163,14 +153,7 @@ apiserver_takes_chart() {
         say "skipped: no helm, so nothing is installed by charts/berth"
         return
     fi
-    cat >"$work/kubeconfig" <<TEXT
-apiVersion: v1
-kind: Config
-current-context: a
-clusters: [{name: a, cluster: {server: "https://$HOST_IP:$PORT", tls-server-name: kubernetes, certificate-authority: $work/ca.crt}}]
-users: [{name: a, user: {client-certificate: $work/admin.crt, client-key: $work/admin.key}}]
-contexts: [{name: a, context: {cluster: a, user: a}}]
-TEXT
+    kubeconfig admin "https://$HOST_IP:$PORT" >"$work/kubeconfig"
     # The namespace is there already.
     helm install berth "$root/charts/berth" --take-ownership --set "image=$IMAGE,kubeApiserver.image=$kubernetes" \
         --set 'cluster.nodes={cp-1},monitoring.port=9443' >&2
@@ -183,10 +166,8 @@ TEXT
 }
 
 # What it caches is in $work, too.
-helm() { env HOME="$work" helm --kubeconfig "$work/kubeconfig" --namespace kube-system "$@"; }
+helm() { ip netns exec "$client" env HOME="$work" helm --kubeconfig "$work/kubeconfig" --namespace kube-system "$@"; }
 
 system() { kubectl --namespace kube-system "$@"; }
-
-kubectl() { "$KUBECTL" "${kubectl_options[@]}" "$@"; }
 
 main "$@"

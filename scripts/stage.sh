@@ -280,6 +280,14 @@ apiserver_of() {
 
 kubectl() { ip netns exec "$client" "$KUBECTL" "${kubectl_options[@]}" "$@"; }
 
+# kubeconfig USER SERVER: with the certificate of that name
+kubeconfig() {
+    jq -n --arg ca "$work/ca.crt" --arg server "$2" --arg certificate "$work/$1.crt" --arg key "$work/$1.key" '{
+        apiVersion: "v1", kind: "Config", "current-context": "c", contexts: [{name: "c", context: {cluster: "c", user: "u"}}],
+        clusters: [{name: "c", cluster: {server: $server, "certificate-authority": $ca, "tls-server-name": "kubernetes"}}],
+        users: [{name: "u", user: {"client-certificate": $certificate, "client-key": $key}}]}'
+}
+
 # stop_instance INSTANCE: as a kubelet ends a pod: SIGTERM to all its processes, first to the apiserver, the worse order for its shim
 stop_instance() {
     local name parts=("$1" ${pid[$1-api]:+"$1-api"})

@@ -36,14 +36,6 @@ run_observer() {
         --endpoint-reconciler-type=none --audit-log-path="$work/audit-observer.json"
 }
 
-# kubeconfig USER SERVER: with the certificate of that name
-kubeconfig() {
-    jq -n --arg ca "$work/ca.crt" --arg server "$2" --arg certificate "$work/$1.crt" --arg key "$work/$1.key" '{
-        apiVersion: "v1", kind: "Config", "current-context": "c", contexts: [{name: "c", context: {cluster: "c", user: "u"}}],
-        clusters: [{name: "c", cluster: {server: $server, "certificate-authority": $ca, "tls-server-name": "kubernetes"}}],
-        users: [{name: "u", user: {"client-certificate": $certificate, "client-key": $key}}]}'
-}
-
 # The Node, what its shims may do, kube-proxy, and those that look on.
 start_node() {
     make_node
