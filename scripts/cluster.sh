@@ -12,7 +12,11 @@
 #   bad-flag          upgrade with a patch that gives kube-apiserver a flag that it does not know
 #   kubelet           the newest kubelet put in place and restarted
 #   certs             kubeadm certs renew all, kube-apiserver stopped by its name, and each static pod started again
+#   renew, renew-new  kubeadm certs renew all alone, of the older and of the newest version, and nothing restarted until the old certificates
+#                     have expired, after 12 minutes; the control may lose nothing, either
 #   flag              a flag of kube-apiserver changed in its manifest
+#   wedged            the same with a typo, the kubelet restarted, the typo corrected; the control shows that kube-apiserver does not come
+#                     back within 180 s, and restarts the kubelet again
 #   inject, eject     kube-apiserver put behind berth, and back, by berth, which begins a bridge itself
 #   behind            the upgrade of a node that is behind berth, as docs/upgrade.md has it; the control leaves out berth upgrade
 #   judged            a node that is behind berth, by berth upgrade --judge: to a version that lacks an API and is sent back, and to
@@ -52,7 +56,7 @@ readonly POD_SUBNET=10.244.0.0/24 POD_GATEWAY=10.244.1.1 POD_IP=10.244.1.2 SERVI
 declare -rA ADDRESSES=([cp-1]=192.0.2.2 [cp-2]=192.0.2.3 [cp-3]=192.0.2.4 [w-1]=192.0.2.5)
 readonly LB_IP=192.0.2.10
 CONTROLS=()
-readonly SCENARIOS=(upgrade etcd conformance bad-flag kubelet certs flag inject eject behind judged interrupted killed) SCENARIOS_OF_THREE=(guide behind dead)
+readonly SCENARIOS=(upgrade etcd conformance bad-flag kubelet certs renew renew-new flag wedged inject eject behind judged interrupted killed) SCENARIOS_OF_THREE=(guide behind dead)
 
 main() {
     local all

@@ -121,6 +121,8 @@ leave_node() {
     if [[ -n ${pid[node]:-} ]]; then
         kill -KILL "${pid[node]}" 2>/dev/null || :
         wait "${pid[node]}" 2>/dev/null || :
+        # The shell of scripts/try.sh leaves the terminal raw.
+        [[ -z ${TRY_TERMINAL:-} ]] || stty "$TRY_TERMINAL" || :
     fi
     remove_cgroups || say "cgroups are left: $cgroup"
     # The logs of all containers.

@@ -1,8 +1,9 @@
 # shellcheck shell=bash
 # Part of scripts/cluster.sh: what an operator does, and what must hold.
 
-# What the operator calls, whether that is berth and begins a bridge itself, whether it has to succeed, and its exit status.
-operator=() bridges_itself=${bridges_itself:-false} succeeds=true status=0
+# What the operator calls, whether that is berth and begins a bridge itself, whether it has to succeed, its exit status, and how much the
+# control loses, compared with 0 as by test(1).
+operator=() bridges_itself=${bridges_itself:-false} succeeds=true status=0 loses=gt
 # The halves' names.
 with="under berth bridge" without="without berth bridge"
 
@@ -127,11 +128,15 @@ bad_flag_ends() {
 kubelet_begins() {
     excuses=(kubelet)
     [[ $bridge ]] || excuses+=(etcd)
+    upgrade_before
+    by_script new_kubelet
+}
+# Before the clients start.
+upgrade_before() {
     upgrade_begins
     "${operator[@]}" >"$work/upgrade.log" 2>&1 || fail "kubeadm upgrade apply" upgrade.log
     await 120 "kube-apiserver $NEW" serves "$NEW"
     await_pods
-    by_script new_kubelet
 }
 # shellcheck disable=SC2317
 new_kubelet() {
@@ -167,12 +172,76 @@ new_certificates() {
 }
 certs_ends() { await 120 "kube-apiserver with its new certificate" has_certificate; }
 # has_certificate [VERSION]: that it serves with
-has_certificate() {
-    local server
-    serves "${1:-$OLD}"
-    server=$(openssl s_client -connect 127.0.0.1:$PORT </dev/null 2>/dev/null | openssl x509 -noout -serial)
-    [[ $server == "$(openssl x509 -in /etc/kubernetes/pki/apiserver.crt -noout -serial)" ]]
+has_certificate() { serves "${1:-$OLD}" && shows_certificate 127.0.0.1:$PORT apiserver.crt; }
+# shows_certificate ADDRESS FILE: the one of this file, in a new handshake
+shows_certificate() {
+    [[ $(openssl s_client -connect "$1" </dev/null 2>/dev/null | openssl x509 -noout -serial) == "$(openssl x509 -in "/etc/kubernetes/pki/$2" -noout -serial)" ]]
 }
+
+# All certificates are valid for 12 minutes, and kubeadm renews them. Nothing is restarted, until those from before have expired: what still
+# uses one of these then fails.
+renew_begins() {
+    loses=eq
+    # The administrator's does not expire.
+    cp /etc/kubernetes/admin.conf "$work/node/admin.conf"
+    sed 's/^kubernetesVersion: .*/&\ncertificateValidityPeriod: 12m0s/' "$work/node/kubeadm.yaml" >"$work/node/short.yaml"
+    kubeadm certs renew all --config "$work/node/short.yaml" >"$work/short.log" 2>&1 || fail "kubeadm certs renew all" short.log
+    expiry=$(date -d "$(openssl x509 -in /etc/kubernetes/pki/apiserver.crt -noout -enddate | cut -d= -f2)" +%s)
+    expect "seconds until the certificates expire" $((expiry - EPOCHSECONDS)) -le 720 short.log
+    mv "$work/node/admin.conf" /etc/kubernetes/admin.conf
+    # All three start with these, and kube-apiserver logs what it reads.
+    sed -i -E 's/^    - --(allow-privileged|leader-elect)=true$/&\n    - --v=2/' $manifests/kube-*.yaml
+    await 180 "the control plane with certificates that soon expire" are_restarted "${1:-$OLD}"
+    await_pods
+    instances=$(pgrep -x 'etcd|kube-apiserver')
+    operator=(kubeadm certs renew all)
+}
+are_restarted() { (($(grep -lasE '^kube-(apiserver|controller-manager|scheduler).*--v=2' /proc/[0-9]*/cmdline | wc -l) == 3)) && serves "$1"; }
+renew_ends() {
+    local name connections
+    await 90 "kube-apiserver with its new certificate" has_certificate "${1:-$OLD}"
+    await 10 "etcd with its new certificate" shows_certificate "$HOST_IP:2379" etcd/server.crt
+    await 10 "etcd with its new certificate for peers" shows_certificate "$HOST_IP:2380" etcd/peer.crt
+    await 90 "kube-apiserver to read front-proxy-client.crt again" reads_again front-proxy-client.crt
+    for name in controller-manager scheduler; do
+        expect "kube-$name with its new certificate, not restarted" "$(is_known_by $name && echo yes)" == ""
+    done
+    expect "seconds until the certificates expire" $((expiry - EPOCHSECONDS)) -gt 0
+    pause $((expiry > EPOCHSECONDS ? expiry - EPOCHSECONDS : 1))
+    for name in controller-manager scheduler; do
+        await 180 "kube-$name with its new certificate" is_known_by $name
+        row "kube-$name had its new one" "$((EPOCHSECONDS - expiry)) s after the old one had expired"
+    done
+    expect "etcd and kube-apiserver" "$(pgrep -x 'etcd|kube-apiserver')" == "$instances"
+    # Each resource has a connection to etcd of its own.
+    connections=$(etcd_connections)
+    kubectl create -f - >>"$work/kubectl.log" 2>&1 <<TEXT
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: probes.berth.example}
+spec: {group: berth.example, scope: Cluster, names: {kind: Probe, plural: probes}, versions: [
+  {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}]}
+TEXT
+    await 60 "kube-apiserver with a new connection to etcd" kubectl get probes
+    expect "connections to etcd" "$(etcd_connections)" -gt "$connections"
+    expect "lines of kubectl logs" "$(kubectl logs --tail 1 tool | wc -l)" -eq 1
+}
+# reads_again FILE: in the log of this kube-apiserver, the first time is at its start
+reads_again() { (($(cat /var/log/pods/kube-system_kube-apiserver-*/*/*.log | grep -c "Loaded a new cert/key pair.*$1") > 1)); }
+etcd_connections() { ss -Htn state established 'dport = :2379' | wc -l; }
+# is_known_by COMPONENT: its last audit event names the certificate that its kubeconfig has
+is_known_by() {
+    local file
+    file=$(sed -n 's/^ *client-certificate-data: //p' "/etc/kubernetes/$1.conf" | base64 -d | openssl x509 -outform DER | sha256sum)
+    [[ $(tail -n 5000 $AUDIT/audit.log | jq -r --arg user "system:kube-$1" 'select(.user.username == $user) |
+        .user.extra["authentication.kubernetes.io/credential-id"][0]' | tail -n 1) == "X509SHA256=${file%% *}" ]]
+}
+# With the newest version.
+renew_new_begins() {
+    upgrade_before
+    renew_begins "$NEW"
+}
+renew_new_ends() { renew_ends "$NEW"; }
 
 # Another flag, written into the manifest. The command is back long before the kubelet sees it.
 flag_begins() { by_script new_flag; }
@@ -183,6 +252,45 @@ new_flag() {
 }
 flag_ends() { await 120 "kube-apiserver with its new flag" has_flag; }
 has_flag() { grep -qas '^kube-apiserver.*--event-ttl=2h0m0s' /proc/[0-9]*/cmdline && serves "$OLD"; }
+
+# The same with a typo, for which the kubelet is restarted before the typo is corrected. A kubelet that has not read the API since its start
+# removes no pod, and the corrected kube-apiserver has to wait for the removal of the other one (kubernetes#140257).
+wedged_begins() {
+    excuses=(kubelet)
+    # So that the kubelet's log says what it refuses.
+    sed -i 's/"$/ --v=2"/' /var/lib/kubelet/kubeadm-flags.env
+    by_script corrected_typo
+    operator+=("$work/kubelet.log")
+}
+# corrected_typo, with the kubelet's log as $0
+# shellcheck disable=SC2317
+corrected_typo() {
+    local lines manifest=/etc/kubernetes/manifests/kube-apiserver.yaml new=/etc/kubernetes/new.yaml
+    await_crashes() {
+        lines=$(wc -l <"$0")
+        until sed "1,${lines}d" "$0" | grep 'StartContainer.*kube-apiserver' >/dev/null; do sleep 0.5; done
+    }
+    sed 's/^    - --allow-privileged=true$/&\n    - --event-tll=2h0m0s/' $manifest >$new
+    mv $new $manifest
+    await_crashes
+    systemctl restart kubelet
+    await_crashes
+    sed 's/event-tll/event-ttl/' $manifest >$new
+    mv $new $manifest
+}
+wedged_ends() {
+    local refusals
+    [[ $bridge ]] || pause 180
+    refusals=$(grep -c "skipping delete because sources aren't ready yet" "$work/kubelet.log" || :)
+    row "the kubelet refused to remove a pod" "$refusals times"
+    [[ $bridge ]] || {
+        expect "refusals of the kubelet to remove a pod" "$refusals" -gt 0 kubelet.log
+        expect "kube-apiservers, 180 s after the typo was corrected" "$(pgrep -c -x kube-apiserver)" -eq 0 kubelet.log
+        # A kubelet that only knows the corrected one.
+        systemctl restart kubelet
+    }
+    flag_ends
+}
 
 # Behind berth, by berth itself.
 inject_begins() {
