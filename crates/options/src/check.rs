@@ -1,5 +1,5 @@
-//! From arguments to checked types. Every mistake names the option and the fix, and all mistakes
-//! are reported at once.
+//! Turns the texts of options into checked types. Each mistake names the option and the fix, and
+//! all mistakes are reported at once.
 
 use crate::cluster;
 use crate::exec::ExecArgs;
@@ -7,7 +7,7 @@ pub use crate::mistakes::{Checks, Mistakes};
 use crate::place::PlaceArgs;
 use crate::probe::ProbeArgs;
 use crate::shim::{RunArgs, ServeArgs, ShimArgs};
-use berth_node::instance::InstanceId;
+use berth_node::instance_id::InstanceId;
 use berth_node::registry::{RunDir, lease};
 use berth_shim::backend::probe::{ProbeConfig, ProbeKind};
 use berth_shim::config::{Config, Listen, MaxOpenings, Place};
@@ -21,13 +21,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-/// Path of a shim's probe, also the default of `berth inject`.
-pub const READY: &str = "/readyz";
+/// Path of the request that a shim sends as a probe. `berth inject` has the same default.
+pub const READY_PATH: &str = "/readyz";
 
-/// More handshakes than any instance has CPUs for.
-const MOST_OPENINGS: NonZeroUsize = NonZeroUsize::new(65_536).unwrap();
+/// Highest value of `--max-openings`. No instance has CPUs for more handshakes at a time.
+const MAX_OPENINGS: NonZeroUsize = NonZeroUsize::new(65_536).unwrap();
 
-/// Checks the options of the place. Returns `None` after a mistake.
+/// Checks the options for the berth, the instance and the run directory. Returns `None` after a
+/// mistake.
 pub fn check_place(args: &PlaceArgs, checks: &mut Checks) -> Option<Place> {
     let listen = check_addresses(&args.listen, checks);
     let instance = args.instance.as_deref().map(InstanceId::parse).transpose();
@@ -63,12 +64,13 @@ pub fn check_addresses(given: &[String], checks: &mut Checks) -> Option<Vec<List
             .any(|earlier| earlier.addr == address.addr)
         {
             checks.report(format!(
-                "--listen {}: is given twice: give it once",
+                "--listen {}: the address is given twice: give each address once",
                 address.addr
             ));
         }
     }
-    // The first parsed address names the berth only if all addresses could be parsed.
+    // The first address names the berth. If an address could not be parsed, the first parsed one
+    // may not be the first given one.
     if listen.len() == given.len()
         && let Some(first) = listen.first().map(|first| first.addr)
         && first.ip().is_unspecified()
@@ -85,14 +87,15 @@ pub fn check_addresses(given: &[String], checks: &mut Checks) -> Option<Vec<List
 /// Parses `--listen ADDR:PORT[,freebind]`.
 ///
 /// # Errors
-/// A sentence with the fix.
+/// The text is not such an address. The error is a sentence with the fix.
 pub fn parse_listen(text: &str) -> Result<Listen, String> {
     let mut parts = text.split(',');
     let address: Option<SocketAddr> = parts.next().and_then(|first| first.parse().ok());
     let mut addr = address.ok_or_else(|| {
         format!("--listen {text:?}: give an IP address with a port, such as 10.0.0.5:6443 or [fd00::5]:6443")
     })?;
-    // A socket has one family only, so ::ffff:10.0.0.5 would never bind as IPv6.
+    // An IPv4-mapped address such as ::ffff:10.0.0.5 cannot be bound on berth's IPv6 sockets, which
+    // are IPv6 only.
     if addr.ip().to_canonical() != addr.ip() {
         addr.set_ip(addr.ip().to_canonical());
     }
@@ -110,26 +113,27 @@ pub fn parse_listen(text: &str) -> Result<Listen, String> {
     Ok(Listen { addr, freebind })
 }
 
-/// Checks that an instance on its own 127.x address does not clash with the listen addresses.
-pub fn check_beside_instance(listen: &[Listen], checks: &mut Checks) {
+/// Checks that the listen addresses do not clash with an instance, which listens on the same port
+/// of a 127.x address.
+pub fn check_instance_listen_addresses(listen: &[Listen], checks: &mut Checks) {
     let berth = listen[0].addr;
     for address in listen.iter().map(|listen| listen.addr) {
         if address.port() == 0 {
             checks.report(format!(
-                "--listen {address}: an apiserver needs a fixed port: give one, such as 6443"
+                "--listen {address}: an apiserver needs a fixed port: give a port, such as 6443"
             ));
         } else if address.ip().is_unspecified()
             && address.ip().is_ipv4()
             && address.port() == berth.port()
         {
-            checks.report(wildcard_clash(address, berth));
+            checks.report(describe_wildcard_clash(address, berth));
         }
     }
 }
 
-fn wildcard_clash(address: SocketAddr, berth: SocketAddr) -> String {
+fn describe_wildcard_clash(address: SocketAddr, berth: SocketAddr) -> String {
     if berth.ip().is_unspecified() {
-        // A wildcard as the first address is already reported with its fix.
+        // If the first address is a wildcard, its mistake is already reported.
         return format!(
             "--listen {address}: a wildcard listener clashes with the apiserver's own 127.x address"
         );
@@ -152,7 +156,7 @@ pub fn check_serve(args: &ServeArgs) -> Result<Config, Mistakes> {
     let backend = args
         .backend
         .as_deref()
-        .and_then(|text| checks.address("--backend", text));
+        .and_then(|text| checks.parse_address("--backend", text));
     if args.backend.is_none() && args.place.instance.is_none() && !args.discover {
         checks.report(
             "neither --backend, --instance nor --discover is given: name the apiserver's address, or the instance \
@@ -163,7 +167,7 @@ pub fn check_serve(args: &ServeArgs) -> Result<Config, Mistakes> {
         check_backend(place, backend, &mut checks);
     }
     if let (Some(place), None) = (&place, &args.backend) {
-        check_beside_instance(&place.listen, &mut checks);
+        check_instance_listen_addresses(&place.listen, &mut checks);
     }
     let config = build_config(place, backend, &args.shim, checks)?;
     Ok(Config {
@@ -192,11 +196,11 @@ pub fn check_exec(args: &ExecArgs) -> Result<Place, Mistakes> {
     checks.finish(place)
 }
 
-/// Checks the place and the command of an instance.
+/// Checks the options of an instance: where it belongs, and the command that starts it.
 fn check_instance(args: &PlaceArgs, command: &[OsString], checks: &mut Checks) -> Option<Place> {
     let place = check_place(args, checks);
     if let Some(place) = &place {
-        check_beside_instance(&place.listen, checks);
+        check_instance_listen_addresses(&place.listen, checks);
     }
     for error in berth_exec::args::check_command(command) {
         checks.report(format!("command after --: {error}"));
@@ -204,8 +208,8 @@ fn check_instance(args: &PlaceArgs, command: &[OsString], checks: &mut Checks) -
     place
 }
 
-/// Returns the configuration of `berth serve --backend` with defaults and a TCP probe. Ignores the
-/// environment.
+/// Returns the configuration of `berth serve --backend` with defaults and a TCP probe. Ignores
+/// environment variables.
 ///
 /// # Errors
 /// The place is wrong.
@@ -226,16 +230,16 @@ fn build_config(
 ) -> Result<Config, Mistakes> {
     const TICK: Duration = Duration::from_millis(10);
     let c = &mut checks;
-    let probe = check_probe(&args.probe, READY, true, c);
-    let probe_interval = c.duration("--probe-interval", &args.probe_interval, TICK);
-    let fall = c.number("--fall", &args.fall, 1..=100);
-    let bind_wait = c.duration("--bind-wait", &args.bind_wait, Duration::ZERO);
-    let hold = c.duration("--hold", &args.hold, Duration::ZERO);
-    let drain_timeout = c.duration("--drain-timeout", &args.drain_timeout, Duration::ZERO);
+    let probe = check_probe(&args.probe, READY_PATH, true, c);
+    let probe_interval = c.parse_duration("--probe-interval", &args.probe_interval, TICK);
+    let fall = c.parse_number("--fall", &args.fall, 1..=100);
+    let bind_wait = c.parse_duration("--bind-wait", &args.bind_wait, Duration::ZERO);
+    let hold = c.parse_duration("--hold", &args.hold, Duration::ZERO);
+    let drain_timeout = c.parse_duration("--drain-timeout", &args.drain_timeout, Duration::ZERO);
     let max_connections = args
         .max_connections
         .as_deref()
-        .map(|text| c.number("--max-connections", text, 1..=10_000_000));
+        .map(|text| c.parse_number("--max-connections", text, 1..=10_000_000));
     let max_openings = match args.max_openings.as_str() {
         "auto" => MaxOpenings::Auto,
         "off" => MaxOpenings::Off,
@@ -243,11 +247,11 @@ fn build_config(
             let number = text
                 .parse()
                 .ok()
-                .filter(|number| *number <= MOST_OPENINGS)
+                .filter(|number| *number <= MAX_OPENINGS)
                 .map(MaxOpenings::Fixed);
             let wrong = || {
                 format!(
-                    "--max-openings {text}: give auto, off or a whole number from 1 to {MOST_OPENINGS}"
+                    "--max-openings {text}: give auto, off or a whole number from 1 to {MAX_OPENINGS}"
                 )
             };
             c.ok_or_report(number.ok_or_else(wrong)).unwrap_or_default()
@@ -256,24 +260,24 @@ fn build_config(
     let first = args
         .first
         .iter()
-        .filter_map(|text| c.ok_or_report(parse_block(text)))
+        .filter_map(|text| c.ok_or_report(parse_network_block(text)))
         .collect();
-    let lease = c.duration("--lease", &args.lease, Duration::from_millis(300));
-    if lease > lease::LONGEST {
+    let lease = c.parse_duration("--lease", &args.lease, Duration::from_millis(300));
+    if lease > lease::LONGEST_DURATION {
         c.report(format!(
-            "--lease {}: at most {}: a shim that hangs is noticed only after this time",
+            "--lease {}: at most {}: siblings notice a shim that hangs only after this time",
             args.lease,
-            format_duration(lease::LONGEST)
+            format_duration(lease::LONGEST_DURATION)
         ));
     }
     let threads = args
         .threads
         .as_deref()
-        .map(|text| c.number("--threads", text, 1..=1024));
+        .map(|text| c.parse_number("--threads", text, 1..=1024));
     let admin = args
         .admin
         .as_deref()
-        .and_then(|text| c.address("--admin", text));
+        .and_then(|text| c.parse_address("--admin", text));
     if let (Some(place), Some(admin)) = (&place, admin)
         && place
             .addresses()
@@ -311,15 +315,15 @@ fn build_config(
     checks.finish(config)
 }
 
-/// Parses a block of addresses, or a single address.
-fn parse_block(text: &str) -> Result<IpNet, String> {
+/// Parses a range of IP addresses (CIDR), or a single address.
+fn parse_network_block(text: &str) -> Result<IpNet, String> {
     let net = text
         .parse()
         .or_else(|_| text.parse().map(|address: IpAddr| IpNet::from(address)));
     match net {
         Ok(net) if net.trunc() == net => Ok(net),
         Ok(net) => Err(format!(
-            "--first {text}: bits beyond the prefix are set: is it {}?",
+            "--first {text}: bits beyond the prefix are set: did you mean {}?",
             net.trunc()
         )),
         Err(_) => Err(format!(
@@ -328,8 +332,8 @@ fn parse_block(text: &str) -> Result<IpNet, String> {
     }
 }
 
-/// Checks the options of a probe, but not its files, which may be on another machine. With
-/// `strict`, an HTTPS probe needs a CA or explicit `--probe-insecure`.
+/// Checks the options of a probe. Does not read the files that they name, because the files may be
+/// on another machine. With `strict`, an HTTPS probe needs a CA or explicit `--probe-insecure`.
 pub fn check_probe(
     args: &ProbeArgs,
     path: &str,
@@ -379,7 +383,7 @@ pub fn check_probe(
             )
         }),
     );
-    let timeout = checks.duration(
+    let timeout = checks.parse_duration(
         "--probe-timeout",
         &args.probe_timeout,
         Duration::from_millis(10),
@@ -395,7 +399,8 @@ pub fn check_probe(
     })
 }
 
-/// Checks that the shim does not listen on the backend's address.
+/// Checks that the shim does not listen on the address of its own backend, to which it would
+/// connect in a loop.
 fn check_backend(place: &Place, backend: SocketAddr, checks: &mut Checks) {
     if backend.ip().is_unspecified() || backend.port() == 0 {
         checks.report(format!(
@@ -410,13 +415,13 @@ fn check_backend(place: &Place, backend: SocketAddr, checks: &mut Checks) {
                  127.x address"
             ));
         } else if addresses_overlap(listen, backend) {
-            checks.report(wildcard_clash(listen, place.berth()));
+            checks.report(describe_wildcard_clash(listen, place.berth_address()));
         }
     }
 }
 
-/// True if two sockets cannot listen on the two addresses: they have the same port and family, and
-/// the same IP address or a wildcard.
+/// True if two sockets cannot listen on these addresses together. They have the same port and
+/// family, and the same IP address or a wildcard.
 fn addresses_overlap(a: SocketAddr, b: SocketAddr) -> bool {
     a.port() == b.port()
         && a.port() != 0
@@ -444,7 +449,8 @@ mod tests {
         check_serve(&args).map_err(|mistakes| mistakes.0)
     }
 
-    /// Returns the mistakes of `berth serve` with a valid place and probe.
+    /// Returns the mistakes that `berth serve` reports for `args`. A valid place and a valid probe
+    /// are added.
     fn serve_mistakes(args: &str) -> Vec<String> {
         let place = "--listen 10.0.0.5:6443 --backend 127.1.2.3:6443 --probe tcp";
         parse_serve(&format!("{place} {args}"))
@@ -463,7 +469,7 @@ mod tests {
         let expected = [
             "--listen \"nowhere\": ",
             "--listen \"[::]:6443,fast\": ",
-            "--listen 10.0.0.5:6443: is given twice",
+            "--listen 10.0.0.5:6443: the address is given twice",
             "--instance: ",
             "--backend \"here\": ",
             "--probe-insecure with --probe-ca",
@@ -498,9 +504,9 @@ mod tests {
         );
     }
 
-    /// The clock must be able to represent the end of a wait.
+    /// A clock must be able to represent the end of each wait, so durations have a limit.
     #[test]
-    fn a_duration_without_end_is_a_mistake() {
+    fn an_infinite_duration_is_a_mistake() {
         for option in [
             "--hold",
             "--bind-wait",
@@ -539,12 +545,9 @@ mod tests {
     fn the_apiserver_must_be_named() {
         let errors = parse_serve("--listen 10.0.0.5:6443 --probe tcp").unwrap_err();
         assert_eq!(errors.len(), 1);
-        assert!(
-            errors[0].contains("--backend") && errors[0].contains("--instance"),
-            "{errors:?}"
-        );
-        // No record ever appears for a random name; with an address, a random name only names the
-        // shim.
+        assert!(errors[0].contains("--backend"), "{errors:?}");
+        // Without `--backend` an instance's name is required, because no record ever appears for a
+        // random name. With `--backend`, no record is needed, so the name may be random.
         assert_eq!(
             parse_serve("--listen 10.0.0.5:6443 --probe tcp --backend 127.1.2.3:1")
                 .unwrap()
@@ -564,9 +567,7 @@ mod tests {
         };
         let none = errors("");
         assert!(
-            none.len() == 1
-                && none[0].contains("--probe-ca")
-                && none[0].contains("--probe-insecure"),
+            none.len() == 1 && none[0].contains("--probe-insecure"),
             "{none:?}"
         );
         assert_eq!(errors("--probe-insecure"), [""; 0]);
@@ -574,7 +575,7 @@ mod tests {
         assert_eq!(errors("--probe-ca /ca --probe-token-file /token"), [""; 0]);
         let leaked = errors("--probe-insecure --probe-token-file /token");
         assert!(
-            leaked.len() == 1 && leaked[0].contains("credentials go only to"),
+            leaked.len() == 1 && leaked[0].contains("credentials"),
             "{leaked:?}"
         );
     }
@@ -664,12 +665,7 @@ mod tests {
             "10.0.0.5:65536",
             " 10.0.0.5:6443",
         ] {
-            assert!(
-                parse_listen(bad)
-                    .unwrap_err()
-                    .contains("give an IP address with a port"),
-                "{bad:?}"
-            );
+            assert!(parse_listen(bad).is_err(), "{bad:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Options of a shim's requests to the cluster's API.
+//! Options for a shim that sends requests to the cluster's API.
 
 use crate::mistakes::Checks;
 use berth_cluster::lease::is_object_name;
@@ -7,22 +7,23 @@ use berth_keeper::{ClusterConfig, Credentials};
 use berth_shim::config::Place;
 use clap::Args;
 
-const CLUSTER: &str = "Cluster";
+const CLUSTER_HEADING: &str = "Cluster";
 
-/// Options of the cluster's API.
+/// Options for requests to the cluster's API.
 #[derive(Debug, Clone, Args)]
 pub struct ClusterArgs {
-    /// Keep the Service `kubernetes` whole, and a Lease for each instance: with the pod's service
-    /// account (in-cluster), or with a kubeconfig that `berth grant` wrote [default: off]
-    #[arg(long, env = "BERTH_CLUSTER", value_name = "in-cluster|KUBECONFIG", help_heading = CLUSTER)]
+    /// Keep this node's address in the Service `kubernetes`, and keep a Lease for each instance.
+    /// Credentials: the pod's service account (in-cluster), or a kubeconfig that `berth grant`
+    /// wrote [default: off]
+    #[arg(long, env = "BERTH_CLUSTER", value_name = "in-cluster|KUBECONFIG", help_heading = CLUSTER_HEADING)]
     pub cluster: Option<String>,
     /// The node's name in the cluster (in a pod: spec.nodeName) [default: the host's name]
-    #[arg(long, env = "BERTH_NODE_NAME", value_name = "NAME", help_heading = CLUSTER)]
+    #[arg(long, env = "BERTH_NODE_NAME", value_name = "NAME", help_heading = CLUSTER_HEADING)]
     pub node_name: Option<String>,
 }
 
-/// Checks the options. The apiserver's certificate must carry `server_name`, unless a kubeconfig
-/// gives another name.
+/// Checks the options. `server_name` is the name that the apiserver's certificate must contain with
+/// `in-cluster`; a kubeconfig determines the name itself.
 pub(crate) fn check_cluster(
     args: &ClusterArgs,
     place: &Place,
@@ -43,14 +44,14 @@ pub(crate) fn check_cluster(
         .filter(|instance| !named(instance.as_str()))
     {
         checks.report(format!(
-            "--instance {instance}: with --cluster it is part of a Lease's name: use only a-z 0-9 and -, and begin and end with a \
-             letter or a digit"
+            "--instance {instance}: with --cluster the name is part of a Lease's name: use only a-z 0-9 and -, and begin and end with a letter or a digit"
         ));
     }
-    // The keeper reads the files: without them a shim still serves, and tries again.
+    // The files of the credentials are not read here. The keeper reads them, and tries again if
+    // they are missing: a shim serves without them.
     let credentials = if cluster == "in-cluster" {
         Credentials::InCluster {
-            server: place.berth(),
+            server: place.berth_address(),
             name: server_name.to_owned(),
         }
     } else {
@@ -59,13 +60,14 @@ pub(crate) fn check_cluster(
     Some(ClusterConfig { credentials, node })
 }
 
-/// True if `name` can be a Node's name, and a part of the names of the node's objects.
+/// True if `name` can be the name of a Node and a part of the names of berth's objects for the
+/// node.
 #[must_use]
 pub fn is_node_name(name: &str) -> bool {
     is_object_name(&slice_name(name, Family::V4)) && is_object_name(name)
 }
 
-/// The host's name in lower case, as the kubelet uses it.
+/// Returns the host's name in lower case, which the kubelet uses as the node's name.
 #[must_use]
 pub fn host_name() -> String {
     rustix::system::uname()

@@ -1,4 +1,4 @@
-//! `berth exec` and `berth copy-self`.
+//! Options of `berth exec` and `berth copy-self`.
 
 use crate::place::PlaceArgs;
 use crate::shim::pass_mode_parser;
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 /// Options of `berth exec`.
 #[derive(Debug, Clone, Args)]
 pub struct ExecArgs {
-    /// The berth and the instance.
+    /// Options that name the berth, the instance and the run directory.
     #[command(flatten)]
     pub place: PlaceArgs,
     /// How the shim passes clients to the apiserver. With auto and inject, this process stays as

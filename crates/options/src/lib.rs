@@ -27,7 +27,7 @@ use shim::{RunArgs, ServeArgs};
 #[derive(Debug, Parser)]
 #[command(name = "berth")]
 pub struct InPod {
-    /// Form and level of the log.
+    /// Options for the format and the level of the log.
     #[command(flatten)]
     pub log: LogArgs,
     #[command(subcommand)]

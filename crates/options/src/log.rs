@@ -1,26 +1,26 @@
-//! Options of the log.
+//! Options for the log's format and level.
 
 use clap::{Args, ValueEnum};
 
-const LOGGING: &str = "Logging";
+const LOGGING_HEADING: &str = "Logging";
 
 /// Logging options, valid with every subcommand.
 #[derive(Debug, Clone, Args)]
 pub struct LogArgs {
     /// Format of log lines, which go to standard error
-    #[arg(long, global = true, env = "BERTH_LOG_FORMAT", default_value = "text", value_name = "FORMAT", help_heading = LOGGING)]
+    #[arg(long, global = true, env = "BERTH_LOG_FORMAT", default_value = "text", value_name = "FORMAT", help_heading = LOGGING_HEADING)]
     pub log_format: LogFormat,
     /// Lowest severity that is logged
-    #[arg(long, global = true, env = "BERTH_LOG_LEVEL", default_value = "info", value_name = "LEVEL", help_heading = LOGGING)]
+    #[arg(long, global = true, env = "BERTH_LOG_LEVEL", default_value = "info", value_name = "LEVEL", help_heading = LOGGING_HEADING)]
     pub log_level: LogLevel,
 }
 
-/// Form of a log line.
+/// The format of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// One readable line per event
+    /// A readable line per event
     Text,
-    /// One JSON object per event
+    /// A JSON object per event
     Json,
 }
 

@@ -1,4 +1,4 @@
-//! The mistakes of a command line, collected so that all are reported at once.
+//! Collects the mistakes of a command line, so that all of them are reported at once.
 
 use crate::ask::parse_duration;
 use humantime::format_duration;
@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The mistakes of a command line, one sentence each.
+/// All mistakes of a command line, each a sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.join("\n"))]
 pub struct Mistakes(pub Vec<String>);
@@ -21,13 +21,14 @@ impl Checks {
         self.0.push(mistake.into());
     }
 
-    /// Returns the value, or records the mistake and returns `None`.
+    /// Returns the value of a check that succeeded. Otherwise records the error as a mistake, and
+    /// returns `None`.
     pub fn ok_or_report<T, E: Display>(&mut self, result: Result<T, E>) -> Option<T> {
         result.map_err(|error| self.0.push(error.to_string())).ok()
     }
 
     /// Parses a duration such as `8s`, `500ms` or `1m30s`, not below `least`.
-    pub fn duration(&mut self, option: &str, text: &str, least: Duration) -> Duration {
+    pub fn parse_duration(&mut self, option: &str, text: &str, least: Duration) -> Duration {
         let long = |time| {
             if time < least {
                 Err(format!("at least {}", format_duration(least)))
@@ -40,8 +41,8 @@ impl Checks {
             .unwrap_or(least)
     }
 
-    /// Parses a whole number in a range.
-    pub fn number<T>(&mut self, option: &str, text: &str, range: RangeInclusive<T>) -> T
+    /// Parses a whole number, and records a mistake if it is outside of the range.
+    pub fn parse_number<T>(&mut self, option: &str, text: &str, range: RangeInclusive<T>) -> T
     where
         T: FromStr + PartialOrd + Copy + Display,
     {
@@ -58,8 +59,8 @@ impl Checks {
         }
     }
 
-    /// Parses an address with a port.
-    pub fn address(&mut self, option: &str, text: &str) -> Option<SocketAddr> {
+    /// Parses an address with a port, and records a mistake if it cannot be parsed.
+    pub fn parse_address(&mut self, option: &str, text: &str) -> Option<SocketAddr> {
         self.ok_or_report(text.parse().map_err(|_| {
             format!("{option} {text:?}: give an IP address with a port, such as 127.0.0.1:6443 or [::1]:6443")
         }))

@@ -1,30 +1,30 @@
-//! `berth serve` and `berth run`.
+//! Options of `berth serve` and `berth run`.
 
 use crate::cluster::ClusterArgs;
-use crate::place::{ADDRESSES, PlaceArgs};
+use crate::place::{ADDRESSES_HEADING, PlaceArgs};
 use crate::probe::ProbeArgs;
 use berth_node::terms::Speedup;
 use berth_shim::config::PassMode;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
-const CONNECTIONS: &str = "Connections";
+const CONNECTIONS_HEADING: &str = "Connections";
 
-const OPERATION: &str = "Operation";
+const OPERATION_HEADING: &str = "Operation";
 
 /// Options of `berth serve`.
 #[derive(Debug, Clone, Args)]
 pub struct ServeArgs {
-    /// The berth and the instance.
+    /// Options that name the berth, the instance and the run directory.
     #[command(flatten)]
     pub place: PlaceArgs,
     /// Address of the apiserver; without this option the shim waits for the address that `berth
     /// exec` records
-    #[arg(long, env = "BERTH_BACKEND", value_name = "ADDR:PORT", help_heading = ADDRESSES)]
+    #[arg(long, env = "BERTH_BACKEND", value_name = "ADDR:PORT", help_heading = ADDRESSES_HEADING)]
     pub backend: Option<String>,
     /// Serve every apiserver that `berth exec` records for this berth: a single shim for the node,
     /// through all upgrades
-    #[arg(long, env = "BERTH_DISCOVER", conflicts_with = "backend", help_heading = ADDRESSES)]
+    #[arg(long, env = "BERTH_DISCOVER", conflicts_with = "backend", help_heading = ADDRESSES_HEADING)]
     pub discover: bool,
     /// Options that `berth serve` and `berth run` share.
     #[command(flatten)]
@@ -34,7 +34,7 @@ pub struct ServeArgs {
 /// Options of `berth run`.
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
-    /// The berth and the instance.
+    /// Options that name the berth, the instance and the run directory.
     #[command(flatten)]
     pub place: PlaceArgs,
     /// Options that `berth serve` and `berth run` share.
@@ -49,7 +49,7 @@ pub struct RunArgs {
 #[derive(Debug, Clone, Args)]
 pub struct ShimArgs {
     /// Time for which bind is retried while a port is not available, before exit status 69
-    #[arg(long, env = "BERTH_BIND_WAIT", default_value = "0s", value_name = "DURATION", help_heading = ADDRESSES)]
+    #[arg(long, env = "BERTH_BIND_WAIT", default_value = "0s", value_name = "DURATION", help_heading = ADDRESSES_HEADING)]
     pub bind_wait: String,
     #[command(flatten)]
     pub probe: ProbeArgs,
@@ -60,48 +60,48 @@ pub struct ShimArgs {
     #[arg(long, hide = true, default_value = "3", value_name = "N")]
     pub fall: String,
     /// Time for which a client waits while no apiserver is ready
-    #[arg(long, env = "BERTH_HOLD", default_value = "8s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    #[arg(long, env = "BERTH_HOLD", default_value = "8s", value_name = "DURATION", help_heading = CONNECTIONS_HEADING)]
     pub hold: String,
     /// Time for which relayed connections may continue after SIGTERM, counted from when the shim's
     /// apiserver stops listening
-    #[arg(long, env = "BERTH_DRAIN_TIMEOUT", default_value = "60s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    #[arg(long, env = "BERTH_DRAIN_TIMEOUT", default_value = "60s", value_name = "DURATION", help_heading = CONNECTIONS_HEADING)]
     pub drain_timeout: String,
     /// Maximum of open connections, not counting sockets that were given to the apiserver (--pass).
-    /// Further clients wait in the backlog, unless a connection that waits at the gate makes room
-    /// [default: as many as the file limit allows]
-    #[arg(long, env = "BERTH_MAX_CONNECTIONS", value_name = "N", help_heading = CONNECTIONS)]
+    /// Further clients wait in the backlog, unless a connection that waits for its turn
+    /// (--max-openings) makes room [default: as many as the file limit allows]
+    #[arg(long, env = "BERTH_MAX_CONNECTIONS", value_name = "N", help_heading = CONNECTIONS_HEADING)]
     pub max_connections: Option<String>,
     /// Maximum of new connections to which an instance has not sent a first byte yet, about the
-    /// number of TLS handshakes that it computes: auto (16 per CPU), a number, or off. Further
-    /// clients wait, in one queue per source
-    #[arg(long, env = "BERTH_MAX_OPENINGS", default_value = "auto", value_name = "auto|N|off", help_heading = CONNECTIONS)]
+    /// number of TLS handshakes that the instance computes: auto (16 per CPU), a number, or off.
+    /// Further clients wait, in one queue per source
+    #[arg(long, env = "BERTH_MAX_OPENINGS", default_value = "auto", value_name = "auto|N|off", help_heading = CONNECTIONS_HEADING)]
     pub max_openings: String,
     /// Clients from these addresses go first when new connections wait, as clients from the node's
     /// own addresses do; may be given more than once
-    #[arg(long, env = "BERTH_FIRST", value_delimiter = ',', value_name = "CIDR", help_heading = CONNECTIONS)]
+    #[arg(long, env = "BERTH_FIRST", value_delimiter = ',', value_name = "CIDR", help_heading = CONNECTIONS_HEADING)]
     pub first: Vec<String>,
-    /// Time without a sign of life from this shim after which siblings accept from its listeners;
-    /// at most a day
+    /// If this shim gives no sign of life for this time, siblings accept from its listeners; at
+    /// most a day
     #[arg(long, hide = true, default_value = "3s", value_name = "DURATION")]
     pub lease: String,
     /// How clients come to the apiserver: the shim relays their bytes, or gives their sockets to
     /// the apiserver
-    #[arg(long, env = "BERTH_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_mode_parser(), help_heading = CONNECTIONS)]
+    #[arg(long, env = "BERTH_PASS", default_value = "relay", value_name = "HOW", value_parser = pass_mode_parser(), help_heading = CONNECTIONS_HEADING)]
     pub pass: PassMode,
     /// Divide the times that no option sets
     #[arg(long, hide = true, default_value_t)]
     pub speedup: Speedup,
     /// Number of threads that relay [default: one per core, at most 8]
-    #[arg(long, env = "BERTH_THREADS", value_name = "N", help_heading = CONNECTIONS)]
+    #[arg(long, env = "BERTH_THREADS", value_name = "N", help_heading = CONNECTIONS_HEADING)]
     pub threads: Option<String>,
     /// Serve /metrics, /livez, /readyz and /status by HTTP on this address; several shims may share
-    /// it [default: off]
-    #[arg(long, env = "BERTH_ADMIN", value_name = "ADDR:PORT", help_heading = OPERATION)]
+    /// the address [default: off]
+    #[arg(long, env = "BERTH_ADMIN", value_name = "ADDR:PORT", help_heading = OPERATION_HEADING)]
     pub admin: Option<String>,
     #[command(flatten)]
     pub cluster: ClusterArgs,
     /// Log the end of each connection at info instead of debug
-    #[arg(long, env = "BERTH_LOG_CONNECTIONS", help_heading = OPERATION)]
+    #[arg(long, env = "BERTH_LOG_CONNECTIONS", help_heading = OPERATION_HEADING)]
     pub log_connections: bool,
 }
 
@@ -109,9 +109,11 @@ pub fn pass_mode_parser() -> impl TypedValueParser<Value = PassMode> {
     let help = |mode| match mode {
         PassMode::Relay => "Relay every connection",
         PassMode::Auto => {
-            "Give sockets if a self-test of `berth exec` passes, or else relay: the log and the status have the reason"
+            "Pass clients' sockets to the instance if a self-test of `berth exec` passes. Otherwise relay: the log and the status have the reason"
         }
-        PassMode::Inject => "Give sockets; `berth exec` ends with 69 if that is impossible",
+        PassMode::Inject => {
+            "Pass clients' sockets to the instance; `berth exec` exits with status 69 if the sockets cannot be passed"
+        }
     };
     let modes = PassMode::ALL.map(|mode| PossibleValue::new(mode.as_str()).help(help(mode)));
     PossibleValuesParser::new(modes).map(|text| {

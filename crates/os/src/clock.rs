@@ -1,4 +1,4 @@
-//! Clocks that cannot be set, and the boot from which they count.
+//! Clocks that nobody can set, and the ID of the boot from which they count.
 
 use nix::time::{ClockId, clock_gettime};
 use procfs::sys::kernel::random;

@@ -1,4 +1,5 @@
-//! Files that other processes read while they are written, file locks, and private directories.
+//! Functions for files: atomic replacement of files that other processes read, file locks, and
+//! private directories.
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -10,7 +11,8 @@ use std::path::{Path, PathBuf, absolute};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Pause between two attempts to lock: flock(2) has no timeout.
+/// Pause between two attempts to lock a file. flock(2) has no timeout, so the lock is tried
+/// repeatedly.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Replaces or creates a file atomically: a reader finds the whole old file or the whole new file.
@@ -35,7 +37,7 @@ pub fn replace_file<T>(
     filled.inspect_err(|_| drop(fs::remove_file(temporary)))
 }
 
-/// Returns the result of an operation on a path, or `None` if nothing exists at the path.
+/// Turns the error that nothing exists at a path into `None`.
 ///
 /// # Errors
 /// Every error except `NotFound`.
@@ -51,8 +53,8 @@ pub fn none_if_missing<T>(done: io::Result<T>) -> io::Result<Option<T>> {
 ///
 /// # Errors
 /// Errors of open(2), or the path is not a regular file.
-pub fn open_regular(path: &Path) -> io::Result<File> {
-    check_regular(
+pub fn open_regular_file(path: &Path) -> io::Result<File> {
+    check_regular_file(
         OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
@@ -60,8 +62,9 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
     )
 }
 
-/// Size limit of a file of certificates, credentials or configuration, in bytes.
-const SMALL: u64 = 1 << 20;
+/// Limit of the size of small files, in bytes. Small files are those with certificates, credentials
+/// or configuration.
+const MAX_SMALL_SIZE: u64 = 1 << 20;
 
 /// Reads a small file at a path that an operator or a file gave. A FIFO cannot block the call, and
 /// a file of gigabytes takes no memory.
@@ -69,18 +72,18 @@ const SMALL: u64 = 1 << 20;
 /// # Errors
 /// Errors of the system calls, or the file is not regular, or larger than 1 MiB.
 pub fn read_small(path: &Path) -> io::Result<Vec<u8>> {
-    read_open_small(open_regular(path)?)
+    read_open_small(open_regular_file(path)?)
 }
 
-/// Reads an open small file. A file that is not regular may block the call.
+/// Reads an open file of at most 1 MiB. If the file is not regular, the call may block.
 ///
 /// # Errors
 /// Errors of the system calls, or the file is larger than 1 MiB.
 pub fn read_open_small(file: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    file.take(SMALL + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > SMALL {
-        Err(io::Error::other("it is larger than 1 MiB"))
+    file.take(MAX_SMALL_SIZE + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_SMALL_SIZE {
+        Err(io::Error::other("the file is larger than 1 MiB"))
     } else {
         Ok(bytes)
     }
@@ -92,14 +95,14 @@ pub fn read_open_small(file: impl Read) -> io::Result<Vec<u8>> {
 /// The bytes are not UTF-8.
 pub fn decode_text(bytes: Vec<u8>) -> io::Result<String> {
     String::from_utf8(bytes)
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is no text"))
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the file is no text"))
 }
 
 /// Returns the open file if it is a regular file.
 ///
 /// # Errors
 /// The file is not regular, or fstat(2) failed.
-pub fn check_regular(file: File) -> io::Result<File> {
+pub fn check_regular_file(file: File) -> io::Result<File> {
     if file.metadata()?.is_file() {
         Ok(file)
     } else {
@@ -107,18 +110,18 @@ pub fn check_regular(file: File) -> io::Result<File> {
     }
 }
 
-/// Makes an executable file in memory. The file stays open in children, and is executable even if
-/// `vm.memfd_noexec` is 1. Kernels before 6.3 do not know the flag for executable files, and do not
-/// need it.
+/// Makes a file in memory that can be executed. Children inherit the file, and it is executable
+/// even if `vm.memfd_noexec` is 1. Kernels before 6.3 do not know the flag for executable files,
+/// and do not need it.
 ///
 /// # Errors
 /// Errors of memfd_create(2).
-pub fn program_in_memory(name: &str) -> io::Result<File> {
+pub fn create_program_in_memory(name: &str) -> io::Result<File> {
     let created = match memfd_create(name, MemfdFlags::EXEC) {
         Err(rustix::io::Errno::INVAL) => memfd_create(name, MemfdFlags::empty()),
         Err(rustix::io::Errno::ACCESS) => {
             return Err(io::Error::other(
-                "vm.memfd_noexec is 2, so files in memory cannot be executed: set it to 1",
+                "vm.memfd_noexec is 2, so files in memory cannot be executed: set vm.memfd_noexec to 1",
             ));
         }
         created => created,
@@ -130,7 +133,7 @@ pub fn program_in_memory(name: &str) -> io::Result<File> {
 ///
 /// # Errors
 /// Errors of flock(2); EWOULDBLOCK if the file is still locked after `wait`.
-pub fn lock_within(mut file: File, wait: Duration) -> Result<Flock<File>, Errno> {
+pub fn lock_file_within(mut file: File, wait: Duration) -> Result<Flock<File>, Errno> {
     let until = Instant::now() + wait;
     loop {
         file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
@@ -146,19 +149,19 @@ pub fn lock_within(mut file: File, wait: Duration) -> Result<Flock<File>, Errno>
 ///
 /// # Errors
 /// Errors of mkdir(2) and fsync(2).
-pub fn make_private(dir: &Path) -> io::Result<()> {
-    // The last ancestor of a relative path is empty.
+pub fn make_private_directory(dir: &Path) -> io::Result<()> {
+    // A relative path's last ancestor is the empty path, which counts as existing.
     let is_missing = |dir: &&Path| !dir.as_os_str().is_empty() && !dir.exists();
     let missing: Vec<_> = dir.ancestors().take_while(is_missing).collect();
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    missing.into_iter().try_for_each(sync_parent)
+    missing.into_iter().try_for_each(sync_parent_directory)
 }
 
 /// Syncs the directory of a file, so that a new name or a removed one survives a power loss.
 ///
 /// # Errors
 /// Errors of open(2) and fsync(2).
-pub fn sync_parent(path: &Path) -> io::Result<()> {
+pub fn sync_parent_directory(path: &Path) -> io::Result<()> {
     File::open(absolute(path)?.parent().unwrap_or(path))?.sync_all()
 }
 
@@ -171,9 +174,9 @@ pub fn sync_parent(path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// Errors of the system calls.
-pub fn private_directory(dir: &Path, owner: u32) -> io::Result<()> {
-    match make_private(dir) {
-        // If the path is a file or a link, the open below fails.
+pub fn ensure_private_directory(dir: &Path, owner: u32) -> io::Result<()> {
+    match make_private_directory(dir) {
+        // If something other than a directory is at the path, the open below fails.
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
@@ -184,8 +187,8 @@ pub fn private_directory(dir: &Path, owner: u32) -> io::Result<()> {
             .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW | flags)
             .open(&plain)
     };
-    // Root without capabilities may open only the path (O_PATH) of another user's private
-    // directory.
+    // Another user may own the directory and allow nobody else in. Root without capabilities can
+    // then open only the path itself (O_PATH).
     let meta = open(libc::O_PATH)?.metadata()?;
     if (meta.uid(), meta.mode() & 0o7777) == (owner, 0o700) {
         return Ok(());
@@ -214,14 +217,15 @@ mod tests {
     fn a_program_in_memory_runs_despite_memfd_noexec() {
         const INSIDE: &str = "BERTH_TEST_MEMFD_NOEXEC";
         if std::env::var_os(INSIDE).is_some() {
-            let mut copy = program_in_memory("program").unwrap();
+            let mut copy = create_program_in_memory("program").unwrap();
             io::copy(&mut File::open("/bin/true").unwrap(), &mut copy).unwrap();
             copy.set_permissions(Permissions::from_mode(0o555)).unwrap();
             let path = format!("/proc/self/fd/{}", copy.as_raw_fd());
             assert!(Command::new(path).status().unwrap().success());
             return;
         }
-        // A PID namespace has its own value of vm.memfd_noexec.
+        // The script sets vm.memfd_noexec in a new PID namespace, which has its own value of the
+        // setting.
         let own = std::env::current_exe().unwrap();
         let name = "file::tests::a_program_in_memory_runs_despite_memfd_noexec";
         let script =
@@ -257,7 +261,7 @@ mod tests {
         File::create(&path).unwrap().set_len(1 << 40).unwrap();
         assert_eq!(
             read_small(&path).unwrap_err().to_string(),
-            "it is larger than 1 MiB"
+            "the file is larger than 1 MiB"
         );
         fs::remove_file(&path).unwrap();
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -271,7 +275,7 @@ mod tests {
     fn a_file_is_replaced_whole_or_not_at_all() {
         let directory = tempfile::tempdir().unwrap();
         let (path, temporary) = (directory.path().join("a"), directory.path().join(".a.new"));
-        // A symbolic link at the temporary name is not followed, and does not prevent the
+        // A symbolic link has the temporary name. It must not be followed, and must not prevent the
         // replacement.
         symlink(&path, &temporary).unwrap();
         replace_file(&path, &temporary, |mut file| file.write_all(b"one")).unwrap();
@@ -294,15 +298,15 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let dir = temp.path().join("run/berth/");
         let own = nix::unistd::geteuid().as_raw();
-        private_directory(&dir, own).unwrap();
+        ensure_private_directory(&dir, own).unwrap();
         fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
-        // Only root can give the directory away.
+        // Only root can make another user the owner of the directory.
         let owner = if own == 0 { 65534 } else { own };
-        private_directory(&dir, owner).unwrap();
+        ensure_private_directory(&dir, owner).unwrap();
         let meta = fs::metadata(&dir).unwrap();
         assert_eq!((meta.mode() & 0o7777, meta.uid()), (0o700, owner));
-        private_directory(&dir, owner).unwrap();
+        ensure_private_directory(&dir, owner).unwrap();
         symlink(&dir, temp.path().join("link")).unwrap();
-        assert!(private_directory(&temp.path().join("link/"), own).is_err());
+        assert!(ensure_private_directory(&temp.path().join("link/"), own).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! inotify on a tokio runtime.
+//! Waits for changes of files (inotify(7)) on a tokio runtime.
 
 pub use rustix::fs::inotify::WatchFlags;
 use rustix::fs::inotify::{CreateFlags, Reader, add_watch, init};
@@ -10,14 +10,16 @@ use std::path::Path;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Room for a burst of events, in bytes. An event has at most 16 bytes and a name.
-const ROOM: usize = 4096;
+/// Size of the buffer for a burst of events, in bytes. An event has at most 16 bytes and a file
+/// name.
+const BUFFER_SIZE: usize = 4096;
 
 #[derive(Debug)]
 pub struct Events(AsyncFd<OwnedFd>);
 
 impl Events {
-    /// Must be called within a tokio runtime that has I/O.
+    /// Makes an inotify instance, which watches nothing yet. Must be called within a tokio runtime
+    /// that has I/O.
     ///
     /// # Errors
     /// EMFILE if the user has too many inotify instances, and errors of epoll.
@@ -32,17 +34,17 @@ impl Events {
     ///
     /// # Errors
     /// ENOENT, EACCES, and ENOSPC if the user has too many watches.
-    pub fn watch(&self, path: &Path, wanted: WatchFlags) -> io::Result<()> {
+    pub fn watch_path(&self, path: &Path, wanted: WatchFlags) -> io::Result<()> {
         add_watch(self.0.get_ref(), path, wanted)?;
         Ok(())
     }
 
     /// Waits for events and returns the file name of each event, if the event has one. Dropping the
     /// future loses no event.
-    pub async fn next(&self) -> io::Result<Vec<Option<CString>>> {
+    pub async fn next_names(&self) -> io::Result<Vec<Option<CString>>> {
         self.0
             .async_io(Interest::READABLE, |inotify| {
-                let mut space = [MaybeUninit::uninit(); ROOM];
+                let mut space = [MaybeUninit::uninit(); BUFFER_SIZE];
                 let mut reader = Reader::new(inotify, &mut space);
                 let mut names = Vec::new();
                 loop {

@@ -1,7 +1,7 @@
-//! System calls and /proc. Every `unsafe` block of berth is in this crate.
+//! System calls and /proc. Every `unsafe` block of the product is in this crate.
 #![allow(
     unsafe_code,
-    reason = "this is the only crate with unsafe code, each block with its SAFETY comment"
+    reason = "the product's only crate with unsafe code, each block with its SAFETY comment"
 )]
 
 pub mod bpf;
@@ -22,18 +22,23 @@ pub mod signals;
 pub mod sock_diag;
 pub mod socket;
 
+use std::borrow::Borrow;
 use std::io;
-use std::os::fd::OwnedFd;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use std::os::fd::{AsRawFd, OwnedFd};
+use tokio::io::{Interest, unix::AsyncFd};
 
-/// Lets the runtime wait for a descriptor. Must be called within a tokio runtime that has I/O.
-pub fn make_awaitable(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an OwnedFd stays open, with the same number, until the AsyncFd drops it.
+/// Registers a descriptor with the runtime, so that tasks can wait for it. Must be called within a
+/// tokio runtime that has I/O.
+pub fn make_awaitable<T: AsRawFd + Borrow<OwnedFd>>(
+    fd: T,
+    interest: Interest,
+) -> io::Result<AsyncFd<T>> {
+    // SAFETY: an OwnedFd, also a shared one, stays open, with the same number, until the AsyncFd
+    // drops it.
     Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
 }
 
-/// Removes the numbers that Rust appends to the system's messages: " (os error 2)".
+/// Removes error numbers such as " (os error 2)", which Rust appends to the system's messages.
 pub fn strip_error_numbers(message: String) -> String {
     match message.split_once(" (os error ") {
         Some((before, rest)) => strip_error_numbers(
@@ -48,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_removed_from_the_systems_messages() {
+    fn error_numbers_are_removed_from_messages() {
         let missing = io::Error::from_raw_os_error(2);
         assert_eq!(
             strip_error_numbers(format!("a: {missing}: b ({missing})")),

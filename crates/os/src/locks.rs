@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
-/// The system call that took a lock.
+/// The kind of a lock, that is the system call that took it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockKind {
     /// flock(2).
@@ -21,7 +21,7 @@ pub enum LockKind {
     Other,
 }
 
-/// A file as /proc/locks names it.
+/// Identifies a file in the form of /proc/locks: device and inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LockedFile {
     /// Major and minor number of the file system's device. stat(2) shows another device for a
@@ -30,11 +30,13 @@ pub struct LockedFile {
     pub inode: u64,
 }
 
-/// A lock that is held. Waiting processes are not listed.
+/// A lock in /proc/locks that a process or an open file holds. Requests that still wait are not
+/// listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lock {
     pub kind: LockKind,
-    /// `None` if an open file owns the lock, or if the owning process is not visible here.
+    /// The process that owns the lock. `None` if an open file owns the lock, or if the process is
+    /// not visible in this PID namespace.
     pub pid: Option<i32>,
     pub file: LockedFile,
 }
@@ -48,8 +50,8 @@ pub fn read_locks() -> io::Result<Vec<Lock>> {
     Ok(parse_locks(&fs::read_to_string("/proc/locks")?))
 }
 
-/// Locks a socket until its last descriptor is closed, in any process. [`locked_sockets`] counts
-/// the socket until then.
+/// Locks a socket until its last descriptor is closed, in any process. [`count_locked_sockets`]
+/// counts the socket until then.
 ///
 /// # Errors
 /// `ENOLCK` for lack of memory.
@@ -61,8 +63,8 @@ pub fn lock_socket(socket: impl AsFd) -> io::Result<()> {
 ///
 /// # Errors
 /// Errors of [`read_locks`].
-pub fn locked_sockets() -> io::Result<u64> {
-    // Every socket is on one device.
+pub fn count_locked_sockets() -> io::Result<u64> {
+    // All sockets are files of one device, so any socket shows it.
     let device = fstat(UnixDatagram::unbound()?)?.st_dev;
     let (device, this) = (
         (major(device), minor(device)),
@@ -74,7 +76,7 @@ pub fn locked_sockets() -> io::Result<u64> {
     Ok(read_locks()?.iter().filter(is_counted).count() as u64)
 }
 
-/// Parses the text of /proc/locks, or of the lock in /proc/PID/fdinfo/FD without its first word.
+/// Parses /proc/locks. Also parses the `lock:` line of /proc/PID/fdinfo/FD without its first word.
 pub fn parse_locks(text: &str) -> Vec<Lock> {
     text.lines().filter_map(parse_line).collect()
 }
@@ -83,7 +85,7 @@ pub fn parse_locks(text: &str) -> Vec<Lock> {
 fn parse_line(line: &str) -> Option<Lock> {
     let mut words = line.split_whitespace().skip(1);
     let kind = match words.next()? {
-        // A process that waits for the lock above.
+        // The line describes a process that waits for the lock of the line above.
         "->" => return None,
         "FLOCK" => LockKind::Flock,
         "OFDLCK" => LockKind::OpenFile,
@@ -103,32 +105,34 @@ fn parse_line(line: &str) -> Option<Lock> {
     })
 }
 
-/// Finds the device under which the kernel lists a mount's files. Remembers the last mount.
+/// Finds the device under which /proc/locks lists the files of a mount. Remembers the last mount,
+/// for speed.
 #[derive(Debug, Clone, Default)]
 pub struct Devices(Option<(Mounted, (u32, u32))>);
 
-/// A mount's number, and the device that stat(2) shows there. The kernel may later give the number
-/// to another mount.
+/// A mount's ID, and the device that stat(2) shows in the mount. When the mount is gone, the kernel
+/// may give its ID to another mount.
 type Mounted = (u64, u32, u32);
 
 impl Devices {
-    /// Returns the file at a path. Follows a symbolic link.
+    /// Returns the device and inode under which /proc/locks lists the file at a path. Follows a
+    /// symbolic link.
     ///
     /// # Errors
     /// The file does not exist, or its mount is not listed in /proc/self/mountinfo.
-    pub fn file(&mut self, path: &Path) -> io::Result<LockedFile> {
+    pub fn identify_file(&mut self, path: &Path) -> io::Result<LockedFile> {
         let flags = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
         let meta = statx(CWD, path, AtFlags::empty(), flags)?;
         if meta.stx_mask & StatxFlags::MNT_ID.bits() == 0 {
             return Err(io::ErrorKind::Unsupported.into());
         }
         Ok(LockedFile {
-            device: self.device(&meta)?,
+            device: self.find_device(&meta)?,
             inode: meta.stx_ino,
         })
     }
 
-    fn device(&mut self, meta: &Statx) -> io::Result<(u32, u32)> {
+    fn find_device(&mut self, meta: &Statx) -> io::Result<(u32, u32)> {
         let mounted = (meta.stx_mnt_id, meta.stx_dev_major, meta.stx_dev_minor);
         if let Some((_, device)) = self.0.filter(|(known, _)| *known == mounted) {
             return Ok(device);
@@ -141,8 +145,8 @@ impl Devices {
             let (major, minor) = mount.majmin.split_once(':')?;
             Some((major.parse().ok()?, minor.parse().ok()?))
         });
-        let device =
-            device.ok_or_else(|| io::Error::other("its mount is not in /proc/self/mountinfo"))?;
+        let device = device
+            .ok_or_else(|| io::Error::other("the file's mount is not in /proc/self/mountinfo"))?;
         self.0 = Some((mounted, device));
         Ok(device)
     }
@@ -184,8 +188,8 @@ mod tests {
     fn the_lock_of_a_file_is_found_by_its_path() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut devices = Devices::default();
-        let at = devices.file(file.path()).unwrap();
-        assert_eq!(devices.file(file.path()).unwrap(), at);
+        let at = devices.identify_file(file.path()).unwrap();
+        assert_eq!(devices.identify_file(file.path()).unwrap(), at);
         let this = i32::try_from(std::process::id()).unwrap();
         let held = || {
             read_locks()
@@ -197,13 +201,13 @@ mod tests {
         let open = File::open(file.path()).unwrap();
         open.lock().unwrap();
         assert!(held());
-        assert!(devices.file(Path::new("/nonexistent")).is_err());
+        assert!(devices.identify_file(Path::new("/nonexistent")).is_err());
     }
 
     #[test]
     fn a_socket_is_counted_until_its_last_descriptor_is_closed() {
         let (given, kept) = UnixStream::pair().unwrap();
-        assert_eq!(locked_sockets().unwrap(), 0);
+        assert_eq!(count_locked_sockets().unwrap(), 0);
         lock_socket(&given).unwrap();
         lock_socket(&kept).unwrap();
         let mut child = Command::new("cat")
@@ -212,19 +216,19 @@ mod tests {
             .spawn()
             .unwrap();
         assert_eq!(
-            locked_sockets().unwrap(),
+            count_locked_sockets().unwrap(),
             2,
             "one is another process's alone"
         );
         drop(kept);
         // The child ends because the other end of the socket pair was closed.
         child.wait().unwrap();
-        assert_eq!(locked_sockets().unwrap(), 0);
+        assert_eq!(count_locked_sockets().unwrap(), 0);
     }
 
     proptest! {
         #[test]
-        fn no_text_panics(text in "(([0-9]{1,3}: )?(-> )?(FLOCK|OFDLCK|\\PC{0,6})?[ \\t]*(\\PC{0,12}[ :\\n]){0,8}){0,4}") {
+        fn any_lock_table_is_parsed_without_a_panic(text in "(([0-9]{1,3}: )?(-> )?(FLOCK|OFDLCK|\\PC{0,6})?[ \\t]*(\\PC{0,12}[ :\\n]){0,8}){0,4}") {
             parse_locks(&text);
         }
 

@@ -1,9 +1,9 @@
-//! Own mount and PID namespaces: mounts and processes in them end when their owner ends, for
-//! whatever reason.
+//! Runs processes in mount and PID namespaces of their own. Mounts and processes in such a
+//! namespace end with the process that owns it, for whatever reason that ends.
 
 use crate::clock::read_monotonic;
 use crate::process::{
-    Credentials, KILL_CHILD, ProcessAttributes, check_single_threaded, die_with, try_wait,
+    Credentials, KILL_CHILD, ProcessAttributes, check_single_threaded, die_with_process, try_wait,
 };
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -26,8 +26,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
-/// True if a process is in this process's namespace of a kind (a name in /proc/PID/ns). True also
-/// if neither namespace can be read.
+/// True if another process and this process are in the same namespace of a kind (a name in
+/// /proc/PID/ns). True also if neither namespace can be read.
 pub fn is_shared_with(pid: i32, kind: &str) -> bool {
     let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/{kind}")).ok();
     of(&pid.to_string()) == of("self")
@@ -70,7 +70,8 @@ pub fn mount_tmpfs(at: &Path, bytes: u64, label: Option<&str>) -> io::Result<()>
             Some(options.as_str()),
         )
     };
-    // A kernel before 6.4 refuses the unknown option.
+    // Kernels before 6.4 do not know the option `noswap` and refuse it. The mount is then made
+    // without the option.
     let mounted = with(",noswap").or_else(|error| {
         if error == Errno::EINVAL {
             with("")
@@ -92,50 +93,54 @@ pub fn unmount(at: &Path) -> io::Result<()> {
 /// Settings of a child that runs in namespaces of its own.
 #[derive(Debug, Default)]
 pub struct Enclosure {
-    /// Cgroups that the child leaves and removes in the end. Each is given as the cgroup.procs of
-    /// its parent, and its own directory. A cgroup with other processes stays.
+    /// Cgroups that the supervisor leaves and removes when the program has ended. A pair has the
+    /// path of the parent's cgroup.procs, and the directory of the cgroup to remove. A cgroup with
+    /// other processes stays.
     pub cgroups: Vec<(PathBuf, PathBuf)>,
     /// Files that no process in the namespace can rename, replace or remove (EBUSY): each file is
     /// mounted onto itself.
     pub pinned: Vec<PathBuf>,
-    /// The process after which the child is modelled: environment, directory, user, limits and OOM
+    /// A running process of which the child gets the environment, directory, user, limits and OOM
     /// score. `None` if the program sets these itself.
-    pub like: Option<ProcessAttributes>,
-    /// Signs of life of another process, without which the child is killed. `None` if the child's
-    /// life does not depend on signs.
+    pub attributes: Option<ProcessAttributes>,
+    /// The pipe on which another process gives signs of life. If no sign comes for too long, the
+    /// child is killed. `None` if the child's life does not depend on another process.
     pub signs: Option<SignReader>,
 }
 
-/// The writing end of signs of life: bytes in a pipe.
+/// The writing end of a pipe. Each byte in the pipe is a sign of life of the writing process.
 #[derive(Debug)]
 pub struct SignWriter(OwnedFd);
 
-/// The reading end of signs of life, and the longest time without a sign.
+/// The reading end of a pipe for signs of life. If no sign comes within `patience`, the writer
+/// counts as hung.
 #[derive(Debug)]
 pub struct SignReader {
     pipe: OwnedFd,
     patience: Duration,
 }
 
-/// Makes both ends of signs of life. A sign must come at least once per `patience`.
+/// Makes both ends of a pipe for signs of life. The writer must send a sign at least once per
+/// `patience`.
 ///
 /// # Errors
 /// Errors of pipe2(2).
-pub fn signs_of_life(patience: Duration) -> io::Result<(SignWriter, SignReader)> {
+pub fn open_signs_of_life(patience: Duration) -> io::Result<(SignWriter, SignReader)> {
     let (pipe, writer) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
     Ok((SignWriter(writer), SignReader { pipe, patience }))
 }
 
 impl SignWriter {
-    /// Gives a sign. A full pipe has signs enough, and a pipe without a reader needs none.
-    pub fn give(&self) {
+    /// Writes a sign of life. A failed write is ignored: a full pipe contains signs already, and a
+    /// pipe without a reader needs none.
+    pub fn send_sign(&self) {
         let _ = rustix::io::write(&self.0, b".");
     }
 }
 
 impl SignReader {
     /// Reads the pending signs. Returns true if at least one sign was pending.
-    fn take(&self) -> bool {
+    fn drain_signs(&self) -> bool {
         let mut signs = [0; 4096];
         rustix::io::read(&self.pipe, &mut signs).is_ok_and(|length| length > 0)
     }
@@ -155,7 +160,7 @@ pub fn run_in_namespaces(command: &mut Command, enclosure: Enclosure) -> io::Res
     let Enclosure {
         cgroups,
         pinned,
-        like,
+        attributes: like,
         signs,
     } = enclosure;
     let inner = Inner {
@@ -169,7 +174,7 @@ pub fn run_in_namespaces(command: &mut Command, enclosure: Enclosure) -> io::Res
         signs,
     };
     if let Some(like) = like {
-        like.set_surroundings(command);
+        like.set_environment_and_directory(command);
     }
     let parent = getpid();
     // SAFETY: the child and the child's child only make system calls and construct errors without
@@ -181,7 +186,7 @@ pub fn run_in_namespaces(command: &mut Command, enclosure: Enclosure) -> io::Res
     Ok(())
 }
 
-/// An enclosure, prepared for a child that must not allocate memory.
+/// The settings of an [`Enclosure`] in a form that a child can use, which must not allocate memory.
 struct Inner {
     cgroups: Vec<(CString, CString)>,
     pinned: Vec<CString>,
@@ -190,17 +195,18 @@ struct Inner {
     signs: Option<SignReader>,
 }
 
-/// Returns in the first process of new namespaces, never in the supervisor.
+/// Supervises the program in this process, and ends this process with the program. Returns only in
+/// the program's process, the first one in the new namespaces.
 fn supervise_child(parent: Pid, inner: &Inner) -> io::Result<()> {
     let awaited: SigSet = [Signal::SIGCHLD, Signal::SIGTERM, KILL_CHILD]
         .into_iter()
         .collect();
-    // Blocked before a signal can come, so that none is missed.
+    // Block the signals before the first one can arrive, so that none is lost.
     let mask = awaited.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-    die_with(parent, KILL_CHILD)?;
+    die_with_process(parent, KILL_CHILD)?;
     if inner.signs.is_some() {
-        // A signal to the process group of the process that gives signs, such as SIGSTOP, must not
-        // reach the supervisor that waits for the signs.
+        // The writer of the signs and the supervisor are in the same process group. A signal to
+        // this group, such as SIGSTOP, must not stop the supervisor too.
         setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
     }
     if let Some(score) = &inner.oom_score
@@ -210,12 +216,12 @@ fn supervise_child(parent: Pid, inner: &Inner) -> io::Result<()> {
             Mode::empty(),
         )
     {
-        // A score lower than this process's needs CAP_SYS_RESOURCE. Without the capability the
-        // child keeps this process's score.
+        // Only a process with CAP_SYS_RESOURCE may lower its score. If the write fails, the child
+        // keeps this process's score.
         let _ = rustix::io::write(&file, score.as_bytes());
     }
     unshare(CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS)?;
-    // Mounts made here must not propagate to other namespaces.
+    // Mounts that are made here must not appear in other namespaces.
     mount(
         None::<&str>,
         "/",
@@ -240,11 +246,12 @@ fn supervise_child(parent: Pid, inner: &Inner) -> io::Result<()> {
             let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
             mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>)?;
             if let Some(credentials) = &inner.credentials {
-                credentials.assume()?;
+                credentials.assume_credentials()?;
             }
-            // Set after the change of user, at which the kernel forgets the signal.
+            // Set the signal after the change of user, because the kernel forgets the signal when
+            // the user changes.
             prctl::set_pdeathsig(Signal::SIGKILL)?;
-            // The supervisor may have died before the line above.
+            // If the supervisor died before that call, no signal will come.
             let mut ended = [PollFd::new(this.as_fd(), PollFlags::POLLIN)];
             if poll(&mut ended, PollTimeout::ZERO)? > 0 {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
@@ -252,7 +259,7 @@ fn supervise_child(parent: Pid, inner: &Inner) -> io::Result<()> {
             Ok(mask.thread_set_mask()?)
         }
         ForkResult::Parent { child } => {
-            close_all_but(inner.signs.as_ref().map(|signs| signs.pipe.as_raw_fd()));
+            close_descriptors_except(inner.signs.as_ref().map(|signs| signs.pipe.as_raw_fd()));
             let code = watch_child(child, &awaited, inner.signs.as_ref()).map_or(70, |status| {
                 status
                     .code()
@@ -267,9 +274,10 @@ fn supervise_child(parent: Pid, inner: &Inner) -> io::Result<()> {
     }
 }
 
-/// Closes every descriptor of this process except `one` and the first three. The closed descriptors
-/// include the pipe that tells the parent, by its end, that the program was executed.
-fn close_all_but(one: Option<RawFd>) {
+/// Closes every descriptor except `one`, standard input, output and error. This also closes the
+/// pipe that reports a failed execve to the parent. The parent then reads its end, and knows that
+/// the program runs.
+fn close_descriptors_except(one: Option<RawFd>) {
     let close = |first: libc::c_uint, last: libc::c_uint| {
         if first <= last {
             // SAFETY: nothing uses these descriptors any more.
@@ -288,14 +296,17 @@ fn close_all_but(one: Option<RawFd>) {
     }
 }
 
-/// Time between two reads of the signs of life.
-const LOOK: Duration = Duration::from_millis(500);
+/// Time between two checks for signs of life.
+const READ_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Waits until the child has ended. Kills a child without signs of life.
+/// Waits until the child has ended. Kills the child if no sign of life comes in time.
 fn watch_child(child: Pid, awaited: &SigSet, signs: Option<&SignReader>) -> io::Result<ExitStatus> {
     let mut last = read_monotonic()?;
     loop {
-        match wait_within(awaited, signs.map(|signs| LOOK.min(signs.patience)))? {
+        match wait_for_signal_within(
+            awaited,
+            signs.map(|signs| READ_INTERVAL.min(signs.patience)),
+        )? {
             Some(Signal::SIGCHLD) => {
                 if let Some(status) = try_wait(child)? {
                     return Ok(status);
@@ -307,7 +318,7 @@ fn watch_child(child: Pid, awaited: &SigSet, signs: Option<&SignReader>) -> io::
         }
         let Some(signs) = signs else { continue };
         let now = read_monotonic()?;
-        if signs.take() {
+        if signs.drain_signs() {
             last = now;
         } else if now.saturating_sub(last) >= signs.patience {
             let _ = kill(child, Signal::SIGKILL);
@@ -315,8 +326,8 @@ fn watch_child(child: Pid, awaited: &SigSet, signs: Option<&SignReader>) -> io::
     }
 }
 
-/// Waits for a blocked signal, at most for `most`.
-fn wait_within(awaited: &SigSet, most: Option<Duration>) -> io::Result<Option<Signal>> {
+/// Waits for one of the blocked signals. `None` if none comes within `most`.
+fn wait_for_signal_within(awaited: &SigSet, most: Option<Duration>) -> io::Result<Option<Signal>> {
     let Some(most) = most else {
         return Ok(Some(awaited.wait()?));
     };
@@ -332,10 +343,11 @@ fn wait_within(awaited: &SigSet, most: Option<Duration>) -> io::Result<Option<Si
     }
 }
 
-/// Leaves a cgroup and removes the cgroup, by system calls alone.
+/// Moves this process out of a cgroup and removes the cgroup. Makes system calls only, because this
+/// process must not allocate memory.
 fn remove_cgroup(above: &CStr, own: &CStr) {
     if let Ok(above) = open(above, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
-        // 0 is the writing process.
+        // Writing 0 moves the process that writes.
         let _ = rustix::io::write(&above, b"0");
     }
     let _ = unlinkat(CWD, own, AtFlags::REMOVEDIR);
@@ -349,7 +361,8 @@ mod tests {
     use std::process::{Child, Stdio};
 
     /// Runs a script as the first process of new namespaces, and waits for the script's first line.
-    /// `None` if no namespace can be made here.
+    /// If no namespace can be made here, runs the test again in a user namespace, and returns
+    /// `None`.
     fn start_script(script: &str, enclosure: Enclosure) -> Option<(Child, String)> {
         let mut command = Command::new("sh");
         command
@@ -373,10 +386,10 @@ mod tests {
         }
     }
 
-    /// Waits until every process that can write to the child's output has ended. Returns the
-    /// child's exit status.
+    /// Waits until every process that can write to the script's output has ended. Returns the exit
+    /// status.
     fn end_script(mut child: Child) -> Option<i32> {
-        // The end of its input lets the script go on.
+        // The script waits in `read`, which ends when the standard input is closed.
         drop(child.stdin.take());
         child
             .stdout
@@ -387,7 +400,7 @@ mod tests {
         child.wait().unwrap().code()
     }
 
-    fn send_to(child: &Child, signal: Signal) {
+    fn signal_child(child: &Child, signal: Signal) {
         kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
     }
 
@@ -413,8 +426,8 @@ mod tests {
             return;
         };
         let stdin = child.stdin.take();
-        send_to(&child, Signal::SIGTERM);
-        // A shell runs its trap after the read.
+        signal_child(&child, Signal::SIGTERM);
+        // A shell runs the trap for the signal only after its `read` has returned.
         drop(stdin);
         assert_eq!(end_script(child), Some(3));
     }
@@ -425,13 +438,14 @@ mod tests {
         let Some((child, _)) = start_script(script, Enclosure::default()) else {
             return;
         };
-        send_to(&child, KILL_CHILD);
+        signal_child(&child, KILL_CHILD);
         assert_eq!(end_script(child), Some(128 + 9));
-        // Killed by the end of the supervisor, and by the end of the supervisor's parent.
+        // The program must also end if the supervisor is killed, and if the thread that started the
+        // supervisor ends.
         let Some((child, _)) = start_script(script, Enclosure::default()) else {
             return;
         };
-        send_to(&child, Signal::SIGKILL);
+        signal_child(&child, Signal::SIGKILL);
         assert_eq!(end_script(child), None);
         let started = std::thread::spawn(|| {
             start_script(
@@ -476,11 +490,12 @@ mod tests {
         assert!(!own.exists());
     }
 
-    /// The program lives as long as its starter gives signs of life.
+    /// The program must live while its starter gives signs of life, and be killed when the signs
+    /// stop.
     #[test]
     fn a_program_without_signs_of_life_is_killed() {
         let patience = Duration::from_millis(300);
-        let (writer, signs) = signs_of_life(patience).unwrap();
+        let (writer, signs) = open_signs_of_life(patience).unwrap();
         let enclosure = Enclosure {
             signs: Some(signs),
             ..Enclosure::default()
@@ -492,7 +507,7 @@ mod tests {
             return;
         };
         while begun.elapsed() < 4 * patience {
-            writer.give();
+            writer.send_sign();
             std::thread::sleep(patience / 30);
         }
         let is_slow = begun.elapsed() > 5 * patience;
@@ -502,7 +517,7 @@ mod tests {
         );
         assert_eq!(end_script(child), Some(128 + 9));
         assert!(begun.elapsed() >= 5 * patience - patience / 30);
-        writer.give();
+        writer.send_sign();
     }
 
     #[test]
@@ -519,7 +534,7 @@ mod tests {
         let like = ProcessAttributes::of(getpid().as_raw()).unwrap();
         let enclosure = Enclosure {
             pinned: vec![file.clone()],
-            like: Some(like),
+            attributes: Some(like),
             ..Enclosure::default()
         };
         let Some((mut child, line)) = start_script(&script, enclosure) else {
@@ -556,11 +571,9 @@ mod tests {
 
     #[test]
     fn a_tmpfs_is_mounted_with_its_size_and_mode() {
-        assert!(
-            unshare_mounts()
-                .unwrap_err()
-                .to_string()
-                .contains("threads"),
+        assert_eq!(
+            unshare_mounts().unwrap_err().kind(),
+            io::ErrorKind::Other,
             "a test has several threads"
         );
         let temp = tempfile::tempdir().unwrap();
@@ -586,7 +599,7 @@ mod tests {
             let mut numbers = release
                 .split('.')
                 .map(|part| part.parse::<u32>().unwrap_or_default());
-            // Root of a user namespace may not keep memory from being swapped.
+            // Root of a user namespace may not use `noswap`.
             let is_root = !line.contains(",uid=");
             let has_noswap = is_root && (numbers.next(), numbers.next()) >= (Some(6), Some(4));
             assert_eq!(line.contains(",noswap"), has_noswap, "{line} on {release}");

@@ -1,5 +1,5 @@
-//! Addresses of network interfaces, and settings of netdevice(7), in the network namespace of this
-//! thread.
+//! Reads the addresses of network interfaces and changes settings of interfaces (netdevice(7)), in
+//! the network namespace of this thread.
 
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::if_nametoindex;
@@ -10,13 +10,14 @@ use std::os::fd::AsRawFd;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InterfaceSetting {
-    /// The interface is up, and has no other flag.
+    /// The interface is up, and its other flags are off.
     Up,
     Address(Ipv4Addr),
     Netmask(Ipv4Addr),
 }
 
-/// Changes a setting of an interface. Fails as the kernel does: `ENODEV`, `EPERM`.
+/// Changes a setting of a network interface. Returns the kernel's error, for example `ENODEV` or
+/// `EPERM`.
 pub fn set_interface(interface: &str, setting: InterfaceSetting) -> io::Result<()> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
     let (what, ifr_ifru) = match setting {
@@ -41,7 +42,7 @@ pub fn set_interface(interface: &str, setting: InterfaceSetting) -> io::Result<(
         ),
     };
     let mut ifr_name = [0; libc::IF_NAMESIZE];
-    // The last byte stays the closing NUL.
+    // Copy the name only up to the last byte, which stays NUL.
     for (to, from) in ifr_name
         .iter_mut()
         .take(libc::IF_NAMESIZE - 1)
@@ -58,7 +59,7 @@ pub fn set_interface(interface: &str, setting: InterfaceSetting) -> io::Result<(
     }
 }
 
-/// Gives an interface an IPv6 address with a prefix of 128 bits. Fails as [`set_interface`] does.
+/// Gives a network interface an IPv6 address with a prefix of 128 bits. Returns the kernel's error.
 pub fn add_ipv6(interface: &str, address: Ipv6Addr) -> io::Result<()> {
     let socket = Socket::new(Domain::IPV6, Type::DGRAM, None)?;
     let ifr6_ifindex = if_nametoindex(interface)?.cast_signed();
@@ -97,7 +98,7 @@ pub fn local_addresses() -> io::Result<Vec<IpAddr>> {
     Ok(addresses.collect())
 }
 
-/// Converts an address to a sockaddr_in without a port.
+/// Returns an address as a sockaddr_in, with port 0.
 fn to_sockaddr(address: Ipv4Addr) -> libc::sockaddr {
     let mut sa_data = [0; 14];
     for (to, from) in sa_data[2..6].iter_mut().zip(address.octets()) {

@@ -10,25 +10,27 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-/// A wait is divided into this number of parts. If this process itself was stopped for a while,
-/// only one part is used up, not the whole wait.
-const PARTS: u32 = 4;
+/// Number of parts into which a wait is divided. If this process is stopped for a while (SIGSTOP),
+/// only the current part runs out, not the whole wait.
+const WAIT_PARTS: u32 = 4;
 
-/// Makes calls on another thread, one after the other. A call that hangs is waited for once. Until
-/// the call ends, further calls fail at once and start no thread.
+/// Makes calls on another thread, one after the other. If a call hangs, only its own caller waits.
+/// Until that call ends, further calls fail at once and start no thread.
 #[derive(Debug, Clone)]
 pub struct OffThread {
     what: &'static str,
-    /// A single permit, held by the call that runs or is about to run. Closed before the last call.
+    /// A single permit. The call that runs, or is about to run, holds the permit.
+    /// [`Self::make_last_call_within`] closes the semaphore before the last call.
     turns: Arc<Semaphore>,
-    /// Locked by the running call.
+    /// The running call holds this lock.
     running: Arc<Mutex<()>>,
-    /// True if the last wait for a call timed out.
+    /// True if the caller that waited last gave up waiting.
     late: Arc<AtomicBool>,
 }
 
 impl OffThread {
-    /// Makes a caller. `what` names the callee in messages.
+    /// Makes an `OffThread`. In error messages, `what` names the thing that does not respond, for
+    /// example a disk.
     pub fn new(what: &'static str) -> Self {
         Self {
             what,
@@ -43,8 +45,8 @@ impl OffThread {
     /// blocking threads when it ends.
     ///
     /// # Errors
-    /// `TimedOut`; or the call panicked, or came after [`Self::finish_within`].
-    pub async fn within<T: Send + 'static>(
+    /// `TimedOut`; or the call panicked, or came after [`Self::make_last_call_within`].
+    pub async fn call_within<T: Send + 'static>(
         &self,
         most: Duration,
         call: impl FnOnce() -> T + Send + 'static,
@@ -52,7 +54,11 @@ impl OffThread {
         let what = self.what;
         if !self.late.load(Relaxed) || self.turns.available_permits() > 0 {
             let mut returned = std::pin::pin!(async {
-                let last = move || io::Error::other(format!("{what}: the last call was made"));
+                let last = move || {
+                    io::Error::other(format!(
+                        "{what}: no further call is made, because the process is ending"
+                    ))
+                };
                 let (turns, running) = (self.turns.clone(), self.running.clone());
                 let turn = turns.clone().acquire_owned().await.map_err(|_| last())?;
                 self.late.store(false, Relaxed);
@@ -68,8 +74,8 @@ impl OffThread {
                 };
                 spawn_blocking(call).await?
             });
-            for _ in 0..PARTS {
-                if let Ok(returned) = timeout(most / PARTS, &mut returned).await {
+            for _ in 0..WAIT_PARTS {
+                if let Ok(returned) = timeout(most / WAIT_PARTS, &mut returned).await {
                     return returned;
                 }
             }
@@ -81,9 +87,9 @@ impl OffThread {
         ))
     }
 
-    /// Makes the last call, for example a removal, after the running call has ended, and waits for
-    /// at most `most`. Queued calls are not made any more.
-    pub fn finish_within(&self, most: Duration, call: impl FnOnce() + Send + 'static) {
+    /// Makes a last call, for example to remove a file, when the running call has ended. Calls that
+    /// still wait for their turn are not made any more. Returns after at most `most`.
+    pub fn make_last_call_within(&self, most: Duration, call: impl FnOnce() + Send + 'static) {
         self.turns.close();
         let (running, (returns, returned)) = (self.running.clone(), mpsc::channel());
         let call = move || {
@@ -97,8 +103,9 @@ impl OffThread {
     }
 }
 
-/// Hangs, in a debug build, while the directory that BERTH_TEST_HANGS names contains a file of the
-/// call's name. A second file shows that a call hangs.
+/// Lets a test make a call hang, in debug builds. The call hangs while the directory in
+/// BERTH_TEST_HANGS has a file with the name of `what`. A second file then shows the test that the
+/// call hangs.
 #[cfg(debug_assertions)]
 fn hang_in_tests(what: &str) {
     let Some(directory) = std::env::var_os("BERTH_TEST_HANGS") else {
@@ -124,7 +131,7 @@ mod tests {
         let calls = OffThread::new("a disk");
         let (go_on, hangs) = mpsc::channel::<()>();
         let hung = calls
-            .within(MOMENT, move || hangs.recv().is_err())
+            .call_within(MOMENT, move || hangs.recv().is_err())
             .await
             .unwrap_err();
         assert_eq!(
@@ -134,35 +141,35 @@ mod tests {
         let (called, calls_made) = mpsc::channel();
         for _ in 0..100 {
             let called = called.clone();
-            // Fails at once, although the call may take long.
+            // This call may take long, but fails at once because an earlier call hangs.
             let refused = calls
-                .within(LONG, move || called.send(()))
+                .call_within(LONG, move || called.send(()))
                 .await
                 .unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::TimedOut);
         }
         drop(go_on);
-        while calls.within(LONG, || ()).await.is_err() {
+        while calls.call_within(LONG, || ()).await.is_err() {
             tokio::task::yield_now().await;
         }
         assert!(
             calls_made.try_recv().is_err(),
             "a failed call was made later"
         );
-        assert_eq!(calls.within(LONG, || 7).await.unwrap(), 7);
+        assert_eq!(calls.call_within(LONG, || 7).await.unwrap(), 7);
     }
 
     #[tokio::test]
     async fn a_call_waits_for_a_slow_call_before_it() {
         let calls = OffThread::new("a disk");
         let (go_on, waits) = mpsc::channel::<()>();
-        let first = calls.within(LONG, move || waits.recv().is_err());
-        let second = calls.within(LONG, || 2);
+        let first = calls.call_within(LONG, move || waits.recv().is_err());
+        let second = calls.call_within(LONG, || 2);
         let ends = async { drop(go_on) };
         let (first, second, ()) = tokio::join!(first, second, ends);
         assert_eq!((first.unwrap(), second.unwrap()), (true, 2));
-        assert!(calls.within(LONG, || panic!("a bug")).await.is_err());
-        assert_eq!(calls.within(LONG, || 3).await.unwrap(), 3);
+        assert!(calls.call_within(LONG, || panic!("a bug")).await.is_err());
+        assert_eq!(calls.call_within(LONG, || 3).await.unwrap(), 3);
     }
 
     #[tokio::test]
@@ -171,21 +178,21 @@ mod tests {
         let (go_on, waits) = mpsc::channel::<()>();
         let (called, made) = mpsc::channel();
         let (begins, begun) = tokio::sync::oneshot::channel();
-        let first = calls.within(LONG, move || {
+        let first = calls.call_within(LONG, move || {
             begins.send(()).is_ok() && waits.recv().is_err()
         });
         let (second, third) = (called.clone(), called.clone());
-        let waits_for_its_turn = calls.within(LONG, move || second.send("second").unwrap());
+        let waits_for_its_turn = calls.call_within(LONG, move || second.send("second").unwrap());
         let last = async {
             begun.await.unwrap();
-            calls.finish_within(MOMENT, move || called.send("last").unwrap());
+            calls.make_last_call_within(MOMENT, move || called.send("last").unwrap());
             drop(go_on);
         };
         let (first, second, ()) = tokio::join!(first, waits_for_its_turn, last);
         assert!(first.unwrap());
         let mut refused = second.is_err();
         refused &= calls
-            .within(LONG, move || third.send("third").unwrap())
+            .call_within(LONG, move || third.send("third").unwrap())
             .await
             .is_err();
         assert!(
@@ -200,12 +207,12 @@ mod tests {
         let (go_on, hangs) = mpsc::channel::<()>();
         let (called, was_called) = mpsc::channel();
         let calls = OffThread::new("a disk");
-        calls.finish_within(MOMENT, move || assert!(hangs.recv().is_err()));
+        calls.make_last_call_within(MOMENT, move || assert!(hangs.recv().is_err()));
         let late = called.clone();
-        calls.finish_within(MOMENT, move || late.send("late").unwrap());
+        calls.make_last_call_within(MOMENT, move || late.send("late").unwrap());
         assert!(was_called.try_recv().is_err());
         drop(go_on);
-        calls.finish_within(LONG, move || called.send("in time").unwrap());
+        calls.make_last_call_within(LONG, move || called.send("in time").unwrap());
         let mut called: Vec<_> = was_called.iter().take(2).collect();
         called.sort_unstable();
         assert_eq!(called, ["in time", "late"]);

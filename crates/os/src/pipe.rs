@@ -1,5 +1,5 @@
-//! Pipes as the kernel's own buffer: splice(2) moves received bytes from a socket to another
-//! socket, page by page and without a copy.
+//! Pipes as buffers in the kernel. With splice(2), received bytes move through a pipe from one
+//! socket to another, page by page and without a copy.
 
 use nix::fcntl::{FcntlArg, OFlag, SpliceFFlags, fcntl, splice};
 use nix::unistd::{pipe2, read};
@@ -14,15 +14,15 @@ pub struct Pipe {
 }
 
 impl Pipe {
-    /// Makes a pipe with room for `size` bytes, or for the kernel's default if that is larger. The
-    /// room is smaller where the user's limit of pipe memory is reached.
+    /// Makes a pipe with room for `size` bytes, or with the kernel's default size if that is
+    /// larger. A user who has reached the limit of pipe memory gets a smaller pipe.
     pub fn new(size: usize) -> io::Result<Self> {
         let (read, write) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
-        // An unprivileged user's pipes share a limit (pipe-user-pages-soft). A pipe beyond the
-        // limit keeps its default of 64 KiB, which works too.
+        // All pipes of an unprivileged user share a limit (pipe-user-pages-soft). If it is reached,
+        // the pipe keeps a smaller size, which works too.
         let size = i32::try_from(size).unwrap_or(i32::MAX);
-        // The kernel gives 16 pages, and each received fragment takes a page, however short the
-        // fragment is. Where a page has 64 KiB, a pipe of 64 KiB would move a single fragment at a
+        // By default, a pipe has 16 pages. Each received fragment takes a page, however short it
+        // is. If pages had 64 KiB, a pipe of 64 KiB would have one page and move one fragment at a
         // time.
         if fcntl(&write, FcntlArg::F_GETPIPE_SZ).is_ok_and(|has| has < size) {
             let _ = fcntl(&write, FcntlArg::F_SETPIPE_SZ(size));

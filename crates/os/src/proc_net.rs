@@ -16,21 +16,23 @@ use std::io::{self, BufRead as _, BufReader};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 /// State of a listening socket in /proc/net/tcp (TCP_LISTEN in the kernel's tcp_states.h).
-pub const LISTEN: u8 = 0x0a;
+pub const LISTEN_STATE: u8 = 0x0a;
 
 /// State of an established connection in /proc/net/tcp (TCP_ESTABLISHED).
-pub const ESTABLISHED: u8 = 0x01;
+pub const ESTABLISHED_STATE: u8 = 0x01;
 
-/// thread-self, because /proc/net shows the network namespace of the process's first thread.
+/// Files that list the TCP sockets of this thread's network namespace. Without `thread-self`,
+/// /proc/net shows the namespace of the process's first thread.
 const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
 
-/// A line of /proc/net/tcp or /proc/net/tcp6.
+/// A socket, as a line of /proc/net/tcp or /proc/net/tcp6 describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     pub local: SocketAddr,
-    /// Address of the peer; unspecified for a listener.
+    /// Address of the peer. Unspecified (0.0.0.0 or ::) if the socket listens.
     pub remote: SocketAddr,
-    /// State, from the kernel's tcp_states.h; 0x0a is listening.
+    /// State of the socket, as a number of the kernel's tcp_states.h. 0x0a means that the socket
+    /// listens.
     pub state: u8,
     /// Effective user ID of the process that created the socket.
     pub uid: u32,
@@ -61,22 +63,22 @@ pub fn read_sockets() -> io::Result<Vec<Entry>> {
 }
 
 /// Returns the process that has the socket with this inode. If a parent and a child both have the
-/// socket, the child is returned: a supervisor's server. But a child that was forked and has not
-/// executed its program yet has its parent's files, and then the parent is returned. `None` if the
-/// holder is in another PID namespace or may not be inspected.
+/// socket, for example a supervisor and its server, the child is returned. But if the child was
+/// forked and has not executed its program yet, it still has its parent's files, and the parent is
+/// returned. `None` if the holder is in another PID namespace or may not be inspected.
 pub fn process_of(inode: u64) -> Option<NamedProcess> {
     processes_of(&HashSet::from([inode])).remove(&inode)
 }
 
-/// Does the work of [`process_of`] for many sockets. Every open file of every process is read, but
-/// only once.
+/// Finds the processes of many sockets, as [`process_of`] does for one socket. Reads the list of
+/// every process's open files, but only once.
 pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, NamedProcess> {
     let mut found = HashMap::<u64, NamedProcess>::new();
     for process in all_processes().into_iter().flatten().flatten() {
         let mut named = None;
         for inode in socket_inodes_of(&process).filter(|inode| inodes.contains(inode)) {
             let named = named.get_or_insert_with(|| {
-                let holder = before_fork(&process, inode);
+                let holder = find_forking_parent(&process, inode);
                 let holder = holder.as_ref().unwrap_or(&process);
                 NamedProcess {
                     pid: holder.pid,
@@ -95,8 +97,9 @@ pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, NamedProcess> {
     found
 }
 
-/// Returns the parent of a process that was forked and has not executed another program yet.
-fn before_fork(process: &Process, inode: u64) -> Option<Process> {
+/// Returns the parent of a process that has this socket, if the process was forked and has not
+/// executed a program of its own yet.
+fn find_forking_parent(process: &Process, inode: u64) -> Option<Process> {
     let parent = Process::new(process.stat().ok()?.ppid).ok()?;
     let is_same = parent.exe().ok()? == process.exe().ok()?
         && socket_inodes_of(&parent).any(|of| of == inode);
@@ -109,12 +112,12 @@ pub fn process_listens(pid: i32, address: SocketAddr) -> bool {
         "/proc/{pid}/net/{}",
         if address.is_ipv6() { "tcp6" } else { "tcp" }
     );
-    // The kernel shows listeners first, so reading stops after them.
+    // /proc/net/tcp lists listening sockets first, so the first other socket ends the search.
     let listeners = read_entries(&table)
         .into_iter()
         .flatten()
         .flatten()
-        .take_while(|entry| entry.state == LISTEN);
+        .take_while(|entry| entry.state == LISTEN_STATE);
     let inodes: HashSet<_> = listeners
         .filter(|entry| entry.local == address)
         .map(|entry| entry.inode)
@@ -142,12 +145,12 @@ fn process_name(process: &Process) -> String {
     })
 }
 
-/// Explains a bind that failed with EADDRINUSE: a sentence that names the holder of `wanted` and
-/// the fix.
+/// Explains why bind(2) on `wanted` failed with EADDRINUSE. Returns a sentence that names the
+/// process with the port, and the fix.
 pub fn explain_in_use(wanted: SocketAddr) -> String {
     match read_sockets() {
         Ok(entries) => {
-            explain_from_entries(wanted, Uid::effective().as_raw(), &entries, process_of)
+            explain_in_use_from_entries(wanted, Uid::effective().as_raw(), &entries, process_of)
         }
         Err(error) => format!(
             "{wanted} is held by an unknown process (/proc/net/tcp cannot be read: {error})"
@@ -155,21 +158,22 @@ pub fn explain_in_use(wanted: SocketAddr) -> String {
     }
 }
 
-/// Explains as [`explain_in_use`] does, from sockets that were read already. `our_uid` is the
-/// effective user ID of the process that wants the port.
-pub fn explain_from_entries(
+/// Works as [`explain_in_use`], but from a list of sockets that the caller has read. `our_uid` is
+/// the effective user ID of the process that wants the port.
+pub fn explain_in_use_from_entries(
     wanted: SocketAddr,
     our_uid: u32,
     entries: &[Entry],
     process_of: impl Fn(u64) -> Option<NamedProcess>,
 ) -> String {
-    // Listeners come first, and among listeners the very address: a wildcard of both families,
-    // which is a guess, must not hide it.
+    // Prefer a socket that listens, and then a socket on exactly the wanted address. A listener on
+    // `::` may not serve IPv4, so it must not be named if there is a listener on the IPv4 address.
     let elsewhere = |entry: &Entry| entry.local.ip().to_canonical() != wanted.ip().to_canonical();
     let clashing = entries
         .iter()
         .filter(|entry| addresses_clash(wanted, entry.local));
-    let Some(entry) = clashing.min_by_key(|entry| (entry.state != LISTEN, elsewhere(entry))) else {
+    let Some(entry) = clashing.min_by_key(|entry| (entry.state != LISTEN_STATE, elsewhere(entry)))
+    else {
         return format!(
             "{wanted} is held by a socket that is bound and does not listen (a waiting shim of another uid or \
              without SO_REUSEPORT): /proc does not show the process of that socket; this process is uid {our_uid}"
@@ -177,7 +181,7 @@ pub fn explain_from_entries(
     };
     let owner = Owner(entry.uid, process_of(entry.inode));
     let (state, port) = (entry.state, wanted.port());
-    if state != LISTEN {
+    if state != LISTEN_STATE {
         return format!(
             "{wanted} is held by a connection from that port (state {state:#04x}, {owner}), not by a listener: the \
              address is free when the connection ends"
@@ -185,8 +189,8 @@ pub fn explain_from_entries(
     }
     if entry.local.ip().is_unspecified() != wanted.ip().is_unspecified() {
         let holder = entry.local;
-        // berth's documents move the in-cluster port to 7443; a berth that is on 7443 already moves
-        // on to 8443.
+        // berth's documents use 7443 as the second port of an apiserver. If 7443 is the wanted port
+        // itself, propose 8443.
         let other = if port == 7443 { 8443 } else { 7443 };
         return format!(
             "{wanted} is held by {holder} of {owner}: a wildcard listener takes the port on every address, and so \
@@ -197,7 +201,7 @@ pub fn explain_from_entries(
     }
     if entry.uid == our_uid {
         format!(
-            "{wanted} is held by {owner}, which listens without SO_REUSEPORT: stop it, or take another port"
+            "{wanted} is held by {owner}, which listens without SO_REUSEPORT: stop that process, or take another port"
         )
     } else {
         format!(
@@ -206,8 +210,8 @@ pub fn explain_from_entries(
     }
 }
 
-/// True if two sockets of one port exclude each other. A listener on `::` counts for both families,
-/// which is the default; berth's own IPv6 sockets are IPv6 only.
+/// True if two sockets of the same port cannot be bound to these addresses together. A listener on
+/// `::` counts for IPv4 and IPv6, as is the default; only berth's own IPv6 sockets are IPv6 only.
 pub fn addresses_clash(wanted: SocketAddr, other: SocketAddr) -> bool {
     let (wanted_ip, other_ip) = (wanted.ip().to_canonical(), other.ip().to_canonical());
     let any_family = other_ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
@@ -222,7 +226,7 @@ pub fn addresses_clash(wanted: SocketAddr, other: SocketAddr) -> bool {
 pub struct Owner(u32, Option<NamedProcess>);
 
 impl Owner {
-    /// Finds the owner of a socket.
+    /// Finds the process that has the socket, and the socket's owner.
     pub fn of(entry: &Entry) -> Self {
         Self(entry.uid, process_of(entry.inode))
     }
@@ -239,7 +243,8 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Reads the entries of a table. Skips lines that are not entries, such as the heading.
+/// Reads the sockets in one of the TABLES. Skips lines that describe no socket, such as the
+/// heading.
 fn read_entries(table: &str) -> io::Result<impl Iterator<Item = io::Result<Entry>>> {
     let lines = BufReader::new(fs::File::open(table)?).lines();
     Ok(lines.filter_map(|line| line.map(|line| parse_line(&line)).transpose()))
@@ -247,10 +252,9 @@ fn read_entries(table: &str) -> io::Result<impl Iterator<Item = io::Result<Entry
 
 /// Parses a line of /proc/net/tcp or /proc/net/tcp6. `None` if the line is not an entry.
 ///
-/// Lines are parsed one at a time, because procfs rejects a whole table if it cannot parse a single
-/// line.
+/// Parse lines one at a time: procfs rejects the whole table if it cannot parse a single line.
 pub fn parse_line(line: &str) -> Option<Entry> {
-    // procfs takes the first line for the heading, and skips it.
+    // procfs skips the first line, because it expects a heading there.
     let table =
         TcpNetEntries::from_buf_read(["\n", line].concat().as_bytes(), current_system_info())
             .ok()?;
@@ -281,7 +285,7 @@ mod tests {
         Entry {
             local: parse_address(local),
             remote: parse_address("0.0.0.0:0"),
-            state: LISTEN,
+            state: LISTEN_STATE,
             uid,
             inode: 7,
         }
@@ -289,7 +293,7 @@ mod tests {
 
     #[test]
     #[cfg(target_endian = "little")]
-    fn reads_lines_of_both_families() {
+    fn socket_lines_of_both_families_are_read() {
         let text = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:192B 00000000:0000 0A 00000000:00000000 00:00000000 00000000 65534        0 4711 1 0000000000000000 100 0 0 10 0
    1: 0500000A:192B 0600000A:B3C2 01 00000000:00000000 02:000A7D8C 00000000     0        0 4712 2 0000000000000000 20 4 30 10 -1
@@ -306,15 +310,21 @@ mod tests {
         assert_eq!(
             text.lines().filter_map(parse_line).collect::<Vec<_>>(),
             [
-                entry("127.0.0.1:6443", "0.0.0.0:0", LISTEN, 65534, 4711),
-                entry("10.0.0.5:6443", "10.0.0.6:46018", ESTABLISHED, 0, 4712),
-                entry("[2001:db8::1]:6443", "[::]:0", LISTEN, 0, 99)
+                entry("127.0.0.1:6443", "0.0.0.0:0", LISTEN_STATE, 65534, 4711),
+                entry(
+                    "10.0.0.5:6443",
+                    "10.0.0.6:46018",
+                    ESTABLISHED_STATE,
+                    0,
+                    4712
+                ),
+                entry("[2001:db8::1]:6443", "[::]:0", LISTEN_STATE, 0, 99)
             ]
         );
     }
 
     #[test]
-    fn finds_listeners_of_this_process() {
+    fn listeners_of_this_process_are_found() {
         for local in ["127.83.1.2:0", "[::1]:0"] {
             let Ok(socket) = TcpListener::bind(local) else {
                 continue;
@@ -330,7 +340,7 @@ mod tests {
                 std::process::id() as i32
             );
             assert!(explain_in_use(bound).contains("without SO_REUSEPORT"));
-            let other = explain_from_entries(bound, entry.uid + 1, &[*entry], process_of);
+            let other = explain_in_use_from_entries(bound, entry.uid + 1, &[*entry], process_of);
             assert!(other.contains("needs the same effective uid"));
         }
         assert_eq!(process_of(0), None);
@@ -357,7 +367,7 @@ mod tests {
         let child_process = Process::new(i32::from_ne_bytes(pid)).unwrap();
         assert!(socket_inodes_of(&child_process).any(|of| of == inode));
         assert_eq!(
-            before_fork(&child_process, inode).unwrap().pid,
+            find_forking_parent(&child_process, inode).unwrap().pid,
             std::process::id() as i32
         );
         go_on.write_all(&[0]).unwrap();
@@ -369,8 +379,7 @@ mod tests {
         let socket = TcpListener::bind("127.83.1.2:0").unwrap();
         let inode = sock_diag::listeners_at(socket.local_addr().unwrap()).unwrap()[0].inode;
         let (stdin, _ends) = io::pipe().unwrap();
-        // execve(2) does not close the duplicate, because the duplicate is a child's standard
-        // output.
+        // The duplicate becomes a child's standard output, so it stays open through execve(2).
         let duplicate = std::os::fd::OwnedFd::from(socket.try_clone().unwrap());
         let mut server = std::process::Command::new("cat")
             .stdin(stdin)
@@ -400,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn explains_by_kind_of_holder() {
+    fn the_holder_of_a_port_is_named_by_its_kind() {
         let shown = |wanted: &str, entries: &[Entry]| {
             let process = |inode| {
                 (inode == 7).then(|| NamedProcess {
@@ -408,7 +417,7 @@ mod tests {
                     name: "kube-apiserver".into(),
                 })
             };
-            explain_from_entries(parse_address(wanted), 65534, entries, process)
+            explain_in_use_from_entries(parse_address(wanted), 65534, entries, process)
         };
         assert_eq!(
             shown("10.0.0.5:6443", &[listening_entry("10.0.0.5:6443", 0)]),
@@ -421,12 +430,7 @@ mod tests {
         );
         for wildcard in ["0.0.0.0:6443", "[::]:6443"] {
             let text = shown("127.1.2.3:6443", &[listening_entry(wildcard, 0)]);
-            assert!(
-                text.contains(wildcard)
-                    && text.contains("wildcard")
-                    && text.contains("HOST_IP:7443"),
-                "{text}"
-            );
+            assert!(text.contains("HOST_IP:7443"), "{text}");
         }
         assert!(
             shown("0.0.0.0:6443", &[listening_entry("127.1.2.3:6443", 0)]).contains("wildcard")

@@ -1,4 +1,5 @@
-//! Limits, capabilities and descendants of this process.
+//! Functions for processes: limits, capabilities, signals, children, and processes that are held by
+//! a pidfd.
 
 use crate::explained;
 use nix::errno::Errno;
@@ -25,16 +26,16 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Upper limit of open files: the kernel's default of /proc/sys/fs/nr_open. With a much higher
-/// limit, programs that close every possible descriptor take minutes.
-const FILES: u64 = 1 << 20;
+/// Upper limit of open files: the kernel's default of /proc/sys/fs/nr_open. If the limit is much
+/// higher, a program that closes every possible descriptor takes minutes.
+const MAX_OPEN_FILES: u64 = 1 << 20;
 
-/// Returns the missing capabilities of this thread for BPF programs that concern the network.
-/// CAP_BPF is new with Linux 5.8, and part of CAP_SYS_ADMIN.
+/// Returns the names of the capabilities that this thread lacks for loading BPF programs that steer
+/// connections. CAP_BPF is new with Linux 5.8, and part of CAP_SYS_ADMIN.
 ///
 /// # Errors
 /// Errors of capget(2).
-pub fn lacks_for_bpf() -> io::Result<Vec<&'static str>> {
+pub fn missing_capabilities_for_bpf() -> io::Result<Vec<&'static str>> {
     let has = rustix::thread::capabilities(None)?.effective;
     let needed = [
         ("CAP_BPF", CapabilitySet::BPF | CapabilitySet::SYS_ADMIN),
@@ -47,16 +48,15 @@ pub fn lacks_for_bpf() -> io::Result<Vec<&'static str>> {
         .collect())
 }
 
-/// Returns the number of online processors of this node, whatever share of them this process may
-/// use. (sysconf(3) is not used: with musl it counts only the processors that this process may
-/// use.)
+/// Returns the number of processors of this node that are online, even if this process may use only
+/// some of them. (With musl, sysconf(3) counts only those.)
 pub fn count_cpus() -> usize {
     CpuInfo::current().map_or(1, |info| info.num_cores().max(1))
 }
 
-/// Raises the limit of locked memory, to unlimited if this process may. Returns true if the limit
-/// was changed.
-pub(crate) fn raise_locked_memory() -> bool {
+/// Raises the limit of locked memory. The new limit is unlimited if this process may raise its hard
+/// limit. Returns true if the limit was changed.
+pub(crate) fn raise_locked_memory_limit() -> bool {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_MEMLOCK) else {
         return false;
     };
@@ -77,7 +77,7 @@ pub fn kernel_release() -> String {
 /// default.
 pub fn raise_file_limit() -> io::Result<u64> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    let most = hard.min(FILES);
+    let most = hard.min(MAX_OPEN_FILES);
     if soft < most {
         setrlimit(Resource::RLIMIT_NOFILE, most, hard)?;
     }
@@ -91,7 +91,7 @@ pub fn raise_hard_file_limit() -> io::Result<u64> {
     let kernels = fs::read_to_string("/proc/sys/fs/nr_open")
         .ok()
         .and_then(|text| text.trim().parse().ok());
-    let most = kernels.unwrap_or(FILES).min(FILES);
+    let most = kernels.unwrap_or(MAX_OPEN_FILES).min(MAX_OPEN_FILES);
     if hard < most && setrlimit(Resource::RLIMIT_NOFILE, most, most).is_ok() {
         return Ok(most);
     }
@@ -108,8 +108,8 @@ pub fn cpu_seconds() -> f64 {
     })
 }
 
-/// Returns this process's use of resources, by the names that Prometheus' client libraries agreed
-/// on. Values that /proc does not show are left out.
+/// Returns what this process uses of the machine, by the metric names of Prometheus' client
+/// libraries. Values that /proc does not show are missing.
 pub fn read_usage() -> Vec<(&'static str, &'static str, f64)> {
     let mut all = Vec::new();
     if let Ok(own) = Process::myself() {
@@ -127,10 +127,10 @@ pub fn read_usage() -> Vec<(&'static str, &'static str, f64)> {
             all.push(("process_start_time_seconds", help, start));
         }
     }
-    // procfs is not used, because its count includes the directory that is being read on some
-    // kernels only.
+    // Count the files here: procfs counts the directory being read among them on some kernels and
+    // not on others.
     if let Ok(open) = fs::read_dir("/proc/self/fd") {
-        // One descriptor is the directory that is being read.
+        // The listing itself opens one descriptor.
         all.push((
             "process_open_fds",
             "Open file descriptors of the shim's process",
@@ -170,13 +170,13 @@ pub fn end_on_signals() -> io::Result<()> {
 /// Makes the kernel send the child a signal when the thread that starts the child ends. `pdeathsig`
 /// follows the thread, so start children from the main thread. The setting outlives execve. When a
 /// process of several threads dies, its children pass to each thread that still lives for a moment,
-/// so the signal can come several times: see [`go_on_as_child`].
+/// so the signal can come several times: see [`continue_as_child`].
 pub fn die_with_parent(command: &mut Command, signal: Signal) {
     let parent = getpid();
     // SAFETY: between fork and exec only prctl, getppid and error construction without allocation
     // are called, and they are async-signal-safe.
     unsafe {
-        command.pre_exec(move || die_with(parent, signal));
+        command.pre_exec(move || die_with_process(parent, signal));
     }
 }
 
@@ -193,9 +193,9 @@ pub fn ignore_signal(command: &mut Command, signal: Signal) {
     }
 }
 
-/// Removes this process's variables `BERTH_*` from a child's environment. The variables set options
-/// of berth, and the child must run with the options of its command line alone.
-pub fn remove_settings(command: &mut Command) {
+/// Removes variables `BERTH_*` from a child's environment. They would set options of berth, and the
+/// child must have only the options of its command line.
+pub fn remove_berth_variables(command: &mut Command) {
     for (name, _) in
         std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"BERTH_"))
     {
@@ -232,13 +232,13 @@ impl HeldProcess {
         })
     }
 
-    /// Returns the result of `read`, which finds the process by its ID. (An open root and program
-    /// instead of a check would not do: the mounts in a root go with the last process of a mount
-    /// namespace, and would be copied as empty.)
+    /// Returns the result of `read`, which finds the process by its ID. (An open root directory and
+    /// program would not replace the check: when the last process of a mount namespace ends, the
+    /// mounts below its root disappear, and a copy of them would be empty.)
     ///
     /// # Errors
     /// The error of `read`, or the process has ended, so that `read` may have read another process.
-    pub fn read<T>(&self, read: impl FnOnce(i32) -> io::Result<T>) -> io::Result<T> {
+    pub fn read_while_alive<T>(&self, read: impl FnOnce(i32) -> io::Result<T>) -> io::Result<T> {
         let found = read(self.pid);
         if self.ends_within(Duration::ZERO)? {
             return Err(io::Error::other(format!(
@@ -249,8 +249,8 @@ impl HeldProcess {
         found
     }
 
-    /// Waits at most for `most` until the process has ended with its threads, so that none of its
-    /// files is open. Returns true if the process has ended.
+    /// Waits until the process and all its threads have ended, but at most for `most`. Then none of
+    /// its files is open any more. Returns true if the process has ended.
     ///
     /// # Errors
     /// Errors of poll(2).
@@ -287,7 +287,7 @@ impl HeldProcess {
     /// The process has ended, may not be signalled, or has a thread that still runs, for example a
     /// thread that waits for a disk.
     pub fn pause(&self, most: Duration) -> io::Result<Paused<'_>> {
-        let guard = start_guard(self.pid)?;
+        let guard = start_sigcont_guard(self.pid)?;
         rustix::process::pidfd_send_signal(&self.fd, rustix::process::Signal::STOP)?;
         let paused = Paused {
             process: self,
@@ -295,30 +295,31 @@ impl HeldProcess {
         };
         let until = Instant::now() + most;
         loop {
-            if self.read(is_stopped)? {
+            if self.read_while_alive(is_stopped)? {
                 return Ok(paused);
             }
             if Instant::now() >= until {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(CHECK_INTERVAL);
         }
     }
 }
 
 /// Pause between two checks of a process that is being stopped.
-const PAUSE: Duration = Duration::from_millis(2);
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
-/// True if no thread of a process runs or waits in the kernel.
+/// True if every thread of a process is stopped, so that none runs or waits in the kernel.
 fn is_stopped(pid: i32) -> io::Result<bool> {
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
         let stat = match fs::read_to_string(thread?.path().join("stat")) {
-            // NotFound and ESRCH mean that the thread has ended meanwhile.
+            // The thread has ended meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
             stat => stat?,
         };
-        // The name before the state may contain parentheses, too.
+        // The name of the thread precedes the state, and may contain parentheses, so search from
+        // the end.
         let state = stat
             .rsplit_once(") ")
             .and_then(|(_, rest)| rest.chars().next());
@@ -332,7 +333,7 @@ fn is_stopped(pid: i32) -> io::Result<bool> {
 /// Starts a guard: a process that lets a stopped process continue as soon as this process has
 /// ended, even by SIGKILL, because the kernel then closes the pipe that the guard reads. The guard
 /// has a process group of its own, and so outlives signals to the process group of this process.
-fn start_guard(pid: i32) -> io::Result<Child> {
+fn start_sigcont_guard(pid: i32) -> io::Result<Child> {
     let mut guard = Command::new("sh");
     guard.args([
         "-c",
@@ -347,7 +348,8 @@ fn start_guard(pid: i32) -> io::Result<Child> {
         .spawn()
 }
 
-/// A process that is stopped until the value is dropped or this process ends.
+/// A process that was stopped by SIGSTOP. The process continues when this value is dropped or this
+/// process ends.
 #[derive(Debug)]
 pub struct Paused<'a> {
     process: &'a HeldProcess,
@@ -357,14 +359,14 @@ pub struct Paused<'a> {
 impl Drop for Paused<'_> {
     fn drop(&mut self) {
         let _ = rustix::process::pidfd_send_signal(&self.process.fd, rustix::process::Signal::CONT);
-        // Killed before its pipe closes: if the stopped process has ended, the guard must not
-        // signal another process with the reused process ID.
+        // Kill the guard before its pipe closes. If the stopped process has ended, its ID may
+        // belong to another process, which the guard must not signal.
         let _ = self.guard.kill();
         let _ = self.guard.wait();
     }
 }
 
-/// Attributes of a process, with which a similar process can be started.
+/// Attributes of a running process, for starting another process like it.
 #[derive(Debug, Clone)]
 pub struct ProcessAttributes {
     pub environment: Vec<(OsString, OsString)>,
@@ -372,10 +374,11 @@ pub struct ProcessAttributes {
     pub uid: u32,
     pub gid: u32,
     pub groups: Vec<u32>,
-    /// Resources, each with its soft and hard limit.
+    /// Limits of resources (setrlimit(2)), each with its soft and its hard value.
     pub limits: Vec<(Resource, u64, u64)>,
     pub oom_score_adj: i16,
-    /// Anonymous memory (not of files) in bytes: a similar process needs as much.
+    /// Anonymous memory in bytes, that is memory which belongs to no file. A process like this one
+    /// needs as much memory.
     pub anonymous: u64,
 }
 
@@ -421,26 +424,28 @@ impl ProcessAttributes {
         })
     }
 
-    /// Gives a child the environment, directory, user and limits. The child gets SIGKILL when the
-    /// thread that starts it ends. The caller must provide access to the child's program, and set
-    /// the OOM score ([`Self::set_oom_score`]).
-    pub fn apply(&self, command: &mut Command) {
-        self.set_surroundings(command);
+    /// Gives a child the same environment, directory, user and limits. The child gets SIGKILL when
+    /// the thread that starts it ends. The caller must provide access to the child's program, and
+    /// set the OOM score ([`Self::set_oom_score`]).
+    pub fn apply_attributes_to_command(&self, command: &mut Command) {
+        self.set_environment_and_directory(command);
         let credentials = self.credentials();
         let parent = getpid();
-        // SAFETY: between fork and exec only the system calls of `assume`, prctl and getppid are
-        // made, and an error is constructed without allocation. They are async-signal-safe.
+        // SAFETY: between fork and exec only the system calls of `assume_credentials`, prctl and
+        // getppid are made, and an error is constructed without allocation. They are
+        // async-signal-safe.
         unsafe {
             command.pre_exec(move || {
-                credentials.assume()?;
-                // Last, because the kernel forgets the signal when the user changes.
-                die_with(parent, Signal::SIGKILL)
+                credentials.assume_credentials()?;
+                // Request the signal last, because the kernel forgets the request when the user
+                // changes.
+                die_with_process(parent, Signal::SIGKILL)
             });
         }
     }
 
-    /// Gives a child only the environment and directory.
-    pub(crate) fn set_surroundings(&self, command: &mut Command) {
+    /// Sets a child's environment and working directory, but not its user and limits.
+    pub(crate) fn set_environment_and_directory(&self, command: &mut Command) {
         command
             .env_clear()
             .envs(self.environment.iter().map(|(name, value)| (name, value)));
@@ -472,7 +477,7 @@ impl ProcessAttributes {
     }
 }
 
-/// A process's user and limits.
+/// The user, the groups and the limits of a process, for use after fork(2).
 #[derive(Debug)]
 pub(crate) struct Credentials {
     uid: Uid,
@@ -482,12 +487,12 @@ pub(crate) struct Credentials {
 }
 
 impl Credentials {
-    /// Gives user and limits to this process, by setrlimit, and as root by setgroups, setgid and
-    /// setuid, without allocation.
+    /// Takes over the limits, and as root also the groups and the user. Makes system calls only,
+    /// without allocation.
     ///
     /// # Errors
     /// Errors of the system calls.
-    pub(crate) fn assume(&self) -> io::Result<()> {
+    pub(crate) fn assume_credentials(&self) -> io::Result<()> {
         for (resource, soft, hard) in &self.limits {
             setrlimit(*resource, *soft, *hard)?;
         }
@@ -501,7 +506,7 @@ impl Credentials {
     }
 }
 
-/// The result of [`fork_detached`]: caller or daemon.
+/// Tells the two processes apart that return from [`fork_detached`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detached {
     /// The process that called `fork_detached`, with the daemon's process ID.
@@ -542,7 +547,7 @@ pub fn fork_detached() -> io::Result<Detached> {
     }
 }
 
-/// Sets this process's OOM score, which its children inherit.
+/// Sets the OOM score of this process. Its children inherit the score.
 ///
 /// # Errors
 /// A score lower than the previous score needs CAP_SYS_RESOURCE.
@@ -552,7 +557,7 @@ pub fn set_oom_score(score: i16) -> io::Result<()> {
         .map_err(io::Error::other)
 }
 
-/// Leaves the working directory and the terminal. From now on, this process writes its output into
+/// Leaves the working directory and the terminal. From then on, output of this process goes into
 /// `log`.
 ///
 /// # Errors
@@ -565,9 +570,9 @@ pub fn leave_terminal(log: &File) -> io::Result<()> {
     Ok(())
 }
 
-pub(crate) fn die_with(parent: Pid, signal: Signal) -> io::Result<()> {
+pub(crate) fn die_with_process(parent: Pid, signal: Signal) -> io::Result<()> {
     prctl::set_pdeathsig(signal)?;
-    // The parent may have died before the line above.
+    // If the parent died before the call above, no signal will come.
     if getppid() == parent {
         Ok(())
     } else {
@@ -575,20 +580,21 @@ pub(crate) fn die_with(parent: Pid, signal: Signal) -> io::Result<()> {
     }
 }
 
-/// The signal on which the parent in [`go_on_as_child`] kills the child: neither the kernel nor
-/// people send it.
+/// The signal that makes the parent in [`continue_as_child`] kill its child. Neither the kernel nor
+/// people send this signal.
 pub const KILL_CHILD: Signal = Signal::SIGSTKFLT;
 
 /// Forks and returns in the child. The parent stays until the child ends, and then ends with the
 /// child's status. The parent forwards SIGTERM, SIGINT, SIGHUP and SIGQUIT (on which Go writes its
-/// stacks first) once each, however often they come, and one [`KILL_CHILD`] as SIGKILL. The parent
-/// has one thread, so the parent's death reaches the child once: as SIGKILL, also through execve.
+/// stacks first) once each, however often they come, and one [`KILL_CHILD`] as SIGKILL. When the
+/// parent dies, the child gets SIGKILL, also after execve, and only once because the parent has one
+/// thread.
 ///
 /// Must be called by a process with one thread.
 ///
 /// # Errors
 /// Errors of the system calls, or `ESRCH` in a child if the parent died at once.
-pub fn go_on_as_child() -> io::Result<()> {
+pub fn continue_as_child() -> io::Result<()> {
     let signals = [
         Signal::SIGCHLD,
         Signal::SIGTERM,
@@ -598,20 +604,20 @@ pub fn go_on_as_child() -> io::Result<()> {
         KILL_CHILD,
     ];
     let signals: SigSet = signals.into_iter().collect();
-    // Blocked before the child exists, so that no signal is missed.
+    // Block the signals before the child exists, so that none is lost.
     let mask = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     let parent = getpid();
     // SAFETY: with one thread, no other thread holds a lock for which the child would wait.
     match unsafe { fork() }? {
         ForkResult::Child => {
             mask.thread_set_mask()?;
-            die_with(parent, Signal::SIGKILL)
+            die_with_process(parent, Signal::SIGKILL)
         }
-        ForkResult::Parent { child } => end_as(forward_signals(child, &signals)?),
+        ForkResult::Parent { child } => exit_like(forward_signals(child, &signals)?),
     }
 }
 
-/// Forwards signals until the child has ended.
+/// Forwards this process's signals to the child until the child has ended.
 fn forward_signals(child: Pid, signals: &SigSet) -> io::Result<ExitStatus> {
     let mut forwarded = SigSet::empty();
     loop {
@@ -644,7 +650,7 @@ fn forward_signals(child: Pid, signals: &SigSet) -> io::Result<ExitStatus> {
 
 /// Returns the status of a child that has ended. `None` if the child still runs.
 pub(crate) fn try_wait(child: Pid) -> io::Result<Option<ExitStatus>> {
-    // nix's waitpid is not used, because nix has no real-time signals.
+    // nix's waitpid fails if a real-time signal ended the child, so rustix's is used.
     let ended = rustix::process::waitpid(
         rustix::process::Pid::from_raw(child.as_raw()),
         WaitOptions::NOHANG,
@@ -677,13 +683,14 @@ pub fn send_signal(pid: i32, signal: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// Ends this process as another process has ended: by the same signal, or with 128 and the signal's
-/// number if the signal is ignored, as for PID 1 of a container.
+/// Ends this process in the way in which a child has ended: with the same exit status, or by the
+/// same signal. If the signal does not end this process, because it is PID 1 of a container, the
+/// exit status is 128 plus the signal's number.
 ///
 /// Must be called by a process with one thread.
-pub fn end_as(status: ExitStatus) -> ! {
+pub fn exit_like(status: ExitStatus) -> ! {
     if let Some(signal) = status.signal() {
-        // The other process's core file is enough.
+        // The child's core file is enough: this process writes no core file.
         let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
         // SAFETY: the default action needs no handler, and this process has one thread.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
@@ -700,7 +707,7 @@ mod tests {
     use super::*;
     use nix::sched::{CpuSet, sched_setaffinity};
 
-    /// A container with its own set of processors, imitated by an affinity.
+    /// Imitates a container that may use only some processors, by the affinity of a thread.
     #[test]
     fn processors_of_the_whole_node_are_counted_and_open_files_are_limited() {
         let all = count_cpus();
@@ -720,7 +727,7 @@ mod tests {
             )
         });
         assert_eq!(pinned.join().unwrap(), (all, 1));
-        assert!(raise_file_limit().unwrap() <= FILES);
+        assert!(raise_file_limit().unwrap() <= MAX_OPEN_FILES);
     }
 
     #[test]
@@ -729,18 +736,17 @@ mod tests {
         let pid = i32::try_from(child.id()).unwrap();
         let held = HeldProcess::of(pid).unwrap();
         let its = |pid: i32| parent_of(pid).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound));
-        assert_eq!(held.read(its).unwrap(), getpid().as_raw());
-        // A process that ends during the read, so that another process could have its ID.
+        assert_eq!(held.read_while_alive(its).unwrap(), getpid().as_raw());
+        // The child ends during this read. Another process may then get the
+        // child's ID.
         let other = |_| {
             child.kill()?;
             child.wait()?;
             its(getpid().as_raw())
         };
-        assert!(
-            held.read(other)
-                .unwrap_err()
-                .to_string()
-                .contains("ended meanwhile")
+        assert_eq!(
+            held.read_while_alive(other).unwrap_err().kind(),
+            io::ErrorKind::Other
         );
         assert!(HeldProcess::of(pid).is_err());
     }
@@ -771,21 +777,22 @@ mod tests {
             let end = Instant::now() + Duration::from_secs(60);
             while is_stopped(held.pid).unwrap() != stopped {
                 assert!(Instant::now() < end, "stopped: {stopped}");
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(CHECK_INTERVAL);
             }
         };
         let paused = held.pause(Duration::from_secs(60)).unwrap();
         assert!(is_stopped(held.pid).unwrap());
         drop(paused);
         until(false);
-        // If the process that stopped it has ended, the kernel closes the guard's pipe.
-        let mut guard = start_guard(held.pid).unwrap();
+        // The kernel closes the guard's pipe when the process that started the guard ends. Here the
+        // test closes the pipe itself.
+        let mut guard = start_sigcont_guard(held.pid).unwrap();
         kill(Pid::from_raw(held.pid), Signal::SIGSTOP).unwrap();
         until(true);
         drop(guard.stdin.take());
         until(false);
         guard.wait().unwrap();
-        // A stopped process can be killed.
+        // SIGKILL ends a process even while it is stopped.
         let paused = held.pause(Duration::from_secs(60)).unwrap();
         held.kill().unwrap();
         child.wait().unwrap();
@@ -793,14 +800,15 @@ mod tests {
         assert!(held.pause(Duration::ZERO).is_err());
     }
 
-    /// The environment variable of the child process in which the limit may be changed.
+    /// A test process with this environment variable is a rerun of the test that may change its own
+    /// limits.
     const LIMITED: &str = "BERTH_TEST_LOCKED_MEMORY";
 
     #[test]
     fn the_limit_of_locked_memory_is_raised_as_far_as_permitted() {
         if std::env::var_os(LIMITED).is_some() {
             setrlimit(Resource::RLIMIT_MEMLOCK, 4096, 8192).unwrap();
-            assert!(raise_locked_memory());
+            assert!(raise_locked_memory_limit());
             let (soft, hard) = getrlimit(Resource::RLIMIT_MEMLOCK).unwrap();
             let may = rustix::thread::capabilities(None)
                 .unwrap()
@@ -814,7 +822,10 @@ mod tests {
                     (8192, 8192)
                 }
             );
-            assert!(!raise_locked_memory(), "the limit cannot be raised further");
+            assert!(
+                !raise_locked_memory_limit(),
+                "the limit cannot be raised further"
+            );
             return;
         }
         berth_testing::namespace::rerun_with(LIMITED);

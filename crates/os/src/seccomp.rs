@@ -3,14 +3,15 @@
 //!
 //! A child gets a socket in two steps: the kernel adds a descriptor, then the call returns the
 //! descriptor's number. (SECCOMP_ADDFD_FLAG_SEND combines the steps. But if this process is stopped
-//! meanwhile, the call returns 0, and the child takes its standard input for a client.) Between the
-//! two steps only the child's death may end the call: SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, of
-//! Linux 5.19. Before Linux 6.17, that flag does not hold for a call that is answered before the
-//! child has slept a second time, and a signal then repeats the call after its answer. The added
-//! descriptor wakes the child, and the child sleeps again before the answer.
+//! meanwhile, the call returns 0, which is the descriptor of the child's standard input, and the
+//! child takes that for a client.) Between the two steps only the child's death may end the call:
+//! the flag SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV of Linux 5.19 sees to that. Before Linux 6.17,
+//! the flag has no effect on a call that is answered before the child has slept a second time, and
+//! a signal then repeats the call after its answer. Here the child does sleep a second time: the
+//! added descriptor wakes the child, which then sleeps again before the answer.
 
 use crate::file::none_if_missing;
-use crate::process::{check_single_threaded, die_with};
+use crate::process::{check_single_threaded, die_with_process};
 use crate::seqpacket;
 use crate::socket::read_inode;
 use libc::{
@@ -36,40 +37,43 @@ use std::os::unix::fs::FileExt;
 use std::ptr::from_mut;
 use std::slice;
 
-/// AUDIT_ARCH_X86_64 and AUDIT_ARCH_AARCH64 of linux/audit.h; 0 on architectures for which the
-/// filter is not known to be right.
+/// AUDIT_ARCH_X86_64 and AUDIT_ARCH_AARCH64 of linux/audit.h; 0 on other architectures, for which
+/// nobody has checked the filter.
 const ARCHITECTURE: u32 = match () {
     () if cfg!(target_arch = "x86_64") => 0xc000_003e,
     () if cfg!(all(target_arch = "aarch64", target_endian = "little")) => 0xc000_00b7,
     () => 0,
 };
 
-/// SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP of linux/seccomp.h: the answering process runs on the CPU of
-/// the caller, and the caller then runs on the same CPU.
+/// SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP of linux/seccomp.h. With this flag, the process that answers
+/// a call runs on the CPU of the calling thread, and the calling thread then continues on the same
+/// CPU.
 const SYNC_WAKE_UP: libc::c_ulong = 1;
 
-// Sizes of linux/seccomp.h: the kernel reads and writes whole structures.
+// The kernel reads and writes whole structures, so their sizes must be those of linux/seccomp.h.
 const _: () = assert!(size_of::<seccomp_data>() == 64 && size_of::<seccomp_notif>() == 80);
 const _: () =
     assert!(size_of::<seccomp_notif_resp>() == 24 && size_of::<seccomp_notif_addfd>() == 24);
 
-/// A child under the filter. Its descriptor is readable while a call waits to be received.
+/// A child that runs under the filter. The value's descriptor is readable while a call of the child
+/// waits to be received.
 #[derive(Debug)]
 pub struct Child {
     pub pid: i32,
     notifications: OwnedFd,
-    /// Messages of the child before execve(2).
+    /// A socket on which the child reports before execve(2): the descriptor for notifications, or
+    /// an error.
     report: OwnedFd,
-    /// The memory of the child, opened at its last bind(2).
+    /// The child's memory (/proc/PID/mem), opened at its last bind(2).
     memory: Option<File>,
 }
 
 /// Forks a child. The child installs the filter and calls `run`, which executes a program and
 /// returns only on failure. The child has no_new_privs, and gets SIGKILL when this process ends.
 /// (The kernel forgets the SIGKILL if an ordinary user executes a program with file capabilities.
-/// Such a child gets `ENOSYS` from its next call, unless this process was PID 1 of a container,
-/// which the kernel ends as a whole.) This process never drops `run`: a lock that `run` owns stays
-/// locked for the child.
+/// When this process has ended, such a child gets `ENOSYS` from its next call. But if this process
+/// was PID 1 of a container, the kernel ends every process of the container.) This process never
+/// drops `run`: a lock that `run` owns stays locked for the child.
 ///
 /// Calls of a child's children, which inherit the filter, wait as well. A received call ends by its
 /// answer or by the death of the child: after a signal to the child, answer the call, so that the
@@ -94,21 +98,24 @@ pub fn start_filtered(run: impl FnOnce() -> io::Error) -> io::Result<Child> {
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(report);
-            let filtered = die_with(parent, Signal::SIGKILL).and_then(|()| install_filter());
-            let sent = filtered
-                .and_then(|fd| seqpacket::transmit(reports.as_fd(), &[0; 4], &[fd.as_fd()]));
+            let filtered =
+                die_with_process(parent, Signal::SIGKILL).and_then(|()| install_filter());
+            let sent = filtered.and_then(|fd| {
+                seqpacket::transmit_message(reports.as_fd(), &[0; 4], &[fd.as_fd()])
+            });
             let error = sent.map_or_else(|error| error, |()| run());
             let number = error.raw_os_error().unwrap_or(libc::ECANCELED);
-            let _ = seqpacket::transmit(reports.as_fd(), &number.to_ne_bytes(), &[]);
+            let _ = seqpacket::transmit_message(reports.as_fd(), &number.to_ne_bytes(), &[]);
             // SAFETY: _exit only ends the process: no value of the parent is dropped here.
             unsafe { libc::_exit(127) }
         }
         ForkResult::Parent { child } => {
             drop(reports);
             std::mem::forget(run);
-            let fd = read_report(&report)
+            let fd = receive_reported_descriptor(&report)
                 .and_then(|fd| fd.ok_or_else(|| io::ErrorKind::UnexpectedEof.into()));
-            // A refused child ends.
+            // The child could not install the filter and ends. Collect its status, so that no
+            // zombie remains.
             let fd = fd.inspect_err(|_| {
                 let _ = waitpid(child, None);
             })?;
@@ -118,9 +125,8 @@ pub fn start_filtered(run: impl FnOnce() -> io::Error) -> io::Result<Child> {
                 report,
                 memory: None,
             };
-            // Before Linux 6.6, each call waits for another CPU twice, for as long as that CPU is
-            // busy.
-            // SAFETY: the request takes a number.
+            // The flag is new with Linux 6.6. Without it, each call waits twice until another CPU
+            // is free. SAFETY: the request takes a number.
             unsafe {
                 libc::ioctl(
                     child.notifications.as_raw_fd(),
@@ -133,16 +139,17 @@ pub fn start_filtered(run: impl FnOnce() -> io::Error) -> io::Result<Child> {
     }
 }
 
-/// A system call that waits.
+/// A system call of the child that the filter makes wait for an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Notification {
     pub id: u64,
     pub thread: i32,
     pub call: Call,
     pub socket: RawFd,
-    /// Pointer to the address, or 0.
+    /// The call's argument for an address: a pointer, or 0.
     pub address: u64,
-    /// Length of the address; for accept(2) a pointer to the length.
+    /// The call's argument for a length: the length for bind(2), a pointer to the length for
+    /// accept(2).
     pub length: u64,
     /// Flags of accept4(2).
     pub flags: c_int,
@@ -159,7 +166,7 @@ pub enum Call {
 pub enum Answer {
     Value(c_int),
     Error(Errno),
-    /// The kernel carries out the call.
+    /// Let the kernel carry out the call itself.
     Continue,
 }
 
@@ -175,7 +182,7 @@ impl Child {
     /// # Errors
     /// The error that `run` returned.
     pub fn await_exec(&self) -> io::Result<()> {
-        read_report(&self.report).map(drop)
+        receive_reported_descriptor(&self.report).map(drop)
     }
 
     /// True if a thread belongs to the child. False for a thread of a process that the child
@@ -191,7 +198,7 @@ impl Child {
     /// The descriptor is closed, or /proc does not show it.
     pub fn is_nonblocking(&self, number: RawFd) -> io::Result<bool> {
         let info = std::fs::read_to_string(format!("/proc/{}/fdinfo/{number}", self.pid))?;
-        // The flags follow the position, in octal.
+        // In /proc/PID/fdinfo, the flags follow the position, as an octal number.
         let flags = info
             .split_whitespace()
             .nth(3)
@@ -213,16 +220,16 @@ impl Child {
         Ok(target == read_inode(socket).map(|inode| format!("socket:[{inode}]").into()))
     }
 
-    /// Waits for the next notification. `None` if a signal ended the call before: wait until the
-    /// descriptor is readable again.
+    /// Waits for the next notification. `None` if a signal interrupted the child's call, or this
+    /// process, before the notification was received: wait until the descriptor is readable again.
     ///
     /// # Errors
     /// Errors of ioctl(2).
-    pub fn receive(&self) -> io::Result<Option<Notification>> {
+    pub fn receive_notification(&self) -> io::Result<Option<Notification>> {
         // SAFETY: the structure holds numbers, and the kernel requires zeroes.
         let mut got: seccomp_notif = unsafe { std::mem::zeroed() };
         // SAFETY: the request takes a `seccomp_notif`.
-        match unsafe { self.request(libc::SECCOMP_IOCTL_NOTIF_RECV, &mut got) } {
+        match unsafe { self.run_ioctl(libc::SECCOMP_IOCTL_NOTIF_RECV, &mut got) } {
             Err(Errno::ENOENT | Errno::EINTR) => return Ok(None),
             result => result?,
         };
@@ -247,7 +254,7 @@ impl Child {
         }))
     }
 
-    /// Answers a notification.
+    /// Ends the wait of a call with an answer.
     ///
     /// # Errors
     /// `ENOENT` if the call waits no more.
@@ -264,23 +271,23 @@ impl Child {
             flags,
         };
         // SAFETY: the request takes a `seccomp_notif_resp`.
-        unsafe { self.request(libc::SECCOMP_IOCTL_NOTIF_SEND, &mut answer) }?;
+        unsafe { self.run_ioctl(libc::SECCOMP_IOCTL_NOTIF_SEND, &mut answer) }?;
         Ok(())
     }
 
-    /// True if a call of bind(2) names this address. If the caller is the child, clients' addresses
-    /// will be written to the caller's memory.
+    /// True if a call of bind(2) names this address. If the child itself made the call, this keeps
+    /// the child's memory open, to write clients' addresses into it later.
     ///
     /// # Errors
     /// The memory cannot be opened or read.
-    pub fn binds(&mut self, bind: &Notification, wanted: SocketAddr) -> io::Result<bool> {
+    pub fn check_bind(&mut self, bind: &Notification, wanted: SocketAddr) -> io::Result<bool> {
         let memory = open_memory(bind.thread)?;
         let mut id = bind.id;
         // The call must still wait after the memory was opened. Otherwise the kernel may have given
         // the thread's number to another process.
         // SAFETY: the request takes a notification's ID.
-        unsafe { self.request(libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &mut id) }?;
-        let named = names_address(bind, wanted, &memory);
+        unsafe { self.run_ioctl(libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &mut id) }?;
+        let named = is_bind_to_address(bind, wanted, &memory);
         if self.has_thread(bind.thread) {
             self.memory = Some(memory);
         }
@@ -292,8 +299,9 @@ impl Child {
     ///
     /// # Errors
     /// `ENOENT` if the call does not wait any more, or the refusal of a policy.
-    pub fn replace(&self, bind: &Notification, by: BorrowedFd<'_>) -> io::Result<()> {
-        self.add(bind.id, by, Some(bind.socket), true).map(drop)
+    pub fn replace_bound_socket(&self, bind: &Notification, by: BorrowedFd<'_>) -> io::Result<()> {
+        self.add_descriptor(bind.id, by, Some(bind.socket), true)
+            .map(drop)
     }
 
     /// Makes a client's socket the result of a call of accept(2) or accept4(2).
@@ -302,7 +310,7 @@ impl Child {
     /// `ENOENT` or `ESRCH` if the call does not wait any more: a signal ended the call, or the
     /// child ends. `EMFILE` if the child has no room for another descriptor. Errors of writing the
     /// client's address. After an error the child does not have the client.
-    pub fn hand_over(
+    pub fn hand_over_client(
         &self,
         accept: &Notification,
         client: BorrowedFd<'_>,
@@ -317,7 +325,7 @@ impl Child {
         if accept.address != 0 {
             write_address(accept, peer, self.memory.as_ref().ok_or(Errno::EFAULT)?)?;
         }
-        let number = self.add(
+        let number = self.add_descriptor(
             accept.id,
             client,
             None,
@@ -326,7 +334,7 @@ impl Child {
         self.answer(accept.id, Answer::Value(number))
     }
 
-    fn add(
+    fn add_descriptor(
         &self,
         id: u64,
         socket: BorrowedFd<'_>,
@@ -350,8 +358,9 @@ impl Child {
         };
         loop {
             // SAFETY: the request takes a `seccomp_notif_addfd`.
-            match unsafe { self.request(libc::SECCOMP_IOCTL_NOTIF_ADDFD, &mut added) } {
-                // The socket was not added.
+            match unsafe { self.run_ioctl(libc::SECCOMP_IOCTL_NOTIF_ADDFD, &mut added) } {
+                // A signal interrupted the request. The kernel has not added the socket, so repeat
+                // the request.
                 Err(Errno::EINTR) => {}
                 result => return Ok(result?),
             }
@@ -360,7 +369,7 @@ impl Child {
 
     /// # Safety
     /// `value` has the type that the request takes.
-    unsafe fn request<T>(&self, request: libc::Ioctl, value: &mut T) -> nix::Result<c_int> {
+    unsafe fn run_ioctl<T>(&self, request: libc::Ioctl, value: &mut T) -> nix::Result<c_int> {
         // SAFETY: `value` lives for the call; the rest is the caller's promise.
         Errno::result(unsafe {
             libc::ioctl(self.notifications.as_raw_fd(), request, from_mut(value))
@@ -368,17 +377,18 @@ impl Child {
     }
 }
 
-/// Reads the next message of a child: a descriptor, an error, or `None` for the end.
-fn read_report(report: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+/// Reads the next report of a child. The report is a descriptor or an error. `None` means that the
+/// child has executed a program or ended.
+fn receive_reported_descriptor(report: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     let mut number = [0; 4];
-    let received = seqpacket::receive(report.as_fd(), &mut number)?;
+    let received = seqpacket::receive_message(report.as_fd(), &mut number)?;
     match i32::from_ne_bytes(number) {
         0 => Ok(received.descriptors.into_iter().next()),
         number => Err(io::Error::from_raw_os_error(number)),
     }
 }
 
-/// Returns the program that the kernel runs for each system call.
+/// Returns the filter as a BPF program, which the kernel runs for each system call of the child.
 fn build_filter() -> [sock_filter; 8] {
     let (load, equal, end) = (
         BPF_LD | BPF_W | BPF_ABS,
@@ -403,7 +413,8 @@ fn build_filter() -> [sock_filter; 8] {
     ]
 }
 
-/// Installs the filter on this thread for the rest of its life, and on its children.
+/// Installs the filter on this thread. The filter stays for the life of the thread, and children
+/// inherit it.
 fn install_filter() -> io::Result<OwnedFd> {
     if ARCHITECTURE == 0 {
         return Err(io::Error::from_raw_os_error(libc::ENOSYS));
@@ -433,8 +444,9 @@ fn install_filter() -> io::Result<OwnedFd> {
 }
 
 /// True if a call of bind(2) names this address.
-fn names_address(bind: &Notification, wanted: SocketAddr, memory: &File) -> io::Result<bool> {
-    // Only padding or a scope follows the compared bytes.
+fn is_bind_to_address(bind: &Notification, wanted: SocketAddr, memory: &File) -> io::Result<bool> {
+    // In a struct sockaddr_in or sockaddr_in6, only padding or a scope follows the bytes that are
+    // compared.
     let (wanted, known) = (
         SockAddr::from(wanted),
         if wanted.is_ipv4() { 8 } else { 24 },
@@ -444,27 +456,28 @@ fn names_address(bind: &Notification, wanted: SocketAddr, memory: &File) -> io::
     }
     let mut named = [0; 24];
     memory.read_exact_at(&mut named[..known], bind.address)?;
-    Ok(named[..known] == address_bytes(&wanted)[..known])
+    Ok(named[..known] == sockaddr_bytes(&wanted)[..known])
 }
 
-/// Writes a client's address and the address's length, as far as there is room, like accept(2).
+/// Writes a client's address and its length into the caller's memory, cut to the caller's room as
+/// accept(2) does.
 fn write_address(accept: &Notification, client: SocketAddr, memory: &File) -> io::Result<()> {
     let (mut room, client) = ([0; 4], SockAddr::from(client));
     memory.read_exact_at(&mut room, accept.length)?;
     let room = usize::try_from(i32::from_ne_bytes(room)).map_err(|_| Errno::EINVAL)?;
-    let bytes = address_bytes(&client);
+    let bytes = sockaddr_bytes(&client);
     memory.write_all_at(&bytes[..bytes.len().min(room)], accept.address)?;
     memory.write_all_at(&client.len().to_ne_bytes(), accept.length)
 }
 
-/// Returns the bytes of a struct sockaddr_in or sockaddr_in6.
-fn address_bytes(address: &SockAddr) -> &[u8] {
+/// Returns an address as the bytes of a struct sockaddr_in or sockaddr_in6.
+fn sockaddr_bytes(address: &SockAddr) -> &[u8] {
     // SAFETY: the address has this length, and lives as long as the result.
     unsafe { slice::from_raw_parts(address.as_ptr().cast(), address.len() as usize) }
 }
 
-/// Opens the memory of a thread. (process_vm_writev(2) needs the same right to trace the thread,
-/// and a seccomp profile may forbid that call besides.)
+/// Opens the memory of a thread in /proc. (process_vm_writev(2) needs the same right, and a seccomp
+/// profile may forbid it.)
 fn open_memory(thread: i32) -> io::Result<File> {
     File::options()
         .read(true)
@@ -520,7 +533,7 @@ mod tests {
         open_memory(nix::unistd::gettid().as_raw()).unwrap()
     }
 
-    /// A system call of the test, with the memory of this process to which the arguments point.
+    /// Memory of this process to which the arguments of a system call point.
     struct Memory {
         address: Vec<AtomicU8>,
         length: Vec<AtomicU8>,
@@ -535,7 +548,7 @@ mod tests {
             }
         }
 
-        fn call(&self, call: Call) -> Notification {
+        fn notification_of(&self, call: Call) -> Notification {
             let (thread, address) = (nix::unistd::gettid().as_raw(), self.address.as_ptr() as u64);
             let length = if call == Call::Bind {
                 self.address.len() as u64
@@ -553,8 +566,8 @@ mod tests {
             }
         }
 
-        /// Returns the written bytes and the written length.
-        fn read_back(&self) -> (Vec<u8>, [u8; 4]) {
+        /// Returns the address and the length that were written into the memory.
+        fn read_address_and_length(&self) -> (Vec<u8>, [u8; 4]) {
             let read = |bytes: &[AtomicU8]| {
                 bytes
                     .iter()
@@ -565,7 +578,7 @@ mod tests {
         }
     }
 
-    /// Returns 127.1.2.3:6443 as a C structure.
+    /// Returns the address 127.1.2.3:6443 as the bytes of a struct sockaddr_in.
     fn ipv4_sockaddr() -> Vec<u8> {
         [
             &(libc::AF_INET as u16).to_ne_bytes()[..],
@@ -579,8 +592,8 @@ mod tests {
     fn the_address_of_a_bind_is_compared() {
         let wanted = "127.1.2.3:6443".parse().unwrap();
         let binds = |bytes: &[u8], wanted| {
-            names_address(
-                &Memory::new(bytes, 0).call(Call::Bind),
+            is_bind_to_address(
+                &Memory::new(bytes, 0).notification_of(Call::Bind),
                 wanted,
                 &own_memory(),
             )
@@ -593,14 +606,15 @@ mod tests {
         assert!(!binds(&ipv4_sockaddr(), "127.1.2.4:6443".parse().unwrap()).unwrap());
         assert!(!binds(&ipv4_sockaddr(), "127.1.2.3:6444".parse().unwrap()).unwrap());
         let six = SockAddr::from("[::1]:6443".parse::<SocketAddr>().unwrap());
-        assert!(binds(address_bytes(&six), "[::1]:6443".parse().unwrap()).unwrap());
-        assert!(!binds(address_bytes(&six), wanted).unwrap());
-        let short = Memory::new(&ipv4_sockaddr(), 0).call(Call::Bind);
+        assert!(binds(sockaddr_bytes(&six), "[::1]:6443".parse().unwrap()).unwrap());
+        assert!(!binds(sockaddr_bytes(&six), wanted).unwrap());
+        let short = Memory::new(&ipv4_sockaddr(), 0).notification_of(Call::Bind);
         assert!(
-            !names_address(&Notification { length: 4, ..short }, wanted, &own_memory()).unwrap()
+            !is_bind_to_address(&Notification { length: 4, ..short }, wanted, &own_memory())
+                .unwrap()
         );
         assert!(
-            names_address(
+            is_bind_to_address(
                 &Notification {
                     address: 0,
                     ..short
@@ -617,18 +631,18 @@ mod tests {
         let client = "127.1.2.3:6443".parse().unwrap();
         for room in [0, 7, 16, 40] {
             let memory = Memory::new(&[0xff; 40], room);
-            write_address(&memory.call(Call::Accept), client, &own_memory()).unwrap();
+            write_address(&memory.notification_of(Call::Accept), client, &own_memory()).unwrap();
             let mut expected = [0xff; 40];
             let written = 16.min(room as usize);
             expected[..written].copy_from_slice(&ipv4_sockaddr()[..written]);
             assert_eq!(
-                memory.read_back(),
+                memory.read_address_and_length(),
                 (expected.into(), 16_i32.to_ne_bytes()),
                 "{room}"
             );
         }
         let negative = Memory::new(&[0xff; 40], -1);
-        let call = negative.call(Call::Accept);
+        let call = negative.notification_of(Call::Accept);
         assert_eq!(
             write_address(&call, client, &own_memory())
                 .unwrap_err()
@@ -636,7 +650,7 @@ mod tests {
             Some(libc::EINVAL)
         );
         assert!(write_address(&Notification { length: 8, ..call }, client, &own_memory()).is_err());
-        assert_eq!(negative.read_back().0, [0xff; 40]);
+        assert_eq!(negative.read_address_and_length().0, [0xff; 40]);
     }
 
     proptest! {
@@ -645,9 +659,9 @@ mod tests {
             let six = SocketAddrV6::new(ip.into(), port, flow, scope).into();
             let address = if is_four { SocketAddr::from(([ip[0], ip[1], ip[2], ip[3]], port)) } else { six };
             let memory = Memory::new(&[0; 28], 28);
-            write_address(&memory.call(Call::Accept), address, &own_memory()).unwrap();
-            prop_assert!(names_address(&memory.call(Call::Bind), address, &own_memory()).unwrap());
-            let (written, length) = memory.read_back();
+            write_address(&memory.notification_of(Call::Accept), address, &own_memory()).unwrap();
+            prop_assert!(is_bind_to_address(&memory.notification_of(Call::Bind), address, &own_memory()).unwrap());
+            let (written, length) = memory.read_address_and_length();
             prop_assert_eq!(i32::from_ne_bytes(length), if is_four { 16 } else { 28 });
             prop_assert_eq!(&written[2..4], port.to_be_bytes());
         }

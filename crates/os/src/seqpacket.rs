@@ -17,12 +17,12 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 
 /// Size limit of a message, in bytes.
-pub const MESSAGE: usize = 64 * 1024;
+pub const MAX_MESSAGE: usize = 64 * 1024;
 
 /// Limit of descriptors in a message. The kernel allows 253 (SCM_MAX_FD).
-pub const DESCRIPTORS: usize = 64;
+pub const MAX_DESCRIPTORS: usize = 64;
 
-fn new() -> io::Result<OwnedFd> {
+fn new_socket() -> io::Result<OwnedFd> {
     Ok(socket(
         AddressFamily::Unix,
         SockType::SeqPacket,
@@ -31,13 +31,13 @@ fn new() -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Length of a listener's queue: the limit of net.core.somaxconn (4,096 by default), because every
-/// client of a sibling may come at one moment.
+/// Length of a listener's queue: as long as net.core.somaxconn allows (4,096 by default). Many
+/// connections may arrive at one moment, because a sibling may send every client that it has.
 const BACKLOG: Backlog = Backlog::MAXALLOWABLE;
 
-/// Makes a listener at a path, which must not exist yet.
+/// Makes a socket that listens at a path. Fails if the path exists.
 pub fn bind_listener(path: &Path) -> io::Result<OwnedFd> {
-    let socket = new()?;
+    let socket = new_socket()?;
     bind(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
     listen(&socket, BACKLOG)?;
     Ok(socket)
@@ -48,12 +48,12 @@ pub fn bind_listener(path: &Path) -> io::Result<OwnedFd> {
 /// # Errors
 /// `ENOENT` and `ECONNREFUSED` if nobody listens, `EAGAIN` if the queue is full: try again.
 pub fn dial_path(path: &Path) -> io::Result<OwnedFd> {
-    let socket = new()?;
+    let socket = new_socket()?;
     connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
     Ok(socket)
 }
 
-/// Accepts the next connection of a listener. `EWOULDBLOCK` if no connection waits.
+/// Accepts the next connection of a listener. Fails with `EWOULDBLOCK` if no connection waits.
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(accept_with(
         listener,
@@ -67,7 +67,7 @@ pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<UnixCredentials> {
     Ok(getsockopt(&socket, sockopt::PeerCredentials)?)
 }
 
-/// True if the other end is closed, so that messages sent now are not read.
+/// True if the other end is closed, so that nobody reads a message that is sent now.
 pub fn is_closed(socket: BorrowedFd<'_>) -> io::Result<bool> {
     let mut polled = [PollFd::new(socket, PollFlags::empty())];
     poll(&mut polled, PollTimeout::ZERO)?;
@@ -79,7 +79,7 @@ pub fn is_closed(socket: BorrowedFd<'_>) -> io::Result<bool> {
 /// A message and the descriptors that came with it.
 #[derive(Debug)]
 pub struct Received {
-    /// The message's length in the buffer; 0 is the end.
+    /// The number of bytes that were written to the buffer. 0 means that the other end is closed.
     pub length: usize,
     /// The descriptors, in the order in which they were sent.
     pub descriptors: Vec<OwnedFd>,
@@ -90,8 +90,8 @@ pub struct Received {
 /// # Errors
 /// `EWOULDBLOCK` if no message has arrived. `EMSGSIZE` if the message or its descriptors do not
 /// fit; the descriptors that fit are closed.
-pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
+pub fn receive_message(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = recvmsg(
         socket,
@@ -103,7 +103,7 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received
         .flags
         .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
     {
-        // Dropping `control` closes the installed descriptors.
+        // The return drops `control`, which closes the descriptors that the kernel installed.
         return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
     }
     let mut descriptors = Vec::new();
@@ -118,12 +118,12 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received
     })
 }
 
-/// Sends one message with duplicates of at most [`DESCRIPTORS`] descriptors.
+/// Sends one message with duplicates of at most [`MAX_DESCRIPTORS`] descriptors.
 ///
 /// # Errors
 /// `EWOULDBLOCK` if the other end does not read, `EPIPE` if the other end is closed, `ETOOMANYREFS`
 /// if too many descriptors are in flight.
-pub fn transmit(
+pub fn transmit_message(
     socket: BorrowedFd<'_>,
     message: &[u8],
     descriptors: &[BorrowedFd<'_>],
@@ -168,49 +168,53 @@ mod tests {
     fn a_closed_peer_is_noticed_even_behind_an_unread_message() {
         let (from, to) = socket_pair();
         assert!(!is_closed(to.as_fd()).unwrap());
-        transmit(from.as_fd(), b"a request", &[]).unwrap();
+        transmit_message(from.as_fd(), b"a request", &[]).unwrap();
         assert!(!is_closed(to.as_fd()).unwrap());
         drop(from);
         assert!(is_closed(to.as_fd()).unwrap());
-        assert_eq!(receive(to.as_fd(), &mut [0; 64]).unwrap().length, 9);
+        assert_eq!(receive_message(to.as_fd(), &mut [0; 64]).unwrap().length, 9);
         assert!(is_closed(to.as_fd()).unwrap());
     }
 
     #[test]
     fn descriptors_arrive_in_order() {
         let (from, to) = socket_pair();
-        let sent: Vec<_> = (0..DESCRIPTORS)
+        let sent: Vec<_> = (0..MAX_DESCRIPTORS)
             .map(|_| UnixStream::pair().unwrap())
             .collect();
         let descriptors: Vec<_> = sent.iter().map(|(_, other)| other.as_fd()).collect();
-        transmit(from.as_fd(), b"with all that fit", &descriptors).unwrap();
+        transmit_message(from.as_fd(), b"with all that fit", &descriptors).unwrap();
         let mut buffer = [0; 64];
-        let received = receive(to.as_fd(), &mut buffer).unwrap();
+        let received = receive_message(to.as_fd(), &mut buffer).unwrap();
         assert_eq!(&buffer[..received.length], b"with all that fit");
-        assert_eq!(received.descriptors.len(), DESCRIPTORS);
+        assert_eq!(received.descriptors.len(), MAX_DESCRIPTORS);
         for (at, ((mine, _), descriptor)) in sent.iter().zip(received.descriptors).enumerate() {
             nix::unistd::write(&descriptor, &[at as u8]).unwrap();
             let mut got = [0];
             (&mut &*mine).read_exact(&mut got).unwrap();
             assert_eq!(usize::from(got[0]), at);
         }
-        transmit(from.as_fd(), b"", &[]).unwrap();
+        transmit_message(from.as_fd(), b"", &[]).unwrap();
         assert_eq!(
-            receive(to.as_fd(), &mut buffer).unwrap().descriptors.len(),
+            receive_message(to.as_fd(), &mut buffer)
+                .unwrap()
+                .descriptors
+                .len(),
             0
         );
     }
 
-    /// The kernel installs as many descriptors as fit, and reports that more were sent.
+    /// The kernel installs only as many descriptors as the buffer has room for, and reports that
+    /// more were sent.
     #[test]
     fn a_message_that_does_not_fit_leaves_no_open_descriptor() {
         for (message, descriptors) in [(&b"70"[..], 70), (&[0; 65], 1)] {
             let (from, to) = socket_pair();
             let (mut mine, other) = UnixStream::pair().unwrap();
-            transmit(from.as_fd(), message, &vec![other.as_fd(); descriptors]).unwrap();
+            transmit_message(from.as_fd(), message, &vec![other.as_fd(); descriptors]).unwrap();
             drop(other);
-            let error = receive(to.as_fd(), &mut [0; 64]).unwrap_err();
-            // A read returns the end once the last duplicate is closed.
+            let error = receive_message(to.as_fd(), &mut [0; 64]).unwrap_err();
+            // The read ends when the last duplicate of the other end is closed.
             mine.set_read_timeout(Some(Duration::from_secs(30)))
                 .unwrap();
             assert_eq!(mine.read(&mut [0; 1]).unwrap(), 0);

@@ -1,17 +1,17 @@
-//! Receives signals instead of their default action.
+//! Receives signals as events of a tokio runtime, instead of their default action.
 
 use nix::sys::signal::Signal;
 use std::io;
 use std::task::Poll;
 use tokio::signal::unix::{self, SignalKind};
 
-/// Signals for which a process waits. The default action of these signals is off from the
-/// construction until the process ends.
+/// Signals that this process receives. From the construction until the process ends, these signals
+/// no longer have their default action.
 #[derive(Debug)]
 pub struct Signals(Vec<(Signal, unix::Signal)>);
 
 impl Signals {
-    /// Must be called within a tokio runtime that has I/O.
+    /// Receives these signals from now on. Must be called within a tokio runtime that has I/O.
     pub fn new(signals: &[Signal]) -> io::Result<Self> {
         let listen =
             |signal: &Signal| Ok((*signal, unix::signal(SignalKind::from_raw(*signal as i32))?));
@@ -22,7 +22,8 @@ impl Signals {
             .map(Self)
     }
 
-    /// Waits for the next signal. The future can be dropped, and `next` called again.
+    /// Waits for the next signal. The caller may drop the future, for example in `select!`, and
+    /// call `next` again.
     pub async fn next(&mut self) -> Signal {
         std::future::poll_fn(|cx| {
             for (signal, comes) in &mut self.0 {

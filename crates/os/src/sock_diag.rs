@@ -1,28 +1,28 @@
 //! TCP sockets by sock_diag(7), in this thread's network namespace. sock_diag needs no privilege,
-//! and unlike /proc/net/tcp it can filter by port and state, and shows a socket's options. To list
-//! only listeners, the kernel does not walk its table of connections. The table has 262,144 buckets
-//! on a node of 24 GiB, and is read to its end if it holds few connections.
+//! and unlike /proc/net/tcp it can filter by port and state, and shows a socket's options. A
+//! request for listeners alone spares the kernel the walk through its table of connections, which
+//! has 262,144 buckets on a node of 24 GiB.
 //!
 //! The crate netlink-packet-sock-diag would help with little more than a reply's header: the crate
 //! does not know INET_DIAG_SOCKOPT, and brings three more crates. Offsets and numbers here are from
 //! linux/netlink.h and linux/inet_diag.h.
 
 use crate::file::none_if_missing;
-use crate::proc_net::{self, ESTABLISHED, Entry, LISTEN};
+use crate::proc_net::{self, ESTABLISHED_STATE, Entry, LISTEN_STATE};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 /// State of a connection after its peer's FIN (TCP_CLOSE_WAIT in the kernel's tcp_states.h).
-const CLOSE_WAIT: u8 = 0x08;
+const CLOSE_WAIT_STATE: u8 = 0x08;
 
-/// Not in the libc crate; from linux/sock_diag.h.
+/// Message types of linux/sock_diag.h, which the libc crate lacks.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
 
-/// The attribute with a struct inet_diag_sockopt, and the bit bind_address_no_port in its second
-/// byte.
+/// The attribute of a reply that contains a struct inet_diag_sockopt. The second byte of that
+/// structure has the bit bind_address_no_port.
 const INET_DIAG_SOCKOPT: u16 = 22;
 const BIND_ADDRESS_NO_PORT: u8 = if cfg!(target_endian = "little") {
     0x01
@@ -30,26 +30,27 @@ const BIND_ADDRESS_NO_PORT: u8 = if cfg!(target_endian = "little") {
     0x80
 };
 
-/// Length of a struct nlmsghdr, and length of a request: a struct nlmsghdr and a struct
+/// Lengths of a struct nlmsghdr, and of a whole request: a struct nlmsghdr and a struct
 /// inet_diag_req_v2.
-const HEADER: usize = 16;
-const REQUEST: usize = HEADER + 56;
+const HEADER_LENGTH: usize = 16;
+const REQUEST_LENGTH: usize = HEADER_LENGTH + 56;
 
 /// Length of a struct inet_diag_sockid, which is part of a request and of a reply.
-const ID: usize = 48;
+const ID_LENGTH: usize = 48;
 
-/// Size limit of a reply's datagram.
-const DATAGRAM: usize = 32 * 1024;
+/// Limit of the size of a datagram in a reply, in bytes.
+const MAX_DATAGRAM: usize = 32 * 1024;
 
-/// Timeout of a reply, over all attempts: the calling thread may have to renew a lease every
-/// second.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// Time limit for a list of sockets, over all attempts. The limit is short because the calling
+/// thread may have to renew a lease every second.
+const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Timeout of a list of listeners. The list is short: only a process that gets no CPU waits.
-const LISTENERS_PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit for a list of listeners. The list is short, so only a process that gets no CPU
+/// reaches the limit.
+const LISTENERS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Attempts to list sockets, if the kernel's tables change meanwhile.
-const ATTEMPTS: usize = 4;
+/// Number of attempts to get a consistent list, while the kernel's tables change.
+const MAX_ATTEMPTS: usize = 4;
 
 /// Returns the listening sockets with this port. A socket that is bound but does not listen is
 /// missing: the kernel does not show such a socket.
@@ -57,9 +58,9 @@ const ATTEMPTS: usize = 4;
 /// # Errors
 /// `TimedOut`; `InvalidData` for a reply that cannot be parsed; errors of socket(2).
 pub fn list_listeners(port: u16) -> io::Result<Vec<Entry>> {
-    let list = |family| list_sockets(family, port, &[LISTEN], LISTENERS_PATIENCE);
+    let list = |family| list_sockets(family, port, &[LISTEN_STATE], LISTENERS_TIMEOUT);
     let listed = list(libc::AF_INET).and_then(|mut listeners| {
-        // A kernel without IPv6 lists no IPv6 sockets.
+        // A kernel without IPv6 returns an error here, which means that there are no IPv6 sockets.
         listeners.extend(none_if_missing(list(libc::AF_INET6))?.into_iter().flatten());
         Ok(listeners)
     });
@@ -68,19 +69,19 @@ pub fn list_listeners(port: u16) -> io::Result<Vec<Entry>> {
 
 /// Returns the listening sockets with this address and port. See [`list_listeners`].
 pub fn listeners_at(address: SocketAddr) -> io::Result<Vec<Entry>> {
-    let family = if address.is_ipv6() {
-        libc::AF_INET6
-    } else {
-        libc::AF_INET
-    };
     fall_back_to_proc(
-        list_sockets(family, address.port(), &[LISTEN], LISTENERS_PATIENCE),
+        list_sockets(
+            family_of(address),
+            address.port(),
+            &[LISTEN_STATE],
+            LISTENERS_TIMEOUT,
+        ),
         |local| *local == address,
     )
 }
 
-/// Returns the sockets with a wanted local address. Reads /proc instead if the kernel has no
-/// sock_diag, or no sock_diag for TCP (CONFIG_INET_TCP_DIAG).
+/// Selects the sockets with a wanted local address from a list. If the kernel has no sock_diag, or
+/// none for TCP (CONFIG_INET_TCP_DIAG), reads /proc instead.
 fn fall_back_to_proc(
     listed: io::Result<Vec<ListedSocket>>,
     wants: impl Fn(&SocketAddr) -> bool,
@@ -94,12 +95,12 @@ fn fall_back_to_proc(
         {
             proc_net::read_sockets()?
                 .into_iter()
-                .filter(|entry| entry.state == LISTEN)
+                .filter(|entry| entry.state == LISTEN_STATE)
                 .collect()
         }
         listed => listed?
             .iter()
-            .map(ListedSocket::listener)
+            .map(ListedSocket::listener_entry)
             .collect::<Vec<_>>(),
     };
     Ok(listed
@@ -108,15 +109,22 @@ fn fall_back_to_proc(
         .collect())
 }
 
-/// Ends the connections that a listener on this local port accepted, except connections of a
-/// listener with the mark of [`super::socket::mark_listener`]. Both ends get an error. Needs
-/// CAP_NET_ADMIN, and a kernel with CONFIG_INET_DIAG_DESTROY.
+/// Ends the connections on this local port, except those of a listener with the mark of
+/// [`super::socket::mark_listener`]. Both ends get an error. Needs CAP_NET_ADMIN, and a kernel with
+/// CONFIG_INET_DIAG_DESTROY.
 ///
 /// # Errors
 /// `EOPNOTSUPP` if the kernel cannot end connections; `EPERM`; `ENOENT` if the kernel has no
 /// tcp_diag; errors of [`list_listeners`].
-pub fn destroy_unmarked(port: u16) -> io::Result<usize> {
-    let list = |family| list_sockets(family, port, &[ESTABLISHED, CLOSE_WAIT], PATIENCE);
+pub fn destroy_unmarked_connections(port: u16) -> io::Result<usize> {
+    let list = |family| {
+        list_sockets(
+            family,
+            port,
+            &[ESTABLISHED_STATE, CLOSE_WAIT_STATE],
+            REPLY_TIMEOUT,
+        )
+    };
     let mut all = list(libc::AF_INET)?;
     all.extend(none_if_missing(list(libc::AF_INET6))?.into_iter().flatten());
     let mut ended = 0;
@@ -124,22 +132,27 @@ pub fn destroy_unmarked(port: u16) -> io::Result<usize> {
         .iter()
         .filter(|socket| socket.local.port() == port && socket.is_marked == Some(false))
     {
-        // `None` if the connection has ended meanwhile.
+        // If the connection has ended meanwhile, the result is `None`, and the connection does not
+        // count.
         ended += usize::from(none_if_missing(destroy_socket(socket))?.is_some());
     }
     Ok(ended)
 }
 
-fn destroy_socket(socket: &ListedSocket) -> io::Result<()> {
-    let family = if socket.local.is_ipv6() {
+fn family_of(address: SocketAddr) -> i32 {
+    if address.is_ipv6() {
         libc::AF_INET6
     } else {
         libc::AF_INET
-    };
+    }
+}
+
+fn destroy_socket(socket: &ListedSocket) -> io::Result<()> {
+    let family = family_of(socket.local);
     let request = build_request(SOCK_DESTROY, libc::NLM_F_ACK, family, &[], &socket.id);
     let mut netlink = send_netlink(&request)?;
-    netlink.set_read_timeout(Some(PATIENCE))?;
-    let mut buffer = [0; DATAGRAM];
+    netlink.set_read_timeout(Some(REPLY_TIMEOUT))?;
+    let mut buffer = [0; MAX_DATAGRAM];
     let length = netlink.read(&mut buffer)?;
     let mut datagram = buffer.get(..length).unwrap_or_default();
     let (_, body) = take_message(&mut datagram).ok_or_else(unreadable_reply)?;
@@ -148,21 +161,22 @@ fn destroy_socket(socket: &ListedSocket) -> io::Result<()> {
         .map_or(Ok(()), Err)
 }
 
-/// A socket in a reply.
+/// A socket, as the kernel's reply describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ListedSocket {
-    /// The struct inet_diag_sockid.
-    id: [u8; ID],
+    /// The bytes of the reply's struct inet_diag_sockid. A request can name the socket with these
+    /// bytes.
+    id: [u8; ID_LENGTH],
     local: SocketAddr,
     uid: u32,
     inode: u32,
-    /// True if the socket's listener had the mark. `None` before Linux 5.10, where the kernel does
-    /// not show the mark.
+    /// True if the socket's listener had the mark of [`super::socket::mark_listener`]. `None`
+    /// before Linux 5.10, where the kernel does not show the mark.
     is_marked: Option<bool>,
 }
 
 impl ListedSocket {
-    fn listener(&self) -> Entry {
+    fn listener_entry(&self) -> Entry {
         let unspecified = if self.local.is_ipv6() {
             Ipv6Addr::UNSPECIFIED.into()
         } else {
@@ -172,19 +186,20 @@ impl ListedSocket {
         Entry {
             local: self.local,
             remote,
-            state: LISTEN,
+            state: LISTEN_STATE,
             uid: self.uid,
             inode: self.inode.into(),
         }
     }
 }
 
-/// One datagram of a reply.
+/// A datagram of a reply.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ReplyPart {
     sockets: Vec<ListedSocket>,
     is_last: bool,
-    /// True if the kernel's tables changed: the reply may lack some sockets, or contain some twice.
+    /// True if the kernel's tables changed while the kernel wrote the reply. The reply may then
+    /// lack some sockets, or contain some twice.
     is_inconsistent: bool,
 }
 
@@ -197,26 +212,27 @@ fn list_sockets(
     patience: Duration,
 ) -> io::Result<Vec<ListedSocket>> {
     let by = Instant::now() + patience;
-    for _ in 0..ATTEMPTS {
-        if let Some(sockets) = list_once(family, port, states, by)? {
+    for _ in 0..MAX_ATTEMPTS {
+        if let Some(sockets) = list_sockets_once(family, port, states, by)? {
             return Ok(sockets);
         }
     }
     Err(io::Error::new(
         io::ErrorKind::ResourceBusy,
-        "the kernel's sockets changed each time while they were listed",
+        "the kernel's sockets changed during each try to list the sockets",
     ))
 }
 
-/// Lists sockets once. `None` if the reply is inconsistent.
-fn list_once(
+/// Requests one list of sockets. `None` if the kernel's tables changed meanwhile, so that the list
+/// is inconsistent.
+fn list_sockets_once(
     family: i32,
     port: u16,
     states: &[u8],
     by: Instant,
 ) -> io::Result<Option<Vec<ListedSocket>>> {
     // Each request has a socket of its own, so every received datagram belongs to the reply.
-    let mut id = [0; ID];
+    let mut id = [0; ID_LENGTH];
     id[..2].copy_from_slice(&port.to_be_bytes());
     let mut socket = send_netlink(&build_request(
         SOCK_DIAG_BY_FAMILY,
@@ -225,11 +241,11 @@ fn list_once(
         states,
         &id,
     ))?;
-    let mut buffer = vec![0; DATAGRAM];
+    let mut buffer = vec![0; MAX_DATAGRAM];
     let (mut sockets, mut is_inconsistent) = (Vec::new(), false);
     loop {
         let left = by.saturating_duration_since(Instant::now());
-        // The system takes a timeout below a microsecond for no timeout.
+        // For the system, a timeout below a microsecond means that there is none.
         if left < Duration::from_millis(1) {
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
@@ -248,7 +264,8 @@ fn list_once(
             }
             read => read?,
         };
-        // A datagram too long for the buffer ends within a message, which parse rejects.
+        // If a datagram was cut to the buffer's length, its last message is incomplete, and
+        // parse_datagram fails.
         let part = parse_datagram(buffer.get(..length).unwrap_or_default())?;
         sockets.extend(part.sockets);
         is_inconsistent |= part.is_inconsistent;
@@ -271,30 +288,30 @@ fn build_request(
     flags: i32,
     family: i32,
     states: &[u8],
-    id: &[u8; ID],
-) -> [u8; REQUEST] {
-    let mut request = [0; REQUEST];
+    id: &[u8; ID_LENGTH],
+) -> [u8; REQUEST_LENGTH] {
+    let mut request = [0; REQUEST_LENGTH];
     let mut put = |at: usize, bytes: &[u8]| {
         for (to, from) in request.iter_mut().skip(at).zip(bytes) {
             *to = *from;
         }
     };
-    put(0, &(REQUEST as u32).to_ne_bytes());
+    put(0, &(REQUEST_LENGTH as u32).to_ne_bytes());
     put(4, &kind.to_ne_bytes());
     put(6, &((libc::NLM_F_REQUEST | flags) as u16).to_ne_bytes());
-    put(HEADER, &[family as u8, libc::IPPROTO_TCP as u8]);
+    put(HEADER_LENGTH, &[family as u8, libc::IPPROTO_TCP as u8]);
     put(
-        HEADER + 4,
+        HEADER_LENGTH + 4,
         &states
             .iter()
             .fold(0, |set, state| set | 1_u32 << state)
             .to_ne_bytes(),
     );
-    put(HEADER + 8, id);
+    put(HEADER_LENGTH + 8, id);
     request
 }
 
-/// Parses a datagram of messages.
+/// Parses a datagram of the kernel, which contains one or more messages.
 ///
 /// # Errors
 /// The error that the kernel reports, or `InvalidData`.
@@ -309,7 +326,8 @@ fn parse_datagram(mut datagram: &[u8]) -> io::Result<ReplyPart> {
                 None => part.is_last = true,
                 Some(error) => return Err(error),
             },
-            // NLMSG_ERROR without an error is the answer to a request other than a listing.
+            // NLMSG_ERROR without an error acknowledges other kinds of requests, and is no valid
+            // reply to a listing.
             libc::NLMSG_ERROR => {
                 return Err(parse_error(body).flatten().unwrap_or_else(unreadable_reply));
             }
@@ -337,7 +355,7 @@ struct Header {
     flags: u16,
 }
 
-/// Takes a message from a datagram: its struct nlmsghdr and its body.
+/// Removes the first message from a datagram. Returns the message's struct nlmsghdr and its body.
 fn take_message<'a>(datagram: &mut &'a [u8]) -> Option<(Header, &'a [u8])> {
     let length = u32::from_ne_bytes(read_field(datagram, 0)?);
     let message = take_bytes(datagram, length.try_into().ok()?)?;
@@ -345,11 +363,11 @@ fn take_message<'a>(datagram: &mut &'a [u8]) -> Option<(Header, &'a [u8])> {
         kind: u16::from_ne_bytes(read_field(message, 4)?),
         flags: u16::from_ne_bytes(read_field(message, 6)?),
     };
-    Some((header, message.get(HEADER..)?))
+    Some((header, message.get(HEADER_LENGTH..)?))
 }
 
-/// Returns the error in the body of NLMSG_ERROR or NLMSG_DONE, which begins with a negated errno.
-/// Some(None) for 0.
+/// Returns the error in the body of a NLMSG_ERROR or NLMSG_DONE, which begins with a negated errno.
+/// Some(None) means errno 0, which is no error.
 fn parse_error(body: &[u8]) -> Option<Option<io::Error>> {
     match i32::from_ne_bytes(read_field(body, 0)?).checked_neg()? {
         0 => Some(None),
@@ -357,7 +375,7 @@ fn parse_error(body: &[u8]) -> Option<Option<io::Error>> {
     }
 }
 
-/// Parses a struct inet_diag_msg and its attributes.
+/// Parses the body of a message about a socket: a struct inet_diag_msg, and its attributes.
 fn parse_entry(body: &[u8]) -> Option<ListedSocket> {
     let [family] = read_field(body, 0)?;
     let ip: IpAddr = match i32::from(family) {
@@ -388,8 +406,8 @@ fn read_field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk().copied()
 }
 
-/// Takes `length` bytes, and the padding up to a multiple of 4. (Padding may be missing at the
-/// end.)
+/// Removes `length` bytes from the beginning of `bytes`, and the padding up to a multiple of 4. At
+/// the end of a message, the padding may be missing.
 fn take_bytes<'a>(bytes: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
     let taken = bytes.get(..length)?;
     *bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
@@ -418,7 +436,7 @@ mod tests {
             netdevice::set_interface("lo", InterfaceSetting::Up).unwrap();
             netdevice::set_interface("lo:1", InterfaceSetting::Address(NODE)).unwrap();
             netdevice::set_interface("lo:2", InterfaceSetting::Address(NEIGHBOUR)).unwrap();
-            let has = list_sockets(libc::AF_INET, PORT, &[LISTEN], PATIENCE);
+            let has = list_sockets(libc::AF_INET, PORT, &[LISTEN_STATE], REPLY_TIMEOUT);
             if let Err(error) = has
                 && error.raw_os_error() == Some(libc::EPROTONOSUPPORT)
             {
@@ -445,7 +463,7 @@ mod tests {
         listener
     }
 
-    /// Returns a client and its accepted connection.
+    /// Connects to a listener. Returns the client's end and the accepted end.
     fn connect_client(to: (Ipv4Addr, u16), listener: &TcpListener) -> (TcpStream, TcpStream) {
         (
             TcpStream::connect(to).unwrap(),
@@ -453,7 +471,8 @@ mod tests {
         )
     }
 
-    /// Waits for a change that the kernel makes in its own time.
+    /// Waits until a value equals `expected`. The kernel changes the value some time after the
+    /// test's calls.
     fn wait_until_equal<T: PartialEq + std::fmt::Debug>(actual: impl Fn() -> T, expected: &T) {
         let begun = Instant::now();
         while actual() != *expected && begun.elapsed() < Duration::from_secs(60) {
@@ -462,7 +481,7 @@ mod tests {
         assert_eq!(actual(), *expected);
     }
 
-    /// Asks again if the machine was so busy that the kernel's reply was not read in time.
+    /// Repeats a request that timed out because the machine was busy.
     fn retry_on_timeout<T>(ask: impl Fn() -> io::Result<T>) -> T {
         loop {
             match ask() {
@@ -506,7 +525,7 @@ mod tests {
                 connect_client((NODE, PORT + 1), &elsewhere),
             ];
             let mut ended = connect_client((NEIGHBOUR, PORT), &theirs);
-            assert_eq!(retry_on_timeout(|| destroy_unmarked(PORT)), 1);
+            assert_eq!(retry_on_timeout(|| destroy_unmarked_connections(PORT)), 1);
             for end in [&mut ended.0, &mut ended.1] {
                 assert!(end.read(&mut [0]).is_err());
             }
@@ -514,26 +533,29 @@ mod tests {
                 client.write_all(b"k").unwrap();
                 assert_eq!(end.read(&mut [0]).unwrap(), 1);
             }
-            // For the kernel, port 0 means any port.
-            assert_eq!(retry_on_timeout(|| destroy_unmarked(0)), 0);
+            // Port 0 in a request means any port. `destroy_unmarked_connections` must end no
+            // connection for it.
+            assert_eq!(retry_on_timeout(|| destroy_unmarked_connections(0)), 0);
         });
     }
 
-    /// The reply's datagrams have some 200 connections each.
+    /// Makes so many connections that the reply needs several datagrams, with some 200 connections
+    /// each.
     #[test]
     fn a_reply_of_many_datagrams_is_counted_right() {
         run_in_namespace(|| {
             let _ours = listen_marked((NODE, PORT));
             let _theirs = start_listener((NEIGHBOUR, PORT), 4096);
-            // The clients close at once, so that few descriptors are needed. Their connections wait
-            // to be accepted, in CLOSE_WAIT.
+            // Each client is closed at once, so that the test needs few descriptors. Its connection
+            // stays in the accept queue, in CLOSE_WAIT.
             for to in [NODE, NODE, NEIGHBOUR] {
                 (0..1000).for_each(|_| drop(TcpStream::connect((to, PORT)).unwrap()));
             }
             let are = |marked| move |socket: &&ListedSocket| socket.is_marked == Some(marked);
             let counted = || {
-                let all =
-                    retry_on_timeout(|| list_sockets(libc::AF_INET, PORT, &[CLOSE_WAIT], PATIENCE));
+                let all = retry_on_timeout(|| {
+                    list_sockets(libc::AF_INET, PORT, &[CLOSE_WAIT_STATE], REPLY_TIMEOUT)
+                });
                 (
                     all.iter().filter(are(true)).count(),
                     all.iter().filter(are(false)).count(),
@@ -543,15 +565,17 @@ mod tests {
         });
     }
 
-    /// The limit holds however many sockets are listed, and however often.
+    /// The limit ends the wait, however many sockets are listed and however often the list is
+    /// repeated.
     #[test]
     fn a_reply_is_not_waited_for_beyond_the_limit() {
-        let late = list_once(libc::AF_INET, PORT, &[LISTEN], Instant::now()).map(drop);
+        let late =
+            list_sockets_once(libc::AF_INET, PORT, &[LISTEN_STATE], Instant::now()).map(drop);
         assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
     fn encode_message(kind: i32, flags: i32, body: &[u8]) -> Vec<u8> {
-        let length = (HEADER + body.len()) as u32;
+        let length = (HEADER_LENGTH + body.len()) as u32;
         let mut message = length.to_ne_bytes().to_vec();
         message.extend(
             [kind as u16, flags as u16]
@@ -574,7 +598,8 @@ mod tests {
         attribute
     }
 
-    /// Encodes a socket as the kernel reports it, between attributes that were not requested.
+    /// Encodes a socket in the form of the kernel's reply, between attributes that nobody
+    /// requested.
     fn encode_entry(entry: &ListedSocket) -> Vec<u8> {
         let mut body = vec![0; 72];
         body[4..6].copy_from_slice(&entry.local.port().to_be_bytes());
@@ -605,14 +630,14 @@ mod tests {
         any::<(IpAddr, u16, [u32; 2], Option<bool>)>().prop_map(
             |(ip, port, [uid, inode], is_marked)| {
                 let listed = ListedSocket {
-                    id: [0; ID],
+                    id: [0; ID_LENGTH],
                     local: SocketAddr::new(ip, port),
                     uid,
                     inode,
                     is_marked,
                 };
-                let mut id = [0; ID];
-                id.copy_from_slice(&encode_entry(&listed)[HEADER + 4..][..ID]);
+                let mut id = [0; ID_LENGTH];
+                id.copy_from_slice(&encode_entry(&listed)[HEADER_LENGTH + 4..][..ID_LENGTH]);
                 ListedSocket { id, ..listed }
             },
         )
@@ -634,7 +659,7 @@ mod tests {
             prop_assert_eq!(parse_datagram(&encode_answer(&sockets)).unwrap(), ReplyPart { sockets, is_last: true, is_inconsistent: false });
         }
 
-        /// A part of a reply is accepted only if it ends where a message ends.
+        /// If a reply is cut, parsing succeeds only if the cut is between two messages.
         #[test]
         fn a_truncated_reply_is_refused(sockets in prop::collection::vec(any_entry(), 1..4), cut: prop::sample::Index) {
             let answer = encode_answer(&sockets);

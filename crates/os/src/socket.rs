@@ -17,12 +17,12 @@ use std::ptr::from_mut;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-/// Not in the libc crate; from linux/in.h.
+/// An option of linux/in.h that the libc crate lacks.
 const IP_LOCAL_PORT_RANGE: c_int = 51;
 
 sockopt_impl!(
-    /// The socket's range of ports: the lowest port in the lower half, the highest port in the
-    /// upper half.
+    /// The range from which the kernel takes the socket's port. The lower 16 bits are the lowest
+    /// port, the upper 16 bits are the highest port.
     LocalPortRange, SetOnly, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, u32
 );
 sockopt_impl!(
@@ -33,8 +33,8 @@ sockopt_impl!(
     u64
 );
 
-/// Keepalive: a silent peer is probed after KEEPALIVE_IDLE, and counts as gone after
-/// KEEPALIVE_PROBES unanswered probes at KEEPALIVE_INTERVAL.
+/// Times of keepalive: if a peer is silent for KEEPALIVE_IDLE, it is probed each
+/// KEEPALIVE_INTERVAL. After KEEPALIVE_PROBES probes without an answer, it counts as gone.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_PROBES: u32 = 3;
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
@@ -51,11 +51,7 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Errors of socket(2), setsockopt(2) and bind(2); `EADDRINUSE` is explained by
 /// [`super::proc_net`].
 pub fn bind(address: SocketAddr, freebind: bool) -> io::Result<OwnedFd> {
-    let socket = Socket::new(
-        Domain::for_address(address),
-        Type::STREAM.nonblocking(),
-        Some(Protocol::TCP),
-    )?;
+    let socket = create_socket(address)?;
     socket.set_reuse_address(true)?;
     socket.set_reuse_port(true)?;
     if address.is_ipv6() {
@@ -72,16 +68,20 @@ pub fn bind(address: SocketAddr, freebind: bool) -> io::Result<OwnedFd> {
     Ok(socket.into())
 }
 
+fn create_socket(address: SocketAddr) -> io::Result<Socket> {
+    Socket::new(
+        Domain::for_address(address),
+        Type::STREAM.nonblocking(),
+        Some(Protocol::TCP),
+    )
+}
+
 /// Makes a socket that is bound as kube-apiserver binds its socket: with `SO_REUSEADDR` alone.
 ///
 /// # Errors
 /// Errors of socket(2), setsockopt(2) and bind(2).
 pub fn bind_as_apiserver(address: SocketAddr, nonblocking: bool) -> io::Result<OwnedFd> {
-    let socket = Socket::new(
-        Domain::for_address(address),
-        Type::STREAM,
-        Some(Protocol::TCP),
-    )?;
+    let socket = create_socket(address)?;
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(nonblocking)?;
     socket.bind(&address.into())?;
@@ -99,19 +99,19 @@ pub fn bind_as_apiserver(address: SocketAddr, nonblocking: bool) -> io::Result<O
 pub fn start_listening(socket: BorrowedFd<'_>, backlog: u32) -> io::Result<()> {
     let socket = SockRef::from(&socket);
     socket.set_reuse_address(true)?;
-    // The kernel limits the backlog to net.core.somaxconn. (SOMAXCONN of the C library is no limit:
+    // The kernel limits the backlog to net.core.somaxconn. (Do not use the C library's SOMAXCONN:
     // musl's is 128.)
     socket
         .listen(i32::try_from(backlog).unwrap_or(i32::MAX))
         .inspect_err(|_| {
-            // The state after bind. A failure of the reset is ignored, because the error of listen
-            // is returned.
+            // Restore the state that `bind` left. A failure is ignored here, because the caller
+            // gets the error of listen.
             let _ = socket.set_reuse_address(false);
         })
 }
 
-/// Marks a listener, so that [`super::sock_diag::destroy_unmarked`] spares its new connections,
-/// which inherit the mark.
+/// Marks a listener, so that [`super::sock_diag::destroy_unmarked_connections`] spares its new
+/// connections, which inherit the mark.
 ///
 /// The mark is `IP_BIND_ADDRESS_NO_PORT`, which has no effect on a bound socket that listens. An
 /// IPv6 socket accepts the option too. (Before bind(2), a port of 0 would stay 0.)
@@ -155,14 +155,14 @@ pub fn queue_length(listener: BorrowedFd<'_>) -> io::Result<u32> {
 }
 
 /// Wakes every thread that waits for a listener by an edge-triggered epoll(7), if a connection is
-/// in the accept queue. The listener is not changed: shutdown(2) of a listener's writing side has
-/// no other effect.
+/// in the accept queue. This shuts down the writing side of the listener, which has no other effect
+/// on a listener.
 pub fn wake_pollers(listener: BorrowedFd<'_>) {
-    // A failure means that the socket does not listen.
+    // The call fails only if the socket does not listen. Then no thread waits.
     let _ = SockRef::from(&listener).shutdown(std::net::Shutdown::Write);
 }
 
-/// Reads the bytes that have arrived, whatever the event loop's readiness.
+/// Reads bytes that have arrived, even if the event loop has not reported the socket as readable.
 ///
 /// # Errors
 /// Errors of recv(2); `EWOULDBLOCK` if nothing has arrived on a non-blocking socket.
@@ -178,23 +178,19 @@ pub fn read(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
 /// Errors of socket(2), setsockopt(2), bind(2) and connect(2); `EADDRNOTAVAIL` if the source has no
 /// port left.
 pub fn connect(to: SocketAddr, source: Option<IpAddr>) -> io::Result<TcpStream> {
-    let socket = Socket::new(
-        Domain::for_address(to),
-        Type::STREAM.nonblocking(),
-        Some(Protocol::TCP),
-    )?;
+    let socket = create_socket(to)?;
     if to.ip().is_loopback() {
-        // Loopback needs no keepalive, which only checks that the peer's host is alive.
+        // Loopback needs no keepalive: the peer's host is this host.
         socket.set_tcp_nodelay(true)?;
     } else {
-        set_options(socket.as_fd())?;
+        set_nodelay_and_keepalive(socket.as_fd())?;
     }
     if let Some(source) = source {
-        // Both options are IPv4 options.
+        // Both options below exist for IPv4 only.
         if source.is_ipv4() {
             set_bind_address_no_port(socket.as_fd())?;
-            if takes_every_port() {
-                set_every_port(socket.as_fd())?;
+            if supports_local_port_range() {
+                set_local_port_range(socket.as_fd())?;
             }
         }
         socket.bind(&SocketAddr::from((source, 0)).into())?;
@@ -209,7 +205,7 @@ pub fn connect(to: SocketAddr, source: Option<IpAddr>) -> io::Result<TcpStream> 
 /// inherit both options from a listener. `TCP_USER_TIMEOUT` is turned off, because a listener may
 /// come from a version that set the timeout: the timeout would cut a reader that pauses for so long
 /// (`kubectl logs -f | less`).
-pub fn set_options(socket: BorrowedFd<'_>) -> io::Result<()> {
+pub fn set_nodelay_and_keepalive(socket: BorrowedFd<'_>) -> io::Result<()> {
     let socket = SockRef::from(&socket);
     socket.set_tcp_nodelay(true)?;
     let keepalive = TcpKeepalive::new()
@@ -229,32 +225,31 @@ pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// True if a socket can search odd and even ports alike: Linux 6.8. Before 6.8, connect() tries odd
-/// ports (one half) only if every even port is in use, after a search of every even port.
-pub fn takes_every_port() -> bool {
-    static SUPPORTED: LazyLock<bool> = LazyLock::new(|| {
+/// True if the kernel can search odd and even ports alike for a socket, as Linux 6.8 does. Before,
+/// connect(2) tries an odd port only after it has found that every even port is in use.
+pub fn supports_local_port_range() -> bool {
+    static IS_SUPPORTED: LazyLock<bool> = LazyLock::new(|| {
         let is_new =
             KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(6, 8, 0));
-        let set = || set_every_port(Socket::new(Domain::IPV4, Type::STREAM, None)?.as_fd());
-        // A system that only calls itself Linux may not know the option.
+        let set = || set_local_port_range(Socket::new(Domain::IPV4, Type::STREAM, None)?.as_fd());
+        // An emulation such as QEMU's user mode may report a new kernel and not know the option.
         is_new && set().is_ok()
     });
-    *SUPPORTED
+    *IS_SUPPORTED
 }
 
-/// Gives the socket its own range of ports (`IP_LOCAL_PORT_RANGE`), and the kernel then searches
-/// odd and even ports alike. The range remains `net.ipv4.ip_local_port_range`: a bound of 0, or a
-/// bound outside of that range, has no effect (ip(7)).
-fn set_every_port(socket: BorrowedFd<'_>) -> io::Result<()> {
+/// Gives the socket a range of ports of its own (`IP_LOCAL_PORT_RANGE`). For such a socket, the
+/// kernel searches odd and even ports alike. The bounds are chosen so that the range is still
+/// `net.ipv4.ip_local_port_range` (ip(7)).
+fn set_local_port_range(socket: BorrowedFd<'_>) -> io::Result<()> {
     Ok(setsockopt(&socket, LocalPortRange, &0xffff_0000)?)
 }
 
-/// Returns the kernel's name of a socket: equal for every duplicate of the socket, and unique in
-/// the network namespace (`SO_COOKIE`). The name is the socket's inode where `SO_COOKIE` is
-/// unknown: before Linux 4.12, and in QEMU's user mode.
+/// Returns the kernel's number for a socket (`SO_COOKIE`). Every duplicate of the socket has the
+/// same number, and no other socket in the network namespace has it. If `SO_COOKIE` is unknown
+/// (before Linux 4.12, and in QEMU's user mode), returns the socket's inode instead.
 ///
 /// # Errors
-/// Errors of getsockopt(2), such as `ENOTSOCK`.
 /// Errors of getsockopt(2), such as `ENOTSOCK`.
 pub fn read_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     let known =
@@ -264,8 +259,8 @@ pub fn read_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
         .or_else(|error| read_inode(socket).filter(|_| known(&error)).ok_or(error))
 }
 
-/// Returns the kernel's name of this thread's network namespace (`SO_NETNS_COOKIE`). The kernel
-/// never uses a name twice.
+/// Returns the kernel's number for this thread's network namespace (`SO_NETNS_COOKIE`). The kernel
+/// never uses a number twice.
 ///
 /// # Errors
 /// `ENOPROTOOPT` before Linux 5.14.
@@ -276,7 +271,7 @@ pub fn namespace_cookie() -> io::Result<u64> {
     )?)
 }
 
-/// Returns the inode by which /proc/net/tcp names a socket.
+/// Returns the inode of a socket. /proc/net/tcp identifies the socket by this inode.
 pub fn read_inode(socket: BorrowedFd<'_>) -> Option<u64> {
     nix::sys::stat::fstat(socket).ok().map(|stat| stat.st_ino)
 }
@@ -294,28 +289,24 @@ pub fn network_namespace(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     }
 }
 
-/// True if a socket listens on an address of this host. No connection is made: bind(2) is refused
-/// only if a socket listens, or is bound without `SO_REUSEADDR`, which Go and most programs set.
+/// True if a socket listens on an address of this host. The function makes no connection. It tries
+/// bind(2), which fails only if a socket listens there, or is bound without `SO_REUSEADDR`, which
+/// Go and most programs set.
 ///
 /// # Errors
 /// Errors of socket(2) and bind(2): the address does not belong to this host, or descriptors ran
 /// out.
 pub fn is_listened_on(address: SocketAddr) -> io::Result<bool> {
-    let socket = Socket::new(
-        Domain::for_address(address),
-        Type::STREAM,
-        Some(Protocol::TCP),
-    )?;
-    socket.set_reuse_address(true)?;
-    match socket.bind(&address.into()) {
-        Ok(()) => Ok(false),
+    match bind_as_apiserver(address, false) {
+        Ok(_) => Ok(false),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(true),
         Err(error) => Err(error),
     }
 }
 
-/// Stops listening for every holder of a duplicate: queued connections are reset, and new clients
-/// get connection refused. [`start_listening`] reverses the change; the port stays bound.
+/// Makes a listener stop listening, also for processes that hold a duplicate. Queued connections
+/// are reset, and new clients get connection refused. The port stays bound, and [`start_listening`]
+/// listens again.
 ///
 /// # Errors
 /// `ENOTCONN` if the socket did not listen.
@@ -332,27 +323,27 @@ pub fn check_listener(
     address: SocketAddr,
     name: u64,
 ) -> Result<(), String> {
-    let failed = |error: io::Error| format!("its options cannot be read: {error}");
+    let failed = |error: io::Error| format!("the socket's options cannot be read: {error}");
     let asked = SockRef::from(&socket);
     if asked.r#type().map_err(failed)? != Type::STREAM
         || asked.protocol().map_err(failed)? != Some(Protocol::TCP)
     {
-        return Err("it is no TCP socket".into());
+        return Err("the descriptor is no TCP socket".into());
     }
     if read_cookie(socket).map_err(failed)? != name {
-        return Err("it is another socket than announced".into());
+        return Err("the socket is not the announced one".into());
     }
     match local_address(socket).map_err(failed)? {
         bound if bound != address => {
-            return Err(format!("it is bound to {bound}, not to {address}"));
+            return Err(format!("the socket is bound to {bound}, not to {address}"));
         }
         _ => {}
     }
     if asked.peer_addr().is_ok() {
-        return Err("it is a connection, not a listener".into());
+        return Err("the socket is a connection, not a listener".into());
     }
     if !asked.reuse_port().map_err(failed)? {
-        return Err("it does not share its port".into());
+        return Err("the socket does not share its port".into());
     }
     Ok(())
 }
@@ -360,25 +351,26 @@ pub fn check_listener(
 /// Checks a descriptor from another process: it must be a TCP connection. Returns the peer's
 /// address.
 pub fn check_connection(socket: BorrowedFd<'_>) -> Result<SocketAddr, String> {
-    let failed = |error: io::Error| format!("it is no connection: {error}");
+    let failed = |error: io::Error| format!("the socket is no connection: {error}");
     let asked = SockRef::from(&socket);
     if asked.r#type().map_err(failed)? != Type::STREAM
         || asked.protocol().map_err(failed)? != Some(Protocol::TCP)
     {
-        return Err("it is no TCP socket".into());
+        return Err("the descriptor is no TCP socket".into());
     }
     let peer = asked.peer_addr().map_err(failed)?;
     peer.as_socket()
-        .ok_or_else(|| "it is no connection of the Internet".into())
+        .ok_or_else(|| "the socket is no TCP/IP connection".into())
 }
 
-/// Returns how many bytes the kernel accepts for a connection now. 0 if epoll would not call the
-/// connection writable, because more than two thirds of its buffer are taken.
+/// Returns how many bytes the kernel accepts for a connection now. Returns 0 if epoll would not
+/// report the connection as writable, because more than two thirds of its buffer are in use.
 pub fn writable_bytes(socket: &impl AsFd) -> usize {
-    // Indexes of linux/sock_diag.h.
+    // Indexes of figures in SO_MEMINFO's array, by linux/sock_diag.h.
     const SNDBUF: usize = 3;
     const WMEM_QUEUED: usize = 5;
-    // Without an answer, assume room until a write shows otherwise.
+    // If the kernel reports nothing, the connection counts as writable until a write shows that it
+    // is not.
     let mut figures = [0_u32; 9];
     // SAFETY: the option's value is an array of numbers.
     let length = unsafe {
@@ -410,21 +402,21 @@ pub fn is_readable(socket: &impl AsFd) -> bool {
 }
 
 fn is_ready(socket: &impl AsFd, flags: PollFlags) -> bool {
-    // If poll(2) fails, the next read or write shows the error.
+    // If poll(2) fails, report the socket as readable: the next read or write then shows the error.
     poll(&mut [PollFd::new(socket.as_fd(), flags)], PollTimeout::ZERO) != Ok(0)
 }
 
 /// True if a connection was reset or timed out. The error is left for the next read. A connection
 /// after FIN from both ends (POLLHUP) may still have unread bytes, so POLLHUP is not enough.
-pub fn is_gone(socket: &impl AsFd) -> bool {
+pub fn was_reset_or_timed_out(socket: &impl AsFd) -> bool {
     poll_events(socket, PollFlags::empty())
         .is_some_and(|events| events.contains(PollFlags::POLLERR))
 }
 
 /// True if the other end of a connection has sent FIN or a reset, even if bytes sent before are
 /// unread.
-pub fn has_ended(socket: &impl AsFd) -> bool {
-    // nix has no POLLRDHUP.
+pub fn peer_has_ended(socket: &impl AsFd) -> bool {
+    // nix does not have the flag POLLRDHUP.
     poll_events(socket, PollFlags::from_bits_retain(libc::POLLRDHUP))
         .is_none_or(|events| !events.is_empty())
 }
@@ -439,10 +431,10 @@ pub fn idle_time(socket: BorrowedFd<'_>) -> io::Result<Duration> {
     ))
 }
 
-/// Progress of a connection, in bytes.
+/// Numbers of bytes that a connection has sent and received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes sent to the other end for the first time.
+    /// Bytes sent to the other end. Retransmitted bytes count once.
     pub sent: u64,
     /// Bytes received from the other end. The other end's FIN counts as one byte.
     pub received: u64,
@@ -456,7 +448,7 @@ pub struct Progress {
 /// # Errors
 /// Errors of getsockopt(2) and ioctl(2).
 pub fn read_progress(socket: BorrowedFd<'_>) -> io::Result<Progress> {
-    let (sent, received) = sent_and_received(socket)?;
+    let (sent, received) = count_sent_and_received(socket)?;
     let mut unread: c_int = 0;
     // SAFETY: FIONREAD writes an int.
     Errno::result(unsafe {
@@ -474,12 +466,12 @@ pub fn read_progress(socket: BorrowedFd<'_>) -> io::Result<Progress> {
 /// # Errors
 /// Errors of [`read_progress`].
 pub fn has_sent(socket: BorrowedFd<'_>) -> io::Result<bool> {
-    Ok(sent_and_received(socket)?.0 > 0)
+    Ok(count_sent_and_received(socket)?.0 > 0)
 }
 
-fn sent_and_received(socket: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
-    // tcpi_bytes_received, and tcpi_bytes_sent of Linux 4.19, in struct tcp_info of linux/tcp.h,
-    // which is longer than the C library's.
+fn count_sent_and_received(socket: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
+    // Positions in struct tcp_info of linux/tcp.h, which is longer than the C library's:
+    // tcpi_bytes_received, and tcpi_bytes_sent (Linux 4.19).
     const RECEIVED: usize = 128 / size_of::<u64>();
     const SENT: usize = 200 / size_of::<u64>();
     let mut info = [0_u64; SENT + 1];
@@ -491,7 +483,8 @@ fn sent_and_received(socket: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
     Ok((info[SENT], info[RECEIVED]))
 }
 
-/// Makes a socket non-blocking. Another process may have made the socket blocking.
+/// Makes a socket non-blocking. Needed before use, because another process that has the socket may
+/// have made it blocking.
 ///
 /// # Errors
 /// Errors of ioctl(2).
@@ -499,7 +492,7 @@ pub fn set_nonblocking(socket: BorrowedFd<'_>) -> io::Result<()> {
     SockRef::from(&socket).set_nonblocking(true)
 }
 
-/// Peeks at the received bytes from their beginning, and leaves them unread. Never waits.
+/// Reads received bytes without removing them, from the first unread byte on. Never waits.
 ///
 /// # Errors
 /// Errors of recv(2); `EWOULDBLOCK` if nothing has arrived.
@@ -519,7 +512,7 @@ fn read_tcp_info(socket: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
     Ok(info)
 }
 
-/// Reads an option and returns the number of bytes that the kernel wrote. An older kernel may know
+/// Reads an option and returns the number of bytes that the kernel wrote. An older kernel may write
 /// only the beginning of `T`.
 ///
 /// # Safety
@@ -552,9 +545,10 @@ fn poll_events(socket: &impl AsFd, asked: PollFlags) -> Option<PollFlags> {
     asked[0].revents()
 }
 
-/// Makes the close of this socket a reset, to pass on a reset of the other end.
+/// Makes the kernel reset the connection when this socket is closed. A relay calls this to pass on
+/// a reset from the other end.
 pub fn reset_on_close(socket: &impl AsFd) {
-    // If the call fails, the socket is already gone.
+    // The call fails only if the connection is gone already.
     let _ = SockRef::from(socket).set_linger(Some(Duration::ZERO));
 }
 
@@ -570,11 +564,11 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (server, _) = listener.accept().unwrap();
-        assert!(!has_ended(&server));
+        assert!(!peer_has_ended(&server));
         client.write_all(b"sent").unwrap();
-        assert!(!has_ended(&server));
+        assert!(!peer_has_ended(&server));
         client.shutdown(Shutdown::Write).unwrap();
-        assert!(has_ended(&server));
+        assert!(peer_has_ended(&server));
     }
 
     #[test]
@@ -613,7 +607,7 @@ mod tests {
         is(7, 5, 0);
     }
 
-    /// Makes a listener with the options of kube-apiserver's listener: `SO_REUSEADDR` alone.
+    /// Listens with the same options as kube-apiserver: `SO_REUSEADDR` alone.
     fn listen_as_apiserver(address: SocketAddr) -> io::Result<TcpListener> {
         let socket = Socket::new(
             Domain::for_address(address),
@@ -629,9 +623,12 @@ mod tests {
         Ok(socket.into())
     }
 
-    /// Leaves both kinds of connections that outlive a listener: an open connection, and a
-    /// connection in TIME_WAIT here.
-    fn leave_connections(at: SocketAddr, mut accept: impl FnMut() -> TcpStream) -> [TcpStream; 2] {
+    /// Leaves two connections that outlive their listener: an open connection, and a connection in
+    /// TIME_WAIT at the listener's end.
+    fn make_connections_outliving_listener(
+        at: SocketAddr,
+        mut accept: impl FnMut() -> TcpStream,
+    ) -> [TcpStream; 2] {
         let (mut closed, open) = (
             TcpStream::connect(at).unwrap(),
             TcpStream::connect(at).unwrap(),
@@ -642,7 +639,7 @@ mod tests {
         [accept(), open]
     }
 
-    /// The backlog does not depend on the C library's SOMAXCONN.
+    /// The C library's SOMAXCONN must not limit the backlog.
     #[test]
     fn a_listener_gets_the_requested_backlog() {
         berth_testing::namespace::run(CloneFlags::CLONE_NEWNET, || {
@@ -651,7 +648,7 @@ mod tests {
             let listener = bind("0.0.0.0:0".parse().unwrap(), false).unwrap();
             for asked in [100, 10_000] {
                 start_listening(listener.as_fd(), asked).unwrap();
-                // For a listener, tcpi_sacked is the length of its queue.
+                // The kernel reports a listener's backlog as tcpi_sacked.
                 assert_eq!(read_tcp_info(listener.as_fd()).unwrap().tcpi_sacked, asked);
             }
             Ok(())
@@ -660,8 +657,8 @@ mod tests {
 
     #[test]
     fn an_apiserver_without_berth_can_listen_while_a_client_of_berth_is_connected() {
-        // The wildcard needs the port on every address, so another port is tried if a process has
-        // the port. The ports are not ephemeral ports, because other tests leave a client's port in
+        // To bind a wildcard address, the port must be free on every address, so the test tries
+        // several ports. It avoids ephemeral ports, which clients of other tests leave in
         // TIME_WAIT.
         let tried = (0..20).any(|_| {
             let port = 20_000 + getrandom::u32().unwrap() % 10_000;
@@ -670,7 +667,7 @@ mod tests {
             };
             start_listening(berth.as_fd(), 16).unwrap();
             let at = local_address(berth.as_fd()).unwrap();
-            let _connections = leave_connections(at, || {
+            let _connections = make_connections_outliving_listener(at, || {
                 let waiting = PollFd::new(berth.as_fd(), PollFlags::POLLIN);
                 poll(&mut [waiting], PollTimeout::NONE).unwrap();
                 accept(berth.as_fd()).unwrap().0
@@ -686,15 +683,23 @@ mod tests {
 
     #[test]
     fn a_shim_listens_after_an_apiserver_without_berth() {
-        let apiserver = listen_as_apiserver("127.3.7.2:0".parse().unwrap()).unwrap();
-        let at = apiserver.local_addr().unwrap();
-        let [one, other] = leave_connections(at, || apiserver.accept().unwrap().0);
-        drop((one, other, apiserver));
-        let berth = bind(at, false).unwrap();
-        // The shim's own apiserver. Its listener defeats the kernel's shortcut for sockets of one
-        // uid.
-        let _instance = listen_as_apiserver(SocketAddr::from(([127, 3, 7, 3], at.port())));
-        start_listening(berth.as_fd(), 16).unwrap();
+        // A process that another test has just forked keeps the closed listener open until it
+        // executes its program, so the test tries several ports.
+        let tried = (0..20).any(|_| {
+            let apiserver = listen_as_apiserver("127.3.7.2:0".parse().unwrap()).unwrap();
+            let at = apiserver.local_addr().unwrap();
+            drop(make_connections_outliving_listener(at, || {
+                apiserver.accept().unwrap().0
+            }));
+            drop(apiserver);
+            bind(at, false).is_ok_and(|berth| {
+                // Listens for the apiserver of the shim. Without this second listener on the port,
+                // the kernel's shortcut for sockets of one uid would hide a conflict.
+                let _instance = listen_as_apiserver(SocketAddr::from(([127, 3, 7, 3], at.port())));
+                start_listening(berth.as_fd(), 16).is_ok()
+            })
+        });
+        assert!(tried, "no closed listener's port could be bound");
     }
 
     #[test]
@@ -706,10 +711,10 @@ mod tests {
         assert_eq!(client.read(&mut [0]).unwrap(), 0);
         client.write_all(b"upload").unwrap();
         client.shutdown(Shutdown::Write).unwrap();
-        // Wait for the FIN that follows the sent bytes.
+        // Wait until the client's FIN has arrived, after the bytes.
         let mut asked = [PollFd::new(end.as_fd(), PollFlags::empty())];
         poll(&mut asked, PollTimeout::NONE).unwrap();
-        assert!(!is_gone(&end));
+        assert!(!was_reset_or_timed_out(&end));
         assert_eq!(end.read(&mut [0; 8]).unwrap(), 6);
 
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -719,13 +724,13 @@ mod tests {
         drop(client);
         let mut asked = [PollFd::new(end.as_fd(), PollFlags::empty())];
         poll(&mut asked, PollTimeout::NONE).unwrap();
-        assert!(is_gone(&end));
+        assert!(was_reset_or_timed_out(&end));
     }
 
     #[test]
     fn connections_inherit_the_mark_of_a_listener_of_either_family() {
         for at in ["127.0.0.1:0", "[::1]:0"] {
-            // The kernel may have no IPv6.
+            // The kernel may have no IPv6: then skip this address.
             let Ok(listener) = TcpListener::bind(at) else {
                 continue;
             };
@@ -746,7 +751,7 @@ mod tests {
         options
             .set_tcp_user_timeout(Some(Duration::from_secs(5)))
             .unwrap();
-        set_options(socket.as_fd()).unwrap();
+        set_nodelay_and_keepalive(socket.as_fd()).unwrap();
         assert_eq!(
             (
                 options.keepalive().unwrap(),

@@ -2,8 +2,8 @@
 
 use std::io;
 
-/// A register. A call takes arguments in R1 to R5 and overwrites these registers. The result is in
-/// R0; R6 to R9 keep their values. R10 points to the end of the stack.
+/// A register of a BPF program. A call takes its arguments in R1 to R5, overwrites these registers,
+/// and returns its result in R0. R6 to R9 keep their values. R10 points to the end of the stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reg {
     R0 = 0,
@@ -17,7 +17,7 @@ pub(super) enum Reg {
     R10 = 10,
 }
 
-/// Width of a load or a store.
+/// Width of the memory that a load reads or a store writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Size {
     U32 = 0x00,
@@ -36,7 +36,8 @@ pub(super) enum If {
     Differs(Reg, Reg),
 }
 
-/// Functions that the kernel offers to programs, by the numbers of linux/bpf.h.
+/// Functions of the kernel that a BPF program can call (helpers). The numbers are those of
+/// linux/bpf.h.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Helper {
     MapLookup = 1,
@@ -47,15 +48,15 @@ pub(super) enum Helper {
     SocketAssign = 124,
 }
 
-/// Meaning of a map's descriptor in a program: the map, or the address of the value of the map's
-/// only entry.
+/// The value that the kernel puts in place of a map's descriptor when it loads a program: the
+/// address of the map, or the address of the value of the map's only entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MapAs {
     Map = 1,
     Value = 2,
 }
 
-/// `struct bpf_insn` of linux/bpf.h.
+/// An instruction, in the layout of `struct bpf_insn` of linux/bpf.h.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Instruction {
@@ -65,11 +66,11 @@ pub(super) struct Instruction {
     pub(super) immediate: i32,
 }
 
-/// A place to jump to.
+/// The target of a jump. A program may jump to a label before the label is placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Label(usize);
 
-// Classes, sources and operations, by the names of RFC 9669.
+// Parts of an instruction's code: classes, sources and operations. RFC 9669 gives the names.
 const LD: u8 = 0x00;
 const LDX: u8 = 0x01;
 const STX: u8 = 0x03;
@@ -95,7 +96,8 @@ const END: u8 = 0xd0;
 #[derive(Debug, Default)]
 pub(super) struct Assembler {
     instructions: Vec<Instruction>,
-    /// The position of each label. `None` until the label is placed.
+    /// The index of the instruction at which each label was placed. `None` until the label is
+    /// placed.
     labels: Vec<Option<usize>>,
     jumps: Vec<(usize, Label)>,
 }
@@ -127,13 +129,13 @@ impl Assembler {
         self.emit(ALU64 | ADD, to as u8, 0, 0, value);
     }
 
-    /// Keeps the bits of the mask in the lower 32 bits, and clears the upper 32.
+    /// Keeps the bits of `mask` in the register's lower 32 bits, and clears its upper 32 bits.
     pub(super) fn mask(&mut self, to: Reg, mask: i32) {
         self.emit(ALU | AND, to as u8, 0, 0, mask);
     }
 
-    /// Converts 16 bits from host byte order to network byte order.
-    pub(super) fn network_order(&mut self, of: Reg) {
+    /// Converts the 16 bits of a port from host byte order to network byte order.
+    pub(super) fn convert_to_network_order(&mut self, of: Reg) {
         self.emit(ALU | END | X, of as u8, 0, 0, 16);
     }
 
@@ -145,7 +147,8 @@ impl Assembler {
         self.emit(STX | MEM | size as u8, to as u8, from as u8, offset, 0);
     }
 
-    /// Adds atomically to 64 bits of memory that is shared.
+    /// Adds the register `from` to 64 bits of memory. The addition is atomic, because other
+    /// processors use the same memory.
     pub(super) fn atomic_add(&mut self, to: Reg, offset: i16, from: Reg) {
         self.emit(
             STX | ATOMIC | Size::U64 as u8,
@@ -156,8 +159,8 @@ impl Assembler {
         );
     }
 
-    /// Loads a map by its descriptor, which must be open when the program is loaded. The load takes
-    /// the place of two instructions.
+    /// Loads a map by its descriptor, which must be open when the program is loaded. The load
+    /// counts as two instructions.
     pub(super) fn load_map(&mut self, to: Reg, map: i32, what: MapAs) {
         self.emit(LD | IMM | Size::U64 as u8, to as u8, what as u8, 0, map);
         self.instructions.push(Instruction::default());
@@ -176,7 +179,7 @@ impl Assembler {
         Label(self.labels.len() - 1)
     }
 
-    /// Puts the label at the next instruction.
+    /// Makes the label mean the next instruction, so that jumps to the label go there.
     pub(super) fn place(&mut self, label: Label) {
         self.labels[label.0] = Some(self.instructions.len());
     }
@@ -239,12 +242,7 @@ mod tests {
             asm.finish().map(|program| program[0].offset)
         };
         assert_eq!(far(32_767).unwrap(), i16::MAX);
-        assert!(
-            far(32_768)
-                .unwrap_err()
-                .to_string()
-                .contains("too many addresses")
-        );
+        assert_eq!(far(32_768).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 
     #[test]
@@ -252,6 +250,9 @@ mod tests {
         let mut asm = Assembler::default();
         let nowhere = asm.label();
         asm.jump(nowhere);
-        assert!(asm.finish().unwrap_err().to_string().contains("not placed"));
+        assert_eq!(
+            asm.finish().unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
     }
 }

@@ -1,13 +1,13 @@
 //! The program that steers connections to localhost. `sk_lookup` leaves connections from localhost
-//! alone, because kube-apiserver dials itself at localhost. This program knows the dialling thread,
-//! since the kernel runs the program for connect(2), and replaces the dialled address by the
-//! listener's address. The program is attached to a cgroup; a comparison of the network namespace's
-//! cookie keeps the program to one network namespace.
+//! alone, because kube-apiserver dials itself at localhost. The kernel runs this program for
+//! connect(2), so the program knows the thread that connects. The program replaces the dialled
+//! address by the listener's address. The program is attached to a cgroup; a comparison of the
+//! network namespace's cookie keeps the program to one network namespace.
 
 use super::asm::{Assembler, Helper, If, Instruction, MapAs, Reg, Size};
 use super::parts::{
-    CONTEXT, LISTENER, RESULT, SLOT, Slot, State, as_word, finish_program, jump_if_same,
-    match_ipv4, match_ipv6,
+    CONTEXT, LISTENER, RESULT, SLOT, Slot, State, finish_program, jump_if_same, match_ipv4,
+    match_ipv6, to_word,
 };
 use super::sys;
 use std::io;
@@ -15,8 +15,8 @@ use std::mem::offset_of;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Offsets in `struct bpf_sock` of linux/bpf.h. Addresses are in network byte order, the port in
-/// host byte order.
+/// Offsets of fields in `struct bpf_sock` of linux/bpf.h. Addresses are in network byte order, the
+/// port is in host byte order.
 mod socket {
     pub(super) const LOCAL_IP4: i16 = 24;
     pub(super) const LOCAL_IP6: i16 = 28;
@@ -24,11 +24,11 @@ mod socket {
     pub(super) const STATE: i16 = 72;
 }
 
-/// State of a socket that listens (`BPF_TCP_LISTEN`).
+/// The state number of a socket that listens (`BPF_TCP_LISTEN`).
 const LISTEN: i32 = 10;
 
-/// Offsets in `struct bpf_sock_addr` of linux/bpf.h. Addresses and the port are in network byte
-/// order.
+/// Offsets of fields in `struct bpf_sock_addr` of linux/bpf.h. Addresses and the port are in
+/// network byte order.
 mod context {
     pub(super) const IP4: i16 = 4;
     pub(super) const IP6: i16 = 8;
@@ -36,7 +36,7 @@ mod context {
     pub(super) const PROTOCOL: i16 = 36;
 }
 
-pub(super) fn connect_program(
+pub(super) fn build_connect_program(
     slot: Slot,
     exempt: &str,
     port: u16,
@@ -55,8 +55,8 @@ pub(super) fn connect_program(
     match slot {
         Slot::Ipv4 => {
             asm.load(Size::U32, Reg::R2, CONTEXT, context::IP4);
-            asm.mask(Reg::R2, as_word([255, 255, 0, 0]));
-            asm.jump_if(If::NotEqual(Reg::R2, as_word([127, 0, 0, 0])), end);
+            asm.mask(Reg::R2, to_word([255, 255, 0, 0]));
+            asm.jump_if(If::NotEqual(Reg::R2, to_word([127, 0, 0, 0])), end);
             match_ipv4(&mut asm, context::IP4, addresses, matched, end);
         }
         Slot::Ipv6 => {
@@ -103,7 +103,7 @@ pub(super) fn connect_program(
             asm.store(Size::U32, CONTEXT, to + offset, Reg::R2);
         }
         asm.load(Size::U32, Reg::R2, LISTENER, socket::LOCAL_PORT);
-        asm.network_order(Reg::R2);
+        asm.convert_to_network_order(Reg::R2);
         asm.store(Size::U32, CONTEXT, context::PORT, Reg::R2);
         asm.set(RESULT, 0);
         asm.place(done);

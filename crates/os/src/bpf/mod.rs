@@ -3,20 +3,21 @@
 //! Connections to localhost have programs of their own, which the kernel runs for connect(2): Linux
 //! 5.14.
 //!
-//! The decisions are in `sk_lookup` and `connect`, and the parts that these two share in `parts`. A
-//! program is short, and depends on addresses that are known only when the program is loaded, so a
-//! small assembler makes the program. A library would bring a compiler for BPF or a loader of ELF
-//! files, for some 60 instructions a program and eight commands of bpf(2).
+//! `sk_lookup` and `connect` decide which connections are steered. `parts` has what these two
+//! share. A program is short, and depends on addresses that are known only when the program is
+//! loaded, so a small assembler makes the program. A library would bring a compiler for BPF or a
+//! loader of ELF files, for some 60 instructions a program and eight commands of bpf(2).
 //!
-//! Programs do not depend on the machine. Addresses are compared and copied as four bytes, whatever
-//! number these bytes are on the machine. The offsets' documentation says which ports the kernel
-//! has in host byte order and which in network byte order. Every load and store is aligned, and the
-//! verifier checks the alignment on every machine. Memory that is shared with a program begins at
-//! the start of a page, whatever the page size, and fits into a single page.
+//! Programs do not depend on the machine. A program compares and copies addresses in units of four
+//! bytes, so the machine's byte order has no effect. The offsets' documentation says which ports
+//! the kernel has in host byte order and which in network byte order. Every load and store is
+//! aligned, and the verifier checks the alignment on every machine. Memory that is shared with a
+//! program begins at the start of a page, whatever the page size, and fits into a single page.
 //!
-//! Nothing is pinned. The link's descriptor steers: when its holder ends for whatever reason, the
-//! port's own listeners get new connections again. A child that is forked without execve would hold
-//! the descriptor too.
+//! Nothing is pinned in the BPF file system. The kernel steers while a descriptor of the link is
+//! open. When the process that holds the descriptor ends, for whatever reason, the port's own
+//! listeners get new connections again. A child that is forked without execve would hold the
+//! descriptor too.
 
 mod asm;
 mod connect;
@@ -29,18 +30,19 @@ mod unsteered;
 pub use parts::Slot;
 pub use sk_lookup::{Link, Purpose, Steerer};
 #[cfg(debug_assertions)]
-pub use unsteered::{UNSTEERED, UNSTEERED_WARNING, is_unsteered};
+pub use unsteered::{UNSTEERED, UNSTEERED_WARNING, is_steering_turned_off};
 
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// The step that failed.
+/// A step of loading, attaching or listing programs. [`Refused`] names the step that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Making the program.
     Assemble,
-    /// Making the memory that the program shares, or its map of listeners.
+    /// Making the memory that the program shares with this process, or the program's map of
+    /// listeners.
     Map,
     /// Loading the program.
     Program,
@@ -48,23 +50,23 @@ pub enum Step {
     Link,
     /// Attaching the program to the cgroup.
     Cgroup,
-    /// Putting a socket into the map: the kernel does not accept this socket as a listener.
+    /// Putting a socket into the map of listeners. The step fails if the socket does not listen.
     Listener,
     /// Listing the programs that are attached to the network namespace.
     Query,
 }
 
-/// A step that the kernel refused.
+/// The step that the kernel refused, with the kernel's error.
 #[derive(Debug)]
 pub struct Refused {
     pub step: Step,
     pub source: io::Error,
-    /// The log of the kernel's verifier; mostly empty.
+    /// The log of the kernel's verifier. The log is empty unless the verifier refused a program.
     pub log: String,
 }
 
 impl Refused {
-    fn at(step: Step) -> impl Fn(io::Error) -> Self {
+    fn at_step(step: Step) -> impl Fn(io::Error) -> Self {
         move |source| Self {
             step,
             source,
@@ -101,11 +103,12 @@ impl std::error::Error for Refused {
     }
 }
 
-/// A program that steers already.
+/// A program of type sk_lookup that is attached to a network namespace, and so steers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attached {
     pub id: u32,
-    /// The program's name, and the user ID that loaded the program. `None` without CAP_SYS_ADMIN.
+    /// The program's name, and the ID of the user that loaded the program. `None` if this process
+    /// has no CAP_SYS_ADMIN.
     pub known: Option<(String, u32)>,
 }
 
@@ -114,7 +117,7 @@ impl fmt::Display for Attached {
         write!(to, "BPF program {}", self.id)?;
         match &self.known {
             Some((name, uid)) => write!(to, " ({name:?}, loaded by uid {uid})"),
-            None => write!(to, " (CAP_SYS_ADMIN would show its name)"),
+            None => write!(to, " (CAP_SYS_ADMIN would show the program's name)"),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Parts that the programs have in common: the memory that a program shares with its holder, the
-//! comparison of addresses, and the end of a program.
+//! Code that the two programs have in common. It lays out the memory that a program shares with its
+//! process, compares addresses, and writes the end of a program.
 
 use super::asm::{Assembler, Helper, If, Instruction, Label, MapAs, Reg, Size};
 use std::io;
@@ -8,42 +8,43 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::AtomicU64;
 
-/// Places for listeners, by the client's address family: a listener of one family cannot serve the
-/// other family.
+/// Indexes of listeners in a program's map, one for each address family of clients. A listener of
+/// one family cannot serve the other family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slot {
     Ipv4 = 0,
     Ipv6 = 1,
 }
 
-/// Memory shared by the program and its holder. Zeroed memory means off.
+/// Memory that a program shares with the process that loaded it. If the memory is zero, the program
+/// does not steer.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct State {
     /// 1 if the program steers, 0 if not.
     pub(super) on: AtomicU64,
-    /// The time until which the program steers, on CLOCK_MONOTONIC, in nanoseconds.
+    /// The time on CLOCK_MONOTONIC, in nanoseconds, at which the program stops steering.
     pub(super) until: AtomicU64,
     /// The cookie of the network namespace in which connections to localhost are steered.
     pub(super) namespace: AtomicU64,
     pub(super) steered: AtomicU64,
 }
 
-/// The result with which the kernel goes on: `SK_PASS`, and for connect(2) the permission to
-/// connect.
+/// A program's result after which the kernel continues: `SK_PASS` for a lookup, permission to
+/// connect for connect(2).
 const PASS: i32 = 1;
 
-// Contents of registers throughout a program. SLOT and LISTENER share a register: the listener
-// replaces its slot's number.
+// Registers that keep their meaning throughout a program. SLOT and LISTENER are the same register:
+// the listener replaces its index in the map.
 pub(super) const CONTEXT: Reg = Reg::R6;
 pub(super) const SLOT: Reg = Reg::R7;
 pub(super) const LISTENER: Reg = SLOT;
-/// 0 if `assign` gave the connection to the listener, or an error.
+/// 0 if `assign` gave the connection to the listener, otherwise an error.
 pub(super) const RESULT: Reg = Reg::R8;
 const STATE: Reg = Reg::R9;
 
-/// Writes the rest of a program, for a connection that matches. If steering is on, `assign` gives
-/// the connection to LISTENER, the socket found in SLOT.
+/// Writes the end of a program, which runs for a connection that matches. If steering is on, the
+/// code that `assign` writes gives the connection to the listener in the map.
 pub(super) fn finish_program(
     mut asm: Assembler,
     listeners: BorrowedFd<'_>,
@@ -64,8 +65,8 @@ pub(super) fn finish_program(
     asm.add(Reg::R2, -4);
     asm.call(Helper::MapLookup);
     asm.jump_if(If::Zero(Reg::R0), end);
-    // The lookup took a reference to the listener. The reference is given back after success and
-    // after failure.
+    // The lookup above took a reference to the listener. The program gives the reference back
+    // below, after success and after failure.
     asm.copy(LISTENER, Reg::R0);
     assign(&mut asm);
     asm.copy(Reg::R1, LISTENER);
@@ -79,14 +80,15 @@ pub(super) fn finish_program(
     asm.finish()
 }
 
-/// Returns the addresses of one family, or `None` if the program steers all addresses of that
-/// family.
+/// Selects the addresses of one family. Returns `None` if an unspecified address or an empty list
+/// means that the program steers all addresses of the family.
 fn addresses_of_family<A: PartialEq>(
     addresses: &[IpAddr],
     any: &A,
     of: impl Fn(IpAddr) -> Option<A>,
 ) -> Option<Vec<A>> {
-    // ::ffff:10.0.0.5 is the address of an IPv6 socket that is bound to 10.0.0.5.
+    // An IPv6 socket that is bound to 10.0.0.5 shows the address ::ffff:10.0.0.5, so compare
+    // canonical addresses.
     let found: Vec<_> = addresses
         .iter()
         .filter_map(|address| of(address.to_canonical()))
@@ -94,12 +96,12 @@ fn addresses_of_family<A: PartialEq>(
     (!addresses.is_empty() && !found.contains(any)).then_some(found)
 }
 
-pub(super) fn as_word(bytes: [u8; 4]) -> i32 {
+pub(super) fn to_word(bytes: [u8; 4]) -> i32 {
     i32::from_ne_bytes(bytes)
 }
 
-/// Jumps to `matched` if the program steers the IPv4 address at this offset of the context, else to
-/// `end`.
+/// Writes a jump to `matched` if the IPv4 address at this offset of the context is one that the
+/// program steers, else a jump to `end`.
 pub(super) fn match_ipv4(
     asm: &mut Assembler,
     at: i16,
@@ -119,7 +121,7 @@ pub(super) fn match_ipv4(
     };
     asm.load(Size::U32, Reg::R2, CONTEXT, at);
     for address in addresses {
-        asm.jump_if(If::Equal(Reg::R2, as_word(address.octets())), matched);
+        asm.jump_if(If::Equal(Reg::R2, to_word(address.octets())), matched);
     }
     asm.jump(end);
 }
@@ -147,12 +149,12 @@ pub(super) fn match_ipv6(
     asm.jump(end);
 }
 
-/// Jumps to `label` if 16 bytes of memory equal `bytes`.
+/// Writes a jump to `label` for the case that 16 bytes of memory equal `bytes`.
 pub(super) fn jump_if_same(asm: &mut Assembler, from: Reg, at: i16, bytes: [u8; 16], label: Label) {
     let other = asm.label();
     for (offset, bytes) in (at..).step_by(4).zip(bytes.as_chunks::<4>().0) {
         asm.load(Size::U32, Reg::R2, from, offset);
-        asm.jump_if(If::NotEqual(Reg::R2, as_word(*bytes)), other);
+        asm.jump_if(If::NotEqual(Reg::R2, to_word(*bytes)), other);
     }
     asm.jump(label);
     asm.place(other);

@@ -1,10 +1,11 @@
-//! The program that steers new connections, and its holder.
+//! The sk_lookup program that steers new connections, and [`Steerer`], which loads and controls the
+//! program.
 
 use super::asm::{Assembler, Helper, If, Instruction, Reg, Size};
 use super::connect;
 use super::parts::{
-    CONTEXT, LISTENER, RESULT, SLOT, Slot, State, as_word, finish_program, jump_if_same,
-    match_ipv4, match_ipv6,
+    CONTEXT, LISTENER, RESULT, SLOT, Slot, State, finish_program, jump_if_same, match_ipv4,
+    match_ipv6, to_word,
 };
 use super::sys::{self, ProgramType, SharedValue};
 use super::{Refused, Step};
@@ -14,14 +15,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// The purpose of a program.
+/// The purpose of a program. It decides the program's name and the connections that the program may
+/// steer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     Bridge,
-    /// The relay of a bridge to etcd. The program steers only connections that come from the
-    /// address to which they go, as the connections of the node's kube-apiserver do.
+    /// For a bridge's relay to etcd. The program steers only connections with the same source and
+    /// destination address, as the node's kube-apiserver makes them.
     Etcd,
-    /// The test whether the kernel steers at all.
+    /// A test of whether the kernel steers connections at all.
     SelfTest,
 }
 
@@ -39,21 +41,21 @@ impl Purpose {
 
 const SLOTS: u32 = 2;
 
-/// A program's attachment. The kernel runs the program until the link is dropped or the process
-/// ends.
+/// The attachment of a program to the kernel. The kernel runs the program until this value is
+/// dropped or the process ends.
 #[derive(Debug)]
 pub struct Link(OwnedFd);
 
 impl Drop for Link {
     fn drop(&mut self) {
         // Closing the descriptor does not detach the program if another thread is between fork and
-        // execve, because its child has a duplicate. If the detach fails, closing the descriptor is
-        // the fallback.
+        // execve, because that thread's child has a duplicate of the descriptor. If the detach
+        // fails, closing the descriptor is the fallback.
         let _ = sys::detach_link(self.0.as_fd());
     }
 }
 
-/// A loaded program, which is off and not attached.
+/// A loaded sk_lookup program. At first the program is off and attached to no network namespace.
 #[derive(Debug)]
 pub struct Steerer {
     program: OwnedFd,
@@ -73,8 +75,9 @@ impl Steerer {
         let listeners = sys::create_socket_map(SLOTS)?;
         // SAFETY: `State` is made of atomics only.
         let state: SharedValue<State> = unsafe { SharedValue::new() }?;
-        let program = lookup_program(purpose, port, addresses, listeners.as_fd(), state.as_fd())
-            .map_err(Refused::at(Step::Assemble))?;
+        let program =
+            build_lookup_program(purpose, port, addresses, listeners.as_fd(), state.as_fd())
+                .map_err(Refused::at_step(Step::Assemble))?;
         Ok(Self {
             program: sys::load_program(ProgramType::SocketLookup, purpose.name(), &program)?,
             listeners,
@@ -82,25 +85,26 @@ impl Steerer {
         })
     }
 
-    /// Makes the kernel run the program until the result is dropped. The program runs after
-    /// programs that are attached already, and its choice replaces theirs.
+    /// Attaches the program to a network namespace until the result is dropped. The kernel runs it
+    /// after programs that are attached already, and its choice of a listener replaces theirs.
     ///
     /// # Errors
     /// `E2BIG` if 64 programs are attached; see [`Refused`].
     pub fn attach(&self, namespace: BorrowedFd<'_>) -> Result<Link, Refused> {
         let link = sys::create_link(ProgramType::SocketLookup, self.program.as_fd(), namespace);
-        link.map(Link).map_err(Refused::at(Step::Link))
+        link.map(Link).map_err(Refused::at_step(Step::Link))
     }
 
     /// Steers connections to localhost from processes below a cgroup in the network namespace with
     /// this cookie. Only connections to the port on listed addresses in 127.0.0.0/16 or `::1` are
     /// steered (`0.0.0.0` and `::` list every address of their family), and connect(2) then goes to
-    /// the listener's address. Threads named `exempt` are left alone. Switched on and off together
-    /// with [`Steerer::attach`]'s steering, until the result is dropped.
+    /// the listener's address. Threads named `exempt` are left alone. [`Steerer::set_steering`]
+    /// switches this steering together with the steering of [`Steerer::attach`], until the result
+    /// is dropped.
     ///
     /// # Errors
     /// The step that failed: see [`Refused`].
-    pub fn cover_localhost(
+    pub fn attach_localhost_programs(
         &self,
         (cgroup, namespace): (BorrowedFd<'_>, u64),
         exempt: &str,
@@ -109,7 +113,7 @@ impl Steerer {
     ) -> Result<Vec<Link>, Refused> {
         self.state.namespace.store(namespace, Relaxed);
         let cover = |slot| {
-            let program = connect::connect_program(
+            let program = connect::build_connect_program(
                 slot,
                 exempt,
                 port,
@@ -117,7 +121,7 @@ impl Steerer {
                 self.listeners.as_fd(),
                 self.state.as_fd(),
             )
-            .map_err(Refused::at(Step::Assemble))?;
+            .map_err(Refused::at_step(Step::Assemble))?;
             let prog_type = if slot == Slot::Ipv4 {
                 ProgramType::Connect4
             } else {
@@ -126,7 +130,7 @@ impl Steerer {
             let program = sys::load_program(prog_type, "berth_localhost", &program)?;
             sys::create_link(prog_type, program.as_fd(), cgroup)
                 .map(Link)
-                .map_err(Refused::at(Step::Cgroup))
+                .map_err(Refused::at_step(Step::Cgroup))
         };
         let has = |slot: &Slot| {
             addresses
@@ -142,9 +146,9 @@ impl Steerer {
 
     /// Steers a family to this listener, and to listeners that share its address and port
     /// (`SO_REUSEPORT`): the kernel distributes connections among these as usual. The map does not
-    /// keep the listener open. When the listener is closed or no longer listens, the program
-    /// passes. A socket that listens again has to be set again: kernels differ in whether they
-    /// forget the socket.
+    /// keep the listener open. When the listener is closed or no longer listens, the program leaves
+    /// the choice of a listener to the kernel. A socket that listens again has to be set again,
+    /// because some kernels have removed the socket from the map and others have not.
     ///
     /// The kernel accepts a listener of another network namespace, but connections that are steered
     /// to such a listener are lost.
@@ -155,37 +159,47 @@ impl Steerer {
         sys::set_socket(self.listeners.as_fd(), slot as u32, listener)
     }
 
-    pub fn switch(&self, on: bool) {
+    pub fn set_steering(&self, on: bool) {
         self.state.on.store(u64::from(on), Relaxed);
     }
 
-    pub fn is_on(&self) -> bool {
+    pub fn is_steering(&self) -> bool {
         self.state.on.load(Relaxed) != 0
     }
 
-    /// Lets the program steer, if it is on, until this time on CLOCK_MONOTONIC. A holder that hangs
-    /// thus stops steering connections to itself soon.
+    /// Lets the program steer until this time on CLOCK_MONOTONIC, if the program is on. If this
+    /// process hangs and does not extend the time, the program soon stops steering connections to
+    /// it.
     pub fn steer_until(&self, monotonic: Duration) {
-        self.state.until.store(
-            u64::try_from(monotonic.as_nanos()).unwrap_or(u64::MAX),
-            Relaxed,
-        );
+        self.state.until.store(to_nanos(monotonic), Relaxed);
     }
 
-    /// Returns the time that [`Steerer::steer_until`] set last.
-    pub fn until(&self) -> Duration {
+    /// Replaces the deadline `last` with `next`. Returns false if the deadline is another one.
+    pub fn replace_deadline(&self, last: Duration, next: Duration) -> bool {
+        let (last, next) = (to_nanos(last), to_nanos(next));
+        let until = &self.state.until;
+        until.compare_exchange(last, next, Relaxed, Relaxed).is_ok()
+    }
+
+    /// Returns the time that [`Steerer::steer_until`] or [`Steerer::replace_deadline`] set last.
+    pub fn steering_deadline(&self) -> Duration {
         Duration::from_nanos(self.state.until.load(Relaxed))
     }
 
     /// Returns the number of new connections that were given to a listener since the program was
-    /// loaded. Connections to localhost count if [`Steerer::cover_localhost`] covers them.
-    pub fn steered(&self) -> u64 {
+    /// loaded. Connections to localhost count if [`Steerer::attach_localhost_programs`] covers
+    /// them.
+    pub fn count_steered_connections(&self) -> u64 {
         self.state.steered.load(Relaxed)
     }
 }
 
-/// Offsets in `struct bpf_sk_lookup` of linux/bpf.h. Addresses are in network byte order, the local
-/// port in host byte order.
+fn to_nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Offsets of fields in `struct bpf_sk_lookup` of linux/bpf.h. Addresses are in network byte order,
+/// the local port is in host byte order.
 mod context {
     pub(super) const FAMILY: i16 = 8;
     pub(super) const PROTOCOL: i16 = 12;
@@ -197,9 +211,9 @@ mod context {
 }
 
 /// Flag of bpf_sk_assign: replaces the socket that an earlier program chose.
-const REPLACE: i32 = 1;
+const REPLACE_SOCKET: i32 = 1;
 
-fn lookup_program(
+fn build_lookup_program(
     purpose: Purpose,
     port: u16,
     addresses: &[IpAddr],
@@ -222,8 +236,8 @@ fn lookup_program(
         asm.load(Size::U32, Reg::R3, CONTEXT, context::LOCAL_IP4);
         asm.jump_if(If::Differs(Reg::R2, Reg::R3), end);
     } else {
-        asm.mask(Reg::R2, as_word([255, 0, 0, 0]));
-        asm.jump_if(If::Equal(Reg::R2, as_word([127, 0, 0, 0])), end);
+        asm.mask(Reg::R2, to_word([255, 0, 0, 0]));
+        asm.jump_if(If::Equal(Reg::R2, to_word([127, 0, 0, 0])), end);
     }
     match_ipv4(&mut asm, context::LOCAL_IP4, addresses, matched, end);
     asm.place(ipv6);
@@ -241,7 +255,7 @@ fn lookup_program(
     finish_program(asm, listeners, state, end, |asm| {
         asm.copy(Reg::R1, CONTEXT);
         asm.copy(Reg::R2, LISTENER);
-        asm.set(Reg::R3, REPLACE);
+        asm.set(Reg::R3, REPLACE_SOCKET);
         asm.call(Helper::SocketAssign);
         asm.copy(RESULT, Reg::R0);
     })

@@ -1,9 +1,9 @@
-//! bpf(2): maps, programs, links. Commands, types and structures are from linux/bpf.h. Each
-//! structure is the beginning of `union bpf_attr`, without padding.
+//! Calls of bpf(2), for maps, programs and links. Commands, types and structures are from
+//! linux/bpf.h. Each structure is the beginning of `union bpf_attr`, without padding.
 
 use super::asm::Instruction;
 use super::{Refused, Step};
-use crate::process::raise_locked_memory;
+use crate::process::raise_locked_memory_limit;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::{CStr, c_int, c_long};
 use std::io;
@@ -25,19 +25,21 @@ const MAP_TYPE_ARRAY: u32 = 2;
 const MAP_TYPE_SOCKMAP: u32 = 15;
 const ATTACH_SK_LOOKUP: u32 = 36;
 
-/// The event for which the kernel runs a program.
+/// The type of a program: the event for which the kernel runs it.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum ProgramType {
-    /// The lookup of a new connection's listener.
+    /// The program runs when the kernel looks up the listener for a new connection.
     SocketLookup,
-    /// connect(2) of an IPv4 socket. IPv6 sockets have `Connect6`. (BPF_PROG_TYPE_CGROUP_SOCK_ADDR)
+    /// The program runs for connect(2) of an IPv4 socket. For IPv6 there is `Connect6`.
+    /// (BPF_PROG_TYPE_CGROUP_SOCK_ADDR)
     Connect4,
     Connect6,
 }
 
 impl ProgramType {
-    /// Returns the numbers of the program's type and of its attach point.
-    const fn numbers(self) -> (u32, u32) {
+    /// Returns the kernel's numbers for the type of the program, and for the event to which it is
+    /// attached.
+    const fn program_and_attach_types(self) -> (u32, u32) {
         match self {
             Self::SocketLookup => (30, ATTACH_SK_LOOKUP),
             Self::Connect4 => (18, 10),
@@ -46,7 +48,7 @@ impl ProgramType {
     }
 }
 
-/// Flag of a map that processes may map.
+/// Flag for a map that lets a process map the map's memory (BPF_F_MMAPABLE).
 const MMAPABLE: u32 = 1 << 10;
 
 /// Flag of a program: the verifier refuses unaligned access (BPF_F_STRICT_ALIGNMENT). Without the
@@ -54,13 +56,13 @@ const MMAPABLE: u32 = 1 << 10;
 /// machines.
 const STRICT_ALIGNMENT: u32 = 1;
 
-/// Not GPL: the program calls no function that requires it.
+/// The licence need not be the GPL, because the program calls no function that requires the GPL.
 const LICENSE: &CStr = c"Apache-2.0";
 
 /// Size of the verifier's log, in bytes.
 const LOG_BYTES: usize = 1 << 20;
 
-/// The kernel's limit of sk_lookup programs in a network namespace (kernel/bpf/net_namespace.c).
+/// Limit of the sk_lookup programs in a network namespace, from kernel/bpf/net_namespace.c.
 const MOST_PROGRAMS: usize = 64;
 
 /// # Safety
@@ -78,9 +80,9 @@ unsafe fn bpf<T>(command: c_int, attr: &mut T) -> io::Result<c_long> {
 ///
 /// # Safety
 /// The promises of [`bpf`], and the command returns a descriptor.
-unsafe fn bpf_fd<T>(command: c_int, attr: &mut T) -> io::Result<OwnedFd> {
+unsafe fn call_bpf_for_descriptor<T>(command: c_int, attr: &mut T) -> io::Result<OwnedFd> {
     #[cfg(debug_assertions)]
-    if super::is_unsteered() {
+    if super::is_steering_turned_off() {
         return super::unsteered::stand_in_descriptor();
     }
     // SAFETY: the caller's promise.
@@ -90,10 +92,10 @@ unsafe fn bpf_fd<T>(command: c_int, attr: &mut T) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) })
 }
 
-/// Calls `make`, and once more after `raise` has raised the limit of locked memory. Before Linux
-/// 5.11, maps and programs count as locked memory. Beyond the limit the kernel returns `EPERM`, as
-/// for a missing capability.
-fn retry_with_memory<T>(
+/// Calls `make`. If that fails with `EPERM`, raises the limit of locked memory and calls `make`
+/// again. Before Linux 5.11, maps and programs count as locked memory. Beyond the limit the kernel
+/// returns `EPERM`, as for a missing capability.
+fn retry_with_higher_memory_limit<T>(
     mut make: impl FnMut() -> io::Result<T>,
     raise: impl FnOnce() -> bool,
 ) -> io::Result<T> {
@@ -150,11 +152,11 @@ fn create_map(
         ..MapCreate::default()
     };
     // SAFETY: `attr` contains no address, and the command returns a descriptor.
-    retry_with_memory(
-        || unsafe { bpf_fd(MAP_CREATE, &mut attr) },
-        raise_locked_memory,
+    retry_with_higher_memory_limit(
+        || unsafe { call_bpf_for_descriptor(MAP_CREATE, &mut attr) },
+        raise_locked_memory_limit,
     )
-    .map_err(Refused::at(Step::Map))
+    .map_err(Refused::at_step(Step::Map))
 }
 
 /// Makes a map of listening sockets.
@@ -178,7 +180,7 @@ pub(super) fn set_socket(
     socket: BorrowedFd<'_>,
 ) -> Result<(), Refused> {
     #[cfg(debug_assertions)]
-    if super::is_unsteered() {
+    if super::is_steering_turned_off() {
         return super::unsteered::check_listens(socket);
     }
     let value = u64::from(fd_number(socket));
@@ -193,10 +195,11 @@ pub(super) fn set_socket(
     // SAFETY: `key` and `value` live for the call and have the sizes of the map's keys and values.
     unsafe { bpf(MAP_UPDATE_ELEM, &mut attr) }
         .map(drop)
-        .map_err(Refused::at(Step::Listener))
+        .map_err(Refused::at_step(Step::Listener))
 }
 
-/// The only value of an array map, mapped into the memory of this process. A new value is zero.
+/// The value of an array map that has only one. The value is mapped into the memory of this
+/// process, and begins as zeroes.
 #[derive(Debug)]
 pub(super) struct SharedValue<T> {
     map: OwnedFd,
@@ -227,7 +230,7 @@ impl<T> SharedValue<T> {
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: the kernel chooses the address.
         let address = unsafe { mmap(None, Self::BYTES, access, MapFlags::MAP_SHARED, &map, 0) };
-        let address = address.map_err(|error| Refused::at(Step::Map)(error.into()))?;
+        let address = address.map_err(|error| Refused::at_step(Step::Map)(error.into()))?;
         Ok(Self {
             map,
             address: address.cast(),
@@ -284,7 +287,7 @@ pub(super) fn load_program(
     as_name: &str,
     program: &[Instruction],
 ) -> Result<OwnedFd, Refused> {
-    let (prog_type, expected_attach_type) = prog_type.numbers();
+    let (prog_type, expected_attach_type) = prog_type.program_and_attach_types();
     let load = |log: &mut [u8]| {
         let mut attr = ProgLoad {
             prog_type,
@@ -306,10 +309,10 @@ pub(super) fn load_program(
         };
         // SAFETY: program, licence and log live for the call and have the given lengths. The
         // licence ends with NUL.
-        unsafe { bpf_fd(PROG_LOAD, &mut attr) }
+        unsafe { call_bpf_for_descriptor(PROG_LOAD, &mut attr) }
     };
-    // The log costs time and memory: it is requested only after a refusal.
-    retry_with_memory(|| load(&mut []), raise_locked_memory).or_else(|_| {
+    // Request the log only after a refusal, because it costs time and memory.
+    retry_with_higher_memory_limit(|| load(&mut []), raise_locked_memory_limit).or_else(|_| {
         let mut log = vec![0; LOG_BYTES];
         load(&mut log).map_err(|source| {
             let text = log.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -330,18 +333,21 @@ struct LinkCreate {
     flags: u32,
 }
 
-/// Attaches a program, until the link is closed: to a network namespace, or a program for
-/// connect(2) to a cgroup.
+/// Attaches a program until the link is closed. A program for connect(2) is attached to a cgroup,
+/// an sk_lookup program to a network namespace.
 pub(super) fn create_link(
     prog_type: ProgramType,
     program: BorrowedFd<'_>,
     target: BorrowedFd<'_>,
 ) -> io::Result<OwnedFd> {
-    let ((_, attach_type), prog_fd, target_fd) =
-        (prog_type.numbers(), fd_number(program), fd_number(target));
+    let ((_, attach_type), prog_fd, target_fd) = (
+        prog_type.program_and_attach_types(),
+        fd_number(program),
+        fd_number(target),
+    );
     // SAFETY: the structure contains no address, and the command returns a descriptor.
     unsafe {
-        bpf_fd(
+        call_bpf_for_descriptor(
             LINK_CREATE,
             &mut LinkCreate {
                 prog_fd,
@@ -358,7 +364,7 @@ struct LinkDetach {
     link_fd: u32,
 }
 
-/// Ends the effect of a link, even if duplicates of the link are open.
+/// Detaches a program, even if duplicates of its link's descriptor are open.
 pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: the structure contains no address.
     unsafe {
@@ -387,7 +393,7 @@ struct ProgQuery {
 /// programs run.
 pub(super) fn list_attached(namespace: BorrowedFd<'_>) -> Result<Vec<u32>, Refused> {
     #[cfg(debug_assertions)]
-    if super::is_unsteered() {
+    if super::is_steering_turned_off() {
         return Ok(Vec::new());
     }
     let mut ids = vec![0_u32; MOST_PROGRAMS];
@@ -401,7 +407,7 @@ pub(super) fn list_attached(namespace: BorrowedFd<'_>) -> Result<Vec<u32>, Refus
         reserved: 0,
     };
     // SAFETY: `ids` lives for the call and has the given number of places.
-    unsafe { bpf(PROG_QUERY, &mut attr) }.map_err(Refused::at(Step::Query))?;
+    unsafe { bpf(PROG_QUERY, &mut attr) }.map_err(Refused::at_step(Step::Query))?;
     ids.truncate(attr.prog_cnt as usize);
     Ok(ids)
 }
@@ -420,7 +426,7 @@ struct GetInfo {
     info: u64,
 }
 
-/// The beginning of `struct bpf_prog_info`.
+/// The first fields of the kernel's `struct bpf_prog_info`.
 #[repr(C)]
 #[derive(Default)]
 struct ProgInfo {
@@ -445,7 +451,7 @@ struct ProgInfo {
 pub(super) fn read_program_info(id: u32) -> io::Result<(String, u32)> {
     // SAFETY: the structure contains no address, and the command returns a descriptor.
     let program = unsafe {
-        bpf_fd(
+        call_bpf_for_descriptor(
             PROG_GET_FD_BY_ID,
             &mut GetById {
                 id,
@@ -486,7 +492,7 @@ mod tests {
     fn a_lack_of_locked_memory_raises_the_limit_and_tries_once_more() {
         let tried = |errors: &[i32], raises: bool| {
             let (mut errors, mut count) = (errors.iter(), 0);
-            let made = retry_with_memory(
+            let made = retry_with_higher_memory_limit(
                 || {
                     count += 1;
                     errors

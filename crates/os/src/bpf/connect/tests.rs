@@ -16,7 +16,8 @@ const PORT: u16 = 6443;
 const EXEMPT: &str = "kube-apiserver";
 const BOTH: [&str; 2] = ["0.0.0.0", "::"];
 
-/// A steerer that is on and steers to its listeners, in a network namespace of its own.
+/// A network namespace with two listeners, and a steerer that is on and steers connections to these
+/// listeners.
 struct Node {
     steerer: Steerer,
     listeners: [TcpListener; 2],
@@ -49,35 +50,36 @@ impl Node {
                 .map_err(io::Error::other)?;
         }
         steerer.steer_until(Duration::MAX);
-        steerer.switch(true);
+        steerer.set_steering(true);
         let node = Self {
             steerer,
             listeners,
             cgroup,
         };
-        // A missing capability or kernel feature shows here, and the test is skipped.
-        match node.try_cover(&BOTH) {
+        // If a capability or a kernel feature is missing, this call fails, and the test is skipped.
+        match node.try_steer_addresses(&BOTH) {
             Err(refused) if refused.log.is_empty() => return Err(io::Error::other(refused)),
             covered => drop(covered.unwrap()),
         }
         Ok(node)
     }
 
-    fn try_cover(&self, addresses: &[&str]) -> Result<Vec<Link>, crate::bpf::Refused> {
+    fn try_steer_addresses(&self, addresses: &[&str]) -> Result<Vec<Link>, crate::bpf::Refused> {
         let addresses: Vec<IpAddr> = addresses
             .iter()
             .map(|address| address.parse().unwrap())
             .collect();
         let to = (self.cgroup.as_fd(), socket::namespace_cookie().unwrap());
-        self.steerer.cover_localhost(to, EXEMPT, PORT, &addresses)
+        self.steerer
+            .attach_localhost_programs(to, EXEMPT, PORT, &addresses)
     }
 
-    fn cover(&self, addresses: &[&str]) -> Vec<Link> {
-        self.try_cover(addresses).unwrap()
+    fn steer_addresses(&self, addresses: &[&str]) -> Vec<Link> {
+        self.try_steer_addresses(addresses).unwrap()
     }
 
-    /// True if a connection to this address reaches a listener, false if the connection is refused.
-    fn steers(&self, to: &str) -> bool {
+    /// True if a connection to `to` reaches a listener, false if the connection is refused.
+    fn is_connection_steered(&self, to: &str) -> bool {
         let to: SocketAddr = to.parse().unwrap();
         let listener = self.listeners[usize::from(to.is_ipv6())]
             .local_addr()
@@ -94,12 +96,12 @@ impl Node {
         }
     }
 
-    /// Calls [`Self::steers`] on a thread of this name.
-    fn steers_as(&self, name: &str, to: &str) -> bool {
+    /// Calls [`Self::is_connection_steered`] on a thread with the given name.
+    fn is_connection_of_thread_steered(&self, name: &str, to: &str) -> bool {
         std::thread::scope(|scope| {
             std::thread::Builder::new()
                 .name(name.into())
-                .spawn_scoped(scope, || self.steers(to))
+                .spawn_scoped(scope, || self.is_connection_steered(to))
                 .unwrap()
                 .join()
                 .unwrap()
@@ -120,12 +122,15 @@ const LOCALHOST: [&str; 3] = ["127.0.0.1:6443", "127.0.1.1:6443", "[::1]:6443"];
 #[test]
 fn localhost_is_steered_except_from_one_thread_name_while_steering_is_on() {
     run_on_node(|node| {
-        let all = || LOCALHOST.map(|to| node.steers(to));
+        let all = || LOCALHOST.map(|to| node.is_connection_steered(to));
         assert_eq!(all(), [false; 3]);
-        let links = node.cover(&BOTH);
+        let links = node.steer_addresses(&BOTH);
         assert_eq!(all(), [true; 3]);
-        assert_eq!(node.steerer.steered(), 3);
-        assert_eq!(LOCALHOST.map(|to| node.steers_as(EXEMPT, to)), [false; 3]);
+        assert_eq!(node.steerer.count_steered_connections(), 3);
+        assert_eq!(
+            LOCALHOST.map(|to| node.is_connection_of_thread_steered(EXEMPT, to)),
+            [false; 3]
+        );
         for other in [
             "kube-apiserver2",
             "kube-apiserve",
@@ -133,17 +138,17 @@ fn localhost_is_steered_except_from_one_thread_name_while_steering_is_on() {
             "berth-temporary",
         ] {
             assert_eq!(
-                LOCALHOST.map(|to| node.steers_as(other, to)),
+                LOCALHOST.map(|to| node.is_connection_of_thread_steered(other, to)),
                 [true; 3],
                 "{other}"
             );
         }
-        node.steerer.switch(false);
+        node.steerer.set_steering(false);
         assert_eq!(all(), [false; 3]);
-        node.steerer.switch(true);
+        node.steerer.set_steering(true);
         node.steerer.steer_until(Duration::ZERO);
         assert_eq!(all(), [false; 3], "it was not renewed");
-        assert_eq!(node.steerer.steered(), 15);
+        assert_eq!(node.steerer.count_steered_connections(), 15);
         node.steerer.steer_until(Duration::MAX);
         assert_eq!(all(), [true; 3]);
         node.listeners
@@ -151,22 +156,26 @@ fn localhost_is_steered_except_from_one_thread_name_while_steering_is_on() {
             .for_each(|listener| socket::refuse_clients(listener.as_fd()).unwrap());
         assert_eq!(all(), [false; 3], "the port's own listener, not none");
         drop(links);
-        assert_eq!((all(), node.steerer.steered()), ([false; 3], 18));
+        assert_eq!(
+            (all(), node.steerer.count_steered_connections()),
+            ([false; 3], 18)
+        );
     });
 }
 
 #[test]
 fn connections_to_other_addresses_ports_and_namespaces_are_left_alone() {
     run_on_node(|node| {
-        let links = node.cover(&BOTH);
-        // Addresses on which berth's instances listen, and other ports.
+        let links = node.steer_addresses(&BOTH);
+        // berth's instances listen on addresses like the first two. The other two have another
+        // port.
         for to in [
             "127.9.9.9:6443",
             "127.1.0.1:6443",
             "127.0.0.1:11033",
             "[::1]:443",
         ] {
-            assert!(!node.steers(to), "{to}");
+            assert!(!node.is_connection_steered(to), "{to}");
         }
         let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
         udp.connect(LOCALHOST[0]).unwrap();
@@ -175,12 +184,12 @@ fn connections_to_other_addresses_ports_and_namespaces_are_left_alone() {
             let elsewhere = scope.spawn(|| {
                 unshare(CloneFlags::CLONE_NEWNET).unwrap();
                 netdevice::set_interface("lo", netdevice::InterfaceSetting::Up).unwrap();
-                LOCALHOST.map(|to| node.steers(to))
+                LOCALHOST.map(|to| node.is_connection_steered(to))
             });
             elsewhere.join().unwrap()
         });
         assert_eq!(elsewhere, [false; 3], "in another network namespace");
-        assert_eq!(node.steerer.steered(), 0);
+        assert_eq!(node.steerer.count_steered_connections(), 0);
         drop(links);
         for (addresses, steered) in [
             (&["0.0.0.0"][..], [true, true, false]),
@@ -190,9 +199,9 @@ fn connections_to_other_addresses_ports_and_namespaces_are_left_alone() {
             (&["10.0.0.5", "fd00::5"], [false; 3]),
             (&[], [false; 3]),
         ] {
-            let _links = node.cover(addresses);
+            let _links = node.steer_addresses(addresses);
             assert_eq!(
-                LOCALHOST.map(|to| node.steers(to)),
+                LOCALHOST.map(|to| node.is_connection_steered(to)),
                 steered,
                 "{addresses:?}"
             );

@@ -10,12 +10,12 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 const PORT: u16 = 6443;
 
-/// Runs a test in a network namespace of its own. The test is skipped if no program can be loaded.
+/// Runs a test in a network namespace of its own. Skips the test if no BPF program can be loaded.
 fn run_in_namespace(test: impl FnOnce() + Send + 'static) {
     namespace::run(CloneFlags::CLONE_NEWNET, || {
         match Steerer::load(Purpose::Bridge, PORT, &[]) {
-            // An error with a verifier's log is a defect of the program, not a missing feature of
-            // this machine.
+            // If the kernel's verifier wrote a log, the program is wrong, so the test fails.
+            // Otherwise this machine lacks a feature.
             Err(refused) if refused.log.is_empty() => return Err(refused.to_string()),
             loaded => drop(loaded.unwrap()),
         }
@@ -24,7 +24,7 @@ fn run_in_namespace(test: impl FnOnce() + Send + 'static) {
     });
 }
 
-/// A listener for each address family. No IPv6 listener if the kernel has no IPv6.
+/// A listener for each address family. There is no IPv6 listener if the kernel has no IPv6.
 struct Listeners {
     ipv4: TcpListener,
     ipv6: Option<TcpListener>,
@@ -39,15 +39,15 @@ impl Listeners {
         }
     }
 
-    fn put(&self, steerer: &Steerer) {
+    fn set_steerer_listeners(&self, steerer: &Steerer) {
         steerer.set_listener(Slot::Ipv4, self.ipv4.as_fd()).unwrap();
         if let Some(ipv6) = &self.ipv6 {
             steerer.set_listener(Slot::Ipv6, ipv6.as_fd()).unwrap();
         }
     }
 
-    /// Returns the cookie of the listener to which a client with this address is steered.
-    fn cookie(&self, of: IpAddr) -> Option<u64> {
+    /// Returns the cookie of the listener to which the program steers a client with this address.
+    fn listener_cookie(&self, of: IpAddr) -> Option<u64> {
         let listener = if of.is_ipv4() {
             Some(&self.ipv4)
         } else {
@@ -57,7 +57,7 @@ impl Listeners {
     }
 }
 
-/// A new TCP connection.
+/// Describes a new TCP connection as the input of a test run.
 fn make_lookup(from: IpAddr, to: SocketAddr) -> Lookup {
     let (protocol, local_port) = (libc::IPPROTO_TCP as u32, u32::from(to.port()));
     let lookup = Lookup {
@@ -83,16 +83,16 @@ fn make_lookup(from: IpAddr, to: SocketAddr) -> Lookup {
     }
 }
 
-/// Loads a steerer that is on and does not expire.
+/// Loads a program that steers to `listeners`, is on, and does not expire.
 fn start_steerer(addresses: &[IpAddr], listeners: &Listeners) -> Steerer {
     start_steerer_for(Purpose::Bridge, addresses, listeners)
 }
 
 fn start_steerer_for(purpose: Purpose, addresses: &[IpAddr], listeners: &Listeners) -> Steerer {
     let steerer = Steerer::load(purpose, PORT, addresses).unwrap();
-    listeners.put(&steerer);
+    listeners.set_steerer_listeners(&steerer);
     steerer.steer_until(Duration::MAX);
-    steerer.switch(true);
+    steerer.set_steering(true);
     steerer
 }
 
@@ -113,22 +113,24 @@ fn a_program_steers_only_while_it_is_on_and_not_expired() {
     run_in_namespace(|| {
         let listeners = Listeners::new();
         let steerer = Steerer::load(Purpose::Bridge, PORT, &[]).unwrap();
-        listeners.put(&steerer);
+        listeners.set_steerer_listeners(&steerer);
         let client = || chosen_cookie(&steerer, "10.0.0.9", "10.0.0.5:6443");
         assert_eq!(client(), None, "a new program is off");
-        steerer.switch(true);
+        steerer.set_steering(true);
         assert_eq!(client(), None, "a new program has expired");
         let now = clock::read_monotonic().unwrap();
         steerer.steer_until(now + Duration::from_secs(600));
         assert_eq!(
-            (client(), steerer.steered()),
-            (listeners.cookie(parse_ip("10.0.0.5")), 1)
+            (client(), steerer.count_steered_connections()),
+            (listeners.listener_cookie(parse_ip("10.0.0.5")), 1)
         );
         steerer.steer_until(now);
         assert_eq!(client(), None, "it has expired");
-        steerer.steer_until(Duration::MAX);
-        steerer.switch(false);
-        assert_eq!((client(), steerer.steered()), (None, 1));
+        assert!(!steerer.replace_deadline(Duration::ZERO, Duration::MAX));
+        assert_eq!(steerer.steering_deadline(), now, "the deadline is another");
+        assert!(steerer.replace_deadline(now, Duration::MAX));
+        steerer.set_steering(false);
+        assert_eq!((client(), steerer.count_steered_connections()), (None, 1));
     });
 }
 
@@ -139,7 +141,7 @@ fn connections_from_the_dialled_address_are_steered_for_etcd_only() {
         let steerer = start_steerer_for(Purpose::Etcd, &[parse_ip("127.0.0.1")], &listeners);
         assert_eq!(
             chosen_cookie(&steerer, "127.0.0.1", "127.0.0.1:6443"),
-            listeners.cookie(parse_ip("127.0.0.1"))
+            listeners.listener_cookie(parse_ip("127.0.0.1"))
         );
         for (from, to) in [
             ("127.9.9.9", "127.0.0.1:6443"),
@@ -148,7 +150,7 @@ fn connections_from_the_dialled_address_are_steered_for_etcd_only() {
         ] {
             assert_eq!(chosen_cookie(&steerer, from, to), None, "{from} to {to}");
         }
-        assert_eq!(steerer.steered(), 1);
+        assert_eq!(steerer.count_steered_connections(), 1);
     });
 }
 
@@ -173,15 +175,15 @@ fn unrelated_connections_are_neither_steered_nor_counted() {
             ..make_lookup(parse_ip("10.0.0.9"), "10.0.0.5:6443".parse().unwrap())
         };
         assert_eq!(run(steerer.program.as_fd(), &udp).unwrap(), None);
-        assert_eq!(steerer.steered(), 0);
+        assert_eq!(steerer.count_steered_connections(), 0);
         for near in ["126.0.0.1", "128.0.0.1", "1.0.0.127"] {
             assert_eq!(
                 chosen_cookie(&steerer, near, "10.0.0.5:6443"),
-                listeners.cookie(parse_ip(near)),
+                listeners.listener_cookie(parse_ip(near)),
                 "{near} is no loopback"
             );
         }
-        assert_eq!(steerer.steered(), 3);
+        assert_eq!(steerer.count_steered_connections(), 3);
     });
 }
 
@@ -192,26 +194,32 @@ fn a_closed_listener_or_one_of_the_wrong_family_gets_no_connection() {
         let steerer = start_steerer(&[], &listeners);
         let ipv4 = || chosen_cookie(&steerer, "10.0.0.9", "10.0.0.5:6443");
         assert!(ipv4().is_some());
-        // An IPv4 listener accepts only IPv4 clients: the kernel refuses to assign the connection.
+        // An IPv4 listener accepts only IPv4 clients, so the kernel refuses to give it an IPv6
+        // connection.
         steerer
             .set_listener(Slot::Ipv6, listeners.ipv4.as_fd())
             .unwrap();
         assert_eq!(chosen_cookie(&steerer, "fd00::9", "[fd00::5]:6443"), None);
-        assert_eq!(steerer.steered(), 1);
+        assert_eq!(steerer.count_steered_connections(), 1);
         socket::refuse_clients(listeners.ipv4.as_fd()).unwrap();
-        assert_eq!((ipv4(), steerer.steered()), (None, 1), "it listens no more");
+        assert_eq!(
+            (ipv4(), steerer.count_steered_connections()),
+            (None, 1),
+            "it listens no more"
+        );
         socket::start_listening(listeners.ipv4.as_fd(), 16).unwrap();
-        listeners.put(&steerer);
+        listeners.set_steerer_listeners(&steerer);
         assert!(ipv4().is_some());
         drop(listeners);
-        // A child of another test may hold a duplicate of the listener until execve.
+        // Another test may have forked a child that still holds a duplicate of the listener, until
+        // its execve.
         let mut found = 2;
         while ipv4().is_some() {
             found += 1;
             assert!(found < 1_000_000, "it is closed");
             std::thread::yield_now();
         }
-        assert_eq!(steerer.steered(), found);
+        assert_eq!(steerer.count_steered_connections(), found);
 
         let bound = socket::bind("0.0.0.0:0".parse().unwrap(), false).unwrap();
         let refused = steerer.set_listener(Slot::Ipv4, bound.as_fd()).unwrap_err();
@@ -222,8 +230,8 @@ fn a_closed_listener_or_one_of_the_wrong_family_gets_no_connection() {
     });
 }
 
-/// Generates few values, so that listed and dialled addresses are often equal, or differ in one
-/// place.
+/// Generates addresses from few values. So a listed and a dialled address are often equal, or
+/// differ in one place.
 fn any_address() -> impl Strategy<Value = IpAddr> {
     let ipv4 = (prop::sample::select(vec![0_u8, 10, 127]), 0_u8..2, 0_u8..2)
         .prop_map(|(a, c, d)| [a, 0, c, d].into());
@@ -238,7 +246,8 @@ fn any_address() -> impl Strategy<Value = IpAddr> {
     prop_oneof![4 => ipv4, 4 => ipv6, 1 => mapped]
 }
 
-/// The model of [`Steerer::load`]'s documentation.
+/// Decides what [`Steerer::load`]'s documentation promises, without a program: true if the program
+/// must steer this connection.
 fn is_steered(addresses: &[IpAddr], from: IpAddr, to: SocketAddr) -> bool {
     let covers = |listed: IpAddr| {
         let listed = listed.to_canonical();
@@ -269,7 +278,7 @@ fn a_program_steers_as_the_model_says() {
                 let to = SocketAddr::new(to, port);
                 let chosen = run(steerer.program.as_fd(), &make_lookup(from, to)).unwrap();
                 let expected = if is_steered(&addresses, from, to) {
-                    listeners.cookie(to.ip())
+                    listeners.listener_cookie(to.ip())
                 } else {
                     None
                 };
@@ -290,7 +299,7 @@ fn dropping_a_link_detaches_the_program_despite_a_duplicate() {
             .unwrap()
             .attach(namespace.as_fd())
             .unwrap();
-        // A duplicate like the descriptor that a child has before execve.
+        // A child that another thread forks holds such a duplicate until its execve.
         let _duplicate = link.0.try_clone().unwrap();
         assert_eq!(count(), 1, "the link is enough");
         drop(link);
@@ -310,7 +319,7 @@ fn many_addresses_fit_until_a_jump_is_too_long() {
         let steerer = start_steerer(&many(1000), &listeners);
         assert_eq!(
             chosen_cookie(&steerer, "fd00::9", "[fd00::1:3e7]:6443"),
-            listeners.cookie(parse_ip("::"))
+            listeners.listener_cookie(parse_ip("::"))
         );
         assert_eq!(
             chosen_cookie(&steerer, "fd00::9", "[fd00::1:3e8]:6443"),
@@ -337,6 +346,6 @@ fn a_refused_program_comes_with_the_verifiers_log() {
             (refused.step, refused.source.raw_os_error()),
             (Step::Program, Some(libc::EACCES))
         );
-        assert!(refused.to_string().contains("R7 !read_ok"), "{refused}");
+        assert!(!refused.log.is_empty());
     });
 }

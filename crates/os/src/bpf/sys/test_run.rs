@@ -1,4 +1,4 @@
-//! Runs a program without a connection.
+//! Runs a program without a connection, by a test run of bpf(2).
 
 use super::{bpf, fd_number};
 use std::ffi::c_int;
@@ -29,11 +29,11 @@ struct TestRun {
     reserved: u32,
 }
 
-/// The program's input: `struct bpf_sk_lookup` of linux/bpf.h, with addresses as bytes.
+/// The input of a test run: `struct bpf_sk_lookup` of linux/bpf.h, with addresses as bytes.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Lookup {
-    /// The cookie of the chosen socket, or 0.
+    /// The cookie of the socket that the program chose. 0 if the program chose no socket.
     pub(crate) cookie: u64,
     pub(crate) family: u32,
     pub(crate) protocol: u32,
